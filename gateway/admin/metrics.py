@@ -1,0 +1,37 @@
+"""The metrics port: ``GET /metrics`` in Prometheus' text format, Triton's names."""
+
+from __future__ import annotations
+
+import re
+
+from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, ProcessCollector
+from prometheus_client.exposition import generate_latest
+
+from gateway.protocols.asgi import App, Receive, Scope, Send
+from gateway.telemetry import StatisticsSource, TritonCollector
+
+#: The library's text format ends a counter's name in ``_total``; Triton's names do not.
+_SUFFIX = re.compile(rb"^(# (?:HELP|TYPE) nv_\w+)_total ", re.MULTILINE)
+
+
+def application(source: StatisticsSource) -> App:
+    """An ASGI application that reads ``source`` at every scrape."""
+    registry = CollectorRegistry()
+    registry.register(TritonCollector(source))
+    ProcessCollector(registry=registry)
+
+    async def app(scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            return
+        status, content_type, body = 404, "application/json", b'{"error":"Not Found"}'
+        if scope["path"] == "/metrics" and scope["method"] in ("GET", "HEAD"):
+            status, content_type = 200, CONTENT_TYPE_LATEST
+            body = _SUFFIX.sub(rb"\1 ", generate_latest(registry))
+        headers = [
+            (b"content-type", content_type.encode()),
+            (b"content-length", str(len(body)).encode()),
+        ]
+        await send({"type": "http.response.start", "status": status, "headers": headers})
+        await send({"type": "http.response.body", "body": body})
+
+    return app

@@ -1,0 +1,178 @@
+"""The command ``modelport``. Subcommands are imported when they run: ``--help`` stays fast."""
+
+from __future__ import annotations
+
+import importlib
+import sys
+from pathlib import Path
+from typing import Any
+
+import click
+
+from gateway import __version__
+from gateway.settings import LogFormat, ModelControlMode, Settings
+
+EXIT_USAGE = 2
+#: name → where the command is, and the line that ``modelport --help`` shows.
+COMMANDS = {
+    "demo": ("exporters.demo:demo", "Train, export, serve and call two small models."),
+    "export": ("exporters.cli:export", "Export a checkpoint, prove it, publish it."),
+    "serve": ("gateway.cli:serve", "Serve a model repository over HTTP and gRPC."),
+    "models": ("gateway.client:models", "List the models of a running gateway."),
+    "infer": ("gateway.client:infer", "Send a file to a model of a running gateway."),
+}
+
+
+class LazyGroup(click.Group):
+    """A group whose commands are imported on first use."""
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        return list(COMMANDS)
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        if cmd_name not in COMMANDS:
+            return None
+        module, _, attribute = COMMANDS[cmd_name][0].partition(":")
+        command: click.Command = getattr(importlib.import_module(module), attribute)
+        return command
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        with formatter.section("Commands"):
+            formatter.write_dl([(name, text) for name, (_, text) in COMMANDS.items()])
+
+
+@click.group(cls=LazyGroup, context_settings={"help_option_names": ["-h", "--help"]})
+@click.version_option(__version__, prog_name="modelport")
+def modelport() -> None:
+    """Export a trained model once, prove it, serve it behind the Open Inference Protocol."""
+
+
+@click.command()
+@click.option(
+    "--model-repository",
+    "--model-store",
+    "model_repositories",
+    type=click.Path(path_type=Path),
+    multiple=True,
+    required=True,
+    help="Folder of models; give it more than once for more folders.",
+)
+@click.option(
+    "--model-control-mode",
+    type=click.Choice([mode.value for mode in ModelControlMode]),
+    default=ModelControlMode.NONE.value,
+    show_default=True,
+    help="none: load all at start; poll: follow the repository; explicit: load on request.",
+)
+@click.option(
+    "--load-model",
+    "load_models",
+    multiple=True,
+    help="With explicit control, a model to load at start ('*' for all). Repeatable.",
+)
+@click.option(
+    "--repository-poll-secs",
+    "repository_poll_seconds",
+    type=click.FloatRange(min=0, min_open=True),
+    default=15.0,
+    show_default=True,
+    help="Seconds between looks at the repository with poll control.",
+)
+@click.option("--require-manifest", is_flag=True, help="Serve only versions with a manifest.")
+@click.option(
+    "--strict-readiness",
+    type=bool,
+    default=True,
+    show_default=True,
+    help="Ready only while every model has a version that serves.",
+)
+@click.option(
+    "--exit-on-error",
+    type=bool,
+    default=False,
+    show_default=True,
+    help="Exit with status 1 when a model does not load at start.",
+)
+@click.option("--http-address", default="127.0.0.1", show_default=True)
+@click.option("--http-port", type=click.IntRange(0, 65535), default=8000, show_default=True)
+@click.option(
+    "--http-max-input-size",
+    "http_max_input_bytes",
+    type=click.IntRange(min=1),
+    default=64 * 1024 * 1024,
+    show_default=True,
+    help="Largest HTTP request body, in bytes, after decompression.",
+)
+@click.option("--grpc-address", default="127.0.0.1", show_default=True)
+@click.option("--grpc-port", type=click.IntRange(0, 65535), default=8001, show_default=True)
+@click.option("--metrics-address", default="127.0.0.1", show_default=True)
+@click.option("--metrics-port", type=click.IntRange(0, 65535), default=8002, show_default=True)
+@click.option(
+    "--exit-timeout-secs",
+    "exit_timeout_seconds",
+    type=click.FloatRange(min=0),
+    default=30.0,
+    show_default=True,
+    help="How long requests in flight may take to finish after SIGTERM.",
+)
+@click.option(
+    "--log-format",
+    type=click.Choice([form.value for form in LogFormat]),
+    default=LogFormat.DEFAULT.value,
+    show_default=True,
+)
+@click.option(
+    "--log-verbose",
+    type=click.IntRange(min=0),
+    default=0,
+    show_default=True,
+    help="1: log every request with its id.",
+)
+def serve(model_control_mode: str, log_format: str, **options: Any) -> None:
+    """Serve a model repository over HTTP and gRPC (Open Inference Protocol, Triton's flag names).
+
+    Port 0 takes a free port; the line "listening" on stderr tells which.
+    """
+    for repository in options["model_repositories"]:
+        if not repository.is_dir():
+            raise click.UsageError(
+                f"--model-repository '{repository}' is not a folder; 'modelport demo' or "
+                "'modelport export' makes one"
+            )
+    from gateway import server
+
+    server.run(
+        Settings(
+            model_control_mode=ModelControlMode(model_control_mode),
+            log_format=LogFormat(log_format),
+            **options,
+        )
+    )
+
+
+def main(arguments: list[str] | None = None) -> None:
+    """Run the command; errors are one line and an exit status, never a traceback."""
+    try:
+        modelport.main(arguments, prog_name="modelport", standalone_mode=False)
+    except click.exceptions.Abort:
+        sys.exit(130)
+    except click.ClickException as error:
+        _fail(error.format_message(), error.exit_code)
+    except BrokenPipeError:
+        sys.exit(141)
+    except Exception as error:
+        from exporters.errors import exit_code
+        from gateway.errors import ModelportError
+
+        if not isinstance(error, ModelportError):
+            raise
+        _fail(str(error), exit_code(error))
+
+
+def _fail(message: str, status: int) -> None:
+    click.echo(f"modelport: error: {' '.join(message.split())}", err=True)
+    sys.exit(status)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,78 @@
+"""The way of a request past the wire: acquire a handle, validate, infer, count, release."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+
+import structlog
+
+from gateway.classification import classify
+from gateway.errors import Code, Internal, ModelportError, TimedOut
+from gateway.lifecycle import Lifecycle, ServedVersion
+from gateway.types import Deadline, InferRequest, InferResponse
+
+log = structlog.get_logger("modelport.dataplane")
+
+
+class DataPlane:
+    """``infer`` is the one ``Infer`` that every protocol calls."""
+
+    def __init__(self, lifecycle: Lifecycle) -> None:
+        self._lifecycle = lifecycle
+
+    async def infer(self, request: InferRequest, deadline: Deadline) -> InferResponse:
+        """Answer ``request``.
+
+        Raises:
+            ModelportError: with a public message; anything else that goes wrong is logged and
+                becomes ``Internal``.
+        """
+        started = time.perf_counter_ns()
+        version = self._lifecycle.acquire(request.model_name, request.model_version)
+        statistics = version.statistics
+        statistics.pending += 1
+        try:
+            return await self._run(version, request, deadline, started)
+        except ModelportError as error:
+            statistics.failed(error.code, time.perf_counter_ns() - started)
+            raise
+        except asyncio.CancelledError:
+            statistics.failed(Code.CANCELLED, time.perf_counter_ns() - started)
+            raise
+        except Exception as error:
+            statistics.failed(Code.INTERNAL, time.perf_counter_ns() - started)
+            log.exception("inference failed", model=version.name, request_id=request.id)
+            raise Internal("inference failed; the server's log has the reason") from error
+        finally:
+            statistics.pending -= 1
+            version.release()
+
+    async def _run(
+        self, version: ServedVersion, request: InferRequest, deadline: Deadline, started: int
+    ) -> InferResponse:
+        batch = version.validator.check(request)
+        timing = request.timing
+        timing.compute_input_ns = time.perf_counter_ns() - started
+        if deadline.expired:
+            raise TimedOut
+        response = await version.backend(request, deadline)
+        answered = time.perf_counter_ns()
+        version.validator.restore(response)
+        if request.classification:
+            response.outputs = [
+                classify(
+                    tensor,
+                    request.classification[tensor.name],
+                    version.labels.get(tensor.name, ()),
+                    version.signature.max_batch_size > 0,
+                )
+                if tensor.name in request.classification
+                else tensor
+                for tensor in response.outputs
+            ]
+        response.id = request.id
+        done = time.perf_counter_ns()
+        timing.compute_output_ns = done - answered
+        version.statistics.succeeded(batch, done - started, timing)
+        return response

@@ -1,0 +1,81 @@
+"""Every error that may reach a caller, with one neutral code each; protocols translate the code.
+
+    ModelportError
+    ├── InvalidArgument      the request is wrong: name the input and the remedy
+    ├── NotFound             no such model, version or route
+    ├── AlreadyExists        a version that is published is never overwritten
+    ├── Unsupported          a feature, format or type this build does not have
+    ├── Unavailable          not ready, queue full, shutting down: try again
+    │   └── TimedOut         the request's deadline passed
+    ├── Cancelled            nobody waits for the answer any more
+    └── Internal             our fault; the message is public, the cause is logged
+        └── IntegrityError   an artifact is not what its manifest says
+
+Messages are public: they hold no path, class or host name of the serving machine. A foreign
+exception crosses into this tree once, where it is caught, with ``raise ... from``.
+"""
+
+from __future__ import annotations
+
+from enum import Enum
+
+
+class Code(Enum):
+    """The neutral codes. OIP's HTTP and gRPC statuses are derived from them in ``protocols/``."""
+
+    INVALID_ARGUMENT = "invalid argument"
+    NOT_FOUND = "not found"
+    ALREADY_EXISTS = "already exists"
+    UNSUPPORTED = "unsupported"
+    UNAVAILABLE = "unavailable"
+    CANCELLED = "cancelled"
+    INTERNAL = "internal"
+
+
+class ModelportError(Exception):
+    """Root of the tree. ``str(error)`` is the public message."""
+
+    code = Code.INTERNAL
+
+    @property
+    def message(self) -> str:
+        return str(self)
+
+
+class InvalidArgument(ModelportError):
+    code = Code.INVALID_ARGUMENT
+
+
+class NotFound(ModelportError):
+    code = Code.NOT_FOUND
+
+
+class AlreadyExists(ModelportError):
+    code = Code.ALREADY_EXISTS
+
+
+class Unsupported(ModelportError):
+    code = Code.UNSUPPORTED
+
+
+class Unavailable(ModelportError):
+    code = Code.UNAVAILABLE
+
+
+class TimedOut(Unavailable):
+    """Triton answers 503 / UNAVAILABLE with this text, and clients match on it."""
+
+    def __init__(self, message: str = "Request timeout expired") -> None:
+        super().__init__(message)
+
+
+class Cancelled(ModelportError):
+    code = Code.CANCELLED
+
+
+class Internal(ModelportError):
+    code = Code.INTERNAL
+
+
+class IntegrityError(Internal):
+    """An artifact, manifest or configuration is not what it claims to be."""

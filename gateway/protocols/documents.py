@@ -1,0 +1,102 @@
+"""What the gateway says of itself and its models: one source for HTTP's JSON and for gRPC."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from gateway import __version__
+from gateway.errors import InvalidArgument, NotFound, Unsupported
+from gateway.lifecycle import Lifecycle
+from gateway.repository import config as configuration
+from gateway.types import TensorSpec
+
+SERVER_NAME = "modelport"
+#: Every extension that works and none that does not.
+EXTENSIONS = (
+    "classification",
+    "model_repository",
+    "model_configuration",
+    "binary_tensor_data",
+    "parameters",
+    "statistics",
+)
+MAX_VERSION = 2**63 - 1
+
+
+def parse_version(text: str) -> int:
+    """The version that a request names; 0 where it names none.
+
+    Raises:
+        InvalidArgument: ``text`` is no integer above 0.
+        NotFound: version 0, which is never served.
+    """
+    if not text:
+        return 0
+    if not (text.isascii() and text.isdigit()) or int(text[:20]) > MAX_VERSION:
+        raise InvalidArgument(
+            f"failed to get model version from specified version string '{text[:64]}', version "
+            "should be an integral value > 0"
+        )
+    if not int(text):
+        raise NotFound("Request for unknown model: version 0 is not found")
+    return int(text)
+
+
+def server_metadata() -> dict[str, Any]:
+    return {"name": SERVER_NAME, "version": __version__, "extensions": list(EXTENSIONS)}
+
+
+def model_metadata(lifecycle: Lifecycle, name: str, version: int) -> dict[str, Any]:
+    served = lifecycle.get(name, version)
+    batch = [-1] if served.signature.max_batch_size else []
+    return {
+        "name": name,
+        "versions": [str(number) for number in lifecycle.versions(name)],
+        "platform": served.config.platform or served.config.backend,
+        "inputs": [_tensor(spec, batch) for spec in served.signature.inputs],
+        "outputs": [_tensor(spec, batch) for spec in served.signature.outputs],
+    }
+
+
+def _tensor(spec: TensorSpec, batch: list[int]) -> dict[str, Any]:
+    return {
+        "name": spec.name,
+        "datatype": spec.datatype.value,
+        "shape": [*batch, *spec.wire_dims],
+    }
+
+
+def model_config(lifecycle: Lifecycle, name: str, version: int) -> dict[str, Any]:
+    return configuration.to_json(lifecycle.get(name, version).config)
+
+
+def model_statistics(lifecycle: Lifecycle, name: str, version: int) -> dict[str, Any]:
+    """Of one model (every version that has served, or one), or of all with an empty ``name``."""
+    if name:
+        lifecycle.get(name, version)
+    return {
+        "model_stats": [
+            statistics.document(model, number)
+            for model, number, statistics in lifecycle.statistics()
+            if name in ("", model) and version in (0, number)
+        ]
+    }
+
+
+def load_override(parameters: Any) -> str | None:
+    """The ``config`` parameter of a load request.
+
+    Raises:
+        Unsupported: model files in the request; models come from the repository only.
+        InvalidArgument: a parameter that is not known.
+    """
+    override = None
+    if type(parameters) is not dict:
+        raise InvalidArgument("Unable to parse 'parameters': it must be an object")
+    for key, value in parameters.items():
+        if key.startswith("file:"):
+            raise Unsupported("model files are loaded from the repository, never from a request")
+        if key != "config" or type(value) is not str:
+            raise InvalidArgument(f"unknown load parameter '{key}'; 'config' takes a JSON string")
+        override = value
+    return override

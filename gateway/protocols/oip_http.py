@@ -1,0 +1,337 @@
+"""OIP over HTTP: routes. The infer route is plain ASGI, dispatched ahead of the framework.
+
+FastAPI carries the rest and documents all of it; ``GET /docs`` is the page.
+"""
+
+from __future__ import annotations
+
+import re
+import uuid
+from collections.abc import Callable
+from typing import Annotated, Any
+from urllib.parse import unquote_to_bytes
+
+import orjson
+import structlog
+from fastapi import Depends, FastAPI, Path, Request, Response
+from starlette.exceptions import HTTPException
+
+from gateway import __version__
+from gateway.dataplane import DataPlane
+from gateway.errors import Code, InvalidArgument, ModelportError
+from gateway.lifecycle import Lifecycle
+from gateway.protocols import documents, http_body, json_text, oip_json, oip_schema
+from gateway.protocols.asgi import Receive, Scope, Send
+from gateway.types import NO_DEADLINE, Deadline, InferRequest
+
+Headers = list[tuple[bytes, bytes]]
+
+log = structlog.get_logger("modelport.http")
+
+STATUS = {
+    Code.INVALID_ARGUMENT: 400,
+    Code.ALREADY_EXISTS: 400,
+    Code.CANCELLED: 400,
+    Code.NOT_FOUND: 404,
+    Code.INTERNAL: 500,
+    Code.UNSUPPORTED: 501,
+    Code.UNAVAILABLE: 503,
+}
+Model = Annotated[str, Path(description="Model name")]
+#: A model's name and version; version 0: the newest that is READY.
+Selected = tuple[str, int]
+_PREFIX, _SUFFIX, _VERSIONS = "/v2/models/", "/infer", "/versions/"
+_JSON: Headers = [(b"content-type", b"application/json")]
+_UNSAFE = re.compile(rb"[/\\\x00-\x1f\x7f]")
+_MICROSECONDS = 1_000_000
+
+
+class OipHttp:
+    """The ASGI application of the HTTP port."""
+
+    def __init__(
+        self, dataplane: DataPlane, lifecycle: Lifecycle, max_input_bytes: int, verbose: bool
+    ) -> None:
+        self._dataplane = dataplane
+        self._lifecycle = lifecycle
+        self._max_input_bytes = max_input_bytes
+        self._verbose = verbose
+        self._framework = self._build()
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            await self._framework(scope, receive, send)
+            return
+        path: str = scope["path"]
+        if b"%" in scope["raw_path"] and not _plain_segments(scope["raw_path"]):
+            await _reply(send, 404, _error("Not Found"), _JSON)
+            return
+        if scope["method"] == "POST" and path.endswith(_SUFFIX) and path.startswith(_PREFIX):
+            name, versions, version = path[len(_PREFIX) : -len(_SUFFIX)].partition(_VERSIONS)
+            if name and "/" not in name and (version.isdigit() or not versions):
+                await self._infer(name, version, scope, receive, send)
+                return
+        await self._framework(scope, receive, send)
+
+    # -- infer ----------------------------------------------------------------------------------
+
+    async def _infer(
+        self, name: str, version: str, scope: Scope, receive: Receive, send: Send
+    ) -> None:
+        request = None
+        try:
+            headers = dict(scope["headers"])
+            body = await http_body.read(receive, self._max_input_bytes)
+            encoding = headers.get(b"content-encoding")
+            if encoding:
+                body = http_body.decompress(body, encoding, self._max_input_bytes)
+            request, form = self._decode(body, headers, name, documents.parse_version(version))
+            response = await self._dataplane.infer(request, _deadline(request))
+            json, blobs = oip_json.encode(response, form)
+        except ModelportError as error:
+            await self._fail(send, error, scope, request)
+        except http_body.Disconnected:
+            pass
+        else:
+            reply_headers = _JSON
+            if any(map(len, blobs)):
+                reply_headers = [
+                    (b"content-type", b"application/octet-stream"),
+                    (b"inference-header-content-length", b"%d" % len(json)),
+                ]
+                json = b"".join((json, *blobs))
+            coding = http_body.chosen_coding(headers.get(b"accept-encoding"), len(json))
+            if coding:
+                json = http_body.compress(json, coding)
+                reply_headers = [*reply_headers, (b"content-encoding", coding)]
+            await _reply(send, 200, json, reply_headers)
+            if self._verbose:
+                log.debug("infer", model=name, status=200, request_id=_request_id(scope, request))
+
+    def _decode(
+        self, body: bytes, headers: dict[bytes, bytes], name: str, version: int
+    ) -> tuple[InferRequest, oip_json.ReplyForm]:
+        header_length = len(body)
+        stated = headers.get(b"inference-header-content-length")
+        if stated is not None:
+            header_length = _header_length(stated, len(body))
+            if not header_length:
+                validator = self._lifecycle.get(name, version).validator
+                spec, shape = validator.raw_input(len(body))
+                return oip_json.decode_raw(body, spec, shape, name, version)
+        return oip_json.decode(body, header_length, name, version)
+
+    async def _fail(
+        self, send: Send, error: ModelportError, scope: Scope, request: InferRequest | None
+    ) -> None:
+        status, headers = STATUS[error.code], _JSON
+        if status == 503:
+            headers = [*_JSON, (b"retry-after", b"1")]
+        if status == 500 or self._verbose:
+            request_id = _request_id(scope, request)
+            headers = [*headers, (b"x-request-id", request_id.encode("latin-1", "replace"))]
+            report = log.error if status == 500 else log.debug
+            report("request failed", status=status, error=str(error), request_id=request_id)
+        await _reply(send, status, _error(str(error)), headers)
+
+    # -- everything else ------------------------------------------------------------------------
+
+    def _build(self) -> FastAPI:
+        app = FastAPI(
+            title="modelport",
+            version=__version__,
+            description="The Open Inference Protocol (v2), as Triton speaks it.",
+            redirect_slashes=False,
+        )
+        lifecycle = self._lifecycle
+
+        @app.exception_handler(HTTPException)
+        async def refuse(_: Request, error: HTTPException) -> Response:
+            return _document({"error": str(error.detail)}, error.status_code, error.headers)
+
+        @app.exception_handler(ModelportError)
+        async def fail(_: Request, error: ModelportError) -> Response:
+            return _document({"error": str(error)}, STATUS[error.code])
+
+        @app.get("/v2/health/live", tags=["health"], response_class=Response)
+        async def server_live() -> Response:
+            """200 while the process answers."""
+            return Response()
+
+        @app.get("/v2/health/ready", tags=["health"], responses={400: {}}, response_class=Response)
+        async def server_ready() -> Response:
+            """200 when traffic may come, else 400."""
+            return Response(status_code=200 if lifecycle.ready else 400)
+
+        @app.get("/v2", tags=["metadata"], response_model=oip_schema.ServerMetadata)
+        async def server_metadata() -> Response:
+            """Name, version and the protocol extensions that work."""
+            return _document(documents.server_metadata())
+
+        @app.get("/v2/models/stats", tags=["statistics"])
+        async def all_statistics() -> Response:
+            """Statistics of every model version that has been served."""
+            return _document(documents.model_statistics(lifecycle, "", 0))
+
+        model = "/v2/models/{model}"
+        self._add_model_routes(app, model, "", _select)
+        versioned = model + "/versions/{version:int}"
+        self._add_model_routes(app, versioned, " of a version", _select_version)
+        self._add_repository_routes(app)
+        return app
+
+    def _add_model_routes(
+        self, app: FastAPI, path: str, suffix: str, select: Callable[..., Selected]
+    ) -> None:
+        """The routes of a model, or of one version of it; ``select`` reads which."""
+        lifecycle = self._lifecycle
+        failures: dict[int | str, dict[str, Any]] = {
+            code: {"model": oip_schema.Error} for code in (400, 404, 503)
+        }
+
+        @app.get(
+            path,
+            tags=["metadata"],
+            name=f"model metadata{suffix}",
+            response_model=oip_schema.ModelMetadata,
+        )
+        async def model_metadata(selected: Selected = Depends(select)) -> Response:
+            """Versions that are READY, inputs and outputs."""
+            return _document(documents.model_metadata(lifecycle, *selected))
+
+        @app.get(f"{path}/ready", tags=["health"], name=f"model ready{suffix}", responses=failures)
+        async def model_ready(selected: Selected = Depends(select)) -> Response:
+            """200 when the model (version) is READY, else 400."""
+            try:
+                lifecycle.get(*selected)
+            except ModelportError as error:
+                return _document({"error": str(error)}, 400)
+            return Response()
+
+        @app.get(f"{path}/config", tags=["metadata"], name=f"model config{suffix}")
+        async def model_config(selected: Selected = Depends(select)) -> Response:
+            """The model configuration, completed."""
+            return _document(documents.model_config(lifecycle, *selected))
+
+        @app.get(f"{path}/stats", tags=["statistics"], name=f"model statistics{suffix}")
+        async def model_statistics(selected: Selected = Depends(select)) -> Response:
+            """Counts and cumulative nanoseconds (statistics extension)."""
+            return _document(documents.model_statistics(lifecycle, *selected))
+
+        @app.post(
+            f"{path}/infer",
+            tags=["inference"],
+            name=f"infer{suffix}",
+            response_model=oip_schema.InferReply,
+            responses=failures,
+            openapi_extra=oip_schema.INFER_BODY,
+        )
+        async def infer(selected: Selected = Depends(select)) -> Response:
+            """Run the model. JSON, or JSON followed by raw tensors (binary tensor data extension).
+
+            `Inference-Header-Content-Length` is the size of the JSON part; without it the whole
+            body is JSON, and with 0 the whole body is the single input's raw tensor.
+            """
+            return _Delegate(self._infer, *selected)
+
+    def _add_repository_routes(self, app: FastAPI) -> None:
+        lifecycle = self._lifecycle
+
+        @app.post("/v2/repository/index", tags=["repository"], openapi_extra=oip_schema.ANY_BODY)
+        async def repository_index(request: Request) -> Response:
+            """Every model version with its state and, if it is not served, the reason."""
+            body = await self._json(request)
+            return _document(lifecycle.index(ready_only=body.get("ready") is True))
+
+        @app.post(
+            "/v2/repository/models/{model}/load",
+            tags=["repository"],
+            openapi_extra=oip_schema.ANY_BODY,
+        )
+        async def repository_load(model: Model, request: Request) -> Response:
+            """Load or reload a model (`--model-control-mode explicit`)."""
+            parameters = (await self._json(request)).get("parameters") or {}
+            await lifecycle.load(model, documents.load_override(parameters))
+            return Response(media_type="application/json")
+
+        @app.post(
+            "/v2/repository/models/{model}/unload",
+            tags=["repository"],
+            openapi_extra=oip_schema.ANY_BODY,
+        )
+        async def repository_unload(model: Model, request: Request) -> Response:
+            """Unload a model once its requests in flight are done."""
+            await self._json(request)
+            await lifecycle.unload(model)
+            return Response(media_type="application/json")
+
+    async def _json(self, request: Request) -> dict[str, Any]:
+        body = await http_body.read(request.receive, self._max_input_bytes)
+        value = json_text.loads(body) if body.strip() else {}
+        if type(value) is not dict:
+            raise InvalidArgument("the request must be a JSON object")
+        return value
+
+
+def _select(model: Model) -> Selected:
+    return model, 0
+
+
+def _select_version(model: Model, version: int) -> Selected:
+    return model, documents.parse_version(str(version))
+
+
+class _Delegate(Response):
+    """Lets a documented FastAPI route answer through a plain ASGI handler."""
+
+    def __init__(self, handler: Any, name: str, version: int) -> None:
+        super().__init__()
+        self._handler, self._selected = handler, (name, str(version or ""))
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        await self._handler(*self._selected, scope, receive, send)
+
+
+def _plain_segments(raw_path: bytes) -> bool:
+    """Whether percent-decoding leaves each segment one segment, without control characters."""
+    segments = map(unquote_to_bytes, raw_path.partition(b"?")[0].split(b"/"))
+    return not any(_UNSAFE.search(segment) for segment in segments)
+
+
+def _header_length(stated: bytes, size: int) -> int:
+    try:
+        length = int(stated) if stated.isascii() else -1
+    except ValueError:
+        length = -1
+    if not 0 <= length <= size or b"_" in stated:
+        raise InvalidArgument(
+            f"inference header size should be in range (0, {size}), got: "
+            f"{stated[:64].decode('latin-1')}"
+        )
+    return length
+
+
+def _deadline(request: InferRequest) -> Deadline:
+    timeout = request.parameters.get("timeout")
+    return Deadline.after(int(timeout) / _MICROSECONDS) if timeout else NO_DEADLINE
+
+
+def _request_id(scope: Scope, request: InferRequest | None) -> str:
+    for name, value in scope["headers"]:
+        if name == b"x-request-id":
+            return str(value[:128].decode("latin-1"))
+    return (request.id if request is not None else "") or uuid.uuid4().hex
+
+
+def _error(text: str) -> bytes:
+    return orjson.dumps({"error": text})
+
+
+def _document(value: Any, status: int = 200, headers: Any = None) -> Response:
+    return Response(orjson.dumps(value), status, headers, media_type="application/json")
+
+
+async def _reply(send: Send, status: int, body: bytes, headers: Headers) -> None:
+    length = (b"content-length", b"%d" % len(body))
+    await send({"type": "http.response.start", "status": status, "headers": [*headers, length]})
+    await send({"type": "http.response.body", "body": body})

@@ -1,0 +1,131 @@
+"""Tensors as raw bytes: little-endian, row-major, the encoding that HTTP and gRPC share.
+
+BOOL is one byte. A BYTES element is its length as uint32-LE and its bytes (binary tensor data
+extension of triton-inference-server/server). Sizes are checked before anything is allocated.
+"""
+
+from __future__ import annotations
+
+import math
+import struct
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from gateway.errors import InvalidArgument
+from gateway.types import NUMPY_DTYPES, Array, Datatype, Tensor
+
+Buffer = bytes | memoryview
+
+#: numpy's own limit is 64; no model comes near it.
+MAX_RANK = 32
+#: Dimensions other than 0 may not multiply to more: what fits an address space, in 8-byte elements.
+MAX_ELEMENTS = 2**59
+_LENGTH = struct.Struct("<I")
+_DATATYPES = {datatype.value: datatype for datatype in Datatype}
+
+
+def parse_datatype(name: str, datatype: Any) -> Datatype:
+    """The ``Datatype`` that a request names for input ``name``.
+
+    Raises:
+        InvalidArgument: no such datatype.
+    """
+    try:
+        return _DATATYPES[datatype]
+    except (KeyError, TypeError):
+        raise InvalidArgument(
+            f"unexpected datatype {datatype!r} for input '{name}'; use one of "
+            f"{', '.join(_DATATYPES)}"
+        ) from None
+
+
+def parse_shape(name: str, shape: Sequence[Any]) -> tuple[int, ...]:
+    """``shape`` as non-negative integers.
+
+    Raises:
+        InvalidArgument: a dimension is negative or no integer, or there are too many.
+    """
+    if len(shape) > MAX_RANK:
+        raise InvalidArgument(f"input '{name}' has {len(shape)} dimensions, at most {MAX_RANK}")
+    for size in shape:
+        if type(size) is not int or size < 0:
+            raise InvalidArgument(
+                f"invalid shape for input '{name}': a dimension must be an integer >= 0, not "
+                f"{size!r}"
+            )
+    if math.prod(size for size in shape if size) > MAX_ELEMENTS:
+        raise InvalidArgument(
+            f"invalid shape for input '{name}': it causes the total element count to exceed "
+            f"{MAX_ELEMENTS}"
+        )
+    return tuple(shape)
+
+
+def decode(name: str, datatype: Datatype, shape: tuple[int, ...], data: Buffer) -> Array:
+    """``data`` as an array of ``shape``; a view where alignment allows, else a copy.
+
+    Raises:
+        InvalidArgument: the bytes are not exactly what datatype and shape need.
+    """
+    count = math.prod(shape)
+    if datatype is Datatype.BYTES:
+        return _decode_bytes(name, shape, count, data)
+    dtype = NUMPY_DTYPES[datatype]
+    expected = count * dtype.itemsize
+    if len(data) != expected:
+        raise InvalidArgument(
+            f"input byte size mismatch for input '{name}': {datatype} of shape {list(shape)} is "
+            f"{expected} bytes, got {len(data)}"
+        )
+    if datatype is Datatype.BOOL and np.frombuffer(data, np.uint8).max(initial=0) > 1:
+        raise InvalidArgument(f"input '{name}' is BOOL; every byte must be 0 or 1")
+    array: Array = np.frombuffer(data, dtype).reshape(shape)
+    # Runtimes may read with aligned instructions; a view into a body may start anywhere.
+    return array if array.flags.aligned else array.copy()
+
+
+def _decode_bytes(name: str, shape: tuple[int, ...], count: int, data: Buffer) -> Array:
+    # Each element costs at least its length field: a lying shape is refused before allocation.
+    if count * _LENGTH.size > len(data):
+        raise InvalidArgument(
+            f"unexpected number of string elements for input '{name}': expecting {count}, the "
+            f"data is only {len(data)} bytes"
+        )
+    items, offset, end = [], 0, len(data)
+    while offset < end:
+        if end - offset < _LENGTH.size:
+            raise InvalidArgument(f"incomplete string length indicator for input '{name}'")
+        (length,) = _LENGTH.unpack_from(data, offset)
+        offset += _LENGTH.size
+        if length > end - offset:
+            raise InvalidArgument(
+                f"incomplete string data for input '{name}', expecting string of length {length} "
+                f"but only {end - offset} bytes available"
+            )
+        items.append(bytes(data[offset : offset + length]))
+        offset += length
+    if len(items) != count:
+        raise InvalidArgument(
+            f"unexpected number of string elements {len(items)} for input '{name}', expecting "
+            f"{count}"
+        )
+    return object_array(items, shape)
+
+
+def object_array(items: list[bytes], shape: tuple[int, ...]) -> Array:
+    array = np.empty(len(items), dtype=object)
+    array[:] = items
+    return array.reshape(shape)
+
+
+def encode(tensor: Tensor) -> Buffer:
+    """The bytes of ``tensor``; a view of its memory where that is contiguous."""
+    if tensor.datatype is Datatype.BYTES:
+        parts: list[bytes] = []
+        for item in tensor.data.reshape(-1):
+            parts += (_LENGTH.pack(len(item)), item)
+        return b"".join(parts)
+    data = np.ascontiguousarray(tensor.data, NUMPY_DTYPES[tensor.datatype])
+    return data.reshape(-1).view(np.uint8).data

@@ -1,0 +1,1 @@
+"""What lies on disk: models, versions, ``config.pbtxt``, manifests. Read here, served elsewhere."""

@@ -1,0 +1,107 @@
+"""Bring ``config.pbtxt`` and the artifact's own signature together, as Triton's auto-complete does.
+
+Whatever the configuration leaves out is taken from the artifact; where both speak they must agree.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from tritonclient.grpc import model_config_pb2 as pb
+
+from gateway.errors import InvalidArgument
+from gateway.repository import config as configuration
+from gateway.repository.config import ModelConfig
+from gateway.types import Datatype
+
+#: Triton's ``default-max-batch-size`` for models whose first dimensions are all dynamic.
+DEFAULT_MAX_BATCH_SIZE = 4
+
+
+@dataclass(frozen=True, slots=True)
+class ArtifactTensor:
+    """A tensor as the artifact declares it: the whole shape, -1 where it is dynamic."""
+
+    name: str
+    datatype: Datatype
+    shape: tuple[int, ...]
+
+
+def complete(
+    config: ModelConfig, inputs: Sequence[ArtifactTensor], outputs: Sequence[ArtifactTensor]
+) -> ModelConfig:
+    """``config`` with inputs, outputs and ``max_batch_size`` filled in from the artifact.
+
+    Raises:
+        InvalidArgument: the two contradict each other; the message names the tensor.
+    """
+    completed = pb.ModelConfig()
+    completed.CopyFrom(config)
+    if not completed.input and not completed.output and completed.max_batch_size == 0:
+        tensors = [*inputs, *outputs]
+        if tensors and all(t.shape and t.shape[0] == -1 for t in tensors):
+            completed.max_batch_size = DEFAULT_MAX_BATCH_SIZE
+    batched = completed.max_batch_size > 0
+    for declared, actual in ((completed.input, inputs), (completed.output, outputs)):
+        if not declared:
+            for tensor in actual:
+                _declare(declared.add(), tensor, batched)
+    _check("input", completed, completed.input, inputs)
+    _check("output", completed, completed.output, outputs)
+    optional = {t.name for t in completed.input}
+    for tensor in inputs:
+        if tensor.name not in optional:
+            raise InvalidArgument(
+                f"the model takes input '{tensor.name}', which the configuration does not declare"
+            )
+    return completed
+
+
+def _declare(declaration: Any, tensor: ArtifactTensor, batched: bool) -> None:
+    declaration.name = tensor.name
+    declaration.data_type = configuration.data_type(tensor.datatype)
+    dims = tensor.shape[1:] if batched else tensor.shape
+    if dims:
+        declaration.dims.extend(dims)
+    else:  # the schema has no empty dims: a scalar travels as [1]
+        declaration.dims.append(1)
+        declaration.reshape.SetInParent()
+
+
+def _check(
+    kind: str, config: ModelConfig, declared: Sequence[Any], actual: Sequence[ArtifactTensor]
+) -> None:
+    batch = [-1] if config.max_batch_size > 0 else []
+    known = {tensor.name: tensor for tensor in actual}
+    for declaration in declared:
+        where = f"{kind} '{declaration.name}'"
+        if declaration.name not in known:
+            raise InvalidArgument(
+                f"the configuration declares {where}, but the model has "
+                f"{', '.join(repr(name) for name in sorted(known)) or 'none'}"
+            )
+        tensor = known[declaration.name]
+        if declaration.data_type != configuration.data_type(tensor.datatype):
+            said = pb.DataType.Name(declaration.data_type)
+            raise InvalidArgument(
+                f"the configuration declares {where} as {said}, but the model has "
+                f"TYPE_{'STRING' if tensor.datatype is Datatype.BYTES else tensor.datatype}"
+            )
+        dims = declaration.reshape.shape if declaration.HasField("reshape") else declaration.dims
+        shape = [*batch, *dims]
+        if batch and tensor.shape and tensor.shape[0] != -1:
+            raise InvalidArgument(
+                f"max_batch_size is {config.max_batch_size}, but the model's {where} has a fixed "
+                f"first dimension of {tensor.shape[0]}; export it with a dynamic batch, or set "
+                "max_batch_size to 0"
+            )
+        fits = len(shape) == len(tensor.shape) and all(
+            has in (-1, says) for says, has in zip(shape, tensor.shape, strict=True)
+        )
+        if not fits:
+            raise InvalidArgument(
+                f"the configuration declares {where} with shape {shape}, but the model has "
+                f"{list(tensor.shape)}"
+            )

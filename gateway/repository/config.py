@@ -1,0 +1,313 @@
+"""``config.pbtxt``, in Triton's schema: read it, write it, complete it, turn it into a signature.
+
+The messages are those that ``tritonclient`` ships (``model_config.proto`` of Triton's repository
+``common``). What that schema has no field for, the bounds of values and of dynamic axes, travels
+in ``parameters``, which Triton ignores and keeps:
+
+    axis.sequence = "1..64"        the dynamic axis ``sequence`` is at least 1 and at most 64 long
+    axes.tokens = "sequence"       names of ``tokens``' dynamic dims, in order, separated by commas
+    range.tokens = "0..511"        every value of ``tokens`` lies in [0, 511]
+    range.seq_lens = "1..sequence" ... and no value exceeds this request's ``sequence``
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+from google.protobuf import json_format, text_format
+from google.protobuf.descriptor import FieldDescriptor
+from tritonclient.grpc import model_config_pb2 as pb
+
+from gateway.errors import InvalidArgument
+from gateway.types import Axis, Datatype, ModelSignature, TensorSpec
+
+ModelConfig = Any  # pb.ModelConfig; tritonclient ships no type information
+
+FILENAME = "config.pbtxt"
+LABELS_SEPARATOR = "\n"
+
+
+@dataclass(frozen=True, slots=True)
+class Platform:
+    """One row of the layout table: what a format is called and where its artifact lies."""
+
+    format: str
+    platform: str
+    backend: str
+    default_filename: str
+
+
+PLATFORMS = (
+    Platform("onnx", "onnxruntime_onnx", "onnxruntime", "model.onnx"),
+    Platform("torchscript", "pytorch_libtorch", "pytorch", "model.pt"),
+    Platform("aoti", "torch_aoti", "pytorch", "model.pt2"),
+    Platform("savedmodel", "tensorflow_savedmodel", "tensorflow", "model.savedmodel"),
+    Platform("tflite", "", "tflite", "model.tflite"),
+)
+
+_PREFIX = "TYPE_"
+
+
+def _datatype(number: int, where: str) -> Datatype:
+    name = pb.DataType.Name(number).removeprefix(_PREFIX)
+    if name == "INVALID":
+        raise InvalidArgument(f"{where} must specify 'data_type'")
+    return Datatype("BYTES" if name == "STRING" else name)
+
+
+def data_type(datatype: Datatype) -> int:
+    name = "STRING" if datatype is Datatype.BYTES else datatype.value
+    number: int = pb.DataType.Value(_PREFIX + name)
+    return number
+
+
+def parse(text: str) -> ModelConfig:
+    """The message for ``text``.
+
+    Raises:
+        InvalidArgument: the text is not a ``ModelConfig``; the message has line and column.
+    """
+    try:
+        return text_format.Parse(text, pb.ModelConfig())
+    except text_format.ParseError as error:
+        raise InvalidArgument(f"{FILENAME} is not a valid model configuration: {error}") from error
+
+
+def parse_json(text: str) -> ModelConfig:
+    """The message for a JSON model configuration (the ``config`` parameter of a load request).
+
+    Raises:
+        InvalidArgument: the text is not JSON, or not a ``ModelConfig``.
+    """
+    try:
+        return json_format.Parse(text, pb.ModelConfig())
+    except (json_format.ParseError, RecursionError) as error:
+        raise InvalidArgument(f"'config' is not a valid model configuration: {error}") from error
+
+
+def to_text(config: ModelConfig) -> str:
+    text: str = text_format.MessageToString(config)
+    return text
+
+
+def to_json(message: Any) -> dict[str, Any]:
+    """``message`` as Triton's HTTP API prints it.
+
+    snake_case names, enums as words, 64-bit integers as numbers, unset messages left out.
+    """
+    return dict(_json_fields(message))
+
+
+def _json_fields(message: Any) -> Iterator[tuple[str, Any]]:
+    for field in message.DESCRIPTOR.fields:
+        value = getattr(message, field.name)
+        if field.message_type is not None and field.message_type.GetOptions().map_entry:
+            inner = field.message_type.fields_by_name["value"]
+            yield field.name, {key: _json_value(inner, value[key]) for key in value}
+        elif field.is_repeated:
+            yield field.name, [_json_value(field, item) for item in value]
+        elif not field.has_presence or message.HasField(field.name):
+            yield field.name, _json_value(field, value)
+
+
+def _json_value(field: FieldDescriptor, value: Any) -> Any:
+    if field.message_type is not None:
+        return to_json(value)
+    if field.enum_type is not None:
+        return field.enum_type.values_by_number[value].name
+    return value.decode("latin-1") if isinstance(value, bytes) else value
+
+
+def complete(config: ModelConfig, name: str) -> ModelConfig:
+    """``config`` with Triton's defaults filled in for everything but inputs and outputs.
+
+    Raises:
+        InvalidArgument: the configuration contradicts itself or the folder it lies in.
+    """
+    completed = pb.ModelConfig()
+    completed.CopyFrom(config)
+    if completed.name and completed.name != name:
+        raise InvalidArgument(
+            f"unexpected directory name '{name}' for model '{completed.name}', directory name must "
+            "equal model name"
+        )
+    completed.name = name
+    if completed.max_batch_size < 0:
+        raise InvalidArgument(f"'max_batch_size' must be non-negative value for '{name}'")
+    if not completed.HasField("version_policy"):
+        completed.version_policy.latest.num_versions = 1
+    elif completed.version_policy.HasField("latest"):
+        latest = completed.version_policy.latest
+        latest.num_versions = latest.num_versions or 1
+    known = platform_of(completed)
+    if known is not None:
+        completed.platform = completed.platform or known.platform
+        completed.backend = completed.backend or known.backend
+        completed.default_model_filename = (
+            completed.default_model_filename or known.default_filename
+        )
+    filename = completed.default_model_filename
+    if filename and (filename in (".", "..") or "/" in filename or "\\" in filename):
+        raise InvalidArgument(
+            f"'default_model_filename' must be a plain file name, not '{filename}'"
+        )
+    if not completed.instance_group:
+        completed.instance_group.add(kind=pb.ModelInstanceGroup.KIND_CPU, count=1)
+    for index, group in enumerate(completed.instance_group):
+        group.name = group.name or f"{name}_{index}"
+        group.count = group.count or 1
+    return completed
+
+
+def platform_of(config: ModelConfig) -> Platform | None:
+    """The row of ``PLATFORMS`` that ``config`` names by platform, backend or file name."""
+    for known in PLATFORMS:
+        if config.platform and config.platform == known.platform:
+            return known
+    for known in PLATFORMS:
+        if config.backend and config.backend == known.backend:
+            return known
+    for known in PLATFORMS:
+        if config.default_model_filename == known.default_filename:
+            return known
+    return None
+
+
+def instance_count(config: ModelConfig) -> int:
+    return sum(max(1, group.count) for group in config.instance_group) or 1
+
+
+def build(name: str, platform: Platform, signature: ModelSignature) -> ModelConfig:
+    """The configuration that publishes ``signature``, with the bounds in ``parameters``."""
+    config = pb.ModelConfig(
+        name=name,
+        platform=platform.platform,
+        backend=platform.backend,
+        default_model_filename=platform.default_filename,
+        max_batch_size=signature.max_batch_size,
+    )
+    config.version_policy.latest.num_versions = 1
+    for spec in signature.inputs:
+        tensor = config.input.add(optional=spec.optional)
+        _describe(tensor, spec)
+        _bound(config, spec)
+    for spec in signature.outputs:
+        _describe(config.output.add(), spec)
+        _bound(config, spec)
+    for axis in signature.axes.values():
+        _set(config, f"axis.{axis.name}", _span(axis.minimum, axis.maximum))
+    return config
+
+
+def _describe(tensor: Any, spec: TensorSpec) -> None:
+    tensor.name = spec.name
+    tensor.data_type = data_type(spec.datatype)
+    tensor.dims.extend(spec.wire_dims)
+    if spec.reshape is not None:
+        tensor.reshape.SetInParent()
+        tensor.reshape.shape.extend(spec.reshape)
+
+
+def _bound(config: ModelConfig, spec: TensorSpec) -> None:
+    axes = [d if isinstance(d, str) else "" for d in spec.dims if isinstance(d, str) or d == -1]
+    if any(axes):
+        _set(config, f"axes.{spec.name}", ",".join(axes))
+    if spec.minimum is not None or spec.maximum is not None:
+        _set(config, f"range.{spec.name}", _span(spec.minimum, spec.maximum))
+
+
+def _span(low: float | None, high: float | str | None) -> str:
+    return f"{'' if low is None else low}..{'' if high is None else high}"
+
+
+def _set(config: ModelConfig, key: str, value: str) -> None:
+    config.parameters[key].string_value = value
+
+
+def _parameter(config: ModelConfig, key: str) -> str | None:
+    return config.parameters[key].string_value if key in config.parameters else None
+
+
+def _number(text: str, key: str) -> float:
+    try:
+        return int(text) if text.lstrip("-").isdigit() else float(text)
+    except ValueError:
+        raise InvalidArgument(f"parameter '{key}': '{text}' is not a number") from None
+
+
+def _parse_span(config: ModelConfig, key: str) -> tuple[str, str]:
+    low, separator, high = (_parameter(config, key) or "..").partition("..")
+    if not separator:
+        raise InvalidArgument(f"parameter '{key}' must have the form 'low..high'")
+    return low.strip(), high.strip()
+
+
+def signature(config: ModelConfig) -> ModelSignature:
+    """What ``config`` declares.
+
+    Raises:
+        InvalidArgument: a tensor has no name, type or dims, or a bound does not parse.
+    """
+    axes: dict[str, Axis] = {}
+    for key in config.parameters:
+        if key.startswith("axis."):
+            low, high = _parse_span(config, key)
+            name = key.removeprefix("axis.")
+            axes[name] = Axis(
+                name,
+                int(_number(low, key)) if low else 0,
+                int(_number(high, key)) if high else None,
+            )
+    inputs = tuple(_spec(config, tensor, "input", axes) for tensor in config.input)
+    outputs = tuple(_spec(config, tensor, "output", axes) for tensor in config.output)
+    for kind, specs in (("input", inputs), ("output", outputs)):
+        names = [spec.name for spec in specs]
+        for name in {n for n in names if names.count(n) > 1}:
+            raise InvalidArgument(f"{kind} '{name}' is declared twice")
+    return ModelSignature(inputs, outputs, config.max_batch_size, axes)
+
+
+def _spec(config: ModelConfig, tensor: Any, kind: str, axes: dict[str, Axis]) -> TensorSpec:
+    if not tensor.name:
+        raise InvalidArgument(f"model {kind} must specify 'name'")
+    where = f"model {kind} '{tensor.name}'"
+    if not tensor.dims:
+        raise InvalidArgument(f"{where} must specify 'dims'")
+    if any(d != -1 and d < 1 for d in tensor.dims):
+        raise InvalidArgument(f"{where} dimension must be integer >= 1, or -1")
+    names = iter((_parameter(config, f"axes.{tensor.name}") or "").split(","))
+    dims: list[int | str] = []
+    for size in tensor.dims:
+        named = next(names, "").strip() if size == -1 else ""
+        if named:
+            axes.setdefault(named, Axis(named, 0, None))
+        dims.append(named or int(size))
+    reshape = tuple(tensor.reshape.shape) if tensor.HasField("reshape") else None
+    if reshape is not None:
+        _check_reshape(where, dims, reshape)
+    low, high = _parse_span(config, f"range.{tensor.name}")
+    return TensorSpec(
+        name=tensor.name,
+        datatype=_datatype(tensor.data_type, where),
+        dims=tuple(dims),
+        minimum=_number(low, f"range.{tensor.name}") if low else None,
+        maximum=(high if high in axes else _number(high, f"range.{tensor.name}")) if high else None,
+        reshape=reshape,
+        optional=bool(getattr(tensor, "optional", False)),
+    )
+
+
+def _check_reshape(where: str, dims: list[int | str], reshape: tuple[int, ...]) -> None:
+    def fixed(sizes: list[int | str] | tuple[int, ...]) -> tuple[int, int]:
+        product, dynamic = 1, 0
+        for size in sizes:
+            if isinstance(size, str) or size == -1:
+                dynamic += 1
+            else:
+                product *= size
+        return product, dynamic
+
+    if fixed(dims) != fixed(reshape):
+        raise InvalidArgument(f"{where} has different size for dims and reshape")

@@ -1,0 +1,142 @@
+"""What a model repository holds, read without loading or trusting any of it.
+
+    <repository>/<model>/config.pbtxt  [labels.txt]
+    <repository>/<model>/<version>/<default file>  [manifest.json  certificate.json]
+
+A scan never raises for what it finds: whatever may not be served carries the reason why, so that
+one bad model costs nothing but itself.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from gateway.repository import config as configuration
+
+#: Names are looked up in a scan's result, never joined to a path; these are the ones it may hold.
+MODEL_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]{0,127}\Z")
+#: Canonical positive integers; ``01``, ``v2`` and ``.tmp`` are no versions.
+VERSION_NAME = re.compile(r"[1-9][0-9]{0,17}\Z")
+MAX_CONFIG_BYTES = 1024 * 1024
+#: Files that run code when they are read; a version that holds one is not served.
+REFUSED_SUFFIXES = frozenset({".pkl", ".pickle", ".h5", ".hdf5", ".joblib"})
+
+#: Changes when a file is added, removed, replaced or written: (name, size, mtime_ns, inode).
+Fingerprint = tuple[tuple[str, int, int, int], ...]
+
+
+@dataclass(frozen=True, slots=True)
+class VersionEntry:
+    number: int
+    path: Path
+    fingerprint: Fingerprint
+    problem: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class ModelEntry:
+    """One model's folder. ``config_text`` is None where there is no ``config.pbtxt``."""
+
+    name: str
+    path: Path
+    config_text: str | None = None
+    versions: Mapping[int, VersionEntry] = field(default_factory=dict)
+    problem: str = ""
+
+    def labels(self, filename: str) -> tuple[str, ...]:
+        """The lines of a label file that lies directly in the model's folder.
+
+        Raises:
+            OSError: there is no such file.
+        """
+        if Path(filename).name != filename:
+            raise FileNotFoundError(f"'{filename}' is not a plain file name")
+        return tuple((self.path / filename).read_text(encoding="utf-8").splitlines())
+
+
+def scan(repositories: Iterable[Path]) -> dict[str, ModelEntry]:
+    """Every model of every repository, by name.
+
+    Raises:
+        OSError: a repository itself cannot be listed.
+    """
+    found: dict[str, ModelEntry] = {}
+    for repository in repositories:
+        root = repository.resolve(strict=True)
+        for folder in sorted(os.scandir(root), key=lambda e: e.name):
+            if not MODEL_NAME.match(folder.name) or not folder.is_dir():
+                continue
+            if folder.name in found:
+                problem = f"model '{folder.name}' appears in two or more repositories"
+                found[folder.name] = ModelEntry(folder.name, Path(folder.path), problem=problem)
+            else:
+                found[folder.name] = _scan_model(root, Path(folder.path))
+    return found
+
+
+def _scan_model(root: Path, path: Path) -> ModelEntry:
+    name = path.name
+    try:
+        if _leaves(root, path):
+            return ModelEntry(
+                name, path, problem=f"'{name}' is a symbolic link out of the repository"
+            )
+        versions = {
+            int(entry.name): _scan_version(root, Path(entry.path))
+            for entry in os.scandir(path)
+            if VERSION_NAME.match(entry.name) and entry.is_dir()
+        }
+        return ModelEntry(name, path, _read_config(root, path), versions)
+    except (OSError, ValueError) as error:
+        return ModelEntry(name, path, problem=_reason(error))
+
+
+def _read_config(root: Path, path: Path) -> str | None:
+    config = path / configuration.FILENAME
+    if not os.path.lexists(config):
+        return None
+    if _leaves(root, config):
+        raise ValueError(f"'{config.name}' is a symbolic link out of the repository")
+    if config.stat().st_size > MAX_CONFIG_BYTES:
+        raise ValueError(f"'{config.name}' is larger than {MAX_CONFIG_BYTES} bytes")
+    return config.read_text(encoding="utf-8")
+
+
+def _scan_version(root: Path, path: Path) -> VersionEntry:
+    number, problem, files = int(path.name), "", []
+    try:
+        if _leaves(root, path):
+            problem = f"version {number} is a symbolic link out of the repository"
+            return VersionEntry(number, path, (), problem)
+        for folder, folders, names in os.walk(path):
+            for name in names + folders:
+                file = Path(folder) / name
+                relative = file.relative_to(path).as_posix()
+                if file.is_symlink() and _leaves(root, file):
+                    problem = problem or f"'{relative}' is a symbolic link out of the repository"
+                elif file.suffix.lower() in REFUSED_SUFFIXES:
+                    problem = problem or (
+                        f"'{relative}' may run code when it is read; export the model to a "
+                        "supported format instead"
+                    )
+            for name in names:
+                file = Path(folder) / name
+                stat = file.stat(follow_symlinks=True) if file.exists() else file.lstat()
+                relative = file.relative_to(path).as_posix()
+                files.append((relative, stat.st_size, stat.st_mtime_ns, stat.st_ino))
+    except OSError as error:
+        problem = _reason(error)
+    return VersionEntry(number, path, tuple(sorted(files)), problem)
+
+
+def _leaves(root: Path, path: Path) -> bool:
+    return not path.resolve().is_relative_to(root)
+
+
+def _reason(error: Exception) -> str:
+    """The reason without the path: an index is public."""
+    return (error.strerror or "unreadable") if isinstance(error, OSError) else str(error)

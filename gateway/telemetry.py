@@ -1,0 +1,234 @@
+"""What is measured: statistics per model version, Prometheus metrics in Triton's names, logs.
+
+Statistics are plain integers that the event loop alone changes, so recording takes no lock;
+Prometheus reads them when it scrapes.
+"""
+
+from __future__ import annotations
+
+import bisect
+import logging
+import sys
+import time
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any
+
+import structlog
+from prometheus_client.core import (
+    CounterMetricFamily,
+    GaugeMetricFamily,
+    HistogramMetricFamily,
+    Metric,
+)
+from prometheus_client.registry import Collector
+
+from gateway.errors import Code
+from gateway.settings import LogFormat
+from gateway.types import Timing
+
+#: Upper bounds of ``nv_inference_first_response_histogram_ms``; Triton's defaults.
+FIRST_RESPONSE_BUCKETS_MS = (100.0, 500.0, 2000.0, 5000.0)
+FAILURE_REASONS = ("REJECTED", "CANCELED", "BACKEND", "OTHER")
+_REASON_OF = {
+    Code.UNAVAILABLE: "REJECTED",
+    Code.CANCELLED: "CANCELED",
+    Code.INTERNAL: "BACKEND",
+}
+
+
+class Duration:
+    """A count and the nanoseconds it took, as the statistics extension reports them."""
+
+    __slots__ = ("count", "ns")
+
+    def __init__(self) -> None:
+        self.count = 0
+        self.ns = 0
+
+    def add(self, ns: int) -> None:
+        self.count += 1
+        self.ns += ns
+
+    def document(self) -> dict[str, int]:
+        return {"count": self.count, "ns": self.ns}
+
+
+class Statistics:
+    """One model version's counters; they outlive a reload of the same version."""
+
+    def __init__(self) -> None:
+        self.last_inference_ms = 0
+        self.inference_count = 0
+        self.execution_count = 0
+        self.success = Duration()
+        self.fail = Duration()
+        self.queue = Duration()
+        self.compute_input = Duration()
+        self.compute_infer = Duration()
+        self.compute_output = Duration()
+        self.cache_hit = Duration()
+        self.cache_miss = Duration()
+        self.pending = 0
+        self.failures = dict.fromkeys(FAILURE_REASONS, 0)
+        self.first_response = [0] * (len(FIRST_RESPONSE_BUCKETS_MS) + 1)
+        self._batches: dict[int, tuple[Duration, Duration, Duration]] = {}
+
+    def succeeded(self, batch: int, total_ns: int, timing: Timing) -> None:
+        self.last_inference_ms = time.time_ns() // 1_000_000
+        self.inference_count += batch
+        self.execution_count += 1
+        self.success.add(total_ns)
+        self.queue.add(timing.queue_ns)
+        self.compute_input.add(timing.compute_input_ns)
+        self.compute_infer.add(timing.compute_infer_ns)
+        self.compute_output.add(timing.compute_output_ns)
+        if batch not in self._batches:
+            self._batches[batch] = (Duration(), Duration(), Duration())
+        compute_input, compute_infer, compute_output = self._batches[batch]
+        compute_input.add(timing.compute_input_ns)
+        compute_infer.add(timing.compute_infer_ns)
+        compute_output.add(timing.compute_output_ns)
+        self.first_response[bisect.bisect_left(FIRST_RESPONSE_BUCKETS_MS, total_ns / 1e6)] += 1
+
+    def failed(self, code: Code, total_ns: int) -> None:
+        self.fail.add(total_ns)
+        self.failures[_REASON_OF.get(code, "OTHER")] += 1
+
+    def document(self, name: str, version: int) -> dict[str, Any]:
+        """The entry of ``model_stats`` (Triton's statistics extension)."""
+        durations = (
+            "success fail queue compute_input compute_infer compute_output cache_hit cache_miss"
+        )
+        return {
+            "name": name,
+            "version": str(version),
+            "last_inference": self.last_inference_ms,
+            "inference_count": self.inference_count,
+            "execution_count": self.execution_count,
+            "inference_stats": {key: getattr(self, key).document() for key in durations.split()},
+            "response_stats": {},
+            "batch_stats": [
+                {
+                    "batch_size": size,
+                    "compute_input": compute_input.document(),
+                    "compute_infer": compute_infer.document(),
+                    "compute_output": compute_output.document(),
+                }
+                for size, (compute_input, compute_infer, compute_output) in sorted(
+                    self._batches.items()
+                )
+            ],
+            "memory_usage": [],
+        }
+
+
+#: name, version and counters of everything that has been served, read at scrape time.
+StatisticsSource = Callable[[], Iterable[tuple[str, int, Statistics]]]
+
+_COUNTERS: tuple[tuple[str, str, Callable[[Statistics], float]], ...] = (
+    ("nv_inference_request_success", "Successful requests", lambda s: s.success.count),
+    (
+        "nv_inference_count",
+        "Inferences, batch elements counted singly",
+        lambda s: s.inference_count,
+    ),
+    ("nv_inference_exec_count", "Model executions", lambda s: s.execution_count),
+    (
+        "nv_inference_request_duration_us",
+        "Cumulative request duration",
+        lambda s: s.success.ns // 1000,
+    ),
+    ("nv_inference_queue_duration_us", "Cumulative queue duration", lambda s: s.queue.ns // 1000),
+    (
+        "nv_inference_compute_input_duration_us",
+        "Cumulative input preparation",
+        lambda s: s.compute_input.ns // 1000,
+    ),
+    (
+        "nv_inference_compute_infer_duration_us",
+        "Cumulative model execution",
+        lambda s: s.compute_infer.ns // 1000,
+    ),
+    (
+        "nv_inference_compute_output_duration_us",
+        "Cumulative output preparation",
+        lambda s: s.compute_output.ns // 1000,
+    ),
+)
+
+
+class TritonCollector(Collector):
+    """Prometheus families with the names that dashboards for Triton already use."""
+
+    def __init__(self, source: StatisticsSource) -> None:
+        self._source = source
+
+    def collect(self) -> Iterator[Metric]:
+        rows = [((name, str(version)), stats) for name, version, stats in self._source()]
+        labels = ("model", "version")
+        for metric, text, read in _COUNTERS:
+            counter = PlainCounter(metric, text, labels=labels)
+            for key, statistics in rows:
+                counter.add_metric(key, read(statistics))
+            yield counter
+        failures = PlainCounter(
+            "nv_inference_request_failure", "Failed requests", labels=(*labels, "reason")
+        )
+        pending = GaugeMetricFamily(
+            "nv_inference_pending_request_count", "Requests awaiting an answer", labels=labels
+        )
+        histogram = HistogramMetricFamily(
+            "nv_inference_first_response_histogram_ms", "Time to first response", labels=labels
+        )
+        for key, statistics in rows:
+            for reason, count in statistics.failures.items():
+                failures.add_metric((*key, reason), count)
+            pending.add_metric(key, statistics.pending)
+            histogram.add_metric(key, _buckets(statistics), statistics.success.ns / 1e6)
+        yield failures
+        yield pending
+        yield histogram
+
+
+class PlainCounter(CounterMetricFamily):
+    """A counter whose samples carry the family's own name: Triton's have no ``_total``.
+
+    ``admin.metrics`` takes the suffix off the family's name in the text.
+    """
+
+    def add_metric(self, labels: Any, value: float, *_: Any, **__: Any) -> None:
+        self.add_sample(self.name, dict(zip(self._labelnames, labels, strict=True)), value)
+
+
+def _buckets(statistics: Statistics) -> list[tuple[str, float]]:
+    total, buckets = 0, []
+    bounds = [*(f"{bound:g}" for bound in FIRST_RESPONSE_BUCKETS_MS), "+Inf"]
+    for bound, count in zip(bounds, statistics.first_response, strict=True):
+        total += count
+        buckets.append((bound, float(total)))
+    return buckets
+
+
+def configure_logging(log_format: LogFormat, verbose: int) -> None:
+    """Send structlog's and the libraries' records to stderr, one line each."""
+    renderer: Any = structlog.processors.JSONRenderer()
+    if log_format is not LogFormat.JSON:
+        renderer = structlog.dev.ConsoleRenderer(colors=sys.stderr.isatty())
+    stamp = "iso" if log_format is not LogFormat.DEFAULT else "%H:%M:%S.%f"
+    shared: list[Any] = [
+        structlog.stdlib.add_log_level,
+        structlog.processors.TimeStamper(fmt=stamp, utc=log_format is not LogFormat.DEFAULT),
+    ]
+    structlog.configure(
+        processors=[*shared, structlog.processors.format_exc_info, renderer],
+        wrapper_class=structlog.make_filtering_bound_logger(
+            logging.DEBUG if verbose else logging.INFO
+        ),
+        logger_factory=structlog.PrintLoggerFactory(sys.stderr),
+        cache_logger_on_first_use=True,
+    )
+    handler = logging.StreamHandler(sys.stderr)
+    handler.setFormatter(
+        structlog.stdlib.ProcessorFormatter(processor=renderer, foreign_pre_chain=shared)
+    )
+    logging.basicConfig(handlers=[handler], level=logging.WARNING, force=True)
