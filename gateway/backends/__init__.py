@@ -1,4 +1,4 @@
-"""Backends: each turns one version on disk into an ``Infer``. Found by the config's backend name."""
+"""Backends: each turns a version on disk into an ``Infer``. Found by the config's backend name."""
 
 from __future__ import annotations
 

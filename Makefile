@@ -1,0 +1,59 @@
+# Every verb makes the environment it needs; `make` alone lists them.
+PYTHON ?= python3
+# The pinned build is installed first and by itself, so that nothing else can pull in another one.
+TORCH ?= torch==2.13.0
+VENV := .venv
+BIN := $(VENV)/bin
+READY := $(VENV)/.installed
+
+.DEFAULT_GOAL := help
+.PHONY: help run serve test lint format perf-analyzer bench fuzz soak clean
+
+help: ## List the verbs
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-14s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+
+$(READY): pyproject.toml
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' \
+		|| { echo "modelport needs Python 3.11 or newer; try: make PYTHON=python3.11 ..." >&2; exit 1; }
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --upgrade pip
+	$(BIN)/python -m pip install "$(TORCH)"
+	$(BIN)/python -m pip install --editable ".[torch,dev]"
+	@touch $@
+
+run: $(READY) ## Train, export, prove, publish, serve and call the two demo models
+	$(BIN)/modelport demo
+
+serve: $(READY) ## Keep the demo's gateway running: HTTP 8000, gRPC 8001, metrics 8002
+	@test -d model_repository/fraud -a -d model_repository/vit || $(BIN)/modelport demo
+	$(BIN)/modelport serve --model-repository model_repository
+
+test: $(READY) ## Run the whole default test suite
+	$(BIN)/python -m pytest
+
+lint: $(READY) ## Check style and types
+	$(BIN)/ruff format --check .
+	$(BIN)/ruff check .
+	$(BIN)/mypy
+
+format: $(READY) ## Format the code
+	$(BIN)/ruff format .
+	$(BIN)/ruff check --fix .
+
+perf-analyzer: $(READY) ## Drive the gateway with Triton's unmodified perf_analyzer
+	$(BIN)/python -m loadtests.perf_analyzer
+
+bench: $(READY) ## Measure requests per second beside MLServer and a bare ASGI handler
+	$(BIN)/python -m loadtests.peers
+
+fuzz: $(READY) ## The long fuzz: 10^5 decoder cases, 10^4 requests on the wire
+	MODELPORT_FUZZ_CASES=100000 MODELPORT_WIRE_CASES=10000 \
+		$(BIN)/python -m pytest --timeout=3600 tests/attacks/test_fuzz.py
+
+soak: $(READY) ## The long fault tests: SIGTERM under load x 50, reloads x 200
+	MODELPORT_TRIALS=50 MODELPORT_RELOADS=200 \
+		$(BIN)/python -m pytest --timeout=3600 tests/faults
+
+clean: ## Remove environments, checkpoints and what was published
+	rm -rf $(VENV) .peers checkpoints
+	find model_repository -mindepth 1 -maxdepth 1 ! -name README.md -exec rm -rf {} +

@@ -1,0 +1,194 @@
+"""Reading trained weights without running anything, and loading them strictly.
+
+``.pt`` and ``.pth`` are read by PyTorch's restricted unpickler (``weights_only``), which builds
+tensors and plain containers and refuses every other class; ``.safetensors`` cannot hold code.
+"""
+
+from __future__ import annotations
+
+import json
+import pickle
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import safetensors
+import safetensors.torch
+import torch
+from torch import Tensor, nn
+
+from exporters.errors import UsageError
+from gateway.errors import IntegrityError
+from gateway.repository.manifest import sha256_of
+
+PICKLED = frozenset({".pt", ".pth"})
+SAFETENSORS = frozenset({".safetensors"})
+
+#: Where training scripts put the state dict; the first that is present counts.
+STATE_DICT_KEYS = ("model_state_dict", "state_dict")
+MODEL_KWARGS_KEY = "model_kwargs"
+
+#: Left in front of every key by DataParallel and by torch.compile.
+WRAPPER_PREFIXES = ("module.", "_orig_mod.")
+
+KEYS_NAMED = 3  # how many offending keys a message lists before it only counts
+
+
+@dataclass(frozen=True, slots=True)
+class Checkpoint:
+    """Trained weights and what came with them."""
+
+    filename: str
+    sha256: str
+    state: Mapping[str, Tensor]
+    model_kwargs: Mapping[str, Any]
+
+    @property
+    def shapes(self) -> dict[str, tuple[int, ...]]:
+        return {key: tuple(value.shape) for key, value in self.state.items()}
+
+
+def read(path: Path) -> Checkpoint:
+    """The checkpoint at ``path``.
+
+    Raises:
+        UsageError: there is no such file, or its extension names no known format.
+        IntegrityError: the file is damaged, holds no state dict, or wants to run code.
+    """
+    if not path.is_file():
+        raise UsageError(f"checkpoint '{path}' is not a file; give the path of a trained model")
+    if path.suffix not in PICKLED | SAFETENSORS:
+        raise UsageError(
+            f"checkpoint '{path}' has an unknown extension '{path.suffix}'; "
+            f"use one of {', '.join(sorted(PICKLED | SAFETENSORS))}"
+        )
+    try:
+        digest = sha256_of(path)
+    except OSError as error:
+        raise UsageError(f"checkpoint '{path}' cannot be read: {error.strerror}") from error
+    state, kwargs = _read_pickled(path) if path.suffix in PICKLED else _read_safetensors(path)
+    return Checkpoint(path.name, digest, _unwrap(state), kwargs)
+
+
+def _read_safetensors(path: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
+    try:
+        state = safetensors.torch.load_file(path)
+        with safetensors.safe_open(path, framework="pt") as file:
+            metadata = file.metadata() or {}
+    except safetensors.SafetensorError as error:
+        raise _damaged(path, error) from error
+    try:
+        kwargs = json.loads(metadata.get(MODEL_KWARGS_KEY, "{}"))
+    except ValueError as error:
+        raise IntegrityError(
+            f"checkpoint '{path}': metadata '{MODEL_KWARGS_KEY}' is not JSON; write an object"
+        ) from error
+    return state, _kwargs_of({MODEL_KWARGS_KEY: kwargs}, path)
+
+
+def _read_pickled(path: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
+    try:
+        content = torch.load(path, map_location="cpu", weights_only=True)
+    except pickle.UnpicklingError as error:
+        raise _refused(path, error) from error
+    except Exception as error:  # zip, struct, seek, recursion: whatever damage leads to
+        raise _damaged(path, error) from error
+    if not isinstance(content, Mapping):
+        raise IntegrityError(
+            f"checkpoint '{path}' holds a {type(content).__name__}, not a state dict; "
+            "save model.state_dict()"
+        )
+    nested = next((key for key in STATE_DICT_KEYS if key in content), None)
+    state = content if nested is None else content[nested]
+    if not _is_dict(state) or not state:
+        raise IntegrityError(
+            f"checkpoint '{path}' holds no state dict{f' under {nested!r}' if nested else ''}; "
+            "save model.state_dict()"
+        )
+    wrong = [key for key, value in state.items() if not isinstance(value, Tensor)]
+    if wrong:
+        raise IntegrityError(
+            f"checkpoint '{path}' holds no state dict: not tensors: {_some(wrong)}; save "
+            f"model.state_dict() by itself or under '{STATE_DICT_KEYS[0]}'"
+        )
+    return dict(state), {} if nested is None else _kwargs_of(content, path)
+
+
+def _is_dict(value: object) -> bool:
+    return isinstance(value, Mapping) and all(isinstance(key, str) for key in value)
+
+
+def _kwargs_of(content: Mapping[str, Any], path: Path) -> dict[str, Any]:
+    kwargs = content.get(MODEL_KWARGS_KEY) or {}
+    if not _is_dict(kwargs):
+        raise IntegrityError(
+            f"checkpoint '{path}': '{MODEL_KWARGS_KEY}' is not a dict of the model's arguments"
+        )
+    return dict(kwargs)
+
+
+def _damaged(path: Path, error: Exception) -> IntegrityError:
+    reason = (str(error).strip() or type(error).__name__).splitlines()[0][:200]
+    return IntegrityError(
+        f"checkpoint '{path}' is truncated or damaged ({reason}); save or copy it again"
+    )
+
+
+def _refused(path: Path, error: pickle.UnpicklingError) -> IntegrityError:
+    wanted = re.search(r"(?:\bGLOBAL|Unsupported class) ([\w.]+)", str(error))
+    if wanted is None:
+        return _damaged(path, pickle.UnpicklingError("not a checkpoint's pickle"))
+    return IntegrityError(
+        f"checkpoint '{path}' wants to run '{wanted[1]}' while loading: refused and not run; "
+        "save model.state_dict() alone, or use .safetensors"
+    )
+
+
+def _unwrap(state: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    stripped = dict(state)
+    while True:
+        common = (p for p in WRAPPER_PREFIXES if all(key.startswith(p) for key in stripped))
+        prefix = next(common, None)
+        if prefix is None:
+            return stripped
+        stripped = {key.removeprefix(prefix): value for key, value in stripped.items()}
+
+
+def load_into(module: nn.Module, checkpoint: Checkpoint) -> None:
+    """Copy ``checkpoint`` into ``module``: every key, no other key, every shape.
+
+    Raises:
+        UsageError: model and checkpoint do not fit together.
+        IntegrityError: a weight is NaN.
+    """
+    where = f"checkpoint '{checkpoint.filename}' does not fit the model"
+    expected = module.state_dict()
+    missing = [key for key in expected if key not in checkpoint.state]
+    unexpected = [key for key in checkpoint.state if key not in expected]
+    if missing or unexpected:
+        parts = [("missing", missing), ("unexpected", unexpected)]
+        listed = "; ".join(f"{len(k)} {kind} keys: {_some(k)}" for kind, k in parts if k)
+        raise UsageError(f"{where}: {listed}; check --model and --model-kwargs")
+    wrong = [
+        f"{key} is {list(value.shape)}, the model wants {list(expected[key].shape)}"
+        for key, value in checkpoint.state.items()
+        if value.shape != expected[key].shape
+    ]
+    if wrong:
+        raise UsageError(
+            f"{where}: {len(wrong)} wrong shapes: {_some(wrong)}; check --model-kwargs"
+        )
+    for key, value in checkpoint.state.items():
+        if value.is_floating_point() and bool(torch.isnan(value).any()):
+            raise IntegrityError(
+                f"checkpoint '{checkpoint.filename}': '{key}' contains NaN; use an earlier one"
+            )
+    module.load_state_dict(dict(checkpoint.state), strict=True)
+
+
+def _some(items: list[Any]) -> str:
+    rest = len(items) - KEYS_NAMED
+    listed = ", ".join(str(item) for item in items[:KEYS_NAMED])
+    return f"{listed} and {rest} more" if rest > 0 else listed

@@ -1,0 +1,94 @@
+"""What an export can fail with, and what the command line makes of it: one line and an exit code.
+
+ModelportError                (gateway.errors)
+├── InvalidArgument
+│   └── UsageError      2     an argument is wrong, or does not fit the checkpoint
+├── AlreadyExists       2     a published version is never overwritten
+├── NotFound            2
+├── ParityError         3     the artifact does not compute what the checkpoint computes
+├── Unsupported         4     a format, opset, datatype or operator without an exporter
+└── Internal
+    └── IntegrityError  5     a file is damaged, or wants to run code
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import IO, Any, NoReturn
+
+import click
+
+from gateway.errors import (
+    AlreadyExists,
+    IntegrityError,
+    InvalidArgument,
+    ModelportError,
+    NotFound,
+    Unsupported,
+)
+
+EXIT_FAILURE = 1  # none of the documented reasons: a bug, or the machine's fault
+
+
+class UsageError(InvalidArgument):
+    """The command was called wrongly; the message names the argument and the remedy."""
+
+
+class ParityError(ModelportError):
+    """Artifact and checkpoint disagree; the message names output, error, tolerance and sizes."""
+
+
+#: The first class that matches decides.
+EXIT_CODES: Mapping[type[BaseException], int] = {
+    click.UsageError: 2,
+    InvalidArgument: 2,
+    AlreadyExists: 2,
+    NotFound: 2,
+    ParityError: 3,
+    Unsupported: 4,
+    IntegrityError: 5,
+}
+
+
+def exit_code(error: BaseException) -> int:
+    """The process exit code that tells ``error`` apart."""
+    for kind, code in EXIT_CODES.items():
+        if isinstance(error, kind):
+            return code
+    return EXIT_FAILURE
+
+
+class Failure(click.ClickException):
+    """Any error as click shows it: one line on stderr, never a traceback."""
+
+    def __init__(self, error: BaseException) -> None:
+        text = error.format_message() if isinstance(error, click.ClickException) else str(error)
+        super().__init__(" ".join(text.split()) or type(error).__name__)
+        self.exit_code = exit_code(error)  # type: ignore[misc]  # click: per class or instance
+
+    def show(self, file: IO[Any] | None = None) -> None:
+        click.echo(f"modelport: error: {self.message}", file=file, err=True)
+
+
+class OneLineCommand(click.Command):
+    """A command whose every failure, in parsing or in running, is one line and an exit code."""
+
+    def make_context(self, *args: Any, **kwargs: Any) -> click.Context:
+        try:
+            return super().make_context(*args, **kwargs)
+        except click.UsageError as error:
+            _fail(error)
+
+    def invoke(self, ctx: click.Context) -> Any:
+        try:
+            return super().invoke(ctx)
+        except (ModelportError, click.UsageError) as error:
+            _fail(error)
+        except (click.ClickException, click.exceptions.Exit, click.Abort):
+            raise
+        except Exception as error:
+            _fail(RuntimeError(f"unexpected {type(error).__name__}: {error}"), error)
+
+
+def _fail(error: BaseException, cause: BaseException | None = None) -> NoReturn:
+    raise Failure(error) from (cause or error)

@@ -1,0 +1,325 @@
+"""Proof that an artifact computes what its checkpoint computes; anything less raises.
+
+Both are run on the same seeded inputs: every batch size and axis size that matters, the corners of
+every declared range, then random ones. PyTorch in eager mode is the reference.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+import torch
+from torch import nn
+
+from exporters.errors import ParityError, UsageError
+from exporters.formats import Session
+from exporters.samples import corners, draw, name_axes, sizes_of
+from exporters.spec import Decision, ModelSpec
+from gateway.errors import Unsupported
+from gateway.types import NUMPY_DTYPES, Array, ModelSignature, TensorSpec
+
+#: Samples by parameter count, so that a proof takes seconds for a small model and about a minute
+#: for a large one. The first row that is large enough counts.
+DEFAULT_SAMPLES = ((5_000_000, 1000), (200_000_000, 64))
+FEWEST_SAMPLES = 16
+
+Progress = Callable[[int, int], None]
+
+
+@dataclass(frozen=True, slots=True)
+class Case:
+    """One batch of inputs and where it lies in the plan; ``batch`` 0: the model does not batch."""
+
+    batch: int
+    sizes: Mapping[str, int]
+    inputs: Mapping[str, Array]
+    edge: bool = False
+
+    def __str__(self) -> str:
+        parts = [f"batch {self.batch}"] if self.batch else []
+        parts += [f"{name} {size}" for name, size in self.sizes.items()]
+        return ", ".join(parts) + (", edge input" if self.edge else "")
+
+
+@dataclass(slots=True)
+class OutputError:
+    """How far one output was from the reference, over every value compared."""
+
+    max_abs_error: float = 0.0
+    mean_abs_error: float = 0.0
+    values: int = 0
+    values_outside: int = 0
+    worst_case: str = ""
+
+
+@dataclass(slots=True)
+class ParityReport:
+    """What was tried and what came of it."""
+
+    seed: int
+    atol: float
+    rtol: float
+    samples: int = 0
+    edge_samples: int = 0
+    batch_sizes: set[int] = field(default_factory=set)
+    axis_sizes: dict[str, set[int]] = field(default_factory=dict)
+    outputs: dict[str, OutputError] = field(default_factory=dict)
+    decision: Decision | None = None
+    decisions: int = 0
+    decisions_agreeing: int = 0
+
+    @property
+    def agreement(self) -> float | None:
+        """Fraction of decisions on which both agree; None where nothing is decided."""
+        return self.decisions_agreeing / self.decisions if self.decisions else None
+
+    @property
+    def max_abs_error(self) -> float:
+        return max((output.max_abs_error for output in self.outputs.values()), default=0.0)
+
+
+def default_samples(module: nn.Module) -> int:
+    """How many random samples a proof takes unless told otherwise."""
+    parameters = sum(p.numel() for p in module.parameters())
+    return next((n for most, n in DEFAULT_SAMPLES if parameters <= most), FEWEST_SAMPLES)
+
+
+@contextlib.contextmanager
+def inference_mode(module: nn.Module) -> Iterator[None]:
+    """``eval()``, no gradients, and no fused encoder path: it has no counterpart in any format."""
+    fast_path = torch.backends.mha.get_fastpath_enabled()
+    torch.backends.mha.set_fastpath_enabled(False)
+    module.eval()
+    try:
+        with torch.no_grad():
+            yield
+    finally:
+        torch.backends.mha.set_fastpath_enabled(fast_path)
+
+
+def check(
+    module: nn.Module,
+    session: Session,
+    signature: ModelSignature,
+    spec: ModelSpec,
+    *,
+    samples: int,
+    seed: int,
+    atol: float,
+    rtol: float,
+    progress: Progress = lambda done, total: None,
+) -> ParityReport:
+    """Compare ``session`` with ``module``; call it inside ``inference_mode``.
+
+    Args:
+        samples: how many random samples at least; the grid of sizes and the edges always run.
+        progress: told the samples done and the total after each batch.
+
+    Raises:
+        ParityError: a name, shape, datatype or value differs, is not finite, or the runtime fails.
+        Unsupported: the module returns something other than tensors.
+    """
+    _check_names("input", signature.inputs, session.inputs)
+    _check_names("output", signature.outputs, session.outputs)
+    report = ParityReport(seed, atol, rtol, decision=spec.decision)
+    report.outputs = {output.name: OutputError() for output in signature.outputs}
+    if spec.decision and spec.decision.output not in report.outputs:
+        raise UsageError(
+            f"the decision of model '{spec.name}' names output '{spec.decision.output}', "
+            "which its signature lacks; correct its ModelSpec"
+        )
+    for case in plan(signature, spec, samples, seed):
+        expected = _reference(module, signature, case)
+        try:
+            actual = session(case.inputs)
+        except Exception as error:
+            reason = (str(error).strip() or type(error).__name__).splitlines()[0][:200]
+            raise ParityError(
+                f"the artifact fails at {case}: {reason}; a dimension is baked in or an operator "
+                "is converted wrongly"
+            ) from error
+        for output in signature.outputs:
+            _compare(output, expected[output.name], actual[output.name], case, report)
+        _count(case, expected, actual, report)
+        progress(min(report.samples, samples), samples)
+    _judge(report)
+    return report
+
+
+def rehearse(module: nn.Module, signature: ModelSignature, spec: ModelSpec, seed: int) -> None:
+    """Run the model alone over the grid and the edges.
+
+    Raises:
+        ParityError: it fails on inputs that its signature allows.
+    """
+    for case in plan(signature, spec, 0, seed):
+        _reference(module, signature, case)
+
+
+def plan(signature: ModelSignature, spec: ModelSpec, samples: int, seed: int) -> Iterator[Case]:
+    """The grid of batch and axis sizes, the edges, then random sizes up to ``samples``."""
+    signature = name_axes(signature)
+    rng = np.random.default_rng(seed)
+    sample = spec.sample or draw
+    largest = signature.max_batch_size
+    batches = sorted({1, min(2, largest), largest}) if largest else [0]
+    done = 0
+    for sizes in _grid(signature):
+        for batch in batches:
+            yield Case(batch, sizes, sample(signature, batch, sizes, rng))
+            done += batch or 1
+    for sizes, fills in corners(signature):
+        for batch in {batches[0], batches[-1]}:
+            yield Case(batch, sizes, draw(signature, batch, sizes, rng, fills), edge=True)
+    while done < samples:
+        batch = batches[int(rng.integers(len(batches)))]
+        sizes = {
+            name: int(rng.integers(axis.minimum, sizes_of(axis)[-1], endpoint=True))
+            for name, axis in signature.axes.items()
+        }
+        yield Case(batch, sizes, sample(signature, batch, sizes, rng))
+        done += batch or 1
+
+
+def _grid(signature: ModelSignature) -> list[dict[str, int]]:
+    """All axes short, middle and long together; then each alone, the others at their middle."""
+    tried = {name: sizes_of(axis) for name, axis in signature.axes.items()}
+    middle = {name: sizes[len(sizes) // 2] for name, sizes in tried.items()}
+    grid = [{name: sizes[pick] for name, sizes in tried.items()} for pick in (0, -1)]
+    grid.append(middle)
+    grid += [{**middle, name: size} for name, sizes in tried.items() for size in sizes]
+    return [sizes for index, sizes in enumerate(grid) if sizes not in grid[:index]]
+
+
+def _check_names(kind: str, declared: Sequence[TensorSpec], found: Sequence[str]) -> None:
+    names = [spec.name for spec in declared]
+    if sorted(names) != sorted(found):
+        raise ParityError(
+            f"the artifact's {kind}s are {', '.join(found) or 'none'}, the signature's are "
+            f"{', '.join(names)}; every declared {kind} must be used, under its declared name"
+        )
+
+
+def _reference(module: nn.Module, signature: ModelSignature, case: Case) -> dict[str, Array]:
+    tensors = [torch.tensor(case.inputs[spec.name]) for spec in signature.inputs]
+    try:
+        result = module(*tensors)
+    except Exception as error:
+        raise ParityError(
+            f"the model itself fails at {case}: {type(error).__name__}: {error}; its signature "
+            "must declare only what forward() accepts"
+        ) from error
+    results = (result,) if isinstance(result, torch.Tensor) else result
+    if not isinstance(results, tuple | list) or not all(
+        isinstance(value, torch.Tensor) for value in results
+    ):
+        raise Unsupported(
+            f"forward() returns a {type(result).__name__}; return a tensor, or a tuple of tensors "
+            "in the order of the signature's outputs"
+        )
+    if len(results) != len(signature.outputs):
+        raise UsageError(
+            f"forward() returns {len(results)} tensors, the signature declares "
+            f"{len(signature.outputs)} outputs; declare each"
+        )
+    arrays = (value.numpy() for value in results)
+    return {spec.name: array for spec, array in zip(signature.outputs, arrays, strict=True)}
+
+
+def _declared_shape(output: TensorSpec, case: Case) -> tuple[int, ...]:
+    """The shape that the signature promises, -1 where it leaves a size open."""
+    dims = output.dims if output.reshape is None else output.reshape
+    shape = tuple(case.sizes.get(dim, -1) if isinstance(dim, str) else dim for dim in dims)
+    return (case.batch, *shape) if case.batch else shape
+
+
+def _compare(
+    output: TensorSpec, expected: Array, actual: Array, case: Case, report: ParityReport
+) -> None:
+    where = f"output '{output.name}' at {case}"
+    for kind, array in (("the model's", expected), ("the artifact's", actual)):
+        if array.dtype != NUMPY_DTYPES[output.datatype]:
+            raise ParityError(
+                f"{where}: {kind} datatype is {array.dtype}, the signature says {output.datatype}; "
+                "correct the signature or cast in forward()"
+            )
+        if array.dtype.kind == "f" and not np.isfinite(array).all():
+            raise ParityError(
+                f"{where}: {kind} values are not finite; narrow the signature's ranges to valid "
+                "inputs, or correct the model"
+            )
+    declared = _declared_shape(output, case)
+    kept = len(declared) == expected.ndim and all(
+        promised in (-1, size) for promised, size in zip(declared, expected.shape, strict=True)
+    )
+    if not kept or actual.shape != expected.shape:
+        raise ParityError(
+            f"{where}: the artifact gives {list(actual.shape)}, the model {list(expected.shape)}, "
+            f"the signature {list(declared)}; a dimension is baked in or misdeclared"
+        )
+    _tally(report, output.name, expected, actual, case)
+
+
+def _tally(report: ParityReport, name: str, expected: Array, actual: Array, case: Case) -> None:
+    if not expected.size:
+        return
+    total = report.outputs[name]
+    reference = expected.astype(np.float64)
+    error = np.abs(actual.astype(np.float64) - reference)
+    if expected.dtype.kind == "f":
+        outside = error > report.atol + report.rtol * np.abs(reference)
+    else:
+        outside = actual != expected
+    worst = float(error.max())
+    if worst > total.max_abs_error:
+        total.max_abs_error, total.worst_case = worst, str(case)
+    total.values += error.size
+    total.mean_abs_error += (float(error.mean()) - total.mean_abs_error) * error.size / total.values
+    total.values_outside += int(outside.sum())
+
+
+def _count(
+    case: Case, expected: Mapping[str, Array], actual: Mapping[str, Array], report: ParityReport
+) -> None:
+    if case.edge:
+        report.edge_samples += case.batch or 1
+    else:
+        report.samples += case.batch or 1
+    if case.batch:
+        report.batch_sizes.add(case.batch)
+    for name, size in case.sizes.items():
+        report.axis_sizes.setdefault(name, set()).add(size)
+    if report.decision is not None:
+        reference = _decide(report.decision, expected[report.decision.output])
+        decided = _decide(report.decision, actual[report.decision.output])
+        report.decisions += reference.size
+        report.decisions_agreeing += int((reference == decided).sum())
+
+
+def _decide(decision: Decision, values: Array) -> Array:
+    if decision.threshold is not None:
+        return np.asarray(values >= decision.threshold)
+    return np.asarray(values.argmax(axis=-1))
+
+
+def _judge(report: ParityReport) -> None:
+    tolerance = f"{report.atol:g} + {report.rtol:g} * |reference|"
+    for name, total in report.outputs.items():
+        if total.values_outside:
+            raise ParityError(
+                f"output '{name}' differs from the checkpoint's by up to {total.max_abs_error:.3g} "
+                f"({total.worst_case}), tolerance {tolerance}, {total.values_outside} of "
+                f"{total.values} values outside; nothing was published; correct the model, or "
+                "widen --atol and --rtol if that is acceptable"
+            )
+    if report.decision is None or report.agreement is None:
+        return
+    if report.agreement < report.decision.minimum_agreement:
+        raise ParityError(
+            f"output '{report.decision.output}': decisions agree on {report.agreement:.2%} of "
+            f"{report.decisions}, below {report.decision.minimum_agreement:.2%}; nothing was "
+            "published; tighten --atol and correct the model"
+        )

@@ -1,0 +1,251 @@
+"""Publishing a version so that a reader of the repository sees all of it or nothing.
+
+    <repository>/.modelport-<random>/model/config.pbtxt        staged, invisible by its leading dot
+    <repository>/.modelport-<random>/model/<version>/...       fsynced
+        └── one rename: model/ for a new model, model/<version>/ for a known one
+
+The owner holds a lock on its staging folder for as long as it lives, so a folder that can be locked
+belongs to a dead process and is swept away by the next publisher.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import fcntl
+import os
+import re
+import shutil
+import tempfile
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from exporters import certificate
+from exporters.errors import UsageError
+from gateway.errors import AlreadyExists, InvalidArgument
+from gateway.repository import config, manifest
+from gateway.repository.config import ModelConfig
+
+STAGING_PREFIX = ".modelport-"
+_STAGED_MODEL = "model"
+_STAGED_VERSION = "1"
+
+NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}")
+MAX_VERSION = 2**63 - 1  # Triton's versions are int64
+
+#: What rename(2) says when the target is there: a folder with something in it, or a file.
+_TAKEN = frozenset({errno.EEXIST, errno.ENOTEMPTY, errno.ENOTDIR})
+
+
+@dataclass(frozen=True, slots=True)
+class Published:
+    """Where a version is now."""
+
+    name: str
+    version: int
+    path: Path
+
+
+def check_name(name: str) -> None:
+    """Raises ``UsageError`` unless ``name`` may be a model's."""
+    if not NAME.fullmatch(name):
+        raise UsageError(
+            f"--name '{name}' is not a model name; use up to 128 letters, digits, '.', '_' and "
+            "'-', starting with a letter or digit"
+        )
+
+
+def parse_version(text: str) -> int | None:
+    """``--model-version``: a positive number, or None for ``auto``.
+
+    Raises:
+        UsageError: it is neither.
+    """
+    if text == "auto":
+        return None
+    if re.fullmatch(r"[1-9][0-9]{0,18}", text) and int(text) <= MAX_VERSION:
+        return int(text)
+    raise UsageError(
+        f"--model-version '{text}' is not a version; use 'auto' or a positive number without zeros "
+        "in front"
+    )
+
+
+@contextlib.contextmanager
+def staging(repository: Path) -> Iterator[Path]:
+    """An empty folder to write a version into, on the repository's filesystem.
+
+    It is gone afterwards, and so is a repository that did not exist and was not published to.
+    """
+    created = _make_folders(repository)
+    _sweep(repository)
+    try:
+        with _locked_folder(repository) as folder:
+            version = folder / _STAGED_MODEL / _STAGED_VERSION
+            version.mkdir(parents=True)
+            yield version
+    finally:
+        for path in created:
+            with contextlib.suppress(OSError):  # not empty: someone published
+                path.rmdir()
+
+
+def publish(staged: Path, repository: Path, wanted: ModelConfig, version: int | None) -> Published:
+    """Make what lies in ``staged`` visible as a version of ``wanted.name``.
+
+    Args:
+        staged: the folder that ``staging`` gave, artifact and certificate in it.
+        wanted: the configuration a new model gets. A known model keeps the one it has.
+        version: None takes the next free number.
+
+    Raises:
+        AlreadyExists: the version is published already.
+        UsageError: the model is there with another signature, or without a configuration.
+    """
+    manifest.write(staged)
+    model = staged.parent
+    (model / config.FILENAME).write_text(config.to_text(wanted))
+    _sync_tree(model)
+    target = repository / wanted.name
+    while True:
+        number = free_version(repository, wanted, version)
+        path = target / str(number)
+        if _is_new(target):
+            staged = staged.rename(model / str(number))
+            _sync(model)
+            moved = _move(model, target)
+        else:
+            moved = _move(staged, path)
+        if moved:  # else another publisher was faster: look again
+            _sync(target)
+            _sync(repository)
+            return Published(wanted.name, number, path)
+
+
+def free_version(repository: Path, wanted: ModelConfig, version: int | None) -> int:
+    """The number that ``wanted`` may be published under now; errors as ``publish``."""
+    existing = _existing_versions(repository / wanted.name, wanted)
+    number = version or max(existing, default=0) + 1
+    if number in existing:
+        raise AlreadyExists(
+            f"version {number} of '{wanted.name}' is published and never overwritten; "
+            "use --model-version auto or another number"
+        )
+    if number > MAX_VERSION:
+        raise UsageError(f"'{wanted.name}' has no version number left; use another --name")
+    return number
+
+
+def deliver(staged: Path, folder: Path) -> None:
+    """Move what lies in ``staged`` into ``folder``, replacing files of the same names.
+
+    The certificate goes first and comes last, so that it never vouches for another's artifact.
+    """
+    _sync_tree(staged)
+    (folder / certificate.FILENAME).unlink(missing_ok=True)
+    for path in sorted(staged.iterdir(), key=lambda path: path.name == certificate.FILENAME):
+        os.replace(path, folder / path.name)
+    _sync(folder)
+
+
+def _is_new(target: Path) -> bool:
+    """An empty folder counts as new: a rename replaces it in one step."""
+    if not os.path.lexists(target):
+        return True
+    return target.is_dir() and not target.is_symlink() and not any(target.iterdir())
+
+
+def _existing_versions(target: Path, wanted: ModelConfig) -> set[int]:
+    if _is_new(target):
+        return set()
+    try:
+        text = (target / config.FILENAME).read_text()
+        there = config.complete(config.parse(text), wanted.name)
+        same = _contract(there) == _contract(config.complete(wanted, wanted.name))
+    except (FileNotFoundError, NotADirectoryError):
+        raise UsageError(
+            f"'{wanted.name}' is in the repository without a {config.FILENAME}; add one, or use "
+            "another --name"
+        ) from None
+    except (InvalidArgument, UnicodeDecodeError) as error:
+        raise UsageError(
+            f"the {config.FILENAME} of '{wanted.name}' does not parse: {error}; correct it, or use "
+            "another --name"
+        ) from error
+    if not same:
+        raise UsageError(
+            f"the {config.FILENAME} of '{wanted.name}' declares other inputs, outputs, "
+            "max_batch_size or platform; use another --name, or the same --max-batch-size and "
+            "--model-kwargs"
+        )
+    return {int(p.name) for p in target.iterdir() if re.fullmatch(r"[1-9][0-9]*", p.name)}
+
+
+def _contract(there: ModelConfig) -> object:
+    """What a client relies on, and what the gateway loads by."""
+    return config.signature(there), there.platform, there.default_model_filename
+
+
+def _move(source: Path, target: Path) -> bool:
+    """Rename, or False if something is there: rename(2) replaces no folder with content."""
+    try:
+        os.rename(source, target)
+    except OSError as error:
+        if error.errno in _TAKEN:
+            return False
+        raise
+    return True
+
+
+def _make_folders(path: Path) -> list[Path]:
+    """Create ``path`` and its parents; those that were created, innermost first."""
+    missing = [folder for folder in (path, *path.parents) if not folder.exists()]
+    path.mkdir(parents=True, exist_ok=True)
+    return missing
+
+
+@contextlib.contextmanager
+def _locked_folder(repository: Path) -> Iterator[Path]:
+    while True:
+        folder = Path(tempfile.mkdtemp(prefix=STAGING_PREFIX, dir=repository))
+        try:
+            descriptor = os.open(folder, os.O_RDONLY)
+        except FileNotFoundError:  # a sweeper was faster than our lock
+            continue
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX)
+            if not folder.exists():  # the same, a moment later
+                continue
+            yield folder
+            return
+        finally:
+            shutil.rmtree(folder, ignore_errors=True)
+            os.close(descriptor)
+
+
+def _sweep(repository: Path) -> None:
+    """Remove the staging folders of publishers that died."""
+    for folder in repository.glob(f"{STAGING_PREFIX}*"):
+        with contextlib.suppress(OSError):  # locked by the living, or gone meanwhile
+            descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
+            try:
+                fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                shutil.rmtree(folder, ignore_errors=True)
+            finally:
+                os.close(descriptor)
+
+
+def _sync_tree(root: Path) -> None:
+    for folder, _, names in os.walk(root):
+        for name in names:
+            _sync(Path(folder) / name)
+        _sync(Path(folder))
+
+
+def _sync(path: Path) -> None:
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)

@@ -1,0 +1,86 @@
+"""Cached environments for tools and peers, under the git-ignored `.peers/` of the repository.
+
+Each environment is made once and reused while its requirements stay the same. Only the standard
+library is imported here: a fresh machine starts with Python, apt and pip.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parent.parent
+PEERS = ROOT / ".peers"
+
+
+class Missing(RuntimeError):
+    """Something this machine lacks, said so that a person can supply it."""
+
+
+def folder(name: str) -> Path:
+    """A folder under `.peers/`, which hides itself from git."""
+    PEERS.mkdir(exist_ok=True)
+    (PEERS / ".gitignore").write_text("*\n")
+    path = PEERS / name
+    path.mkdir(parents=True, exist_ok=True)
+    return path
+
+
+def venv(name: str, *requirements: str, dependencies: bool = True) -> Path:
+    """The bin folder of the environment `name`, made when absent or when it asks for more."""
+    home = folder("env") / name
+    marker, wanted = home / "requirements.txt", "\n".join([sys.version, *requirements])
+    if marker.is_file() and marker.read_text() == wanted:
+        return home / "bin"
+    print(f"making environment {name}: {' '.join(requirements)}", file=sys.stderr, flush=True)
+    shutil.rmtree(home, ignore_errors=True)
+    _check([sys.executable, "-m", "venv", str(home)])
+    flags = [] if dependencies else ["--no-deps"]
+    python = str(home / "bin" / "python")
+    _check([python, "-m", "pip", "install", "--quiet", *flags, *requirements])
+    marker.write_text(wanted)
+    return home / "bin"
+
+
+def debian_library(package: str) -> Path:
+    """The folder of a Debian package's shared libraries, unpacked here, not installed."""
+    home = folder("debian") / package
+    if not any(home.rglob("*.so*")):
+        shutil.rmtree(home, ignore_errors=True)
+        home.mkdir()
+        if _try(["apt-get", "download", package], home):
+            if os.geteuid() == 0:
+                _try(["apt-get", "update"], home)
+            if error := _try(["apt-get", "download", package], home):
+                raise Missing(f"apt-get download {package} failed (apt-get update run?): {error}")
+        for archive in home.glob("*.deb"):
+            _check(["dpkg", "-x", str(archive), str(home)])
+    return next(home.rglob("*.so*")).parent
+
+
+def debian_program(name: str, package: str) -> str:
+    """The path of a program, installed by apt when it is missing and this user may."""
+    if found := shutil.which(name):
+        return found
+    if os.geteuid() != 0 or shutil.which("apt-get") is None:
+        raise Missing(f"{name} is missing: install the Debian package {package}")
+    _try(["apt-get", "update"], ROOT)
+    _check(["apt-get", "install", "-y", "--no-install-recommends", package])
+    found = shutil.which(name)
+    if found is None:
+        raise Missing(f"the Debian package {package} brought no {name}")
+    return found
+
+
+def _try(command: list[str], cwd: Path) -> str:
+    """Empty on success, else what the command said."""
+    done = subprocess.run(command, cwd=cwd, capture_output=True, text=True, check=False)
+    return "" if done.returncode == 0 else (done.stderr or done.stdout).strip()[-500:]
+
+
+def _check(command: list[str]) -> None:
+    if error := _try(command, ROOT):
+        raise Missing(f"{' '.join(command)} failed: {error}")

@@ -1,0 +1,5 @@
+import sys
+
+from loadtests.peers.bench import main
+
+sys.exit(main())

@@ -1,0 +1,199 @@
+"""Drive a gateway with NVIDIA's perf_analyzer, unmodified: `python -m loadtests.perf_analyzer`.
+
+Without `--url-http` and `--url-grpc` it starts `modelport serve` on free ports with a tiny model.
+Every run must end with exit status 0 and speak of no error; the status of this script says so.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import csv
+import os
+import re
+import subprocess
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from loadtests import environments, tiny_model
+from loadtests.peers.servers import modelport
+from loadtests.peers.servers.base import Launch
+from loadtests.processes import HOST, ServerFailed, free_ports, running, wait_ready
+
+VERSION = "2.51.0"  # the last whose binary runs on glibc 2.36
+RUN_SECONDS = 120
+TROUBLE = re.compile(
+    r"error|fail|exception|unexpected|unable|invalid|aborted|refused|could not|not found", re.I
+)
+# Words for how steady the figures are, not for what the server did.
+NO_TROUBLE = re.compile(r"Failed to obtain stable measurement|Failed Request Count: 0\b", re.I)
+# The client's windows and the server's statistics are not read at the same instant.
+COUNT_TOLERANCE, COUNT_SLACK = 0.05, 64
+JSON = ("--input-tensor-format", "json", "--output-tensor-format", "json")
+
+
+@dataclass(frozen=True)
+class Case:
+    """One way of talking to the server."""
+
+    name: str
+    protocol: str
+    options: tuple[str, ...] = ()
+
+
+CASES = (
+    Case("HTTP JSON", "http", JSON),
+    Case("HTTP binary", "http"),
+    Case("gRPC", "grpc"),
+    Case("gRPC streaming", "grpc", ("--streaming",)),
+)
+
+
+@dataclass(frozen=True)
+class Gateway:
+    url_http: str
+    url_grpc: str
+
+    def url(self, protocol: str) -> str:
+        return self.url_grpc if protocol == "grpc" else self.url_http
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What one run of perf_analyzer said."""
+
+    problems: list[str]
+    requests_per_second: float = 0.0
+    p50_ms: float = 0.0
+    p99_ms: float = 0.0
+
+
+@dataclass(frozen=True)
+class Analyzer:
+    """The installed binary and the libraries it needs."""
+
+    program: Path
+    libraries: str
+
+    @classmethod
+    def installed(cls) -> Analyzer:
+        requirements = (f"tritonclient=={VERSION}", "nvidia-cuda-runtime-cu12")
+        bin_folder = environments.venv("perf_analyzer", *requirements, dependencies=False)
+        cuda = next(bin_folder.parent.rglob("libcudart.so*")).parent
+        base64 = environments.debian_library("libb64-0d")
+        return cls(bin_folder / "perf_analyzer", f"{cuda}:{base64}")
+
+    def run(self, arguments: list[str], report: Path) -> tuple[int, str]:
+        report.unlink(missing_ok=True)
+        done = subprocess.run(
+            [str(self.program), *arguments, "-f", str(report)],
+            env={**os.environ, "LD_LIBRARY_PATH": self.libraries},
+            cwd=report.parent,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            check=False,
+            timeout=RUN_SECONDS,
+        )
+        return done.returncode, done.stdout
+
+
+def parse(arguments: list[str] | None) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(prog="python -m loadtests.perf_analyzer", description=__doc__)
+    parser.add_argument("--url-http", help="HOST:PORT of a gateway that is already running")
+    parser.add_argument("--url-grpc", help="HOST:PORT of its gRPC side")
+    parser.add_argument("--model", default=tiny_model.NAME)
+    parser.add_argument("--concurrency", nargs="+", type=int, default=[1, 16])
+    parser.add_argument("--window-ms", type=int, default=1000, help="one measurement window")
+    parser.add_argument("extra", nargs="*", help="after --: further options for perf_analyzer")
+    options = parser.parse_args(arguments)
+    if bool(options.url_http) != bool(options.url_grpc):
+        parser.error("--url-http and --url-grpc go together")
+    return options
+
+
+@contextlib.contextmanager
+def gateway(options: argparse.Namespace) -> Iterator[Gateway]:
+    """The gateway named on the command line, else one of our own."""
+    if options.url_http:
+        wait_ready(f"http://{options.url_http}/v2/health/ready", None, None)
+        yield Gateway(options.url_http, options.url_grpc)
+        return
+    http, grpc, metrics = free_ports(3)
+    work = environments.folder("work/perf_analyzer")
+    command = modelport.command(Launch(tiny_model.repository(), work, http, grpc, metrics))
+    log = environments.folder("logs") / "perf_analyzer-gateway.log"
+    ready = f"http://{HOST}:{http}/v2/health/ready"
+    with running(command.arguments, log=log, ready=ready, cwd=command.cwd):
+        yield Gateway(f"{HOST}:{http}", f"{HOST}:{grpc}")
+
+
+def measure(
+    analyzer: Analyzer, target: Gateway, case: Case, concurrency: int, options: argparse.Namespace
+) -> Outcome:
+    home = environments.folder("work/perf_analyzer")
+    report = home / f"{case.name.lower().replace(' ', '_')}-{concurrency}.csv"
+    arguments = ["-m", options.model, "-u", target.url(case.protocol), "-i", case.protocol]
+    arguments += ["--concurrency-range", str(concurrency), "-p", str(options.window_ms)]
+    # Any three windows will do: a shared machine never steadies within the default 10 percent.
+    arguments += ["-s", "999", "--percentile", "99", *case.options, *options.extra]
+    try:
+        status, text = analyzer.run(arguments, report)
+    except subprocess.TimeoutExpired as error:
+        return Outcome([f"no end after {RUN_SECONDS} s: {error.output!r}"])
+    report.with_suffix(".txt").write_text(text)
+    problems = trouble(text)
+    if status:
+        problems.insert(0, f"exit status {status}")
+    if not report.is_file():
+        return Outcome([*problems, "no report written"])
+    with report.open(newline="") as lines:
+        row = next(csv.DictReader(lines))
+    rate = float(row["Inferences/Second"])
+    if rate <= 0:
+        problems.append("no request succeeded")
+    p50, p99 = float(row["p50 latency"]) / 1e3, float(row["p99 latency"]) / 1e3
+    return Outcome(problems, rate, p50, p99)
+
+
+def trouble(text: str) -> list[str]:
+    """The lines in which perf_analyzer speaks of something gone wrong, and counts that differ."""
+    lines = (line.strip() for line in text.splitlines())
+    found = [line for line in lines if TROUBLE.search(line) and not NO_TROUBLE.search(line)]
+    client = re.search(r"^ *Request count: (\d+)", text, re.M)
+    server = re.search(r"^ *Successful request count: (\d+)", text, re.M)
+    if client is None or server is None:
+        return [*found, "no request counts of the client and of the server"]
+    sent, counted = int(client[1]), int(server[1])
+    if abs(sent - counted) > max(COUNT_TOLERANCE * sent, COUNT_SLACK):
+        found.append(f"the client counted {sent} requests, the server's statistics {counted}")
+    return found
+
+
+def main(arguments: list[str] | None = None) -> int:
+    options = parse(arguments)
+    failures = 0
+    try:
+        analyzer = Analyzer.installed()
+        with gateway(options) as target:
+            print("| client | in flight | inferences/s | p50 ms | p99 ms |\n|---|---|---|---|---|")
+            for case in CASES:
+                for concurrency in options.concurrency:
+                    got = measure(analyzer, target, case, concurrency, options)
+                    failures += bool(got.problems)
+                    figures = f"{got.requests_per_second:,.0f} | {got.p50_ms:.2f}"
+                    print(f"| {case.name} | {concurrency} | {figures} | {got.p99_ms:.2f} |")
+                    for problem in got.problems:
+                        print(f"  FAILED: {problem}")
+                    sys.stdout.flush()
+    except (environments.Missing, ServerFailed) as error:
+        print(error, file=sys.stderr)
+        return 1
+    print(f"perf_analyzer {VERSION}: {failures} failed" if failures else "perf_analyzer: no error")
+    return 1 if failures else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

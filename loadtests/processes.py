@@ -1,0 +1,110 @@
+"""Servers as child processes: a free port, one core, a log, readiness, an orderly end."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import socket
+import subprocess
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+
+HOST = "127.0.0.1"
+READY_SECONDS = 120.0
+STOP_SECONDS = 20.0
+POLL_SECONDS = 0.1
+
+
+class ServerFailed(RuntimeError):
+    """The server did not start, or did not end when told."""
+
+
+def free_ports(count: int) -> list[int]:
+    """Ports that were free a moment ago, all different."""
+    with contextlib.ExitStack() as stack:
+        sockets = [stack.enter_context(socket.socket()) for _ in range(count)]
+        for each in sockets:
+            each.bind((HOST, 0))
+        return [int(each.getsockname()[1]) for each in sockets]
+
+
+def wait_ready(url: str, process: subprocess.Popen[bytes] | None, log: Path | None) -> None:
+    """Return once `url` answers 200; raise with the log's tail when it never does."""
+    give_up = time.monotonic() + READY_SECONDS
+    last = "no answer"
+    while time.monotonic() < give_up:
+        if process is not None and process.poll() is not None:
+            raise ServerFailed(f"ended with {process.returncode} before it was ready\n{tail(log)}")
+        try:
+            with urllib.request.urlopen(url, timeout=2):
+                return
+        except urllib.error.HTTPError as error:
+            last = f"HTTP {error.code}"
+        except OSError as error:
+            last = str(error)
+        time.sleep(POLL_SECONDS)
+    raise ServerFailed(f"{url} not ready after {READY_SECONDS:.0f} s: {last}\n{tail(log)}")
+
+
+def tail(log: Path | None, length: int = 3000) -> str:
+    return "" if log is None else log.read_text(errors="replace")[-length:]
+
+
+def pinned(core: int | None) -> None:
+    """Keep the calling process, and all it starts, on one core."""
+    if core is not None:
+        os.sched_setaffinity(0, {core})
+
+
+@contextlib.contextmanager
+def running(
+    command: Sequence[str],
+    *,
+    log: Path,
+    ready: str,
+    core: int | None = None,
+    env: Mapping[str, str] | None = None,
+    cwd: Path | None = None,
+    must_stop: bool = True,
+) -> Iterator[subprocess.Popen[bytes]]:
+    """A server that is ready inside the block and gone after it.
+
+    One that does not end when told is killed, and `must_stop` makes that an error.
+    """
+    with log.open("wb") as out:
+        process = subprocess.Popen(
+            list(command),
+            stdin=subprocess.DEVNULL,
+            stdout=out,
+            stderr=subprocess.STDOUT,
+            env={**os.environ, **(env or {})},
+            cwd=cwd,
+            start_new_session=True,
+            preexec_fn=lambda: pinned(core),
+        )
+    try:
+        wait_ready(ready, process, log)
+        yield process
+    finally:
+        killed = _stop(process)
+    if killed and must_stop:
+        raise ServerFailed(f"still there {STOP_SECONDS:.0f} s after SIGTERM\n{tail(log)}")
+
+
+def _stop(process: subprocess.Popen[bytes]) -> bool:
+    """End the process and its group; true when it did not end by itself."""
+    killed = False
+    if process.poll() is None:
+        process.send_signal(signal.SIGTERM)
+        try:
+            process.wait(STOP_SECONDS)
+        except subprocess.TimeoutExpired:
+            killed = True
+    with contextlib.suppress(ProcessLookupError):
+        os.killpg(process.pid, signal.SIGKILL)
+    process.wait()
+    return killed

@@ -1,0 +1,204 @@
+"""Checkpoints are read strictly and never run."""
+
+from __future__ import annotations
+
+import io
+import os
+import random
+import zipfile
+from pathlib import Path
+from typing import Any
+
+import pytest
+import safetensors.torch
+import torch
+from torch import nn
+
+from exporters import checkpoint, spec
+from exporters.errors import UsageError, exit_code
+from gateway.errors import IntegrityError
+
+
+def saved(content: Any, path: Path) -> Path:
+    torch.save(content, path)
+    return path
+
+
+@pytest.mark.parametrize("key", ["model_state_dict", "state_dict"])
+def test_a_training_checkpoint_gives_its_weights_and_hyperparameters(
+    fraud: nn.Module, tmp_path: Path, key: str
+) -> None:
+    content = {key: fraud.state_dict(), "model_kwargs": {"nhead": 2}, "epoch": 3}
+    read = checkpoint.read(saved(content, tmp_path / "a.pt"))
+    assert read.model_kwargs == {"nhead": 2}
+    assert torch.equal(read.state["head.weight"], fraud.state_dict()["head.weight"])
+
+
+def test_safetensors_give_weights_and_the_hyperparameters_in_their_metadata(
+    fraud: nn.Module, tmp_path: Path
+) -> None:
+    path = tmp_path / "a.safetensors"
+    safetensors.torch.save_file(fraud.state_dict(), path, {"model_kwargs": '{"nhead": 2}'})
+    read = checkpoint.read(path)
+    assert read.model_kwargs == {"nhead": 2}
+    checkpoint.load_into(fraud, read)
+
+
+@pytest.mark.parametrize("prefix", ["module.", "_orig_mod.", "_orig_mod.module."])
+def test_prefixes_that_wrappers_leave_on_every_key_are_stripped(
+    fraud: nn.Module, tmp_path: Path, prefix: str
+) -> None:
+    state = {prefix + key: value for key, value in fraud.state_dict().items()}
+    checkpoint.load_into(fraud, checkpoint.read(saved(state, tmp_path / "a.pt")))
+
+
+def test_a_prefix_on_some_keys_only_is_part_of_their_names(tmp_path: Path) -> None:
+    state = {"module.weight": torch.zeros(1), "weight": torch.zeros(1)}
+    assert set(checkpoint.read(saved(state, tmp_path / "a.pt")).state) == set(state)
+
+
+def test_missing_and_unexpected_keys_are_named_and_counted(
+    fraud: nn.Module, tmp_path: Path
+) -> None:
+    state = fraud.state_dict()
+    for number in range(5):
+        state[f"extra.{number}"] = torch.zeros(1)
+    del state["head.weight"]
+    with pytest.raises(UsageError) as caught:
+        checkpoint.load_into(fraud, checkpoint.read(saved(state, tmp_path / "a.pt")))
+    assert "1 missing keys: head.weight" in str(caught.value)
+    assert "5 unexpected keys: extra.0, extra.1, extra.2 and 2 more" in str(caught.value)
+
+
+def test_a_wrong_shape_is_named_with_both_shapes(fraud: nn.Module, tmp_path: Path) -> None:
+    state = {**fraud.state_dict(), "head.weight": torch.zeros(1, 7)}
+    with pytest.raises(UsageError, match=r"head.weight is \[1, 7\], the model wants \[1, 16\]"):
+        checkpoint.load_into(fraud, checkpoint.read(saved(state, tmp_path / "a.pt")))
+
+
+def test_a_weight_that_is_nan_is_named(fraud: nn.Module, tmp_path: Path) -> None:
+    state = {**fraud.state_dict(), "head.bias": torch.tensor([float("nan")])}
+    with pytest.raises(IntegrityError, match=r"'head.bias' contains NaN"):
+        checkpoint.load_into(fraud, checkpoint.read(saved(state, tmp_path / "a.pt")))
+
+
+class Bomb:
+    def __init__(self, target: Path) -> None:
+        self.target = target
+
+    def __reduce__(self) -> Any:
+        return os.mkdir, (str(self.target),)
+
+
+@pytest.mark.parametrize("legacy", [False, True], ids=["zip", "legacy"])
+def test_a_pickle_that_wants_to_run_code_is_refused_and_not_run(
+    tmp_path: Path, legacy: bool
+) -> None:
+    target, path = tmp_path / "ran", tmp_path / "bomb.pt"
+    content = {"state_dict": Bomb(target)}
+    torch.save(content, path, _use_new_zipfile_serialization=not legacy)
+    with pytest.raises(IntegrityError, match=r"wants to run '\w+\.mkdir'.*refused") as caught:
+        checkpoint.read(path)
+    assert exit_code(caught.value) == 5
+    assert not target.exists()
+    torch.load(path, weights_only=False)
+    assert target.exists(), "the bomb is a dud: this test could not fail"
+
+
+def test_a_pickled_module_is_refused_with_the_remedy(fraud: nn.Module, tmp_path: Path) -> None:
+    with pytest.raises(IntegrityError, match=r"FraudTransformer.*save model.state_dict\(\)"):
+        checkpoint.read(saved(fraud, tmp_path / "a.pt"))
+
+
+@pytest.mark.parametrize("suffix", [".pt", ".safetensors"])
+def test_a_checkpoint_cut_anywhere_is_an_integrity_error(
+    fraud: nn.Module, tmp_path: Path, suffix: str
+) -> None:
+    whole = tmp_path / f"whole{suffix}"
+    if suffix == ".pt":
+        saved(fraud.state_dict(), whole)
+    else:
+        safetensors.torch.save_file(fraud.state_dict(), whole)
+    content = whole.read_bytes()
+    cut = tmp_path / f"cut{suffix}"
+    for length in [0, 1, 8, *random.Random(0).sample(range(len(content)), 25), len(content) - 1]:
+        cut.write_bytes(content[:length])
+        with pytest.raises(IntegrityError, match="truncated or damaged"):
+            checkpoint.read(cut)
+
+
+def test_damage_inside_the_pickle_is_never_a_traceback(fraud: nn.Module, tmp_path: Path) -> None:
+    whole = saved(fraud.state_dict(), tmp_path / "whole.pt")
+    with zipfile.ZipFile(whole) as archive:
+        members = {name: archive.read(name) for name in archive.namelist()}
+    pickled = next(name for name in members if name.endswith("data.pkl"))
+    chance = random.Random(1)
+    for _ in range(60):
+        damaged = bytearray(members[pickled])
+        damaged[chance.randrange(len(damaged))] = chance.randrange(256)
+        buffer = io.BytesIO()
+        with zipfile.ZipFile(buffer, "w") as archive:
+            for name, data in members.items():
+                archive.writestr(name, bytes(damaged) if name == pickled else data)
+        path = tmp_path / "damaged.pt"
+        path.write_bytes(buffer.getvalue())
+        try:
+            checkpoint.load_into(fraud, checkpoint.read(path))
+        except (IntegrityError, UsageError) as error:
+            assert "\n" not in str(error)
+
+
+@pytest.mark.parametrize(
+    ("content", "said"),
+    [
+        ([1, 2], "holds a list, not a state dict"),
+        ({}, "holds no state dict"),
+        ({"epoch": 3}, "not tensors: epoch"),
+        ({"state_dict": 3}, "holds no state dict under 'state_dict'"),
+        ({"state_dict": {"a": torch.zeros(1)}, "model_kwargs": [1]}, "'model_kwargs' is not a"),
+    ],
+)
+def test_a_file_without_a_state_dict_says_what_it_holds(
+    tmp_path: Path, content: Any, said: str
+) -> None:
+    with pytest.raises(IntegrityError) as caught:
+        checkpoint.read(saved(content, tmp_path / "a.pt"))
+    assert said in str(caught.value)
+
+
+def test_a_missing_file_and_an_unknown_extension_are_usage_errors(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match="is not a file"):
+        checkpoint.read(tmp_path / "absent.pt")
+    (tmp_path / "a.h5").write_bytes(b"x")
+    with pytest.raises(UsageError, match=r"extension '.h5'; use one of .pt, .pth, .safetensors"):
+        checkpoint.read(tmp_path / "a.h5")
+
+
+def test_hyperparameters_are_inferred_from_shapes(fraud: nn.Module, vit: nn.Module) -> None:
+    shapes = {key: tuple(value.shape) for key, value in fraud.state_dict().items()}
+    built, _, kwargs = spec.build("fraud", shapes, {"nhead": 2})
+    assert kwargs["num_layers"] == 2 and kwargs["vocab_size"] == 32
+    built.load_state_dict(fraud.state_dict())
+    shapes = {key: tuple(value.shape) for key, value in vit.state_dict().items()}
+    built, _, kwargs = spec.build("vit", shapes, {"num_heads": 2})
+    assert kwargs["image_size"] == 8 and kwargs["patch_size"] == 4
+    built.load_state_dict(vit.state_dict())
+
+
+def test_the_published_vit_sizes_need_no_head_count() -> None:
+    from exporters.models.vit import VisionTransformer
+
+    tiny = VisionTransformer(8, 4, 3, 2, dim=192, depth=1, num_heads=3, mlp_dim=8)
+    shapes = {key: tuple(value.shape) for key, value in tiny.state_dict().items()}
+    assert spec.build("vit", shapes, {})[2]["num_heads"] == 3
+
+
+@pytest.mark.parametrize(("model", "remedy"), [("fraud", '"nhead": N'), ("vit", '"num_heads": N')])
+def test_a_head_count_that_cannot_be_inferred_is_asked_for(
+    request: pytest.FixtureRequest, model: str, remedy: str
+) -> None:
+    module: nn.Module = request.getfixturevalue(model)
+    shapes = {key: tuple(value.shape) for key, value in module.state_dict().items()}
+    with pytest.raises(UsageError) as caught:
+        spec.build(model, shapes, {})
+    assert remedy in str(caught.value)

@@ -1,0 +1,148 @@
+"""The ONNX exporter keeps names and dimensions, says nothing, and tells what it cannot do."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import onnx
+import pytest
+import torch
+from torch import nn
+
+import exporters.formats.onnx as formats_onnx
+from exporters import parity
+from exporters.errors import ParityError, exit_code
+from exporters.formats import find_format
+from exporters.spec import ModelSpec
+from gateway.errors import Unsupported
+from gateway.types import Axis, Datatype, ModelSignature, TensorSpec
+
+
+def convert(
+    module: Any, path: Path, opset: int = 20, signature: ModelSignature | None = None
+) -> formats_onnx.OnnxSession:
+    signature = signature or module.modelport_spec.signature(module, 4)
+    with parity.inference_mode(module):
+        formats_onnx.export(module, signature, path, opset)
+    return formats_onnx.open_session(path)
+
+
+def dims(values: Any) -> dict[str, list[Any]]:
+    return {
+        value.name: [d.dim_param or d.dim_value for d in value.type.tensor_type.shape.dim]
+        for value in values
+    }
+
+
+def test_the_fraud_model_keeps_names_and_symbolic_dimensions_and_says_nothing(
+    fraud: nn.Module, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "model.onnx"
+    session = convert(fraud, path)
+    assert capfd.readouterr() == ("", "")
+    model = onnx.load(path)
+    onnx.checker.check_model(model)
+    assert dims(model.graph.input) == {"tokens": ["batch", "sequence"], "seq_lens": ["batch"]}
+    assert dims(model.graph.output) == {"probability": ["batch"]}
+    assert [opset.version for opset in model.opset_import if not opset.domain] == [20]
+    assert str(Path.cwd()).encode() not in path.read_bytes(), "a stack trace was shipped"
+    signature = fraud.modelport_spec.signature(fraud, 4)
+    with parity.inference_mode(fraud):
+        report = parity.check(
+            fraud, session, signature, fraud.modelport_spec, samples=100, seed=0, atol=5e-6, rtol=0
+        )
+    assert report.agreement == 1.0
+
+
+def test_large_weights_lie_beside_the_model_in_the_same_folder(
+    vit: nn.Module, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(formats_onnx, "EXTERNAL_DATA_BYTES", 1000)
+    convert(vit, tmp_path / "vit.onnx", opset=18)
+    assert {path.name for path in tmp_path.iterdir()} == {"vit.onnx", "vit.onnx.data"}
+    moved = tmp_path.parent / f"{tmp_path.name}-moved"
+    tmp_path.rename(moved)
+    formats_onnx.open_session(moved / "vit.onnx")
+
+
+class Model(nn.Module):
+    """A user's model over ``x`` ``[B, n]`` whose ``forward`` is given."""
+
+    def __init__(self, body: Callable[[torch.Tensor], torch.Tensor]) -> None:
+        super().__init__()
+        self.linear = nn.Linear(1, 1)
+        self.body = body
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.body(x)
+
+
+def signature(batch: int = 4, axis: Axis | None = None) -> ModelSignature:
+    return ModelSignature(
+        (TensorSpec("x", Datatype.FP32, ("n",)),),
+        (TensorSpec("y", Datatype.FP32, ("n",)),),
+        batch,
+        {"n": axis or Axis("n", 1, 9)},
+    )
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        lambda x: torch.stack([x[row] for row in range(x.shape[0])]),
+        lambda x: torch.stack([x[:, column] for column in range(x.shape[1])], dim=1),
+    ],
+    ids=["batch", "axis"],
+)
+def test_a_dimension_that_the_model_bakes_in_is_a_parity_error(
+    tmp_path: Path, body: Callable[[torch.Tensor], torch.Tensor]
+) -> None:
+    with pytest.raises(ParityError, match="one size only of a dimension") as caught:
+        convert(Model(body), tmp_path / "m.onnx", signature=signature())
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    "declared",
+    [signature(batch=1), signature(batch=0), signature(axis=Axis("n", 5, 5))],
+    ids=["a largest batch of one", "no batch dimension", "an axis of one size"],
+)
+def test_unusual_signatures_are_exported_and_hold(
+    tmp_path: Path, declared: ModelSignature
+) -> None:
+    module = Model(lambda x: x.cumsum(-1))
+    session = convert(module, tmp_path / "m.onnx", signature=declared)
+    with parity.inference_mode(module):
+        parity.check(
+            module,
+            session,
+            declared,
+            ModelSpec("m", lambda module, batch: declared),
+            samples=20,
+            seed=0,
+            atol=1e-5,
+            rtol=1e-5,
+        )
+
+
+@pytest.mark.parametrize("opset", [5, 17, 99])
+def test_an_opset_without_an_exporter_is_unsupported(vit: nn.Module, opset: int) -> None:
+    with pytest.raises(Unsupported, match=f"--opset {opset} is not supported; use 18 to 23"):
+        formats_onnx.export(vit, vit.modelport_spec.signature(vit, 4), Path("unused"), opset)
+
+
+def test_a_model_that_cannot_be_traced_is_unsupported_in_one_line(tmp_path: Path) -> None:
+    def branchy(x: torch.Tensor) -> torch.Tensor:
+        return x if float(x.sum()) > 0 else -x
+
+    with pytest.raises(Unsupported, match=r"torch.onnx cannot export this model") as caught:
+        convert(Model(branchy), tmp_path / "m.onnx", signature=signature())
+    assert exit_code(caught.value) == 4
+    assert "\n" not in str(caught.value)
+
+
+def test_a_format_without_an_exporter_names_those_that_work() -> None:
+    with pytest.raises(Unsupported, match="--format 'tflite' is not supported; use onnx"):
+        find_format("tflite")

@@ -1,0 +1,146 @@
+"""Small ONNX models and repositories, made on the spot."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+import onnx
+from onnx import TensorProto, helper, numpy_helper
+
+ONNX_TYPES = {
+    "BOOL": TensorProto.BOOL,
+    "UINT8": TensorProto.UINT8,
+    "UINT16": TensorProto.UINT16,
+    "UINT32": TensorProto.UINT32,
+    "UINT64": TensorProto.UINT64,
+    "INT8": TensorProto.INT8,
+    "INT16": TensorProto.INT16,
+    "INT32": TensorProto.INT32,
+    "INT64": TensorProto.INT64,
+    "FP16": TensorProto.FLOAT16,
+    "FP32": TensorProto.FLOAT,
+    "FP64": TensorProto.DOUBLE,
+    "BF16": TensorProto.BFLOAT16,
+    "BYTES": TensorProto.STRING,
+}
+
+X2_CONFIG = """
+name: "x2"
+backend: "onnxruntime"
+max_batch_size: 8
+input { name: "x" data_type: TYPE_FP32 dims: 4 }
+output { name: "y" data_type: TYPE_FP32 dims: 4 }
+"""
+
+
+def save(path: Path, graph: onnx.GraphProto) -> Path:
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 20)], ir_version=10)
+    onnx.checker.check_model(model)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    onnx.save(model, path)
+    return path
+
+
+def multiply(path: Path, factor: float = 2.0) -> Path:
+    """FP32 ``y = factor * x``, both ``[batch, 4]``."""
+    return save(
+        path,
+        helper.make_graph(
+            [helper.make_node("Mul", ["x", "factor"], ["y"])],
+            "multiply",
+            [helper.make_tensor_value_info("x", TensorProto.FLOAT, ["batch", 4])],
+            [helper.make_tensor_value_info("y", TensorProto.FLOAT, ["batch", 4])],
+            [numpy_helper.from_array(np.float32(factor), "factor")],
+        ),
+    )
+
+
+def identity(path: Path, datatype: str, shape: Sequence[str | int] = ("batch", 4)) -> Path:
+    """``y = x`` of any datatype."""
+    onnx_type = ONNX_TYPES[datatype]
+    return save(
+        path,
+        helper.make_graph(
+            [helper.make_node("Identity", ["x"], ["y"])],
+            "identity",
+            [helper.make_tensor_value_info("x", onnx_type, shape)],
+            [helper.make_tensor_value_info("y", onnx_type, shape)],
+        ),
+    )
+
+
+def add_and_subtract(path: Path, datatype: str = "FP32") -> Path:
+    """Two inputs ``a``, ``b``, two outputs ``total``, ``difference``, all ``[batch, n]``."""
+    onnx_type = ONNX_TYPES[datatype]
+    infos = [
+        helper.make_tensor_value_info(name, onnx_type, ["batch", "n"])
+        for name in ("a", "b", "total", "difference")
+    ]
+    nodes = [
+        helper.make_node("Add", ["a", "b"], ["total"]),
+        helper.make_node("Sub", ["a", "b"], ["difference"]),
+    ]
+    return save(path, helper.make_graph(nodes, "add_and_subtract", infos[:2], infos[2:]))
+
+
+def repository(root: Path) -> Path:
+    """A plain Triton repository: ``x2`` with a configuration."""
+    multiply(root / "x2" / "1" / "model.onnx")
+    (root / "x2" / "config.pbtxt").write_text(X2_CONFIG)
+    return root
+
+
+def count_up(path: Path) -> Path:
+    """INT64 ``total = n``, both ``[1]``, counted one by one: about a microsecond each."""
+    scalar = helper.make_tensor_value_info
+    body = helper.make_graph(
+        [
+            helper.make_node("Identity", ["more"], ["still"]),
+            helper.make_node("Add", ["sum", "one"], ["next"]),
+        ],
+        "count",
+        [
+            scalar("i", TensorProto.INT64, []),
+            scalar("more", TensorProto.BOOL, []),
+            scalar("sum", TensorProto.INT64, [1]),
+        ],
+        [scalar("still", TensorProto.BOOL, []), scalar("next", TensorProto.INT64, [1])],
+    )
+    return save(
+        path,
+        helper.make_graph(
+            [
+                helper.make_node("Squeeze", ["n"], ["times"]),
+                helper.make_node("Loop", ["times", "", "zero"], ["total"], body=body),
+            ],
+            "count_up",
+            [helper.make_tensor_value_info("n", TensorProto.INT64, [1])],
+            [helper.make_tensor_value_info("total", TensorProto.INT64, [1])],
+            [
+                numpy_helper.from_array(np.array([0]), "zero"),
+                numpy_helper.from_array(np.array([1]), "one"),
+            ],
+        ),
+    )
+
+
+def external(path: Path, location: str) -> Path:
+    """FP32 ``y = x + w``, ``[4]``, whose weight lies in the file ``location``."""
+    weight = numpy_helper.from_array(np.ones(4, np.float32), "w")
+    weight.ClearField("raw_data")
+    weight.data_location = TensorProto.EXTERNAL
+    for key, value in (("location", location), ("offset", "0"), ("length", "16")):
+        weight.external_data.add(key=key, value=value)
+    graph = helper.make_graph(
+        [helper.make_node("Add", ["x", "w"], ["y"])],
+        "external",
+        [helper.make_tensor_value_info("x", TensorProto.FLOAT, [4])],
+        [helper.make_tensor_value_info("y", TensorProto.FLOAT, [4])],
+        [weight],
+    )
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 20)], ir_version=10)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_bytes(model.SerializeToString())  # unchecked: the location may be a hostile one
+    return path
