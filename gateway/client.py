@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 from collections.abc import Callable, Mapping
 from contextlib import closing
 from pathlib import Path
@@ -113,12 +114,12 @@ def models(url: str | None, protocol: str, as_json: bool) -> None:
     from rich.console import Console
     from rich.table import Table
 
-    table = Table("model", "version", "state", "platform", "inputs", "outputs", "reason")
+    table = Table("model", "version", "state", "inputs", "outputs", "reason")
     for row in rows:
         style = "" if row["state"] in ("READY", "") else "red"
         signature = [_signature(row.get(side, [])) for side in ("inputs", "outputs")]
         table.add_row(
-            row["name"], row["version"], row["state"], row.get("platform", ""), *signature,
+            row["name"], row["version"], row["state"], *signature,
             row["reason"], style=style,
         )  # fmt: skip
     Console().print(table if rows else "The gateway's repository holds no model.")
@@ -208,7 +209,7 @@ def _read(
             name = _only(specs, file)
             found = {name: _image(file, specs[name], parameters())}
         else:
-            text = click.get_text_stream("stdin").read() if str(file) == "-" else file.read_text()
+            text = sys.stdin.read() if str(file) == "-" else file.read_text()
             found = _from_json(json.loads(text), specs, file)
     except FileNotFoundError:
         raise InvalidArgument(f"'{file}' does not exist") from None

@@ -16,7 +16,6 @@ import torch
 from onnx_ir.passes.common import ClearMetadataAndDocStringPass
 from torch import nn
 
-from exporters.errors import ParityError
 from exporters.samples import draw, model_dims, name_axes, sizes_of
 from gateway.errors import Unsupported
 from gateway.types import Array, Axis, ModelSignature
@@ -34,11 +33,12 @@ ORT_ERRORS_ONLY = 3
 def export(module: nn.Module, signature: ModelSignature, path: Path, opset: int | None) -> None:
     """Write ``module`` to ``path``, and ``<path>.data`` beside it if the weights are large.
 
-    Inputs and outputs carry the signature's names; batch and axes are symbolic.
+    Inputs and outputs carry the signature's names; batch and axes are symbolic, unless the module
+    itself fixes one: torch.onnx then bakes the example's size in without a word, and the proof
+    fails.
 
     Raises:
         Unsupported: the opset, or an operator, has no conversion.
-        ParityError: the module works for one size only of a dimension declared dynamic.
     """
     if opset is not None and opset not in OPSETS:
         raise Unsupported(f"--opset {opset} is not supported; use {OPSETS[0]} to {OPSETS[-1]}")
@@ -67,20 +67,14 @@ def export(module: nn.Module, signature: ModelSignature, path: Path, opset: int 
         raise _translate(error) from error
 
 
-def _translate(error: Exception) -> Exception:
+def _translate(error: Exception) -> Unsupported:
     """torch's own account of a failed export, pages long, in one line."""
-    causes = [error]
-    while (cause := causes[-1].__cause__) is not None and isinstance(cause, Exception):
-        causes.append(cause)
-    text = " ".join(str(cause) for cause in causes)
-    reason = (str(causes[-1]).strip() or type(causes[-1]).__name__).splitlines()[0][:300]
-    if "Constraints violated" in text or "specialized" in text:
-        return ParityError(
-            "the model works for one size only of a dimension that its signature declares dynamic "
-            f"({reason}); make forward() read sizes from its inputs, or declare the dimension fixed"
-        )
+    cause: BaseException = error
+    while cause.__cause__ is not None:
+        cause = cause.__cause__
+    reason = (str(cause).strip() or type(cause).__name__).splitlines()[0][:300]
     return Unsupported(
-        f"torch.onnx cannot export this model ({reason}); change the operator it names"
+        f"torch.onnx cannot export this model ({reason}); rewrite what it names in forward()"
     )
 
 

@@ -125,6 +125,14 @@ def median(samples: list[clients.Sample]) -> float:
     return statistics.median(sample.requests_per_second for sample in samples)
 
 
+def ratio(samples: list[clients.Sample], baseline: list[clients.Sample]) -> float:
+    """The median of each round's own ratio: what slows a round slows both."""
+    pairs = zip(samples, baseline, strict=True)
+    return statistics.median(
+        ours.requests_per_second / max(theirs.requests_per_second, 1e-9) for ours, theirs in pairs
+    )
+
+
 def cell(samples: list[clients.Sample], baseline: list[clients.Sample]) -> str:
     """Median requests/s (lowest-highest), ratio to the baseline, p50 / p99 milliseconds."""
     if not samples:
@@ -132,7 +140,7 @@ def cell(samples: list[clients.Sample], baseline: list[clients.Sample]) -> str:
     rates = [sample.requests_per_second for sample in samples]
     text = f"{median(samples):,.0f} ({min(rates):,.0f}-{max(rates):,.0f})"
     if baseline:
-        text += f" **{median(samples) / median(baseline):.2f}x**"
+        text += f" **{ratio(samples, baseline):.2f}x**"
     p50 = statistics.median(sample.p50_ms for sample in samples)
     p99 = statistics.median(sample.p99_ms for sample in samples)
     text += f" {p50:.2f}/{p99:.2f} ms"
@@ -149,7 +157,8 @@ def table(results: Results, machine: dict[str, Any], options: argparse.Namespace
         f"{options.server_core}, clients on core {options.client_core}{same}; load average before "
         f"{machine['load_average'][0]:.1f}. {options.rounds} interleaved rounds of "
         f"{options.seconds} s; the 4-float model, no batching. requests/s: median (lowest-highest) "
-        f"**ratio to {BASELINE}** p50/p99. HTTP is JSON by wrk, gRPC by h2load.",
+        f"**median of each round's ratio to {BASELINE}** p50/p99. HTTP is JSON by wrk, gRPC by "
+        "h2load.",
         "",
         f"| server | {' | '.join(titles)} |",
         f"|---|{'---|' * len(titles)}",

@@ -1,0 +1,238 @@
+"""Which version to load or unload next: sentences, and properties over every way it can go."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from gateway.policy import Load, Snapshot, Unload, VersionPolicy, next_action, wanted
+from gateway.repository import config
+
+LATEST = VersionPolicy()
+ALL = VersionPolicy(latest=None)
+
+
+def specific(*versions: int) -> VersionPolicy:
+    return VersionPolicy(specific=frozenset(versions))
+
+
+def act(
+    policy: VersionPolicy,
+    available: Mapping[int, str],
+    serving: Mapping[int, str] | None = None,
+    failed: Mapping[int, str] | None = None,
+) -> Load | Unload | None:
+    return next_action(Snapshot(policy, available, serving or {}, failed or {}))
+
+
+# -- what a configuration says ---------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("text", "policy"),
+    [
+        ("", LATEST),
+        ("version_policy { }", LATEST),
+        ("version_policy { latest { } }", LATEST),
+        ("version_policy { latest { num_versions: 3 } }", VersionPolicy(latest=3)),
+        ("version_policy { all { } }", ALL),
+        ("version_policy { specific { versions: [ 1, 3 ] } }", specific(1, 3)),
+    ],
+)
+def test_a_policy_is_read_from_the_configuration(text: str, policy: VersionPolicy) -> None:
+    assert VersionPolicy.of(config.parse(text)) == policy
+
+
+# -- sentences ------------------------------------------------------------------------------------
+
+
+def test_with_nothing_on_disk_there_is_nothing_to_do() -> None:
+    assert act(LATEST, {}) is None
+
+
+def test_the_newest_version_is_loaded_first() -> None:
+    assert act(LATEST, {1: "a", 2: "b"}) == Load(2)
+
+
+def test_when_the_newest_serves_the_older_one_is_not_loaded() -> None:
+    assert act(LATEST, {1: "a", 2: "b"}, {2: "b"}) is None
+
+
+def test_a_new_version_is_loaded_while_the_old_one_still_serves() -> None:
+    assert act(LATEST, {1: "a", 2: "b"}, {1: "a"}) == Load(2)
+
+
+def test_the_old_version_is_unloaded_once_the_new_one_serves() -> None:
+    assert act(LATEST, {1: "a", 2: "b"}, {1: "a", 2: "b"}) == Unload(1)
+
+
+def test_when_the_newest_fails_the_next_older_one_is_loaded_in_its_place() -> None:
+    assert act(LATEST, {1: "a", 2: "bad"}, failed={2: "bad"}) == Load(1)
+
+
+def test_when_the_newest_fails_the_old_one_keeps_serving() -> None:
+    assert act(LATEST, {1: "a", 2: "bad"}, {1: "a"}, {2: "bad"}) is None
+
+
+def test_a_failed_version_is_tried_again_once_its_content_changes() -> None:
+    assert act(LATEST, {1: "a", 2: "repaired"}, {1: "a"}, {2: "bad"}) == Load(2)
+
+
+def test_a_version_whose_content_changes_is_loaded_again() -> None:
+    assert act(LATEST, {1: "changed"}, {1: "a"}) == Load(1)
+
+
+def test_a_reload_that_fails_leaves_the_version_serving() -> None:
+    assert act(LATEST, {1: "bad"}, {1: "a"}, {1: "bad"}) is None
+
+
+def test_a_version_that_fails_to_reload_is_not_replaced_by_an_older_one() -> None:
+    assert act(LATEST, {1: "a", 2: "bad"}, {2: "b"}, {2: "bad"}) is None
+
+
+def test_all_versions_are_loaded_newest_first() -> None:
+    assert act(ALL, {1: "a", 2: "b", 3: "c"}) == Load(3)
+    assert act(ALL, {1: "a", 2: "b", 3: "c"}, {3: "c"}) == Load(2)
+    assert act(ALL, {1: "a", 2: "b", 3: "c"}, {3: "c", 2: "b", 1: "a"}) is None
+
+
+def test_one_failure_of_all_does_not_stop_the_others() -> None:
+    assert act(ALL, {1: "a", 2: "bad"}, failed={2: "bad"}) == Load(1)
+
+
+def test_the_latest_two_are_two() -> None:
+    available = {1: "a", 2: "b", 3: "c"}
+    assert act(VersionPolicy(latest=2), available, {3: "c"}) == Load(2)
+    assert act(VersionPolicy(latest=2), available, {3: "c", 2: "b"}) is None
+
+
+def test_only_specific_versions_are_loaded() -> None:
+    assert act(specific(1), {1: "a", 2: "b"}) == Load(1)
+    assert act(specific(1), {1: "a", 2: "b"}, {1: "a"}) is None
+
+
+def test_a_specific_version_that_fails_is_not_replaced_by_one_that_nobody_asked_for() -> None:
+    assert act(specific(2), {1: "a", 2: "bad"}, failed={2: "bad"}) is None
+
+
+def test_a_version_taken_from_disk_is_unloaded_while_another_serves() -> None:
+    assert act(LATEST, {2: "b"}, {1: "a", 2: "b"}) == Unload(1)
+
+
+def test_when_every_version_vanishes_what_serves_keeps_serving() -> None:
+    assert act(LATEST, {}, {1: "a", 2: "b"}) is None
+
+
+@pytest.mark.parametrize("policy", [LATEST, ALL, specific(2)])
+def test_the_last_version_keeps_serving_while_its_replacement_does_not_load(
+    policy: VersionPolicy,
+) -> None:
+    """Version 1 is gone from disk, version 2 is bad: a bad release takes no model down."""
+    assert act(policy, {2: "bad"}, {1: "a"}, {2: "bad"}) is None
+
+
+def test_narrowing_the_policy_to_a_bad_version_takes_no_model_down() -> None:
+    assert act(specific(2), {1: "a", 2: "bad"}, {1: "a"}, {2: "bad"}) is None
+
+
+# -- properties -----------------------------------------------------------------------------------
+
+_versions = st.integers(1, 5)
+_content = st.sampled_from("abc")
+_policies = st.one_of(
+    st.just(ALL),
+    st.integers(1, 4).map(lambda n: VersionPolicy(latest=n)),
+    st.frozensets(_versions, min_size=1).map(lambda v: VersionPolicy(specific=v)),
+)
+_worlds = st.builds(
+    Snapshot,
+    _policies,
+    st.dictionaries(_versions, _content),
+    st.dictionaries(_versions, _content),
+    st.dictionaries(_versions, _content),
+)
+#: Which content loads and which does not.
+_loads = st.dictionaries(st.tuples(_versions, _content), st.booleans())
+
+
+def run(
+    world: Snapshot, loads: Mapping[tuple[int, str], bool]
+) -> list[tuple[Load | Unload, Snapshot]]:
+    """Every action until there is none, with the snapshot it was decided on."""
+    steps: list[tuple[Load | Unload, Snapshot]] = []
+    for _ in range(1 + 3 * 5):
+        action = next_action(world)
+        if action is None:
+            return steps
+        steps.append((action, world))
+        serving, failed = dict(world.serving), dict(world.failed)
+        if isinstance(action, Unload):
+            del serving[action.version]
+        else:
+            content = world.available[action.version]
+            if loads.get((action.version, str(content)), True):
+                serving[action.version] = content
+                failed.pop(action.version, None)
+            else:
+                failed[action.version] = content
+        world = Snapshot(world.policy, world.available, serving, failed)
+    raise AssertionError(f"no end after {len(steps)} actions: {[a for a, _ in steps]}")
+
+
+def after(steps: list[tuple[Load | Unload, Snapshot]]) -> set[int]:
+    action, world = steps[-1]
+    return set(world.serving) - ({action.version} if isinstance(action, Unload) else set())
+
+
+@given(_worlds, _loads)
+def test_it_always_comes_to_an_end(
+    world: Snapshot, loads: Mapping[tuple[int, str], bool]
+) -> None:
+    steps = run(world, loads)
+    assert len(steps) <= 2 * len(world.available) + len(world.serving)
+
+
+@given(_worlds, _loads)
+def test_nothing_is_unloaded_while_something_wanted_has_still_to_be_loaded(
+    world: Snapshot, loads: Mapping[tuple[int, str], bool]
+) -> None:
+    for action, seen in run(world, loads):
+        if isinstance(action, Unload):
+            assert action.version not in wanted(seen)
+            for version in wanted(seen):
+                current = seen.serving.get(version) == seen.available[version]
+                known_bad = seen.failed.get(version) == seen.available[version]
+                assert current or known_bad, f"{action} before version {version} was tried"
+
+
+@given(_worlds, _loads)
+def test_the_last_version_that_serves_is_never_taken_away(
+    world: Snapshot, loads: Mapping[tuple[int, str], bool]
+) -> None:
+    for action, seen in run(world, loads):
+        if isinstance(action, Unload):
+            assert len(seen.serving) > 1, f"{action} leaves nothing that serves: {seen}"
+
+
+@given(_worlds, _loads)
+def test_a_version_is_loaded_at_most_once_for_the_same_content(
+    world: Snapshot, loads: Mapping[tuple[int, str], bool]
+) -> None:
+    loaded = [action for action, _ in run(world, loads) if isinstance(action, Load)]
+    assert len(loaded) == len(set(loaded))
+
+
+@given(_worlds)
+def test_what_is_left_serving_is_what_the_policy_wants_when_everything_loads(
+    world: Snapshot,
+) -> None:
+    fresh = Snapshot(world.policy, world.available, world.serving, {})
+    steps = run(fresh, {})
+    target = set(wanted(fresh))
+    if target and steps:
+        assert target <= after(steps) | {
+            a.version for a, _ in steps[-1:] if isinstance(a, Load)
+        }
