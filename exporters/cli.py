@@ -115,7 +115,8 @@ def _progress() -> Iterator[Callable[[str, int, int], None]]:
         task = bar.add_task("", total=None)
 
         def show(stage: str, done: int, total: int) -> None:
-            bar.update(task, description=stage, completed=done, total=total or None)
+            bar.tasks[task].total = total or None  # update() would take None for "as before"
+            bar.update(task, description=stage, completed=done)
 
         yield show
 

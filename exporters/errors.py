@@ -71,11 +71,16 @@ class Failure(click.ClickException):
 
 
 class OneLineCommand(click.Command):
-    """A command whose every failure, in parsing or in running, is one line and an exit code."""
+    """A command whose every failure, in parsing or in running, is one line and an exit code.
+
+    As the first base of a group it holds for all of the group's commands.
+    """
 
     def make_context(self, *args: Any, **kwargs: Any) -> click.Context:
         try:
             return super().make_context(*args, **kwargs)
+        except click.exceptions.NoArgsIsHelpError:
+            raise
         except click.UsageError as error:
             _fail(error)
 

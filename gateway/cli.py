@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 import importlib
-import sys
+import os
 from pathlib import Path
 from typing import Any
 
 import click
 
+from exporters.errors import OneLineCommand
 from gateway import __version__
 from gateway.settings import LogFormat, ModelControlMode, Settings
 
-EXIT_USAGE = 2
 #: name → where the command is, and the line that ``modelport --help`` shows.
 COMMANDS = {
     "demo": ("exporters.demo:demo", "Train, export, serve and call two small models."),
@@ -23,7 +23,7 @@ COMMANDS = {
 }
 
 
-class LazyGroup(click.Group):
+class LazyGroup(OneLineCommand, click.Group):
     """A group whose commands are imported on first use."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:
@@ -139,6 +139,8 @@ def serve(model_control_mode: str, log_format: str, **options: Any) -> None:
                 f"--model-repository '{repository}' is not a folder; 'modelport demo' or "
                 "'modelport export' makes one"
             )
+    # gRPC reads this when it is imported; its failures reach us as exceptions.
+    os.environ.setdefault("GRPC_VERBOSITY", "NONE")
     from gateway import server
 
     server.run(
@@ -150,28 +152,9 @@ def serve(model_control_mode: str, log_format: str, **options: Any) -> None:
     )
 
 
-def main(arguments: list[str] | None = None) -> None:
+def main() -> None:
     """Run the command; errors are one line and an exit status, never a traceback."""
-    try:
-        modelport.main(arguments, prog_name="modelport", standalone_mode=False)
-    except click.exceptions.Abort:
-        sys.exit(130)
-    except click.ClickException as error:
-        _fail(error.format_message(), error.exit_code)
-    except BrokenPipeError:
-        sys.exit(141)
-    except Exception as error:
-        from exporters.errors import exit_code
-        from gateway.errors import ModelportError
-
-        if not isinstance(error, ModelportError):
-            raise
-        _fail(str(error), exit_code(error))
-
-
-def _fail(message: str, status: int) -> None:
-    click.echo(f"modelport: error: {' '.join(message.split())}", err=True)
-    sys.exit(status)
+    modelport(prog_name="modelport")
 
 
 if __name__ == "__main__":

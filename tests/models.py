@@ -85,6 +85,67 @@ def add_and_subtract(path: Path, datatype: str = "FP32") -> Path:
     return save(path, helper.make_graph(nodes, "add_and_subtract", infos[:2], infos[2:]))
 
 
+def heavy(path: Path, size: int = 1024, rounds: int = 6) -> Path:
+    """FP32 ``y = x`` for 0 and 1, both ``[1]``, by way of ``rounds`` products of large matrices.
+
+    The work does not depend on the values: a good tenth of a second for others to queue behind.
+    """
+    nodes = [helper.make_node("Expand", ["x", "square"], ["m0"])]
+    for index in range(rounds):
+        nodes.append(helper.make_node("MatMul", [f"m{index}", f"m{index}"], [f"p{index}"]))
+        nodes.append(helper.make_node("Div", [f"p{index}", "size"], [f"m{index + 1}"]))
+    nodes.append(helper.make_node("ReduceMean", [f"m{rounds}"], ["mean"], keepdims=0))
+    nodes.append(helper.make_node("Reshape", ["mean", "one"], ["y"]))
+    return save(
+        path,
+        helper.make_graph(
+            nodes,
+            "heavy",
+            [helper.make_tensor_value_info("x", TensorProto.FLOAT, [1])],
+            [helper.make_tensor_value_info("y", TensorProto.FLOAT, [1])],
+            [
+                numpy_helper.from_array(np.array([size, size], np.int64), "square"),
+                numpy_helper.from_array(np.array([1], np.int64), "one"),
+                numpy_helper.from_array(np.array(size, np.float32), "size"),
+            ],
+        ),
+    )
+
+
+def config(
+    name: str,
+    inputs: Sequence[str],
+    outputs: Sequence[str],
+    max_batch_size: int = 8,
+    backend: str = "onnxruntime",
+    extra: str = "",
+) -> str:
+    """A ``config.pbtxt``. A tensor is ``"name DATATYPE dims [more fields]"``, dims as ``2,3``."""
+    lines = [f'name: "{name}"', f'backend: "{backend}"', f"max_batch_size: {max_batch_size}"]
+    for kind, tensors in (("input", inputs), ("output", outputs)):
+        for tensor in tensors:
+            tensor_name, datatype, dims, *more = tensor.split(" ", 3)
+            datatype = "STRING" if datatype == "BYTES" else datatype
+            sizes = " ".join(f"dims: {size}" for size in dims.split(","))
+            lines.append(
+                f'{kind} {{ name: "{tensor_name}" data_type: TYPE_{datatype} {sizes} '
+                f"{' '.join(more)} }}"
+            )
+    return "\n".join([*lines, extra, ""])
+
+
+def fake(root: Path, name: str, datatype: str, dims: str, **parameters: str) -> Path:
+    """A model of the fake backend: ``y = x``, with the backend's ``parameters``."""
+    (root / name / "1").mkdir(parents=True)
+    extra = "\n".join(
+        f'parameters {{ key: "{key}" value {{ string_value: "{value}" }} }}'
+        for key, value in parameters.items()
+    )
+    tensors = ([f"x {datatype} {dims}"], [f"y {datatype} {dims}"])
+    (root / name / "config.pbtxt").write_text(config(name, *tensors, backend="fake", extra=extra))
+    return root / name
+
+
 def repository(root: Path) -> Path:
     """A plain Triton repository: ``x2`` with a configuration."""
     multiply(root / "x2" / "1" / "model.onnx")

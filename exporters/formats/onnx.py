@@ -126,11 +126,13 @@ def _quiet() -> Iterator[None]:
 
 
 class OnnxSession:
-    """An ONNX file in ONNX Runtime on the CPU, with the options the gateway serves it with."""
+    """An ONNX file in ONNX Runtime on the CPU."""
 
     def __init__(self, path: Path) -> None:
         options = onnxruntime.SessionOptions()
         options.log_severity_level = ORT_ERRORS_ONLY
+        # Eager runs in turn with this session: threads that spin between runs would starve it.
+        options.add_session_config_entry("session.intra_op.allow_spinning", "0")
         self._session = onnxruntime.InferenceSession(
             path, options, providers=["CPUExecutionProvider"]
         )

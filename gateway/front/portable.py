@@ -26,6 +26,7 @@ LAME_DUCK_SECONDS = 1.0
 #: gRPC's own default is 4 MB; Triton's limit, and protobuf's, is 2 GiB.
 MAX_GRPC_MESSAGE_BYTES = 2**31 - 1
 HEADER_LIMIT_BYTES = 64 * 1024
+BACKLOG = 2048
 
 STATUS = {
     Code.INVALID_ARGUMENT: grpc.StatusCode.INVALID_ARGUMENT,
@@ -64,7 +65,10 @@ class HttpListener:
         self._task = asyncio.get_running_loop().create_task(
             self._server.serve(sockets=[self._socket])
         )
-        while not self._server.started and not self._task.done():
+        while not self._server.started:
+            if self._task.done():
+                self._task.result()
+                raise Unavailable("the HTTP listener did not start")
             await asyncio.sleep(0.001)
 
     async def _handle(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -137,15 +141,19 @@ def _bind(address: str, port: int, flag: str) -> socket.socket:
     listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     try:
         listener.bind((address, port))
+        listener.listen(BACKLOG)  # now, so that a port taken twice is found before any client comes
     except OSError as error:
         listener.close()
-        raise _taken(address, port, flag) from error
+        raise _taken(address, port, flag, error.strerror or "") from error
     listener.setblocking(False)
     return listener
 
 
-def _taken(address: str, port: int, flag: str) -> Unavailable:
-    return Unavailable(f"cannot listen on {address}:{port}; choose another port with {flag}")
+def _taken(address: str, port: int, flag: str, reason: str = "address in use") -> Unavailable:
+    return Unavailable(
+        f"cannot listen on {address}:{port}: {reason.lower()}; choose another with {flag} or "
+        f"{flag.replace('port', 'address')}"
+    )
 
 
 def _closing(send: Send) -> Send:

@@ -117,9 +117,7 @@ def test_a_dimension_that_export_bakes_in_is_caught_by_the_proof(
     [signature(batch=1), signature(batch=0), signature(axis=Axis("n", 5, 5))],
     ids=["a largest batch of one", "no batch dimension", "an axis of one size"],
 )
-def test_unusual_signatures_are_exported_and_hold(
-    tmp_path: Path, declared: ModelSignature
-) -> None:
+def test_unusual_signatures_are_exported_and_hold(tmp_path: Path, declared: ModelSignature) -> None:
     module = Model(lambda x: x.cumsum(-1))
     session = convert(module, tmp_path / "m.onnx", signature=declared)
     prove(module, session, declared)

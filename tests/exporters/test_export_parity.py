@@ -94,9 +94,7 @@ def test_one_changed_embedding_row_is_caught(fraud: nn.Module) -> None:
 
 
 @pytest.mark.parametrize(("name", "layers"), [("fraud", "encoder.layers"), ("vit", "blocks")])
-def test_swapped_layers_are_caught(
-    request: pytest.FixtureRequest, name: str, layers: str
-) -> None:
+def test_swapped_layers_are_caught(request: pytest.FixtureRequest, name: str, layers: str) -> None:
     module: nn.Module = request.getfixturevalue(name)
     session = twin(module)
     stack: Any = session.module.get_submodule(layers)

@@ -72,9 +72,7 @@ def test_a_scalar_per_batch_element_travels_as_one_element() -> None:
 
 
 def test_an_input_that_the_model_does_not_have_is_refused_with_those_it_has() -> None:
-    reason = refused(
-        'max_batch_size: 1 input { name: "z" data_type: TYPE_FP32 dims: 4 }', [X], [Y]
-    )
+    reason = refused('max_batch_size: 1 input { name: "z" data_type: TYPE_FP32 dims: 4 }', [X], [Y])
     assert "declares input 'z'" in reason
     assert "'x'" in reason
 

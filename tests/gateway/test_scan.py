@@ -48,7 +48,7 @@ def test_without_a_configuration_its_text_is_none(root: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "name", ["01", "v2", ".tmp", "0", "-1", "1.0", "1 ", "+1", "1_0", "１", "", "9" * 19]
+    "name", ["01", "v2", ".tmp", "0", "-1", "1.0", "1 ", "+1", "1_0", "\uff11", "", "9" * 19]
 )
 def test_only_canonical_positive_integers_are_versions(root: Path, name: str) -> None:
     if name:

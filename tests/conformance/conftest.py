@@ -1,0 +1,74 @@
+"""One real gateway for the whole folder, and every client of it."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterator
+
+import pytest
+
+from tests.conformance import repository
+from tests.conformance.clients import CALLERS, CONTROLS, Caller, Control
+from tests.server import Gateway, serving
+
+
+@pytest.fixture(scope="session")
+def gateway(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Gateway]:
+    root = repository.build(tmp_path_factory.mktemp("conformance") / "models")
+    with serving(root) as served:
+        yield served
+
+
+@pytest.fixture(scope="session")
+def runner() -> Iterator[asyncio.Runner]:
+    """The one event loop of every asyncio client: grpc.aio wants no second one."""
+    with asyncio.Runner() as created:
+        yield created
+
+
+class Callers:
+    """Every way of calling, opened when first asked for."""
+
+    def __init__(self, gateway: Gateway, runner: asyncio.Runner) -> None:
+        self._gateway, self._runner = gateway, runner
+        self._opened: dict[str, Caller] = {}
+
+    def __getitem__(self, name: str) -> Caller:
+        if name not in self._opened:
+            self._opened[name] = CALLERS[name](self._gateway, self._runner)
+        return self._opened[name]
+
+    def close(self) -> None:
+        for opened in self._opened.values():
+            opened.close()
+
+
+@pytest.fixture(scope="session")
+def callers(gateway: Gateway, runner: asyncio.Runner) -> Iterator[Callers]:
+    made = Callers(gateway, runner)
+    yield made
+    made.close()
+
+
+@pytest.fixture(params=list(CALLERS))
+def caller(request: pytest.FixtureRequest, callers: Callers) -> Caller:
+    """Every way of calling."""
+    return callers[request.param]
+
+
+@pytest.fixture(params=[name for name in CALLERS if name.startswith("http")])
+def http_caller(request: pytest.FixtureRequest, callers: Callers) -> Caller:
+    """Every way over HTTP, where JSON and bytes are a choice."""
+    return callers[request.param]
+
+
+@pytest.fixture(params=[name for name in CALLERS if not name.endswith("stream")])
+def unary_caller(request: pytest.FixtureRequest, callers: Callers) -> Caller:
+    """Every way but streams, which have no compression and whose errors have no status."""
+    return callers[request.param]
+
+
+@pytest.fixture(params=CONTROLS)
+def control(request: pytest.FixtureRequest, callers: Callers, runner: asyncio.Runner) -> Control:
+    """Every client's calls that are no inference."""
+    return Control(callers[request.param], runner)

@@ -1,0 +1,322 @@
+"""``modelport export`` end to end: what it publishes, what it refuses, and how it says so."""
+
+from __future__ import annotations
+
+import copy
+import json
+import resource
+import subprocess
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import onnxruntime
+import pytest
+import torch
+from click.testing import Result
+from torch import nn
+
+import exporters.formats.onnx as formats_onnx
+from gateway.repository import config, manifest
+from gateway.repository.manifest import sha256_of
+
+Invoke = Callable[..., Result]
+Python = Callable[..., subprocess.CompletedProcess[str]]
+Snapshot = Callable[[Path], dict[str, str]]
+
+EXPORT = formats_onnx.export
+
+
+def failed(result: Any, code: int) -> str:
+    """The one line that ``result`` failed with."""
+    status = result.exit_code if isinstance(result, Result) else result.returncode
+    assert status == code, result.stderr
+    lines = result.stderr.strip().splitlines()
+    assert len(lines) == 1, result.stderr
+    assert lines[0].startswith("modelport: error: ")
+    assert "Traceback" not in result.stdout + result.stderr
+    return str(lines[0])
+
+
+def export_one_weight_wrong(module: nn.Module, *rest: Any) -> None:
+    spoiled = copy.deepcopy(module)
+    with torch.no_grad():
+        spoiled.get_parameter("head.weight")[0, 0] += 0.05
+    EXPORT(spoiled, *rest)
+
+
+def test_an_export_publishes_a_proven_version_that_any_runtime_opens(
+    invoke: Invoke, fraud_checkpoint: Path, tmp_path: Path
+) -> None:
+    result = invoke(fraud_checkpoint, "--max-batch-size", "4", "--seed", "3")
+    assert result.exit_code == 0, result.stderr
+    for label in ("model", "version", "path", "size", "max error", "agreement", "seconds"):
+        assert f"\n{label}" in f"\n{result.stdout}"
+    model = tmp_path / "repository" / "fraud"
+    version = model / "1"
+    assert {path.name for path in version.iterdir()} == {
+        "model.onnx",
+        "certificate.json",
+        "manifest.json",
+    }
+    assert manifest.verify(version)
+    session = onnxruntime.InferenceSession(version / "model.onnx")
+    assert [value.name for value in session.get_inputs()] == ["tokens", "seq_lens"]
+
+    signature = config.signature(config.parse((model / config.FILENAME).read_text()))
+    tokens, seq_lens = signature.inputs
+    assert (tokens.dims, tokens.minimum, tokens.maximum) == (("sequence",), 0, 31)
+    assert (seq_lens.dims, seq_lens.reshape, seq_lens.maximum) == ((1,), (), "sequence")
+    assert signature.axes["sequence"].maximum == 12
+    assert signature.max_batch_size == 4
+    check_certificate(json.loads((version / "certificate.json").read_text()), version)
+
+    again = invoke(fraud_checkpoint, "--max-batch-size", "4")
+    assert again.exit_code == 0
+    assert (model / "2" / "model.onnx").exists()
+    line = failed(invoke(fraud_checkpoint, "--max-batch-size", "4", "--model-version", "2"), 2)
+    assert "version 2 of 'fraud' is published" in line
+    assert "--max-batch-size" in failed(invoke(fraud_checkpoint, "--max-batch-size", "5"), 2)
+
+
+def check_certificate(certificate: dict[str, Any], version: Path) -> None:
+    artifact, parity = certificate["artifact"], certificate["parity"]
+    assert artifact["opset"] == 20
+    assert artifact["dtype"] == "fp32"
+    assert artifact["files"] == {"model.onnx": {"sha256": sha256_of(version / "model.onnx")}}
+    assert certificate["checkpoint"]["file"] == "fraud.pt"
+    assert certificate["checkpoint"]["sha256"] == sha256_of(version.parents[2] / "fraud.pt")
+    assert certificate["model"]["model_kwargs"]["nhead"] == 2
+    assert parity["seed"] == 3
+    assert parity["samples"] >= 40
+    assert parity["edge_samples"] > 0
+    assert parity["batch_sizes"] == [1, 2, 4]
+    assert {1, 6, 12} <= set(parity["axis_sizes"]["sequence"])
+    assert parity["tolerance"] == {"atol": 5e-6, "rtol": 1e-5}
+    errors = parity["outputs"]["probability"]
+    assert 0 <= errors["mean_abs_error"] <= errors["max_abs_error"] < 5e-6
+    assert parity["decision"]["agreement"] == 1.0
+    assert {"modelport", "python", "numpy", "torch", "onnx", "onnxruntime"} <= set(
+        certificate["versions"]
+    )
+    assert certificate["hardware"]["cpu"]
+    assert certificate["hardware"]["cores"] >= 1
+    assert certificate["created"].endswith("+00:00")
+    text = json.dumps(certificate)
+    assert str(version.parents[2]) not in text, "a path was shipped"
+
+
+def test_one_perturbed_weight_exits_3_and_leaves_the_repository_as_it_was(
+    invoke: Invoke,
+    vit_checkpoint: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    snapshot: Snapshot,
+) -> None:
+    arguments = ("--model-kwargs", '{"num_heads": 2}')
+    repository = tmp_path / "repository"
+    monkeypatch.setattr(formats_onnx, "export", export_one_weight_wrong)
+    assert "'logits' differs" in failed(invoke(vit_checkpoint, *arguments, model="vit"), 3)
+    assert not repository.exists()
+
+    monkeypatch.setattr(formats_onnx, "export", EXPORT)
+    assert invoke(vit_checkpoint, *arguments, model="vit").exit_code == 0
+    before = snapshot(repository)
+    monkeypatch.setattr(formats_onnx, "export", export_one_weight_wrong)
+    failed(invoke(vit_checkpoint, *arguments, model="vit"), 3)
+    assert snapshot(repository) == before
+
+
+@pytest.mark.parametrize("output", ["out", "out/net.onnx"])
+def test_an_output_is_written_instead_of_published_and_replaced_when_repeated(
+    invoke: Invoke, vit_checkpoint: Path, tmp_path: Path, output: str
+) -> None:
+    arguments = ("--model-kwargs", '{"num_heads": 2}', "-o", str(tmp_path / output))
+    for _ in range(2):
+        result = invoke(vit_checkpoint, *arguments, model="vit")
+        assert result.exit_code == 0, result.stderr
+    name = "net.onnx" if output.endswith(".onnx") else "model.onnx"
+    assert {path.name for path in (tmp_path / "out").iterdir()} == {name, "certificate.json"}
+    certificate = json.loads((tmp_path / "out" / "certificate.json").read_text())
+    assert certificate["artifact"]["files"][name]["sha256"] == sha256_of(tmp_path / "out" / name)
+    assert not (tmp_path / "repository").exists()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "said"),
+    [
+        (("--opset", "7"), 4, "--opset 7 is not supported; use 18 to 23"),
+        (("--dtype", "int8"), 4, "--dtype 'int8' is not supported; use fp32"),
+        (("--format", "tflite"), 4, "--format 'tflite' is not supported; use onnx"),
+        (("--model", "resnet"), 2, "--model 'resnet' is not registered; use fraud or vit"),
+        (("--model", "vit"), 2, "is not a ViT's"),
+        (("--model", "absent.module:factory"), 2, "importing 'absent.module' failed"),
+        (("--model", "json:absent"), 2, "has no callable 'absent'"),
+        (("--model-kwargs", "{"), 2, "--model-kwargs is not JSON"),
+        (("--model-kwargs", "[1]"), 2, "--model-kwargs must be a JSON object"),
+        (("--model-kwargs", '{"depth": 3}'), 2, "correct --model-kwargs"),
+        (("--model-kwargs", '{"d_model": 32}'), 2, "wrong shapes: embedding.weight"),
+        (("--name", "../up"), 2, "--name '../up' is not a model name"),
+        (("--model-version", "0"), 2, "--model-version '0' is not a version"),
+        (("--max-batch-size", "0"), 2, "--max-batch-size"),
+        (("--samples", "-1"), 2, "--samples"),
+        (("--atol", "nan"), 2, "--atol must be a finite number"),
+        (("--rtol", "inf"), 2, "--rtol must be a finite number"),
+        (("--wrong",), 2, "No such option"),
+    ],
+    ids=lambda value: " ".join(value) if isinstance(value, tuple) else "",
+)
+def test_what_cannot_be_done_is_one_line_and_an_exit_code(
+    invoke: Invoke,
+    fraud_checkpoint: Path,
+    tmp_path: Path,
+    arguments: tuple[str, ...],
+    code: int,
+    said: str,
+) -> None:
+    assert said in failed(invoke(fraud_checkpoint, *arguments), code)
+    assert not (tmp_path / "repository").exists()
+
+
+def test_a_bad_checkpoint_exits_5_and_a_missing_one_2(invoke: Invoke, tmp_path: Path) -> None:
+    (tmp_path / "bad.pt").write_bytes(b"PK\x03\x04 and then nothing")
+    assert "truncated or damaged" in failed(invoke(tmp_path / "bad.pt"), 5)
+    assert "is not a file" in failed(invoke(tmp_path / "absent.pt"), 2)
+
+
+def test_an_unexpected_exception_is_one_line_too(
+    invoke: Invoke, fraud_checkpoint: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def broken(*_: Any) -> None:
+        raise ZeroDivisionError("a bug")
+
+    monkeypatch.setattr(formats_onnx, "export", broken)
+    assert "unexpected ZeroDivisionError: a bug" in failed(invoke(fraud_checkpoint), 1)
+
+
+def test_a_full_disk_is_one_line_and_leaves_nothing_behind(
+    invoke: Invoke, fraud_checkpoint: Path, tmp_path: Path
+) -> None:
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (4096, before[1]))
+    try:
+        result = invoke(fraud_checkpoint)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+    assert "cannot write to" in failed(result, 2)
+    assert not (tmp_path / "repository").exists()
+
+
+def test_a_repository_that_is_a_file_is_a_usage_error(
+    invoke: Invoke, fraud_checkpoint: Path, tmp_path: Path
+) -> None:
+    (tmp_path / "repository").write_text("")
+    assert "cannot write to" in failed(invoke(fraud_checkpoint), 2)
+
+
+USER_MODEL = """
+import torch
+from torch import nn
+from exporters.spec import ModelSpec
+from gateway.types import Axis, Datatype, ModelSignature, TensorSpec
+
+
+def signature(module, max_batch_size):
+    return ModelSignature(
+        inputs=(TensorSpec("features", Datatype.FP32, ("steps", module.width)),),
+        outputs=(
+            TensorSpec("score", Datatype.FP32, (1,)),
+            TensorSpec("hidden", Datatype.FP32, ("steps", module.width)),
+        ),
+        max_batch_size=max_batch_size,
+        axes={"steps": Axis("steps", 1, 7)},
+    )
+
+
+class Scorer(nn.Module):
+    def __init__(self, width):
+        super().__init__()
+        self.width = width
+        self.linear = nn.Linear(width, width)
+
+    def forward(self, features):
+        hidden = self.linear(features)
+        return hidden.mean(dim=(1, 2)).unsqueeze(1), hidden
+
+
+class Baked(Scorer):
+    def forward(self, features):
+        hidden = self.linear(features) * features.shape[1].__int__()
+        return hidden.mean(dim=(1, 2)).unsqueeze(1), hidden
+
+
+def make(width=3):
+    module = Scorer(width)
+    module.modelport_spec = ModelSpec("scorer", signature)
+    return module
+
+
+def baked(width=3):
+    return Baked(width)
+
+
+baked.modelport_spec = ModelSpec("baked", signature)
+undeclared = Scorer
+"""
+
+
+@pytest.fixture
+def user_project(tmp_path: Path) -> Path:
+    """A folder with a user's own model and checkpoint in it."""
+    (tmp_path / "my_models.py").write_text(USER_MODEL)
+    layer = nn.Linear(3, 3)
+    state = {f"linear.{key}": value for key, value in layer.state_dict().items()}
+    torch.save(state, tmp_path / "mine.pt")
+    return tmp_path
+
+
+def test_a_users_own_factory_is_exported_from_the_working_directory(
+    python: Python, user_project: Path
+) -> None:
+    command = ("-m", "exporters", "mine.pt", "--format", "onnx", "--samples", "30")
+    result = python(*command, "--model", "my_models:make")
+    assert result.returncode == 0, result.stderr
+    assert result.stderr == ""
+    assert manifest.verify(user_project / "model_repository" / "scorer" / "1")
+
+
+def test_a_users_model_that_bakes_a_dimension_in_exits_3(
+    python: Python, user_project: Path
+) -> None:
+    result = python("-m", "exporters", "mine.pt", "--format", "onnx", "--model", "my_models:baked")
+    assert "a dimension is baked in" in failed(result, 3)
+    assert not (user_project / "model_repository").exists()
+
+
+def test_a_users_model_without_a_declaration_is_told_how_to_declare(
+    invoke: Invoke, user_project: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(user_project)
+    monkeypatch.syspath_prepend(user_project)
+    result = invoke(
+        user_project / "mine.pt",
+        "--model-kwargs",
+        '{"width": 3}',
+        model="my_models:undeclared",
+    )
+    assert "set 'modelport_spec' on the factory" in failed(result, 2)
+
+
+def test_the_command_line_alone_imports_no_torch_and_no_runtime(python: Python) -> None:
+    heavy = ["torch", "onnx", "onnxruntime", "tensorflow", "fastapi", "uvicorn", "numpy", "grpc"]
+    code = f"import sys, exporters.cli; print([m for m in {heavy} if m in sys.modules])"
+    assert python("-c", code).stdout.strip() == "[]"
+    code = f"import sys, exporters.pipeline; print([m for m in {heavy} if m in sys.modules])"
+    loaded = python("-c", code).stdout
+    assert "'torch'" in loaded, "the check above could not fail"
+    assert "fastapi" not in loaded
+
+
+def test_help_and_a_missing_argument_work_through_the_module(python: Python) -> None:
+    assert "CHECKPOINT" in python("-m", "exporters", "--help").stdout
+    assert "Missing argument 'CHECKPOINT'" in failed(python("-m", "exporters"), 2)

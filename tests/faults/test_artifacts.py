@@ -1,0 +1,244 @@
+"""A damaged artifact is never served; the gateway lives, says why, and the older version serves.
+
+What must hold, number 4, at start, on a poll and on an explicit load.
+"""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from tests.faults import probes
+from tests.faults.probes import EXPLICIT, POLL, Repository, eventually
+from tests.server import Gateway, serving
+
+#: What is done to version 2, and what the index must say of it.
+DAMAGE: dict[str, tuple[Callable[[Path], object], str]] = {
+    "flipped byte": (probes.flip, "'model.onnx' does not match its SHA-256 in manifest.json"),
+    "truncated file": (probes.truncate, "bytes, manifest.json says"),
+    "link out": (probes.link_out, "'model.onnx' is a symbolic link out of the repository"),
+    "missing file": (Path.unlink, "'model.onnx' is listed in manifest.json but missing"),
+    "pickle": (
+        lambda path: path.with_name("weights.pkl").write_bytes(b""),
+        "'weights.pkl' may run code when it is read",
+    ),
+    "unlisted file": (
+        lambda path: path.with_name("extra.bin").write_bytes(b""),
+        "'extra.bin' is not listed in manifest.json",
+    ),
+    "broken manifest": (
+        lambda path: path.with_name("manifest.json").write_text("{"),
+        "manifest.json is not a manifest",
+    ),
+}
+each_damage = pytest.mark.parametrize("damage", list(DAMAGE))
+
+
+def publish_damaged(repository: Repository, damage: str, number: int = 2) -> str:
+    """Publish a version that is damaged before anyone can see it; what the index must say."""
+    spoil, reason = DAMAGE[damage]
+    path = repository.version(3.0, number, model="aside").rename(repository.root / ".damaged")
+    shutil.rmtree(repository.root / "aside")
+    # A link out is made from where the file will lie: only its name matters to ``link_out``.
+    staged = repository.root / "m" / ".staged"
+    path.rename(staged)
+    spoil(staged / "model.onnx")
+    staged.rename(repository.root / "m" / str(number))
+    return reason
+
+
+def older_serves(gateway: Gateway, why: str) -> None:
+    assert probes.live(gateway)
+    assert why in probes.reason(gateway, 2)
+    assert probes.state(gateway, 2) == "UNAVAILABLE"
+    assert probes.state(gateway, 1) == "READY"
+    assert probes.answer(gateway) == ("1", 2.0)
+    assert probes.ask(gateway, number=2).status_code == 503
+    assert probes.ready(gateway)
+
+
+@each_damage
+def test_at_start_the_older_version_serves(damage: str, repository: Repository) -> None:
+    repository.version(2.0, 1)
+    why = publish_damaged(repository, damage)
+    with serving(repository.root) as gateway:
+        older_serves(gateway, why)
+        assert str(repository.root) not in str(probes.index(gateway))
+
+
+def test_on_a_poll_the_older_version_serves(repository: Repository) -> None:
+    """Each damage in turn in the same gateway: as version 2, taken away, then the next."""
+    repository.version(2.0, 1)
+    with serving(repository.root, *POLL) as gateway:
+        for damage in DAMAGE:
+            why = publish_damaged(repository, damage)
+            eventually(lambda why=why: why in probes.reason(gateway, 2), why)  # type: ignore[misc]
+            older_serves(gateway, why)
+            repository.remove(2)
+            eventually(lambda: probes.state(gateway, 2) == "", "version 2 forgotten")
+
+
+def test_on_an_explicit_load_the_older_version_serves(repository: Repository) -> None:
+    repository.version(2.0, 1)
+    with serving(repository.root, *EXPLICIT, "--load-model", "m") as gateway:
+        for damage in DAMAGE:
+            why = publish_damaged(repository, damage)
+            reply = probes.load(gateway)
+            assert reply.status_code == 400
+            assert why in reply.json()["error"]
+            older_serves(gateway, why)
+            repository.remove(2)
+            assert probes.load(gateway).status_code == 200
+
+
+@each_damage
+def test_the_only_version_damaged_leaves_the_gateway_alive_and_not_ready(
+    damage: str, repository: Repository
+) -> None:
+    repository.version(2.0, 1, model="good")
+    repository.config(probes.CONFIG.format(backend="onnxruntime"))
+    why = publish_damaged(repository, damage, 1)
+    with serving(repository.root) as gateway:
+        assert why in probes.reason(gateway, 1)
+        assert probes.answer(gateway, "good") == ("1", 2.0)
+        assert not probes.ready(gateway)
+        refused = probes.ask(gateway)
+        assert refused.status_code == 503
+        assert "'m' has no available versions" in refused.json()["error"]
+
+
+@pytest.mark.parametrize("damage", ["flipped byte", "truncated file", "link out"])
+def test_what_serves_keeps_serving_when_its_own_file_is_damaged(
+    damage: str, repository: Repository
+) -> None:
+    repository.version(2.0, 1)
+    spoil, why = DAMAGE[damage]
+    with serving(repository.root, *POLL) as gateway:
+        spoil(repository.file(1))
+        eventually(lambda: why in probes.reason(gateway, 1), why)
+        assert probes.state(gateway, 1) == "READY"
+        assert "still serves" in probes.reason(gateway, 1)
+        assert probes.answer(gateway) == ("1", 2.0)
+        assert probes.ready(gateway)
+
+
+# -- configurations -------------------------------------------------------------------------------
+
+BROKEN_CONFIGS = {
+    "no text format": ("max_batch_size: {", "config.pbtxt is not a valid model configuration"),
+    "unknown field": ("nonsense: 1", "config.pbtxt is not a valid model configuration"),
+    "another name": ('name: "other" backend: "onnxruntime"', "unexpected directory name 'm'"),
+    "traversal": (
+        'backend: "onnxruntime" default_model_filename: "../../1/model.onnx"',
+        "must be a plain file name",
+    ),
+    "unknown backend": ('backend: "python"', "backend 'python' is not supported"),
+    "contradiction": (
+        probes.CONFIG.format(backend="onnxruntime").replace("dims: 4", "dims: 5"),
+        "but the model has",
+    ),
+}
+each_config = pytest.mark.parametrize("broken", list(BROKEN_CONFIGS))
+
+
+@each_config
+def test_a_broken_configuration_at_start_costs_its_model_and_no_other(
+    broken: str, repository: Repository
+) -> None:
+    text, why = BROKEN_CONFIGS[broken]
+    repository.version(2.0, 1, model="good")
+    repository.config(text)
+    repository.version(2.0, 1)
+    with serving(repository.root) as gateway:
+        assert why in probes.reason(gateway, 1)
+        assert probes.state(gateway, 1) == "UNAVAILABLE"
+        assert probes.ask(gateway).status_code == 503
+        assert probes.answer(gateway, "good") == ("1", 2.0)
+
+
+def test_a_broken_configuration_on_a_poll_leaves_the_model_serving(repository: Repository) -> None:
+    repository.version(2.0, 1)
+    good = (repository.root / "m" / "config.pbtxt").read_text()
+    with serving(repository.root, *POLL) as gateway:
+        for text, why in BROKEN_CONFIGS.values():
+            repository.config(text)
+            eventually(lambda why=why: why in probes.reason(gateway, 1), why)  # type: ignore[misc]
+            assert probes.state(gateway, 1) == "READY"
+            assert probes.answer(gateway) == ("1", 2.0)
+            repository.config(good)
+            eventually(lambda: probes.index(gateway)["1"] == ("READY", ""), "repaired")
+
+
+def test_a_broken_configuration_on_a_load_is_refused_and_the_model_serves_on(
+    repository: Repository,
+) -> None:
+    repository.version(2.0, 1)
+    with serving(repository.root, *EXPLICIT, "--load-model", "m") as gateway:
+        for text, why in BROKEN_CONFIGS.values():
+            repository.config(text)
+            reply = probes.load(gateway)
+            assert reply.status_code == 400
+            assert why in reply.json()["error"]
+            assert probes.state(gateway, 1) == "READY"
+            assert probes.answer(gateway) == ("1", 2.0)
+
+
+@pytest.mark.parametrize("flags", [(), POLL], ids=["start", "poll"])
+def test_a_configuration_linked_from_outside_is_not_read(
+    flags: tuple[str, ...], repository: Repository, tmp_path: Path
+) -> None:
+    repository.version(2.0, 1)
+    repository.version(2.0, 1, model="good")
+    outside = tmp_path / "outside.pbtxt"
+    config = repository.root / "m" / "config.pbtxt"
+    why = "'config.pbtxt' is a symbolic link out of the repository"
+    if flags:
+        with serving(repository.root, *flags) as gateway:
+            config.rename(outside)
+            config.symlink_to(outside)
+            eventually(lambda: why in probes.reason(gateway, 1), why)
+            assert probes.answer(gateway) == ("1", 2.0)
+    else:
+        config.rename(outside)
+        config.symlink_to(outside)
+        with serving(repository.root) as gateway:
+            assert why in str(probes.index(gateway))
+            assert probes.ask(gateway).status_code == 503
+            assert probes.answer(gateway, "good") == ("1", 2.0)
+
+
+@pytest.mark.parametrize("where", ["loop", "m/2", "m/2/model.onnx", "m/labels.txt"])
+def test_a_link_to_itself_anywhere_does_not_take_the_gateway_down(
+    where: str, repository: Repository
+) -> None:
+    repository.version(2.0, 1)
+    path = repository.root / where
+    path.parent.mkdir(exist_ok=True)
+    path.symlink_to(path.name)
+    with serving(repository.root) as gateway:
+        assert probes.answer(gateway) == ("1", 2.0)
+
+
+def test_labels_linked_from_outside_are_not_served(repository: Repository, tmp_path: Path) -> None:
+    """A classification would hand out the file's lines."""
+    secret = tmp_path / "secret.txt"
+    secret.write_text("\n".join(f"secret-{i}" for i in range(4)))
+    repository.config(
+        probes.CONFIG.format(backend="onnxruntime").replace(
+            'output { name: "y"', 'output { name: "y" label_filename: "labels.txt"'
+        )
+    )
+    (repository.root / "m" / "labels.txt").symlink_to(secret)
+    repository.version(2.0, 1)
+    body = {
+        "inputs": [{"name": "x", "datatype": "FP32", "shape": [1, 4], "data": [1, 2, 3, 4]}],
+        "outputs": [{"name": "y", "parameters": {"classification": 4}}],
+    }
+    with serving(repository.root) as gateway:
+        reply = probes.post(gateway, "/v2/models/m/infer", body)
+        assert "secret" not in reply.text
+        assert probes.state(gateway, 1) == "UNAVAILABLE"
+        assert "labels.txt" in probes.reason(gateway, 1)

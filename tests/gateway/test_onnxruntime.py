@@ -1,0 +1,449 @@
+"""The embedded ONNX Runtime: every datatype, checked and warm at load, refused with a reason."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import threading
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+import pytest
+from onnx import TensorProto, helper, numpy_helper
+
+from gateway.backends import find
+from gateway.backends.base import Artifact
+from gateway.backends.onnxruntime import OnnxRuntimeBackend, load
+from gateway.errors import InvalidArgument, ModelportError, Unsupported
+from gateway.repository import config as configuration
+from gateway.types import (
+    NO_DEADLINE,
+    NUMPY_DTYPES,
+    Datatype,
+    Deadline,
+    InferRequest,
+    InferResponse,
+    Tensor,
+)
+from tests import models
+
+
+def artifact(version: Path, text: str = "") -> Artifact:
+    config = configuration.complete(configuration.parse('backend: "onnxruntime"' + text), "m")
+    return Artifact("m", 1, version, config, 1)
+
+
+def served(version: Path, text: str = "") -> OnnxRuntimeBackend:
+    return load(artifact(version, text))
+
+
+def refused(version: Path, text: str = "") -> str:
+    with pytest.raises(ModelportError) as caught:
+        load(artifact(version, text))
+    return str(caught.value)
+
+
+def run(
+    backend: OnnxRuntimeBackend,
+    *tensors: Tensor,
+    outputs: tuple[str, ...] = (),
+    deadline: Deadline = NO_DEADLINE,
+) -> InferResponse:
+    return asyncio.run(_run(backend, InferRequest("m", list(tensors), outputs), deadline))
+
+
+async def _run(
+    backend: OnnxRuntimeBackend, request: InferRequest, deadline: Deadline
+) -> InferResponse:
+    return await backend(request, deadline)
+
+
+def fp32(data: Any, name: str = "x") -> Tensor:
+    return Tensor(name, Datatype.FP32, np.asarray(data, np.float32))
+
+
+SAMPLES: dict[Datatype, list[Any]] = {
+    Datatype.BOOL: [True, False, True, True],
+    Datatype.BYTES: [b"", b"text", "Zürich".encode(), b"with\0nul"],
+    Datatype.BF16: [0x0000, 0x3F80, 0x7FC0, 0xFF80],
+    **{d: [0, 1, np.iinfo(NUMPY_DTYPES[d]).min, np.iinfo(NUMPY_DTYPES[d]).max]
+       for d in Datatype if d.startswith(("INT", "UINT"))},
+    **{d: [0.0, -0.0, np.nan, np.inf] for d in (Datatype.FP16, Datatype.FP32, Datatype.FP64)},
+}  # fmt: skip
+
+
+# -- datatypes ------------------------------------------------------------------------------------
+
+
+def test_the_samples_cover_every_datatype() -> None:
+    assert set(SAMPLES) == set(Datatype)
+
+
+@pytest.mark.parametrize("datatype", list(Datatype))
+def test_every_datatype_comes_back_bit_by_bit(datatype: Datatype, tmp_path: Path) -> None:
+    models.identity(tmp_path / "model.onnx", datatype)
+    data = np.array([SAMPLES[datatype]], NUMPY_DTYPES[datatype])
+    (y,) = run(served(tmp_path), Tensor("x", datatype, data)).outputs
+    assert (y.name, y.datatype, y.data.shape) == ("y", datatype, (1, 4))
+    assert y.data.dtype == NUMPY_DTYPES[datatype]
+    if datatype is Datatype.BYTES:
+        assert y.data.tolist() == data.tolist()
+    else:
+        assert y.data.tobytes() == data.tobytes()
+
+
+@pytest.mark.parametrize("datatype", list(Datatype))
+def test_every_datatype_may_be_empty(datatype: Datatype, tmp_path: Path) -> None:
+    models.identity(tmp_path / "model.onnx", datatype, ("batch", "n"))
+    empty = np.zeros((2, 0), NUMPY_DTYPES[datatype])
+    (y,) = run(served(tmp_path), Tensor("x", datatype, empty)).outputs
+    assert y.data.shape == (2, 0)
+    assert y.data.dtype == NUMPY_DTYPES[datatype]
+
+
+@pytest.mark.parametrize("datatype", list(Datatype))
+def test_every_datatype_may_be_a_scalar(datatype: Datatype, tmp_path: Path) -> None:
+    models.identity(tmp_path / "model.onnx", datatype, ())
+    backend = served(tmp_path)
+    data = np.array(SAMPLES[datatype][1], NUMPY_DTYPES[datatype])
+    (y,) = run(backend, Tensor("x", datatype, data)).outputs
+    assert y.data.shape == ()
+    assert y.data.tolist() == data.tolist()
+
+
+@pytest.mark.parametrize("datatype", [Datatype.FP32, Datatype.FP64, Datatype.BF16, Datatype.INT64])
+def test_unaligned_and_strided_input_is_computed_correctly(
+    datatype: Datatype, tmp_path: Path
+) -> None:
+    models.identity(tmp_path / "model.onnx", datatype, ("batch", 4))
+    backend = served(tmp_path)
+    dtype = NUMPY_DTYPES[datatype]
+    plain = np.arange(1, 9).astype(dtype).reshape(2, 4)
+    unaligned = np.frombuffer(b"\0" + plain.tobytes(), dtype, 8, 1).reshape(2, 4)
+    assert not unaligned.flags.aligned
+    strided = np.repeat(plain, 2, axis=1)[:, ::2]
+    assert not strided.flags.c_contiguous
+    for data in (unaligned, strided, np.asfortranarray(plain)):
+        (y,) = run(backend, Tensor("x", datatype, data)).outputs
+        assert y.data.tolist() == plain.tolist()
+
+
+def test_input_that_may_not_be_written_to_is_taken_as_it_is(tmp_path: Path) -> None:
+    models.multiply(tmp_path / "model.onnx", 2.0)
+    data = np.frombuffer(np.ones((1, 4), np.float32).tobytes(), np.float32).reshape(1, 4)
+    (y,) = run(served(tmp_path), Tensor("x", Datatype.FP32, data)).outputs
+    assert y.data.tolist() == [[2.0] * 4]
+
+
+def test_bytes_that_are_no_text_are_refused_naming_the_input(tmp_path: Path) -> None:
+    models.identity(tmp_path / "model.onnx", "BYTES")
+    data = np.array([[b"\xff"] * 4], object)
+    with pytest.raises(InvalidArgument, match="input 'x' holds bytes that are not UTF-8"):
+        run(served(tmp_path), Tensor("x", Datatype.BYTES, data))
+
+
+# -- outputs --------------------------------------------------------------------------------------
+
+
+def test_outputs_come_in_the_models_order_unless_asked_otherwise(tmp_path: Path) -> None:
+    models.add_and_subtract(tmp_path / "model.onnx")
+    backend = served(tmp_path)
+    inputs = (fp32([[3, 4]], "a"), fp32([[1, 1]], "b"))
+    assert [t.name for t in run(backend, *inputs).outputs] == ["total", "difference"]
+    asked = run(backend, *inputs, outputs=("difference", "total")).outputs
+    assert [(t.name, t.data.tolist()) for t in asked] == [
+        ("difference", [[2, 3]]),
+        ("total", [[4, 5]]),
+    ]
+    assert [t.name for t in run(backend, *inputs, outputs=("difference",)).outputs] == [
+        "difference"
+    ]
+
+
+def test_an_answer_says_which_model_and_version_it_is_from(tmp_path: Path) -> None:
+    models.multiply(tmp_path / "model.onnx")
+    response = run(served(tmp_path), fp32([[1, 2, 3, 4]]))
+    assert (response.model_name, response.model_version) == ("m", 1)
+
+
+def test_what_the_runtime_refuses_is_an_internal_error_without_paths(tmp_path: Path) -> None:
+    models.multiply(tmp_path / "model.onnx")
+    with pytest.raises(ModelportError, match="inference failed") as caught:
+        run(served(tmp_path), fp32([[1, 2, 3]]))
+    assert "/" not in str(caught.value)
+    assert "inference failed" in str(caught.value)
+
+
+# -- configuration --------------------------------------------------------------------------------
+
+
+def test_the_configuration_is_completed_from_the_model(tmp_path: Path) -> None:
+    models.multiply(tmp_path / "model.onnx")
+    config = served(tmp_path).config
+    assert config.max_batch_size == 4
+    assert [(t.name, list(t.dims)) for t in config.input] == [("x", [4])]
+    assert [(t.name, list(t.dims)) for t in config.output] == [("y", [4])]
+
+
+@pytest.mark.parametrize(
+    ("text", "reason"),
+    [
+        (' input { name: "z" data_type: TYPE_FP32 dims: [ -1, 4 ] }', "declares input 'z'"),
+        (' input { name: "x" data_type: TYPE_FP64 dims: [ -1, 4 ] }', "as TYPE_FP64"),
+        (' input { name: "x" data_type: TYPE_FP32 dims: [ -1, 5 ] }', "the model has [-1, 4]"),
+        (' output { name: "x" data_type: TYPE_FP32 dims: [ -1, 4 ] }', "declares output 'x'"),
+    ],
+)
+def test_a_configuration_that_contradicts_the_model_is_refused(
+    text: str, reason: str, tmp_path: Path
+) -> None:
+    models.multiply(tmp_path / "model.onnx")
+    assert reason in refused(tmp_path, text)
+
+
+def test_batching_a_model_of_fixed_size_is_refused_with_the_remedy(tmp_path: Path) -> None:
+    models.identity(tmp_path / "model.onnx", "FP32", (1, 4))
+    assert "set max_batch_size to 0" in refused(tmp_path, " max_batch_size: 8")
+
+
+def test_an_input_that_is_no_tensor_is_refused(tmp_path: Path) -> None:
+    sequence = helper.make_sequence_type_proto(
+        helper.make_tensor_type_proto(TensorProto.FLOAT, [None])
+    )
+    graph = helper.make_graph(
+        [helper.make_node("ConcatFromSequence", ["s"], ["y"], axis=0)],
+        "sequence",
+        [helper.make_value_info("s", sequence)],
+        [helper.make_tensor_value_info("y", TensorProto.FLOAT, [None])],
+    )
+    onnx.save(
+        helper.make_model(graph, opset_imports=[helper.make_opsetid("", 20)], ir_version=10),
+        tmp_path / "model.onnx",
+    )
+    with pytest.raises(Unsupported, match="'s' is a seq"):
+        load(artifact(tmp_path))
+
+
+# -- files that are not what they should be -------------------------------------------------------
+
+
+def test_a_missing_file_is_named(tmp_path: Path) -> None:
+    assert refused(tmp_path) == "'model.onnx' is missing from version 1"
+
+
+def test_a_folder_in_the_files_place_is_named(tmp_path: Path) -> None:
+    (tmp_path / "model.onnx").mkdir()
+    assert "'model.onnx'" in refused(tmp_path)
+
+
+@pytest.mark.parametrize("damage", ["empty", "text", "truncated", "flipped"])
+def test_a_damaged_file_is_refused_without_its_path(damage: str, tmp_path: Path) -> None:
+    path = models.multiply(tmp_path / "model.onnx")
+    whole = path.read_bytes()
+    flipped = bytes(byte ^ 0xFF for byte in whole)
+    content = {"empty": b"", "text": b"hello", "truncated": whole[:-20], "flipped": flipped}
+    path.write_bytes(content[damage])
+    reason = refused(tmp_path)
+    assert reason.startswith("'model.onnx' does not load:")
+    assert str(tmp_path) not in reason
+
+
+def test_an_operator_that_nobody_knows_is_refused_by_name(tmp_path: Path) -> None:
+    graph = helper.make_graph(
+        [helper.make_node("Backdoor", ["x"], ["y"], domain="com.evil")],
+        "custom",
+        [helper.make_tensor_value_info("x", TensorProto.FLOAT, [4])],
+        [helper.make_tensor_value_info("y", TensorProto.FLOAT, [4])],
+    )
+    opsets = [helper.make_opsetid("", 20), helper.make_opsetid("com.evil", 1)]
+    onnx.save(
+        helper.make_model(graph, opset_imports=opsets, ir_version=10), tmp_path / "model.onnx"
+    )
+    reason = refused(tmp_path)
+    assert "Backdoor" in reason
+    assert str(tmp_path) not in reason
+
+
+# -- external data --------------------------------------------------------------------------------
+
+
+def weights(path: Path) -> Path:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_bytes(np.full(4, 7, np.float32).tobytes())
+    return path
+
+
+def test_external_data_beside_the_model_is_read(tmp_path: Path) -> None:
+    models.external(tmp_path / "1" / "model.onnx", "weights.bin")
+    weights(tmp_path / "1" / "weights.bin")
+    (y,) = run(served(tmp_path / "1"), fp32([1, 1, 1, 1])).outputs
+    assert y.data.tolist() == [8.0] * 4
+
+
+@pytest.mark.parametrize("where", ["relative", "absolute", "detour", "sibling"])
+def test_external_data_that_leaves_the_folder_is_refused(where: str, tmp_path: Path) -> None:
+    outside = weights(tmp_path / "outside.bin")
+    sibling = weights(tmp_path / "1-secret" / "weights.bin")
+    location = {
+        "relative": "../outside.bin",
+        "absolute": str(outside),
+        "detour": "sub/../../outside.bin",
+        "sibling": "../1-secret/weights.bin",
+    }[where]
+    assert sibling.is_file()
+    models.external(tmp_path / "1" / "model.onnx", location)
+    (tmp_path / "1" / "sub").mkdir()
+    reason = refused(tmp_path / "1")
+    assert reason.startswith("'model.onnx' does not load")
+    assert str(tmp_path) not in reason
+
+
+@pytest.mark.parametrize("kind", ["file", "folder"])
+def test_external_data_behind_a_link_out_of_the_folder_is_refused(
+    kind: str, tmp_path: Path
+) -> None:
+    weights(tmp_path / "outside" / "weights.bin")
+    version = tmp_path / "1"
+    version.mkdir()
+    if kind == "file":
+        models.external(version / "model.onnx", "weights.bin")
+        (version / "weights.bin").symlink_to(tmp_path / "outside" / "weights.bin")
+    else:
+        models.external(version / "model.onnx", "data/weights.bin")
+        (version / "data").symlink_to(tmp_path / "outside")
+    assert "does not load" in refused(version)
+
+
+def test_external_data_behind_a_hard_link_is_a_file_like_any_other(tmp_path: Path) -> None:
+    """A hard link is made by whoever may write to the folder; nothing tells it from a copy."""
+    weights(tmp_path / "outside.bin")
+    models.external(tmp_path / "1" / "model.onnx", "weights.bin")
+    (tmp_path / "1" / "weights.bin").hardlink_to(tmp_path / "outside.bin")
+    try:
+        backend = served(tmp_path / "1")
+    except InvalidArgument:
+        return
+    (y,) = run(backend, fp32([1, 1, 1, 1])).outputs
+    assert y.data.tolist() == [8.0] * 4
+
+
+# -- warm-up, threads, the end --------------------------------------------------------------------
+
+
+def test_every_batch_size_down_to_one_is_warmed_largest_first(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    models.multiply(tmp_path / "model.onnx")
+    batches: list[int] = []
+    real = OnnxRuntimeBackend._run
+
+    def counted(self: OnnxRuntimeBackend, request: InferRequest) -> InferResponse:
+        batches.append(request.inputs[0].data.shape[0])
+        return real(self, request)
+
+    monkeypatch.setattr(OnnxRuntimeBackend, "_run", counted)
+    served(tmp_path, " max_batch_size: 6")
+    assert list(dict.fromkeys(batches)) == [6, 3, 1]
+
+
+def test_warming_uses_the_largest_valid_input(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    models.identity(tmp_path / "model.onnx", "INT64", ("batch", "n"))
+    seen: list[tuple[tuple[int, ...], int, int]] = []
+    real = OnnxRuntimeBackend._run
+
+    def counted(self: OnnxRuntimeBackend, request: InferRequest) -> InferResponse:
+        data = request.inputs[0].data
+        seen.append((data.shape, int(data.min()), int(data.max())))
+        return real(self, request)
+
+    monkeypatch.setattr(OnnxRuntimeBackend, "_run", counted)
+    served(
+        tmp_path,
+        """ max_batch_size: 2 input { name: "x" data_type: TYPE_INT64 dims: -1 }
+        parameters { key: "axes.x" value { string_value: "n" } }
+        parameters { key: "axis.n" value { string_value: "1..7" } }
+        parameters { key: "range.x" value { string_value: "3..9" } }""",
+    )
+    assert {shape for shape, _, _ in seen} == {(2, 7), (1, 7)}
+    assert all(low >= 3 and high <= 9 for _, low, high in seen)
+
+
+def test_a_model_that_refuses_made_up_values_is_served_cold(tmp_path: Path) -> None:
+    graph = helper.make_graph(
+        [helper.make_node("Reshape", ["data", "shape"], ["y"])],
+        "picky",
+        [helper.make_tensor_value_info("shape", TensorProto.INT64, [1])],
+        [helper.make_tensor_value_info("y", TensorProto.FLOAT, ["n"])],
+        [numpy_helper.from_array(np.arange(4, dtype=np.float32), "data")],
+    )
+    onnx.save(
+        helper.make_model(graph, opset_imports=[helper.make_opsetid("", 20)], ir_version=10),
+        tmp_path / "model.onnx",
+    )
+    backend = served(
+        tmp_path,
+        ' input { name: "shape" data_type: TYPE_INT64 dims: 1 }'
+        ' parameters { key: "range.shape" value { string_value: "3..4" } }',
+    )
+    (y,) = run(backend, Tensor("shape", Datatype.INT64, np.array([4]))).outputs
+    assert y.data.tolist() == [0, 1, 2, 3]
+
+
+def test_unloading_ends_the_threads(tmp_path: Path) -> None:
+    models.count_up(tmp_path / "model.onnx")
+    before = set(threading.enumerate())
+    backend = served(
+        tmp_path,
+        ' input { name: "n" data_type: TYPE_INT64 dims: 1 } instance_group { count: 2 }'
+        ' parameters { key: "range.n" value { string_value: "1000.." } }',
+    )
+
+    run(backend, Tensor("n", Datatype.INT64, np.array([1000])))
+    made = set(threading.enumerate()) - before
+    assert any(thread.name.startswith("m-1") for thread in made)
+    backend.unload()
+    assert [t for t in made if t.is_alive() and t.name.startswith("m-1")] == []
+
+
+def test_a_run_that_is_long_for_its_input_does_not_hold_the_event_loop(tmp_path: Path) -> None:
+    """Warm in microseconds, then 300 ms: the time depends on the value, not on the size."""
+    models.count_up(tmp_path / "model.onnx")
+    backend = served(tmp_path)
+
+    async def main() -> float:
+        loop = asyncio.get_running_loop()
+        ticks = [loop.time()]
+
+        async def tick() -> None:
+            while True:
+                await asyncio.sleep(0.005)
+                ticks.append(loop.time())
+
+        ticker = asyncio.create_task(tick())
+        request = InferRequest("m", [Tensor("n", Datatype.INT64, np.array([300_000]))])
+        answer = await backend(request, NO_DEADLINE)
+        assert answer.outputs[0].data.tolist() == [300_000]
+        await asyncio.sleep(0.01)
+        ticker.cancel()
+        return max(b - a for a, b in itertools.pairwise(ticks))
+
+    assert asyncio.run(main()) < 0.1
+
+
+def test_a_backend_that_does_not_exist_is_unsupported() -> None:
+    with pytest.raises(Unsupported, match=r"backend 'nonsense' is not supported.*onnxruntime"):
+        find("nonsense")
+
+
+def test_a_backend_whose_library_is_missing_is_unsupported(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    from gateway import backends
+
+    monkeypatch.setitem(backends.MODULES, "absent", "gateway.backends.absent")
+    with pytest.raises(Unsupported, match="backend 'absent' is not installed here"):
+        find("absent")
