@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
+import uuid
 
 import structlog
 
@@ -18,8 +19,9 @@ log = structlog.get_logger("modelport.dataplane")
 class DataPlane:
     """``infer`` is the one ``Infer`` that every protocol calls."""
 
-    def __init__(self, lifecycle: Lifecycle) -> None:
+    def __init__(self, lifecycle: Lifecycle, verbose: bool = False) -> None:
         self._lifecycle = lifecycle
+        self._verbose = verbose
 
     async def infer(self, request: InferRequest, deadline: Deadline) -> InferResponse:
         """Answer ``request``.
@@ -36,13 +38,18 @@ class DataPlane:
             return await self._run(version, request, deadline, started)
         except ModelportError as error:
             statistics.failed(error.code, time.perf_counter_ns() - started)
+            if self._verbose or error.code is Code.INTERNAL:
+                log.error(
+                    "infer failed", model=version.name, version=version.number,
+                    request_id=_request_id(request), error=str(error),
+                )  # fmt: skip
             raise
         except asyncio.CancelledError:
             statistics.failed(Code.CANCELLED, time.perf_counter_ns() - started)
             raise
         except Exception as error:
             statistics.failed(Code.INTERNAL, time.perf_counter_ns() - started)
-            log.exception("inference failed", model=version.name, request_id=request.id)
+            log.exception("infer failed", model=version.name, request_id=_request_id(request))
             raise Internal("inference failed; the server's log has the reason") from error
         finally:
             statistics.pending -= 1
@@ -75,4 +82,13 @@ class DataPlane:
         done = time.perf_counter_ns()
         timing.compute_output_ns = done - answered
         version.statistics.succeeded(batch, done - started, timing)
+        if self._verbose:
+            log.debug(
+                "infer", model=version.name, version=version.number, batch_size=batch,
+                request_id=_request_id(request), milliseconds=(done - started) / 1e6,
+            )  # fmt: skip
         return response
+
+
+def _request_id(request: InferRequest) -> str:
+    return request.id or request.trace or uuid.uuid4().hex

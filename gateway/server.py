@@ -30,10 +30,9 @@ class Server:
     def __init__(self, settings: Settings) -> None:
         self._settings = settings
         self.lifecycle = Lifecycle(settings)
-        dataplane = DataPlane(self.lifecycle)
-        http = OipHttp(
-            dataplane, self.lifecycle, settings.http_max_input_bytes, settings.log_verbose > 0
-        )
+        verbose = settings.log_verbose > 0
+        dataplane = DataPlane(self.lifecycle, verbose)
+        http = OipHttp(dataplane, self.lifecycle, settings.http_max_input_bytes, verbose)
         self._front = PortableFront(http, OipGrpc(dataplane, self.lifecycle).methods(), settings)
         self._metrics = HttpListener(
             metrics.application(self.lifecycle.statistics),

@@ -127,6 +127,7 @@ class InferRequest:
     """One inference. ``outputs`` empty: all of them. ``model_version`` 0: the newest ready one.
 
     ``classification`` maps an output to how many of its largest values are wanted in its place.
+    ``trace`` names the request in the logs where the client gave no ``id``; it is never echoed.
     """
 
     model_name: str
@@ -136,6 +137,7 @@ class InferRequest:
     id: str = ""
     parameters: Mapping[str, Parameter] = field(default_factory=dict)
     classification: Mapping[str, int] = field(default_factory=dict)
+    trace: str = ""
     timing: Timing = field(default_factory=Timing)
 
 

@@ -199,11 +199,11 @@ def _seconds(run: Any, request: InferRequest) -> float:
 
 
 def _batch_sizes(maximum: int) -> Iterator[int]:
-    """``maximum`` and its halves down to 1."""
-    batch = max(1, maximum)
-    while batch:
-        yield batch
-        batch //= 2
+    """``maximum`` and its halves down to 1, then what lies between."""
+    maximum = max(1, maximum)
+    halves = [maximum >> shift for shift in range(maximum.bit_length())]
+    yield from halves
+    yield from (batch for batch in range(1, maximum) if batch not in halves)
 
 
 def _samples(signature: ModelSignature, batch: int) -> Iterator[Tensor]:

@@ -182,6 +182,7 @@ def _unary(handler: Callable[[Any, Deadline], Any]) -> Any:
         try:
             return await handler(message, _deadline(context))
         except ModelportError as error:
+            log.debug("rpc failed", status=STATUS[error.code].name, error=str(error))
             await context.abort(STATUS[error.code], str(error))
         except Exception:
             log.exception("request failed")

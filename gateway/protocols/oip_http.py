@@ -6,7 +6,6 @@ FastAPI carries the rest and documents all of it; ``GET /docs`` is the page.
 from __future__ import annotations
 
 import re
-import uuid
 from collections.abc import Callable
 from typing import Annotated, Any
 from urllib.parse import unquote_to_bytes
@@ -78,7 +77,6 @@ class OipHttp:
     async def _infer(
         self, name: str, version: str, scope: Scope, receive: Receive, send: Send
     ) -> None:
-        request = None
         try:
             headers = dict(scope["headers"])
             body = await http_body.read(receive, self._max_input_bytes)
@@ -86,10 +84,12 @@ class OipHttp:
             if encoding:
                 body = http_body.decompress(body, encoding, self._max_input_bytes)
             request, form = self._decode(body, headers, name, documents.parse_version(version))
+            if self._verbose:
+                request.trace = headers.get(b"x-request-id", b"")[:128].decode("latin-1")
             response = await self._dataplane.infer(request, _deadline(request))
             json, blobs = oip_json.encode(response, form)
         except ModelportError as error:
-            await self._fail(send, error, scope, request)
+            await _fail(send, error)
         except http_body.Disconnected:
             pass
         else:
@@ -105,8 +105,6 @@ class OipHttp:
                 json = http_body.compress(json, coding)
                 reply_headers = [*reply_headers, (b"content-encoding", coding)]
             await _reply(send, 200, json, reply_headers)
-            if self._verbose:
-                log.debug("infer", model=name, status=200, request_id=_request_id(scope, request))
 
     def _decode(
         self, body: bytes, headers: dict[bytes, bytes], name: str, version: int
@@ -120,19 +118,6 @@ class OipHttp:
                 spec, shape = validator.raw_input(len(body))
                 return oip_json.decode_raw(body, spec, shape, name, version)
         return oip_json.decode(body, header_length, name, version)
-
-    async def _fail(
-        self, send: Send, error: ModelportError, scope: Scope, request: InferRequest | None
-    ) -> None:
-        status, headers = STATUS[error.code], _JSON
-        if status == 503:
-            headers = [*_JSON, (b"retry-after", b"1")]
-        if status == 500 or self._verbose:
-            request_id = _request_id(scope, request)
-            headers = [*headers, (b"x-request-id", request_id.encode("latin-1", "replace"))]
-            report = log.error if status == 500 else log.debug
-            report("request failed", status=status, error=str(error), request_id=request_id)
-        await _reply(send, status, _error(str(error)), headers)
 
     # -- everything else ------------------------------------------------------------------------
 
@@ -316,19 +301,20 @@ def _deadline(request: InferRequest) -> Deadline:
     return Deadline.after(int(timeout) / _MICROSECONDS) if timeout else NO_DEADLINE
 
 
-def _request_id(scope: Scope, request: InferRequest | None) -> str:
-    for name, value in scope["headers"]:
-        if name == b"x-request-id":
-            return str(value[:128].decode("latin-1"))
-    return (request.id if request is not None else "") or uuid.uuid4().hex
-
-
 def _error(text: str) -> bytes:
     return orjson.dumps({"error": text})
 
 
 def _document(value: Any, status: int = 200, headers: Any = None) -> Response:
     return Response(orjson.dumps(value), status, headers, media_type="application/json")
+
+
+async def _fail(send: Send, error: ModelportError) -> None:
+    status, headers = STATUS[error.code], _JSON
+    if status == 503:
+        headers = [*_JSON, (b"retry-after", b"1")]
+    log.debug("request failed", status=status, error=str(error))
+    await _reply(send, status, _error(str(error)), headers)
 
 
 async def _reply(send: Send, status: int, body: bytes, headers: Headers) -> None:

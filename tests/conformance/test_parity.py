@@ -284,7 +284,7 @@ GOOD = {
     ),
     "a sequence by name": Case("x2", [X], parameters={"sequence_id": "name"}),
     "an id": Case("x2", [X], id="ключ"),
-    "a beat of FP32 that JSON has as an integer": Case(
+    "an FP32 that JSON has as an integer": Case(
         "x2", [Input("x", "FP32", [1, 4], [1, 2, 3, 2**24])]
     ),
 }

@@ -1,6 +1,9 @@
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -12,3 +15,10 @@ def repository(tmp_path: Path) -> Repository:
     root = tmp_path / "repository"
     root.mkdir()
     return Repository(root)
+
+
+@pytest.fixture
+def background() -> Iterator[Callable[..., Future[Any]]]:
+    """``background(function, *arguments)`` runs it in a thread; the future has its outcome."""
+    with ThreadPoolExecutor(8) as threads:
+        yield threads.submit

@@ -5,6 +5,7 @@ from __future__ import annotations
 import shutil
 import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import Future
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,6 +18,7 @@ from tests import models
 from tests.server import Gateway
 
 T = TypeVar("T")
+Background = Callable[..., Future[Any]]
 WAIT_SECONDS = 15.0
 POLL = ("--model-control-mode", "poll", "--repository-poll-secs", "0.05")
 EXPLICIT = ("--model-control-mode", "explicit")
@@ -52,14 +54,6 @@ def eventually(condition: Callable[[], T], what: str = "", seconds: float = WAIT
         if value:
             return value
         assert time.monotonic() < deadline, f"not within {seconds} s: {what or condition}"
-        time.sleep(0.01)
-
-
-def holds(condition: Callable[[], bool], rounds: Callable[[], int], count: int = 5) -> None:
-    """``condition`` stays true until ``rounds`` has grown by ``count``."""
-    start = rounds()
-    while rounds() < start + count:
-        assert condition()
         time.sleep(0.01)
 
 

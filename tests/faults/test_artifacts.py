@@ -8,6 +8,7 @@ from __future__ import annotations
 import shutil
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -34,39 +35,54 @@ DAMAGE: dict[str, tuple[Callable[[Path], object], str]] = {
         "manifest.json is not a manifest",
     ),
 }
-each_damage = pytest.mark.parametrize("damage", list(DAMAGE))
 
 
-def publish_damaged(repository: Repository, damage: str, number: int = 2) -> str:
+def publish_damaged(repository: Repository, damage: str, number: int = 2, model: str = "m") -> str:
     """Publish a version that is damaged before anyone can see it; what the index must say."""
     spoil, reason = DAMAGE[damage]
-    path = repository.version(3.0, number, model="aside").rename(repository.root / ".damaged")
-    shutil.rmtree(repository.root / "aside")
-    # A link out is made from where the file will lie: only its name matters to ``link_out``.
-    staged = repository.root / "m" / ".staged"
-    path.rename(staged)
+    staged = repository.version(3.0, number, model=".damaged")
+    # Beside the model's versions, where ``link_out`` finds the way out of the repository.
+    staged = staged.rename(repository.root / model / ".damaged")
+    shutil.rmtree(repository.root / ".damaged")
     spoil(staged / "model.onnx")
-    staged.rename(repository.root / "m" / str(number))
+    staged.rename(repository.root / model / str(number))
     return reason
 
 
-def older_serves(gateway: Gateway, why: str) -> None:
+def older_serves(gateway: Gateway, why: str, model: str = "m") -> None:
     assert probes.live(gateway)
-    assert why in probes.reason(gateway, 2)
-    assert probes.state(gateway, 2) == "UNAVAILABLE"
-    assert probes.state(gateway, 1) == "READY"
-    assert probes.answer(gateway) == ("1", 2.0)
-    assert probes.ask(gateway, number=2).status_code == 503
+    assert why in probes.reason(gateway, 2, model)
+    assert probes.state(gateway, 2, model) == "UNAVAILABLE"
+    assert probes.state(gateway, 1, model) == "READY"
+    assert probes.answer(gateway, model) == ("1", 2.0)
+    assert probes.ask(gateway, model, 2).status_code == 503
     assert probes.ready(gateway)
 
 
-@each_damage
-def test_at_start_the_older_version_serves(damage: str, repository: Repository) -> None:
-    repository.version(2.0, 1)
-    why = publish_damaged(repository, damage)
+def named(damage: str) -> str:
+    return damage.replace(" ", "-")
+
+
+def test_at_start_the_older_version_serves(repository: Repository) -> None:
+    whys = {}
+    for damage in DAMAGE:
+        repository.version(2.0, 1, named(damage))
+        whys[named(damage)] = publish_damaged(repository, damage, 2, named(damage))
     with serving(repository.root) as gateway:
-        older_serves(gateway, why)
-        assert str(repository.root) not in str(probes.index(gateway))
+        for model, why in whys.items():
+            older_serves(gateway, why, model)
+            assert str(repository.root.parent) not in str(probes.index(gateway, model))
+
+
+def test_undamaged_the_newer_version_serves(repository: Repository, monkeypatch: Any) -> None:
+    """The control: without the damage the same check fails."""
+    monkeypatch.setitem(DAMAGE, "none", (lambda path: None, ""))
+    repository.version(2.0, 1)
+    publish_damaged(repository, "none")
+    with serving(repository.root) as gateway:
+        assert probes.answer(gateway) == ("2", 3.0)
+        with pytest.raises(AssertionError):
+            older_serves(gateway, "")
 
 
 def test_on_a_poll_the_older_version_serves(repository: Repository) -> None:
@@ -94,20 +110,23 @@ def test_on_an_explicit_load_the_older_version_serves(repository: Repository) ->
             assert probes.load(gateway).status_code == 200
 
 
-@each_damage
 def test_the_only_version_damaged_leaves_the_gateway_alive_and_not_ready(
-    damage: str, repository: Repository
+    repository: Repository,
 ) -> None:
     repository.version(2.0, 1, model="good")
-    repository.config(probes.CONFIG.format(backend="onnxruntime"))
-    why = publish_damaged(repository, damage, 1)
+    whys = {}
+    for damage in DAMAGE:
+        model = named(damage)
+        repository.config(probes.CONFIG.format(backend="onnxruntime"), model)
+        whys[model] = publish_damaged(repository, damage, 1, model)
     with serving(repository.root) as gateway:
-        assert why in probes.reason(gateway, 1)
         assert probes.answer(gateway, "good") == ("1", 2.0)
         assert not probes.ready(gateway)
-        refused = probes.ask(gateway)
-        assert refused.status_code == 503
-        assert "'m' has no available versions" in refused.json()["error"]
+        for model, why in whys.items():
+            assert why in probes.reason(gateway, 1, model)
+            refused = probes.ask(gateway, model)
+            assert refused.status_code == 503
+            assert f"'{model}' has no available versions" in refused.json()["error"]
 
 
 @pytest.mark.parametrize("damage", ["flipped byte", "truncated file", "link out"])
@@ -130,7 +149,7 @@ def test_what_serves_keeps_serving_when_its_own_file_is_damaged(
 BROKEN_CONFIGS = {
     "no text format": ("max_batch_size: {", "config.pbtxt is not a valid model configuration"),
     "unknown field": ("nonsense: 1", "config.pbtxt is not a valid model configuration"),
-    "another name": ('name: "other" backend: "onnxruntime"', "unexpected directory name 'm'"),
+    "another name": ('name: "other" backend: "onnxruntime"', "unexpected directory name"),
     "traversal": (
         'backend: "onnxruntime" default_model_filename: "../../1/model.onnx"',
         "must be a plain file name",
@@ -141,21 +160,20 @@ BROKEN_CONFIGS = {
         "but the model has",
     ),
 }
-each_config = pytest.mark.parametrize("broken", list(BROKEN_CONFIGS))
 
 
-@each_config
 def test_a_broken_configuration_at_start_costs_its_model_and_no_other(
-    broken: str, repository: Repository
+    repository: Repository,
 ) -> None:
-    text, why = BROKEN_CONFIGS[broken]
     repository.version(2.0, 1, model="good")
-    repository.config(text)
-    repository.version(2.0, 1)
+    for broken, (text, _) in BROKEN_CONFIGS.items():
+        repository.config(text, named(broken))
+        repository.version(2.0, 1, named(broken))
     with serving(repository.root) as gateway:
-        assert why in probes.reason(gateway, 1)
-        assert probes.state(gateway, 1) == "UNAVAILABLE"
-        assert probes.ask(gateway).status_code == 503
+        for broken, (_, why) in BROKEN_CONFIGS.items():
+            assert why in probes.reason(gateway, 1, named(broken))
+            assert probes.state(gateway, 1, named(broken)) == "UNAVAILABLE"
+            assert probes.ask(gateway, named(broken)).status_code == 503
         assert probes.answer(gateway, "good") == ("1", 2.0)
 
 

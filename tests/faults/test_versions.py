@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import shutil
-import threading
 from pathlib import Path
 
 import httpx
@@ -12,7 +11,7 @@ import pytest
 from gateway.repository import manifest
 from tests import models
 from tests.faults import probes
-from tests.faults.probes import EXPLICIT, POLL, Repository, eventually
+from tests.faults.probes import EXPLICIT, POLL, Background, Repository, eventually
 from tests.server import Gateway, serving
 
 LATEST_2 = "version_policy { latest { num_versions: 2 } }"
@@ -242,40 +241,34 @@ def test_a_repository_that_vanishes_takes_nothing_down(
 
 
 def test_a_request_in_flight_on_a_version_that_is_unloaded_gets_its_answer(
-    repository: Repository,
+    repository: Repository, background: Background
 ) -> None:
     repository.slow(1.0)
     with serving(repository.root, *EXPLICIT, "--load-model", "slow") as gateway:
-        replies: list[httpx.Response] = []
-        client = threading.Thread(target=lambda: replies.append(probes.ask(gateway, "slow")))
-        client.start()
+        reply = background(probes.ask, gateway, "slow")
         pending = "pending_request_count"
         eventually(lambda: probes.metric(gateway, pending, model="slow") == 1, "in flight")
         assert probes.unload(gateway, "slow").status_code == 200
-        client.join(10)
-        assert [reply.status_code for reply in replies] == [200]
+        assert reply.result(10).status_code == 200
         assert probes.ask(gateway, "slow").status_code == 503
 
 
 def test_a_slow_request_on_one_model_does_not_hold_up_another_models_release(
-    repository: Repository,
+    repository: Repository, background: Background
 ) -> None:
     """Version 1 of ``slow`` waits for its last request; ``m`` must not wait with it."""
     repository.slow(4.0)
     repository.version(2.0, 1)
     with serving(repository.root, *POLL) as gateway:
-        replies: list[httpx.Response] = []
-        client = threading.Thread(target=lambda: replies.append(probes.ask(gateway, "slow")))
-        client.start()
+        reply = background(probes.ask, gateway, "slow")
         pending = "pending_request_count"
         eventually(lambda: probes.metric(gateway, pending, model="slow") == 1, "in flight")
         (repository.root / "slow" / "2").mkdir()
         eventually(lambda: probes.state(gateway, 1, "slow") == "UNLOADING", "slow 1 draining")
         repository.version(3.0, 2)
         eventually(lambda: probes.answer(gateway) == ("2", 3.0), "m 2 serves", seconds=2.0)
-        assert replies == []  # the slow one was still in flight: m did not wait for it
-        client.join(10)
-        assert [reply.status_code for reply in replies] == [200]
+        assert not reply.done()  # the slow one was still in flight: m did not wait for it
+        assert reply.result(10).status_code == 200
 
 
 # -- manifests ------------------------------------------------------------------------------------

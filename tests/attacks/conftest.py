@@ -1,0 +1,44 @@
+"""A real gateway with a small limit on bodies, for hostile clients."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from tests.conformance import repository, wire
+from tests.conformance.wire import Connection
+from tests.server import Gateway, serving
+
+MAX_INPUT_BYTES = 8 * 1024 * 1024
+
+
+@pytest.fixture(scope="session")
+def gateway(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Gateway]:
+    root = repository.build(tmp_path_factory.mktemp("attacks") / "models")
+    with serving(root, "--http-max-input-size", str(MAX_INPUT_BYTES)) as served:
+        yield served
+
+
+@pytest.fixture(scope="session")
+def runner() -> Iterator[asyncio.Runner]:
+    with asyncio.Runner() as created:
+        yield created
+
+
+@pytest.fixture(scope="session")
+def stub(gateway: Gateway) -> Iterator[Any]:
+    with wire.stub(gateway.grpc) as opened:
+        yield opened
+
+
+@pytest.fixture
+def connection(gateway: Gateway) -> Iterator[Connection]:
+    """A client that does no wrong: after every test it is still served."""
+    opened = Connection(gateway.http)
+    wire.assert_serves(opened)
+    yield opened
+    wire.assert_serves(opened)
+    opened.close()

@@ -1,0 +1,107 @@
+"""Reload under load: no request fails, and every answer is from exactly one version."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import time
+
+import pytest
+
+from tests.faults import probes
+from tests.faults.probes import EXPLICIT, POLL, Repository, eventually
+from tests.faults.traffic import Client, Outcome, failures, flowing, kinds
+from tests.server import serving
+
+RELOADS = int(os.environ.get("MODELPORT_RELOADS", "30"))
+FACTORS = (2.0, 3.0)
+
+
+def test_reloading_in_place_under_load_fails_no_request_and_mixes_no_answer(
+    repository: Repository,
+) -> None:
+    repository.version(FACTORS[0], 1)
+    prepared = [repository.version(factor, 1, model="spare") for factor in FACTORS[:1]]
+    shutil.rmtree(prepared[0].parent)
+    with serving(repository.root, *EXPLICIT, "--load-model", "m") as gateway:
+        with flowing(gateway, FACTORS) as traffic:
+            eventually(lambda: traffic.each_has(5), "traffic flows")
+            for turn in range(1, RELOADS + 1):
+                factor = FACTORS[turn % 2]
+                exchange(repository, factor)
+                assert probes.load(gateway).status_code == 200
+                # Whoever asks after the load has answered gets the new content.
+                loaded = time.monotonic()
+                assert probes.answer(gateway) == ("1", factor)
+                eventually(lambda f=factor, t=loaded: traffic.each_has(1, f, t), f"{factor}")  # type: ignore[misc]
+        outcomes = traffic.outcomes
+        assert failures(outcomes) == []
+        assert {outcome.factor for outcome in outcomes} == set(FACTORS)
+        assert len(outcomes) >= 4 * RELOADS
+        reloads = [e for e in gateway.logs if e.get("event") == "model version is ready"]
+        assert len(reloads) == RELOADS + 1
+
+
+def exchange(repository: Repository, factor: float) -> None:
+    """Put another content in version 1's place: the folders change names, as a publisher does."""
+    fresh = repository.version(factor, 1, model=".fresh")
+    old = repository.root / "m" / "1"
+    away = repository.root / ".old"
+    old.rename(away)
+    fresh.rename(old)
+    shutil.rmtree(away)
+
+
+def test_new_versions_on_a_poll_under_load_fail_no_request(repository: Repository) -> None:
+    repository.version(FACTORS[0], 1)
+    with serving(repository.root, *POLL) as gateway:
+        with flowing(gateway, FACTORS) as traffic:
+            eventually(lambda: traffic.each_has(5), "traffic flows")
+            for number in range(2, 10):
+                factor = FACTORS[(number + 1) % 2]
+                repository.version(factor, number)
+                eventually(lambda n=number: probes.state(gateway, n) == "READY", "ready")  # type: ignore[misc]
+                assert probes.answer(gateway) == (str(number), factor)
+                if number % 3 == 0:  # and one that is bad, in between
+                    bad = repository.version(5.0, 100 + number, model=".bad")
+                    probes.flip(bad / "model.onnx")
+                    bad.rename(repository.root / "m" / str(100 + number))
+                    shutil.rmtree(repository.root / ".bad")
+                    bad_one = 100 + number
+                    eventually(
+                        lambda n=bad_one: probes.state(gateway, n) == "UNAVAILABLE",
+                        "refused",  # type: ignore[misc]
+                    )
+        assert failures(traffic.outcomes) == []
+        assert {outcome.factor for outcome in traffic.outcomes} == set(FACTORS)
+
+
+@pytest.mark.parametrize("protocol", ["http", "grpc"])
+def test_the_check_sees_the_gap_that_unload_and_load_leaves(
+    protocol: str, repository: Repository
+) -> None:
+    """The known-bad way to change a version: clients must be seen failing."""
+    repository.version(2.0, 1)
+    with serving(repository.root, *EXPLICIT, "--load-model", "m") as gateway:
+        with flowing(gateway, FACTORS, [protocol]) as traffic:
+            eventually(lambda: traffic.each_has(5), "traffic flows")
+            assert probes.unload(gateway).status_code == 200
+            eventually(lambda: failures(traffic.outcomes), "failures")
+            assert probes.load(gateway).status_code == 200
+            done = time.monotonic()
+            eventually(lambda: traffic.each_has(1, after=done), "traffic flows again")
+        assert kinds(traffic.outcomes)["refused"] > 0
+        assert kinds(traffic.outcomes).keys() == {"answered", "refused"}
+
+
+def test_the_check_sees_an_answer_of_two_versions_or_of_another_request() -> None:
+    client = Client(None, "c", FACTORS, None, False)  # type: ignore[arg-type]  # asks nothing
+
+    def judge(answered: str, data: list[float]) -> Outcome:
+        return client.judge("c-1", answered, 1.0, data)
+
+    assert judge("c-1", [2.0] * 8).kind == "answered"
+    assert judge("c-1", [2.0] * 4 + [3.0] * 4).kind == "wrong"
+    assert judge("c-1", [5.0] * 8).kind == "wrong"
+    assert judge("c-1", [2.0] * 7).kind == "wrong"
+    assert judge("c-2", [2.0] * 8).kind == "wrong"

@@ -1,0 +1,327 @@
+"""SIGTERM: readiness off, nothing in flight is lost, and the process is gone when it said.
+
+The trials under load are ``MODELPORT_TRIALS`` (5; a soak runs 50) per protocol.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import grpc
+import httpx
+import pytest
+from grpc_health.v1 import health_pb2, health_pb2_grpc
+
+from tests.faults import probes
+from tests.faults.ledger import parameter, recorded
+from tests.faults.probes import EXPLICIT, POLL, Background, Repository, eventually
+from tests.faults.traffic import Outcome, dropped, flowing, kinds
+from tests.server import Gateway, serving
+
+TRIALS = int(os.environ.get("MODELPORT_TRIALS", "5"))
+PENDING = "pending_request_count"
+#: What the end may take beyond what it waits for: the lame duck second and the process itself.
+MARGIN_SECONDS = 3.0
+
+
+def slow_config(seconds: float) -> str:
+    return parameter("delay_seconds", seconds)
+
+
+def terminate(gateway: Gateway) -> float:
+    """SIGTERM; the moment it was sent."""
+    gateway.process.send_signal(signal.SIGTERM)
+    return time.monotonic()
+
+
+def in_flight(gateway: Gateway, model: str, number: int = 1) -> None:
+    eventually(lambda: probes.metric(gateway, PENDING, model=model) == number, "in flight")
+
+
+def processes(marker: Path) -> list[str]:
+    """Processes whose command line names ``marker``."""
+    found = []
+    for folder in Path("/proc").iterdir():
+        if folder.name.isdigit() and int(folder.name) != os.getpid():
+            try:
+                command = (folder / "cmdline").read_bytes().replace(b"\0", b" ").decode()
+            except OSError:
+                continue
+            if str(marker) in command:
+                found.append(f"{folder.name}: {command}")
+    return found
+
+
+def bindable(port: int) -> bool:
+    with socket.socket() as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind(("127.0.0.1", port))
+            probe.listen()
+        except OSError:
+            return False
+        return True
+
+
+# -- under load -----------------------------------------------------------------------------------
+
+
+def shut_down_under_load(
+    repository: Repository, ledger: Path, protocol: str, number: signal.Signals
+) -> tuple[int, list[Outcome], list[str], list[str]]:
+    """Exit status, what the clients saw, and what the backend began and ended."""
+    with recorded(repository.root, ledger) as (gateway, written):
+        with flowing(gateway, (2.0,), [protocol], each=6, until_refused=True) as traffic:
+            eventually(lambda: traffic.each_has(5), "traffic flows")
+            gateway.process.send_signal(number)
+            exit_status = gateway.process.wait(30)
+        return exit_status, traffic.outcomes, written.begun, written.ended
+
+
+@pytest.mark.parametrize("seconds", [0.0, 0.02], ids=["quick", "slow"])
+@pytest.mark.parametrize("protocol", ["http", "grpc"])
+def test_sigterm_under_load_drops_no_request(
+    protocol: str, seconds: float, repository: Repository, tmp_path: Path
+) -> None:
+    repository.version(2.0, backend="ledger", config=slow_config(seconds))
+    lost: list[tuple[int, Outcome]] = []
+    for trial in range(TRIALS):
+        exit_status, outcomes, begun, ended = shut_down_under_load(
+            repository, tmp_path / "ledger", protocol, signal.SIGTERM
+        )
+        assert exit_status == 0
+        assert sorted(begun) == sorted(ended), "a request was begun and never ended"
+        assert len(begun) == len(set(begun)), "a request was computed twice"
+        assert kinds(outcomes)["refused"] == 6, "each client goes on until it is refused"
+        lost += [(trial, outcome) for outcome in dropped(outcomes, begun)]
+    assert lost == [], f"{len(lost)} dropped in {TRIALS} trials"
+
+
+@pytest.mark.parametrize("protocol", ["http", "grpc"])
+def test_the_check_sees_what_sigkill_drops(
+    protocol: str, repository: Repository, tmp_path: Path
+) -> None:
+    """The known-bad end: with 6 clients and slow requests some are in flight, and lost."""
+    repository.version(2.0, backend="ledger", config=slow_config(0.05))
+    exit_status, outcomes, begun, ended = shut_down_under_load(
+        repository, tmp_path / "ledger", protocol, signal.SIGKILL
+    )
+    assert exit_status == -signal.SIGKILL
+    assert dropped(outcomes, begun) != []
+    assert len(ended) < len(begun)
+
+
+def test_a_refusal_is_not_believed_where_the_request_was_begun() -> None:
+    refused = [Outcome("a", "refused", "UNAVAILABLE"), Outcome("b", "answered")]
+    assert dropped(refused, ["b"]) == []
+    assert dropped(refused, ["a", "b"]) == refused[:1]
+
+
+# -- the order of the end -------------------------------------------------------------------------
+
+
+def test_readiness_turns_false_first_and_the_request_in_flight_is_answered(
+    repository: Repository, background: Background
+) -> None:
+    repository.slow(1.5)
+    with serving(repository.root) as gateway:
+        reply = background(probes.ask, gateway, "slow")
+        in_flight(gateway, "slow")
+        assert probes.ready(gateway)
+        terminate(gateway)
+        gateway.wait_for("draining")
+        assert not probes.ready(gateway)
+        assert probes.live(gateway)
+        assert not reply.done()
+        assert reply.result(10).status_code == 200
+        assert gateway.process.wait(10) == 0
+
+
+def test_clients_on_kept_connections_are_told_to_leave(
+    repository: Repository, background: Background
+) -> None:
+    repository.slow(1.0)
+    with serving(repository.root) as gateway, httpx.Client() as client:
+        reply = background(probes.ask, gateway, "slow")
+        url = f"http://{gateway.http}/v2/health/live"
+        assert "connection" not in client.get(url).headers
+        in_flight(gateway, "slow")
+        terminate(gateway)
+        gateway.wait_for("draining")
+        assert client.get(url).headers["connection"] == "close"
+        assert reply.result(10).status_code == 200
+
+
+def test_a_health_watcher_hears_of_the_end_before_it_comes(
+    repository: Repository, background: Background
+) -> None:
+    repository.slow(2.0)
+    with serving(repository.root) as gateway, grpc.insecure_channel(gateway.grpc) as channel:
+        reply = background(probes.ask, gateway, "slow")
+        in_flight(gateway, "slow")
+        watch = health_pb2_grpc.HealthStub(channel).Watch(health_pb2.HealthCheckRequest())
+        heard: Iterator[object] = (message.status for message in watch)
+        assert next(heard) == health_pb2.HealthCheckResponse.SERVING
+        terminate(gateway)
+        assert next(heard) == health_pb2.HealthCheckResponse.NOT_SERVING
+        assert not reply.done()
+        assert reply.result(10).status_code == 200
+        assert list(heard) == []
+        assert gateway.process.wait(10) == 0
+
+
+@pytest.mark.parametrize("signal_", [signal.SIGTERM, signal.SIGINT], ids=["SIGTERM", "SIGINT"])
+def test_an_idle_gateway_ends_at_once_with_status_0_and_leaves_nothing_behind(
+    signal_: signal.Signals, repository: Repository
+) -> None:
+    repository.version(2.0)
+    with serving(repository.root) as gateway, httpx.Client() as idle:
+        idle.get(f"http://{gateway.http}/v2/health/live")  # a kept connection, doing nothing
+        ports = (gateway.http_port, gateway.grpc_port, gateway.metrics_port)
+        assert not any(bindable(port) for port in ports)
+        assert len(processes(repository.root)) == 1
+        started = time.monotonic()
+        gateway.process.send_signal(signal_)
+        assert gateway.process.wait(10) == 0
+        assert time.monotonic() - started < MARGIN_SECONDS
+        assert all(bindable(port) for port in ports)
+        assert processes(repository.root) == []
+        gateway.wait_for("stopped")
+        assert "Traceback" not in str(gateway.logs)
+
+
+def test_a_gateway_can_be_started_again_on_the_same_ports_at_once(repository: Repository) -> None:
+    repository.version(2.0)
+    with serving(repository.root) as first:
+        assert probes.answer(first) == ("1", 2.0)
+        ports = (("http", first.http_port), ("grpc", first.grpc_port))
+        assert first.terminate() == 0
+    flags = [part for name, port in ports for part in (f"--{name}-port", str(port))]
+    with serving(repository.root, *flags) as second:
+        assert probes.answer(second) == ("1", 2.0)
+
+
+# -- what does not end by itself ------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("protocol", ["http", "grpc"])
+def test_a_request_that_waits_for_ever_ends_with_the_exit_timeout(
+    protocol: str, repository: Repository, background: Background
+) -> None:
+    repository.slow(600)
+    timeout = 2.0
+    with serving(repository.root, "--exit-timeout-secs", str(timeout)) as gateway:
+        reply = background(hang, gateway, protocol)
+        in_flight(gateway, "slow")
+        sent = terminate(gateway)
+        gateway.process.wait(20)
+        assert timeout - 0.1 <= time.monotonic() - sent < timeout + MARGIN_SECONDS
+        with pytest.raises((httpx.HTTPError, grpc.RpcError, AssertionError)):
+            reply.result(10)
+
+
+def hang(gateway: Gateway, protocol: str) -> None:
+    if protocol == "http":
+        assert probes.ask(gateway, "slow", timeout=60).status_code == 200
+        return
+    from tests.faults.traffic import GrpcClient
+
+    client = GrpcClient(gateway, "hang", (1.0,), None, False, "slow")  # type: ignore[arg-type]
+    try:
+        assert client.ask("hang", 1.0).kind == "answered"
+    finally:
+        client.close()
+
+
+def test_a_run_that_nobody_can_stop_ends_with_the_exit_timeout(
+    repository: Repository, background: Background
+) -> None:
+    """ONNX Runtime computes in a thread of its own, for an hour or so."""
+    repository.count()
+    timeout = 2.0
+    with serving(repository.root, "--exit-timeout-secs", str(timeout)) as gateway:
+        body = probes.count_request(4_000_000_000)
+        reply = background(probes.post, gateway, "/v2/models/count/infer", body, 60)
+        in_flight(gateway, "count")
+        sent = terminate(gateway)
+        gateway.process.wait(20)
+        assert timeout - 0.1 <= time.monotonic() - sent < timeout + MARGIN_SECONDS
+        with pytest.raises((httpx.HTTPError, AssertionError)):
+            assert reply.result(10).status_code == 200
+
+
+def test_with_an_exit_timeout_of_0_nothing_is_waited_for(
+    repository: Repository, background: Background
+) -> None:
+    repository.slow(600)
+    with serving(repository.root, "--exit-timeout-secs", "0") as gateway:
+        reply = background(hang, gateway, "http")
+        in_flight(gateway, "slow")
+        sent = terminate(gateway)
+        gateway.process.wait(20)
+        assert time.monotonic() - sent < MARGIN_SECONDS
+        with pytest.raises((httpx.HTTPError, AssertionError)):
+            reply.result(10)
+
+
+def test_an_open_stream_without_requests_does_not_hold_up_the_end(repository: Repository) -> None:
+    """A health watcher and an idle inference stream are nothing in flight."""
+    repository.version(2.0)
+    with serving(repository.root) as gateway, grpc.insecure_channel(gateway.grpc) as channel:
+        watch = health_pb2_grpc.HealthStub(channel).Watch(health_pb2.HealthCheckRequest())
+        next(watch)
+        sent = terminate(gateway)
+        assert gateway.process.wait(20) == 0
+        assert time.monotonic() - sent < MARGIN_SECONDS
+
+
+@pytest.mark.parametrize("flags", [(), POLL], ids=["at start", "on a poll"])
+def test_sigterm_while_a_model_loads_ends_promptly(
+    flags: tuple[str, ...], repository: Repository, tmp_path: Path
+) -> None:
+    slow_load = parameter("load_seconds", 20)
+    if not flags:
+        repository.version(2.0, backend="ledger", config=slow_load)
+    ledger = tmp_path / "ledger"
+    wait_for = "started" if flags else "listening"
+    with recorded(repository.root, ledger, *flags, wait_for=wait_for) as (gateway, written):
+        if flags:
+            repository.version(2.0, backend="ledger", config=slow_load)
+        eventually(lambda: written.lines("load"), "loading")
+        assert probes.state(gateway) == "LOADING"
+        sent = terminate(gateway)
+        assert gateway.process.wait(30) == 0
+        assert time.monotonic() - sent < MARGIN_SECONDS
+        assert "Traceback" not in str(gateway.logs)
+
+
+def test_a_gateway_that_loads_is_live_and_not_ready(repository: Repository, tmp_path: Path) -> None:
+    repository.version(2.0, backend="ledger", config=parameter("load_seconds", 1))
+    with recorded(repository.root, tmp_path / "ledger", wait_for="listening") as (gateway, _):
+        eventually(lambda: probes.state(gateway) == "LOADING", "loading")
+        assert probes.live(gateway)
+        assert not probes.ready(gateway)
+        assert probes.ask(gateway).status_code == 503
+        gateway.wait_for("started")
+        assert probes.ready(gateway)
+
+
+def test_a_second_sigterm_ends_the_process_at_once(
+    repository: Repository, background: Background
+) -> None:
+    repository.slow(600)
+    with serving(repository.root, *EXPLICIT, "--load-model", "*") as gateway:
+        reply = background(hang, gateway, "http")
+        in_flight(gateway, "slow")
+        terminate(gateway)
+        gateway.wait_for("draining")
+        sent = terminate(gateway)
+        assert gateway.process.wait(10) != 0
+        assert time.monotonic() - sent < 1.0
+        with pytest.raises((httpx.HTTPError, AssertionError)):
+            reply.result(10)

@@ -1,0 +1,78 @@
+"""The newcomer's first command, in an empty folder, and everything it tells them to do next."""
+
+from __future__ import annotations
+
+import json
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from gateway.repository import manifest
+from tests.server import serving
+
+MODELPORT = (sys.executable, "-m", "gateway.cli")
+
+
+def run(folder: Path, *command: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=600)
+
+
+@pytest.fixture(scope="module")
+def demo(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, str]:
+    """The folder the demo ran in and what it printed."""
+    folder = tmp_path_factory.mktemp("demo")
+    done = run(folder, *MODELPORT, "demo")
+    assert done.returncode == 0, done.stdout + done.stderr
+    return folder, done.stdout
+
+
+def test_the_demo_trains_both_models_well(demo: tuple[Path, str]) -> None:
+    auc = re.search(r"held-out AUC ([\d.]+)", demo[1])
+    accuracy = re.search(r"held-out accuracy ([\d.]+)", demo[1])
+    assert auc is not None
+    assert accuracy is not None
+    assert float(auc[1]) > 0.85
+    assert float(accuracy[1]) >= 0.95
+
+
+def test_the_demo_publishes_versions_that_verify_and_carry_certificates(
+    demo: tuple[Path, str],
+) -> None:
+    for name in ("fraud", "vit"):
+        version = demo[0] / "model_repository" / name / "1"
+        assert manifest.verify(version)
+        parity = json.loads((version / "certificate.json").read_text())["parity"]
+        assert parity["samples"] == 1000
+        assert parity["decision"]["agreement"] == 1.0
+        assert {1, 2, 8} <= set(parity["batch_sizes"])
+
+
+def test_the_three_protocols_agree_to_the_bit(demo: tuple[Path, str]) -> None:
+    assert demo[1].count("the three protocols are bit-identical") == 2
+
+
+def test_a_second_run_keeps_what_is_there(demo: tuple[Path, str]) -> None:
+    checkpoint = (demo[0] / "checkpoints" / "fraud.pt").read_bytes()
+    again = run(demo[0], *MODELPORT, "demo")
+    assert again.returncode == 0, again.stderr
+    assert (demo[0] / "checkpoints" / "fraud.pt").read_bytes() == checkpoint
+    versions = [path.name for path in (demo[0] / "model_repository" / "fraud").iterdir()]
+    assert sorted(versions) == ["1", "config.pbtxt"]
+
+
+def test_the_printed_commands_work_as_they_are(demo: tuple[Path, str]) -> None:
+    folder, printed = demo
+    curl = next(line for line in printed.splitlines() if line.startswith("curl "))
+    script = printed.split("<<'END'\n")[1].split("\nEND\n")[0]
+    with serving(folder / "model_repository") as gateway:
+        answer = subprocess.run(
+            curl.replace("127.0.0.1:8000", gateway.http), shell=True, capture_output=True, text=True
+        )
+        assert 0.0 <= json.loads(answer.stdout)["outputs"][0]["data"][0] <= 1.0
+        python = run(folder, sys.executable, "-c", script.replace("127.0.0.1:8001", gateway.grpc))
+        assert re.fullmatch(r"predicted (\d) truth \1\n", python.stdout), python.stderr
+        table = run(folder, *MODELPORT, "models", "--url", gateway.http)
+        assert table.stdout.count("READY") == 2, table.stderr
