@@ -24,8 +24,10 @@ def classify(tensor: Tensor, count: int, labels: tuple[str, ...], batched: bool)
         )
     rows = tensor.data.reshape(tensor.data.shape[0] if batched else 1, -1)
     count = min(count, rows.shape[1])
-    # Stable, so that of equal values the lower index comes first.
-    top = np.argsort(-rows.astype(np.float64), axis=1, kind="stable")[:, :count]
+    # Descending without leaving the datatype (~ reverses the order of integers, signed or not);
+    # stable, so that of equal values the lower index comes first.
+    keys = -rows if rows.dtype.kind == "f" else ~rows
+    top = np.argsort(keys, axis=1, kind="stable")[:, :count]
     texts = np.empty(top.shape, dtype=object)
     for row, indices in enumerate(top):
         for rank, index in enumerate(indices):

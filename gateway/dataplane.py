@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import time
 import uuid
+from collections.abc import Awaitable
 
 import structlog
 
@@ -63,7 +64,7 @@ class DataPlane:
         timing.compute_input_ns = time.perf_counter_ns() - started
         if deadline.expired:
             raise TimedOut
-        response = await version.backend(request, deadline)
+        response = await within(version.backend(request, deadline), deadline)
         answered = time.perf_counter_ns()
         version.validator.restore(response)
         if request.classification:
@@ -88,6 +89,17 @@ class DataPlane:
                 request_id=_request_id(request), milliseconds=(done - started) / 1e6,
             )  # fmt: skip
         return response
+
+
+async def within(answer: Awaitable[InferResponse], deadline: Deadline) -> InferResponse:
+    """``answer``, or ``TimedOut`` when the deadline comes first; the backend is then cancelled."""
+    remaining = deadline.remaining()
+    if remaining is None:
+        return await answer
+    try:
+        return await asyncio.wait_for(answer, remaining)
+    except TimeoutError:
+        raise TimedOut from None
 
 
 def _request_id(request: InferRequest) -> str:

@@ -19,6 +19,8 @@ from __future__ import annotations
 
 from enum import Enum
 
+MAX_MESSAGE = 2000
+
 
 class Code(Enum):
     """The neutral codes. OIP's HTTP and gRPC statuses are derived from them in ``protocols/``."""
@@ -36,6 +38,10 @@ class ModelportError(Exception):
     """Root of the tree. ``str(error)`` is the public message."""
 
     code = Code.INTERNAL
+
+    def __init__(self, message: str = "") -> None:
+        # A message may quote the request, and a client may send a name of a megabyte.
+        super().__init__(message if len(message) <= MAX_MESSAGE else message[:MAX_MESSAGE] + "...")
 
     @property
     def message(self) -> str:

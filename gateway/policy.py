@@ -64,19 +64,18 @@ def wanted(snapshot: Snapshot) -> Collection[int]:
 def next_action(snapshot: Snapshot) -> Load | Unload | None:
     """The next step towards what is wanted, or None when nothing is left to do.
 
-    When every version has vanished from disk, what is served stays: that is an accident, not a
-    wish (TensorFlow Serving's aspired-versions contract).
+    The last version that serves is never taken away: while nothing that is wanted serves, because
+    it does not load or because every version has vanished from disk, what is served stays.
     """
-    if not snapshot.available:
-        return None
     targets = wanted(snapshot)
     for version in targets:
         current = snapshot.serving.get(version) == snapshot.available[version]
         if not (version in snapshot.serving and current) and not _failed(snapshot, version):
             return Load(version)
-    for version in sorted(snapshot.serving):
-        if version not in targets:
-            return Unload(version)
+    if any(version in snapshot.serving for version in targets):
+        for version in sorted(snapshot.serving):
+            if version not in targets:
+                return Unload(version)
     return None
 
 

@@ -45,7 +45,7 @@ def test_the_demo_publishes_versions_that_verify_and_carry_certificates(
         version = demo[0] / "model_repository" / name / "1"
         assert manifest.verify(version)
         parity = json.loads((version / "certificate.json").read_text())["parity"]
-        assert parity["samples"] == 1000
+        assert parity["samples"] >= 1000
         assert parity["decision"]["agreement"] == 1.0
         assert {1, 2, 8} <= set(parity["batch_sizes"])
 

@@ -22,6 +22,9 @@ DEFAULT_MAX_QUEUE_SIZE = 4096
 #: A run below this is made on the event loop itself. Handing it to a thread and waking the loop
 #: again costs about as much, for the request and for the loop (`make bench` measures it).
 INLINE_SECONDS = 100e-6
+#: After one run on the event loop that took longer than this, every further one goes to a thread.
+SLOW_INLINE_NS = 5_000_000
+NEVER = -1
 
 
 class Instances:
@@ -33,7 +36,7 @@ class Instances:
         self._executor = ThreadPoolExecutor(count, thread_name_prefix=name)
         # Requests handed to the threads and not yet finished; the event loop alone changes it.
         self._pending = 0
-        self._inline_elements = 0
+        self._inline_elements = NEVER
 
     def allow_inline(self, elements: int) -> None:
         """Run requests of at most ``elements`` input elements on the event loop."""
@@ -43,22 +46,17 @@ class Instances:
         if deadline.expired:
             raise TimedOut
         if not self._pending and sum(t.data.size for t in request.inputs) <= self._inline_elements:
-            return self._run(request)
+            response = self._run(request)
+            if request.timing.compute_infer_ns > SLOW_INLINE_NS:
+                self._inline_elements = NEVER  # its time depends on more than its size
+            return response
         if self._pending >= self._limit:
             raise Unavailable("Exceeds maximum queue size")
         loop = asyncio.get_running_loop()
         reply: asyncio.Future[InferResponse] = loop.create_future()
-        timer = None
-        if deadline.at is not None:
-            remaining = deadline.remaining() or 0.0
-            timer = loop.call_later(remaining, _expire, reply)
         self._pending += 1
         self._executor.submit(self._work, loop, reply, request, deadline, time.perf_counter_ns())
-        try:
-            return await reply
-        finally:
-            if timer is not None:
-                timer.cancel()
+        return await reply
 
     def _work(
         self,
@@ -92,8 +90,3 @@ class Instances:
 
     def close(self) -> None:
         self._executor.shutdown(wait=True, cancel_futures=True)
-
-
-def _expire(reply: asyncio.Future[InferResponse]) -> None:
-    if not reply.done():
-        reply.set_exception(TimedOut())

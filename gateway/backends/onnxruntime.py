@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import math
+import re
 import time
 from collections.abc import Iterator, Sequence
 from typing import Any
@@ -35,6 +36,10 @@ from gateway.types import (
 WARMUP_BUDGET_SECONDS = 10.0
 #: A dynamic dimension without an upper bound is warmed, and may run inline, up to this size.
 WARMUP_UNBOUNDED_SIZE = 1
+#: "[ONNXRuntimeError] : 7 : INVALID_PROTOBUF : " in front of what the runtime says.
+_PREFIX = re.compile(r"^\[\w+\] : \d+ : \w+ : ")
+_FOLDERS = re.compile(r"(?<![\w.])/(?:[^\s\"':]*/)*")
+_FLOATS = (Datatype.FP16, Datatype.FP32, Datatype.FP64)
 _BFLOAT16_ELEMENT_TYPE = 16  # onnx.TensorProto.BFLOAT16
 
 _DATATYPES = {
@@ -86,8 +91,7 @@ def _session(artifact: Artifact) -> ort.InferenceSession:
     try:
         return ort.InferenceSession(file, options, providers=["CPUExecutionProvider"])
     except Exception as error:  # the runtime raises a class of its own for each status
-        reason = str(error).replace(str(artifact.path), f"{artifact.model_name}/{artifact.version}")
-        raise InvalidArgument(f"'{file.name}' does not load: {reason}") from error
+        raise InvalidArgument(f"'{file.name}' does not load: {_public(error)}") from error
 
 
 def _tensor(meta: Any) -> ArtifactTensor:
@@ -136,7 +140,7 @@ class OnnxRuntimeBackend:
         try:
             arrays = self._session.run(names, feed)
         except Exception as error:
-            raise Internal(_public(error)) from error
+            raise Internal(f"inference failed: {_public(error)}") from error
         request.timing.compute_infer_ns = time.perf_counter_ns() - started
         if self._bytes_outputs:
             arrays = [_to_bytes(array) if array.dtype == object else array for array in arrays]
@@ -148,7 +152,7 @@ class OnnxRuntimeBackend:
         """numpy has no bfloat16: its bits go in and out through the runtime's own values."""
         feed = {}
         for tensor in request.inputs:
-            data = np.ascontiguousarray(tensor.data)
+            data = np.asarray(tensor.data, order="C")
             if tensor.datatype is Datatype.BF16:
                 feed[tensor.name] = ort.OrtValue.ortvalue_from_numpy_with_onnx_type(
                     data, _BFLOAT16_ELEMENT_TYPE
@@ -160,7 +164,7 @@ class OnnxRuntimeBackend:
         try:
             values = self._session.run_with_ort_values(names, feed)
         except Exception as error:
-            raise Internal(_public(error)) from error
+            raise Internal(f"inference failed: {_public(error)}") from error
         request.timing.compute_infer_ns = time.perf_counter_ns() - started
         outputs = []
         for name, value in zip(names, values, strict=True):
@@ -188,7 +192,8 @@ class OnnxRuntimeBackend:
                 return
             if time.monotonic() > deadline:
                 break
-        if seconds < INLINE_SECONDS:
+        # Integers may be loop counts or shapes: then the time is not told by the size.
+        if seconds < INLINE_SECONDS and all(s.datatype in _FLOATS for s in self._signature.inputs):
             self._infer.allow_inline(elements)
 
 
@@ -265,6 +270,6 @@ def _bits(value: Any) -> Array:
 
 
 def _public(error: Exception) -> str:
-    """The runtime's message without the build paths it may quote."""
-    text = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
-    return "inference failed: " + " ".join(w for w in text.split() if "/" not in w)
+    """The first line of the runtime's message, without class names and folders."""
+    lines = str(error).strip().splitlines() or ["no reason given"]
+    return _FOLDERS.sub("", _PREFIX.sub("", lines[0]))

@@ -6,14 +6,16 @@ import asyncio
 import contextlib
 import socket
 import time
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Iterator
 from typing import Any
 
 import grpc
 import structlog
 import uvicorn
+from google.protobuf.message import DecodeError
 
-from gateway.errors import Code, ModelportError, Unavailable
+from gateway.errors import Code, InvalidArgument, ModelportError, TimedOut, Unavailable
+from gateway.front.http_protocol import BoundedProtocol
 from gateway.protocols.asgi import App, Message, Receive, Scope, Send
 from gateway.protocols.oip_grpc import Method
 from gateway.settings import Settings
@@ -27,6 +29,8 @@ LAME_DUCK_SECONDS = 1.0
 MAX_GRPC_MESSAGE_BYTES = 2**31 - 1
 HEADER_LIMIT_BYTES = 64 * 1024
 BACKLOG = 2048
+#: nginx's default. A client that reuses a connection just as it is closed sees an error.
+KEEP_ALIVE_SECONDS = 75
 
 STATUS = {
     Code.INVALID_ARGUMENT: grpc.StatusCode.INVALID_ARGUMENT,
@@ -51,7 +55,8 @@ class HttpListener:
             uvicorn.Config(
                 self._handle,
                 interface="asgi3",
-                http="httptools",
+                http=BoundedProtocol,
+                timeout_keep_alive=KEEP_ALIVE_SECONDS,
                 ws="none",
                 lifespan="off",
                 log_config=None,
@@ -166,24 +171,40 @@ def _closing(send: Send) -> Send:
 
 
 def _handler(method: Method) -> grpc.RpcMethodHandler[Any, Any]:
-    codec = {
-        "request_deserializer": method.request.FromString,
-        "response_serializer": method.reply.SerializeToString,
-    }
-    if method.request_streams:
-        return grpc.stream_stream_rpc_method_handler(_stream(method.handler), **codec)
-    if method.reply_streams:
-        return grpc.unary_stream_rpc_method_handler(_stream(method.handler), **codec)
-    return grpc.unary_unary_rpc_method_handler(_unary(method.handler), **codec)
+    # Requests are parsed in the handlers: what gRPC says of bytes that do not parse names classes.
+    serializer = method.reply.SerializeToString
+    if method.request_streams or method.reply_streams:
+        make = (
+            grpc.stream_stream_rpc_method_handler
+            if method.request_streams
+            else grpc.unary_stream_rpc_method_handler
+        )
+        return make(_stream(method), response_serializer=serializer)
+    return grpc.unary_unary_rpc_method_handler(_unary(method), response_serializer=serializer)
 
 
-def _unary(handler: Callable[[Any, Deadline], Any]) -> Any:
-    async def serve(message: Any, context: grpc.aio.ServicerContext[Any, Any]) -> Any:
+def _parse(method: Method, content: bytes) -> Any:
+    try:
+        return method.request.FromString(content)
+    except DecodeError as error:
+        raise InvalidArgument(
+            f"the request is not a valid {method.request.DESCRIPTOR.name} message"
+        ) from error
+
+
+async def _parse_each(method: Method, contents: AsyncIterator[bytes]) -> AsyncIterator[Any]:
+    async for content in contents:
+        yield _parse(method, content)
+
+
+def _unary(method: Method) -> Any:
+    handler = method.handler
+
+    async def serve(content: bytes, context: grpc.aio.ServicerContext[Any, Any]) -> Any:
         try:
-            return await handler(message, _deadline(context))
+            return await handler(_parse(method, content), _deadline(context))
         except ModelportError as error:
-            log.debug("rpc failed", status=STATUS[error.code].name, error=str(error))
-            await context.abort(STATUS[error.code], str(error))
+            await context.abort(_status(error, context), str(error))
         except Exception:
             log.exception("request failed")
             await context.abort(grpc.StatusCode.INTERNAL, "internal error")
@@ -191,17 +212,30 @@ def _unary(handler: Callable[[Any, Deadline], Any]) -> Any:
     return serve
 
 
-def _stream(handler: Callable[[Any, Deadline], AsyncIterator[Any]]) -> Any:
+def _stream(method: Method) -> Any:
+    parse = _parse_each if method.request_streams else _parse
+
     async def serve(
-        messages: Any, context: grpc.aio.ServicerContext[Any, Any]
+        content: Any, context: grpc.aio.ServicerContext[Any, Any]
     ) -> AsyncIterator[Any]:
         try:
-            async for reply in handler(messages, _deadline(context)):
+            async for reply in method.handler(parse(method, content), _deadline(context)):
                 yield reply
         except ModelportError as error:
-            await context.abort(STATUS[error.code], str(error))
+            await context.abort(_status(error, context), str(error))
+        except Exception:
+            log.exception("stream failed")
+            await context.abort(grpc.StatusCode.INTERNAL, "internal error")
 
     return serve
+
+
+def _status(error: ModelportError, context: grpc.aio.ServicerContext[Any, Any]) -> grpc.StatusCode:
+    status = STATUS[error.code]
+    if isinstance(error, TimedOut) and context.time_remaining() == 0:
+        status = grpc.StatusCode.DEADLINE_EXCEEDED  # what the client's own clock says, too
+    log.debug("rpc failed", status=status.name, error=str(error))
+    return status
 
 
 def _deadline(context: grpc.aio.ServicerContext[Any, Any]) -> Deadline:

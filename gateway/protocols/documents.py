@@ -32,14 +32,15 @@ def parse_version(text: str) -> int:
     """
     if not text:
         return 0
-    if not (text.isascii() and text.isdigit()) or int(text[:20]) > MAX_VERSION:
+    digits = text.lstrip("0") or "0"
+    if not (text.isascii() and text.isdigit()) or len(digits) > 19 or int(digits) > MAX_VERSION:
         raise InvalidArgument(
             f"failed to get model version from specified version string '{text[:64]}', version "
             "should be an integral value > 0"
         )
-    if not int(text):
+    if digits == "0":
         raise NotFound("Request for unknown model: version 0 is not found")
-    return int(text)
+    return int(digits)
 
 
 def server_metadata() -> dict[str, Any]:

@@ -61,7 +61,7 @@ def decompress(body: bytes, encoding: bytes, limit: int) -> bytes:
         return body
     if coding not in (b"gzip", b"deflate"):
         raise Unsupported(
-            f"unsupported content-encoding '{encoding.decode('latin-1')}'; use gzip or deflate"
+            f"unsupported content-encoding '{encoding[:64].decode('latin-1')}'; use gzip or deflate"
         )
     decompressor = zlib.decompressobj(zlib.MAX_WBITS | (16 if coding == b"gzip" else 0))
     try:

@@ -19,7 +19,9 @@ from gateway.protocols.raw import Buffer
 MAX_DEPTH = 100
 #: Objects this API knows have a dozen keys; a flood of keys is refused before it is built.
 MAX_KEYS = 10_000
-_STRINGS = re.compile(rb'"(?:[^"\\]|\\.)*"', re.DOTALL)
+_CHUNK_BYTES = 1 << 16
+_ESCAPE = re.compile(rb"\\.", re.DOTALL)
+_QUOTE, _COLON = ord('"'), ord(":")
 _TOKENS = re.compile(rb"NaN|Infinity")
 _DEPTH_STEP = np.zeros(256, np.int8)
 _DEPTH_STEP[list(b"[{")] = 1
@@ -40,24 +42,37 @@ def loads(text: Buffer) -> Any:
     except orjson.JSONDecodeError as error:
         if _TOKENS.search(text):
             try:
-                return json.loads(text)
-            except ValueError:
+                value = json.loads(text.decode())
+                orjson.dumps(value)  # refuses half surrogate pairs, as orjson.loads does
+                return value
+            except (ValueError, TypeError, RecursionError):
                 pass
         raise InvalidArgument(f"failed to parse the request JSON buffer: {error}") from error
 
 
 def _check_size(text: bytes) -> None:
-    if _depth(text) > MAX_DEPTH or text.count(b":") > MAX_KEYS:
-        bare = _STRINGS.sub(b"", text)  # brackets and colons inside strings do not count
-        if _depth(bare) > MAX_DEPTH:
+    """Bound depth and keys in one linear pass that stops as soon as either is exceeded."""
+    depth = keys = inside = 0
+    carry = b""
+    for start in range(0, len(text), _CHUNK_BYTES):
+        part, carry = carry + text[start : start + _CHUNK_BYTES], b""
+        if b"\\" in part:
+            if (len(part) - len(part.rstrip(b"\\"))) % 2:  # an escape goes on in the next chunk
+                part, carry = part[:-1], b"\\"
+            part = _ESCAPE.sub(b"", part)
+        if not part:
+            continue
+        letters = np.frombuffer(part, np.uint8)
+        quotes = np.cumsum(letters == _QUOTE, dtype=np.int32) + inside
+        outside = (quotes & 1) == 0
+        steps = np.cumsum(np.where(outside, _DEPTH_STEP[letters], 0), dtype=np.int32)
+        if depth + int(steps.max()) > MAX_DEPTH:
             raise InvalidArgument(f"the request JSON is nested deeper than {MAX_DEPTH} levels")
-        if bare.count(b":") > MAX_KEYS:
+        keys += int(np.count_nonzero((letters == _COLON) & outside))
+        if keys > MAX_KEYS:
             raise InvalidArgument(f"the request JSON has more than {MAX_KEYS} keys")
-
-
-def _depth(text: bytes) -> int:
-    steps = _DEPTH_STEP[np.frombuffer(text, np.uint8)]
-    return int(np.cumsum(steps, dtype=np.int32).max(initial=0))
+        depth += int(steps[-1])
+        inside = int(quotes[-1]) & 1
 
 
 def dumps(value: Any) -> bytes:

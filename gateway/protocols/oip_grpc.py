@@ -9,7 +9,6 @@ from __future__ import annotations
 import asyncio
 import math
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
-from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
@@ -21,7 +20,7 @@ from tritonclient.grpc import service_pb2 as pb
 from gateway.dataplane import DataPlane
 from gateway.errors import Code, InvalidArgument, ModelportError, NotFound, Unsupported
 from gateway.lifecycle import Lifecycle
-from gateway.protocols import documents, raw
+from gateway.protocols import documents, oip_parameters, raw
 from gateway.types import (
     NUMPY_DTYPES,
     Array,
@@ -39,6 +38,7 @@ HEALTH_SERVICE = "grpc.health.v1.Health"
 STREAM_WINDOW = 64
 #: How soon a health watcher learns of a change.
 WATCH_SECONDS = 0.5
+EMPTY_FINAL_RESPONSE = "triton_enable_empty_final_response"
 _MICROSECONDS = 1_000_000
 
 #: The field of ``InferTensorContents`` that carries a datatype; FP16 and BF16 are raw only.
@@ -125,18 +125,19 @@ class OipGrpc:
         loop = asyncio.get_running_loop()
 
         async def read() -> None:
-            async for message in messages:
-                await answers.put(loop.create_task(self._answer(message, deadline)))
-            await answers.put(None)
+            try:
+                async for message in messages:
+                    await answers.put(loop.create_task(self._answer(message, deadline)))
+            finally:
+                await answers.put(None)
 
         reader = loop.create_task(read())
         try:
             while (task := await answers.get()) is not None:
                 yield await task
+            await reader
         finally:
             reader.cancel()
-            with suppress(asyncio.CancelledError, Exception):
-                await reader
             while not answers.empty():
                 if (task := answers.get_nowait()) is not None:
                     task.cancel()
@@ -303,8 +304,8 @@ def _parameter(key: str, parameter: Any) -> Parameter:
     if choice is None:
         raise InvalidArgument(f"parameter '{key}' has no value")
     value: Parameter = getattr(parameter, choice)
-    if key in ("timeout", "priority") and (type(value) is not int or value < 0):
-        raise InvalidArgument(f"Unable to parse '{key}': it must be an unsigned integer")
+    if key != EMPTY_FINAL_RESPONSE:  # the one reserved key that clients set, on streams
+        oip_parameters.check(key, value)
     return value
 
 
@@ -319,9 +320,7 @@ def _outputs(outputs: Any, request: InferRequest) -> None:
         _refuse_shared_memory(output.parameters)
         if "classification" in output.parameters:
             count = _parameter("classification", output.parameters["classification"])
-            if type(count) is not int or count < 1:
-                raise InvalidArgument("Unable to parse 'classification': it must be above 0")
-            classification[output.name] = count
+            classification[output.name] = int(count)
     request.outputs = tuple(output.name for output in outputs)
     request.classification = classification
 

@@ -37,6 +37,7 @@ STATUS = {
     Code.UNAVAILABLE: 503,
 }
 Model = Annotated[str, Path(description="Model name")]
+Version = Annotated[str, Path(description="Model version, a positive integer")]
 #: A model's name and version; version 0: the newest that is READY.
 Selected = tuple[str, int]
 _PREFIX, _SUFFIX, _VERSIONS = "/v2/models/", "/infer", "/versions/"
@@ -67,7 +68,7 @@ class OipHttp:
             return
         if scope["method"] == "POST" and path.endswith(_SUFFIX) and path.startswith(_PREFIX):
             name, versions, version = path[len(_PREFIX) : -len(_SUFFIX)].partition(_VERSIONS)
-            if name and "/" not in name and (version.isdigit() or not versions):
+            if name and "/" not in name and (not versions or _is_number(version)):
                 await self._infer(name, version, scope, receive, send)
                 return
         await self._framework(scope, receive, send)
@@ -92,6 +93,9 @@ class OipHttp:
             await _fail(send, error)
         except http_body.Disconnected:
             pass
+        except Exception:
+            log.exception("request failed")
+            await _reply(send, 500, _error("internal error"), _JSON)
         else:
             reply_headers = _JSON
             if any(map(len, blobs)):
@@ -138,6 +142,10 @@ class OipHttp:
         async def fail(_: Request, error: ModelportError) -> Response:
             return _document({"error": str(error)}, STATUS[error.code])
 
+        @app.exception_handler(Exception)
+        async def break_down(_: Request, __: Exception) -> Response:
+            return _document({"error": "internal error"}, 500)
+
         @app.get("/v2/health/live", tags=["health"], response_class=Response)
         async def server_live() -> Response:
             """200 while the process answers."""
@@ -160,7 +168,7 @@ class OipHttp:
 
         model = "/v2/models/{model}"
         self._add_model_routes(app, model, "", _select)
-        versioned = model + "/versions/{version:int}"
+        versioned = model + "/versions/{version}"
         self._add_model_routes(app, versioned, " of a version", _select_version)
         self._add_repository_routes(app)
         return app
@@ -226,7 +234,10 @@ class OipHttp:
         async def repository_index(request: Request) -> Response:
             """Every model version with its state and, if it is not served, the reason."""
             body = await self._json(request)
-            return _document(lifecycle.index(ready_only=body.get("ready") is True))
+            ready = body.get("ready", False)
+            if type(ready) is not bool:
+                raise InvalidArgument("Unable to parse 'ready': it must be true or false")
+            return _document(lifecycle.index(ready_only=ready))
 
         @app.post(
             "/v2/repository/models/{model}/load",
@@ -262,8 +273,14 @@ def _select(model: Model) -> Selected:
     return model, 0
 
 
-def _select_version(model: Model, version: int) -> Selected:
-    return model, documents.parse_version(str(version))
+def _select_version(model: Model, version: Version) -> Selected:
+    if not _is_number(version):
+        raise HTTPException(404, "Not Found")
+    return model, documents.parse_version(version)
+
+
+def _is_number(text: str) -> bool:
+    return text.isascii() and text.isdigit()
 
 
 class _Delegate(Response):
@@ -284,11 +301,8 @@ def _plain_segments(raw_path: bytes) -> bool:
 
 
 def _header_length(stated: bytes, size: int) -> int:
-    try:
-        length = int(stated) if stated.isascii() else -1
-    except ValueError:
-        length = -1
-    if not 0 <= length <= size or b"_" in stated:
+    length = int(stated) if stated.isdigit() and len(stated) < 20 else -1
+    if not 0 <= length <= size:
         raise InvalidArgument(
             f"inference header size should be in range (0, {size}), got: "
             f"{stated[:64].decode('latin-1')}"

@@ -7,14 +7,14 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 
 from gateway.errors import InvalidArgument, Unsupported
-from gateway.protocols import json_text, raw
+from gateway.protocols import json_text, oip_parameters, raw
 from gateway.protocols.raw import Buffer
 from gateway.types import (
     NUMPY_DTYPES,
@@ -36,6 +36,15 @@ _ELEMENT_TYPES: Mapping[Datatype, set[type]] = {
     Datatype.BYTES: {str},
     Datatype.FP32: _NUMBERS,
     Datatype.FP64: _NUMBERS,
+}
+_JSON_NAMES = {
+    bool: "booleans",
+    int: "integers",
+    float: "numbers with a fraction",
+    str: "strings",
+    list: "arrays beside single values",
+    dict: "objects",
+    type(None): "null",
 }
 _UNSET = object()
 
@@ -104,39 +113,8 @@ def _parameters(owner: dict[str, Any]) -> dict[str, Parameter]:
     if type(parameters) is not dict:
         raise InvalidArgument("Unable to parse 'parameters': it must be an object")
     for key, value in parameters.items():
-        if key in _PARAMETER_TYPES and not _PARAMETER_TYPES[key](value):
-            raise InvalidArgument(f"Unable to parse '{key}'")
-        if type(value) not in (bool, int, float, str):
-            raise InvalidArgument(
-                f"parameter '{key}' has an invalid type; it must be a boolean, number or string"
-            )
-        if key.startswith("triton_"):
-            raise InvalidArgument(
-                "parameter keys starting with 'triton_' are reserved for Triton usage and should "
-                "not be specified."
-            )
+        oip_parameters.check(key, value)
     return parameters
-
-
-def _unsigned(value: Any) -> bool:
-    return type(value) is int and 0 <= value < 2**64
-
-
-def _boolean(value: Any) -> bool:
-    return type(value) is bool
-
-
-_PARAMETER_TYPES: Mapping[str, Callable[[Any], bool]] = {
-    "binary_data_output": _boolean,
-    "binary_data": _boolean,
-    "binary_data_size": _unsigned,
-    "classification": _unsigned,
-    "priority": _unsigned,
-    "timeout": _unsigned,
-    "sequence_start": _boolean,
-    "sequence_end": _boolean,
-    "sequence_id": lambda value: _unsigned(value) or type(value) is str,
-}
 
 
 def _input(item: Any, body: memoryview, offset: int) -> tuple[Tensor, int]:
@@ -196,10 +174,9 @@ def _array(name: str, datatype: Datatype, shape: tuple[int, ...], data: Any) -> 
             f"unexpected number of elements for input '{name}': shape {list(shape)} needs "
             f"{math.prod(shape)}, got {len(data)}"
         )
-    if not types <= _ELEMENT_TYPES.get(datatype, _INTEGERS):
-        wrong = ", ".join(
-            sorted(t.__name__ for t in types - _ELEMENT_TYPES.get(datatype, _INTEGERS))
-        )
+    allowed = _ELEMENT_TYPES.get(datatype, _INTEGERS)
+    if not types <= allowed:
+        wrong = ", ".join(sorted(_JSON_NAMES[kind] for kind in types - allowed))
         raise InvalidArgument(f"input '{name}' is {datatype}, but its 'data' holds {wrong}")
     if datatype is Datatype.BYTES:
         try:
@@ -223,7 +200,7 @@ def _outputs(outputs: Any, request: InferRequest, form: ReplyForm) -> None:
             raise InvalidArgument("Unable to parse 'outputs': each needs a 'name'")
         parameters = _parameters(item)
         _refuse_shared_memory(parameters)
-        if parameters.get("classification"):
+        if "classification" in parameters:
             classification[name] = int(parameters["classification"])
         # Named, an output is JSON unless it says otherwise, whatever the request's default says.
         form.by_output[name] = bool(parameters.get("binary_data", False))

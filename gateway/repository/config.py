@@ -12,6 +12,7 @@ in ``parameters``, which Triton ignores and keeps:
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
@@ -82,8 +83,11 @@ def parse_json(text: str) -> ModelConfig:
         InvalidArgument: the text is not JSON, or not a ``ModelConfig``.
     """
     try:
-        return json_format.Parse(text, pb.ModelConfig())
-    except (json_format.ParseError, RecursionError) as error:
+        document = json.loads(text)
+        if not isinstance(document, dict):
+            raise ValueError("it must be a JSON object")
+        return json_format.ParseDict(document, pb.ModelConfig())
+    except (ValueError, json_format.ParseError, RecursionError) as error:
         raise InvalidArgument(f"'config' is not a valid model configuration: {error}") from error
 
 

@@ -26,10 +26,14 @@ def sha256_of(path: Path) -> str:
 
 
 def files_of(version: Path) -> Iterator[str]:
-    """Every file below ``version`` as a POSIX path relative to it, the manifest excepted."""
+    """Every file below ``version`` as a POSIX path relative to it, the manifest excepted.
+
+    A folder that is a link counts as a file: what lies behind it is not looked at.
+    """
     for folder, folders, names in os.walk(version):
         folders.sort()
-        for name in sorted(names):
+        linked = [name for name in folders if (Path(folder) / name).is_symlink()]
+        for name in sorted(names + linked):
             relative = (Path(folder) / name).relative_to(version).as_posix()
             if relative != FILENAME:
                 yield relative
@@ -59,7 +63,10 @@ def verify(version: Path) -> bool:
     try:
         if path.stat().st_size > MAX_MANIFEST_BYTES:
             raise IntegrityError(f"{FILENAME} is larger than {MAX_MANIFEST_BYTES} bytes")
-        listed = json.loads(path.read_bytes())["files"]
+        document = json.loads(path.read_bytes())
+        listed = document["files"]
+        if document["format"] != FORMAT:
+            raise ValueError(document["format"])
         expected = {
             str(name): (str(f["sha256"]), int(f["size_bytes"])) for name, f in listed.items()
         }
@@ -73,9 +80,12 @@ def verify(version: Path) -> bool:
     for name in sorted(present - expected.keys()):
         raise IntegrityError(f"'{name}' is not listed in {FILENAME}")
     for name, (digest, size) in expected.items():
-        actual = (version / name).stat().st_size
-        if actual != size:
-            raise IntegrityError(f"'{name}' has {actual} bytes, {FILENAME} says {size}")
-        if sha256_of(version / name) != digest:
-            raise IntegrityError(f"'{name}' does not match its SHA-256 in {FILENAME}")
+        try:
+            actual = (version / name).stat().st_size
+            if actual != size:
+                raise IntegrityError(f"'{name}' has {actual} bytes, {FILENAME} says {size}")
+            if sha256_of(version / name) != digest:
+                raise IntegrityError(f"'{name}' does not match its SHA-256 in {FILENAME}")
+        except OSError as error:
+            raise IntegrityError(f"'{name}' cannot be read: {error.strerror}") from error
     return True

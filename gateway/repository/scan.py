@@ -53,9 +53,10 @@ class ModelEntry:
         Raises:
             OSError: there is no such file.
         """
-        if Path(filename).name != filename:
-            raise FileNotFoundError(f"'{filename}' is not a plain file name")
-        return tuple((self.path / filename).read_text(encoding="utf-8").splitlines())
+        file = self.path / filename
+        if file.name != filename or not file.is_file() or _leaves(self.path.parent, file):
+            raise FileNotFoundError(f"'{filename}' is not a file of the model's folder")
+        return tuple(file.read_text(encoding="utf-8").splitlines())
 
 
 def scan(repositories: Iterable[Path]) -> dict[str, ModelEntry]:
@@ -67,15 +68,18 @@ def scan(repositories: Iterable[Path]) -> dict[str, ModelEntry]:
     found: dict[str, ModelEntry] = {}
     for repository in repositories:
         root = repository.resolve(strict=True)
-        for folder in sorted(os.scandir(root), key=lambda e: e.name):
-            if not MODEL_NAME.match(folder.name) or not folder.is_dir():
-                continue
+        for folder in _folders(root, MODEL_NAME):
             if folder.name in found:
                 problem = f"model '{folder.name}' appears in two or more repositories"
-                found[folder.name] = ModelEntry(folder.name, Path(folder.path), problem=problem)
+                found[folder.name] = ModelEntry(folder.name, folder, problem=problem)
             else:
-                found[folder.name] = _scan_model(root, Path(folder.path))
+                found[folder.name] = _scan_model(root, folder)
     return found
+
+
+def _folders(path: Path, pattern: re.Pattern[str]) -> list[Path]:
+    """The folders in ``path`` whose names match; a link that leads nowhere is none."""
+    return sorted(p for p in path.iterdir() if pattern.match(p.name) and p.is_dir())
 
 
 def _scan_model(root: Path, path: Path) -> ModelEntry:
@@ -86,9 +90,7 @@ def _scan_model(root: Path, path: Path) -> ModelEntry:
                 name, path, problem=f"'{name}' is a symbolic link out of the repository"
             )
         versions = {
-            int(entry.name): _scan_version(root, Path(entry.path))
-            for entry in os.scandir(path)
-            if VERSION_NAME.match(entry.name) and entry.is_dir()
+            int(folder.name): _scan_version(root, folder) for folder in _folders(path, VERSION_NAME)
         }
         return ModelEntry(name, path, _read_config(root, path), versions)
     except (OSError, ValueError) as error:
@@ -101,6 +103,8 @@ def _read_config(root: Path, path: Path) -> str | None:
         return None
     if _leaves(root, config):
         raise ValueError(f"'{config.name}' is a symbolic link out of the repository")
+    if not config.is_file():
+        raise ValueError(f"'{config.name}' is not a file")
     if config.stat().st_size > MAX_CONFIG_BYTES:
         raise ValueError(f"'{config.name}' is larger than {MAX_CONFIG_BYTES} bytes")
     return config.read_text(encoding="utf-8")
@@ -118,6 +122,8 @@ def _scan_version(root: Path, path: Path) -> VersionEntry:
                 relative = file.relative_to(path).as_posix()
                 if file.is_symlink() and _leaves(root, file):
                     problem = problem or f"'{relative}' is a symbolic link out of the repository"
+                elif name in names and not file.is_file():
+                    problem = problem or f"'{relative}' is not a file"
                 elif file.suffix.lower() in REFUSED_SUFFIXES:
                     problem = problem or (
                         f"'{relative}' may run code when it is read; export the model to a "
@@ -134,7 +140,11 @@ def _scan_version(root: Path, path: Path) -> VersionEntry:
 
 
 def _leaves(root: Path, path: Path) -> bool:
-    return not path.resolve().is_relative_to(root)
+    """Whether ``path`` is, in the end, somewhere outside ``root``, or nowhere."""
+    try:
+        return not path.resolve().is_relative_to(root.resolve())
+    except (OSError, RuntimeError):  # a link to itself
+        return True
 
 
 def _reason(error: Exception) -> str:

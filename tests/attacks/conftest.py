@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import re
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -13,6 +15,14 @@ from tests.conformance.wire import Connection
 from tests.server import Gateway, serving
 
 MAX_INPUT_BYTES = 8 * 1024 * 1024
+
+
+def peak_bytes(gateway: Gateway) -> int:
+    """The most memory that the server has ever held."""
+    text = Path(f"/proc/{gateway.process.pid}/status").read_text()
+    match = re.search(r"VmHWM:\s+(\d+) kB", text)
+    assert match
+    return int(match[1]) * 1024
 
 
 @pytest.fixture(scope="session")

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import gzip
 import json
+import socket
 import time
 import zlib
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -19,8 +20,7 @@ import grpc
 import pytest
 from tritonclient.grpc import service_pb2 as pb
 
-from tests.attacks.conftest import MAX_INPUT_BYTES
-from tests.attacks.test_section6 import peak_bytes
+from tests.attacks.conftest import MAX_INPUT_BYTES, peak_bytes
 from tests.conformance import wire
 from tests.conformance.repository import IDENTITY
 from tests.conformance.wire import HEADER_LENGTH, Connection, json_body, json_input, message
@@ -67,8 +67,7 @@ def binary(header: bytes, blobs: bytes, status: int = 400, path: str = INFER) ->
 
 
 def sized(size: Any, blobs: bytes = ROW, datatype: str = "FP32", path: str = INFER) -> Attack:
-    document = {"name": "x", "datatype": datatype, "shape": [1, 4]}
-    document["parameters"] = {"binary_data_size": size}
+    document = json_input("x", datatype, [1, 4], binary_data_size=size)
     return binary(json_body(document), blobs, path=path)
 
 
@@ -353,7 +352,7 @@ MEMBERS = {
             outputs=[{"name": "y", "parameters": {"classification": 1}}],
         ),
     ),
-    "3000 inputs": bad(*[x(name=str(n)) for n in range(2000)]),
+    "2000 inputs": bad(*[x(name=str(n)) for n in range(2000)]),
     "2000 times the same input": bad(*[x()] * 2000),
     "2000 times the same output": bad(x(), outputs=[{"name": "y"}] * 2000),
     "shared memory for an input": Attack(
@@ -439,13 +438,15 @@ PATHS = {
     "a version in superscript": Attack(
         404, path="/v2/models/x2/versions/%c2%b2/infer", body=wire.good_body()
     ),
-    "a path of 30000 letters": Attack(404, path="/v2/models/" + "a" * 30_000 + "/infer"),
+    "a path of 30000 letters": Attack(
+        404, path="/v2/models/" + "a" * 30_000 + "/infer", body=wire.good_body()
+    ),
     "a path of 10000 slashes": Attack(404, path="/" * 10_000),
     "a path of dots": Attack(404, path="/v2/models/" + "../" * 100 + "etc/passwd"),
     "a path of encoded dots": Attack(404, path="/v2/models/" + "%2e%2e%2f" * 100 + "passwd"),
     "a name with a NUL": Attack(404, path="/v2/models/x2%00/infer", body=wire.good_body()),
     "a name with a line feed": Attack(404, path="/v2/models/x2%0aa:b/infer"),
-    "a name with a tag": Attack(404, path="/v2/models/%3Cscript%3E/infer"),
+    "a name with a tag": Attack(404, path="/v2/models/%3Cscript%3E/infer", body=wire.good_body()),
     "the trace settings": Attack(404, path="/v2/trace/setting", body=b'{"trace_file":"/tmp/x"}'),
     "the logging settings": Attack(404, path="/v2/logging", body=b'{"log_file":"/tmp/x"}'),
     "shared memory": Attack(
@@ -552,8 +553,6 @@ def test_headers_without_number_are_refused(gateway: Gateway, connection: Connec
 def test_a_client_that_leaves_in_the_middle_harms_nobody(
     gateway: Gateway, connection: Connection
 ) -> None:
-    import socket
-
     host, _, port = gateway.http.partition(":")
     head = b"POST /v2/models/x2/infer HTTP/1.1\r\nHost: a\r\nContent-Length: 1000\r\n\r\n"
     for data in (b"P", head[:30], head, head + b"{"):
@@ -582,6 +581,7 @@ def _x2(shape: list[int], *raw: bytes, datatype: str = "FP32", version: str = ""
 
 def _parameter(key: str, **value: Any) -> Any:
     request = wire.good_message()
+    request.parameters[key].SetInParent()
     for name, content in value.items():
         setattr(request.parameters[key], name, content)
     return request
@@ -689,7 +689,7 @@ def test_bytes_that_are_no_message_are_an_invalid_argument(
 ) -> None:
     """RELIABILITY.md: malformed proto is INVALID_ARGUMENT, and the connection survives."""
     with wire.channel(gateway.grpc) as channel:
-        call = channel.unary_unary(f"/inference.GRPCInferenceService/{method}")
+        call = channel.unary_unary(f"/inference.GRPCInferenceService/{method}", None, None)
         with pytest.raises(grpc.RpcError) as caught:
             call(data, timeout=10)
         assert caught.value.code() is INVALID

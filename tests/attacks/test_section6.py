@@ -23,6 +23,7 @@ from tritonclient.grpc import service_pb2 as pb
 from tritonclient.grpc import service_pb2_grpc
 
 from tests import models
+from tests.attacks.conftest import peak_bytes
 from tests.conformance import wire
 from tests.conformance.repository import FACTORS, IDENTITY, SLOW_SECONDS
 from tests.conformance.wire import HEADER_LENGTH, TIMEOUT_SECONDS, Connection, json_input, message
@@ -38,14 +39,6 @@ def refusal(stub: Any, request: Any) -> grpc.RpcError:
     wire.assert_public(caught.value.details())
     error: grpc.RpcError = caught.value
     return error
-
-
-def peak_bytes(gateway: Gateway) -> int:
-    """The most memory that the server has ever held."""
-    text = Path(f"/proc/{gateway.process.pid}/status").read_text()
-    match = re.search(r"VmHWM:\s+(\d+) kB", text)
-    assert match
-    return int(match[1]) * 1024
 
 
 # -- 1. Header length invalid, negative or beyond the body: 400 ----------------------------------
@@ -269,7 +262,8 @@ def test_4_an_empty_tensor_is_a_tensor(gateway: Gateway, stub: Any, datatype: st
 
 
 def test_4_an_empty_tensor_as_json_is_an_empty_list(gateway: Gateway) -> None:
-    for data in ([], [[]]):
+    cases: tuple[list[Any], ...] = ([], [[]])
+    for data in cases:
         tensor = json_input("x", "FP32", [1, 0], data)
         reply = wire.infer_json(gateway.http, IDENTITY["FP32"], tensor)
         assert reply.json["outputs"][0]["data"] == []

@@ -266,7 +266,8 @@ class GrpcAioStream(GrpcAio):
             answers = self.client.stream_infer(requests(), stream_timeout=TIMEOUT_SECONDS)
             found = [answer async for answer in answers]
             assert len(found) == 1
-            return found[0]
+            answer: tuple[Any, Any] = found[0]
+            return answer
 
         result, error = self._run(first())
         if error is not None:
@@ -347,8 +348,8 @@ def samples() -> dict[str, Array]:
             info = np.iinfo(f"{kind}{width}")
             arrays[f"{kind.upper()}{width}"] = np.array([info.min, info.max, 1, 100], info.dtype)
     for name, dtype in (("FP16", np.float16), ("FP32", np.float32), ("FP64", np.float64)):
-        info = np.finfo(dtype)
-        arrays[name] = np.array([-0.0, info.max, info.smallest_subnormal, 0.1], dtype)
+        limits = np.finfo(dtype)
+        arrays[name] = np.array([-0.0, limits.max, limits.smallest_subnormal, 0.1], dtype)
     arrays["BF16"] = np.array([-0.0, 3.0e38, 1.0e-40, 0.1], ml_dtypes.bfloat16)
     arrays["BYTES"] = np.array([b"", b"nul\0inside\0", "größe".encode(), b"x" * 300], object)
     return {name: array.reshape(2, 2) for name, array in arrays.items()}

@@ -112,7 +112,9 @@ def test_raw_and_typed_together_are_refused(stub: Any) -> None:
     request.raw_input_contents.append(ROW[:8])
     error = refusal(stub, request)
     assert error.code() is INVALID
-    assert error.details().startswith("contents field must not be specified when using raw_input")
+    assert str(error.details()).startswith(
+        "contents field must not be specified when using raw_input"
+    )
 
 
 def test_raw_for_one_input_and_typed_for_the_other_is_refused(stub: Any) -> None:
@@ -316,7 +318,7 @@ def test_a_method_that_is_not_there_is_unimplemented(gateway: Gateway) -> None:
             "/inference.Nobody/ModelInfer",
             "/inference.GRPCInferenceService/",
         ):
-            method = channel.unary_unary(path)
+            method = channel.unary_unary(path, None, None)
             with pytest.raises(grpc.RpcError) as caught:
                 method(b"", timeout=TIMEOUT_SECONDS)
             assert caught.value.code() is grpc.StatusCode.UNIMPLEMENTED

@@ -6,7 +6,7 @@ import gzip
 import json
 import re
 import zlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import numpy as np
@@ -299,6 +299,18 @@ def test_a_chunked_body_is_a_body(connection: Connection) -> None:
     assert reply.json["outputs"][0]["data"] == [2, 4, 6, 8]
 
 
+@pytest.mark.parametrize("protocol", ["h2c", "websocket", "nothing"])
+def test_an_upgrade_that_is_not_taken_changes_nothing(
+    connection: Connection, protocol: str
+) -> None:
+    """Java's HttpClient and ``curl --http2`` offer h2c with every first request, body and all."""
+    headers = {"Connection": "Upgrade, HTTP2-Settings", "Upgrade": protocol, "HTTP2-Settings": ""}
+    reply = connection.send("POST", "/v2/models/x2/infer", wire.good_body(), headers)
+    assert reply.status == 200, reply.body
+    assert reply.json["outputs"][0]["data"] == [2, 4, 6, 8]
+    wire.assert_serves(connection)
+
+
 def test_data_may_be_nested_or_flat(gateway: Gateway) -> None:
     rows = [[1.0, 2.0, 3.0, 4.0], [5.0, 6.0, 7.0, 8.0]]
     flat = [value for row in rows for value in row]
@@ -318,7 +330,7 @@ def test_nesting_to_the_limit_is_taken(gateway: Gateway) -> None:
     wire.assert_error(reply, 400)
 
 
-def test_null_outputs_and_parameters_of_an_input_may_be_left_out(gateway: Gateway) -> None:
+def test_empty_outputs_and_parameters_are_as_good_as_none(gateway: Gateway) -> None:
     reply = infer_json(
         gateway.http, "x2", json_input("x", "FP32", [1, 4], VALUES), outputs=[], parameters={}
     )
@@ -377,7 +389,7 @@ def test_a_raw_tensor_for_nobody_is_not_found(gateway: Gateway) -> None:
 
 # -- content codings -----------------------------------------------------------------------------
 
-CODINGS = {"gzip": gzip.compress, "deflate": zlib.compress}
+CODINGS: dict[str, Callable[[bytes], bytes]] = {"gzip": gzip.compress, "deflate": zlib.compress}
 
 
 @pytest.mark.parametrize("coding", ["gzip", "deflate", "GZIP", "Deflate"])

@@ -163,7 +163,7 @@ class Wires:
         try:
             reply = self._stub.ModelInfer(request, timeout=TIMEOUT_SECONDS)
         except grpc.RpcError as error:
-            return Outcome(GRPC_KINDS[error.code()], text=error.details())
+            return Outcome(GRPC_KINDS[error.code()], text=error.details() or "")
         outputs = zip(reply.outputs, reply.raw_output_contents, strict=True)
         return Outcome("", {o.name: (o.datatype, list(o.shape), data) for o, data in outputs})
 

@@ -69,7 +69,7 @@ def test_an_error_in_the_middle_leaves_the_stream_open(opened: Any) -> None:
     errors = [error.message() if error else None for _, error in found]
     assert errors[0] is None
     assert errors[1] == "Request for unknown model: 'nobody' is not found"
-    assert errors[2].startswith("unexpected shape for input 'x' for model 'x2'")
+    assert str(errors[2]).startswith("unexpected shape for input 'x' for model 'x2'")
     assert errors[3] is None
     assert found[3][0].as_numpy("y").tolist() == [[10, 12, 14, 16]]
 

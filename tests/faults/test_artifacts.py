@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import shutil
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -59,6 +60,10 @@ def older_serves(gateway: Gateway, why: str, model: str = "m") -> None:
     assert probes.ready(gateway)
 
 
+def says(gateway: Gateway, number: int, why: str) -> bool:
+    return why in probes.reason(gateway, number)
+
+
 def named(damage: str) -> str:
     return damage.replace(" ", "-")
 
@@ -91,7 +96,7 @@ def test_on_a_poll_the_older_version_serves(repository: Repository) -> None:
     with serving(repository.root, *POLL) as gateway:
         for damage in DAMAGE:
             why = publish_damaged(repository, damage)
-            eventually(lambda why=why: why in probes.reason(gateway, 2), why)  # type: ignore[misc]
+            eventually(partial(says, gateway, 2, why), why)
             older_serves(gateway, why)
             repository.remove(2)
             eventually(lambda: probes.state(gateway, 2) == "", "version 2 forgotten")
@@ -183,11 +188,11 @@ def test_a_broken_configuration_on_a_poll_leaves_the_model_serving(repository: R
     with serving(repository.root, *POLL) as gateway:
         for text, why in BROKEN_CONFIGS.values():
             repository.config(text)
-            eventually(lambda why=why: why in probes.reason(gateway, 1), why)  # type: ignore[misc]
+            eventually(partial(says, gateway, 1, why), why)
             assert probes.state(gateway, 1) == "READY"
             assert probes.answer(gateway) == ("1", 2.0)
             repository.config(good)
-            eventually(lambda: probes.index(gateway)["1"] == ("READY", ""), "repaired")
+            eventually(lambda: probes.index(gateway)["1"] == ("READY", ""), f"after {why}", 5.0)
 
 
 def test_a_broken_configuration_on_a_load_is_refused_and_the_model_serves_on(

@@ -5,25 +5,30 @@ from __future__ import annotations
 import os
 import shutil
 import time
+from functools import partial
+from pathlib import Path
 
 import pytest
 
 from tests.faults import probes
+from tests.faults.ledger import parameter, recorded
 from tests.faults.probes import EXPLICIT, POLL, Repository, eventually
 from tests.faults.traffic import Client, Outcome, failures, flowing, kinds
-from tests.server import serving
+from tests.server import Gateway, serving
 
 RELOADS = int(os.environ.get("MODELPORT_RELOADS", "30"))
 FACTORS = (2.0, 3.0)
 
 
+@pytest.mark.parametrize("delay", [0.0, 0.01], ids=["inline", "in flight"])
 def test_reloading_in_place_under_load_fails_no_request_and_mixes_no_answer(
-    repository: Repository,
+    delay: float, repository: Repository, tmp_path: Path
 ) -> None:
-    repository.version(FACTORS[0], 1)
-    prepared = [repository.version(factor, 1, model="spare") for factor in FACTORS[:1]]
-    shutil.rmtree(prepared[0].parent)
-    with serving(repository.root, *EXPLICIT, "--load-model", "m") as gateway:
+    """With a delay each client has a request in flight on the content that is taken away."""
+    config = parameter("delay_seconds", delay) if delay else ""
+    repository.version(FACTORS[0], 1, backend="ledger" if delay else "onnxruntime", config=config)
+    flags = (*EXPLICIT, "--load-model", "m")
+    with recorded(repository.root, tmp_path / "ledger", *flags) as (gateway, _):
         with flowing(gateway, FACTORS) as traffic:
             eventually(lambda: traffic.each_has(5), "traffic flows")
             for turn in range(1, RELOADS + 1):
@@ -33,7 +38,8 @@ def test_reloading_in_place_under_load_fails_no_request_and_mixes_no_answer(
                 # Whoever asks after the load has answered gets the new content.
                 loaded = time.monotonic()
                 assert probes.answer(gateway) == ("1", factor)
-                eventually(lambda f=factor, t=loaded: traffic.each_has(1, f, t), f"{factor}")  # type: ignore[misc]
+                enough = partial(traffic.each_has, 1, factor, loaded)
+                eventually(enough, f"answers times {factor}")
         outcomes = traffic.outcomes
         assert failures(outcomes) == []
         assert {outcome.factor for outcome in outcomes} == set(FACTORS)
@@ -52,6 +58,10 @@ def exchange(repository: Repository, factor: float) -> None:
     shutil.rmtree(away)
 
 
+def becomes(gateway: Gateway, number: int, state: str) -> None:
+    eventually(lambda: probes.state(gateway, number) == state, f"version {number} {state}")
+
+
 def test_new_versions_on_a_poll_under_load_fail_no_request(repository: Repository) -> None:
     repository.version(FACTORS[0], 1)
     with serving(repository.root, *POLL) as gateway:
@@ -60,18 +70,14 @@ def test_new_versions_on_a_poll_under_load_fail_no_request(repository: Repositor
             for number in range(2, 10):
                 factor = FACTORS[(number + 1) % 2]
                 repository.version(factor, number)
-                eventually(lambda n=number: probes.state(gateway, n) == "READY", "ready")  # type: ignore[misc]
+                becomes(gateway, number, "READY")
                 assert probes.answer(gateway) == (str(number), factor)
                 if number % 3 == 0:  # and one that is bad, in between
                     bad = repository.version(5.0, 100 + number, model=".bad")
                     probes.flip(bad / "model.onnx")
                     bad.rename(repository.root / "m" / str(100 + number))
                     shutil.rmtree(repository.root / ".bad")
-                    bad_one = 100 + number
-                    eventually(
-                        lambda n=bad_one: probes.state(gateway, n) == "UNAVAILABLE",
-                        "refused",  # type: ignore[misc]
-                    )
+                    becomes(gateway, 100 + number, "UNAVAILABLE")
         assert failures(traffic.outcomes) == []
         assert {outcome.factor for outcome in traffic.outcomes} == set(FACTORS)
 

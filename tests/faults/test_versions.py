@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shutil
+from functools import partial
 from pathlib import Path
 
 import httpx
@@ -28,7 +29,7 @@ def polled(gateway: Gateway, repository: Repository, times: int = 3) -> None:
     for turn in range(times):
         name = f"marker-{len(list(repository.root.glob('marker-*')))}-{turn}"
         repository.config('backend: "fake"', name)
-        eventually(lambda name=name: probes.index(gateway, name), "a poll")  # type: ignore[misc]
+        eventually(partial(probes.index, gateway, name), "a poll")
 
 
 # -- bad versions, repaired -----------------------------------------------------------------------
@@ -124,8 +125,8 @@ def test_the_policy_decides_which_versions_serve(
     with serving(repository.root, *POLL) as gateway:
         assert ready_versions(gateway) == expected
         assert probes.answer(gateway) == ("3", 3.0)
-        for number in expected:
-            assert probes.answer(gateway, number=number) == (number, float(number))
+        for name in expected:
+            assert probes.answer(gateway, number=name) == (name, float(name))
         metadata = httpx.get(f"http://{gateway.http}/v2/models/m").json()
         assert metadata["versions"] == expected
         assert probes.ask(gateway, number=9).status_code == 404

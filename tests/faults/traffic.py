@@ -23,6 +23,7 @@ from collections.abc import Collection, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from itertools import count
+from typing import Any
 
 import grpc
 import numpy as np
@@ -58,7 +59,7 @@ class Client:
 
     def run(self) -> None:
         for number in count():
-            if self.stop.is_set():
+            if self.stop.is_set() and not self.until_refused:
                 return
             outcome = self.ask(f"{self.name}-{number}", float(1 + number % 1000))
             self.outcomes.append(outcome)
@@ -121,6 +122,13 @@ class HttpClient(Client):
             self._connection.close()
 
 
+def infer_message(model: str, request_id: str, value: float) -> Any:
+    message = pb.ModelInferRequest(model_name=model, id=request_id)
+    message.inputs.add(name="x", datatype="FP32", shape=[2, 4])
+    message.raw_input_contents.append(np.full(8, value, np.float32).tobytes())
+    return message
+
+
 @dataclass
 class GrpcClient(Client):
     """Has a channel, and a connection, of its own."""
@@ -131,9 +139,7 @@ class GrpcClient(Client):
         self._stub = service_pb2_grpc.GRPCInferenceServiceStub(self._channel)
 
     def ask(self, request_id: str, value: float) -> Outcome:
-        message = pb.ModelInferRequest(model_name=self.model, id=request_id)
-        message.inputs.add(name="x", datatype="FP32", shape=[2, 4])
-        message.raw_input_contents.append(np.full(8, value, np.float32).tobytes())
+        message = infer_message(self.model, request_id, value)
         try:
             reply = self._stub.ModelInfer(message, timeout=30)
         except grpc.RpcError as error:

@@ -194,9 +194,8 @@ def test_a_port_in_use_is_one_line_that_names_the_flag(protocol: str, tmp_path: 
         flags = [part for name, p in ports.items() for part in (f"--{name}-port", p)]
         run = modelport("serve", "--model-repository", str(tmp_path), *flags)
     message = one_line(run, 1)
-    assert message == (
-        f"cannot listen on 127.0.0.1:{port}; choose another port with --{protocol}-port"
-    )
+    assert message.startswith(f"cannot listen on 127.0.0.1:{port}")
+    assert f"--{protocol}-port" in message
 
 
 def test_the_same_port_for_two_protocols_is_one_line(tmp_path: Path) -> None:

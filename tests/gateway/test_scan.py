@@ -239,7 +239,7 @@ def test_a_configuration_that_is_no_text_is_refused(root: Path) -> None:
 
 def test_a_configuration_that_is_a_folder_is_refused_without_its_path(root: Path) -> None:
     (root / "m" / "config.pbtxt").mkdir()
-    assert only(root).problem == "Is a directory"
+    assert only(root).problem == "'config.pbtxt' is not a file"
 
 
 def test_a_configuration_that_is_a_pipe_does_not_hang_the_scan(root: Path) -> None:

@@ -32,7 +32,8 @@ async def answer(send: Any, body: bytes) -> None:
 def asgi(session: onnxruntime.InferenceSession) -> Any:
     async def application(scope: Any, receive: Any, send: Any) -> None:
         if not scope["path"].endswith("/infer"):
-            return await answer(send, b"{}")
+            await answer(send, b"{}")
+            return
         body, more = b"", True
         while more:
             message = await receive()

@@ -1,0 +1,59 @@
+"""Request and tensor parameters: the ones OIP's extensions define, checked alike on every wire."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from gateway.errors import InvalidArgument
+
+
+def _unsigned(value: Any) -> bool:
+    return type(value) is int and 0 <= value < 2**64
+
+
+def _positive(value: Any) -> bool:
+    return _unsigned(value) and value > 0
+
+
+def _boolean(value: Any) -> bool:
+    return type(value) is bool
+
+
+def _sequence(value: Any) -> bool:
+    return _unsigned(value) or type(value) is str
+
+
+_KNOWN: Mapping[str, tuple[Callable[[Any], bool], str]] = {
+    "binary_data_output": (_boolean, "true or false"),
+    "binary_data": (_boolean, "true or false"),
+    "binary_data_size": (_unsigned, "an unsigned integer"),
+    "classification": (_positive, "an integer above 0"),
+    "priority": (_unsigned, "an unsigned integer"),
+    "timeout": (_unsigned, "an unsigned integer, in microseconds"),
+    "sequence_start": (_boolean, "true or false"),
+    "sequence_end": (_boolean, "true or false"),
+    "sequence_id": (_sequence, "an unsigned integer or a string"),
+}
+_RESERVED = "triton_"
+
+
+def check(key: str, value: Any) -> None:
+    """Raise unless ``value`` may be the parameter ``key``.
+
+    Raises:
+        InvalidArgument: a defined parameter of another type, a reserved key, or no scalar.
+    """
+    if key in _KNOWN:
+        accepts, form = _KNOWN[key]
+        if not accepts(value):
+            raise InvalidArgument(f"Unable to parse '{key}': it must be {form}")
+    elif key.startswith(_RESERVED):
+        raise InvalidArgument(
+            "parameter keys starting with 'triton_' are reserved for Triton usage and should not "
+            "be specified."
+        )
+    elif type(value) not in (bool, int, float, str):
+        raise InvalidArgument(
+            f"parameter '{key}' has an invalid type; it must be a boolean, number or string"
+        )

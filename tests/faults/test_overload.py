@@ -1,0 +1,258 @@
+"""Overload and deadlines: a full queue says so, and no answer comes later than it may."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from concurrent.futures import Future
+from typing import Any
+
+import grpc
+import httpx
+import numpy as np
+import pytest
+from tritonclient.grpc import service_pb2 as pb
+from tritonclient.grpc import service_pb2_grpc
+
+from tests.faults import probes
+from tests.faults.probes import Background, Repository, elapsed, eventually
+from tests.server import Gateway, serving
+
+#: What figure 5 of the reliability rules allows after a deadline.
+LATE_SECONDS = 0.1
+QUEUE_OF_ONE = "dynamic_batching { default_queue_policy { max_queue_size: 1 } }"
+URL = "/v2/models/count/infer"
+
+
+@pytest.fixture
+def counting(repository: Repository) -> Iterator[Gateway]:
+    repository.count(QUEUE_OF_ONE)
+    with serving(repository.root) as gateway:
+        yield gateway
+
+
+def count(gateway: Gateway, n: int, **parameters: Any) -> httpx.Response:
+    return probes.post(gateway, URL, probes.count_request(n, **parameters))
+
+
+def pending(gateway: Gateway, number: int) -> None:
+    eventually(
+        lambda: probes.metric(gateway, "pending_request_count", model="count") == number,
+        f"{number} pending",
+    )
+
+
+def turns(gateway: Gateway, seconds: float) -> int:
+    """How many turns of the loop take about so long here and now."""
+    with elapsed() as so_far:
+        assert count(gateway, 100_000).status_code == 200
+        return max(100_000, int(100_000 * seconds / so_far()))
+
+
+def message(n: int, **parameters: int) -> Any:
+    request = pb.ModelInferRequest(model_name="count")
+    request.inputs.add(name="n", datatype="INT64", shape=[1])
+    request.raw_input_contents.append(np.array([n], np.int64).tobytes())
+    for key, value in parameters.items():
+        request.parameters[key].int64_param = value
+    return request
+
+
+def grpc_code(gateway: Gateway, request: Any, timeout: float) -> tuple[str, str, float]:
+    """Code, details and seconds."""
+    with grpc.insecure_channel(gateway.grpc) as channel:
+        grpc.channel_ready_future(channel).result(10)
+        stub = service_pb2_grpc.GRPCInferenceServiceStub(channel)
+        with elapsed() as so_far:
+            try:
+                stub.ModelInfer(request, timeout=timeout)
+            except grpc.RpcError as error:
+                return error.code().name, error.details() or "", so_far()
+            return "OK", "", so_far()
+
+
+# -- the queue ------------------------------------------------------------------------------------
+
+
+def test_a_full_queue_is_503_while_another_runs_and_those_before_it_are_answered(
+    counting: Gateway, background: Background
+) -> None:
+    long = turns(counting, 1.5)
+    runs: Future[httpx.Response] = background(count, counting, long)
+    pending(counting, 1)
+    waits: Future[httpx.Response] = background(count, counting, 1000)
+    pending(counting, 2)
+    with elapsed() as so_far:
+        refused = count(counting, 1000)
+        assert so_far() < 0.5
+    assert not runs.done()
+    assert refused.status_code == 503
+    assert refused.json() == {"error": "Exceeds maximum queue size"}
+    assert refused.headers["retry-after"]
+    code, details, _ = grpc_code(counting, message(1000), 10)
+    assert (code, details) == ("UNAVAILABLE", "Exceeds maximum queue size")
+    assert not runs.done()
+    for reply, expected in ((runs, long), (waits, 1000)):
+        assert reply.result(20).json()["outputs"][0]["data"] == [expected]
+    assert count(counting, 1000).status_code == 200
+    rejected = probes.metric(counting, "request_failure", model="count", reason="REJECTED")
+    assert rejected == 2
+
+
+def test_a_gateway_whose_model_is_busy_still_answers_everything_else(
+    counting: Gateway, background: Background
+) -> None:
+    runs = background(count, counting, turns(counting, 1.5))
+    pending(counting, 1)
+    for path in (
+        "/v2/health/live",
+        "/v2/health/ready",
+        "/v2/models/count",
+        "/v2/models/count/config",
+    ):
+        with elapsed() as so_far:
+            assert probes.status(counting, path) == 200
+            assert so_far() < 0.5
+    assert not runs.done()
+    assert runs.result(20).status_code == 200
+
+
+def test_a_long_run_of_a_small_input_does_not_stop_the_gateway(
+    repository: Repository, background: Background
+) -> None:
+    """Without a lower bound the model is warm in microseconds; one value then takes seconds."""
+    text = probes.COUNT.replace("1000..", "0..")
+    repository.count(model="count")
+    repository.config(text, "count")
+    repository.version(2.0)
+    with serving(repository.root) as gateway:
+        runs = background(count, gateway, 1_500_000)
+        with elapsed() as so_far:
+            while not runs.done():
+                started = so_far()
+                assert probes.live(gateway)
+                assert so_far() - started < 0.5, "the event loop stood still"
+        assert runs.result(20).status_code == 200
+
+
+# -- deadlines ------------------------------------------------------------------------------------
+
+
+def late(seconds: float, timeout: float) -> bool:
+    return seconds > timeout + LATE_SECONDS
+
+
+def test_a_request_that_runs_past_its_timeout_is_answered_at_its_timeout(
+    counting: Gateway,
+) -> None:
+    with elapsed() as so_far:
+        reply = count(counting, turns(counting, 1.5), timeout=1)
+        assert so_far() < 5
+    assert reply.status_code == 503
+    timeout = 0.3
+    long = turns(counting, 1.5)
+    with httpx.Client() as client:
+        client.get(f"http://{counting.http}/v2")  # connected
+        body = probes.count_request(long, timeout=int(timeout * 1e6))
+        with elapsed() as so_far:
+            reply = client.post(f"http://{counting.http}{URL}", json=body)
+            seconds = so_far()
+    assert reply.status_code == 503
+    assert reply.json() == {"error": "Request timeout expired"}
+    assert seconds >= timeout
+    assert not late(seconds, timeout), seconds
+
+
+def test_a_request_that_waits_past_its_timeout_is_answered_at_its_timeout_and_never_computed(
+    counting: Gateway, background: Background
+) -> None:
+    long = turns(counting, 1.5)
+    executed = probes.metric(counting, "exec_count", model="count")
+    runs = background(count, counting, long)
+    pending(counting, 1)
+    timeout = 0.2
+    code, details, seconds = grpc_code(counting, message(2000, timeout=int(timeout * 1e6)), 10)
+    assert (code, details) == ("UNAVAILABLE", "Request timeout expired")
+    assert not late(seconds, timeout), seconds
+    assert not runs.done()
+    assert runs.result(20).status_code == 200
+    assert count(counting, 1000).status_code == 200
+    assert probes.metric(counting, "exec_count", model="count") == executed + 2
+
+
+def test_a_grpc_deadline_is_kept_and_gives_the_request_up_on_the_server_too(
+    counting: Gateway, background: Background
+) -> None:
+    executed = probes.metric(counting, "exec_count", model="count")
+    runs = background(count, counting, turns(counting, 2.0))
+    pending(counting, 1)
+    code, _, seconds = grpc_code(counting, message(2000), 0.2)
+    assert code == "DEADLINE_EXCEEDED"
+    assert not late(seconds, 0.2), seconds
+    pending(counting, 1)
+    assert not runs.done()
+    assert runs.result(20).status_code == 200
+    assert count(counting, 1000).status_code == 200
+    done = probes.metric(counting, "exec_count", model="count") - executed
+    assert done == 3  # the run, the one that told how long a turn takes, and the last
+
+
+def test_a_grpc_deadline_that_passes_is_always_deadline_exceeded(
+    repository: Repository, background: Background
+) -> None:
+    """The server's own timer may be first with its answer: it must say the same."""
+    repository.count()
+    with serving(repository.root) as gateway:
+        runs = background(count, gateway, turns(gateway, 2.5))
+        pending(gateway, 1)
+        codes = {grpc_code(gateway, message(2000), 0.05 + n / 100)[0] for n in range(12)}
+        assert not runs.done()
+        assert codes == {"DEADLINE_EXCEEDED"}
+        assert runs.result(20).status_code == 200
+
+
+def test_the_earlier_of_timeout_and_grpc_deadline_counts(
+    counting: Gateway, background: Background
+) -> None:
+    runs = background(count, counting, turns(counting, 1.5))
+    pending(counting, 1)
+    code, details, _ = grpc_code(counting, message(2000, timeout=100_000), 5)
+    assert (code, details) == ("UNAVAILABLE", "Request timeout expired")
+    code, _, seconds = grpc_code(counting, message(2000, timeout=60_000_000), 0.2)
+    assert code == "DEADLINE_EXCEEDED"
+    assert not late(seconds, 0.2), seconds
+    assert runs.result(20).status_code == 200
+
+
+def test_a_deadline_that_is_far_away_changes_nothing(counting: Gateway) -> None:
+    reply = count(counting, 1000, timeout=60_000_000)
+    assert reply.status_code == 200
+    assert grpc_code(counting, message(1000, timeout=60_000_000), 60)[0] == "OK"
+
+
+@pytest.mark.parametrize("protocol", ["http", "grpc"])
+def test_no_backend_outlives_a_deadline(protocol: str, repository: Repository) -> None:
+    """Whatever computes, and however: one that ignores the deadline is answered for."""
+    repository.slow(3.0)
+    timeout = 0.3
+    with serving(repository.root) as gateway:
+        tensor = {"name": "x", "datatype": "FP32", "shape": [1, 4], "data": [1, 2, 3, 4]}
+        started = time.monotonic()
+        if protocol == "http":
+            body = {"inputs": [tensor], "parameters": {"timeout": int(timeout * 1e6)}}
+            reply = probes.post(gateway, "/v2/models/slow/infer", body)
+            seconds = time.monotonic() - started
+            assert (reply.status_code, reply.json()) == (503, {"error": "Request timeout expired"})
+        else:
+            request = pb.ModelInferRequest(model_name="slow")
+            request.inputs.add(name="x", datatype="FP32", shape=[1, 4])
+            request.raw_input_contents.append(bytes(16))
+            request.parameters["timeout"].int64_param = int(timeout * 1e6)
+            code, details, seconds = grpc_code(gateway, request, 10)
+            assert (code, details) == ("UNAVAILABLE", "Request timeout expired")
+        assert not late(seconds, timeout), seconds
+
+
+def test_the_check_sees_an_answer_that_is_late() -> None:
+    assert late(0.41, 0.3)
+    assert not late(0.39, 0.3)

@@ -1,0 +1,217 @@
+"""When traffic may come, and what loads at start."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import httpx
+import pytest
+
+from tests.faults import probes
+from tests.faults.probes import EXPLICIT, POLL, Repository, eventually
+from tests.server import serving
+
+
+def broken(repository: Repository, model: str = "bad") -> None:
+    probes.flip(repository.version(2.0, 1, model=model) / "model.onnx")
+
+
+def serve(repository: Repository, *flags: str) -> subprocess.CompletedProcess[str]:
+    """``modelport serve`` that is expected to end by itself."""
+    ports = ("--http-port", "0", "--grpc-port", "0", "--metrics-port", "0")
+    return subprocess.run(
+        [
+            *(sys.executable, "-m", "gateway.cli", "serve", "--model-repository"),
+            *(str(repository.root), *ports, *flags),
+        ],
+        capture_output=True,
+        text=True,
+        timeout=6,
+    )
+
+
+# -- readiness ------------------------------------------------------------------------------------
+
+
+def test_strict_readiness_is_off_while_a_model_does_not_serve_and_on_once_it_does(
+    repository: Repository,
+) -> None:
+    repository.version(2.0)
+    broken(repository)
+    with serving(repository.root, *POLL) as gateway:
+        assert probes.live(gateway)
+        assert not probes.ready(gateway)
+        assert probes.answer(gateway) == ("1", 2.0)
+        assert probes.status(gateway, "/v2/models/m/ready") == 200
+        assert probes.status(gateway, "/v2/models/bad/ready") == 400
+        repository.version(3.0, 2, model="bad")
+        eventually(lambda: probes.ready(gateway), "repaired")
+
+
+def test_without_strict_readiness_a_gateway_is_ready_whatever_its_models_are(
+    repository: Repository,
+) -> None:
+    broken(repository)
+    with serving(repository.root, "--strict-readiness", "false") as gateway:
+        assert probes.ready(gateway)
+        assert probes.state(gateway, 1, "bad") == "UNAVAILABLE"
+
+
+def test_an_empty_repository_is_ready(repository: Repository) -> None:
+    with serving(repository.root) as gateway:
+        assert probes.ready(gateway)
+        assert probes.post(gateway, "/v2/repository/index").json() == []
+
+
+def test_a_bad_newest_version_with_an_older_good_one_is_ready(repository: Repository) -> None:
+    repository.version(2.0)
+    probes.flip(repository.version(3.0, 2) / "model.onnx")
+    with serving(repository.root) as gateway:
+        assert probes.ready(gateway)
+
+
+def test_unloading_a_model_on_request_leaves_the_gateway_ready(repository: Repository) -> None:
+    repository.version(2.0)
+    with serving(repository.root, *EXPLICIT, "--load-model", "m") as gateway:
+        assert probes.unload(gateway).status_code == 200
+        assert probes.state(gateway) == "UNAVAILABLE"
+        assert probes.ready(gateway)
+
+
+def test_unloading_a_model_whose_newest_version_is_bad_leaves_the_gateway_ready(
+    repository: Repository,
+) -> None:
+    repository.version(2.0)
+    probes.flip(repository.version(3.0, 2) / "model.onnx")
+    with serving(repository.root, *EXPLICIT, "--load-model", "m") as gateway:
+        assert probes.ready(gateway)
+        assert probes.unload(gateway).status_code == 200
+        assert probes.ready(gateway)
+
+
+# -- exit on error --------------------------------------------------------------------------------
+
+
+def test_exit_on_error_ends_with_status_1_and_names_the_model(repository: Repository) -> None:
+    repository.version(2.0)
+    broken(repository)
+    run = serve(repository, "--exit-on-error", "true")
+    assert run.returncode == 1
+    assert run.stderr.splitlines()[-1] == "modelport: error: failed to load all models: bad"
+
+
+def test_exit_on_error_serves_when_every_model_loads(repository: Repository) -> None:
+    repository.version(2.0)
+    with serving(repository.root, "--exit-on-error", "true") as gateway:
+        assert probes.answer(gateway) == ("1", 2.0)
+
+
+def test_exit_on_error_counts_a_model_to_load_that_is_not_there(repository: Repository) -> None:
+    repository.version(2.0)
+    flags = (*EXPLICIT, "--load-model", "m", "--load-model", "nowhere", "--exit-on-error", "true")
+    try:
+        run = serve(repository, *flags)
+    except subprocess.TimeoutExpired:
+        pytest.fail("the gateway serves although --load-model nowhere did not load")
+    assert run.returncode == 1
+    assert "nowhere" in run.stderr.splitlines()[-1]
+
+
+# -- explicit control -----------------------------------------------------------------------------
+
+
+def test_explicit_control_starts_with_nothing(repository: Repository) -> None:
+    repository.version(2.0)
+    with serving(repository.root, *EXPLICIT) as gateway:
+        assert probes.ready(gateway)
+        rows = probes.post(gateway, "/v2/repository/index").json()
+        assert rows == [{"name": "m"}]
+        assert probes.ask(gateway).status_code == 503
+        assert probes.load(gateway).status_code == 200
+        assert probes.answer(gateway) == ("1", 2.0)
+
+
+def test_load_model_loads_the_models_that_are_named(repository: Repository) -> None:
+    for model in ("a", "b", "c"):
+        repository.version(2.0, model=model)
+    flags = (*EXPLICIT, "--load-model", "a", "--load-model", "c")
+    with serving(repository.root, *flags) as gateway:
+        states = {model: probes.state(gateway, 1, model) for model in ("a", "b", "c")}
+        assert states == {"a": "READY", "b": "", "c": "READY"}
+
+
+def test_a_star_loads_every_model(repository: Repository) -> None:
+    for model in ("a", "b"):
+        repository.version(2.0, model=model)
+    with serving(repository.root, *EXPLICIT, "--load-model", "*") as gateway:
+        assert [probes.state(gateway, 1, model) for model in ("a", "b")] == ["READY", "READY"]
+
+
+def test_a_model_to_load_that_is_not_there_is_logged_and_costs_nothing_else(
+    repository: Repository,
+) -> None:
+    repository.version(2.0)
+    flags = (*EXPLICIT, "--load-model", "nowhere", "--load-model", "m")
+    with serving(repository.root, *flags) as gateway:
+        gateway.wait_for("--load-model names no model of the repository", model="nowhere")
+        assert probes.answer(gateway) == ("1", 2.0)
+
+
+def test_loading_what_is_not_there_is_not_found(repository: Repository) -> None:
+    with serving(repository.root, *EXPLICIT) as gateway:
+        for model in ("nowhere", "..", "%2e%2e", "a%2Fb"):
+            assert probes.load(gateway, model).status_code in (404, 400)
+        reply = probes.load(gateway, "nowhere")
+        assert reply.json()["error"].startswith("failed to load 'nowhere'")
+
+
+def test_loading_what_was_taken_from_disk_is_refused_and_it_serves_on(
+    repository: Repository,
+) -> None:
+    repository.version(2.0)
+    with serving(repository.root, *EXPLICIT, "--load-model", "m") as gateway:
+        (repository.root / "m").rename(repository.root / ".gone")
+        assert probes.load(gateway).status_code == 404
+        assert probes.answer(gateway) == ("1", 2.0)
+
+
+def test_loading_twice_changes_nothing(repository: Repository) -> None:
+    repository.version(2.0)
+    with serving(repository.root, *EXPLICIT, "--load-model", "m") as gateway:
+        assert probes.load(gateway).status_code == 200
+        assert probes.answer(gateway) == ("1", 2.0)
+        loads = [e for e in gateway.logs if e.get("event") == "model version is ready"]
+        assert len(loads) == 1
+
+
+def test_a_configuration_in_the_request_overrides_the_file_until_the_next_load(
+    repository: Repository,
+) -> None:
+    repository.version(2.0)
+    override = '{"backend":"onnxruntime","max_batch_size":2}'
+    with serving(repository.root, *EXPLICIT) as gateway:
+
+        def batch() -> int:
+            document = httpx.get(f"http://{gateway.http}/v2/models/m/config").json()
+            return int(document["max_batch_size"])
+
+        assert probes.load(gateway, config=override).status_code == 200
+        assert batch() == 2
+        assert probes.load(gateway).status_code == 200
+        assert batch() == 8
+        assert probes.load(gateway, config="{").status_code == 400
+        assert batch() == 8
+        assert probes.answer(gateway) == ("1", 2.0)
+
+
+@pytest.mark.parametrize("flags", [(), POLL], ids=["none", "poll"])
+def test_loading_on_request_needs_explicit_control(
+    flags: tuple[str, ...], repository: Repository
+) -> None:
+    repository.version(2.0)
+    with serving(repository.root, *flags) as gateway:
+        for reply in (probes.load(gateway), probes.unload(gateway)):
+            assert reply.status_code == 503
+            assert "--model-control-mode=explicit" in reply.json()["error"]
+        assert probes.answer(gateway) == ("1", 2.0)

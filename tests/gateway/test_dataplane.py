@@ -1,0 +1,207 @@
+"""The way of a request past the wire: checked, answered in time, counted, its handle released."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from gateway.backends.base import Artifact
+from gateway.dataplane import DataPlane
+from gateway.errors import Code, Internal, InvalidArgument, ModelportError, TimedOut, Unavailable
+from gateway.lifecycle import Lifecycle, ServedVersion
+from gateway.repository import config as configuration
+from gateway.settings import ModelControlMode, Settings
+from gateway.telemetry import Statistics
+from gateway.types import (
+    NO_DEADLINE,
+    Datatype,
+    Deadline,
+    InferRequest,
+    InferResponse,
+    Tensor,
+)
+
+CONFIG = """
+backend: "scripted"
+max_batch_size: 4
+input { name: "x" data_type: TYPE_FP32 dims: 2 }
+output { name: "y" data_type: TYPE_FP32 dims: 2 label_filename: "labels.txt" }
+"""
+Answer = Callable[[InferRequest], Awaitable[InferResponse]]
+
+
+class Scripted:
+    """A backend that does what the test says."""
+
+    def __init__(self, config: Any, answer: Answer) -> None:
+        self.config = config
+        self._answer = answer
+        self.asked: list[InferRequest] = []
+        self.cancelled = 0
+
+    async def __call__(self, request: InferRequest, deadline: Deadline) -> InferResponse:
+        self.asked.append(request)
+        try:
+            return await self._answer(request)
+        except asyncio.CancelledError:
+            self.cancelled += 1
+            raise
+
+    def unload(self) -> None: ...
+
+
+async def echo(request: InferRequest) -> InferResponse:
+    return InferResponse("m", 1, [Tensor("y", Datatype.FP32, request.inputs[0].data)])
+
+
+async def never(_: InferRequest) -> InferResponse:
+    await asyncio.Event().wait()
+    raise AssertionError
+
+
+def failing(error: Exception) -> Answer:
+    async def answer(_: InferRequest) -> InferResponse:
+        raise error
+
+    return answer
+
+
+class Served:
+    """A data plane over one model whose backend is scripted."""
+
+    def __init__(self, dataplane: DataPlane, lifecycle: Lifecycle) -> None:
+        self.dataplane = dataplane
+        self.version: ServedVersion = lifecycle.get("m")
+        backend = self.version.backend
+        assert isinstance(backend, Scripted)
+        self.backend = backend
+
+    @property
+    def statistics(self) -> Statistics:
+        return self.version.statistics
+
+    async def ask(self, *shape: int, deadline: Deadline = NO_DEADLINE, **rest: Any) -> Any:
+        data = np.arange(np.prod(shape), dtype=np.float32).reshape(shape)
+        request = InferRequest("m", [Tensor("x", Datatype.FP32, data)], **rest)
+        return await self.dataplane.infer(request, deadline)
+
+
+Serve = Callable[[Answer], Awaitable[Served]]
+
+
+@pytest.fixture
+def serve(tmp_path: Path) -> Serve:
+    async def make(answer: Answer) -> Served:
+        (tmp_path / "m" / "1").mkdir(parents=True)
+        (tmp_path / "m" / "config.pbtxt").write_text(CONFIG)
+        (tmp_path / "m" / "labels.txt").write_text("cat\ndog\n")
+
+        def load(artifact: Artifact) -> Scripted:
+            return Scripted(configuration.complete(artifact.config, "m"), answer)
+
+        settings = Settings((tmp_path,), ModelControlMode.NONE)
+        lifecycle = Lifecycle(settings, lambda _: load)
+        await lifecycle.start()
+        return Served(DataPlane(lifecycle), lifecycle)
+
+    return make
+
+
+def nothing_is_left(served: Served) -> None:
+    assert served.version.in_flight == 0
+    assert served.statistics.pending == 0
+
+
+async def test_an_answer_carries_its_requests_id_and_is_counted(serve: Serve) -> None:
+    served = await serve(echo)
+    response = await served.ask(3, 2, id="mine")
+    assert response.id == "mine"
+    assert response.outputs[0].data.tolist() == [[0, 1], [2, 3], [4, 5]]
+    assert served.statistics.inference_count == 3
+    assert served.statistics.execution_count == served.statistics.success.count == 1
+    nothing_is_left(served)
+
+
+async def test_a_request_in_flight_is_pending_and_holds_its_version(serve: Serve) -> None:
+    served = await serve(never)
+    task = asyncio.create_task(served.ask(1, 2))
+    async with asyncio.timeout(5):
+        while not served.backend.asked:
+            await asyncio.sleep(0)
+    assert (served.version.in_flight, served.statistics.pending) == (1, 1)
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+    assert served.backend.cancelled == 1
+    assert served.statistics.failures["CANCELED"] == 1
+    nothing_is_left(served)
+
+
+async def test_an_invalid_request_never_reaches_the_backend(serve: Serve) -> None:
+    served = await serve(echo)
+    with pytest.raises(InvalidArgument, match="unexpected shape for input 'x'"):
+        await served.ask(1, 3)
+    assert served.backend.asked == []
+    assert served.statistics.failures["OTHER"] == 1
+    nothing_is_left(served)
+
+
+async def test_a_deadline_that_has_passed_never_reaches_the_backend(serve: Serve) -> None:
+    served = await serve(echo)
+    with pytest.raises(TimedOut):
+        await served.ask(1, 2, deadline=Deadline.after(0))
+    assert served.backend.asked == []
+    nothing_is_left(served)
+
+
+async def test_no_backend_outlives_a_deadline_and_it_is_cancelled(serve: Serve) -> None:
+    served = await serve(never)
+    started = time.monotonic()
+    with pytest.raises(TimedOut, match=r"^Request timeout expired$"):
+        await asyncio.wait_for(served.ask(1, 2, deadline=Deadline.after(0.05)), 5)
+    assert 0.05 <= time.monotonic() - started < 0.05 + 0.1
+    assert served.backend.cancelled == 1
+    assert served.statistics.failures["REJECTED"] == 1
+    nothing_is_left(served)
+
+
+@pytest.mark.parametrize(
+    ("error", "reason"),
+    [(Unavailable("Exceeds maximum queue size"), "REJECTED"), (Internal("broken"), "BACKEND")],
+)
+async def test_a_backends_own_error_is_passed_on(
+    error: ModelportError, reason: str, serve: Serve
+) -> None:
+    served = await serve(failing(error))
+    with pytest.raises(type(error), match=str(error)):
+        await served.ask(1, 2)
+    assert served.statistics.failures[reason] == 1
+    assert served.statistics.success.count == 0
+    nothing_is_left(served)
+
+
+async def test_whatever_else_goes_wrong_is_internal_and_tells_nothing_of_the_inside(
+    serve: Serve,
+) -> None:
+    served = await serve(failing(RuntimeError("/secret/path of host 10.0.0.1")))
+    with pytest.raises(Internal) as caught:
+        await served.ask(1, 2)
+    assert caught.value.code is Code.INTERNAL
+    for inside in ("secret", "10.0.0.1", "RuntimeError"):
+        assert inside not in str(caught.value)
+    assert served.statistics.failures["BACKEND"] == 1
+    nothing_is_left(served)
+
+
+async def test_classification_is_given_in_place_of_the_output_it_is_asked_for(
+    serve: Serve,
+) -> None:
+    served = await serve(echo)
+    response = await served.ask(1, 2, classification={"y": 1})
+    assert response.outputs[0].data.tolist() == [[b"1.000000:1:dog"]]
