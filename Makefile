@@ -46,8 +46,8 @@ perf-analyzer: $(READY) ## Drive the gateway with Triton's unmodified perf_analy
 bench: $(READY) ## Measure requests per second beside MLServer and a bare ASGI handler
 	$(BIN)/python -m loadtests.peers
 
-fuzz: $(READY) ## The long fuzz: 10^5 decoder cases, 10^4 requests on the wire
-	MODELPORT_FUZZ_CASES=100000 MODELPORT_WIRE_CASES=10000 \
+fuzz: $(READY) ## Ten times the default fuzz: 10^6 decoder cases, 10^5 requests on the wire
+	MODELPORT_FUZZ_CASES=1000000 MODELPORT_FUZZ_WIRE_CASES=100000 \
 		$(BIN)/python -m pytest --timeout=3600 tests/attacks/test_fuzz.py
 
 soak: $(READY) ## The long fault tests: SIGTERM under load x 50, reloads x 200
