@@ -133,6 +133,8 @@ def serve(model_control_mode: str, log_format: str, **options: Any) -> None:
 
     Port 0 takes a free port; the line "listening" on stderr tells which.
     """
+    if options["load_models"] and model_control_mode != ModelControlMode.EXPLICIT:
+        raise click.UsageError("--load-model requires --model-control-mode=explicit as well")
     for repository in options["model_repositories"]:
         if not repository.is_dir():
             raise click.UsageError(

@@ -10,7 +10,7 @@ from collections.abc import Awaitable
 import structlog
 
 from gateway.classification import classify
-from gateway.errors import Code, Internal, ModelportError, TimedOut
+from gateway.errors import Code, Internal, ModelportError, TimedOut, Unavailable
 from gateway.lifecycle import Lifecycle, ServedVersion
 from gateway.types import Deadline, InferRequest, InferResponse
 
@@ -32,6 +32,8 @@ class DataPlane:
                 becomes ``Internal``.
         """
         started = time.perf_counter_ns()
+        if self._lifecycle.closing.is_set():
+            raise Unavailable("the server is shutting down")
         version = self._lifecycle.acquire(request.model_name, request.model_version)
         statistics = version.statistics
         statistics.pending += 1

@@ -7,7 +7,7 @@ part of a load runs in a thread and touches none of it.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Hashable, Iterator
+from collections.abc import Callable, Coroutine, Hashable, Iterator
 from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any
@@ -29,6 +29,10 @@ from gateway.types import ModelSignature
 from gateway.validation import Validator
 
 log = structlog.get_logger("modelport.lifecycle")
+
+
+#: The reason Triton gives for a version that was unloaded on purpose.
+UNLOADED = "unloaded"
 
 
 class State(StrEnum):
@@ -93,7 +97,7 @@ class Model:
     @property
     def broken(self) -> bool:
         """Asked for, and no version of it could be served."""
-        failed = (s is State.UNAVAILABLE and why != "unloaded" for s, why in self.states.values())
+        failed = (s is State.UNAVAILABLE and why != UNLOADED for s, why in self.states.values())
         return not self.served and (bool(self.problem) or any(failed))
 
     def select_default(self) -> None:
@@ -113,8 +117,12 @@ class Lifecycle:
         self._statistics: dict[tuple[str, int], Statistics] = {}
         self._background: set[asyncio.Task[None]] = set()
         self._loads = asyncio.Semaphore(self._threads)
+        self._missing: list[str] = []
         self.started = False
+        #: Readiness is off, requests are still served.
         self.draining = False
+        #: New requests are refused, streams end.
+        self.closing = asyncio.Event()
 
     # -- the hot path ---------------------------------------------------------------------------
 
@@ -156,7 +164,7 @@ class Lifecycle:
 
     def broken(self) -> list[str]:
         """Models that were asked for and have no version that serves."""
-        return [name for name, model in self._models.items() if model.broken]
+        return self._missing + [name for name, model in self._models.items() if model.broken]
 
     def versions(self, name: str) -> list[int]:
         """READY versions of a model, ascending."""
@@ -187,13 +195,13 @@ class Lifecycle:
     async def start(self) -> None:
         """Load what the control mode asks for. A model that fails costs nothing but itself."""
         settings = self._settings
-        self._scan()
+        await self._scan()
         explicit = settings.model_control_mode is ModelControlMode.EXPLICIT
         names = list(self._models)
         if explicit and "*" not in settings.load_models:
-            for name in settings.load_models:
-                if name not in self._models:
-                    log.error("--load-model names no model of the repository", model=name)
+            self._missing = [name for name in settings.load_models if name not in self._models]
+            for name in self._missing:
+                log.error("--load-model names no model of the repository", model=name)
             names = [name for name in settings.load_models if name in self._models]
         await asyncio.gather(*(self._reconcile(self._models[name]) for name in names))
         self.started = True
@@ -209,10 +217,8 @@ class Lifecycle:
 
     async def refresh(self) -> None:
         """One poll: load what is new, unload what was taken away, keep what fails to reload."""
-        gone = self._scan()
-        for name in gone:
-            await self._unload_all(self._models[name])
-            del self._models[name]
+        for name in await self._scan():
+            await self._unload_all(self._models.pop(name))
         await asyncio.gather(*(self._reconcile(model) for model in list(self._models.values())))
 
     async def load(self, name: str, override: str | None = None) -> None:
@@ -226,7 +232,7 @@ class Lifecycle:
         self._require_explicit()
         if override is not None:
             configuration.parse_json(override)
-        gone = self._scan()
+        gone = await self._scan()
         model = self._models.get(name)
         if model is None or name in gone:
             raise NotFound(f"failed to load '{name}', failed to poll from model repository")
@@ -254,7 +260,14 @@ class Lifecycle:
         self._require_explicit()
         if name not in self._models:
             raise NotFound(f"failed to unload '{name}': the model is not found")
-        await self._unload_all(self._models[name])
+        model = self._models[name]
+        unloading = await self._unload_all(model)
+        model.problem = ""
+        model.failed.clear()
+        for number, (state, _) in model.states.items():
+            if state is State.UNAVAILABLE:
+                model.states[number] = (state, UNLOADED)
+        await asyncio.gather(*unloading)
 
     async def stop(self) -> None:
         """Unload everything; call when no new request can come."""
@@ -270,9 +283,9 @@ class Lifecycle:
 
     # -- acting ---------------------------------------------------------------------------------
 
-    def _scan(self) -> list[str]:
+    async def _scan(self) -> list[str]:
         """Bring every model's entry up to date; returns the names that are gone from disk."""
-        found = scan.scan(self._settings.model_repositories)
+        found = await asyncio.to_thread(scan.scan, self._settings.model_repositories)
         for name, entry in found.items():
             if name in self._models:
                 self._models[name].entry = entry
@@ -299,6 +312,10 @@ class Lifecycle:
             model.states = {
                 n: state for n, state in model.states.items() if n in content or n in model.served
             }
+            for number in model.serving.keys() & content.keys():
+                if model.serving[number] == content[number]:  # repaired, or never touched
+                    model.failed.pop(number, None)
+                    model.states[number] = (State.READY, "")
             while action := next_action(
                 Snapshot(VersionPolicy.of(model.config), content, model.serving, model.failed)
             ):
@@ -306,7 +323,7 @@ class Lifecycle:
                     number = action.version
                     await self._load_version(model, entry.versions[number], content[number])
                 else:
-                    await self._unload_version(model, action.version)
+                    self._unload_version(model, action.version)
             if not entry.versions and not model.served:
                 model.problem = "no version directory found"
 
@@ -358,24 +375,30 @@ class Lifecycle:
         artifact = Artifact(name, entry.number, entry.path, model.config, self._threads)
         return ServedVersion(model.entry, entry.number, load(artifact), statistics)
 
-    async def _unload_version(self, model: Model, number: int) -> None:
+    def _unload_version(self, model: Model, number: int) -> asyncio.Task[None]:
+        """Out of service at once; drained and unloaded by the task, which nobody need await."""
         version = model.served.pop(number)
         model.serving.pop(number, None)
         model.select_default()
-        model.states[number] = (State.UNLOADING, "")
-        await _retire(version)
-        model.states[number] = (State.UNAVAILABLE, "unloaded")
-        log.info("model version is unloaded", model=version.name, version=number)
+        model.states[number] = unloading = (State.UNLOADING, "")
 
-    async def _unload_all(self, model: Model) -> None:
+        async def finish() -> None:
+            await _retire(version)
+            if model.states.get(number) is unloading:  # not loaded again meanwhile
+                model.states[number] = (State.UNAVAILABLE, UNLOADED)
+            log.info("model version is unloaded", model=version.name, version=number)
+
+        return self._in_background(finish())
+
+    async def _unload_all(self, model: Model) -> list[asyncio.Task[None]]:
         async with model.lock:
-            for number in sorted(model.served):
-                await self._unload_version(model, number)
+            return [self._unload_version(model, number) for number in sorted(model.served)]
 
-    def _in_background(self, work: Any) -> None:
+    def _in_background(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
         task = asyncio.get_running_loop().create_task(work)
         self._background.add(task)
         task.add_done_callback(self._background.discard)
+        return task
 
 
 async def _retire(version: ServedVersion) -> None:
@@ -413,11 +436,13 @@ def _derive_backend(entry: ModelEntry, config: ModelConfig) -> None:
 
 
 def _labels(entry: ModelEntry, config: ModelConfig) -> dict[str, tuple[str, ...]]:
-    try:
-        return {
-            output.name: entry.labels(output.label_filename)
-            for output in config.output
-            if output.label_filename
-        }
-    except (OSError, ValueError) as error:
-        raise InvalidArgument(f"a label_filename cannot be read: {type(error).__name__}") from error
+    labels = {}
+    for output in config.output:
+        if output.label_filename:
+            try:
+                labels[output.name] = entry.labels(output.label_filename)
+            except (OSError, ValueError) as error:
+                raise InvalidArgument(
+                    f"label file '{output.label_filename}' of output '{output.name}' cannot be read"
+                ) from error
+    return labels

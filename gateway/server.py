@@ -6,6 +6,8 @@ import asyncio
 import contextlib
 import os
 import signal
+import sys
+import time
 from collections.abc import Callable
 
 import structlog
@@ -71,16 +73,20 @@ class Server:
 
     async def stop(self) -> None:
         """Readiness off, listeners closed, requests in flight done, then the backends."""
+        until = time.monotonic() + self._settings.exit_timeout_seconds
         self.lifecycle.draining = True
         log.info("draining", timeout_seconds=self._settings.exit_timeout_seconds)
         if self._poller is not None:
             self._poller.cancel()
             with contextlib.suppress(asyncio.CancelledError):
                 await self._poller
-        await self._front.drain(self._settings.exit_timeout_seconds)
+        if self._settings.exit_timeout_seconds:
+            await self._front.lame_duck()
+        self.lifecycle.closing.set()
+        await self._front.drain(max(0.0, until - time.monotonic()))
         with contextlib.suppress(TimeoutError):
-            await asyncio.wait_for(self.lifecycle.stop(), self._settings.exit_timeout_seconds)
-        await self._metrics.drain(1.0)
+            await asyncio.wait_for(self.lifecycle.stop(), max(0.0, until - time.monotonic()))
+        await self._metrics.drain(0.0)
         log.info("stopped")
 
 
@@ -114,5 +120,8 @@ def run(settings: Settings, announce: Callable[[Server], None] = lambda _: None)
         else:
             start.cancel()
         await server.stop()
+        # A run that cannot be stopped, or a load, may still hold a thread: it ends with us.
+        sys.stderr.flush()
+        os._exit(0)
 
     uvloop.run(main())

@@ -17,5 +17,8 @@ class Front(Protocol):
             Unavailable: an address cannot be bound; the message names the flag to change.
         """
 
+    async def lame_duck(self) -> None:
+        """Serve on for a moment while clients are told, and learn, to go elsewhere."""
+
     async def drain(self, timeout_seconds: float) -> None:
         """Take no new request, let those in flight finish for at most ``timeout_seconds``."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import math
 import socket
 import time
 from collections.abc import AsyncIterator, Iterator
@@ -23,8 +24,12 @@ from gateway.types import NO_DEADLINE, Deadline
 
 log = structlog.get_logger("modelport.front")
 
-#: How long clients on kept-alive connections have to hear ``connection: close`` while draining.
+#: While draining: how long requests are served on, readiness already off.
 LAME_DUCK_SECONDS = 1.0
+#: ... and then how long requests that are on their way are still given an answer, a refusal.
+QUIET_SECONDS = 0.3
+#: A timeout this close to the call's deadline is that deadline.
+CLOCK_SECONDS = 0.05
 #: gRPC's own default is 4 MB; Triton's limit, and protobuf's, is 2 GiB.
 MAX_GRPC_MESSAGE_BYTES = 2**31 - 1
 HEADER_LIMIT_BYTES = 64 * 1024
@@ -50,6 +55,7 @@ class HttpListener:
         self._app = app
         self._draining = False
         self._socket = _bind(address, port, flag)
+        self._spare = self._socket.dup()
         self.port: int = self._socket.getsockname()[1]
         self._server = _Server(
             uvicorn.Config(
@@ -79,19 +85,48 @@ class HttpListener:
     async def _handle(self, scope: Scope, receive: Receive, send: Send) -> None:
         await self._app(scope, receive, _closing(send) if self._draining else send)
 
-    async def drain(self, timeout_seconds: float) -> None:
-        """Tell every client to leave, then stop listening, then wait for the last answers.
-
-        Closing at once would reset the client that is just sending on a kept-alive connection.
-        """
+    async def lame_duck(self) -> None:
+        """Serve on for a moment, telling every client to leave its connection."""
         self._draining = True
-        until = time.monotonic() + min(LAME_DUCK_SECONDS, timeout_seconds)
-        while self._server.server_state.connections and time.monotonic() < until:
+        until = time.monotonic() + LAME_DUCK_SECONDS
+        while self._connections and time.monotonic() < until:
             await asyncio.sleep(0.01)
-        self._server.config.timeout_graceful_shutdown = max(1, round(timeout_seconds))
+
+    async def drain(self, timeout_seconds: float) -> None:
+        """Stop listening without resetting a client that has just connected, then wait.
+
+        Closing a socket resets the connections in its backlog. So a duplicate keeps it alive until
+        what is in there has been taken in, and whoever has not sent its request yet may do so.
+        """
+        loop = asyncio.get_running_loop()
+        for listener in self._server.servers:
+            listener.close()
+        accepted = list(_accept_all(self._spare))
+        self._spare.close()
+        config = self._server.config
+        for connection in accepted:
+            await loop.connect_accepted_socket(
+                lambda: BoundedProtocol(config, self._server.server_state, {}), connection
+            )
+        until = time.monotonic() + min(QUIET_SECONDS, timeout_seconds)
+        while self._connections and time.monotonic() < until:
+            await asyncio.sleep(0.01)
+        config.timeout_graceful_shutdown = math.ceil(timeout_seconds)
         self._server.should_exit = True
         if self._task is not None:
             await self._task
+
+    @property
+    def _connections(self) -> set[Any]:
+        return self._server.server_state.connections
+
+
+def _accept_all(listener: socket.socket) -> Iterator[socket.socket]:
+    with contextlib.suppress(BlockingIOError):
+        while True:
+            connection, _ = listener.accept()
+            connection.setblocking(False)
+            yield connection
 
 
 class _Server(uvicorn.Server):
@@ -136,8 +171,16 @@ class PortableFront:
         await self._grpc.start()
         await self._http.start()
 
+    async def lame_duck(self) -> None:
+        await asyncio.gather(self._http.lame_duck(), asyncio.sleep(LAME_DUCK_SECONDS))
+
     async def drain(self, timeout_seconds: float) -> None:
-        await asyncio.gather(self._http.drain(timeout_seconds), self._grpc.stop(timeout_seconds))
+        await asyncio.gather(self._http.drain(timeout_seconds), self._stop_grpc(timeout_seconds))
+
+    async def _stop_grpc(self, timeout_seconds: float) -> None:
+        # gRPC cancels calls that arrive once it stops; until then they are refused in good order.
+        await asyncio.sleep(min(QUIET_SECONDS, timeout_seconds))
+        await self._grpc.stop(timeout_seconds)
 
 
 def _bind(address: str, port: int, flag: str) -> socket.socket:
@@ -232,8 +275,9 @@ def _stream(method: Method) -> Any:
 
 def _status(error: ModelportError, context: grpc.aio.ServicerContext[Any, Any]) -> grpc.StatusCode:
     status = STATUS[error.code]
-    if isinstance(error, TimedOut) and context.time_remaining() == 0:
-        status = grpc.StatusCode.DEADLINE_EXCEEDED  # what the client's own clock says, too
+    remaining = context.time_remaining()
+    if isinstance(error, TimedOut) and remaining is not None and remaining < CLOCK_SECONDS:
+        status = grpc.StatusCode.DEADLINE_EXCEEDED  # as the client's own clock says
     log.debug("rpc failed", status=status.name, error=str(error))
     return status
 

@@ -18,7 +18,14 @@ from grpc_health.v1 import health_pb2
 from tritonclient.grpc import service_pb2 as pb
 
 from gateway.dataplane import DataPlane
-from gateway.errors import Code, InvalidArgument, ModelportError, NotFound, Unsupported
+from gateway.errors import (
+    Code,
+    InvalidArgument,
+    ModelportError,
+    NotFound,
+    Unavailable,
+    Unsupported,
+)
 from gateway.lifecycle import Lifecycle
 from gateway.protocols import documents, oip_parameters, raw
 from gateway.types import (
@@ -131,12 +138,20 @@ class OipGrpc:
             finally:
                 await answers.put(None)
 
+        async def end_when_closing() -> None:
+            await self._lifecycle.closing.wait()
+            reader.cancel()
+
         reader = loop.create_task(read())
+        closer = loop.create_task(end_when_closing())
         try:
             while (task := await answers.get()) is not None:
                 yield await task
+            if self._lifecycle.closing.is_set():
+                raise Unavailable("the server is shutting down")
             await reader
         finally:
+            closer.cancel()
             reader.cancel()
             while not answers.empty():
                 if (task := answers.get_nowait()) is not None:
