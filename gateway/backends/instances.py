@@ -55,8 +55,15 @@ class Instances:
         loop = asyncio.get_running_loop()
         reply: asyncio.Future[InferResponse] = loop.create_future()
         self._pending += 1
-        self._executor.submit(self._work, loop, reply, request, deadline, time.perf_counter_ns())
-        return await reply
+        job = self._executor.submit(
+            self._work, loop, reply, request, deadline, time.perf_counter_ns()
+        )
+        try:
+            return await reply
+        except asyncio.CancelledError:
+            if job.cancel():  # it had not begun: its place in the queue is free at once
+                self._pending -= 1
+            raise
 
     def _work(
         self,
