@@ -198,19 +198,27 @@ def test_the_staging_of_a_living_publisher_is_left_alone(repository: Path) -> No
         assert publish.publish(staged, repository, wanted(), None).version == 2
 
 
-@pytest.fixture
+@contextlib.contextmanager
 def small_files() -> Iterator[None]:
-    """No file of this process may grow past 4 KiB: a full disk, without filling one."""
+    """No file of this process may grow past 4 KiB: a full disk, without filling one.
+
+    Within the test only: pytest's own output may be a file as well.
+    """
     before = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (4096, before[1]))
-    yield
-    resource.setrlimit(resource.RLIMIT_FSIZE, before)
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
 
 
-@pytest.mark.usefixtures("small_files")
 def test_a_full_disk_leaves_nothing_behind(tmp_path: Path) -> None:
     repository = tmp_path / "repository"
-    with pytest.raises(OSError, match="File too large"), publish.staging(repository) as staged:
+    with (
+        pytest.raises(OSError, match="File too large"),
+        publish.staging(repository) as staged,
+        small_files(),
+    ):
         (staged / "model.onnx").write_bytes(bytes(10_000))
     assert not repository.exists()
 
