@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from exporters.errors import OneLineCommand, UsageError
+from exporters.errors import OneLineCommand, UsageError, missing_extra
 from exporters.models import REGISTRY
 
 if TYPE_CHECKING:
@@ -69,7 +69,10 @@ def export(
     with _progress() as progress:
         # torch and the runtime come with this import.
         progress("starting", 0, 0)
-        from exporters import pipeline, publish
+        try:
+            from exporters import pipeline, publish
+        except ImportError as error:
+            raise missing_extra(error) from error
 
         request = pipeline.ExportRequest(
             model_kwargs=kwargs,

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 import click
 import numpy as np
 
-from exporters.errors import OneLineCommand
+from exporters.errors import OneLineCommand, missing_extra
 from gateway.errors import Internal, Unavailable
 from gateway.types import Array
 
@@ -59,7 +59,10 @@ def demo(retrain: bool, seed: int) -> None:
     from rich.console import Console
 
     console = Console()
-    tasks = [_fraud(seed), _digits()]
+    try:
+        tasks = [_fraud(seed), _digits()]
+    except ImportError as error:
+        raise missing_extra(error) from error
     console.rule("1. Train")
     for task in tasks:
         _train(task, retrain, seed, console)
@@ -167,8 +170,6 @@ def _wait_until_ready(process: subprocess.Popen[str]) -> dict[str, int]:
         entry = json.loads(line) if line.startswith("{") else {}
         if entry.get("event") == "listening":
             ports = {key: entry[key] for key in entry if key.endswith("_port")}
-        elif entry.get("level") == "error":
-            raise Unavailable(f"the gateway could not serve the demo: {said}")
         elif entry.get("event") == "started":
             return ports
     raise Unavailable(f"the gateway did not start: {said}")
@@ -183,6 +184,9 @@ def _clients(stack: ExitStack, ports: Mapping[str, int]) -> Infer:
     grpc = tritonclient.grpc.InferenceServerClient(f"127.0.0.1:{ports['grpc_port']}")
     stack.enter_context(closing(http))
     stack.enter_context(closing(grpc))
+    for row in http.get_model_repository_index():
+        if row["name"] in ("fraud", "vit") and row.get("state") == "UNAVAILABLE":
+            raise Unavailable(f"'{row['name']}' is not served: {row.get('reason')}")
     datatypes = {"int64": "INT64", "float32": "FP32"}
 
     def infer(model: str, inputs: Mapping[str, Array], protocol: str) -> Array:

@@ -58,6 +58,13 @@ def exit_code(error: BaseException) -> int:
     return EXIT_FAILURE
 
 
+def missing_extra(error: ImportError) -> Unsupported:
+    """What to say when a library that only exporting needs is not installed."""
+    return Unsupported(
+        f"'{error.name}' is not installed; exporting needs it: pip install 'modelport[torch]'"
+    )
+
+
 class Failure(click.ClickException):
     """Any error as click shows it: one line on stderr, never a traceback."""
 

@@ -26,13 +26,13 @@ from exporters.errors import UsageError
 from gateway.errors import AlreadyExists, InvalidArgument
 from gateway.repository import config, manifest
 from gateway.repository.config import ModelConfig
+from gateway.repository.scan import MAX_VERSION, VERSION_NAME
 
 STAGING_PREFIX = ".modelport-"
 _STAGED_MODEL = "model"
 _STAGED_VERSION = "1"
 
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}")
-MAX_VERSION = 2**63 - 1  # Triton's versions are int64
 
 #: What rename(2) says when the target is there: a folder with something in it, or a file.
 _TAKEN = frozenset({errno.EEXIST, errno.ENOTEMPTY, errno.ENOTDIR})
@@ -64,7 +64,7 @@ def parse_version(text: str) -> int | None:
     """
     if text == "auto":
         return None
-    if re.fullmatch(r"[1-9][0-9]{0,18}", text) and int(text) <= MAX_VERSION:
+    if VERSION_NAME.match(text) and int(text) <= MAX_VERSION:
         return int(text)
     raise UsageError(
         f"--model-version '{text}' is not a version; use 'auto' or a positive number without zeros "
@@ -179,7 +179,7 @@ def _existing_versions(target: Path, wanted: ModelConfig) -> set[int]:
             "max_batch_size or platform; use another --name, or the same --max-batch-size and "
             "--model-kwargs"
         )
-    return {int(p.name) for p in target.iterdir() if re.fullmatch(r"[1-9][0-9]*", p.name)}
+    return {int(p.name) for p in target.iterdir() if VERSION_NAME.match(p.name)}
 
 
 def _contract(there: ModelConfig) -> object:

@@ -240,12 +240,14 @@ def _from_json(document: Any, specs: Mapping[str, dict[str, Any]], file: Path) -
     if isinstance(document.get("inputs"), list) and "inputs" not in specs:
         try:
             return {
-                item["name"]: np.array(item["data"], dtype=object).reshape(item["shape"])
+                item["name"]: np.array(
+                    item["data"], object if item["datatype"] == Datatype.BYTES else None
+                ).reshape(item["shape"])
                 for item in document["inputs"]
             }
         except (KeyError, TypeError) as error:
             raise InvalidArgument(
-                f"'{file}': each of 'inputs' needs 'name', 'shape' and 'data'"
+                f"'{file}': each of 'inputs' needs 'name', 'datatype', 'shape' and 'data'"
             ) from error
     return document
 
@@ -261,7 +263,10 @@ def _typed(name: str, value: Any, spec: dict[str, Any], file: Path) -> Array:
         else:
             array = np.asarray(value)
             wanted = NUMPY_DTYPES[datatype]
-            array = array.astype(wanted, casting="unsafe" if array.dtype == object else "same_kind")
+            fitted = array.astype(wanted, casting="same_kind")
+            if wanted.kind in "iu" and not np.array_equal(fitted, array):
+                raise ValueError("a value does not fit")
+            array = fitted
     except (TypeError, ValueError, OverflowError) as error:
         raise InvalidArgument(f"'{file}': input '{name}' is not {datatype}: {error}") from error
     if array.ndim == len(shape) - 1 and shape[0] == -1:

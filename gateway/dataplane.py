@@ -11,7 +11,8 @@ import structlog
 
 from gateway.classification import classify
 from gateway.errors import Code, Internal, ModelportError, TimedOut, Unavailable
-from gateway.lifecycle import Lifecycle, ServedVersion
+from gateway.lifecycle import Lifecycle
+from gateway.model import ServedVersion
 from gateway.types import Deadline, InferRequest, InferResponse
 
 log = structlog.get_logger("modelport.dataplane")

@@ -7,7 +7,6 @@
     ├── Unsupported          a feature, format or type this build does not have
     ├── Unavailable          not ready, queue full, shutting down: try again
     │   └── TimedOut         the request's deadline passed
-    ├── Cancelled            nobody waits for the answer any more
     └── Internal             our fault; the message is public, the cause is logged
         └── IntegrityError   an artifact is not what its manifest says
 
@@ -40,7 +39,8 @@ class ModelportError(Exception):
     code = Code.INTERNAL
 
     def __init__(self, message: str = "") -> None:
-        # A message may quote the request, and a client may send a name of a megabyte.
+        # A message may quote a file name that is no text, or a name of a megabyte.
+        message = message.encode("utf-8", "backslashreplace").decode()
         super().__init__(message if len(message) <= MAX_MESSAGE else message[:MAX_MESSAGE] + "...")
 
     @property
@@ -73,10 +73,6 @@ class TimedOut(Unavailable):
 
     def __init__(self, message: str = "Request timeout expired") -> None:
         super().__init__(message)
-
-
-class Cancelled(ModelportError):
-    code = Code.CANCELLED
 
 
 class Internal(ModelportError):

@@ -8,100 +8,23 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Coroutine, Hashable, Iterator
-from dataclasses import dataclass, field
-from enum import StrEnum
 from typing import Any
 
 import structlog
 
 from gateway import backends
 from gateway.backends import base
-from gateway.backends.base import Artifact, Backend
+from gateway.backends.base import Artifact
 from gateway.errors import InvalidArgument, ModelportError, NotFound, Unavailable
+from gateway.model import UNLOADED, Model, ServedVersion, State, read_config
 from gateway.policy import Load, Snapshot, VersionPolicy, next_action
 from gateway.repository import config as configuration
 from gateway.repository import manifest, scan
-from gateway.repository.config import ModelConfig
-from gateway.repository.scan import ModelEntry, VersionEntry
+from gateway.repository.scan import VersionEntry
 from gateway.settings import ModelControlMode, Settings, usable_cores
 from gateway.telemetry import Statistics
-from gateway.types import ModelSignature
-from gateway.validation import Validator
 
 log = structlog.get_logger("modelport.lifecycle")
-
-
-#: The reason Triton gives for a version that was unloaded on purpose.
-UNLOADED = "unloaded"
-
-
-class State(StrEnum):
-    """The states of the repository index."""
-
-    LOADING = "LOADING"
-    READY = "READY"
-    UNLOADING = "UNLOADING"
-    UNAVAILABLE = "UNAVAILABLE"
-
-
-class ServedVersion:
-    """A loaded version and its counted handles. Nothing of it changes but the counts."""
-
-    __slots__ = (
-        "_drained", "backend", "config", "in_flight", "labels", "name", "number", "signature",
-        "statistics", "validator",
-    )  # fmt: skip
-
-    def __init__(
-        self, entry: ModelEntry, number: int, backend: Backend, statistics: Statistics
-    ) -> None:
-        self.name = entry.name
-        self.number = number
-        self.backend = backend
-        self.config = backend.config
-        self.signature: ModelSignature = configuration.signature(backend.config)
-        self.validator = Validator(entry.name, self.signature)
-        self.labels = _labels(entry, backend.config)
-        self.statistics = statistics
-        self.in_flight = 0
-        self._drained: asyncio.Event | None = None
-
-    def release(self) -> None:
-        self.in_flight -= 1
-        if self._drained is not None and not self.in_flight:
-            self._drained.set()
-
-    async def drain(self) -> None:
-        """Wait until the last handle is released; nobody can acquire one any more."""
-        if self.in_flight:
-            self._drained = asyncio.Event()
-            await self._drained.wait()
-
-
-@dataclass(slots=True)
-class Model:
-    """One model's state. Changed by the lifecycle alone, under ``lock`` across awaits."""
-
-    entry: ModelEntry
-    config: ModelConfig | None = None
-    override: str | None = None
-    problem: str = ""
-    served: dict[int, ServedVersion] = field(default_factory=dict)
-    serving: dict[int, Hashable] = field(default_factory=dict)
-    failed: dict[int, Hashable] = field(default_factory=dict)
-    states: dict[int, tuple[State, str]] = field(default_factory=dict)
-    #: The version that a request without a version gets: the newest that is READY.
-    default: ServedVersion | None = None
-    lock: asyncio.Lock = field(default_factory=asyncio.Lock)
-
-    @property
-    def broken(self) -> bool:
-        """Asked for, and no version of it could be served."""
-        failed = (s is State.UNAVAILABLE and why != UNLOADED for s, why in self.states.values())
-        return not self.served and (bool(self.problem) or any(failed))
-
-    def select_default(self) -> None:
-        self.default = self.served[max(self.served)] if self.served else None
 
 
 class Lifecycle:
@@ -117,7 +40,9 @@ class Lifecycle:
         self._statistics: dict[tuple[str, int], Statistics] = {}
         self._background: set[asyncio.Task[None]] = set()
         self._loads = asyncio.Semaphore(self._threads)
-        self._missing: list[str] = []
+        # One scan at a time: an older one that ends later would bring back what has changed.
+        self._scanning = asyncio.Lock()
+        self._missing: set[str] = set()
         self.started = False
         #: Readiness is off, requests are still served.
         self.draining = False
@@ -164,7 +89,8 @@ class Lifecycle:
 
     def broken(self) -> list[str]:
         """Models that were asked for and have no version that serves."""
-        return self._missing + [name for name, model in self._models.items() if model.broken]
+        broken = {name for name, model in self._models.items() if model.broken}
+        return sorted(self._missing | broken)
 
     def versions(self, name: str) -> list[int]:
         """READY versions of a model, ascending."""
@@ -199,7 +125,7 @@ class Lifecycle:
         explicit = settings.model_control_mode is ModelControlMode.EXPLICIT
         names = list(self._models)
         if explicit and "*" not in settings.load_models:
-            self._missing = [name for name in settings.load_models if name not in self._models]
+            self._missing = {name for name in settings.load_models if name not in self._models}
             for name in self._missing:
                 log.error("--load-model names no model of the repository", model=name)
             names = [name for name in settings.load_models if name in self._models]
@@ -212,13 +138,14 @@ class Lifecycle:
             await asyncio.sleep(self._settings.repository_poll_seconds)
             try:
                 await self.refresh()
-            except OSError as error:
-                log.error("the model repository cannot be read", error=error.strerror)
+            except Exception:  # whatever it is, the next look may succeed
+                log.exception("the model repository cannot be read")
 
     async def refresh(self) -> None:
         """One poll: load what is new, unload what was taken away, keep what fails to reload."""
         for name in await self._scan():
             await self._unload_all(self._models.pop(name))
+            self._statistics = {k: v for k, v in self._statistics.items() if k[0] != name}
         await asyncio.gather(*(self._reconcile(model) for model in list(self._models.values())))
 
     async def load(self, name: str, override: str | None = None) -> None:
@@ -232,10 +159,15 @@ class Lifecycle:
         self._require_explicit()
         if override is not None:
             configuration.parse_json(override)
+        # A caller that gives up must not leave the model half loaded: the work goes on without it.
+        await asyncio.shield(self._in_background(self._load(name, override)))
+
+    async def _load(self, name: str, override: str | None) -> None:
         gone = await self._scan()
         model = self._models.get(name)
         if model is None or name in gone:
             raise NotFound(f"failed to load '{name}', failed to poll from model repository")
+        self._missing.discard(name)
         model.override = override
         model.failed.clear()
         await self._reconcile(model)
@@ -247,8 +179,6 @@ class Lifecycle:
         if model.problem or failures:
             reasons = "; ".join(filter(None, [model.problem, *failures]))
             raise InvalidArgument(f"load failed for model '{name}': {reasons}")
-        if not model.served:
-            raise InvalidArgument(f"failed to load '{name}', no version is available")
 
     async def unload(self, name: str) -> None:
         """Stop serving a model; requests in flight finish first.
@@ -258,6 +188,7 @@ class Lifecycle:
             NotFound: no such model.
         """
         self._require_explicit()
+        self._missing.discard(name)
         if name not in self._models:
             raise NotFound(f"failed to unload '{name}': the model is not found")
         model = self._models[name]
@@ -267,12 +198,12 @@ class Lifecycle:
         for number, (state, _) in model.states.items():
             if state is State.UNAVAILABLE:
                 model.states[number] = (state, UNLOADED)
-        await asyncio.gather(*unloading)
+        await asyncio.shield(asyncio.gather(*unloading))
 
     async def stop(self) -> None:
         """Unload everything; call when no new request can come."""
         await asyncio.gather(*(self._unload_all(model) for model in self._models.values()))
-        await asyncio.gather(*self._background)
+        await asyncio.gather(*self._background, return_exceptions=True)
 
     def _require_explicit(self) -> None:
         if self._settings.model_control_mode is not ModelControlMode.EXPLICIT:
@@ -285,19 +216,20 @@ class Lifecycle:
 
     async def _scan(self) -> list[str]:
         """Bring every model's entry up to date; returns the names that are gone from disk."""
-        found = await asyncio.to_thread(scan.scan, self._settings.model_repositories)
-        for name, entry in found.items():
-            if name in self._models:
-                self._models[name].entry = entry
-            else:
-                self._models[name] = Model(entry)
-        return [name for name in self._models if name not in found]
+        async with self._scanning:
+            found = await asyncio.to_thread(scan.scan, self._settings.model_repositories)
+            for name, entry in found.items():
+                if name in self._models:
+                    self._models[name].entry = entry
+                else:
+                    self._models[name] = Model(entry)
+            return [name for name in self._models if name not in found]
 
     async def _reconcile(self, model: Model) -> None:
         async with model.lock:
             entry = model.entry
             try:
-                model.config, model.problem = _config(model), ""
+                model.config, model.problem = read_config(model), ""
             except InvalidArgument as error:
                 model.problem = str(error)
                 for number in entry.versions:
@@ -309,8 +241,11 @@ class Lifecycle:
                 number: (entry.config_text, model.override, version.fingerprint, version.problem)
                 for number, version in entry.versions.items()
             }
-            model.states = {
-                n: state for n, state in model.states.items() if n in content or n in model.served
+            model.states = {  # what a mended configuration or a removed version left behind is gone
+                number: state
+                for number, state in model.states.items()
+                if number in model.served
+                or (number in content and (number in model.failed or state[1] == UNLOADED))
             }
             for number in model.serving.keys() & content.keys():
                 if model.serving[number] == content[number]:  # repaired, or never touched
@@ -324,15 +259,19 @@ class Lifecycle:
                     await self._load_version(model, entry.versions[number], content[number])
                 else:
                     self._unload_version(model, action.version)
-            if not entry.versions and not model.served:
-                model.problem = "no version directory found"
+            if not model.served and not model.failed:
+                model.problem = (
+                    "no version is allowed by version_policy"
+                    if entry.versions
+                    else "no version directory found"
+                )
 
     async def _load_version(self, model: Model, entry: VersionEntry, content: Hashable) -> None:
         number, name = entry.number, model.entry.name
         before = model.served.get(number)
         if before is None:
             model.states[number] = (State.LOADING, "")
-        statistics = self._statistics.setdefault((name, number), Statistics())
+        statistics = self._statistics.get((name, number)) or Statistics()
         try:
             async with self._loads:
                 version = await asyncio.to_thread(self._load_blocking, model, entry, statistics)
@@ -349,12 +288,13 @@ class Lifecycle:
             )
             return
         model.failed.pop(number, None)
+        self._statistics[name, number] = statistics
         model.served[number], model.serving[number] = version, content
         model.states[number] = (State.READY, "")
         model.select_default()
         log.info("model version is ready", model=name, version=number)
         if before is not None:
-            self._in_background(_retire(before))
+            self._in_background(before.retire())
 
     def _load_blocking(
         self, model: Model, entry: VersionEntry, statistics: Statistics
@@ -383,7 +323,7 @@ class Lifecycle:
         model.states[number] = unloading = (State.UNLOADING, "")
 
         async def finish() -> None:
-            await _retire(version)
+            await version.retire()
             if model.states.get(number) is unloading:  # not loaded again meanwhile
                 model.states[number] = (State.UNAVAILABLE, UNLOADED)
             log.info("model version is unloaded", model=version.name, version=number)
@@ -398,51 +338,6 @@ class Lifecycle:
         task = asyncio.get_running_loop().create_task(work)
         self._background.add(task)
         task.add_done_callback(self._background.discard)
+        # Its error belongs to whoever awaits it; where nobody does any more, it has been logged.
+        task.add_done_callback(lambda done: done.cancelled() or done.exception())
         return task
-
-
-async def _retire(version: ServedVersion) -> None:
-    await version.drain()
-    await asyncio.to_thread(version.backend.unload)
-
-
-def _config(model: Model) -> ModelConfig:
-    entry = model.entry
-    if entry.problem:
-        raise InvalidArgument(entry.problem)
-    if model.override is not None:
-        config = configuration.parse_json(model.override)
-    else:
-        config = configuration.parse(entry.config_text or "")
-    if not (config.platform or config.backend or config.default_model_filename):
-        _derive_backend(entry, config)
-    return configuration.complete(config, entry.name)
-
-
-def _derive_backend(entry: ModelEntry, config: ModelConfig) -> None:
-    """Without a configuration the default file names the backend, as Triton has it."""
-    files = {name for v in entry.versions.values() for name, *_ in v.fingerprint}
-    for known in configuration.PLATFORMS:
-        if any(f.split("/")[0] == known.default_filename for f in files):
-            config.backend, config.platform = known.backend, known.platform
-            config.default_model_filename = known.default_filename
-            return
-    if entry.versions:
-        expected = ", ".join(known.default_filename for known in configuration.PLATFORMS)
-        raise InvalidArgument(
-            f"must specify 'platform' or 'backend' for '{entry.name}': no version holds one of "
-            f"{expected}"
-        )
-
-
-def _labels(entry: ModelEntry, config: ModelConfig) -> dict[str, tuple[str, ...]]:
-    labels = {}
-    for output in config.output:
-        if output.label_filename:
-            try:
-                labels[output.name] = entry.labels(output.label_filename)
-            except (OSError, ValueError) as error:
-                raise InvalidArgument(
-                    f"label file '{output.label_filename}' of output '{output.name}' cannot be read"
-                ) from error
-    return labels

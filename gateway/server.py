@@ -7,7 +7,6 @@ import contextlib
 import os
 import signal
 import sys
-import time
 from collections.abc import Callable
 
 import structlog
@@ -16,14 +15,21 @@ import uvloop
 from gateway.admin import metrics
 from gateway.dataplane import DataPlane
 from gateway.errors import Unavailable
+from gateway.front.base import Front
 from gateway.front.portable import HttpListener, PortableFront
 from gateway.lifecycle import Lifecycle
 from gateway.protocols.oip_grpc import OipGrpc
 from gateway.protocols.oip_http import OipHttp
 from gateway.settings import ModelControlMode, Settings
 from gateway.telemetry import configure_logging
+from gateway.types import Deadline
 
 log = structlog.get_logger("modelport.server")
+
+#: While draining: how long requests are served on, readiness already off.
+LAME_DUCK_SECONDS = 1.0
+#: What is left of the exit timeout when requests are cut off, for telling them and for closing.
+CLOSING_SECONDS = 0.5
 
 
 class Server:
@@ -34,8 +40,10 @@ class Server:
         self.lifecycle = Lifecycle(settings)
         verbose = settings.log_verbose > 0
         dataplane = DataPlane(self.lifecycle, verbose)
-        http = OipHttp(dataplane, self.lifecycle, settings.http_max_input_bytes, verbose)
-        self._front = PortableFront(http, OipGrpc(dataplane, self.lifecycle).methods(), settings)
+        http = OipHttp(dataplane, self.lifecycle, settings.http_max_input_bytes)
+        self._front: Front = PortableFront(
+            http, OipGrpc(dataplane, self.lifecycle).methods(), settings
+        )
         self._metrics = HttpListener(
             metrics.application(self.lifecycle.statistics),
             settings.metrics_address,
@@ -73,20 +81,20 @@ class Server:
 
     async def stop(self) -> None:
         """Readiness off, listeners closed, requests in flight done, then the backends."""
-        until = time.monotonic() + self._settings.exit_timeout_seconds
+        timeout = self._settings.exit_timeout_seconds
+        deadline = Deadline.after(max(0.0, timeout - CLOSING_SECONDS))
         self.lifecycle.draining = True
         log.info("draining", timeout_seconds=self._settings.exit_timeout_seconds)
         if self._poller is not None:
             self._poller.cancel()
             with contextlib.suppress(asyncio.CancelledError):
                 await self._poller
-        if self._settings.exit_timeout_seconds:
-            await self._front.lame_duck()
+        await self._front.lame_duck(min(LAME_DUCK_SECONDS, timeout / 4))
         self.lifecycle.closing.set()
-        await self._front.drain(max(0.0, until - time.monotonic()))
+        await self._front.drain(deadline)
         with contextlib.suppress(TimeoutError):
-            await asyncio.wait_for(self.lifecycle.stop(), max(0.0, until - time.monotonic()))
-        await self._metrics.drain(0.0)
+            await asyncio.wait_for(self.lifecycle.stop(), deadline.remaining())
+        await self._metrics.drain(deadline)
         log.info("stopped")
 
 

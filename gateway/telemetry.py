@@ -218,9 +218,10 @@ def configure_logging(log_format: LogFormat, verbose: int) -> None:
     shared: list[Any] = [
         structlog.stdlib.add_log_level,
         structlog.processors.TimeStamper(fmt=stamp, utc=log_format is not LogFormat.DEFAULT),
+        structlog.processors.format_exc_info,
     ]
     structlog.configure(
-        processors=[*shared, structlog.processors.format_exc_info, renderer],
+        processors=[*shared, renderer],
         wrapper_class=structlog.make_filtering_bound_logger(
             logging.DEBUG if verbose else logging.INFO
         ),

@@ -85,7 +85,6 @@ class TensorSpec:
     maximum: float | str | None = None
     reshape: tuple[int, ...] | None = None
     optional: bool = False
-    labels: tuple[str, ...] = ()
 
     @property
     def wire_dims(self) -> tuple[int, ...]:

@@ -4,8 +4,12 @@ from __future__ import annotations
 
 from importlib import import_module
 
+import structlog
+
 from gateway.backends.base import Load
 from gateway.errors import Unsupported
+
+log = structlog.get_logger("modelport.backends")
 
 #: backend name → module; imported when the first model that needs it loads.
 MODULES = {"onnxruntime": "gateway.backends.onnxruntime", "fake": "gateway.backends.fake"}
@@ -24,5 +28,9 @@ def find(backend: str) -> Load:
     try:
         load: Load = import_module(MODULES[backend]).load
     except ImportError as error:
-        raise Unsupported(f"backend '{backend}' is not installed here: {error}") from error
+        log.error("a backend cannot be imported", backend=backend, error=str(error))
+        raise Unsupported(
+            f"backend '{backend}' cannot be imported here; install modelport again, the server's "
+            "log has the reason"
+        ) from error
     return load

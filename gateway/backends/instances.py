@@ -11,6 +11,7 @@ import asyncio
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
 
 from gateway.errors import TimedOut, Unavailable
 from gateway.types import Deadline, InferRequest, InferResponse
@@ -20,11 +21,22 @@ Run = Callable[[InferRequest], InferResponse]
 #: Requests waiting per model version when ``max_queue_size`` does not say.
 DEFAULT_MAX_QUEUE_SIZE = 4096
 #: A run below this is made on the event loop itself. Handing it to a thread and waking the loop
-#: again costs about as much, for the request and for the loop (`make bench` measures it).
+#: again costs about as much, for the request and for the loop.
 INLINE_SECONDS = 100e-6
 #: After one run on the event loop that took longer than this, every further one goes to a thread.
 SLOW_INLINE_NS = 5_000_000
 NEVER = -1
+
+
+@dataclass(slots=True)
+class _Job:
+    """What an executor keeps until a thread is free, wanted or not."""
+
+    request: InferRequest | None
+    reply: asyncio.Future[InferResponse]
+    loop: asyncio.AbstractEventLoop
+    deadline: Deadline
+    queued_ns: int
 
 
 class Instances:
@@ -55,34 +67,28 @@ class Instances:
         loop = asyncio.get_running_loop()
         reply: asyncio.Future[InferResponse] = loop.create_future()
         self._pending += 1
-        job = self._executor.submit(
-            self._work, loop, reply, request, deadline, time.perf_counter_ns()
-        )
+        job = _Job(request, reply, loop, deadline, time.perf_counter_ns())
+        begun = self._executor.submit(self._work, job)
         try:
             return await reply
         except asyncio.CancelledError:
-            if job.cancel():  # it had not begun: its place in the queue is free at once
+            if begun.cancel():  # it had not: its place and its tensors are free at once
                 self._pending -= 1
+                job.request = None
             raise
 
-    def _work(
-        self,
-        loop: asyncio.AbstractEventLoop,
-        reply: asyncio.Future[InferResponse],
-        request: InferRequest,
-        deadline: Deadline,
-        queued_ns: int,
-    ) -> None:
+    def _work(self, job: _Job) -> None:
         result: InferResponse | BaseException
-        if reply.done() or deadline.expired:
+        request = job.request
+        if request is None or job.reply.done() or job.deadline.expired:
             result = TimedOut()
         else:
-            request.timing.queue_ns = time.perf_counter_ns() - queued_ns
+            request.timing.queue_ns = time.perf_counter_ns() - job.queued_ns
             try:
                 result = self._run(request)
             except BaseException as error:  # crosses to the caller, whatever it is
                 result = error
-        loop.call_soon_threadsafe(self._finish, reply, result)
+        job.loop.call_soon_threadsafe(self._finish, job.reply, result)
 
     def _finish(
         self, reply: asyncio.Future[InferResponse], result: InferResponse | BaseException

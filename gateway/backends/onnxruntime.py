@@ -34,10 +34,14 @@ from gateway.types import (
 
 #: Largest batch first, so that the arena grows once; past this many seconds warming stops.
 WARMUP_BUDGET_SECONDS = 10.0
+#: A batch whose inputs are larger is left to the client that really sends one.
+WARMUP_MAX_BYTES = 256 * 1024 * 1024
+MAX_WARM_BATCHES = 64
 #: A dynamic dimension without an upper bound is warmed, and may run inline, up to this size.
 WARMUP_UNBOUNDED_SIZE = 1
 #: "[ONNXRuntimeError] : 7 : INVALID_PROTOBUF : " in front of what the runtime says.
 _PREFIX = re.compile(r"^\[\w+\] : \d+ : \w+ : ")
+_QUOTED_FOLDERS = re.compile(r'"[^"]*/([^"/]*)"')
 _FOLDERS = re.compile(r"(?<![\w.])/(?:[^\s\"':]*/)*")
 _FLOATS = (Datatype.FP16, Datatype.FP32, Datatype.FP64)
 _BFLOAT16_ELEMENT_TYPE = 16  # onnx.TensorProto.BFLOAT16
@@ -74,7 +78,13 @@ def load(artifact: Artifact) -> OnnxRuntimeBackend:
         [_tensor(meta) for meta in session.get_outputs()],
     )
     backend = OnnxRuntimeBackend(artifact, session, config)
-    backend.warm()
+    ranks = backend.warm()
+    if not artifact.config.output:
+        known = autocomplete.with_ranks(config, ranks)
+        if known != config:
+            backend.unload()
+            backend = OnnxRuntimeBackend(artifact, session, known)
+            backend.warm()
     return backend
 
 
@@ -91,7 +101,8 @@ def _session(artifact: Artifact) -> ort.InferenceSession:
     try:
         return ort.InferenceSession(file, options, providers=["CPUExecutionProvider"])
     except Exception as error:  # the runtime raises a class of its own for each status
-        raise InvalidArgument(f"'{file.name}' does not load: {_public(error)}") from error
+        reason = Exception(str(error).replace(f"{artifact.path.parent.parent}/", ""))
+        raise InvalidArgument(f"'{file.name}' does not load: {_public(reason)}") from error
 
 
 def _tensor(meta: Any) -> ArtifactTensor:
@@ -129,7 +140,6 @@ class OnnxRuntimeBackend:
 
     def unload(self) -> None:
         self._infer.close()
-        del self._session
 
     def _run(self, request: InferRequest) -> InferResponse:
         feed = {tensor.name: tensor.data for tensor in request.inputs}
@@ -173,28 +183,38 @@ class OnnxRuntimeBackend:
             outputs.append(Tensor(name, datatype, array))
         return InferResponse(self._name, self._version, outputs)
 
-    def warm(self) -> None:
+    def warm(self) -> dict[str, int]:
         """Run every batch size worth its time before the first client does.
 
         A model may refuse made-up values for reasons of its own; it is then served cold.
+
+        Returns:
+            The rank that each output really has; empty where nothing could be run.
         """
         deadline = time.monotonic() + WARMUP_BUDGET_SECONDS
         run = self._infer._run
-        seconds, elements = math.inf, 0
+        ranks: dict[str, int] = {}
         for batch in _batch_sizes(self._signature.max_batch_size):
+            if batch * _sample_bytes(self._signature) > WARMUP_MAX_BYTES:
+                continue
             request = InferRequest(self._name, list(_samples(self._signature, batch)))
             try:
-                run(request)
-                if not elements:  # the largest batch: what the slowest inline run would cost
-                    elements = sum(tensor.data.size for tensor in request.inputs)
-                    seconds = min(_seconds(run, request) for _ in range(3))
+                seconds = _seconds(run, request)
+                if not ranks:  # the largest batch: what the slowest inline run would cost
+                    ranks = {t.name: t.data.ndim for t in run(request).outputs}
+                    if seconds < 100 * INLINE_SECONDS:
+                        self._allow_inline(request, min(_seconds(run, request) for _ in range(3)))
             except Internal:
-                return
+                return ranks
             if time.monotonic() > deadline:
                 break
+        return ranks
+
+    def _allow_inline(self, request: InferRequest, seconds: float) -> None:
         # Integers may be loop counts or shapes: then the time is not told by the size.
-        if seconds < INLINE_SECONDS and all(s.datatype in _FLOATS for s in self._signature.inputs):
-            self._infer.allow_inline(elements)
+        floats = all(spec.datatype in _FLOATS for spec in self._signature.inputs)
+        if floats and seconds < INLINE_SECONDS:
+            self._infer.allow_inline(sum(tensor.data.size for tensor in request.inputs))
 
 
 def _seconds(run: Any, request: InferRequest) -> float:
@@ -208,7 +228,7 @@ def _batch_sizes(maximum: int) -> Iterator[int]:
     maximum = max(1, maximum)
     halves = [maximum >> shift for shift in range(maximum.bit_length())]
     yield from halves
-    yield from (batch for batch in range(1, maximum) if batch not in halves)
+    yield from (batch for batch in range(1, min(maximum, MAX_WARM_BATCHES)) if batch not in halves)
 
 
 def _samples(signature: ModelSignature, batch: int) -> Iterator[Tensor]:
@@ -226,6 +246,14 @@ def _samples(signature: ModelSignature, batch: int) -> Iterator[Tensor]:
                 value = _size(signature.axes[spec.maximum])
             data = np.full(shape, value, dtype=NUMPY_DTYPES[spec.datatype])
         yield Tensor(spec.name, spec.datatype, data)
+
+
+def _sample_bytes(signature: ModelSignature) -> int:
+    """Of one batch element's inputs."""
+    return sum(
+        math.prod(_model_dims(spec, signature.axes)) * NUMPY_DTYPES[spec.datatype].itemsize
+        for spec in signature.inputs
+    )
 
 
 def _model_dims(spec: TensorSpec, axes: Any) -> tuple[int, ...]:
@@ -272,4 +300,4 @@ def _bits(value: Any) -> Array:
 def _public(error: Exception) -> str:
     """The first line of the runtime's message, without class names and folders."""
     lines = str(error).strip().splitlines() or ["no reason given"]
-    return _FOLDERS.sub("", _PREFIX.sub("", lines[0]))
+    return _FOLDERS.sub("", _QUOTED_FOLDERS.sub(r'"\1"', _PREFIX.sub("", lines[0])))

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Protocol
 
+from gateway.types import Deadline
+
 
 class Front(Protocol):
     #: The ports really bound; they differ from the settings' where those say 0.
@@ -17,8 +19,8 @@ class Front(Protocol):
             Unavailable: an address cannot be bound; the message names the flag to change.
         """
 
-    async def lame_duck(self) -> None:
-        """Serve on for a moment while clients are told, and learn, to go elsewhere."""
+    async def lame_duck(self, seconds: float) -> None:
+        """Serve on for ``seconds`` while clients are told, and learn, to go elsewhere."""
 
-    async def drain(self, timeout_seconds: float) -> None:
-        """Take no new request, let those in flight finish for at most ``timeout_seconds``."""
+    async def drain(self, deadline: Deadline) -> None:
+        """Take no new request; those in flight finish, or are refused at the deadline."""

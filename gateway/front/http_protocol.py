@@ -1,6 +1,7 @@
 """uvicorn's HTTP/1.1 protocol with what a front owes: a bounded head, and no surprises.
 
-- A request's head is limited in size and in time, so that slow or endless headers hold nothing.
+- A request's head is limited in size and in time, and a body may not stand still, so that slow or
+  endless senders hold nothing.
 - An offer to upgrade is ignored, as RFC 9110 (7.8) allows. httptools would otherwise drop the body
   of the request that makes the offer, and ``curl --http2`` makes it with every request.
 - What is no HTTP is refused in this API's form.
@@ -16,6 +17,8 @@ from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 MAX_HEAD_BYTES = 64 * 1024
 HEAD_SECONDS = 10.0
+#: A body may take long, but not stand still for longer than this.
+BODY_IDLE_SECONDS = 30.0
 LINGER_SECONDS = 1.0
 _UPGRADE = re.compile(rb"\r\nupgrade:", re.IGNORECASE)
 
@@ -32,7 +35,7 @@ class BoundedProtocol(HttpToolsProtocol):
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
-        self._start_timer()
+        self._start_timer(HEAD_SECONDS)
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._stop_timer()
@@ -42,16 +45,20 @@ class BoundedProtocol(HttpToolsProtocol):
         if self._refused:
             return
         holds_head = not self._in_body
-        if holds_head and b"pgrade:" in data:
+        if holds_head:
             head, end, body = data.partition(b"\r\n\r\n")
-            data = _UPGRADE.sub(b"\r\nx-upgrade:", head) + end + body
+            if _UPGRADE.search(head):
+                data = _UPGRADE.sub(b"\r\nx-upgrade:", head) + end + body
         super().data_received(data)
         if self._in_head and not self._refused:
             self._head_bytes += len(data) if holds_head else 0
             if self._head_bytes > MAX_HEAD_BYTES:
                 self._refuse("431 Request Header Fields Too Large")
             elif self._timer is None:
-                self._start_timer()
+                self._start_timer(HEAD_SECONDS)
+        elif self._in_body:
+            self._stop_timer()
+            self._start_timer(BODY_IDLE_SECONDS)
 
     def on_message_begin(self) -> None:
         self._in_head, self._head_bytes = True, 0
@@ -64,13 +71,14 @@ class BoundedProtocol(HttpToolsProtocol):
 
     def on_message_complete(self) -> None:
         self._in_body = False
+        self._stop_timer()
         super().on_message_complete()
 
     def send_400_response(self, msg: str) -> None:
         self._refuse("400 Bad Request", msg)
 
-    def _start_timer(self) -> None:
-        self._timer = self.loop.call_later(HEAD_SECONDS, self._refuse, "408 Request Timeout")
+    def _start_timer(self, seconds: float) -> None:
+        self._timer = self.loop.call_later(seconds, self._refuse, "408 Request Timeout")
 
     def _stop_timer(self) -> None:
         if self._timer is not None:

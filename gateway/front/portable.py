@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import math
 import socket
-import time
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Collection, Iterator
 from typing import Any
 
 import grpc
@@ -24,9 +22,7 @@ from gateway.types import NO_DEADLINE, Deadline
 
 log = structlog.get_logger("modelport.front")
 
-#: While draining: how long requests are served on, readiness already off.
-LAME_DUCK_SECONDS = 1.0
-#: ... and then how long requests that are on their way are still given an answer, a refusal.
+#: While draining: how long requests that are on their way are still given an answer, a refusal.
 QUIET_SECONDS = 0.3
 #: A timeout this close to the call's deadline is that deadline.
 CLOCK_SECONDS = 0.05
@@ -85,14 +81,12 @@ class HttpListener:
     async def _handle(self, scope: Scope, receive: Receive, send: Send) -> None:
         await self._app(scope, receive, _closing(send) if self._draining else send)
 
-    async def lame_duck(self) -> None:
+    async def lame_duck(self, seconds: float) -> None:
         """Serve on for a moment, telling every client to leave its connection."""
         self._draining = True
-        until = time.monotonic() + LAME_DUCK_SECONDS
-        while self._connections and time.monotonic() < until:
-            await asyncio.sleep(0.01)
+        await self._until_no(self._server.server_state.connections, Deadline.after(seconds))
 
-    async def drain(self, timeout_seconds: float) -> None:
+    async def drain(self, deadline: Deadline) -> None:
         """Stop listening without resetting a client that has just connected, then wait.
 
         Closing a socket resets the connections in its backlog. So a duplicate keeps it alive until
@@ -108,17 +102,18 @@ class HttpListener:
             await loop.connect_accepted_socket(
                 lambda: BoundedProtocol(config, self._server.server_state, {}), connection
             )
-        until = time.monotonic() + min(QUIET_SECONDS, timeout_seconds)
-        while self._connections and time.monotonic() < until:
-            await asyncio.sleep(0.01)
-        config.timeout_graceful_shutdown = math.ceil(timeout_seconds)
+        state = self._server.server_state
+        await self._until_no(state.connections, deadline.earliest(QUIET_SECONDS))
+        await self._until_no(state.tasks, deadline)
+        for task in list(state.tasks):
+            task.cancel()  # the application answers 503
         self._server.should_exit = True
         if self._task is not None:
             await self._task
 
-    @property
-    def _connections(self) -> set[Any]:
-        return self._server.server_state.connections
+    async def _until_no(self, remaining: Collection[Any], deadline: Deadline) -> None:
+        while remaining and not deadline.expired:
+            await asyncio.sleep(0.01)
 
 
 def _accept_all(listener: socket.socket) -> Iterator[socket.socket]:
@@ -167,20 +162,20 @@ class PortableFront:
         try:
             self.grpc_port = self._grpc.add_insecure_port(f"{host}:{port}")
         except RuntimeError as error:
-            raise _taken(address, port, "--grpc-port") from error
+            raise _taken(address, port, "--grpc-port", "it cannot be bound") from error
         await self._grpc.start()
         await self._http.start()
 
-    async def lame_duck(self) -> None:
-        await asyncio.gather(self._http.lame_duck(), asyncio.sleep(LAME_DUCK_SECONDS))
+    async def lame_duck(self, seconds: float) -> None:
+        await asyncio.gather(self._http.lame_duck(seconds), asyncio.sleep(seconds))
 
-    async def drain(self, timeout_seconds: float) -> None:
-        await asyncio.gather(self._http.drain(timeout_seconds), self._stop_grpc(timeout_seconds))
+    async def drain(self, deadline: Deadline) -> None:
+        await asyncio.gather(self._http.drain(deadline), self._stop_grpc(deadline))
 
-    async def _stop_grpc(self, timeout_seconds: float) -> None:
+    async def _stop_grpc(self, deadline: Deadline) -> None:
         # gRPC cancels calls that arrive once it stops; until then they are refused in good order.
-        await asyncio.sleep(min(QUIET_SECONDS, timeout_seconds))
-        await self._grpc.stop(timeout_seconds)
+        await asyncio.sleep(deadline.earliest(QUIET_SECONDS).remaining() or 0.0)
+        await self._grpc.stop(deadline.remaining())
 
 
 def _bind(address: str, port: int, flag: str) -> socket.socket:
@@ -197,7 +192,7 @@ def _bind(address: str, port: int, flag: str) -> socket.socket:
     return listener
 
 
-def _taken(address: str, port: int, flag: str, reason: str = "address in use") -> Unavailable:
+def _taken(address: str, port: int, flag: str, reason: str) -> Unavailable:
     return Unavailable(
         f"cannot listen on {address}:{port}: {reason.lower()}; choose another with {flag} or "
         f"{flag.replace('port', 'address')}"

@@ -8,6 +8,7 @@ from gateway import __version__
 from gateway.errors import InvalidArgument, NotFound, Unsupported
 from gateway.lifecycle import Lifecycle
 from gateway.repository import config as configuration
+from gateway.repository.scan import MAX_VERSION
 from gateway.types import TensorSpec
 
 SERVER_NAME = "modelport"
@@ -20,7 +21,6 @@ EXTENSIONS = (
     "parameters",
     "statistics",
 )
-MAX_VERSION = 2**63 - 1
 
 
 def parse_version(text: str) -> int:

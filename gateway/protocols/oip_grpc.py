@@ -46,7 +46,6 @@ STREAM_WINDOW = 64
 #: How soon a health watcher learns of a change.
 WATCH_SECONDS = 0.5
 EMPTY_FINAL_RESPONSE = "triton_enable_empty_final_response"
-_MICROSECONDS = 1_000_000
 
 #: The field of ``InferTensorContents`` that carries a datatype; FP16 and BF16 are raw only.
 _CONTENTS = {
@@ -121,9 +120,7 @@ class OipGrpc:
 
     async def _model_infer(self, message: Any, deadline: Deadline) -> Any:
         request = decode(message)
-        timeout = request.parameters.get("timeout")
-        if timeout:
-            deadline = deadline.earliest(int(timeout) / _MICROSECONDS)
+        deadline = oip_parameters.deadline(request, deadline)
         return encode(await self._dataplane.infer(request, deadline))
 
     async def _stream(self, messages: AsyncIterator[Any], deadline: Deadline) -> AsyncIterator[Any]:
@@ -219,7 +216,6 @@ class OipGrpc:
             await asyncio.sleep(WATCH_SECONDS)
 
     def _health(self, service: str) -> Any:
-        """Of the server, or of the model that ``service`` names."""
         serving = health_pb2.HealthCheckResponse.SERVING
         if service in ("", SERVICE, HEALTH_SERVICE):
             return serving if self._lifecycle.ready else health_pb2.HealthCheckResponse.NOT_SERVING
@@ -271,7 +267,7 @@ def decode(message: Any) -> InferRequest:
         datatype = raw.parse_datatype(name, item.datatype)
         shape = raw.parse_shape(name, item.shape)
         if item.parameters:
-            _refuse_shared_memory(item.parameters)
+            oip_parameters.refuse_shared_memory(item.parameters)
         if blobs:
             if item.HasField("contents"):
                 raise InvalidArgument(
@@ -324,15 +320,10 @@ def _parameter(key: str, parameter: Any) -> Parameter:
     return value
 
 
-def _refuse_shared_memory(parameters: Any) -> None:
-    if "shared_memory_region" in parameters:
-        raise Unsupported("shared memory is not supported; send the tensor in the request")
-
-
 def _outputs(outputs: Any, request: InferRequest) -> None:
     classification = {}
     for output in outputs:
-        _refuse_shared_memory(output.parameters)
+        oip_parameters.refuse_shared_memory(output.parameters)
         if "classification" in output.parameters:
             count = _parameter("classification", output.parameters["classification"])
             classification[output.name] = int(count)

@@ -5,6 +5,7 @@ FastAPI carries the rest and documents all of it; ``GET /docs`` is the page.
 
 from __future__ import annotations
 
+import asyncio
 import re
 from collections.abc import Callable
 from typing import Annotated, Any
@@ -17,11 +18,11 @@ from starlette.exceptions import HTTPException
 
 from gateway import __version__
 from gateway.dataplane import DataPlane
-from gateway.errors import Code, InvalidArgument, ModelportError
+from gateway.errors import Code, InvalidArgument, ModelportError, Unavailable
 from gateway.lifecycle import Lifecycle
-from gateway.protocols import documents, http_body, json_text, oip_json, oip_schema
+from gateway.protocols import documents, http_body, json_text, oip_json, oip_parameters, oip_schema
 from gateway.protocols.asgi import Receive, Scope, Send
-from gateway.types import NO_DEADLINE, Deadline, InferRequest
+from gateway.types import NO_DEADLINE, InferRequest
 
 Headers = list[tuple[bytes, bytes]]
 
@@ -43,19 +44,15 @@ Selected = tuple[str, int]
 _PREFIX, _SUFFIX, _VERSIONS = "/v2/models/", "/infer", "/versions/"
 _JSON: Headers = [(b"content-type", b"application/json")]
 _UNSAFE = re.compile(rb"[/\\\x00-\x1f\x7f]")
-_MICROSECONDS = 1_000_000
 
 
 class OipHttp:
     """The ASGI application of the HTTP port."""
 
-    def __init__(
-        self, dataplane: DataPlane, lifecycle: Lifecycle, max_input_bytes: int, verbose: bool
-    ) -> None:
+    def __init__(self, dataplane: DataPlane, lifecycle: Lifecycle, max_input_bytes: int) -> None:
         self._dataplane = dataplane
         self._lifecycle = lifecycle
         self._max_input_bytes = max_input_bytes
-        self._verbose = verbose
         self._framework = self._build()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -85,14 +82,18 @@ class OipHttp:
             if encoding:
                 body = http_body.decompress(body, encoding, self._max_input_bytes)
             request, form = self._decode(body, headers, name, documents.parse_version(version))
-            if self._verbose:
-                request.trace = headers.get(b"x-request-id", b"")[:128].decode("latin-1")
-            response = await self._dataplane.infer(request, _deadline(request))
+            trace = headers.get(b"x-request-id")
+            if trace:
+                request.trace = trace[:128].decode("latin-1")
+            deadline = oip_parameters.deadline(request, NO_DEADLINE)
+            response = await self._dataplane.infer(request, deadline)
             json, blobs = oip_json.encode(response, form)
         except ModelportError as error:
             await _fail(send, error)
         except http_body.Disconnected:
             pass
+        except asyncio.CancelledError:  # the front does it at the end of the exit timeout
+            await _fail(send, Unavailable("the server is shutting down"))
         except Exception:
             log.exception("request failed")
             await _reply(send, 500, _error("internal error"), _JSON)
@@ -308,11 +309,6 @@ def _header_length(stated: bytes, size: int) -> int:
             f"{stated[:64].decode('latin-1')}"
         )
     return length
-
-
-def _deadline(request: InferRequest) -> Deadline:
-    timeout = request.parameters.get("timeout")
-    return Deadline.after(int(timeout) / _MICROSECONDS) if timeout else NO_DEADLINE
 
 
 def _error(text: str) -> bytes:

@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from gateway.errors import InvalidArgument, Unsupported
+from gateway.errors import InvalidArgument
 from gateway.protocols import json_text, oip_parameters, raw
 from gateway.protocols.raw import Buffer
 from gateway.types import (
@@ -133,7 +133,7 @@ def _input(item: Any, body: memoryview, offset: int) -> tuple[Tensor, int]:
     size = None
     if "parameters" in item:
         parameters = _parameters(item)
-        _refuse_shared_memory(parameters)
+        oip_parameters.refuse_shared_memory(parameters)
         size = parameters.get("binary_data_size")
     if (data is _UNSET) == (size is None):
         raise InvalidArgument(
@@ -149,11 +149,6 @@ def _input(item: Any, body: memoryview, offset: int) -> tuple[Tensor, int]:
         )
     part = body[offset : offset + size]
     return Tensor(name, datatype, raw.decode(name, datatype, shape, part)), offset + size
-
-
-def _refuse_shared_memory(parameters: Mapping[str, Parameter]) -> None:
-    if "shared_memory_region" in parameters:
-        raise Unsupported("shared memory is not supported; send the tensor in the request")
 
 
 def _array(name: str, datatype: Datatype, shape: tuple[int, ...], data: Any) -> Array:
@@ -199,7 +194,7 @@ def _outputs(outputs: Any, request: InferRequest, form: ReplyForm) -> None:
         if type(name) is not str:
             raise InvalidArgument("Unable to parse 'outputs': each needs a 'name'")
         parameters = _parameters(item)
-        _refuse_shared_memory(parameters)
+        oip_parameters.refuse_shared_memory(parameters)
         if "classification" in parameters:
             classification[name] = int(parameters["classification"])
         # Named, an output is JSON unless it says otherwise, whatever the request's default says.

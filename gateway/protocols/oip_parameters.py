@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Container, Mapping
 from typing import Any
 
-from gateway.errors import InvalidArgument
+from gateway.errors import InvalidArgument, Unsupported
+from gateway.types import Deadline, InferRequest
 
 
 def _unsigned(value: Any) -> bool:
@@ -57,3 +58,19 @@ def check(key: str, value: Any) -> None:
         raise InvalidArgument(
             f"parameter '{key}' has an invalid type; it must be a boolean, number or string"
         )
+
+
+def refuse_shared_memory(parameters: Container[str]) -> None:
+    """Raise if a tensor is to travel through shared memory.
+
+    Raises:
+        Unsupported: the extension is not there, and ``/v2`` does not name it.
+    """
+    if "shared_memory_region" in parameters:
+        raise Unsupported("shared memory is not supported; send the tensor in the request")
+
+
+def deadline(request: InferRequest, limit: Deadline) -> Deadline:
+    """The earlier of ``limit`` and the request's ``timeout``, which is in microseconds; 0: none."""
+    timeout = request.parameters.get("timeout")
+    return limit.earliest(int(timeout) / 1_000_000) if timeout else limit

@@ -5,7 +5,7 @@ Whatever the configuration leaves out is taken from the artifact; where both spe
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -59,6 +59,24 @@ def complete(
     return completed
 
 
+def with_ranks(config: ModelConfig, ranks: Mapping[str, int]) -> ModelConfig:
+    """``config`` with open dims for outputs whose real rank is not the one declared.
+
+    A runtime may report an output of unknown rank as a scalar; running the model tells.
+    """
+    known = pb.ModelConfig()
+    known.CopyFrom(config)
+    batch = int(config.max_batch_size > 0)
+    for output in known.output:
+        dims = output.reshape.shape if output.HasField("reshape") else output.dims
+        rank = ranks.get(output.name, len(dims) + batch)
+        if rank != len(dims) + batch and rank > batch:
+            output.ClearField("reshape")
+            del output.dims[:]
+            output.dims.extend([-1] * (rank - batch))
+    return known
+
+
 def _declare(declaration: Any, tensor: ArtifactTensor, batched: bool) -> None:
     declaration.name = tensor.name
     declaration.data_type = configuration.data_type(tensor.datatype)
@@ -91,6 +109,8 @@ def _check(
             )
         dims = declaration.reshape.shape if declaration.HasField("reshape") else declaration.dims
         shape = [*batch, *dims]
+        if kind == "output" and not tensor.shape:
+            continue  # a scalar, or of unknown rank: the runtime reports both alike
         if batch and tensor.shape and tensor.shape[0] != -1:
             raise InvalidArgument(
                 f"max_batch_size is {config.max_batch_size}, but the model's {where} has a fixed "

@@ -27,7 +27,6 @@ from gateway.types import Axis, Datatype, ModelSignature, TensorSpec
 ModelConfig = Any  # pb.ModelConfig; tritonclient ships no type information
 
 FILENAME = "config.pbtxt"
-LABELS_SEPARATOR = "\n"
 
 
 @dataclass(frozen=True, slots=True)
@@ -138,6 +137,9 @@ def complete(config: ModelConfig, name: str) -> ModelConfig:
             "equal model name"
         )
     completed.name = name
+    for scheduler in ("sequence_batching", "ensemble_scheduling"):
+        if completed.HasField(scheduler):
+            raise InvalidArgument(f"'{scheduler}' of '{name}' is not supported")
     if completed.max_batch_size < 0:
         raise InvalidArgument(f"'max_batch_size' must be non-negative value for '{name}'")
     if not completed.HasField("version_policy"):
@@ -241,6 +243,12 @@ def _number(text: str, key: str) -> float:
         raise InvalidArgument(f"parameter '{key}': '{text}' is not a number") from None
 
 
+def _size(text: str, key: str) -> int | None:
+    if text and not text.isdecimal():
+        raise InvalidArgument(f"parameter '{key}': '{text}' is not a size")
+    return int(text) if text else None
+
+
 def _parse_span(config: ModelConfig, key: str) -> tuple[str, str]:
     low, separator, high = (_parameter(config, key) or "..").partition("..")
     if not separator:
@@ -259,13 +267,14 @@ def signature(config: ModelConfig) -> ModelSignature:
         if key.startswith("axis."):
             low, high = _parse_span(config, key)
             name = key.removeprefix("axis.")
-            axes[name] = Axis(
-                name,
-                int(_number(low, key)) if low else 0,
-                int(_number(high, key)) if high else None,
-            )
+            axes[name] = Axis(name, _size(low, key) or 0, _size(high, key))
     inputs = tuple(_spec(config, tensor, "input", axes) for tensor in config.input)
     outputs = tuple(_spec(config, tensor, "output", axes) for tensor in config.output)
+    declared = {spec.name for spec in (*inputs, *outputs)}
+    for key in config.parameters:
+        kind, _, name = key.partition(".")
+        if kind in ("axes", "range") and name not in declared:
+            raise InvalidArgument(f"parameter '{key}': there is no input or output '{name}'")
     for kind, specs in (("input", inputs), ("output", outputs)):
         names = [spec.name for spec in specs]
         for name in {n for n in names if names.count(n) > 1}:

@@ -20,7 +20,8 @@ from gateway.repository import config as configuration
 #: Names are looked up in a scan's result, never joined to a path; these are the ones it may hold.
 MODEL_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]{0,127}\Z")
 #: Canonical positive integers; ``01``, ``v2`` and ``.tmp`` are no versions.
-VERSION_NAME = re.compile(r"[1-9][0-9]{0,17}\Z")
+VERSION_NAME = re.compile(r"[1-9][0-9]{0,18}\Z")
+MAX_VERSION = 2**63 - 1  # Triton's versions are int64
 MAX_CONFIG_BYTES = 1024 * 1024
 #: Files that run code when they are read; a version that holds one is not served.
 REFUSED_SUFFIXES = frozenset({".pkl", ".pickle", ".h5", ".hdf5", ".joblib"})
@@ -90,7 +91,9 @@ def _scan_model(root: Path, path: Path) -> ModelEntry:
                 name, path, problem=f"'{name}' is a symbolic link out of the repository"
             )
         versions = {
-            int(folder.name): _scan_version(root, folder) for folder in _folders(path, VERSION_NAME)
+            int(folder.name): _scan_version(root, folder)
+            for folder in _folders(path, VERSION_NAME)
+            if int(folder.name) <= MAX_VERSION
         }
         return ModelEntry(name, path, _read_config(root, path), versions)
     except (OSError, ValueError) as error:
