@@ -29,7 +29,7 @@ log = structlog.get_logger("modelport.server")
 #: While draining: how long requests are served on, readiness already off.
 LAME_DUCK_SECONDS = 1.0
 #: What is left of the exit timeout when requests are cut off, for telling them and for closing.
-CLOSING_SECONDS = 0.5
+CLOSING_SECONDS = 0.1
 
 
 class Server:

@@ -2,16 +2,24 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import re
 import subprocess
 import sys
+from collections.abc import Iterator
+from contextlib import closing
 from pathlib import Path
 
+import numpy as np
 import pytest
+import torch
 
+from exporters import checkpoint, spec
+from exporters.zoo import digits, train
 from gateway.repository import manifest
-from tests.server import serving
+from tests.conformance.clients import CALLERS, Ask
+from tests.server import Gateway, serving
 
 MODELPORT = (sys.executable, "-m", "gateway.cli")
 
@@ -52,6 +60,56 @@ def test_the_demo_publishes_versions_that_verify_and_carry_certificates(
 
 def test_the_three_protocols_agree_to_the_bit(demo: tuple[Path, str]) -> None:
     assert demo[1].count("the three protocols are bit-identical") == 2
+
+
+@pytest.fixture(scope="module")
+def gateway(demo: tuple[Path, str]) -> Iterator[Gateway]:
+    with serving(demo[0] / "model_repository", "--require-manifest") as running:
+        yield running
+
+
+def eager(folder: Path, name: str, *inputs: np.ndarray) -> np.ndarray:
+    """What the checkpoint itself computes, in PyTorch."""
+    source = checkpoint.read(folder / "checkpoints" / f"{name}.pt")
+    module, _, _ = spec.build(name, source.shapes, source.model_kwargs)
+    checkpoint.load_into(module, source)
+    with torch.no_grad():
+        answer: np.ndarray = module.eval()(*map(torch.from_numpy, inputs)).numpy()
+    return answer
+
+
+@pytest.mark.parametrize("way", sorted(CALLERS))
+def test_every_client_gets_the_checkpoints_answers(
+    way: str, demo: tuple[Path, str], gateway: Gateway
+) -> None:
+    transactions = train.held_out_transactions(8)
+    images = digits.load()[1].images[:8]
+    with asyncio.Runner() as runner, closing(CALLERS[way](gateway, runner)) as caller:
+        lengths = transactions.seq_lens[:, np.newaxis]
+        fraud = caller.infer(Ask("fraud", [("tokens", transactions.tokens), ("seq_lens", lengths)]))
+        vit = caller.infer(Ask("vit", [("image", images)]))
+    expected = eager(demo[0], "fraud", transactions.tokens, transactions.seq_lens)
+    np.testing.assert_allclose(fraud.arrays["probability"][:, 0], expected, atol=5e-6, rtol=1e-5)
+    expected = eager(demo[0], "vit", images)
+    np.testing.assert_allclose(vit.arrays["logits"], expected, atol=5e-5, rtol=5e-5)
+
+
+@pytest.mark.parametrize(
+    ("tokens", "length", "text"),
+    [
+        ([1, 2, -1], 3, "input 'tokens' for model 'fraud' must lie in [0, 511], got -1"),
+        ([1, 2, 512], 3, "input 'tokens' for model 'fraud' must lie in [0, 511], got 512"),
+        ([1, 2, 3], 4, "input 'seq_lens' for model 'fraud' must lie in [1, 3], got 4"),
+        ([1, 2, 3], 0, "input 'seq_lens' for model 'fraud' must lie in [1, 3], got 0"),
+        ([1] * 65, 3, "'sequence' must be >= 1 and <= 64"),
+    ],
+)
+def test_what_the_signature_forbids_never_reaches_the_runtime(
+    tokens: list[int], length: int, text: str, gateway: Gateway
+) -> None:
+    inputs = [("tokens", np.array([tokens])), ("seq_lens", np.array([[length]]))]
+    with asyncio.Runner() as runner, closing(CALLERS["http"](gateway, runner)) as caller:
+        assert text in caller.refusal(Ask("fraud", inputs)).message()
 
 
 def test_a_second_run_keeps_what_is_there(demo: tuple[Path, str]) -> None:

@@ -172,6 +172,17 @@ class OipHttp:
         versioned = model + "/versions/{version}"
         self._add_model_routes(app, versioned, " of a version", _select_version)
         self._add_repository_routes(app)
+        describe = app.openapi
+
+        def openapi() -> dict[str, Any]:
+            """FastAPI's description without its own 422, which this API never answers."""
+            schema = describe()
+            for operations in schema["paths"].values():
+                for operation in operations.values():
+                    operation["responses"].pop("422", None)
+            return schema
+
+        app.openapi = openapi  # type: ignore[method-assign]
         return app
 
     def _add_model_routes(
@@ -188,12 +199,18 @@ class OipHttp:
             tags=["metadata"],
             name=f"model metadata{suffix}",
             response_model=oip_schema.ModelMetadata,
+            responses=failures,
         )
         async def model_metadata(selected: Selected = Depends(select)) -> Response:
             """Versions that are READY, inputs and outputs."""
             return _document(documents.model_metadata(lifecycle, *selected))
 
-        @app.get(f"{path}/ready", tags=["health"], name=f"model ready{suffix}", responses=failures)
+        @app.get(
+            f"{path}/ready",
+            tags=["health"],
+            name=f"model ready{suffix}",
+            responses={400: {"model": oip_schema.Error}},
+        )
         async def model_ready(selected: Selected = Depends(select)) -> Response:
             """200 when the model (version) is READY, else 400."""
             try:
@@ -202,12 +219,19 @@ class OipHttp:
                 return _document({"error": str(error)}, 400)
             return Response()
 
-        @app.get(f"{path}/config", tags=["metadata"], name=f"model config{suffix}")
+        @app.get(
+            f"{path}/config", tags=["metadata"], name=f"model config{suffix}", responses=failures
+        )
         async def model_config(selected: Selected = Depends(select)) -> Response:
             """The model configuration, completed."""
             return _document(documents.model_config(lifecycle, *selected))
 
-        @app.get(f"{path}/stats", tags=["statistics"], name=f"model statistics{suffix}")
+        @app.get(
+            f"{path}/stats",
+            tags=["statistics"],
+            name=f"model statistics{suffix}",
+            responses=failures,
+        )
         async def model_statistics(selected: Selected = Depends(select)) -> Response:
             """Counts and cumulative nanoseconds (statistics extension)."""
             return _document(documents.model_statistics(lifecycle, *selected))
