@@ -45,7 +45,7 @@ class Lifecycle:
         self._missing: set[str] = set()
         self.started = False
         #: Readiness is off, requests are still served.
-        self.draining = False
+        self.draining = asyncio.Event()
         #: New requests are refused, streams end.
         self.closing = asyncio.Event()
 
@@ -83,7 +83,7 @@ class Lifecycle:
     @property
     def ready(self) -> bool:
         """Whether traffic should come: started, not draining and, if strict, every model served."""
-        if not self.started or self.draining:
+        if not self.started or self.draining.is_set():
             return False
         return not self._settings.strict_readiness or not self.broken()
 
@@ -188,17 +188,20 @@ class Lifecycle:
             NotFound: no such model.
         """
         self._require_explicit()
+        await asyncio.shield(self._in_background(self._unload(name)))
+
+    async def _unload(self, name: str) -> None:
         self._missing.discard(name)
         if name not in self._models:
             raise NotFound(f"failed to unload '{name}': the model is not found")
         model = self._models[name]
         unloading = await self._unload_all(model)
-        model.problem = ""
+        model.problem, model.troubled = "", False
         model.failed.clear()
         for number, (state, _) in model.states.items():
             if state is State.UNAVAILABLE:
                 model.states[number] = (state, UNLOADED)
-        await asyncio.shield(asyncio.gather(*unloading))
+        await asyncio.gather(*unloading)
 
     async def stop(self) -> None:
         """Unload everything; call when no new request can come."""
@@ -231,7 +234,7 @@ class Lifecycle:
             try:
                 model.config, model.problem = read_config(model), ""
             except InvalidArgument as error:
-                model.problem = str(error)
+                model.problem, model.troubled = str(error), True
                 for number in entry.versions:
                     if number not in model.served:
                         model.states[number] = (State.UNAVAILABLE, model.problem)
@@ -260,6 +263,7 @@ class Lifecycle:
                 else:
                     self._unload_version(model, action.version)
             if not model.served and not model.failed:
+                model.troubled = True
                 model.problem = (
                     "no version is allowed by version_policy"
                     if entry.versions
@@ -282,12 +286,14 @@ class Lifecycle:
                 exc_info=not isinstance(error, ModelportError),
             )  # fmt: skip
             model.failed[number] = content
+            model.troubled = True
             kept = "reload failed, the version loaded before still serves: "
             model.states[number] = (
                 (State.UNAVAILABLE, reason) if before is None else (State.READY, kept + reason)
             )
             return
         model.failed.pop(number, None)
+        model.troubled = False
         self._statistics[name, number] = statistics
         model.served[number], model.serving[number] = version, content
         model.states[number] = (State.READY, "")

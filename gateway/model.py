@@ -72,6 +72,8 @@ class Model:
     config: ModelConfig | None = None
     override: str | None = None
     problem: str = ""
+    #: A version was wanted and could not be served; true until one is, or none is wanted.
+    troubled: bool = False
     served: dict[int, ServedVersion] = field(default_factory=dict)
     serving: dict[int, Hashable] = field(default_factory=dict)
     failed: dict[int, Hashable] = field(default_factory=dict)
@@ -82,9 +84,8 @@ class Model:
 
     @property
     def broken(self) -> bool:
-        """Asked for, and no version of it could be served."""
-        failed = (s is State.UNAVAILABLE and why != UNLOADED for s, why in self.states.values())
-        return not self.served and (bool(self.problem) or any(failed))
+        """Asked for, and no version of it serves, not even while one is tried again."""
+        return not self.served and self.troubled
 
     def select_default(self) -> None:
         self.default = self.served[max(self.served)] if self.served else None

@@ -83,7 +83,7 @@ class Server:
         """Readiness off, listeners closed, requests in flight done, then the backends."""
         timeout = self._settings.exit_timeout_seconds
         deadline = Deadline.after(max(0.0, timeout - CLOSING_SECONDS))
-        self.lifecycle.draining = True
+        self.lifecycle.draining.set()
         log.info("draining", timeout_seconds=self._settings.exit_timeout_seconds)
         if self._poller is not None:
             self._poller.cancel()
@@ -92,9 +92,8 @@ class Server:
         await self._front.lame_duck(min(LAME_DUCK_SECONDS, timeout / 4))
         self.lifecycle.closing.set()
         await self._front.drain(deadline)
-        with contextlib.suppress(TimeoutError):
-            await asyncio.wait_for(self.lifecycle.stop(), deadline.remaining())
-        await self._metrics.drain(deadline)
+        unloaded = asyncio.wait_for(self.lifecycle.stop(), deadline.remaining())
+        await asyncio.gather(unloaded, self._metrics.drain(deadline), return_exceptions=True)
         log.info("stopped")
 
 

@@ -21,6 +21,7 @@ def gateway(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Gateway]:
     root = models.repository(tmp_path_factory.mktemp("repository"))
     models.add_and_subtract(root / "sums" / "1" / "model.onnx")
     models.identity(root / "words" / "1" / "model.onnx", "BYTES")
+    models.identity(root / "whole" / "1" / "model.onnx", "INT64")
     models.identity(root / "picture" / "1" / "model.onnx", "FP32", ("batch", 1, 4, 4))
     (root / "picture" / "config.pbtxt").write_text(
         'backend: "onnxruntime" max_batch_size: 2 '
@@ -113,6 +114,10 @@ def test_infer_sends_and_prints_strings(target: list[str], tmp_path: Path) -> No
         (["x2", "bad.json"], "'bad.json' cannot be read"),
         (["x2", "wrong.json"], "holds 'z', but the model's inputs are x"),
         (["x2", "words.json"], "input 'x' is not FP32"),
+        (["whole", "fraction.json"], "input 'x' is not INT64"),
+        (["whole", "text.json"], "input 'x' is not INT64"),
+        (["whole", "plain.json"], "input 'x' is not INT64"),
+        (["x2", "text.json"], "input 'x' is not FP32"),
         (["sums", "x.npy"], "the model has the inputs a, b"),
         (["x2", "pickled.npy"], "cannot be read"),
         (["x2", "a.json", "--model-version", "9"], "version 9 is not found"),
@@ -132,6 +137,10 @@ def test_what_is_wrong_is_said_in_one_line(
     Path("bad.json").write_text('{"x": ')
     Path("wrong.json").write_text('{"z": [1]}')
     Path("words.json").write_text('{"x": [["a", "b", "c", "d"]]}')
+    for name, data in (("fraction", [1, 2, 3, 4.5]), ("text", ["1", "2", "3", "4"])):
+        tensor = {"name": "x", "datatype": "INT64", "shape": [1, 4], "data": data}
+        Path(f"{name}.json").write_text(json.dumps({"inputs": [tensor]}))
+    Path("plain.json").write_text('{"x": [[1, 2, 3, 4.5]]}')
     np.save("x.npy", np.ones(4))
     np.save("pickled.npy", np.array([{}], dtype=object), allow_pickle=True)
     root = str(Path(__file__).parents[1])

@@ -22,6 +22,7 @@ LAYERS = {
     "gateway.policy": 2,
     "gateway.validation": 2,
     "gateway.classification": 2,
+    "gateway.model": 3,
     "gateway.lifecycle": 3,
     "gateway.dataplane": 3,
     "gateway.protocols": 4,

@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import ctypes
 import socket
+import struct
+import sys
 from collections.abc import AsyncIterator, Collection, Iterator
 from typing import Any
 
@@ -30,6 +33,7 @@ CLOCK_SECONDS = 0.05
 MAX_GRPC_MESSAGE_BYTES = 2**31 - 1
 HEADER_LIMIT_BYTES = 64 * 1024
 BACKLOG = 2048
+SO_ATTACH_FILTER = 26  # asm-generic/socket.h; Python's socket module does not name it
 #: nginx's default. A client that reuses a connection just as it is closed sees an error.
 KEEP_ALIVE_SECONDS = 75
 
@@ -95,6 +99,7 @@ class HttpListener:
         loop = asyncio.get_running_loop()
         for listener in self._server.servers:
             listener.close()
+        _refuse_connections(self._spare)
         accepted = list(_accept_all(self._spare))
         self._spare.close()
         config = self._server.config
@@ -107,13 +112,31 @@ class HttpListener:
         await self._until_no(state.tasks, deadline)
         for task in list(state.tasks):
             task.cancel()  # the application answers 503
-        self._server.should_exit = True
+        self._server.force_exit = deadline.expired
+        await self._server.shutdown()
         if self._task is not None:
-            await self._task
+            self._task.cancel()
+            with contextlib.suppress(asyncio.CancelledError):
+                await self._task
 
     async def _until_no(self, remaining: Collection[Any], deadline: Deadline) -> None:
         while remaining and not deadline.expired:
             await asyncio.sleep(0.01)
+
+
+def _refuse_connections(listener: socket.socket) -> None:
+    """Let the kernel drop what newly knocks, so that nobody is let in and then reset.
+
+    The knock is repeated by the client's kernel, and refused once the socket is closed. A classic
+    BPF program of one instruction, "return 0", does it (socket(7), SO_ATTACH_FILTER); elsewhere
+    than on Linux the window between the last accept and the close stays.
+    """
+    if not sys.platform.startswith("linux"):
+        return
+    program = ctypes.create_string_buffer(struct.pack("HBBI", 0x06, 0, 0, 0))
+    pointer = struct.pack("HP", 1, ctypes.addressof(program))
+    with contextlib.suppress(OSError):
+        listener.setsockopt(socket.SOL_SOCKET, SO_ATTACH_FILTER, pointer)
 
 
 def _accept_all(listener: socket.socket) -> Iterator[socket.socket]:

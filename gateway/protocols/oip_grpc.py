@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import math
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
@@ -210,10 +211,11 @@ class OipGrpc:
                 status = health_pb2.HealthCheckResponse.SERVICE_UNKNOWN
             if status != last:
                 yield health_pb2.HealthCheckResponse(status=status)
-            if self._lifecycle.draining:
+            if self._lifecycle.draining.is_set():
                 return
             last = status
-            await asyncio.sleep(WATCH_SECONDS)
+            with suppress(TimeoutError):
+                await asyncio.wait_for(self._lifecycle.draining.wait(), WATCH_SECONDS)
 
     def _health(self, service: str) -> Any:
         serving = health_pb2.HealthCheckResponse.SERVING

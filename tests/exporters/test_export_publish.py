@@ -17,6 +17,7 @@ from exporters import publish
 from exporters.errors import UsageError
 from gateway.errors import AlreadyExists, IntegrityError
 from gateway.repository import config, manifest
+from gateway.repository.scan import scan
 from gateway.types import Datatype, ModelSignature, TensorSpec
 
 NURSERY = str(Path(__file__).with_name("nursery.py"))
@@ -238,3 +239,23 @@ def test_a_version_that_is_no_version_is_refused(text: str) -> None:
 def test_auto_and_numbers_are_versions() -> None:
     assert publish.parse_version("auto") is None
     assert publish.parse_version("12") == 12
+
+
+@pytest.mark.parametrize("number", [10**18, 2**63 - 1])
+def test_a_version_of_19_digits_that_is_published_is_found(repository: Path, number: int) -> None:
+    assert publish.parse_version(str(number)) == number
+    assert put(repository, version=number).version == number
+    assert list(scan([repository])["m"].versions) == [number]
+
+
+@pytest.mark.parametrize("number", [2**63, 10**19 - 1, 10**19])
+def test_a_version_beyond_64_bits_is_neither_published_nor_found(
+    repository: Path, number: int
+) -> None:
+    put(repository)
+    with pytest.raises(UsageError):
+        publish.parse_version(str(number))
+    with pytest.raises(UsageError):
+        put(repository, version=number)
+    (repository / "m" / str(number)).mkdir()
+    assert list(scan([repository])["m"].versions) == [1]

@@ -5,13 +5,16 @@ What must hold, number 4, at start, on a poll and on an explicit load.
 
 from __future__ import annotations
 
+import os
 import shutil
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from typing import Any
 
+import grpc
 import pytest
+from tritonclient.grpc import service_pb2, service_pb2_grpc
 
 from tests.faults import probes
 from tests.faults.probes import EXPLICIT, POLL, Repository, eventually
@@ -265,3 +268,20 @@ def test_labels_linked_from_outside_are_not_served(repository: Repository, tmp_p
         assert "secret" not in reply.text
         assert probes.state(gateway, 1) == "UNAVAILABLE"
         assert "labels.txt" in probes.reason(gateway, 1)
+
+
+def test_a_file_name_that_is_no_text_costs_nothing_but_its_version(repository: Repository) -> None:
+    repository.version(2.0)
+    folder = repository.version(3.0, model="odd", signed=False)
+    (Path(os.fsdecode(os.fsencode(folder) + b"/\xff.pkl"))).write_bytes(b"content")
+    with serving(repository.root, *POLL) as gateway, grpc.insecure_channel(gateway.grpc) as channel:
+        assert probes.state(gateway, 1, "odd") == "UNAVAILABLE"
+        assert ".pkl' may run code when it is read" in probes.reason(gateway, 1, "odd")
+        stub = service_pb2_grpc.GRPCInferenceServiceStub(channel)
+        rows = stub.RepositoryIndex(service_pb2.RepositoryIndexRequest(), timeout=10).models
+        states = {row.name: (row.state, "may run code" in row.reason) for row in rows}
+        assert states == {"m": ("READY", False), "odd": ("UNAVAILABLE", True)}
+        assert probes.answer(gateway) == ("1", 2.0)
+        assert not probes.ready(gateway)
+        repository.version(4.0, 2)
+        eventually(lambda: probes.answer(gateway) == ("2", 4.0), "the next poll")

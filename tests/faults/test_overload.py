@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
+import json
 import time
-from collections.abc import Iterator
+from collections.abc import AsyncIterator, Iterator
 from concurrent.futures import Future
 from typing import Any
 
@@ -14,6 +17,10 @@ import pytest
 from tritonclient.grpc import service_pb2 as pb
 from tritonclient.grpc import service_pb2_grpc
 
+from gateway.front import http_protocol
+from gateway.front.portable import HttpListener
+from gateway.protocols.asgi import Receive, Scope, Send
+from gateway.types import Deadline
 from tests.faults import probes
 from tests.faults.probes import Background, Repository, elapsed, eventually
 from tests.server import Gateway, serving
@@ -258,3 +265,63 @@ def test_no_backend_outlives_a_deadline(protocol: str, repository: Repository) -
 def test_the_check_sees_an_answer_that_is_late() -> None:
     assert late(0.41, 0.3)
     assert not late(0.39, 0.3)
+
+
+# -- a sender that stands still -------------------------------------------------------------------
+
+
+async def echo(_: Scope, receive: Receive, send: Send) -> None:
+    """Reads the whole body, or until the client is gone."""
+    body, more = b"", True
+    while more:
+        message = await receive()
+        body += message.get("body", b"")
+        more = message.get("more_body", False)
+    await send({"type": "http.response.start", "status": 200, "headers": []})
+    await send({"type": "http.response.body", "body": body})
+
+
+@contextlib.asynccontextmanager
+async def listening() -> AsyncIterator[int]:
+    """The port of a listener in this process."""
+    listener = HttpListener(echo, "127.0.0.1", 0, "--http-port")
+    await listener.start()
+    try:
+        yield listener.port
+    finally:
+        await listener.drain(Deadline.after(2))
+
+
+async def upload(port: int, length: int, *pieces: bytes, pause: float = 0) -> bytes:
+    """The reply to a body said to be ``length`` long."""
+    reader, writer = await asyncio.open_connection("127.0.0.1", port)
+    try:
+        head = f"POST / HTTP/1.1\r\nhost: a\r\ncontent-length: {length}\r\nconnection: close\r\n"
+        writer.write(head.encode() + b"\r\n")
+        for piece in pieces:
+            writer.write(piece)
+            await asyncio.sleep(pause)  # the pace of the client, which is what is tested
+        return await asyncio.wait_for(reader.read(), 5)
+    finally:
+        writer.close()
+        await writer.wait_closed()
+
+
+@pytest.mark.parametrize("pieces", [(), (b"ab",)], ids=["no body", "half a body"])
+async def test_an_upload_that_stands_still_is_refused(
+    pieces: tuple[bytes, ...], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(http_protocol, "BODY_IDLE_SECONDS", 0.2)
+    async with listening() as port:
+        head, _, body = (await upload(port, 4, *pieces)).partition(b"\r\n\r\n")
+        assert head.startswith(b"HTTP/1.1 408 ")
+        assert json.loads(body) == {"error": "Request Timeout"}
+
+
+async def test_an_upload_that_is_slow_but_goes_on_is_taken(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each piece comes within the limit, all of them together take longer."""
+    monkeypatch.setattr(http_protocol, "BODY_IDLE_SECONDS", 0.5)
+    async with listening() as port:
+        reply = await upload(port, 8, *[b"x"] * 8, pause=0.1)
+    assert reply.startswith(b"HTTP/1.1 200 ")
+    assert b"xxxxxxxx" in reply

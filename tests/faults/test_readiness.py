@@ -90,6 +90,38 @@ def test_unloading_a_model_whose_newest_version_is_bad_leaves_the_gateway_ready(
         assert probes.ready(gateway)
 
 
+def test_a_policy_that_asks_for_a_version_not_on_disk_is_not_ready_and_says_why(
+    repository: Repository,
+) -> None:
+    repository.version(2.0, config="version_policy { specific { versions: 7 } }")
+    with serving(repository.root, *POLL) as gateway:
+        assert not probes.ready(gateway)
+        assert "version_policy" in probes.reason(gateway, "")
+        assert probes.state(gateway, "") == "UNAVAILABLE"
+        assert probes.ask(gateway).status_code == 503
+        repository.version(3.0, 7)
+        eventually(lambda: probes.state(gateway, 7) == "READY", "version 7 is published")
+        assert probes.ready(gateway)
+        assert probes.answer(gateway) == ("7", 3.0)
+
+
+def test_a_model_to_load_that_is_not_there_is_not_ready_until_it_is_published_and_loaded(
+    repository: Repository,
+) -> None:
+    repository.version(2.0)
+    flags = (*EXPLICIT, "--load-model", "m", "--load-model", "late")
+    with serving(repository.root, *flags) as gateway:
+        assert probes.answer(gateway) == ("1", 2.0)
+        assert not probes.ready(gateway)
+        assert probes.load(gateway, "late").status_code == 404
+        assert not probes.ready(gateway)
+        repository.version(3.0, model="late")
+        assert not probes.ready(gateway)
+        assert probes.load(gateway, "late").status_code == 200
+        assert probes.ready(gateway)
+        assert probes.answer(gateway, "late") == ("1", 3.0)
+
+
 # -- exit on error --------------------------------------------------------------------------------
 
 

@@ -230,6 +230,25 @@ def test_a_request_that_waits_for_ever_ends_with_the_exit_timeout(
             reply.result(10)
 
 
+def test_a_hung_client_is_told_so_and_the_process_ends_within_the_exit_timeout(
+    repository: Repository, background: Background
+) -> None:
+    repository.slow(600)
+    with serving(repository.root, "--exit-timeout-secs", "2.5") as gateway:
+        reply = background(probes.ask, gateway, "slow", timeout=60)
+        in_flight(gateway, "slow")
+        sent = terminate(gateway)
+        assert gateway.process.wait(10) == 0
+        took = time.monotonic() - sent
+        assert 1.5 < took < 2.8
+        answer = reply.result(10)
+        assert answer.status_code == 503
+        assert answer.json() == {"error": "the server is shutting down"}
+        gateway.wait_for("stopped")
+        assert [entry for entry in gateway.logs if entry.get("level") == "error"] == []
+        assert "Traceback" not in str(gateway.logs)
+
+
 def hang(gateway: Gateway, protocol: str) -> None:
     if protocol == "http":
         assert probes.ask(gateway, "slow", timeout=60).status_code == 200

@@ -2,14 +2,22 @@
 
 from __future__ import annotations
 
+import asyncio
+import itertools
 import shutil
+import threading
+from collections.abc import Callable, Iterable, Iterator
 from functools import partial
 from pathlib import Path
 
 import httpx
 import pytest
 
-from gateway.repository import manifest
+from gateway.backends.base import Artifact
+from gateway.backends.fake import FakeBackend
+from gateway.lifecycle import Lifecycle
+from gateway.repository import manifest, scan
+from gateway.settings import ModelControlMode, Settings
 from tests import models
 from tests.faults import probes
 from tests.faults.probes import EXPLICIT, POLL, Background, Repository, eventually
@@ -17,6 +25,7 @@ from tests.server import Gateway, serving
 
 LATEST_2 = "version_policy { latest { num_versions: 2 } }"
 ALL = "version_policy { all { } }"
+SETTLE_SECONDS = 5.0
 SPECIFIC = "version_policy { specific { versions: [ 1, 3 ] } }"
 
 
@@ -335,3 +344,181 @@ def test_a_model_that_serves_is_not_disturbed_by_a_namesake_elsewhere(
         second.version(3.0, 1)
         eventually(lambda: "two or more repositories" in probes.reason(gateway), "found")
         assert probes.answer(gateway) == ("1", 2.0)
+
+
+# -- calls that overlap or are given up, in this process ------------------------------------------
+
+
+class Held:
+    """A backend whose loads and unloads wait until the test lets them."""
+
+    def __init__(self) -> None:
+        self.may_load, self.may_unload = threading.Event(), threading.Event()
+        self.loading, self.unloading = threading.Event(), threading.Event()
+
+    def find(self, _: str) -> Callable[[Artifact], FakeBackend]:
+        held = self
+
+        class Backend(FakeBackend):
+            def unload(self) -> None:
+                held.unloading.set()
+                assert held.may_unload.wait(probes.WAIT_SECONDS)
+
+        def load(artifact: Artifact) -> FakeBackend:
+            held.loading.set()
+            assert held.may_load.wait(probes.WAIT_SECONDS)
+            return Backend(artifact)
+
+        return load
+
+
+async def explicit(repository: Repository, held: Held) -> Lifecycle:
+    """A started lifecycle that has loaded nothing."""
+    settings = Settings((repository.root,), ModelControlMode.EXPLICIT)
+    lifecycle = Lifecycle(settings, held.find)
+    await lifecycle.start()
+    return lifecycle
+
+
+async def happened(event: threading.Event) -> None:
+    assert await asyncio.to_thread(event.wait, probes.WAIT_SECONDS)
+
+
+async def settles(lifecycle: Lifecycle, state: str, reason: str = "") -> None:
+    """The only version of the index comes to that state."""
+    async with asyncio.timeout(SETTLE_SECONDS):
+        while [(r["state"], r["reason"]) for r in lifecycle.index()] != [(state, reason)]:
+            await asyncio.sleep(0.001)
+
+
+@pytest.fixture
+def held() -> Iterator[Held]:
+    made = Held()
+    yield made
+    made.may_load.set()
+    made.may_unload.set()
+
+
+async def test_a_scan_that_takes_long_brings_back_nothing_that_a_later_one_replaced(
+    repository: Repository, held: Held, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    held.may_load.set()
+    held.may_unload.set()
+    repository.slow(0, "m")
+    lifecycle = await explicit(repository, held)
+    real, scans = scan.scan, itertools.count()
+    scanned, go_on = threading.Event(), threading.Event()
+
+    def delayed(repositories: Iterable[Path]) -> dict[str, scan.ModelEntry]:
+        found = real(repositories)
+        if next(scans) == 0:
+            scanned.set()
+            assert go_on.wait(probes.WAIT_SECONDS)
+        return found
+
+    monkeypatch.setattr(scan, "scan", delayed)
+    first = asyncio.create_task(lifecycle.load("m"))
+    await happened(scanned)
+    (repository.root / "m" / "2").mkdir()
+    second = asyncio.create_task(lifecycle.load("m"))
+    await asyncio.wait({second}, timeout=0.3)  # as far as it comes while the first one stands
+    go_on.set()
+    await asyncio.gather(first, second)
+    assert lifecycle.versions("m") == [2]
+    assert lifecycle.get("m").number == 2
+    await lifecycle.stop()
+
+
+async def test_a_load_that_its_caller_gives_up_is_finished(
+    repository: Repository, held: Held
+) -> None:
+    repository.slow(0, "m")
+    lifecycle = await explicit(repository, held)
+    load = asyncio.create_task(lifecycle.load("m"))
+    await happened(held.loading)
+    await settles(lifecycle, "LOADING")
+    load.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await load
+    held.may_load.set()
+    await settles(lifecycle, "READY")
+    assert lifecycle.get("m").number == 1
+    held.may_unload.set()
+    await lifecycle.unload("m")  # nothing is locked any more
+    await settles(lifecycle, "UNAVAILABLE", "unloaded")
+
+
+async def test_an_unload_that_its_caller_gives_up_is_finished(
+    repository: Repository, held: Held
+) -> None:
+    held.may_load.set()
+    repository.slow(0, "m")
+    lifecycle = await explicit(repository, held)
+    await lifecycle.load("m")
+    unload = asyncio.create_task(lifecycle.unload("m"))
+    await happened(held.unloading)
+    await settles(lifecycle, "UNLOADING")
+    unload.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await unload
+    held.may_unload.set()
+    await settles(lifecycle, "UNAVAILABLE", "unloaded")
+    await lifecycle.load("m")
+    await settles(lifecycle, "READY")
+
+
+async def test_a_load_given_up_while_another_holds_the_model_is_finished_too(
+    repository: Repository, held: Held
+) -> None:
+    repository.slow(0, "m")
+    lifecycle = await explicit(repository, held)
+    first = asyncio.create_task(lifecycle.load("m"))
+    await happened(held.loading)
+    second = asyncio.create_task(lifecycle.load("m"))
+    await asyncio.sleep(0)
+    for load in (second, first):
+        load.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await load
+    held.may_load.set()
+    held.may_unload.set()
+    await settles(lifecycle, "READY")
+    await lifecycle.stop()
+
+
+async def test_an_unload_given_up_while_a_load_holds_the_model_is_finished_too(
+    repository: Repository, held: Held
+) -> None:
+    held.may_unload.set()
+    repository.slow(0, "m")
+    lifecycle = await explicit(repository, held)
+    load = asyncio.create_task(lifecycle.load("m"))
+    await happened(held.loading)
+    unload = asyncio.create_task(lifecycle.unload("m"))
+    await asyncio.sleep(0)
+    unload.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await unload
+    held.may_load.set()
+    await load
+    await settles(lifecycle, "UNAVAILABLE", "unloaded")
+
+
+async def test_a_broken_model_that_is_repaired_is_not_ready_before_it_serves(
+    repository: Repository, held: Held
+) -> None:
+    repository.slow(0, "m")
+    config = repository.root / "m" / "config.pbtxt"
+    good = config.read_text()
+    config.write_text("nonsense")
+    lifecycle = Lifecycle(Settings((repository.root,), ModelControlMode.POLL), held.find)
+    await lifecycle.start()
+    assert not lifecycle.ready
+    config.write_text(good)
+    poll = asyncio.create_task(lifecycle.refresh())
+    await happened(held.loading)
+    await settles(lifecycle, "LOADING")
+    assert not lifecycle.ready, "ready, and every request is refused"
+    held.may_load.set()
+    await poll
+    assert lifecycle.ready

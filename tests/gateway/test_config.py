@@ -102,6 +102,18 @@ def test_json_holds_maps_repeated_messages_and_survives_a_json_library() -> None
     assert json.loads(json.dumps(document)) == document
 
 
+@pytest.mark.parametrize(
+    ("name", "text"),
+    [
+        ("sequence_batching", "sequence_batching { }"),
+        ("ensemble_scheduling", 'ensemble_scheduling { step { model_name: "a" } }'),
+    ],
+)
+def test_a_scheduler_that_is_not_there_is_refused_by_name(name: str, text: str) -> None:
+    with pytest.raises(InvalidArgument, match=f"'{name}' of 'x2' is not supported"):
+        config.complete(config.parse(X2 + text), "x2")
+
+
 # -- completing -----------------------------------------------------------------------------------
 
 
@@ -215,6 +227,20 @@ def test_a_bound_that_does_not_parse_is_refused_by_name(value: str) -> None:
 def test_an_axis_that_does_not_parse_is_refused_by_name() -> None:
     text = X2 + 'parameters { key: "axis.n" value { string_value: "1..many" } }'
     assert "parameter 'axis.n'" in refused(text)
+
+
+@pytest.mark.parametrize("value", ["1..inf", "-1..4", "1.5..4", "1e3..", "nan..2"])
+def test_an_axis_whose_bound_is_no_size_is_refused_by_name(value: str) -> None:
+    text = X2 + f'parameters {{ key: "axis.n" value {{ string_value: "{value}" }} }}'
+    assert "parameter 'axis.n'" in refused(text)
+
+
+@pytest.mark.parametrize(("key", "value"), [("range.nosuch", "0..1"), ("axes.nosuch", "n")])
+def test_a_parameter_of_a_tensor_that_is_not_declared_is_refused_by_name(
+    key: str, value: str
+) -> None:
+    text = X2 + f'parameters {{ key: "{key}" value {{ string_value: "{value}" }} }}'
+    assert refused(text) == f"parameter '{key}': there is no input or output 'nosuch'"
 
 
 @pytest.mark.parametrize(

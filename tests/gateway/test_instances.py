@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import gc
 import threading
 import time
+import weakref
 from collections.abc import Awaitable, Callable, Iterator
 
 import numpy as np
@@ -251,6 +253,29 @@ async def test_a_request_cancelled_before_its_turn_is_never_computed(
     runtime.go_on()
     assert ((await first).id, (await last).id) == ("first", "last")
     assert runtime.computed == ["first", "last"]
+
+
+async def test_what_a_cancelled_request_held_is_free_while_the_others_still_wait(
+    runtime: Runtime, instances: Make
+) -> None:
+    one = instances()
+    first = ask(one, "first")
+    await begun(runtime)
+    waiting = request("gone")
+    array = weakref.ref(waiting.inputs[0].data)
+    gone = asyncio.create_task(asyncio.wait_for(one(waiting, NO_DEADLINE), WAIT_SECONDS))
+    del waiting
+    await queued(one, 2)
+    assert array() is not None
+    gone.cancel()
+    await asyncio.wait({gone})
+    assert gone.cancelled()
+    del gone
+    gc.collect()
+    assert array() is None
+    assert not first.done()
+    runtime.go_on()
+    assert (await first).id == "first"
 
 
 async def test_cancelling_the_one_that_runs_leaves_the_others_unharmed(

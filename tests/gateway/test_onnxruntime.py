@@ -10,14 +10,19 @@ from typing import Any
 
 import numpy as np
 import onnx
+import onnxruntime as ort
 import pytest
 from onnx import TensorProto, helper, numpy_helper
 
-from gateway.backends import find
+from gateway.backends import find, onnxruntime
 from gateway.backends.base import Artifact
 from gateway.backends.onnxruntime import OnnxRuntimeBackend, load
+from gateway.dataplane import DataPlane
 from gateway.errors import InvalidArgument, ModelportError, Unsupported
+from gateway.lifecycle import Lifecycle
+from gateway.protocols import documents
 from gateway.repository import config as configuration
+from gateway.settings import Settings
 from gateway.types import (
     NO_DEADLINE,
     NUMPY_DTYPES,
@@ -266,6 +271,30 @@ def test_an_operator_that_nobody_knows_is_refused_by_name(tmp_path: Path) -> Non
     assert str(tmp_path) not in reason
 
 
+@pytest.mark.parametrize("damage", ["truncated", "no weights", "weights outside", "no operator"])
+def test_a_reason_holds_no_folder_of_the_repository_even_with_spaces(
+    damage: str, tmp_path: Path
+) -> None:
+    version = tmp_path / "secret models of ours" / "repository two" / "m" / "1"
+    path = version / "model.onnx"
+    if damage == "truncated":
+        content = models.multiply(path).read_bytes()
+        path.write_bytes(content[:-20])
+    elif damage == "no operator":
+        graph = models.identity(path, "FP32")
+        model = onnx.load(graph)
+        model.graph.node[0].op_type = "Nothing"
+        onnx.save(model, path)
+    else:
+        weights(version.parents[1] / "outside.bin")
+        outside = damage == "weights outside"
+        models.external(path, "../../outside.bin" if outside else "weights.bin")
+    reason = refused(version)
+    assert reason.startswith("'model.onnx' does not load:")
+    for part in ("secret", "ours", "repository", "two", tmp_path.name, str(tmp_path)):
+        assert part not in reason, reason
+
+
 # -- external data --------------------------------------------------------------------------------
 
 
@@ -373,6 +402,74 @@ def test_warming_uses_the_largest_valid_input(
     assert all(low >= 3 and high <= 9 for _, low, high in seen)
 
 
+def test_a_batch_whose_inputs_are_too_large_is_not_warmed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    models.multiply(tmp_path / "model.onnx")  # 16 bytes an element
+    batches: set[int] = set()
+    real = OnnxRuntimeBackend._run
+
+    def counted(self: OnnxRuntimeBackend, request: InferRequest) -> InferResponse:
+        batches.add(request.inputs[0].data.shape[0])
+        return real(self, request)
+
+    monkeypatch.setattr(OnnxRuntimeBackend, "_run", counted)
+    monkeypatch.setattr(onnxruntime, "WARMUP_MAX_BYTES", 40)
+    backend = served(tmp_path, " max_batch_size: 6")
+    assert batches == {1, 2}
+    (y,) = run(backend, fp32(np.ones((6, 4)))).outputs
+    assert y.data.shape == (6, 4)
+
+
+def of_unknown_rank(path: Path) -> None:
+    """FP32 ``y`` is always ``[2, 3]``, which no inference of shapes can tell; ``x`` is ``[2]``."""
+    nodes = [
+        helper.make_node("Abs", ["x"], ["size"]),
+        helper.make_node("LessOrEqual", ["size", "huge"], ["all"]),
+        helper.make_node("Compress", ["dims", "all"], ["shape"], axis=0),
+        helper.make_node("Reshape", ["data", "shape"], ["y"]),
+    ]
+    initializers = {
+        "huge": np.array(1e30, np.float32),
+        "dims": np.array([2, 3]),
+        "data": np.arange(6, dtype=np.float32),
+    }
+    graph = helper.make_graph(
+        nodes,
+        "unknown",
+        [helper.make_tensor_value_info("x", TensorProto.FLOAT, [2])],
+        [helper.make_tensor_value_info("y", TensorProto.FLOAT, None)],
+        [numpy_helper.from_array(array, name) for name, array in initializers.items()],
+    )
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 20)], ir_version=10)
+    path.parent.mkdir(parents=True)
+    onnx.save(model, path)
+
+
+@pytest.mark.parametrize("dims", [None, [-1, -1], [2, 3]])
+async def test_an_output_of_unknown_rank_is_served_with_the_rank_it_has(
+    dims: list[int] | None, tmp_path: Path
+) -> None:
+    path = tmp_path / "m" / "1" / "model.onnx"
+    of_unknown_rank(path)
+    (output,) = ort.InferenceSession(path).get_outputs()
+    assert len(output.shape) != 2, "the runtime knows its rank"
+    if dims is not None:
+        (tmp_path / "m" / "config.pbtxt").write_text(
+            'backend: "onnxruntime" input { name: "x" data_type: TYPE_FP32 dims: 2 } '
+            f'output {{ name: "y" data_type: TYPE_FP32 dims: {dims} }}'
+        )
+    lifecycle = Lifecycle(Settings((tmp_path,)))
+    await lifecycle.start()
+    assert [row["state"] for row in lifecycle.index()] == ["READY"], lifecycle.index()
+    (declared,) = documents.model_metadata(lifecycle, "m", 0)["outputs"]
+    assert declared == {"name": "y", "datatype": "FP32", "shape": dims or [-1, -1]}
+    request = InferRequest("m", [fp32([1, 1])])
+    response = await DataPlane(lifecycle).infer(request, NO_DEADLINE)
+    assert response.outputs[0].data.tolist() == [[0, 1, 2], [3, 4, 5]]
+    await lifecycle.stop()
+
+
 def test_a_model_that_refuses_made_up_values_is_served_cold(tmp_path: Path) -> None:
     graph = helper.make_graph(
         [helper.make_node("Reshape", ["data", "shape"], ["y"])],
@@ -446,5 +543,7 @@ def test_a_backend_whose_library_is_missing_is_unsupported(
     from gateway import backends
 
     monkeypatch.setitem(backends.MODULES, "absent", "gateway.backends.absent")
-    with pytest.raises(Unsupported, match="backend 'absent' is not installed here"):
+    with pytest.raises(Unsupported, match="backend 'absent' cannot be imported here; ") as caught:
         find("absent")
+    assert "/" not in str(caught.value)
+    assert "gateway.backends" not in str(caught.value)

@@ -263,6 +263,7 @@ try:
     1 / 0
 except ZeroDivisionError:
     structlog.get_logger("a").exception("broken")
+    logging.getLogger("library").exception("a library broke")
 """
 
 
@@ -275,11 +276,20 @@ def logged(form: str, verbose: int) -> list[str]:
 
 def test_json_logs_are_one_object_a_line_tracebacks_and_libraries_included() -> None:
     entries: list[dict[str, Any]] = [json.loads(line) for line in logged("json", 0)]
-    assert [entry["event"] for entry in entries] == ["hello", "from a library", "broken"]
+    events = [entry["event"] for entry in entries]
+    assert events == ["hello", "from a library", "broken", "a library broke"]
     assert entries[0]["model"] == "m"
     assert entries[0]["level"] == "info"
     assert entries[0]["timestamp"].endswith("Z")
     assert "ZeroDivisionError" in entries[2]["exception"]
+
+
+def test_json_logs_hold_a_librarys_traceback_as_readable_text() -> None:
+    (entry,) = [e for e in map(json.loads, logged("json", 0)) if e["event"] == "a library broke"]
+    assert entry["exception"].startswith("Traceback (most recent call last):\n")
+    assert entry["exception"].endswith("ZeroDivisionError: division by zero")
+    assert "exc_info" not in entry
+    assert entry["level"] == "error"
 
 
 def test_verbose_logs_hold_more() -> None:
