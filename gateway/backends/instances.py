@@ -23,8 +23,10 @@ DEFAULT_MAX_QUEUE_SIZE = 4096
 #: A run below this is made on the event loop itself. Handing it to a thread and waking the loop
 #: again costs about as much, for the request and for the loop.
 INLINE_SECONDS = 100e-6
-#: After one run on the event loop that took longer than this, every further one goes to a thread.
+#: After so many runs in a row on the event loop that took longer than this, every further one goes
+#: to a thread. One alone may only have been preempted.
 SLOW_INLINE_NS = 5_000_000
+SLOW_IN_A_ROW = 3
 NEVER = -1
 
 
@@ -49,6 +51,7 @@ class Instances:
         # Requests handed to the threads and not yet finished; the event loop alone changes it.
         self._pending = 0
         self._inline_elements = NEVER
+        self._slow_in_a_row = 0
 
     def allow_inline(self, elements: int) -> None:
         """Run requests of at most ``elements`` input elements on the event loop."""
@@ -59,7 +62,11 @@ class Instances:
             raise TimedOut
         if not self._pending and sum(t.data.size for t in request.inputs) <= self._inline_elements:
             response = self._run(request)
-            if request.timing.compute_infer_ns > SLOW_INLINE_NS:
+            if request.timing.compute_infer_ns <= SLOW_INLINE_NS:
+                self._slow_in_a_row = 0
+                return response
+            self._slow_in_a_row += 1
+            if self._slow_in_a_row == SLOW_IN_A_ROW:
                 self._inline_elements = NEVER  # its time depends on more than its size
             return response
         if self._pending >= self._limit:
