@@ -7,7 +7,6 @@ import contextlib
 import os
 import signal
 import sys
-from collections.abc import Callable
 
 import structlog
 import uvloop
@@ -97,7 +96,7 @@ class Server:
         log.info("stopped")
 
 
-def run(settings: Settings, announce: Callable[[Server], None] = lambda _: None) -> None:
+def run(settings: Settings) -> None:
     """Serve until SIGTERM or SIGINT; a second signal ends the process at once.
 
     Raises:
@@ -122,7 +121,6 @@ def run(settings: Settings, announce: Callable[[Server], None] = lambda _: None)
         )
         if start.done():
             start.result()
-            announce(server)
             await stopping.wait()
         else:
             start.cancel()
