@@ -7,7 +7,8 @@ BIN := $(VENV)/bin
 READY := $(VENV)/.installed
 
 .DEFAULT_GOAL := help
-.PHONY: help run serve test lint format perf-analyzer bench fuzz soak clean
+.PHONY: help run serve test lint format perf-analyzer bench table tflite-runtime torchserve \
+	triton-package fuzz soak clean
 
 help: ## List the verbs
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-14s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -18,7 +19,7 @@ $(READY): pyproject.toml
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --upgrade pip
 	$(BIN)/python -m pip install "$(TORCH)"
-	$(BIN)/python -m pip install --editable ".[torch,dev]"
+	$(BIN)/python -m pip install --editable ".[torch,tensorflow,litert,huggingface,dev]"
 	@touch $@
 
 run: $(READY) ## Train, export, prove, publish, serve and call the two demo models
@@ -45,6 +46,18 @@ perf-analyzer: $(READY) ## Drive the gateway with Triton's unmodified perf_analy
 
 bench: $(READY) ## Measure requests per second beside MLServer and a bare ASGI handler
 	$(BIN)/python -m loadtests.peers
+
+table: $(READY) ## Export every model to every format and write the README's table of it
+	$(BIN)/python -m exporters.zoo.table
+
+tflite-runtime: $(READY) ## Run fp32 and fp16 TFLite files on tflite-runtime 2.14, in its own environment
+	$(BIN)/python -m tests.tflite_runtime
+
+torchserve: $(READY) ## Prove TorchServe archives in a real TorchServe; needs Java 17
+	$(BIN)/python -m tests.torchserve
+
+triton-package: $(READY) ## Prove Triton packages and warm-up samples in a real Triton
+	$(BIN)/python -m tests.triton_package
 
 fuzz: $(READY) ## Ten times the default fuzz: 10^6 decoder cases, 10^5 requests on the wire
 	MODELPORT_FUZZ_CASES=1000000 MODELPORT_FUZZ_WIRE_CASES=100000 \

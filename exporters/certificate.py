@@ -8,55 +8,71 @@ from __future__ import annotations
 import importlib.metadata
 import os
 import platform
-from collections.abc import Mapping, Sequence
+from dataclasses import asdict
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from gateway import __version__
+from gateway.repository import signing
 from gateway.repository.manifest import files_of, sha256_of
 
 if TYPE_CHECKING:
-    from exporters.checkpoint import Checkpoint
+    from exporters.formats import Format, Target
     from exporters.parity import ParityReport
+    from exporters.proof import Proof
+    from exporters.source import Origin, Source
+    from exporters.sources import SourceRequest
 
-FILENAME = "certificate.json"
+FILENAME = signing.CERTIFICATE
 FORMAT = "modelport-certificate/1"
 
 
 def certify(
     *,
     model: str,
-    format_name: str,
-    opset: int | None,
-    dtype: str,
-    libraries: Sequence[str],
-    checkpoint: Checkpoint,
-    model_kwargs: Mapping[str, Any],
-    report: ParityReport,
+    request: SourceRequest,
+    source: Source,
+    row: Format,
+    target: Target,
+    proof: Proof,
     artifact: Path,
 ) -> dict[str, Any]:
     """The certificate's content; ``artifact`` is the folder whose files it vouches for."""
+    checkpoint, *adapters = source.origins
+    files = [name for name in files_of(artifact) if name != FILENAME]
     return {
         "format": FORMAT,
         "created": datetime.now(UTC).isoformat(timespec="seconds"),
-        "model": {"name": model, "model_kwargs": dict(model_kwargs)},
-        "checkpoint": {"file": checkpoint.filename, "sha256": checkpoint.sha256},
-        "artifact": {
-            "format": format_name,
-            "opset": opset,
-            "dtype": dtype,
-            "files": {
-                name: {"sha256": sha256_of(artifact / name)}
-                for name in files_of(artifact)
-                if name != FILENAME
-            },
+        "model": {
+            "name": model,
+            "factory": request.model,
+            "model_kwargs": dict(source.model_kwargs),
+            "max_batch_size": request.max_batch_size,
+            "inputs": list(request.inputs),
+            "output_names": list(request.output_names),
+            "parameters": source.parameter_count,
         },
-        "parity": _parity(report),
+        "checkpoint": _origin(checkpoint),
+        "adapters": [_origin(adapter) for adapter in adapters],
+        "artifact": {
+            "format": row.name,
+            "opset": target.opset,
+            "dtype": target.dtype,
+            "quantize": target.quantize,
+            "size_bytes": sum((artifact / name).stat().st_size for name in files),
+            "files": {name: {"sha256": sha256_of(artifact / name)} for name in files},
+        },
+        "parity": _parity(proof.report),
+        "evaluation": None if proof.evaluation is None else asdict(proof.evaluation),
+        "resources": {
+            "export_seconds": round(proof.usage.seconds, 3),
+            "peak_memory_bytes": proof.usage.peak_memory_bytes,
+        },
         "versions": {
             "modelport": __version__,
             "python": platform.python_version(),
-            **{name: importlib.metadata.version(name) for name in ("numpy", *libraries)},
+            **{name: importlib.metadata.version(name) for name in ("numpy", *row.libraries)},
         },
         "hardware": {
             "cpu": _cpu_model(),
@@ -64,6 +80,10 @@ def certify(
             "cores": len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else 1,
         },
     }
+
+
+def _origin(origin: Origin) -> dict[str, str]:
+    return {"file": origin.name, "sha256": origin.sha256}
 
 
 def _parity(report: ParityReport) -> dict[str, Any]:
@@ -77,10 +97,12 @@ def _parity(report: ParityReport) -> dict[str, Any]:
         "batch_sizes": sorted(report.batch_sizes),
         "axis_sizes": {name: sorted(sizes) for name, sizes in report.axis_sizes.items()},
         "tolerance": {"atol": report.atol, "rtol": report.rtol},
+        "bounds": None if report.bounds is None else asdict(report.bounds),
         "outputs": {
             name: {
                 "max_abs_error": output.max_abs_error,
                 "mean_abs_error": output.mean_abs_error,
+                "relative_error": output.relative_error,
                 "values": output.values,
             }
             for name, output in report.outputs.items()
@@ -91,6 +113,7 @@ def _parity(report: ParityReport) -> dict[str, Any]:
             "kind": "argmax" if decision.threshold is None else f">= {decision.threshold:g}",
             "agreement": report.agreement,
             "decisions": report.decisions,
+            "undecided": report.undecided,
         },
     }
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -17,20 +17,57 @@ from exporters.errors import OneLineCommand, UsageError, missing_extra
 from exporters.models import REGISTRY
 
 if TYPE_CHECKING:
+    from exporters.evaluation import Evaluation
     from exporters.pipeline import ExportResult
+
+FORMAT_NAMES = "onnx|torchscript|savedmodel|tflite|pt2|aoti|all"
 
 
 @click.command(cls=OneLineCommand)
 @click.argument("checkpoint", type=click.Path(path_type=Path))
 @click.option(
     "--model",
-    required=True,
-    metavar="|".join([*REGISTRY, "package.module:factory"]),
-    help="A registered model, or any factory of a module that declares a ModelSpec.",
+    metavar="NAME|package.module:factory",
+    help=f"A registered model ({', '.join(REGISTRY)}, or a plug-in's), or any factory of an "
+    "nn.Module. Keras files and SavedModels need none.",
 )
-@click.option("--format", required=True, metavar="onnx", help="The artifact's format.")
 @click.option("--model-kwargs", metavar="JSON", help="Hyper-parameters; win over the checkpoint's.")
+@click.option(
+    "--lora",
+    type=click.Path(path_type=Path),
+    metavar="DIR",
+    help="PEFT adapters to merge into a Hugging Face checkpoint.",
+)
+@click.option(
+    "--input",
+    "inputs",
+    multiple=True,
+    metavar="NAME:DATATYPE[DIMS]",
+    help="Declare an input of a model that declares no signature: 'image:FP32[3,224,224]', "
+    "'tokens:INT64[sequence=1..64]=0..511'. Repeatable.",
+)
+@click.option(
+    "--output-name",
+    "output_names",
+    multiple=True,
+    help="Name its outputs, in order.  [default: output, or output_0, ...]",
+)
+@click.option("--max-batch-size", type=click.IntRange(1), default=8, show_default=True)
+@click.option(
+    "--format",
+    "formats",
+    required=True,
+    multiple=True,
+    metavar=FORMAT_NAMES,
+    help="The artifact's format; 'all' is onnx, torchscript, savedmodel and tflite. Repeatable.",
+)
 @click.option("--name", help="The model's name in the repository.  [default: the spec's]")
+@click.option(
+    "--name-template",
+    metavar="TEMPLATE",
+    help="Made of {name}, {format} and {precision}.  [default: {name}, and {name}-{format} for "
+    "more than one format]",
+)
 @click.option(
     "--repository",
     type=click.Path(path_type=Path),
@@ -39,7 +76,18 @@ if TYPE_CHECKING:
     help="The model repository to publish into.",
 )
 @click.option("--model-version", default="auto", show_default=True, metavar="N|auto")
-@click.option("--max-batch-size", type=click.IntRange(1), default=8, show_default=True)
+@click.option(
+    "--dtype",
+    default="fp32",
+    show_default=True,
+    metavar="fp32|fp16|bf16",
+    help="Precision inside the artifact; inputs and outputs keep their datatypes.",
+)
+@click.option(
+    "--quantize",
+    metavar="int8",
+    help="Quantise the weights (ONNX: dynamic, per channel; TFLite: dynamic range).",
+)
 @click.option("--opset", type=int, help="ONNX operator set.  [default: 20]")
 @click.option("--atol", type=click.FloatRange(0), help="Absolute tolerance.  [default: the spec's]")
 @click.option("--rtol", type=click.FloatRange(0), help="Relative tolerance.  [default: the spec's]")
@@ -49,42 +97,89 @@ if TYPE_CHECKING:
     help="Inputs to compare on.  [default: 1000, fewer above 5 million parameters]",
 )
 @click.option("--seed", type=click.IntRange(0), default=0, show_default=True)
-@click.option("--dtype", default="fp32", show_default=True, help="Precision of the artifact.")
+@click.option(
+    "--data",
+    type=click.Path(path_type=Path),
+    metavar="FILE.npz",
+    help="Held-out inputs by name, and 'labels': below fp32 these decide, not random inputs.",
+)
+@click.option(
+    "--max-drop",
+    type=click.FloatRange(0),
+    default=0.01,
+    show_default=True,
+    help="How much accuracy (or AUC) on --data an artifact may lose.",
+)
+@click.option(
+    "--min-agreement",
+    type=click.FloatRange(0, 1),
+    help="Below fp32, the decisions that must stay as they were.  [default: fp16 0.995, bf16 0.98, "
+    "int8 0.97]",
+)
+@click.option(
+    "--max-relative-error",
+    type=click.FloatRange(0),
+    help="The same for a model that declares no decision.  [default: fp16 0.01, bf16 0.05, "
+    "int8 0.1]",
+)
+@click.option(
+    "--sign-key",
+    type=click.Path(path_type=Path),
+    metavar="FILE",
+    help="Sign the certificate with this Ed25519 key ('modelport keygen' makes one).",
+)
 @click.option(
     "-o",
     "--output",
     type=click.Path(path_type=Path),
     help="Write the artifact and its certificate here instead of publishing.",
 )
-def export(
-    model_kwargs: str | None, model_version: str, samples: int | None, **options: Any
-) -> None:
-    """Export CHECKPOINT, prove the artifact equal to it, and publish it.
+def export(**options: Any) -> None:
+    """Export CHECKPOINT, prove each artifact equal to it, and publish it.
+
+    CHECKPOINT is a .pt, .pth or .safetensors file, a Hugging Face folder, a .keras file or a
+    SavedModel. All formats are published, or none.
 
     Exit codes: 0 done, 2 usage, 3 parity, 4 unsupported, 5 integrity.
     """
-    kwargs = _parse_kwargs(model_kwargs)
-    for tolerance in ("atol", "rtol"):
-        _check_finite(tolerance, options[tolerance])
-    with _progress() as progress:
+    for bound in ("atol", "rtol", "max_drop", "min_agreement", "max_relative_error"):
+        _check_finite(bound, options[bound])
+    kwargs = parse_kwargs(options["model_kwargs"])
+    with progress_bar() as progress:
         # torch and the runtime come with this import.
         progress("starting", 0, 0)
         try:
-            from exporters import pipeline, publish
+            from exporters import formats, pipeline, proof, publish
+            from exporters.sources import SourceRequest
         except ImportError as error:
             raise missing_extra(error) from error
 
         request = pipeline.ExportRequest(
-            model_kwargs=kwargs,
-            version=publish.parse_version(model_version),
-            samples=samples,
-            **options,
+            source=SourceRequest(model_kwargs=kwargs, **{key: options[key] for key in _SOURCE}),
+            target=formats.Target(options["dtype"], options["quantize"], options["opset"]),
+            checks=proof.Checks(
+                samples=options["samples"],
+                seed=options["seed"],
+                atol=options["atol"],
+                rtol=options["rtol"],
+                agreement=options["min_agreement"],
+                relative_error=options["max_relative_error"],
+                max_drop=options["max_drop"],
+            ),
+            version=publish.parse_version(options["model_version"]),
+            **{key: options[key] for key in _PASSED_ON},
         )
-        result = pipeline.export(request, progress)
-    _print(result)
+        results = pipeline.export(request, progress)
+    _print(results)
 
 
-def _parse_kwargs(text: str | None) -> dict[str, Any]:
+#: Options that go into a request as they are.
+_SOURCE = ("checkpoint", "model", "max_batch_size", "lora", "inputs", "output_names")
+_PASSED_ON = ("formats", "name", "name_template", "repository", "data", "sign_key", "output")
+
+
+def parse_kwargs(text: str | None) -> dict[str, Any]:
+    """``--model-kwargs``; raises ``UsageError`` unless it is a JSON object."""
     try:
         kwargs = json.loads(text or "{}")
     except (ValueError, RecursionError) as error:
@@ -97,11 +192,11 @@ def _parse_kwargs(text: str | None) -> dict[str, Any]:
 def _check_finite(name: str, value: float | None) -> None:
     """A tolerance of NaN or infinity would prove nothing."""
     if value is not None and not value < float("inf"):
-        raise UsageError(f"--{name} must be a finite number")
+        raise UsageError(f"--{name.replace('_', '-')} must be a finite number")
 
 
 @contextlib.contextmanager
-def _progress() -> Iterator[Callable[[str, int, int], None]]:
+def progress_bar() -> Iterator[Callable[[str, int, int], None]]:
     """A bar on stderr that follows the stages; nothing where stderr is not a terminal."""
     from rich.console import Console
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
@@ -124,18 +219,42 @@ def _progress() -> Iterator[Callable[[str, int, int], None]]:
         yield show
 
 
-def _print(result: ExportResult) -> None:
-    report = result.report
-    agreement = "none declared" if report.agreement is None else f"{report.agreement:.2%}"
-    rows = {
-        "model": result.name,
-        "version": "not published" if result.version is None else str(result.version),
-        "path": str(result.path),
-        "size": f"{result.size_bytes / 1e6:.2f} MB",
-        "max error": f"{report.max_abs_error:.2e} (tolerance {report.atol:g} + {report.rtol:g} * "
-        f"|reference|, {report.samples + report.edge_samples} samples)",
-        "agreement": agreement,
-        "seconds": f"{result.seconds:.1f}",
-    }
-    for label, value in rows.items():
-        click.echo(f"{label:<10} {value}")
+def _print(results: Sequence[ExportResult]) -> None:
+    for number, result in enumerate(results):
+        if number:
+            click.echo()
+        report, found = result.proof.report, result.proof.evaluation
+        held_to = f"tolerance {report.atol:g} + {report.rtol:g} * |reference|"
+        if report.bounds is not None:
+            relative = max(output.relative_error for output in report.outputs.values())
+            held_to = f"{relative:.2%} of the values' norm"
+        agreement = "none declared" if report.agreement is None else f"{report.agreement:.2%}"
+        rows = {
+            "model": f"{result.name} ({result.format} {result.precision})",
+            "version": "not published" if result.version is None else str(result.version),
+            "path": str(result.path),
+            "size": f"{result.size_bytes / 1e6:.2f} MB",
+            "max error": f"{report.max_abs_error:.2e} ({held_to}, "
+            f"{report.samples + report.edge_samples} samples)",
+            "agreement": agreement,
+        }
+        if found is not None:
+            rows["held out"] = _evaluated(found)
+        usage = result.proof.usage
+        rows["seconds"] = (
+            f"{result.seconds:.1f} (conversion {usage.seconds:.1f}, peak memory "
+            f"{usage.peak_memory_bytes / 1e9:.1f} GB)"
+        )
+        for label, value in rows.items():
+            click.echo(f"{label:<10} {value}")
+
+
+def _evaluated(found: Evaluation) -> str:
+    parts = []
+    if found.metric is not None:
+        parts.append(f"{found.metric} {found.artifact:.4f} (checkpoint {found.reference:.4f})")
+    if found.agreement is not None:
+        parts.append(f"agreement {found.agreement:.2%}")
+    else:
+        parts.append(f"{found.relative_error:.2%} of the values' norm")
+    return f"{', '.join(parts)}, {found.rows} rows"

@@ -58,10 +58,23 @@ def exit_code(error: BaseException) -> int:
     return EXIT_FAILURE
 
 
+#: The extra that brings a package; every other one comes with ``torch``.
+_EXTRAS = {
+    "tensorflow": "tensorflow",
+    "keras": "tensorflow",
+    "tf2onnx": "tensorflow",
+    "ai_edge_litert": "litert",
+    "transformers": "huggingface",
+    "peft": "huggingface",
+}
+
+
 def missing_extra(error: ImportError) -> Unsupported:
     """What to say when a library that only exporting needs is not installed."""
+    package = (error.name or "").partition(".")[0]
     return Unsupported(
-        f"'{error.name}' is not installed; exporting needs it: pip install 'modelport[torch]'"
+        f"'{package}' is not installed; this needs it: "
+        f"pip install 'modelport[{_EXTRAS.get(package, 'torch')}]'"
     )
 
 

@@ -1,24 +1,26 @@
 """Proof that an artifact computes what its checkpoint computes; anything less raises.
 
 Both are run on the same seeded inputs: every batch size and axis size that matters, the corners of
-every declared range, then random ones. PyTorch in eager mode is the reference.
+every declared range, then random ones. The framework's eager mode is the reference.
+
+In fp32 every value must lie within tolerance and every decision agree. Lower precisions change the
+values by design, so what they are held to is ``Bounds``: the decisions they leave as they were, or,
+for a model that declares no decision, the relative error.
 """
 
 from __future__ import annotations
 
-import contextlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
-import torch
-from torch import nn
 
 from exporters.errors import ParityError, UsageError
 from exporters.formats import Session
 from exporters.samples import corners, draw, name_axes, sizes_of
+from exporters.source import Source
 from exporters.spec import Decision, ModelSpec
-from gateway.errors import Unsupported
+from gateway.errors import ModelportError
 from gateway.types import NUMPY_DTYPES, Array, ModelSignature, TensorSpec
 
 #: Samples by parameter count, so that a proof takes seconds for a small model and about a minute
@@ -26,7 +28,35 @@ from gateway.types import NUMPY_DTYPES, Array, ModelSignature, TensorSpec
 DEFAULT_SAMPLES = ((5_000_000, 1000), (200_000_000, 64))
 FEWEST_SAMPLES = 16
 
+#: Batch sizes that are always tried, besides the largest.
+BATCH_SIZES = (1, 2, 8)
+
+#: Edge inputs are tried at this many of the smallest batch sizes: an edge is about values.
+EDGE_BATCHES = 2
+
 Progress = Callable[[int, int], None]
+
+
+@dataclass(frozen=True, slots=True)
+class Bounds:
+    """What an artifact in less than fp32 must keep.
+
+    Attributes:
+        agreement: fraction of decisions that must be as the checkpoint's.
+        relative_error: largest ``|error| / |reference|`` over all of an output's values (ratio of
+            L2 norms), for a model that declares no decision.
+    """
+
+    agreement: float
+    relative_error: float
+
+
+#: By precision; fp32 is held to its tolerance instead.
+BOUNDS: Mapping[str, Bounds] = {
+    "fp16": Bounds(agreement=0.995, relative_error=0.01),
+    "bf16": Bounds(agreement=0.98, relative_error=0.05),
+    "int8": Bounds(agreement=0.97, relative_error=0.1),
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,15 +83,29 @@ class OutputError:
     values: int = 0
     values_outside: int = 0
     worst_case: str = ""
+    squared_error: float = 0.0
+    squared_reference: float = 0.0
+
+    @property
+    def relative_error(self) -> float:
+        """The L2 norm of the error over that of the reference."""
+        if not self.squared_error:
+            return 0.0
+        return float(np.sqrt(self.squared_error / max(self.squared_reference, 1e-300)))
 
 
 @dataclass(slots=True)
 class ParityReport:
-    """What was tried and what came of it."""
+    """What was tried and what came of it.
+
+    ``undecided`` counts decisions so close that both answers lie within the tolerance: they are
+    neither agreement nor disagreement.
+    """
 
     seed: int
     atol: float
     rtol: float
+    bounds: Bounds | None = None
     samples: int = 0
     edge_samples: int = 0
     batch_sizes: set[int] = field(default_factory=set)
@@ -70,6 +114,7 @@ class ParityReport:
     decision: Decision | None = None
     decisions: int = 0
     decisions_agreeing: int = 0
+    undecided: int = 0
 
     @property
     def agreement(self) -> float | None:
@@ -80,51 +125,42 @@ class ParityReport:
     def max_abs_error(self) -> float:
         return max((output.max_abs_error for output in self.outputs.values()), default=0.0)
 
+    @property
+    def mean_abs_error(self) -> float:
+        return max((output.mean_abs_error for output in self.outputs.values()), default=0.0)
 
-def default_samples(module: nn.Module) -> int:
+
+def default_samples(parameter_count: int) -> int:
     """How many random samples a proof takes unless told otherwise."""
-    parameters = sum(p.numel() for p in module.parameters())
-    return next((n for most, n in DEFAULT_SAMPLES if parameters <= most), FEWEST_SAMPLES)
-
-
-@contextlib.contextmanager
-def inference_mode(module: nn.Module) -> Iterator[None]:
-    """``eval()``, no gradients, and no fused encoder path: it has no counterpart in any format."""
-    fast_path = torch.backends.mha.get_fastpath_enabled()
-    torch.backends.mha.set_fastpath_enabled(False)
-    module.eval()
-    try:
-        with torch.no_grad():
-            yield
-    finally:
-        torch.backends.mha.set_fastpath_enabled(fast_path)
+    return next((n for most, n in DEFAULT_SAMPLES if parameter_count <= most), FEWEST_SAMPLES)
 
 
 def check(
-    module: nn.Module,
+    source: Source,
     session: Session,
-    signature: ModelSignature,
-    spec: ModelSpec,
     *,
     samples: int,
     seed: int,
     atol: float,
     rtol: float,
+    bounds: Bounds | None = None,
     progress: Progress = lambda done, total: None,
 ) -> ParityReport:
-    """Compare ``session`` with ``module``; call it inside ``inference_mode``.
+    """Compare ``session`` with ``source``.
 
     Args:
         samples: how many random samples at least; the grid of sizes and the edges always run.
+        bounds: for an artifact in less than fp32; None holds it to the tolerance.
         progress: told the samples done and the total after each batch.
 
     Raises:
         ParityError: a name, shape, datatype or value differs, is not finite, or the runtime fails.
         Unsupported: the module returns something other than tensors.
     """
+    signature, spec = source.signature, source.spec
     _check_names("input", signature.inputs, session.inputs)
     _check_names("output", signature.outputs, session.outputs)
-    report = ParityReport(seed, atol, rtol, decision=spec.decision)
+    report = ParityReport(seed, atol, rtol, bounds, decision=spec.decision)
     report.outputs = {output.name: OutputError() for output in signature.outputs}
     if spec.decision and spec.decision.output not in report.outputs:
         raise UsageError(
@@ -132,7 +168,7 @@ def check(
             "which its signature lacks; correct its ModelSpec"
         )
     for case in plan(signature, spec, samples, seed):
-        expected = _reference(module, signature, case)
+        expected = _reference(source, case)
         try:
             actual = session(case.inputs)
         except Exception as error:
@@ -143,20 +179,20 @@ def check(
             ) from error
         for output in signature.outputs:
             _compare(output, expected[output.name], actual[output.name], case, report)
-        _count(case, expected, actual, report)
+        _count(case, expected, actual, report, spec)
         progress(min(report.samples, samples), samples)
     _judge(report)
     return report
 
 
-def rehearse(module: nn.Module, signature: ModelSignature, spec: ModelSpec, seed: int) -> None:
+def rehearse(source: Source, seed: int) -> None:
     """Run the model alone over the grid and the edges.
 
     Raises:
         ParityError: it fails on inputs that its signature allows.
     """
-    for case in plan(signature, spec, 0, seed):
-        _reference(module, signature, case)
+    for case in plan(source.signature, source.spec, 0, seed):
+        _reference(source, case)
 
 
 def plan(signature: ModelSignature, spec: ModelSpec, samples: int, seed: int) -> Iterator[Case]:
@@ -165,14 +201,14 @@ def plan(signature: ModelSignature, spec: ModelSpec, samples: int, seed: int) ->
     rng = np.random.default_rng(seed)
     sample = spec.sample or draw
     largest = signature.max_batch_size
-    batches = sorted({1, min(2, largest), largest}) if largest else [0]
+    batches = sorted({largest, *(b for b in BATCH_SIZES if b <= largest)}) if largest else [0]
     done = 0
     for sizes in _grid(signature):
         for batch in batches:
             yield Case(batch, sizes, sample(signature, batch, sizes, rng))
             done += batch or 1
     for sizes, fills in corners(signature):
-        for batch in {batches[0], batches[-1]}:
+        for batch in batches[:EDGE_BATCHES]:
             yield Case(batch, sizes, draw(signature, batch, sizes, rng, fills), edge=True)
     while done < samples:
         batch = batches[int(rng.integers(len(batches)))]
@@ -203,30 +239,16 @@ def _check_names(kind: str, declared: Sequence[TensorSpec], found: Sequence[str]
         )
 
 
-def _reference(module: nn.Module, signature: ModelSignature, case: Case) -> dict[str, Array]:
-    tensors = [torch.tensor(case.inputs[spec.name]) for spec in signature.inputs]
+def _reference(source: Source, case: Case) -> dict[str, Array]:
     try:
-        result = module(*tensors)
+        return source.reference(case.inputs)
+    except ModelportError:
+        raise
     except Exception as error:
         raise ParityError(
             f"the model itself fails at {case}: {type(error).__name__}: {error}; its signature "
             "must declare only what forward() accepts"
         ) from error
-    results = (result,) if isinstance(result, torch.Tensor) else result
-    if not isinstance(results, tuple | list) or not all(
-        isinstance(value, torch.Tensor) for value in results
-    ):
-        raise Unsupported(
-            f"forward() returns a {type(result).__name__}; return a tensor, or a tuple of tensors "
-            "in the order of the signature's outputs"
-        )
-    if len(results) != len(signature.outputs):
-        raise UsageError(
-            f"forward() returns {len(results)} tensors, the signature declares "
-            f"{len(signature.outputs)} outputs; declare each"
-        )
-    arrays = (value.numpy() for value in results)
-    return {spec.name: array for spec, array in zip(signature.outputs, arrays, strict=True)}
 
 
 def _declared_shape(output: TensorSpec, case: Case) -> tuple[int, ...]:
@@ -279,10 +301,16 @@ def _tally(report: ParityReport, name: str, expected: Array, actual: Array, case
     total.values += error.size
     total.mean_abs_error += (float(error.mean()) - total.mean_abs_error) * error.size / total.values
     total.values_outside += int(outside.sum())
+    total.squared_error += float((error**2).sum())
+    total.squared_reference += float((reference**2).sum())
 
 
 def _count(
-    case: Case, expected: Mapping[str, Array], actual: Mapping[str, Array], report: ParityReport
+    case: Case,
+    expected: Mapping[str, Array],
+    actual: Mapping[str, Array],
+    report: ParityReport,
+    spec: ModelSpec,
 ) -> None:
     if case.edge:
         report.edge_samples += case.batch or 1
@@ -292,34 +320,81 @@ def _count(
         report.batch_sizes.add(case.batch)
     for name, size in case.sizes.items():
         report.axis_sizes.setdefault(name, set()).add(size)
-    if report.decision is not None:
-        reference = _decide(report.decision, expected[report.decision.output])
-        decided = _decide(report.decision, actual[report.decision.output])
-        report.decisions += reference.size
-        report.decisions_agreeing += int((reference == decided).sum())
+    decision = report.decision
+    if decision is not None:
+        reference = expected[decision.output]
+        clear = ~_undecided(decision, reference, report, spec)
+        same = decide(decision, reference) == decide(decision, actual[decision.output])
+        report.decisions += int(clear.sum())
+        report.decisions_agreeing += int((same & clear).sum())
+        report.undecided += int((~clear).sum())
 
 
-def _decide(decision: Decision, values: Array) -> Array:
+def decide(decision: Decision, values: Array) -> Array:
+    """What ``values`` of the decision's output lead to: bool, or the index of the largest."""
     if decision.threshold is not None:
         return np.asarray(values >= decision.threshold)
     return np.asarray(values.argmax(axis=-1))
 
 
+def _undecided(
+    decision: Decision, reference: Array, report: ParityReport, spec: ModelSpec
+) -> Array:
+    """Where a value within tolerance of the reference would decide otherwise; fp32 only.
+
+    A tolerance that was widened on the command line does not widen this one.
+    """
+    if report.bounds is not None:
+        return np.zeros(decide(decision, reference).shape, bool)
+    if decision.threshold is not None:
+        margin, size = np.abs(reference - decision.threshold), np.abs(reference)
+    elif reference.shape[-1] < 2:
+        return np.zeros(reference.shape[:-1], bool)
+    else:
+        second, first = np.moveaxis(np.partition(reference, -2, axis=-1)[..., -2:], -1, 0)
+        margin, size = (first - second) / 2, np.maximum(np.abs(first), np.abs(second))
+    atol, rtol = min(report.atol, spec.atol), min(report.rtol, spec.rtol)
+    return np.asarray(margin <= atol + rtol * size)
+
+
 def _judge(report: ParityReport) -> None:
+    if report.bounds is None:
+        _judge_values(report)
+        least = report.decision.minimum_agreement if report.decision else 0.0
+    elif report.decision is None:
+        _judge_relative_error(report, report.bounds.relative_error)
+        return
+    else:
+        least = report.bounds.agreement
+    if report.decision is not None and report.agreement is not None and report.agreement < least:
+        raise ParityError(
+            f"output '{report.decision.output}': decisions agree on {report.agreement:.2%} of "
+            f"{report.decisions}, below {least:.2%}; "
+            + (
+                "lower --min-agreement, or keep a higher precision"
+                if report.bounds
+                else "tighten --atol and correct the model"
+            )
+        )
+
+
+def _judge_values(report: ParityReport) -> None:
     tolerance = f"{report.atol:g} + {report.rtol:g} * |reference|"
     for name, total in report.outputs.items():
         if total.values_outside:
             raise ParityError(
                 f"output '{name}' differs from the checkpoint's by up to {total.max_abs_error:.3g} "
                 f"({total.worst_case}), tolerance {tolerance}, {total.values_outside} of "
-                f"{total.values} values outside; nothing was published; correct the model, or "
+                f"{total.values} values outside; correct the model, or "
                 "widen --atol and --rtol if that is acceptable"
             )
-    if report.decision is None or report.agreement is None:
-        return
-    if report.agreement < report.decision.minimum_agreement:
-        raise ParityError(
-            f"output '{report.decision.output}': decisions agree on {report.agreement:.2%} of "
-            f"{report.decisions}, below {report.decision.minimum_agreement:.2%}; nothing was "
-            "published; tighten --atol and correct the model"
-        )
+
+
+def _judge_relative_error(report: ParityReport, most: float) -> None:
+    for name, total in report.outputs.items():
+        if total.relative_error > most:
+            raise ParityError(
+                f"output '{name}' differs from the checkpoint's by {total.relative_error:.2%} "
+                f"(ratio of L2 norms), bound {most:.2%}; raise "
+                "--max-relative-error, or keep a higher precision"
+            )

@@ -1,57 +1,65 @@
-"""One export from beginning to end: read, build, load, convert, prove, certify, publish.
+"""One export from beginning to end: load, convert, prove, certify, sign, publish.
 
 ``modelport export`` is a thin shell around ``export``; programs call it with an ``ExportRequest``.
 """
 
 from __future__ import annotations
 
+import gc
 import json
+import string
 import time
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
 
-from torch import nn
-
-from exporters import certificate, checkpoint, parity, publish, spec
+from exporters import certificate, evaluation, formats, publish, sources, triton_warmup
 from exporters.errors import UsageError
-from exporters.formats import Format, find_format
+from exporters.formats import Format, Target
+from exporters.proof import Checks, Progress, Proof, convert, prove
+from exporters.source import Source
+from exporters.sources import SourceRequest
 from gateway.errors import Unsupported
-from gateway.repository import config
+from gateway.repository import config, signing
+from gateway.repository.config import ModelConfig
 from gateway.repository.manifest import files_of
-from gateway.types import ModelSignature
+from gateway.types import Array
 
-#: Told the stage's name, and how much of it is done of how much (0 of 0: unknown).
-Progress = Callable[[str, int, int], None]
-
-DTYPES = ("fp32",)
+DTYPES = ("fp32", "fp16", "bf16")
+QUANTIZATIONS = ("int8",)
 DEFAULT_REPOSITORY = Path("model_repository")
-DEFAULT_MAX_BATCH_SIZE = 8
+LABELS_FILE = "labels.txt"
+
+#: What a model is called where ``--name-template`` does not say: by itself, or one of several.
+ONE_NAME, SEVERAL_NAMES = "{name}", "{name}-{format}"
 
 
 @dataclass(frozen=True, slots=True)
 class ExportRequest:
-    """What to export and how; None takes the default that the spec or the format declares.
+    """What to export and how.
 
-    ``version`` None is the next free one. ``output`` is a file or folder to write to instead of
-    publishing into ``repository``.
+    Attributes:
+        formats: names of ``formats.FORMATS``, or ``all``.
+        name: None takes the spec's.
+        name_template: of ``{name}``, ``{format}`` and ``{precision}``; None takes ``{name}`` for
+            one format and ``{name}-{format}`` for several.
+        version: None is the next free one.
+        data: held-out inputs, see ``evaluation``.
+        sign_key: a private key to sign the certificates with.
+        output: a file or folder to write to instead of publishing into ``repository``.
     """
 
-    checkpoint: Path
-    model: str
-    format: str = "onnx"
-    model_kwargs: Mapping[str, Any] = field(default_factory=dict)
+    source: SourceRequest
+    formats: tuple[str, ...] = ("onnx",)
+    target: Target = field(default_factory=Target)
+    checks: Checks = field(default_factory=Checks)
     name: str | None = None
+    name_template: str | None = None
     repository: Path = DEFAULT_REPOSITORY
     version: int | None = None
-    max_batch_size: int = DEFAULT_MAX_BATCH_SIZE
-    opset: int | None = None
-    atol: float | None = None
-    rtol: float | None = None
-    samples: int | None = None
-    seed: int = 0
-    dtype: str = "fp32"
+    data: Path | None = None
+    sign_key: Path | None = None
     output: Path | None = None
 
 
@@ -60,126 +68,207 @@ class ExportResult:
     """What was exported. ``version`` is None where ``output`` was asked for."""
 
     name: str
+    format: str
+    precision: str
     version: int | None
     path: Path
     size_bytes: int
-    report: parity.ParityReport
+    proof: Proof
     seconds: float
 
 
-@dataclass(frozen=True, slots=True)
-class _Subject:
-    """The loaded model and everything that follows from it."""
+@dataclass(slots=True)
+class _Artifact:
+    """One format on its way: what it will be called and where it is being written."""
 
-    name: str
-    module: nn.Module
-    spec: spec.ModelSpec
-    signature: ModelSignature
-    source: checkpoint.Checkpoint
-    model_kwargs: Mapping[str, Any]
+    row: Format
+    target: Target
+    config: ModelConfig
+    folder: Path
+    filename: str
+    staged: Path = Path()
+    proof: Proof | None = None
+    seconds: float = 0.0
 
 
 def export(
     request: ExportRequest, progress: Progress = lambda stage, done, total: None
-) -> ExportResult:
+) -> list[ExportResult]:
     """Export, prove and publish; nothing is visible unless everything succeeded.
 
     Raises:
         UsageError, AlreadyExists: the request is wrong or does not fit the checkpoint.
-        ParityError: the artifact does not compute what the checkpoint computes.
+        ParityError: an artifact does not compute what the checkpoint computes.
         Unsupported: there is no way to this format, datatype or opset.
         IntegrityError: the checkpoint is damaged or wants to run code.
     """
-    started = time.perf_counter()
-    if request.dtype not in DTYPES:
-        raise Unsupported(f"--dtype '{request.dtype}' is not supported; use {' or '.join(DTYPES)}")
+    rows = _rows(request)
+    key = None if request.sign_key is None else signing.load_private_key(request.sign_key)
+    progress("loading", 0, 0)
+    source = sources.load(request.source)
+    for row in rows:
+        formats.check_route(source, row, request.target)
+    checks = request.checks
+    if request.data is not None:
+        checks = replace(checks, data=evaluation.read(request.data, source))
+    artifacts = [_artifact(request, source, row, len(rows) > 1) for row in rows]
+    if len({artifact.config.name for artifact in artifacts}) < len(artifacts):
+        raise UsageError(
+            f"--name-template '{request.name_template}' gives two formats one name; "
+            "put {format} into it"
+        )
+    with ExitStack() as stack:
+        for artifact in artifacts:
+            with _writing_to(artifact.folder):
+                if request.output is None:  # better known before the work than after it
+                    publish.free_version(artifact.folder, artifact.config, request.version)
+                artifact.staged = stack.enter_context(publish.staging(artifact.folder))
+        for artifact in artifacts:
+            _make(request, source, checks, artifact, progress)
+            if key is not None:
+                signing.sign(artifact.staged, key)
+        progress("publishing", 0, 0)
+        return [_deliver(request, artifact) for artifact in artifacts]
+
+
+def _rows(request: ExportRequest) -> list[Format]:
+    """The formats asked for, each once; a wrong argument is told before anything is loaded."""
+    target = request.target
+    for flag, value, known in (
+        ("--dtype", target.dtype, DTYPES),
+        ("--quantize", target.quantize, QUANTIZATIONS),
+    ):
+        if value is not None and value not in known:
+            raise Unsupported(f"{flag} '{value}' is not supported; use {' or '.join(known)}")
+    if target.quantize and target.dtype != "fp32":
+        raise UsageError("--quantize and --dtype exclude each other; choose one")
     if request.name is not None:
         publish.check_name(request.name)
-    target = find_format(request.format)
-    progress("loading", 0, 0)
-    subject = _load(request)
-    wanted = config.build(subject.name, target.platform, subject.signature)
-    for key, value in subject.spec.parameters.items():
-        wanted.parameters[key].string_value = value
-    folder, filename = _destination(request, target)
-    try:
-        if request.output is None:  # a conflict is better known before the work than after it
-            publish.free_version(folder, wanted, request.version)
-        with publish.staging(folder) as staged:
-            report = _convert(request, target, subject, staged / filename, progress)
-            size = sum((staged / name).stat().st_size for name in files_of(staged))
-            progress("publishing", 0, 0)
-            if request.output is None:
-                published = publish.publish(staged, folder, wanted, request.version)
-                version, path = published.version, published.path
-            else:
-                publish.deliver(staged, folder)
-                version, path = None, folder / filename
-    except OSError as error:
-        raise UsageError(
-            f"cannot write to '{folder}': {error.strerror or error}; free space there, or choose "
-            "another --repository or --output"
-        ) from error
-    elapsed = time.perf_counter() - started
-    return ExportResult(subject.name, version, path, size, report, elapsed)
+    names = [n for name in request.formats for n in (formats.ALL if name == "all" else (name,))]
+    rows = [formats.find_format(name) for name in dict.fromkeys(names)]
+    if target.opset is not None and all(row.default_opset is None for row in rows):
+        raise UsageError(f"--opset is ONNX's; --format {' '.join(request.formats)} has none")
+    return rows
 
 
-def _load(request: ExportRequest) -> _Subject:
-    source = checkpoint.read(request.checkpoint)
-    known = {**source.model_kwargs, **request.model_kwargs}
-    module, declared, kwargs = spec.build(request.model, source.shapes, known)
-    checkpoint.load_into(module, source)
-    name = request.name or declared.name
+def _artifact(request: ExportRequest, source: Source, row: Format, several: bool) -> _Artifact:
+    template = request.name_template or (SEVERAL_NAMES if several else ONE_NAME)
+    opset = None if row.default_opset is None else request.target.opset or row.default_opset
+    name = _fill(template, request.name or source.spec.name, row, request.target)
     publish.check_name(name)
-    signature = declared.signature(module, request.max_batch_size)
-    return _Subject(name, module, declared, signature, source, kwargs)
+    wanted = config.build(name, row.platform, source.signature)
+    for key, value in source.spec.parameters.items():
+        wanted.parameters[key].string_value = value
+    if source.labels and source.spec.decision:
+        chosen = (o for o in wanted.output if o.name == source.spec.decision.output)
+        for output in chosen:
+            output.label_filename = LABELS_FILE
+    folder, filename = _destination(request, row, several)
+    return _Artifact(row, replace(request.target, opset=opset), wanted, folder, filename)
 
 
-def _destination(request: ExportRequest, target: Format) -> tuple[Path, str]:
+def _fill(template: str, name: str, row: Format, target: Target) -> str:
+    fields = {"name": name, "format": row.name, "precision": target.precision}
+    try:
+        used = {field for _, field, _, _ in string.Formatter().parse(template) if field is not None}
+        if not used <= fields.keys():
+            raise ValueError(", ".join(sorted(used - fields.keys())) or "an empty field")
+        return template.format(**fields)
+    except (ValueError, IndexError, KeyError) as error:
+        raise UsageError(
+            f"--name-template '{template}' is wrong ({error}); it may hold "
+            "{name}, {format} and {precision}"
+        ) from error
+
+
+def _destination(request: ExportRequest, row: Format, several: bool) -> tuple[Path, str]:
     """The folder to write into and the artifact's file name in it."""
-    default = target.platform.default_filename
+    default = row.platform.default_filename
     if request.output is None:
         return request.repository, default
+    if several:
+        return request.output / row.name, default
     if request.output.suffix == Path(default).suffix and not request.output.is_dir():
         return request.output.parent, request.output.name
     return request.output, default
 
 
-def _convert(
-    request: ExportRequest, target: Format, subject: _Subject, path: Path, progress: Progress
-) -> parity.ParityReport:
-    """Write the artifact to ``path``, prove it, and write its certificate beside it."""
-    module, declared, signature = subject.module, subject.spec, subject.signature
-    opset = target.default_opset if request.opset is None else request.opset
-    with parity.inference_mode(module):
-        progress("converting", 0, 0)
-        try:
-            target.export(module, signature, path, opset)
-        except Unsupported:
-            # An exporter blames its operators even where it is the model that cannot run.
-            parity.rehearse(module, signature, declared, request.seed)
-            raise
-        report = parity.check(
-            module,
-            target.open_session(path),
-            signature,
-            declared,
-            samples=request.samples or parity.default_samples(module),
-            seed=request.seed,
-            atol=declared.atol if request.atol is None else request.atol,
-            rtol=declared.rtol if request.rtol is None else request.rtol,
-            progress=lambda done, total: progress("proving", done, total),
+def _make(
+    request: ExportRequest, source: Source, checks: Checks, artifact: _Artifact, progress: Progress
+) -> None:
+    """Write the artifact, prove it, and put its certificate beside it."""
+    started = time.perf_counter()
+    row, target, path = artifact.row, artifact.target, artifact.staged / artifact.filename
+    requests = triton_warmup.requests(source.signature, source.spec.sample, checks.seed)
+
+    def told(stage: str, done: int, total: int) -> None:
+        progress(f"{row.name}: {stage}", done, total)
+
+    told("converting", 0, 0)
+    with _writing_to(artifact.folder):
+        usage = convert(source, row, target, path, checks)
+        gc.collect()  # a converter's graphs hold a copy of the weights
+        report, found = prove(source, row.open_session(path), target.precision, checks, told)
+        if row.name == "savedmodel":
+            from exporters.formats import tensorflow_warmup
+
+            tensorflow_warmup.write(path, artifact.config.name, requests)
+        artifact.proof = Proof(report, found, usage)
+        content = certificate.certify(
+            model=artifact.config.name,
+            request=request.source,
+            source=source,
+            row=row,
+            target=target,
+            proof=artifact.proof,
+            artifact=artifact.staged,
         )
-    content = certificate.certify(
-        model=subject.name,
-        format_name=target.name,
-        opset=opset,
-        dtype=request.dtype,
-        libraries=target.libraries,
-        checkpoint=subject.source,
-        model_kwargs=subject.model_kwargs,
-        report=report,
-        artifact=path.parent,
+        text = json.dumps(content, indent=2) + "\n"
+        (artifact.staged / certificate.FILENAME).write_text(text)
+        if request.output is None:
+            _furnish(source, artifact, requests)
+    gc.collect()
+    artifact.seconds = time.perf_counter() - started
+
+
+def _furnish(source: Source, artifact: _Artifact, requests: Sequence[Mapping[str, Array]]) -> None:
+    """What lies beside a new model's ``config.pbtxt``: labels and warm-up samples."""
+    model = artifact.staged.parent
+    if source.labels:
+        (model / LABELS_FILE).write_text("\n".join(source.labels) + "\n")
+    triton_warmup.add(artifact.config, model, requests)
+
+
+def _deliver(request: ExportRequest, artifact: _Artifact) -> ExportResult:
+    size = sum((artifact.staged / name).stat().st_size for name in files_of(artifact.staged))
+    with _writing_to(artifact.folder):
+        if request.output is None:
+            done = publish.publish(
+                artifact.staged, artifact.folder, artifact.config, request.version
+            )
+            version, path = done.version, done.path
+        else:
+            publish.deliver(artifact.staged, artifact.folder)
+            version, path = None, artifact.folder / artifact.filename
+    assert artifact.proof is not None
+    return ExportResult(
+        name=artifact.config.name,
+        format=artifact.row.name,
+        precision=artifact.target.precision,
+        version=version,
+        path=path,
+        size_bytes=size,
+        proof=artifact.proof,
+        seconds=artifact.seconds,
     )
-    (path.parent / certificate.FILENAME).write_text(json.dumps(content, indent=2) + "\n")
-    return report
+
+
+@contextmanager
+def _writing_to(folder: Path) -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        raise UsageError(
+            f"cannot write to '{folder}': {error.strerror or error}; free space there, or choose "
+            "another --repository or --output"
+        ) from error

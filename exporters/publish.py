@@ -24,7 +24,7 @@ from pathlib import Path
 from exporters import certificate
 from exporters.errors import UsageError
 from gateway.errors import AlreadyExists, InvalidArgument
-from gateway.repository import config, manifest
+from gateway.repository import config, manifest, signing
 from gateway.repository.config import ModelConfig
 from gateway.repository.scan import MAX_VERSION, VERSION_NAME
 
@@ -143,7 +143,8 @@ def deliver(staged: Path, folder: Path) -> None:
     The certificate goes first and comes last, so that it never vouches for another's artifact.
     """
     _sync_tree(staged)
-    (folder / certificate.FILENAME).unlink(missing_ok=True)
+    for name in (certificate.FILENAME, signing.SIGNATURE):
+        (folder / name).unlink(missing_ok=True)
     for path in sorted(staged.iterdir(), key=lambda path: path.name == certificate.FILENAME):
         os.replace(path, folder / path.name)
     _sync(folder)

@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from exporters.errors import UsageError
-from exporters.models import REGISTRY
+from exporters.models import registered
 from gateway.types import Array, ModelSignature
 
 if TYPE_CHECKING:
@@ -38,11 +38,14 @@ Sampler = Callable[[ModelSignature, int, Mapping[str, int], np.random.Generator]
 
 @dataclass(frozen=True, slots=True)
 class Decision:
-    """What a caller decides from ``output``: ``>= threshold``, or the argmax of the last axis."""
+    """What a caller decides from ``output``: ``>= threshold``, or the argmax of the last axis.
+
+    ``minimum_agreement`` holds in fp32, over the decisions that are not within tolerance of a tie.
+    """
 
     output: str
     threshold: float | None = None
-    minimum_agreement: float = 0.99
+    minimum_agreement: float = 1.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,6 +60,8 @@ class ModelSpec:
         sample: inputs for a batch size and axis sizes; None: drawn from the signature's ranges.
         atol, rtol: an output is right if ``|error| <= atol + rtol * |reference|``.
         parameters: further entries for ``config.pbtxt``.
+        twin: ``module:attribute`` of the ``exporters.twins.Twin`` that computes the same in Keras;
+            without one there is no route to TensorFlow's formats.
     """
 
     name: str
@@ -67,6 +72,7 @@ class ModelSpec:
     rtol: float = 1e-4
     decision: Decision | None = None
     parameters: Mapping[str, str] = field(default_factory=dict)
+    twin: str | None = None
 
 
 def count_blocks(shapes: Mapping[str, Shape], prefix: str) -> int:
@@ -87,11 +93,12 @@ def find_factory(model: str) -> Factory:
     Raises:
         UsageError: there is no such name, module or attribute, or importing it fails.
     """
-    path = REGISTRY.get(model, model)
+    known = registered()
+    path = known.get(model, model)
     module_name, separator, attribute = path.partition(":")
     if not (separator and module_name and attribute):
         raise UsageError(
-            f"--model '{model}' is not registered; use {' or '.join(REGISTRY)}, or name your own "
+            f"--model '{model}' is not registered; use {', '.join(known)}, or name your own "
             "as package.module:factory"
         )
     if path == model and os.getcwd() not in sys.path:
@@ -112,8 +119,10 @@ def find_factory(model: str) -> Factory:
 
 def build(
     model: str, shapes: Mapping[str, Shape], known: Mapping[str, Any]
-) -> tuple[nn.Module, ModelSpec, dict[str, Any]]:
+) -> tuple[nn.Module, ModelSpec | None, dict[str, Any]]:
     """The untrained module that ``model`` names, its spec, and the hyper-parameters it was given.
+
+    The spec is None where nothing declares one.
 
     Args:
         model: a registered name or ``package.module:factory``.
@@ -121,7 +130,7 @@ def build(
         known: hyper-parameters from the command line and the checkpoint.
 
     Raises:
-        UsageError: the factory refuses, or nothing declares a ``ModelSpec``.
+        UsageError: the factory refuses, or what it declares is no ``ModelSpec``.
     """
     factory = find_factory(model)
     declared = getattr(factory, ATTRIBUTE, None)
@@ -136,10 +145,10 @@ def build(
             "correct --model-kwargs"
         ) from error
     spec = declared or getattr(module, ATTRIBUTE, None)
-    if not isinstance(spec, ModelSpec):
+    if spec is not None and not isinstance(spec, ModelSpec):
         raise UsageError(
-            f"--model '{model}' declares no signature; set '{ATTRIBUTE}' on the factory or on its "
-            "class to an exporters.spec.ModelSpec"
+            f"--model '{model}': '{ATTRIBUTE}' is a {type(spec).__name__}; set it to an "
+            "exporters.spec.ModelSpec"
         )
     return module, spec, kwargs
 

@@ -17,6 +17,11 @@ from gateway.settings import LogFormat, ModelControlMode, Settings
 COMMANDS = {
     "demo": ("exporters.demo:demo", "Train, export, serve and call two small models."),
     "export": ("exporters.cli:export", "Export a checkpoint, prove it, publish it."),
+    "verify": ("exporters.verify_cli:verify", "Check a published version, or prove it again."),
+    "keygen": ("exporters.keygen_cli:keygen", "Make a pair of keys to sign exports with."),
+    "convert": ("exporters.convert_cli:convert", "Convert weights between Keras and PyTorch."),
+    "inspect": ("exporters.inspect_cli:inspect", "Show what is in an artifact, of any format."),
+    "package": ("exporters.package_cli:package_command", "Package models for other servers."),
     "serve": ("gateway.cli:serve", "Serve a model repository over HTTP and gRPC."),
     "models": ("gateway.client:models", "List the models of a running gateway."),
     "infer": ("gateway.client:infer", "Send a file to a model of a running gateway."),
@@ -80,6 +85,13 @@ def modelport() -> None:
 )
 @click.option("--require-manifest", is_flag=True, help="Serve only versions with a manifest.")
 @click.option(
+    "--require-signature",
+    metavar="PUBKEY",
+    type=click.Path(path_type=Path),
+    multiple=True,
+    help="Serve only versions signed with this key, a PEM file. Repeatable: any one of the keys.",
+)
+@click.option(
     "--strict-readiness",
     type=bool,
     default=True,
@@ -128,7 +140,9 @@ def modelport() -> None:
     show_default=True,
     help="1: log every request with its id.",
 )
-def serve(model_control_mode: str, log_format: str, **options: Any) -> None:
+def serve(
+    model_control_mode: str, log_format: str, require_signature: tuple[Path, ...], **options: Any
+) -> None:
     """Serve a model repository over HTTP and gRPC (Open Inference Protocol, Triton's flag names).
 
     Port 0 takes a free port; the line "listening" on stderr tells which.
@@ -141,6 +155,9 @@ def serve(model_control_mode: str, log_format: str, **options: Any) -> None:
                 f"--model-repository '{repository}' is not a folder; 'modelport demo' or "
                 "'modelport export' makes one"
             )
+    from gateway.repository import signing
+
+    keys = tuple(signing.load_public_key(path) for path in require_signature)
     # gRPC reads this when it is imported; its failures reach us as exceptions.
     os.environ.setdefault("GRPC_VERBOSITY", "NONE")
     from gateway import server
@@ -149,6 +166,7 @@ def serve(model_control_mode: str, log_format: str, **options: Any) -> None:
         Settings(
             model_control_mode=ModelControlMode(model_control_mode),
             log_format=LogFormat(log_format),
+            require_signature=keys,
             **options,
         )
     )

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Coroutine, Hashable, Iterator
+from contextlib import nullcontext
 from typing import Any
 
 import structlog
@@ -19,7 +20,7 @@ from gateway.errors import InvalidArgument, ModelportError, NotFound, Unavailabl
 from gateway.model import UNLOADED, Model, ServedVersion, State, read_config
 from gateway.policy import Load, Snapshot, VersionPolicy, next_action
 from gateway.repository import config as configuration
-from gateway.repository import manifest, scan
+from gateway.repository import manifest, scan, signing
 from gateway.repository.scan import VersionEntry
 from gateway.settings import ModelControlMode, Settings, usable_cores
 from gateway.telemetry import Statistics
@@ -306,20 +307,27 @@ class Lifecycle:
         self, model: Model, entry: VersionEntry, statistics: Statistics
     ) -> ServedVersion:
         """Blocking: verify, then load. Runs in a thread and only reads ``model``."""
-        name = model.entry.name
+        name, number = model.entry.name, entry.number
         if entry.problem:
             raise InvalidArgument(entry.problem)
+        keys = self._settings.require_signature
         if not manifest.verify(entry.path):
             if self._settings.require_manifest:
                 raise InvalidArgument(
                     "no manifest.json, and --require-manifest is set; publish the version with "
                     "'modelport export'"
                 )
-            log.warning("no manifest.json: served unverified", model=name, version=entry.number)
+            if not keys:
+                log.warning("no manifest.json: served unverified", model=name, version=number)
         assert model.config is not None
         load = self._find_backend(model.config.backend)
-        artifact = Artifact(name, entry.number, entry.path, model.config, self._threads)
-        return ServedVersion(model.entry, entry.number, load(artifact), statistics)
+        with (
+            signing.verified_copy(entry.path, name, keys)
+            if keys
+            else nullcontext(entry.path) as path
+        ):
+            artifact = Artifact(name, number, path, model.config, self._threads)
+            return ServedVersion(model.entry, number, load(artifact), statistics)
 
     def _unload_version(self, model: Model, number: int) -> asyncio.Task[None]:
         """Out of service at once; drained and unloaded by the task, which nobody need await."""

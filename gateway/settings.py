@@ -7,6 +7,10 @@ import os
 from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from gateway.repository.signing import PublicKey
 
 
 class ModelControlMode(StrEnum):
@@ -30,6 +34,8 @@ class Settings:
     load_models: tuple[str, ...] = ()
     repository_poll_seconds: float = 15.0
     require_manifest: bool = False
+    #: Where there are any, only versions signed with one of them are served.
+    require_signature: tuple[PublicKey, ...] = ()
     strict_readiness: bool = True
     exit_on_error: bool = False
     http_address: str = "127.0.0.1"

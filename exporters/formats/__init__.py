@@ -1,23 +1,23 @@
 """The formats a model can be exported to: one row each, and everything else is format-neutral.
 
-A new format is a module with an ``export`` and an ``open_session``, and a row in ``EXPORTERS``. The
-row names the module by string, so that choosing ONNX imports no TensorFlow.
+A format is opened by one module, ``open_session(path)``, and written by one module per framework it
+has a route from, ``export(source, path, target)``. The rows name modules by string, so that
+choosing ONNX imports no TensorFlow.
 """
 
 from __future__ import annotations
 
 import importlib
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Protocol
+from typing import Any, Protocol
 
+from exporters.errors import missing_extra
+from exporters.source import Framework, Source
 from gateway.errors import Unsupported
 from gateway.repository.config import PLATFORMS, Platform
-from gateway.types import Array, ModelSignature
-
-if TYPE_CHECKING:
-    from torch import nn
+from gateway.types import Array
 
 
 class Session(Protocol):
@@ -33,51 +33,157 @@ class Session(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
-class Format:
-    """How to write a module as an artifact and how to open it again."""
+class Target:
+    """How an artifact is to be written.
 
-    name: str
-    platform: Platform
-    default_opset: int | None
-    libraries: tuple[str, ...]
-    export: Callable[[nn.Module, ModelSignature, Path, int | None], None]
-    open_session: Callable[[Path], Session]
+    Inputs and outputs keep the signature's datatypes whatever the precision inside is.
+
+    Attributes:
+        dtype: of weights and arithmetic: ``fp32``, ``fp16`` or ``bf16``.
+        quantize: ``int8`` weights, or None.
+        opset: ONNX's operator set; None where the format has none.
+    """
+
+    dtype: str = "fp32"
+    quantize: str | None = None
+    opset: int | None = None
+
+    @property
+    def precision(self) -> str:
+        return self.quantize or self.dtype
 
 
 @dataclass(frozen=True, slots=True)
-class _Row:
-    module: str
+class Format:
+    """A row of ``FORMATS``.
+
+    Attributes:
+        opener: the module with ``open_session(path) -> Session`` and ``inspect(path)``.
+        routes: from a framework to the module with ``export(source, path, target)``.
+        precisions: what ``--dtype`` and ``--quantize`` may ask of a route, by framework.
+        libraries: distributions whose versions a certificate names.
+    """
+
+    name: str
+    opener: str
+    routes: Mapping[Framework, str]
+    precisions: Mapping[Framework, tuple[str, ...]]
     libraries: tuple[str, ...]
     default_opset: int | None = None
+    needs_twin: bool = False
+
+    @property
+    def platform(self) -> Platform:
+        return next(platform for platform in PLATFORMS if platform.format == self.name)
+
+    def export(self, source: Source, path: Path, target: Target) -> None:
+        """Write ``source`` to ``path``.
+
+        Raises:
+            Unsupported: there is no route, or the converter refuses.
+        """
+        route = _load(self.routes[source.framework])
+        route.export(source, path, target)
+
+    def open_session(self, path: Path) -> Session:
+        session: Session = _load(self.opener).open_session(path)
+        return session
 
 
-EXPORTERS: Mapping[str, _Row] = {
-    "onnx": _Row(
-        "exporters.formats.onnx", ("torch", "onnx", "onnxscript", "onnxruntime"), default_opset=20
-    ),
+def _load(module: str) -> Any:
+    try:
+        return importlib.import_module(module)
+    except ImportError as error:
+        raise missing_extra(error) from error
+
+
+_TORCH, _TF = Framework.PYTORCH, Framework.TENSORFLOW
+
+FORMATS: Mapping[str, Format] = {
+    row.name: row
+    for row in (
+        Format(
+            "onnx",
+            "exporters.formats.onnx",
+            {_TORCH: "exporters.formats.onnx", _TF: "exporters.formats.tensorflow_onnx"},
+            {_TORCH: ("fp32", "fp16", "int8"), _TF: ("fp32", "int8")},
+            ("torch", "onnx", "onnxscript", "onnxruntime"),
+            default_opset=20,
+        ),
+        Format(
+            "torchscript",
+            "exporters.formats.torchscript",
+            {_TORCH: "exporters.formats.torchscript"},
+            {_TORCH: ("fp32", "fp16", "bf16")},
+            ("torch",),
+        ),
+        Format(
+            "savedmodel",
+            "exporters.formats.savedmodel",
+            {_TORCH: "exporters.formats.savedmodel", _TF: "exporters.formats.savedmodel"},
+            {_TORCH: ("fp32", "fp16", "bf16"), _TF: ("fp32",)},
+            ("tensorflow", "keras"),
+            needs_twin=True,
+        ),
+        Format(
+            "tflite",
+            "exporters.formats.tflite",
+            {_TORCH: "exporters.formats.tflite", _TF: "exporters.formats.tflite"},
+            {_TORCH: ("fp32", "fp16", "int8"), _TF: ("fp32", "fp16", "int8")},
+            ("tensorflow", "keras", "ai-edge-litert"),
+            needs_twin=True,
+        ),
+        Format(
+            "pt2",
+            "exporters.formats.pt2",
+            {_TORCH: "exporters.formats.pt2"},
+            {_TORCH: ("fp32", "fp16", "bf16")},
+            ("torch",),
+        ),
+        Format(
+            "aoti",
+            "exporters.formats.aoti",
+            {_TORCH: "exporters.formats.aoti"},
+            {_TORCH: ("fp32", "fp16", "bf16")},
+            ("torch",),
+        ),
+    )
 }
+
+#: What ``--format all`` stands for.
+ALL = ("onnx", "torchscript", "savedmodel", "tflite")
 
 
 def find_format(name: str) -> Format:
     """The format called ``name``.
 
     Raises:
-        Unsupported: there is no exporter for it, or its libraries are not installed.
+        Unsupported: there is none.
     """
-    if name not in EXPORTERS:
-        raise Unsupported(f"--format '{name}' is not supported; use {' or '.join(EXPORTERS)}")
-    row = EXPORTERS[name]
-    try:
-        module = importlib.import_module(row.module)
-    except ImportError as error:
-        raise Unsupported(
-            f"--format '{name}' needs {', '.join(row.libraries)}: {error}; install modelport[torch]"
-        ) from error
-    return Format(
-        name=name,
-        platform=next(platform for platform in PLATFORMS if platform.format == name),
-        default_opset=row.default_opset,
-        libraries=row.libraries,
-        export=module.export,
-        open_session=module.open_session,
-    )
+    if name not in FORMATS:
+        raise Unsupported(f"--format '{name}' is not supported; use {', '.join(FORMATS)} or all")
+    return FORMATS[name]
+
+
+def check_route(source: Source, row: Format, target: Target) -> None:
+    """Raises ``Unsupported`` unless ``source`` has a route to the format in that precision.
+
+    The message names the formats that work.
+    """
+    if target.precision in _precisions(source, row):
+        return
+    working = [
+        name for name, other in FORMATS.items() if target.precision in _precisions(source, other)
+    ]
+    asked = f" in {target.precision}" if target.precision != "fp32" else ""
+    why = f"{source.framework} model '{source.spec.name}' has no route to {row.name}{asked}"
+    remedy = f"; use --format {' or '.join(working)}" if working else ""
+    raise Unsupported(f"{why}{remedy}")
+
+
+def _precisions(source: Source, row: Format) -> tuple[str, ...]:
+    if source.framework not in row.routes:
+        return ()
+    if row.needs_twin and source.framework is _TORCH and source.spec.twin is None:
+        return ()
+    return row.precisions[source.framework]

@@ -1,10 +1,41 @@
-"""The registered models. A name is short for a factory that anyone could name in full."""
+"""The registered models. A name is short for a factory that anyone could name in full.
+
+A package registers its own as entry points, and needs only to be installed:
+
+    [project.entry-points."modelport.models"]
+    scorer = "acme_models:Scorer"
+"""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
+from importlib.metadata import entry_points
+
+from exporters.errors import UsageError
 
 REGISTRY: Mapping[str, str] = {
     "fraud": "exporters.models.fraud:FraudTransformer",
     "vit": "exporters.models.vit:VisionTransformer",
+    "resnet50": "exporters.models.resnet:ResNet50",
+    "unet": "exporters.models.unet:UNet",
+    "causal-lm": "exporters.models.causal_lm:CausalLanguageModel",
 }
+
+ENTRY_POINTS = "modelport.models"
+
+
+def registered() -> Mapping[str, str]:
+    """Every name that ``--model`` knows, with its ``package.module:factory``; imports none of them.
+
+    Raises:
+        UsageError: two packages register different factories under one name.
+    """
+    known = dict(REGISTRY)
+    for entry in entry_points(group=ENTRY_POINTS):
+        factory = entry.value.partition("[")[0].strip()  # extras may follow
+        if known.setdefault(entry.name, factory) != factory:
+            raise UsageError(
+                f"model '{entry.name}' is registered twice, as {known[entry.name]} and as "
+                f"{factory}; rename one, or uninstall its package"
+            )
+    return known

@@ -64,6 +64,7 @@ class FraudTransformer(nn.Module):
         atol=5e-6,
         rtol=1e-5,
         decision=Decision("probability", threshold=0.5),
+        twin="exporters.twins.fraud:TWIN",
     )
 
     def __init__(

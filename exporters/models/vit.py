@@ -13,7 +13,7 @@ from exporters.errors import UsageError
 from exporters.spec import Decision, ModelSpec, Shape, count_blocks
 from gateway.types import Datatype, ModelSignature, TensorSpec
 
-LAYER_NORM_EPS = 1e-6  # timm's; PyTorch's default is 1e-5
+LAYER_NORM_EPS = 1e-6  # timm's; PyTorch's default is 1e-5, Hugging Face's configurations say 1e-12
 
 #: Heads of the published sizes by width: Ti, S, B, L (Dosovitskiy et al. 2021 table 1; Touvron et
 #: al. 2021 table 1) and H. Any other width must say.
@@ -101,11 +101,11 @@ class Mlp(nn.Module):
 class Block(nn.Module):
     """Pre-norm transformer block; ``[B, N, dim]`` to the same."""
 
-    def __init__(self, dim: int, num_heads: int, mlp_dim: int) -> None:
+    def __init__(self, dim: int, num_heads: int, mlp_dim: int, layer_norm_eps: float) -> None:
         super().__init__()
-        self.norm1 = nn.LayerNorm(dim, eps=LAYER_NORM_EPS)
+        self.norm1 = nn.LayerNorm(dim, eps=layer_norm_eps)
         self.attn = Attention(dim, num_heads)
-        self.norm2 = nn.LayerNorm(dim, eps=LAYER_NORM_EPS)
+        self.norm2 = nn.LayerNorm(dim, eps=layer_norm_eps)
         self.mlp = Mlp(dim, mlp_dim)
 
     def forward(self, hidden: Tensor) -> Tensor:
@@ -126,6 +126,7 @@ class VisionTransformer(nn.Module):
         decision=Decision("logits"),
         # Pixels as fractions of full scale, then (x - mean) / std: timm's for these weights.
         parameters={"image.layout": "CHW", "image.mean": "0.5", "image.std": "0.5"},
+        twin="exporters.twins.vit:TWIN",
     )
 
     def __init__(
@@ -138,6 +139,7 @@ class VisionTransformer(nn.Module):
         depth: int,
         num_heads: int,
         mlp_dim: int,
+        layer_norm_eps: float = LAYER_NORM_EPS,
     ) -> None:
         if image_size % patch_size or dim % num_heads:
             raise ValueError(
@@ -152,8 +154,10 @@ class VisionTransformer(nn.Module):
         self.cls_token = nn.Parameter(torch.randn(1, 1, dim) * 0.02)
         patches = (image_size // patch_size) ** 2
         self.pos_embed = nn.Parameter(torch.randn(1, patches + 1, dim) * 0.02)
-        self.blocks = nn.Sequential(*(Block(dim, num_heads, mlp_dim) for _ in range(depth)))
-        self.norm = nn.LayerNorm(dim, eps=LAYER_NORM_EPS)
+        self.blocks = nn.Sequential(
+            *(Block(dim, num_heads, mlp_dim, layer_norm_eps) for _ in range(depth))
+        )
+        self.norm = nn.LayerNorm(dim, eps=layer_norm_eps)
         self.head = nn.Linear(dim, num_classes)
 
     def forward(self, image: Tensor) -> Tensor:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -72,6 +72,7 @@ class _Recipe:
     metric: str
     loss: Callable[[Any, Batch], Tensor]
     score: Callable[[Any], float]
+    held_out: Mapping[str, Any]  # arrays
 
 
 def held_out_transactions(count: int = FRAUD_HELD_OUT, seed: int = 0) -> transactions.Transactions:
@@ -87,8 +88,12 @@ def train_fraud(
     sequences: int = FRAUD_SEQUENCES,
     console: Console | None = None,
 ) -> Trained:
-    """Train the fraud transformer and save its checkpoint at ``path``; the metric is ROC AUC."""
+    """Train the fraud transformer and save its checkpoint at ``path``; the metric is ROC AUC.
+
+    What is held out of the training lies beside it, see ``held_out_path``.
+    """
     data = transactions.generate(sequences, seed)
+    held_out = held_out_transactions(seed=seed)
 
     def loss(module: FraudTransformer, batch: Batch) -> Tensor:
         tokens, seq_lens, labels = batch
@@ -96,7 +101,6 @@ def train_fraud(
         return functional.binary_cross_entropy_with_logits(logits, labels.float())
 
     def score(module: FraudTransformer) -> float:
-        held_out = held_out_transactions(seed=seed)
         probability = module(torch.from_numpy(held_out.tokens), torch.from_numpy(held_out.seq_lens))
         return float(roc_auc_score(held_out.labels, probability.numpy()))
 
@@ -110,6 +114,11 @@ def train_fraud(
         metric="held-out AUC",
         loss=loss,
         score=score,
+        held_out={
+            "tokens": held_out.tokens,
+            "seq_lens": held_out.seq_lens,
+            "labels": held_out.labels,
+        },
     )
     return _train(recipe, path, seed, console)
 
@@ -138,6 +147,7 @@ def train_vit(
         metric="held-out accuracy",
         loss=loss,
         score=score,
+        held_out={"image": held_out.images, "labels": held_out.labels},
     )
     return _train(recipe, path, seed, console)
 
@@ -151,6 +161,8 @@ def _train(recipe: _Recipe, path: Path, seed: int, console: Console | None) -> T
         _fit(module, recipe, path.stem, console)
     with torch.no_grad():
         value = recipe.score(module.eval())
+    path.parent.mkdir(parents=True, exist_ok=True)
+    _write(held_out_path(path), lambda file: np.savez(file, **recipe.held_out))
     save(
         path,
         module,
@@ -214,16 +226,26 @@ def save(
     seed: int,
 ) -> None:
     """Write a training checkpoint to ``path``: the old one or the new one, never half of it."""
-    path.parent.mkdir(parents=True, exist_ok=True)
     content = {
         "model_state_dict": module.state_dict(),
         "model_kwargs": model_kwargs,
         "metrics": metrics,
         "seed": seed,
     }
+    path.parent.mkdir(parents=True, exist_ok=True)
+    _write(path, lambda file: torch.save(content, file))
+
+
+def held_out_path(checkpoint: Path) -> Path:
+    """Where the data that ``checkpoint`` has not seen lies, as ``export --data`` takes it."""
+    return checkpoint.with_name(f"{checkpoint.stem}-held-out.npz")
+
+
+def _write(path: Path, write: Callable[[Any], None]) -> None:
+    """The old file or the new one, never half of it."""
     with tempfile.NamedTemporaryFile(dir=path.parent, prefix=".", delete=False) as file:
         try:
-            torch.save(content, file)
+            write(file)
             file.flush()
             os.fsync(file.fileno())
             os.replace(file.name, path)

@@ -16,7 +16,11 @@ from gateway.types import Deadline, InferRequest, InferResponse
 
 @dataclass(frozen=True, slots=True)
 class Artifact:
-    """What a loader gets. ``config`` may lack inputs and outputs: the artifact then tells them."""
+    """What a loader gets.
+
+    ``config`` may lack inputs and outputs: the artifact then tells them. ``path`` may be a copy
+    that is there while it loads and no longer.
+    """
 
     model_name: str
     version: int

@@ -43,6 +43,7 @@ PLATFORMS = (
     Platform("onnx", "onnxruntime_onnx", "onnxruntime", "model.onnx"),
     Platform("torchscript", "pytorch_libtorch", "pytorch", "model.pt"),
     Platform("aoti", "torch_aoti", "pytorch", "model.pt2"),
+    Platform("pt2", "torch_export", "pytorch", "model.pt2"),  # modelport's own; Triton has none
     Platform("savedmodel", "tensorflow_savedmodel", "tensorflow", "model.savedmodel"),
     Platform("tflite", "", "tflite", "model.tflite"),
 )

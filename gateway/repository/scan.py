@@ -74,7 +74,7 @@ def scan(repositories: Iterable[Path]) -> dict[str, ModelEntry]:
                 problem = f"model '{folder.name}' appears in two or more repositories"
                 found[folder.name] = ModelEntry(folder.name, folder, problem=problem)
             else:
-                found[folder.name] = _scan_model(root, folder)
+                found[folder.name] = scan_model(root, folder)
     return found
 
 
@@ -83,7 +83,8 @@ def _folders(path: Path, pattern: re.Pattern[str]) -> list[Path]:
     return sorted(p for p in path.iterdir() if pattern.match(p.name) and p.is_dir())
 
 
-def _scan_model(root: Path, path: Path) -> ModelEntry:
+def scan_model(root: Path, path: Path) -> ModelEntry:
+    """The model in the folder ``path`` of the repository ``root``; as ``scan`` finds it."""
     name = path.name
     try:
         if _leaves(root, path):

@@ -89,7 +89,9 @@ def invoke(tmp_path: Path) -> Callable[..., Result]:
     """``modelport export`` in this process; publishes into ``tmp_path/repository``."""
 
     def run(checkpoint: Path, *arguments: str, model: str = "fraud") -> Result:
-        fixed = ["--model", model, "--format", "onnx"]
+        fixed = ["--model", model]
+        if "--format" not in arguments:
+            fixed += ["--format", "onnx"]
         place = ["--repository", str(tmp_path / "repository"), "--samples", "40"]
         return CliRunner().invoke(export, [str(checkpoint), *fixed, *place, *arguments])
 

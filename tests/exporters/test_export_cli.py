@@ -7,6 +7,7 @@ import json
 import resource
 import subprocess
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,7 @@ from click.testing import Result
 from torch import nn
 
 import exporters.formats.onnx as formats_onnx
+from exporters.source import Source
 from gateway.repository import config, manifest
 from gateway.repository.manifest import sha256_of
 
@@ -38,11 +40,11 @@ def failed(result: Any, code: int) -> str:
     return str(lines[0])
 
 
-def export_one_weight_wrong(module: nn.Module, *rest: Any) -> None:
-    spoiled = copy.deepcopy(module)
+def export_one_weight_wrong(source: Source, *rest: Any) -> None:
+    spoiled = copy.deepcopy(source.model)
     with torch.no_grad():
         spoiled.get_parameter("head.weight")[0, 0] += 0.05
-    EXPORT(spoiled, *rest)
+    EXPORT(replace(source, model=spoiled), *rest)
 
 
 def test_an_export_publishes_a_proven_version_that_any_runtime_opens(
@@ -146,9 +148,9 @@ def test_an_output_is_written_instead_of_published_and_replaced_when_repeated(
     ("arguments", "code", "said"),
     [
         (("--opset", "7"), 4, "--opset 7 is not supported; use 18 to 23"),
-        (("--dtype", "int8"), 4, "--dtype 'int8' is not supported; use fp32"),
-        (("--format", "tflite"), 4, "--format 'tflite' is not supported; use onnx"),
-        (("--model", "resnet"), 2, "--model 'resnet' is not registered; use fraud or vit"),
+        (("--dtype", "int8"), 4, "--dtype 'int8' is not supported; use fp32 or fp16 or bf16"),
+        (("--format", "coreml"), 4, "--format 'coreml' is not supported; use onnx, "),
+        (("--model", "resnet"), 2, "--model 'resnet' is not registered; use fraud, vit"),
         (("--model", "vit"), 2, "is not a ViT's"),
         (("--model", "absent.module:factory"), 2, "importing 'absent.module' failed"),
         (("--model", "json:absent"), 2, "has no callable 'absent'"),
@@ -181,7 +183,9 @@ def test_what_cannot_be_done_is_one_line_and_an_exit_code(
 def test_a_bad_checkpoint_exits_5_and_a_missing_one_2(invoke: Invoke, tmp_path: Path) -> None:
     (tmp_path / "bad.pt").write_bytes(b"PK\x03\x04 and then nothing")
     assert "truncated or damaged" in failed(invoke(tmp_path / "bad.pt"), 5)
-    assert "is not a file" in failed(invoke(tmp_path / "absent.pt"), 2)
+    assert "does not exist" in failed(invoke(tmp_path / "absent.pt"), 2)
+    (tmp_path / "folder").mkdir()
+    assert "neither config.json" in failed(invoke(tmp_path / "folder"), 2)
 
 
 def test_an_unexpected_exception_is_one_line_too(
@@ -304,17 +308,31 @@ def test_a_users_model_without_a_declaration_is_told_how_to_declare(
         '{"width": 3}',
         model="my_models:undeclared",
     )
-    assert "set 'modelport_spec' on the factory" in failed(result, 2)
+    said = failed(result, 2)
+    assert "does not run on the inputs taken for it (features [2, 3])" in said
+    assert "--input" in said
+    assert "modelport_spec" in said
 
 
 def test_the_command_line_alone_imports_no_torch_and_no_runtime(python: Python) -> None:
     heavy = ["torch", "onnx", "onnxruntime", "tensorflow", "fastapi", "uvicorn", "numpy", "grpc"]
     code = f"import sys, exporters.cli; print([m for m in {heavy} if m in sys.modules])"
     assert python("-c", code).stdout.strip() == "[]"
-    code = f"import sys, exporters.pipeline; print([m for m in {heavy} if m in sys.modules])"
-    loaded = python("-c", code).stdout
-    assert "'torch'" in loaded, "the check above could not fail"
-    assert "fastapi" not in loaded
+
+
+def test_an_export_runs_without_any_web_framework(python: Python, user_project: Path) -> None:
+    code = """
+import sys
+from exporters.cli import export
+export.main(
+    ["mine.pt", "--format", "onnx", "--samples", "10", "--model", "my_models:make"],
+    standalone_mode=False,
+)
+web = ("torch", "fastapi", "starlette", "uvicorn", "aiohttp", "flask")
+print([name for name in web if name in sys.modules])
+"""
+    result = python("-c", code)
+    assert result.stdout.endswith("['torch']\n"), result.stderr
 
 
 def test_help_and_a_missing_argument_work_through_the_module(python: Python) -> None:

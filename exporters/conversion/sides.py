@@ -1,0 +1,165 @@
+"""The two files of a conversion: what each holds, and how it gets into the models that we built."""
+
+from __future__ import annotations
+
+import math
+from abc import ABC, abstractmethod
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from torch import nn
+
+from exporters import checkpoint
+from exporters.checkpoint import Checkpoint
+from exporters.conversion import comparison, keras_weights
+from exporters.conversion.keras_weights import KerasWeights
+from exporters.conversion.report import End
+from exporters.errors import UsageError
+from exporters.source import Framework
+from exporters.sources import keras_file
+from exporters.spec import ModelSpec
+from exporters.twins import Link, Twin
+from gateway.errors import IntegrityError
+from gateway.types import Array
+
+KERAS_SUFFIX = ".keras"
+TORCH_SUFFIXES = checkpoint.PICKLED | checkpoint.SAFETENSORS
+
+
+@dataclass(frozen=True, slots=True)
+class Pair:
+    """The same architecture in both frameworks, built by us."""
+
+    spec: ModelSpec
+    module: nn.Module
+    twin: Any
+    links: Sequence[Link]
+    probes: Sequence[tuple[str, str]]
+    model_kwargs: Mapping[str, Any]
+
+
+class Side(ABC):
+    """A file that was read and not yet put into a model."""
+
+    end: End
+    model_kwargs: Mapping[str, Any]
+
+    @abstractmethod
+    def torch_shapes(self, twin: Twin) -> Mapping[str, tuple[int, ...]]:
+        """Of the state dict, to infer hyper-parameters from."""
+
+    @abstractmethod
+    def parts(self, pair: Pair) -> dict[str, Array]:
+        """Values by Keras path, in PyTorch's layout."""
+
+    @abstractmethod
+    def load(self, pair: Pair) -> None:
+        """Put the values into the model of this framework, all of them and no other.
+
+        Raises:
+            UsageError: they do not fit.
+            IntegrityError: one is NaN.
+        """
+
+    def misfit(self, pair: Pair) -> str:
+        """What the file says that contradicts the models; empty if nothing does."""
+        for name, value in self.model_kwargs.items():
+            known = pair.model_kwargs.get(name, value)
+            if not _equal(value, known):
+                return f"hyper-parameter '{name}' is {value!r}, not {known!r}"
+        return ""
+
+
+def _equal(a: Any, b: Any) -> bool:
+    if isinstance(a, float) and isinstance(b, float):
+        return math.isclose(a, b, rel_tol=1e-9)
+    return bool(a == b)
+
+
+class TorchSide(Side):
+    def __init__(self, read: Checkpoint) -> None:
+        self._read = read
+        self.end = End(read.filename, Framework.PYTORCH, read.sha256)
+        self.model_kwargs = read.model_kwargs
+
+    def torch_shapes(self, twin: Twin) -> Mapping[str, tuple[int, ...]]:
+        return self._read.shapes
+
+    def parts(self, pair: Pair) -> dict[str, Array]:
+        state = {key: value.float().numpy() for key, value in self._read.state.items()}
+        return comparison.torch_parts(state, pair.links)
+
+    def load(self, pair: Pair) -> None:
+        checkpoint.load_into(pair.module, self._read)
+
+
+class KerasSide(Side):
+    def __init__(self, read: KerasWeights) -> None:
+        self._read = read
+        self.end = End(read.filename, Framework.TENSORFLOW, read.sha256)
+        self.model_kwargs = read.model_kwargs
+
+    def torch_shapes(self, twin: Twin) -> Mapping[str, tuple[int, ...]]:
+        return keras_weights.torch_shapes(self._read, twin)
+
+    def parts(self, pair: Pair) -> dict[str, Array]:
+        return comparison.keras_parts(keras_weights.by_path(self._read, pair.twin), pair.links)
+
+    def misfit(self, pair: Pair) -> str:
+        difference = keras_weights.difference(self._read, pair.twin)
+        return super().misfit(pair) or difference or ""
+
+    def load(self, pair: Pair) -> None:
+        where = f"'{self.end.file}' does not fit the model"
+        values = keras_weights.by_path(self._read, pair.twin)
+        expected = {variable.path: tuple(variable.shape) for variable in pair.twin.variables}
+        problems = [f"'{path}' is missing" for path in expected if path not in values]
+        problems += [f"'{path}' has no place" for path in values if path not in expected]
+        problems += [
+            f"'{path}' is {list(values[path].shape)}, the model wants {list(shape)}"
+            for path, shape in expected.items()
+            if path in values and values[path].shape != shape
+        ]
+        if problems:
+            more = f" and {len(problems) - 1} more" if len(problems) > 1 else ""
+            raise UsageError(f"{where}: {problems[0]}{more}; check --model and --model-kwargs")
+        difference = keras_weights.difference(self._read, pair.twin)
+        if difference:
+            raise UsageError(f"{where}: {difference}; give a model of the twin's architecture")
+        for path, value in values.items():
+            if np.isnan(value).any():
+                raise IntegrityError(
+                    f"'{self.end.file}': '{path}' contains NaN; use an earlier one"
+                )
+        keras_weights.fill(pair.twin, values)
+
+
+def framework_of(path: Path) -> Framework:
+    """By the file's name.
+
+    Raises:
+        UsageError: it is a kind of file that is not converted.
+    """
+    if path.name.endswith((KERAS_SUFFIX, keras_file.WEIGHTS_SUFFIX)):
+        return Framework.TENSORFLOW
+    if path.suffix in TORCH_SUFFIXES:
+        return Framework.PYTORCH
+    if path.suffix.lower() in keras_file.LEGACY_SUFFIXES:
+        raise keras_file.hdf5_refusal(path)
+    remedy = ""
+    if ".ckpt" in path.name or path.suffix == ".index":
+        remedy = "; restore a TensorFlow checkpoint in Keras and call save_weights('m.weights.h5')"
+    known = (*sorted(TORCH_SUFFIXES), KERAS_SUFFIX, keras_file.WEIGHTS_SUFFIX)
+    raise UsageError(
+        f"'{path.name}' has no extension that is converted: use {', '.join(known)}{remedy}"
+    )
+
+
+def open_side(path: Path, model: str) -> Side:
+    """What is in the file at ``path``; errors as of the two readers."""
+    if framework_of(path) is Framework.TENSORFLOW:
+        return KerasSide(keras_weights.read(path, model))
+    return TorchSide(checkpoint.read(path))

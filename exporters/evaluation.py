@@ -1,0 +1,191 @@
+"""How an artifact does on held-out data, beside the checkpoint itself.
+
+The data is one ``.npz`` file: every input by name, ``[N, ...]`` as it travels on the wire, and
+``labels`` ``[N]`` where it is known what is true.
+"""
+
+from __future__ import annotations
+
+import zipfile
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import numpy as np
+
+from exporters import parity
+from exporters.errors import ParityError, UsageError
+from exporters.formats import Session
+from exporters.parity import Bounds, Progress
+from exporters.samples import model_dims
+from exporters.source import Source
+from exporters.spec import Decision
+from gateway.repository.manifest import sha256_of
+from gateway.types import NUMPY_DTYPES, Array, TensorSpec
+
+LABELS = "labels"
+#: Batches are this large, or the model's largest.
+BATCH = 8
+#: How much accuracy or AUC may be lost unless told otherwise.
+DEFAULT_MAX_DROP = 0.01
+
+
+@dataclass(frozen=True, slots=True)
+class HeldOut:
+    """Inputs by name as the model takes them, ``[N, ...]``, and labels where there are any."""
+
+    name: str
+    sha256: str
+    inputs: Mapping[str, Array]
+    labels: Array | None
+
+    def __len__(self) -> int:
+        return len(next(iter(self.inputs.values())))
+
+
+@dataclass(frozen=True, slots=True)
+class Evaluation:
+    """What the checkpoint and the artifact made of the same rows of ``file``.
+
+    ``metric`` is ``accuracy`` for an argmax and ``AUC`` for a threshold; None without labels.
+    """
+
+    file: str
+    sha256: str
+    rows: int
+    agreement: float | None
+    relative_error: float
+    max_drop: float
+    metric: str | None = None
+    reference: float | None = None
+    artifact: float | None = None
+
+
+def read(path: Path, source: Source) -> HeldOut:
+    """The held-out data at ``path``, checked against the signature.
+
+    Raises:
+        UsageError: it cannot be read, or an input is missing or has the wrong shape or datatype.
+    """
+    try:
+        with np.load(path, allow_pickle=False) as file:
+            arrays = {name: file[name] for name in file.files}
+    except (OSError, ValueError, zipfile.BadZipFile, AttributeError) as error:
+        raise UsageError(
+            f"--data '{path}' is not a readable .npz file: {error}; write one with numpy.savez"
+        ) from error
+    if not source.signature.max_batch_size:
+        raise UsageError(f"--data needs a model that batches; '{source.spec.name}' does not")
+    inputs = {}
+    for spec in source.signature.inputs:
+        if spec.name not in arrays:
+            raise UsageError(
+                f"--data '{path}' has no input '{spec.name}'; it has {', '.join(arrays) or 'none'}"
+            )
+        inputs[spec.name] = _fit(spec, arrays[spec.name], path)
+    lengths = {name: len(array) for name, array in inputs.items()}
+    labels = arrays.get(LABELS)
+    if labels is not None:
+        lengths[LABELS] = len(labels)
+    if len(set(lengths.values())) != 1 or not all(lengths.values()):
+        raise UsageError(f"--data '{path}': the numbers of rows differ or are 0: {lengths}")
+    return HeldOut(path.name, sha256_of(path), inputs, labels)
+
+
+def _fit(spec: TensorSpec, array: Array, path: Path) -> Array:
+    where = f"--data '{path}': '{spec.name}'"
+    if array.dtype != NUMPY_DTYPES[spec.datatype]:
+        raise UsageError(f"{where} is {array.dtype}, the signature says {spec.datatype}")
+    dims = [d if isinstance(d, int) else -1 for d in model_dims(spec)]
+    if spec.reshape is not None and array.shape[1:] == spec.wire_dims:
+        array = array.reshape(len(array), *dims)
+    fits = array.ndim == len(dims) + 1 and all(
+        d in (-1, n) for d, n in zip(dims, array.shape[1:], strict=True)
+    )
+    if not fits:
+        raise UsageError(f"{where} is {list(array.shape)}, the signature says [N, *{dims}]")
+    return array
+
+
+def evaluate(
+    source: Source,
+    session: Session,
+    data: HeldOut,
+    bounds: Bounds | None,
+    max_drop: float,
+    progress: Progress = lambda done, total: None,
+) -> Evaluation:
+    """Run both over ``data``.
+
+    Args:
+        bounds: what decisions or values must keep; None for fp32, which is proven elsewhere.
+        max_drop: how much of the metric may be lost, in the metric's own unit.
+
+    Raises:
+        ParityError: a bound is broken.
+    """
+    decision = source.spec.decision
+    name = decision.output if decision else source.signature.outputs[0].name
+    expected, actual = [], []
+    step = min(BATCH, source.signature.max_batch_size)
+    for start in range(0, len(data), step):
+        batch = {key: array[start : start + step] for key, array in data.inputs.items()}
+        expected.append(source.reference(batch)[name])
+        actual.append(session(batch)[name])
+        progress(min(start + step, len(data)), len(data))
+    found = _compare(decision, np.concatenate(expected), np.concatenate(actual), data, max_drop)
+    _judge(found, bounds)
+    return found
+
+
+def _compare(
+    decision: Decision | None, expected: Array, actual: Array, data: HeldOut, max_drop: float
+) -> Evaluation:
+    relative = _norm(actual - expected) / max(_norm(expected), 1e-300)
+    found = Evaluation(data.name, data.sha256, len(expected), None, relative, max_drop)
+    if decision is None:
+        return found
+    same = parity.decide(decision, expected) == parity.decide(decision, actual)
+    found = replace(found, agreement=float(same.mean()))
+    if data.labels is None:
+        return found
+    before, after = (_metric(decision, values, data.labels) for values in (expected, actual))
+    metric = "accuracy" if decision.threshold is None else "AUC"
+    return replace(found, metric=metric, reference=before, artifact=after)
+
+
+def _norm(values: Array) -> float:
+    return float(np.linalg.norm(values.astype(np.float64).ravel()))
+
+
+def _metric(decision: Decision, values: Array, labels: Array) -> float:
+    if decision.threshold is None:
+        return float((parity.decide(decision, values) == labels).mean())
+    from sklearn.metrics import roc_auc_score
+
+    return float(roc_auc_score(labels, values.reshape(len(labels))))
+
+
+def _judge(found: Evaluation, bounds: Bounds | None) -> None:
+    where = f"on {found.rows} rows of '{found.file}'"
+    if found.metric and found.reference is not None and found.artifact is not None:
+        drop = found.reference - found.artifact
+        if drop > found.max_drop:
+            raise ParityError(
+                f"{found.metric} falls from {found.reference:.4f} to {found.artifact:.4f} {where}, "
+                f"more than {found.max_drop:g}; raise --max-drop, or keep a "
+                "higher precision"
+            )
+    if bounds is None:
+        return
+    if found.agreement is not None and found.agreement < bounds.agreement:
+        raise ParityError(
+            f"decisions agree on {found.agreement:.2%} {where}, below {bounds.agreement:.2%}; "
+            "lower --min-agreement, or keep a higher precision"
+        )
+    if found.agreement is None and found.relative_error > bounds.relative_error:
+        raise ParityError(
+            f"values differ by {found.relative_error:.2%} (ratio of L2 norms) {where}, bound "
+            f"{bounds.relative_error:.2%}; raise --max-relative-error, or "
+            "keep a higher precision"
+        )

@@ -1,0 +1,126 @@
+"""PyTorch to AOTInductor's ``.pt2``: the graph compiled to a shared library for this processor.
+
+Opening such an artifact runs its machine code: open only what you, or someone you trust, compiled.
+"""
+
+from __future__ import annotations
+
+import io
+import platform
+import shlex
+import shutil
+import sys
+import tempfile
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch._inductor import config as inductor
+from torch._inductor.runtime.cache_dir_utils import cache_dir
+from torch._inductor.utils import fresh_cache
+from torch.export.pt2_archive._package import AOTICompiledModel
+
+from exporters.formats import Target, tracing
+from exporters.formats.pt2 import program
+from exporters.formats.torch_archive import Archive, seal
+from exporters.formats.torch_binding import TorchSession, by_position, signature_of
+from exporters.source import Source
+from gateway.errors import IntegrityError, ModelportError, Unsupported
+
+#: The generated sources: the library is built from them, and does not need them.
+SOURCES = (".cpp", ".kernel_metadata.json")
+
+MODEL = "model"
+LIBRARIES = f"data/aotinductor/{MODEL}/"
+METADATA = ".wrapper_metadata.json"
+
+#: Vector instructions that torch tells apart, as it names them, the weakest first.
+CAPABILITIES = ("DEFAULT", "AVX2", "AVX512")
+
+
+def export(source: Source, path: Path, target: Target) -> None:
+    """Compile ``source`` to ``path``: for this kind of processor, system and version of torch.
+
+    Inputs and outputs are named as in ``pt2``.
+
+    Raises:
+        Unsupported: there is no C++ compiler, or the model cannot be exported or compiled.
+    """
+    compiler = inductor.cpp.cxx[-1]
+    if shutil.which(compiler) is None:
+        raise Unsupported(
+            f"--format aoti compiles the model, and '{compiler}' is not there; install a C++ "
+            "compiler: apt-get install g++"
+        )
+    draft = io.BytesIO()
+    try:
+        # A failed compilation keeps its files; the folder around them goes in any case.
+        with tracing.quiet(), tempfile.TemporaryDirectory() as folder, fresh_cache(dir=folder):
+            torch._inductor.aoti_compile_and_package(
+                program(source, target),
+                package_path=draft,
+                inductor_configs=_options(compiler, Path(cache_dir())),
+            )
+        seal(draft, path, source.signature, without=SOURCES)
+    except (OSError, ModelportError):
+        raise
+    except Exception as error:
+        raise tracing.translate(error, "torch._inductor") from error
+
+
+def _options(compiler: str, folder: Path) -> dict[str, Any]:
+    # Messages of assertions name the source file; there is no option for a compiler's flags.
+    prefixes = {str(folder): ".", str(Path(torch.__file__).parent): "torch"}
+    flags = " ".join(shlex.quote(f"-ffile-prefix-map={k}={v}") for k, v in prefixes.items())
+    wrapper = folder / Path(compiler).name
+    wrapper.write_text(f'#!/bin/sh\nexec {shlex.quote(compiler)} {flags} "$@"\n')
+    wrapper.chmod(0o700)
+    return {
+        "cpp.cxx": (None, str(wrapper)),
+        "aot_inductor.enable_line_tables": False,
+        # Else they are kept, in a folder of their own, for the next compilation.
+        "aot_inductor.precompile_headers": False,
+        # The processor's flags say what it has; asking the compiler takes ten compilations.
+        "cpp.vec_isa_ok": True,
+    }
+
+
+def open_session(path: Path) -> TorchSession:
+    """Load the library in ``path``.
+
+    Raises:
+        Unsupported: it was compiled for another processor, or names no inputs and outputs.
+        IntegrityError: it is damaged.
+    """
+    signature = signature_of(path)
+    archive = Archive(path)
+    _check_machine(archive)
+    try:
+        # aoti_load_package() would first compile ten probes to compare instruction sets.
+        loader = torch._C._aoti.AOTIModelPackageLoader(str(path), MODEL, False, 1, -1)
+    except RuntimeError as error:
+        raise IntegrityError(
+            f"'{path.name}' is damaged, or of another version of torch; export the model again"
+        ) from error
+    return TorchSession(by_position(AOTICompiledModel(loader), signature), signature)
+
+
+def _check_machine(archive: Archive) -> None:
+    """Machine code for another processor ends the process instead of raising."""
+    records = archive.below(LIBRARIES, METADATA)
+    if not records:
+        raise IntegrityError(f"'{archive.path.name}' holds no compiled model; use --format aoti")
+    metadata = archive.json(records[0])
+    built = (metadata.get("AOTI_PLATFORM"), metadata.get("AOTI_MACHINE"))
+    vectors = str(metadata.get("AOTI_CPU_ISA")).partition(" ")[0]
+    here = torch.backends.cpu.get_cpu_capability()
+    lacking = vectors in CAPABILITIES and vectors not in CAPABILITIES[: _rank(here) + 1]
+    if built != (sys.platform, platform.machine()) or lacking:
+        raise Unsupported(
+            f"'{archive.path.name}' was compiled for {built[0]} on {built[1]} with {vectors}, this "
+            f"is {sys.platform} on {platform.machine()} with {here}; export the model here"
+        )
+
+
+def _rank(capability: str) -> int:
+    return CAPABILITIES.index(capability) if capability in CAPABILITIES else 0

@@ -1,0 +1,115 @@
+"""PyTorch to ``torch.export``'s ``.pt2``: a graph of ATen operators with its weights."""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Sequence
+from pathlib import Path
+
+import torch
+from torch import Tensor, fx
+from torch.export import ExportedProgram
+
+from exporters.formats import Target, tracing
+from exporters.formats.torch_archive import Archive, seal
+from exporters.formats.torch_binding import (
+    Named,
+    TorchSession,
+    arguments,
+    by_position,
+    signature_of,
+)
+from exporters.source import Source
+from exporters.sources.eager import inference_mode
+from gateway.errors import IntegrityError, ModelportError
+
+#: Where torch keeps what is not code.
+DATA = ("data/weights/", "data/constants/", "data/sample_inputs/")
+
+
+def export(source: Source, path: Path, target: Target) -> None:
+    """Write ``source`` to ``path``.
+
+    The program is called with the signature's inputs by name and gives its outputs by name; sizes
+    outside the signature's bounds are refused by the program itself.
+
+    Raises:
+        Unsupported: the model cannot be exported.
+    """
+    draft = io.BytesIO()
+    try:
+        with tracing.quiet():
+            exported = program(source, target)
+            exported.example_inputs = None  # they would be stored as a pickle
+            torch.export.save(exported, draft)
+        seal(draft, path, source.signature)
+    except (OSError, ModelportError):
+        raise
+    except Exception as error:
+        raise tracing.translate(error, "torch.export") from error
+
+
+def program(source: Source, target: Target) -> ExportedProgram:
+    """``source`` as a graph without anything of the machine that drew it."""
+    signature = source.signature
+    names = arguments(signature)
+    outputs = [spec.name for spec in signature.outputs]
+
+    def pack(results: Sequence[Tensor]) -> dict[str, Tensor]:
+        return dict(zip(outputs, results, strict=True))
+
+    module = tracing.at_precision(source.model, target.dtype, signature)
+    named = Named(module, signature, pack).eval()
+    shapes = tracing.dynamic_shapes(signature, named)
+    with inference_mode(named):
+        exported = torch.export.export(
+            named,
+            (),
+            dict(zip(names, tracing.example_inputs(signature), strict=True)),
+            dynamic_shapes=dict(zip(names, shapes, strict=True)),
+            strict=False,
+        )
+    # Every node says which file and line it stems from.
+    for graph in exported.graph_module.modules():
+        if isinstance(graph, fx.GraphModule):
+            for node in graph.graph.nodes:
+                node.meta.pop("stack_trace", None)
+    return exported
+
+
+def open_session(path: Path) -> TorchSession:
+    """Load ``path``; nothing pickled in it is loaded.
+
+    Raises:
+        Unsupported: the archive names no inputs and outputs.
+        IntegrityError: it is damaged, or holds pickled objects.
+    """
+    signature = signature_of(path)
+    refuse_pickles(Archive(path))
+    try:
+        with tracing.quiet():
+            module = torch.export.load(path).module()
+    except Exception as error:
+        raise IntegrityError(
+            f"'{path.name}' is damaged, or of another version of torch; export the model again"
+        ) from error
+    return TorchSession(by_position(module, signature), signature)
+
+
+def refuse_pickles(archive: Archive) -> None:
+    """Raises ``IntegrityError`` where ``torch.export.load`` would unpickle, and so run, anything.
+
+    Tensors are stored raw; what else there may be is a pickle. Archives that ``export`` writes hold
+    none.
+    """
+    for name in (name for folder in DATA for name in archive.below(folder)):
+        if name.endswith("_config.json"):
+            payloads = archive.json(name).get("config", {}).values()
+            pickled = any(payload.get("use_pickle") for payload in payloads)
+        else:  # a folder's legacy layout, or example inputs; empty where there are none
+            pickled = name.endswith(".pt") and archive.size(name) > 0
+        if pickled:
+            raise IntegrityError(
+                f"'{archive.path.name}' holds pickled objects in '{name}', which run code when "
+                "they are loaded; export the model again with modelport"
+            )

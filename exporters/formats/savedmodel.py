@@ -1,0 +1,133 @@
+"""SavedModel: one signature, ``serving_default``, with the model's own names.
+
+A PyTorch model travels as its Keras twin. ``keras.Model.export`` writes every variable twice and
+renames the outputs; here a ``tf.Module`` holds the variables, and one function holds the model.
+"""
+
+from __future__ import annotations
+
+import keyword
+import re
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+from exporters.formats import Target
+from exporters.formats.tracing import quiet
+from exporters.samples import model_dims
+from exporters.source import Framework, Source
+from exporters.tensorflow_runtime import tf
+from exporters.twins import find_twin
+from exporters.twins.weights import port
+from gateway.errors import IntegrityError, Unsupported
+from gateway.types import NUMPY_DTYPES, Array, ModelSignature, TensorSpec
+
+SIGNATURE = "serving_default"
+
+KERAS_DTYPES = {"fp32": "float32", "fp16": "float16", "bf16": "bfloat16"}
+
+#: Inputs are a function's arguments; what cannot name one is replaced, and only the log says so.
+NAME = re.compile(r"[A-Za-z][A-Za-z0-9_]*")
+RESERVED = frozenset({*keyword.kwlist, "self"})
+
+Model = Callable[[Mapping[str, Any]], Mapping[str, Any]]
+
+
+class Servable(tf.Module):  # type: ignore[misc]
+    """What the SavedModel tracks of a Keras model: the variables, not the model."""
+
+    def __init__(self, model: Any) -> None:
+        super().__init__()
+        self.weights = {variable.path: variable.value for variable in model.variables}
+
+
+def export(source: Source, path: Path, target: Target) -> None:
+    """Write ``source`` to the folder ``path``; batch and axes are dynamic.
+
+    Raises:
+        Unsupported: TensorFlow cannot trace or save the model.
+    """
+    model = servable = source.model
+    if source.framework is Framework.PYTORCH:
+        model = _twin(source, KERAS_DTYPES[target.dtype])
+        servable = Servable(model)
+    try:
+        with quiet():
+            tf.saved_model.save(
+                servable,
+                str(path),
+                signatures={SIGNATURE: signature_function(model, source.signature)},
+                options=tf.saved_model.SaveOptions(experimental_custom_gradients=False),
+            )
+    except (OSError, Unsupported):
+        raise
+    except Exception as error:
+        # An error in traced code begins with the trace.
+        reason = (str(error).strip() or type(error).__name__).splitlines()[-1].strip()[:300]
+        raise Unsupported(
+            f"TensorFlow cannot save this model ({reason}); rewrite what it names"
+        ) from error
+
+
+def _twin(source: Source, dtype: str) -> Any:
+    assert source.spec.twin is not None  # the row of FORMATS says so
+    twin = find_twin(source.spec.twin)
+    model = twin.build(source.model_kwargs, dtype)
+    port(source.model.state_dict(), model, twin.links(source.model_kwargs))
+    return model
+
+
+def signature_function(model: Model, signature: ModelSignature) -> Any:
+    """``model`` as a concrete function that takes and gives what ``signature`` names.
+
+    It holds the model in a closure. Batch and axes are None in its shapes.
+
+    Raises:
+        Unsupported: an input's name is not one that TensorFlow keeps.
+    """
+    for spec in signature.inputs:
+        if not NAME.fullmatch(spec.name) or spec.name in RESERVED:
+            raise Unsupported(
+                f"TensorFlow cannot name an input '{spec.name}'; use letters, digits and "
+                "underscores, a letter first, and no word of Python's"
+            )
+    outputs = [spec.name for spec in signature.outputs]
+
+    @tf.function  # type: ignore[untyped-decorator]
+    def serve(**inputs: Any) -> dict[str, Any]:
+        results = model(inputs)
+        return {name: results[name] for name in outputs}
+
+    batch = [None] if signature.max_batch_size else []
+    specs = {spec.name: _tensor_spec(spec, batch) for spec in signature.inputs}
+    return serve.get_concrete_function(**specs)
+
+
+def _tensor_spec(spec: TensorSpec, batch: list[None]) -> Any:
+    dims = [None if isinstance(dim, str) or dim == -1 else dim for dim in model_dims(spec)]
+    return tf.TensorSpec([*batch, *dims], tf.as_dtype(NUMPY_DTYPES[spec.datatype]), name=spec.name)
+
+
+class SavedModelSession:
+    """The signature ``serving_default`` of a SavedModel, on the CPU."""
+
+    def __init__(self, path: Path) -> None:
+        try:
+            self._model = tf.saved_model.load(str(path))  # its variables live as long as it does
+        except Exception as error:  # damage shows as a dozen classes
+            reason = (str(error).strip() or type(error).__name__).splitlines()[0][:200]
+            raise IntegrityError(f"'{path.name}' is not a whole SavedModel: {reason}") from error
+        if SIGNATURE not in self._model.signatures:
+            raise IntegrityError(f"'{path.name}' has no signature '{SIGNATURE}'")
+        self._function = self._model.signatures[SIGNATURE]
+        self.inputs = list(self._function.structured_input_signature[1])
+        self.outputs = list(self._function.structured_outputs)
+
+    def __call__(self, inputs: Mapping[str, Array]) -> dict[str, Array]:
+        results = self._function(**{name: tf.constant(inputs[name]) for name in self.inputs})
+        return {name: value.numpy() for name, value in results.items()}
+
+
+def open_session(path: Path) -> SavedModelSession:
+    """Raises ``IntegrityError``: it is damaged, or has no ``serving_default``."""
+    return SavedModelSession(path)

@@ -1,0 +1,118 @@
+"""TensorFlow to ONNX through ``tf2onnx``."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+
+from exporters.formats import Target
+from exporters.formats.tracing import quiet
+from exporters.samples import model_dims
+from exporters.source import Source
+from exporters.tensorflow_runtime import tf
+from gateway.errors import Unsupported
+from gateway.types import NUMPY_DTYPES, ModelSignature, TensorSpec
+
+#: What tf2onnx can convert to.
+OPSETS = range(13, 19)
+DEFAULT_OPSET = OPSETS[-1]
+
+#: Past this, weights go to ``<file>.data`` beside the model: a protobuf message ends at 2 GiB.
+EXTERNAL_DATA_BYTES = 1 << 30
+
+
+def export(source: Source, path: Path, target: Target) -> None:
+    """Write ``source`` to ``path``, and ``<path>.data`` beside it if the weights are large.
+
+    Inputs and outputs carry the signature's names; batch and axes are symbolic.
+
+    Raises:
+        Unsupported: the opset, or an operator, has no conversion.
+    """
+    opset = DEFAULT_OPSET if target.opset is None else target.opset
+    if opset not in OPSETS:
+        raise Unsupported(
+            f"--opset {opset} is not supported from TensorFlow; use {OPSETS[0]} to {OPSETS[-1]}"
+        )
+    try:
+        with quiet():
+            model = _convert(source, opset)
+    except Exception as error:
+        raise _refusal(error) from error
+    _name_axes(model, source.signature)
+    large = model.ByteSize() > EXTERNAL_DATA_BYTES
+    onnx.save(
+        model, path, save_as_external_data=large, location=f"{path.name}.data" if large else None
+    )
+
+
+def _convert(source: Source, opset: int) -> onnx.ModelProto:
+    import tf2onnx  # it configures logging when it is imported
+
+    signature, outputs = source.signature, [spec.name for spec in source.signature.outputs]
+    names = [spec.name for spec in signature.inputs]
+    specs = [_tensor_spec(spec, signature) for spec in signature.inputs]
+
+    @tf.function(input_signature=specs)  # type: ignore[untyped-decorator]
+    def serve(*inputs: Any) -> Mapping[str, Any]:
+        results = source.model(dict(zip(names, inputs, strict=True)))
+        return {name: tf.identity(results[name]) for name in outputs}
+
+    model: onnx.ModelProto
+    model, _ = tf2onnx.convert.from_function(
+        serve, input_signature=specs, opset=opset, custom_op_handlers={"Erfc": (_erfc, [])}
+    )
+    unknown = sorted(_unknown_operators(model.graph))
+    if unknown:
+        raise ValueError(f"ONNX has no {', '.join(unknown)}")
+    found = [value.name for value in (*model.graph.input, *model.graph.output)]
+    if sorted(found) != sorted([*names, *outputs]):
+        raise ValueError(f"inputs and outputs became {', '.join(found)}")
+    return model
+
+
+def _erfc(graph: Any, node: Any, name: str, _: Any) -> None:
+    """TensorFlow's exact GELU has ``Erfc``; ONNX has ``Erf``."""
+    dtype, shape = graph.get_dtype(node.output[0]), graph.get_shape(node.output[0])
+    one = graph.make_const(f"{name}_one", np.ones((), onnx.helper.tensor_dtype_to_np_dtype(dtype)))
+    erf = graph.make_node("Erf", [node.input[0]], shapes=[shape], dtypes=[dtype])
+    graph.remove_node(node.name)
+    inputs = [one.output[0], erf.output[0]]
+    graph.make_node("Sub", inputs, name=name, outputs=node.output, shapes=[shape], dtypes=[dtype])
+
+
+def _unknown_operators(graph: onnx.GraphProto) -> set[str]:
+    """tf2onnx passes on what it has no conversion for, under TensorFlow's name."""
+    unknown = set()
+    for node in graph.node:
+        if not onnx.defs.has(node.op_type, node.domain):
+            unknown.add(node.op_type)
+        for attribute in node.attribute:
+            unknown |= _unknown_operators(attribute.g)
+    return unknown
+
+
+def _tensor_spec(spec: TensorSpec, signature: ModelSignature) -> Any:
+    batch = [None] if signature.max_batch_size else []
+    dims = [None if isinstance(dim, str) or dim == -1 else dim for dim in model_dims(spec)]
+    return tf.TensorSpec([*batch, *dims], tf.as_dtype(NUMPY_DTYPES[spec.datatype]), name=spec.name)
+
+
+def _name_axes(model: onnx.ModelProto, signature: ModelSignature) -> None:
+    """tf2onnx numbers what is symbolic; the signature has names."""
+    batch = ["batch"] if signature.max_batch_size else []
+    declared = {spec.name: spec for spec in (*signature.inputs, *signature.outputs)}
+    for value in (*model.graph.input, *model.graph.output):
+        dims = [*batch, *model_dims(declared[value.name])]
+        for i, (shape, dim) in enumerate(zip(value.type.tensor_type.shape.dim, dims, strict=True)):
+            if not shape.HasField("dim_value"):
+                shape.dim_param = dim if isinstance(dim, str) else f"{value.name}_dim{i}"
+
+
+def _refusal(error: Exception) -> Unsupported:
+    reason = (" ".join(str(error).split()) or type(error).__name__)[:300]
+    return Unsupported(f"tf2onnx cannot convert this model ({reason}); use --format savedmodel")

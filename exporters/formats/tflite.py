@@ -1,0 +1,101 @@
+"""TensorFlow Lite: the SavedModel converted to built-in operators only, run by LiteRT."""
+
+from __future__ import annotations
+
+import gc
+import os
+import re
+import tempfile
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from ai_edge_litert.interpreter import Interpreter
+
+from exporters.formats import Target
+from exporters.source import Source
+from exporters.stderr import muted
+from gateway.errors import IntegrityError, Unsupported
+from gateway.types import Array
+
+SIGNATURE = "serving_default"
+
+#: How the converter names an operator that has no built-in kernel.
+REFUSED = re.compile(r"'(tf\.\w+)' op is neither a custom op nor a flex op")
+
+
+def export(source: Source, path: Path, target: Target) -> None:
+    """Write ``source`` to ``path``; batch and axes are dynamic.
+
+    ``fp16`` halves the weights, ``int8`` quarters them (dynamic range: activations are quantised
+    as they come); arithmetic outside the quantised products stays float32, as do inputs and
+    outputs.
+
+    Raises:
+        Unsupported: an operator has no built-in kernel, or the converter refuses otherwise.
+    """
+    from exporters.formats import savedmodel
+
+    with tempfile.TemporaryDirectory(dir=path.parent, prefix=f".{path.name}.") as folder:
+        savedmodel.export(source, Path(folder), Target())
+        gc.collect()  # the Keras twin, which holds a copy of the weights
+        content = _convert(Path(folder), target.precision)
+    path.write_bytes(content)
+
+
+def _convert(savedmodel: Path, precision: str) -> bytes:
+    from exporters.formats.tracing import quiet
+    from exporters.tensorflow_runtime import tf
+
+    converter = tf.lite.TFLiteConverter.from_saved_model(str(savedmodel), [SIGNATURE])
+    converter.target_spec.supported_ops = [tf.lite.OpsSet.TFLITE_BUILTINS]
+    # Writing it takes the whole file apart in Python, and together again.
+    converter.exclude_conversion_metadata = True
+    if precision != "fp32":
+        converter.optimizations = [tf.lite.Optimize.DEFAULT]
+    if precision == "fp16":
+        converter.target_spec.supported_types = [tf.float16]
+    try:
+        with quiet():
+            content: bytes = converter.convert()
+    except Exception as error:
+        raise _refusal(error) from error
+    return content
+
+
+def _refusal(error: Exception) -> Unsupported:
+    refused = sorted(set(REFUSED.findall(str(error))))
+    if refused:
+        return Unsupported(
+            f"TensorFlow Lite has no built-in kernel for {', '.join(refused)}; "
+            "rewrite the model without it"
+        )
+    reason = (str(error).strip() or type(error).__name__).splitlines()[0][:300]
+    return Unsupported(f"the TensorFlow Lite converter cannot convert this model ({reason})")
+
+
+class TfliteSession:
+    """A TensorFlow Lite file in LiteRT on the CPU; inputs are bound by name and resized to."""
+
+    def __init__(self, path: Path) -> None:
+        try:
+            with muted():  # "INFO: Created TensorFlow Lite XNNPACK delegate for CPU."
+                interpreter = Interpreter(str(path), num_threads=os.cpu_count())
+                interpreter.allocate_tensors()
+                self._runner = interpreter.get_signature_runner(SIGNATURE)
+        except (RuntimeError, ValueError) as error:
+            reason = str(error).strip().splitlines()[0][:200]
+            raise IntegrityError(
+                f"'{path.name}' is not a TensorFlow Lite model with '{SIGNATURE}': {reason}"
+            ) from error
+        self.inputs = list(self._runner.get_input_details())
+        self.outputs = list(self._runner.get_output_details())
+
+    def __call__(self, inputs: Mapping[str, Array]) -> dict[str, Array]:
+        results: dict[str, Any] = self._runner(**inputs)
+        return results
+
+
+def open_session(path: Path) -> TfliteSession:
+    """Raises ``IntegrityError``: it is damaged, or has no ``serving_default``."""
+    return TfliteSession(path)

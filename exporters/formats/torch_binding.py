@@ -1,0 +1,101 @@
+"""Names for what torch passes by position."""
+
+from __future__ import annotations
+
+import inspect
+import itertools
+import keyword
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from exporters.formats.torch_archive import Archive
+from exporters.sources.eager import as_tensors
+from gateway.errors import Unsupported
+from gateway.types import Array, ModelSignature
+
+#: Words that mean something else in TorchScript, or in a call of a module.
+RESERVED = frozenset({"self", "torch", "ops", "args", "kwargs"})
+
+
+def arguments(signature: ModelSignature) -> list[str]:
+    """What the inputs are called where a name must be an identifier; its own name if it is one."""
+    names = [spec.name for spec in signature.inputs]
+    free = (name for name in map("input_{}".format, itertools.count()) if name not in names)
+    return [name if _is_identifier(name) else next(free) for name in names]
+
+
+def _is_identifier(name: str) -> bool:
+    plain = name.isascii() and name.isidentifier() and not name.startswith("_")
+    return plain and not keyword.iskeyword(name) and name not in RESERVED
+
+
+class Named(nn.Module):
+    """A module whose ``forward`` takes what ``arguments`` says, whatever its own are called.
+
+    Args:
+        pack: what becomes of the tensors that the module gives.
+    """
+
+    def __init__(
+        self,
+        module: nn.Module,
+        signature: ModelSignature,
+        pack: Callable[[Sequence[Tensor]], Any],
+    ) -> None:
+        super().__init__()
+        self.module = module
+        kind = inspect.Parameter.POSITIONAL_OR_KEYWORD
+        taken = inspect.Signature([inspect.Parameter(n, kind) for n in arguments(signature)])
+
+        def forward(*args: Tensor, **kwargs: Tensor) -> Any:
+            return pack(as_tensors(self.module(*taken.bind(*args, **kwargs).args)))
+
+        # Tracing and export read the names of arguments here.
+        forward.__signature__ = taken  # type: ignore[attr-defined]
+        self.forward = forward
+
+
+class TorchSession:
+    """Something that takes tensors in the signature's order and gives tensors in that order."""
+
+    def __init__(self, run: Callable[..., Any], signature: ModelSignature) -> None:
+        self._run = run
+        self.inputs = [spec.name for spec in signature.inputs]
+        self.outputs = [spec.name for spec in signature.outputs]
+
+    def __call__(self, inputs: Mapping[str, Array]) -> dict[str, Array]:
+        tensors = [torch.tensor(inputs[name]) for name in self.inputs]
+        with torch.no_grad():
+            results = as_tensors(self._run(*tensors))
+        return {name: x.numpy() for name, x in zip(self.outputs, results, strict=True)}
+
+
+def by_position(run: Callable[..., Mapping[str, Tensor]], signature: ModelSignature) -> Any:
+    """``run``, which takes and gives tensors by name, as ``TorchSession`` calls it."""
+    names = arguments(signature)
+
+    def call(*tensors: Tensor) -> tuple[Tensor, ...]:
+        results = run(**dict(zip(names, tensors, strict=True)))
+        return tuple(results[spec.name] for spec in signature.outputs)
+
+    return call
+
+
+def signature_of(path: Path) -> ModelSignature:
+    """The signature that an archive carries.
+
+    Raises:
+        Unsupported: it carries none.
+        IntegrityError: it is damaged.
+    """
+    signature = Archive(path).signature()
+    if signature is None:
+        raise Unsupported(
+            f"'{path.name}' does not say what its inputs and outputs are called; export the model "
+            "with modelport"
+        )
+    return signature

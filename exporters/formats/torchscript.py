@@ -1,0 +1,70 @@
+"""PyTorch to TorchScript: traced, frozen, with the signature inside the archive."""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Sequence
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from exporters.formats import Target, tracing
+from exporters.formats.torch_archive import seal
+from exporters.formats.torch_binding import Named, TorchSession, signature_of
+from exporters.source import Source
+from exporters.sources.eager import inference_mode
+from gateway.errors import IntegrityError, ModelportError
+
+#: Source lines of every operator, for stack traces: they hold the exporting machine's paths.
+DEBUG_RECORDS = (".debug_pkl",)
+
+
+def export(source: Source, path: Path, target: Target) -> None:
+    """Write ``source`` to ``path``.
+
+    ``forward`` takes the signature's inputs by its names, in its order, and gives one tensor, or a
+    tuple in the order of the outputs. Sizes stay dynamic, unless the module itself turns one into a
+    number: tracing then bakes the example's in without a word, and the proof fails.
+
+    Raises:
+        Unsupported: the model cannot be traced.
+    """
+    signature = source.signature
+    module = tracing.at_precision(source.model, target.dtype, signature)
+    named = Named(module, signature, _pack).eval()
+    try:
+        with tracing.quiet(), inference_mode(named):
+            traced = torch.jit.trace(  # type: ignore[no-untyped-call]
+                named,
+                tracing.example_inputs(signature),
+                check_trace=False,  # the proof compares on more than one example
+            )
+            draft = torch.jit.freeze(traced).save_to_buffer()
+        seal(io.BytesIO(draft), path, signature, without=DEBUG_RECORDS)
+    except (OSError, ModelportError):
+        raise
+    except Exception as error:
+        raise tracing.translate(error, "torch.jit.trace") from error
+
+
+def _pack(results: Sequence[Tensor]) -> Tensor | tuple[Tensor, ...]:
+    return results[0] if len(results) == 1 else tuple(results)
+
+
+def open_session(path: Path) -> TorchSession:
+    """Load ``path`` onto the CPU.
+
+    Raises:
+        Unsupported: the archive names no inputs and outputs.
+        IntegrityError: it is damaged.
+    """
+    signature = signature_of(path)
+    try:
+        with tracing.quiet():
+            module = torch.jit.load(path, map_location="cpu")  # type: ignore[no-untyped-call]
+    except RuntimeError as error:
+        raise IntegrityError(
+            f"'{path.name}' is damaged, or of another version of torch; export the model again"
+        ) from error
+    return TorchSession(module, signature)

@@ -1,0 +1,121 @@
+"""What every route that traces an ``nn.Module`` shares: example inputs, dynamic dims, precision."""
+
+from __future__ import annotations
+
+import contextlib
+import copy
+import io
+import logging
+import warnings
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from exporters.samples import draw, model_dims, name_axes, sizes_of
+from gateway.errors import Unsupported
+from gateway.types import NUMPY_DTYPES, Axis, ModelSignature
+
+EXAMPLE_BATCH = 2  # torch.export takes a 1 for a constant
+
+TORCH_DTYPES = {"fp32": torch.float32, "fp16": torch.float16, "bf16": torch.bfloat16}
+
+
+def example_inputs(signature: ModelSignature) -> tuple[Tensor, ...]:
+    """One batch of two in the order of ``forward``'s arguments, every axis at a middle size."""
+    signature = name_axes(signature)
+    example = draw(signature, EXAMPLE_BATCH, _example_sizes(signature), np.random.default_rng(0))
+    return tuple(torch.from_numpy(array) for array in example.values())
+
+
+def _example_sizes(signature: ModelSignature) -> dict[str, int]:
+    """A middle size of each axis; equal sizes would be taken for one dimension, so they differ."""
+    sizes: dict[str, int] = {}
+    for name, axis in signature.axes.items():
+        taken = {EXAMPLE_BATCH, *sizes.values()}
+        middle = sizes_of(axis)[len(sizes_of(axis)) // 2]
+        longest = axis.maximum or middle
+        free = (size for size in range(max(2, middle), longest + 1) if size not in taken)
+        sizes[name] = next(free, middle)
+    return sizes
+
+
+def dynamic_shapes(signature: ModelSignature, module: nn.Module) -> tuple[Any, ...]:
+    """``torch.export``'s dynamic shapes: the batch, and every axis that has more than one size.
+
+    One for each of ``module``'s arguments.
+    """
+    signature = name_axes(signature)
+    batch = torch.export.Dim("batch", min=1, max=max(EXAMPLE_BATCH, signature.max_batch_size))
+    axes = {name: _dim(axis) for name, axis in signature.axes.items()}
+    offset = 1 if signature.max_batch_size else 0
+    shapes = []
+    for spec in signature.inputs:
+        dims = enumerate(model_dims(spec), start=offset)
+        shape = {i: axes[dim] for i, dim in dims if isinstance(dim, str) and axes[dim] is not None}
+        shapes.append({0: batch, **shape} if offset else shape)
+    # Recast takes all its inputs as one variadic argument.
+    return (tuple(shapes),) if isinstance(module, Recast) else tuple(shapes)
+
+
+def _dim(axis: Axis) -> Any:
+    """None where the axis has but one size."""
+    if axis.minimum == axis.maximum:
+        return None
+    return torch.export.Dim(axis.name, min=axis.minimum, max=axis.maximum)
+
+
+class Recast(nn.Module):
+    """A module that computes in another precision, and takes and gives what it always did."""
+
+    def __init__(self, module: nn.Module, dtype: torch.dtype, signature: ModelSignature) -> None:
+        super().__init__()
+        self.module = module.to(dtype)
+        self._dtype = dtype
+        self._outputs = [_torch_dtype(spec.datatype) for spec in signature.outputs]
+
+    def forward(self, *inputs: Tensor) -> tuple[Tensor, ...]:
+        cast = (x.to(self._dtype) if x.is_floating_point() else x for x in inputs)
+        result = self.module(*cast)
+        results = (result,) if isinstance(result, Tensor) else tuple(result)
+        return tuple(x.to(dtype) for x, dtype in zip(results, self._outputs, strict=True))
+
+
+def _torch_dtype(datatype: Any) -> torch.dtype:
+    return torch.from_numpy(np.empty(0, NUMPY_DTYPES[datatype])).dtype
+
+
+def at_precision(module: nn.Module, dtype: str, signature: ModelSignature) -> nn.Module:
+    """``module`` itself for ``fp32``; else a recast copy, the original untouched."""
+    if dtype == "fp32":
+        return module
+    return Recast(copy.deepcopy(module), TORCH_DTYPES[dtype], signature).eval()
+
+
+def translate(error: Exception, tool: str) -> Unsupported:
+    """torch's own account of a failed export, pages long, in one line."""
+    cause: BaseException = error
+    while cause.__cause__ is not None:
+        cause = cause.__cause__
+    reason = (str(cause).strip() or type(cause).__name__).splitlines()[0][:300]
+    return Unsupported(
+        f"{tool} cannot export this model ({reason}); rewrite what it names in forward()"
+    )
+
+
+@contextlib.contextmanager
+def quiet() -> Iterator[None]:
+    """Converters narrate on stdout, through warnings and through logging."""
+    disabled = logging.root.manager.disable
+    logging.disable(logging.CRITICAL)
+    try:
+        with (
+            warnings.catch_warnings(action="ignore"),
+            contextlib.redirect_stdout(io.StringIO()),
+            contextlib.redirect_stderr(io.StringIO()),
+        ):
+            yield
+    finally:
+        logging.disable(disabled)

@@ -1,0 +1,156 @@
+"""A U-Net for keypoint heat maps; pads as TensorFlow's "SAME" does, at every image size."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from itertools import pairwise
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from exporters.errors import UsageError
+from exporters.spec import ModelSpec, Shape, count_blocks
+from gateway.types import Axis, Datatype, ModelSignature, TensorSpec
+
+DEFAULT_MAX_SIZE = 256
+STRIDE = 2
+
+
+def _signature(module: Any, max_batch_size: int) -> ModelSignature:
+    dims = ("height", "width")
+    return ModelSignature(
+        inputs=(TensorSpec("image", Datatype.FP32, (module.in_channels, *dims), 0.0, 1.0),),
+        outputs=(TensorSpec("heatmaps", Datatype.FP32, (module.keypoints, *dims)),),
+        max_batch_size=max_batch_size,
+        axes={name: Axis(name, module.min_size, module.max_size) for name in dims},
+    )
+
+
+def _infer_kwargs(shapes: Mapping[str, Shape], given: Mapping[str, Any]) -> dict[str, Any]:
+    try:
+        first = shapes["encoder.0.0.weight"]
+        levels = count_blocks(shapes, "encoder.")
+        return {
+            "in_channels": first[1],
+            "keypoints": shapes["head.weight"][0],
+            "features": [shapes[f"encoder.{i}.0.weight"][0] for i in range(levels)],
+            "kernel_size": first[2],
+            "upsampling_kernel_size": shapes["upsampling.0.weight"][2],
+        }
+    except (KeyError, ValueError, IndexError) as error:
+        raise UsageError(
+            f"the checkpoint is not a U-Net's of this kind (no usable {error}); "
+            "check --model, or give every hyper-parameter with --model-kwargs"
+        ) from error
+
+
+class SameConvTranspose2d(nn.ConvTranspose2d):
+    """``tf.nn.conv2d_transpose(..., padding="SAME")``: ``[B, C, h, w]`` to ``[B, D, H, W]``.
+
+    The stride is 2. TensorFlow defines it as the gradient of the convolution from ``H`` to
+    ``h = ceil(H / 2)``, so what it crops depends on whether ``H`` is even: PyTorch's ``padding``
+    cannot say that.
+    """
+
+    def __init__(self, in_channels: int, out_channels: int, kernel_size: int) -> None:
+        super().__init__(in_channels, out_channels, kernel_size, stride=STRIDE)
+
+    def forward(self, image: Tensor, size: Tensor) -> Tensor:  # type: ignore[override]
+        """``size``: any tensor whose last two dims are the wanted ``H`` and ``W``."""
+        full = super().forward(image)
+        for dim in (2, 3):
+            length = size.shape[dim]
+            # The convolution pads (h - 1) * 2 + kernel - H in all, the smaller half in front.
+            start = (self.kernel_size[0] - STRIDE + length % STRIDE) // 2
+            full = full.narrow(dim, start, length)
+        return full
+
+
+class UNet(nn.Module):
+    """Ronneberger et al. 2015, "U-Net", for one heat map per keypoint, at the image's resolution.
+
+    Two 3x3 convolutions with ReLU at each level; max pooling halves, transposed convolution
+    doubles. All of them pad as TensorFlow's "SAME" (at the end, where it cannot be even), so that
+    weights trained there compute the same here, at odd sizes too.
+    """
+
+    modelport_spec = ModelSpec(
+        name="unet",
+        signature=_signature,
+        infer_kwargs=_infer_kwargs,
+        atol=1e-5,
+        rtol=1e-4,
+        parameters={"image.layout": "CHW"},  # pixels as fractions of full scale
+    )
+
+    def __init__(
+        self,
+        in_channels: int,
+        keypoints: int,
+        features: Sequence[int],
+        kernel_size: int = 3,
+        upsampling_kernel_size: int = 2,
+        max_size: int = DEFAULT_MAX_SIZE,
+    ) -> None:
+        """
+        Args:
+            features: channels of each level, at full resolution first.
+            max_size: the largest height and width that will be asked for.
+        """
+        if len(features) < 2 or not kernel_size % 2 or upsampling_kernel_size < STRIDE:
+            raise ValueError(
+                f"features {list(features)} must be two levels or more, kernel_size {kernel_size} "
+                f"odd, upsampling_kernel_size {upsampling_kernel_size} at least {STRIDE}"
+            )
+        self.min_size = STRIDE ** (len(features) - 1)
+        if max_size < self.min_size:
+            raise ValueError(f"max_size {max_size} must be at least {self.min_size}")
+        super().__init__()
+        self.in_channels = in_channels
+        self.keypoints = keypoints
+        self.max_size = max_size
+        channels = [in_channels, *features]
+        self.encoder = nn.ModuleList(
+            _convolutions(before, after, kernel_size) for before, after in pairwise(channels)
+        )
+        # ceil_mode adds windows that reach past the end: what SAME does where stride is the size.
+        self.pool = nn.MaxPool2d(STRIDE, ceil_mode=True)
+        deep = list(pairwise(reversed(features)))
+        self.upsampling = nn.ModuleList(
+            SameConvTranspose2d(before, after, upsampling_kernel_size) for before, after in deep
+        )
+        self.decoder = nn.ModuleList(
+            _convolutions(2 * after, after, kernel_size) for _, after in deep
+        )
+        self.head = nn.Conv2d(features[0], keypoints, 1)
+
+    def forward(self, image: Tensor) -> Tensor:
+        """Heat maps, unnormalised.
+
+        Args:
+            image: float32 ``[B, in_channels, H, W]``, ``H`` and ``W`` of any size.
+
+        Returns:
+            float32 ``[B, keypoints, H, W]``.
+        """
+        levels: list[Tensor] = []
+        hidden = image
+        for convolutions in self.encoder:
+            hidden = convolutions(self.pool(hidden) if levels else hidden)
+            levels.append(hidden)
+        levels.pop()
+        for upsampling, convolutions in zip(self.upsampling, self.decoder, strict=True):
+            level = levels.pop()
+            hidden = convolutions(torch.cat([level, upsampling(hidden, level)], dim=1))
+        heatmaps: Tensor = self.head(hidden)
+        return heatmaps
+
+
+def _convolutions(in_channels: int, out_channels: int, kernel_size: int) -> nn.Sequential:
+    return nn.Sequential(
+        nn.Conv2d(in_channels, out_channels, kernel_size, padding=kernel_size // 2),
+        nn.ReLU(),
+        nn.Conv2d(out_channels, out_channels, kernel_size, padding=kernel_size // 2),
+        nn.ReLU(),
+    )

@@ -1,0 +1,116 @@
+"""A TorchServe model archive: one version of a TorchScript model with a handler for its tensors.
+
+    MAR-INF/MANIFEST.json       what TorchServe reads: name, version, handler, model file
+    modelport_handler.py        the handler that it names
+    modelport_torchserve/       the handler's code; its envelope module defines requests and answers
+    signature.json              what the handler checks rows against
+    model.pt  certificate.json  as published
+
+The archive is a zip as ``torch-model-archiver`` 0.12.0 writes them, without compression and with
+fixed times: the same version gives the same bytes.
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+import zipfile
+from collections.abc import Sequence
+from importlib import resources
+from pathlib import Path
+from typing import Any
+
+from exporters.packaging.selection import Model
+from gateway import __version__
+from gateway.errors import Unsupported
+from gateway.types import Datatype, TensorSpec
+
+HANDLER = "modelport_handler.py"
+CODE = "modelport_torchserve"
+MODULES = ("torchserve_envelope.py", "torchserve_handler.py")
+SIGNATURE = "signature.json"
+
+#: The earliest time that a zip can say.
+EPOCH = (1980, 1, 1, 0, 0, 0)
+
+
+def check(model: Model) -> None:
+    """Raises ``Unsupported`` if a tensor is of a type that PyTorch has not."""
+    for spec in (*model.signature.inputs, *model.signature.outputs):
+        if spec.datatype is Datatype.BYTES:
+            raise Unsupported(f"'{spec.name}' of '{model.name}' is BYTES, which PyTorch has not")
+        if spec.optional:
+            raise Unsupported(
+                f"input '{spec.name}' of '{model.name}' is optional; TorchScript takes every input"
+            )
+
+
+def write(models: Sequence[Model], target: Path, base_path: str) -> None:
+    """Write the only version of the only model to ``target``; ``base_path`` plays no part."""
+    (model,) = models
+    (number,) = model.versions
+    artifact = model.artifact(number)
+    manifest = {
+        "runtime": "python",
+        "model": {
+            "modelName": model.name,
+            "modelVersion": str(number),
+            "serializedFile": artifact.name,
+            "handler": HANDLER,
+        },
+        "archiverVersion": f"modelport {__version__}",
+    }
+    code = resources.files(__package__ or "exporters.packaging")
+    with zipfile.ZipFile(target, "w", zipfile.ZIP_STORED) as archive:
+        _add(archive, "MAR-INF/MANIFEST.json", _json(manifest))
+        _add(archive, HANDLER, f"from {CODE}.torchserve_handler import handle  # noqa: F401\n")
+        _add(archive, f"{CODE}/__init__.py", "")
+        for name in MODULES:
+            _add(archive, f"{CODE}/{name}", code.joinpath(name).read_text(encoding="utf-8"))
+        _add(archive, SIGNATURE, _json(_signature(model, number)))
+        for file in (artifact, *model.certificates(number)):
+            _add_file(archive, file)
+
+
+def _signature(model: Model, version: int) -> dict[str, Any]:
+    signature = model.signature
+    return {
+        "name": model.name,
+        "version": str(version),
+        "max_batch_size": signature.max_batch_size,
+        "inputs": [_tensor(spec) for spec in signature.inputs],
+        "outputs": [_tensor(spec) for spec in signature.outputs],
+        "axes": {name: [axis.minimum, axis.maximum] for name, axis in signature.axes.items()},
+    }
+
+
+def _tensor(spec: TensorSpec) -> dict[str, Any]:
+    return {
+        "name": spec.name,
+        "datatype": spec.datatype.value,
+        "dims": spec.dims,
+        "reshape": spec.reshape,
+        "minimum": spec.minimum,
+        "maximum": spec.maximum,
+    }
+
+
+def _json(document: dict[str, Any]) -> str:
+    return json.dumps(document, indent=2) + "\n"
+
+
+def _entry(name: str) -> zipfile.ZipInfo:
+    entry = zipfile.ZipInfo(name, EPOCH)
+    entry.external_attr = 0o100644 << 16
+    return entry
+
+
+def _add(archive: zipfile.ZipFile, name: str, text: str) -> None:
+    archive.writestr(_entry(name), text)
+
+
+def _add_file(archive: zipfile.ZipFile, path: Path) -> None:
+    entry = _entry(path.name)
+    entry.file_size = path.stat().st_size  # decides whether the entry needs 64-bit sizes
+    with path.open("rb") as source, archive.open(entry, "w") as target:
+        shutil.copyfileobj(source, target, 1 << 20)

@@ -1,0 +1,132 @@
+"""A model repository for NVIDIA Triton that its own backends load.
+
+What lies in our repository is Triton's layout already. The copy holds the versions that are served
+and the files that ``config.pbtxt`` names; certificates and manifests stay, Triton ignores them, and
+so it does our ``range.``, ``axis.``, ``axes.`` and ``image.`` parameters. Tensors keep their names:
+
+    onnxruntime, tensorflow   bind tensors by name
+    pytorch (TorchScript)     binds inputs by the names of ``forward``'s arguments if those are all
+                              of the configuration's; else inputs by their order, and outputs always
+                              by theirs, unless every name has the form ``NAME__INDEX``. All three
+                              must lead to the order here, and that is checked.
+
+Source: ``GetNamingConvention`` in pytorch_backend's ``src/pt/model_instance_state.cc`` (ordering
+without ``NAME__INDEX`` since 22.06). The TensorFlow backend left Triton's images with 25.03.
+"""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Iterator, Sequence
+from pathlib import Path, PurePosixPath
+from typing import Any
+
+from exporters.packaging.selection import Model
+from gateway.errors import IntegrityError, Unsupported
+from gateway.repository import config as configuration
+from gateway.types import Datatype
+
+WARMUP = "warmup"
+
+#: pytorch_backend's ``ModelConfigDataTypeToTorchType``.
+TORCH_DATATYPES = frozenset(
+    map(
+        Datatype,
+        ("BOOL", "UINT8", "INT8", "INT16", "INT32", "INT64", "FP16", "FP32", "FP64"),
+    )
+)
+
+
+def check(model: Model) -> None:
+    """Raises ``Unsupported`` where Triton would refuse the model, or feed it the wrong tensors."""
+    for file in _named_files(model):
+        if not (model.folder / file).resolve().is_relative_to(model.folder.resolve()):
+            raise IntegrityError(f"'{file}' of '{model.name}' lies outside of its folder")
+        if not (model.folder / file).is_file():
+            raise IntegrityError(
+                f"{configuration.FILENAME} of '{model.name}' names '{file}', which is missing"
+            )
+    if model.format == "torchscript":
+        _check_datatypes(model)
+        _check_order("output", model.name, [spec.name for spec in model.signature.outputs])
+        for number in model.versions:
+            _check_inputs(model, number)
+
+
+def write(models: Sequence[Model], target: Path, base_path: str) -> None:
+    """Write the repository to the folder ``target``; ``base_path`` plays no part."""
+    for model in models:
+        folder = target / model.name
+        for number, version in model.versions.items():
+            shutil.copytree(version.path, folder / str(number), copy_function=shutil.copyfile)
+        for file in _named_files(model):
+            (folder / file).parent.mkdir(parents=True, exist_ok=True)
+            shutil.copyfile(model.folder / file, folder / file)
+        text = configuration.to_text(model.config)
+        (folder / configuration.FILENAME).write_text(text, encoding="utf-8")
+
+
+def _named_files(model: Model) -> Iterator[PurePosixPath]:
+    """Files of the model's folder that its configuration names: labels and warm-up inputs."""
+    names = {PurePosixPath(output.label_filename) for output in model.config.output}
+    for warmup in model.config.model_warmup:
+        files = (each.input_data_file for each in warmup.inputs.values())
+        names |= {PurePosixPath(WARMUP, file) for file in files if file}
+    yield from sorted(names - {PurePosixPath()})
+
+
+def _check_datatypes(model: Model) -> None:
+    for spec in (*model.signature.inputs, *model.signature.outputs):
+        if spec.datatype not in TORCH_DATATYPES:
+            raise Unsupported(
+                f"'{spec.name}' of '{model.name}' is {spec.datatype}, which Triton's PyTorch "
+                "backend does not take; export it with --format onnx"
+            )
+
+
+def _check_inputs(model: Model, version: int) -> None:
+    names = [spec.name for spec in model.signature.inputs]
+    arguments = _forward_arguments(model.artifact(version))
+    if len(arguments) != len(names):
+        raise Unsupported(
+            f"'{model.name}' declares {len(names)} inputs, version {version}'s forward() takes "
+            f"{len(arguments)}; Triton's PyTorch backend wants a tensor for each"
+        )
+    if not set(names) <= set(arguments):
+        _check_order("input", model.name, names)
+    elif names != arguments:
+        raise Unsupported(
+            f"'{model.name}' declares its inputs as {', '.join(names)}, version {version}'s "
+            f"forward() takes {', '.join(arguments)}; Triton's PyTorch backend would mix them up"
+        )
+
+
+def _forward_arguments(artifact: Path) -> list[str]:
+    import torch
+
+    from exporters.formats import tracing
+
+    load: Any = torch.jit.load  # without type information
+    try:
+        with tracing.quiet():
+            module = load(str(artifact), map_location="cpu")
+    except RuntimeError as error:
+        raise IntegrityError(f"'{artifact.name}' is no TorchScript archive") from error
+    return [argument.name for argument in module.forward.schema.arguments[1:]]
+
+
+def _check_order(kind: str, model: str, names: Sequence[str]) -> None:
+    indices = [_index(name) for name in names]
+    if None not in indices and indices != list(range(len(names))):
+        raise Unsupported(
+            f"Triton's PyTorch backend reads the {kind} names of '{model}' ({', '.join(names)}) as "
+            "NAME__INDEX, in an order that is not the model's; rename them"
+        )
+
+
+def _index(name: str) -> int | None:
+    """The position that Triton reads from a name, None if it reads none."""
+    _, separator, digits = name.partition("__")
+    if not separator or digits.strip("0123456789"):
+        return None
+    return int(digits or 0)

@@ -1,0 +1,106 @@
+"""Writing one artifact and proving it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+from exporters import evaluation, parity
+from exporters.evaluation import Evaluation, HeldOut
+from exporters.formats import Format, Session, Target
+from exporters.parity import BOUNDS, Bounds, ParityReport
+from exporters.resources import Usage, measured
+from exporters.source import Source
+from gateway.errors import Unsupported
+
+#: Told the stage's name, and how much of it is done of how much (0 of 0: unknown).
+Progress = Callable[[str, int, int], None]
+
+
+@dataclass(frozen=True, slots=True)
+class Checks:
+    """What an artifact is held to; None takes the default of the spec or the precision.
+
+    Attributes:
+        agreement, relative_error: replace ``parity.BOUNDS`` below fp32.
+        max_drop: how much accuracy or AUC may be lost on ``data``.
+    """
+
+    samples: int | None = None
+    seed: int = 0
+    atol: float | None = None
+    rtol: float | None = None
+    agreement: float | None = None
+    relative_error: float | None = None
+    data: HeldOut | None = None
+    max_drop: float = evaluation.DEFAULT_MAX_DROP
+
+
+@dataclass(frozen=True, slots=True)
+class Proof:
+    """What an artifact was found to be, and what writing it cost."""
+
+    report: ParityReport
+    evaluation: Evaluation | None
+    usage: Usage
+
+
+def convert(source: Source, row: Format, target: Target, path: Path, checks: Checks) -> Usage:
+    """Write the artifact to ``path``.
+
+    Raises:
+        Unsupported: the converter refuses.
+        ParityError: it is the model that cannot run.
+    """
+    with measured() as usage:
+        try:
+            row.export(source, path, target)
+        except Unsupported:
+            # An exporter blames its operators even where it is the model that cannot run.
+            parity.rehearse(source, checks.seed)
+            raise
+    return usage
+
+
+def prove(
+    source: Source, session: Session, precision: str, checks: Checks, progress: Progress
+) -> tuple[ParityReport, Evaluation | None]:
+    """Hold an opened artifact against its source; anything less raises ``ParityError``.
+
+    Below fp32, held-out data, where there is any, decides in place of random inputs.
+    """
+    spec, bounds = source.spec, _bounds(precision, checks)
+    unbound = Bounds(agreement=0.0, relative_error=float("inf"))
+    report = parity.check(
+        source,
+        session,
+        samples=checks.samples or parity.default_samples(source.parameter_count),
+        seed=checks.seed,
+        atol=spec.atol if checks.atol is None else checks.atol,
+        rtol=spec.rtol if checks.rtol is None else checks.rtol,
+        bounds=unbound if bounds and checks.data else bounds,
+        progress=lambda done, total: progress("proving", done, total),
+    )
+    report.bounds = bounds
+    if checks.data is None:
+        return report, None
+    found = evaluation.evaluate(
+        source,
+        session,
+        checks.data,
+        bounds,
+        checks.max_drop,
+        progress=lambda done, total: progress("evaluating", done, total),
+    )
+    return report, found
+
+
+def _bounds(precision: str, checks: Checks) -> Bounds | None:
+    if precision not in BOUNDS:
+        return None
+    default = BOUNDS[precision]
+    return Bounds(
+        default.agreement if checks.agreement is None else checks.agreement,
+        default.relative_error if checks.relative_error is None else checks.relative_error,
+    )

@@ -1,0 +1,37 @@
+"""int8 weights for ONNX: dynamic quantisation, one scale per output channel."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import onnx
+from onnxruntime.quantization import QuantType, quantize_dynamic
+
+from exporters.formats import tracing
+
+
+def to_int8(path: Path, external_data: bool) -> None:
+    """Quantise the ONNX file at ``path`` in place.
+
+    Activations are quantised at run time, so no calibration data is needed.
+
+    Raises:
+        Unsupported: ONNX Runtime cannot quantise this graph.
+    """
+    model = onnx.load(path)
+    # The exporter's value_info contradicts the shapes that quantisation infers: it fails on them.
+    model.graph.ClearField("value_info")
+    path.with_name(path.name + ".data").unlink(missing_ok=True)
+    try:
+        with tracing.quiet():
+            quantize_dynamic(
+                model,
+                path,
+                per_channel=True,
+                weight_type=QuantType.QInt8,
+                use_external_data_format=external_data,
+            )
+    except OSError:
+        raise
+    except Exception as error:
+        raise tracing.translate(error, "onnxruntime.quantization") from error

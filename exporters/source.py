@@ -1,0 +1,53 @@
+"""The loaded model that every artifact is made from and held against, whatever its framework."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from enum import StrEnum
+from typing import Any
+
+from exporters.spec import ModelSpec
+from gateway.types import Array, ModelSignature
+
+#: Inputs by name, batch dimension first, to outputs by name.
+Reference = Callable[[Mapping[str, Array]], dict[str, Array]]
+
+
+class Framework(StrEnum):
+    """What a model was trained in; decides which formats it has a route to."""
+
+    PYTORCH = "pytorch"
+    TENSORFLOW = "tensorflow"
+
+
+@dataclass(frozen=True, slots=True)
+class Origin:
+    """A file or folder that was read: its name without the path, and a digest of its content."""
+
+    name: str
+    sha256: str
+
+
+@dataclass(frozen=True, slots=True)
+class Source:
+    """A model with its trained weights.
+
+    Attributes:
+        model: an ``nn.Module`` in ``eval`` mode, or a callable ``tf.Module`` or ``keras.Model``.
+        reference: the model in eager mode; what an artifact must compute.
+        parameter_count: trained values, buffers excluded.
+        origins: what it was read from, the checkpoint first, then adapters.
+        model_kwargs: the hyper-parameters that the factory was given.
+        labels: names of the classes of the decision's output, where the checkpoint knows them.
+    """
+
+    framework: Framework
+    model: Any
+    spec: ModelSpec
+    signature: ModelSignature
+    reference: Reference
+    parameter_count: int
+    origins: tuple[Origin, ...]
+    model_kwargs: Mapping[str, Any] = field(default_factory=dict)
+    labels: tuple[str, ...] = ()

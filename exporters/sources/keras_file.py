@@ -1,0 +1,265 @@
+"""What may be inside a ``.keras`` or ``.weights.h5`` file before Keras gets to see it.
+
+A ``.keras`` file is a zip of ``config.json``, which names a class or function for every layer,
+activation and loss, and ``model.weights.h5``. Keras imports and calls what the configuration names,
+and its ``safe_mode`` has been got round more than once (CVE-2025-1550, CVE-2025-8747,
+CVE-2025-9906): here only names of modelling code pass. HDF5 can point into other files.
+
+Importing this imports no Keras.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import json
+import zipfile
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import h5py
+
+from exporters.errors import UsageError
+from gateway.errors import IntegrityError, ModelportError
+
+CONFIG = "config.json"
+WEIGHTS = "model.weights.h5"
+WEIGHTS_SUFFIX = ".weights.h5"
+
+#: Whole models of Keras 1 and 2; the weights files of Keras 3 end in ``.weights.h5``.
+LEGACY_SUFFIXES = frozenset({".h5", ".hdf5"})
+
+#: Classes that ``keras.saving.register_keras_serializable(package="modelport")`` registered.
+OWN_PACKAGE = "modelport>"
+
+#: What a model is made of, as ``keras.<name>`` or ``keras.src.<name>``. Not ``utils``, ``config``,
+#: ``saving`` and ``callbacks``: their functions fetch files, unpack archives and lift safe mode.
+MODELLING = frozenset(
+    {
+        "activations",
+        "constraints",
+        "dtype_policies",
+        "initializers",
+        "layers",
+        "losses",
+        "metrics",
+        "models",
+        "ops",
+        "optimizers",
+        "quantizers",
+        "random",
+        "regularizers",
+    }
+)
+
+#: Where functions come from; elsewhere they load and unpack, and a configuration chooses arguments.
+FUNCTIONS = frozenset(
+    {"activations", "constraints", "initializers", "losses", "metrics", "ops", "regularizers"}
+)
+
+#: Layers whose computation is code in the file, or lies in another file.
+CODE_LAYERS: Mapping[str, str] = {
+    "Lambda": "holds Python code that runs when the model is loaded",
+    "__lambda__": "holds Python code that runs when the model is loaded",
+    "TorchModuleWrapper": "holds a pickle, which runs when the model is loaded",
+    "JaxLayer": "holds a function of another framework",
+    "FlaxLayer": "holds a function of another framework",
+    "TFSMLayer": "loads another SavedModel by its path",
+}
+
+HDF5 = b"\x89HDF\r\n\x1a\n"
+
+MAX_CONFIG_BYTES = 64 << 20
+#: DEFLATE and HDF5's filters shrink weights by little; a bomb by a thousand and more.
+MAX_EXPANSION = 100
+EXPANSION_FLOOR_BYTES = 16 << 20
+
+
+def read_config(path: Path) -> dict[str, Any]:
+    """The configuration in the ``.keras`` file at ``path``, nothing in it having been run.
+
+    Raises:
+        UsageError: it is an older kind of file.
+        IntegrityError: it is damaged, a bomb, or names something that is not modelling code.
+    """
+    with _translated(path), path.open("rb") as file:
+        if file.read(len(HDF5)) == HDF5:
+            raise hdf5_refusal(path)
+    with _translated(path), zipfile.ZipFile(path) as archive:
+        _check_members(path, archive)
+        config = json.loads(archive.read(CONFIG))
+        names = archive.namelist()
+    if not isinstance(config, dict) or not isinstance(config.get("class_name"), str):
+        raise IntegrityError(f"'{path.name}': its {CONFIG} describes no model; save it again")
+    config["compile_config"] = None  # losses and metrics are not loaded; they may be custom
+    for found in _objects(config):
+        _check_object(path, found)
+    if WEIGHTS in names:
+        with open_weights(path) as weights:
+            check_weights(path, weights)
+    return config
+
+
+def hdf5_refusal(path: Path) -> UsageError:
+    """Why an HDF5 file that holds a whole model is refused."""
+    return UsageError(
+        f"'{path.name}': legacy HDF5 holds whole models, which Keras loads without safe mode, so "
+        "that a Lambda layer in one runs code; use a .keras file: load the old one where you trust "
+        "it and call model.save('model.keras')"
+    )
+
+
+def damaged(path: Path, error: BaseException) -> IntegrityError:
+    """A foreign account of a broken file in one line."""
+    reason = " ".join(str(error).split())[:200] or type(error).__name__
+    return IntegrityError(f"'{path.name}' is damaged ({reason}); save or copy it again")
+
+
+def _check_members(path: Path, archive: zipfile.ZipFile) -> None:
+    members = archive.infolist()
+    names = [member.filename for member in members]
+    odd = next((n for n in names if n.startswith("/") or "\\" in n or ".." in n.split("/")), None)
+    if odd is not None or len(set(names)) != len(names):
+        raise IntegrityError(
+            f"'{path.name}' has members that no model has ({odd or 'the same name twice'}): refused"
+        )
+    expanded = sum(member.file_size for member in members)
+    stored = min(sum(member.compress_size for member in members), path.stat().st_size)
+    if CONFIG in names and archive.getinfo(CONFIG).file_size > MAX_CONFIG_BYTES:
+        raise IntegrityError(f"'{path.name}': its {CONFIG} is larger than {MAX_CONFIG_BYTES} bytes")
+    for size, room in [(expanded, stored), *((m.file_size, m.compress_size) for m in members)]:
+        _check_expansion(path, size, room)
+
+
+def _objects(config: Any) -> Iterator[dict[str, Any]]:
+    """Every dict in ``config``, however deep."""
+    left = [config]
+    while left:
+        value = left.pop()
+        if isinstance(value, dict):
+            yield value
+            left += value.values()
+        elif isinstance(value, list):
+            left += value
+
+
+def _check_object(path: Path, found: dict[str, Any]) -> None:
+    name, module = found.get("class_name"), found.get("module")
+    if isinstance(name, str) and name in CODE_LAYERS:
+        raise IntegrityError(
+            f"'{path.name}': layer '{_layer_name(found)}' is a {name}, which {CODE_LAYERS[name]}: "
+            "refused and not run; rebuild it from Keras' own layers or keras.ops and save again"
+        )
+    if isinstance(found.get("vocabulary"), str):
+        raise IntegrityError(
+            f"'{path.name}' takes a vocabulary from the file '{found['vocabulary']}' of this "
+            "machine: refused; save it with the vocabulary inside"
+        )
+    registered, wanted = found.get("registered_name"), name
+    if name == "function":
+        wanted = found.get("config")
+    elif isinstance(registered, str) and ">" in registered:  # custom classes are package>name
+        own = module is None or str(module).startswith("exporters.")
+        if own and registered.startswith(OWN_PACKAGE):
+            return
+        module, wanted = None, registered
+    elif module is None:  # __keras_tensor__ and its like; Keras looks any other name up in itself
+        return
+    if not _is_modelling(module, name == "function"):
+        place = "" if module is None else f"{module}."
+        raise IntegrityError(
+            f"'{path.name}' wants to run '{place}{wanted}' while loading, which is not Keras' "
+            "modelling code: refused and not run; if it is your own layer, export the model as a "
+            "SavedModel (model.export('folder')) and give that folder"
+        )
+
+
+def _is_modelling(module: object, function: bool) -> bool:
+    """Whether ``module`` holds nothing but the parts of a model."""
+    if not isinstance(module, str):
+        return False
+    if module in ("builtins", "keras"):  # Keras' own built-in functions; its most common classes
+        return function == (module == "builtins")
+    package, _, rest = module.partition(".")
+    part = rest.removeprefix("src.").partition(".")[0]
+    return package == "keras" and part in (FUNCTIONS if function else MODELLING)
+
+
+def _layer_name(found: dict[str, Any]) -> object:
+    config = found.get("config")
+    return config.get("name") if isinstance(config, dict) else found.get("class_name")
+
+
+@contextlib.contextmanager
+def open_weights(path: Path) -> Iterator[h5py.File]:
+    """The weights of a ``.keras`` or ``.weights.h5`` file.
+
+    Raises:
+        IntegrityError: there are none, or the file is damaged.
+    """
+    with _translated(path):
+        if path.suffix.lower() == ".keras":
+            with zipfile.ZipFile(path) as archive:
+                _check_members(path, archive)
+                content: Any = io.BytesIO(archive.read(WEIGHTS))
+        else:
+            content = path
+        file = h5py.File(content, "r")
+    with file:
+        yield file
+
+
+def check_weights(path: Path, file: h5py.File) -> dict[str, h5py.Dataset]:
+    """Every dataset of ``file`` by its path in it.
+
+    Raises:
+        IntegrityError: a name leads out of the file, or values are not in it; or it is a bomb.
+    """
+    found: dict[str, h5py.Dataset] = {}
+    seen: set[Any] = set()
+    left: list[tuple[str, h5py.Group]] = [("", file)]
+    with _translated(path):
+        while left:
+            prefix, group = left.pop()
+            address = h5py.h5o.get_info(group.id).addr
+            if address in seen:  # a group may hold itself
+                continue
+            seen.add(address)
+            for name in group:
+                where = f"{prefix}{name}"
+                if not isinstance(group.get(name, getlink=True), h5py.HardLink):
+                    raise IntegrityError(f"'{path.name}': '{where}' leads elsewhere: refused")
+                entry = group[name]
+                if isinstance(entry, h5py.Dataset):
+                    _check_dataset(path, where, entry)
+                    found[where] = entry
+                elif isinstance(entry, h5py.Group):
+                    left.append((f"{where}/", entry))
+        _check_expansion(path, sum(entry.nbytes for entry in found.values()), path.stat().st_size)
+    return found
+
+
+def _check_dataset(path: Path, where: str, dataset: h5py.Dataset) -> None:
+    if dataset.external or dataset.is_virtual:
+        raise IntegrityError(f"'{path.name}': '{where}' has its values in another file: refused")
+    _check_expansion(path, dataset.nbytes, dataset.id.get_storage_size())
+
+
+def _check_expansion(path: Path, size: int, stored: int) -> None:
+    if size > EXPANSION_FLOOR_BYTES and size > MAX_EXPANSION * stored:
+        raise IntegrityError(
+            f"'{path.name}' would unpack to {size} bytes from {stored}: a decompression bomb, "
+            "refused"
+        )
+
+
+@contextlib.contextmanager
+def _translated(path: Path) -> Iterator[None]:
+    """zip, zlib, JSON and HDF5 fail on damage with a dozen classes."""
+    try:
+        yield
+    except ModelportError:
+        raise
+    except Exception as error:
+        raise damaged(path, error) from error

@@ -1,0 +1,60 @@
+"""An ``nn.Module`` with a checkpoint's weights as a ``Source``."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from torch import nn
+
+from exporters import checkpoint, spec
+from exporters.errors import UsageError
+from exporters.source import Framework, Origin, Source
+from exporters.sources import SourceRequest, inferred
+from exporters.sources.eager import Eager
+from exporters.spec import ModelSpec
+from gateway.types import ModelSignature
+
+
+def load(request: SourceRequest) -> Source:
+    """The module that ``request.model`` names, with the weights of a checkpoint file.
+
+    Raises:
+        UsageError: model and checkpoint do not fit, or nothing declares a signature.
+        IntegrityError: the checkpoint is damaged or wants to run code.
+    """
+    if request.model is None:
+        raise UsageError(
+            f"checkpoint '{request.checkpoint}' holds weights alone; add --model "
+            "(a registered name or package.module:factory)"
+        )
+    read = checkpoint.read(request.checkpoint)
+    known = {**read.model_kwargs, **request.model_kwargs}
+    module, declared, kwargs = spec.build(request.model, read.shapes, known)
+    checkpoint.load_into(module, read)
+    if declared is None or request.inputs:
+        declared = inferred.spec(module, request, declared)
+    signature = declared.signature(module, request.max_batch_size)
+    return source(module, declared, signature, (Origin(read.filename, read.sha256),), kwargs)
+
+
+def source(
+    module: nn.Module,
+    spec: ModelSpec,
+    signature: ModelSignature,
+    origins: tuple[Origin, ...] = (),
+    model_kwargs: Mapping[str, Any] | None = None,
+    labels: tuple[str, ...] = (),
+) -> Source:
+    """``module`` as the thing to export; its weights are in it already."""
+    return Source(
+        framework=Framework.PYTORCH,
+        model=module.eval(),
+        spec=spec,
+        signature=signature,
+        reference=Eager(module, signature),
+        parameter_count=sum(p.numel() for p in module.parameters()),
+        origins=origins,
+        model_kwargs=dict(model_kwargs or {}),
+        labels=labels,
+    )

@@ -1,0 +1,243 @@
+"""A Keras 3 model or a SavedModel as a ``Source``; it says itself what it takes and gives."""
+
+from __future__ import annotations
+
+import hashlib
+import itertools
+import re
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from exporters.errors import UsageError
+from exporters.formats.tracing import quiet
+from exporters.source import Framework, Origin, Source
+from exporters.sources import SourceRequest, bounds, keras_file, saved_model
+from exporters.spec import ModelSpec
+from exporters.tensorflow_runtime import keras, tf
+from gateway.errors import IntegrityError, Unsupported
+from gateway.repository.manifest import sha256_of
+from gateway.types import NUMPY_DTYPES, Array, Datatype, ModelSignature, TensorSpec
+
+#: TensorFlow's names of the datatypes that a served tensor may have.
+DATATYPES: Mapping[str, Datatype] = {
+    dtype.name: datatype
+    for datatype, dtype in NUMPY_DTYPES.items()
+    if datatype not in (Datatype.BF16, Datatype.BYTES)
+}
+
+Call = Callable[[Mapping[str, Any]], Mapping[str, Any]]
+
+
+class Model(tf.Module):  # type: ignore[misc]
+    """A model called with tensors by name, giving tensors by name.
+
+    It holds the variables, and whatever else must live and travel with them; not a Keras model,
+    which would be saved along with them.
+    """
+
+    def __init__(self, call: Call, tracked: Any) -> None:
+        super().__init__()
+        self.tracked = tracked
+        self._call = call
+
+    def __call__(self, inputs: Mapping[str, Any]) -> dict[str, Any]:
+        return dict(self._call(inputs))
+
+
+@dataclass(frozen=True, slots=True)
+class _Tensor:
+    """An input or output as TensorFlow declares it, batch dimension and all."""
+
+    name: str
+    dtype: str
+    shape: tuple[int | None, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class _Loaded:
+    model: Model
+    inputs: Sequence[_Tensor]
+    outputs: Sequence[_Tensor]
+    parameter_count: int
+
+
+def load(request: SourceRequest) -> Source:
+    """The model in a ``.keras`` file or in the folder of a SavedModel.
+
+    The first dimension is the batch where every input and output leaves it open. An axis that the
+    model leaves open is named, and its bounds are found by trying.
+
+    Raises:
+        UsageError: it is of an older kind, or lacks a signature to serve.
+        IntegrityError: it is damaged, or wants to run code or reach files.
+        Unsupported: an input or output cannot be served.
+    """
+    path = request.checkpoint
+    if request.model is not None or request.model_kwargs:
+        raise UsageError(f"'{path}' holds its own architecture; leave --model and --model-kwargs")
+    with quiet():
+        loaded = _load_saved_model(path) if path.is_dir() else _load_keras(path)
+    signature = _signature(loaded, request.max_batch_size)
+    reference = Eager(loaded.model)
+    signature = bounds.settle(signature, reference)
+    name = re.sub(r"[^A-Za-z0-9._-]+", "_", path.resolve().stem).lstrip("._-")[:128] or "model"
+    return Source(
+        framework=Framework.TENSORFLOW,
+        model=loaded.model,
+        spec=ModelSpec(name=name, signature=lambda model, max_batch_size: signature),
+        signature=signature,
+        reference=reference,
+        parameter_count=loaded.parameter_count,
+        origins=(Origin(path.name, _digest(path)),),
+    )
+
+
+class Eager:
+    """A model called with arrays by name, in eager mode."""
+
+    def __init__(self, model: Model) -> None:
+        self._model = model
+
+    def __call__(self, inputs: Mapping[str, Array]) -> dict[str, Array]:
+        with tf.device("CPU"):
+            results = self._model({name: tf.constant(value) for name, value in inputs.items()})
+        return {name: value.numpy() for name, value in results.items()}
+
+
+def _load_keras(path: Path) -> _Loaded:
+    if path.suffix.lower() in keras_file.LEGACY_SUFFIXES:
+        raise keras_file.hdf5_refusal(path)
+    if path.suffix != ".keras":
+        raise UsageError(f"'{path.name}' must end in .keras; rename it")
+    keras_file.read_config(path)
+    _register_own_layers()
+    try:
+        model = keras.saving.load_model(path, compile=False, safe_mode=True)
+    except Exception as error:
+        raise keras_file.damaged(path, error) from error
+    if not model.built or not getattr(model, "inputs", None):
+        raise Unsupported(
+            f"'{path.name}' does not say what it takes; begin it with keras.Input and save it again"
+        )
+    return _functional(model)
+
+
+def _register_own_layers() -> None:
+    """A twin that ``modelport convert`` wrote has layers of ours."""
+    from exporters.twins import layers  # noqa: F401
+
+
+def _functional(model: Any) -> _Loaded:
+    structure = getattr(model, "_inputs_struct", model.inputs)
+    inputs = keras.tree.flatten_with_path(structure)
+    input_names = _names((_key(where) or tensor.name for where, tensor in inputs), "input")
+    results = keras.tree.flatten_with_path(getattr(model, "_outputs_struct", model.outputs))
+    # A tensor's own name counts how many there were before it; that of its layer is saved.
+    output_names = _names(
+        (_key(where) or tensor._keras_history.operation.name for where, tensor in results), "output"
+    )
+
+    def call(tensors: Mapping[str, Any]) -> Mapping[str, Any]:
+        flat = [tensors[name] for name in input_names]
+        packed = keras.tree.pack_sequence_as(structure, flat)
+        only = len(flat) == 1 and not isinstance(structure, dict)
+        result = model(flat[0] if only else packed, training=False)
+        return dict(zip(output_names, keras.tree.flatten(result), strict=True))
+
+    variables = {variable.path: variable.value for variable in model.variables}
+    layers = model._flatten_layers()
+    tables = [layer.lookup_table for layer in layers if hasattr(layer, "lookup_table")]
+    return _Loaded(
+        Model(call, [variables, tables]),
+        [
+            _Tensor(name, tensor.dtype, tuple(tensor.shape))
+            for name, (_, tensor) in zip(input_names, inputs, strict=True)
+        ],
+        [
+            _Tensor(name, tensor.dtype, tuple(tensor.shape))
+            for name, (_, tensor) in zip(output_names, results, strict=True)
+        ],
+        model.count_params(),
+    )
+
+
+def _key(where: tuple[Any, ...]) -> str:
+    """The keys that lead to a tensor; none where it lies in a plain list."""
+    return "_".join(str(key) for key in where) if any(isinstance(k, str) for k in where) else ""
+
+
+def _names(wanted: Iterable[str], default: str) -> list[str]:
+    """Names that every format can carry, each once."""
+    names: list[str] = []
+    for name in wanted:
+        plain = re.sub(r"\W+", "_", name, flags=re.ASCII).strip("_") or default
+        if plain[0].isdigit():
+            plain = f"{default}_{plain}"
+        numbered = (f"{plain}_{i}" for i in itertools.count(1))
+        names.append(next(name for name in itertools.chain([plain], numbered) if name not in names))
+    return names
+
+
+def _load_saved_model(path: Path) -> _Loaded:
+    saved_model.check(path)
+    try:
+        loaded = tf.saved_model.load(str(path))
+        function = loaded.signatures[saved_model.SIGNATURE]
+        inputs = function.structured_input_signature[1]
+        outputs = function.structured_outputs
+    except Exception as error:
+        raise keras_file.damaged(path, error) from error
+    for name, spec in [*inputs.items(), *outputs.items()]:
+        if spec.shape.rank is None:
+            raise Unsupported(
+                f"'{path.name}' does not say how many dimensions '{name}' has; declare its shape "
+                "when saving"
+            )
+    return _Loaded(
+        Model(lambda tensors: function(**tensors), loaded),
+        [_declared(name, spec) for name, spec in sorted(inputs.items())],
+        [_declared(name, spec) for name, spec in sorted(outputs.items())],
+        sum(variable.shape.num_elements() or 0 for variable in function.variables),
+    )
+
+
+def _declared(name: str, spec: Any) -> _Tensor:
+    return _Tensor(name, spec.dtype.name, tuple(spec.shape.as_list()))
+
+
+def _signature(loaded: _Loaded, max_batch_size: int) -> ModelSignature:
+    every = [*loaded.inputs, *loaded.outputs]
+    if not loaded.inputs:
+        raise Unsupported("the model takes no inputs; there is nothing to serve")
+    batched = all(tensor.shape and tensor.shape[0] is None for tensor in every)
+    return ModelSignature(
+        tuple(_spec(tensor, batched) for tensor in loaded.inputs),
+        tuple(_spec(tensor, batched) for tensor in loaded.outputs),
+        max_batch_size if batched else 0,
+    )
+
+
+def _spec(tensor: _Tensor, batched: bool) -> TensorSpec:
+    if tensor.dtype not in DATATYPES:
+        raise Unsupported(
+            f"'{tensor.name}' is a {tensor.dtype} tensor, which cannot be exported; use one of "
+            f"{', '.join(sorted(DATATYPES))}"
+        )
+    dims = tuple(-1 if size is None else size for size in tensor.shape[1 if batched else 0 :])
+    reshape = None if dims else ()  # a scalar travels as [1]
+    return TensorSpec(tensor.name, DATATYPES[tensor.dtype], dims or (1,), reshape=reshape)
+
+
+def _digest(path: Path) -> str:
+    """Of a file; of a folder, over the names and digests of the files in it."""
+    try:
+        if path.is_file():
+            return sha256_of(path)
+        digest = hashlib.sha256()
+        for file in sorted(p for p in path.rglob("*") if p.is_file()):
+            digest.update(f"{sha256_of(file)}  {file.relative_to(path).as_posix()}\n".encode())
+        return digest.hexdigest()
+    except OSError as error:
+        raise IntegrityError(f"'{path}' cannot be read: {error.strerror}") from error

@@ -1,0 +1,304 @@
+"""A published version, checked: it is what was published, and its proof still holds.
+
+``check`` reads files and runs nothing of a version. ``prove`` loads the checkpoint and runs the
+artifact, as serving it does.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections.abc import Collection, Iterator, Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from exporters import evaluation, formats, proof, sources
+from exporters.errors import ParityError, UsageError
+from exporters.evaluation import Evaluation
+from exporters.formats import Format, Session, Target
+from exporters.models import registered
+from exporters.parity import BOUNDS, ParityReport
+from exporters.proof import Checks, Progress
+from exporters.source import Origin, Source
+from exporters.sources import SourceRequest
+from gateway.errors import IntegrityError, ModelportError
+from gateway.repository import manifest, signing
+from gateway.repository.manifest import sha256_of
+from gateway.repository.scan import VERSION_NAME
+from gateway.repository.signing import Certificate, PublicKey
+
+#: Where a checkpoint is looked for by the name in the certificate.
+CHECKPOINT_FOLDERS = (Path(), Path("checkpoints"))
+
+
+@dataclass(frozen=True, slots=True)
+class Checked:
+    """A version whose files are those that its manifest and its certificate list.
+
+    Attributes:
+        signer: fingerprint of the key that it says it is signed with; None: not signed.
+        trusted: the signature was verified with a key that the caller gave.
+    """
+
+    path: Path
+    model: str
+    number: int
+    certificate: Certificate
+    signer: str | None
+    trusted: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Claim:
+    """What a certificate says was proven, and what it takes to do so again.
+
+    Attributes:
+        source: its ``checkpoint`` is the name alone.
+        origins: the checkpoint, then the adapters.
+    """
+
+    format: Format
+    target: Target
+    source: SourceRequest
+    origins: tuple[Origin, ...]
+    checks: Checks
+    max_abs_errors: Mapping[str, float]
+    agreement: float | None
+    evaluation: Evaluation | None
+
+
+@dataclass(frozen=True, slots=True)
+class Given:
+    """What a certificate only names, and the caller has.
+
+    Attributes:
+        checkpoint: None looks for the certificate's in ``CHECKPOINT_FOLDERS``.
+        lora: the adapters, where the certificate names some.
+        model: the certificate's factory, to say that its code may run.
+        data: the held-out inputs, where the certificate has an evaluation.
+    """
+
+    checkpoint: Path | None = None
+    lora: Path | None = None
+    model: str | None = None
+    data: Path | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Proven:
+    """What was found this time, beside what the certificate says."""
+
+    claim: Claim
+    report: ParityReport
+    evaluation: Evaluation | None
+
+
+def find_version(path: Path) -> Path:
+    """The folder of a version: ``path`` itself, or the newest version of the model there.
+
+    Raises:
+        UsageError: it is neither.
+    """
+    path = Path(os.path.abspath(path))
+    try:
+        names = {entry.name for entry in path.iterdir()}
+    except OSError as error:
+        raise UsageError(
+            f"'{path}' cannot be read ({error.strerror}); give the folder of a version or a model"
+        ) from error
+    versions = [name for name in names if VERSION_NAME.match(name) and (path / name).is_dir()]
+    if versions and not names & signing.UNLISTED:
+        return path / max(versions, key=int)
+    if VERSION_NAME.match(path.name):
+        return path
+    raise UsageError(f"'{path}' is no published version, nor a model that has one")
+
+
+def check(version: Path, keys: Collection[PublicKey] = ()) -> Checked:
+    """Hold the files of ``version`` against its manifest, its certificate and its signature.
+
+    Args:
+        keys: it must be signed with one of them; none: who signed it is read, not verified.
+
+    Raises:
+        IntegrityError: something is changed, missing or unlisted, or the signature does not fit.
+    """
+    model = version.parent.name
+    if not manifest.verify(version):
+        raise IntegrityError(f"{manifest.FILENAME} is missing; publish the version again")
+    if keys:
+        certificate = signing.verify_signature(version, model, keys)
+    else:
+        certificate = signing.read_certificate(version, model)
+    signing.verify_files(version, certificate)
+    signer = signing.signer_of(version)
+    return Checked(version, model, int(version.name), certificate, signer, trusted=bool(keys))
+
+
+def prove(
+    version: Checked, given: Given, progress: Progress = lambda stage, done, total: None
+) -> Proven:
+    """Run artifact and checkpoint on the inputs that the certificate describes.
+
+    Raises:
+        UsageError: what the certificate names is not there, or something else is.
+        ParityError: the artifact does not compute what the checkpoint computes.
+        IntegrityError: the certificate does not say what was proven; the checkpoint is damaged.
+    """
+    claim = _claim(version.certificate.document)
+    _check_factory(claim.source.model, version, given)
+    progress("loading", 0, 0)
+    source = _load(claim, given)
+    checks = replace(claim.checks, data=_held_out(claim, given, source))
+    where = f"version {version.number} of '{version.model}'"
+    session = _open(claim, version, where)
+    try:
+        report, found = proof.prove(source, session, claim.target.precision, checks, progress)
+    except ParityError as error:
+        raise ParityError(f"{where} is not what was proven: {error}") from error
+    return Proven(claim, report, found)
+
+
+# -- the certificate ------------------------------------------------------------------------------
+
+
+def _claim(document: Mapping[str, Any]) -> Claim:
+    with _reading_certificate():
+        model, artifact, proven = document["model"], document["artifact"], document["parity"]
+        outputs, decision = proven["outputs"], proven["decision"]
+        found = document["evaluation"] and Evaluation(**document["evaluation"])
+        source = SourceRequest(
+            checkpoint=Path(document["checkpoint"]["file"]),
+            model=model["factory"],
+            model_kwargs=dict(model["model_kwargs"]),
+            max_batch_size=int(model["max_batch_size"]),
+            inputs=tuple(model["inputs"]),
+            output_names=tuple(model["output_names"]),
+        )
+        if source.checkpoint.name != str(source.checkpoint):  # it is looked for by this name
+            raise ValueError(source.checkpoint)
+        if not isinstance(source.model, str | None):
+            raise TypeError(source.model)
+        return Claim(
+            format=formats.find_format(artifact["format"]),
+            target=Target(artifact["dtype"], artifact["quantize"], artifact["opset"]),
+            source=source,
+            origins=tuple(
+                Origin(origin["file"], origin["sha256"])
+                for origin in (document["checkpoint"], *document["adapters"])
+            ),
+            checks=_checks(proven, found),
+            max_abs_errors={name: float(outputs[name]["max_abs_error"]) for name in outputs},
+            agreement=decision and decision["agreement"],
+            evaluation=found,
+        )
+
+
+def _checks(proven: Mapping[str, Any], found: Evaluation | None) -> Checks:
+    """What the artifact was held to."""
+    tolerance, bounds = proven["tolerance"], proven["bounds"]
+    return Checks(
+        samples=int(proven["samples"]),
+        seed=int(proven["seed"]),
+        atol=_limit(tolerance["atol"]),
+        rtol=_limit(tolerance["rtol"]),
+        agreement=bounds and _limit(bounds["agreement"]),
+        relative_error=bounds and _limit(bounds["relative_error"]),
+        max_drop=evaluation.DEFAULT_MAX_DROP if found is None else _limit(found.max_drop),
+    )
+
+
+def _limit(value: Any) -> float:
+    """To be within NaN or infinity would prove nothing."""
+    if not 0 <= float(value) < float("inf"):
+        raise ValueError(value)
+    return float(value)
+
+
+@contextlib.contextmanager
+def _reading_certificate() -> Iterator[None]:
+    try:
+        yield
+    except signing.MALFORMED as error:
+        raise IntegrityError(
+            f"{signing.CERTIFICATE} does not say what was proven and how; export the model again, "
+            "or leave it at --integrity"
+        ) from error
+
+
+# -- what it names --------------------------------------------------------------------------------
+
+
+def _check_factory(factory: str | None, version: Checked, given: Given) -> None:
+    """A certificate is no more than a file: what it names is run only where someone vouches."""
+    if given.model is not None and given.model != factory:
+        raise UsageError(f"--model '{given.model}' is not the certificate's, '{factory}'")
+    known = registered()
+    if version.trusted or given.model or factory in (None, *known, *known.values()):
+        return
+    raise UsageError(
+        f"the proof runs '{factory}', which the certificate names and nobody vouches for; say "
+        f"--model {factory} if you trust it, or check the signature with --public-key"
+    )
+
+
+def _load(claim: Claim, given: Given) -> Source:
+    checkpoint, *adapters = claim.origins
+    if bool(adapters) != (given.lora is not None):
+        raise UsageError(
+            f"the certificate names the adapters '{adapters[0].name}'; give them with --lora"
+            if adapters
+            else "the certificate names no adapters; leave --lora"
+        )
+    path = given.checkpoint or _find_checkpoint(checkpoint)
+    if path.is_file() and sha256_of(path) != checkpoint.sha256:
+        raise _another("checkpoint", path, checkpoint)
+    source = sources.load(replace(claim.source, checkpoint=path, lora=given.lora))
+    if source.origins[0].sha256 != checkpoint.sha256:
+        raise _another("checkpoint", path, checkpoint)
+    if [origin.sha256 for origin in source.origins[1:]] != [a.sha256 for a in adapters]:
+        raise _another("--lora", given.lora or path, adapters[0])
+    return source
+
+
+def _find_checkpoint(origin: Origin) -> Path:
+    found = [folder / origin.name for folder in CHECKPOINT_FOLDERS]
+    found = [path for path in found if path.exists()]
+    if not found:
+        raise UsageError(
+            f"checkpoint '{origin.name}' is neither here nor in checkpoints/; say where with "
+            "--checkpoint, or check the files alone with --integrity"
+        )
+    same = (path for path in found if path.is_file() and sha256_of(path) == origin.sha256)
+    return next(same, found[0])
+
+
+def _another(kind: str, path: Path, origin: Origin) -> UsageError:
+    return UsageError(
+        f"{kind} '{path}' is not the '{origin.name}' of the certificate, whose SHA-256 is "
+        f"{origin.sha256}; give that one"
+    )
+
+
+def _held_out(claim: Claim, given: Given, source: Source) -> evaluation.HeldOut | None:
+    if given.data is not None:
+        data = evaluation.read(given.data, source)
+        if claim.evaluation is not None and data.sha256 != claim.evaluation.sha256:
+            raise _another(
+                "--data", given.data, Origin(claim.evaluation.file, claim.evaluation.sha256)
+            )
+        return data
+    if claim.evaluation is not None and claim.target.precision in BOUNDS:
+        raise UsageError(f"the version was held to '{claim.evaluation.file}'; give it with --data")
+    return None
+
+
+def _open(claim: Claim, version: Checked, where: str) -> Session:
+    try:
+        return claim.format.open_session(version.path / claim.format.platform.default_filename)
+    except ModelportError:
+        raise
+    except Exception as error:
+        reason = (str(error).strip() or type(error).__name__).splitlines()[0][:200]
+        raise ParityError(f"{where} does not open: {reason}; export the model again") from error

@@ -1,0 +1,387 @@
+"""Ed25519 signatures (RFC 8032) of published versions, and what they cover.
+
+    certificate.json       names the model and the SHA-256 of every file of the artifact
+    certificate.json.sig   {"format": "modelport-signature/1", "key": "…", "signature": "…"}
+
+The signature is over the exact bytes of the certificate. With the digests checked as well it covers
+every file of a version but itself and ``manifest.json``, which anyone can write anew. It does not
+cover what lies beside the versions and is the operator's, ``config.pbtxt`` and label files, nor a
+version's number: a release keeps its signature when it moves to another repository, and an older
+one can be served again. To take releases back, sign those that stay with a new key.
+
+``cryptography`` is imported when something is signed or verified, not before.
+"""
+
+from __future__ import annotations
+
+import base64
+import contextlib
+import hashlib
+import io
+import json
+import os
+import re
+import stat
+import tempfile
+from collections.abc import Callable, Collection, Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+from gateway.errors import IntegrityError, Internal, InvalidArgument
+from gateway.repository import manifest
+
+CERTIFICATE = "certificate.json"
+SIGNATURE = "certificate.json.sig"
+FORMAT = "modelport-signature/1"
+#: In front of what is signed: a signature made for another purpose does not fit, nor the reverse.
+DOMAIN = FORMAT.encode() + b"\0"
+#: The files of a version that its certificate does not list.
+UNLISTED = frozenset({CERTIFICATE, SIGNATURE, manifest.FILENAME})
+
+MAX_KEY_BYTES = 64 * 1024
+MAX_CERTIFICATE_BYTES = 16 * 1024 * 1024
+MAX_SIGNATURE_BYTES = 4096
+COPY_BYTES = 1024 * 1024  # at a time
+
+_SPKI_PREFIX = bytes.fromhex("302a300506032b6570032100")  # RFC 8410; the 32 bytes follow
+_FINGERPRINT = re.compile(r"[0-9a-f]{64}")
+#: What reading a document of another shape raises.
+MALFORMED = (ValueError, LookupError, TypeError, AttributeError, ArithmeticError, RecursionError)
+_PEM_LABEL = re.compile(rb"-----BEGIN ([A-Z0-9 ]+)-----")
+
+
+@dataclass(frozen=True, slots=True)
+class PublicKey:
+    """An Ed25519 public key: its 32 bytes."""
+
+    raw: bytes
+
+    @property
+    def fingerprint(self) -> str:
+        """SHA-256 of the key's DER SubjectPublicKeyInfo, in hex."""
+        return hashlib.sha256(_SPKI_PREFIX + self.raw).hexdigest()
+
+    def pem(self) -> bytes:
+        """SubjectPublicKeyInfo."""
+        ed25519, formats = _library()
+        key = ed25519.Ed25519PublicKey.from_public_bytes(self.raw)
+        pem: bytes = key.public_bytes(
+            formats.Encoding.PEM, formats.PublicFormat.SubjectPublicKeyInfo
+        )
+        return pem
+
+
+@dataclass(frozen=True, slots=True)
+class PrivateKey:
+    """An Ed25519 private key: its 32 bytes, which no ``repr`` shows."""
+
+    raw: bytes = field(repr=False)
+
+    @classmethod
+    def generate(cls) -> PrivateKey:
+        return cls(_library()[0].Ed25519PrivateKey.generate().private_bytes_raw())
+
+    @property
+    def public(self) -> PublicKey:
+        return PublicKey(self._key.public_key().public_bytes_raw())
+
+    def pem(self) -> bytes:
+        """PKCS #8, not encrypted."""
+        _, formats = _library()
+        pem: bytes = self._key.private_bytes(
+            formats.Encoding.PEM, formats.PrivateFormat.PKCS8, formats.NoEncryption()
+        )
+        return pem
+
+    def sign(self, content: bytes) -> bytes:
+        signature: bytes = self._key.sign(content)
+        return signature
+
+    @property
+    def _key(self) -> Any:
+        return _library()[0].Ed25519PrivateKey.from_private_bytes(self.raw)
+
+
+@dataclass(frozen=True, slots=True)
+class Certificate:
+    """What a certificate says about the files of its version.
+
+    Attributes:
+        model: the model's name in the repository.
+        files: SHA-256 in hex of every file of the artifact, by its path relative to the version.
+        size_bytes: of all of them together.
+        document: the whole of it.
+    """
+
+    model: str
+    files: Mapping[str, str]
+    size_bytes: int
+    document: Mapping[str, Any]
+
+
+# -- keys -----------------------------------------------------------------------------------------
+
+
+def _library() -> tuple[ModuleType, ModuleType]:
+    from cryptography.hazmat.primitives import serialization
+    from cryptography.hazmat.primitives.asymmetric import ed25519
+
+    return ed25519, serialization
+
+
+def load_private_key(path: Path) -> PrivateKey:
+    """The key in a PEM file as ``modelport keygen`` writes it.
+
+    Raises:
+        InvalidArgument: the file is unreadable or holds no private Ed25519 key.
+    """
+    ed25519, formats = _library()
+    where = f"private key '{path}'"
+    content = _read_key(path, where)
+    labels = _PEM_LABEL.findall(content)
+    if labels and all(label.endswith(b"PUBLIC KEY") for label in labels):
+        raise InvalidArgument(f"{where} is a public key; give the private one that belongs to it")
+    if b"ENCRYPTED" in content:
+        raise InvalidArgument(f"{where} is encrypted; decrypt it with 'openssl pkey'")
+    key = _parse_key(lambda: formats.load_pem_private_key(content, None), where)
+    if not isinstance(key, ed25519.Ed25519PrivateKey):
+        raise InvalidArgument(f"{where} is not an Ed25519 key; make one with 'modelport keygen'")
+    return PrivateKey(key.private_bytes_raw())
+
+
+def load_public_key(path: Path) -> PublicKey:
+    """The key in a PEM file as ``modelport keygen`` writes it.
+
+    Raises:
+        InvalidArgument: the file is unreadable or holds no public Ed25519 key.
+    """
+    ed25519, formats = _library()
+    where = f"public key '{path}'"
+    content = _read_key(path, where)
+    if any(label.endswith(b"PRIVATE KEY") for label in _PEM_LABEL.findall(content)):
+        raise InvalidArgument(
+            f"{where} is a private key; give the public one, and keep this one where models are "
+            "signed"
+        )
+    key = _parse_key(lambda: formats.load_pem_public_key(content), where)
+    if not isinstance(key, ed25519.Ed25519PublicKey):
+        raise InvalidArgument(f"{where} is not an Ed25519 key; make one with 'modelport keygen'")
+    return PublicKey(key.public_bytes_raw())
+
+
+def _read_key(path: Path, where: str) -> bytes:
+    try:
+        with path.open("rb") as file:  # a file or, from a shell, a pipe
+            content = file.read(MAX_KEY_BYTES + 1)
+    except OSError as error:
+        raise InvalidArgument(f"{where} cannot be read: {error.strerror}") from error
+    return content if len(content) <= MAX_KEY_BYTES else b""
+
+
+def _parse_key(load: Callable[[], Any], where: str) -> Any:
+    from cryptography.exceptions import UnsupportedAlgorithm
+
+    try:
+        return load()
+    except (ValueError, TypeError, UnsupportedAlgorithm) as error:
+        raise InvalidArgument(
+            f"{where} is not a key in PEM; make one with 'modelport keygen'"
+        ) from error
+
+
+# -- signatures -----------------------------------------------------------------------------------
+
+
+def sign(version: Path, key: PrivateKey) -> Path:
+    """Sign the certificate in ``version`` and return the path of the signature beside it."""
+    content = (version / CERTIFICATE).read_bytes()
+    document = {
+        "format": FORMAT,
+        "key": key.public.fingerprint,
+        "signature": base64.b64encode(key.sign(DOMAIN + content)).decode(),
+    }
+    path = version / SIGNATURE
+    path.write_text(json.dumps(document, indent=2) + "\n")
+    return path
+
+
+def signer_of(version: Path) -> str | None:
+    """The fingerprint of the key that ``version`` says it is signed with; None: not signed.
+
+    Raises:
+        IntegrityError: there is a signature file that is none.
+    """
+    return _read_signature(version)[0] if os.path.lexists(version / SIGNATURE) else None
+
+
+def read_certificate(version: Path, model: str) -> Certificate:
+    """The certificate in ``version`` of a model of this name, whether signed or not.
+
+    Raises:
+        IntegrityError: there is none, it is damaged, or it is of another model.
+    """
+    return _parse_certificate(_read(version, CERTIFICATE, MAX_CERTIFICATE_BYTES), model)
+
+
+def verify_signature(version: Path, model: str, keys: Collection[PublicKey]) -> Certificate:
+    """As ``read_certificate``, and it must be signed with one of ``keys``.
+
+    The files that it lists are not looked at: ``verify_files`` or ``verified_copy`` does that.
+
+    Raises:
+        IntegrityError: also if it is not signed, not with one of them, or was changed since.
+    """
+    from cryptography.exceptions import InvalidSignature
+
+    content = _read(version, CERTIFICATE, MAX_CERTIFICATE_BYTES)
+    if not os.path.lexists(version / SIGNATURE):
+        raise IntegrityError(
+            f"{SIGNATURE} is missing, the version is not signed; publish it with 'modelport export "
+            "--sign-key'"
+        )
+    fingerprint, signature = _read_signature(version)
+    trusted = {key.fingerprint: key for key in keys}
+    if fingerprint not in trusted:
+        raise IntegrityError(
+            f"it is signed with key {fingerprint}, trusted is {' or '.join(trusted) or 'none'}"
+        )
+    key = _library()[0].Ed25519PublicKey.from_public_bytes(trusted[fingerprint].raw)
+    try:
+        key.verify(signature, DOMAIN + content)
+    except InvalidSignature as error:
+        raise IntegrityError(
+            f"{CERTIFICATE} is not what {SIGNATURE} was made for; publish the version again"
+        ) from error
+    return _parse_certificate(content, model)
+
+
+def verify_files(version: Path, certificate: Certificate) -> None:
+    """Check that ``version`` holds what ``certificate`` lists, and nothing else.
+
+    Raises:
+        IntegrityError: naming the first file that is changed, missing or unlisted.
+    """
+    _check_names(version, certificate)
+    for name, digest in certificate.files.items():
+        with _open(version, name) as file:
+            _check_digest(name, hashlib.file_digest(file, "sha256").hexdigest(), digest)
+
+
+@contextlib.contextmanager
+def verified_copy(version: Path, model: str, keys: Collection[PublicKey]) -> Iterator[Path]:
+    """A private copy of the artifact in ``version``, each file verified while it was copied.
+
+    Between a check and its use nobody can change what was checked. The copy lies in the folder
+    for temporary files (``TMPDIR``) and is gone afterwards.
+
+    Raises:
+        IntegrityError: as ``verify_signature`` and ``verify_files``.
+        Internal: there is no room for the copy.
+    """
+    certificate = verify_signature(version, model, keys)
+    _check_names(version, certificate)
+    with contextlib.ExitStack() as stack:
+        try:
+            folder = tempfile.TemporaryDirectory(prefix="modelport-", ignore_cleanup_errors=True)
+            copy = Path(stack.enter_context(folder)) / model / version.name
+            copy.mkdir(parents=True)
+            left = certificate.size_bytes
+            for name, digest in certificate.files.items():
+                left = _copy(version, copy, name, digest, left)
+        except OSError as error:
+            raise Internal(
+                f"no verified copy could be made: {error.strerror}; the environment variable "
+                f"TMPDIR names a folder with {certificate.size_bytes} bytes of room"
+            ) from error
+        yield copy
+
+
+def _copy(version: Path, copy: Path, name: str, expected: str, left: int) -> int:
+    """Copy at most ``left`` bytes and return how many are left then."""
+    (copy / name).parent.mkdir(parents=True, exist_ok=True)
+    digest = hashlib.sha256()
+    with _open(version, name) as reading, (copy / name).open("xb") as writing:
+        while chunk := reading.read(COPY_BYTES):
+            left -= len(chunk)
+            if left < 0:
+                raise IntegrityError(f"'{name}' is larger than {CERTIFICATE} says")
+            digest.update(chunk)
+            writing.write(chunk)
+    _check_digest(name, digest.hexdigest(), expected)
+    return left
+
+
+def _check_names(version: Path, certificate: Certificate) -> None:
+    present = set(manifest.files_of(version)) - UNLISTED
+    for name in sorted(certificate.files.keys() - present):
+        raise IntegrityError(f"'{name}' is listed in {CERTIFICATE} but missing")
+    for name in sorted(present - certificate.files.keys()):
+        raise IntegrityError(f"'{name}' is not listed in {CERTIFICATE}")
+
+
+def _check_digest(name: str, actual: str, expected: str) -> None:
+    if actual != expected:
+        raise IntegrityError(f"'{name}' does not match its SHA-256 in {CERTIFICATE}")
+
+
+def _parse_certificate(content: bytes, model: str) -> Certificate:
+    try:
+        document = json.loads(content)
+        artifact = document["artifact"]
+        certificate = Certificate(
+            model=str(document["model"]["name"]),
+            files={str(name): str(file["sha256"]) for name, file in artifact["files"].items()},
+            size_bytes=int(artifact["size_bytes"]),
+            document=document,
+        )
+    except MALFORMED as error:
+        raise IntegrityError(
+            f"{CERTIFICATE} is not a certificate; publish the version again"
+        ) from error
+    if certificate.model != model:
+        raise IntegrityError(
+            f"{CERTIFICATE} is of model '{certificate.model}', not '{model}'; publish the model "
+            "under its own name"
+        )
+    return certificate
+
+
+def _read_signature(version: Path) -> tuple[str, bytes]:
+    """The fingerprint of the key and the signature, neither of them verified."""
+    try:
+        document = json.loads(_read(version, SIGNATURE, MAX_SIGNATURE_BYTES))
+        fingerprint, signature = (
+            document["key"],
+            base64.b64decode(document["signature"], None, True),
+        )
+        if document["format"] != FORMAT or not _FINGERPRINT.fullmatch(fingerprint):
+            raise ValueError(document["format"])
+    except MALFORMED as error:
+        raise IntegrityError(
+            f"{SIGNATURE} is not a signature; publish the version again"
+        ) from error
+    return fingerprint, signature
+
+
+def _read(version: Path, name: str, most: int) -> bytes:
+    if not os.path.lexists(version / name):
+        raise IntegrityError(f"{name} is missing; publish the version with 'modelport export'")
+    with _open(version, name) as file:
+        content = file.read(most + 1)
+    if len(content) > most:
+        raise IntegrityError(f"{name} is larger than {most} bytes")
+    return content
+
+
+def _open(version: Path, name: str) -> io.BufferedReader:
+    """A regular file for reading; to open a pipe in its place would wait for ever."""
+    try:
+        descriptor = os.open(version / name, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+        if stat.S_ISREG(os.fstat(descriptor).st_mode):
+            return os.fdopen(descriptor, "rb")
+        os.close(descriptor)
+    except OSError as error:
+        raise IntegrityError(f"'{name}' cannot be read: {error.strerror}") from error
+    raise IntegrityError(f"'{name}' is not a file")

@@ -1,0 +1,207 @@
+"""Keras files and SavedModels are read safely, say what they take, and reach every format."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from exporters.errors import UsageError
+from exporters.formats import FORMATS, Target, tensorflow_onnx
+from exporters.samples import draw
+from exporters.source import Source
+from exporters.tensorflow_runtime import keras, tf
+from gateway.errors import IntegrityError, Unsupported
+from gateway.types import Axis, Datatype
+from tests.keras_models import functional, layers, ops, read, saved, saved_graph, scorer
+
+
+@pytest.fixture(scope="module")
+def scorer_file(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return saved(scorer, tmp_path_factory.mktemp("keras") / "card scorer.keras")
+
+
+@pytest.fixture(scope="module")
+def source(scorer_file: Path) -> Source:
+    return read(scorer_file, max_batch_size=4)
+
+
+@pytest.fixture
+def saved_model(tmp_path: Path) -> Callable[..., Path]:
+    return functools.partial(saved_graph, tmp_path / "saved")
+
+
+def test_a_keras_model_says_itself_what_it_takes_and_gives(source: Source) -> None:
+    assert source.spec.name == "card_scorer"
+    assert source.signature.max_batch_size == 4
+    amount, tokens = source.signature.inputs
+    assert (amount.name, amount.datatype, amount.dims) == ("amount", Datatype.FP32, (3,))
+    assert (tokens.name, tokens.datatype, tokens.dims) == ("tokens", Datatype.INT32, ("tokens_0",))
+    assert [(o.name, o.dims) for o in source.signature.outputs] == [("kind", (5,)), ("risk", (1,))]
+    assert source.parameter_count == 20 * 4 + 7 * 6 + 6 + 6 * 5 + 5 + 6 + 1
+    assert source.origins[0].name == "card scorer.keras"
+
+
+def test_the_size_of_a_vocabulary_and_the_length_of_an_axis_are_found(source: Source) -> None:
+    tokens = source.signature.inputs[1]
+    assert (tokens.minimum, tokens.maximum) == (0, 19)
+    assert source.signature.axes == {"tokens_0": Axis("tokens_0", 1, None)}
+
+
+@pytest.mark.parametrize("name", ["savedmodel", "tflite", "onnx"])
+def test_an_artifact_computes_what_the_keras_model_computes(
+    source: Source, tmp_path: Path, name: str
+) -> None:
+    row, path = FORMATS[name], tmp_path / FORMATS[name].platform.default_filename
+    row.export(source, path, Target())
+    session = row.open_session(path)
+    assert sorted(session.inputs) == ["amount", "tokens"]
+    assert sorted(session.outputs) == ["kind", "risk"]
+    for batch, length in ((1, 1), (1, 9), (4, 5)):
+        inputs = draw(source.signature, batch, {"tokens_0": length}, np.random.default_rng(1))
+        expected, actual = source.reference(inputs), session(inputs)
+        for output in expected:
+            assert actual[output].shape == expected[output].shape
+            np.testing.assert_allclose(actual[output], expected[output], rtol=1e-5, atol=1e-6)
+
+
+def test_an_onnx_file_has_the_names_of_the_signatures_axes(source: Source, tmp_path: Path) -> None:
+    import onnx
+
+    tensorflow_onnx.export(source, tmp_path / "model.onnx", Target())
+    graph = onnx.load(tmp_path / "model.onnx").graph
+    dims = {
+        value.name: [dim.dim_param or dim.dim_value for dim in value.type.tensor_type.shape.dim]
+        for value in (*graph.input, *graph.output)
+    }
+    assert dims["tokens"] == ["batch", "tokens_0"]
+    assert dims["kind"] == ["batch", 5]
+
+
+@pytest.mark.parametrize("opset", [12, 19])
+def test_an_opset_that_tf2onnx_does_not_know_is_unsupported(
+    source: Source, tmp_path: Path, opset: int
+) -> None:
+    with pytest.raises(Unsupported, match=f"--opset {opset} .* from TensorFlow; use 13 to 18"):
+        tensorflow_onnx.export(source, tmp_path / "model.onnx", Target(opset=opset))
+
+
+def test_an_operator_that_onnx_has_not_is_named(
+    saved_model: Callable[..., Path], tmp_path: Path
+) -> None:
+    path = saved_model(lambda x: tf.linalg.svd(tf.expand_dims(x, 1))[0])
+    with pytest.raises(Unsupported, match=r"ONNX has no Svd.*use --format savedmodel"):
+        tensorflow_onnx.export(read(path), tmp_path / "model.onnx", Target())
+    assert not (tmp_path / "model.onnx").exists()
+
+
+def test_names_that_formats_cannot_carry_are_made_plain_and_stay_apart(tmp_path: Path) -> None:
+    one, two = keras.Input((2,), name="1 st.amount"), keras.Input((2,), name="1_st_amount")
+    found = read(saved(functional([one, two], one + two), tmp_path / "a.keras")).signature
+    assert [spec.name for spec in found.inputs] == ["input_1_st_amount", "input_1_st_amount_1"]
+
+
+def test_a_fixed_first_dimension_is_no_batch(tmp_path: Path) -> None:
+    whole = keras.Input(batch_shape=(2, 3), name="x")
+    found = read(saved(functional(whole, layers.Dense(4)(whole)), tmp_path / "a.keras")).signature
+    assert found.max_batch_size == 0
+    assert (found.inputs[0].dims, found.outputs[0].dims) == ((2, 3), (2, 4))
+
+
+def test_one_number_per_row_travels_as_a_vector_of_one(tmp_path: Path) -> None:
+    amount = keras.Input((), name="amount")
+    found = read(saved(functional(amount, amount * 2), tmp_path / "a.keras"))
+    spec = found.signature.inputs[0]
+    assert (spec.dims, spec.reshape) == ((1,), ())
+    assert found.reference({"amount": np.ones(3, np.float32)})["multiply"].shape == (3,)
+
+
+def test_dimensions_that_must_be_equal_are_one_axis(tmp_path: Path) -> None:
+    tokens = keras.Input((None,), dtype="int32", name="tokens")
+    weights = keras.Input((None,), name="weights")
+    mixed = layers.Embedding(9, 2)(tokens) * ops.expand_dims(weights, -1)
+    found = read(saved(functional([tokens, weights], mixed), tmp_path / "a.keras")).signature
+    assert [spec.dims for spec in found.inputs] == [("axis_0",), ("axis_0",)]
+
+
+def test_the_smallest_image_and_the_longest_text_are_found(tmp_path: Path) -> None:
+    image = keras.Input((None, 40, 3), name="image")
+    text = keras.Input((None,), dtype="int64", name="text")
+    seen = layers.GlobalMaxPooling2D()(layers.Conv2D(2, 5)(image))
+    places = layers.Embedding(11, 2)(ops.cumsum(ops.ones_like(text), axis=1) - 1)
+    both = ops.concatenate([seen, ops.mean(places, axis=1)], axis=-1)
+    found = read(saved(functional([image, text], both), tmp_path / "a.keras")).signature
+    assert found.axes["image_0"] == Axis("image_0", 5, None)
+    assert found.axes["text_0"] == Axis("text_0", 1, 11)
+
+
+def test_a_saved_model_is_served_by_its_own_signature(
+    saved_model: Callable[..., Path], tmp_path: Path
+) -> None:
+    source = read(saved_model(lambda x: tf.reduce_sum(x, axis=1)))
+    assert [(i.name, i.dims) for i in source.signature.inputs] == [("x", (3,))]
+    output = source.signature.outputs[0]
+    assert (output.name, output.dims, output.reshape) == ("y", (1,), ())
+    row = FORMATS["savedmodel"]
+    row.export(source, tmp_path / "again", Target())
+    inputs = {"x": np.arange(6, dtype=np.float32).reshape(2, 3)}
+    assert row.open_session(tmp_path / "again")(inputs)["y"].tolist() == [3.0, 12.0]
+
+
+def test_a_saved_model_may_have_variables_tables_random_numbers_and_loops(
+    saved_model: Callable[..., Path],
+) -> None:
+    initial = tf.lookup.KeyValueTensorInitializer(tf.constant([0, 1]), tf.constant([5.0, 6.0]))
+    table = tf.lookup.StaticHashTable(initial, 0.0)
+    state = tf.Variable(2.0)
+
+    def function(x: Any) -> Any:
+        looked_up = table.lookup(tf.cast(x, tf.int32))
+        noise = tf.random.uniform([3]) * 0
+        looped = tf.while_loop(lambda i, _: i < 3, lambda i, y: (i + 1, y + state), [0, x])[1]
+        return looked_up + noise + tf.cond(tf.reduce_sum(x) > 0, lambda: looped, lambda: x)
+
+    path = saved_model(function, table=table, state=state)
+    result = read(path).reference({"x": np.ones((1, 3), np.float32)})["y"]
+    assert result.tolist() == [[13.0, 13.0, 13.0]]
+
+
+def test_a_saved_model_without_the_signature_names_those_it_has(
+    saved_model: Callable[..., Path],
+) -> None:
+    with pytest.raises(UsageError, match="no signature 'serving_default', only predict"):
+        read(saved_model(lambda x: x, name="predict"))
+
+
+def test_a_string_input_cannot_be_exported(saved_model: Callable[..., Path]) -> None:
+    with pytest.raises(Unsupported, match="'x' is a string tensor"):
+        read(saved_model(tf.strings.length, dtype=tf.string))
+
+
+def test_a_model_that_does_not_say_what_it_takes_is_unsupported(tmp_path: Path) -> None:
+    path = saved(lambda: keras.Sequential([layers.Dense(2)]), tmp_path / "a.keras")
+    with pytest.raises(Unsupported, match=r"begin it with keras\.Input"):
+        read(path)
+
+
+def test_a_subclass_of_a_model_is_refused_with_the_way_out(tmp_path: Path) -> None:
+    class Own(keras.Model):  # type: ignore[misc]
+        def call(self, x: Any) -> Any:
+            return x
+
+    def build() -> Any:
+        model = Own()
+        model(np.zeros((1, 3), np.float32))
+        return model
+
+    with pytest.raises(IntegrityError, match=r"Own' while loading.*model\.export\('folder'\)"):
+        read(saved(build, tmp_path / "a.keras"))
+
+
+def test_a_model_that_holds_its_architecture_takes_no_other(scorer_file: Path) -> None:
+    with pytest.raises(UsageError, match="leave --model"):
+        read(scorer_file, model="fraud")

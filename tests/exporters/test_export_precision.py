@@ -1,0 +1,193 @@
+"""Below fp32 an artifact is held to its decisions, on held-out data where there is any."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+import pytest
+import torch
+from click.testing import Result
+from torch import nn
+
+from exporters import quantize
+from exporters.sources.eager import inference_mode
+
+Invoke = Callable[..., Result]
+
+
+def certificate(tmp_path: Path, name: str = "fraud", version: int = 1) -> dict[str, Any]:
+    path = tmp_path / "repository" / name / str(version) / "certificate.json"
+    content: dict[str, Any] = json.loads(path.read_text())
+    return content
+
+
+def failed(result: Result, code: int) -> str:
+    assert result.exit_code == code, result.stderr or result.stdout
+    lines = result.stderr.splitlines()
+    assert len(lines) == 1
+    return lines[0]
+
+
+@pytest.fixture
+def held_out(fraud: nn.Module, tmp_path: Path) -> Path:
+    """Inputs of the tiny fraud model, and labels that it gets right nine times in ten."""
+    rng = np.random.default_rng(5)
+    tokens, seq_lens = rng.integers(0, 32, (60, 12)), rng.integers(1, 13, 60)
+    with inference_mode(fraud):
+        probability = fraud(torch.from_numpy(tokens), torch.from_numpy(seq_lens)).numpy()
+    labels = (probability > np.median(probability)) ^ (rng.random(60) < 0.1)
+    path = tmp_path / "held-out.npz"
+    np.savez(path, tokens=tokens, seq_lens=seq_lens, labels=labels)
+    return path
+
+
+@pytest.mark.parametrize("arguments", [("--dtype", "fp16"), ("--quantize", "int8")])
+def test_a_lower_precision_is_published_with_its_error_size_and_what_it_kept(
+    invoke: Invoke, fraud_checkpoint: Path, held_out: Path, tmp_path: Path, arguments: Any
+) -> None:
+    done = invoke(fraud_checkpoint, *arguments, "--data", str(held_out), "--min-agreement", "0.9")
+    assert done.exit_code == 0, done.stderr
+    assert "held out   AUC" in done.stdout
+    content = certificate(tmp_path)
+    found, parity = content["evaluation"], content["parity"]
+    assert found["rows"] == 60
+    assert found["metric"] == "AUC"
+    assert abs(found["reference"] - found["artifact"]) <= 0.01
+    assert parity["bounds"]["agreement"] == 0.9
+    assert 1e-6 < parity["outputs"]["probability"]["relative_error"] < 0.1
+    assert content["artifact"]["size_bytes"] > 1000
+    assert arguments[1] in (content["artifact"]["dtype"], content["artifact"]["quantize"])
+
+
+def test_the_int8_file_holds_int8_weights_and_is_dynamic_per_channel(
+    invoke: Invoke, vit_checkpoint: Path, tmp_path: Path
+) -> None:
+    kwargs = ("--model-kwargs", '{"num_heads": 2}')
+    arguments = ("--quantize", "int8", "--min-agreement", "0.8")
+    assert invoke(vit_checkpoint, *kwargs, *arguments, model="vit").exit_code == 0
+    model = onnx.load(tmp_path / "repository" / "vit" / "1" / "model.onnx")
+    kinds = {node.op_type for node in model.graph.node}
+    assert {"DynamicQuantizeLinear", "MatMulInteger"} <= kinds
+    scales = [t for t in model.graph.initializer if t.name.endswith("_scale") and t.dims]
+    assert any(scale.dims[0] > 1 for scale in scales), "one scale for a whole tensor"
+
+
+def test_too_many_changed_decisions_exit_3_and_leave_the_repository_as_it_was(
+    invoke: Invoke, fraud_checkpoint: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def spoiled(path: Path, external_data: bool) -> None:
+        model = onnx.load(path)
+        for tensor in model.graph.initializer:
+            if list(tensor.dims) == [16, 24] or list(tensor.dims) == [24, 16]:
+                array = onnx.numpy_helper.to_array(tensor)
+                tensor.CopyFrom(onnx.numpy_helper.from_array(-array, tensor.name))
+        onnx.save(model, path)
+
+    monkeypatch.setattr(quantize, "to_int8", spoiled)
+    said = failed(invoke(fraud_checkpoint, "--quantize", "int8"), 3)
+    assert "decisions agree on" in said
+    assert "below 97.00%" in said
+    assert not (tmp_path / "repository").exists()
+
+
+def test_a_metric_that_falls_exits_3(
+    invoke: Invoke, fraud_checkpoint: Path, held_out: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def noisy(path: Path, external_data: bool) -> None:
+        model = onnx.load(path)
+        for tensor in model.graph.initializer:
+            if list(tensor.dims) == [32, 16]:
+                rng = np.random.default_rng(0)
+                array = rng.standard_normal((32, 16)).astype(np.float32)
+                tensor.CopyFrom(onnx.numpy_helper.from_array(array, tensor.name))
+        onnx.save(model, path)
+
+    monkeypatch.setattr(quantize, "to_int8", noisy)
+    arguments = ("--quantize", "int8", "--data", str(held_out), "--min-agreement", "0")
+    said = failed(invoke(fraud_checkpoint, *arguments), 3)
+    assert "AUC falls from" in said
+    assert "'held-out.npz'" in said
+
+
+def test_a_model_without_a_decision_is_held_to_a_relative_error(
+    invoke: Invoke, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "regression.py").write_text("from torch.nn import Linear as Net\n")
+    torch.manual_seed(0)
+    torch.save(nn.Linear(16, 4).state_dict(), tmp_path / "net.pt")
+    monkeypatch.syspath_prepend(tmp_path)
+    arguments = ("--model-kwargs", '{"in_features": 16, "out_features": 4}', "--dtype", "fp16")
+    strict = ("--max-relative-error", "1e-9")
+    said = failed(invoke(tmp_path / "net.pt", *arguments, *strict, model="regression:Net"), 3)
+    assert "ratio of L2 norms" in said
+    assert invoke(tmp_path / "net.pt", *arguments, model="regression:Net").exit_code == 0
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "said"),
+    [
+        (("--dtype", "bf16"), 4, "has no route to onnx in bf16; use --format torchscript or"),
+        (("--format", "torchscript", "--quantize", "int8"), 4, "use --format onnx or tflite"),
+        (("--quantize", "int4"), 4, "--quantize 'int4' is not supported; use int8"),
+        (("--quantize", "int8", "--dtype", "fp16"), 2, "exclude each other"),
+        (("--format", "torchscript", "--opset", "20"), 2, "--opset is ONNX's"),
+        (("--max-drop", "nan"), 2, "--max-drop must be a finite number"),
+        (("--data", "absent.npz"), 2, "'absent.npz' is not a readable .npz file"),
+    ],
+    ids=lambda value: " ".join(value) if isinstance(value, tuple) else "",
+)
+def test_what_a_format_has_no_precision_for_is_one_line(
+    invoke: Invoke,
+    fraud_checkpoint: Path,
+    tmp_path: Path,
+    arguments: tuple[str, ...],
+    code: int,
+    said: str,
+) -> None:
+    assert said in failed(invoke(fraud_checkpoint, *arguments), code)
+    assert not (tmp_path / "repository").exists()
+
+
+@pytest.mark.parametrize(
+    ("arrays", "said"),
+    [
+        ({"tokens": np.zeros((3, 4), np.int64)}, "has no input 'seq_lens'; it has tokens"),
+        (
+            {"tokens": np.zeros((3, 4), np.int32), "seq_lens": np.ones(3, np.int64)},
+            "'tokens' is int32, the signature says INT64",
+        ),
+        (
+            {"tokens": np.zeros((3, 4), np.int64), "seq_lens": np.ones(2, np.int64)},
+            "the numbers of rows differ",
+        ),
+        (
+            {"tokens": np.zeros((3, 4, 1), np.int64), "seq_lens": np.ones(3, np.int64)},
+            "'tokens' is [3, 4, 1], the signature says [N, *[-1]]",
+        ),
+    ],
+    ids=["an input missing", "datatype", "rows", "shape"],
+)
+def test_held_out_data_that_does_not_fit_is_named(
+    invoke: Invoke, fraud_checkpoint: Path, tmp_path: Path, arrays: Any, said: str
+) -> None:
+    np.savez(tmp_path / "bad.npz", **arrays)
+    assert said in failed(invoke(fraud_checkpoint, "--data", str(tmp_path / "bad.npz")), 2)
+
+
+def test_pickled_held_out_data_is_not_executed(
+    invoke: Invoke, fraud_checkpoint: Path, tmp_path: Path
+) -> None:
+    class Bomb:
+        def __reduce__(self) -> Any:
+            return (Path.touch, (tmp_path / "exploded",))
+
+    np.savez(tmp_path / "bad.npz", tokens=np.array([Bomb()], dtype=object))
+    assert "is not a readable .npz" in failed(
+        invoke(fraud_checkpoint, "--data", str(tmp_path / "bad.npz")), 2
+    )
+    assert not (tmp_path / "exploded").exists()
