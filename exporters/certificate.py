@@ -40,6 +40,7 @@ def certify(
 ) -> dict[str, Any]:
     """The certificate's content; ``artifact`` is the folder whose files it vouches for."""
     checkpoint, *adapters = source.origins
+    libraries = row.routes[source.framework].libraries
     files = [name for name in files_of(artifact) if name != FILENAME]
     return {
         "format": FORMAT,
@@ -72,7 +73,7 @@ def certify(
         "versions": {
             "modelport": __version__,
             "python": platform.python_version(),
-            **{name: importlib.metadata.version(name) for name in ("numpy", *row.libraries)},
+            **{name: importlib.metadata.version(name) for name in ("numpy", *libraries)},
         },
         "hardware": {
             "cpu": _cpu_model(),

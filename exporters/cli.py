@@ -88,7 +88,7 @@ FORMAT_NAMES = "onnx|torchscript|savedmodel|tflite|pt2|aoti|all"
     metavar="int8",
     help="Quantise the weights (ONNX: dynamic, per channel; TFLite: dynamic range).",
 )
-@click.option("--opset", type=int, help="ONNX operator set.  [default: 20]")
+@click.option("--opset", type=int, help="ONNX operator set.  [default: 20; from TensorFlow 18]")
 @click.option("--atol", type=click.FloatRange(0), help="Absolute tolerance.  [default: the spec's]")
 @click.option("--rtol", type=click.FloatRange(0), help="Relative tolerance.  [default: the spec's]")
 @click.option(

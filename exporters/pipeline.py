@@ -146,14 +146,15 @@ def _rows(request: ExportRequest) -> list[Format]:
         publish.check_name(request.name)
     names = [n for name in request.formats for n in (formats.ALL if name == "all" else (name,))]
     rows = [formats.find_format(name) for name in dict.fromkeys(names)]
-    if target.opset is not None and all(row.default_opset is None for row in rows):
+    if target.opset is not None and all(row.name != "onnx" for row in rows):
         raise UsageError(f"--opset is ONNX's; --format {' '.join(request.formats)} has none")
     return rows
 
 
 def _artifact(request: ExportRequest, source: Source, row: Format, several: bool) -> _Artifact:
     template = request.name_template or (SEVERAL_NAMES if several else ONE_NAME)
-    opset = None if row.default_opset is None else request.target.opset or row.default_opset
+    default_opset = row.routes[source.framework].default_opset
+    opset = default_opset and (request.target.opset or default_opset)
     name = _fill(template, request.name or source.spec.name, row, request.target)
     publish.check_name(name)
     wanted = config.build(name, row.platform, source.signature)

@@ -33,7 +33,7 @@ def distinct(module: nn.Module) -> nn.Module:
     return module.eval()
 
 
-def run(*arguments: object, model: str = "fraud", samples: int = 40) -> Result:
+def run(*arguments: object, model: str = "fraud", samples: int = 24) -> Result:
     fixed = ["--model", model, "--samples", str(samples)]
     return CliRunner().invoke(convert, [*map(str, arguments), *fixed])
 

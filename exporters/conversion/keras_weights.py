@@ -96,10 +96,16 @@ def _values(path: Path, file: h5py.File) -> dict[str, list[Array]]:
                 f"'{path.name}' holds '{where}', which no layer of a twin has; give a file that "
                 "modelport convert wrote, or Keras from such a model"
             )
-        found.setdefault(name, {})[int(index)] = _array(path, where, dataset)
+        values = found.setdefault(name, {})
+        if int(index) in values:
+            raise UsageError(f"'{path.name}' has two layers '{name}'; a twin has none such")
+        values[int(index)] = _array(path, where, dataset)
     if not found:
         raise UsageError(f"'{path.name}' holds no weights of layers; give a whole model's")
-    return {name: [values[i] for i in sorted(values)] for name, values in found.items()}
+    gaps = [name for name, values in found.items() if sorted(values) != list(range(len(values)))]
+    if gaps:
+        raise UsageError(f"'{path.name}': layer '{gaps[0]}' lacks a variable; save it again")
+    return {name: [values[i] for i in range(len(values))] for name, values in found.items()}
 
 
 def _array(path: Path, where: str, dataset: h5py.Dataset) -> Array:
@@ -207,7 +213,10 @@ def difference(weights: KerasWeights, model: Any) -> str | None:
     if weights.layers is None:
         return None
     meant = _canonical(json.loads(json.dumps(model.get_config()["layers"], default=str)))
-    found = _canonical(weights.layers)
+    try:
+        found = _canonical(weights.layers)
+    except (KeyError, TypeError, ValueError, RecursionError):
+        return "its configuration has another form"
     for theirs, ours in zip(found, meant, strict=False):
         for key in sorted(ours.keys() & theirs.keys()):
             if not _equal(theirs[key], ours[key]):

@@ -8,8 +8,8 @@ choosing ONNX imports no TensorFlow.
 from __future__ import annotations
 
 import importlib
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -54,23 +54,30 @@ class Target:
 
 
 @dataclass(frozen=True, slots=True)
-class Format:
-    """A row of ``FORMATS``.
+class Route:
+    """The way from a framework to a format.
 
     Attributes:
-        opener: the module with ``open_session(path) -> Session`` and ``inspect(path)``.
-        routes: from a framework to the module with ``export(source, path, target)``.
-        precisions: what ``--dtype`` and ``--quantize`` may ask of a route, by framework.
+        module: has ``export(source, path, target)``.
+        precisions: what ``--dtype`` and ``--quantize`` may ask for.
         libraries: distributions whose versions a certificate names.
+        needs_twin: the model must have a Keras twin.
     """
 
-    name: str
-    opener: str
-    routes: Mapping[Framework, str]
-    precisions: Mapping[Framework, tuple[str, ...]]
+    module: str
+    precisions: tuple[str, ...]
     libraries: tuple[str, ...]
     default_opset: int | None = None
     needs_twin: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Format:
+    """A row of ``FORMATS``; ``opener`` is the module with ``open_session(path) -> Session``."""
+
+    name: str
+    opener: str
+    routes: Mapping[Framework, Route]
 
     @property
     def platform(self) -> Platform:
@@ -80,10 +87,9 @@ class Format:
         """Write ``source`` to ``path``.
 
         Raises:
-            Unsupported: there is no route, or the converter refuses.
+            Unsupported: the converter refuses, or is not installed.
         """
-        route = _load(self.routes[source.framework])
-        route.export(source, path, target)
+        _load(self.routes[source.framework].module).export(source, path, target)
 
     def open_session(self, path: Path) -> Session:
         session: Session = _load(self.opener).open_session(path)
@@ -92,61 +98,63 @@ class Format:
 
 def _load(module: str) -> Any:
     try:
-        return importlib.import_module(module)
+        return importlib.import_module(f"exporters.formats.{module}")
     except ImportError as error:
         raise missing_extra(error) from error
 
 
 _TORCH, _TF = Framework.PYTORCH, Framework.TENSORFLOW
+_TRACED = ("fp32", "fp16", "bf16")
+_KERAS = ("tensorflow", "keras")
+_LITE = (*_KERAS, "ai-edge-litert")
+
+
+def _traced(module: str) -> dict[Framework, Route]:
+    return {_TORCH: Route(module, _TRACED, ("torch",))}
+
 
 FORMATS: Mapping[str, Format] = {
     row.name: row
     for row in (
         Format(
             "onnx",
-            "exporters.formats.onnx",
-            {_TORCH: "exporters.formats.onnx", _TF: "exporters.formats.tensorflow_onnx"},
-            {_TORCH: ("fp32", "fp16", "int8"), _TF: ("fp32", "int8")},
-            ("torch", "onnx", "onnxscript", "onnxruntime"),
-            default_opset=20,
+            "onnx_session",
+            {
+                _TORCH: Route(
+                    "onnx",
+                    ("fp32", "fp16", "int8"),
+                    ("torch", "onnx", "onnxscript", "onnxruntime"),
+                    default_opset=20,
+                ),
+                _TF: Route(
+                    "tensorflow_onnx",
+                    ("fp32", "int8"),
+                    (*_KERAS, "tf2onnx", "onnx", "onnxruntime"),
+                    default_opset=18,
+                ),
+            },
         ),
-        Format(
-            "torchscript",
-            "exporters.formats.torchscript",
-            {_TORCH: "exporters.formats.torchscript"},
-            {_TORCH: ("fp32", "fp16", "bf16")},
-            ("torch",),
-        ),
+        Format("torchscript", "torchscript", _traced("torchscript")),
         Format(
             "savedmodel",
-            "exporters.formats.savedmodel",
-            {_TORCH: "exporters.formats.savedmodel", _TF: "exporters.formats.savedmodel"},
-            {_TORCH: ("fp32", "fp16", "bf16"), _TF: ("fp32",)},
-            ("tensorflow", "keras"),
-            needs_twin=True,
+            "savedmodel",
+            {
+                _TORCH: Route("savedmodel", _TRACED, ("torch", *_KERAS), needs_twin=True),
+                _TF: Route("savedmodel", ("fp32",), _KERAS),
+            },
         ),
         Format(
             "tflite",
-            "exporters.formats.tflite",
-            {_TORCH: "exporters.formats.tflite", _TF: "exporters.formats.tflite"},
-            {_TORCH: ("fp32", "fp16", "int8"), _TF: ("fp32", "fp16", "int8")},
-            ("tensorflow", "keras", "ai-edge-litert"),
-            needs_twin=True,
+            "tflite",
+            {
+                _TORCH: Route(
+                    "tflite", ("fp32", "fp16", "int8"), ("torch", *_LITE), needs_twin=True
+                ),
+                _TF: Route("tflite", ("fp32", "fp16", "int8"), _LITE),
+            },
         ),
-        Format(
-            "pt2",
-            "exporters.formats.pt2",
-            {_TORCH: "exporters.formats.pt2"},
-            {_TORCH: ("fp32", "fp16", "bf16")},
-            ("torch",),
-        ),
-        Format(
-            "aoti",
-            "exporters.formats.aoti",
-            {_TORCH: "exporters.formats.aoti"},
-            {_TORCH: ("fp32", "fp16", "bf16")},
-            ("torch",),
-        ),
+        Format("pt2", "pt2", _traced("pt2")),
+        Format("aoti", "aoti", _traced("aoti")),
     )
 }
 
@@ -182,8 +190,7 @@ def check_route(source: Source, row: Format, target: Target) -> None:
 
 
 def _precisions(source: Source, row: Format) -> tuple[str, ...]:
-    if source.framework not in row.routes:
+    route = row.routes.get(source.framework)
+    if route is None or (route.needs_twin and source.spec.twin is None):
         return ()
-    if row.needs_twin and source.framework is _TORCH and source.spec.twin is None:
-        return ()
-    return row.precisions[source.framework]
+    return route.precisions

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from pathlib import Path
 
-import onnxruntime
 import torch
 from onnx_ir.passes.common import ClearMetadataAndDocStringPass
 
@@ -14,15 +12,12 @@ from exporters.formats import Target, tracing
 from exporters.source import Source
 from exporters.sources.eager import inference_mode
 from gateway.errors import Unsupported
-from gateway.types import Array
 
 #: What torch.onnx can convert to and ONNX Runtime can run.
 OPSETS = range(18, 24)
 
 #: Past this, weights go to ``<file>.data`` beside the model: a protobuf message ends at 2 GiB.
 EXTERNAL_DATA_BYTES = 1 << 30
-
-ORT_ERRORS_ONLY = 3
 
 
 def export(source: Source, path: Path, target: Target) -> None:
@@ -64,26 +59,3 @@ def export(source: Source, path: Path, target: Target) -> None:
         raise tracing.translate(error, "torch.onnx") from error
     if target.quantize:
         quantize.to_int8(path, size > EXTERNAL_DATA_BYTES)
-
-
-class OnnxSession:
-    """An ONNX file in ONNX Runtime on the CPU."""
-
-    def __init__(self, path: Path) -> None:
-        options = onnxruntime.SessionOptions()
-        options.log_severity_level = ORT_ERRORS_ONLY
-        # Eager runs in turn with this session: threads that spin between runs would starve it.
-        options.add_session_config_entry("session.intra_op.allow_spinning", "0")
-        self._session = onnxruntime.InferenceSession(
-            path, options, providers=["CPUExecutionProvider"]
-        )
-        self.inputs = [value.name for value in self._session.get_inputs()]
-        self.outputs = [value.name for value in self._session.get_outputs()]
-
-    def __call__(self, inputs: Mapping[str, Array]) -> dict[str, Array]:
-        values = self._session.run(None, dict(inputs))
-        return dict(zip(self.outputs, values, strict=True))
-
-
-def open_session(path: Path) -> OnnxSession:
-    return OnnxSession(path)

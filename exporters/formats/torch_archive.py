@@ -10,7 +10,9 @@ from __future__ import annotations
 
 import json
 import shutil
+import struct
 import zipfile
+import zlib
 from collections.abc import Callable
 from pathlib import Path
 from typing import IO, Any, TypeVar
@@ -31,6 +33,17 @@ ALIGNMENT = 64
 PADDING = b"FB"
 
 LOCAL_HEADER_BYTES = 30
+
+#: What reading a damaged zip comes to; encryption is a RuntimeError.
+DAMAGE = (
+    EOFError,
+    LookupError,
+    RuntimeError,
+    ValueError,
+    struct.error,
+    zipfile.BadZipFile,
+    zlib.error,
+)
 
 T = TypeVar("T")
 
@@ -53,7 +66,7 @@ class Archive:
                     for info in file.infolist()
                     if not info.is_dir()
                 }
-        except (zipfile.BadZipFile, NotImplementedError, ValueError) as error:
+        except DAMAGE as error:
             raise self._damaged(error) from error
 
     def __contains__(self, name: str) -> bool:
@@ -81,7 +94,7 @@ class Archive:
         try:
             with zipfile.ZipFile(self.path) as file:
                 return file.read(info)
-        except (zipfile.BadZipFile, NotImplementedError, EOFError, RuntimeError, OSError) as error:
+        except DAMAGE as error:
             raise self._damaged(error) from error
 
     def text(self, name: str) -> str:

@@ -19,12 +19,7 @@ CONSTANTS = frozenset({"Constant"})
 
 def inspect(path: Path) -> Inspection:
     """As ``exporters.inspection.inspect``."""
-    try:
-        model = onnx.load(path, load_external_data=False)
-    except DecodeError as error:
-        raise IntegrityError(
-            f"'{path.name}' is damaged or no ONNX file; export it again"
-        ) from error
+    model = onnx.load(path, load_external_data=False)
     if not (model.ir_version and model.graph.node):
         raise IntegrityError(f"'{path.name}' is damaged: it holds no graph; export it again")
     constants = list(_constants(model))

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
+import torch
 from torch import Tensor, nn
 
 from exporters.errors import UsageError
@@ -58,7 +59,7 @@ class CausalLanguageModel(nn.Module):
     Computes what the model's own ``forward`` does: positions count from the left end, padding
     included, so that a model with absolute positions wants its padding on the right. Attention must
     be ``eager``: it gives a position that may see nothing the mean over all positions in every
-    format, where ``sdpa`` depends on the kernel. The logits of padding mean nothing.
+    format, where ``sdpa`` depends on the kernel.
     """
 
     modelport_spec = ModelSpec(
@@ -86,10 +87,11 @@ class CausalLanguageModel(nn.Module):
             attention_mask: int64 ``[B, T]``, 1 for a token, 0 for padding.
 
         Returns:
-            float32 ``[B, T, vocab_size]``.
+            float32 ``[B, T, vocab_size]``, 0 at padding.
         """
         result = self.model(
             input_ids=input_ids, attention_mask=attention_mask, use_cache=False, return_dict=True
         )
-        logits: Tensor = result.logits
-        return logits
+        # What stands at padding depends on precision and runtime, and means nothing.
+        real = attention_mask.unsqueeze(-1) != 0
+        return torch.where(real, result.logits, torch.zeros_like(result.logits))

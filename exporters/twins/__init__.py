@@ -15,7 +15,7 @@ from gateway.types import Array
 
 @dataclass(frozen=True, slots=True)
 class Link:
-    """One PyTorch tensor, or an equal part of it, and the Keras variable that holds the same values.
+    """A PyTorch tensor, or an equal part of it, and the Keras variable with the same values.
 
     Attributes:
         layer: what a report calls the place, such as ``encoder.layers.1.linear2``.

@@ -132,7 +132,7 @@ def test_the_report_has_every_tensor_and_lies_beside_the_checkpoint(
     assert row["shape"] == {"source": [16, 16], "target": [16, 16]}
     assert row["norm"] == {"source": pytest.approx(norm), "target": pytest.approx(norm)}
     assert (row["max_abs_error"], row["verdict"]) == (0, "same")
-    assert report["outputs"]["samples"] == 40
+    assert report["outputs"]["samples"] == 24
     assert report["outputs"]["errors"][0]["mean_abs_error"] < 1e-6
     assert report["activations"]["first_divergence"] is None
     assert len(report["activations"]["relative_errors"]) > 3 * 4
@@ -142,7 +142,7 @@ def test_the_table_names_tensors_shapes_and_norms(files: Path) -> None:
     lines = done(run(files / "a.pt", files / "a.keras", "--check")).splitlines()
     row = next(line.split() for line in lines if line.startswith(f"{LAYER}.0.linear1/kernel"))
     assert (row[1], row[2], row[4]) == ("16x16", row[3], "0")
-    assert any(line.startswith("probability") and "over 40 inputs" in line for line in lines)
+    assert any(line.startswith("probability") and "over 24 inputs" in line for line in lines)
 
 
 def transpose(state: State) -> None:
@@ -334,7 +334,7 @@ def convert_skewed(folder: Path, scale: float) -> Result:
 def test_outputs_that_differ_refuse_a_conversion_and_name_where(tmp_path: Path) -> None:
     said = failed(convert_skewed(tmp_path, 1.5), 3)
     assert "output 'y' differs by" in said
-    assert "over 40 inputs, bound 0.01; activations part at layer 'second'; nothing" in said
+    assert "over 24 inputs, bound 0.01; activations part at layer 'second'; nothing" in said
     assert not (tmp_path / "b.keras").exists()
     assert "output 'y' differs by" in report_of(tmp_path / "b.keras")["reason"]
 

@@ -207,4 +207,4 @@ def test_several_formats_and_an_output_folder_lie_side_by_side(
 def test_every_format_names_a_platform_and_its_routes_exist() -> None:
     for row in FORMATS.values():
         assert row.platform.format == row.name
-        assert row.routes.keys() == row.precisions.keys()
+        assert all("fp32" in route.precisions for route in row.routes.values())

@@ -445,6 +445,11 @@ def test_damage_is_one_line_wherever_it_is(
         file = path / name
     elif name == "fp32.tflite":
         path = file = Path(shutil.copy(saved / name, tmp_path / name))
+    elif name == "onnx":
+        path = file = tmp_path / "model.onnx"
+        node = helper.make_node("MatMul", ["x", "w"], ["y"])
+        weight = numpy_helper.from_array(np.ones((4, 9), np.float32), "w")
+        onnx.save(onnx_model([node], [weight], ["rows", 4]), path)
     else:
         path = file = exported(name)
     content, chance = file.read_bytes(), random.Random(0)

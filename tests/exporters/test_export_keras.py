@@ -15,6 +15,7 @@ from exporters.formats import FORMATS, Target, tensorflow_onnx
 from exporters.samples import draw
 from exporters.source import Source
 from exporters.tensorflow_runtime import keras, tf
+from exporters.twins import find_twin
 from gateway.errors import IntegrityError, Unsupported
 from gateway.types import Axis, Datatype
 from tests.keras_models import functional, layers, ops, read, saved, saved_graph, scorer
@@ -205,3 +206,14 @@ def test_a_subclass_of_a_model_is_refused_with_the_way_out(tmp_path: Path) -> No
 def test_a_model_that_holds_its_architecture_takes_no_other(scorer_file: Path) -> None:
     with pytest.raises(UsageError, match="leave --model"):
         read(scorer_file, model="fraud")
+
+
+def test_a_twin_that_was_converted_is_a_model_like_any_other(tmp_path: Path) -> None:
+    kwargs = dict(vocab_size=32, d_model=8, nhead=2, num_layers=1, dim_feedforward=8)
+    twin = find_twin("exporters.twins.fraud:TWIN")
+    build = functools.partial(twin.build, {**kwargs, "max_positions": 12}, "float32")
+    found = read(saved(build, tmp_path / "fraud.keras")).signature
+    tokens = next(spec for spec in found.inputs if spec.name == "tokens")
+    assert (tokens.minimum, tokens.maximum) == (0, 31)
+    assert list(found.axes.values()) == [Axis("tokens_0", 1, 12)]
+    assert found.outputs[0].name == "probability"

@@ -22,6 +22,7 @@ from exporters.cli import export
 from exporters.errors import ParityError, UsageError, exit_code
 from exporters.formats import Target, find_format, tracing
 from exporters.samples import corners, draw, name_axes
+from exporters.source import Framework
 from exporters.sources import SourceRequest, load
 from gateway.errors import IntegrityError, ModelportError, Unsupported
 from gateway.types import Array
@@ -133,7 +134,7 @@ def test_the_merged_adapters_are_what_is_exported(trained: Any, tmp_path: Path, 
     plain = load(SourceRequest(folder))
     row = find_format(kind)
     path = tmp_path / row.platform.default_filename
-    row.export(source, path, Target(opset=row.default_opset))
+    row.export(source, path, Target(opset=row.routes[Framework.PYTORCH].default_opset))
     session = row.open_session(path)
     for batch in (1, 2, 8):
         for length in (1, 9, LONGEST):

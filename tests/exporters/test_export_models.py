@@ -20,7 +20,7 @@ from exporters.formats import Target, find_format, tracing
 from exporters.models import REGISTRY
 from exporters.models.resnet import ResNet50
 from exporters.models.unet import SameConvTranspose2d, UNet
-from exporters.source import Source
+from exporters.source import Framework, Source
 from exporters.sources.pytorch import source
 from gateway.types import Array
 
@@ -177,7 +177,7 @@ def test_a_unet_is_exported_for_any_size(tmp_path: Path, kind: str, kernel: int)
     subject = as_source(unet(upsampling_kernel_size=kernel))
     row = find_format(kind)
     path = tmp_path / row.platform.default_filename
-    row.export(subject, path, Target(opset=row.default_opset))
+    row.export(subject, path, Target(opset=row.routes[Framework.PYTORCH].default_opset))
     session = row.open_session(path)
     for batch in (1, 2, 8):
         for height, width in ((4, 4), (5, 21), (20, 7), (13, 13)):
@@ -197,7 +197,7 @@ def test_a_resnet_is_exported_with_its_statistics(
     subject = as_source(resnet)
     row = find_format(kind)
     path = tmp_path / row.platform.default_filename
-    row.export(subject, path, Target(opset=row.default_opset))
+    row.export(subject, path, Target(opset=row.routes[Framework.PYTORCH].default_opset))
     report = parity.check(subject, row.open_session(path), samples=40, seed=0, atol=2e-5, rtol=1e-4)
     assert report.agreement == 1
     assert report.batch_sizes == {1, 2, 8}

@@ -14,7 +14,7 @@ from torch import nn
 import exporters.formats.onnx as formats_onnx
 from exporters import parity
 from exporters.errors import ParityError, exit_code
-from exporters.formats import Session, Target, find_format
+from exporters.formats import Session, Target, find_format, onnx_session
 from exporters.source import Source
 from exporters.sources.pytorch import source
 from exporters.spec import ModelSpec
@@ -24,9 +24,9 @@ from gateway.types import Axis, Datatype, ModelSignature, TensorSpec
 
 def convert(
     module: Any, path: Path, opset: int = 20, signature: ModelSignature | None = None
-) -> formats_onnx.OnnxSession:
+) -> onnx_session.OnnxSession:
     formats_onnx.export(loaded(module, signature), path, Target(opset=opset))
-    return formats_onnx.open_session(path)
+    return onnx_session.open_session(path)
 
 
 def loaded(module: Any, declared: ModelSignature | None = None) -> Source:
@@ -71,7 +71,7 @@ def test_large_weights_lie_beside_the_model_in_the_same_folder(
     assert {path.name for path in tmp_path.iterdir()} == {"vit.onnx", "vit.onnx.data"}
     moved = tmp_path.parent / f"{tmp_path.name}-moved"
     tmp_path.rename(moved)
-    formats_onnx.open_session(moved / "vit.onnx")
+    onnx_session.open_session(moved / "vit.onnx")
 
 
 class Model(nn.Module):

@@ -1,0 +1,35 @@
+"""An ONNX file as ONNX Runtime runs it on the CPU."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+
+import onnxruntime
+
+from gateway.types import Array
+
+ORT_ERRORS_ONLY = 3
+
+
+class OnnxSession:
+    """An ONNX file in ONNX Runtime on the CPU."""
+
+    def __init__(self, path: Path) -> None:
+        options = onnxruntime.SessionOptions()
+        options.log_severity_level = ORT_ERRORS_ONLY
+        # Eager runs in turn with this session: threads that spin between runs would starve it.
+        options.add_session_config_entry("session.intra_op.allow_spinning", "0")
+        self._session = onnxruntime.InferenceSession(
+            path, options, providers=["CPUExecutionProvider"]
+        )
+        self.inputs = [value.name for value in self._session.get_inputs()]
+        self.outputs = [value.name for value in self._session.get_outputs()]
+
+    def __call__(self, inputs: Mapping[str, Array]) -> dict[str, Array]:
+        values = self._session.run(None, dict(inputs))
+        return dict(zip(self.outputs, values, strict=True))
+
+
+def open_session(path: Path) -> OnnxSession:
+    return OnnxSession(path)
