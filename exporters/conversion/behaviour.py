@@ -17,7 +17,8 @@ from exporters.spec import ModelSpec
 from exporters.tensorflow_runtime import keras, tf
 from gateway.types import Array, ModelSignature
 
-BATCH = 32
+BATCH = 16
+WATCHED = 2  # samples whose activations are compared; all are kept at once
 
 #: The mean absolute error of an output that refuses a conversion, and the one to expect of it.
 BOUND = 0.01
@@ -109,9 +110,9 @@ def compare_activations(
     *,
     seed: int,
 ) -> list[ProbeRow]:
-    """One batch through both models, observed at every probe, in the order of computation."""
+    """A few samples through both models, observed at every probe, in the order of computation."""
     signature = name_axes(spec.signature(module, BATCH))
-    inputs = next(_batches(signature, spec, BATCH, seed))
+    inputs = next(_batches(signature, spec, WATCHED, seed))
     seen: dict[str, Array] = {}
 
     def observer(path: str) -> Callable[[nn.Module, Any, Any], None]:

@@ -15,11 +15,14 @@ from exporters.samples import model_dims
 from exporters.source import Source
 from exporters.tensorflow_runtime import tf
 from gateway.errors import Unsupported
-from gateway.types import NUMPY_DTYPES, ModelSignature, TensorSpec
+from gateway.types import NUMPY_DTYPES, Array, ModelSignature, TensorSpec
 
 #: What tf2onnx can convert to.
 OPSETS = range(13, 19)
 DEFAULT_OPSET = OPSETS[-1]
+
+#: A constant of at least this size goes around the converter.
+LARGE_CONSTANT_BYTES = 1 << 18
 
 #: Past this, weights go to ``<file>.data`` beside the model: a protobuf message ends at 2 GiB.
 EXTERNAL_DATA_BYTES = 1 << 30
@@ -52,27 +55,62 @@ def export(source: Source, path: Path, target: Target) -> None:
 
 def _convert(source: Source, opset: int) -> onnx.ModelProto:
     import tf2onnx  # it configures logging when it is imported
+    from tf2onnx.tf_loader import convert_variables_to_constants_large_model
 
-    signature, outputs = source.signature, [spec.name for spec in source.signature.outputs]
-    names = [spec.name for spec in signature.inputs]
+    signature = source.signature
+    inputs = [spec.name for spec in signature.inputs]
+    outputs = [spec.name for spec in signature.outputs]
     specs = [_tensor_spec(spec, signature) for spec in signature.inputs]
 
     @tf.function(input_signature=specs)  # type: ignore[untyped-decorator]
-    def serve(*inputs: Any) -> Mapping[str, Any]:
-        results = source.model(dict(zip(names, inputs, strict=True)))
-        return {name: tf.identity(results[name]) for name in outputs}
+    def serve(*tensors: Any) -> list[Any]:
+        results = source.model(dict(zip(inputs, tensors, strict=True)))
+        return [tf.identity(results[name]) for name in outputs]
 
+    function = serve.get_concrete_function()
+    graph = convert_variables_to_constants_large_model(function)
+    weights = _set_apart(graph)
+    taken = [tensor.name for tensor in function.inputs if tensor.dtype != tf.resource]
+    given = [tensor.name for tensor in function.outputs]
+    names = dict(zip([*taken, *given], [*inputs, *outputs], strict=True))
     model: onnx.ModelProto
-    model, _ = tf2onnx.convert.from_function(
-        serve, input_signature=specs, opset=opset, custom_op_handlers={"Erfc": (_erfc, [])}
+    model, _ = tf2onnx.convert.from_graph_def(
+        graph,
+        input_names=[*taken, *weights],
+        output_names=given,
+        opset=opset,
+        tensors_to_rename={**names, **{name: name for name in weights}},
+        custom_op_handlers={"Erfc": (_erfc, [])},
     )
     unknown = sorted(_unknown_operators(model.graph))
     if unknown:
         raise ValueError(f"ONNX has no {', '.join(unknown)}")
+    _put_back(model.graph, weights)
     found = [value.name for value in (*model.graph.input, *model.graph.output)]
-    if sorted(found) != sorted([*names, *outputs]):
+    if sorted(found) != sorted([*inputs, *outputs]):
         raise ValueError(f"inputs and outputs became {', '.join(found)}")
     return model
+
+
+def _set_apart(graph: Any) -> dict[str, Array]:
+    """Replace large constants by inputs: tf2onnx copies its graph, weights and all, 50 times."""
+    weights = {}
+    for node in graph.node:
+        if node.op == "Const" and node.attr["value"].tensor.ByteSize() > LARGE_CONSTANT_BYTES:
+            value = tf.make_ndarray(node.attr["value"].tensor)
+            weights[f"{node.name}:0"] = value
+            node.op = "Placeholder"
+            del node.attr["value"]
+            node.attr["shape"].shape.CopyFrom(tf.TensorShape(value.shape).as_proto())
+    return weights
+
+
+def _put_back(graph: onnx.GraphProto, weights: Mapping[str, Array]) -> None:
+    kept = [value for value in graph.input if value.name not in weights]
+    del graph.input[:]
+    graph.input.extend(kept)
+    for name, value in weights.items():
+        graph.initializer.append(onnx.numpy_helper.from_array(value, name))
 
 
 def _erfc(graph: Any, node: Any, name: str, _: Any) -> None:

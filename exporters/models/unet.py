@@ -63,8 +63,22 @@ class SameConvTranspose2d(nn.ConvTranspose2d):
             length = size.shape[dim]
             # The convolution pads (h - 1) * 2 + kernel - H in all, the smaller half in front.
             start = (self.kernel_size[0] - STRIDE + length % STRIDE) // 2
-            full = full.narrow(dim, start, length)
+            # A slice would have torch.export prove that it lies inside, which it cannot.
+            kept = start + torch.arange(length, device=full.device)
+            full = full.index_select(dim, kept)
         return full
+
+
+class SamePool2d(nn.MaxPool2d):
+    """``tf.nn.max_pool2d(..., padding="SAME")`` by 2, stride 2."""
+
+    def __init__(self) -> None:
+        super().__init__(STRIDE)
+
+    def forward(self, image: Tensor) -> Tensor:
+        # What is added to an even size falls to no window.
+        padded = nn.functional.pad(image, (0, 1, 0, 1), value=-torch.inf)
+        return super().forward(padded)
 
 
 class UNet(nn.Module):
@@ -103,7 +117,8 @@ class UNet(nn.Module):
                 f"features {list(features)} must be two levels or more, kernel_size {kernel_size} "
                 f"odd, upsampling_kernel_size {upsampling_kernel_size} at least {STRIDE}"
             )
-        self.min_size = STRIDE ** (len(features) - 1)
+        # Two pixels at the deepest level: torch.export takes a 1 for a constant.
+        self.min_size = STRIDE ** len(features)
         if max_size < self.min_size:
             raise ValueError(f"max_size {max_size} must be at least {self.min_size}")
         super().__init__()
@@ -114,8 +129,7 @@ class UNet(nn.Module):
         self.encoder = nn.ModuleList(
             _convolutions(before, after, kernel_size) for before, after in pairwise(channels)
         )
-        # ceil_mode adds windows that reach past the end: what SAME does where stride is the size.
-        self.pool = nn.MaxPool2d(STRIDE, ceil_mode=True)
+        self.pool = SamePool2d()
         deep = list(pairwise(reversed(features)))
         self.upsampling = nn.ModuleList(
             SameConvTranspose2d(before, after, upsampling_kernel_size) for before, after in deep

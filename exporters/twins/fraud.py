@@ -37,9 +37,7 @@ def _encoder_layer(hidden: Any, bias: Any, path: str, kwargs: Mapping[str, Any],
     width = kwargs["d_model"]
 
     def dense(units: int, name: str) -> Any:
-        return keras.layers.EinsumDense(
-            "btd,df->btf", (None, units), bias_axes="f", dtype=dtype, name=f"{path}.{name}"
-        )
+        return keras.layers.Dense(units, dtype=dtype, name=f"{path}.{name}")
 
     def norm(name: str) -> Any:
         return keras.layers.LayerNormalization(

@@ -84,22 +84,21 @@ class Attention(keras.layers.Layer):  # type: ignore[misc]
 
     def call(self, query: Any, key: Any, value: Any, bias: Any = None) -> Any:
         width = query.shape[-1] // self.num_heads
-        query, key, value = (self._split(each) for each in (query, key, value))
+        query = ops.transpose(self._split(query), (0, 2, 1, 3)) / math.sqrt(width)
+        key = ops.transpose(self._split(key), (0, 2, 3, 1))
+        value = ops.transpose(self._split(value), (0, 2, 1, 3))
         # Half precision is too coarse to sum up hundreds of weights in.
-        scores = ops.cast(tf.matmul(query / math.sqrt(width), key, transpose_b=True), "float32")
+        scores = ops.cast(ops.matmul(query, key), "float32")
         if bias is not None:
             scores = scores + ops.cast(bias, "float32")
         # Keras' own softmax, otherwise the same, warns where there is but one key.
         weights = ops.cast(tf.nn.softmax(scores), self.compute_dtype)
-        return tf.concat(tf.unstack(ops.matmul(weights, value), axis=1), axis=-1)
+        mixed = ops.transpose(ops.matmul(weights, value), (0, 2, 1, 3))
+        return ops.reshape(mixed, (-1, ops.shape(mixed)[1], self.num_heads * width))
 
     def _split(self, projected: Any) -> Any:
-        """``[B, T, width]`` to ``[B, heads, T, width / heads]``.
-
-        Not by a reshape to a length that is only known when it runs: LiteRT's fast kernels take no
-        tensor whose shape is computed.
-        """
-        return tf.stack(tf.split(projected, self.num_heads, axis=-1), axis=1)
+        width = projected.shape[-1] // self.num_heads
+        return ops.reshape(projected, (-1, ops.shape(projected)[1], self.num_heads, width))
 
     def compute_output_spec(self, query: Any, key: Any, value: Any, bias: Any = None) -> Any:
         return keras.KerasTensor(query.shape, dtype=self.compute_dtype)

@@ -41,8 +41,8 @@ def _block(hidden: Any, path: str, kwargs: Mapping[str, Any], dtype: str) -> Any
     """Normalised before attention and before the feed-forward part, both with a residual."""
     width = kwargs["dim"]
 
-    def dense(units: int, name: str) -> Any:
-        return keras.layers.EinsumDense("btd,df->btf", (None, units), bias_axes="f", dtype=dtype, name=f"{path}.{name}")
+    def dense(units: int, name: str, activation: Any = None) -> Any:
+        return keras.layers.Dense(units, activation=activation, dtype=dtype, name=f"{path}.{name}")
 
     normed = _norm(f"{path}.norm1", kwargs, dtype)(hidden)
     projected = [dense(width, f"attn.{part}")(normed) for part in ("query", "key", "value")]
