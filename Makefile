@@ -8,7 +8,7 @@ READY := $(VENV)/.installed
 
 .DEFAULT_GOAL := help
 .PHONY: help run serve test lint format perf-analyzer bench table tflite-runtime torchserve \
-	triton-package fuzz soak clean
+	triton-package protos fuzz soak clean
 
 help: ## List the verbs
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-14s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -58,6 +58,9 @@ torchserve: $(READY) ## Prove TorchServe archives in a real TorchServe; needs Ja
 
 triton-package: $(READY) ## Prove Triton packages and warm-up samples in a real Triton
 	$(BIN)/python -m tests.triton_package
+
+protos: $(READY) ## Generate the messages of exporters/formats/proto anew
+	$(BIN)/python -m exporters.formats.proto
 
 fuzz: $(READY) ## Ten times the default fuzz: 10^6 decoder cases, 10^5 requests on the wire
 	MODELPORT_FUZZ_CASES=1000000 MODELPORT_FUZZ_WIRE_CASES=100000 \

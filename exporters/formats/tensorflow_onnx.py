@@ -106,11 +106,14 @@ def _set_apart(graph: Any) -> dict[str, Array]:
 
 
 def _put_back(graph: onnx.GraphProto, weights: Mapping[str, Array]) -> None:
-    kept = [value for value in graph.input if value.name not in weights]
+    inputs = list(graph.input)
     del graph.input[:]
-    graph.input.extend(kept)
-    for name, value in weights.items():
-        graph.initializer.append(onnx.numpy_helper.from_array(value, name))
+    for value in inputs:
+        if value.name in weights:
+            tensor = onnx.numpy_helper.from_array(weights[value.name], value.name)
+            graph.initializer.append(tensor)
+        else:
+            graph.input.append(value)
 
 
 def _erfc(graph: Any, node: Any, name: str, _: Any) -> None:

@@ -1,0 +1,37 @@
+"""``make protos``: generate the messages beside this file anew."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+from google.protobuf.descriptor_pb2 import FileDescriptorSet
+from tensorflow.core.framework import (
+    resource_handle_pb2,
+    tensor_pb2,
+    tensor_shape_pb2,
+    types_pb2,
+)
+
+import exporters.tensorflow_runtime  # noqa: F401  # before TensorFlow: it keeps it quiet
+
+PROTO = "exporters/formats/proto/prediction_log.proto"
+
+
+def main() -> int:
+    """TensorFlow's wheel holds its messages compiled only: protoc gets them as descriptors."""
+    found = FileDescriptorSet()
+    for module in (types_pb2, tensor_shape_pb2, resource_handle_pb2, tensor_pb2):
+        module.DESCRIPTOR.CopyToProto(found.file.add())
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "tensor.desc"
+        path.write_bytes(found.SerializeToString())
+        options = [f"--descriptor_set_in={path}", "-I.", "--python_out=.", "--pyi_out=."]
+        # In a process of its own: two copies of protobuf's C++ do not live in one.
+        return subprocess.call([sys.executable, "-m", "grpc_tools.protoc", *options, PROTO])
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())
