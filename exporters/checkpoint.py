@@ -23,7 +23,7 @@ from exporters.errors import UsageError
 from gateway.errors import IntegrityError
 from gateway.repository.manifest import sha256_of
 
-PICKLED = frozenset({".pt", ".pth"})
+PICKLED = frozenset({".pt", ".pth", ".bin"})
 SAFETENSORS = frozenset({".safetensors"})
 
 #: Where training scripts put the state dict; the first that is present counts.
@@ -32,6 +32,9 @@ MODEL_KWARGS_KEY = "model_kwargs"
 
 #: Left in front of every key by DataParallel and by torch.compile.
 WRAPPER_PREFIXES = ("module.", "_orig_mod.")
+
+#: A counter that inference does not read; checkpoints from before PyTorch 0.4.1 lack it.
+UNUSED_SUFFIX = ".num_batches_tracked"
 
 KEYS_NAMED = 3  # how many offending keys a message lists before it only counts
 
@@ -165,7 +168,9 @@ def load_into(module: nn.Module, checkpoint: Checkpoint) -> None:
     """
     where = f"checkpoint '{checkpoint.filename}' does not fit the model"
     expected = module.state_dict()
-    missing = [key for key in expected if key not in checkpoint.state]
+    missing = [
+        key for key in expected if key not in checkpoint.state and not key.endswith(UNUSED_SUFFIX)
+    ]
     unexpected = [key for key in checkpoint.state if key not in expected]
     if missing or unexpected:
         parts = [("missing", missing), ("unexpected", unexpected)]

@@ -25,7 +25,7 @@ from exporters.conversion.keras_weights import MODEL_KWARGS_KEY, STATED
 from exporters.conversion.report import Report
 from exporters.conversion.sides import Pair, Side, framework_of, open_side
 from exporters.errors import ParityError, UsageError
-from exporters.formats.tracing import quiet
+from exporters.silence import quiet
 from exporters.source import Framework
 from exporters.spec import ModelSpec
 from exporters.twins import Twin, find_twin
@@ -99,8 +99,9 @@ def _write_proven(request: ConvertRequest, pair: Pair, source: Side, progress: P
         progress("writing", 0, 0)
         _write(pair, written)
         result = _prove(request, pair, source, open_side(written, request.model), progress)
+        if not result.reason:
+            _publish(written, request.target)
         _conclude(result, request)
-        _publish(written, request.target)
     return result
 
 

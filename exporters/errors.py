@@ -63,6 +63,7 @@ _EXTRAS = {
     "tensorflow": "tensorflow",
     "keras": "tensorflow",
     "tf2onnx": "tensorflow",
+    "h5py": "tensorflow",
     "ai_edge_litert": "litert",
     "transformers": "huggingface",
     "peft": "huggingface",
@@ -75,6 +76,17 @@ def missing_extra(error: ImportError) -> Unsupported:
     return Unsupported(
         f"'{package}' is not installed; this needs it: "
         f"pip install 'modelport[{_EXTRAS.get(package, 'torch')}]'"
+    )
+
+
+def converter_refused(error: Exception, tool: str) -> Unsupported:
+    """A converter's own account of a failed export, often pages long, in one line."""
+    cause: BaseException = error
+    while cause.__cause__ is not None:
+        cause = cause.__cause__
+    reason = (str(cause).strip() or type(cause).__name__).splitlines()[0][:300]
+    return Unsupported(
+        f"{tool} cannot export this model ({reason}); rewrite what it names in forward()"
     )
 
 

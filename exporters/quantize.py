@@ -7,7 +7,8 @@ from pathlib import Path
 import onnx
 from onnxruntime.quantization import QuantType, quantize_dynamic
 
-from exporters.formats import tracing
+from exporters.errors import converter_refused
+from exporters.silence import quiet
 
 
 def to_int8(path: Path, external_data: bool) -> None:
@@ -23,7 +24,7 @@ def to_int8(path: Path, external_data: bool) -> None:
     model.graph.ClearField("value_info")
     path.with_name(path.name + ".data").unlink(missing_ok=True)
     try:
-        with tracing.quiet():
+        with quiet():
             quantize_dynamic(
                 model,
                 path,
@@ -34,4 +35,4 @@ def to_int8(path: Path, external_data: bool) -> None:
     except OSError:
         raise
     except Exception as error:
-        raise tracing.translate(error, "onnxruntime.quantization") from error
+        raise converter_refused(error, "onnxruntime.quantization") from error

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from exporters.formats.tracing import quiet
+from exporters.silence import quiet
 from exporters.source import Source
 from exporters.sources import SourceRequest, load
 from exporters.tensorflow_runtime import keras, tf

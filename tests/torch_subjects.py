@@ -17,7 +17,7 @@ from exporters.samples import draw, name_axes, sizes_of
 from exporters.source import Source
 from exporters.sources.pytorch import source
 from exporters.spec import ModelSpec
-from gateway.types import Array, Datatype, ModelSignature, TensorSpec
+from gateway.types import Array, Axis, Datatype, ModelSignature, TensorSpec
 
 
 def fp32(name: str, *dims: int | str) -> TensorSpec:
@@ -36,6 +36,22 @@ class Pair(nn.Module):
 
     def forward(self, a: torch.Tensor, b: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         return a + b, a - b
+
+
+class Recurrent(nn.Module):
+    """``[B, n, 3]`` to ``[B, n, 2]``; its loop runs as often as ``n`` is long."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.lstm = nn.LSTM(3, 4, batch_first=True)
+        self.gru = nn.GRU(4, 2, batch_first=True)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        hidden: torch.Tensor = self.gru(self.lstm(x)[0])[0]
+        return hidden
+
+
+RECURRENT = ModelSignature((fp32("x", "n", 3),), (fp32("y", "n", 2),), 4, {"n": Axis("n", 1, 9)})
 
 
 def grid(signature: ModelSignature) -> Iterator[dict[str, Array]]:

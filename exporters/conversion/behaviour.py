@@ -10,8 +10,8 @@ from typing import Any
 import numpy as np
 from torch import nn
 
-from exporters.formats.tracing import quiet
 from exporters.samples import draw, name_axes, sizes_of
+from exporters.silence import quiet
 from exporters.sources.eager import Eager
 from exporters.spec import ModelSpec
 from exporters.tensorflow_runtime import keras, tf

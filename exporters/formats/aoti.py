@@ -20,10 +20,12 @@ from torch._inductor.runtime.cache_dir_utils import cache_dir
 from torch._inductor.utils import fresh_cache
 from torch.export.pt2_archive._package import AOTICompiledModel
 
-from exporters.formats import Target, tracing
+from exporters.errors import converter_refused
+from exporters.formats import Target
 from exporters.formats.pt2 import program
 from exporters.formats.torch_archive import Archive, seal
 from exporters.formats.torch_binding import TorchSession, by_position, signature_of
+from exporters.silence import quiet
 from exporters.source import Source
 from gateway.errors import IntegrityError, ModelportError, Unsupported
 
@@ -55,7 +57,7 @@ def export(source: Source, path: Path, target: Target) -> None:
     draft = io.BytesIO()
     try:
         # A failed compilation keeps its files; the folder around them goes in any case.
-        with tracing.quiet(), tempfile.TemporaryDirectory() as folder, fresh_cache(dir=folder):
+        with quiet(), tempfile.TemporaryDirectory() as folder, fresh_cache(dir=folder):
             torch._inductor.aoti_compile_and_package(
                 program(source, target),
                 package_path=draft,
@@ -65,7 +67,7 @@ def export(source: Source, path: Path, target: Target) -> None:
     except (OSError, ModelportError):
         raise
     except Exception as error:
-        raise tracing.translate(error, "torch._inductor") from error
+        raise converter_refused(error, "torch._inductor") from error
 
 
 def _options(compiler: str, folder: Path) -> dict[str, Any]:

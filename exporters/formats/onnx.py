@@ -8,7 +8,9 @@ import torch
 from onnx_ir.passes.common import ClearMetadataAndDocStringPass
 
 from exporters import quantize
+from exporters.errors import converter_refused
 from exporters.formats import Target, tracing
+from exporters.silence import quiet
 from exporters.source import Source
 from exporters.sources.eager import inference_mode
 from gateway.errors import Unsupported
@@ -38,7 +40,7 @@ def export(source: Source, path: Path, target: Target) -> None:
     module = tracing.at_precision(source.model, target.dtype, signature)
     size = sum(p.numel() * p.element_size() for p in module.state_dict().values())
     try:
-        with tracing.quiet(), inference_mode(module):
+        with quiet(), inference_mode(module):
             program = torch.onnx.export(
                 module,
                 tracing.example_inputs(signature),
@@ -56,6 +58,6 @@ def export(source: Source, path: Path, target: Target) -> None:
     except OSError:
         raise
     except Exception as error:
-        raise tracing.translate(error, "torch.onnx") from error
+        raise converter_refused(error, "torch.onnx") from error
     if target.quantize:
         quantize.to_int8(path, size > EXTERNAL_DATA_BYTES)

@@ -9,7 +9,12 @@ from pathlib import Path
 import torch
 from torch import Tensor, fx
 from torch.export import ExportedProgram
+from torch.export._patches import (
+    register_gru_while_loop_decomposition,
+    register_lstm_while_loop_decomposition,
+)
 
+from exporters.errors import converter_refused
 from exporters.formats import Target, tracing
 from exporters.formats.torch_archive import Archive, seal
 from exporters.formats.torch_binding import (
@@ -19,6 +24,7 @@ from exporters.formats.torch_binding import (
     by_position,
     signature_of,
 )
+from exporters.silence import quiet
 from exporters.source import Source
 from exporters.sources.eager import inference_mode
 from gateway.errors import IntegrityError, ModelportError
@@ -38,7 +44,7 @@ def export(source: Source, path: Path, target: Target) -> None:
     """
     draft = io.BytesIO()
     try:
-        with tracing.quiet():
+        with quiet():
             exported = program(source, target)
             exported.example_inputs = None  # they would be stored as a pickle
             torch.export.save(exported, draft)
@@ -46,7 +52,7 @@ def export(source: Source, path: Path, target: Target) -> None:
     except (OSError, ModelportError):
         raise
     except Exception as error:
-        raise tracing.translate(error, "torch.export") from error
+        raise converter_refused(error, "torch.export") from error
 
 
 def program(source: Source, target: Target) -> ExportedProgram:
@@ -61,7 +67,9 @@ def program(source: Source, target: Target) -> ExportedProgram:
     module = tracing.at_precision(source.model, target.dtype, signature)
     named = Named(module, signature, pack).eval()
     shapes = tracing.dynamic_shapes(signature, named)
-    with inference_mode(named):
+    # torch would write a recurrent layer out for the example's length.
+    recurrent = register_lstm_while_loop_decomposition(), register_gru_while_loop_decomposition()
+    with inference_mode(named), recurrent[0], recurrent[1]:
         exported = torch.export.export(
             named,
             (),
@@ -87,7 +95,7 @@ def open_session(path: Path) -> TorchSession:
     signature = signature_of(path)
     refuse_pickles(Archive(path))
     try:
-        with tracing.quiet():
+        with quiet():
             module = torch.export.load(path).module()
     except Exception as error:
         raise IntegrityError(

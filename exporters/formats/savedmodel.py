@@ -13,8 +13,8 @@ from pathlib import Path
 from typing import Any
 
 from exporters.formats import Target
-from exporters.formats.tracing import quiet
 from exporters.samples import model_dims
+from exporters.silence import quiet
 from exporters.source import Framework, Source
 from exporters.tensorflow_runtime import tf
 from exporters.twins import find_twin

@@ -10,8 +10,8 @@ import numpy as np
 import onnx
 
 from exporters.formats import Target
-from exporters.formats.tracing import quiet
 from exporters.samples import model_dims
+from exporters.silence import quiet
 from exporters.source import Source
 from exporters.tensorflow_runtime import tf
 from gateway.errors import Unsupported

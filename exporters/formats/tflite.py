@@ -13,8 +13,8 @@ from typing import Any
 from ai_edge_litert.interpreter import Interpreter
 
 from exporters.formats import Target
+from exporters.silence import muted
 from exporters.source import Source
-from exporters.stderr import muted
 from gateway.errors import IntegrityError, Unsupported
 from gateway.types import Array
 
@@ -44,7 +44,7 @@ def export(source: Source, path: Path, target: Target) -> None:
 
 
 def _convert(savedmodel: Path, precision: str) -> bytes:
-    from exporters.formats.tracing import quiet
+    from exporters.silence import quiet
     from exporters.tensorflow_runtime import tf
 
     converter = tf.lite.TFLiteConverter.from_saved_model(str(savedmodel), [SIGNATURE])
@@ -56,7 +56,7 @@ def _convert(savedmodel: Path, precision: str) -> bytes:
     if precision == "fp16":
         converter.target_spec.supported_types = [tf.float16]
     try:
-        with quiet():
+        with quiet(), muted():
             content: bytes = converter.convert()
     except Exception as error:
         raise _refusal(error) from error

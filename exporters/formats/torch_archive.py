@@ -72,10 +72,6 @@ class Archive:
     def __contains__(self, name: str) -> bool:
         return name in self._records
 
-    @property
-    def names(self) -> list[str]:
-        return list(self._records)
-
     def below(self, folder: str, suffix: str = "") -> list[str]:
         """The records in ``folder``, at any depth, whose names end in ``suffix``."""
         return [n for n in self._records if n.startswith(folder) and n.endswith(suffix)]

@@ -9,9 +9,11 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
+from exporters.errors import converter_refused
 from exporters.formats import Target, tracing
 from exporters.formats.torch_archive import seal
 from exporters.formats.torch_binding import Named, TorchSession, signature_of
+from exporters.silence import quiet
 from exporters.source import Source
 from exporters.sources.eager import inference_mode
 from gateway.errors import IntegrityError, ModelportError
@@ -31,21 +33,22 @@ def export(source: Source, path: Path, target: Target) -> None:
         Unsupported: the model cannot be traced.
     """
     signature = source.signature
-    module = tracing.at_precision(source.model, target.dtype, signature)
-    named = Named(module, signature, _pack).eval()
     try:
-        with tracing.quiet(), inference_mode(named):
-            traced = torch.jit.trace(  # type: ignore[no-untyped-call]
-                named,
-                tracing.example_inputs(signature),
-                check_trace=False,  # the proof compares on more than one example
-            )
-            draft = torch.jit.freeze(traced).save_to_buffer()
+        with quiet():
+            module = tracing.at_precision(source.model, target.dtype, signature)
+            named = Named(module, signature, _pack).eval()
+            with inference_mode(named):
+                traced = torch.jit.trace(  # type: ignore[no-untyped-call]
+                    named,
+                    tracing.example_inputs(signature),
+                    check_trace=False,  # the proof compares on more than one example
+                )
+                draft = torch.jit.freeze(traced).save_to_buffer()
         seal(io.BytesIO(draft), path, signature, without=DEBUG_RECORDS)
     except (OSError, ModelportError):
         raise
     except Exception as error:
-        raise tracing.translate(error, "torch.jit.trace") from error
+        raise converter_refused(error, "torch.jit.trace") from error
 
 
 def _pack(results: Sequence[Tensor]) -> Tensor | tuple[Tensor, ...]:
@@ -61,7 +64,7 @@ def open_session(path: Path) -> TorchSession:
     """
     signature = signature_of(path)
     try:
-        with tracing.quiet():
+        with quiet():
             module = torch.jit.load(path, map_location="cpu")  # type: ignore[no-untyped-call]
     except RuntimeError as error:
         raise IntegrityError(

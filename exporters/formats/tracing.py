@@ -2,12 +2,7 @@
 
 from __future__ import annotations
 
-import contextlib
 import copy
-import io
-import logging
-import warnings
-from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -15,7 +10,6 @@ import torch
 from torch import Tensor, nn
 
 from exporters.samples import draw, model_dims, name_axes, sizes_of
-from gateway.errors import Unsupported
 from gateway.types import NUMPY_DTYPES, Axis, ModelSignature
 
 EXAMPLE_BATCH = 2  # torch.export takes a 1 for a constant
@@ -92,30 +86,3 @@ def at_precision(module: nn.Module, dtype: str, signature: ModelSignature) -> nn
     if dtype == "fp32":
         return module
     return Recast(copy.deepcopy(module), TORCH_DTYPES[dtype], signature).eval()
-
-
-def translate(error: Exception, tool: str) -> Unsupported:
-    """torch's own account of a failed export, pages long, in one line."""
-    cause: BaseException = error
-    while cause.__cause__ is not None:
-        cause = cause.__cause__
-    reason = (str(cause).strip() or type(cause).__name__).splitlines()[0][:300]
-    return Unsupported(
-        f"{tool} cannot export this model ({reason}); rewrite what it names in forward()"
-    )
-
-
-@contextlib.contextmanager
-def quiet() -> Iterator[None]:
-    """Converters narrate on stdout, through warnings and through logging."""
-    disabled = logging.root.manager.disable
-    logging.disable(logging.CRITICAL)
-    try:
-        with (
-            warnings.catch_warnings(action="ignore"),
-            contextlib.redirect_stdout(io.StringIO()),
-            contextlib.redirect_stderr(io.StringIO()),
-        ):
-            yield
-    finally:
-        logging.disable(disabled)

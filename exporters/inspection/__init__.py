@@ -182,7 +182,7 @@ def inspect(path: Path) -> Inspection:
         if not path.exists():
             raise UsageError(f"'{path}' does not exist; give the path of an artifact")
         if path.is_dir() and not (path / SAVED_MODEL).is_file():
-            return _inspect_version(_newest_version(path))
+            return _inspect_version(_newest_version(path.resolve()))
         return _inspect_artifact(path)
     except OSError as error:
         raise UsageError(f"'{path}' cannot be read: {error.strerror or error}") from error

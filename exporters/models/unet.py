@@ -77,8 +77,8 @@ class SamePool2d(nn.MaxPool2d):
 
     def forward(self, image: Tensor) -> Tensor:
         # What is added to an even size falls to no window.
-        padded = nn.functional.pad(image, (0, 1, 0, 1), value=-torch.inf)
-        return super().forward(padded)
+        pooled: Tensor = super().forward(nn.functional.pad(image, (0, 1, 0, 1), value=-torch.inf))
+        return pooled
 
 
 class UNet(nn.Module):

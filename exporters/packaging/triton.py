@@ -22,6 +22,7 @@ from pathlib import Path, PurePosixPath
 from typing import Any
 
 from exporters.packaging.selection import Model
+from exporters.silence import quiet
 from gateway.errors import IntegrityError, Unsupported
 from gateway.repository import config as configuration
 from gateway.types import Datatype
@@ -104,11 +105,9 @@ def _check_inputs(model: Model, version: int) -> None:
 def _forward_arguments(artifact: Path) -> list[str]:
     import torch
 
-    from exporters.formats import tracing
-
     load: Any = torch.jit.load  # without type information
     try:
-        with tracing.quiet():
+        with quiet():
             module = load(str(artifact), map_location="cpu")
     except RuntimeError as error:
         raise IntegrityError(f"'{artifact.name}' is no TorchScript archive") from error

@@ -17,8 +17,8 @@ from torch import Tensor
 
 from exporters import checkpoint
 from exporters.errors import ParityError, UsageError, missing_extra
-from exporters.formats import tracing
 from exporters.models.causal_lm import DEFAULT_MAX_POSITIONS, CausalLanguageModel
+from exporters.silence import quiet
 from exporters.source import Source
 from exporters.sources import SourceRequest
 from exporters.sources.pytorch import source
@@ -195,7 +195,7 @@ def _longest(config: Any) -> int:
 def _translated(subject: str, otherwise: type[ModelportError]) -> Iterator[None]:
     """The libraries' narration off, and their errors in one line about ``subject``."""
     try:
-        with tracing.quiet():
+        with quiet():
             yield
     except ModelportError:
         raise

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from exporters.errors import UsageError
-from exporters.formats.tracing import quiet
+from exporters.silence import quiet
 from exporters.source import Framework, Origin, Source
 from exporters.sources import SourceRequest, bounds, keras_file, saved_model
 from exporters.spec import ModelSpec

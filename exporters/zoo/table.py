@@ -51,6 +51,9 @@ VIT_B16 = {
     "mlp_dim": 3072,
 }
 
+RESNET_50 = {"num_classes": 1000, "in_channels": 3, "width": 64, "layers": (3, 4, 6, 3)}
+UNET = {"in_channels": 3, "keypoints": 17, "features": (32, 64, 128, 256), "max_size": 128}
+
 FORMATS = ("onnx", "torchscript", "savedmodel", "tflite", "pt2", "aoti")
 TORCH_FORMATS = ("onnx", "torchscript", "pt2", "aoti")
 #: (format, flag, precision) of the rows below fp32.
@@ -90,10 +93,24 @@ def _random(factory: Callable[..., nn.Module], kwargs: dict[str, Any]) -> Callab
     def write(folder: Path) -> Path:
         torch.manual_seed(0)
         path = folder / "random.pt"
-        train.save(path, distinct(factory(**kwargs)), model_kwargs=kwargs, metrics={}, seed=0)
+        module = distinct(factory(**kwargs))
+        if isinstance(module, ResNet50):
+            _settle(module)
+        train.save(path, module, model_kwargs=kwargs, metrics={}, seed=0)
         return path
 
     return write
+
+
+def _settle(module: nn.Module) -> None:
+    """Give batch normalisation statistics: the activations of an untrained model explode."""
+    for layer in module.modules():
+        if isinstance(layer, nn.BatchNorm2d):
+            layer.momentum = None  # the mean over all batches
+    module.train()
+    with torch.no_grad():
+        module(torch.randn(8, 3, 224, 224) + torch.linspace(-3, 3, 8)[:, None, None, None])
+    module.eval()
 
 
 def _trained(trainer: Callable[[Path], object], name: str) -> Callable[[Path], Path]:
@@ -108,9 +125,11 @@ def _trained(trainer: Callable[[Path], object], name: str) -> Callable[[Path], P
 
 def _language_model(folder: Path) -> Path:
     """A small random Llama, and adapters of rank 8 for its attention beside it."""
+    import transformers
     from peft import LoraConfig, get_peft_model
     from transformers import LlamaConfig, LlamaForCausalLM
 
+    transformers.utils.logging.disable_progress_bar()
     torch.manual_seed(0)
     config = LlamaConfig(
         vocab_size=8000,
@@ -150,9 +169,24 @@ SUBJECTS = (
         lower=(("onnx", "--quantize", "int8"), ("tflite", "--quantize", "int8")),
     ),
     Subject("fraud, 354 M", _random(FraudTransformer, LARGE_FRAUD), ("--model", "fraud")),
-    Subject("ResNet-50", _random(ResNet50, {}), ("--model", "resnet50"), TORCH_FORMATS),
-    Subject("U-Net, 17 keypoints", _random(UNet, {}), ("--model", "unet"), TORCH_FORMATS),
-    Subject("Llama with LoRA", _language_model, ("--model", "causal-lm"), ("onnx", "torchscript")),
+    Subject(
+        "ResNet-50",
+        _random(ResNet50, RESNET_50),
+        ("--model", "resnet50", "--samples", "32"),
+        TORCH_FORMATS,
+    ),
+    Subject(
+        "U-Net, 17 keypoints",
+        _random(UNet, UNET),
+        ("--model", "unet", "--samples", "32"),
+        TORCH_FORMATS,
+    ),
+    Subject(
+        "Llama with LoRA",
+        _language_model,
+        ("--model", "causal-lm", "--samples", "32"),
+        ("onnx", "torchscript"),
+    ),
 )
 
 

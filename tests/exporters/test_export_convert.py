@@ -14,8 +14,8 @@ import torch
 from click.testing import Result
 from torch import nn
 
-from exporters.formats.tracing import quiet
 from exporters.models.vit import VisionTransformer
+from exporters.silence import quiet
 from exporters.spec import ModelSpec
 from exporters.tensorflow_runtime import keras
 from exporters.twins import Twin, find_twin

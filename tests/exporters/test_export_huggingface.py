@@ -20,8 +20,8 @@ from torch import Tensor, nn
 
 from exporters.cli import export
 from exporters.errors import UsageError, exit_code
-from exporters.formats import tracing
 from exporters.models.vit import VisionTransformer
+from exporters.silence import quiet
 from exporters.source import Source
 from exporters.sources import SourceRequest, huggingface, load
 from gateway.errors import IntegrityError, ModelportError, Unsupported
@@ -42,7 +42,7 @@ class Bomb:
 
 def classifier(**config: Any) -> nn.Module:
     """A tiny ``ViTForImageClassification``, every weight of it different."""
-    with tracing.quiet():
+    with quiet():
         from transformers import ViTConfig, ViTForImageClassification
 
         sizes = {"hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2}
@@ -57,7 +57,7 @@ def classifier(**config: Any) -> nn.Module:
 
 
 def write(model: nn.Module, folder: Path, **options: Any) -> Path:
-    with tracing.quiet():
+    with quiet():
         model.save_pretrained(folder, **options)  # type: ignore[operator]
     return folder
 

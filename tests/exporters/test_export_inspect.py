@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import json
 import pickle
-import random
-import shutil
 import sys
 import zipfile
 from collections.abc import Callable
@@ -17,63 +14,19 @@ import numpy as np
 import onnx
 import pytest
 import torch
-from click.testing import CliRunner, Result
 from onnx import TensorProto, helper, numpy_helper
 from torch import nn
 
-from exporters.formats import FORMATS, Target, tracing
-from exporters.inspect_cli import inspect
-from gateway.repository import config
-from gateway.types import Axis, Datatype, ModelSignature, TensorSpec
+from exporters.formats import FORMATS, Target
+from exporters.silence import quiet
+from gateway.types import ModelSignature
+from tests.inspected import refused, run, show, survives_damage
 from tests.torch_subjects import Evil, Pair, fp32, rewritten, subject
-
-KEYS = [
-    "format",
-    "inputs",
-    "outputs",
-    "size_bytes",
-    "opset",
-    "format_version",
-    "producer",
-    "dynamic_axes",
-    "weights",
-    "operators",
-    "external_data",
-    "notes",
-    "certificate",
-    "parameters",
-    "quantized_share",
-]
 
 FRAUD_INPUTS = [
     {"name": "tokens", "datatype": "INT64", "shape": ["batch", "sequence"]},
     {"name": "seq_lens", "datatype": "INT64", "shape": ["batch"]},
 ]
-
-
-def run(path: Path, *arguments: str) -> Result:
-    return CliRunner().invoke(inspect, [str(path), *arguments])
-
-
-def show(path: Path) -> dict[str, Any]:
-    """The JSON object, after the same as a table."""
-    table = run(path)
-    assert table.exit_code == 0, table.output
-    result = run(path, "--json")
-    assert result.stderr == ""
-    shown: dict[str, Any] = json.loads(result.stdout)
-    assert list(shown) == KEYS
-    for tensor in (*shown["inputs"], *shown["outputs"]):
-        assert tensor["name"] in table.stdout
-    return shown
-
-
-def refused(path: Path, exit_code: int, reason: str) -> None:
-    result = run(path)
-    assert result.exit_code == exit_code, result.output
-    assert result.stdout == ""
-    assert reason in result.stderr
-    assert len(result.stderr.splitlines()) == 1
 
 
 @pytest.fixture
@@ -220,7 +173,7 @@ class Stranger(nn.Module):
 
 
 def scripted(module: nn.Module, path: Path) -> Path:
-    with tracing.quiet():
+    with quiet():
         torch.jit.script(module.eval()).save(path)
     return path
 
@@ -237,7 +190,7 @@ def test_another_hands_torchscript_shows_its_arguments_and_every_call(tmp_path: 
 
 
 def test_quantised_torchscript_is_counted_in_bytes_that_are_narrow(tmp_path: Path) -> None:
-    with tracing.quiet():
+    with quiet():
         module = torch.ao.quantization.quantize_dynamic(nn.Sequential(nn.Linear(8, 8)).eval())
     shown = show(scripted(module, tmp_path / "model.pt"))
     assert shown["weights"] == {"INT8": 64, "FP32": 8}
@@ -262,7 +215,7 @@ def test_reading_torchscript_runs_neither_its_code_nor_its_pickles(
 def test_another_hands_pt2_shows_what_torch_stores(tmp_path: Path) -> None:
     path = tmp_path / "model.pt2"
     dims = {0: torch.export.Dim("rows", min=2, max=64)}
-    with tracing.quiet():
+    with quiet():
         program = torch.export.export(Pair(), (torch.ones(3, 2),) * 2, dynamic_shapes=(dims, dims))
         torch.export.save(program, path)
     shown = show(path)
@@ -297,128 +250,6 @@ def test_a_compiled_model_says_what_cannot_be_listed(
     ]
 
 
-# -- TensorFlow
-
-
-@pytest.fixture(scope="module")
-def saved(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder with a SavedModel, and with that as TFLite, in fp32 and int8."""
-    from exporters.tensorflow_runtime import tf
-
-    folder = tmp_path_factory.mktemp("saved")
-    with tracing.quiet():
-        root = tf.Module()
-        root.table = tf.Variable(np.random.default_rng(0).random((8, 64)).astype("f4"))
-        root.weight = tf.Variable(np.random.default_rng(1).random((64, 64)).astype("f4"))
-        root.unused = tf.Variable(np.ones(7, "f4"))
-
-        @tf.function(input_signature=[tf.TensorSpec([None, None], tf.int64, name="tokens")])
-        def serve(tokens: Any) -> dict[str, Any]:
-            hidden = tf.nn.relu(tf.matmul(tf.gather(root.table, tokens), root.weight))
-            hidden = tf.while_loop(
-                lambda i, _: i < 2, lambda i, h: (i + 1, tf.math.tanh(h)), (0, hidden)
-            )[1]
-            return {"score": tf.reduce_mean(hidden, axis=[1, 2])}
-
-        root.serve = serve
-        place = str(folder / "model.savedmodel")
-        tf.saved_model.save(root, place, signatures={"serving_default": serve})
-        for name, optimizations in (("fp32", []), ("int8", [tf.lite.Optimize.DEFAULT])):
-            converter = tf.lite.TFLiteConverter.from_saved_model(place)
-            converter.optimizations = optimizations
-            (folder / f"{name}.tflite").write_bytes(converter.convert())
-    return folder
-
-
-SCORE = [{"name": "score", "datatype": "FP32", "shape": [-1]}]
-TOKENS = [{"name": "tokens", "datatype": "INT64", "shape": [-1, -1]}]
-
-
-def test_a_savedmodel_shows_what_its_signature_computes(saved: Path) -> None:
-    path = saved / "model.savedmodel"
-    shown = show(path)
-    assert (shown["format"], shown["inputs"], shown["outputs"]) == ("savedmodel", TOKENS, SCORE)
-    assert shown["weights"] == {"FP32": 8 * 64 + 64 * 64}
-    assert shown["notes"] == ["7 more values are stored and not used"]
-    for operator in ("Tanh", "Relu", "Mean"):
-        assert shown["operators"][operator] == 1
-    assert shown["producer"].startswith("tensorflow 2.")
-    assert shown["size_bytes"] == sum(f.stat().st_size for f in path.rglob("*") if f.is_file())
-    (shard,) = shown["external_data"]
-    assert shard["file"] == "variables/variables.data-00000-of-00001"
-
-
-def test_tflite_shows_its_signature_and_the_share_in_eight_bits(saved: Path) -> None:
-    full, small = show(saved / "fp32.tflite"), show(saved / "int8.tflite")
-    for shown in (full, small):
-        assert (shown["format"], shown["inputs"], shown["outputs"]) == ("tflite", TOKENS, SCORE)
-        assert {"GATHER", "TANH", "WHILE"} <= set(shown["operators"])
-    assert full["weights"] == {"FP32": 8 * 64 + 64 * 64}
-    assert (full["quantized_share"], small["weights"]["INT8"]) == (0, 64 * 64)
-    assert small["quantized_share"] > 0.8
-    assert "Flex" not in " ".join(small["notes"])
-
-
-# -- Repositories
-
-
-def version(folder: Path, number: int, artifact: Path, **changes: Any) -> Path:
-    declared = ModelSignature(
-        (TensorSpec("tokens", Datatype.INT64, ("sequence",), 0, 7),),
-        (TensorSpec("score", Datatype.FP32, (1,), reshape=()),),
-        16,
-        {"sequence": Axis("sequence", 1, 40)},
-    )
-    path = folder / str(number)
-    path.mkdir(parents=True)
-    shutil.copy(artifact, path / "model.tflite")
-    row = next(row for row in config.PLATFORMS if row.format == "tflite")
-    text = config.to_text(config.build(folder.name, row, declared))
-    (folder / config.FILENAME).write_text(changes.get("text", text))
-    return path
-
-
-def test_a_models_folder_shows_its_newest_version_and_its_certificate(
-    saved: Path, tmp_path: Path
-) -> None:
-    model = tmp_path / "scorer"
-    version(model, 9, saved / "int8.tflite")
-    newest = version(model, 10, saved / "fp32.tflite")
-    certificate = {
-        "created": "2026-01-02T03:04:05+00:00",
-        "checkpoint": {"file": "scorer.pt"},
-        "parity": {"outputs": {"score": {"max_abs_error": 1e-7}}, "decision": None},
-    }
-    (newest / "certificate.json").write_text(json.dumps(certificate))
-    shown = show(model)
-    assert shown == show(newest)
-    assert shown["quantized_share"] == 0
-    assert shown["inputs"][0]["shape"] == ["batch", "sequence"]
-    assert {axis["name"]: axis["maximum"] for axis in shown["dynamic_axes"]} == {
-        "batch": 16,
-        "sequence": 40,
-    }
-    assert shown["certificate"] == certificate
-    table = run(model).stdout
-    assert "scorer.pt" in table
-    assert "score 1e-07" in table
-    assert show(model / "9")["certificate"] is None
-    for strange in ('{"parity": [1], "checkpoint": 7}', "[]"):
-        (newest / "certificate.json").write_text(strange)
-        show(model)
-    (newest / "certificate.json").write_text("{")
-    refused(model, 5, "'certificate.json' is damaged")
-
-
-def test_a_configuration_that_leaves_things_open_is_no_hindrance(
-    saved: Path, tmp_path: Path
-) -> None:
-    for index, text in enumerate(("", 'platform: "nonsense"', "{{{", 'input { name: "tokens" }')):
-        model = tmp_path / f"m{index}"
-        version(model, 1, saved / "fp32.tflite", text=text)
-        assert show(model)["inputs"] == TOKENS
-
-
 # -- What is refused
 
 
@@ -435,48 +266,18 @@ def test_what_is_no_artifact_is_a_usage_error(tmp_path: Path) -> None:
     assert run(tmp_path / ("a" * 300)).exit_code == 2
 
 
-@pytest.mark.parametrize("name", ["onnx", "torchscript", "pt2", "fp32.tflite", "saved_model.pb"])
+@pytest.mark.parametrize("name", ["onnx", "torchscript", "pt2"])
 def test_damage_is_one_line_wherever_it_is(
-    exported: Callable[..., Path], saved: Path, tmp_path: Path, name: str
+    exported: Callable[..., Path], tmp_path: Path, name: str
 ) -> None:
-    if name == "saved_model.pb":
-        shutil.copytree(saved / "model.savedmodel", tmp_path / "model.savedmodel")
-        path = tmp_path / "model.savedmodel"
-        file = path / name
-    elif name == "fp32.tflite":
-        path = file = Path(shutil.copy(saved / name, tmp_path / name))
-    elif name == "onnx":
-        path = file = tmp_path / "model.onnx"
+    if name == "onnx":
+        path = tmp_path / "model.onnx"
         node = helper.make_node("MatMul", ["x", "w"], ["y"])
         weight = numpy_helper.from_array(np.ones((4, 9), np.float32), "w")
         onnx.save(onnx_model([node], [weight], ["rows", 4]), path)
     else:
-        path = file = exported(name)
-    content, chance = file.read_bytes(), random.Random(0)
-    for kept in (0, 1, 7, len(content) // 3, len(content) - 9):
-        file.write_bytes(content[:kept])
-        result = run(path)
-        assert result.exit_code in (0, 5) if kept > 7 else result.exit_code == 5, (kept, result)
-        assert len(result.stderr.splitlines()) <= 1
-    for _ in range(40):
-        damaged = bytearray(content)
-        for _ in range(chance.choice((1, 8, 64))):
-            damaged[chance.randrange(len(damaged))] = chance.randrange(256)
-        file.write_bytes(damaged)
-        result = run(path)
-        assert result.exit_code in (0, 2, 5), result.output
-        assert len(result.stderr.splitlines()) <= 1
-
-
-def test_a_savedmodel_without_all_of_its_variables_is_damaged(saved: Path, tmp_path: Path) -> None:
-    path = tmp_path / "model.savedmodel"
-    shutil.copytree(saved / "model.savedmodel", path)
-    index = path / "variables" / "variables.index"
-    content = index.read_bytes()
-    index.write_bytes(content[: len(content) // 2])
-    refused(path, 5, "variables.index does not parse")
-    index.unlink()
-    refused(path, 5, "it does not store every variable that it uses")
+        path = exported(name)
+    survives_damage(path, path)
 
 
 @pytest.mark.parametrize(

@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 
 from exporters.errors import UsageError, exit_code
-from exporters.formats.tracing import quiet
+from exporters.silence import quiet
 from exporters.tensorflow_runtime import keras, tf
 from gateway.errors import IntegrityError, ModelportError
 from tests.keras_models import functional, layers, read, saved, saved_graph, scorer

@@ -16,10 +16,11 @@ from torch import Tensor, nn
 from exporters import checkpoint, parity, spec
 from exporters.cli import export
 from exporters.errors import UsageError
-from exporters.formats import Target, find_format, tracing
+from exporters.formats import Target, find_format
 from exporters.models import REGISTRY
 from exporters.models.resnet import ResNet50
 from exporters.models.unet import SameConvTranspose2d, UNet
+from exporters.silence import quiet
 from exporters.source import Framework, Source
 from exporters.sources.pytorch import source
 from gateway.types import Array
@@ -205,7 +206,7 @@ def test_a_resnet_is_exported_with_its_statistics(
 
 def in_transformers(state: Mapping[str, Tensor]) -> Any:
     """``ResNetForImageClassification`` with the weights of a state dict in torchvision's names."""
-    with tracing.quiet():
+    with quiet():
         from transformers import ResNetConfig, ResNetForImageClassification
 
         widths = [32 * 2**stage for stage in range(4)]

@@ -15,8 +15,9 @@ import torch
 import tritonclient.http
 from torch import nn
 
-from exporters.formats import FORMATS, tracing
+from exporters.formats import FORMATS
 from exporters.models.fraud import FraudTransformer
+from exporters.silence import quiet
 from exporters.source import Source
 from exporters.sources import pytorch
 from exporters.spec import ModelSpec
@@ -286,7 +287,7 @@ def test_half_precision_travels_as_bytes_only(tmp_path: Path) -> None:
     signature = ModelSignature(inputs, outputs, 4)
     folder = put(tmp_path / "repository", "m", "torchscript", signature)
     bfloat, half = torch.tensor([[1.5, -3]]).bfloat16(), torch.tensor([[1.5, -3]]).half()
-    with tracing.quiet():
+    with quiet():
         torch.jit.trace(Double(), (bfloat, half)).save(folder / "model.pt")
     manifest.write(folder)
     heads = [

@@ -16,13 +16,14 @@ from torch import nn
 from torch._inductor import config as inductor
 
 from exporters.errors import exit_code
-from exporters.formats import Target, aoti, pt2, tracing
+from exporters.formats import Target, aoti, pt2
 from exporters.formats.torch_archive import Archive
 from exporters.formats.torch_binding import TorchSession
+from exporters.silence import quiet
 from exporters.source import Source
 from gateway.errors import IntegrityError, Unsupported
 from gateway.types import Axis, Datatype, ModelSignature, TensorSpec
-from tests.torch_subjects import Evil, Pair, fp32, rewritten, subject, worst
+from tests.torch_subjects import RECURRENT, Evil, Pair, Recurrent, fp32, rewritten, subject, worst
 
 SIGNATURE = "extra/modelport/signature.json"
 
@@ -69,7 +70,7 @@ def test_the_program_itself_takes_and_gives_names_and_refuses_sizes_out_of_bound
 ) -> None:
     path = tmp_path / "model.pt2"
     convert(subject(fraud), path)
-    with tracing.quiet():
+    with quiet():
         program = torch.export.load(path).module()
     lengths = torch.tensor([3, 4])
     result = program(seq_lens=lengths, tokens=torch.zeros(2, 5, dtype=torch.int64))
@@ -106,6 +107,11 @@ def test_unusual_signatures_and_names_hold(tmp_path: Path, declared: ModelSignat
     assert Archive(tmp_path / "model.pt2").signature() == declared
 
 
+def test_a_recurrent_layer_runs_for_every_length(tmp_path: Path) -> None:
+    model = subject(Recurrent(), RECURRENT)
+    assert worst(model, convert(model, tmp_path / "model.pt2")) <= 1.2e-7
+
+
 class Branchy(nn.Module):
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         return x if float(x.sum()) > 0 else -x
@@ -138,7 +144,7 @@ def test_a_pickle_in_an_archive_is_refused_and_not_run(tmp_path: Path) -> None:
             pt2.open_session(changed)
         assert exit_code(caught.value) == 5
         assert not marker.exists()
-        with tracing.quiet(), pytest.raises(Exception):  # noqa: B017, PT011
+        with quiet(), pytest.raises(Exception):  # noqa: B017, PT011
             torch.export.load(changed)
         assert marker.is_dir(), "torch itself does run it"
         marker.rmdir()

@@ -19,10 +19,11 @@ from exporters.errors import exit_code
 from exporters.formats import Target, torchscript, tracing
 from exporters.formats.torch_archive import Archive, seal
 from exporters.formats.torch_binding import TorchSession
+from exporters.silence import quiet
 from exporters.source import Source
 from gateway.errors import IntegrityError, Unsupported
 from gateway.types import Axis, Datatype, ModelSignature, TensorSpec
-from tests.torch_subjects import Evil, Pair, fp32, rewritten, subject, worst
+from tests.torch_subjects import RECURRENT, Evil, Pair, Recurrent, fp32, rewritten, subject, worst
 
 
 def convert(subject: Source, path: Path, dtype: str = "fp32") -> TorchSession:
@@ -31,7 +32,7 @@ def convert(subject: Source, path: Path, dtype: str = "fp32") -> TorchSession:
 
 
 def load(path: Path, **options: Any) -> Any:
-    with tracing.quiet():  # it announces its end
+    with quiet():  # it announces its end
         return torch.jit.load(path, **options)
 
 
@@ -182,6 +183,19 @@ def test_unusual_signatures_hold(tmp_path: Path, declared: ModelSignature) -> No
     model = subject(Pair(), declared)
     assert worst(model, convert(model, tmp_path / "model.pt")) == 0
     assert Archive(tmp_path / "model.pt").signature() == declared
+
+
+def test_a_recurrent_layer_runs_for_every_length(tmp_path: Path) -> None:
+    model = subject(Recurrent(), RECURRENT)
+    assert worst(model, convert(model, tmp_path / "model.pt")) <= 1.2e-7
+
+
+@pytest.mark.parametrize("dtype", ["fp32", "fp16"])
+def test_a_part_that_is_scripted_already_stays_whole(tmp_path: Path, dtype: str) -> None:
+    with quiet():
+        part = torch.jit.script(nn.Linear(3, 3))
+    model = subject(nn.Sequential(part), ModelSignature((fp32("x", 3),), (fp32("y", 3),), 8))
+    assert worst(model, convert(model, tmp_path / "model.pt", dtype)) < 5e-3
 
 
 class Failing(nn.Module):

@@ -21,9 +21,10 @@ from torch import Tensor, nn
 
 from exporters import parity, quantize
 from exporters.errors import ParityError
-from exporters.formats import Target, find_format, tracing
+from exporters.formats import Target, find_format
 from exporters.formats import onnx as onnx_format
 from exporters.models.fraud import FraudTransformer
+from exporters.silence import quiet
 from exporters.source import Source
 from exporters.sources.eager import inference_mode
 from exporters.sources.pytorch import source
@@ -92,7 +93,7 @@ def naive(fraud: nn.Module) -> nn.Module:
 def scores(module: nn.Module, lengths: Tensor, fast: bool) -> Any:
     torch.backends.mha.set_fastpath_enabled(fast)
     try:
-        with torch.no_grad(), tracing.quiet():
+        with torch.no_grad(), quiet():
             return module(TOKENS, lengths).numpy()
     finally:
         torch.backends.mha.set_fastpath_enabled(True)
@@ -142,7 +143,7 @@ def test_3_tracing_with_gradients_and_an_example_batch_of_one_bake_the_batch_in(
         assert any(p.requires_grad for p in traced.parameters()), "a trace that can be frozen"
     batch = torch.export.Dim("batch", min=1, max=8)
     shapes = ({0: batch}, {0: batch})
-    with tracing.quiet(), pytest.raises(Exception, match=r"batch|specializ|[Cc]onstraint"):
+    with quiet(), pytest.raises(Exception, match=r"batch|specializ|[Cc]onstraint"):
         torch.export.export(frozen, (TOKENS[:1], LENGTHS[:1]), dynamic_shapes=shapes)
     session = artifacts(fraud, "torchscript")
     for rows in (1, 2, 3):
@@ -152,11 +153,11 @@ def test_3_tracing_with_gradients_and_an_example_batch_of_one_bake_the_batch_in(
 
 def test_4_the_fast_path_is_baked_into_a_naive_trace(fraud: nn.Module, tmp_path: Path) -> None:
     fused = "_transformer_encoder_layer_fwd"
-    with torch.no_grad(), tracing.quiet():
+    with torch.no_grad(), quiet():
         naive = torch.jit.trace(fraud, (TOKENS, LENGTHS), check_trace=False)
         assert fused in str(naive.inlined_graph)
     find_format("torchscript").export(loaded(fraud), tmp_path / "model.pt", Target())
-    with tracing.quiet():
+    with quiet():
         assert fused not in str(torch.jit.load(tmp_path / "model.pt").inlined_graph)
 
 
@@ -164,7 +165,7 @@ def test_5_keras_own_export_renames_outputs_and_writes_variables_twice(
     vit: nn.Module, tmp_path: Path
 ) -> None:
     twin = find_twin(vit.modelport_spec.twin)
-    with tracing.quiet():
+    with quiet():
         twin.build(VIT, "float32").export(str(tmp_path / "naive"), verbose=False)
         keras.Sequential([keras.Input((3,)), keras.layers.Dense(2, name="logits")]).export(
             str(tmp_path / "renamed"), verbose=False
@@ -256,7 +257,7 @@ def test_8_tflite_orders_inputs_as_it_likes_and_is_strict_about_datatypes(
 
     converter = tf.lite.TFLiteConverter.from_concrete_functions([indexed.get_concrete_function()])
     converter.target_spec.supported_ops = [tf.lite.OpsSet.TFLITE_BUILTINS]
-    with tracing.quiet(), pytest.raises(Exception, match="NEEDS_FLEX_OPS"):
+    with quiet(), pytest.raises(Exception, match="NEEDS_FLEX_OPS"):
         converter.convert()
     session = artifacts(fraud, "tflite")
     backwards = {"seq_lens": LENGTHS.numpy(), "tokens": TOKENS.numpy()}
@@ -271,7 +272,7 @@ def test_9_dynamic_quantisation_fails_on_what_the_exporter_left_in_the_file(
 ) -> None:
     path = tmp_path / "model.onnx"
     onnx_format.export(loaded(vit), path, Target(opset=20))
-    with tracing.quiet(), pytest.raises(Exception, match=r"[Ii]nfer"):
+    with quiet(), pytest.raises(Exception, match=r"[Ii]nfer"):
         quantize_dynamic(path, tmp_path / "naive.onnx", per_channel=True)
     quantize.to_int8(path, external_data=False)
     assert "MatMulInteger" in {node.op_type for node in onnx.load(path).graph.node}

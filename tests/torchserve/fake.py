@@ -14,7 +14,7 @@ from typing import Any
 
 import torch
 
-from exporters.formats import tracing
+from exporters.silence import quiet
 from exporters.source import Source
 from tests.torchserve.clients import read
 
@@ -79,7 +79,7 @@ def unpacked(archive: Path, source: Source) -> Iterator[Served]:
     sys.path.insert(0, str(folder))
     try:
         name = Context(folder).manifest["model"]["handler"].removesuffix(".py")
-        with tracing.quiet():  # torch says that TorchScript is deprecated
+        with quiet():  # torch says that TorchScript is deprecated
             handle = importlib.import_module(name).handle
             assert handle(None, Context(folder)) is None
         loaded: Any = sys.modules["modelport_torchserve.torchserve_handler"]
