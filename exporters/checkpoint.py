@@ -20,6 +20,7 @@ import torch
 from torch import Tensor, nn
 
 from exporters.errors import UsageError
+from exporters.silence import quiet
 from gateway.errors import IntegrityError
 from gateway.repository.manifest import sha256_of
 
@@ -57,7 +58,8 @@ def read(path: Path) -> Checkpoint:
     """The checkpoint at ``path``.
 
     Raises:
-        UsageError: there is no such file, or its extension names no known format.
+        UsageError: there is no such file, its extension names no known format, or its arguments
+            are no plain values.
         IntegrityError: the file is damaged, holds no state dict, or wants to run code.
     """
     if not path.is_file():
@@ -93,7 +95,8 @@ def _read_safetensors(path: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
 
 def _read_pickled(path: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
     try:
-        content = torch.load(path, map_location="cpu", weights_only=True)
+        with quiet():  # it warns of pickles that other tools wrote
+            content = torch.load(path, map_location="cpu", weights_only=True)
     except pickle.UnpicklingError as error:
         raise _refused(path, error) from error
     except Exception as error:  # zip, struct, seek, recursion: whatever damage leads to
@@ -129,6 +132,13 @@ def _kwargs_of(content: Mapping[str, Any], path: Path) -> dict[str, Any]:
         raise IntegrityError(
             f"checkpoint '{path}': '{MODEL_KWARGS_KEY}' is not a dict of the model's arguments"
         )
+    try:
+        json.dumps(kwargs, allow_nan=False)  # the certificate will hold them
+    except (TypeError, ValueError, RecursionError) as error:
+        raise UsageError(
+            f"checkpoint '{path}': '{MODEL_KWARGS_KEY}' holds more than plain values ({error}); "
+            "save numbers, strings, lists and dicts"
+        ) from error
     return dict(kwargs)
 
 

@@ -52,7 +52,7 @@ FORMAT_NAMES = "onnx|torchscript|savedmodel|tflite|pt2|aoti|all"
     multiple=True,
     help="Name its outputs, in order.  [default: output, or output_0, ...]",
 )
-@click.option("--max-batch-size", type=click.IntRange(1), default=8, show_default=True)
+@click.option("--max-batch-size", type=click.IntRange(1, 2**31 - 1), default=8, show_default=True)
 @click.option(
     "--format",
     "formats",
@@ -138,7 +138,7 @@ def export(**options: Any) -> None:
     """Export CHECKPOINT, prove each artifact equal to it, and publish it.
 
     CHECKPOINT is a .pt, .pth or .safetensors file, a Hugging Face folder, a .keras file or a
-    SavedModel. All formats are published, or none.
+    SavedModel. All formats are proven before any is published.
 
     Exit codes: 0 done, 2 usage, 3 parity, 4 unsupported, 5 integrity.
     """

@@ -47,6 +47,7 @@ EXIT_CODES: Mapping[type[BaseException], int] = {
     ParityError: 3,
     Unsupported: 4,
     IntegrityError: 5,
+    KeyboardInterrupt: 130,
 }
 
 
@@ -84,7 +85,7 @@ def converter_refused(error: Exception, tool: str) -> Unsupported:
     cause: BaseException = error
     while cause.__cause__ is not None:
         cause = cause.__cause__
-    reason = (str(cause).strip() or type(cause).__name__).splitlines()[0][:300]
+    reason = " ".join(str(cause).split())[:300] or type(cause).__name__
     return Unsupported(
         f"{tool} cannot export this model ({reason}); rewrite what it names in forward()"
     )
@@ -123,9 +124,20 @@ class OneLineCommand(click.Command):
             _fail(error)
         except (click.ClickException, click.exceptions.Exit, click.Abort):
             raise
+        except KeyboardInterrupt as error:
+            _fail(error)
         except Exception as error:
             _fail(RuntimeError(f"unexpected {type(error).__name__}: {error}"), error)
 
 
 def _fail(error: BaseException, cause: BaseException | None = None) -> NoReturn:
-    raise Failure(error) from (cause or error)
+    first = cause or error
+    told = KeyboardInterrupt("interrupted") if _interrupted(first) else error
+    raise Failure(told) from first
+
+
+def _interrupted(error: BaseException | None) -> bool:
+    """Libraries that catch everything make errors of their own out of Ctrl-C."""
+    while error is not None and not isinstance(error, KeyboardInterrupt):
+        error = error.__cause__ or error.__context__
+    return error is not None

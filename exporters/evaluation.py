@@ -6,8 +6,8 @@ The data is one ``.npz`` file: every input by name, ``[N, ...]`` as it travels o
 
 from __future__ import annotations
 
-import zipfile
-from collections.abc import Mapping
+import contextlib
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -20,6 +20,7 @@ from exporters.parity import Bounds, Progress
 from exporters.samples import model_dims
 from exporters.source import Source
 from exporters.spec import Decision
+from gateway.errors import ModelportError
 from gateway.repository.manifest import sha256_of
 from gateway.types import NUMPY_DTYPES, Array, TensorSpec
 
@@ -70,7 +71,7 @@ def read(path: Path, source: Source) -> HeldOut:
     try:
         with np.load(path, allow_pickle=False) as file:
             arrays = {name: file[name] for name in file.files}
-    except (OSError, ValueError, zipfile.BadZipFile, AttributeError) as error:
+    except Exception as error:  # zip, zlib, numpy: whatever damage leads to
         raise UsageError(
             f"--data '{path}' is not a readable .npz file: {error}; write one with numpy.savez"
         ) from error
@@ -86,10 +87,22 @@ def read(path: Path, source: Source) -> HeldOut:
     lengths = {name: len(array) for name, array in inputs.items()}
     labels = arrays.get(LABELS)
     if labels is not None:
+        _check_labels(labels, source.spec.decision, path)
         lengths[LABELS] = len(labels)
     if len(set(lengths.values())) != 1 or not all(lengths.values()):
         raise UsageError(f"--data '{path}': the numbers of rows differ or are 0: {lengths}")
     return HeldOut(path.name, sha256_of(path), inputs, labels)
+
+
+def _check_labels(labels: Array, decision: Decision | None, path: Path) -> None:
+    where = f"--data '{path}': '{LABELS}'"
+    if not labels.ndim or labels.dtype.kind not in "biuf" or not np.isfinite(labels).all():
+        raise UsageError(
+            f"{where} must be finite numbers, one for each row; it is {labels.dtype} "
+            f"{list(labels.shape)}"
+        )
+    if decision and decision.threshold is not None and len(np.unique(labels)) != 2:
+        raise UsageError(f"{where} must hold two classes, as the model decides between two")
 
 
 def _fit(spec: TensorSpec, array: Array, path: Path) -> Array:
@@ -123,6 +136,7 @@ def evaluate(
 
     Raises:
         ParityError: a bound is broken.
+        UsageError: the checkpoint itself has no answer to a row.
     """
     decision = source.spec.decision
     name = decision.output if decision else source.signature.outputs[0].name
@@ -130,26 +144,53 @@ def evaluate(
     step = min(BATCH, source.signature.max_batch_size)
     for start in range(0, len(data), step):
         batch = {key: array[start : start + step] for key, array in data.inputs.items()}
-        expected.append(source.reference(batch)[name])
-        actual.append(session(batch)[name])
+        where = f"fails on rows {start} and up of --data '{data.name}'"
+        with _telling(UsageError, f"the checkpoint {where}", "leave out what it does not take"):
+            expected.append(_finite(source.reference(batch)[name]))
+        with _telling(ParityError, f"the artifact {where}", "keep a higher precision"):
+            actual.append(_finite(session(batch)[name]))
         progress(min(start + step, len(data)), len(data))
     found = _compare(decision, np.concatenate(expected), np.concatenate(actual), data, max_drop)
     _judge(found, bounds)
     return found
 
 
+@contextlib.contextmanager
+def _telling(kind: type[ModelportError], where: str, remedy: str) -> Iterator[None]:
+    try:
+        yield
+    except Exception as error:
+        reason = (str(error).strip() or type(error).__name__).splitlines()[0][:200]
+        raise kind(f"{where}: {reason}; {remedy}") from error
+
+
+def _finite(values: Array) -> Array:
+    """No bound is ever broken by NaN."""
+    if values.dtype.kind == "f" and not np.isfinite(values).all():
+        raise ValueError("the values are not finite")
+    return values
+
+
 def _compare(
     decision: Decision | None, expected: Array, actual: Array, data: HeldOut, max_drop: float
 ) -> Evaluation:
-    relative = _norm(actual - expected) / max(_norm(expected), 1e-300)
+    error = actual.astype(np.float64) - expected.astype(np.float64)
+    relative = _norm(error) / max(_norm(expected), 1e-300)
     found = Evaluation(data.name, data.sha256, len(expected), None, relative, max_drop)
     if decision is None:
         return found
-    same = parity.decide(decision, expected) == parity.decide(decision, actual)
+    decided = parity.decide(decision, expected)
+    same = decided == parity.decide(decision, actual)
     found = replace(found, agreement=float(same.mean()))
     if data.labels is None:
         return found
-    before, after = (_metric(decision, values, data.labels) for values in (expected, actual))
+    if data.labels.size != decided.size:
+        raise UsageError(
+            f"--data '{data.name}': '{LABELS}' is {list(data.labels.shape)}, the model's decisions "
+            f"are {list(decided.shape)}; give one label for each"
+        )
+    labels = data.labels.reshape(decided.shape)  # [N, 1] would compare every row with every other
+    before, after = (_metric(decision, values, labels) for values in (expected, actual))
     metric = "accuracy" if decision.threshold is None else "AUC"
     return replace(found, metric=metric, reference=before, artifact=after)
 
@@ -163,7 +204,7 @@ def _metric(decision: Decision, values: Array, labels: Array) -> float:
         return float((parity.decide(decision, values) == labels).mean())
     from sklearn.metrics import roc_auc_score
 
-    return float(roc_auc_score(labels, values.reshape(len(labels))))
+    return float(roc_auc_score(labels.ravel(), values.ravel()))
 
 
 def _judge(found: Evaluation, bounds: Bounds | None) -> None:

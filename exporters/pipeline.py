@@ -14,7 +14,15 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from exporters import certificate, evaluation, formats, publish, sources, triton_warmup
+from exporters import (
+    certificate,
+    evaluation,
+    formats,
+    inspection,
+    publish,
+    sources,
+    triton_warmup,
+)
 from exporters.errors import UsageError
 from exporters.formats import Format, Target
 from exporters.proof import Checks, Progress, Proof, convert, prove
@@ -22,7 +30,7 @@ from exporters.source import Source
 from exporters.sources import SourceRequest
 from gateway.errors import Unsupported
 from gateway.repository import config, signing
-from gateway.repository.config import ModelConfig
+from gateway.repository.config import PLATFORMS, ModelConfig
 from gateway.repository.manifest import files_of
 from gateway.types import Array
 
@@ -94,7 +102,7 @@ class _Artifact:
 def export(
     request: ExportRequest, progress: Progress = lambda stage, done, total: None
 ) -> list[ExportResult]:
-    """Export, prove and publish; nothing is visible unless everything succeeded.
+    """Export, prove and publish; nothing is published unless every format is proven.
 
     Raises:
         UsageError, AlreadyExists: the request is wrong or does not fit the checkpoint.
@@ -152,7 +160,9 @@ def _rows(request: ExportRequest) -> list[Format]:
 
 
 def _artifact(request: ExportRequest, source: Source, row: Format, several: bool) -> _Artifact:
-    template = request.name_template or (SEVERAL_NAMES if several else ONE_NAME)
+    template = request.name_template
+    if template is None:
+        template = SEVERAL_NAMES if several else ONE_NAME
     default_opset = row.routes[source.framework].default_opset
     opset = default_opset and (request.target.opset or default_opset)
     name = _fill(template, request.name or source.spec.name, row, request.target)
@@ -171,9 +181,9 @@ def _artifact(request: ExportRequest, source: Source, row: Format, several: bool
 def _fill(template: str, name: str, row: Format, target: Target) -> str:
     fields = {"name": name, "format": row.name, "precision": target.precision}
     try:
-        used = {field for _, field, _, _ in string.Formatter().parse(template) if field is not None}
-        if not used <= fields.keys():
-            raise ValueError(", ".join(sorted(used - fields.keys())) or "an empty field")
+        for _, field, width, conversion in string.Formatter().parse(template):
+            if field is not None and (field not in fields or width or conversion):
+                raise ValueError(f"'{field}'")
         return template.format(**fields)
     except (ValueError, IndexError, KeyError) as error:
         raise UsageError(
@@ -187,11 +197,16 @@ def _destination(request: ExportRequest, row: Format, several: bool) -> tuple[Pa
     default = row.platform.default_filename
     if request.output is None:
         return request.repository, default
-    if several:
-        return request.output / row.name, default
-    if request.output.suffix == Path(default).suffix and not request.output.is_dir():
-        return request.output.parent, request.output.name
-    return request.output, default
+    output, suffix = request.output, Path(default).suffix
+    folder = output.is_dir() and not (output / sources.SAVED_MODEL).is_file()
+    if folder or output.suffix not in {Path(p.default_filename).suffix for p in PLATFORMS}:
+        return (output / row.name if several else output), default
+    if several or output.suffix != suffix:
+        raise UsageError(
+            f"--output '{output}' is no file of "
+            + ("several formats; give a folder" if several else f"{row.name}; end it in {suffix}")
+        )
+    return output.parent, output.name
 
 
 def _make(
@@ -209,6 +224,8 @@ def _make(
     with _writing_to(artifact.folder):
         usage = convert(source, row, target, path, checks)
         gc.collect()  # a converter's graphs hold a copy of the weights
+        if target.quantize:
+            _check_quantized(path, row, target.quantize)
         report, found = prove(source, row.open_session(path), target.precision, checks, told)
         if row.name == "savedmodel":
             from exporters.formats import tensorflow_warmup
@@ -230,6 +247,15 @@ def _make(
             _furnish(source, artifact, requests)
     gc.collect()
     artifact.seconds = time.perf_counter() - started
+
+
+def _check_quantized(path: Path, row: Format, precision: str) -> None:
+    """Converters pass over small tensors: where nothing is left, the name would be a lie."""
+    if not inspection.inspect(path).quantized_share:
+        raise Unsupported(
+            f"{row.name} leaves every tensor of this model as it is, they are too small for "
+            f"{precision}; export it without --quantize"
+        )
 
 
 def _furnish(source: Source, artifact: _Artifact, requests: Sequence[Mapping[str, Array]]) -> None:

@@ -146,6 +146,8 @@ def deliver(staged: Path, folder: Path) -> None:
     for name in (certificate.FILENAME, signing.SIGNATURE):
         (folder / name).unlink(missing_ok=True)
     for path in sorted(staged.iterdir(), key=lambda path: path.name == certificate.FILENAME):
+        if path.is_dir() and (folder / path.name).is_dir():  # rename(2) replaces files alone
+            os.rename(folder / path.name, staged.parent / f"replaced-{path.name}")
         os.replace(path, folder / path.name)
     _sync(folder)
 

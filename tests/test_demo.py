@@ -118,7 +118,7 @@ def test_a_second_run_keeps_what_is_there(demo: tuple[Path, str]) -> None:
     assert again.returncode == 0, again.stderr
     assert (demo[0] / "checkpoints" / "fraud.pt").read_bytes() == checkpoint
     versions = [path.name for path in (demo[0] / "model_repository" / "fraud").iterdir()]
-    assert sorted(versions) == ["1", "config.pbtxt"]
+    assert sorted(versions) == ["1", "config.pbtxt", "warmup"]
 
 
 def test_the_printed_commands_work_as_they_are(demo: tuple[Path, str]) -> None:

@@ -37,7 +37,8 @@ def export(source: Source, path: Path, target: Target) -> None:
             f"--opset {target.opset} is not supported; use {OPSETS[0]} to {OPSETS[-1]}"
         )
     signature = source.signature
-    module = tracing.at_precision(source.model, target.dtype, signature)
+    with quiet():
+        module = tracing.at_precision(source.model, target.dtype, signature)
     size = sum(p.numel() * p.element_size() for p in module.state_dict().values())
     try:
         with quiet(), inference_mode(module):

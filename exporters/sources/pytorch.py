@@ -32,6 +32,8 @@ def load(request: SourceRequest) -> Source:
     known = {**read.model_kwargs, **request.model_kwargs}
     module, declared, kwargs = spec.build(request.model, read.shapes, known)
     checkpoint.load_into(module, read)
+    if declared is not None and request.output_names and not request.inputs:
+        raise UsageError(f"--model '{request.model}' names its own outputs; leave --output-name")
     if declared is None or request.inputs:
         declared = inferred.spec(module, request, declared)
     signature = declared.signature(module, request.max_batch_size)

@@ -129,7 +129,7 @@ def _language_model(folder: Path) -> Path:
     from peft import LoraConfig, get_peft_model
     from transformers import LlamaConfig, LlamaForCausalLM
 
-    transformers.utils.logging.disable_progress_bar()
+    transformers.utils.logging.disable_progress_bar()  # type: ignore[no-untyped-call]
     torch.manual_seed(0)
     config = LlamaConfig(
         vocab_size=8000,
@@ -165,7 +165,7 @@ SUBJECTS = (
     Subject(
         "ViT-B/16, 21,841 classes",
         _random(VisionTransformer, VIT_B16),
-        ("--model", "vit"),
+        ("--model", "vit", "--samples", "16"),
         lower=(("onnx", "--quantize", "int8"), ("tflite", "--quantize", "int8")),
     ),
     Subject("fraud, 354 M", _random(FraudTransformer, LARGE_FRAUD), ("--model", "fraud")),

@@ -170,7 +170,9 @@ def test_a_missing_file_and_an_unknown_extension_are_usage_errors(tmp_path: Path
     with pytest.raises(UsageError, match="is not a file"):
         checkpoint.read(tmp_path / "absent.pt")
     (tmp_path / "a.h5").write_bytes(b"x")
-    with pytest.raises(UsageError, match=r"extension '.h5'; use one of .pt, .pth, .safetensors"):
+    with pytest.raises(
+        UsageError, match=r"extension '.h5'; use one of .bin, .pt, .pth, .safetensors"
+    ):
         checkpoint.read(tmp_path / "a.h5")
 
 

@@ -165,7 +165,7 @@ def test_clients_on_kept_connections_are_told_to_leave(
 def test_a_health_watcher_hears_of_the_end_before_it_comes(
     repository: Repository, background: Background
 ) -> None:
-    repository.slow(2.0)
+    repository.slow(5.0)
     with serving(repository.root) as gateway, grpc.insecure_channel(gateway.grpc) as channel:
         reply = background(probes.ask, gateway, "slow")
         in_flight(gateway, "slow")
