@@ -105,7 +105,7 @@ def find_factory(model: str) -> Factory:
         sys.path.insert(0, os.getcwd())
     try:
         found: Any = importlib.import_module(module_name)
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         raise UsageError(
             f"--model '{model}': importing '{module_name}' failed: {type(error).__name__}: {error}"
         ) from error

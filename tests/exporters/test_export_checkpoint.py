@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import io
 import os
+import pickle
 import random
 import zipfile
 from pathlib import Path
@@ -56,6 +57,18 @@ def test_prefixes_that_wrappers_leave_on_every_key_are_stripped(
 def test_a_prefix_on_some_keys_only_is_part_of_their_names(tmp_path: Path) -> None:
     state = {"module.weight": torch.zeros(1), "weight": torch.zeros(1)}
     assert set(checkpoint.read(saved(state, tmp_path / "a.pt")).state) == set(state)
+
+
+def test_hyperparameters_that_no_certificate_can_hold_are_refused(tmp_path: Path) -> None:
+    content = {"state_dict": {"weight": torch.zeros(1)}, "model_kwargs": {"dtype": torch.float16}}
+    with pytest.raises(UsageError, match="'model_kwargs' holds more than plain values"):
+        checkpoint.read(saved(content, tmp_path / "a.pt"))
+
+
+def test_a_pickle_that_another_tool_wrote_is_refused_without_a_warning(tmp_path: Path) -> None:
+    (tmp_path / "a.pt").write_bytes(pickle.dumps({"weight": 1}, protocol=4))
+    with pytest.raises(IntegrityError, match="not a checkpoint's pickle"):
+        checkpoint.read(tmp_path / "a.pt")
 
 
 def test_missing_and_unexpected_keys_are_named_and_counted(

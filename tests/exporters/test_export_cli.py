@@ -18,7 +18,10 @@ from click.testing import Result
 from torch import nn
 
 import exporters.formats.onnx as formats_onnx
+from exporters import formats, pipeline
+from exporters.errors import converter_refused
 from exporters.source import Source
+from exporters.sources import SourceRequest
 from gateway.repository import config, manifest
 from gateway.repository.manifest import sha256_of
 
@@ -160,7 +163,14 @@ def test_an_output_is_written_instead_of_published_and_replaced_when_repeated(
         (("--model-kwargs", '{"d_model": 32}'), 2, "wrong shapes: embedding.weight"),
         (("--name", "../up"), 2, "--name '../up' is not a model name"),
         (("--model-version", "0"), 2, "--model-version '0' is not a version"),
+        (("--name-template", ""), 2, "is not a model name"),
+        (("--name-template", "{name:>1000000}"), 2, "is wrong ('name'); it may hold {name}"),
+        (("--name-template", "{name!r}"), 2, "is wrong ('name')"),
+        (("--output-name", "score"), 2, "names its own outputs; leave --output-name"),
+        (("--output", "net.tflite"), 2, "'net.tflite' is no file of onnx; end it in .onnx"),
+        (("--format", "all", "--output", "net.onnx"), 2, "several formats; give a folder"),
         (("--max-batch-size", "0"), 2, "--max-batch-size"),
+        (("--max-batch-size", "2147483648"), 2, "--max-batch-size"),
         (("--samples", "-1"), 2, "--samples"),
         (("--atol", "nan"), 2, "--atol must be a finite number"),
         (("--rtol", "inf"), 2, "--rtol must be a finite number"),
@@ -196,6 +206,49 @@ def test_an_unexpected_exception_is_one_line_too(
 
     monkeypatch.setattr(formats_onnx, "export", broken)
     assert "unexpected ZeroDivisionError: a bug" in failed(invoke(fraud_checkpoint), 1)
+
+
+def test_a_saved_model_that_was_written_before_is_the_file_and_not_a_folder_for_it(
+    tmp_path: Path,
+) -> None:
+    output = tmp_path / "net.savedmodel"
+    request = pipeline.ExportRequest(SourceRequest(tmp_path), ("savedmodel",), output=output)
+    row = formats.find_format("savedmodel")
+    assert pipeline._destination(request, row, several=False) == (tmp_path, output.name)
+    output.mkdir()
+    assert pipeline._destination(request, row, several=False) == (output, "model.savedmodel")
+    (output / "saved_model.pb").touch()
+    assert pipeline._destination(request, row, several=False) == (tmp_path, output.name)
+
+
+def test_a_users_module_that_exits_when_imported_is_a_usage_error(
+    invoke: Invoke, fraud_checkpoint: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "script_that_exits.py").write_text("raise SystemExit(0)\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    said = failed(invoke(fraud_checkpoint, model="script_that_exits:Net"), 2)
+    assert "importing 'script_that_exits' failed: SystemExit" in said
+
+
+@pytest.mark.parametrize("swallowed", [False, True], ids=["as it is", "by a library"])
+def test_an_interrupt_is_one_line_even_where_a_library_makes_another_error_of_it(
+    invoke: Invoke,
+    fraud_checkpoint: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    swallowed: bool,
+) -> None:
+    def interrupted(*_: Any) -> None:
+        try:
+            raise KeyboardInterrupt
+        except KeyboardInterrupt:
+            if not swallowed:
+                raise
+            raise converter_refused(AttributeError("half imported"), "torch.onnx")  # noqa: B904
+
+    monkeypatch.setattr(formats_onnx, "export", interrupted)
+    assert failed(invoke(fraud_checkpoint), 130) == "modelport: error: interrupted"
+    assert not (tmp_path / "repository").exists()
 
 
 def test_a_full_disk_is_one_line_and_leaves_nothing_behind(

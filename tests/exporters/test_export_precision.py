@@ -14,8 +14,14 @@ import torch
 from click.testing import Result
 from torch import nn
 
-from exporters import quantize
+from exporters import evaluation, quantize
+from exporters.errors import ParityError
+from exporters.evaluation import HeldOut
+from exporters.parity import Bounds
+from exporters.source import Framework, Source
 from exporters.sources.eager import inference_mode
+from exporters.spec import Decision, ModelSpec
+from gateway.types import Datatype, ModelSignature, TensorSpec
 
 Invoke = Callable[..., Result]
 
@@ -176,6 +182,79 @@ def test_held_out_data_that_does_not_fit_is_named(
 ) -> None:
     np.savez(tmp_path / "bad.npz", **arrays)
     assert said in failed(invoke(fraud_checkpoint, "--data", str(tmp_path / "bad.npz")), 2)
+
+
+@pytest.mark.parametrize(
+    ("arrays", "said"),
+    [
+        ({"labels": np.int64(1)}, "must be finite numbers, one for each row; it is int64 []"),
+        ({"labels": np.array(["a", "b"] * 30)}, "must be finite numbers"),
+        ({"labels": np.zeros(60, np.int64)}, "must hold two classes"),
+        ({"labels": np.arange(60)}, "must hold two classes"),
+        ({"labels": np.eye(60)}, "'labels' is [60, 60], the model's decisions are [60]"),
+        ({"tokens": np.full((60, 12), 99)}, "the checkpoint fails on rows 0 and up of --data"),
+    ],
+    ids=["a scalar", "text", "one class", "many classes", "a matrix", "beyond the vocabulary"],
+)
+def test_held_out_data_that_says_nothing_is_refused(
+    invoke: Invoke, fraud_checkpoint: Path, held_out: Path, tmp_path: Path, arrays: Any, said: str
+) -> None:
+    with np.load(held_out) as good:
+        np.savez(held_out.with_name("bad.npz"), **{**good, **arrays})
+    data = ("--data", str(held_out.with_name("bad.npz")))
+    assert said in failed(invoke(fraud_checkpoint, "--quantize", "int8", *data), 2)
+    assert not (tmp_path / "repository").exists()
+
+
+def test_a_file_of_one_array_is_no_held_out_data(
+    invoke: Invoke, fraud_checkpoint: Path, tmp_path: Path
+) -> None:
+    np.save(tmp_path / "one.npy", np.zeros(3))
+    data = ("--data", str(tmp_path / "one.npy"))
+    assert "is not a readable .npz" in failed(invoke(fraud_checkpoint, *data), 2)
+
+
+def _source(values: Any, decision: Decision | None) -> Source:
+    """A model that answers with ``values`` row by row, whatever it is given."""
+    values = np.asarray(values)
+    inputs = (TensorSpec("row", Datatype.INT64, (1,)),)
+    outputs = (TensorSpec("y", Datatype.FP32, values.shape[1:]),)
+    signature = ModelSignature(inputs, outputs, max_batch_size=8)
+    spec = ModelSpec("fake", lambda *_: signature, decision=decision)
+    return Source(Framework.PYTORCH, None, spec, signature, _answering(values), 1, ())
+
+
+def _answering(values: Any) -> Any:
+    return lambda batch: {"y": np.asarray(values)[batch["row"][:, 0]]}
+
+
+def _rows(count: int, labels: Any = None) -> HeldOut:
+    return HeldOut("rows.npz", "", {"row": np.arange(count)[:, None]}, labels)
+
+
+def test_labels_in_a_column_are_compared_row_by_row() -> None:
+    values = np.eye(10, dtype=np.float32)
+    source = _source(values, Decision("y"))
+    data = _rows(10, np.arange(10)[:, None])
+    found = evaluation.evaluate(source, _answering(values), data, None, 0.0)
+    assert found.artifact == found.reference == 1.0
+
+
+def test_an_artifact_that_overflows_on_held_out_data_is_refused() -> None:
+    good = np.ones((4, 2), np.float32)
+    bad = np.where(np.arange(4)[:, None] == 2, np.float32("nan"), good)
+    bounds = Bounds(agreement=0.0, relative_error=1.0)
+    with pytest.raises(ParityError, match=r"the artifact fails on rows .* not finite"):
+        evaluation.evaluate(_source(good, None), _answering(bad), _rows(4), bounds, 0.0)
+
+
+def test_values_without_a_sign_are_compared_as_numbers() -> None:
+    values = np.array([[True], [False]])
+    bounds = Bounds(agreement=0.0, relative_error=0.1)
+    source = _source(values, None)
+    assert evaluation.evaluate(source, _answering(values), _rows(2), bounds, 0.0).rows == 2
+    with pytest.raises(ParityError, match="values differ by 100"):
+        evaluation.evaluate(source, _answering(values & False), _rows(2), bounds, 0.0)
 
 
 def test_pickled_held_out_data_is_not_executed(

@@ -192,6 +192,18 @@ def test_a_failure_leaves_nothing_behind_not_even_the_repository(tmp_path: Path)
     assert list(tmp_path.iterdir()) == []
 
 
+def test_an_artifact_that_is_a_folder_is_replaced_as_a_whole(tmp_path: Path) -> None:
+    for content in ("old", "new"):
+        with publish.staging(tmp_path) as staged:
+            (staged / "model.savedmodel").mkdir()
+            (staged / "model.savedmodel" / content).touch()
+            (staged / "certificate.json").write_text(content)
+            publish.deliver(staged, tmp_path)
+    assert [path.name for path in (tmp_path / "model.savedmodel").iterdir()] == ["new"]
+    assert (tmp_path / "certificate.json").read_text() == "new"
+    assert len(list(tmp_path.iterdir())) == 2
+
+
 def test_the_staging_of_a_living_publisher_is_left_alone(repository: Path) -> None:
     with publish.staging(repository) as staged:
         (staged / "model.onnx").write_bytes(b"onnx")
