@@ -687,7 +687,7 @@ def test_over_a_stream_is_refused_and_the_stream_goes_on(stub: Any, what: str) -
 def test_bytes_that_are_no_message_are_an_invalid_argument(
     gateway: Gateway, stub: Any, method: str, data: bytes
 ) -> None:
-    """RELIABILITY.md: malformed proto is INVALID_ARGUMENT, and the connection survives."""
+    """A malformed proto is INVALID_ARGUMENT, and the connection survives."""
     with wire.channel(gateway.grpc) as channel:
         call = channel.unary_unary(f"/inference.GRPCInferenceService/{method}", None, None)
         with pytest.raises(grpc.RpcError) as caught:
