@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from exporters.cli import progress_bar
 from exporters.errors import OneLineCommand
 
 if TYPE_CHECKING:
@@ -38,9 +39,11 @@ def inspect(artifact: Path, as_json: bool) -> None:
 
     Exit codes: 0 done, 2 usage, 4 a library is not installed, 5 integrity.
     """
-    from exporters import inspection
+    with progress_bar() as progress:
+        progress("reading", 0, 0)
+        from exporters import inspection
 
-    found = inspection.inspect(artifact)
+        found = inspection.inspect(artifact)
     if as_json:
         click.echo(json.dumps(found.to_json(), indent=2))
     else:

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import click
 
+from exporters.cli import progress_bar
 from exporters.errors import OneLineCommand, UsageError, missing_extra
 from exporters.packaging import SERVERS
 
@@ -42,12 +43,14 @@ def package_command(path: Path, server: str, output: Path, base_path: str | None
         raise UsageError("--base-path is for --for tfserving only")
     if base_path is not None and not (base_path.startswith("/") or "://" in base_path):
         raise UsageError(f"--base-path '{base_path}' must be absolute, such as /models")
-    try:
-        from exporters.packaging.package import package, size_of
+    with progress_bar() as progress:
+        progress("packaging", 0, 0)
+        try:
+            from exporters.packaging.package import package, size_of
 
-        result = package(path, server, output, base_path)
-    except ImportError as error:
-        raise missing_extra(error) from error
+            result = package(path, server, output, base_path)
+        except ImportError as error:
+            raise missing_extra(error) from error
     for name, versions in result.models.items():
         click.echo(f"{'model':<10} {name}, version {', '.join(map(str, versions))}")
     for reason in result.left_out.values():
