@@ -19,7 +19,7 @@ import safetensors.torch
 import torch
 from torch import Tensor, nn
 
-from exporters.errors import UsageError
+from exporters.errors import UsageError, first_line
 from exporters.silence import quiet
 from gateway.errors import IntegrityError
 from gateway.repository.manifest import sha256_of
@@ -143,7 +143,7 @@ def _kwargs_of(content: Mapping[str, Any], path: Path) -> dict[str, Any]:
 
 
 def _damaged(path: Path, error: Exception) -> IntegrityError:
-    reason = (str(error).strip() or type(error).__name__).splitlines()[0][:200]
+    reason = first_line(error)
     return IntegrityError(
         f"checkpoint '{path}' is truncated or damaged ({reason}); save or copy it again"
     )

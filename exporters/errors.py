@@ -80,6 +80,11 @@ def missing_extra(error: ImportError) -> Unsupported:
     )
 
 
+def first_line(error: Exception, most: int = 200) -> str:
+    """What a library says went wrong, without the pages that follow; else the error's type."""
+    return (str(error).strip() or type(error).__name__).splitlines()[0][:most]
+
+
 def converter_refused(error: Exception, tool: str) -> Unsupported:
     """A converter's own account of a failed export, often pages long, in one line."""
     cause: BaseException = error

@@ -14,7 +14,7 @@ from pathlib import Path
 import numpy as np
 
 from exporters import parity
-from exporters.errors import ParityError, UsageError
+from exporters.errors import ParityError, UsageError, first_line
 from exporters.formats import Session
 from exporters.parity import Bounds, Progress
 from exporters.samples import model_dims
@@ -160,7 +160,7 @@ def _telling(kind: type[ModelportError], where: str, remedy: str) -> Iterator[No
     try:
         yield
     except Exception as error:
-        reason = (str(error).strip() or type(error).__name__).splitlines()[0][:200]
+        reason = first_line(error)
         raise kind(f"{where}: {reason}; {remedy}") from error
 
 

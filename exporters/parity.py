@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from exporters.errors import ParityError, UsageError
+from exporters.errors import ParityError, UsageError, first_line
 from exporters.formats import Session
 from exporters.samples import corners, draw, name_axes, sizes_of
 from exporters.source import Source
@@ -172,7 +172,7 @@ def check(
         try:
             actual = session(case.inputs)
         except Exception as error:
-            reason = (str(error).strip() or type(error).__name__).splitlines()[0][:200]
+            reason = first_line(error)
             raise ParityError(
                 f"the artifact fails at {case}: {reason}; a dimension is baked in or an operator "
                 "is converted wrongly"

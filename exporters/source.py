@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+import hashlib
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
+from pathlib import Path
 from typing import Any
 
 from exporters.spec import ModelSpec
+from gateway.repository.manifest import sha256_of
 from gateway.types import Array, ModelSignature
 
 #: Inputs by name, batch dimension first, to outputs by name.
@@ -27,6 +30,14 @@ class Origin:
 
     name: str
     sha256: str
+
+
+def digest_of(folder: Path, files: Iterable[Path]) -> str:
+    """One SHA-256 over the names, relative to ``folder``, and the contents of ``files``."""
+    digest = hashlib.sha256()
+    for file in sorted(files):
+        digest.update(f"{sha256_of(file)}  {file.relative_to(folder).as_posix()}\n".encode())
+    return digest.hexdigest()
 
 
 @dataclass(frozen=True, slots=True)

@@ -24,7 +24,7 @@ import numpy as np
 
 from exporters.errors import UsageError
 from exporters.models import registered
-from gateway.types import Array, ModelSignature
+from gateway.types import Array, Datatype, ModelSignature, TensorSpec
 
 if TYPE_CHECKING:
     from torch import nn
@@ -73,6 +73,16 @@ class ModelSpec:
     decision: Decision | None = None
     parameters: Mapping[str, str] = field(default_factory=dict)
     twin: str | None = None
+
+
+def classifies_images(module: Any, max_batch_size: int) -> ModelSignature:
+    """``image`` ``[C, H, W]`` to ``logits`` ``[classes]``, by the module's own sizes."""
+    size = module.image_size
+    return ModelSignature(
+        inputs=(TensorSpec("image", Datatype.FP32, (module.in_channels, size, size)),),
+        outputs=(TensorSpec("logits", Datatype.FP32, (module.num_classes,)),),
+        max_batch_size=max_batch_size,
+    )
 
 
 def count_blocks(shapes: Mapping[str, Shape], prefix: str) -> int:

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from exporters import evaluation, formats, proof, sources
-from exporters.errors import ParityError, UsageError
+from exporters.errors import ParityError, UsageError, first_line
 from exporters.evaluation import Evaluation
 from exporters.formats import Format, Session, Target
 from exporters.models import registered
@@ -300,5 +300,5 @@ def _open(claim: Claim, version: Checked, where: str) -> Session:
     except ModelportError:
         raise
     except Exception as error:
-        reason = (str(error).strip() or type(error).__name__).splitlines()[0][:200]
+        reason = first_line(error)
         raise ParityError(f"{where} does not open: {reason}; export the model again") from error

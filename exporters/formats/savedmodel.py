@@ -12,6 +12,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
+from exporters.errors import first_line
 from exporters.formats import Target
 from exporters.samples import model_dims
 from exporters.silence import quiet
@@ -115,7 +116,7 @@ class SavedModelSession:
         try:
             self._model = tf.saved_model.load(str(path))  # its variables live as long as it does
         except Exception as error:  # damage shows as a dozen classes
-            reason = (str(error).strip() or type(error).__name__).splitlines()[0][:200]
+            reason = first_line(error)
             raise IntegrityError(f"'{path.name}' is not a whole SavedModel: {reason}") from error
         if SIGNATURE not in self._model.signatures:
             raise IntegrityError(f"'{path.name}' has no signature '{SIGNATURE}'")

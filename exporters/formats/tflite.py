@@ -12,6 +12,7 @@ from typing import Any
 
 from ai_edge_litert.interpreter import Interpreter
 
+from exporters.errors import first_line
 from exporters.formats import Target
 from exporters.silence import muted
 from exporters.source import Source
@@ -70,7 +71,7 @@ def _refusal(error: Exception) -> Unsupported:
             f"TensorFlow Lite has no built-in kernel for {', '.join(refused)}; "
             "rewrite the model without it"
         )
-    reason = (str(error).strip() or type(error).__name__).splitlines()[0][:300]
+    reason = first_line(error, 300)
     return Unsupported(f"the TensorFlow Lite converter cannot convert this model ({reason})")
 
 
@@ -84,7 +85,7 @@ class TfliteSession:
                 interpreter.allocate_tensors()
                 self._runner = interpreter.get_signature_runner(SIGNATURE)
         except (RuntimeError, ValueError) as error:
-            reason = str(error).strip().splitlines()[0][:200]
+            reason = first_line(error)
             raise IntegrityError(
                 f"'{path.name}' is not a TensorFlow Lite model with '{SIGNATURE}': {reason}"
             ) from error

@@ -8,21 +8,11 @@ from typing import Any
 from torch import Tensor, nn
 
 from exporters.errors import UsageError
-from exporters.spec import Decision, ModelSpec, Shape, count_blocks
-from gateway.types import Datatype, ModelSignature, TensorSpec
+from exporters.spec import Decision, ModelSpec, Shape, classifies_images, count_blocks
 
 STAGES = 4
 EXPANSION = 4  # a bottleneck's output is this much wider than its inside
 DEFAULT_IMAGE_SIZE = 224
-
-
-def _signature(module: Any, max_batch_size: int) -> ModelSignature:
-    size = module.image_size
-    return ModelSignature(
-        inputs=(TensorSpec("image", Datatype.FP32, (module.in_channels, size, size)),),
-        outputs=(TensorSpec("logits", Datatype.FP32, (module.num_classes,)),),
-        max_batch_size=max_batch_size,
-    )
 
 
 def _infer_kwargs(shapes: Mapping[str, Shape], given: Mapping[str, Any]) -> dict[str, Any]:
@@ -84,7 +74,7 @@ class ResNet50(nn.Module):
 
     modelport_spec = ModelSpec(
         name="resnet50",
-        signature=_signature,
+        signature=classifies_images,
         infer_kwargs=_infer_kwargs,
         atol=1e-4,
         rtol=1e-4,

@@ -10,23 +10,13 @@ import torch
 from torch import Tensor, nn
 
 from exporters.errors import UsageError
-from exporters.spec import Decision, ModelSpec, Shape, count_blocks
-from gateway.types import Datatype, ModelSignature, TensorSpec
+from exporters.spec import Decision, ModelSpec, Shape, classifies_images, count_blocks
 
 LAYER_NORM_EPS = 1e-6  # timm's; PyTorch's default is 1e-5, Hugging Face's configurations say 1e-12
 
 #: Heads of the published sizes by width: Ti, S, B, L (Dosovitskiy et al. 2021 table 1; Touvron et
 #: al. 2021 table 1) and H. Any other width must say.
 HEADS_BY_WIDTH: Mapping[int, int] = {192: 3, 384: 6, 768: 12, 1024: 16, 1280: 16}
-
-
-def _signature(module: Any, max_batch_size: int) -> ModelSignature:
-    size = module.image_size
-    return ModelSignature(
-        inputs=(TensorSpec("image", Datatype.FP32, (module.in_channels, size, size)),),
-        outputs=(TensorSpec("logits", Datatype.FP32, (module.num_classes,)),),
-        max_batch_size=max_batch_size,
-    )
 
 
 def _infer_kwargs(shapes: Mapping[str, Shape], given: Mapping[str, Any]) -> dict[str, Any]:
@@ -119,7 +109,7 @@ class VisionTransformer(nn.Module):
 
     modelport_spec = ModelSpec(
         name="vit",
-        signature=_signature,
+        signature=classifies_images,
         infer_kwargs=_infer_kwargs,
         atol=5e-5,
         rtol=5e-5,

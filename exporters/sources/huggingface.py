@@ -8,7 +8,6 @@ No code that lies in a folder is ever run, and nothing is looked up on a network
 
 from __future__ import annotations
 
-import hashlib
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
@@ -21,11 +20,10 @@ from exporters import checkpoint, spec
 from exporters.checkpoint import Checkpoint
 from exporters.errors import UsageError
 from exporters.models.vit import VisionTransformer
-from exporters.source import Origin, Source
+from exporters.source import Origin, Source, digest_of
 from exporters.sources import SourceRequest, huggingface_vit
 from exporters.sources.pytorch import source
 from gateway.errors import IntegrityError, Unsupported
-from gateway.repository.manifest import sha256_of
 
 CONFIG = "config.json"
 PREPROCESSOR = "preprocessor_config.json"
@@ -55,10 +53,7 @@ class Folder:
     @property
     def origin(self) -> Origin:
         """The folder's name, and one digest over the names and contents of ``files``."""
-        digest = hashlib.sha256()
-        for file in sorted(self.files):
-            digest.update(f"{sha256_of(file)}  {file.name}\n".encode())
-        return Origin(self.path.resolve().name, digest.hexdigest())
+        return Origin(self.path.resolve().name, digest_of(self.path, self.files))
 
     def state(self) -> dict[str, Tensor]:
         """All weights by key.

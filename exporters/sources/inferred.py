@@ -23,7 +23,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from exporters.errors import UsageError
+from exporters.errors import UsageError, first_line
 from exporters.samples import draw, sizes_of
 from exporters.sources import SourceRequest
 from exporters.sources.eager import as_tensors, inference_mode
@@ -236,7 +236,7 @@ def _run(
         with inference_mode(module):
             result = module(*(torch.from_numpy(inputs[spec.name]) for spec in taken.inputs))
     except Exception as error:
-        reason = (str(error).strip() or type(error).__name__).splitlines()[0][:200]
+        reason = first_line(error)
         raise UsageError(
             f"the model does not run on the inputs taken for it ({shapes}): {reason}; declare each "
             "with --input, or all with 'modelport_spec' on the factory"

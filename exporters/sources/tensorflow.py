@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import itertools
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -12,7 +11,7 @@ from typing import Any
 
 from exporters.errors import UsageError
 from exporters.silence import quiet
-from exporters.source import Framework, Origin, Source
+from exporters.source import Framework, Origin, Source, digest_of
 from exporters.sources import SourceRequest, bounds, keras_file, saved_model
 from exporters.spec import ModelSpec
 from exporters.tensorflow_runtime import keras, tf
@@ -235,9 +234,6 @@ def _digest(path: Path) -> str:
     try:
         if path.is_file():
             return sha256_of(path)
-        digest = hashlib.sha256()
-        for file in sorted(p for p in path.rglob("*") if p.is_file()):
-            digest.update(f"{sha256_of(file)}  {file.relative_to(path).as_posix()}\n".encode())
-        return digest.hexdigest()
+        return digest_of(path, (p for p in path.rglob("*") if p.is_file()))
     except OSError as error:
         raise IntegrityError(f"'{path}' cannot be read: {error.strerror}") from error
