@@ -6,7 +6,8 @@
     ├── AlreadyExists        a version that is published is never overwritten
     ├── Unsupported          a feature, format or type this build does not have
     ├── Unavailable          not ready, queue full, shutting down: try again
-    │   └── TimedOut         the request's deadline passed
+    │   ├── TimedOut         the request's deadline passed
+    │   └── QueueFull        the queue of the model version is full
     └── Internal             our fault; the message is public, the cause is logged
         └── IntegrityError   an artifact is not what its manifest says
 
@@ -72,6 +73,13 @@ class TimedOut(Unavailable):
     """Triton answers 503 / UNAVAILABLE with this text, and clients match on it."""
 
     def __init__(self, message: str = "Request timeout expired") -> None:
+        super().__init__(message)
+
+
+class QueueFull(Unavailable):
+    """Triton answers 503 / UNAVAILABLE with this text, and clients match on it."""
+
+    def __init__(self, message: str = "Exceeds maximum queue size") -> None:
         super().__init__(message)
 
 

@@ -15,7 +15,7 @@ import structlog
 
 from gateway import backends
 from gateway.backends import base
-from gateway.backends.base import Artifact
+from gateway.backends.base import Artifact, Host
 from gateway.errors import InvalidArgument, ModelportError, NotFound, Unavailable
 from gateway.model import UNLOADED, Model, ServedVersion, State, read_config
 from gateway.policy import Load, Snapshot, VersionPolicy, next_action
@@ -32,10 +32,15 @@ class Lifecycle:
     """The models of a repository, as they are served."""
 
     def __init__(
-        self, settings: Settings, find_backend: Callable[[str], base.Load] = backends.find
+        self,
+        settings: Settings,
+        find_backend: Callable[[str], base.Load] = backends.find,
+        make_host: Callable[[Lifecycle], Host] | None = None,
     ) -> None:
         self._settings = settings
         self._find_backend = find_backend
+        self._make_host = make_host
+        self._host: Host | None = None
         self._threads = usable_cores()
         self._models: dict[str, Model] = {}
         self._statistics: dict[tuple[str, int], Statistics] = {}
@@ -122,6 +127,7 @@ class Lifecycle:
     async def start(self) -> None:
         """Load what the control mode asks for. A model that fails costs nothing but itself."""
         settings = self._settings
+        self._host = self._make_host(self) if self._make_host is not None else None
         await self._scan()
         explicit = settings.model_control_mode is ModelControlMode.EXPLICIT
         names = list(self._models)
@@ -326,7 +332,8 @@ class Lifecycle:
             if keys
             else nullcontext(entry.path) as path
         ):
-            artifact = Artifact(name, number, path, model.config, self._threads)
+            route = self._settings.routes.models.get(name)
+            artifact = Artifact(name, number, path, model.config, self._threads, route, self._host)
             return ServedVersion(model.entry, number, load(artifact), statistics)
 
     def _unload_version(self, model: Model, number: int) -> asyncio.Task[None]:

@@ -7,18 +7,22 @@ import contextlib
 import os
 import signal
 import sys
+from pathlib import Path
 
 import structlog
 import uvloop
 
 from gateway.admin import metrics
+from gateway.backends.base import Artifact, Host
 from gateway.dataplane import DataPlane
 from gateway.errors import Unavailable
 from gateway.front.base import Front
 from gateway.front.portable import HttpListener, PortableFront
 from gateway.lifecycle import Lifecycle
+from gateway.protocols.http import HttpApplication
 from gateway.protocols.oip_grpc import OipGrpc
 from gateway.protocols.oip_http import OipHttp
+from gateway.routes import Program
 from gateway.settings import ModelControlMode, Settings
 from gateway.telemetry import configure_logging
 from gateway.types import Deadline
@@ -36,13 +40,11 @@ class Server:
 
     def __init__(self, settings: Settings) -> None:
         self._settings = settings
-        self.lifecycle = Lifecycle(settings)
-        verbose = settings.log_verbose > 0
-        dataplane = DataPlane(self.lifecycle, verbose)
-        http = OipHttp(dataplane, self.lifecycle, settings.http_max_input_bytes)
-        self._front: Front = PortableFront(
-            http, OipGrpc(dataplane, self.lifecycle).methods(), settings
-        )
+        self.lifecycle = Lifecycle(settings, make_host=self._host)
+        self._dataplane = dataplane = DataPlane(self.lifecycle, settings.log_verbose > 0)
+        http = HttpApplication([OipHttp(dataplane, self.lifecycle, settings.http_max_input_bytes)])
+        methods = {**OipGrpc(dataplane, self.lifecycle).methods()}
+        self._front: Front = PortableFront(http, methods, settings)
         self._metrics = HttpListener(
             metrics.application(self.lifecycle.statistics),
             settings.metrics_address,
@@ -50,6 +52,16 @@ class Server:
             "--metrics-port",
         )
         self._poller: asyncio.Task[None] | None = None
+
+    def _host(self, lifecycle: Lifecycle) -> Host:
+        programs = self._settings.routes.servers
+        return Host(
+            loop=asyncio.get_running_loop(),
+            infer=self._dataplane.infer,
+            config_of=lambda name, number: lifecycle.get(name, number).config,
+            package=_package,
+            program=lambda server: programs.get(server, Program()),
+        )
 
     @property
     def ports(self) -> dict[str, int]:
@@ -94,6 +106,10 @@ class Server:
         unloaded = asyncio.wait_for(self.lifecycle.stop(), deadline.remaining())
         await asyncio.gather(unloaded, self._metrics.drain(deadline), return_exceptions=True)
         log.info("stopped")
+
+
+def _package(artifact: Artifact, server: str, path: Path) -> None:
+    raise NotImplementedError  # the managed backends' package: written with them
 
 
 def run(settings: Settings) -> None:

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import math
 import os
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING
+
+from gateway.routes import Routes
 
 if TYPE_CHECKING:
     from gateway.repository.signing import PublicKey
@@ -36,6 +38,8 @@ class Settings:
     require_manifest: bool = False
     #: Where there are any, only versions signed with one of them are served.
     require_signature: tuple[PublicKey, ...] = ()
+    #: Which models other servers run.
+    routes: Routes = field(default_factory=Routes)
     strict_readiness: bool = True
     exit_on_error: bool = False
     http_address: str = "127.0.0.1"

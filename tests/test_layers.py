@@ -17,6 +17,8 @@ LAYERS = {
     "gateway.errors": 0,
     "gateway.repository": 1,
     "gateway.settings": 1,
+    "gateway.routes": 1,
+    "gateway.wire": 1,
     "gateway.telemetry": 1,
     "gateway.backends": 2,
     "gateway.policy": 2,

@@ -6,12 +6,37 @@ against that signature and answers with outputs in the order asked for.
 
 from __future__ import annotations
 
+import asyncio
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
 from gateway.repository.config import ModelConfig
-from gateway.types import Deadline, InferRequest, InferResponse
+from gateway.routes import Program, Route
+from gateway.types import Deadline, Infer, InferRequest, InferResponse
+
+
+@dataclass(frozen=True, slots=True)
+class Host:
+    """What a backend may use of the gateway it is loaded into.
+
+    Attributes:
+        loop: the gateway's event loop, on which backends are called; clients of remote servers are
+            made there.
+        infer: a request to any model that is READY, with its own handle, checks and statistics.
+        config_of: the completed configuration of a READY model, by name and version (0: newest);
+            raises ``NotFound`` or ``Unavailable``.
+        package: writes the artifact as the named server wants it (``torchserve``, ``tfserving``,
+            ``triton``) to a path that is not there yet.
+        program: how to start the named server.
+    """
+
+    loop: asyncio.AbstractEventLoop
+    infer: Infer
+    config_of: Callable[[str, int], ModelConfig]
+    package: Callable[[Artifact, str, Path], None]
+    program: Callable[[str], Program]
 
 
 @dataclass(frozen=True, slots=True)
@@ -19,7 +44,8 @@ class Artifact:
     """What a loader gets.
 
     ``config`` may lack inputs and outputs: the artifact then tells them. ``path`` may be a copy
-    that is there while it loads and no longer.
+    that is there while it loads and no longer; a model that only a route names has none of its own,
+    and ``path`` is then the current folder. ``host`` is None in tests of embedded runtimes only.
     """
 
     model_name: str
@@ -27,6 +53,8 @@ class Artifact:
     path: Path
     config: ModelConfig
     threads: int
+    route: Route | None = None
+    host: Host | None = None
 
 
 class Backend(Protocol):
@@ -34,6 +62,10 @@ class Backend(Protocol):
 
     #: The model's configuration, complete: inputs and outputs are those of the artifact.
     config: ModelConfig
+    #: Why it cannot answer just now, as a public reason: a server that is down, or being restarted.
+    #: Empty while it can. The event loop alone changes it. Requests that come meanwhile get
+    #: ``Unavailable`` from the backend itself.
+    problem: str
 
     async def __call__(self, request: InferRequest, deadline: Deadline) -> InferResponse: ...
 
@@ -45,6 +77,8 @@ class Load(Protocol):
     """Blocking, called in a thread. The backend it returns is warm.
 
     Raises:
+        Unavailable: it cannot be served yet, because something it needs is down or not READY; the
+            load is tried again by itself until it succeeds.
         ModelportError: with a public reason why the artifact cannot be served.
     """
 

@@ -30,6 +30,8 @@ def load(artifact: Artifact) -> FakeBackend:
 
 
 class FakeBackend:
+    problem = ""
+
     def __init__(self, artifact: Artifact) -> None:
         self.config = artifact.config
         self._name, self._version = artifact.model_name, artifact.version

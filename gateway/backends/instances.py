@@ -13,7 +13,7 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 
-from gateway.errors import TimedOut, Unavailable
+from gateway.errors import QueueFull, TimedOut
 from gateway.types import Deadline, InferRequest, InferResponse
 
 Run = Callable[[InferRequest], InferResponse]
@@ -70,7 +70,7 @@ class Instances:
                 self._inline_elements = NEVER  # its time depends on more than its size
             return response
         if self._pending >= self._limit:
-            raise Unavailable("Exceeds maximum queue size")
+            raise QueueFull
         loop = asyncio.get_running_loop()
         reply: asyncio.Future[InferResponse] = loop.create_future()
         self._pending += 1

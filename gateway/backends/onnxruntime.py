@@ -115,6 +115,8 @@ def _tensor(meta: Any) -> ArtifactTensor:
 class OnnxRuntimeBackend:
     """An ``Infer`` over one session. Tensors arrive in the shape that the model itself wants."""
 
+    problem = ""
+
     def __init__(
         self, artifact: Artifact, session: ort.InferenceSession, config: ModelConfig
     ) -> None:

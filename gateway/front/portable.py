@@ -19,7 +19,7 @@ from google.protobuf.message import DecodeError
 from gateway.errors import Code, InvalidArgument, ModelportError, TimedOut, Unavailable
 from gateway.front.http_protocol import BoundedProtocol
 from gateway.protocols.asgi import App, Message, Receive, Scope, Send
-from gateway.protocols.oip_grpc import Method
+from gateway.protocols.grpc_method import Method, Methods
 from gateway.settings import Settings
 from gateway.types import NO_DEADLINE, Deadline
 
@@ -157,7 +157,7 @@ class _Server(uvicorn.Server):
 class PortableFront:
     """Both protocols in this process, on this event loop."""
 
-    def __init__(self, app: App, methods: dict[str, dict[str, Method]], settings: Settings) -> None:
+    def __init__(self, app: App, methods: Methods, settings: Settings) -> None:
         self._settings = settings
         self._http = HttpListener(app, settings.http_address, settings.http_port, "--http-port")
         self._grpc = grpc.aio.server(
@@ -265,7 +265,7 @@ def _unary(method: Method) -> Any:
         try:
             return await handler(_parse(method, content), _deadline(context))
         except ModelportError as error:
-            await context.abort(_status(error, context), str(error))
+            await context.abort(_status(method, error, context), str(error))
         except Exception:
             log.exception("request failed")
             await context.abort(grpc.StatusCode.INTERNAL, "internal error")
@@ -283,7 +283,7 @@ def _stream(method: Method) -> Any:
             async for reply in method.handler(parse(method, content), _deadline(context)):
                 yield reply
         except ModelportError as error:
-            await context.abort(_status(error, context), str(error))
+            await context.abort(_status(method, error, context), str(error))
         except Exception:
             log.exception("stream failed")
             await context.abort(grpc.StatusCode.INTERNAL, "internal error")
@@ -291,8 +291,11 @@ def _stream(method: Method) -> Any:
     return serve
 
 
-def _status(error: ModelportError, context: grpc.aio.ServicerContext[Any, Any]) -> grpc.StatusCode:
-    status = STATUS[error.code]
+def _status(
+    method: Method, error: ModelportError, context: grpc.aio.ServicerContext[Any, Any]
+) -> grpc.StatusCode:
+    named = method.statuses.get(type(error))
+    status = grpc.StatusCode[named] if named else STATUS[error.code]
     remaining = context.time_remaining()
     if isinstance(error, TimedOut) and remaining is not None and remaining < CLOCK_SECONDS:
         status = grpc.StatusCode.DEADLINE_EXCEEDED  # as the client's own clock says

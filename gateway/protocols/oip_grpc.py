@@ -10,7 +10,6 @@ import asyncio
 import math
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -28,7 +27,8 @@ from gateway.errors import (
     Unsupported,
 )
 from gateway.lifecycle import Lifecycle
-from gateway.protocols import documents, oip_parameters, raw
+from gateway.protocols import documents, oip_parameters
+from gateway.protocols.grpc_method import Method
 from gateway.types import (
     NUMPY_DTYPES,
     Array,
@@ -39,6 +39,7 @@ from gateway.types import (
     Parameter,
     Tensor,
 )
+from gateway.wire import raw
 
 SERVICE = "inference.GRPCInferenceService"
 HEALTH_SERVICE = "grpc.health.v1.Health"
@@ -63,17 +64,6 @@ _CONTENTS = {
     Datatype.FP64: "fp64_contents",
     Datatype.BYTES: "bytes_contents",
 }
-
-
-@dataclass(frozen=True, slots=True)
-class Method:
-    """One row of the table. ``streams``: both sides are streams, or (watch) only the reply."""
-
-    request: Any
-    reply: Any
-    handler: Callable[[Any, Deadline], Any]
-    request_streams: bool = False
-    reply_streams: bool = False
 
 
 Unary = Callable[[Any, Deadline], Awaitable[Any]]

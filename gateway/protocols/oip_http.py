@@ -1,30 +1,25 @@
-"""OIP over HTTP: routes. The infer route is plain ASGI, dispatched ahead of the framework.
-
-FastAPI carries the rest and documents all of it; ``GET /docs`` is the page.
-"""
+"""OIP over HTTP: routes. The infer route is the hot one."""
 
 from __future__ import annotations
 
 import asyncio
-import re
 from collections.abc import Callable
 from typing import Annotated, Any
-from urllib.parse import unquote_to_bytes
 
 import orjson
 import structlog
 from fastapi import Depends, FastAPI, Path, Request, Response
 from starlette.exceptions import HTTPException
 
-from gateway import __version__
 from gateway.dataplane import DataPlane
 from gateway.errors import Code, InvalidArgument, ModelportError, Unavailable
 from gateway.lifecycle import Lifecycle
-from gateway.protocols import documents, http_body, json_text, oip_json, oip_parameters, oip_schema
+from gateway.protocols import documents, http_body, oip_json, oip_parameters, oip_schema
 from gateway.protocols.asgi import Receive, Scope, Send
+from gateway.protocols.http import Delegate
+from gateway.protocols.http_reply import JSON, RETRY, document, reply
 from gateway.types import NO_DEADLINE, InferRequest
-
-Headers = list[tuple[bytes, bytes]]
+from gateway.wire import json_text
 
 log = structlog.get_logger("modelport.http")
 
@@ -42,33 +37,32 @@ Version = Annotated[str, Path(description="Model version, a positive integer")]
 #: A model's name and version; version 0: the newest that is READY.
 Selected = tuple[str, int]
 _PREFIX, _SUFFIX, _VERSIONS = "/v2/models/", "/infer", "/versions/"
-_JSON: Headers = [(b"content-type", b"application/json")]
-_UNSAFE = re.compile(rb"[/\\\x00-\x1f\x7f]")
 
 
 class OipHttp:
-    """The ASGI application of the HTTP port."""
+    """The dialect of ``/v2``."""
+
+    segments = frozenset({"v2"})
 
     def __init__(self, dataplane: DataPlane, lifecycle: Lifecycle, max_input_bytes: int) -> None:
         self._dataplane = dataplane
         self._lifecycle = lifecycle
         self._max_input_bytes = max_input_bytes
-        self._framework = self._build()
 
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] != "http":
-            await self._framework(scope, receive, send)
-            return
+    async def serve(self, scope: Scope, receive: Receive, send: Send) -> bool:
         path: str = scope["path"]
-        if b"%" in scope["raw_path"] and not _plain_segments(scope["raw_path"]):
-            await _reply(send, 404, _error("Not Found"), _JSON)
-            return
         if scope["method"] == "POST" and path.endswith(_SUFFIX) and path.startswith(_PREFIX):
             name, versions, version = path[len(_PREFIX) : -len(_SUFFIX)].partition(_VERSIONS)
             if name and "/" not in name and (not versions or _is_number(version)):
                 await self._infer(name, version, scope, receive, send)
-                return
-        await self._framework(scope, receive, send)
+                return True
+        return False
+
+    def refusal(self, status: int, message: str) -> Response:
+        return document({"error": message}, status)
+
+    def failure(self, error: ModelportError) -> Response:
+        return document({"error": str(error)}, STATUS[error.code])
 
     # -- infer ----------------------------------------------------------------------------------
 
@@ -96,9 +90,9 @@ class OipHttp:
             await _fail(send, Unavailable("the server is shutting down"))
         except Exception:
             log.exception("request failed")
-            await _reply(send, 500, _error("internal error"), _JSON)
+            await reply(send, 500, _error("internal error"), JSON)
         else:
-            reply_headers = _JSON
+            reply_headers = JSON
             if any(map(len, blobs)):
                 reply_headers = [
                     (b"content-type", b"application/octet-stream"),
@@ -109,7 +103,7 @@ class OipHttp:
             if coding:
                 json = http_body.compress(json, coding)
                 reply_headers = [*reply_headers, (b"content-encoding", coding)]
-            await _reply(send, 200, json, reply_headers)
+            await reply(send, 200, json, reply_headers)
 
     def _decode(
         self, body: bytes, headers: dict[bytes, bytes], name: str, version: int
@@ -126,26 +120,8 @@ class OipHttp:
 
     # -- everything else ------------------------------------------------------------------------
 
-    def _build(self) -> FastAPI:
-        app = FastAPI(
-            title="modelport",
-            version=__version__,
-            description="The Open Inference Protocol (v2), as Triton speaks it.",
-            redirect_slashes=False,
-        )
+    def add_routes(self, app: FastAPI) -> None:
         lifecycle = self._lifecycle
-
-        @app.exception_handler(HTTPException)
-        async def refuse(_: Request, error: HTTPException) -> Response:
-            return _document({"error": str(error.detail)}, error.status_code, error.headers)
-
-        @app.exception_handler(ModelportError)
-        async def fail(_: Request, error: ModelportError) -> Response:
-            return _document({"error": str(error)}, STATUS[error.code])
-
-        @app.exception_handler(Exception)
-        async def break_down(_: Request, __: Exception) -> Response:
-            return _document({"error": "internal error"}, 500)
 
         @app.get("/v2/health/live", tags=["health"], response_class=Response)
         async def server_live() -> Response:
@@ -160,30 +136,18 @@ class OipHttp:
         @app.get("/v2", tags=["metadata"], response_model=oip_schema.ServerMetadata)
         async def server_metadata() -> Response:
             """Name, version and the protocol extensions that work."""
-            return _document(documents.server_metadata())
+            return document(documents.server_metadata())
 
         @app.get("/v2/models/stats", tags=["statistics"])
         async def all_statistics() -> Response:
             """Statistics of every model version that has been served."""
-            return _document(documents.model_statistics(lifecycle, "", 0))
+            return document(documents.model_statistics(lifecycle, "", 0))
 
         model = "/v2/models/{model}"
         self._add_model_routes(app, model, "", _select)
         versioned = model + "/versions/{version}"
         self._add_model_routes(app, versioned, " of a version", _select_version)
         self._add_repository_routes(app)
-        describe = app.openapi
-
-        def openapi() -> dict[str, Any]:
-            """FastAPI's description without its own 422, which this API never answers."""
-            schema = describe()
-            for operations in schema["paths"].values():
-                for operation in operations.values():
-                    operation["responses"].pop("422", None)
-            return schema
-
-        app.openapi = openapi  # type: ignore[method-assign]
-        return app
 
     def _add_model_routes(
         self, app: FastAPI, path: str, suffix: str, select: Callable[..., Selected]
@@ -203,7 +167,7 @@ class OipHttp:
         )
         async def model_metadata(selected: Selected = Depends(select)) -> Response:
             """Versions that are READY, inputs and outputs."""
-            return _document(documents.model_metadata(lifecycle, *selected))
+            return document(documents.model_metadata(lifecycle, *selected))
 
         @app.get(
             f"{path}/ready",
@@ -216,7 +180,7 @@ class OipHttp:
             try:
                 lifecycle.get(*selected)
             except ModelportError as error:
-                return _document({"error": str(error)}, 400)
+                return document({"error": str(error)}, 400)
             return Response()
 
         @app.get(
@@ -224,7 +188,7 @@ class OipHttp:
         )
         async def model_config(selected: Selected = Depends(select)) -> Response:
             """The model configuration, completed."""
-            return _document(documents.model_config(lifecycle, *selected))
+            return document(documents.model_config(lifecycle, *selected))
 
         @app.get(
             f"{path}/stats",
@@ -234,7 +198,7 @@ class OipHttp:
         )
         async def model_statistics(selected: Selected = Depends(select)) -> Response:
             """Counts and cumulative nanoseconds (statistics extension)."""
-            return _document(documents.model_statistics(lifecycle, *selected))
+            return document(documents.model_statistics(lifecycle, *selected))
 
         @app.post(
             f"{path}/infer",
@@ -250,7 +214,8 @@ class OipHttp:
             `Inference-Header-Content-Length` is the size of the JSON part; without it the whole
             body is JSON, and with 0 the whole body is the single input's raw tensor.
             """
-            return _Delegate(self._infer, *selected)
+            name, number = selected
+            return Delegate(self._infer, name, str(number or ""))
 
     def _add_repository_routes(self, app: FastAPI) -> None:
         lifecycle = self._lifecycle
@@ -262,7 +227,7 @@ class OipHttp:
             ready = body.get("ready", False)
             if type(ready) is not bool:
                 raise InvalidArgument("Unable to parse 'ready': it must be true or false")
-            return _document(lifecycle.index(ready_only=ready))
+            return document(lifecycle.index(ready_only=ready))
 
         @app.post(
             "/v2/repository/models/{model}/load",
@@ -308,23 +273,6 @@ def _is_number(text: str) -> bool:
     return text.isascii() and text.isdigit()
 
 
-class _Delegate(Response):
-    """Lets a documented FastAPI route answer through a plain ASGI handler."""
-
-    def __init__(self, handler: Any, name: str, version: int) -> None:
-        super().__init__()
-        self._handler, self._selected = handler, (name, str(version or ""))
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        await self._handler(*self._selected, scope, receive, send)
-
-
-def _plain_segments(raw_path: bytes) -> bool:
-    """Whether percent-decoding leaves each segment one segment, without control characters."""
-    segments = map(unquote_to_bytes, raw_path.partition(b"?")[0].split(b"/"))
-    return not any(_UNSAFE.search(segment) for segment in segments)
-
-
 def _header_length(stated: bytes, size: int) -> int:
     length = int(stated) if stated.isdigit() and len(stated) < 20 else -1
     if not 0 <= length <= size:
@@ -339,19 +287,9 @@ def _error(text: str) -> bytes:
     return orjson.dumps({"error": text})
 
 
-def _document(value: Any, status: int = 200, headers: Any = None) -> Response:
-    return Response(orjson.dumps(value), status, headers, media_type="application/json")
-
-
 async def _fail(send: Send, error: ModelportError) -> None:
-    status, headers = STATUS[error.code], _JSON
+    status, headers = STATUS[error.code], JSON
     if status == 503:
-        headers = [*_JSON, (b"retry-after", b"1")]
+        headers = [*JSON, *RETRY]
     log.debug("request failed", status=status, error=str(error))
-    await _reply(send, status, _error(str(error)), headers)
-
-
-async def _reply(send: Send, status: int, body: bytes, headers: Headers) -> None:
-    length = (b"content-length", b"%d" % len(body))
-    await send({"type": "http.response.start", "status": status, "headers": [*headers, length]})
-    await send({"type": "http.response.body", "body": body})
+    await reply(send, status, _error(str(error)), headers)

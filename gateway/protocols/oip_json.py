@@ -14,8 +14,7 @@ from typing import Any
 import numpy as np
 
 from gateway.errors import InvalidArgument
-from gateway.protocols import json_text, oip_parameters, raw
-from gateway.protocols.raw import Buffer
+from gateway.protocols import oip_parameters
 from gateway.types import (
     NUMPY_DTYPES,
     Array,
@@ -26,6 +25,8 @@ from gateway.types import (
     Tensor,
     TensorSpec,
 )
+from gateway.wire import json_text, raw
+from gateway.wire.raw import Buffer
 
 _BINARY_ONLY = (Datatype.FP16, Datatype.BF16)
 _INTEGERS = {int}

@@ -28,8 +28,9 @@ from hypothesis import strategies as st
 from tritonclient.grpc import service_pb2 as pb
 
 from gateway.errors import InvalidArgument, ModelportError
-from gateway.protocols import json_text, oip_grpc, oip_json, raw
+from gateway.protocols import oip_grpc, oip_json
 from gateway.types import NUMPY_DTYPES, Datatype, InferResponse, Tensor, TensorSpec
+from gateway.wire import json_text, raw
 from tests.conformance import wire
 from tests.conformance.wire import HEADER_LENGTH, Connection, json_body, json_input
 from tests.server import Gateway

@@ -14,7 +14,7 @@ import numpy as np
 import orjson
 
 from gateway.errors import InvalidArgument
-from gateway.protocols.raw import Buffer
+from gateway.wire.raw import Buffer
 
 MAX_DEPTH = 100
 #: Objects this API knows have a dozen keys; a flood of keys is refused before it is built.

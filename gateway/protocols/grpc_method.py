@@ -1,0 +1,31 @@
+"""A row of the table of gRPC methods, which any front can put on a socket."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from gateway.errors import ModelportError
+from gateway.types import Deadline
+
+
+@dataclass(frozen=True, slots=True)
+class Method:
+    """``handler`` is an async function from a request to a reply, or an async generator of replies.
+
+    It raises ``ModelportError``. ``request_streams`` implies ``reply_streams``: both sides are
+    streams, or only the reply is. ``statuses`` names the gRPC status of an error's class where the
+    dialect's differs from the Open Inference Protocol's.
+    """
+
+    request: Any
+    reply: Any
+    handler: Callable[[Any, Deadline], Any]
+    request_streams: bool = False
+    reply_streams: bool = False
+    statuses: Mapping[type[ModelportError], str] = field(default_factory=dict)
+
+
+#: service → method → row
+Methods = Mapping[str, Mapping[str, Method]]

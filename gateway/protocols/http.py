@@ -1,0 +1,123 @@
+"""The ASGI application of the HTTP port: every dialect, told apart by a path's first segment.
+
+What is hot a dialect serves itself, as plain ASGI, ahead of the framework. FastAPI carries the rest
+and documents all of it; ``GET /docs`` is the page.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from typing import Any, Protocol
+from urllib.parse import unquote_to_bytes
+
+from fastapi import FastAPI, Request, Response
+from starlette.exceptions import HTTPException
+
+from gateway import __version__
+from gateway.errors import Internal, ModelportError
+from gateway.protocols.asgi import Receive, Scope, Send
+
+_UNSAFE = re.compile(rb"[/\\\x00-\x1f\x7f]")
+
+
+class HttpDialect(Protocol):
+    """One family of paths and the form of its errors."""
+
+    #: The first segments of its paths.
+    segments: frozenset[str]
+
+    async def serve(self, scope: Scope, receive: Receive, send: Send) -> bool:
+        """Answer, or return False: the path is not one of the hot ones, nothing was read."""
+
+    def add_routes(self, app: FastAPI) -> None:
+        """Every route, the hot ones included: they are documented like the others."""
+
+    def refusal(self, status: int, message: str) -> Response:
+        """What says no before any model is concerned: no such path, wrong method."""
+
+    def failure(self, error: ModelportError) -> Response:
+        """``error`` with its status, in the dialect's form."""
+
+
+class HttpApplication:
+    """``dialects``: the first one's errors answer for paths that are nobody's."""
+
+    def __init__(self, dialects: Sequence[HttpDialect]) -> None:
+        self._default = dialects[0]
+        self._dialects = {segment: d for d in dialects for segment in d.segments}
+        self._framework = self._build(dialects)
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] == "http":
+            dialect = self._dialect(scope["path"])
+            if b"%" in scope["raw_path"] and not _plain_segments(scope["raw_path"]):
+                refusal = (dialect or self._default).refusal(404, "Not Found")
+                await refusal(scope, receive, send)
+                return
+            if dialect is not None and await dialect.serve(scope, receive, send):
+                return
+        await self._framework(scope, receive, send)
+
+    def _dialect(self, path: str) -> HttpDialect | None:
+        return self._dialects.get(path[1:].partition("/")[0])
+
+    def _build(self, dialects: Sequence[HttpDialect]) -> FastAPI:
+        app = FastAPI(
+            title="modelport",
+            version=__version__,
+            description="The Open Inference Protocol (v2), as Triton speaks it.",
+            redirect_slashes=False,
+        )
+
+        def dialect(request: Request) -> HttpDialect:
+            return self._dialect(request.url.path) or self._default
+
+        @app.exception_handler(HTTPException)
+        async def refuse(request: Request, error: HTTPException) -> Response:
+            response = dialect(request).refusal(error.status_code, str(error.detail))
+            response.headers.update(error.headers or {})
+            return response
+
+        @app.exception_handler(ModelportError)
+        async def fail(request: Request, error: ModelportError) -> Response:
+            return dialect(request).failure(error)
+
+        @app.exception_handler(Exception)
+        async def break_down(request: Request, _: Exception) -> Response:
+            return dialect(request).failure(Internal("internal error"))
+
+        for each in dialects:
+            each.add_routes(app)
+        describe = app.openapi
+
+        def openapi() -> dict[str, Any]:
+            """FastAPI's description without its own 422, which this API never answers."""
+            schema = describe()
+            for operations in schema["paths"].values():
+                for operation in operations.values():
+                    operation["responses"].pop("422", None)
+            return schema
+
+        app.openapi = openapi  # type: ignore[method-assign]
+        return app
+
+
+class Delegate(Response):
+    """Lets a documented FastAPI route answer through a plain ASGI handler.
+
+    ``handler`` is called with ``arguments`` and then the scope, receive and send.
+    """
+
+    def __init__(self, handler: Any, *arguments: Any) -> None:
+        super().__init__()
+        self._handler, self._arguments = handler, arguments
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        await self._handler(*self._arguments, scope, receive, send)
+
+
+def _plain_segments(raw_path: bytes) -> bool:
+    """Whether percent-decoding leaves each segment one segment, without control characters."""
+    segments = map(unquote_to_bytes, raw_path.partition(b"?")[0].split(b"/"))
+    return not any(_UNSAFE.search(segment) for segment in segments)

@@ -1,0 +1,1 @@
+"""Bytes ↔ arrays, shared by the protocols (server side) and the remote backends (client side)."""
