@@ -7,8 +7,8 @@ BIN := $(VENV)/bin
 READY := $(VENV)/.installed
 
 .DEFAULT_GOAL := help
-.PHONY: help run serve test lint format perf-analyzer bench table tflite-runtime torchserve \
-	triton-package protos fuzz soak clean
+.PHONY: help run serve test lint format perf-analyzer bench table tflite-runtime torchserve migrate \
+	managed runtimes tfserving-clients triton-package upstream upstream-triton protos fuzz soak clean
 
 help: ## List the verbs
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-14s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -53,18 +53,39 @@ table: $(READY) ## Export every model to every format and write the README's tab
 tflite-runtime: $(READY) ## Run fp32 and fp16 TFLite files on tflite-runtime 2.14, in its own environment
 	$(BIN)/python -m tests.tflite_runtime
 
+runtimes: $(READY) ## Serve compiled archives; measure what 50 reloads leave in every runtime
+	$(BIN)/python -m tests.runtimes
+
 torchserve: $(READY) ## Prove TorchServe archives in a real TorchServe; needs Java 17
 	$(BIN)/python -m tests.torchserve
+	$(BIN)/python -m tests.torchserve.routed
+
+migrate: $(READY) ## Migrate from a real TorchServe and compare its answers; needs Java 17
+	$(BIN)/python -m tests.torchserve.migration
+
+tfserving-clients: $(READY) ## Call a gateway with the official tensorflow-serving-api stubs
+	$(BIN)/python -m tests.tfserving_clients
+
+managed: $(READY) ## Kill -9 managed TorchServe and Triton, the real ones, under load; needs Java 17
+	$(BIN)/python -m tests.managed
 
 triton-package: $(READY) ## Prove Triton packages and warm-up samples in a real Triton
 	$(BIN)/python -m tests.triton_package
 
-protos: $(READY) ## Generate the messages of exporters/formats/proto anew
+upstream: $(READY) ## Run the conformance suite through a second gateway, over both protocols
+	for via in grpc http; do MODELPORT_VIA=$$via $(BIN)/python -m pytest tests/conformance/test_infer.py \
+		tests/conformance/test_errors.py tests/conformance/test_parity.py || exit 1; done
+
+upstream-triton: $(READY) ## Compare answers through the gateway with a real Triton's own, bit by bit
+	$(BIN)/python -m tests.upstream_triton
+
+protos: $(READY) ## Generate the messages of gateway/wire/proto and exporters/formats/proto anew
+	$(BIN)/python -m gateway.wire.proto
 	$(BIN)/python -m exporters.formats.proto
 
 fuzz: $(READY) ## Ten times the default fuzz: 10^6 decoder cases, 10^5 requests on the wire
 	MODELPORT_FUZZ_CASES=1000000 MODELPORT_FUZZ_WIRE_CASES=100000 \
-		$(BIN)/python -m pytest --timeout=3600 tests/attacks/test_fuzz.py
+		$(BIN)/python -m pytest --timeout=3600 tests/attacks/test_fuzz.py tests/attacks/test_fuzz_tfserving.py
 
 soak: $(READY) ## The long fault tests: SIGTERM under load x 50, reloads x 200
 	MODELPORT_TRIALS=50 MODELPORT_RELOADS=200 \

@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import ExitStack, closing, contextmanager
+from collections.abc import Callable, Mapping
+from contextlib import ExitStack, closing
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -15,6 +13,7 @@ import click
 import numpy as np
 
 from exporters.errors import OneLineCommand, missing_extra
+from exporters.serving import serving
 from gateway.errors import Internal, Unavailable
 from gateway.types import Array
 
@@ -26,7 +25,6 @@ REPOSITORY = Path("model_repository")
 MAX_BATCH_SIZE = 8
 #: Held-out samples sent over every protocol, and how many of them are shown.
 SAMPLES, SHOWN = 256, 6
-START_SECONDS = 120.0
 PROTOCOLS = ("HTTP JSON", "HTTP binary", "gRPC")
 
 Infer = Callable[[str, Mapping[str, Array], str], Array]
@@ -70,7 +68,7 @@ def demo(retrain: bool, seed: int) -> None:
     for task in tasks:
         _export(task, console)
     console.rule("3. Serve")
-    with _gateway() as ports, ExitStack() as stack:
+    with serving(REPOSITORY) as ports, ExitStack() as stack:
         console.print(
             f"The gateway is ready: HTTP 127.0.0.1:{ports['http_port']}, "
             f"gRPC 127.0.0.1:{ports['grpc_port']}"
@@ -143,36 +141,6 @@ def _published(name: str) -> dict[str, str]:
     for path in (REPOSITORY / name).glob("[0-9]*/certificate.json"):
         found[path.parent.name] = str(json.loads(path.read_text())["checkpoint"]["sha256"])
     return found
-
-
-@contextmanager
-def _gateway() -> Iterator[dict[str, int]]:
-    """A gateway in a process of its own on free ports, ready; stopped at the end."""
-    command = [sys.executable, "-m", "gateway.cli", "serve"]
-    command += ["--model-repository", str(REPOSITORY), "--log-format", "json"]
-    command += ["--http-port", "0", "--grpc-port", "0", "--metrics-port", "0"]
-    process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
-    try:
-        yield _wait_until_ready(process)
-    finally:
-        process.terminate()
-        _, rest = process.communicate(timeout=START_SECONDS)
-        if process.returncode:
-            raise Internal(f"the gateway ended with status {process.returncode}: {rest}")
-
-
-def _wait_until_ready(process: subprocess.Popen[str]) -> dict[str, int]:
-    ports: dict[str, int] = {}
-    said = ""
-    assert process.stderr is not None
-    for line in process.stderr:
-        said = line.strip()
-        entry = json.loads(line) if line.startswith("{") else {}
-        if entry.get("event") == "listening":
-            ports = {key: entry[key] for key in entry if key.endswith("_port")}
-        elif entry.get("event") == "started":
-            return ports
-    raise Unavailable(f"the gateway did not start: {said}")
 
 
 def _clients(stack: ExitStack, ports: Mapping[str, int]) -> Infer:

@@ -22,7 +22,7 @@ from gateway.repository import config as configuration
 from gateway.repository.config import ModelConfig
 from gateway.types import NUMPY_DTYPES, Array, ModelSignature, TensorSpec
 
-FOLDER = "warmup"
+FOLDER = configuration.WARMUP
 
 
 def requests(

@@ -12,8 +12,9 @@ from typing import Any
 import click
 import numpy as np
 
+from gateway import images
 from gateway.errors import InvalidArgument, NotFound, Unavailable
-from gateway.types import NUMPY_DTYPES, Array, Datatype
+from gateway.types import NUMPY_DTYPES, Array, Datatype, TensorSpec
 
 DEFAULT_URLS = {"http": "127.0.0.1:8000", "grpc": "127.0.0.1:8001"}
 TIMEOUT_SECONDS = 60.0
@@ -275,29 +276,14 @@ def _typed(name: str, value: Any, spec: dict[str, Any], file: Path) -> Array:
 
 
 def _image(file: Path, spec: dict[str, Any], parameters: Mapping[str, str]) -> Array:
-    """``file`` as the model's image input: ``[1, C, H, W]`` or ``[1, H, W, C]``, float32.
-
-    The configuration's parameters ``image.layout``, ``image.mean`` and ``image.std`` say how;
-    without them: CHW, values in [0, 1].
-    """
-    from PIL import Image
-
-    layout = parameters.get("image.layout", "CHW").upper()
-    dims = spec["shape"][-3:]
-    if len(dims) != 3 or layout not in ("CHW", "HWC"):
-        raise InvalidArgument(f"'{file}' is an image, but input '{spec['name']}' is {dims}")
-    channels, height, width = dims if layout == "CHW" else (dims[2], dims[0], dims[1])
-    if channels not in (1, 3):
-        raise InvalidArgument(f"'{file}': images have 1 or 3 channels, the input {channels}")
-    with Image.open(file) as opened:
-        picture = opened.convert("L" if channels == 1 else "RGB")
-        size = (width if width > 0 else picture.width, height if height > 0 else picture.height)
-        pixels = np.asarray(picture.resize(size, Image.Resampling.BILINEAR), np.float32) / 255
-    pixels = pixels.reshape(size[1], size[0], channels)
-    mean, std = (_floats(parameters.get(f"image.{key}")) for key in ("mean", "std"))
-    pixels = (pixels - (0.0 if mean is None else mean)) / (1.0 if std is None else std)
-    return (pixels.transpose(2, 0, 1) if layout == "CHW" else pixels)[np.newaxis].astype(np.float32)
-
-
-def _floats(text: str | None) -> Array | None:
-    return np.array([float(part) for part in text.split(",")], np.float32) if text else None
+    """``file`` as the model's image input, without the batch dimension."""
+    # tritonclient rounds to BF16 itself.
+    datatype = "FP32" if spec["datatype"] == Datatype.BF16 else spec["datatype"]
+    wanted = TensorSpec(spec["name"], Datatype(datatype), tuple(spec["shape"][-3:]))
+    decode = images.from_parameters(parameters, wanted, formats=None)
+    if decode is None:
+        raise InvalidArgument(
+            f"'{file}' is an image, but input '{spec['name']}' is {datatype} {spec['shape']}: not "
+            "three dimensions with 1 or 3 channels"
+        )
+    return decode(file.read_bytes())[np.newaxis]

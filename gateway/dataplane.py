@@ -25,15 +25,17 @@ class DataPlane:
         self._lifecycle = lifecycle
         self._verbose = verbose
 
-    async def infer(self, request: InferRequest, deadline: Deadline) -> InferResponse:
-        """Answer ``request``.
+    async def infer(
+        self, request: InferRequest, deadline: Deadline, step: bool = False
+    ) -> InferResponse:
+        """Answer ``request``. A ``step`` of a request that is already in is never refused.
 
         Raises:
             ModelportError: with a public message; anything else that goes wrong is logged and
                 becomes ``Internal``.
         """
         started = time.perf_counter_ns()
-        if self._lifecycle.closing.is_set():
+        if not step and self._lifecycle.closing.is_set():
             raise Unavailable("the server is shutting down")
         version = self._lifecycle.acquire(request.model_name, request.model_version)
         statistics = version.statistics
@@ -58,6 +60,10 @@ class DataPlane:
         finally:
             statistics.pending -= 1
             version.release()
+
+    def infer_step(self, request: InferRequest, deadline: Deadline) -> Awaitable[InferResponse]:
+        """As ``infer``, for the steps of an ensemble: those of a request in flight are finished."""
+        return self.infer(request, deadline, step=True)
 
     async def _run(
         self, version: ServedVersion, request: InferRequest, deadline: Deadline, started: int

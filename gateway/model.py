@@ -3,21 +3,30 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Hashable
-from dataclasses import dataclass, field
+import time
+from collections.abc import Collection, Hashable, Iterator, Mapping
+from dataclasses import dataclass, field, replace
 from enum import StrEnum
 
 from gateway.backends.base import Backend
 from gateway.errors import InvalidArgument
+from gateway.policy import Snapshot, VersionPolicy, wanted
 from gateway.repository import config as configuration
 from gateway.repository.config import ModelConfig
 from gateway.repository.scan import ModelEntry
+from gateway.routes import Route
+from gateway.settings import AspiredVersionPolicy
 from gateway.telemetry import Statistics
 from gateway.types import ModelSignature
 from gateway.validation import Validator
 
 #: The reason Triton gives for a version that was unloaded on purpose.
 UNLOADED = "unloaded"
+#: Config parameter ``version_label.stable = "3"``: requests may ask for ``stable`` instead of 3.
+_LABEL = "version_label."
+#: A timer may fire so much early.
+TIMER_SECONDS = 0.01
+_ASPIRED = "aspired_version_policy"
 
 
 class State(StrEnum):
@@ -33,8 +42,8 @@ class ServedVersion:
     """A loaded version and its counted handles. Nothing of it changes but the counts."""
 
     __slots__ = (
-        "_drained", "backend", "config", "in_flight", "labels", "name", "number", "signature",
-        "statistics", "validator",
+        "__weakref__", "_drained", "backend", "config", "in_flight", "labels", "name", "number",
+        "signature", "statistics", "validator",
     )  # fmt: skip
 
     def __init__(
@@ -64,6 +73,40 @@ class ServedVersion:
         await asyncio.to_thread(self.backend.unload)
 
 
+@dataclass(frozen=True, slots=True)
+class Wanted:
+    """What a reload asks of one model; None: what the model's configuration says.
+
+    Attributes:
+        policy: which versions to serve.
+        labels: names of versions, each of a version that is served or about to be.
+    """
+
+    policy: VersionPolicy | None = None
+    labels: Mapping[str, int] | None = None
+
+
+@dataclass(slots=True)
+class Failure:
+    """What did not load, or could not be asked, and when it is tried again by itself.
+
+    Attributes:
+        content: what identifies the content that failed.
+        reason: public.
+        transient: something it needs is not there yet: it is tried until it is.
+        tries: how often in a row the same content has failed.
+        retry_at: on ``time.monotonic()``'s clock; None: only with another content, or on request.
+        due: it is to be tried again now.
+    """
+
+    content: Hashable
+    reason: str
+    transient: bool
+    tries: int
+    retry_at: float | None
+    due: bool = False
+
+
 @dataclass(slots=True)
 class Model:
     """One model's state. Changed by the lifecycle alone, under ``lock`` across awaits."""
@@ -71,28 +114,177 @@ class Model:
     entry: ModelEntry
     config: ModelConfig | None = None
     override: str | None = None
+    wanted: Wanted = field(default_factory=Wanted)
     problem: str = ""
     #: A version was wanted and could not be served; true until one is, or none is wanted.
     troubled: bool = False
     served: dict[int, ServedVersion] = field(default_factory=dict)
     serving: dict[int, Hashable] = field(default_factory=dict)
-    failed: dict[int, Hashable] = field(default_factory=dict)
+    failed: dict[int, Failure] = field(default_factory=dict)
+    #: The server that runs a model which only a route names could not tell its versions.
+    unreachable: Failure | None = None
     states: dict[int, tuple[State, str]] = field(default_factory=dict)
-    #: The version that a request without a version gets: the newest that is READY.
+    #: Unloaded one by one, on request: not loaded again before the model is.
+    withheld: set[int] = field(default_factory=set)
+    #: Unloaded to make room for others; loaded again where those do not load.
+    displaced: set[int] = field(default_factory=set)
+    #: The version that a request without a version gets: ``pinned``, else the newest that is READY.
     default: ServedVersion | None = None
+    pinned: int = 0
+    #: Counts the loads on request: a server elsewhere is asked anew at each.
+    requests: int = 0
     lock: asyncio.Lock = field(default_factory=asyncio.Lock)
+    timer: asyncio.TimerHandle | None = None
+    #: Set while no load is tried again but those that wait for something.
+    settled: asyncio.Event = field(default_factory=asyncio.Event)
 
     @property
     def broken(self) -> bool:
-        """Asked for, and no version of it serves, not even while one is tried again."""
-        return not self.served and self.troubled
+        """Asked for, and what a request without a version gets does not serve."""
+        if self.default is None:
+            return self.troubled
+        return bool(self.default.backend.problem)
+
+    @property
+    def is_ensemble(self) -> bool:
+        """Whether it loads only where the models of its steps are READY."""
+        return self.config is not None and bool(self.config.HasField("ensemble_scheduling"))
+
+    @property
+    def labels(self) -> dict[str, int]:
+        """The labels of versions that are served."""
+        declared = self.wanted.labels
+        if declared is None:
+            declared = version_labels(self.config) if self.config is not None else {}
+        return {label: number for label, number in declared.items() if number in self.served}
+
+    @property
+    def policy(self) -> VersionPolicy:
+        assert self.config is not None
+        return self.wanted.policy or VersionPolicy.of(self.config)
+
+    def ask(self, wanted: Wanted, override: str | None = None) -> None:
+        """Everything that is wanted is to be tried anew."""
+        self.wanted, self.override = wanted, override
+        self.requests += 1
+        self.withheld.clear()
+        self.forget_failures()
+
+    def look(self, entry: ModelEntry) -> None:
+        """What the repository has now; another server is asked for its versions later."""
+        if entry.remote and self.entry.remote:
+            entry = replace(entry, versions=self.entry.versions)
+        self.entry = entry
+
+    def check_labels(self, asked: Wanted, available: Collection[int], route: Route | None) -> None:
+        """TensorFlow Serving's rule, but that a version may also be one that is about to serve.
+
+        Raises:
+            InvalidArgument: a label names another version, or the configuration is no good.
+        """
+        policy = asked.policy or VersionPolicy.of(read_config(self, route))
+        served = dict.fromkeys(self.served)
+        coming = wanted(Snapshot(policy, dict.fromkeys(available), served)) or served
+        for number in (asked.labels or {}).values():
+            if number not in coming:
+                raise InvalidArgument(
+                    f"Request to assign label to version {number} of model {self.entry.name}, "
+                    "which is not currently available for inference"
+                )
+
+    def step_names(self, route: Route | None) -> list[str]:
+        """The models that an ensemble needs; none for any other model."""
+        try:
+            scheduling = read_config(self, route).ensemble_scheduling
+        except InvalidArgument:  # told when it is loaded
+            return []
+        return [step.model_name for step in scheduling.step]
+
+    def failures(self) -> Iterator[Failure]:
+        yield from self.failed.values()
+        if self.unreachable is not None:
+            yield self.unreachable
+
+    def forget_failures(self) -> None:
+        self.failed.clear()
+        self.unreachable = None
+
+    def mark_due(self, waiting: bool = False) -> bool:
+        """Mark what is to be tried again by now, or all that waits; whether there is anything."""
+        now = time.monotonic()
+        for failure in self.failures():
+            if failure.retry_at is not None and (
+                failure.retry_at <= now + TIMER_SECONDS or (waiting and failure.transient)
+            ):
+                failure.due, failure.retry_at = True, None
+        return any(failure.due for failure in self.failures())
+
+    def rows(self) -> Iterator[tuple[int, State, str]]:
+        """Version, state and reason, ascending. A version whose backend is down is not READY."""
+        for number, (state, reason) in sorted(self.states.items()):
+            served = self.served.get(number)
+            if state is State.READY and served is not None and served.backend.problem:
+                yield number, State.UNAVAILABLE, served.backend.problem
+            else:
+                yield number, state, reason or self.problem
+
+    def index(self, ready_only: bool) -> Iterator[dict[str, str]]:
+        """Its rows of the repository index."""
+        name = self.entry.name
+        for number, state, reason in self.rows():
+            if not ready_only or state is State.READY:
+                row = {"name": name, "version": str(number), "state": state.value}
+                yield {**row, "reason": reason}
+        if not self.states and not ready_only:
+            problem = {"version": "", "state": "UNAVAILABLE", "reason": self.problem}
+            yield {"name": name, **(problem if self.problem else {})}
 
     def select_default(self) -> None:
-        self.default = self.served[max(self.served)] if self.served else None
+        if self.pinned not in self.served:
+            self.pinned = 0
+        number = self.pinned or max(self.served, default=0)
+        self.default = self.served[number] if number else None
 
 
-def read_config(model: Model) -> ModelConfig:
+def version_labels(config: ModelConfig) -> dict[str, int]:
+    """The labels that ``config`` declares.
+
+    Raises:
+        InvalidArgument: a label without a name, or for what is no version.
+    """
+    labels = {}
+    for key, parameter in config.parameters.items():
+        if key.startswith(_LABEL):
+            text = parameter.string_value
+            if not text.isdecimal() or key == _LABEL:
+                raise InvalidArgument(
+                    f"parameter '{key}' must name a label and its version, not '{text}'"
+                )
+            labels[key.removeprefix(_LABEL)] = int(text)
+    return labels
+
+
+def resource_preserving(config: ModelConfig, default: AspiredVersionPolicy) -> bool:
+    """Whether old versions go before new ones come.
+
+    Raises:
+        InvalidArgument: the parameter names no such policy.
+    """
+    if _ASPIRED in config.parameters:
+        text = config.parameters[_ASPIRED].string_value
+        try:
+            default = AspiredVersionPolicy(text)
+        except ValueError:
+            known = " or ".join(f"'{policy}'" for policy in AspiredVersionPolicy)
+            raise InvalidArgument(f"parameter '{_ASPIRED}' must be {known}, not '{text}'") from None
+    return default is AspiredVersionPolicy.RESOURCE_PRESERVING
+
+
+def read_config(model: Model, route: Route | None = None) -> ModelConfig:
     """The configuration of ``model``'s folder, or its override, with the defaults filled in.
+
+    A model that only ``route`` names serves every version that the server has, unless its
+    configuration says otherwise.
 
     Raises:
         InvalidArgument: it does not parse, or asks for what this gateway cannot do.
@@ -105,8 +297,15 @@ def read_config(model: Model) -> ModelConfig:
     else:
         config = configuration.parse(entry.config_text or "")
     if not (config.platform or config.backend or config.default_model_filename):
-        _derive_backend(entry, config)
-    return configuration.complete(config, entry.name)
+        if route is not None:
+            config.backend = route.backend
+        else:
+            _derive_backend(entry, config)
+    if entry.remote and not config.HasField("version_policy"):
+        config.version_policy.all.SetInParent()
+    config = configuration.complete(config, entry.name)
+    version_labels(config)
+    return config
 
 
 def _derive_backend(entry: ModelEntry, config: ModelConfig) -> None:

@@ -1,8 +1,12 @@
 """Which version to load or unload next: a pure function of a snapshot.
 
-Availability-preserving, as TensorFlow Serving's ``availability_preserving_policy.cc``: everything
-wanted is loaded before anything unwanted is unloaded. Where the newest version cannot be served the
-next older one is wanted in its place, so a bad release never takes a model down.
+The two ways are TensorFlow Serving's. Availability-preserving (``availability_preserving_policy``):
+everything wanted is loaded before anything unwanted is unloaded. Resource-preserving
+(``resource_preserving_policy``): what has to go is gone before anything is loaded, so that two
+versions never need room at once, at the price of a gap.
+
+Unlike there, a bad release never takes a model down: where the newest version cannot be served the
+next older one is wanted in its place, and what was unloaded to make room comes back.
 """
 
 from __future__ import annotations
@@ -32,12 +36,17 @@ class VersionPolicy:
 
 @dataclass(frozen=True, slots=True)
 class Snapshot:
-    """``available``, ``serving`` and ``failed`` map a version to what identifies its content."""
+    """``available``, ``serving`` and ``failed`` map a version to what identifies its content.
+
+    ``displaced`` are the versions that were unloaded to make room for others.
+    """
 
     policy: VersionPolicy
     available: Mapping[int, Hashable] = field(default_factory=dict)
     serving: Mapping[int, Hashable] = field(default_factory=dict)
     failed: Mapping[int, Hashable] = field(default_factory=dict)
+    resource_preserving: bool = False
+    displaced: Collection[int] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,19 +73,32 @@ def wanted(snapshot: Snapshot) -> Collection[int]:
 def next_action(snapshot: Snapshot) -> Load | Unload | None:
     """The next step towards what is wanted, or None when nothing is left to do.
 
-    The last version that serves is never taken away: while nothing that is wanted serves, because
-    it does not load or because every version has vanished from disk, what is served stays.
+    The last version that serves is never taken away, but to make room for one that may well load:
+    while nothing that is wanted serves, because it does not load or because every version has
+    vanished from disk, what is served stays. If nothing serves any more, what was displaced is
+    loaded again, whether it is wanted or not.
     """
-    targets = wanted(snapshot)
-    for version in targets:
-        current = snapshot.serving.get(version) == snapshot.available[version]
-        if not (version in snapshot.serving and current) and not _failed(snapshot, version):
-            return Load(version)
-    if any(version in snapshot.serving for version in targets):
-        for version in sorted(snapshot.serving):
-            if version not in targets:
-                return Unload(version)
+    targets, serving = wanted(snapshot), snapshot.serving
+    missing = [v for v in targets if not _current(snapshot, v) and not _failed(snapshot, v)]
+    unwanted = sorted(v for v in serving if v not in targets)
+    if missing:
+        version = missing[0]
+        if snapshot.resource_preserving and (unwanted or version in serving):
+            return Unload(unwanted[0] if unwanted else version)
+        return Load(version)
+    if unwanted and any(version in serving for version in targets):
+        return Unload(unwanted[0])
+    if not serving:
+        for version in sorted(snapshot.displaced, reverse=True):
+            if version in snapshot.available and not _failed(snapshot, version):
+                return Load(version)
     return None
+
+
+def _current(snapshot: Snapshot, version: int) -> bool:
+    return version in snapshot.serving and (
+        snapshot.serving[version] == snapshot.available[version]
+    )
 
 
 def _failed(snapshot: Snapshot, version: int) -> bool:

@@ -19,10 +19,34 @@ The same in YAML is accepted. Endpoints come from this file only, never from a r
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import math
+import re
+import tomllib
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
 from pathlib import Path
+from typing import Any, TypeVar
+
+from gateway.errors import InvalidArgument
+
+T = TypeVar("T")
+
+#: The servers that a route may lead to.
+BACKENDS = ("triton", "tfserving", "torchserve")
+YAML_SUFFIXES = frozenset({".yaml", ".yml"})
+#: A name, an IPv4 address, or an IPv6 address in brackets; then a port.
+_ADDRESS = re.compile(r"(\[[0-9A-Fa-f:.]+\]|[A-Za-z0-9._-]+):([0-9]{1,5})\Z")
+#: Keys of a route that say where a server is: nothing for one that the gateway starts.
+_PLACE = ("endpoints", "tls", "management", "model", "version", "label", "config")
+_TYPES = {
+    str: "a string",
+    bool: "true or false",
+    int: "an integer",
+    float: "a number",
+    list: "a list of strings",
+    dict: "a table",
+}
 
 
 class Protocol(StrEnum):
@@ -45,6 +69,7 @@ class Route:
         label: TensorFlow Serving's version label, instead of a version; empty: none.
         timeout_seconds: the longest a request may take there.
         connect_timeout_seconds: the longest a connection may take to come up.
+        max_reply_bytes: a larger answer is refused.
         config: a ``config.pbtxt`` for a model that the repository does not hold; None: the server's
             metadata tells inputs and outputs.
         managed: the gateway starts the server, one process for each version of the model.
@@ -60,6 +85,7 @@ class Route:
     label: str = ""
     timeout_seconds: float = 60.0
     connect_timeout_seconds: float = 5.0
+    max_reply_bytes: int = 256 * 1024 * 1024
     config: Path | None = None
     managed: bool = False
 
@@ -87,3 +113,201 @@ class Routes:
 
     models: Mapping[str, Route] = field(default_factory=dict)
     servers: Mapping[str, Program] = field(default_factory=dict)
+
+
+def load(path: Path) -> Routes:
+    """The routes in ``path``: TOML, or YAML by its suffix. A ``config`` in it is relative to it.
+
+    Raises:
+        InvalidArgument: naming the file, the table, the key, and what belongs there.
+    """
+    content = _read(path)
+    top = _Table(str(path), content)
+    models, servers = top.take("models", dict, {}), top.take("servers", dict, {})
+    top.finish()
+    routes = {
+        name: _route(f"{path}: [models.{name}]", name, content, path)
+        for name, content in _Table(f"{path}: [models]", models)
+    }
+    programs = {
+        name: _program(f"{path}: [servers.{name}]", name, content)
+        for name, content in _Table(f"{path}: [servers]", servers)
+    }
+    return Routes(routes, programs)
+
+
+def _read(path: Path) -> Any:
+    try:
+        text = path.read_text(encoding="utf-8")
+        if path.suffix == ".toml":
+            return tomllib.loads(text)
+        if path.suffix in YAML_SUFFIXES:
+            return _yaml(text)
+    except FileNotFoundError:
+        raise InvalidArgument(f"{path} does not exist") from None
+    except OSError as error:
+        raise InvalidArgument(f"{path} cannot be read: {error.strerror}") from error
+    except ValueError as error:  # of the TOML parser, of the text's encoding, and of ours for YAML
+        raise InvalidArgument(f"{path} does not parse: {error}") from error
+    raise InvalidArgument(f"{path} must end in .toml, .yaml or .yml")
+
+
+def _yaml(text: str) -> Any:
+    import yaml
+
+    class Loader(yaml.SafeLoader):  # type: ignore[misc]
+        """Without PyYAML's silence about a key that is there twice."""
+
+        def construct_mapping(self, node: Any, deep: bool = False) -> Any:
+            keys = [key.value for key, _ in node.value]
+            for key, _ in node.value:
+                if keys.count(key.value) > 1:
+                    raise ValueError(
+                        f"'{key.value}' is there twice, line {key.start_mark.line + 1}"
+                    )
+            return super().construct_mapping(node, deep)
+
+    try:
+        return yaml.load(text, Loader) or {}
+    except (yaml.YAMLError, RecursionError) as error:
+        raise ValueError(" ".join(str(error).split())) from error
+
+
+class _Table:
+    """A table of the file, of which every key must be asked for."""
+
+    def __init__(self, where: str, content: Any) -> None:
+        self.where = where
+        if type(content) is not dict:
+            raise InvalidArgument(f"{where} must be a table")
+        for key in content:
+            if type(key) is not str:
+                raise InvalidArgument(f"{where}: {key!r} must be a string; put it in quotes")
+        self._content: dict[str, Any] = content
+        self._asked: list[str] = []
+
+    def __iter__(self) -> Iterator[tuple[str, Any]]:
+        return iter(self._content.items())
+
+    def __contains__(self, key: str) -> bool:
+        return key in self._content
+
+    def wrong(self, key: str, problem: str) -> InvalidArgument:
+        return InvalidArgument(f"{self.where} '{key}' {problem}")
+
+    def take(self, key: str, kind: type[T], default: T) -> T:
+        """The value of ``key``, which must be of type ``kind``; an integer may be a float."""
+        self._asked.append(key)
+        value: Any = self._content.get(key, default)
+        if kind is float and type(value) is int:
+            value = float(value)
+        if type(value) is not kind:
+            raise self.wrong(key, f"must be {_TYPES[kind]}, not {value!r}")
+        return value
+
+    def texts(self, key: str) -> tuple[str, ...]:
+        values = self.take(key, list, [])
+        if not all(type(value) is str and value for value in values):
+            raise self.wrong(key, "must be a list of strings, none of them empty")
+        return tuple(values)
+
+    def seconds(self, key: str, default: float) -> float:
+        value = self.take(key, float, default)
+        if not (math.isfinite(value) and value > 0):
+            raise self.wrong(key, f"must be a number of seconds above 0, not {value:g}")
+        return value
+
+    def address(self, key: str, value: str) -> str:
+        match = _ADDRESS.match(value)
+        if match is None or not 0 < int(match[2]) < 65536:
+            raise self.wrong(
+                key, f"must be 'host:port' (an IPv6 address in brackets), not {value!r}"
+            )
+        return value
+
+    def choice(self, key: str, values: tuple[str, ...], default: str) -> str:
+        value = self.take(key, str, default)
+        if value not in values:
+            raise self.wrong(key, f"must be one of {', '.join(values)}, not {value!r}")
+        return value
+
+    def finish(self) -> None:
+        for key in self._content:
+            if key not in self._asked:
+                raise self.wrong(key, f"is unknown; known are {', '.join(self._asked)}")
+
+
+def _route(where: str, name: str, content: Any, file: Path) -> Route:
+    from gateway.repository.scan import MODEL_NAME  # it brings gRPC: --help must not wait for it
+
+    if not MODEL_NAME.match(name):
+        raise InvalidArgument(f"{where}: a model is named with letters, digits, '.', '_' and '-'")
+    table = _Table(where, content)
+    if "backend" not in table:
+        raise InvalidArgument(f"{where} needs 'backend', one of {', '.join(BACKENDS)}")
+    backend = table.choice("backend", BACKENDS, "")
+    management = table.take("management", str, "")
+    default = Route(backend)
+    route = Route(
+        backend=backend,
+        endpoints=tuple(table.address("endpoints", value) for value in table.texts("endpoints")),
+        protocol=Protocol(table.choice("protocol", tuple(Protocol), Protocol.GRPC.value)),
+        tls=table.take("tls", bool, False),
+        management=table.address("management", management) if management else "",
+        model=table.take("model", str, ""),
+        version=table.take("version", str, ""),
+        label=table.take("label", str, ""),
+        timeout_seconds=table.seconds("timeout_seconds", default.timeout_seconds),
+        connect_timeout_seconds=table.seconds(
+            "connect_timeout_seconds", default.connect_timeout_seconds
+        ),
+        max_reply_bytes=table.take("max_reply_bytes", int, default.max_reply_bytes),
+        config=file.parent / text if (text := table.take("config", str, "")) else None,
+        managed=table.take("managed", bool, False),
+    )
+    table.finish()
+    _check(table, route)
+    return route
+
+
+def _check(table: _Table, route: Route) -> None:
+    """What the keys of a route mean together."""
+    if route.managed:
+        for key in _PLACE:
+            if key in table:
+                raise table.wrong(
+                    key, "does not go with 'managed': the gateway starts that server itself"
+                )
+    elif not route.endpoints:
+        raise InvalidArgument(
+            f"{table.where} needs 'endpoints', a list of 'host:port', or 'managed = true'"
+        )
+    if len(set(route.endpoints)) != len(route.endpoints):
+        raise table.wrong("endpoints", "names one twice")
+    if route.management and route.backend != "torchserve":
+        raise table.wrong("management", "is for 'backend' torchserve only")
+    if route.label and (route.backend != "tfserving" or route.version):
+        raise table.wrong("label", "is for 'backend' tfserving only, and instead of 'version'")
+    if not 0 < route.max_reply_bytes < 2**31:
+        raise table.wrong("max_reply_bytes", "must be above 0 and below 2147483648")
+    if route.config is not None and not route.config.is_file():
+        raise table.wrong("config", f"names no file: {route.config} does not exist")
+
+
+def _program(where: str, name: str, content: Any) -> Program:
+    table = _Table(where, content)
+    if name not in BACKENDS:
+        raise InvalidArgument(f"{where}: a server is one of {', '.join(BACKENDS)}")
+    environment = table.take("environment", dict, {})
+    if not all(type(text) is str for pair in environment.items() for text in pair):
+        raise table.wrong("environment", "must be a table of strings")
+    program = Program(
+        command=table.texts("command"),
+        environment=environment,
+        arguments=table.texts("arguments"),
+        start_timeout_seconds=table.seconds(
+            "start_timeout_seconds", Program().start_timeout_seconds
+        ),
+    )
+    table.finish()
+    return program

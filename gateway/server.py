@@ -19,12 +19,21 @@ from gateway.errors import Unavailable
 from gateway.front.base import Front
 from gateway.front.portable import HttpListener, PortableFront
 from gateway.lifecycle import Lifecycle
-from gateway.protocols.http import HttpApplication
+from gateway.protocols.asgi import App
+from gateway.protocols.http import HttpApplication, HttpDialect
 from gateway.protocols.oip_grpc import OipGrpc
 from gateway.protocols.oip_http import OipHttp
+from gateway.protocols.prediction import Predictor
+from gateway.protocols.sagemaker import SageMakerHttp
+from gateway.protocols.tfserving_grpc import TfServingGrpc
+from gateway.protocols.tfserving_http import TfServingHttp
+from gateway.protocols.torchserve_grpc import TorchServeGrpc
+from gateway.protocols.torchserve_http import TorchServeHttp
+from gateway.protocols.torchserve_management import Management
+from gateway.protocols.vertex import VertexApplication
 from gateway.routes import Program
 from gateway.settings import ModelControlMode, Settings
-from gateway.telemetry import configure_logging
+from gateway.telemetry import TfServingRequests, configure_logging
 from gateway.types import Deadline
 
 log = structlog.get_logger("modelport.server")
@@ -42,22 +51,47 @@ class Server:
         self._settings = settings
         self.lifecycle = Lifecycle(settings, make_host=self._host)
         self._dataplane = dataplane = DataPlane(self.lifecycle, settings.log_verbose > 0)
-        http = HttpApplication([OipHttp(dataplane, self.lifecycle, settings.http_max_input_bytes)])
-        methods = {**OipGrpc(dataplane, self.lifecycle).methods()}
+        self._tfserving = TfServingRequests()
+        predictor = Predictor(dataplane, self.lifecycle)
+        explicit = settings.model_control_mode is ModelControlMode.EXPLICIT
+        management = Management(self.lifecycle, explicit)
+        http = self._http(predictor, management)
+        methods = {
+            **OipGrpc(dataplane, self.lifecycle).methods(),
+            **TfServingGrpc(dataplane, self.lifecycle, self._tfserving).methods(),
+            **TorchServeGrpc(predictor, self.lifecycle, management).methods(),
+        }
         self._front: Front = PortableFront(http, methods, settings)
         self._metrics = HttpListener(
-            metrics.application(self.lifecycle.statistics),
+            metrics.application(self.lifecycle.statistics, self._tfserving),
             settings.metrics_address,
             settings.metrics_port,
             "--metrics-port",
         )
         self._poller: asyncio.Task[None] | None = None
 
+    def _http(self, predictor: Predictor, management: Management) -> App:
+        """The application of the HTTP port: the dialects."""
+        settings, lifecycle = self._settings, self.lifecycle
+        limit = settings.http_max_input_bytes
+        dialects: list[HttpDialect] = [
+            OipHttp(self._dataplane, lifecycle, limit),
+            TfServingHttp(self._dataplane, lifecycle, limit, self._tfserving),
+            TorchServeHttp(predictor, lifecycle, management, limit),
+        ]
+        if settings.allow_sagemaker:
+            default_model = settings.sagemaker_default_model
+            dialects.append(SageMakerHttp(predictor, lifecycle, default_model, limit))
+        application = HttpApplication(dialects)
+        if settings.vertex_ai is None:
+            return application
+        return VertexApplication(application, predictor, lifecycle, settings.vertex_ai, limit)
+
     def _host(self, lifecycle: Lifecycle) -> Host:
         programs = self._settings.routes.servers
         return Host(
             loop=asyncio.get_running_loop(),
-            infer=self._dataplane.infer,
+            infer=self._dataplane.infer_step,
             config_of=lambda name, number: lifecycle.get(name, number).config,
             package=_package,
             program=lambda server: programs.get(server, Program()),
@@ -109,7 +143,11 @@ class Server:
 
 
 def _package(artifact: Artifact, server: str, path: Path) -> None:
-    raise NotImplementedError  # the managed backends' package: written with them
+    from exporters.packaging import single
+
+    single.write(
+        artifact.model_name, artifact.version, artifact.path, artifact.config, server, path
+    )
 
 
 def run(settings: Settings) -> None:

@@ -23,6 +23,13 @@ class ModelControlMode(StrEnum):
     EXPLICIT = "explicit"
 
 
+class AspiredVersionPolicy(StrEnum):
+    """Which goes first when versions change, in TensorFlow Serving's words (``policy.py``)."""
+
+    AVAILABILITY_PRESERVING = "availability_preserving"
+    RESOURCE_PRESERVING = "resource_preserving"
+
+
 class LogFormat(StrEnum):
     DEFAULT = "default"
     ISO8601 = "ISO8601"
@@ -30,11 +37,26 @@ class LogFormat(StrEnum):
 
 
 @dataclass(frozen=True, slots=True)
+class VertexAi:
+    """Vertex AI's routes, and the model of those who name none; empty: the only one."""
+
+    predict_route: str
+    health_route: str
+    default_model: str = ""
+
+
+@dataclass(frozen=True, slots=True)
 class Settings:
+    #: May be empty where ``routes`` name models.
     model_repositories: tuple[Path, ...]
     model_control_mode: ModelControlMode = ModelControlMode.NONE
     load_models: tuple[str, ...] = ()
     repository_poll_seconds: float = 15.0
+    #: Unless a model's parameter ``aspired_version_policy`` says otherwise.
+    aspired_version_policy: AspiredVersionPolicy = AspiredVersionPolicy.AVAILABILITY_PRESERVING
+    #: How often a load that fails is tried again, besides what is tried until it is available.
+    model_load_retry_count: int = 0
+    load_retry_interval_seconds: float = 1.0
     require_manifest: bool = False
     #: Where there are any, only versions signed with one of them are served.
     require_signature: tuple[PublicKey, ...] = ()
@@ -45,6 +67,11 @@ class Settings:
     http_address: str = "127.0.0.1"
     http_port: int = 8000
     http_max_input_bytes: int = 64 * 1024 * 1024
+    #: SageMaker's ``/invocations``, and the model of those who name none; empty: the only one.
+    allow_sagemaker: bool = True
+    sagemaker_default_model: str = ""
+    #: None: Vertex AI's routes are not there.
+    vertex_ai: VertexAi | None = None
     grpc_address: str = "127.0.0.1"
     grpc_port: int = 8001
     metrics_address: str = "127.0.0.1"

@@ -1,4 +1,6 @@
-"""What is measured: statistics per model version, Prometheus metrics in Triton's names, logs.
+"""What is measured: statistics per model version, Prometheus metrics, logs.
+
+The metrics have the names that dashboards of Triton, TensorFlow Serving and TorchServe use.
 
 Statistics are plain integers that the event loop alone changes, so recording takes no lock;
 Prometheus reads them when it scrapes.
@@ -7,10 +9,12 @@ Prometheus reads them when it scrapes.
 from __future__ import annotations
 
 import bisect
+import itertools
 import logging
+import socket
 import sys
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
 import structlog
@@ -28,6 +32,8 @@ from gateway.types import Timing
 
 #: Upper bounds of ``nv_inference_first_response_histogram_ms``; Triton's defaults.
 FIRST_RESPONSE_BUCKETS_MS = (100.0, 500.0, 2000.0, 5000.0)
+#: Upper bounds of ``:tensorflow:serving:request_latency``, as there.
+REQUEST_BUCKETS_US = tuple(10 * 1.8**exponent for exponent in range(33))
 FAILURE_REASONS = ("REJECTED", "CANCELED", "BACKEND", "OTHER")
 _REASON_OF = {
     Code.UNAVAILABLE: "REJECTED",
@@ -184,14 +190,86 @@ class TritonCollector(Collector):
             for reason, count in statistics.failures.items():
                 failures.add_metric((*key, reason), count)
             pending.add_metric(key, statistics.pending)
-            histogram.add_metric(key, _buckets(statistics), statistics.success.ns / 1e6)
+            rows_by_bound = _cumulative(FIRST_RESPONSE_BUCKETS_MS, statistics.first_response)
+            histogram.add_metric(key, rows_by_bound, statistics.success.ns / 1e6)
         yield failures
         yield pending
         yield histogram
 
 
+class TorchServeCollector(Collector):
+    """The same counts under the names that dashboards for TorchServe already use."""
+
+    def __init__(self, source: StatisticsSource) -> None:
+        self._source = source
+        self._host = socket.gethostname()
+
+    def collect(self) -> Iterator[Metric]:
+        labels = ("model_name", "model_version", "hostname")
+        requests = CounterMetricFamily(
+            "ts_inference_requests", "Total number of inference requests.", labels=labels
+        )
+        latency = PlainCounter(
+            "ts_inference_latency_microseconds", "Total inference latency", labels=labels
+        )
+        queue = PlainCounter("ts_queue_latency_microseconds", "Total queue latency", labels=labels)
+        for name, version, statistics in self._source():
+            key = (name, str(version), self._host)
+            requests.add_metric(key, statistics.success.count + statistics.fail.count)
+            latency.add_metric(key, statistics.success.ns / 1000)
+            queue.add_metric(key, statistics.queue.ns / 1000)
+        yield from (requests, latency, queue)
+
+
+class TfServingRequests(Collector):
+    """Requests of TensorFlow Serving's dialect, under its names (``servables/tensorflow/util.cc``).
+
+    The event loop alone records; what is read at scrape time may be a request ahead of the rest.
+    """
+
+    def __init__(self) -> None:
+        self._counts: dict[tuple[str, str], int] = {}
+        self._latencies: dict[tuple[str, str, str], tuple[list[int], Duration]] = {}
+
+    def record(self, model: str, api: str, entrypoint: str, status: str, ns: int) -> None:
+        """One request is done.
+
+        Args:
+            model: its name if it is served, else empty: names that clients make up are not kept.
+            api: ``Predict``, or ``predict`` over REST.
+            entrypoint: ``GRPC`` or ``REST``.
+            status: a canonical code; the latency of ``OK`` alone is counted.
+        """
+        self._counts[model, status] = self._counts.get((model, status), 0) + 1
+        if status == "OK":
+            key = (model, api, entrypoint)
+            if key not in self._latencies:
+                self._latencies[key] = ([0] * (len(REQUEST_BUCKETS_US) + 1), Duration())
+            buckets, total = self._latencies[key]
+            buckets[bisect.bisect_left(REQUEST_BUCKETS_US, ns / 1000)] += 1
+            total.add(ns)
+
+    def collect(self) -> Iterator[Metric]:
+        requests = PlainCounter(
+            ":tensorflow:serving:request_count",
+            "The total number of requests.",
+            labels=("model_name", "status"),
+        )
+        for key, count in self._counts.items():
+            requests.add_metric(key, count)
+        latency = HistogramMetricFamily(
+            ":tensorflow:serving:request_latency",
+            "Distribution of wall time (in microseconds) for Tensorflow Serving request.",
+            labels=("model_name", "API", "entrypoint"),
+        )
+        for labels, (buckets, total) in self._latencies.items():
+            rows = _cumulative(REQUEST_BUCKETS_US, buckets)
+            latency.add_metric(labels, rows, total.ns / 1000)
+        yield from (requests, latency)
+
+
 class PlainCounter(CounterMetricFamily):
-    """A counter whose samples carry the family's own name: Triton's have no ``_total``.
+    """A counter whose samples carry the family's own name: these have no ``_total``.
 
     ``admin.metrics`` takes the suffix off the family's name in the text.
     """
@@ -200,13 +278,10 @@ class PlainCounter(CounterMetricFamily):
         self.add_sample(self.name, dict(zip(self._labelnames, labels, strict=True)), value)
 
 
-def _buckets(statistics: Statistics) -> list[tuple[str, float]]:
-    total, buckets = 0, []
-    bounds = [*(f"{bound:g}" for bound in FIRST_RESPONSE_BUCKETS_MS), "+Inf"]
-    for bound, count in zip(bounds, statistics.first_response, strict=True):
-        total += count
-        buckets.append((bound, float(total)))
-    return buckets
+def _cumulative(bounds: Sequence[float], counts: Sequence[int]) -> list[tuple[str, float]]:
+    texts = [*(f"{bound:g}" for bound in bounds), "+Inf"]
+    totals = map(float, itertools.accumulate(counts))
+    return list(zip(texts, totals, strict=True))
 
 
 def configure_logging(log_format: LogFormat, verbose: int) -> None:

@@ -36,7 +36,7 @@ class Validator:
         self._required = frozenset(s.name for s in signature.inputs if not s.optional)
         self._outputs = frozenset(s.name for s in signature.outputs)
         self._reshaped = {
-            s.name: _Reshape(s.reshape, s.wire_dims, batched)
+            s.name: Reshape(s.reshape, s.wire_dims, batched)
             for s in signature.outputs
             if s.reshape is not None
         }
@@ -175,7 +175,7 @@ class _Input:
             spec.minimum is not None or spec.maximum is not None
         ) and spec.datatype not in (Datatype.BYTES, Datatype.BF16, Datatype.BOOL)
         self._reshape = (
-            _Reshape(spec.wire_dims, spec.reshape, batched) if spec.reshape is not None else None
+            Reshape(spec.wire_dims, spec.reshape, batched) if spec.reshape is not None else None
         )
 
     def check(self, tensor: Tensor, sizes: dict[str, int]) -> None:
@@ -237,7 +237,7 @@ class _Input:
         )
 
 
-class _Reshape:
+class Reshape:
     """Triton's ``reshape``: sizes of dynamic dims are carried over in order."""
 
     def __init__(self, source: Sequence[int], target: Sequence[int], batched: bool) -> None:

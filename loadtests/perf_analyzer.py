@@ -9,6 +9,7 @@ from __future__ import annotations
 import argparse
 import contextlib
 import csv
+import json
 import os
 import re
 import subprocess
@@ -27,8 +28,11 @@ RUN_SECONDS = 120
 TROUBLE = re.compile(
     r"error|fail|exception|unexpected|unable|invalid|aborted|refused|could not|not found", re.I
 )
-# Words for how steady the figures are, not for what the server did.
-NO_TROUBLE = re.compile(r"Failed to obtain stable measurement|Failed Request Count: 0\b", re.I)
+# Words for how steady the figures are, not for what the server did; and that its client for
+# TorchServe does not take the time at which a file was sent, to any server.
+NO_TROUBLE = re.compile(
+    r"Failed to obtain stable measurement|Failed Request Count: 0\b|Send time from \d+ to 0\.", re.I
+)
 # The client's windows and the server's statistics are not read at the same instant.
 COUNT_TOLERANCE, COUNT_SLACK = 0.05, 64
 JSON = ("--input-tensor-format", "json", "--output-tensor-format", "json")
@@ -36,11 +40,16 @@ JSON = ("--input-tensor-format", "json", "--output-tensor-format", "json")
 
 @dataclass(frozen=True)
 class Case:
-    """One way of talking to the server."""
+    """One way of talking to the server.
+
+    ``counted``: it reads the server's own statistics. ``uploads``: it sends files as they are.
+    """
 
     name: str
     protocol: str
     options: tuple[str, ...] = ()
+    counted: bool = True
+    uploads: bool = False
 
 
 CASES = (
@@ -48,6 +57,9 @@ CASES = (
     Case("HTTP binary", "http"),
     Case("gRPC", "grpc"),
     Case("gRPC streaming", "grpc", ("--streaming",)),
+    # In this dialect a batch of one would need `--shape`: the batch is a dimension like any other.
+    Case("TensorFlow Serving, batch 2", "grpc", ("--service-kind", "tfserving", "-b", "2"), False),
+    Case("TorchServe", "http", ("--service-kind", "torchserve"), False, uploads=True),
 )
 
 
@@ -134,17 +146,20 @@ def measure(
     analyzer: Analyzer, target: Gateway, case: Case, concurrency: int, options: argparse.Namespace
 ) -> Outcome:
     home = environments.folder("work/perf_analyzer")
-    report = home / f"{case.name.lower().replace(' ', '_')}-{concurrency}.csv"
+    name = re.sub(r"\W+", "_", case.name.lower())
+    report = home / f"{name}-{concurrency}.csv"
     arguments = ["-m", options.model, "-u", target.url(case.protocol), "-i", case.protocol]
     arguments += ["--concurrency-range", str(concurrency), "-p", str(options.window_ms)]
     # Any three windows will do: a shared machine never steadies within the default 10 percent.
     arguments += ["-s", "999", "--percentile", "99", *case.options, *options.extra]
+    if case.uploads:
+        arguments += ["--input-data", str(upload(home))]
     try:
         status, text = analyzer.run(arguments, report)
     except subprocess.TimeoutExpired as error:
         return Outcome([f"no end after {RUN_SECONDS} s: {error.output!r}"])
     report.with_suffix(".txt").write_text(text)
-    problems = trouble(text)
+    problems = trouble(text, case.counted)
     if status:
         problems.insert(0, f"exit status {status}")
     if not report.is_file():
@@ -158,10 +173,20 @@ def measure(
     return Outcome(problems, rate, p50, p99)
 
 
-def trouble(text: str) -> list[str]:
+def upload(home: Path) -> Path:
+    """The file that names what to upload: one row for ``tiny_model``."""
+    row, names = home / "row.json", home / "uploads.json"
+    row.write_text(json.dumps({"instances": [tiny_model.VALUES]}))
+    names.write_text(json.dumps({"data": [{"TORCHSERVE_INPUT": [str(row)]}]}))
+    return names
+
+
+def trouble(text: str, counted: bool = True) -> list[str]:
     """The lines in which perf_analyzer speaks of something gone wrong, and counts that differ."""
     lines = (line.strip() for line in text.splitlines())
     found = [line for line in lines if TROUBLE.search(line) and not NO_TROUBLE.search(line)]
+    if not counted:
+        return found
     client = re.search(r"^ *Request count: (\d+)", text, re.M)
     server = re.search(r"^ *Successful request count: (\d+)", text, re.M)
     if client is None or server is None:

@@ -57,6 +57,26 @@ def multiply(path: Path, factor: float = 2.0) -> Path:
     )
 
 
+def weighty(path: Path, factor: float = 2.0, width: int = 2**17) -> Path:
+    """As ``multiply``, with 32 bytes of weights for each of ``width``; 4 MiB by default."""
+    there = np.zeros((4, width), np.float32)
+    there[:, :4] = np.eye(4)
+    weights = [("there", there), ("back", np.ascontiguousarray(there.T) * np.float32(factor))]
+    return save(
+        path,
+        helper.make_graph(
+            [
+                helper.make_node("MatMul", ["x", "there"], ["wide"]),
+                helper.make_node("MatMul", ["wide", "back"], ["y"]),
+            ],
+            "weighty",
+            [helper.make_tensor_value_info("x", TensorProto.FLOAT, ["batch", 4])],
+            [helper.make_tensor_value_info("y", TensorProto.FLOAT, ["batch", 4])],
+            [numpy_helper.from_array(array, name) for name, array in weights],
+        ),
+    )
+
+
 def identity(path: Path, datatype: str, shape: Sequence[str | int] = ("batch", 4)) -> Path:
     """``y = x`` of any datatype."""
     onnx_type = ONNX_TYPES[datatype]
@@ -67,6 +87,20 @@ def identity(path: Path, datatype: str, shape: Sequence[str | int] = ("batch", 4
             "identity",
             [helper.make_tensor_value_info("x", onnx_type, shape)],
             [helper.make_tensor_value_info("y", onnx_type, shape)],
+        ),
+    )
+
+
+def flatten(path: Path, shape: Sequence[int] = (3, 2, 2)) -> Path:
+    """FP32 ``x`` ``[batch, *shape]`` to ``y`` ``[batch, n]``: the same values, in a row."""
+    size = int(np.prod(shape))
+    return save(
+        path,
+        helper.make_graph(
+            [helper.make_node("Flatten", ["x"], ["y"], axis=1)],
+            "flatten",
+            [helper.make_tensor_value_info("x", TensorProto.FLOAT, ["batch", *shape])],
+            [helper.make_tensor_value_info("y", TensorProto.FLOAT, ["batch", size])],
         ),
     )
 

@@ -16,6 +16,7 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -72,9 +73,15 @@ def use_python_backend(repository: Path, name: str) -> None:
     (repository / name / "1" / "model.py").write_text(MODEL)
 
 
+@dataclass(frozen=True)
+class Ports:
+    http: int
+    grpc: int
+
+
 @contextlib.contextmanager
-def tritonserver(work: Path, repository: Path) -> Iterator[str]:
-    """A Triton that has loaded ``repository``; its HTTP address."""
+def tritonserver(work: Path, repository: Path) -> Iterator[Ports]:
+    """A Triton that has loaded ``repository``."""
     python = environments.venv("triton", *triton.REQUIREMENTS) / "python"
     ask = "import sysconfig as s; print(s.get_path('purelib')); print(s.get_config_var('LIBDIR'))"
     said = subprocess.run([str(python), "-c", ask], capture_output=True, text=True, check=True)
@@ -99,7 +106,7 @@ def tritonserver(work: Path, repository: Path) -> Iterator[str]:
     }
     ready = f"http://{HOST}:{http}/v2/health/ready"
     with running(command, log=work / "triton.log", ready=ready, env=env):
-        yield f"{HOST}:{http}"
+        yield Ports(http, grpc)
 
 
 def check_warmup(source: Source, notes: Path) -> Iterator[str]:
@@ -145,7 +152,8 @@ def main() -> int:
         package(work / "published", "triton", repository)
         for name in found:
             use_python_backend(repository, name)
-        with tritonserver(work, repository) as address:
+        with tritonserver(work, repository) as ports:
+            address = f"{HOST}:{ports.http}"
             for name, source in found.items():
                 problems += check_warmup(source, repository / name / "1" / "asked.jsonl")
                 problems += check_answers(source, name, address)

@@ -6,10 +6,8 @@ Opening such an artifact runs its machine code: open only what you, or someone y
 from __future__ import annotations
 
 import io
-import platform
 import shlex
 import shutil
-import sys
 import tempfile
 from pathlib import Path
 from typing import Any
@@ -23,21 +21,15 @@ from torch.export.pt2_archive._package import AOTICompiledModel
 from exporters.errors import converter_refused
 from exporters.formats import Target
 from exporters.formats.pt2 import program
-from exporters.formats.torch_archive import Archive, seal
+from exporters.formats.torch_archive import seal
 from exporters.formats.torch_binding import TorchSession, by_position, signature_of
 from exporters.silence import quiet
 from exporters.source import Source
 from gateway.errors import IntegrityError, ModelportError, Unsupported
+from gateway.repository.torch_archive import COMPILED_MODEL, Archive, check_machine
 
 #: The generated sources: the library is built from them, and does not need them.
 SOURCES = (".cpp", ".kernel_metadata.json")
-
-MODEL = "model"
-LIBRARIES = f"data/aotinductor/{MODEL}/"
-METADATA = ".wrapper_metadata.json"
-
-#: Vector instructions that torch tells apart, as it names them, the weakest first.
-CAPABILITIES = ("DEFAULT", "AVX2", "AVX512")
 
 
 def export(source: Source, path: Path, target: Target) -> None:
@@ -95,34 +87,12 @@ def open_session(path: Path) -> TorchSession:
         IntegrityError: it is damaged.
     """
     signature = signature_of(path)
-    archive = Archive(path)
-    _check_machine(archive)
+    check_machine(Archive(path), torch.backends.cpu.get_cpu_capability())
     try:
         # aoti_load_package() would first compile ten probes to compare instruction sets.
-        loader = torch._C._aoti.AOTIModelPackageLoader(str(path), MODEL, False, 1, -1)
+        loader = torch._C._aoti.AOTIModelPackageLoader(str(path), COMPILED_MODEL, False, 1, -1)
     except RuntimeError as error:
         raise IntegrityError(
             f"'{path.name}' is damaged, or of another version of torch; export the model again"
         ) from error
     return TorchSession(by_position(AOTICompiledModel(loader), signature), signature)
-
-
-def _check_machine(archive: Archive) -> None:
-    """Machine code for another processor ends the process instead of raising."""
-    records = archive.below(LIBRARIES, METADATA)
-    if not records:
-        raise IntegrityError(f"'{archive.path.name}' holds no compiled model; use --format aoti")
-    metadata = archive.json(records[0])
-    built = (metadata.get("AOTI_PLATFORM"), metadata.get("AOTI_MACHINE"))
-    vectors = str(metadata.get("AOTI_CPU_ISA")).partition(" ")[0]
-    here = torch.backends.cpu.get_cpu_capability()
-    lacking = vectors in CAPABILITIES and vectors not in CAPABILITIES[: _rank(here) + 1]
-    if built != (sys.platform, platform.machine()) or lacking:
-        raise Unsupported(
-            f"'{archive.path.name}' was compiled for {built[0]} on {built[1]} with {vectors}, this "
-            f"is {sys.platform} on {platform.machine()} with {here}; export the model here"
-        )
-
-
-def _rank(capability: str) -> int:
-    return CAPABILITIES.index(capability) if capability in CAPABILITIES else 0

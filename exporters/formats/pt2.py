@@ -16,11 +16,10 @@ from torch.export._patches import (
 
 from exporters.errors import converter_refused
 from exporters.formats import Target, tracing
-from exporters.formats.torch_archive import Archive, seal
+from exporters.formats.torch_archive import seal
 from exporters.formats.torch_binding import (
     Named,
     TorchSession,
-    arguments,
     by_position,
     signature_of,
 )
@@ -28,9 +27,7 @@ from exporters.silence import quiet
 from exporters.source import Source
 from exporters.sources.eager import inference_mode
 from gateway.errors import IntegrityError, ModelportError
-
-#: Where torch keeps what is not code.
-DATA = ("data/weights/", "data/constants/", "data/sample_inputs/")
+from gateway.repository.torch_archive import Archive, arguments, refuse_pickles
 
 
 def export(source: Source, path: Path, target: Target) -> None:
@@ -102,22 +99,3 @@ def open_session(path: Path) -> TorchSession:
             f"'{path.name}' is damaged, or of another version of torch; export the model again"
         ) from error
     return TorchSession(by_position(module, signature), signature)
-
-
-def refuse_pickles(archive: Archive) -> None:
-    """Raises ``IntegrityError`` where ``torch.export.load`` would unpickle, and so run, anything.
-
-    Tensors are stored raw; what else there may be is a pickle. Archives that ``export`` writes hold
-    none.
-    """
-    for name in (name for folder in DATA for name in archive.below(folder)):
-        if name.endswith("_config.json"):
-            payloads = archive.json(name).get("config", {}).values()
-            pickled = any(payload.get("use_pickle") for payload in payloads)
-        else:  # a folder's legacy layout, or example inputs; empty where there are none
-            pickled = name.endswith(".pt") and archive.size(name) > 0
-        if pickled:
-            raise IntegrityError(
-                f"'{archive.path.name}' holds pickled objects in '{name}', which run code when "
-                "they are loaded; export the model again with modelport"
-            )

@@ -1,32 +1,19 @@
-"""torch's zip archives, TorchScript's and ``.pt2``: the signature goes in, source paths come out.
+"""Written into torch's zip archives: the signature goes in, source paths stay out.
 
-    <root>/extra/modelport/signature.json    the signature, as a Triton model configuration in JSON
-
-``torch.jit.load`` and ``torch.export.load`` hand that record out by the name
-``modelport/signature.json``. Reading needs no torch, and runs nothing that an archive holds.
+They are read by ``gateway.repository.torch_archive``.
 """
 
 from __future__ import annotations
 
 import json
 import shutil
-import struct
 import zipfile
-import zlib
-from collections.abc import Callable
 from pathlib import Path
-from typing import IO, Any, TypeVar
+from typing import IO
 
-from gateway.errors import IntegrityError, InvalidArgument
 from gateway.repository import config
+from gateway.repository.torch_archive import EXTRA, SIGNATURE
 from gateway.types import ModelSignature
-
-SIGNATURE = "modelport/signature.json"
-
-EXTRA = "extra/"
-
-#: A record that is read whole: code, a graph, a description. Weights are not read.
-MAX_RECORD_BYTES = 1 << 30
 
 #: torch's: records begin at multiples of this, after an extra field of this name.
 ALIGNMENT = 64
@@ -34,92 +21,7 @@ PADDING = b"FB"
 
 LOCAL_HEADER_BYTES = 30
 
-#: What reading a damaged zip comes to; encryption is a RuntimeError.
-DAMAGE = (
-    EOFError,
-    LookupError,
-    RuntimeError,
-    ValueError,
-    struct.error,
-    zipfile.BadZipFile,
-    zlib.error,
-)
-
-T = TypeVar("T")
-
 _NEUTRAL = config.Platform("", "", "", "")
-
-
-class Archive:
-    """An archive's records by their names without the root folder.
-
-    Raises:
-        IntegrityError: the file is no archive, or a record is damaged.
-    """
-
-    def __init__(self, path: Path) -> None:
-        self.path = path
-        try:
-            with zipfile.ZipFile(path) as file:
-                self._records = {
-                    info.filename.partition("/")[2]: info
-                    for info in file.infolist()
-                    if not info.is_dir()
-                }
-        except DAMAGE as error:
-            raise self._damaged(error) from error
-
-    def __contains__(self, name: str) -> bool:
-        return name in self._records
-
-    def below(self, folder: str, suffix: str = "") -> list[str]:
-        """The records in ``folder``, at any depth, whose names end in ``suffix``."""
-        return [n for n in self._records if n.startswith(folder) and n.endswith(suffix)]
-
-    def size(self, name: str) -> int:
-        """In bytes."""
-        return self._records[name].file_size
-
-    def read(self, name: str) -> bytes:
-        """The content of a record."""
-        if name not in self._records:
-            raise IntegrityError(f"'{self.path.name}' is damaged: it has no record '{name}'")
-        info = self._records[name]
-        if info.file_size > MAX_RECORD_BYTES:
-            raise IntegrityError(f"'{self.path.name}': record '{name}' is larger than 1 GiB")
-        try:
-            with zipfile.ZipFile(self.path) as file:
-                return file.read(info)
-        except DAMAGE as error:
-            raise self._damaged(error) from error
-
-    def text(self, name: str) -> str:
-        """The content of a record, as UTF-8."""
-        return self._parsed(lambda content: content.decode(), name)
-
-    def json(self, name: str) -> Any:
-        """The content of a record, as JSON."""
-        return self._parsed(json.loads, name)
-
-    def _parsed(self, parse: Callable[[bytes], T], name: str) -> T:
-        try:
-            return parse(self.read(name))
-        except (ValueError, RecursionError) as error:
-            raise self._damaged(f"record '{name}' does not parse") from error
-
-    def signature(self) -> ModelSignature | None:
-        """What ``seal`` put in; None where modelport did not write the archive."""
-        if EXTRA + SIGNATURE not in self:
-            return None
-        try:
-            return config.signature(config.parse_json(self.text(EXTRA + SIGNATURE)))
-        except InvalidArgument as error:
-            raise self._damaged(error) from error
-
-    def _damaged(self, reason: object) -> IntegrityError:
-        return IntegrityError(
-            f"'{self.path.name}' is damaged ({reason}); export the model again, or copy it again"
-        )
 
 
 def seal(

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import inspect
-import itertools
-import keyword
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -12,25 +10,10 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from exporters.formats.torch_archive import Archive
 from exporters.sources.eager import as_tensors
 from gateway.errors import Unsupported
+from gateway.repository.torch_archive import Archive, arguments
 from gateway.types import Array, ModelSignature
-
-#: Words that mean something else in TorchScript, or in a call of a module.
-RESERVED = frozenset({"self", "torch", "ops", "args", "kwargs"})
-
-
-def arguments(signature: ModelSignature) -> list[str]:
-    """What the inputs are called where a name must be an identifier; its own name if it is one."""
-    names = [spec.name for spec in signature.inputs]
-    free = (name for name in map("input_{}".format, itertools.count()) if name not in names)
-    return [name if _is_identifier(name) else next(free) for name in names]
-
-
-def _is_identifier(name: str) -> bool:
-    plain = name.isascii() and name.isidentifier() and not name.startswith("_")
-    return plain and not keyword.iskeyword(name) and name not in RESERVED
 
 
 class Named(nn.Module):

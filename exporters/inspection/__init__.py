@@ -20,11 +20,11 @@ from typing import Any
 from google.protobuf.message import DecodeError
 
 from exporters.errors import UsageError, missing_extra
-from exporters.formats.torch_archive import Archive
 from exporters.samples import model_dims
 from gateway.errors import IntegrityError, InvalidArgument
 from gateway.repository import config
 from gateway.repository.scan import VERSION_NAME
+from gateway.repository.torch_archive import Archive
 from gateway.types import Axis, ModelSignature, TensorSpec
 
 BATCH = "batch"

@@ -10,8 +10,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from exporters.formats.torch_archive import Archive
 from exporters.inspection import AxisInfo, Inspection, TensorInfo, describe, tally
+from gateway.repository.torch_archive import Archive
 
 #: ``torch._export.serde.schema.ScalarType``, in the protocol's words where there are any.
 DATATYPES = {

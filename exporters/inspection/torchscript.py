@@ -16,8 +16,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from exporters.formats.torch_archive import Archive
 from exporters.inspection import AxisInfo, Inspection, TensorInfo, describe, tally, word
+from gateway.repository.torch_archive import Archive
 
 CODE = "code/"
 PICKLES = ("data.pkl", "constants.pkl")
@@ -47,8 +47,7 @@ def inspect(path: Path) -> Inspection:
     archive = Archive(path)
     stored = {name: _Unpickler(io.BytesIO(archive.read(name))).load() for name in PICKLES}
     program = _Program(archive)
-    main = type(stored[PICKLES[0]])
-    forward = program.methods[f"{main.__module__}.{main.__name__}", "forward"]
+    forward = program.forward(stored[PICKLES[0]])
     signature = archive.signature()
     axes: tuple[AxisInfo, ...] = ()
     if signature is None:
@@ -68,6 +67,33 @@ def inspect(path: Path) -> Inspection:
         notes=("datatypes and sizes are not stored: modelport did not write it",)
         * (signature is None),
     )
+
+
+@dataclass(frozen=True, slots=True)
+class Forward:
+    """What ``forward`` takes and gives, in TorchScript's words, such as ``Optional[Tensor]``.
+
+    Attributes:
+        arguments: name and type of each, in order.
+        required: how many of them have no default.
+    """
+
+    arguments: tuple[tuple[str, str], ...]
+    required: int
+    result: str
+
+
+def forward(path: Path) -> Forward:
+    """The types of the archive's ``forward``; raises what ``exporters.inspection.DAMAGE`` lists."""
+    archive = Archive(path)
+    module = _Unpickler(io.BytesIO(archive.read(PICKLES[0]))).load()
+    node = _Program(archive).forward(module).node
+    arguments = tuple((a.arg, _word(a.annotation)) for a in node.args.args[1:])
+    return Forward(arguments, len(arguments) - len(node.args.defaults), _word(node.returns))
+
+
+def _word(annotation: ast.expr | None) -> str:
+    return "Tensor" if annotation is None else ast.unparse(annotation)
 
 
 def _arguments(forward: ast.FunctionDef) -> tuple[TensorInfo, ...]:
@@ -174,6 +200,11 @@ class _Program:
                     targets=[ast.Subscript(slice=ast.Constant(value=attribute))], value=kind
                 ):
                     self.fields[name, str(attribute)] = ast.unparse(kind)
+
+    def forward(self, module: Any) -> _Function:
+        """The method of the archive's main module, an instance of a stand-in."""
+        main = type(module)
+        return self.methods[f"{main.__module__}.{main.__name__}", "forward"]
 
     def operators(self, function: _Function) -> Counter[str]:
         """How often each is called, in called methods and functions too; a loop counts once."""

@@ -54,7 +54,7 @@ def package(path: Path, server: str, output: Path, base_path: str | None = None)
     fitting, left_out = [], {}
     for model in models:
         try:
-            _check_format(model, server, row)
+            check_format(model, server, row)
             model.verify()
             packager.check(model)
             fitting.append(model)
@@ -86,7 +86,8 @@ def _check_output(output: Path, row: Server, root: Path) -> None:
         raise UsageError(f"--output '{output}' lies inside of what is packaged; use another place")
 
 
-def _check_format(model: Model, server: str, row: Server) -> None:
+def check_format(model: Model, server: str, row: Server) -> None:
+    """Raises ``Unsupported``, with the remedy, unless ``server`` loads the model's format."""
     if model.format not in row.formats:
         reason = row.reasons.get(model.format)
         raise Unsupported(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 
 from exporters.errors import UsageError
 from gateway.errors import IntegrityError, InvalidArgument
@@ -50,6 +50,22 @@ class Model:
         folder = self.versions[version].path
         files = [folder / name for name in (signing.CERTIFICATE, signing.SIGNATURE)]
         return [file for file in files if file.is_file()]
+
+    def companions(self) -> list[PurePosixPath]:
+        """Files of the model's folder that its configuration names: labels and warm-up inputs.
+
+        Raises:
+            IntegrityError: one is missing, or lies outside of the folder.
+        """
+        names = configuration.companions(self.config)
+        for file in names:
+            if not (self.folder / file).resolve().is_relative_to(self.folder.resolve()):
+                raise IntegrityError(f"'{file}' of '{self.name}' lies outside of its folder")
+            if not (self.folder / file).is_file():
+                raise IntegrityError(
+                    f"{configuration.FILENAME} of '{self.name}' names '{file}', which is missing"
+                )
+        return names
 
     def verify(self) -> None:
         """Raises ``IntegrityError`` unless every version is what its manifest says."""

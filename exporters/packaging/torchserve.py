@@ -5,6 +5,8 @@
     modelport_torchserve/       the handler's code; its envelope module defines requests and answers
     signature.json              what the handler checks rows against
     model.pt  certificate.json  as published
+    modelport/                  config.pbtxt as published, with the files that it names, for
+                                ``modelport migrate``
 
 The archive is a zip as ``torch-model-archiver`` 0.12.0 writes them, without compression and with
 fixed times: the same version gives the same bytes.
@@ -23,12 +25,14 @@ from typing import Any
 from exporters.packaging.selection import Model
 from gateway import __version__
 from gateway.errors import Unsupported
+from gateway.repository.config import FILENAME
 from gateway.types import Datatype, TensorSpec
 
 HANDLER = "modelport_handler.py"
 CODE = "modelport_torchserve"
 MODULES = ("torchserve_envelope.py", "torchserve_handler.py")
 SIGNATURE = "signature.json"
+CONFIGURATION = "modelport"
 
 #: The earliest time that a zip can say.
 EPOCH = (1980, 1, 1, 0, 0, 0)
@@ -36,6 +40,7 @@ EPOCH = (1980, 1, 1, 0, 0, 0)
 
 def check(model: Model) -> None:
     """Raises ``Unsupported`` if a tensor is of a type that PyTorch has not."""
+    model.companions()
     for spec in (*model.signature.inputs, *model.signature.outputs):
         if spec.datatype is Datatype.BYTES:
             raise Unsupported(f"'{spec.name}' of '{model.name}' is BYTES, which PyTorch has not")
@@ -69,7 +74,9 @@ def write(models: Sequence[Model], target: Path, base_path: str) -> None:
             _add(archive, f"{CODE}/{name}", code.joinpath(name).read_text(encoding="utf-8"))
         _add(archive, SIGNATURE, _json(_signature(model, number)))
         for file in (artifact, *model.certificates(number)):
-            _add_file(archive, file)
+            _add_file(archive, file, file.name)
+        for name in (FILENAME, *map(str, model.companions())):
+            _add_file(archive, model.folder / name, f"{CONFIGURATION}/{name}")
 
 
 def _signature(model: Model, version: int) -> dict[str, Any]:
@@ -109,8 +116,8 @@ def _add(archive: zipfile.ZipFile, name: str, text: str) -> None:
     archive.writestr(_entry(name), text)
 
 
-def _add_file(archive: zipfile.ZipFile, path: Path) -> None:
-    entry = _entry(path.name)
+def _add_file(archive: zipfile.ZipFile, path: Path, name: str) -> None:
+    entry = _entry(name)
     entry.file_size = path.stat().st_size  # decides whether the entry needs 64-bit sizes
     with path.open("rb") as source, archive.open(entry, "w") as target:
         shutil.copyfileobj(source, target, 1 << 20)

@@ -35,6 +35,8 @@ from .torchserve_envelope import (
 )
 
 SIGNATURE = "signature.json"
+#: The header of a row that asks for what the model takes and gives.
+DESCRIBE = "describe"
 
 _logger = logging.getLogger(__name__)
 
@@ -187,6 +189,7 @@ class Handler:
         on_gpu = gpu is not None and torch.cuda.is_available()
         self._device = torch.device(f"cuda:{gpu}" if on_gpu else "cpu")
         self._signature = Signature.read(folder / SIGNATURE)
+        self._described = (folder / SIGNATURE).read_bytes()
         file = folder / context.manifest["model"]["serializedFile"]
         load: Any = torch.jit.load  # without type information
         self._model = load(str(file), map_location=self._device)
@@ -196,8 +199,12 @@ class Handler:
         answers: dict[int, bytes] = {}
         rows = []
         for index, parameters in enumerate(data):
+            headers = context.get_all_request_header(index)
+            if headers.get(DESCRIBE) == "True":  # of the management API, with customized=true
+                answers[index] = self._described
+                continue
             try:
-                rows.append(self._read(index, parameters, context.get_all_request_header(index)))
+                rows.append(self._read(index, parameters, headers))
             except RowError as error:
                 answers[index] = _refuse(context, index, error)
         for row, result in self._infer(rows):

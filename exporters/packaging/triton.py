@@ -17,8 +17,8 @@ without ``NAME__INDEX`` since 22.06). The TensorFlow backend left Triton's image
 from __future__ import annotations
 
 import shutil
-from collections.abc import Iterator, Sequence
-from pathlib import Path, PurePosixPath
+from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 from exporters.packaging.selection import Model
@@ -26,8 +26,6 @@ from exporters.silence import quiet
 from gateway.errors import IntegrityError, Unsupported
 from gateway.repository import config as configuration
 from gateway.types import Datatype
-
-WARMUP = "warmup"
 
 #: pytorch_backend's ``ModelConfigDataTypeToTorchType``.
 TORCH_DATATYPES = frozenset(
@@ -40,13 +38,7 @@ TORCH_DATATYPES = frozenset(
 
 def check(model: Model) -> None:
     """Raises ``Unsupported`` where Triton would refuse the model, or feed it the wrong tensors."""
-    for file in _named_files(model):
-        if not (model.folder / file).resolve().is_relative_to(model.folder.resolve()):
-            raise IntegrityError(f"'{file}' of '{model.name}' lies outside of its folder")
-        if not (model.folder / file).is_file():
-            raise IntegrityError(
-                f"{configuration.FILENAME} of '{model.name}' names '{file}', which is missing"
-            )
+    model.companions()
     if model.format == "torchscript":
         _check_datatypes(model)
         _check_order("output", model.name, [spec.name for spec in model.signature.outputs])
@@ -60,20 +52,11 @@ def write(models: Sequence[Model], target: Path, base_path: str) -> None:
         folder = target / model.name
         for number, version in model.versions.items():
             shutil.copytree(version.path, folder / str(number), copy_function=shutil.copyfile)
-        for file in _named_files(model):
+        for file in model.companions():
             (folder / file).parent.mkdir(parents=True, exist_ok=True)
             shutil.copyfile(model.folder / file, folder / file)
         text = configuration.to_text(model.config)
         (folder / configuration.FILENAME).write_text(text, encoding="utf-8")
-
-
-def _named_files(model: Model) -> Iterator[PurePosixPath]:
-    """Files of the model's folder that its configuration names: labels and warm-up inputs."""
-    names = {PurePosixPath(output.label_filename) for output in model.config.output}
-    for warmup in model.config.model_warmup:
-        files = (each.input_data_file for each in warmup.inputs.values())
-        names |= {PurePosixPath(WARMUP, file) for file in files if file}
-    yield from sorted(names - {PurePosixPath()})
 
 
 def _check_datatypes(model: Model) -> None:

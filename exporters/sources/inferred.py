@@ -2,7 +2,7 @@
 
 Inputs, the first of these that there is:
 
-1. ``--input NAME:DATATYPE[DIMS]``, see ``parse_input``;
+1. ``--input NAME:DATATYPE[DIMS]``, see ``exporters.declaration``;
 2. example inputs on the module: ``example_inputs``, or what Lightning (``example_input_array``) and
    Hugging Face (``dummy_inputs``) call them; their first dimension is taken for the batch;
 3. the first layer with weights, where ``forward`` takes one tensor.
@@ -23,6 +23,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from exporters.declaration import DEFAULT_LONGEST, parse_tensors
 from exporters.errors import UsageError, first_line
 from exporters.samples import draw, sizes_of
 from exporters.sources import SourceRequest
@@ -32,16 +33,8 @@ from gateway.types import NUMPY_DTYPES, Axis, Datatype, ModelSignature, TensorSp
 
 EXAMPLE_ATTRIBUTES = ("example_inputs", "example_input_array", "dummy_inputs")
 
-#: Longest axis of an input whose length nothing bounds.
-DEFAULT_LONGEST = 128
 #: Smallest image that common convolutional networks still take.
 SMALLEST_IMAGE = 32
-
-_INPUT = re.compile(
-    r"(?P<name>[^:\[\]=]+):(?P<datatype>[A-Z0-9]+)\[(?P<dims>[^\]]*)\]"
-    r"(?:=(?P<low>-?[\d.e+-]*?)\.\.(?P<high>-?[\d.e+-]*|[A-Za-z_]\w*))?"
-)
-_AXIS = re.compile(r"(?P<name>[A-Za-z_]\w*)(?:=(?P<low>\d+)\.\.(?P<high>\d+))?")
 
 Declared = tuple[list[TensorSpec], dict[str, Axis]]
 
@@ -65,64 +58,9 @@ def spec(module: nn.Module, request: SourceRequest, declared: ModelSpec | None) 
     return ModelSpec(name=name, signature=signature)
 
 
-def parse_input(text: str) -> tuple[TensorSpec, dict[str, Axis]]:
-    """One ``--input``: ``NAME:DATATYPE[DIM,...]``, and ``=LOW..HIGH`` for the range of its values.
-
-    Dims exclude the batch dimension. A dim is a size, or the name of a dynamic axis, which may have
-    bounds: ``tokens:INT64[sequence=1..64]=0..511``. Without dims it is one scalar per batch
-    element, which travels as ``[1]``.
-
-    Raises:
-        UsageError: the text has another form.
-    """
-    match = _INPUT.fullmatch(text.strip())
-    try:
-        if match is None:
-            raise ValueError("it has another form")
-        datatype = Datatype(match["datatype"])
-        axes: dict[str, Axis] = {}
-        dims = [_dim(dim.strip(), axes) for dim in match["dims"].split(",") if dim.strip()]
-        low, high = _bound(match["low"]), _bound(match["high"])
-    except ValueError as error:
-        raise UsageError(
-            f"--input '{text}': {error}; write NAME:DATATYPE[DIMS], such as "
-            "'image:FP32[3,224,224]' or 'tokens:INT64[sequence=1..64]=0..511'"
-        ) from error
-    name = match["name"].strip()
-    if not dims:
-        return TensorSpec(name, datatype, (1,), low, high, reshape=()), axes  # type: ignore[arg-type]
-    return TensorSpec(name, datatype, tuple(dims), low, high), axes  # type: ignore[arg-type]
-
-
-def _dim(text: str, axes: dict[str, Axis]) -> int | str:
-    if text.isdecimal() and int(text) > 0:
-        return int(text)
-    match = _AXIS.fullmatch(text)
-    if match is None:
-        raise ValueError(f"'{text}' is neither a size nor the name of an axis")
-    low, high = int(match["low"] or 1), int(match["high"] or DEFAULT_LONGEST)
-    if not 0 < low <= high:
-        raise ValueError(f"the bounds of axis '{match['name']}' are empty")
-    axes[match["name"]] = Axis(match["name"], low, high)
-    return match["name"]
-
-
-def _bound(text: str | None) -> float | str | None:
-    if not text:
-        return None
-    if text[0].isalpha() or text[0] == "_":
-        return text
-    return float(text) if any(c in text for c in ".e") else int(text)
-
-
 def _inputs(module: nn.Module, request: SourceRequest) -> Declared:
     if request.inputs:
-        specs, axes = [], {}
-        for text in request.inputs:
-            parsed, named = parse_input(text)
-            specs.append(parsed)
-            axes.update({n: axis for n, axis in named.items() if n not in axes or "=" in text})
-        return specs, axes
+        return parse_tensors(request.inputs)
     for attribute in EXAMPLE_ATTRIBUTES:
         example = getattr(module, attribute, None)
         if isinstance(example, Tensor | Mapping | Sequence) and len(example):

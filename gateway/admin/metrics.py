@@ -1,4 +1,7 @@
-"""The metrics port: ``GET /metrics`` in Prometheus' text format, Triton's names."""
+"""The metrics port: ``GET /metrics`` in Prometheus' text format.
+
+``/monitoring/prometheus/metrics`` is TensorFlow Serving's path to the same.
+"""
 
 from __future__ import annotations
 
@@ -6,25 +9,30 @@ import re
 
 from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, ProcessCollector
 from prometheus_client.exposition import generate_latest
+from prometheus_client.registry import Collector
 
 from gateway.protocols.asgi import App, Receive, Scope, Send
-from gateway.telemetry import StatisticsSource, TritonCollector
+from gateway.telemetry import StatisticsSource, TorchServeCollector, TritonCollector
 
-#: The library's text format ends a counter's name in ``_total``; Triton's names do not.
-_SUFFIX = re.compile(rb"^(# (?:HELP|TYPE) nv_\w+)_total ", re.MULTILINE)
+#: The library's text format ends a counter's name in ``_total``; these names do not.
+_SUFFIX = re.compile(
+    rb"^(# (?:HELP|TYPE) (?:nv_\w+|ts_\w+_microseconds|:tensorflow:\S+))_total ", re.MULTILINE
+)
+_PATHS = ("/metrics", "/monitoring/prometheus/metrics")
 
 
-def application(source: StatisticsSource) -> App:
-    """An ASGI application that reads ``source`` at every scrape."""
+def application(source: StatisticsSource, *more: Collector) -> App:
+    """An ASGI application that reads ``source``, and ``more``, at every scrape."""
     registry = CollectorRegistry()
-    registry.register(TritonCollector(source))
+    for collector in (TritonCollector(source), TorchServeCollector(source), *more):
+        registry.register(collector)
     ProcessCollector(registry=registry)
 
     async def app(scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
             return
         status, content_type, body = 404, "application/json", b'{"error":"Not Found"}'
-        if scope["path"] == "/metrics" and scope["method"] in ("GET", "HEAD"):
+        if scope["path"] in _PATHS and scope["method"] in ("GET", "HEAD"):
             status, content_type = 200, CONTENT_TYPE_LATEST
             body = _SUFFIX.sub(rb"\1 ", generate_latest(registry))
         headers = [

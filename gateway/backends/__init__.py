@@ -2,17 +2,41 @@
 
 from __future__ import annotations
 
+import threading
+from collections.abc import Awaitable, Callable
 from importlib import import_module
+from types import ModuleType
 
 import structlog
 
 from gateway.backends.base import Load
 from gateway.errors import Unsupported
+from gateway.routes import Route
 
 log = structlog.get_logger("modelport.backends")
 
 #: backend name → module; imported when the first model that needs it loads.
-MODULES = {"onnxruntime": "gateway.backends.onnxruntime", "fake": "gateway.backends.fake"}
+MODULES = {
+    "onnxruntime": "gateway.backends.onnxruntime",
+    "pytorch": "gateway.backends.pytorch",
+    "tensorflow": "gateway.backends.tensorflow",
+    "tflite": "gateway.backends.tflite",
+    "ensemble": "gateway.backends.ensemble",
+    "triton": "gateway.backends.triton",
+    "tfserving": "gateway.backends.tfserving",
+    "torchserve": "gateway.backends.torchserve",
+    "managed": "gateway.backends.managed",
+    "fake": "gateway.backends.fake",
+}
+#: The extra of modelport that brings a backend's library.
+EXTRAS = {"pytorch": "torch", "tensorflow": "tensorflow", "tflite": "litert"}
+
+#: Two runtimes imported at once by two loads may see each other half imported.
+_importing = threading.Lock()
+
+
+#: The versions of a model that the route's server has READY, ascending.
+Versions = Callable[[Route, str], Awaitable[list[int]]]
 
 
 def find(backend: str) -> Load:
@@ -21,16 +45,43 @@ def find(backend: str) -> Load:
     Raises:
         Unsupported: no such backend, or its library is not installed.
     """
+    load: Load = _module(backend).load
+    return load
+
+
+def find_versions(backend: str) -> Versions:
+    """How to ask a server that ``backend`` speaks to for the versions it has.
+
+    Raises:
+        Unsupported: no such backend, or not one of servers elsewhere.
+    """
+    versions: Versions | None = getattr(_module(backend), "versions", None)
+    if versions is None:
+        raise Unsupported(f"backend '{backend}' runs here: it has no server to route to")
+    return versions
+
+
+def _module(backend: str) -> ModuleType:
+    if backend == "python":
+        raise Unsupported(
+            "backend 'python' is code, which only a Triton executes; give the model a route to "
+            "one, with 'managed = true' to have it started here"
+        )
     if backend not in MODULES:
         raise Unsupported(
             f"backend '{backend}' is not supported; this gateway has: {', '.join(sorted(MODULES))}"
         )
     try:
-        load: Load = import_module(MODULES[backend]).load
+        with _importing:
+            return import_module(MODULES[backend])
     except ImportError as error:
         log.error("a backend cannot be imported", backend=backend, error=str(error))
+        if backend in EXTRAS:
+            raise Unsupported(
+                f"backend '{backend}' needs a library that is not installed; install it: pip "
+                f"install 'modelport[{EXTRAS[backend]}]'"
+            ) from error
         raise Unsupported(
             f"backend '{backend}' cannot be imported here; install modelport again, the server's "
             "log has the reason"
         ) from error
-    return load

@@ -62,10 +62,14 @@ class Backend(Protocol):
 
     #: The model's configuration, complete: inputs and outputs are those of the artifact.
     config: ModelConfig
-    #: Why it cannot answer just now, as a public reason: a server that is down, or being restarted.
-    #: Empty while it can. The event loop alone changes it. Requests that come meanwhile get
-    #: ``Unavailable`` from the backend itself.
-    problem: str
+
+    @property
+    def problem(self) -> str:
+        """Why it cannot answer just now, as a public reason: a server is down, or being restarted.
+
+        Empty while it can. The event loop alone changes it. Requests that come meanwhile get
+        ``Unavailable`` from the backend itself.
+        """
 
     async def __call__(self, request: InferRequest, deadline: Deadline) -> InferResponse: ...
 

@@ -41,37 +41,45 @@ class HttpDialect(Protocol):
 
 
 class HttpApplication:
-    """``dialects``: the first one's errors answer for paths that are nobody's."""
+    """``dialects``: the first one's errors answer for paths that are nobody's.
+
+    Of those that share a first segment the first one's errors answer for paths that are no route.
+    """
 
     def __init__(self, dialects: Sequence[HttpDialect]) -> None:
         self._default = dialects[0]
-        self._dialects = {segment: d for d in dialects for segment in d.segments}
+        self._dialects: dict[str, list[HttpDialect]] = {}
+        for dialect in dialects:
+            for segment in dialect.segments:
+                self._dialects.setdefault(segment, []).append(dialect)
         self._framework = self._build(dialects)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "http":
-            dialect = self._dialect(scope["path"])
+            dialects = self._of(scope["path"])
             if b"%" in scope["raw_path"] and not _plain_segments(scope["raw_path"]):
-                refusal = (dialect or self._default).refusal(404, "Not Found")
+                refusal = (dialects[0] if dialects else self._default).refusal(404, "Not Found")
                 await refusal(scope, receive, send)
                 return
-            if dialect is not None and await dialect.serve(scope, receive, send):
-                return
+            for dialect in dialects:
+                if await dialect.serve(scope, receive, send):
+                    return
         await self._framework(scope, receive, send)
 
-    def _dialect(self, path: str) -> HttpDialect | None:
-        return self._dialects.get(path[1:].partition("/")[0])
+    def _of(self, path: str) -> Sequence[HttpDialect]:
+        return self._dialects.get(path[1:].partition("/")[0], ())
 
     def _build(self, dialects: Sequence[HttpDialect]) -> FastAPI:
         app = FastAPI(
             title="modelport",
             version=__version__,
-            description="The Open Inference Protocol (v2), as Triton speaks it.",
+            description="The Open Inference Protocol (v2) as Triton speaks it, and the dialects of "
+            "TensorFlow Serving, TorchServe and SageMaker.",
             redirect_slashes=False,
         )
 
         def dialect(request: Request) -> HttpDialect:
-            return self._dialect(request.url.path) or self._default
+            return next(iter(self._of(request.url.path)), self._default)
 
         @app.exception_handler(HTTPException)
         async def refuse(request: Request, error: HTTPException) -> Response:

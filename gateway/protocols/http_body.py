@@ -42,6 +42,21 @@ async def read(receive: Receive, limit: int) -> bytes:
     return body
 
 
+def header_length(stated: bytes, size: int) -> int:
+    """The size of a body's JSON part, as the client states it, of a body of ``size`` bytes.
+
+    Raises:
+        InvalidArgument: it is no number, or more than the body has.
+    """
+    length = int(stated) if stated.isdigit() and len(stated) < 20 else -1
+    if not 0 <= length <= size:
+        raise InvalidArgument(
+            f"inference header size should be in range (0, {size}), got: "
+            f"{stated[:64].decode('latin-1')}"
+        )
+    return length
+
+
 def _too_large(limit: int) -> InvalidArgument:
     return InvalidArgument(
         f"the request exceeds the maximum allowed input size of {limit} bytes. Use "

@@ -7,12 +7,10 @@ function from a request to a reply, or from a stream to a stream, that raises ``
 from __future__ import annotations
 
 import asyncio
-import math
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import suppress
 from typing import Any
 
-import numpy as np
 from google.protobuf import json_format
 from grpc_health.v1 import health_pb2
 from tritonclient.grpc import service_pb2 as pb
@@ -30,16 +28,13 @@ from gateway.lifecycle import Lifecycle
 from gateway.protocols import documents, oip_parameters
 from gateway.protocols.grpc_method import Method
 from gateway.types import (
-    NUMPY_DTYPES,
-    Array,
-    Datatype,
     Deadline,
     InferRequest,
     InferResponse,
     Parameter,
     Tensor,
 )
-from gateway.wire import raw
+from gateway.wire import contents, raw
 
 SERVICE = "inference.GRPCInferenceService"
 HEALTH_SERVICE = "grpc.health.v1.Health"
@@ -48,23 +43,6 @@ STREAM_WINDOW = 64
 #: How soon a health watcher learns of a change.
 WATCH_SECONDS = 0.5
 EMPTY_FINAL_RESPONSE = "triton_enable_empty_final_response"
-
-#: The field of ``InferTensorContents`` that carries a datatype; FP16 and BF16 are raw only.
-_CONTENTS = {
-    Datatype.BOOL: "bool_contents",
-    Datatype.INT8: "int_contents",
-    Datatype.INT16: "int_contents",
-    Datatype.INT32: "int_contents",
-    Datatype.INT64: "int64_contents",
-    Datatype.UINT8: "uint_contents",
-    Datatype.UINT16: "uint_contents",
-    Datatype.UINT32: "uint_contents",
-    Datatype.UINT64: "uint64_contents",
-    Datatype.FP32: "fp32_contents",
-    Datatype.FP64: "fp64_contents",
-    Datatype.BYTES: "bytes_contents",
-}
-
 
 Unary = Callable[[Any, Deadline], Awaitable[Any]]
 
@@ -164,7 +142,7 @@ class OipGrpc:
 
     async def _model_ready(self, message: Any, _: Deadline) -> Any:
         try:
-            self._lifecycle.get(message.name, documents.parse_version(message.version))
+            self._lifecycle.require_ready(message.name, documents.parse_version(message.version))
         except ModelportError as error:
             if error.code is Code.INVALID_ARGUMENT:
                 raise
@@ -268,7 +246,7 @@ def decode(message: Any) -> InferRequest:
                 )
             data = raw.decode(name, datatype, shape, blobs[index])
         else:
-            data = _typed(name, datatype, shape, item.contents)
+            data = contents.decode(name, datatype, shape, item.contents)
         tensors.append(Tensor(name, datatype, data))
     request = InferRequest(
         message.model_name,
@@ -281,25 +259,6 @@ def decode(message: Any) -> InferRequest:
     if message.outputs:
         _outputs(message.outputs, request)
     return request
-
-
-def _typed(name: str, datatype: Datatype, shape: tuple[int, ...], contents: Any) -> Array:
-    if datatype not in _CONTENTS:
-        raise InvalidArgument(
-            f"input '{name}' is {datatype}, which is carried by raw_input_contents only"
-        )
-    values: Sequence[Any] = getattr(contents, _CONTENTS[datatype])
-    if len(values) != math.prod(shape):
-        raise InvalidArgument(
-            f"unexpected number of elements for input '{name}': shape {list(shape)} needs "
-            f"{math.prod(shape)} in {_CONTENTS[datatype]}, got {len(values)}"
-        )
-    if datatype is Datatype.BYTES:
-        return raw.object_array(list(values), shape)
-    try:
-        return np.array(list(values), NUMPY_DTYPES[datatype]).reshape(shape)
-    except OverflowError:
-        raise InvalidArgument(f"a value of input '{name}' does not fit {datatype}") from None
 
 
 def _parameter(key: str, parameter: Any) -> Parameter:

@@ -111,7 +111,7 @@ class OipHttp:
         header_length = len(body)
         stated = headers.get(b"inference-header-content-length")
         if stated is not None:
-            header_length = _header_length(stated, len(body))
+            header_length = http_body.header_length(stated, len(body))
             if not header_length:
                 validator = self._lifecycle.get(name, version).validator
                 spec, shape = validator.raw_input(len(body))
@@ -178,7 +178,7 @@ class OipHttp:
         async def model_ready(selected: Selected = Depends(select)) -> Response:
             """200 when the model (version) is READY, else 400."""
             try:
-                lifecycle.get(*selected)
+                lifecycle.require_ready(*selected)
             except ModelportError as error:
                 return document({"error": str(error)}, 400)
             return Response()
@@ -271,16 +271,6 @@ def _select_version(model: Model, version: Version) -> Selected:
 
 def _is_number(text: str) -> bool:
     return text.isascii() and text.isdigit()
-
-
-def _header_length(stated: bytes, size: int) -> int:
-    length = int(stated) if stated.isdigit() and len(stated) < 20 else -1
-    if not 0 <= length <= size:
-        raise InvalidArgument(
-            f"inference header size should be in range (0, {size}), got: "
-            f"{stated[:64].decode('latin-1')}"
-        )
-    return length
 
 
 def _error(text: str) -> bytes:

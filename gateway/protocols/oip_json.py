@@ -5,9 +5,6 @@ Wire contract: triton-inference-server/server ``docs/protocol``, ``http_server.c
 
 from __future__ import annotations
 
-import itertools
-import math
-from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -16,8 +13,6 @@ import numpy as np
 from gateway.errors import InvalidArgument
 from gateway.protocols import oip_parameters
 from gateway.types import (
-    NUMPY_DTYPES,
-    Array,
     Datatype,
     InferRequest,
     InferResponse,
@@ -25,28 +20,9 @@ from gateway.types import (
     Tensor,
     TensorSpec,
 )
-from gateway.wire import json_text, raw
+from gateway.wire import json_data, json_text, raw
 from gateway.wire.raw import Buffer
 
-_BINARY_ONLY = (Datatype.FP16, Datatype.BF16)
-_INTEGERS = {int}
-_NUMBERS = {int, float}
-#: The JSON types an element may have, by datatype.
-_ELEMENT_TYPES: Mapping[Datatype, set[type]] = {
-    Datatype.BOOL: {bool},
-    Datatype.BYTES: {str},
-    Datatype.FP32: _NUMBERS,
-    Datatype.FP64: _NUMBERS,
-}
-_JSON_NAMES = {
-    bool: "booleans",
-    int: "integers",
-    float: "numbers with a fraction",
-    str: "strings",
-    list: "arrays beside single values",
-    dict: "objects",
-    type(None): "null",
-}
 _UNSET = object()
 
 
@@ -67,8 +43,15 @@ def decode(
         InvalidArgument: naming the member or input that is wrong.
         Unsupported: shared memory is asked for.
     """
+    part = body if header_length == len(body) else memoryview(body)[:header_length]
+    return decode_document(json_text.loads(part), body, header_length, model_name, model_version)
+
+
+def decode_document(
+    document: Any, body: Buffer, header_length: int, model_name: str, model_version: int
+) -> tuple[InferRequest, ReplyForm]:
+    """``decode`` where the JSON part is parsed already."""
     view = memoryview(body)
-    document = json_text.loads(body if header_length == len(body) else view[:header_length])
     if type(document) is not dict:
         raise InvalidArgument("the request must be a JSON object")
     parameters = _parameters(document)
@@ -142,7 +125,7 @@ def _input(item: Any, body: memoryview, offset: int) -> tuple[Tensor, int]:
             + ("both" if size is not None else "neither")
         )
     if data is not _UNSET:
-        return Tensor(name, datatype, _array(name, datatype, shape, data)), offset
+        return Tensor(name, datatype, json_data.decode(name, datatype, shape, data)), offset
     assert type(size) is int
     if size > len(body) - offset:
         raise InvalidArgument(
@@ -150,40 +133,6 @@ def _input(item: Any, body: memoryview, offset: int) -> tuple[Tensor, int]:
         )
     part = body[offset : offset + size]
     return Tensor(name, datatype, raw.decode(name, datatype, shape, part)), offset + size
-
-
-def _array(name: str, datatype: Datatype, shape: tuple[int, ...], data: Any) -> Array:
-    """JSON ``data``, flat or nested, as an array; nothing is converted silently."""
-    if datatype in _BINARY_ONLY:
-        raise InvalidArgument(
-            f"sending {datatype} data via JSON is not supported. Please use the binary data format "
-            f"for input '{name}'"
-        )
-    if type(data) is not list:
-        raise InvalidArgument(f"Unable to parse 'data' of input '{name}': it must be an array")
-    types = set(map(type, data))
-    while types == {list}:
-        data = list(itertools.chain.from_iterable(data))
-        types = set(map(type, data))
-    if len(data) != math.prod(shape):
-        raise InvalidArgument(
-            f"unexpected number of elements for input '{name}': shape {list(shape)} needs "
-            f"{math.prod(shape)}, got {len(data)}"
-        )
-    allowed = _ELEMENT_TYPES.get(datatype, _INTEGERS)
-    if not types <= allowed:
-        wrong = ", ".join(sorted(_JSON_NAMES[kind] for kind in types - allowed))
-        raise InvalidArgument(f"input '{name}' is {datatype}, but its 'data' holds {wrong}")
-    if datatype is Datatype.BYTES:
-        try:
-            return raw.object_array([text.encode() for text in data], shape)
-        except UnicodeEncodeError:
-            raise InvalidArgument(f"a string of input '{name}' is not valid Unicode") from None
-    try:
-        with np.errstate(over="ignore"):  # beyond FP32 is infinity, as in C
-            return np.array(data, NUMPY_DTYPES[datatype]).reshape(shape)
-    except OverflowError:
-        raise InvalidArgument(f"a value of input '{name}' does not fit {datatype}") from None
 
 
 def _outputs(outputs: Any, request: InferRequest, form: ReplyForm) -> None:
@@ -223,7 +172,7 @@ def encode(response: InferResponse, form: ReplyForm) -> tuple[bytes, list[Buffer
             entry["parameters"] = {"binary_data_size": len(blob)}
             blobs.append(blob)
         else:
-            data = _json_data(tensor)
+            data = json_data.encode(tensor)
             finite = finite and (data.dtype.kind != "f" or bool(np.isfinite(data).all()))
             entry["data"] = data.tolist() if data.dtype == object else data
         outputs.append(entry)
@@ -239,23 +188,3 @@ def encode(response: InferResponse, form: ReplyForm) -> tuple[bytes, list[Buffer
         if isinstance(entry.get("data"), np.ndarray):
             entry["data"] = entry["data"].tolist()
     return json_text.dumps_any(document), blobs
-
-
-def _json_data(tensor: Tensor) -> Array:
-    if tensor.datatype in _BINARY_ONLY:
-        raise InvalidArgument(
-            f"sending {tensor.datatype} data via JSON is not supported. Please use the binary data "
-            f"format for output '{tensor.name}'"
-        )
-    data: Array = np.ascontiguousarray(tensor.data).reshape(-1)
-    if tensor.datatype is not Datatype.BYTES:
-        return data
-    texts = np.empty(data.shape, dtype=object)
-    try:
-        texts[:] = [item.decode() for item in data]
-    except UnicodeDecodeError as error:
-        raise InvalidArgument(
-            f"output '{tensor.name}' holds bytes that are not UTF-8. Please use the binary data "
-            "format for it"
-        ) from error
-    return texts

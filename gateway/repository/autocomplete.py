@@ -47,7 +47,7 @@ def complete(
     for declared, actual in ((completed.input, inputs), (completed.output, outputs)):
         if not declared:
             for tensor in actual:
-                _declare(declared.add(), tensor, batched)
+                declare(declared.add(), tensor, batched)
     _check("input", completed, completed.input, inputs)
     _check("output", completed, completed.output, outputs)
     optional = {t.name for t in completed.input}
@@ -77,7 +77,8 @@ def with_ranks(config: ModelConfig, ranks: Mapping[str, int]) -> ModelConfig:
     return known
 
 
-def _declare(declaration: Any, tensor: ArtifactTensor, batched: bool) -> None:
+def declare(declaration: Any, tensor: ArtifactTensor, batched: bool) -> None:
+    """Fill in ``declaration``, an input or output of a configuration, from ``tensor``."""
     declaration.name = tensor.name
     declaration.data_type = configuration.data_type(tensor.datatype)
     dims = tensor.shape[1:] if batched else tensor.shape

@@ -15,6 +15,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator
 from dataclasses import dataclass
+from pathlib import PurePosixPath
 from typing import Any
 
 from google.protobuf import json_format, text_format
@@ -27,6 +28,10 @@ from gateway.types import Axis, Datatype, ModelSignature, TensorSpec
 ModelConfig = Any  # pb.ModelConfig; tritonclient ships no type information
 
 FILENAME = "config.pbtxt"
+#: The platform of an ensemble, and the backend that it gets here.
+ENSEMBLE = "ensemble"
+#: The folder that holds the inputs of warm-up requests.
+WARMUP = "warmup"
 
 
 @dataclass(frozen=True, slots=True)
@@ -138,9 +143,8 @@ def complete(config: ModelConfig, name: str) -> ModelConfig:
             "equal model name"
         )
     completed.name = name
-    for scheduler in ("sequence_batching", "ensemble_scheduling"):
-        if completed.HasField(scheduler):
-            raise InvalidArgument(f"'{scheduler}' of '{name}' is not supported")
+    if completed.HasField("sequence_batching"):
+        raise InvalidArgument(f"'sequence_batching' of '{name}' is not supported")
     if completed.max_batch_size < 0:
         raise InvalidArgument(f"'max_batch_size' must be non-negative value for '{name}'")
     if not completed.HasField("version_policy"):
@@ -148,6 +152,8 @@ def complete(config: ModelConfig, name: str) -> ModelConfig:
     elif completed.version_policy.HasField("latest"):
         latest = completed.version_policy.latest
         latest.num_versions = latest.num_versions or 1
+    if completed.HasField("ensemble_scheduling") or completed.platform == ENSEMBLE:
+        return _complete_ensemble(completed)
     known = platform_of(completed)
     if known is not None:
         completed.platform = completed.platform or known.platform
@@ -168,6 +174,25 @@ def complete(config: ModelConfig, name: str) -> ModelConfig:
     return completed
 
 
+def _complete_ensemble(config: ModelConfig) -> ModelConfig:
+    """An ensemble has no file and no instances: it lives of its models."""
+    name = config.name
+    if config.platform != ENSEMBLE:
+        raise InvalidArgument(
+            f"ensemble scheduling cannot be set for model '{name}' whose platform is not {ENSEMBLE}"
+        )
+    if not config.HasField("ensemble_scheduling"):
+        raise InvalidArgument(f"must specify 'ensemble_scheduling' for ensemble '{name}'")
+    if config.instance_group:
+        raise InvalidArgument(f"instance group should not be specified for ensemble '{name}'")
+    if config.HasField("optimization"):
+        raise InvalidArgument(f"optimization should not be specified for ensemble '{name}'")
+    if config.model_warmup:
+        raise InvalidArgument(f"model_warmup can not be specified for ensemble '{name}'")
+    config.backend = ENSEMBLE
+    return config
+
+
 def platform_of(config: ModelConfig) -> Platform | None:
     """The row of ``PLATFORMS`` that ``config`` names by platform, backend or file name."""
     for known in PLATFORMS:
@@ -180,6 +205,15 @@ def platform_of(config: ModelConfig) -> Platform | None:
         if config.default_model_filename == known.default_filename:
             return known
     return None
+
+
+def companions(config: ModelConfig) -> list[PurePosixPath]:
+    """The files beside ``config.pbtxt`` that it names: labels and warm-up inputs."""
+    names = {PurePosixPath(output.label_filename) for output in config.output}
+    for warmup in config.model_warmup:
+        files = (each.input_data_file for each in warmup.inputs.values())
+        names |= {PurePosixPath(WARMUP, file) for file in files if file}
+    return sorted(names - {PurePosixPath()})
 
 
 def instance_count(config: ModelConfig) -> int:

@@ -12,10 +12,11 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from gateway.repository import config as configuration
+from gateway.repository import manifest
 
 #: Names are looked up in a scan's result, never joined to a path; these are the ones it may hold.
 MODEL_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]{0,127}\Z")
@@ -40,13 +41,17 @@ class VersionEntry:
 
 @dataclass(frozen=True, slots=True)
 class ModelEntry:
-    """One model's folder. ``config_text`` is None where there is no ``config.pbtxt``."""
+    """One model's folder. ``config_text`` is None where there is no ``config.pbtxt``.
+
+    A ``remote`` model has no folder: another server runs it, and ``path`` is the current one.
+    """
 
     name: str
     path: Path
     config_text: str | None = None
     versions: Mapping[int, VersionEntry] = field(default_factory=dict)
     problem: str = ""
+    remote: bool = False
 
     def labels(self, filename: str) -> tuple[str, ...]:
         """The lines of a label file that lies directly in the model's folder.
@@ -55,7 +60,8 @@ class ModelEntry:
             OSError: there is no such file.
         """
         file = self.path / filename
-        if file.name != filename or not file.is_file() or _leaves(self.path.parent, file):
+        inside = not self.remote and file.name == filename
+        if not inside or not file.is_file() or _leaves(self.path.parent, file):
             raise FileNotFoundError(f"'{filename}' is not a file of the model's folder")
         return tuple(file.read_text(encoding="utf-8").splitlines())
 
@@ -76,6 +82,30 @@ def scan(repositories: Iterable[Path]) -> dict[str, ModelEntry]:
             else:
                 found[folder.name] = scan_model(root, folder)
     return found
+
+
+def settled(
+    found: ModelEntry, before: ModelEntry | None, accepted: ModelEntry | None
+) -> ModelEntry | None:
+    """``found`` without what may still be being written: what was otherwise a look ``before``.
+
+    In place of that stays what was ``accepted``. A version with a manifest needs no second look: it
+    is whole, or does not match. None: nothing is accepted of the model yet.
+    """
+    if found.remote or found.problem:
+        return found
+    still = before is not None and before.config_text == found.config_text
+    if accepted is None and not still:
+        return None
+    versions = {}
+    for number, version in found.versions.items():
+        seen = before.versions.get(number) if before is not None else None
+        if seen == version or any(name == manifest.FILENAME for name, *_ in version.fingerprint):
+            versions[number] = version
+        elif accepted is not None and number in accepted.versions:
+            versions[number] = accepted.versions[number]
+    text = found.config_text if still or accepted is None else accepted.config_text
+    return replace(found, versions=versions, config_text=text)
 
 
 def _folders(path: Path, pattern: re.Pattern[str]) -> list[Path]:

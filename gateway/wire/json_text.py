@@ -6,6 +6,7 @@ reads and writes them; Triton does both (rapidjson's ``kParseNanAndInfFlag``).
 
 from __future__ import annotations
 
+import itertools
 import json
 import re
 from typing import Any
@@ -14,6 +15,7 @@ import numpy as np
 import orjson
 
 from gateway.errors import InvalidArgument
+from gateway.types import Array
 from gateway.wire.raw import Buffer
 
 MAX_DEPTH = 100
@@ -23,20 +25,21 @@ _CHUNK_BYTES = 1 << 16
 _ESCAPE = re.compile(rb"\\.", re.DOTALL)
 _QUOTE, _COLON = ord('"'), ord(":")
 _TOKENS = re.compile(rb"NaN|Infinity")
+_TOKEN = {"nan": b"NaN", "inf": b"Infinity", "-inf": b"-Infinity"}
 _DEPTH_STEP = np.zeros(256, np.int8)
 _DEPTH_STEP[list(b"[{")] = 1
 _DEPTH_STEP[list(b"]}")] = -1
 
 
-def loads(text: Buffer) -> Any:
+def loads(text: Buffer, max_keys: int = MAX_KEYS) -> Any:
     """The value of ``text``.
 
     Raises:
-        InvalidArgument: not JSON, nested deeper than ``MAX_DEPTH``, or more than ``MAX_KEYS`` keys.
+        InvalidArgument: not JSON, nested deeper than ``MAX_DEPTH``, or more than ``max_keys`` keys.
     """
     text = bytes(text)
-    if text.count(b"[") + text.count(b"{") > MAX_DEPTH or text.count(b":") > MAX_KEYS:
-        _check_size(text)
+    if text.count(b"[") + text.count(b"{") > MAX_DEPTH or text.count(b":") > max_keys:
+        _check_size(text, max_keys)
     try:
         return orjson.loads(text)
     except orjson.JSONDecodeError as error:
@@ -50,7 +53,7 @@ def loads(text: Buffer) -> Any:
         raise InvalidArgument(f"failed to parse the request JSON buffer: {error}") from error
 
 
-def _check_size(text: bytes) -> None:
+def _check_size(text: bytes, max_keys: int) -> None:
     """Bound depth and keys in one linear pass that stops as soon as either is exceeded."""
     depth = keys = inside = 0
     carry = b""
@@ -69,8 +72,8 @@ def _check_size(text: bytes) -> None:
         if depth + int(steps.max()) > MAX_DEPTH:
             raise InvalidArgument(f"the request JSON is nested deeper than {MAX_DEPTH} levels")
         keys += int(np.count_nonzero((letters == _COLON) & outside))
-        if keys > MAX_KEYS:
-            raise InvalidArgument(f"the request JSON has more than {MAX_KEYS} keys")
+        if keys > max_keys:
+            raise InvalidArgument(f"the request JSON has more than {max_keys} keys")
         depth += int(steps[-1])
         inside = int(quotes[-1]) & 1
 
@@ -83,3 +86,16 @@ def dumps(value: Any) -> bytes:
 def dumps_any(value: Any) -> bytes:
     """``value`` as JSON with NaN and the infinities as bare tokens; arrays must be lists."""
     return json.dumps(value, ensure_ascii=False, separators=(",", ":")).encode()
+
+
+def numbers(array: Array) -> Any:
+    """``array``, of numbers and any shape, for ``dumps``; NaN and the infinities as bare tokens."""
+    if array.dtype.kind == "f" and not np.isfinite(array).all():
+        # orjson writes null for each of them, and for nothing else in an array of numbers.
+        parts = dumps(np.atleast_1d(array)).split(b"null")
+        wanted = [_TOKEN[str(value)] for value in array[~np.isfinite(array)].tolist()]
+        text = b"".join(itertools.chain(*zip(parts, wanted, strict=False), parts[-1:]))
+        return orjson.Fragment(text if array.ndim else text[1:-1])
+    if not array.ndim:
+        return array[()]
+    return array if array.flags.c_contiguous else array.copy()

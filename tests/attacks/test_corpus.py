@@ -453,7 +453,7 @@ PATHS = {
         404, path="/v2/systemsharedmemory/region/r/register", body=b'{"key":"/x"}'
     ),
     "a management route of TorchServe": Attack(
-        404, path="/models?url=http://example.invalid/a.mar"
+        405, path="/models?url=http://example.invalid/a.mar"
     ),
     "a load that nobody allowed": Attack(503, path="/v2/repository/models/x2/load"),
     "a load with files that nobody allowed": Attack(

@@ -30,7 +30,7 @@ from tritonclient.grpc import service_pb2 as pb
 from gateway.errors import InvalidArgument, ModelportError
 from gateway.protocols import oip_grpc, oip_json
 from gateway.types import NUMPY_DTYPES, Datatype, InferResponse, Tensor, TensorSpec
-from gateway.wire import json_text, raw
+from gateway.wire import contents, json_text, raw
 from tests.conformance import wire
 from tests.conformance.wire import HEADER_LENGTH, Connection, json_body, json_input
 from tests.server import Gateway
@@ -148,7 +148,7 @@ def grpc_seeds() -> list[bytes]:
     typed.parameters["text"].string_param = "t"
     typed.outputs[0].parameters["classification"].int64_param = 2
     messages.append(typed)
-    for datatype, field in oip_grpc._CONTENTS.items():
+    for datatype, field in contents.FIELDS.items():
         message = wire.message("m", ("x", datatype.value, [1]))
         value = b"a" if datatype is Datatype.BYTES else 1
         getattr(message.inputs[0].contents, field).append(value)

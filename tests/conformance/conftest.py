@@ -3,20 +3,43 @@
 from __future__ import annotations
 
 import asyncio
+import os
 from collections.abc import Iterator
 
 import pytest
 
-from tests.conformance import repository
+from tests.conformance import repository, torchserve
 from tests.conformance.clients import CALLERS, CONTROLS, Caller, Control
 from tests.server import Gateway, serving
+from tests.upstream import mirrored
+
+#: ``grpc`` or ``http``: the suites ask a gateway that routes every model to a second one.
+VIA = os.environ.get("MODELPORT_VIA", "")
 
 
 @pytest.fixture(scope="session")
 def gateway(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Gateway]:
     root = repository.build(tmp_path_factory.mktemp("conformance") / "models")
-    with serving(root) as served:
-        yield served
+    if VIA:
+        with mirrored(tmp_path_factory.mktemp("via"), root, VIA, own=True) as front:
+            yield front
+    else:
+        with serving(root) as served:
+            yield served
+
+
+@pytest.fixture(scope="session")
+def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Gateway]:
+    """The same models, and some of pictures, for TorchServe's dialect."""
+    with torchserve.serving_all(tmp_path_factory.mktemp("torchserve") / "models") as gateway:
+        yield gateway
+
+
+@pytest.fixture(scope="session")
+def explicit(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Gateway]:
+    """What TorchServe's management changes."""
+    with torchserve.serving_on_request(tmp_path_factory.mktemp("explicit") / "models") as gateway:
+        yield gateway
 
 
 @pytest.fixture(scope="session")

@@ -128,7 +128,7 @@ def test_a_route_that_is_posted_to_refuses_other_methods(
 @pytest.mark.parametrize(
     "path",
     [
-        "/",
+        "//",
         "/v1",
         "/v2/",
         "/v2/nothing",
@@ -666,6 +666,7 @@ def test_every_route_is_documented(connection: Connection) -> None:
     routes = {
         (method.upper(), path.replace("{model}", "x2").replace("{version}", "1"))
         for path, methods in document["paths"].items()
+        if path.startswith("/v2")
         for method in methods
     }
     expected = {("GET", path) for path in GET_ROUTES} | {("POST", path) for path in POST_ROUTES}

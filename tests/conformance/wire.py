@@ -246,10 +246,17 @@ def assert_public(text: str | None, sent: str = "") -> None:
 
 
 def assert_error(reply: Reply | None, status: int, sent: str = "") -> str:
-    """The reply is ``{"error": text}`` with ``status`` and nothing private; returns the text."""
+    """The reply is ``{"error": text}`` with ``status`` and nothing private; returns the text.
+
+    Or TorchServe's form of it, whose type is a class name of TorchServe's.
+    """
     assert reply is not None, "the connection was closed without an answer"
     assert reply.status == status, (reply.status, reply.body[:500])
     document = reply.json
+    if "code" in document:
+        assert document.pop("code") == status, document
+        assert document.pop("type").endswith("Exception"), document
+        document = {"error": document.pop("message"), **document}
     assert list(document) == ["error"], document
     assert isinstance(document["error"], str)
     assert document["error"]

@@ -11,6 +11,7 @@ import torch
 from click.testing import Result
 from torch import Tensor, nn
 
+from exporters.declaration import parse_tensor
 from exporters.errors import UsageError
 from exporters.sources import SourceRequest, inferred
 from gateway.repository import config
@@ -95,7 +96,7 @@ def test_example_inputs_on_the_module_are_used(attribute: str) -> None:
 )
 def test_an_input_in_another_form_is_refused_with_an_example(text: str) -> None:
     with pytest.raises(UsageError, match=r"write NAME:DATATYPE\[DIMS\], such as"):
-        inferred.parse_input(text)
+        parse_tensor(text)
 
 
 def test_a_model_that_nothing_tells_about_is_told_what_to_add() -> None:

@@ -21,6 +21,7 @@ from exporters.silence import quiet
 from exporters.source import Source
 from exporters.sources import pytorch
 from exporters.spec import ModelSpec
+from gateway.backends import torchserve_model
 from gateway.repository import config, manifest
 from gateway.types import Array, Datatype, ModelSignature, TensorSpec
 from tests.packages import packaged, put, put_torchscript
@@ -341,3 +342,31 @@ def test_a_model_that_gives_something_else_than_declared_is_not_believed(tmp_pat
     with serving(tmp_path, plain_source(Wrong(), signature)) as served:
         (answer,) = served(document({"x": np.ones((3, 2), np.float32)}))
         refused(answer, 500, "output 'y' is float32 [2] for a batch of [3]")
+
+
+def test_a_row_that_asks_for_a_description_gets_the_signature_and_its_mates_their_answers(
+    fraud: Served,
+) -> None:
+    inputs = inputs_of(fraud.source, 1, 3, seed=1)
+    context = Context(fraud.folder, [{"describe": "True"}, {}])
+    described, answer = fraud.handle([{}, {"body": as_json(fraud.source, inputs)}], context)
+    right(fraud, inputs, read(200, context.answered[1], bytes(answer)))
+    found = torchserve_model.described_by_handler(without_null(json.loads(described)))
+    assert found is not None
+    assert config.signature(found) == config.signature(
+        config.build("m", FORMATS["torchscript"].platform, fraud.source.signature)
+    )
+
+
+def without_null(value: Any) -> Any:
+    """As TorchServe passes a description on."""
+    if isinstance(value, dict):
+        return {key: without_null(item) for key, item in value.items() if item is not None}
+    return [without_null(item) for item in value] if isinstance(value, list) else value
+
+
+@pytest.mark.parametrize(
+    "told", [None, [], {}, {"inputs": 1}, {"axes": {}, "inputs": [], "outputs": [{}]}, {"axes": []}]
+)
+def test_what_is_no_description_of_ours_is_none(told: Any) -> None:
+    assert torchserve_model.described_by_handler(told) is None

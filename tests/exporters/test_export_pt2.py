@@ -17,11 +17,11 @@ from torch._inductor import config as inductor
 
 from exporters.errors import exit_code
 from exporters.formats import Target, aoti, pt2
-from exporters.formats.torch_archive import Archive
 from exporters.formats.torch_binding import TorchSession
 from exporters.silence import quiet
 from exporters.source import Source
 from gateway.errors import IntegrityError, Unsupported
+from gateway.repository.torch_archive import Archive
 from gateway.types import Axis, Datatype, ModelSignature, TensorSpec
 from tests.torch_subjects import RECURRENT, Evil, Pair, Recurrent, fp32, rewritten, subject, worst
 

@@ -17,11 +17,12 @@ from torch import nn
 
 from exporters.errors import exit_code
 from exporters.formats import Target, torchscript, tracing
-from exporters.formats.torch_archive import Archive, seal
+from exporters.formats.torch_archive import seal
 from exporters.formats.torch_binding import TorchSession
 from exporters.silence import quiet
 from exporters.source import Source
 from gateway.errors import IntegrityError, Unsupported
+from gateway.repository.torch_archive import Archive
 from gateway.types import Axis, Datatype, ModelSignature, TensorSpec
 from tests.torch_subjects import RECURRENT, Evil, Pair, Recurrent, fp32, rewritten, subject, worst
 

@@ -1,8 +1,9 @@
 """A backend that writes down each request it begins and ends: what the server knows it did.
 
 It runs ONNX Runtime behind it. Config parameters: ``delay_seconds`` before each run,
-``load_seconds`` that a load takes. The file is named by ``MODELPORT_LEDGER``; a line is written in
-one system call, so that not even SIGKILL tears one.
+``load_seconds`` that a load takes, ``leak`` not 0: nothing that was loaded is ever freed. The file
+is named by ``MODELPORT_LEDGER``; a line is written in one system call, so that not even SIGKILL
+tears one.
 """
 
 from __future__ import annotations
@@ -43,11 +44,18 @@ def record(line: str) -> None:
         os.close(descriptor)
 
 
+#: What leaks.
+kept: list[Any] = []
+
+
 class LedgerBackend:
+    problem = ""
+
     def __init__(self, artifact: Artifact) -> None:
         self._inner = onnxruntime.load(artifact)
         self.config = self._inner.config
         self._delay_seconds = _parameter(artifact, "delay_seconds")
+        self._leak = bool(_parameter(artifact, "leak"))
 
     async def __call__(self, request: InferRequest, deadline: Deadline) -> InferResponse:
         record(f"begin {request.id}")
@@ -57,7 +65,10 @@ class LedgerBackend:
         return response
 
     def unload(self) -> None:
-        self._inner.unload()
+        if self._leak:
+            kept.append(self._inner)
+        else:
+            self._inner.unload()
 
 
 # -- the test's side ------------------------------------------------------------------------------

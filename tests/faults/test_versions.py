@@ -515,6 +515,8 @@ async def test_a_broken_model_that_is_repaired_is_not_ready_before_it_serves(
     await lifecycle.start()
     assert not lifecycle.ready
     config.write_text(good)
+    await lifecycle.refresh()  # it may still be being written
+    assert not lifecycle.ready
     poll = asyncio.create_task(lifecycle.refresh())
     await happened(held.loading)
     await settles(lifecycle, "LOADING")

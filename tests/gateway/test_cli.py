@@ -14,13 +14,14 @@ import click
 import pytest
 
 from gateway import __version__, cli, server
-from gateway.settings import LogFormat, ModelControlMode, Settings
+from gateway.settings import AspiredVersionPolicy, LogFormat, ModelControlMode, Settings
 from tests import models
 
 #: Triton's flag, and its default (``tritonserver --help``, 25.x) where we have the same.
 TRITON = {
     "--model-control-mode": "none",
     "--repository-poll-secs": 15.0,
+    "--model-load-retry-count": 0,
     "--strict-readiness": True,
     "--http-port": 8000,
     "--http-max-input-size": 2**26,
@@ -122,6 +123,9 @@ def test_flags_are_read_as_triton_reads_them(settings: list[Settings], tmp_path:
         "--repository-poll-secs=0.5",
         "--exit-timeout-secs=0",
         "--require-manifest",
+        "--aspired-version-policy=resource_preserving",
+        "--model-load-retry-count=5",
+        "--load-retry-interval-secs=60",
     )
     assert settings == [
         Settings(
@@ -130,6 +134,9 @@ def test_flags_are_read_as_triton_reads_them(settings: list[Settings], tmp_path:
             ("a", "b"),
             0.5,
             require_manifest=True,
+            aspired_version_policy=AspiredVersionPolicy.RESOURCE_PRESERVING,
+            model_load_retry_count=5,
+            load_retry_interval_seconds=60.0,
             strict_readiness=False,
             exit_on_error=True,
             http_port=0,

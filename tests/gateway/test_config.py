@@ -102,16 +102,34 @@ def test_json_holds_maps_repeated_messages_and_survives_a_json_library() -> None
     assert json.loads(json.dumps(document)) == document
 
 
+def test_a_scheduler_that_is_not_there_is_refused_by_name() -> None:
+    with pytest.raises(InvalidArgument, match="'sequence_batching' of 'x2' is not supported"):
+        config.complete(config.parse(X2 + "sequence_batching { }"), "x2")
+
+
+ENSEMBLE = 'ensemble_scheduling { step { model_name: "a" } } '
+
+
+def test_an_ensemble_needs_no_file_and_no_instances() -> None:
+    done = config.complete(config.parse('platform: "ensemble" ' + ENSEMBLE), "e")
+    assert (done.backend, done.default_model_filename) == ("ensemble", "")
+    assert not done.instance_group
+    assert config.complete(done, "e") == done
+
+
 @pytest.mark.parametrize(
-    ("name", "text"),
+    ("text", "reason"),
     [
-        ("sequence_batching", "sequence_batching { }"),
-        ("ensemble_scheduling", 'ensemble_scheduling { step { model_name: "a" } }'),
+        (X2 + ENSEMBLE, "cannot be set for model 'x2' whose platform is not ensemble"),
+        ('platform: "ensemble"', "must specify 'ensemble_scheduling' for ensemble 'x2'"),
+        (f'platform: "ensemble" {ENSEMBLE} instance_group {{ }}', "instance group should not be"),
+        (f'platform: "ensemble" {ENSEMBLE} optimization {{ }}', "optimization should not be"),
+        (f'platform: "ensemble" {ENSEMBLE} model_warmup {{ }}', "model_warmup can not be"),
     ],
 )
-def test_a_scheduler_that_is_not_there_is_refused_by_name(name: str, text: str) -> None:
-    with pytest.raises(InvalidArgument, match=f"'{name}' of 'x2' is not supported"):
-        config.complete(config.parse(X2 + text), "x2")
+def test_an_ensemble_that_is_configured_as_another_model_is_refused(text: str, reason: str) -> None:
+    with pytest.raises(InvalidArgument, match=reason):
+        config.complete(config.parse(text), "x2")
 
 
 # -- completing -----------------------------------------------------------------------------------

@@ -14,9 +14,10 @@ import onnxruntime as ort
 import pytest
 from onnx import TensorProto, helper, numpy_helper
 
-from gateway.backends import find, onnxruntime
+from gateway.backends import find, warmup
 from gateway.backends.base import Artifact
-from gateway.backends.onnxruntime import OnnxRuntimeBackend, load
+from gateway.backends.embedded import EmbeddedBackend
+from gateway.backends.onnxruntime import load
 from gateway.dataplane import DataPlane
 from gateway.errors import InvalidArgument, ModelportError, Unsupported
 from gateway.lifecycle import Lifecycle
@@ -40,7 +41,7 @@ def artifact(version: Path, text: str = "") -> Artifact:
     return Artifact("m", 1, version, config, 1)
 
 
-def served(version: Path, text: str = "") -> OnnxRuntimeBackend:
+def served(version: Path, text: str = "") -> EmbeddedBackend:
     return load(artifact(version, text))
 
 
@@ -51,7 +52,7 @@ def refused(version: Path, text: str = "") -> str:
 
 
 def run(
-    backend: OnnxRuntimeBackend,
+    backend: EmbeddedBackend,
     *tensors: Tensor,
     outputs: tuple[str, ...] = (),
     deadline: Deadline = NO_DEADLINE,
@@ -60,7 +61,7 @@ def run(
 
 
 async def _run(
-    backend: OnnxRuntimeBackend, request: InferRequest, deadline: Deadline
+    backend: EmbeddedBackend, request: InferRequest, deadline: Deadline
 ) -> InferResponse:
     return await backend(request, deadline)
 
@@ -366,13 +367,13 @@ def test_batch_sizes_down_to_one_are_warmed_largest_first(
 ) -> None:
     models.multiply(tmp_path / "model.onnx")
     batches: list[int] = []
-    real = OnnxRuntimeBackend._run
+    real = EmbeddedBackend._run
 
-    def counted(self: OnnxRuntimeBackend, request: InferRequest) -> InferResponse:
+    def counted(self: EmbeddedBackend, request: InferRequest) -> InferResponse:
         batches.append(request.inputs[0].data.shape[0])
         return real(self, request)
 
-    monkeypatch.setattr(OnnxRuntimeBackend, "_run", counted)
+    monkeypatch.setattr(EmbeddedBackend, "_run", counted)
     served(tmp_path, " max_batch_size: 6")
     assert list(dict.fromkeys(batches))[:3] == [6, 3, 1]
     assert max(batches) == 6
@@ -383,14 +384,14 @@ def test_warming_uses_the_largest_valid_input(
 ) -> None:
     models.identity(tmp_path / "model.onnx", "INT64", ("batch", "n"))
     seen: list[tuple[tuple[int, ...], int, int]] = []
-    real = OnnxRuntimeBackend._run
+    real = EmbeddedBackend._run
 
-    def counted(self: OnnxRuntimeBackend, request: InferRequest) -> InferResponse:
+    def counted(self: EmbeddedBackend, request: InferRequest) -> InferResponse:
         data = request.inputs[0].data
         seen.append((data.shape, int(data.min()), int(data.max())))
         return real(self, request)
 
-    monkeypatch.setattr(OnnxRuntimeBackend, "_run", counted)
+    monkeypatch.setattr(EmbeddedBackend, "_run", counted)
     served(
         tmp_path,
         """ max_batch_size: 2 input { name: "x" data_type: TYPE_INT64 dims: -1 }
@@ -407,14 +408,14 @@ def test_a_batch_whose_inputs_are_too_large_is_not_warmed(
 ) -> None:
     models.multiply(tmp_path / "model.onnx")  # 16 bytes an element
     batches: set[int] = set()
-    real = OnnxRuntimeBackend._run
+    real = EmbeddedBackend._run
 
-    def counted(self: OnnxRuntimeBackend, request: InferRequest) -> InferResponse:
+    def counted(self: EmbeddedBackend, request: InferRequest) -> InferResponse:
         batches.add(request.inputs[0].data.shape[0])
         return real(self, request)
 
-    monkeypatch.setattr(OnnxRuntimeBackend, "_run", counted)
-    monkeypatch.setattr(onnxruntime, "WARMUP_MAX_BYTES", 40)
+    monkeypatch.setattr(EmbeddedBackend, "_run", counted)
+    monkeypatch.setattr(warmup, "WARMUP_MAX_BYTES", 40)
     backend = served(tmp_path, " max_batch_size: 6")
     assert batches == {1, 2}
     (y,) = run(backend, fp32(np.ones((6, 4)))).outputs

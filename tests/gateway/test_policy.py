@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
+from dataclasses import replace
 
 import pytest
 from hypothesis import given
@@ -138,6 +139,59 @@ def test_narrowing_the_policy_to_a_bad_version_takes_no_model_down() -> None:
     assert act(specific(2), {1: "a", 2: "bad"}, {1: "a"}, {2: "bad"}) is None
 
 
+# -- sentences, where room is to be made -----------------------------------------------------------
+
+
+def make_room(
+    policy: VersionPolicy,
+    available: Mapping[int, str],
+    serving: Mapping[int, str] | None = None,
+    failed: Mapping[int, str] | None = None,
+    displaced: Collection[int] = (),
+) -> Load | Unload | None:
+    return next_action(
+        Snapshot(policy, available, serving or {}, failed or {}, True, frozenset(displaced))
+    )
+
+
+def test_the_old_version_makes_room_before_the_new_one_is_loaded() -> None:
+    assert make_room(LATEST, {1: "a", 2: "b"}, {1: "a"}) == Unload(1)
+    assert make_room(LATEST, {1: "a", 2: "b"}, displaced=[1]) == Load(2)
+
+
+def test_the_old_content_makes_room_before_the_new_one_is_loaded() -> None:
+    assert make_room(LATEST, {1: "changed"}, {1: "a"}) == Unload(1)
+    assert make_room(LATEST, {1: "changed"}, displaced=[1]) == Load(1)
+
+
+def test_everything_unwanted_makes_room_and_nothing_else() -> None:
+    available = {1: "a", 2: "b", 3: "c"}
+    assert make_room(specific(2, 3), available, {1: "a", 2: "b"}) == Unload(1)
+    assert make_room(specific(2, 3), available, {2: "b"}, displaced=[1]) == Load(3)
+
+
+def test_where_all_are_wanted_none_makes_room() -> None:
+    assert make_room(ALL, {1: "a", 2: "b"}, {1: "a"}) == Load(2)
+
+
+def test_nothing_makes_room_for_a_version_that_is_known_not_to_load() -> None:
+    assert make_room(LATEST, {1: "a", 2: "bad"}, {1: "a"}, {2: "bad"}) is None
+    assert make_room(specific(2), {1: "a", 2: "bad"}, {1: "a"}, {2: "bad"}) is None
+
+
+def test_what_made_room_comes_back_where_the_new_one_does_not_load() -> None:
+    assert make_room(LATEST, {1: "a", 2: "bad"}, {}, {2: "bad"}, [1]) == Load(1)
+
+
+def test_what_made_room_comes_back_even_where_the_policy_does_not_want_it() -> None:
+    assert make_room(specific(2), {1: "a", 2: "bad"}, {}, {2: "bad"}, [1]) == Load(1)
+    assert make_room(specific(2), {1: "a", 2: "bad"}, {1: "a"}, {2: "bad"}, [1]) is None
+
+
+def test_what_made_room_and_is_gone_from_disk_cannot_come_back() -> None:
+    assert make_room(specific(2), {2: "bad"}, {}, {2: "bad"}, [1]) is None
+
+
 # -- properties -----------------------------------------------------------------------------------
 
 _versions = st.integers(1, 5)
@@ -147,13 +201,16 @@ _policies = st.one_of(
     st.integers(1, 4).map(lambda n: VersionPolicy(latest=n)),
     st.frozensets(_versions, min_size=1).map(lambda v: VersionPolicy(specific=v)),
 )
-_worlds = st.builds(
-    Snapshot,
-    _policies,
-    st.dictionaries(_versions, _content),
-    st.dictionaries(_versions, _content),
-    st.dictionaries(_versions, _content),
-)
+
+
+def worlds(making_room: st.SearchStrategy[bool]) -> st.SearchStrategy[Snapshot]:
+    contents = st.dictionaries(_versions, _content)
+    return st.builds(Snapshot, _policies, contents, contents, contents, making_room)
+
+
+_worlds = worlds(st.just(False))
+_either = worlds(st.booleans())
+_making_room = worlds(st.just(True))
 #: Which content loads and which does not.
 _loads = st.dictionaries(st.tuples(_versions, _content), st.booleans())
 
@@ -164,14 +221,16 @@ Steps = list[tuple[Load | Unload, Snapshot]]
 def run(world: Snapshot, loads: Mapping[tuple[int, str], bool]) -> tuple[Steps, Snapshot]:
     """Every action with the snapshot it was decided on, and where it ends."""
     steps: Steps = []
-    for _ in range(1 + 3 * 5):
+    for _ in range(1 + 4 * 5):
         action = next_action(world)
         if action is None:
             return steps, world
         steps.append((action, world))
         serving, failed = dict(world.serving), dict(world.failed)
+        displaced = set(world.displaced)
         if isinstance(action, Unload):
             del serving[action.version]
+            displaced |= {action.version} if world.resource_preserving else set()
         else:
             content = world.available[action.version]
             if loads.get((action.version, str(content)), True):
@@ -179,14 +238,15 @@ def run(world: Snapshot, loads: Mapping[tuple[int, str], bool]) -> tuple[Steps, 
                 failed.pop(action.version, None)
             else:
                 failed[action.version] = content
-        world = Snapshot(world.policy, world.available, serving, failed)
+        world = replace(world, serving=serving, failed=failed, displaced=displaced)
     raise AssertionError(f"no end after {len(steps)} actions: {[a for a, _ in steps]}")
 
 
-@given(_worlds, _loads)
+@given(_either, _loads)
 def test_it_always_comes_to_an_end(world: Snapshot, loads: Mapping[tuple[int, str], bool]) -> None:
-    steps, _ = run(world, loads)
-    assert len(steps) <= 2 * len(world.available) + len(world.serving)
+    steps, end = run(world, loads)
+    assert len(steps) <= 3 * len(world.available) + len(world.serving)
+    assert next_action(end) is None
 
 
 @given(_worlds, _loads)
@@ -212,6 +272,37 @@ def test_the_last_version_that_serves_is_never_taken_away(
 
 
 @given(_worlds, _loads)
+def test_where_availability_is_preserved_something_serves_at_every_step(
+    world: Snapshot, loads: Mapping[tuple[int, str], bool]
+) -> None:
+    steps, end = run(world, loads)
+    first = next((n for n, (_, seen) in enumerate(steps) if seen.serving), len(steps))
+    for _, seen in steps[first:]:
+        assert seen.serving
+    assert end.serving or not world.serving
+
+
+@given(_making_room, _loads)
+def test_where_room_is_made_nothing_is_loaded_beside_what_is_not_wanted(
+    world: Snapshot, loads: Mapping[tuple[int, str], bool]
+) -> None:
+    for action, seen in run(world, loads)[0]:
+        if isinstance(action, Load):
+            assert action.version not in seen.serving
+            assert set(seen.serving) <= set(wanted(seen)), f"{action} beside {seen.serving}"
+
+
+@given(_making_room, _loads)
+def test_where_room_is_made_something_serves_in_the_end_if_anything_can(
+    world: Snapshot, loads: Mapping[tuple[int, str], bool]
+) -> None:
+    _, end = run(replace(world, failed={}), loads)
+    candidates = {v for v in world.serving if v in world.available} | set(wanted(end))
+    loadable = [v for v in candidates if loads.get((v, str(world.available[v])), True)]
+    assert end.serving or not loadable
+
+
+@given(_either, _loads)
 def test_a_version_is_loaded_at_most_once_for_the_same_content(
     world: Snapshot, loads: Mapping[tuple[int, str], bool]
 ) -> None:
@@ -219,11 +310,11 @@ def test_a_version_is_loaded_at_most_once_for_the_same_content(
     assert len(loaded) == len(set(loaded))
 
 
-@given(_worlds)
+@given(_either)
 def test_when_everything_loads_exactly_what_the_policy_wants_serves_in_the_end(
     world: Snapshot,
 ) -> None:
-    fresh = Snapshot(world.policy, world.available, world.serving, {})
+    fresh = replace(world, failed={})
     _, end = run(fresh, {})
     if target := wanted(fresh):
         assert end.serving == {version: fresh.available[version] for version in target}

@@ -1,4 +1,4 @@
-"""Archives of ``modelport package --for torchserve`` in the real TorchServe 0.12.0.
+"""TorchServe 0.12.0, the real one: archives of ``modelport package``, and its dialect beside ours.
 
     python -m tests.torchserve
 
@@ -14,7 +14,6 @@ import sys
 import tempfile
 from collections.abc import Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -29,29 +28,14 @@ from exporters.source import Source
 from loadtests import environments
 from loadtests.processes import HOST
 from tests.torchserve.clients import Ask, as_tensors, callers, document, post, read
-from tests.torchserve.comparison import compare, inputs_of, wire
+from tests.torchserve.comparison import Check, compare, inputs_of, wire
+from tests.torchserve.dialect import check_dialect
 from tests.torchserve.server import MAX_LENGTH, VERSION, Ports, publish, sources, torchserve
 
 BATCHES = (1, 2, 8)
 LENGTHS = (1, 17, MAX_LENGTH)
 #: Requests at once, and how many clients send them.
 CONCURRENT, CLIENTS = 96, 24
-
-
-@dataclass
-class Check:
-    """A row of the table. ``error`` is the largest, of outputs against eager."""
-
-    what: str
-    requests: int = 0
-    error: float = 0.0
-    wrong: list[str] = field(default_factory=list)
-
-    def note(self, problem: str | None, error: float = 0.0) -> None:
-        self.requests += 1
-        self.error = max(self.error, error)
-        if problem:
-            self.wrong.append(problem)
 
 
 def check_answers(model: str, source: Source, asks: Mapping[str, Ask]) -> Iterator[Check]:
@@ -168,6 +152,7 @@ def run(work: Path) -> list[Check]:
         ]
         checks += [check_concurrent(name, found[name], asks, work) for name in found]
         checks.append(check_refusals(ports))
+        checks += check_dialect(ports, work / "repository", found)
     return checks
 
 

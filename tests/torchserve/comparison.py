@@ -3,12 +3,29 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
 
 import numpy as np
 
 from exporters.samples import draw
 from exporters.source import Source
 from gateway.types import Array, TensorSpec
+
+
+@dataclass
+class Check:
+    """A row of the table. ``error`` is the largest, of outputs against eager."""
+
+    what: str
+    requests: int = 0
+    error: float = 0.0
+    wrong: list[str] = field(default_factory=list)
+
+    def note(self, problem: str | None, error: float = 0.0) -> None:
+        self.requests += 1
+        self.error = max(self.error, error)
+        if problem:
+            self.wrong.append(problem)
 
 
 def inputs_of(source: Source, batch: int, length: int, seed: int) -> dict[str, Array]:

@@ -37,6 +37,7 @@ class Ports:
     inference: int
     management: int
     grpc: int
+    grpc_management: int
 
 
 def sources() -> dict[str, Source]:
@@ -76,11 +77,16 @@ def publish(
 
 
 @contextlib.contextmanager
-def torchserve(work: Path, archives: Sequence[Path]) -> Iterator[Ports]:
-    """A TorchServe with one worker for each archive; gone afterwards, whatever happens."""
+def torchserve(
+    work: Path, archives: Sequence[Path], programs: Path | None = None
+) -> Iterator[Ports]:
+    """A TorchServe with one worker for each archive; gone afterwards, whatever happens.
+
+    ``programs`` is the bin folder of an environment with more than TorchServe needs.
+    """
     if shutil.which("java") is None:
         raise environments.Missing("java is missing: install Java 17")
-    programs = environments.venv("torchserve", *REQUIREMENTS)
+    programs = programs or environments.venv("torchserve", *REQUIREMENTS)
     inference, management, metrics, rpc, rpc_management = free_ports(5)
     models = {
         archive.stem: {
@@ -105,6 +111,7 @@ def torchserve(work: Path, archives: Sequence[Path]) -> Iterator[Ports]:
         "grpc_inference_port": rpc,
         "grpc_management_port": rpc_management,
         "disable_token_authorization": "true",
+        "enable_model_api": "true",
         "model_store": archives[0].parent,
         "models": json.dumps(models),
         "load_models": ",".join(archive.name for archive in archives),
@@ -133,7 +140,7 @@ def torchserve(work: Path, archives: Sequence[Path]) -> Iterator[Ports]:
         },
         cwd=work,
     ):
-        ports = Ports(inference, management, rpc)
+        ports = Ports(inference, management, rpc, rpc_management)
         for archive in archives:
             _wait_for_worker(ports, archive.stem, log)
         yield ports

@@ -1,0 +1,200 @@
+"""What an archive's serialized file is, and the signature that it, its handler or flags declare."""
+
+from __future__ import annotations
+
+import zipfile
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from exporters import inspection
+from exporters.declaration import parse_tensors
+from exporters.errors import UsageError
+from exporters.inspection import DAMAGE, Inspection, TensorInfo, torchscript
+from gateway.errors import IntegrityError, Unsupported
+from gateway.repository import config, torch_archive
+from gateway.repository.config import Platform
+from gateway.types import Axis, Datatype, ModelSignature, TensorSpec
+
+TORCH = (".pt", ".pth", ".pt2")
+EXPORT_IT = "export it with 'modelport export {file} --model package.module:factory --format onnx'"
+DECLARE = "declare every tensor, such as --input 'x:FP32[16]' --output 'y:FP32[2]'"
+
+#: Outputs by their keys: any of them may be declared.
+NAMED = "Dict[str, Tensor]"
+#: The tensors of ``ts/torch_handler/image_classifier.py``.
+IMAGE_DIMS = (3, 224, 224)
+
+
+@dataclass(frozen=True, slots=True)
+class Flags:
+    """``--input``, ``--output`` and ``--max-batch-size``; None: the old server's batch size."""
+
+    inputs: tuple[str, ...] = ()
+    outputs: tuple[str, ...] = ()
+    max_batch_size: int | None = None
+
+    def __bool__(self) -> bool:
+        return bool(self.inputs or self.outputs) or self.max_batch_size is not None
+
+
+def platform_of(path: Path, eager: bool) -> Platform:
+    """The row of ``config.PLATFORMS`` that serves the file.
+
+    Args:
+        eager: the archive brings the model's Python class, so the file is a checkpoint.
+
+    Raises:
+        Unsupported: nothing serves it; the message says how to get something that is.
+        IntegrityError: it is damaged, or would unpickle objects.
+    """
+    how = EXPORT_IT.format(file=path.name)
+    if eager:
+        raise Unsupported(f"'{path.name}' is an eager checkpoint, which needs Python code; {how}")
+    rows = {row.platform: row for row in config.PLATFORMS}
+    if path.suffix.lower() == ".onnx":
+        return rows["onnxruntime_onnx"]
+    if path.suffix.lower() not in TORCH:
+        raise Unsupported(f"'{path.name}' is of a format that nothing here serves; {how}")
+    if not zipfile.is_zipfile(path):
+        raise Unsupported(f"'{path.name}' is a pickle, which is not opened; {how}")
+    archive = torch_archive.Archive(path)
+    try:
+        kind = archive.kind()
+    except Unsupported as error:
+        raise Unsupported(f"'{path.name}' is a checkpoint, which is not opened; {how}") from error
+    if kind is torch_archive.Kind.EXPORTED:
+        torch_archive.refuse_pickles(archive)
+    return rows[kind.value]
+
+
+def sealed(path: Path, platform: Platform) -> ModelSignature | None:
+    """The signature that ``modelport export`` put in; None: it did not write the file."""
+    if platform.format == "onnx":
+        return None
+    return torch_archive.Archive(path).signature()
+
+
+def external_files(path: Path, platform: Platform) -> tuple[str, ...]:
+    """The files beside an ONNX file that hold weights of it."""
+    if platform.format != "onnx":
+        return ()
+    return tuple(external.file for external in inspection.inspect(path).external_data)
+
+
+def signature(
+    path: Path, platform: Platform, flags: Flags, max_batch_size: int, handler: str
+) -> ModelSignature:
+    """What a file that modelport did not write takes and gives.
+
+    Args:
+        flags: they decide where they are given.
+        max_batch_size: of models that take batches, as far as the file does not say.
+        handler: TorchServe's own handler that the archive uses, which knows its tensors.
+
+    Raises:
+        UsageError: not all can be told; the message names the flags. Or they do not fit the file.
+        Unsupported: a tensor is of a type that no protocol has.
+        IntegrityError: the file is damaged.
+    """
+    forward = _forward(path) if platform.format == "torchscript" else None
+    if flags.inputs and flags.outputs:
+        return _declared(flags, max_batch_size, forward)
+    if forward is None:
+        found = inspection.inspect(path)
+        if flags.inputs or flags.outputs or not found.inputs:
+            raise UsageError(f"'{path.name}' does not say what it takes and gives; {DECLARE}")
+        return _stored(found, max_batch_size)
+    names = [name for name, _ in forward.arguments[: forward.required]]
+    if handler == "image_classifier" and len(names) == 1 and forward.result == "Tensor":
+        image = parse_tensors(flags.inputs)[0] or [TensorSpec(names[0], Datatype.FP32, IMAGE_DIMS)]
+        given = parse_tensors(flags.outputs, "--output")[0] or [
+            TensorSpec("output", Datatype.FP32, (-1,))
+        ]
+        return ModelSignature(tuple(image), tuple(given), max(1, max_batch_size))
+    taken = ", ".join(f"{name}: {kind}" for name, kind in forward.arguments)
+    raise UsageError(
+        f"TorchScript stores no datatypes and sizes, and forward({taken}) -> {forward.result} of "
+        f"'{path.name}' gives no others; {DECLARE}"
+    )
+
+
+def _forward(path: Path) -> torchscript.Forward:
+    try:
+        forward = torchscript.forward(path)
+    except DAMAGE as error:
+        reason = " ".join(f"{type(error).__name__}: {error}".split())[:200]
+        raise IntegrityError(f"'{path.name}' is damaged ({reason}); copy it again") from error
+    kinds = [kind for _, kind in forward.arguments[: forward.required]]
+    if wrong := [kind for kind in kinds if kind != "Tensor"]:
+        raise Unsupported(
+            f"forward() of '{path.name}' takes {wrong[0]}; only tensors can be sent: wrap the "
+            "model in one that takes tensors, and export that"
+        )
+    if forward.result != NAMED and ("Dict" in forward.result or "List" in forward.result):
+        raise Unsupported(
+            f"forward() of '{path.name}' gives {forward.result}; wrap the model in one that gives "
+            "a tensor, a tuple of tensors or tensors by name, and export that"
+        )
+    return forward
+
+
+def _declared(
+    flags: Flags, max_batch_size: int, forward: torchscript.Forward | None
+) -> ModelSignature:
+    inputs, axes = parse_tensors(flags.inputs)
+    outputs, more = parse_tensors(flags.outputs, "--output")
+    if forward is not None:
+        names = [name for name, _ in forward.arguments]
+        if not forward.required <= len(inputs) <= len(names):
+            raise UsageError(
+                f"--input is given {len(inputs)} times, forward() takes {', '.join(names)}"
+            )
+        if {spec.name for spec in inputs} <= set(names):  # any order will do
+            inputs.sort(key=lambda spec: names.index(spec.name))
+        count = _results(forward.result)
+        if len(outputs) != count and forward.result != NAMED:
+            raise UsageError(f"--output is given {len(outputs)} times, forward() gives {count}")
+    for kind, specs in (("--input", inputs), ("--output", outputs)):
+        if len({spec.name for spec in specs}) < len(specs):
+            raise UsageError(f"{kind} declares a tensor twice")
+    return ModelSignature(tuple(inputs), tuple(outputs), max_batch_size, {**more, **axes})
+
+
+def _results(result: str) -> int:
+    return result.count(",") + 1 if result.startswith("Tuple[") else 1
+
+
+def _stored(found: Inspection, max_batch_size: int) -> ModelSignature:
+    """Tensors whose first dimensions are all the same dynamic one take batches."""
+    tensors = (*found.inputs, *found.outputs)
+    if unknown := [t.name for t in tensors if t.shape is None or t.datatype is None]:
+        raise UsageError(f"the file does not say what '{unknown[0]}' is; {DECLARE}")
+    firsts = {tensor.shape[0] if tensor.shape else 0 for tensor in tensors}
+    batched = len(firsts) == 1 and not any(isinstance(f, int) and f >= 0 for f in firsts)
+    bounds = {axis.name: axis for axis in found.dynamic_axes}
+    axes: dict[str, Axis] = {}
+
+    def spec(tensor: TensorInfo) -> TensorSpec:
+        if tensor.datatype not in list(Datatype):
+            raise Unsupported(f"'{tensor.name}' is {tensor.datatype}, which no protocol has")
+        dims = (tensor.shape or ())[int(batched) :]
+        for dim in dims:
+            if isinstance(dim, str):
+                known = bounds.get(dim)
+                low, high = (known.minimum, known.maximum) if known else (None, None)
+                axes[dim] = Axis(dim, low or 1, high)
+        datatype = Datatype(tensor.datatype)
+        if not dims:
+            return TensorSpec(tensor.name, datatype, (1,), reshape=())
+        return TensorSpec(tensor.name, datatype, tuple(dims))
+
+    inputs, outputs = (tuple(map(spec, side)) for side in (found.inputs, found.outputs))
+    return ModelSignature(inputs, outputs, max(1, max_batch_size) if batched else 0, axes)
+
+
+def with_classes(signature: ModelSignature, classes: int) -> ModelSignature:
+    """``signature`` where the open size of its only output is known from the labels."""
+    outputs = signature.outputs
+    if len(outputs) == 1 and outputs[0].dims == (-1,):
+        return replace(signature, outputs=(replace(outputs[0], dims=(classes,)),))
+    return signature

@@ -1,0 +1,112 @@
+"""What an archive's Python files are: listed, parsed, never run."""
+
+from __future__ import annotations
+
+import ast
+import warnings
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from exporters.migration.archive import Archive
+from gateway.repository.manifest import sha256_of
+
+#: Parsing takes memory, a hundred times of this.
+MAX_SOURCE_BYTES = 512 * 1024
+
+#: TorchServe's own (``ts/torch_handler``); any other name is a file in the archive.
+DEFAULT_HANDLERS = (
+    "base_handler",
+    "image_classifier",
+    "image_segmenter",
+    "object_detector",
+    "text_classifier",
+    "dali_image_classifier",
+    "densenet_handler",
+    "text_handler",
+    "vision_handler",
+)
+#: What of a handler TorchServe calls.
+METHODS = ("initialize", "preprocess", "inference", "postprocess", "handle")
+
+
+@dataclass(frozen=True, slots=True)
+class Code:
+    """A Python file.
+
+    Attributes:
+        imports: top-level packages, without those that the archive itself holds.
+        defines: functions and classes; a class with what it derives from.
+        methods: those of ``METHODS`` that it defines, in their order.
+        problem: why it could not be parsed.
+    """
+
+    file: str
+    size_bytes: int
+    sha256: str
+    imports: tuple[str, ...] = ()
+    defines: tuple[str, ...] = ()
+    methods: tuple[str, ...] = ()
+    problem: str = ""
+
+
+def listing(archive: Archive) -> tuple[Code, ...]:
+    """Every Python file of the archive."""
+    own = {file.removesuffix(".py").partition("/")[0] for file in archive.files}
+    return tuple(
+        _describe(archive, file, own) for file in sorted(archive.files) if file.endswith(".py")
+    )
+
+
+def handler_file(archive: Archive) -> str:
+    """The file of the archive's own handler; empty for TorchServe's."""
+    name = archive.manifest.handler.partition(":")[0]
+    for file in (name, f"{name}.py"):
+        if name and file in archive.files:
+            return file
+    return ""
+
+
+def default_handler(archive: Archive) -> str:
+    """The name of TorchServe's handler that the archive uses; empty for its own."""
+    name = archive.manifest.handler.partition(":")[0].removesuffix(".py")
+    return name if name in DEFAULT_HANDLERS and not handler_file(archive) else ""
+
+
+def _describe(archive: Archive, file: str, own: set[str]) -> Code:
+    size, digest = archive.files[file], sha256_of(archive.root / file)
+    if size > MAX_SOURCE_BYTES:
+        return Code(file, size, digest, problem="it is too large to be parsed")
+    content = archive.read(file)
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # of invalid escapes and the like
+            tree = ast.parse(content)
+        imports = sorted(set(_imports(tree)) - own)
+        defines, functions = _definitions(tree)
+    except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
+        return Code(file, size, digest, problem=f"it does not parse ({type(error).__name__})")
+    methods = tuple(method for method in METHODS if method in functions)
+    return Code(file, size, digest, tuple(imports), defines, methods)
+
+
+def _imports(tree: ast.Module) -> Iterator[str]:
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            yield from (alias.name.partition(".")[0] for alias in node.names)
+        elif isinstance(node, ast.ImportFrom) and node.module and not node.level:
+            yield node.module.partition(".")[0]
+
+
+def _definitions(tree: ast.Module) -> tuple[tuple[str, ...], set[str]]:
+    """Those of the module, and the names of its functions and of its classes' methods."""
+    kinds = (ast.FunctionDef, ast.AsyncFunctionDef)
+    defines, functions = [], set()
+    for node in tree.body:
+        if isinstance(node, kinds):
+            defines.append(node.name)
+            functions.add(node.name)
+        elif isinstance(node, ast.ClassDef):
+            bases = ", ".join(ast.unparse(base) for base in node.bases)
+            defines.append(f"{node.name}({bases})" if bases else node.name)
+            functions |= {child.name for child in node.body if isinstance(child, kinds)}
+    return tuple(defines), functions

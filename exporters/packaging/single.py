@@ -1,0 +1,84 @@
+"""One version for a server that the gateway starts, packaged as ``package`` does.
+
+The version has been verified, and may be a copy without the model's folder around it: files beside
+``config.pbtxt`` (labels, requests for warming up) are left out, the gateway applies the labels.
+"""
+
+from __future__ import annotations
+
+import importlib
+import tempfile
+from pathlib import Path
+from typing import Any
+
+from exporters.packaging import SERVERS, Server
+from exporters.packaging.package import STAGING_PREFIX, check_format
+from exporters.packaging.selection import Model
+from gateway.errors import Unsupported
+from gateway.repository import config as configuration
+from gateway.repository.config import ModelConfig
+from gateway.repository.scan import VersionEntry
+
+#: Triton's backend for models that are code: a ``model.py``, which that server executes, in a
+#: process of its own. Nothing else runs such a model.
+PYTHON, PYTHON_FILENAME = "python", "model.py"
+
+
+def write(
+    name: str, version: int, path: Path, config: ModelConfig, server: str, target: Path
+) -> None:
+    """Write the version in ``path`` as ``server``, a key of ``SERVERS``, loads it, to ``target``.
+
+    Raises:
+        Unsupported: the server cannot load the format; the message says which it can.
+        IntegrityError: the artifact is not what its configuration says.
+    """
+    row = SERVERS[server]
+    packager = importlib.import_module(row.module)
+    with tempfile.TemporaryDirectory(prefix=STAGING_PREFIX, dir=target.parent) as folder:
+        model = _model(name, version, path, config, Path(folder))
+        _write(model, server, row, packager, target)
+
+
+def _write(model: Model, server: str, row: Server, packager: Any, target: Path) -> None:
+    if not (server == "triton" and model.config.backend == PYTHON):
+        check_format(model, server, row)
+    try:
+        packager.check(model)
+    except ImportError as error:
+        raise Unsupported(
+            f"'{model.name}' cannot be checked for {row.title}: {error.name} is not installed; "
+            "install modelport[torch]"
+        ) from error
+    packager.write([model], target, str(target))
+
+
+def _model(name: str, version: int, path: Path, given: ModelConfig, folder: Path) -> Model:
+    """The model as if it lay, with this version alone, in ``folder``."""
+    config = type(given)()
+    config.CopyFrom(given)
+    config.name = name
+    config.version_policy.Clear()
+    config.version_policy.specific.versions.append(version)
+    for output in config.output:
+        output.ClearField("label_filename")
+    warmup = [
+        each
+        for each in config.model_warmup
+        if not any(source.input_data_file for source in each.inputs.values())
+    ]
+    del config.model_warmup[:]
+    config.model_warmup.extend(warmup)
+    if config.backend == PYTHON and not config.default_model_filename:
+        config.default_model_filename = PYTHON_FILENAME
+    text = configuration.to_text(config)
+    (folder / configuration.FILENAME).write_text(text, encoding="utf-8")
+    platform = configuration.platform_of(config)
+    return Model(
+        name=name,
+        folder=folder,
+        config=config,
+        signature=configuration.signature(config),
+        format=platform.format if platform else "",
+        versions={version: VersionEntry(version, path, ())},
+    )

@@ -1,0 +1,271 @@
+"""What runtimes inside this process have in common: a ``Session`` becomes a backend.
+
+A runtime's module opens the artifact; from there on names, threads, warm-up, timing and errors are
+the same for all.
+"""
+
+from __future__ import annotations
+
+import queue
+import re
+import time
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Protocol
+
+from gateway.backends import warmup
+from gateway.backends.base import Artifact
+from gateway.backends.instances import Instances
+from gateway.errors import Internal, InvalidArgument, ModelportError
+from gateway.repository import autocomplete
+from gateway.repository import config as configuration
+from gateway.repository.autocomplete import ArtifactTensor
+from gateway.repository.config import ModelConfig
+from gateway.types import (
+    NUMPY_DTYPES,
+    Array,
+    Deadline,
+    InferRequest,
+    InferResponse,
+    ModelSignature,
+    Tensor,
+    TensorSpec,
+)
+
+#: "[ONNXRuntimeError] : 7 : INVALID_PROTOBUF : " in front of what the runtime says.
+_PREFIX = re.compile(r"^\[\w+\] : \d+ : \w+ : ")
+_QUOTED_FOLDERS = re.compile(r'"[^"]*/([^"/]*)"')
+_FOLDERS = re.compile(r"(?<![\w.])/(?:[^\s\"':]*/)*")
+_MAX_REASON = 500
+
+Compute = Callable[[Sequence[str], dict[str, Array]], Sequence[Array]]
+
+
+class Session(Protocol):
+    """An artifact, opened by its runtime.
+
+    Arrays are those of ``gateway.types``: BF16 is its bits, BYTES are objects of ``bytes``. What
+    comes out belongs to the caller: the next run must not write to it.
+    """
+
+    @property
+    def inputs(self) -> Sequence[ArtifactTensor]: ...
+
+    @property
+    def outputs(self) -> Sequence[ArtifactTensor]: ...
+
+    @property
+    def run(self) -> Compute:
+        """Outputs by name, in the order of the names. Several threads call it at once.
+
+        An input is never written to, and may be read-only, unaligned or strided.
+        """
+
+    def close(self) -> None:
+        """Free everything; no run is under way."""
+
+
+def serve(
+    artifact: Artifact,
+    session: Session,
+    config: ModelConfig | None = None,
+    warmup_repeats: int = 1,
+) -> EmbeddedBackend:
+    """A warm backend over ``session``, which it closes when it is unloaded, or if this fails.
+
+    Args:
+        config: in place of the artifact's.
+        warmup_repeats: as ``warmup.warm``'s.
+
+    Raises:
+        InvalidArgument: the session contradicts the configuration.
+    """
+    given = artifact.config if config is None else config
+    try:
+        completed = autocomplete.complete(given, session.inputs, session.outputs)
+        backend = EmbeddedBackend(artifact, session, completed)
+    except BaseException:
+        session.close()
+        raise
+    try:
+        first = backend.warm(warmup_repeats)
+        if first is not None and not given.output:
+            ranks = {tensor.name: tensor.data.ndim for tensor in first.outputs}
+            backend.config = autocomplete.with_ranks(completed, ranks)
+        elif first is not None:
+            _check_outputs(first, completed)
+    except BaseException:
+        backend.unload()
+        raise
+    return backend
+
+
+class EmbeddedBackend:
+    """An ``Infer`` over one session. Tensors arrive in the shape that the model itself wants."""
+
+    problem = ""
+
+    def __init__(self, artifact: Artifact, session: Session, config: ModelConfig) -> None:
+        self.config = config
+        self._name, self._version = artifact.model_name, artifact.version
+        self._signature = configuration.signature(config)
+        self._output_names = [spec.name for spec in self._signature.outputs]
+        self._datatypes = {spec.name: spec.datatype for spec in self._signature.outputs}
+        self._session: Session | None = session
+        self._compute = session.run
+        self._infer = Instances(
+            self._run,
+            f"{self._name}-{self._version}",
+            configuration.instance_count(config),
+            config.dynamic_batching.default_queue_policy.max_queue_size,
+        )
+
+    async def __call__(self, request: InferRequest, deadline: Deadline) -> InferResponse:
+        return await self._infer(request, deadline)
+
+    def warm(self, repeats: int = 1) -> InferResponse | None:
+        """As ``warmup.warm``; the answer to the largest batch, if there is one."""
+        warmth = warmup.warm(self._run, self._name, self._signature, repeats)
+        if warmth.inline_elements:
+            self._infer.allow_inline(warmth.inline_elements)
+        return warmth.first
+
+    def unload(self) -> None:
+        self._infer.close()
+        if self._session is not None:
+            self._session.close()
+        # Whoever still holds this backend does not hold the model.
+        self._session, self._compute = None, _unloaded
+
+    def _run(self, request: InferRequest) -> InferResponse:
+        feed = {tensor.name: tensor.data for tensor in request.inputs}
+        names = request.outputs or self._output_names
+        started = time.perf_counter_ns()
+        try:
+            arrays = self._compute(names, feed)
+        except ModelportError:
+            raise
+        except Exception as error:  # every runtime has classes of its own
+            raise Internal(f"inference failed: {public_reason(error)}") from error
+        request.timing.compute_infer_ns = time.perf_counter_ns() - started
+        datatypes = self._datatypes
+        outputs = [Tensor(n, datatypes[n], a) for n, a in zip(names, arrays, strict=True)]
+        return InferResponse(self._name, self._version, outputs)
+
+
+def _unloaded(names: Sequence[str], inputs: dict[str, Array]) -> Sequence[Array]:
+    raise Internal("the model is unloaded")
+
+
+def _check_outputs(response: InferResponse, config: ModelConfig) -> None:
+    """What the model really gives against what the configuration says; some runtimes do not tell.
+
+    Raises:
+        InvalidArgument: they differ in datatype, rank or a fixed size.
+    """
+    signature = configuration.signature(config)
+    specs = {spec.name: spec for spec in signature.outputs}
+    batch = [-1] if signature.max_batch_size else []
+    for tensor in response.outputs:
+        spec, shape = specs[tensor.name], tensor.data.shape
+        wanted = [*batch, *model_dims(spec)]
+        same = len(wanted) == len(shape) and all(
+            says in (-1, has) for says, has in zip(wanted, shape, strict=True)
+        )
+        if not same or tensor.data.dtype != NUMPY_DTYPES[spec.datatype]:
+            raise InvalidArgument(
+                f"the configuration declares output '{spec.name}' as {spec.datatype} with shape "
+                f"{wanted}, but the model gives {tensor.data.dtype} with shape {list(shape)}"
+            )
+
+
+def model_dims(spec: TensorSpec) -> tuple[int, ...]:
+    """The dims that the model itself sees, batch excluded; -1 where they are dynamic."""
+    return spec.wire_dims if spec.reshape is None else spec.reshape
+
+
+def declared(
+    config: ModelConfig,
+) -> tuple[Mapping[str, ArtifactTensor], Mapping[str, ArtifactTensor]]:
+    """Inputs and outputs of the configuration, as an artifact that fits it would have them.
+
+    For artifacts that do not tell all of it themselves.
+    """
+    signature = configuration.signature(config)
+    batch = (-1,) if signature.max_batch_size else ()
+
+    def tensors(specs: Sequence[TensorSpec]) -> dict[str, ArtifactTensor]:
+        return {s.name: ArtifactTensor(s.name, s.datatype, (*batch, *model_dims(s))) for s in specs}
+
+    return tensors(signature.inputs), tensors(signature.outputs)
+
+
+def adopt(config: ModelConfig, signature: ModelSignature) -> None:
+    """Declare in ``config`` what ``signature`` says, bounds included, unless it declares anything.
+
+    For artifacts that carry a whole signature of modelport's.
+    """
+    if config.input or config.output:
+        return
+    built = configuration.build("", configuration.Platform("", "", "", ""), signature)
+    config.max_batch_size = config.max_batch_size or built.max_batch_size
+    config.input.extend(built.input)
+    config.output.extend(built.output)
+    for key in built.parameters:
+        if key not in config.parameters:
+            config.parameters[key].CopyFrom(built.parameters[key])
+
+
+class Pool:
+    """As many sessions as there are instances, for a runtime whose sessions take one run at a time.
+
+    Each run takes a free one, and waits for one where there is none.
+    """
+
+    def __init__(self, sessions: Sequence[Session]) -> None:
+        self._sessions = sessions
+        self._free: queue.SimpleQueue[Session] = queue.SimpleQueue()
+        for session in sessions:
+            self._free.put(session)
+        self.inputs, self.outputs = sessions[0].inputs, sessions[0].outputs
+
+    def run(self, names: Sequence[str], inputs: dict[str, Array]) -> Sequence[Array]:
+        session = self._free.get()
+        try:
+            return session.run(names, inputs)
+        finally:
+            self._free.put(session)
+
+    def close(self) -> None:
+        for session in self._sessions:
+            session.close()
+        self._sessions = ()
+        self._free = queue.SimpleQueue()
+
+
+def artifact_file(artifact: Artifact) -> Path:
+    """The artifact's file or folder.
+
+    Raises:
+        InvalidArgument: it is not there.
+    """
+    path = artifact.path / str(artifact.config.default_model_filename)
+    if not path.exists():
+        raise InvalidArgument(f"'{path.name}' is missing from version {artifact.version}")
+    return path
+
+
+def does_not_load(artifact: Artifact, error: Exception) -> InvalidArgument:
+    """The public error for what the runtime raised on opening ``artifact``."""
+    text = str(error)
+    for folder in (artifact.path, artifact.path.parent.parent):
+        text = text.replace(f"{folder}/", "")
+    name = artifact.config.default_model_filename
+    return InvalidArgument(f"'{name}' does not load: {public_reason(Exception(text))}")
+
+
+def public_reason(error: Exception) -> str:
+    """The first line of a runtime's message, without class names and folders."""
+    lines = str(error).strip().splitlines() or ["no reason given"]
+    line = _FOLDERS.sub("", _QUOTED_FOLDERS.sub(r'"\1"', _PREFIX.sub("", lines[0])))
+    return line if len(line) <= _MAX_REASON else line[:_MAX_REASON] + "..."

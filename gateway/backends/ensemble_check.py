@@ -1,0 +1,199 @@
+"""Whether an ensemble's steps fit together and fit their models, with Triton's messages."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from tritonclient.grpc import model_config_pb2 as pb
+
+from gateway.errors import InvalidArgument, NotFound, Unavailable
+from gateway.repository.config import ModelConfig
+
+ConfigOf = Callable[[str, int], ModelConfig]
+
+
+@dataclass(frozen=True, slots=True)
+class Node:
+    """A tensor of the ensemble's, as one side sees it; ``model`` is whose word it is."""
+
+    model: str
+    data_type: int
+    dims: tuple[int, ...]
+    batched: bool
+
+    @property
+    def full(self) -> tuple[int, ...]:
+        return (-1, *self.dims) if self.batched else self.dims
+
+
+def check(name: str, config: ModelConfig, config_of: ConfigOf) -> None:
+    """Raise unless the ensemble can run.
+
+    Raises:
+        InvalidArgument: the steps are no graph from the inputs to the outputs, or contradict the
+            models that they name.
+        Unavailable: a model of theirs is not READY.
+    """
+    check_graph(name, config)
+    models = [_model(name, step, config_of) for step in config.ensemble_scheduling.step]
+    _check_circle(name, config, config_of)
+    batched = config.max_batch_size > 0
+    tensors = {
+        t.name: Node(name, t.data_type, _own_dims(t), batched)
+        for t in (*config.input, *config.output)
+    }
+    for step, model in zip(config.ensemble_scheduling.step, models, strict=True):
+        if 0 < model.max_batch_size < config.max_batch_size:
+            raise InvalidArgument(
+                f"ensemble '{name}' allows maximum batch size {config.max_batch_size}, but it "
+                f"contains model '{step.model_name}' which only allows maximum batch size to be "
+                f"{model.max_batch_size}"
+            )
+        _check_step(name, step, model, tensors)
+
+
+# -- the graph ------------------------------------------------------------------------------------
+
+
+def check_graph(name: str, config: ModelConfig) -> None:
+    """Every tensor is made once, from the inputs on, and used.
+
+    Raises:
+        InvalidArgument: it is not.
+    """
+    steps = config.ensemble_scheduling.step
+    if not steps:
+        raise InvalidArgument(f"must specify 'step' for ensemble '{name}'")
+    for kind, declared in (("input", config.input), ("output", config.output)):
+        if not declared:
+            raise InvalidArgument(f"must specify '{kind}' for ensemble '{name}'")
+    made: set[str] = {tensor.name for tensor in config.input}
+    for index, step in enumerate(steps):
+        for field in ("model_name", "input_map", "output_map"):
+            if not getattr(step, field):
+                raise InvalidArgument(
+                    f"must specify '{field}' in step {index} of ensemble '{name}'"
+                )
+        for ours in step.output_map.values():
+            if ours in made:
+                raise InvalidArgument(
+                    f"ensemble tensor '{ours}' can appear in an output map only once for ensemble "
+                    f"'{name}' step {index}"
+                )
+            made.add(ours)
+    _check_flow(name, config, steps)
+
+
+def _check_flow(name: str, config: ModelConfig, steps: Sequence[Any]) -> None:
+    used = {ours for step in steps for ours in step.input_map.values()}
+    for tensor in config.input:
+        if tensor.name not in used:
+            raise InvalidArgument(
+                f"ensemble input '{tensor.name}' for ensemble '{name}' is not used"
+            )
+    ready = {tensor.name for tensor in config.input}
+    waiting = list(steps)
+    while able := [s for s in waiting if ready.issuperset(s.input_map.values())]:
+        waiting = [step for step in waiting if step not in able]
+        ready |= {ours for step in able for ours in step.output_map.values()}
+    outputs = {tensor.name for tensor in config.output}
+    for output in config.output:
+        if output.name not in ready:
+            raise InvalidArgument(f"output '{output.name}' for ensemble '{name}' is not written")
+    for ours in sorted({o for step in steps for o in step.output_map.values()} | used):
+        if ours not in ready or (ours not in used and ours not in outputs):
+            raise InvalidArgument(f"ensemble tensor '{ours}' is unused in ensemble '{name}'")
+
+
+# -- the models -----------------------------------------------------------------------------------
+
+
+def _model(name: str, step: Any, config_of: ConfigOf) -> ModelConfig:
+    if step.model_name == name:
+        raise InvalidArgument(f"circular dependency between ensembles: {name} -> {name}")
+    version = max(0, step.model_version)
+    try:
+        return config_of(step.model_name, version)
+    except (NotFound, Unavailable) as error:
+        lacks = f"whose required version {version} is not" if version else "which has no version"
+        raise Unavailable(
+            f"ensemble '{name}' depends on '{step.model_name}' {lacks} loaded"
+        ) from error
+
+
+def _check_circle(name: str, config: ModelConfig, config_of: ConfigOf) -> None:
+    """An ensemble of ensembles may lead back to this one, where an older version of it serves."""
+    seen: set[str] = set()
+
+    def visit(config: ModelConfig, way: tuple[str, ...]) -> None:
+        for step in config.ensemble_scheduling.step:
+            below = (*way, step.model_name)
+            if step.model_name == name:
+                raise InvalidArgument(
+                    f"circular dependency between ensembles: {' -> '.join(below)}"
+                )
+            if step.model_name not in seen:
+                seen.add(step.model_name)
+                visit(_model(name, step, config_of), below)
+
+    visit(config, (name,))
+
+
+def _check_step(name: str, step: Any, model: ModelConfig, tensors: dict[str, Node]) -> None:
+    where, batched = f"in ensemble '{name}'", model.max_batch_size > 0
+    inputs = {tensor.name: tensor for tensor in model.input}
+    outputs = {tensor.name: tensor for tensor in model.output}
+    for theirs, ours in sorted(step.input_map.items()):
+        if theirs not in inputs:
+            raise InvalidArgument(
+                f"{where}, ensemble tensor '{ours}' is mapping to non-existing input '{theirs}' in "
+                f"model '{step.model_name}'"
+            )
+    for tensor in model.input:
+        if tensor.name not in step.input_map and not tensor.optional:
+            raise InvalidArgument(
+                f"{where}, input '{tensor.name}' in model '{step.model_name}' is not mapped to any "
+                "ensemble tensors"
+            )
+    for theirs, ours in sorted(step.output_map.items()):
+        if theirs not in outputs:
+            raise InvalidArgument(
+                f"{where}, ensemble tensor '{ours}' is mapped from non-existing output '{theirs}' "
+                f"in model '{step.model_name}'"
+            )
+    for known, mapping in ((inputs, step.input_map), (outputs, step.output_map)):
+        for theirs, ours in sorted(mapping.items()):
+            tensor = known[theirs]
+            node = Node(step.model_name, tensor.data_type, tuple(tensor.dims), batched)
+            _check_same(f"{where}, ensemble tensor '{ours}'", tensors.setdefault(ours, node), node)
+
+
+def _own_dims(tensor: Any) -> tuple[int, ...]:
+    return tuple(tensor.reshape.shape if tensor.HasField("reshape") else tensor.dims)
+
+
+def _check_same(where: str, one: Node, other: Node) -> None:
+    if one.data_type != other.data_type:
+        raise InvalidArgument(
+            f"{where}: inconsistent data type: {pb.DataType.Name(one.data_type)} is inferred from "
+            f"model '{one.model}' while {pb.DataType.Name(other.data_type)} is inferred from model "
+            f"'{other.model}'"
+        )
+    if not _fits(one.full, other.full):
+        raise InvalidArgument(
+            f"{where}: inconsistent shape: {_text(one.full)} is inferred from model '{one.model}' "
+            f"while {_text(other.full)} is inferred from model '{other.model}'"
+        )
+
+
+def _fits(one: Sequence[int], other: Sequence[int]) -> bool:
+    """The batch counts as a size: an ensemble may hold models that do not batch."""
+    return len(one) == len(other) and all(
+        -1 in (a, b) or a == b for a, b in zip(one, other, strict=True)
+    )
+
+
+def _text(dims: Sequence[int]) -> str:
+    return f"[{','.join(map(str, dims))}]"

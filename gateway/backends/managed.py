@@ -1,0 +1,175 @@
+"""A backend that starts its own server: one process for each model version, and a client of it.
+
+The version that was verified is packaged into a private folder, the server is started on free
+loopback ports, and the client is the backend of the same name with these ports as its endpoint.
+While the server is down, requests are answered ``Unavailable`` with the reason.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import secrets
+import shutil
+import socket
+import tempfile
+from collections.abc import Coroutine
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from gateway import backends
+from gateway.backends.base import Artifact, Backend
+from gateway.backends.managed_servers import LOOPBACK, SERVERS, Setting
+from gateway.errors import Internal, InvalidArgument, ModelportError, Unavailable
+from gateway.routes import Protocol, Route
+from gateway.supervisor import Launch, Supervisor
+from gateway.types import Deadline, InferRequest, InferResponse
+
+
+def load(artifact: Artifact) -> ManagedBackend:
+    """The server, started and READY.
+
+    Raises:
+        Unavailable: it does not start; the reason is what it said last.
+        Unsupported: its program is not installed, or it cannot serve the format.
+    """
+    backend = ManagedBackend(artifact)
+    backend.start()
+    return backend
+
+
+class ManagedBackend:
+    def __init__(self, artifact: Artifact) -> None:
+        if artifact.route is None or artifact.host is None:
+            raise InvalidArgument(
+                f"no route says which server '{artifact.model_name}' is managed in; name it in the "
+                "file of --routes"
+            )
+        self._artifact, self._host, self._route = artifact, artifact.host, artifact.route
+        self._server = SERVERS[artifact.route.backend]
+        self._program = self._host.program(artifact.route.backend)
+        self._command = self._server.find(self._program)
+        self.config = artifact.config
+        self._inner: Backend | None = None
+        self._ports: dict[str, int] = {}
+        self._worked = False
+        try:
+            self._folder = Path(tempfile.mkdtemp(prefix="modelport-managed-"))
+        except OSError as error:
+            raise self._no_room(error) from error
+        self._supervisor = Supervisor(
+            self._server.title,
+            (artifact.model_name, artifact.version),
+            self._program.start_timeout_seconds,
+            self._prepare,
+            self._connect,
+            self._disconnect,
+        )
+
+    @property
+    def problem(self) -> str:
+        return self._supervisor.problem or (self._inner.problem if self._inner is not None else "")
+
+    async def __call__(self, request: InferRequest, deadline: Deadline) -> InferResponse:
+        inner = self._inner
+        if self._supervisor.problem or inner is None:
+            raise Unavailable(self._supervisor.problem)
+        return await self._supervisor.while_up(inner(request, deadline))
+
+    def start(self) -> None:
+        """Blocking. Raises as ``load``; then nothing is left."""
+        try:
+            self._package()
+            self._on_loop(self._supervisor.start())
+        except BaseException:
+            shutil.rmtree(self._folder, ignore_errors=True)
+            raise
+
+    def unload(self) -> None:
+        self._on_loop(self._supervisor.stop())
+        shutil.rmtree(self._folder, ignore_errors=True)
+
+    def _on_loop(self, work: Coroutine[Any, Any, None]) -> None:
+        asyncio.run_coroutine_threadsafe(work, self._host.loop).result()
+
+    # -- called by the supervisor, in its thread ------------------------------------------------
+
+    def _package(self) -> None:
+        target = self._folder / self._server.package.format(model=self._artifact.model_name)
+        try:
+            target.parent.mkdir(parents=True, exist_ok=True)
+            self._host.package(self._artifact, self._route.backend, target)
+        except OSError as error:
+            raise self._no_room(error) from error
+
+    def _prepare(self) -> Launch:
+        """The same ports again if the server was READY on them and nobody else has taken them."""
+        if not (self._worked and all(map(_is_free, self._ports.values()))):
+            self._ports = _free_ports(self._server.ports)
+        self._worked = False
+        artifact = self._artifact
+        setting = Setting(
+            name=artifact.model_name,
+            version=artifact.version,
+            config=artifact.config,
+            folder=self._folder,
+            package=self._folder / self._server.package.format(model=artifact.model_name),
+            ports=self._ports,
+            command=self._command,
+            program=self._program,
+            timeout_seconds=self._route.timeout_seconds,
+            max_reply_bytes=self._route.max_reply_bytes,
+            shared_memory=f"modelport_{secrets.token_hex(8)}_",
+        )
+        try:
+            return self._server.launch(setting)
+        except OSError as error:
+            raise self._no_room(error) from error
+
+    def _no_room(self, error: OSError) -> ModelportError:
+        return Internal(
+            f"the files that the server of '{self._artifact.model_name}' needs cannot be written: "
+            f"{error.strerror}; the environment variable TMPDIR names a folder with room for them"
+        )
+
+    def _connect(self, launch: Launch) -> None:
+        route = self._route
+        port = self._ports["grpc" if route.protocol is Protocol.GRPC else "http"]
+        management = self._ports.get("management")
+        there: Route = replace(
+            route,
+            managed=False,
+            endpoints=(f"{LOOPBACK}:{port}",),
+            management=f"{LOOPBACK}:{management}" if management else "",
+        )
+        self._inner = backends.find(route.backend)(replace(self._artifact, route=there))
+        self._worked = True
+        if not self.config.input:
+            self.config = self._inner.config  # completed from what the server tells
+
+    def _disconnect(self) -> None:
+        inner, self._inner = self._inner, None
+        if inner is not None:
+            inner.unload()
+
+
+def _free_ports(names: tuple[str, ...]) -> dict[str, int]:
+    """Loopback ports that were free a moment ago, all different."""
+    sockets = [socket.socket() for _ in names]
+    try:
+        for each in sockets:
+            each.bind((LOOPBACK, 0))
+        return {name: each.getsockname()[1] for name, each in zip(names, sockets, strict=True)}
+    finally:
+        for each in sockets:
+            each.close()
+
+
+def _is_free(port: int) -> bool:
+    with socket.socket() as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # of connections that are over
+        try:
+            probe.bind((LOOPBACK, port))
+        except OSError:
+            return False
+        return True

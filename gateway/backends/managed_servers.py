@@ -1,0 +1,299 @@
+"""TorchServe, TensorFlow Serving and Triton: what each is started with, and when it is ready.
+
+All listen on loopback, with one model in one version, and without control over their models.
+``tensorflow_model_server`` knows no address to listen on: it takes all interfaces (``server.cc``).
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import shutil
+from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+import aiohttp
+import structlog
+
+from gateway.errors import Unsupported
+from gateway.repository.config import ModelConfig, instance_count
+from gateway.routes import Program
+from gateway.supervisor import Launch
+
+log = structlog.get_logger("modelport.managed")
+
+LOOPBACK = "127.0.0.1"
+#: Of an answer to a question about readiness.
+MAX_ANSWER_BYTES = 1 << 20
+#: TorchServe's own limit is 6.5 MB; requests have passed the gateway's limits already.
+TORCHSERVE_MAX_REQUEST_BYTES = 1 << 30
+
+#: Only warnings, and only to standard output, which the gateway reads; no files, no access log.
+LOG4J = """<?xml version="1.0" encoding="UTF-8"?>
+<Configuration>
+  <Appenders>
+    <Console name="STDOUT" target="SYSTEM_OUT">
+      <PatternLayout pattern="%d{ISO8601} [%-5p] %t %c - %m%n"/>
+    </Console>
+  </Appenders>
+  <Loggers>
+    <Logger name="ACCESS_LOG" level="off"/>
+    <Logger name="MODEL_METRICS" level="off"/>
+    <Logger name="TS_METRICS" level="off"/>
+    <Logger name="MODEL_LOG" level="info"/>
+    <Root level="warn"><AppenderRef ref="STDOUT"/></Root>
+  </Loggers>
+</Configuration>
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class Setting:
+    """What one start of a server is made from.
+
+    Attributes:
+        folder: its own; ``package`` lies in it.
+        command: the program, found, and its first arguments.
+        shared_memory: what names of its shared memory have to begin with.
+    """
+
+    name: str
+    version: int
+    config: ModelConfig
+    folder: Path
+    package: Path
+    ports: Mapping[str, int]
+    command: tuple[str, ...]
+    program: Program
+    timeout_seconds: float
+    max_reply_bytes: int
+    shared_memory: str
+
+
+@dataclass(frozen=True, slots=True)
+class Server:
+    """A row of ``SERVERS``.
+
+    Attributes:
+        program: its usual name on PATH.
+        install: how to get it.
+        ports: names of the ports it listens on; ``http`` and ``grpc`` are for requests.
+        package: where in its folder the packaged model lies.
+        needs: other programs that must be there, and how to get them.
+    """
+
+    title: str
+    program: str
+    install: str
+    ports: tuple[str, ...]
+    package: str
+    launch: Callable[[Setting], Launch]
+    needs: Mapping[str, str]
+
+    def find(self, program: Program) -> tuple[str, ...]:
+        """The command to run, its program with its full path.
+
+        Raises:
+            Unsupported: it is not installed.
+        """
+        name, *arguments = program.command or (self.program,)
+        paths = {**os.environ, **program.environment}
+        found = shutil.which(name, path=paths.get("PATH"))
+        if found is None:
+            where = "as 'command' says" if program.command else "on PATH"
+            raise Unsupported(f"{self.title} is not installed {where}: {self.install}")
+        for needed, install in self.needs.items():
+            home = paths.get(f"{needed.upper()}_HOME")
+            search = f"{home}/bin" if home else paths.get("PATH")
+            if not program.command and shutil.which(needed, path=search) is None:
+                raise Unsupported(f"{self.title} needs {needed}, which is not installed: {install}")
+        # Not resolved: a program in a virtual environment is known by its link.
+        return (os.path.abspath(found), *arguments)
+
+
+def _environment(setting: Setting, **more: str) -> dict[str, str]:
+    """The gateway's own variables, with programs beside the server's found first."""
+    path = os.pathsep.join([os.path.dirname(setting.command[0]), os.environ.get("PATH", "")])
+    return {**os.environ, "PATH": path, **more, **setting.program.environment}
+
+
+def _launch(
+    setting: Setting,
+    arguments: list[str],
+    environment: dict[str, str],
+    ready: Callable[[], Awaitable[bool]],
+    probe_port: int,
+) -> Launch:
+    async def alive() -> None:
+        await get(probe_port, "/")
+
+    return Launch(
+        command=(*setting.command, *arguments, *setting.program.arguments),
+        environment=environment,
+        folder=setting.folder,
+        shared_memory=setting.shared_memory,
+        ready=ready,
+        alive=alive,
+    )
+
+
+async def get(port: int, path: str) -> tuple[int, bytes]:
+    """Status and body of ``GET path`` from a server on this machine.
+
+    Raises:
+        OSError: no answer, or none that is HTTP.
+    """
+    url = f"http://{LOOPBACK}:{port}{path}"
+    try:
+        async with aiohttp.request("GET", url, allow_redirects=False) as answer:
+            return answer.status, await answer.content.read(MAX_ANSWER_BYTES)
+    except aiohttp.ClientError as error:
+        raise ConnectionError("no answer") from error
+
+
+# -- TorchServe -----------------------------------------------------------------------------------
+
+
+def _torchserve(setting: Setting) -> Launch:
+    ports, folder = setting.ports, setting.folder
+    batching = setting.config.HasField("dynamic_batching")
+    delay = setting.config.dynamic_batching.max_queue_delay_microseconds // 1000
+    workers = instance_count(setting.config)
+    model = {
+        "defaultVersion": True,
+        "marName": setting.package.name,
+        "minWorkers": workers,
+        "maxWorkers": workers,
+        "batchSize": max(1, setting.config.max_batch_size) if batching else 1,
+        "maxBatchDelay": max(1, delay),
+        "responseTimeout": math.ceil(setting.timeout_seconds),
+    }
+    properties = {
+        "inference_address": f"http://{LOOPBACK}:{ports['http']}",
+        "management_address": f"http://{LOOPBACK}:{ports['management']}",
+        "metrics_address": f"http://{LOOPBACK}:{ports['metrics']}",
+        "grpc_inference_address": LOOPBACK,
+        "grpc_management_address": LOOPBACK,
+        "grpc_inference_port": ports["grpc"],
+        "grpc_management_port": ports["grpc_management"],
+        "disable_token_authorization": "true",  # loopback only
+        "enable_model_api": "false",
+        "model_store": setting.package.parent,
+        "models": json.dumps({setting.name: {str(setting.version): model}}),
+        "load_models": setting.package.name,
+        "max_request_size": TORCHSERVE_MAX_REQUEST_BYTES,
+        "max_response_size": setting.max_reply_bytes,
+    }
+    file = folder / "config.properties"
+    file.write_text("".join(f"{key}={value}\n" for key, value in properties.items()))
+    (folder / "log4j2.xml").write_text(LOG4J)
+    # Its pid file lies there too, and a new one must not find that of the last.
+    temporary = folder / "tmp"
+    shutil.rmtree(temporary, ignore_errors=True)
+    temporary.mkdir()
+    places = {name: str(temporary) for name in ("TMPDIR", "TEMP", "LOG_LOCATION")}
+    environment = _environment(setting, **places, METRICS_LOCATION=str(temporary))
+
+    async def ready() -> bool:
+        status, body = await get(ports["management"], f"/models/{setting.name}")
+        try:
+            workers = json.loads(body)[0]["workers"] if status == 200 else []
+            return any(worker["status"] == "READY" for worker in workers)
+        except (ValueError, LookupError, TypeError):
+            return False
+
+    arguments = ["--start", "--foreground", "--ncs", "--ts-config", str(file)]
+    arguments += ["--log-config", str(folder / "log4j2.xml")]
+    return _launch(setting, arguments, environment, ready, ports["management"])
+
+
+# -- TensorFlow Serving ---------------------------------------------------------------------------
+
+
+def _tfserving(setting: Setting) -> Launch:
+    ports = setting.ports
+    log.warning(
+        "tensorflow_model_server listens on all interfaces; let a firewall keep others away",
+        model=setting.name, grpc_port=ports["grpc"], http_port=ports["http"],
+    )  # fmt: skip
+    flags = {
+        "port": ports["grpc"],
+        "rest_api_port": ports["http"],
+        "model_config_file": setting.package / "models.config",
+        "file_system_poll_wait_seconds": 0,  # looks once
+    }
+
+    async def ready() -> bool:
+        path = f"/v1/models/{setting.name}/versions/{setting.version}"
+        status, body = await get(ports["http"], path)
+        try:
+            states = json.loads(body)["model_version_status"] if status == 200 else []
+            return any(state["state"] == "AVAILABLE" for state in states)
+        except (ValueError, LookupError, TypeError):
+            return False
+
+    arguments = [f"--{name}={value}" for name, value in flags.items()]
+    return _launch(setting, arguments, _environment(setting), ready, ports["http"])
+
+
+# -- Triton ---------------------------------------------------------------------------------------
+
+
+def _triton(setting: Setting) -> Launch:
+    ports = setting.ports
+    flags = {
+        "model-repository": setting.package,
+        "model-control-mode": "none",
+        "strict-readiness": "true",
+        "exit-on-error": "true",
+        "exit-timeout-secs": 3,
+        "http-address": LOOPBACK,
+        "http-port": ports["http"],
+        "grpc-address": LOOPBACK,
+        "grpc-port": ports["grpc"],
+        "allow-metrics": "false",
+        "backend-config": f"python,shm-region-prefix-name={setting.shared_memory}",
+    }
+
+    async def ready() -> bool:
+        path = f"/v2/models/{setting.name}/versions/{setting.version}/ready"
+        status, _ = await get(ports["http"], path)
+        return status == 200
+
+    arguments = [f"--{name}={value}" for name, value in flags.items()]
+    return _launch(setting, arguments, _environment(setting), ready, ports["http"])
+
+
+SERVERS: Mapping[str, Server] = {
+    "torchserve": Server(
+        "TorchServe",
+        "torchserve",
+        "pip install torch torchserve torch-model-archiver pyyaml",
+        ("http", "grpc", "management", "metrics", "grpc_management"),
+        "store/{model}.mar",
+        _torchserve,
+        {"java": "install Java 17, as Debian's openjdk-17-jre-headless"},
+    ),
+    "tfserving": Server(
+        "TensorFlow Serving",
+        "tensorflow_model_server",
+        "install tensorflow-model-server from Google's apt repository, or run the container "
+        "tensorflow/serving and name its endpoint in the route",
+        ("grpc", "http"),
+        "models",
+        _tfserving,
+        {},
+    ),
+    "triton": Server(
+        "Triton",
+        "tritonserver",
+        "run the container nvcr.io/nvidia/tritonserver, or pip install nvidia-pytriton, which "
+        "has the Python backend only",
+        ("grpc", "http"),
+        "repository",
+        _triton,
+        {},
+    ),
+}

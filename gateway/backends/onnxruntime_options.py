@@ -1,0 +1,164 @@
+"""A session's options and execution providers, from a configuration in the words of Triton's
+ONNX Runtime backend: ``instance_group``, ``optimization`` and ``parameters``.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import onnxruntime as ort
+
+from gateway.backends import parameters, placement
+from gateway.backends.base import Artifact
+from gateway.errors import InvalidArgument, Unsupported
+from gateway.repository.config import ModelConfig
+
+CPU, CUDA = "CPUExecutionProvider", "CUDAExecutionProvider"
+
+#: name of an ``execution_accelerators`` entry → the provider; for the CPU, and for a GPU.
+CPU_ACCELERATORS = {"openvino": "OpenVINOExecutionProvider"}
+GPU_ACCELERATORS = {"tensorrt": "TensorrtExecutionProvider", "cuda": CUDA}
+
+#: ``optimization.graph.level`` in Triton's numbers; 0 is its default.
+GRAPH_LEVELS = {
+    0: ort.GraphOptimizationLevel.ORT_ENABLE_ALL,
+    -1: ort.GraphOptimizationLevel.ORT_ENABLE_BASIC,
+    1: ort.GraphOptimizationLevel.ORT_ENABLE_EXTENDED,
+    2: ort.GraphOptimizationLevel.ORT_DISABLE_ALL,
+}
+
+#: What an accelerator may be told, by Triton's key → the provider's option. Nothing here names a
+#: file or a library: a configuration may come from a request.
+_TENSORRT = {
+    "max_workspace_size_bytes": "trt_max_workspace_size",
+    **{
+        key: key
+        for key in (
+            "trt_max_partition_iterations", "trt_min_subgraph_size", "trt_dla_enable",
+            "trt_dla_core", "trt_force_sequential_engine_build", "trt_cuda_graph_enable",
+            "trt_context_memory_sharing_enable", "trt_layer_norm_fp32_fallback",
+            "trt_build_heuristics_enable", "trt_sparsity_enable",
+            "trt_builder_optimization_level", "trt_auxiliary_streams", "trt_profile_min_shapes",
+            "trt_profile_max_shapes", "trt_profile_opt_shapes",
+        )
+    },
+}  # fmt: skip
+_CUDA = {
+    key: key
+    for key in (
+        "gpu_mem_limit", "arena_extend_strategy", "cudnn_conv_algo_search",
+        "do_copy_in_default_stream", "cudnn_conv_use_max_workspace", "enable_cuda_graph",
+        "cudnn_conv1d_pad_to_nc1d", "use_ep_level_unified_stream", "use_tf32", "prefer_nhwc",
+    )
+}  # fmt: skip
+_OPENVINO = {key: key for key in ("num_of_threads", "num_streams", "precision")}
+_OPTIONS = {"tensorrt": _TENSORRT, "cuda": _CUDA, "openvino": _OPENVINO}
+_PRECISIONS = {"FP32": {}, "FP16": {"trt_fp16_enable": "1"}, "INT8": {"trt_int8_enable": "1"}}
+
+Provider = tuple[str, dict[str, str]]
+
+
+def session_options(artifact: Artifact) -> ort.SessionOptions:
+    """Raises ``InvalidArgument``: a parameter is not what it should be."""
+    config = artifact.config
+    options = ort.SessionOptions()
+    options.log_severity_level = 3
+    # A spinning pool takes the cores from the event loop and from every other model's pool.
+    options.add_session_config_entry("session.intra_op.allow_spinning", "0")
+    options.add_session_config_entry("session.inter_op.allow_spinning", "0")
+    options.intra_op_num_threads = (
+        parameters.integer(config, "intra_op_thread_count", 0) or artifact.threads
+    )
+    mode = parameters.integer(config, "execution_mode", 0)
+    if mode > 1:
+        raise InvalidArgument(f"parameter 'execution_mode' must be 0 or 1, not '{mode}'")
+    inter = parameters.integer(config, "inter_op_thread_count", 0)
+    options.inter_op_num_threads = (inter or artifact.threads) if mode else 1
+    if mode:
+        options.execution_mode = ort.ExecutionMode.ORT_PARALLEL
+    options.enable_cpu_mem_arena = parameters.boolean(config, "enable_mem_arena", True)
+    options.enable_mem_pattern = parameters.boolean(config, "enable_mem_pattern", not mode)
+    level = config.optimization.graph.level
+    if level not in GRAPH_LEVELS:
+        raise InvalidArgument(f"optimization.graph.level must be -1, 0, 1 or 2, not {level}")
+    options.graph_optimization_level = GRAPH_LEVELS[level]
+    return options
+
+
+def providers(artifact: Artifact) -> tuple[int | None, list[Provider]]:
+    """The GPU's index, if the model is to run on one, and the providers in order.
+
+    Raises:
+        Unsupported: what is asked for is not in this build of ONNX Runtime.
+        InvalidArgument: an accelerator is not known.
+    """
+    gpu = placement.gpu_of(artifact, _why_no_gpu)
+    accelerators = artifact.config.optimization.execution_accelerators
+    chosen: list[Provider] = []
+    if gpu is not None:
+        found = _accelerators(accelerators.gpu_execution_accelerator, GPU_ACCELERATORS)
+        device = {"device_id": str(gpu)}
+        cuda = _deprecated_cuda(artifact.config) | dict(found).get(CUDA, {})
+        chosen = [(name, options | device) for name, options in found if name != CUDA]
+        chosen.append((CUDA, cuda | device))
+    chosen += _accelerators(accelerators.cpu_execution_accelerator, CPU_ACCELERATORS)
+    return gpu, [*chosen, (CPU, {})]
+
+
+def _why_no_gpu(index: int) -> str:
+    """What can be told before a session is made."""
+    if CUDA in ort.get_available_providers():
+        return ""
+    return (
+        "this build of ONNX Runtime has no CUDA; install onnxruntime-gpu: pip install "
+        "--force-reinstall --no-deps 'onnxruntime-gpu>=1.24'"
+    )
+
+
+def _accelerators(wanted: Any, known: dict[str, str]) -> list[Provider]:
+    found = []
+    for accelerator in wanted:
+        if accelerator.name not in known:
+            raise InvalidArgument(
+                f"unknown Execution Accelerator '{accelerator.name}' is requested"
+            )
+        provider = known[accelerator.name]
+        if provider not in ort.get_available_providers():
+            raise Unsupported(
+                f"Execution Accelerator '{accelerator.name}' is not in this build of ONNX Runtime; "
+                "install a build that has it, or take it out of 'execution_accelerators'"
+            )
+        found.append((provider, _options(accelerator.name, dict(accelerator.parameters))))
+    return found
+
+
+def _options(accelerator: str, given: dict[str, str]) -> dict[str, str]:
+    options: dict[str, str] = {}
+    if accelerator == "tensorrt" and "precision_mode" in given:
+        precision = given.pop("precision_mode")
+        if precision not in _PRECISIONS:
+            raise InvalidArgument(f"precision_mode must be FP32, FP16 or INT8, not '{precision}'")
+        options |= _PRECISIONS[precision]
+    for key, value in given.items():
+        if key not in _OPTIONS[accelerator]:
+            raise InvalidArgument(
+                f"unknown parameter '{key}' is provided for {accelerator} execution accelerator"
+            )
+        options[_OPTIONS[accelerator][key]] = value
+    return options
+
+
+def _deprecated_cuda(config: ModelConfig) -> dict[str, str]:
+    """Options that older configurations hold among their ``parameters``."""
+    return {key: parameters.text(config, key) for key in _CUDA if key in config.parameters}
+
+
+def check_providers(session: ort.InferenceSession, wanted: list[Provider]) -> str:
+    """Why the session does not run where it should; ONNX Runtime itself falls back silently."""
+    missing = [name for name, _ in wanted if name not in session.get_providers()]
+    if not missing:
+        return ""
+    return (
+        f"ONNX Runtime could not use {', '.join(missing)}: there is no such device, or a library "
+        "or driver of its is missing or of another version"
+    )

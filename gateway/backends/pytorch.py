@@ -1,0 +1,354 @@
+"""Embedded PyTorch: TorchScript, ``torch.export`` archives, and AOTInductor's compiled ones.
+
+An archive that modelport wrote names its inputs and outputs. For any other the configuration does,
+by the rules of Triton's pytorch backend: inputs by the names of ``forward``'s arguments, else
+``<name>__<index>``, else in order; outputs by index or in order, or by the keys of a dict.
+
+Instances share one module: it must not keep state between calls. A compiled archive is machine
+code, which runs when it is loaded.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import re
+import threading
+import warnings
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import structlog
+import torch
+
+from gateway.backends import embedded, parameters, placement
+from gateway.backends.base import Artifact
+from gateway.backends.embedded import EmbeddedBackend
+from gateway.backends.warmup import Contradiction
+from gateway.errors import InvalidArgument, ModelportError, Unsupported
+from gateway.repository import config as configuration
+from gateway.repository.autocomplete import ArtifactTensor
+from gateway.repository.config import ModelConfig
+from gateway.repository.torch_archive import (
+    COMPILED_MODEL,
+    Archive,
+    Kind,
+    arguments,
+    check_machine,
+    refuse_pickles,
+)
+from gateway.types import NUMPY_DTYPES, Array, Datatype, ModelSignature
+
+log = structlog.get_logger("modelport.backends")
+
+#: TorchScript is compiled for the shapes of its first runs, on the run after them.
+WARMUP_REPEATS = 3
+_INDEXED = re.compile(r".*__(\d+)\Z")
+_DTYPES = {
+    Datatype.BOOL: torch.bool,
+    Datatype.UINT8: torch.uint8,
+    Datatype.UINT16: torch.uint16,
+    Datatype.UINT32: torch.uint32,
+    Datatype.UINT64: torch.uint64,
+    Datatype.INT8: torch.int8,
+    Datatype.INT16: torch.int16,
+    Datatype.INT32: torch.int32,
+    Datatype.INT64: torch.int64,
+    Datatype.FP16: torch.float16,
+    Datatype.FP32: torch.float32,
+    Datatype.FP64: torch.float64,
+    Datatype.BF16: torch.bfloat16,
+}
+_WORDS = {dtype: datatype for datatype, dtype in _DTYPES.items()}
+
+#: Thread counts are the process's: the first model that asks for one sets it, as in Triton.
+_counts: dict[str, int] = {}
+_counts_lock = threading.Lock()
+#: Archives are opened one by one: torch patches itself meanwhile, as does the filter of warnings.
+_opening = threading.Lock()
+
+#: Takes tensors in the order of the inputs; gives a tensor, a sequence of them, or a dict.
+Forward = Callable[..., Any]
+#: With it comes what frees the weights, where dropping ``forward`` does not.
+Opened = tuple[Forward, Callable[[], None]]
+
+
+def load(artifact: Artifact) -> EmbeddedBackend:
+    """Open and warm a module (blocking).
+
+    Raises:
+        InvalidArgument: the file does not load, or contradicts its configuration.
+        IntegrityError: it is damaged, or holds pickled objects that loading would run.
+        Unsupported: it is none of torch's archives, was compiled for another machine, or is to run
+            where it cannot.
+    """
+    path = embedded.artifact_file(artifact)
+    if not path.is_file():
+        raise InvalidArgument(f"'{path.name}' of version {artifact.version} is not a file")
+    archive = Archive(path)
+    kind, signature = archive.kind(), archive.signature()
+    gpu = placement.gpu_of(artifact, lambda index: _why_no_gpu(kind, index))
+    config = placement.as_placed(artifact.config, gpu)
+    config.platform = kind.value
+    _set_threads(artifact)
+    if signature is not None:
+        embedded.adopt(config, signature)
+    inputs, outputs = _declared(config, signature, archive)
+    device = torch.device("cpu" if gpu is None else f"cuda:{gpu}")
+    try:
+        with _opening, warnings.catch_warnings(action="ignore"):  # "torch.jit is deprecated"
+            forward, release = _OPENERS[kind](path, archive, signature, device, config)
+        if signature is None:
+            inputs, outputs = _in_order(forward, list(inputs), list(outputs))
+    except ModelportError:
+        raise
+    except Exception as error:  # a damaged archive shows as any of a dozen classes
+        raise embedded.does_not_load(artifact, error) from error
+    session = TorchSession(forward, release, inputs, outputs, device, config)
+    return embedded.serve(artifact, session, config, WARMUP_REPEATS)
+
+
+def _why_no_gpu(kind: Kind, index: int) -> str:
+    if kind is not Kind.TORCHSCRIPT:
+        return f"{kind.value} is served on the CPU only"
+    if not torch.backends.cuda.is_built():  # type: ignore[no-untyped-call]
+        return "this build of PyTorch is for the CPU only; install one with CUDA"
+    if index >= torch.cuda.device_count():
+        return f"PyTorch finds {torch.cuda.device_count()} usable GPUs, and none of index {index}"
+    return ""
+
+
+def _set_threads(artifact: Artifact) -> None:
+    config = artifact.config
+    for key, default, setter in (
+        ("INTRA_OP_THREAD_COUNT", artifact.threads, torch.set_num_threads),
+        ("INTER_OP_THREAD_COUNT", 0, torch.set_num_interop_threads),
+    ):
+        asked = parameters.integer(config, key, 0)
+        with _counts_lock:
+            if asked and _counts.setdefault(key, asked) != asked:
+                log.warning(
+                    "a thread count is the process's, and another model has set it",
+                    model=artifact.model_name, parameter=key, asked=asked, is_set=_counts[key],
+                )  # fmt: skip
+            count = _counts.get(key, default)
+            with contextlib.suppress(RuntimeError):  # inter-op threads are set once, or never
+                if count:
+                    setter(count)
+
+
+# -- names ----------------------------------------------------------------------------------------
+
+
+def _declared(
+    config: ModelConfig, signature: ModelSignature | None, archive: Archive
+) -> tuple[Sequence[ArtifactTensor], Sequence[ArtifactTensor]]:
+    """Inputs and outputs as the archive names them, else as the configuration does."""
+    if signature is not None:
+        platform = configuration.Platform("", "", "", "")
+        config = configuration.build("", platform, signature)
+    elif not (config.input and config.output):
+        raise InvalidArgument(
+            f"'{archive.path.name}' does not say what its inputs and outputs are called; declare "
+            "every 'input' and 'output' in config.pbtxt, or export the model with modelport"
+        )
+    inputs, outputs = embedded.declared(config)
+    for tensor in (*inputs.values(), *outputs.values()):
+        if tensor.datatype not in _DTYPES:
+            raise Unsupported(f"'{tensor.name}' is {tensor.datatype}, which no tensor of torch is")
+    return list(inputs.values()), list(outputs.values())
+
+
+def _in_order(
+    forward: Forward, inputs: list[ArtifactTensor], outputs: list[ArtifactTensor]
+) -> tuple[list[ArtifactTensor], list[ArtifactTensor]]:
+    """Triton's rules for an archive that names nothing."""
+    schema = getattr(forward, "schema", None)
+    arguments = [a.name for a in schema.arguments[1:]] if schema is not None else []
+    required = [a for a in schema.arguments[1:] if not a.has_default_value()] if schema else []
+    if arguments and not len(required) <= len(inputs) <= len(arguments):
+        raise InvalidArgument(
+            f"the configuration declares {len(inputs)} inputs, but forward() takes "
+            f"{', '.join(arguments)}"
+        )
+    names = {tensor.name for tensor in inputs}
+    if arguments and names == set(arguments[: len(names)]):
+        inputs.sort(key=lambda tensor: arguments.index(tensor.name))
+        return inputs, outputs if _by_index(outputs) is None else _sorted(outputs)
+    if _by_index(inputs) is not None and _by_index(outputs) is not None:
+        return _sorted(inputs), _sorted(outputs)
+    return inputs, outputs
+
+
+def _by_index(tensors: Sequence[ArtifactTensor]) -> list[int] | None:
+    """The indexes behind ``__``, if they are those of the tensors, each once."""
+    matches = [_INDEXED.match(tensor.name) for tensor in tensors]
+    indexes = [int(match[1]) for match in matches if match]
+    return indexes if sorted(indexes) == list(range(len(tensors))) else None
+
+
+def _sorted(tensors: list[ArtifactTensor]) -> list[ArtifactTensor]:
+    indexes = _by_index(tensors)
+    assert indexes is not None
+    return [tensor for _, tensor in sorted(zip(indexes, tensors, strict=True), key=_first)]
+
+
+def _first(pair: tuple[int, ArtifactTensor]) -> int:
+    return pair[0]
+
+
+# -- opening --------------------------------------------------------------------------------------
+
+
+def _open_torchscript(
+    path: Path,
+    archive: Archive,
+    signature: ModelSignature | None,
+    device: torch.device,
+    config: ModelConfig,
+) -> Opened:
+    module = torch.jit.load(path, map_location=device)  # type: ignore[no-untyped-call]
+    return module.eval().forward, _nothing
+
+
+def _open_exported(
+    path: Path,
+    archive: Archive,
+    signature: ModelSignature | None,
+    device: torch.device,
+    config: ModelConfig,
+) -> Opened:
+    import torch.export
+
+    refuse_pickles(archive)
+    program = torch.export.load(path)
+    module = program.module()
+    program.state_dict.clear()
+    program.constants.clear()
+    return _by_keyword(module, signature), lambda: _empty(module)
+
+
+def _open_compiled(
+    path: Path,
+    archive: Archive,
+    signature: ModelSignature | None,
+    device: torch.device,
+    config: ModelConfig,
+) -> Opened:
+    from torch.export.pt2_archive._package import AOTICompiledModel
+
+    metadata = check_machine(archive, torch.backends.cpu.get_cpu_capability())
+    built_for = metadata.get("AOTI_DEVICE_KEY", "cpu")
+    if built_for != "cpu":
+        raise Unsupported(f"'{path.name}' was compiled for {built_for}; export it for the CPU")
+    # aoti_load_package() would first compile ten probes to compare instruction sets.
+    runners = configuration.instance_count(config)
+    loader = torch._C._aoti.AOTIModelPackageLoader(str(path), COMPILED_MODEL, False, runners, -1)
+    return _by_keyword(AOTICompiledModel(loader), signature), _nothing
+
+
+def _nothing() -> None: ...
+
+
+def _empty(module: torch.nn.Module) -> None:
+    """A graph's modules hold one another, until Python next looks for such circles."""
+    for part in module.modules():
+        part._parameters.clear()
+        part._buffers.clear()
+
+
+_OPENERS = {
+    Kind.TORCHSCRIPT: _open_torchscript,
+    Kind.EXPORTED: _open_exported,
+    Kind.COMPILED: _open_compiled,
+}
+
+
+def _by_keyword(program: Callable[..., Any], signature: ModelSignature | None) -> Forward:
+    """``program``, which modelport exported to take its inputs by name."""
+    if signature is None:
+        return program
+    names = arguments(signature)
+    return lambda *tensors: program(**dict(zip(names, tensors, strict=True)))
+
+
+# -- running --------------------------------------------------------------------------------------
+
+
+class TorchSession:
+    """As ``embedded.Session``. It holds what ``forward`` holds, and nothing else does."""
+
+    def __init__(
+        self,
+        forward: Forward,
+        release: Callable[[], None],
+        inputs: Sequence[ArtifactTensor],
+        outputs: Sequence[ArtifactTensor],
+        device: torch.device,
+        config: ModelConfig,
+    ) -> None:
+        self.inputs, self.outputs = inputs, outputs
+        self._forward: Forward | None = forward
+        self._release = release
+        self._device = device
+        self._on_gpu = device.type != "cpu"
+        self._names = [tensor.name for tensor in inputs]
+        self._datatypes = {tensor.name: tensor.datatype for tensor in (*inputs, *outputs)}
+        inference = parameters.boolean(config, "INFERENCE_MODE", True)
+        self._mode = torch.inference_mode if inference else torch.no_grad
+        self._optimised = not parameters.boolean(config, "DISABLE_OPTIMIZED_EXECUTION", False)
+
+    def run(self, names: Sequence[str], inputs: dict[str, Array]) -> list[Array]:
+        assert self._forward is not None
+        datatypes = self._datatypes
+        tensors = [self._tensor(datatypes[n], inputs[n]) for n in self._names if n in inputs]
+        # Both are the thread's own: every run says them anew.
+        optimised: Any = contextlib.nullcontext()
+        if not self._optimised:
+            optimised = torch.jit.optimized_execution(False)  # type: ignore[attr-defined]
+        with self._mode(), optimised:
+            results = self._forward(*tensors)
+            by_name = self._named(results)
+            return [_array(name, datatypes[name], by_name[name]) for name in names]
+
+    def _tensor(self, datatype: Datatype, data: Array) -> torch.Tensor:
+        # A copy: a model may write to its inputs, and what a client sent is not its own.
+        copy = np.array(data, order="C")
+        if datatype is Datatype.BF16:
+            tensor = torch.from_numpy(copy.view(np.int16)).view(torch.bfloat16)
+        else:
+            tensor = torch.from_numpy(copy)
+        return tensor.to(self._device) if self._on_gpu else tensor
+
+    def _named(self, results: Any) -> Mapping[str, torch.Tensor]:
+        if isinstance(results, Mapping):
+            missing = [t.name for t in self.outputs if t.name not in results]
+            if not missing:
+                return results
+            results = tuple(results.values())
+        if isinstance(results, torch.Tensor):
+            results = (results,)
+        if not isinstance(results, tuple | list) or len(results) < len(self.outputs):
+            raise Contradiction(
+                f"the model gives {len(results) if isinstance(results, tuple | list) else 'no'} "
+                f"tensors, the configuration declares {len(self.outputs)} outputs"
+            )
+        return {spec.name: result for spec, result in zip(self.outputs, results, strict=False)}
+
+    def close(self) -> None:
+        self._forward = None
+        self._release()
+        self._release = _nothing
+
+
+def _array(name: str, datatype: Datatype, tensor: Any) -> Array:
+    if not isinstance(tensor, torch.Tensor) or tensor.dtype is not _DTYPES[datatype]:
+        dtype = getattr(tensor, "dtype", None)
+        given = _WORDS.get(dtype, "no tensor that can be served") if dtype else "no tensor"
+        raise Contradiction(f"output '{name}' is declared {datatype}, but the model gives {given}")
+    tensor = tensor.detach().contiguous().cpu()
+    if datatype is Datatype.BF16:
+        tensor = tensor.view(torch.int16)
+    array: Array = tensor.numpy()
+    return array.view(NUMPY_DTYPES[datatype])

@@ -1,0 +1,136 @@
+"""Embedded TensorFlow Lite: LiteRT, or the older ``tflite_runtime``.
+
+Names are those of a signature of the model's; a file without one is bound by its tensors' names.
+An interpreter takes one run at a time: every instance has its own.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from gateway.backends import embedded, parameters, placement
+from gateway.backends.base import Artifact
+from gateway.backends.embedded import EmbeddedBackend, Pool
+from gateway.backends.quiet import quiet
+from gateway.errors import InvalidArgument, ModelportError, Unsupported
+from gateway.repository import config as configuration
+from gateway.repository.autocomplete import ArtifactTensor
+from gateway.types import NUMPY_DTYPES, Array, Datatype
+
+try:
+    from ai_edge_litert.interpreter import Interpreter
+except ImportError:
+    from tflite_runtime.interpreter import Interpreter
+
+SIGNATURE = "serving_default"
+
+_DATATYPES = {
+    np.dtype(dtype).type: datatype
+    for datatype, dtype in NUMPY_DTYPES.items()
+    if datatype not in (Datatype.BYTES, Datatype.BF16)
+} | {np.bytes_: Datatype.BYTES}
+
+_Details = Mapping[str, Mapping[str, Any]]
+
+
+def load(artifact: Artifact) -> EmbeddedBackend:
+    """Open and warm one interpreter for each instance (blocking).
+
+    Raises:
+        InvalidArgument: the file is no model that this runtime takes, or contradicts its config.
+        Unsupported: an input or output is of a type that is not served, or a GPU is asked for.
+    """
+    path = embedded.artifact_file(artifact)
+    gpu = placement.gpu_of(artifact, lambda index: "TensorFlow Lite models run on the CPU here")
+    config = placement.as_placed(artifact.config, gpu)
+    threads = parameters.integer(config, "tflite_num_threads", artifact.threads, minimum=1)
+    wanted = parameters.text(config, "TF_SIGNATURE_DEF", SIGNATURE)
+    try:
+        # One copy in memory: a file that is written over would change under a mapped one.
+        content = path.read_bytes()
+        with quiet():  # "INFO: Created TensorFlow Lite XNNPACK delegate for CPU."
+            sessions = [
+                _open(content, path, threads, wanted)
+                for _ in range(configuration.instance_count(config))
+            ]
+    except ModelportError:
+        raise
+    except (OSError, RuntimeError, ValueError) as error:
+        raise embedded.does_not_load(artifact, error) from error
+    return embedded.serve(artifact, Pool(sessions), config)
+
+
+def _open(content: bytes, path: Path, threads: int, wanted: str) -> TfliteSession | PlainSession:
+    interpreter = Interpreter(model_content=content, num_threads=threads)
+    interpreter.allocate_tensors()
+    signatures = interpreter.get_signature_list()
+    if not signatures:
+        return PlainSession(interpreter)
+    key = wanted if wanted in signatures else next(iter(signatures))
+    if key != wanted and (len(signatures) > 1 or wanted != SIGNATURE):
+        raise InvalidArgument(
+            f"'{path.name}' has no signature '{wanted}'; name one of "
+            f"{', '.join(map(repr, signatures))} in the parameter TF_SIGNATURE_DEF"
+        )
+    return TfliteSession(interpreter, key)
+
+
+class TfliteSession:
+    """As ``embedded.Session``, of one thread at a time; by a signature's names."""
+
+    def __init__(self, interpreter: Any, key: str) -> None:
+        # It resizes the inputs to what comes, and copies the outputs out.
+        self._runner = interpreter.get_signature_runner(key)
+        self.inputs = _tensors(self._runner.get_input_details())
+        self.outputs = _tensors(self._runner.get_output_details())
+
+    def run(self, names: Sequence[str], inputs: dict[str, Array]) -> list[Array]:
+        results = self._runner(**inputs)
+        return [results[name] for name in names]
+
+    def close(self) -> None:
+        del self._runner
+
+
+class PlainSession:
+    """As ``TfliteSession``, for a file without signatures."""
+
+    def __init__(self, interpreter: Any) -> None:
+        self._interpreter = interpreter
+        inputs = {details["name"]: details for details in interpreter.get_input_details()}
+        outputs = {details["name"]: details for details in interpreter.get_output_details()}
+        self.inputs, self.outputs = _tensors(inputs), _tensors(outputs)
+        self._inputs = {name: details["index"] for name, details in inputs.items()}
+        self._outputs = {name: details["index"] for name, details in outputs.items()}
+        self._shapes = {name: tuple(details["shape"]) for name, details in inputs.items()}
+
+    def run(self, names: Sequence[str], inputs: dict[str, Array]) -> list[Array]:
+        shapes = {name: data.shape for name, data in inputs.items()}
+        if shapes != self._shapes:
+            for name, shape in shapes.items():
+                self._interpreter.resize_tensor_input(self._inputs[name], shape)
+            self._interpreter.allocate_tensors()
+            self._shapes = shapes
+        for name, data in inputs.items():
+            self._interpreter.set_tensor(self._inputs[name], data)
+        self._interpreter.invoke()
+        return [self._interpreter.get_tensor(self._outputs[name]) for name in names]
+
+    def close(self) -> None:
+        del self._interpreter
+
+
+def _tensors(details: _Details) -> list[ArtifactTensor]:
+    return [_tensor(name, detail) for name, detail in sorted(details.items())]
+
+
+def _tensor(name: str, detail: Mapping[str, Any]) -> ArtifactTensor:
+    if detail["dtype"] not in _DATATYPES:
+        raise Unsupported(f"'{name}' is of a type that is not served: {detail['dtype'].__name__}")
+    # Without dynamic sizes the signature of the shape is empty.
+    shape = detail["shape_signature"] if len(detail["shape_signature"]) else detail["shape"]
+    return ArtifactTensor(name, _DATATYPES[detail["dtype"]], tuple(map(int, shape)))

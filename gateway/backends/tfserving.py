@@ -1,0 +1,63 @@
+"""A model that TensorFlow Serving runs, or any server that speaks its PredictionService or REST.
+
+Inputs and outputs are those of one signature, ``serving_default`` unless the parameter
+``TF_SIGNATURE_DEF`` (Triton's own, for SavedModels) names another. Tensors are sent in the shapes
+of the model. A route's ``version`` or ``label`` decides what is asked; without them the version
+that is asked for here.
+"""
+
+from __future__ import annotations
+
+from gateway.backends import embedded, parameters, triton
+from gateway.backends.base import Artifact
+from gateway.backends.tfserving_grpc import GrpcServer
+from gateway.backends.tfserving_http import HttpServer
+from gateway.backends.tfserving_model import DEFAULT_SIGNATURE, Target
+from gateway.backends.triton import TritonBackend
+from gateway.backends.triton_model import Server
+from gateway.errors import InvalidArgument
+from gateway.repository.scan import VERSION_NAME
+from gateway.routes import Protocol, Route
+
+
+def load(artifact: Artifact) -> TritonBackend:
+    """Find out what the server has, and agree with it (blocking).
+
+    Raises:
+        Unavailable: no endpoint can be reached, or none has this version AVAILABLE.
+        InvalidArgument: the route's version is no number; the model lacks the signature; or that
+            and the configuration contradict each other.
+        Unsupported: an input or output is no tensor of ours, or does not travel over REST.
+    """
+    config = artifact.config
+    signature = parameters.text(config, "TF_SIGNATURE_DEF", DEFAULT_SIGNATURE)
+    inputs, outputs = embedded.declared(config)
+    declared = bool(inputs or outputs or config.max_batch_size)
+
+    def connect(route: Route, model: str) -> Server:
+        return _server(route, Target(model, signature, route.label, inputs, outputs, declared))
+
+    return triton.load(artifact, connect)
+
+
+async def versions(route: Route, model_name: str) -> list[int]:
+    """The versions that any endpoint has AVAILABLE, ascending: all, or the route's.
+
+    Raises:
+        Unavailable: no endpoint can be reached.
+        NotFound: they have no such model.
+    """
+    return await triton.versions(route, model_name, _connect)
+
+
+def _connect(route: Route, model: str) -> Server:
+    return _server(route, Target(model, label=route.label))
+
+
+def _server(route: Route, target: Target) -> Server:
+    if route.version and not VERSION_NAME.match(route.version):
+        raise InvalidArgument(
+            f"the route's version of '{target.model}' must be a number, not '{route.version}': "
+            "TensorFlow Serving has no others"
+        )
+    return (GrpcServer if route.protocol is Protocol.GRPC else HttpServer)(route, target)

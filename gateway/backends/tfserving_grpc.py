@@ -1,0 +1,132 @@
+"""TensorFlow Serving over gRPC: PredictionService, and ModelService for its versions."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+from google.protobuf.message import DecodeError
+
+from gateway.backends.tfserving_model import (
+    METADATA_FIELD,
+    Target,
+    TensorFlowServer,
+    blamed,
+    check_version,
+    damaged,
+    wanted,
+)
+from gateway.backends.triton_model import Agreement, Answer
+from gateway.errors import InvalidArgument
+from gateway.routes import Route
+from gateway.types import Array, Deadline, InferRequest
+from gateway.upstream import EndpointFailed, Failure, grpc
+from gateway.upstream.grpc import MAX_MESSAGE_BYTES, Call
+from gateway.wire import tensor_proto
+from gateway.wire.proto import serving_pb2 as pb
+
+_PREDICTION = "/tensorflow.serving.PredictionService/"
+_METHODS = {
+    "Predict": f"{_PREDICTION}Predict",
+    "GetModelMetadata": f"{_PREDICTION}GetModelMetadata",
+    "GetModelStatus": "/tensorflow.serving.ModelService/GetModelStatus",
+}
+
+
+class GrpcServer(TensorFlowServer):
+    """One channel for each endpoint."""
+
+    def __init__(self, route: Route, target: Target) -> None:
+        super().__init__(target)
+        self._channels = {address: grpc.channel(address, route) for address in route.endpoints}
+        self._calls: dict[tuple[str, str], Call] = {
+            (address, name): channel.unary_unary(method, None, None)
+            for address, channel in self._channels.items()
+            for name, method in _METHODS.items()
+        }
+        self._head = b""
+        self._asks_all = False
+
+    async def _ask(
+        self, address: str, method: str, message: bytes, reply: Any, limit: Deadline
+    ) -> Any:
+        try:
+            return await grpc.unary(self._calls[address, method], message, reply.FromString, limit)
+        except InvalidArgument as error:
+            raise blamed(error) from error
+
+    async def status(
+        self, address: str, version: str, limit: Deadline
+    ) -> pb.GetModelStatusResponse:
+        message = pb.GetModelStatusRequest(model_spec=self.target.spec(version))
+        content = message.SerializeToString()
+        reply = pb.GetModelStatusResponse
+        found: pb.GetModelStatusResponse = await self._ask(
+            address, "GetModelStatus", content, reply, limit
+        )
+        return found
+
+    async def describe(
+        self, address: str, version: str, limit: Deadline
+    ) -> tuple[pb.ModelSpec, pb.SignatureDefMap]:
+        message = pb.GetModelMetadataRequest(
+            model_spec=self.target.spec(version), metadata_field=[METADATA_FIELD]
+        )
+        reply = await self._ask(
+            address,
+            "GetModelMetadata",
+            message.SerializeToString(),
+            pb.GetModelMetadataResponse,
+            limit,
+        )
+        signatures = pb.SignatureDefMap()
+        if METADATA_FIELD not in reply.metadata:
+            raise EndpointFailed(Failure.DAMAGED, "it holds no signatures")
+        try:
+            packed = reply.metadata[METADATA_FIELD].Unpack(signatures)
+        except DecodeError:
+            packed = False
+        if not packed:
+            raise EndpointFailed(Failure.DAMAGED, "it holds no signatures")
+        return reply.model_spec, signatures
+
+    async def serve(self, address: str, version: str, agreement: Agreement) -> None:
+        await super().serve(address, version, agreement)
+        spec = self.target.spec(version, self.target.signature)
+        self._head = pb.PredictRequest(model_spec=spec).SerializeToString()
+        told = {tensor.name for tensor in self.told.outputs} if self.told else set()
+        self._asks_all = told == set(agreement.outputs)
+
+    async def infer(self, address: str, request: InferRequest, limit: Deadline) -> Answer:
+        message = pb.PredictRequest()
+        for tensor in self.agreement.to_wire(request):
+            tensor_proto.encode(tensor, message.inputs[tensor.name])
+        if request.outputs or not self._asks_all:
+            message.output_filter.extend(wanted(self.agreement, request))
+        if message.ByteSize() + len(self._head) > MAX_MESSAGE_BYTES:
+            raise InvalidArgument("the request is too large for gRPC, which carries 2 GiB")
+        content = self._head + message.SerializeToString()
+        reply = await self._ask(address, "Predict", content, pb.PredictResponse, limit)
+        return self._decode(reply, request)
+
+    def _decode(self, reply: pb.PredictResponse, request: InferRequest) -> Answer:
+        agreement = self.agreement
+        if not self.target.label:
+            check_version(reply.model_spec, self.version)
+        batch = agreement.batch_size(request)
+        arrays: dict[str, Array] = {}
+        for name in wanted(agreement, request):
+            if name not in reply.outputs:
+                continue  # which ``ordered`` says
+            message = reply.outputs[name]
+            datatype = tensor_proto.DATATYPES.get(message.dtype)
+            sizes = [dim.size for dim in message.tensor_shape.dim]
+            agreement.expect(name, datatype and datatype.value, sizes, batch)
+            try:
+                arrays[name] = tensor_proto.decode(name, message).data
+            except InvalidArgument as error:
+                raise damaged(name) from error
+        return Answer(agreement.ordered(arrays, len(arrays), request))
+
+    async def close(self) -> None:
+        await asyncio.gather(*(channel.close(None) for channel in self._channels.values()))

@@ -1,0 +1,210 @@
+"""TensorFlow Serving over REST, in columns: ``{"inputs": {name: nested lists}}``.
+
+JSON has neither FP16, BF16 nor UINT16 there (``json_tensor.cc``), nor a shape: a dimension of size
+0 can only be the last. FP32 is written as the double that it is, so that every bit arrives however
+the server parses numbers; NaN and the infinities are tokens, strings are base64.
+"""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import itertools
+import math
+from collections.abc import Mapping
+from typing import Any, TypeVar
+from urllib.parse import quote
+
+import numpy as np
+from google.protobuf import json_format
+
+from gateway.backends.tfserving_model import Target, TensorFlowServer, blamed, damaged, wanted
+from gateway.backends.triton_model import Agreement, Answer
+from gateway.errors import InvalidArgument, Unsupported
+from gateway.routes import Route
+from gateway.types import Array, Datatype, Deadline, InferRequest, Tensor, TensorSpec
+from gateway.upstream import EndpointFailed, Failure, http
+from gateway.upstream.http import Reply
+from gateway.wire import json_data, json_text, raw
+from gateway.wire.proto import serving_pb2 as pb
+
+T = TypeVar("T")
+
+BASE64_KEY = "b64"
+_NOT_IN_JSON = (Datatype.FP16, Datatype.BF16, Datatype.UINT16)
+_HEADERS = {"Content-Type": "application/json"}
+_DAMAGED_JSON = "its JSON is not what TensorFlow Serving's is"
+
+
+class HttpServer(TensorFlowServer):
+    """One session over all endpoints."""
+
+    def __init__(self, route: Route, target: Target) -> None:
+        super().__init__(target)
+        self._path = f"/v1/models/{quote(target.model, safe='')}"
+        self._session = http.Session(route)
+        self._predict_path = ""
+        self._specs: Mapping[str, TensorSpec] = {}
+
+    def _versioned(self, version: str) -> str:
+        if self.target.label:
+            return f"{self._path}/labels/{quote(self.target.label, safe='')}"
+        return f"{self._path}/versions/{version}" if version else self._path
+
+    async def status(
+        self, address: str, version: str, limit: Deadline
+    ) -> pb.GetModelStatusResponse:
+        document = _document(
+            await self._session.ask("GET", address, self._versioned(version), limit)
+        )
+        return _parsed(document, pb.GetModelStatusResponse())
+
+    async def describe(
+        self, address: str, version: str, limit: Deadline
+    ) -> tuple[pb.ModelSpec, pb.SignatureDefMap]:
+        path = f"{self._versioned(version)}/metadata"
+        document = _document(await self._session.ask("GET", address, path, limit))
+        metadata = document.get("metadata")
+        if type(metadata) is not dict:
+            raise EndpointFailed(Failure.DAMAGED, _DAMAGED_JSON)
+        signatures = _parsed(metadata.get("signature_def"), pb.SignatureDefMap())
+        return _parsed(document.get("model_spec"), pb.ModelSpec()), signatures
+
+    async def serve(self, address: str, version: str, agreement: Agreement) -> None:
+        await super().serve(address, version, agreement)
+        for spec in (*agreement.signature.inputs, *agreement.signature.outputs):
+            if spec.datatype in _NOT_IN_JSON:
+                raise Unsupported(
+                    f"'{spec.name}' is {spec.datatype}, which TensorFlow Serving's REST does not "
+                    'carry; set protocol = "grpc" in its route'
+                )
+        self._predict_path = f"{self._versioned(version)}:predict"
+        self._specs = {spec.name: spec for spec in agreement.signature.outputs}
+
+    async def infer(self, address: str, request: InferRequest, limit: Deadline) -> Answer:
+        body = _encode(self.target.signature, self.agreement.to_wire(request))
+        reply = await self._session.ask("POST", address, self._predict_path, limit, body, _HEADERS)
+        return self._decode(_document(reply), request)
+
+    def _decode(self, document: dict[str, Any], request: InferRequest) -> Answer:
+        agreement = self.agreement
+        columns = document.get("outputs")
+        assert self.told is not None
+        if len(self.told.outputs) == 1:  # its name is left out
+            columns = {self.told.outputs[0].name: columns}
+        if type(columns) is not dict:
+            raise EndpointFailed(Failure.DAMAGED, _DAMAGED_JSON)
+        batch = agreement.batch_size(request)
+        arrays = {
+            name: self._array(name, columns[name], batch)
+            for name in wanted(agreement, request)
+            if name in columns
+        }
+        return Answer(agreement.ordered(arrays, len(arrays), request))
+
+    def _array(self, name: str, value: Any, batch: int | None) -> Array:
+        spec = self._specs[name]
+        dims = spec.wire_dims if spec.reshape is None else spec.reshape
+        dims = dims if batch is None else (batch, *dims)
+        shape = _shape(value)
+        if shape[-1:] == (0,):  # what would be nested in nothing
+            shape += tuple(max(0, size) for size in dims[len(shape) :])
+        self.agreement.expect(name, spec.datatype.value, shape, batch)
+        try:
+            flat = _flat(value, shape)
+            if spec.datatype is Datatype.BYTES:
+                return raw.object_array([_bytes(item) for item in flat], shape)
+            return json_data.decode(name, spec.datatype, shape, flat)
+        except (InvalidArgument, ValueError) as error:
+            raise damaged(name) from error
+
+    async def close(self) -> None:
+        await self._session.close()
+
+
+def _encode(signature: str, inputs: list[Tensor]) -> bytes:
+    finite, columns = True, {}
+    for tensor in inputs:
+        data = tensor.data
+        if math.prod(data.shape) == 0 and 0 in data.shape[:-1]:
+            raise InvalidArgument(
+                f"input '{tensor.name}' of shape {list(data.shape)} does not travel over "
+                "TensorFlow Serving's REST: only the last dimension may be 0"
+            )
+        if tensor.datatype is Datatype.BYTES:
+            coded = [{BASE64_KEY: base64.b64encode(item).decode()} for item in data.reshape(-1)]
+            texts = np.empty(len(coded), dtype=object)
+            texts[:] = coded
+            columns[tensor.name] = texts.reshape(data.shape).tolist()
+            continue
+        if data.dtype.kind == "f":
+            finite = finite and bool(np.isfinite(data).all())
+            data = data.astype(np.float64)
+        columns[tensor.name] = data.tolist()
+    document = {"signature_name": signature, "inputs": columns}
+    return json_text.dumps(document) if finite else json_text.dumps_any(document)
+
+
+def _shape(value: Any) -> tuple[int, ...]:
+    """As TensorFlow Serving itself tells a shape: by the first elements."""
+    shape = []
+    while type(value) is list:
+        shape.append(len(value))
+        if not value:
+            break
+        value = value[0]
+    return tuple(shape)
+
+
+def _flat(value: Any, shape: tuple[int, ...]) -> list[Any]:
+    """The elements in order. Raises ``ValueError``: the lists are not of ``shape``."""
+    items = [value]
+    for size in shape:
+        if not all(type(item) is list and len(item) == size for item in items):
+            raise ValueError
+        items = list(itertools.chain.from_iterable(items))
+    return items
+
+
+def _bytes(item: Any) -> bytes:
+    """Raises ``ValueError``: it is neither text nor base64."""
+    if type(item) is str:
+        return item.encode()
+    if type(item) is dict and item.keys() == {BASE64_KEY} and type(item[BASE64_KEY]) is str:
+        try:
+            return base64.b64decode(item[BASE64_KEY], validate=True)
+        except binascii.Error as error:
+            raise ValueError from error
+    raise ValueError
+
+
+def _document(reply: Reply) -> dict[str, Any]:
+    """The JSON object of a good reply.
+
+    Raises:
+        EndpointFailed, ModelportError: what the status means; or it is none.
+    """
+    document: Any = None
+    try:
+        document = json_text.loads(reply.body)
+    except InvalidArgument as error:
+        if reply.status == 200:
+            raise EndpointFailed(Failure.DAMAGED, _DAMAGED_JSON) from error
+    if reply.status != 200:
+        said = document.get("error") if type(document) is dict else None
+        meant = http.meant(reply.status, said if type(said) is str else "")
+        raise blamed(meant) if isinstance(meant, InvalidArgument) else meant
+    if type(document) is not dict:
+        raise EndpointFailed(Failure.DAMAGED, _DAMAGED_JSON)
+    return document
+
+
+def _parsed(document: Any, message: T) -> T:
+    """``document`` as ``message``, which is empty."""
+    if type(document) is not dict:
+        raise EndpointFailed(Failure.DAMAGED, _DAMAGED_JSON)
+    try:
+        json_format.ParseDict(document, message, ignore_unknown_fields=True)
+    except json_format.ParseError as error:
+        raise EndpointFailed(Failure.DAMAGED, _DAMAGED_JSON) from error
+    return message

@@ -1,0 +1,187 @@
+"""What TensorFlow Serving says of a model, and how it is asked: alike over gRPC and REST.
+
+Both transports give the same messages; REST's JSON is their JSON form. The source is
+tensorflow/serving, ``apis/*.proto`` and ``model_servers/``.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+from tritonclient.grpc import model_config_pb2
+
+from gateway.backends.triton_model import Agreement, Answer, Metadata
+from gateway.errors import InvalidArgument, Unsupported
+from gateway.repository.autocomplete import ArtifactTensor
+from gateway.repository.config import ModelConfig
+from gateway.types import Deadline, InferRequest
+from gateway.upstream import EndpointFailed, Failure
+from gateway.wire import tensor_proto
+from gateway.wire.proto import serving_pb2 as pb
+from gateway.wire.proto import tensorflow_pb2
+
+DEFAULT_SIGNATURE = "serving_default"
+METADATA_FIELD = "signature_def"
+#: TensorFlow Serving itself has no limit; this is for models that no configuration describes.
+MAX_BATCH_SIZE = 65536
+#: Of the route or the server, although it answers as if the request were wrong.
+_NOT_THE_REQUEST = ("Unrecognized servable version label", "Serving signature key")
+
+_States = pb.ModelVersionStatus.State
+
+
+@dataclass(frozen=True, slots=True)
+class Target:
+    """What is asked for.
+
+    Attributes:
+        model: its name there.
+        signature: empty: only versions are of interest.
+        label: in place of a version; empty: none.
+        inputs: as the configuration declares them, in the model's shapes.
+        outputs: likewise.
+        declared: the configuration says something of inputs, outputs or batches.
+    """
+
+    model: str
+    signature: str = ""
+    label: str = ""
+    inputs: Mapping[str, ArtifactTensor] = field(default_factory=dict)
+    outputs: Mapping[str, ArtifactTensor] = field(default_factory=dict)
+    declared: bool = False
+
+    def spec(self, version: str, signature: str = "") -> pb.ModelSpec:
+        spec = pb.ModelSpec(name=self.model, signature_name=signature)
+        if self.label:
+            spec.version_label = self.label
+        elif version:
+            spec.version.value = int(version)
+        return spec
+
+
+class TensorFlowServer(ABC):
+    """As ``triton_model.Server``; a transport brings the calls."""
+
+    def __init__(self, target: Target) -> None:
+        self.target = target
+        self.agreement: Agreement
+        self.version = ""
+        self.told: Metadata | None = None
+
+    @abstractmethod
+    async def status(
+        self, address: str, version: str, limit: Deadline
+    ) -> pb.GetModelStatusResponse: ...
+
+    @abstractmethod
+    async def describe(
+        self, address: str, version: str, limit: Deadline
+    ) -> tuple[pb.ModelSpec, pb.SignatureDefMap]:
+        """The version that answers, and its signatures."""
+
+    @abstractmethod
+    async def infer(self, address: str, request: InferRequest, limit: Deadline) -> Answer: ...
+
+    async def metadata(self, address: str, version: str, limit: Deadline) -> Metadata:
+        target = self.target
+        if not target.label:
+            versions = available(await self.status(address, version, limit))
+            if not target.signature:
+                return Metadata(versions, (), ())
+        spec, signatures = await self.describe(address, version, limit)
+        if target.label:
+            versions = (str(spec.version.value),)
+            if not target.signature:
+                return Metadata(versions, (), ())
+        if target.signature not in signatures.signature_def:
+            there = ", ".join(f"'{name}'" for name in sorted(signatures.signature_def)) or "none"
+            raise InvalidArgument(
+                f"the model has no signature '{target.signature}'; name one of {there} in the "
+                "parameter TF_SIGNATURE_DEF"
+            )
+        signature = signatures.signature_def[target.signature]
+        inputs = _tensors("input", signature.inputs, target.inputs)
+        outputs = _tensors("output", signature.outputs, target.outputs)
+        self.told = Metadata(versions, inputs, outputs, of_model=True)
+        return self.told
+
+    async def config(self, address: str, version: str, limit: Deadline) -> ModelConfig | None:
+        """TensorFlow Serving has none; a model whose dimensions all start open takes batches."""
+        if self.target.declared or self.told is None:
+            return None
+        tensors = (*self.told.inputs, *self.told.outputs)
+        if not all(tensor.shape[:1] == (-1,) for tensor in tensors):
+            return None
+        return model_config_pb2.ModelConfig(max_batch_size=MAX_BATCH_SIZE)
+
+    async def ready(self, address: str, version: str, limit: Deadline) -> None:
+        if self.target.label:
+            await self.describe(address, version, limit)
+        else:
+            available(await self.status(address, version, limit))
+
+    async def serve(self, address: str, version: str, agreement: Agreement) -> None:
+        self.agreement, self.version = agreement, version
+
+
+def available(status: pb.GetModelStatusResponse) -> tuple[str, ...]:
+    """The versions that are AVAILABLE, ascending.
+
+    Raises:
+        EndpointFailed: there is none; with the server's reason.
+    """
+    rows = status.model_version_status
+    numbers = sorted(row.version for row in rows if row.state == _States.AVAILABLE)
+    if not numbers:
+        reasons = [row.status.error_message for row in rows if row.status.error_message]
+        states = [_States.Name(row.state) for row in rows if row.state in _States.values()]
+        said = reasons[:1] or [f"it is in state {state}" for state in states[:1]] or [""]
+        raise EndpointFailed(Failure.UNREADY, said[0])
+    return tuple(map(str, numbers))
+
+
+def blamed(error: InvalidArgument) -> Exception:
+    """``error``, which a server gave to a request, as what it is."""
+    if str(error).startswith(_NOT_THE_REQUEST):
+        return EndpointFailed(Failure.UNREADY, str(error))
+    return error
+
+
+def _tensors(
+    kind: str, infos: Mapping[str, tensorflow_pb2.TensorInfo], known: Mapping[str, ArtifactTensor]
+) -> tuple[ArtifactTensor, ...]:
+    return tuple(_tensor(f"{kind} '{n}'", n, infos[n], known.get(n)) for n in sorted(infos))
+
+
+def _tensor(
+    where: str, name: str, info: tensorflow_pb2.TensorInfo, known: ArtifactTensor | None
+) -> ArtifactTensor:
+    datatype = tensor_proto.DATATYPES.get(info.dtype)
+    if datatype is None or info.WhichOneof("encoding") != "name":
+        raise Unsupported(f"{where} of the model is no dense tensor of a datatype that is served")
+    if not info.tensor_shape.unknown_rank:
+        shape = tuple(-1 if dim.size < 0 else dim.size for dim in info.tensor_shape.dim)
+    elif known is not None:
+        shape = known.shape
+    else:
+        raise InvalidArgument(
+            f"{where} of the model has no rank; declare it in a config.pbtxt and name it as "
+            "'config' of the route"
+        )
+    return ArtifactTensor(name, datatype, shape)
+
+
+def check_version(spec: pb.ModelSpec, version: str) -> None:
+    """Raises ``EndpointFailed`` if an answer is from another version than the one asked."""
+    if version and spec.HasField("version") and spec.version.value != int(version):
+        raise EndpointFailed(Failure.DAMAGED, "it is from another version of the model")
+
+
+def wanted(agreement: Agreement, request: InferRequest) -> Sequence[str]:
+    return request.outputs or agreement.outputs
+
+
+def damaged(name: str) -> EndpointFailed:
+    return EndpointFailed(Failure.DAMAGED, f"output '{name}' does not hold what its shape needs")

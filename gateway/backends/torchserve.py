@@ -1,0 +1,56 @@
+"""A model that TorchServe runs: archives of ``modelport package --for torchserve``, and others.
+
+Our archives take and give the body of the Open Inference Protocol, tensors as raw bytes. Their
+signature comes from ``config.pbtxt`` (the repository's, or the route's ``config``), else from the
+archive itself where the route names TorchServe's ``management`` API. A model of which nobody tells
+anything has one BYTES input ``data`` of shape [1], the body of a prediction, and one BYTES output
+``output``, the answer as it is.
+
+TorchServe names versions as it likes; ``1.0`` and the like are the number 1 here. Without the
+management API it does not tell them: then there is version 1, and its default version is asked.
+"""
+
+from __future__ import annotations
+
+from gateway.backends import triton
+from gateway.backends.base import Artifact
+from gateway.backends.torchserve_grpc import GrpcServer
+from gateway.backends.torchserve_http import HttpServer
+from gateway.backends.triton import TritonBackend
+from gateway.backends.triton_model import Server
+from gateway.repository.config import ModelConfig
+from gateway.routes import Protocol, Route
+
+
+def load(artifact: Artifact) -> TritonBackend:
+    """Find out what the server has, and agree with it (blocking).
+
+    Raises:
+        Unavailable: no endpoint can be reached, or none has a worker for this version.
+        InvalidArgument: archive and configuration contradict each other.
+        Unsupported: an input or output is of a datatype that torch does not have.
+    """
+
+    def connect(route: Route, model: str) -> Server:
+        return _server(route, model, artifact.config)
+
+    return triton.load(artifact, connect)
+
+
+async def versions(route: Route, model_name: str) -> list[int]:
+    """The versions that have a worker, ascending; 1 where the management API is not named.
+
+    Raises:
+        Unavailable: no endpoint can be reached.
+        NotFound: they have no such model.
+    """
+    return await triton.versions(route, model_name, _connect)
+
+
+def _connect(route: Route, model: str) -> Server:
+    return _server(route, model, None)
+
+
+def _server(route: Route, model: str, config: ModelConfig | None) -> Server:
+    kind = GrpcServer if route.protocol is Protocol.GRPC else HttpServer
+    return kind(route, model, config)

@@ -1,0 +1,97 @@
+"""TorchServe over gRPC: ``Predictions``; what else it tells comes from its management API.
+
+A handler's own error has no status there: it is the answer of a call that went well.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from typing import Any
+
+from gateway.backends import torchserve_model
+from gateway.backends.torchserve_http import HttpServer
+from gateway.backends.triton_http import HEADER_LENGTH
+from gateway.backends.triton_model import Agreement, Answer
+from gateway.errors import Internal, InvalidArgument, ModelportError
+from gateway.repository.config import ModelConfig
+from gateway.routes import Route
+from gateway.types import Deadline, InferRequest
+from gateway.upstream import EndpointFailed, Failure, grpc, public
+from gateway.upstream.grpc import MAX_MESSAGE_BYTES, Call
+from gateway.upstream.http import Reply
+from gateway.wire.proto import torchserve_inference_pb2 as pb
+
+_SERVICE = "/org.pytorch.serve.grpc.inference.InferenceAPIsService/"
+_BODY = "body"
+_decoder = json.JSONDecoder()
+
+
+class GrpcServer(HttpServer):
+    """One channel for each endpoint."""
+
+    def __init__(self, route: Route, model: str, config: ModelConfig | None) -> None:
+        super().__init__(route, model, config)
+        self._channels = {address: grpc.channel(address, route) for address in route.endpoints}
+        self._calls: dict[tuple[str, str], Call] = {
+            (address, method): channel.unary_unary(_SERVICE + method, None, None)
+            for address, channel in self._channels.items()
+            for method in ("Predictions", "Ping")
+        }
+        self._version = ""
+
+    async def _ask(
+        self, address: str, method: str, message: bytes, reply: Any, limit: Deadline
+    ) -> Any:
+        try:
+            return await grpc.unary(self._calls[address, method], message, reply.FromString, limit)
+        except ModelportError as error:
+            raise torchserve_model.blamed(error) from error
+
+    async def exists(self, address: str, version: str, limit: Deadline) -> None:
+        """Raises unless the server answers: of a single model its gRPC tells nothing."""
+        await self._ask(address, "Ping", b"", pb.TorchServeHealthResponse, limit)
+
+    async def serve(self, address: str, version: str, agreement: Agreement) -> None:
+        await super().serve(address, version, agreement)
+        self._version = self.spelled(version)
+
+    async def infer(self, address: str, request: InferRequest, limit: Deadline) -> Answer:
+        _, body = self.row(request, limit)
+        message = pb.PredictionsRequest(
+            model_name=self._model, model_version=self._version, input={_BODY: body}
+        )
+        if message.ByteSize() > MAX_MESSAGE_BYTES:
+            raise InvalidArgument("the request is too large for gRPC, which carries 2 GiB")
+        content = message.SerializeToString()
+        reply = await self._ask(address, "Predictions", content, pb.PredictionResponse, limit)
+        prediction = reply.prediction
+        headers = {} if self._raw else {HEADER_LENGTH: str(_json_size(prediction))}
+        return self.answer(Reply(200, headers, prediction), request)
+
+    async def close(self) -> None:
+        await asyncio.gather(
+            super().close(), *(channel.close(None) for channel in self._channels.values())
+        )
+
+
+def _json_size(body: bytes) -> int:
+    """Where the JSON object ends that ``body`` starts with.
+
+    Latin-1 makes one character of every byte, and JSON's own delimiters are ASCII: what follows
+    the object cannot be mistaken for a part of it.
+
+    Raises:
+        EndpointFailed: it starts with none.
+        ModelportError: the object is the handler's error.
+    """
+    try:
+        document, size = _decoder.raw_decode(body.decode("latin-1"))
+    except (ValueError, RecursionError) as error:
+        raise EndpointFailed(Failure.DAMAGED, "it does not start with JSON") from error
+    said = document.get("error") if type(document) is dict else None
+    if type(said) is str:
+        said = public(said)
+        failed = said.startswith(torchserve_model.MODEL_FAILED)
+        raise Internal(said) if failed else InvalidArgument(said)
+    return size

@@ -1,0 +1,185 @@
+"""TorchServe over HTTP: ``POST /predictions``, and its management API for what it tells."""
+
+from __future__ import annotations
+
+from typing import Any
+from urllib.parse import quote
+
+from gateway.backends import torchserve_model, triton_http
+from gateway.backends.triton_http import HEADER_LENGTH
+from gateway.backends.triton_model import Agreement, Answer, Metadata
+from gateway.errors import InvalidArgument, ModelportError, Unsupported
+from gateway.repository.config import ModelConfig
+from gateway.routes import Route
+from gateway.types import Datatype, Deadline, InferRequest, Tensor
+from gateway.upstream import EndpointFailed, Failure, http
+from gateway.upstream.http import Reply
+from gateway.wire import json_text, raw
+from gateway.wire.raw import Buffer
+
+_OCTETS = "application/octet-stream"
+_NOT_IN_TORCH = (Datatype.BYTES,)
+
+
+class HttpServer(triton_http.HttpServer):
+    """As ``triton_model.Server``. The body of a row is the Open Inference Protocol's."""
+
+    def __init__(self, route: Route, model: str, config: ModelConfig | None) -> None:
+        super().__init__(route, model)
+        self._model = model
+        self._declared = config if config is not None and (config.input or config.output) else None
+        self._only_versions = config is None
+        self._theirs: ModelConfig | None = None
+        self._spelled: dict[str, str] = {}
+        self._raw = False
+
+    # -- the management API -------------------------------------------------------------------
+
+    async def _management(self, path: str, limit: Deadline) -> Any:
+        """A good answer of ``/models/<model><path>``."""
+        path = f"/models/{quote(self._model, safe='')}{path}"
+        return _good(await self._session.ask("GET", self._route.management, path, limit))
+
+    async def _told_versions(self, limit: Deadline) -> tuple[str, ...]:
+        """The versions that have a worker; learns how TorchServe spells them."""
+        rows = await self._management("/all", limit)
+        if type(rows) is not list or not all(type(row) is dict for row in rows):
+            raise EndpointFailed(Failure.DAMAGED, "it does not describe the model")
+        ready = []
+        for row in rows:
+            word = row.get("modelVersion")
+            number = torchserve_model.number(word)
+            if number and type(word) is str:
+                self._spelled[number] = word
+                if _has_worker(row):
+                    ready.append(number)
+        if rows and not any(map(_has_worker, rows)):
+            raise EndpointFailed(Failure.UNREADY, "it has no worker for the model")
+        return tuple(sorted(ready, key=int))
+
+    async def _handlers_own(self, version: str, limit: Deadline) -> ModelConfig | None:
+        """The signature that our handler tells; other handlers fail, or tell something else."""
+        path = f"/{self._spell(version)}" if version else ""
+        try:
+            rows = await self._management(f"{path}?customized=true", limit)
+        except ModelportError:
+            return None
+        except EndpointFailed as error:
+            if error.failure is not Failure.UNREADY:
+                raise
+            return None
+        row = rows[0] if type(rows) is list and rows and type(rows[0]) is dict else {}
+        return torchserve_model.described_by_handler(row.get("customizedMetadata"))
+
+    # -- as triton_model.Server ---------------------------------------------------------------
+
+    async def metadata(self, address: str, version: str, limit: Deadline) -> Metadata:
+        told = self._route.management
+        versions = await self._told_versions(limit) if told else ()
+        if versions and version and torchserve_model.number(version) not in ("", *versions):
+            raise EndpointFailed(Failure.UNREADY, f"it has no worker for version {version}")
+        if not told or self._only_versions:
+            await self.exists(address, version, limit)
+        if self._only_versions:
+            return Metadata(versions, (), ())
+        if self._declared is not None:
+            return torchserve_model.described(versions, self._declared)
+        self._theirs = await self._handlers_own(version, limit) if told else None
+        if self._theirs is None:
+            return torchserve_model.undescribed(versions)
+        return torchserve_model.described(versions, self._theirs)
+
+    async def config(self, address: str, version: str, limit: Deadline) -> ModelConfig | None:
+        return self._theirs
+
+    async def ready(self, address: str, version: str, limit: Deadline) -> None:
+        await self.exists(address, version, limit)
+        if self._route.management and len(self._route.endpoints) == 1:  # it is that endpoint's
+            path = f"/{self._spell(version)}" if version else ""
+            rows = await self._management(path, limit)
+            if type(rows) is not list or not any(map(_has_worker, rows)):
+                raise EndpointFailed(Failure.UNREADY, "it has no worker for the model")
+
+    async def exists(self, address: str, version: str, limit: Deadline) -> None:
+        """Raises unless the model is registered."""
+        _good(await self._session.ask("OPTIONS", address, self._prediction(version), limit))
+
+    async def serve(self, address: str, version: str, agreement: Agreement) -> None:
+        self._agreement = agreement
+        self._infer_path = self._prediction(version)
+        self._raw = torchserve_model.raw_signature(agreement.config)
+        for spec in (*agreement.signature.inputs, *agreement.signature.outputs):
+            if spec.datatype in _NOT_IN_TORCH and not self._raw:
+                raise Unsupported(
+                    f"'{spec.name}' is {spec.datatype}, which torch does not have; a model that "
+                    "takes and gives bytes has the input 'data' and the output 'output', [1] each"
+                )
+
+    async def infer(self, address: str, request: InferRequest, limit: Deadline) -> Answer:
+        head, body = self.row(request, limit)
+        headers = {"Content-Type": _OCTETS}
+        if not self._raw:
+            headers[HEADER_LENGTH] = str(head)
+        reply = await self._session.ask("POST", address, self._infer_path, limit, body, headers)
+        if reply.status != 200:
+            raise _error(reply)
+        return self.answer(reply, request)
+
+    # -- rows, which gRPC has too -------------------------------------------------------------
+
+    def row(self, request: InferRequest, limit: Deadline) -> tuple[int, bytes]:
+        """How long the JSON part of the body is, and the body."""
+        if self._raw:
+            return 0, bytes(request.inputs[0].data.reshape(-1)[0])
+        header, blobs = self._encode(request, limit)
+        parts: list[Buffer] = [header, *blobs]
+        return len(header), b"".join(parts)
+
+    def answer(self, reply: Reply, request: InferRequest) -> Answer:
+        if self._raw:
+            data = raw.object_array([reply.body], (1,))
+            return Answer([Tensor(torchserve_model.RAW_OUTPUT, Datatype.BYTES, data)])
+        return self._decode(reply, request)
+
+    def _spell(self, version: str) -> str:
+        return quote(self._spelled.get(version, version), safe="")
+
+    def spelled(self, version: str) -> str:
+        """``version`` as TorchServe calls it."""
+        return self._spelled.get(version, version)
+
+    def _prediction(self, version: str) -> str:
+        path = f"/predictions/{quote(self._model, safe='')}"
+        return f"{path}/{self._spell(version)}" if version else path
+
+
+def _has_worker(row: Any) -> bool:
+    workers = row.get("workers") if type(row) is dict else None
+    return type(workers) is list and any(
+        type(worker) is dict and worker.get("status") == "READY" for worker in workers
+    )
+
+
+def _good(reply: Reply) -> Any:
+    """The JSON of a good reply."""
+    if reply.status != 200:
+        raise _error(reply)
+    try:
+        return json_text.loads(reply.body)
+    except InvalidArgument as error:
+        raise EndpointFailed(Failure.DAMAGED, "it is no JSON") from error
+
+
+def _error(reply: Reply) -> Exception:
+    """What TorchServe, or the handler, means with a bad status."""
+    try:
+        document = json_text.loads(reply.body)
+    except InvalidArgument:
+        document = None
+    said: Any = None
+    if type(document) is dict:
+        said = document.get("error") or document.get("message")
+    if type(said) is not str:
+        said = "the server takes no request this large" if reply.status == 413 else ""
+    meant = http.meant(reply.status, said)
+    return torchserve_model.blamed(meant) if isinstance(meant, ModelportError) else meant

@@ -1,0 +1,219 @@
+"""Open Inference Protocol servers over HTTP: raw tensors where the server takes them, else JSON."""
+
+from __future__ import annotations
+
+from typing import Any
+from urllib.parse import quote
+
+import numpy as np
+from google.protobuf import json_format
+from tritonclient.grpc import model_config_pb2 as pb
+
+from gateway.backends.triton_model import Agreement, Answer, Metadata, parameters, tensor_metadata
+from gateway.errors import InvalidArgument, ModelportError, Unsupported
+from gateway.repository.autocomplete import ArtifactTensor
+from gateway.repository.config import ModelConfig
+from gateway.routes import Route
+from gateway.types import Array, Deadline, InferRequest, Tensor
+from gateway.upstream import EndpointFailed, Failure, http
+from gateway.upstream.http import Reply
+from gateway.wire import json_data, json_text, raw
+from gateway.wire.raw import Buffer
+
+BINARY_EXTENSION = "binary_tensor_data"
+HEADER_LENGTH = "Inference-Header-Content-Length"
+_JSON = {"Content-Type": "application/json"}
+_DAMAGED_JSON = "its JSON is not what the protocol says"
+
+
+class HttpServer:
+    """One session over all endpoints."""
+
+    def __init__(self, route: Route, model: str) -> None:
+        self._route = route
+        self._path = f"/v2/models/{quote(model, safe='')}"
+        self._session = http.Session(route)
+        self._infer_path = ""
+        self._binary = True
+
+    def _versioned(self, version: str) -> str:
+        return f"{self._path}/versions/{quote(version, safe='')}" if version else self._path
+
+    async def _get(self, address: str, path: str, limit: Deadline) -> Any:
+        return _document(await self._session.ask("GET", address, path, limit))
+
+    async def metadata(self, address: str, version: str, limit: Deadline) -> Metadata:
+        document = await self._get(address, self._versioned(version), limit)
+        versions = document.get("versions") or []
+        if type(versions) is not list or not all(type(word) is str for word in versions):
+            raise EndpointFailed(Failure.DAMAGED, _DAMAGED_JSON)
+        inputs, outputs = (_tensors(document.get(side) or []) for side in ("inputs", "outputs"))
+        return Metadata(tuple(versions), inputs, outputs)
+
+    async def config(self, address: str, version: str, limit: Deadline) -> ModelConfig | None:
+        try:
+            document = await self._get(address, f"{self._versioned(version)}/config", limit)
+            return json_format.ParseDict(document, pb.ModelConfig(), ignore_unknown_fields=True)
+        except EndpointFailed as error:
+            if error.failure is not Failure.MISSING:
+                raise
+        except (ModelportError, json_format.ParseError):
+            pass
+        return None  # not all servers have it
+
+    async def ready(self, address: str, version: str, limit: Deadline) -> None:
+        reply = await self._session.ask("GET", address, f"{self._versioned(version)}/ready", limit)
+        if reply.status != 200:
+            raise EndpointFailed(Failure.UNREADY)
+
+    async def serve(self, address: str, version: str, agreement: Agreement) -> None:
+        self._agreement = agreement
+        self._infer_path = f"{self._versioned(version)}/infer"
+        limit = Deadline.after(self._route.timeout_seconds)
+        extensions = (await self._get(address, "/v2", limit)).get("extensions")
+        self._binary = type(extensions) is list and BINARY_EXTENSION in extensions
+        if not self._binary:
+            for spec in (*agreement.signature.inputs, *agreement.signature.outputs):
+                if spec.datatype in json_data.BINARY_ONLY:
+                    raise Unsupported(
+                        f"'{spec.name}' is {spec.datatype}, which the server does not take over "
+                        'HTTP; set protocol = "grpc" in its route'
+                    )
+
+    async def infer(self, address: str, request: InferRequest, limit: Deadline) -> Answer:
+        header, blobs = self._encode(request, limit)
+        headers = {**_JSON, HEADER_LENGTH: str(len(header))} if self._binary else _JSON
+        if blobs:
+            headers["Content-Type"] = "application/octet-stream"
+        body = b"".join((header, *blobs))
+        reply = await self._session.ask("POST", address, self._infer_path, limit, body, headers)
+        return self._decode(reply, request)
+
+    def _encode(self, request: InferRequest, limit: Deadline) -> tuple[bytes, list[Buffer]]:
+        inputs, blobs = [], []
+        finite = True
+        for tensor in self._agreement.to_wire(request):
+            entry: dict[str, Any] = {
+                "name": tensor.name,
+                "shape": tensor.data.shape,
+                "datatype": tensor.datatype.value,
+            }
+            if self._binary:
+                blob = raw.encode(tensor)
+                entry["parameters"] = {"binary_data_size": len(blob)}
+                blobs.append(blob)
+            else:
+                data = _json_data(tensor)
+                finite = finite and (data.dtype.kind != "f" or bool(np.isfinite(data).all()))
+                entry["data"] = data.tolist()
+            inputs.append(entry)
+        document: dict[str, Any] = {"id": request.id} if request.id else {}
+        sent = parameters(request, limit.remaining())
+        if sent:
+            document["parameters"] = sent
+        document["inputs"] = inputs
+        form = {"parameters": {"binary_data": True}} if self._binary else {}
+        wanted = request.outputs or self._agreement.outputs
+        document["outputs"] = [{"name": name, **form} for name in wanted]
+        return json_text.dumps(document) if finite else json_text.dumps_any(document), blobs
+
+    def _decode(self, reply: Reply, request: InferRequest) -> Answer:
+        length = _header_length(reply)
+        document = _document(reply, length)
+        outputs = document.get("outputs")
+        if type(outputs) is not list:
+            raise EndpointFailed(Failure.DAMAGED, _DAMAGED_JSON)
+        batch = self._agreement.batch_size(request)
+        view, offset = memoryview(reply.body), length
+        arrays: dict[str, Array] = {}
+        for item in outputs:
+            if type(item) is not dict or type(item.get("shape")) is not list:
+                raise EndpointFailed(Failure.DAMAGED, _DAMAGED_JSON)
+            name, datatype, sizes = self._agreement.expect(
+                item.get("name"), item.get("datatype"), item["shape"], batch
+            )
+            size = _parameters(item).get("binary_data_size")
+            try:
+                raw.parse_shape(name, sizes)
+                if type(size) is int and 0 <= size <= len(view) - offset:
+                    blob = view[offset : offset + size]
+                    arrays[name] = raw.decode(name, datatype, sizes, blob)
+                    offset += size
+                else:
+                    arrays[name] = json_data.decode(name, datatype, sizes, item.get("data"))
+            except InvalidArgument as error:
+                raise EndpointFailed(
+                    Failure.DAMAGED, f"output '{name}' does not hold what its shape needs"
+                ) from error
+        if offset != len(view):
+            raise EndpointFailed(Failure.DAMAGED, "bytes are left over behind its outputs")
+        tensors = self._agreement.ordered(arrays, len(outputs), request)
+        return Answer(tensors, _parameters(document))
+
+    async def close(self) -> None:
+        await self._session.close()
+
+
+def _document(reply: Reply, length: int | None = None) -> dict[str, Any]:
+    """The JSON object of a good reply, in its first ``length`` bytes.
+
+    Raises:
+        EndpointFailed, ModelportError: what the status means; or it is none.
+    """
+    document: Any = None
+    try:
+        document = json_text.loads(reply.body if length is None else reply.body[:length])
+    except InvalidArgument as error:
+        if reply.status == 200:
+            raise EndpointFailed(Failure.DAMAGED, _DAMAGED_JSON) from error
+    said = document.get("error") if type(document) is dict else None
+    if reply.status != 200:
+        raise _error(reply.status, said if type(said) is str else "")
+    if type(document) is not dict:
+        raise EndpointFailed(Failure.DAMAGED, _DAMAGED_JSON)
+    return document
+
+
+def _error(status: int, said: str) -> Exception:
+    error = http.meant(status, said)
+    if isinstance(error, InvalidArgument) and "unknown model" in said:
+        return EndpointFailed(Failure.MISSING, str(error))
+    return error
+
+
+def _header_length(reply: Reply) -> int:
+    stated = reply.headers.get(HEADER_LENGTH)
+    if stated is None:
+        return len(reply.body)
+    if not (stated.isascii() and stated.isdigit() and len(stated) < 20):
+        raise EndpointFailed(Failure.DAMAGED, "the length of its JSON is no number")
+    if int(stated) > len(reply.body):
+        raise EndpointFailed(Failure.DAMAGED, "it is shorter than its JSON")
+    return int(stated)
+
+
+def _tensors(items: Any) -> tuple[ArtifactTensor, ...]:
+    if type(items) is not list or not all(
+        type(item) is dict and type(item.get("shape")) is list for item in items
+    ):
+        raise EndpointFailed(Failure.DAMAGED, _DAMAGED_JSON)
+    return tuple(
+        tensor_metadata(item.get("name"), item.get("datatype"), item["shape"]) for item in items
+    )
+
+
+def _parameters(document: dict[str, Any]) -> dict[str, Any]:
+    found = document.get("parameters")
+    if type(found) is not dict:
+        return {}
+    return {key: v for key, v in found.items() if type(v) in (bool, int, float, str)}
+
+
+def _json_data(tensor: Tensor) -> Array:
+    try:
+        return json_data.encode(tensor)
+    except InvalidArgument as error:
+        raise InvalidArgument(
+            f"input '{tensor.name}' holds bytes that are not UTF-8, and the server that runs the "
+            "model takes text only"
+        ) from error

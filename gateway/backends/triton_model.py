@@ -1,0 +1,312 @@
+"""A model of an Open Inference Protocol server as this gateway serves it.
+
+The server's metadata gives *wire* shapes, the batch dimension first; a backend gets and gives
+shapes of the *model*, behind ``reshape``. ``agree`` brings both together when the model loads, and
+an ``Agreement`` turns tensors round and checks answers with what it then knows.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+from tritonclient.grpc import model_config_pb2 as pb
+
+from gateway.errors import InvalidArgument, Unsupported
+from gateway.repository import autocomplete
+from gateway.repository import config as configuration
+from gateway.repository.autocomplete import ArtifactTensor
+from gateway.repository.config import ModelConfig
+from gateway.types import (
+    Array,
+    Datatype,
+    Deadline,
+    InferRequest,
+    ModelSignature,
+    Parameter,
+    Tensor,
+)
+from gateway.upstream import EndpointFailed, Failure
+from gateway.validation import Reshape
+from gateway.wire import raw
+
+#: Parameters of a configuration that say what a model takes, rather than how a server runs it.
+SIGNATURE_PARAMETERS = ("axis.", "axes.", "range.", "image.")
+#: What one protocol says in a parameter and another elsewhere.
+_UNSENT = frozenset(
+    {
+        "binary_data",
+        "binary_data_output",
+        "binary_data_size",
+        "classification",
+        "timeout",
+        "triton_enable_empty_final_response",
+    }
+)
+_DATATYPES = frozenset(datatype.value for datatype in Datatype)
+
+
+@dataclass(frozen=True, slots=True)
+class Metadata:
+    """A server's answer. ``versions`` are words: some servers name theirs otherwise, or not.
+
+    ``of_model``: the shapes are the model's own, whatever ``reshape`` the configuration has.
+    """
+
+    versions: tuple[str, ...]
+    inputs: tuple[ArtifactTensor, ...]
+    outputs: tuple[ArtifactTensor, ...]
+    of_model: bool = False
+
+
+class Server(Protocol):
+    """The servers of a route, over one protocol; an endpoint is chosen by whoever calls.
+
+    Methods raise ``EndpointFailed`` and ``ModelportError``, as ``gateway.upstream`` has it. They
+    are called on the event loop.
+    """
+
+    async def metadata(self, address: str, version: str, limit: Deadline) -> Metadata:
+        """``version`` empty: the one the server chooses."""
+
+    async def config(self, address: str, version: str, limit: Deadline) -> ModelConfig | None:
+        """The model's configuration; None: the server tells none."""
+
+    async def ready(self, address: str, version: str, limit: Deadline) -> None:
+        """Raises unless the model is READY there."""
+
+    async def serve(self, address: str, version: str, agreement: Agreement) -> None:
+        """Be ready to ``infer``: called once."""
+
+    async def infer(self, address: str, request: InferRequest, limit: Deadline) -> Answer: ...
+
+    async def close(self) -> None: ...
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """An answer in the model's shapes."""
+
+    outputs: list[Tensor]
+    parameters: Mapping[str, Parameter] = field(default_factory=dict)
+
+
+class Agreement:
+    """What may be asked and must be answered; everything is worked out when the model loads."""
+
+    def __init__(self, config: ModelConfig, reshaped: frozenset[str]) -> None:
+        """``reshaped``: the tensors whose ``reshape`` is the server's own work."""
+        self.config = config
+        self.signature: ModelSignature = configuration.signature(config)
+        self.outputs = tuple(spec.name for spec in self.signature.outputs)
+        self._batched = batched = self.signature.max_batch_size > 0
+        self._to_wire = {
+            spec.name: Reshape(spec.reshape, spec.wire_dims, batched)
+            for spec in self.signature.inputs
+            if spec.reshape is not None and _key("input", spec.name) in reshaped
+        }
+        self._expected: dict[str, _Output] = {}
+        for spec in self.signature.outputs:
+            dims, to_model = spec.wire_dims, None
+            if spec.reshape is not None:
+                if _key("output", spec.name) in reshaped:
+                    to_model = Reshape(spec.wire_dims, spec.reshape, batched)
+                else:
+                    dims = spec.reshape
+            self._expected[spec.name] = _Output(spec.datatype, dims, to_model)
+
+    def to_wire(self, request: InferRequest) -> list[Tensor]:
+        """The inputs as the server wants them; the request keeps its own."""
+        if not self._to_wire:
+            return request.inputs
+        return [
+            Tensor(t.name, t.datatype, self._to_wire[t.name](t.data))
+            if t.name in self._to_wire
+            else t
+            for t in request.inputs
+        ]
+
+    def batch_size(self, request: InferRequest) -> int | None:
+        """How many elements the answer must have; None: the model does not batch."""
+        return request.inputs[0].data.shape[0] if self._batched and request.inputs else None
+
+    def expect(
+        self, name: object, datatype: object, shape: Sequence[Any], batch: int | None
+    ) -> tuple[str, Datatype, tuple[int, ...]]:
+        """Name, datatype and shape of an output that the server announces.
+
+        Raises:
+            EndpointFailed: the signature has no such output, or another one.
+        """
+        expected = self._expected.get(name) if isinstance(name, str) else None
+        if expected is None or not isinstance(name, str):
+            raise EndpointFailed(Failure.DAMAGED, "it has an output that the model has not")
+        if datatype != expected.datatype.value:
+            raise EndpointFailed(Failure.DAMAGED, f"output '{name}' is no {expected.datatype}")
+        dims = expected.dims if batch is None else (batch, *expected.dims)
+        sizes = tuple(shape)
+        if len(sizes) != len(dims) or not all(
+            type(size) is int and size >= 0 and wanted in (-1, size)
+            for size, wanted in zip(sizes, dims, strict=True)
+        ):
+            raise EndpointFailed(Failure.DAMAGED, f"output '{name}' is not of shape {list(dims)}")
+        return name, expected.datatype, sizes
+
+    def ordered(
+        self, arrays: Mapping[str, Array], announced: int, request: InferRequest
+    ) -> list[Tensor]:
+        """``arrays``, of wire shapes, as the outputs that ``request`` wants.
+
+        Raises:
+            EndpointFailed: one is missing, or one of those ``announced`` is there twice.
+        """
+        if len(arrays) != announced:
+            raise EndpointFailed(Failure.DAMAGED, "it has an output twice")
+        outputs = []
+        for name in request.outputs or self.outputs:
+            if name not in arrays:
+                raise EndpointFailed(Failure.DAMAGED, f"output '{name}' is missing")
+            expected = self._expected[name]
+            data = arrays[name]
+            if expected.to_model is not None:
+                data = expected.to_model(data)
+            outputs.append(Tensor(name, expected.datatype, data))
+        return outputs
+
+
+@dataclass(frozen=True, slots=True)
+class _Output:
+    """``dims`` are those of the wire, without the batch dimension."""
+
+    datatype: Datatype
+    dims: tuple[int, ...]
+    to_model: Reshape | None
+
+
+def parameters(request: InferRequest, remaining_seconds: float | None) -> dict[str, Parameter]:
+    """The parameters to send: a client's own timeout becomes what is left of it."""
+    if not request.parameters:
+        return {}
+    kept = {key: value for key, value in request.parameters.items() if key not in _UNSENT}
+    if request.parameters.get("timeout") and remaining_seconds is not None:
+        kept["timeout"] = max(1, int(remaining_seconds * 1_000_000))
+    return kept
+
+
+def agree(declared: ModelConfig, told: Metadata, theirs: ModelConfig | None) -> Agreement:
+    """What ``declared`` leaves open is filled in by the server; where both speak they must agree.
+
+    ``theirs`` is the server's own configuration of the model, where it tells one.
+
+    Raises:
+        InvalidArgument: they contradict each other, or nobody tells inputs and outputs.
+        Unsupported: the model does not answer each request once.
+    """
+    config = pb.ModelConfig()
+    config.CopyFrom(declared)
+    if theirs is not None:
+        _adopt(config, theirs)
+    if not (config.input or told.inputs) or not (config.output or told.outputs):
+        raise InvalidArgument(
+            "the server tells no inputs or outputs; declare them in a config.pbtxt and name it as "
+            "'config' of the route"
+        )
+    batched = config.max_batch_size > 0
+    optional = {tensor.name for tensor in theirs.input if tensor.optional} if theirs else set()
+    inputs = [t for t in told.inputs if not config.input or t.name not in optional or
+              t.name in {declaration.name for declaration in config.input}]  # fmt: skip
+    reshaped: set[str] = set()
+    sides = []
+    for kind, declarations, tensors in (
+        ("input", config.input, inputs),
+        ("output", config.output, told.outputs),
+    ):
+        if not declarations:
+            for tensor in tensors:
+                autocomplete.declare(declarations.add(), tensor, batched)
+        behind = list(tensors)
+        if not told.of_model:
+            behind = [_behind_reshape(config, declarations, tensor) for tensor in tensors]
+        reshaped |= {
+            _key(kind, tensor.name)
+            for tensor, model in zip(tensors, behind, strict=True)
+            if model is not tensor
+        }
+        sides.append(behind)
+    # A server that tells nothing is believed when it answers; until then the declaration is.
+    completed = autocomplete.complete(config, *sides) if told.inputs and told.outputs else config
+    return Agreement(completed, frozenset(reshaped))
+
+
+def _adopt(config: ModelConfig, theirs: ModelConfig) -> None:
+    if theirs.model_transaction_policy.decoupled:
+        raise Unsupported("the model is decoupled: it answers a request any number of times")
+    if not config.input and not config.output and not config.max_batch_size:
+        config.max_batch_size = max(0, theirs.max_batch_size)
+    if 0 < theirs.max_batch_size < config.max_batch_size:
+        raise InvalidArgument(
+            f"max_batch_size is {config.max_batch_size}, but the server's is "
+            f"{theirs.max_batch_size}"
+        )
+    config.platform = config.platform or theirs.platform
+    for scheduler in ("dynamic_batching", "sequence_batching"):
+        if theirs.HasField(scheduler) and not config.HasField(scheduler):
+            getattr(config, scheduler).CopyFrom(getattr(theirs, scheduler))
+    same = bool(config.max_batch_size) == bool(theirs.max_batch_size)
+    if not config.input and same:
+        config.input.extend(theirs.input)
+    if not config.output and same:
+        config.output.extend(theirs.output)
+        for declaration in config.output:
+            declaration.label_filename = ""  # the file is there, not here
+    for tensor in theirs.input:
+        for declaration in config.input:
+            if declaration.name == tensor.name and tensor.optional:
+                declaration.optional = True
+    names = {tensor.name for tensor in (*config.input, *config.output)}
+    for key in theirs.parameters:
+        kind, _, name = key.partition(".")
+        known = key.startswith(SIGNATURE_PARAMETERS) and (
+            kind not in ("axes", "range") or name in names
+        )
+        if known and key not in config.parameters:
+            config.parameters[key].CopyFrom(theirs.parameters[key])
+
+
+def _behind_reshape(
+    config: ModelConfig, declarations: Sequence[Any], tensor: ArtifactTensor
+) -> ArtifactTensor:
+    """``tensor`` as the model behind the server has it, if the server itself reshapes it."""
+    for declaration in declarations:
+        if declaration.name == tensor.name and declaration.HasField("reshape"):
+            batch = (-1,) if config.max_batch_size > 0 else ()
+            wire = (*batch, *declaration.dims)
+            fits = len(wire) == len(tensor.shape) and all(
+                has in (-1, says) for says, has in zip(wire, tensor.shape, strict=True)
+            )
+            if fits:
+                shape = (*batch, *declaration.reshape.shape)
+                return ArtifactTensor(tensor.name, tensor.datatype, shape)
+    return tensor
+
+
+def _key(kind: str, name: str) -> str:
+    return f"{kind} {name}"
+
+
+def tensor_metadata(name: object, datatype: object, shape: Sequence[Any]) -> ArtifactTensor:
+    """One tensor of a server's metadata, checked.
+
+    Raises:
+        EndpointFailed: it is none.
+    """
+    sizes = tuple(shape)
+    if (
+        not isinstance(name, str)
+        or len(sizes) > raw.MAX_RANK
+        or not all(type(size) is int and size >= -1 for size in sizes)
+        or datatype not in _DATATYPES
+    ):
+        raise EndpointFailed(Failure.DAMAGED, "its metadata describes no tensors of the protocol")
+    return ArtifactTensor(name, Datatype(datatype), sizes)

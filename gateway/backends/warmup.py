@@ -1,0 +1,160 @@
+"""Warm a model before its first client does: made-up inputs of every batch size worth its time."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+
+import numpy as np
+import structlog
+
+from gateway.backends.instances import INLINE_SECONDS
+from gateway.errors import Internal, InvalidArgument
+from gateway.types import (
+    NUMPY_DTYPES,
+    Array,
+    Axis,
+    Datatype,
+    InferRequest,
+    InferResponse,
+    ModelSignature,
+    Tensor,
+    TensorSpec,
+)
+
+log = structlog.get_logger("modelport.backends")
+
+#: Largest batch first, so that arenas grow once; past this many seconds warming stops.
+WARMUP_BUDGET_SECONDS = 10.0
+#: A batch whose inputs are larger is left to the client that really sends one.
+WARMUP_MAX_BYTES = 256 * 1024 * 1024
+MAX_WARM_BATCHES = 64
+#: A dynamic dimension without an upper bound is warmed, and may run inline, up to this size.
+WARMUP_UNBOUNDED_SIZE = 1
+_FLOATS = (Datatype.FP16, Datatype.FP32, Datatype.FP64)
+
+
+class Contradiction(Internal):
+    """The model gives something else than its configuration says."""
+
+
+@dataclass(frozen=True, slots=True)
+class Warmth:
+    """What warming told.
+
+    Attributes:
+        first: the answer to the largest batch; None where nothing could be run.
+        inline_elements: requests of at most so many input elements take so little time that they
+            may run on the event loop; 0: none.
+    """
+
+    first: InferResponse | None = None
+    inline_elements: int = 0
+
+
+def warm(
+    run: Callable[[InferRequest], InferResponse],
+    model_name: str,
+    signature: ModelSignature,
+    repeats: int = 1,
+) -> Warmth:
+    """Run every batch size worth its time.
+
+    A model may refuse made-up values for reasons of its own; it is then served cold.
+
+    Args:
+        repeats: how often the largest batch is run; some runtimes compile on a later run.
+
+    Raises:
+        InvalidArgument: the model gives something else than its configuration says.
+    """
+    deadline = time.monotonic() + WARMUP_BUDGET_SECONDS
+    first: InferResponse | None = None
+    inline_elements = 0
+    for batch in batch_sizes(signature.max_batch_size):
+        if batch * sample_bytes(signature) > WARMUP_MAX_BYTES:
+            continue
+        request = InferRequest(model_name, list(samples(signature, batch)))
+        try:
+            started = time.perf_counter()
+            response = run(request)
+            seconds = time.perf_counter() - started
+            if first is None:  # the largest batch: what the slowest inline run would cost
+                first = response
+                for _ in range(repeats - 1):
+                    seconds = min(seconds, _seconds(run, request))
+                if seconds < 100 * INLINE_SECONDS:
+                    fastest = min(_seconds(run, request) for _ in range(3))
+                    inline_elements = _inline_elements(signature, request, fastest)
+        except Contradiction as error:
+            raise InvalidArgument(str(error)) from error
+        except Internal as error:
+            log.warning("served cold: warming it failed", model=model_name, reason=str(error))
+            return Warmth(first, 0 if first is None else inline_elements)
+        if time.monotonic() > deadline:
+            break
+    return Warmth(first, inline_elements)
+
+
+def _inline_elements(signature: ModelSignature, request: InferRequest, seconds: float) -> int:
+    # Integers may be loop counts or shapes: then the time is not told by the size.
+    floats = all(spec.datatype in _FLOATS for spec in signature.inputs)
+    if not floats or seconds >= INLINE_SECONDS:
+        return 0
+    return sum(tensor.data.size for tensor in request.inputs)
+
+
+def _seconds(run: Callable[[InferRequest], InferResponse], request: InferRequest) -> float:
+    started = time.perf_counter()
+    run(request)
+    return time.perf_counter() - started
+
+
+def batch_sizes(maximum: int) -> Iterator[int]:
+    """``maximum`` and its halves down to 1, then what lies between."""
+    maximum = max(1, maximum)
+    halves = [maximum >> shift for shift in range(maximum.bit_length())]
+    yield from halves
+    yield from (batch for batch in range(1, min(maximum, MAX_WARM_BATCHES)) if batch not in halves)
+
+
+def samples(signature: ModelSignature, batch: int) -> Iterator[Tensor]:
+    """Valid inputs of the largest size that the signature bounds, in the model's own shapes."""
+    for spec in signature.inputs:
+        if spec.optional:
+            continue
+        dims = _model_dims(spec, signature.axes)
+        shape = (batch, *dims) if signature.max_batch_size else dims
+        if spec.datatype is Datatype.BYTES:
+            data: Array = np.full(shape, b"", dtype=object)
+        else:
+            value = spec.minimum or 0
+            if isinstance(spec.maximum, str):
+                value = _size(signature.axes[spec.maximum])
+            data = np.full(shape, value, dtype=NUMPY_DTYPES[spec.datatype])
+        yield Tensor(spec.name, spec.datatype, data)
+
+
+def sample_bytes(signature: ModelSignature) -> int:
+    """Of one batch element's inputs."""
+    return sum(
+        math.prod(_model_dims(spec, signature.axes)) * NUMPY_DTYPES[spec.datatype].itemsize
+        for spec in signature.inputs
+    )
+
+
+def _model_dims(spec: TensorSpec, axes: Mapping[str, Axis]) -> tuple[int, ...]:
+    sizes = [
+        _size(axes[d]) if isinstance(d, str) else d if d != -1 else WARMUP_UNBOUNDED_SIZE
+        for d in spec.dims
+    ]
+    if spec.reshape is None:
+        return tuple(sizes)
+    dynamic = iter([s for s, d in zip(sizes, spec.wire_dims, strict=True) if d == -1])
+    return tuple(next(dynamic) if d == -1 else d for d in spec.reshape)
+
+
+def _size(axis: Axis) -> int:
+    return axis.maximum if axis.maximum is not None else max(axis.minimum, WARMUP_UNBOUNDED_SIZE)

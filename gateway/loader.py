@@ -1,0 +1,72 @@
+"""The blocking part of a load: verify the version, find its backend, load it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import nullcontext
+
+import structlog
+
+from gateway.backends import base
+from gateway.backends.base import Artifact, Host
+from gateway.errors import InvalidArgument
+from gateway.model import ServedVersion
+from gateway.repository import manifest, signing
+from gateway.repository.config import ModelConfig
+from gateway.repository.scan import ModelEntry, VersionEntry
+from gateway.settings import Settings
+from gateway.telemetry import Statistics
+
+log = structlog.get_logger("modelport.lifecycle")
+
+
+class Loader:
+    """Loads versions; called in threads, and changes nothing that the event loop has."""
+
+    def __init__(
+        self, settings: Settings, find_backend: Callable[[str], base.Load], threads: int
+    ) -> None:
+        self._settings = settings
+        self._find_backend = find_backend
+        self._threads = threads
+        #: Set before the first load.
+        self.host: Host | None = None
+
+    def computes_here(self, name: str) -> bool:
+        """Whether a load of this model takes cores and memory of this process."""
+        return name not in self._settings.routes.models
+
+    def load(
+        self, entry: ModelEntry, version: VersionEntry, config: ModelConfig, statistics: Statistics
+    ) -> ServedVersion:
+        """``version``, warm.
+
+        Raises:
+            Exception: whatever is wrong with it; a ``ModelportError`` has a public reason.
+        """
+        name, number = entry.name, version.number
+        keys = self._settings.require_signature
+        if version.problem:
+            raise InvalidArgument(version.problem)
+        if entry.remote:
+            keys = ()
+        elif not manifest.verify(version.path):
+            if self._settings.require_manifest:
+                raise InvalidArgument(
+                    "no manifest.json, and --require-manifest is set; publish the version with "
+                    "'modelport export'"
+                )
+            if not keys:
+                log.warning("no manifest.json: served unverified", model=name, version=number)
+        route = self._settings.routes.models.get(name)
+        backend = config.backend
+        if route is not None:
+            backend = "managed" if route.managed else route.backend
+        load = self._find_backend(backend)
+        with (
+            signing.verified_copy(version.path, name, keys)
+            if keys
+            else nullcontext(version.path) as path
+        ):
+            artifact = Artifact(name, number, path, config, self._threads, route, self.host)
+            return ServedVersion(entry, number, load(artifact), statistics)

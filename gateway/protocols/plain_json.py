@@ -1,0 +1,210 @@
+"""Plain JSON in and out: tensors without datatype and shape, as TorchServe's envelopes have them.
+
+    {"instances": [element, ...]}   one item for each batch element (TensorFlow Serving's rows)
+    {"data": value}                 the whole input, or an object of inputs by name
+    value                           the whole of a model's single input
+
+A whole input may lack the batch dimension; the answer then lacks it too. An element of a model
+with more inputs is an object by input name. ``{"b64": "..."}`` stands for bytes: an element of a
+BYTES input, or a picture for an image input. Answered is ``{"predictions": ...}`` to an object,
+else the bare value: of one output its values, of more an object by output name for each element.
+"""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import itertools
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from gateway.errors import InvalidArgument
+from gateway.images import Decoder
+from gateway.types import Array, Datatype, InferResponse, ModelSignature, Tensor, TensorSpec
+from gateway.wire import json_data, json_text, raw
+
+BASE64_KEY = "b64"
+
+
+@dataclass(frozen=True, slots=True)
+class Form:
+    """The form of the answer.
+
+    Attributes:
+        wrapped: in an object.
+        batched: one item for each batch element.
+        single: the only batch element itself.
+        listed: a list of one item, from a model that knows no batch.
+    """
+
+    wrapped: bool
+    batched: bool = False
+    single: bool = False
+    listed: bool = False
+
+
+def decode(
+    document: Any, signature: ModelSignature, decoders: Mapping[str, Decoder]
+) -> tuple[list[Tensor], Form]:
+    """The inputs in ``document``. ``decoders`` are those of image inputs, by name.
+
+    Raises:
+        InvalidArgument: naming the member or the input.
+    """
+    batches = signature.max_batch_size > 0
+    wrapped = type(document) is dict
+    if wrapped and "instances" in document:
+        columns = _columns(document["instances"], signature, batches)
+        return _tensors(columns, signature, decoders), Form(True, batches, listed=not batches)
+    if wrapped and "data" not in document:
+        raise InvalidArgument("the JSON object must have 'inputs', 'instances' or 'data'")
+    value = document["data"] if wrapped else document
+    columns = value if _by_name(value) else _single(value, signature)
+    tensors = _tensors(columns, signature, decoders)
+    if not batches:
+        return tensors, Form(wrapped)
+    ranks = {spec.name: len(spec.dims) for spec in signature.inputs}
+    single = {tensor.data.ndim == ranks[tensor.name] for tensor in tensors}
+    if single == {True}:
+        for tensor in tensors:
+            tensor.data = tensor.data[np.newaxis]
+        return tensors, Form(wrapped, single=True)
+    return tensors, Form(wrapped, batched=True)
+
+
+def _by_name(value: Any) -> bool:
+    return type(value) is dict and not _is_base64(value)
+
+
+def _single(value: Any, signature: ModelSignature) -> dict[str, Any]:
+    if len(signature.inputs) != 1:
+        names = ", ".join(f"'{spec.name}'" for spec in signature.inputs)
+        raise InvalidArgument(f"the model has the inputs {names}: give an object with each by name")
+    return {signature.inputs[0].name: value}
+
+
+def _columns(rows: Any, signature: ModelSignature, batches: bool) -> dict[str, Any]:
+    """Elements, turned into inputs with a batch dimension."""
+    if type(rows) is not list or not rows:
+        raise InvalidArgument("'instances' must be an array with at least one element")
+    if not batches and len(rows) != 1:
+        raise InvalidArgument("the model takes no batch: 'instances' must have one element")
+    named = [_by_name(row) for row in rows]
+    if not any(named):
+        columns = _single(rows, signature)
+    elif all(named) and all(row.keys() == rows[0].keys() for row in rows):
+        columns = {name: [row[name] for row in rows] for name in rows[0]}
+    else:
+        raise InvalidArgument("'instances' must be objects with the same inputs, or values")
+    return columns if batches else {name: column[0] for name, column in columns.items()}
+
+
+def _tensors(
+    columns: Mapping[str, Any], signature: ModelSignature, decoders: Mapping[str, Decoder]
+) -> list[Tensor]:
+    specs = {spec.name: spec for spec in signature.inputs}
+    tensors = []
+    for name, value in columns.items():
+        if name not in specs:
+            raise InvalidArgument(
+                f"unexpected input '{name}'; the inputs are "
+                + ", ".join(f"'{spec.name}'" for spec in signature.inputs)
+            )
+        data = _array(specs[name], value, decoders, max(1, signature.max_batch_size))
+        tensors.append(Tensor(name, specs[name].datatype, data))
+    return tensors
+
+
+def _array(spec: TensorSpec, value: Any, decoders: Mapping[str, Decoder], most: int) -> Array:
+    """``most`` images are decoded at most: each costs milliseconds."""
+    shape, flat = _flatten(spec.name, value)
+    if spec.name in decoders and flat and all(map(_is_base64, flat)):
+        if len(flat) > most:
+            raise InvalidArgument(f"input '{spec.name}' has {len(flat)} images, at most {most}")
+        pictures = [decoders[spec.name](_bytes(spec.name, item)) for item in flat]
+        first = pictures[0].shape
+        if any(picture.shape != first for picture in pictures):
+            raise InvalidArgument(f"the images of input '{spec.name}' have different sizes")
+        return np.stack(pictures).reshape(*shape, *first)
+    if spec.datatype is Datatype.BYTES:
+        if any(map(_is_base64, flat)):
+            items = [_bytes(spec.name, x) if _is_base64(x) else _text(spec.name, x) for x in flat]
+            return raw.object_array(items, shape)
+    elif spec.datatype is Datatype.FP16:  # which OIP's JSON has not
+        with np.errstate(over="ignore"):
+            wide = json_data.decode(spec.name, Datatype.FP32, shape, flat)
+            return wide.astype(np.float16)
+    return json_data.decode(spec.name, spec.datatype, shape, flat)
+
+
+def _flatten(name: str, value: Any) -> tuple[tuple[int, ...], list[Any]]:
+    """The shape of nested lists, and their values in a row."""
+    shape: list[int] = []
+    level = [value]
+    while level and set(map(type, level)) == {list}:
+        sizes = set(map(len, level))
+        if len(sizes) != 1:
+            raise InvalidArgument(f"the lists of input '{name}' have different lengths")
+        shape.append(sizes.pop())
+        level = list(itertools.chain.from_iterable(level))
+    return raw.parse_shape(name, shape), level
+
+
+def _is_base64(item: Any) -> bool:
+    return type(item) is dict and item.keys() == {BASE64_KEY}
+
+
+def _text(name: str, item: Any) -> bytes:
+    if type(item) is not str:
+        raise InvalidArgument(f"input '{name}' is BYTES: its values must be strings")
+    try:
+        return item.encode()
+    except UnicodeEncodeError:
+        raise InvalidArgument(f"a string of input '{name}' is not valid Unicode") from None
+
+
+def _bytes(name: str, item: Any) -> bytes:
+    try:
+        return base64.b64decode(item[BASE64_KEY], validate=True)
+    except (TypeError, ValueError, binascii.Error):
+        raise InvalidArgument(f"a 'b64' of input '{name}' is not base64") from None
+
+
+def encode(response: InferResponse, form: Form) -> bytes:
+    """The outputs of ``response`` as they were asked for.
+
+    Raises:
+        InvalidArgument: an output cannot be written as JSON.
+    """
+    finite, columns = True, {}
+    for tensor in response.outputs:
+        data, bounded = _values(tensor)
+        finite = finite and bounded
+        columns[tensor.name] = data[0] if form.single else data
+    value: Any = columns
+    if len(columns) == 1:
+        (value,) = columns.values()
+    elif form.batched:
+        rows = zip(*columns.values(), strict=True)
+        value = [dict(zip(columns, row, strict=True)) for row in rows]
+    value = [value] if form.listed else value
+    value = {"predictions": value} if form.wrapped else value
+    return json_text.dumps(value) if finite else json_text.dumps_any(value)
+
+
+def _values(tensor: Tensor) -> tuple[list[Any], bool]:
+    if tensor.datatype is Datatype.BF16:
+        raise InvalidArgument(f"output '{tensor.name}' is BF16; ask for it as bytes, with 'inputs'")
+    data = tensor.data
+    if tensor.datatype is not Datatype.BYTES:
+        return data.tolist(), data.dtype.kind != "f" or bool(np.isfinite(data).all())
+    texts = np.empty(data.size, dtype=object)
+    for index, item in enumerate(data.reshape(-1)):
+        try:
+            texts[index] = item.decode()
+        except UnicodeDecodeError:
+            texts[index] = {BASE64_KEY: base64.b64encode(item).decode()}
+    return texts.reshape(data.shape).tolist(), True

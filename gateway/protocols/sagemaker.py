@@ -1,0 +1,90 @@
+"""Amazon SageMaker's container contract: ``/invocations``, and ``/models/NAME/invoke``.
+
+As Triton offers it (``sagemaker_server.cc``), with every body that ``prediction`` knows; ``/ping``
+is TorchServe's. Multi-model endpoints list models with ``GET /models``. Their own way to load one,
+``POST /models`` with a folder in the container, is refused: models come from the repository.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+from fastapi import FastAPI, Path, Response
+
+from gateway.errors import InvalidArgument, ModelportError
+from gateway.lifecycle import Lifecycle
+from gateway.protocols.asgi import Receive, Scope, Send
+from gateway.protocols.http import Delegate
+from gateway.protocols.http_reply import document
+from gateway.protocols.oip_http import STATUS
+from gateway.protocols.prediction import Predict
+from gateway.protocols.prediction_http import PlatformWire, PredictionHandler, RequestHeaders
+
+DEFAULT_MODEL_VARIABLE = "SAGEMAKER_TRITON_DEFAULT_MODEL_NAME"
+MEDIA_TYPE = b"application/vnd.sagemaker-triton"
+_INVOCATIONS = "/invocations"
+_MODELS, _INVOKE = "/models/", "/invoke"
+_TARGET_MODEL = b"x-amzn-sagemaker-target-model"
+_ARCHIVE = ".tar.gz"
+
+
+class SageMakerHttp:
+    """The dialect of ``/invocations``; ``/models`` it shares with TorchServe's."""
+
+    segments = frozenset({"invocations", "models"})
+
+    def __init__(
+        self, predictor: Predict, lifecycle: Lifecycle, default_model: str, max_input_bytes: int
+    ) -> None:
+        self._lifecycle = lifecycle
+        self._default_model = default_model
+        self._predict = PredictionHandler(predictor, PlatformWire(MEDIA_TYPE), max_input_bytes)
+
+    async def serve(self, scope: Scope, receive: Receive, send: Send) -> bool:
+        if scope["method"] != "POST":
+            return False
+        path: str = scope["path"]
+        if path == _INVOCATIONS:
+            await self._predict(self._find, scope, receive, send)
+            return True
+        if path.startswith(_MODELS) and path.endswith(_INVOKE):
+            name = path[len(_MODELS) : -len(_INVOKE)]
+            if name and "/" not in name:
+                await self._predict(lambda _: (name, 0), scope, receive, send)
+                return True
+        return False
+
+    def _find(self, headers: RequestHeaders) -> tuple[str, int]:
+        target = headers.get(_TARGET_MODEL, b"").decode("latin-1").removesuffix(_ARCHIVE)
+        return target or only_model(self._lifecycle, self._default_model, DEFAULT_MODEL_VARIABLE), 0
+
+    def add_routes(self, app: FastAPI) -> None:
+        @app.post(_INVOCATIONS, tags=["sagemaker"])
+        async def invocations() -> Response:
+            """Predict with the default model, or `X-Amzn-SageMaker-Target-Model`."""
+            return Delegate(self._predict, self._find)
+
+        @app.post("/models/{model}/invoke", tags=["sagemaker"])
+        async def invoke(model: Annotated[str, Path(description="Model name")]) -> Response:
+            """Predict with a model of a multi-model endpoint."""
+            return Delegate(self._predict, lambda _: (model, 0))
+
+    def refusal(self, status: int, message: str) -> Response:
+        return document({"error": message}, status)
+
+    def failure(self, error: ModelportError) -> Response:
+        return document({"error": str(error)}, STATUS[error.code])
+
+
+def only_model(lifecycle: Lifecycle, default: str, remedy: str) -> str:
+    """``default``, else the model that is served, if it is the only one.
+
+    Raises:
+        InvalidArgument: there are more or none; ``remedy`` is what names the default.
+    """
+    if default:
+        return default
+    names = [name for name in lifecycle.names() if lifecycle.versions(name)]
+    if len(names) != 1:
+        raise InvalidArgument(f"{len(names)} models are served; name the default one with {remedy}")
+    return names[0]

@@ -1,0 +1,257 @@
+"""Classify and Regress: ``tf.Example`` lists → tensors, outputs → classes and values.
+
+A model whose one input ``inputs`` is a list of strings parses the examples itself, as those do that
+were exported for these methods (tensorflow/serving ``classifier.cc``, ``regressor.cc``). For every
+other model an example's features are its inputs, by name.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from gateway.errors import InvalidArgument, Unsupported
+from gateway.protocols.tfserving_servable import Endpoint, Servable, type_name
+from gateway.types import NUMPY_DTYPES, Array, Datatype, Tensor
+from gateway.wire import raw
+from gateway.wire.proto import serving_pb2 as pb
+from gateway.wire.proto import tensorflow_pb2
+
+_EXAMPLES = "inputs"
+_CLASSES, _SCORES, _REGRESSION = "classes", "scores", "outputs"
+_FLOATS = (Datatype.FP16, Datatype.FP32, Datatype.FP64)
+_KINDS = {"float_list": "float", "int64_list": "int64", "bytes_list": "string"}
+
+
+def decode(message: pb.Input, servable: Servable) -> list[Tensor]:
+    """The inputs of the model, in the wire's shapes.
+
+    Raises:
+        InvalidArgument: there is no example, or its features are not the model's inputs.
+    """
+    examples = examples_of(message)
+    if not examples:
+        raise InvalidArgument("Input is empty.")
+    if message.WhichOneof("kind") == "example_list_with_context":
+        context = message.example_list_with_context.context
+        examples = [_merged(context, example) for example in examples]
+    inputs = servable.inputs.values()
+    if [(e.name, e.datatype, e.shape) for e in inputs] == [(_EXAMPLES, Datatype.BYTES, (-1,))]:
+        texts = [example.SerializeToString() for example in examples]
+        data = servable.inputs[_EXAMPLES].to_wire(raw.object_array(texts, (len(texts),)))
+        return [Tensor(_EXAMPLES, Datatype.BYTES, data)]
+    return [
+        Tensor(e.name, e.datatype, e.to_wire(_column(e, examples)))
+        for e in inputs
+        if not e.optional or any(e.name in example.features.feature for example in examples)
+    ]
+
+
+def examples_of(message: pb.Input) -> Sequence[Any]:
+    """The examples, without their context."""
+    kind = message.WhichOneof("kind")
+    examples: Sequence[Any] = getattr(message, kind).examples if kind else ()
+    return examples
+
+
+def _merged(context: Any, example: Any) -> Any:
+    merged = tensorflow_pb2.Example()
+    merged.CopyFrom(context)
+    merged.MergeFrom(example)
+    return merged
+
+
+def _column(endpoint: Endpoint, examples: Sequence[Any]) -> Array:
+    """One feature of every example, ``[examples, ...]``."""
+    name, datatype = endpoint.name, endpoint.datatype
+    if endpoint.shape[:1] not in ((-1,), (len(examples),)):
+        raise InvalidArgument(f"input '{name}' has no batch dimension for {len(examples)} examples")
+    rows = [_values(endpoint, example.features.feature) for example in examples]
+    if endpoint.picture is not None and any(type(row[0]) is bytes for row in rows):
+        if not all(type(row[0]) is bytes for row in rows):
+            raise InvalidArgument(f"feature {name} is a picture in some examples, not in all")
+        return endpoint.pictures([data for row in rows for data in row], [len(rows)])
+    shape = _shape(endpoint, len(rows[0]))
+    for index, row in enumerate(rows):
+        if len(row) != math.prod(shape):
+            raise InvalidArgument(
+                f"Feature: {name} has {len(row)} values in example {index}, expected "
+                f"{math.prod(shape)}"
+            )
+    flat = [value for row in rows for value in row]
+    if datatype is Datatype.BYTES:
+        return raw.object_array(flat, (len(rows), *shape))
+    try:
+        with np.errstate(over="ignore"):  # FP16: beyond it is infinity
+            return np.array(flat, NUMPY_DTYPES[datatype]).reshape(len(rows), *shape)
+    except OverflowError:
+        raise InvalidArgument(f"a value of feature {name} does not fit {datatype}") from None
+
+
+def _values(endpoint: Endpoint, features: Any) -> Any:
+    """The values of one example's feature, at least one, of a kind that the input takes."""
+    name, datatype = endpoint.name, endpoint.datatype
+    kind = features[name].WhichOneof("kind") if name in features else None
+    values = getattr(features[name], kind).value if kind else ()
+    if kind is None or not values:
+        raise InvalidArgument(
+            f"Feature: {name} (data type: {type_name(datatype)}) is required but could not be "
+            "found."
+        )
+    if datatype is Datatype.BF16:
+        raise Unsupported(f"input '{name}' is {datatype}, which no feature holds; use Predict")
+    wanted: tuple[str, ...] = ("int64_list",)
+    if datatype in _FLOATS:  # JSON cannot tell 5 from 5.0
+        wanted = ("float_list", "int64_list")
+    elif datatype is Datatype.BYTES:
+        wanted = ("bytes_list",)
+    picture = endpoint.picture is not None and kind == "bytes_list" and len(values) == 1
+    if kind not in wanted and not picture:
+        raise InvalidArgument(
+            f"Key: {name}.  Data types don't match. Data type: {_KINDS[kind]} but expected type: "
+            f"{type_name(datatype)}"
+        )
+    if datatype is Datatype.BOOL and not set(values) <= {0, 1}:
+        raise InvalidArgument(f"feature {name} is BOOL; every value must be 0 or 1")
+    return values
+
+
+def _shape(endpoint: Endpoint, count: int) -> tuple[int, ...]:
+    """The shape of one example's ``count`` values."""
+    dims = endpoint.shape[1:]
+    if dims.count(-1) > 1:
+        raise InvalidArgument(
+            f"input '{endpoint.name}' has more than one dynamic dimension, which a feature's "
+            "values do not tell; use Predict"
+        )
+    fixed = math.prod(d for d in dims if d != -1)
+    return tuple(count // max(1, fixed) if d == -1 else d for d in dims)
+
+
+# -- results ---------------------------------------------------------------------------------------
+
+
+def classification_outputs(servable: Servable) -> tuple[str, ...]:
+    """``classes`` and ``scores``, as many as the model has, else its only table of floats.
+
+    Raises:
+        InvalidArgument: it has none of them.
+    """
+    named = tuple(name for name in (_CLASSES, _SCORES) if name in servable.outputs)
+    tables = [
+        e.name
+        for e in servable.outputs.values()
+        if e.datatype is Datatype.FP32 and len(e.shape) == 2
+    ]
+    if not named and len(tables) != 1:
+        raise InvalidArgument(
+            "Expected classification signature outputs to contain at least one of "
+            f'"{_CLASSES}" or "{_SCORES}", or one FP32 output of shape [batch_size num_classes]'
+        )
+    return named or (tables[0],)
+
+
+def classify(
+    outputs: Sequence[Tensor], servable: Servable, examples: int
+) -> pb.ClassificationResult:
+    """Every class of every example with its label, if it has one, and its score, if it has one.
+
+    Raises:
+        InvalidArgument: an output is not what ``classifier.cc`` takes.
+    """
+    labels: Any = None
+    scores: Array | None = None
+    for tensor in outputs:
+        is_classes = tensor.name == _CLASSES
+        wanted = Datatype.BYTES if is_classes else Datatype.FP32
+        _check(tensor, wanted, "classes" if is_classes else "scores", examples)
+        if is_classes:
+            labels = [[_text(label) for label in row] for row in tensor.data]
+        else:
+            scores = tensor.data
+            known = servable.labels.get(tensor.name, ())
+            if known and labels is None and len(known) == tensor.data.shape[1]:
+                labels = [known] * examples
+    if labels is not None and scores is not None and scores.shape[1:] != (len(labels[0]),):
+        raise InvalidArgument(
+            f"Tensors class and score should match in dim_size(1). Got {len(labels[0])} vs. "
+            f"{scores.shape[1]}"
+        )
+    result = pb.ClassificationResult()
+    for index in range(examples):
+        row = result.classifications.add()
+        count = len(labels[index]) if labels is not None else len(scores[index])  # type: ignore[index]
+        names = labels[index] if labels is not None else ("",) * count
+        values = scores[index].tolist() if scores is not None else (0.0,) * count
+        for name, value in zip(names, values, strict=True):
+            row.classes.add(label=name, score=value)
+    return result
+
+
+def _text(label: bytes) -> str:
+    try:
+        return label.decode()
+    except UnicodeDecodeError as error:
+        raise InvalidArgument("a label of output 'classes' is not UTF-8") from error
+
+
+def _check(tensor: Tensor, wanted: Datatype, what: str, examples: int) -> None:
+    shape = tensor.data.shape
+    if len(shape) != 2:
+        raise InvalidArgument(
+            f"Expected Tensor shape: [batch_size num_classes] but got {_dims(shape)}"
+        )
+    if tensor.datatype is not wanted:
+        raise InvalidArgument(
+            f"Expected {what} Tensor of DT_{type_name(wanted).upper()}. Got: "
+            f"DT_{type_name(tensor.datatype).upper()}"
+        )
+    if shape[0] != examples:
+        raise InvalidArgument(f"Expected {what} output batch size of {examples}. Got: {shape[0]}")
+
+
+def regression_output(servable: Servable) -> tuple[str, ...]:
+    """``outputs``, else the model's only one.
+
+    Raises:
+        InvalidArgument: it has more than one, and none of that name.
+    """
+    if _REGRESSION in servable.outputs:
+        return (_REGRESSION,)
+    if len(servable.outputs) != 1:
+        raise InvalidArgument("Expected one output Tensor.")
+    return tuple(servable.outputs)
+
+
+def regress(outputs: Sequence[Tensor], examples: int) -> pb.RegressionResult:
+    """The value of every example.
+
+    Raises:
+        InvalidArgument: the output is not what ``regressor.cc`` takes.
+    """
+    (tensor,) = outputs
+    shape = tensor.data.shape
+    if shape[1:] not in ((), (1,)) or not shape:
+        raise InvalidArgument(
+            "Expected output Tensor shape to be either [batch_size] or [batch_size, 1] but got "
+            f"{_dims(shape)}"
+        )
+    if shape[0] != examples:
+        raise InvalidArgument(
+            f"Input batch size did not match output batch size: {examples} vs. {shape[0]}"
+        )
+    if tensor.datatype is not Datatype.FP32:
+        raise InvalidArgument(
+            f"Expected output Tensor of DT_FLOAT.  Got: DT_{type_name(tensor.datatype).upper()}"
+        )
+    result = pb.RegressionResult()
+    for value in tensor.data.reshape(-1).tolist():
+        result.regressions.add(value=value)
+    return result
+
+
+def _dims(shape: Sequence[int]) -> str:
+    return f"[{','.join(map(str, shape))}]"

@@ -1,0 +1,274 @@
+"""TensorFlow Serving over gRPC: PredictionService and ModelService, as a table of methods.
+
+Wire contract: tensorflow/serving ``apis/*.proto`` and ``prediction_service_impl.cc`` and
+``model_service_impl.cc`` in ``model_servers``.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Awaitable, Callable, Sequence
+from typing import Any
+
+from gateway.dataplane import DataPlane
+from gateway.errors import InvalidArgument, ModelportError, Unsupported
+from gateway.lifecycle import Lifecycle
+from gateway.model import Wanted
+from gateway.policy import VersionPolicy
+from gateway.protocols.grpc_method import Method
+from gateway.protocols.tfserving_inference import Call, Inference
+from gateway.protocols.tfserving_servable import (
+    SIGNATURE,
+    STATUSES,
+    Endpoint,
+    FailedPrecondition,
+    Selected,
+    Servable,
+    code,
+)
+from gateway.telemetry import TfServingRequests
+from gateway.types import Datatype, Deadline, Tensor
+from gateway.wire import tensor_proto
+from gateway.wire.proto import serving_pb2 as pb
+
+PREDICTION_SERVICE = "tensorflow.serving.PredictionService"
+MODEL_SERVICE = "tensorflow.serving.ModelService"
+_SIGNATURE_DEF = "signature_def"
+_CLASSIFY, _REGRESS = "tensorflow/serving/classify", "tensorflow/serving/regress"
+
+_DT_STRING = tensor_proto.DTYPES[Datatype.BYTES]
+
+Handler = Callable[[Any, Deadline], Awaitable[Any]]
+
+
+class TfServingGrpc:
+    """The methods of ``PredictionService`` and ``ModelService``."""
+
+    def __init__(
+        self, dataplane: DataPlane, lifecycle: Lifecycle, requests: TfServingRequests
+    ) -> None:
+        self._inference = Inference(dataplane, lifecycle, requests)
+        self._lifecycle = lifecycle
+
+    def methods(self) -> dict[str, dict[str, Method]]:
+        """service → method → row."""
+
+        def method(request: Any, reply: Any, handler: Handler) -> Method:
+            return Method(request, reply, handler, statuses=STATUSES)
+
+        predict = self._counted("Predict", self._predict)
+        classify = self._counted("Classify", self._classify)
+        regress = self._counted("Regress", self._regress)
+        return {
+            PREDICTION_SERVICE: {
+                "Predict": method(pb.PredictRequest, pb.PredictResponse, predict),
+                "Classify": method(pb.ClassificationRequest, pb.ClassificationResponse, classify),
+                "Regress": method(pb.RegressionRequest, pb.RegressionResponse, regress),
+                "MultiInference": method(
+                    pb.MultiInferenceRequest, pb.MultiInferenceResponse, self._multi
+                ),
+                "GetModelMetadata": method(
+                    pb.GetModelMetadataRequest, pb.GetModelMetadataResponse, self._metadata
+                ),
+            },
+            MODEL_SERVICE: {
+                "GetModelStatus": method(
+                    pb.GetModelStatusRequest, pb.GetModelStatusResponse, self._status
+                ),
+                "HandleReloadConfigRequest": method(
+                    pb.ReloadConfigRequest, pb.ReloadConfigResponse, self._reload
+                ),
+            },
+        }
+
+    def _counted(self, api: str, handler: Handler) -> Handler:
+        async def counted(message: Any, deadline: Deadline) -> Any:
+            started, status = time.perf_counter_ns(), "INTERNAL"
+            try:
+                reply = await handler(message, deadline)
+                status = "OK"
+                return reply
+            except ModelportError as error:
+                status = code(error)
+                raise
+            except asyncio.CancelledError:
+                status = "CANCELLED"
+                raise
+            finally:
+                self._inference.record(message.model_spec.name, api, "GRPC", status, started)
+
+        return counted
+
+    # -- inference ------------------------------------------------------------------------------
+
+    async def _predict(self, message: pb.PredictRequest, deadline: Deadline) -> pb.PredictResponse:
+        selected = _selected(message)
+        if message.model_spec.signature_name not in ("", SIGNATURE):
+            name = message.model_spec.signature_name[:256]
+            raise FailedPrecondition(f'Serving signature key "{name}" not found.')
+
+        def decode(servable: Servable) -> tuple[list[Tensor], tuple[str, ...]]:
+            servable.check_inputs(message.inputs.keys())
+            wanted = _filter(message.output_filter, servable)
+            inputs = [
+                _input(servable.inputs[name], message.inputs[name]) for name in message.inputs
+            ]
+            return inputs, wanted
+
+        servable, _, outputs = await self._inference.predict(
+            Call(selected, deadline),
+            decode,
+            lambda decoded: decoded,
+            pictures=any(t.dtype == _DT_STRING for t in message.inputs.values()),
+        )
+        reply = pb.PredictResponse(model_spec=_spec(servable))
+        for tensor in outputs:
+            reply.outputs[tensor.name].CopyFrom(tensor_proto.encode_values(tensor))
+        return reply
+
+    async def _classify(self, message: Any, deadline: Deadline) -> pb.ClassificationResponse:
+        call = Call(_selected(message), deadline)
+        _check_signature(message.model_spec)
+        servable, result = await self._inference.classify(call, message.input)
+        return pb.ClassificationResponse(model_spec=_spec(servable), result=result)
+
+    async def _regress(self, message: Any, deadline: Deadline) -> pb.RegressionResponse:
+        call = Call(_selected(message), deadline)
+        _check_signature(message.model_spec)
+        servable, result = await self._inference.regress(call, message.input)
+        return pb.RegressionResponse(model_spec=_spec(servable), result=result)
+
+    async def _multi(self, message: Any, deadline: Deadline) -> pb.MultiInferenceResponse:
+        """One task after another, all of one model: it has one signature for either method."""
+        if not message.tasks:
+            raise InvalidArgument("Inference request must have at least one InferenceTask")
+        if len({task.model_spec.name for task in message.tasks}) > 1:
+            raise InvalidArgument(
+                "All ModelSpecs in a MultiInferenceRequest must access the same model name."
+            )
+        if len(message.tasks) > len({task.method_name for task in message.tasks}):
+            raise InvalidArgument(f"Duplicate evaluation of signature: {SIGNATURE}")
+        reply = pb.MultiInferenceResponse()
+        for task in message.tasks:
+            call = Call(_selected(task), deadline)
+            _check_signature(task.model_spec)
+            if task.method_name == _CLASSIFY:
+                servable, classes = await self._inference.classify(call, message.input)
+                reply.results.add(model_spec=_spec(servable), classification_result=classes)
+            elif task.method_name == _REGRESS:
+                servable, values = await self._inference.regress(call, message.input)
+                reply.results.add(model_spec=_spec(servable), regression_result=values)
+            else:
+                raise Unsupported(f"Unsupported signature method_name: {task.method_name[:256]}")
+        return reply
+
+    # -- metadata and state ---------------------------------------------------------------------
+
+    async def _metadata(self, message: Any, _: Deadline) -> pb.GetModelMetadataResponse:
+        selected = _selected(message)
+        if not message.metadata_field:
+            raise InvalidArgument(
+                "GetModelMetadataRequest must specify at least one metadata_field"
+            )
+        for field in message.metadata_field:
+            if field != _SIGNATURE_DEF:
+                raise InvalidArgument(f"Metadata field {field[:256]} is not supported")
+        servable = self._inference.servables.find(selected)
+        reply = pb.GetModelMetadataResponse(model_spec=_spec(servable))
+        reply.model_spec.ClearField("signature_name")
+        reply.metadata[_SIGNATURE_DEF].Pack(servable.signature_map)
+        return reply
+
+    async def _status(self, message: Any, _: Deadline) -> pb.GetModelStatusResponse:
+        return self._inference.servables.status(_selected(message))
+
+    async def _reload(self, message: Any, _: Deadline) -> pb.ReloadConfigResponse:
+        """Serve exactly the models listed. They come from the repository: never from a path."""
+        if message.config.WhichOneof("config") != "model_config_list":
+            raise InvalidArgument(
+                "ServerModelConfig type not supported by HandleReloadConfigRequest. Only "
+                "ModelConfigList is currently supported"
+            )
+        wanted: dict[str, Wanted] = {}
+        for config in message.config.model_config_list.config:
+            if config.name in wanted:
+                raise InvalidArgument(
+                    f"Illegal to list model {config.name} multiple times in config list"
+                )
+            wanted[config.name] = _wanted(config)
+        await self._lifecycle.reload(wanted)
+        reply = pb.ReloadConfigResponse()
+        reply.status.SetInParent()
+        for name in message.metric_names:
+            reply.metric.add(name=name, int64_value_increase=0)
+        return reply
+
+
+def _selected(message: Any) -> Selected:
+    """What ``message.model_spec`` names; empty names are refused where they are looked up."""
+    if not message.HasField("model_spec"):
+        raise InvalidArgument("Missing ModelSpec")
+    spec = message.model_spec
+    choice = spec.WhichOneof("version_choice")
+    if choice == "version":
+        return Selected(spec.name, spec.version.value)
+    return Selected(spec.name, label=spec.version_label or None)
+
+
+def _check_signature(spec: pb.ModelSpec) -> None:
+    if spec.signature_name not in ("", SIGNATURE):
+        raise InvalidArgument(f"No signature was found with the name: {spec.signature_name[:256]}")
+
+
+def _spec(servable: Servable) -> pb.ModelSpec:
+    spec = pb.ModelSpec(name=servable.name, signature_name=SIGNATURE)
+    spec.version.value = servable.number
+    return spec
+
+
+def _filter(names: Sequence[str], servable: Servable) -> tuple[str, ...]:
+    for name in names:
+        if name not in servable.outputs:
+            expected = ",".join(sorted(servable.outputs))
+            raise InvalidArgument(
+                f"output tensor alias not found in signature: {name[:256]} Outputs expected to be "
+                f"in the set {{{expected}}}."
+            )
+    if len(set(names)) != len(names):
+        twice = next(name for name in names if list(names).count(name) > 1)
+        raise InvalidArgument(f"duplicate output tensor alias: {twice}")
+    return tuple(names)
+
+
+def _input(endpoint: Endpoint, message: Any) -> Tensor:
+    tensor = tensor_proto.decode(endpoint.name, message)
+    if tensor.datatype is Datatype.BYTES and endpoint.picture is not None:
+        encoded = tensor.data.reshape(-1).tolist()
+        tensor.data = endpoint.pictures(encoded, tensor.data.shape)
+        tensor.datatype = endpoint.datatype
+    tensor.data = endpoint.to_wire(tensor.data)
+    return tensor
+
+
+def _wanted(config: pb.ModelConfig) -> Wanted:
+    """What one entry of a reload asks for.
+
+    Raises:
+        InvalidArgument: its path is not that of the model in the repository.
+    """
+    last = config.base_path.rstrip("/").rpartition("/")[2]
+    if config.base_path and last != config.name:
+        raise InvalidArgument(
+            f"base_path of model '{config.name}' must be empty or end in its name: models are "
+            "served from the model repository, under the names of their folders"
+        )
+    policy, asked = None, config.model_version_policy
+    choice = asked.WhichOneof("policy_choice")
+    if choice == "specific":
+        policy = VersionPolicy(specific=frozenset(asked.specific.versions))
+    elif choice == "all":
+        policy = VersionPolicy(latest=None)
+    elif choice == "latest":
+        policy = VersionPolicy(latest=max(1, asked.latest.num_versions))
+    return Wanted(policy, dict(config.version_labels) or None)

@@ -1,0 +1,261 @@
+"""TensorFlow Serving over REST: ``/v1/models``.
+
+Wire contract: tensorflow/serving ``g3doc/api_rest.md``, ``model_servers/http_rest_api_handler.cc``
+and ``http_rest_api_util.cc``: paths in any case, and 400 for those that it does not know.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import re
+import time
+from typing import Annotated, Any
+from urllib.parse import unquote
+
+import orjson
+import structlog
+from fastapi import FastAPI, Path, Response
+from google.protobuf import json_format
+
+from gateway.dataplane import DataPlane
+from gateway.errors import InvalidArgument, ModelportError, Unavailable
+from gateway.lifecycle import Lifecycle
+from gateway.protocols import (
+    http_body,
+    tfserving_examples_json,
+    tfserving_json,
+    tfserving_schema,
+)
+from gateway.protocols.asgi import Receive, Scope, Send
+from gateway.protocols.http import Delegate
+from gateway.protocols.http_reply import JSON, RETRY, document, reply
+from gateway.protocols.tfserving_inference import Call, Inference
+from gateway.protocols.tfserving_servable import SIGNATURE, Selected, code
+from gateway.telemetry import TfServingRequests
+from gateway.types import NO_DEADLINE
+
+log = structlog.get_logger("modelport.http")
+
+STATUS = {
+    "INVALID_ARGUMENT": 400,
+    "FAILED_PRECONDITION": 400,
+    "NOT_FOUND": 404,
+    "ALREADY_EXISTS": 409,
+    "RESOURCE_EXHAUSTED": 429,
+    "INTERNAL": 500,
+    "UNIMPLEMENTED": 501,
+    "UNAVAILABLE": 503,
+    "DEADLINE_EXCEEDED": 504,
+}
+_TRY_AGAIN = (429, 503)
+_VERSION = r"(?:/versions/(?P<version>[0-9]+)|/labels/(?P<label>[^/:]+))?"
+_POST = re.compile(
+    rf"/v1/models/(?P<name>[^/:]+){_VERSION}:(?P<method>classify|regress|predict)", re.I
+)
+_GET = re.compile(rf"/v1/models(?:/(?P<name>[^/:]+))?{_VERSION}(?P<metadata>/metadata)?", re.I)
+_MAX_VERSION = 2**63 - 1
+
+
+class TfServingHttp:
+    """The dialect of ``/v1/models``."""
+
+    segments = frozenset({"v1", "V1"})
+
+    def __init__(
+        self,
+        dataplane: DataPlane,
+        lifecycle: Lifecycle,
+        max_input_bytes: int,
+        requests: TfServingRequests,
+    ) -> None:
+        self._inference = Inference(dataplane, lifecycle, requests)
+        self._max_input_bytes = max_input_bytes
+
+    async def serve(self, scope: Scope, receive: Receive, send: Send) -> bool:
+        if not scope["path"][3:].lower().startswith("/models"):
+            return False
+        await self._serve(scope, receive, send)
+        return True
+
+    def refusal(self, status: int, message: str) -> Response:
+        return document({"error": message}, status)
+
+    def failure(self, error: ModelportError) -> Response:
+        return document({"error": str(error)}, STATUS[code(error)])
+
+    async def _serve(self, scope: Scope, receive: Receive, send: Send) -> None:
+        started, method, name, status = time.perf_counter_ns(), "", "", "OK"
+        headers = dict(scope["headers"])
+        try:
+            found = _parse(scope)
+            selected = _selected(found)
+            name, method = selected.name, found.get("method", "").lower()
+            if method:
+                body = await self._run(method, selected, headers, receive)
+            elif "metadata" in found:
+                body = self._metadata(selected)
+            else:
+                body = self._status(selected)
+        except ModelportError as error:
+            status = code(error)
+            await _fail(send, error)
+        except http_body.Disconnected:
+            status = "CANCELLED"
+        except asyncio.CancelledError:  # the front does it at the end of the exit timeout
+            status = "UNAVAILABLE"
+            await _fail(send, Unavailable("the server is shutting down"))
+        except Exception:
+            status = "INTERNAL"
+            log.exception("request failed")
+            await reply(send, 500, _error("internal error"), JSON)
+        else:
+            coding = http_body.chosen_coding(headers.get(b"accept-encoding"), len(body))
+            reply_headers = JSON
+            if coding:
+                body = http_body.compress(body, coding)
+                reply_headers = [*JSON, (b"content-encoding", coding)]
+            await reply(send, 200, body, reply_headers)
+        self._inference.record(name, method, "REST", status, started)
+
+    # -- inference ------------------------------------------------------------------------------
+
+    async def _run(
+        self, method: str, selected: Selected, headers: dict[bytes, bytes], receive: Receive
+    ) -> bytes:
+        body = await http_body.read(receive, self._max_input_bytes)
+        encoding = headers.get(b"content-encoding")
+        if encoding:
+            body = http_body.decompress(body, encoding, self._max_input_bytes)
+        trace = headers.get(b"x-request-id", b"")[:128].decode("latin-1")
+        call = Call(selected, NO_DEADLINE, trace)
+        if method == "predict":
+            return await self._predict(call, body)
+        message, signature = tfserving_examples_json.decode(body)
+        if signature not in ("", SIGNATURE):
+            raise InvalidArgument(f"No signature was found with the name: {signature[:256]}")
+        if method == "classify":
+            _, classes = await self._inference.classify(call, message)
+            return tfserving_examples_json.encode_classification(classes)
+        _, values = await self._inference.regress(call, message)
+        return tfserving_examples_json.encode_regression(values)
+
+    async def _predict(self, call: Call, body: bytes) -> bytes:
+        _, (_, by_row), outputs = await self._inference.predict(
+            call,
+            lambda servable: tfserving_json.decode(body, servable),
+            lambda decoded: (decoded[0], ()),
+            pictures=b'"b64"' in body,
+        )
+        return tfserving_json.encode(outputs, by_row)
+
+    # -- metadata and state ---------------------------------------------------------------------
+
+    def _status(self, selected: Selected) -> bytes:
+        status = self._inference.servables.status(selected)
+        return _json(json_format.MessageToDict(status, always_print_fields_with_no_presence=True))
+
+    def _metadata(self, selected: Selected) -> bytes:
+        if not selected.name:
+            raise InvalidArgument("Missing model name in request.")
+        servable = self._inference.servables.find(selected)
+        version = str(servable.number)
+        signatures = json_format.MessageToDict(
+            servable.signature_map,
+            preserving_proto_field_name=True,
+            always_print_fields_with_no_presence=True,
+        )
+        document = {
+            "model_spec": {"name": servable.name, "signature_name": "", "version": version},
+            "metadata": {"signature_def": signatures},
+        }
+        return _json(document)
+
+    # -- documentation --------------------------------------------------------------------------
+
+    def add_routes(self, app: FastAPI) -> None:
+        """``serve`` answers all of them; here they are described."""
+        for path, select, suffix in (
+            ("/v1/models/{model}", _model, ""),
+            ("/v1/models/{model}/versions/{version}", _model_version, " of a version"),
+            ("/v1/models/{model}/labels/{label}", _model_label, " of a label"),
+        ):
+            for method, body, text in tfserving_schema.METHODS:
+                app.post(
+                    f"{path}:{method}",
+                    tags=["TensorFlow Serving"],
+                    name=f"{method}{suffix}",
+                    description=text,
+                    openapi_extra=body,
+                    responses=tfserving_schema.FAILURES,
+                )(self._route(select))
+            for ending, text in (("", "State of the versions"), ("/metadata", "Signature")):
+                app.get(
+                    f"{path}{ending}",
+                    tags=["TensorFlow Serving"],
+                    name=f"{text.lower()}{suffix}",
+                    description=f"{text}, as TensorFlow Serving prints it.",
+                    responses=tfserving_schema.FAILURES,
+                )(self._route(select))
+
+    def _route(self, select: Any) -> Any:
+        return select(self._serve)
+
+
+Name = Annotated[str, Path(description="Model name")]
+
+
+def _model(handler: Any) -> Any:
+    async def route(model: Name) -> Response:
+        return Delegate(handler)
+
+    return route
+
+
+def _model_version(handler: Any) -> Any:
+    async def route(model: Name, version: Annotated[int, Path()]) -> Response:
+        return Delegate(handler)
+
+    return route
+
+
+def _model_label(handler: Any) -> Any:
+    async def route(model: Name, label: Annotated[str, Path()]) -> Response:
+        return Delegate(handler)
+
+    return route
+
+
+def _parse(scope: Scope) -> dict[str, str]:
+    """The parts of the path that are there, still percent-encoded."""
+    path = scope["raw_path"].partition(b"?")[0].decode("latin-1")
+    method = scope["method"]
+    pattern = {"POST": _POST, "GET": _GET}.get(method)
+    match = pattern.fullmatch(path) if pattern is not None else None
+    if match is None:
+        raise InvalidArgument(f"Malformed request: {method[:16]} {path[:256]}")
+    return {key: value for key, value in match.groupdict().items() if value is not None}
+
+
+def _selected(found: dict[str, str]) -> Selected:
+    name, label = unquote(found.get("name", "")), found.get("label")
+    digits = found.get("version")
+    if digits is not None and (len(digits) > 19 or int(digits) > _MAX_VERSION):
+        raise InvalidArgument(f"Failed to convert version: {digits[:64]} to numeric.")
+    number = int(digits) if digits is not None else None
+    return Selected(name, number, unquote(label) if label is not None else None)
+
+
+def _json(value: Any) -> bytes:
+    return json.dumps(value, indent=4, ensure_ascii=False).encode()
+
+
+def _error(text: str) -> bytes:
+    return orjson.dumps({"error": text})
+
+
+async def _fail(send: Send, error: ModelportError) -> None:
+    status = STATUS[code(error)]
+    log.debug("request failed", status=status, error=str(error))
+    headers = [*JSON, *RETRY] if status in _TRY_AGAIN else JSON
+    await reply(send, status, _error(str(error)), headers)

@@ -1,0 +1,113 @@
+"""TensorFlow Serving's three methods past the wire, REST's and gRPC's alike."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import TypeVar
+
+from gateway.dataplane import DataPlane
+from gateway.lifecycle import Lifecycle
+from gateway.protocols import tfserving_examples
+from gateway.protocols.tfserving_servable import Selected, Servable, Servables
+from gateway.telemetry import TfServingRequests
+from gateway.types import Deadline, InferRequest, Tensor
+from gateway.wire.proto import serving_pb2 as pb
+
+Decoded = TypeVar("Decoded")
+
+
+@dataclass(frozen=True, slots=True)
+class Call:
+    """One request: which version it wants, and what the data plane wants to know."""
+
+    selected: Selected
+    deadline: Deadline
+    trace: str = ""
+
+
+class Inference:
+    """Decode for the version that serves now, infer, and give the model's shapes back."""
+
+    def __init__(
+        self, dataplane: DataPlane, lifecycle: Lifecycle, requests: TfServingRequests
+    ) -> None:
+        self._dataplane = dataplane
+        self._lifecycle = lifecycle
+        self._requests = requests
+        self.servables = Servables(lifecycle)
+
+    async def predict(
+        self,
+        call: Call,
+        decode: Callable[[Servable], Decoded],
+        inputs_of: Callable[[Decoded], tuple[list[Tensor], tuple[str, ...]]],
+        pictures: bool,
+    ) -> tuple[Servable, Decoded, list[Tensor]]:
+        """The version, what ``decode`` made for it of the request, and the outputs.
+
+        Args:
+            inputs_of: inputs in the wire's shapes and the names of the wanted outputs (none: all).
+            pictures: the request may hold some; they are decoded in a thread.
+
+        Raises:
+            ModelportError: from ``decode``, or in inference.
+        """
+        servable, decoded = await self._decode(call.selected, decode, pictures)
+        inputs, wanted = inputs_of(decoded)
+        request = InferRequest(servable.name, inputs, wanted, servable.number, trace=call.trace)
+        response = await self._dataplane.infer(request, call.deadline)
+        return servable, decoded, servable.answered(response)
+
+    async def _decode(
+        self, selected: Selected, decode: Callable[[Servable], Decoded], pictures: bool
+    ) -> tuple[Servable, Decoded]:
+        while True:
+            servable = self.servables.find(selected)
+            if not (pictures and servable.has_pictures):
+                return servable, decode(servable)
+            decoded = await asyncio.to_thread(decode, servable)
+            if self.servables.find(selected) is servable:  # else a reload has come between
+                return servable, decoded
+
+    async def classify(
+        self, call: Call, message: pb.Input
+    ) -> tuple[Servable, pb.ClassificationResult]:
+        """The classes of every example.
+
+        Raises:
+            ModelportError: as ``predict``, or the model's outputs are no classes.
+        """
+        servable, outputs = await self._run(
+            call, message, tfserving_examples.classification_outputs
+        )
+        examples = tfserving_examples.examples_of(message)
+        return servable, tfserving_examples.classify(outputs, servable, len(examples))
+
+    async def regress(self, call: Call, message: pb.Input) -> tuple[Servable, pb.RegressionResult]:
+        """The value of every example.
+
+        Raises:
+            ModelportError: as ``predict``, or the model's output is no such value.
+        """
+        servable, outputs = await self._run(call, message, tfserving_examples.regression_output)
+        examples = tfserving_examples.examples_of(message)
+        return servable, tfserving_examples.regress(outputs, len(examples))
+
+    async def _run(
+        self, call: Call, message: pb.Input, outputs_of: Callable[[Servable], tuple[str, ...]]
+    ) -> tuple[Servable, Sequence[Tensor]]:
+        def decode(servable: Servable) -> tuple[list[Tensor], tuple[str, ...]]:
+            wanted = outputs_of(servable)
+            return tfserving_examples.decode(message, servable), wanted
+
+        servable, _, outputs = await self.predict(call, decode, lambda decoded: decoded, True)
+        return servable, outputs
+
+    def record(self, name: str, api: str, entrypoint: str, status: str, started_ns: int) -> None:
+        """Count a request that began at ``started_ns`` of ``time.perf_counter_ns``."""
+        known = name if self._lifecycle.versions(name) else ""
+        elapsed = time.perf_counter_ns() - started_ns
+        self._requests.record(known, api, entrypoint, status, elapsed)

@@ -1,0 +1,268 @@
+"""TensorFlow Serving's REST bodies: rows and columns ↔ tensors.
+
+Wire contract: tensorflow/serving ``g3doc/api_rest.md`` and ``util/json_tensor.cc``. Unlike there, a
+whole number that its type cannot hold is refused, where TensorFlow wraps it, and UINT16 is taken.
+"""
+
+from __future__ import annotations
+
+import base64
+import itertools
+from collections.abc import Iterable
+from typing import Any
+
+import numpy as np
+
+from gateway.errors import InvalidArgument, Unsupported
+from gateway.protocols.tfserving_json_value import (
+    B64,
+    MAX_QUOTED,
+    TYPES,
+    WHOLE,
+    examine,
+    is_base64,
+    quoted,
+    unescape,
+    wrong,
+    wrong_keys,
+    wrong_row,
+)
+from gateway.protocols.tfserving_servable import SIGNATURE, Endpoint, Servable, type_name
+from gateway.types import NUMPY_DTYPES, Array, Datatype, Tensor
+from gateway.wire import json_text, raw
+
+#: Rows of named inputs and base64 objects have a key for every value.
+MAX_KEYS = 500_000
+_BYTES_SUFFIX = "_bytes"
+_BINARY_ONLY = (Datatype.FP16, Datatype.BF16)
+
+
+def parse(body: bytes) -> dict[str, Any]:
+    """The object that every request is.
+
+    Raises:
+        InvalidArgument: it is not; or ``signature_name`` is no string.
+    """
+    if not body:
+        raise InvalidArgument("JSON Parse error: The document is empty")
+    try:
+        document = json_text.loads(body, MAX_KEYS)
+    except InvalidArgument as error:
+        raise InvalidArgument(f"JSON Parse error: {error}") from error
+    if type(document) is not dict:
+        raise wrong(document, "Is not object")
+    if type(document.get("signature_name", "")) is not str:
+        raise wrong(
+            document, "not formatted correctly. 'signature_name' key must be a string value."
+        )
+    return document
+
+
+def decode(body: bytes, servable: Servable) -> tuple[list[Tensor], bool]:
+    """The inputs of a ``:predict`` request in the wire's shapes, and whether they came as rows.
+
+    Raises:
+        InvalidArgument: in TensorFlow Serving's words where it has some.
+        Unsupported: an input's type has no form in JSON.
+    """
+    document = parse(body)
+    signature = document.get("signature_name")
+    if signature and signature != SIGNATURE:
+        raise InvalidArgument(
+            f'Serving signature name: "{signature[:MAX_QUOTED]}" not found in signature def'
+        )
+    if not servable.inputs:
+        raise InvalidArgument("Failed to get input map for signature: DEFAULT")
+    by_row = "instances" in document
+    if by_row and "inputs" in document:
+        raise wrong(
+            document,
+            "Not formatted correctly expecting only one of 'inputs' or 'instances' keys to exist ",
+        )
+    if by_row:
+        rows = document["instances"]
+        if type(rows) is not list:
+            raise wrong(document, "Expecting 'instances' to be an list/array")
+        if not rows:
+            raise wrong(document, "No values in 'instances' array")
+        return _rows(rows, servable), True
+    if "inputs" not in document:
+        raise InvalidArgument("Missing 'inputs' or 'instances' key")
+    return _columns(document["inputs"], servable), False
+
+
+def _rows(rows: list[Any], servable: Servable) -> list[Tensor]:
+    inputs = servable.inputs
+    if type(rows[0]) is not dict or is_base64(rows[0]):
+        if len(inputs) > 1:
+            raise InvalidArgument(
+                "instances is a plain list, but expecting list of objects as multiple input "
+                "tensors required as per tensorinfo_map"
+            )
+        (endpoint,) = inputs.values()
+        data = _array(endpoint, rows)
+        if data is None:
+            raise wrong_row(rows, endpoint)
+        return [_tensor(endpoint, data)]
+    names = rows[0].keys()
+    fits = servable.required <= names <= inputs.keys()
+    if not fits or not all(type(row) is dict and row.keys() == names for row in rows):
+        raise wrong_keys(rows, inputs.keys(), servable.required)
+    tensors = []
+    for name in names:
+        column = [row[name] for row in rows]
+        data = _array(inputs[name], column)
+        if data is None:
+            raise wrong_row(column, inputs[name], named=True)
+        tensors.append(_tensor(inputs[name], data))
+    return tensors
+
+
+def _columns(value: Any, servable: Servable) -> list[Tensor]:
+    inputs = servable.inputs
+    if type(value) is not dict or is_base64(value):
+        if len(inputs) > 1:
+            raise InvalidArgument(
+                "inputs is a plain value/list, but expecting an object as multiple input tensors "
+                "required as per tensorinfo_map"
+            )
+        value = {next(iter(inputs)): value}
+    tensors = []
+    for name, endpoint in inputs.items():
+        if name not in value:
+            if endpoint.optional:
+                continue
+            raise InvalidArgument(f"Missing named input: {name} in 'inputs' object.")
+        data = _array(endpoint, value[name])
+        if data is None:
+            examine(value[name], endpoint)
+            raise InvalidArgument(f"input '{name}' holds a value out of range")
+        tensors.append(_tensor(endpoint, data))
+    return tensors
+
+
+def _tensor(endpoint: Endpoint, data: Array) -> Tensor:
+    return Tensor(endpoint.name, endpoint.datatype, endpoint.to_wire(data))
+
+
+def _array(endpoint: Endpoint, value: Any) -> Array | None:
+    """``value``, nested lists, as an array; None where it is none: ``wrong_row`` knows why."""
+    shape, items = _flatten(value)
+    if shape is None:
+        return None
+    if len(shape) > raw.MAX_RANK:
+        raise InvalidArgument(
+            f"input '{endpoint.name}' has {len(shape)} dimensions, at most {raw.MAX_RANK}"
+        )
+    types = set(map(type, items))
+    datatype = endpoint.datatype
+    if types == {dict} and endpoint.picture is not None:
+        return endpoint.pictures([unescape(item) for item in items], shape)
+    if datatype in _BINARY_ONLY:
+        raise Unsupported(
+            f"Conversion of JSON Value: {quoted(value)} to type: {type_name(datatype)}; send "
+            f"input '{endpoint.name}' over gRPC"
+        )
+    if not types <= TYPES.get(datatype, WHOLE):
+        return None
+    if datatype is Datatype.BYTES:
+        return raw.object_array([_string(item) for item in items], tuple(shape))
+    try:
+        with np.errstate(over="ignore"):  # beyond FP32 is infinity, as in C
+            return np.array(items, NUMPY_DTYPES[datatype]).reshape(shape)
+    except OverflowError:
+        return None
+
+
+def _flatten(value: Any) -> tuple[list[int] | None, list[Any]]:
+    """The shape of nested lists and what is in them; None: they are no rectangle."""
+    if type(value) is not list:
+        return [], [value]
+    shape, items = [len(value)], value
+    while items and type(items[0]) is list:
+        if set(map(type, items)) != {list}:
+            return None, []
+        lengths = set(map(len, items))
+        if len(lengths) != 1:
+            return None, []
+        shape.append(lengths.pop())
+        items = list(itertools.chain.from_iterable(items))
+    return shape, items
+
+
+def _string(item: Any) -> bytes:
+    return item.encode() if type(item) is str else unescape(item)
+
+
+# -- replies ---------------------------------------------------------------------------------------
+
+
+def encode(outputs: Iterable[Tensor], by_row: bool) -> bytes:
+    """``predictions``, a row for each batch element, or ``outputs``; one output has no name.
+
+    Raises:
+        InvalidArgument: an output has no form in JSON, or no batch dimension to make rows of.
+    """
+    values = {tensor.name: _values(tensor) for tensor in outputs}
+    if not by_row:
+        columns = {name: _column(value) for name, value in values.items()}
+        return json_text.dumps(
+            {"outputs": next(iter(columns.values())) if len(columns) == 1 else columns}
+        )
+    batch = -1
+    for name, value in values.items():
+        if not value.ndim:
+            raise InvalidArgument(f"Tensor name: {name} has no shape information ")
+        if batch not in (-1, len(value)):
+            raise InvalidArgument(
+                f"Tensor name: {name} has inconsistent batch size: {len(value)} expecting: {batch}"
+            )
+        batch = len(value)
+    if len(values) == 1:
+        return json_text.dumps({"predictions": _column(next(iter(values.values())))})
+    rows = {name: _each(value) for name, value in values.items()}
+    return json_text.dumps(
+        {
+            "predictions": [
+                dict(zip(rows, row, strict=True)) for row in zip(*rows.values(), strict=True)
+            ]
+        }
+    )
+
+
+def _values(tensor: Tensor) -> Array:
+    """What is written: numbers, or an object array of strings and base64 objects."""
+    if tensor.datatype in _BINARY_ONLY:
+        raise InvalidArgument(
+            f"Failed to write JSON value for tensor type: {type_name(tensor.datatype)}; ask for "
+            f"output '{tensor.name}' over gRPC"
+        )
+    if tensor.datatype is not Datatype.BYTES:
+        return tensor.data
+    written = np.empty(tensor.data.shape, dtype=object)
+    flat = tensor.data.reshape(-1)
+    if tensor.name.endswith(_BYTES_SUFFIX):
+        written.reshape(-1)[:] = [{B64: base64.b64encode(item).decode()} for item in flat]
+        return written
+    try:
+        written.reshape(-1)[:] = [item.decode() for item in flat]
+    except UnicodeDecodeError as error:
+        raise InvalidArgument(
+            f"output '{tensor.name}' holds bytes that are not UTF-8; only outputs whose names end "
+            f"in '{_BYTES_SUFFIX}' are written as base64, or ask for it over gRPC"
+        ) from error
+    return written
+
+
+def _column(value: Array) -> Any:
+    return value.tolist() if value.dtype == object else json_text.numbers(value)
+
+
+def _each(value: Array) -> Iterable[Any]:
+    """The rows of ``value``."""
+    if value.dtype == object:
+        rows: list[Any] = value.tolist()
+        return rows
+    if value.dtype.kind != "f" or np.isfinite(value).all():
+        return np.ascontiguousarray(value)
+    return [json_text.numbers(np.asarray(row)) for row in value]

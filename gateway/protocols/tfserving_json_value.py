@@ -1,0 +1,180 @@
+"""One JSON value as TensorFlow Serving sees it, and its words for what is wrong with one.
+
+What is wrong is found by going through the value once more, as ``util/json_tensor.cc`` of
+tensorflow/serving goes through it: the way of a good request costs nothing for it.
+"""
+
+from __future__ import annotations
+
+import base64
+import json
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from gateway.errors import InvalidArgument
+from gateway.protocols.tfserving_servable import Endpoint, type_name
+from gateway.types import NUMPY_DTYPES, Datatype
+
+MAX_QUOTED = 256
+#: How many values are gone through to find the wrong one: some tenths of a second.
+MAX_EXAMINED = 200_000
+B64 = "b64"
+#: The JSON types an element may have, by datatype; else whole numbers.
+TYPES: Mapping[Datatype, frozenset[type]] = {
+    Datatype.BOOL: frozenset({bool}),
+    Datatype.BYTES: frozenset({str, dict}),
+    Datatype.FP32: frozenset({int, float}),
+    Datatype.FP64: frozenset({int, float}),
+}
+WHOLE = frozenset({int})
+_JSON_NAMES = {
+    int: "Number",
+    float: "Number",
+    str: "String",
+    list: "Array",
+    dict: "Object",
+    type(None): "Null",
+}
+
+
+def is_base64(value: dict[str, Any]) -> bool:
+    return len(value) == 1 and type(value.get(B64)) is str
+
+
+def unescape(value: dict[str, Any]) -> bytes:
+    """Of ``{"b64": ...}``; padding may be left out and white space is passed over, as there."""
+    if not is_base64(value):
+        raise wrong(value, "not formatted correctly for base64 data")
+    text = "".join(value[B64].split())
+    padding = "" if text.endswith("=") else "=" * (-len(text) % 4)
+    try:
+        return base64.b64decode(text + padding, validate=True)
+    except ValueError as error:
+        raise InvalidArgument("Unable to base64 decode") from error
+
+
+def wrong_keys(
+    rows: Sequence[Any], names: Collection[str], required: Collection[str]
+) -> InvalidArgument:
+    """What is wrong with the first row that does not have just the inputs ``names``."""
+    for index, row in enumerate(rows):
+        if type(row) is not dict:
+            return InvalidArgument(f"Expecting object but got list at item {index} of input list")
+        unknown = [key for key in row if key not in names]
+        if unknown:
+            return _element(
+                index,
+                InvalidArgument(
+                    f"JSON object: does not have named input: {unknown[0][:MAX_QUOTED]}"
+                ),
+                unknown[0],
+            )
+        if not set(required) <= row.keys() or row.keys() != rows[0].keys():
+            wanted = ",".join(sorted(names))
+            return InvalidArgument(
+                f"Failed to process element: {index} of 'instances' list. JSON object: "
+                f"{quoted(row)} keys must be equal to: {wanted}"
+            )
+    return InvalidArgument("'instances' do not name the model's inputs")
+
+
+def wrong_row(rows: list[Any], endpoint: Endpoint, named: bool = False) -> InvalidArgument:
+    """What is wrong with the first row that is no tensor, or none of the others' shape."""
+    first: list[int] | None = None
+    left = iter(range(MAX_EXAMINED))
+    for index, row in enumerate(rows):
+        if not named and type(row) is dict and not is_base64(row):
+            return InvalidArgument(
+                f"Expecting value/list but got object at item {index} of input list"
+            )
+        try:
+            shape = examine(row, endpoint, left)
+            if first is not None and shape != first:
+                wanted, got = (f"[{','.join(map(str, s))}]" for s in (first, shape))
+                raise InvalidArgument(f"Expecting shape {wanted} but got: {got}")
+        except InvalidArgument as error:
+            return _element(index, error, endpoint.name if named else "")
+        first = shape
+    return InvalidArgument(f"input '{endpoint.name}' holds a value out of range")
+
+
+def _element(index: int, error: InvalidArgument, key: str) -> InvalidArgument:
+    place = f"{index} key: {key[:MAX_QUOTED]}" if key else str(index)
+    return InvalidArgument(
+        f"Failed to process element: {place} of 'instances' list. Error: INVALID_ARGUMENT: {error}"
+    )
+
+
+def examine(value: Any, endpoint: Endpoint, left: Iterator[int] | None = None) -> list[int]:
+    """The shape of ``value``; no more values are looked at than are ``left``.
+
+    Raises:
+        InvalidArgument: where it is no tensor of the endpoint's type.
+    """
+    shape, inner = [], value
+    while type(inner) is list:
+        shape.append(len(inner))
+        inner = inner[0] if inner else None
+    _descend(value, 0, shape, endpoint, left or iter(range(MAX_EXAMINED)))
+    return shape
+
+
+def _descend(
+    value: Any, level: int, shape: list[int], endpoint: Endpoint, left: Iterator[int]
+) -> None:
+    if next(left, None) is None:
+        raise InvalidArgument(
+            f"input '{endpoint.name}' is no rectangle of values of type "
+            f"{type_name(endpoint.datatype)}"
+        )
+    if type(value) is list:
+        if level >= len(shape):
+            raise InvalidArgument(
+                f"Encountered list at unexpected level: {level} expected < {len(shape)}"
+            )
+        if len(value) != shape[level]:
+            raise InvalidArgument(
+                f"Encountered list at unexpected size: {len(value)} at level: {level} expected "
+                f"size: {shape[level]}"
+            )
+        for item in value:
+            _descend(item, level + 1, shape, endpoint, left)
+        return
+    if level != len(shape):
+        raise wrong(
+            value,
+            f"found at incorrect level: {level + 1} in the JSON DOM. Expected at level: "
+            f"{len(shape)}",
+        )
+    datatype = endpoint.datatype
+    fits = type(value) in TYPES.get(datatype, WHOLE)
+    if fits and type(value) is int and NUMPY_DTYPES[datatype].kind in "iu":
+        limits = np.iinfo(NUMPY_DTYPES[datatype])
+        fits = limits.min <= value <= limits.max
+    if not fits:
+        raise wrong(
+            value, f"Type: {json_name(value)} is not of expected type: {type_name(datatype)}"
+        )
+    if type(value) is dict:
+        unescape(value)
+
+
+def json_name(value: Any) -> str:
+    """What kind of value it is, as rapidjson says it."""
+    return str(value) if type(value) is bool else _JSON_NAMES[type(value)]
+
+
+def wrong(value: Any, text: str) -> InvalidArgument:
+    return InvalidArgument(f"JSON Value: {quoted(value)} {text}")
+
+
+def quoted(value: Any) -> str:
+    """The beginning of ``value``, written as JSON."""
+    text = ""
+    for part in json.JSONEncoder(separators=(",", ":")).iterencode(value):
+        text += part[:MAX_QUOTED]
+        if len(text) > MAX_QUOTED:
+            break
+    return text[:MAX_QUOTED]

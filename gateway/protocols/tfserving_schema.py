@@ -1,0 +1,50 @@
+"""The shapes of TensorFlow Serving's JSON, for the OpenAPI page. Decoding does not pass by here."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from pydantic import BaseModel
+
+
+class Error(BaseModel):
+    error: str
+
+
+FAILURES: dict[int | str, dict[str, Any]] = {
+    status: {"model": Error} for status in (400, 404, 429, 503, 504)
+}
+
+
+def _body(properties: dict[str, Any], example: dict[str, Any]) -> dict[str, Any]:
+    schema = {
+        "type": "object",
+        "properties": {"signature_name": {"type": "string"}, **properties},
+        "example": example,
+    }
+    return {"requestBody": {"required": True, "content": {"application/json": {"schema": schema}}}}
+
+
+_EXAMPLES = _body(
+    {
+        "examples": {"type": "array", "items": {"type": "object"}},
+        "context": {"type": "object", "description": "features that all examples share"},
+    },
+    {"examples": [{"x": [1.0, 2.0, 3.0, 4.0]}]},
+)
+#: Method, request body, what it does.
+METHODS = (
+    (
+        "predict",
+        _body(
+            {
+                "instances": {"type": "array", "items": {}, "description": "a row an instance"},
+                "inputs": {"description": "or columns: one tensor, or an object of them"},
+            },
+            {"instances": [[1.0, 2.0, 3.0, 4.0]]},
+        ),
+        "Run the model: `instances` answer `predictions`, `inputs` answer `outputs`.",
+    ),
+    ("classify", _EXAMPLES, "Labels and scores of examples."),
+    ("regress", _EXAMPLES, "A value for each example."),
+)

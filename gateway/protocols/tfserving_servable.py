@@ -1,0 +1,302 @@
+"""A served version as TensorFlow Serving's clients see it: its signature, its name, its state.
+
+They send and get the shapes of the model itself. Where ``config.pbtxt`` has Triton's ``reshape``
+those differ from the wire's, in which tensors enter and leave the data plane.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import numpy as np
+
+from gateway import images
+from gateway.errors import (
+    AlreadyExists,
+    InvalidArgument,
+    ModelportError,
+    NotFound,
+    QueueFull,
+    TimedOut,
+    Unavailable,
+    Unsupported,
+)
+from gateway.lifecycle import Lifecycle
+from gateway.model import UNLOADED, ServedVersion, State
+from gateway.protocols.prepared import Prepared
+from gateway.types import Array, Datatype, InferResponse, Tensor, TensorSpec
+from gateway.validation import Reshape
+from gateway.wire import tensor_proto
+from gateway.wire.proto import error_codes_pb2, tensorflow_pb2
+from gateway.wire.proto import serving_pb2 as pb
+
+#: The one signature that a model has here, and its name where a request gives none.
+SIGNATURE = "serving_default"
+
+#: At a time, where the model does not say how many batch elements it takes.
+MAX_PICTURES = 64
+
+
+class FailedPrecondition(InvalidArgument):
+    """gRPC's FAILED_PRECONDITION, which TensorFlow Serving answers to an unknown signature."""
+
+
+#: The canonical code of an error; TensorFlow Serving's, in gRPC's words. The first match decides.
+_CODES: tuple[tuple[type[ModelportError], str], ...] = (
+    (QueueFull, "RESOURCE_EXHAUSTED"),
+    (TimedOut, "DEADLINE_EXCEEDED"),
+    (Unavailable, "UNAVAILABLE"),
+    (FailedPrecondition, "FAILED_PRECONDITION"),
+    (InvalidArgument, "INVALID_ARGUMENT"),
+    (NotFound, "NOT_FOUND"),
+    (AlreadyExists, "ALREADY_EXISTS"),
+    (Unsupported, "UNIMPLEMENTED"),
+)
+#: What gRPC's table of methods needs of it.
+STATUSES = dict(_CODES)
+_STATES = {
+    State.LOADING: pb.ModelVersionStatus.LOADING,
+    State.READY: pb.ModelVersionStatus.AVAILABLE,
+    State.UNLOADING: pb.ModelVersionStatus.UNLOADING,
+    State.UNAVAILABLE: pb.ModelVersionStatus.END,
+}
+_TYPE_NAMES = {
+    Datatype.FP16: "half",
+    Datatype.FP32: "float",
+    Datatype.FP64: "double",
+    Datatype.BF16: "bfloat16",
+    Datatype.BYTES: "string",
+}
+
+
+def code(error: ModelportError) -> str:
+    """The canonical code of ``error``."""
+    return next((name for kind, name in _CODES if isinstance(error, kind)), "INTERNAL")
+
+
+def type_name(datatype: Datatype) -> str:
+    """As TensorFlow's messages call it: ``float``, ``int64``, ``string``."""
+    return _TYPE_NAMES.get(datatype, datatype.value.lower())
+
+
+@dataclass(frozen=True, slots=True)
+class Endpoint:
+    """An input or output in the model's own shape.
+
+    Attributes:
+        shape: with the batch dimension; -1: dynamic.
+        convert: input: model's shape → wire's; output: the other way. None: they are the same.
+        picture: JPEG or PNG bytes → one batch element; None: the input is no image.
+    """
+
+    name: str
+    datatype: Datatype
+    shape: tuple[int, ...]
+    optional: bool = False
+    convert: Callable[[Array], Array] | None = None
+    picture: images.Decoder | None = None
+    most_pictures: int = 0
+
+    def to_wire(self, data: Array) -> Array:
+        """``data`` as the data plane takes it; what already has the wire's shape stays."""
+        if self.convert is None or not _fits(data.shape, self.shape):
+            return data
+        return self.convert(data)
+
+    def to_model(self, data: Array) -> Array:
+        return data if self.convert is None else self.convert(data)
+
+    def pictures(self, encoded: Sequence[bytes], leading: Sequence[int]) -> Array:
+        """JPEG or PNG bytes as an array whose first dimensions are ``leading``.
+
+        Takes milliseconds for each.
+
+        Raises:
+            InvalidArgument: they are no such pictures, too many, or of sizes that do not go
+                together.
+        """
+        assert self.picture is not None
+        if len(encoded) > self.most_pictures:  # before they are decoded
+            raise InvalidArgument(
+                f"input '{self.name}' takes at most {self.most_pictures} pictures at a time"
+            )
+        decoded = [self.picture(data) for data in encoded]
+        try:
+            if decoded and decoded[0].ndim == len(self.shape):  # with the batch dimension, if any
+                return np.concatenate(decoded)
+            return np.stack(decoded).reshape(*leading, *decoded[0].shape)
+        except (ValueError, IndexError) as error:
+            raise InvalidArgument(
+                f"the pictures of input '{self.name}' must all be of one size"
+            ) from error
+
+
+def _fits(shape: tuple[int, ...], wanted: tuple[int, ...]) -> bool:
+    return len(shape) == len(wanted) and all(
+        w in (-1, s) for s, w in zip(shape, wanted, strict=True)
+    )
+
+
+class Servable:
+    """What a version's requests and replies need, computed once."""
+
+    def __init__(self, served: ServedVersion) -> None:
+        signature = served.signature
+        self.name, self.number = served.name, served.number
+        self.max_batch_size = signature.max_batch_size
+        #: Class names by output, from the configuration's ``label_filename``.
+        self.labels: Mapping[str, tuple[str, ...]] = served.labels
+        self.inputs = {
+            spec.name: self._input(spec, images.decoder(served.config, spec))
+            for spec in signature.inputs
+        }
+        self.outputs = {spec.name: self._output(spec) for spec in signature.outputs}
+        self.has_pictures = any(e.picture is not None for e in self.inputs.values())
+        self.required = frozenset(e.name for e in self.inputs.values() if not e.optional)
+
+    def _input(self, spec: TensorSpec, picture: images.Decoder | None) -> Endpoint:
+        batched, dims, convert = self.max_batch_size > 0, spec.wire_dims, None
+        if spec.reshape is not None:
+            dims, convert = spec.reshape, Reshape(spec.reshape, spec.wire_dims, batched)
+        return Endpoint(
+            spec.name,
+            spec.datatype,
+            self._shape(dims),
+            spec.optional,
+            convert,
+            picture,
+            self.max_batch_size or MAX_PICTURES,
+        )
+
+    def _output(self, spec: TensorSpec) -> Endpoint:
+        batched, dims, convert = self.max_batch_size > 0, spec.wire_dims, None
+        if spec.reshape is not None:
+            dims, convert = spec.reshape, Reshape(spec.wire_dims, spec.reshape, batched)
+        return Endpoint(spec.name, spec.datatype, self._shape(dims), convert=convert)
+
+    def _shape(self, dims: tuple[int, ...]) -> tuple[int, ...]:
+        return (-1, *dims) if self.max_batch_size else dims
+
+    def answered(self, response: InferResponse) -> list[Tensor]:
+        """The outputs in the model's shapes."""
+        for tensor in response.outputs:
+            tensor.data = self.outputs[tensor.name].to_model(tensor.data)
+        return response.outputs
+
+    def check_inputs(self, given: Collection[str]) -> None:
+        """Raise unless ``given`` are the model's inputs, all but optional ones.
+
+        Raises:
+            InvalidArgument: in TensorFlow Serving's words.
+        """
+        if self.required <= set(given) <= self.inputs.keys():
+            return
+        sent, wanted = sorted(set(given)), sorted(self.inputs)
+        extra = ",".join(name for name in sent if name not in self.inputs)
+        missing = ",".join(name for name in wanted if name in self.required - set(given))
+        raise InvalidArgument(
+            f"input size does not match signature: {len(sent)}!={len(wanted)} "
+            f"len({{{','.join(sent)}}}) != len({{{','.join(wanted)}}}). Sent extra: {{{extra}}}. "
+            f"Missing but required: {{{missing}}}."
+        )
+
+    @functools.cached_property
+    def signature_map(self) -> pb.SignatureDefMap:
+        """As the metadata of a SavedModel that Keras has written."""
+        signatures = pb.SignatureDefMap()
+        signature = signatures.signature_def[SIGNATURE]
+        signature.method_name = "tensorflow/serving/predict"
+        for endpoint in self.inputs.values():
+            _describe(signature.inputs[endpoint.name], endpoint, f"{SIGNATURE}_{endpoint.name}:0")
+        for index, endpoint in enumerate(self.outputs.values()):
+            _describe(
+                signature.outputs[endpoint.name], endpoint, f"StatefulPartitionedCall:{index}"
+            )
+        return signatures
+
+
+class Selected(NamedTuple):
+    """What a request names: neither version nor label is the model's default version."""
+
+    name: str
+    version: int | None = None
+    label: str | None = None
+
+
+def _describe(info: tensorflow_pb2.TensorInfo, endpoint: Endpoint, name: str) -> None:
+    info.name, info.dtype = name, tensor_proto.DTYPES[endpoint.datatype]
+    info.tensor_shape.SetInParent()
+    for size in endpoint.shape:
+        info.tensor_shape.dim.add(size=size)
+
+
+class Servables:
+    """The versions of the lifecycle, under the names that TensorFlow Serving's requests use."""
+
+    def __init__(self, lifecycle: Lifecycle) -> None:
+        self._lifecycle = lifecycle
+        self._servable = Prepared(Servable)
+
+    def find(self, selected: Selected) -> Servable:
+        """The READY version of that number or label; with neither, the model's default.
+
+        Raises:
+            NotFound, InvalidArgument: in TensorFlow Serving's words.
+            Unavailable: the version is known but not READY.
+        """
+        return self._servable(self._served(selected.name, self._number(selected)))
+
+    def _served(self, name: str, version: int | None) -> ServedVersion:
+        if not name:
+            raise InvalidArgument("ModelSpec has no name specified.")
+        try:
+            if version is not None and version < 1:
+                raise NotFound
+            return self._lifecycle.get(name, version or 0)
+        except NotFound:
+            wanted = f"Latest({name})" if version is None else f"Specific({name}, {version})"
+            raise NotFound(f"Servable not found for request: {wanted}") from None
+
+    def _number(self, selected: Selected) -> int | None:
+        name, version, label = selected
+        if not label:
+            return version
+        try:
+            number = self._lifecycle.labels(name).get(label)
+        except NotFound:
+            raise NotFound(f"Servable not found for request: Latest({name})") from None
+        if number is None:
+            raise InvalidArgument(f"Unrecognized servable version label: {label}")
+        return number
+
+    def status(self, selected: Selected) -> pb.GetModelStatusResponse:
+        """The states of a model's versions, or of one.
+
+        Raises:
+            NotFound, InvalidArgument: in TensorFlow Serving's words.
+        """
+        name = selected.name
+        if not name:
+            raise InvalidArgument("Missing model name in request.")
+        version = self._number(selected)
+        reply = pb.GetModelStatusResponse()
+        for number, state, reason in self._states(name):
+            if version in (None, number):
+                row = reply.model_version_status.add(version=number, state=_STATES[state])
+                row.status.SetInParent()
+                if state is State.UNAVAILABLE and reason != UNLOADED:
+                    row.status.error_code = error_codes_pb2.UNAVAILABLE
+                    row.status.error_message = reason
+        if not reply.model_version_status:
+            wanted = "any versions" if version is None else f"version {version}"
+            raise NotFound(f"Could not find {wanted} of model {name}")
+        return reply
+
+    def _states(self, name: str) -> list[tuple[int, State, str]]:
+        try:
+            return self._lifecycle.states(name)
+        except NotFound:
+            return []

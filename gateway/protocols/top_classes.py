@@ -1,0 +1,74 @@
+"""The answer of TorchServe's ``image_classifier``: the five likeliest classes, by label."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from gateway.errors import InvalidArgument
+from gateway.model import ServedVersion
+from gateway.types import Array, Datatype
+
+TOP = 5
+#: Config parameter ``classification.logits = "logits"``: what the values of an output are.
+PARAMETER = "classification."
+LOGITS, PROBABILITIES = "logits", "probabilities"
+_FLOATS = (Datatype.FP16, Datatype.FP32, Datatype.FP64)
+#: What a sum of probabilities may be off by.
+_TOLERANCE = 1e-3
+
+
+@dataclass(frozen=True, slots=True)
+class TopClasses:
+    """One value for each class, of the output ``output``.
+
+    ``kind`` empty: values from 0 that sum to 1 are probabilities, others logits.
+    """
+
+    output: str
+    labels: tuple[str, ...]
+    kind: str
+
+    def __call__(self, values: Array) -> dict[str, float]:
+        """``values`` ``[classes]`` as label (or index) → probability, the likeliest first."""
+        wide = values.astype(np.float64)
+        if not self._are_probabilities(wide):
+            with np.errstate(all="ignore"):
+                powers = np.exp(wide - wide.max())
+                wide = powers / powers.sum()
+        top = np.argsort(-wide, kind="stable")[:TOP]
+        chances = wide.astype(np.float32)
+        return {self._label(int(index)): float(chances[index]) for index in top}
+
+    def _are_probabilities(self, values: Array) -> bool:
+        if self.kind:
+            return self.kind == PROBABILITIES
+        return bool(values.min() >= 0) and abs(float(values.sum()) - 1) <= _TOLERANCE
+
+    def _label(self, index: int) -> str:
+        return self.labels[index] if index < len(self.labels) else str(index)
+
+
+def top_classes(served: ServedVersion) -> TopClasses | None:
+    """How the one output with a value for each class is answered; None where there is none.
+
+    An output of floats with one dimension has classes if it has labels, if the configuration says
+    so (``PARAMETER``), or if its name does.
+
+    Raises:
+        InvalidArgument: the parameter is neither ``logits`` nor ``probabilities``.
+    """
+    found = []
+    for spec in served.signature.outputs:
+        key = PARAMETER + spec.name
+        kind = served.config.parameters[key].string_value if key in served.config.parameters else ""
+        if kind not in ("", LOGITS, PROBABILITIES):
+            raise InvalidArgument(f"parameter '{key}' must be '{LOGITS}' or '{PROBABILITIES}'")
+        if not kind and spec.name in (LOGITS, PROBABILITIES):
+            kind = spec.name
+        labels = served.labels.get(spec.name, ())
+        fits = spec.datatype in _FLOATS and len(spec.dims) == 1
+        if fits and (kind or labels):
+            found.append(TopClasses(spec.name, labels, kind))
+    return found[0] if len(found) == 1 else None

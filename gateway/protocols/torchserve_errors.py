@@ -1,0 +1,148 @@
+"""TorchServe's errors: its names for them, and their statuses in REST.
+
+``{"code": 404, "type": "ModelNotFoundException", "message": "Model not found: m"}``
+"""
+
+from __future__ import annotations
+
+import re
+
+from gateway.errors import (
+    AlreadyExists,
+    Internal,
+    InvalidArgument,
+    ModelportError,
+    NotFound,
+    Unavailable,
+    Unsupported,
+)
+from gateway.lifecycle import Lifecycle
+from gateway.protocols.prediction import Call, Predict, Reply
+from gateway.repository.scan import MAX_VERSION
+from gateway.types import Deadline
+
+
+class ModelNotFound(NotFound):
+    def __init__(self, name: str) -> None:
+        super().__init__(f"Model not found: {name}")
+
+
+class VersionNotFound(NotFound):
+    def __init__(self, name: str, version: str) -> None:
+        super().__init__(f"Model version: {version} does not exist for model: {name}")
+
+
+class UrlRefused(NotFound):
+    """TorchServe finds no model at an URL that is not allowed."""
+
+
+class Conflict(AlreadyExists):
+    pass
+
+
+class DefaultVersion(InvalidArgument):
+    def __init__(self, name: str) -> None:
+        super().__init__(
+            f"Cannot remove default version for model {name}; make another one the default first"
+        )
+
+
+class ApiDisabled(Unsupported):
+    """TorchServe's model API is off unless ``enable_model_api`` is set; here, the control mode."""
+
+    def __init__(self) -> None:
+        super().__init__(
+            "Model API disabled; start the server with --model-control-mode=explicit to use it"
+        )
+
+
+_KINDS: dict[type[ModelportError], tuple[int, str]] = {
+    VersionNotFound: (404, "ModelVersionNotFoundException"),
+    NotFound: (404, "ModelNotFoundException"),
+    Conflict: (409, "ConflictStatusException"),
+    DefaultVersion: (400, "InvalidModelVersionException"),
+    ApiDisabled: (405, "MethodNotAllowedException"),
+    InvalidArgument: (400, "BadRequestException"),
+    AlreadyExists: (409, "ConflictStatusException"),
+    Unsupported: (501, "UnsupportedOperationException"),
+    Unavailable: (503, "ServiceUnavailableException"),
+    Internal: (500, "InternalServerException"),
+}
+#: What the server says before any model is concerned.
+REFUSALS = {
+    404: (
+        "ResourceNotFoundException",
+        "Requested resource is not found, please refer to API document.",
+    ),
+    405: (
+        "MethodNotAllowedException",
+        "Requested method is not allowed, please refer to API document.",
+    ),
+}
+#: ``1``, or ``1.0`` as TorchServe's archiver writes it where nobody says which.
+_VERSION = re.compile(r"([1-9][0-9]{0,18})(?:\.0)?")
+
+
+def document(error: ModelportError) -> tuple[int, dict[str, object]]:
+    """Status and body for ``error``."""
+    for kind in type(error).__mro__:
+        if kind in _KINDS:
+            status, name = _KINDS[kind]
+            return status, {"code": status, "type": name, "message": str(error)}
+    return 500, {"code": 500, "type": "InternalServerException", "message": str(error)}
+
+
+def refusal(status: int, message: str) -> dict[str, object]:
+    name, text = REFUSALS.get(status, ("BadRequestException", message))
+    return {"code": status, "type": name, "message": text}
+
+
+def version_number(lifecycle: Lifecycle, name: str, text: str) -> int:
+    """The version that ``text`` names: a number, or a label; 0 for an empty one.
+
+    Raises:
+        ModelNotFound, VersionNotFound: there is none.
+    """
+    if not text:
+        return 0
+    found = _VERSION.fullmatch(text)
+    if found is not None and int(found[1]) <= MAX_VERSION:
+        return int(found[1])
+    if name not in lifecycle.names():
+        raise ModelNotFound(name)
+    try:
+        return lifecycle.version_of(name, text)
+    except NotFound:
+        raise VersionNotFound(name, text) from None
+
+
+def known_version(lifecycle: Lifecycle, name: str, text: str) -> int:
+    """As ``version_number``, of a version that can be asked for.
+
+    Raises:
+        ModelNotFound, VersionNotFound: there is none.
+        Unavailable: it is not READY.
+    """
+    number = version_number(lifecycle, name, text)
+    try:
+        lifecycle.get(name, number)
+    except NotFound as error:
+        raise _not_found(lifecycle, name, text) from error
+    return number
+
+
+def _not_found(lifecycle: Lifecycle, name: str, version: str) -> NotFound:
+    known = version and name in lifecycle.names()
+    return VersionNotFound(name, version) if known else ModelNotFound(name)
+
+
+def in_torchserves_words(predict: Predict, lifecycle: Lifecycle) -> Predict:
+    """``predict``, saying as TorchServe does that there is no such model or version."""
+
+    async def translated(call: Call, deadline: Deadline) -> Reply:
+        try:
+            return await predict(call, deadline)
+        except NotFound as error:
+            raise _not_found(lifecycle, call.model, str(call.version or "")) from error
+
+    return translated

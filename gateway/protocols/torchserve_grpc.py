@@ -1,0 +1,155 @@
+"""TorchServe's gRPC services, with the statuses that TorchServe 0.12 gives (``grpcimpl/``).
+
+A model that is not found is INTERNAL to predictions, and NOT_FOUND to management.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Mapping
+from typing import Any
+
+import orjson
+from google.protobuf import empty_pb2
+
+from gateway.errors import Code, InvalidArgument, ModelportError
+from gateway.lifecycle import Lifecycle
+from gateway.protocols import torchserve_errors as errors
+from gateway.protocols.form_body import FIELDS
+from gateway.protocols.grpc_method import Method
+from gateway.protocols.prediction import Call, Predict
+from gateway.protocols.torchserve_management import MAX_PAGE, Management
+from gateway.types import Deadline
+from gateway.wire.proto import torchserve_inference_pb2 as inference
+from gateway.wire.proto import torchserve_management_pb2 as management
+
+INFERENCE_SERVICE = "org.pytorch.serve.grpc.inference.InferenceAPIsService"
+MANAGEMENT_SERVICE = "org.pytorch.serve.grpc.management.ManagementAPIsService"
+_PREDICTION_STATUSES: Mapping[type[ModelportError], str] = {
+    errors.ModelNotFound: "INTERNAL",
+    errors.VersionNotFound: "INTERNAL",
+}
+_MANAGEMENT_STATUSES: Mapping[type[ModelportError], str] = {
+    errors.ApiDisabled: "PERMISSION_DENIED",
+    errors.Conflict: "ABORTED",
+}
+#: In a stream's answer, where a status is a number (google.rpc.Code).
+_NUMBERS = {
+    Code.INVALID_ARGUMENT: 3,
+    Code.NOT_FOUND: 13,
+    Code.ALREADY_EXISTS: 6,
+    Code.UNSUPPORTED: 12,
+    Code.INTERNAL: 13,
+    Code.UNAVAILABLE: 14,
+    Code.CANCELLED: 1,
+}
+
+
+class TorchServeGrpc:
+    """The methods of ``InferenceAPIsService`` and ``ManagementAPIsService``."""
+
+    def __init__(self, predictor: Predict, lifecycle: Lifecycle, models: Management) -> None:
+        self._predict = errors.in_torchserves_words(predictor, lifecycle)
+        self._lifecycle = lifecycle
+        self._models = models
+
+    def methods(self) -> dict[str, dict[str, Method]]:
+        """service → method → row."""
+        request, reply = inference.PredictionsRequest, inference.PredictionResponse
+        statuses = _PREDICTION_STATUSES
+        predictions = {
+            "Ping": Method(empty_pb2.Empty, inference.TorchServeHealthResponse, self._ping),
+            "Predictions": Method(request, reply, self._predictions, statuses=statuses),
+            "StreamPredictions": Method(
+                request, reply, self._stream, reply_streams=True, statuses=statuses
+            ),
+            "StreamPredictions2": Method(
+                request, reply, self._stream2, True, True, statuses=statuses
+            ),
+        }
+        handlers = {
+            "DescribeModel": (management.DescribeModelRequest, self._describe),
+            "ListModels": (management.ListModelsRequest, self._list),
+            "RegisterModel": (management.RegisterModelRequest, self._register),
+            "ScaleWorker": (management.ScaleWorkerRequest, self._scale),
+            "SetDefault": (management.SetDefaultRequest, self._set_default),
+            "UnregisterModel": (management.UnregisterModelRequest, self._unregister),
+        }
+        changes = {
+            name: Method(
+                message, management.ManagementResponse, handler, statuses=_MANAGEMENT_STATUSES
+            )
+            for name, (message, handler) in handlers.items()
+        }
+        return {INFERENCE_SERVICE: predictions, MANAGEMENT_SERVICE: changes}
+
+    # -- inference ------------------------------------------------------------------------------
+
+    async def _ping(self, _: Any, __: Deadline) -> Any:
+        health = {"status": "Healthy" if self._lifecycle.ready else "Unhealthy"}
+        text = orjson.dumps(health, option=orjson.OPT_INDENT_2).decode()
+        return inference.TorchServeHealthResponse(health=text)
+
+    async def _predictions(self, message: Any, deadline: Deadline) -> Any:
+        if not message.model_name:
+            raise InvalidArgument("Parameter model_name is required.")
+        version = errors.known_version(self._lifecycle, message.model_name, message.model_version)
+        for name in FIELDS:
+            if name in message.input:
+                call = Call(message.model_name, version, message.input[name])
+                reply = await self._predict(call, deadline)
+                return inference.PredictionResponse(prediction=reply.body)
+        raise InvalidArgument("the map 'input' has no entry 'data' or 'body'")
+
+    async def _stream(self, message: Any, deadline: Deadline) -> AsyncIterator[Any]:
+        """The one answer there is, as a stream."""
+        yield await self._predictions(message, deadline)
+
+    async def _stream2(
+        self, messages: AsyncIterator[Any], deadline: Deadline
+    ) -> AsyncIterator[Any]:
+        """An answer for each request, in order; an error goes into its answer."""
+        async for message in messages:
+            try:
+                answer = await self._predictions(message, deadline)
+            except ModelportError as error:
+                answer = inference.PredictionResponse()
+                answer.status.code = _NUMBERS[error.code]
+                answer.status.message = str(error)
+            if message.HasField("sequence_id"):
+                answer.sequence_id = message.sequence_id
+            yield answer
+
+    # -- management -----------------------------------------------------------------------------
+
+    async def _describe(self, message: Any, _: Deadline) -> Any:
+        return _document(
+            self._models.describe(message.model_name, message.model_version, message.customized)
+        )
+
+    async def _list(self, message: Any, _: Deadline) -> Any:
+        return _document(
+            self._models.list_models(message.limit or MAX_PAGE, message.next_page_token)
+        )
+
+    async def _register(self, message: Any, _: Deadline) -> Any:
+        return _message(await self._models.register(message.url, message.model_name))
+
+    async def _scale(self, message: Any, _: Deadline) -> Any:
+        minimum = message.min_worker if message.min_worker > 0 else 1
+        maximum = message.max_worker if message.max_worker > 0 else minimum
+        text = self._models.scale(message.model_name, message.model_version, minimum, maximum)
+        return _message(text if message.synchronous else "Processing worker updates...")
+
+    async def _set_default(self, message: Any, _: Deadline) -> Any:
+        return _message(self._models.set_default(message.model_name, message.model_version))
+
+    async def _unregister(self, message: Any, _: Deadline) -> Any:
+        return _message(await self._models.unregister(message.model_name, message.model_version))
+
+
+def _document(value: Any) -> Any:
+    return _message(orjson.dumps(value, option=orjson.OPT_INDENT_2).decode())
+
+
+def _message(text: str) -> Any:
+    return management.ManagementResponse(msg=text)

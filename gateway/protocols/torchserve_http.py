@@ -1,0 +1,237 @@
+"""TorchServe's REST: predictions, health and management, as TorchServe 0.12 answers them.
+
+``frontend/server`` of pytorch/serve is the contract. Every answer carries ``x-request-id``.
+"""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Callable
+from typing import Annotated, Any
+
+import orjson
+from fastapi import FastAPI, Path, Request, Response
+
+from gateway.errors import InvalidArgument, ModelportError
+from gateway.lifecycle import Lifecycle
+from gateway.protocols import http_body
+from gateway.protocols import torchserve_errors as errors
+from gateway.protocols.asgi import Receive, Scope, Send
+from gateway.protocols.http import Delegate
+from gateway.protocols.http_reply import Headers
+from gateway.protocols.prediction import Predict, Reply
+from gateway.protocols.prediction_http import (
+    MAX_TRACE,
+    TRACE,
+    PredictionHandler,
+    RequestHeaders,
+)
+from gateway.protocols.torchserve_management import MAX_PAGE, Management
+from gateway.wire import json_text
+
+Model = Annotated[str, Path(description="Model name")]
+Version = Annotated[str, Path(description="Model version: a number, or a label")]
+_PREDICTIONS = "/predictions/"
+_HEADER_LENGTH = b"inference-header-content-length"
+_NO_CACHE: Headers = [
+    (b"pragma", b"no-cache"),
+    (b"cache-control", b"no-cache; no-store, must-revalidate, private"),
+    (b"expires", b"Thu, 01 Jan 1970 00:00:00 UTC"),
+]
+_JSON = [(b"content-type", b"application/json"), *_NO_CACHE]
+_ANY_BODY = {"requestBody": {"content": {"*/*": {"schema": {"type": "string"}}}}}
+
+
+class TorchServeWire:
+    """A ``Wire``: OIP's header for the JSON part, TorchServe's errors."""
+
+    def header_length(self, headers: RequestHeaders, size: int) -> int | None:
+        stated = headers.get(_HEADER_LENGTH)
+        return None if stated is None else http_body.header_length(stated, size)
+
+    def headers(self, reply: Reply, request: RequestHeaders) -> Headers:
+        found = [(b"content-type", reply.content_type), _request_id(request), *_NO_CACHE]
+        if reply.header_length is not None:
+            found.append((_HEADER_LENGTH, b"%d" % reply.header_length))
+        return found
+
+    def failure(self, error: ModelportError, request: RequestHeaders) -> tuple[int, bytes, Headers]:
+        status, document = errors.document(error)
+        return status, _pretty(document), [*_JSON, _request_id(request)]
+
+
+class TorchServeHttp:
+    """The dialect of ``/predictions``, ``/ping`` and ``/models``."""
+
+    segments = frozenset({"api-description", "models", "ping", "predictions"})
+
+    def __init__(
+        self,
+        predictor: Predict,
+        lifecycle: Lifecycle,
+        management: Management,
+        max_input_bytes: int,
+    ) -> None:
+        self._lifecycle = lifecycle
+        self._management = management
+        self._max_input_bytes = max_input_bytes
+        predict = errors.in_torchserves_words(predictor, lifecycle)
+        self._predict = PredictionHandler(predict, TorchServeWire(), max_input_bytes)
+
+    async def serve(self, scope: Scope, receive: Receive, send: Send) -> bool:
+        path: str = scope["path"]
+        if scope["method"] not in ("POST", "PUT") or not path.startswith(_PREDICTIONS):
+            return False
+        name, slash, version = path[len(_PREDICTIONS) :].partition("/")
+        if not name or "/" in version or (slash and not version):
+            return False
+        await self._predict(self._find(name, version), scope, receive, send)
+        return True
+
+    def _find(self, name: str, version: str) -> Callable[[RequestHeaders], tuple[str, int]]:
+        """That there is no such model is said before anything of the body, as TorchServe does."""
+        return lambda _: (name, errors.known_version(self._lifecycle, name, version))
+
+    def refusal(self, status: int, message: str) -> Response:
+        return _answer(errors.refusal(status, message), {}, status)
+
+    def failure(self, error: ModelportError) -> Response:
+        status, document = errors.document(error)
+        return _answer(document, {}, status)
+
+    # -- everything but predictions --------------------------------------------------------------
+
+    def add_routes(self, app: FastAPI) -> None:
+        @app.get("/ping", tags=["torchserve"])
+        @app.post("/ping", include_in_schema=False)
+        async def ping(request: Request) -> Response:
+            """Whether traffic should come, for TorchServe's clients and SageMaker's."""
+            ready = self._lifecycle.ready
+            health = {"status": "Healthy" if ready else "Unhealthy"}
+            return _answer(health, request, 200 if ready else 500)
+
+        @app.options("/", tags=["torchserve"])
+        @app.get("/api-description", include_in_schema=False)
+        async def api_description(request: Request) -> Response:
+            """This API as an OpenAPI document."""
+            return _answer(app.openapi(), request)
+
+        @app.post("/predictions/{model}", tags=["torchserve"], openapi_extra=_ANY_BODY)
+        @app.put("/predictions/{model}", include_in_schema=False)
+        async def predict(model: Model) -> Response:
+            """An image, an OIP request, plain JSON or bytes: the body, or the form field `data`."""
+            return Delegate(self._predict, self._find(model, ""))
+
+        @app.post("/predictions/{model}/{version}", tags=["torchserve"], openapi_extra=_ANY_BODY)
+        @app.put("/predictions/{model}/{version}", include_in_schema=False)
+        async def predict_with_version(model: Model, version: Version) -> Response:
+            """As without a version."""
+            return Delegate(self._predict, self._find(model, version))
+
+        self._add_reading(app)
+        self._add_changing(app)
+
+    def _add_reading(self, app: FastAPI) -> None:
+        management = self._management
+
+        @app.get("/models", tags=["torchserve"])
+        async def list_models(request: Request) -> Response:
+            """Models that are served; `limit`, `next_page_token`."""
+            limit = _number(request, "limit", MAX_PAGE)
+            page = management.list_models(limit, _number(request, "next_page_token", 0))
+            return _answer(page, request)
+
+        @app.get("/models/{model}", tags=["torchserve"])
+        async def describe_model(model: Model, request: Request) -> Response:
+            """The default version; with `customized=true` also its inputs and outputs."""
+            return _answer(management.describe(model, "", _is_set(request, "customized")), request)
+
+        @app.get("/models/{model}/{version}", tags=["torchserve"])
+        async def describe_version(model: Model, version: Version, request: Request) -> Response:
+            """One version, or `all`."""
+            customized = _is_set(request, "customized")
+            return _answer(management.describe(model, version, customized), request)
+
+    def _add_changing(self, app: FastAPI) -> None:
+        management = self._management
+
+        @app.post("/models", tags=["torchserve"])
+        async def register_model(request: Request) -> Response:
+            """Load a model of the repository (`--model-control-mode explicit`); `url` names it."""
+            given = await self._registration(request)
+            status = await management.register(given["url"], given["model_name"])
+            return _answer({"status": status}, request)
+
+        @app.put("/models/{model}", tags=["torchserve"])
+        async def scale_workers(model: Model, request: Request) -> Response:
+            """Accepted where the model has as many instances as are asked for."""
+            return self._scale(model, request.query_params.get("model_version", ""), request)
+
+        @app.put("/models/{model}/{version}", tags=["torchserve"])
+        async def scale_version(model: Model, version: Version, request: Request) -> Response:
+            """As without a version."""
+            return self._scale(model, version, request)
+
+        @app.put("/models/{model}/{version}/set-default", tags=["torchserve"])
+        async def set_default(model: Model, version: Version, request: Request) -> Response:
+            """Requests without a version get this one."""
+            return _answer({"status": management.set_default(model, version)}, request)
+
+        @app.delete("/models/{model}", tags=["torchserve"])
+        async def unregister_model(model: Model, request: Request) -> Response:
+            """Unload the model's only version once its requests in flight are done."""
+            return _answer({"status": await management.unregister(model, "")}, request)
+
+        @app.delete("/models/{model}/{version}", tags=["torchserve"])
+        async def unregister_version(model: Model, version: Version, request: Request) -> Response:
+            """Unload a version that is not the default."""
+            return _answer({"status": await management.unregister(model, version)}, request)
+
+    def _scale(self, model: str, version: str, request: Request) -> Response:
+        minimum = _number(request, "min_worker", 1)
+        maximum = _number(request, "max_worker", minimum)
+        status = self._management.scale(model, version, minimum, maximum)
+        if _is_set(request, "synchronous"):
+            return _answer({"status": status}, request)
+        return _answer({"status": "Processing worker updates..."}, request, 202)
+
+    async def _registration(self, request: Request) -> dict[str, str]:
+        """``url`` and ``model_name`` of the query, or of a JSON body."""
+        body = await http_body.read(request.receive, self._max_input_bytes)
+        given: Any = request.query_params
+        if request.headers.get("content-type", "").startswith("application/json"):
+            given = json_text.loads(body)
+        if not hasattr(given, "get"):
+            raise InvalidArgument("the request must be a JSON object")
+        found = {key: given.get(key) or "" for key in ("url", "model_name")}
+        for key, value in found.items():
+            if type(value) is not str:
+                raise InvalidArgument(f"Parameter {key} must be a string.")
+        return found
+
+
+def _answer(value: Any, request: Any, status: int = 200) -> Response:
+    response = Response(_pretty(value), status, media_type="application/json")
+    headers = dict(request.scope["headers"]) if request else {}
+    for name, text in [_request_id(headers), *_NO_CACHE]:
+        response.raw_headers.append((name, text))
+    return response
+
+
+def _pretty(value: Any) -> bytes:
+    """As TorchServe prints it."""
+    return orjson.dumps(value, option=orjson.OPT_INDENT_2 | orjson.OPT_APPEND_NEWLINE)
+
+
+def _request_id(headers: RequestHeaders) -> tuple[bytes, bytes]:
+    return TRACE, headers.get(TRACE, b"")[:MAX_TRACE] or str(uuid.uuid4()).encode()
+
+
+def _number(request: Request, key: str, default: int) -> int:
+    """TorchServe takes what is no number for what is not there."""
+    text = request.query_params.get(key, "")
+    return int(text) if text.lstrip("-").isdecimal() and len(text) < 10 else default
+
+
+def _is_set(request: Request, key: str) -> bool:
+    return request.query_params.get(key, "").lower() == "true"

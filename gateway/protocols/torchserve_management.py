@@ -1,0 +1,208 @@
+"""TorchServe's management, as functions that REST and gRPC share.
+
+Models come from the repository alone: ``url`` names one of it, ``fraud`` or ``fraud.mar``. What a
+version's workers are to TorchServe is its ``instance_group`` here, which a request cannot change.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from typing import Any
+
+from gateway.errors import InvalidArgument, NotFound, Unavailable
+from gateway.lifecycle import Lifecycle
+from gateway.model import ServedVersion
+from gateway.protocols import documents
+from gateway.protocols.torchserve_errors import (
+    ApiDisabled,
+    Conflict,
+    DefaultVersion,
+    ModelNotFound,
+    UrlRefused,
+    VersionNotFound,
+    version_number,
+)
+from gateway.repository import config as configuration
+
+ARCHIVE_SUFFIX = ".mar"
+ALL = "all"
+MAX_PAGE = 100
+_URL = re.compile(r"[a-z][a-z0-9+.-]*:", re.IGNORECASE)
+
+
+class Management:
+    """The models, as TorchServe's management API sees them. ``explicit``: they may be changed."""
+
+    def __init__(self, lifecycle: Lifecycle, explicit: bool) -> None:
+        self._lifecycle = lifecycle
+        self._explicit = explicit
+
+    def list_models(self, limit: int = MAX_PAGE, page_token: int = 0) -> dict[str, Any]:
+        """Models with a version that serves, ``limit`` of them from the ``page_token``-th on."""
+        limit = limit if 0 <= limit <= MAX_PAGE else MAX_PAGE
+        first = max(0, page_token)
+        names = [name for name in self._lifecycle.names() if self._lifecycle.versions(name)]
+        page: dict[str, Any] = {}
+        if first + limit <= len(names):
+            page["nextPageToken"] = str(first + limit)
+        rows = [{"modelName": n, "modelUrl": n + ARCHIVE_SUFFIX} for n in names[first:][:limit]]
+        return {**page, "models": rows}
+
+    def describe(self, name: str, version: str, customized: bool = False) -> list[dict[str, Any]]:
+        """The default version, the one named, or with ``ALL`` every one that serves.
+
+        Raises:
+            ModelNotFound, VersionNotFound: there is none.
+            Unavailable: it is not READY.
+        """
+        if version == ALL:
+            numbers = self._lifecycle.versions(name)
+            if not numbers:
+                raise ModelNotFound(name)
+        else:
+            numbers = [version_number(self._lifecycle, name, version)]
+        rows = [self._description(self._get(name, number)) for number in numbers]
+        if customized and version != ALL:
+            metadata = documents.model_metadata(self._lifecycle, name, numbers[0])
+            rows[0]["customizedMetadata"] = metadata
+        return rows
+
+    async def register(self, url: str, model_name: str = "") -> str:
+        """Load, or load again, the model of the repository that ``url`` names.
+
+        Raises:
+            ApiDisabled: the control mode is not explicit.
+            UrlRefused: ``url`` is no name of a model of the repository.
+            Conflict: what the repository has of it is served already.
+            InvalidArgument: no ``url``; or it does not load, and why.
+        """
+        self._require_explicit()
+        if not url:
+            raise InvalidArgument("Parameter url is required.")
+        name = _repository_name(url)
+        if model_name not in ("", name):
+            raise InvalidArgument(
+                f"the model of the repository is '{name}'; it is served under no other name than "
+                f"that, not as '{model_name}'"
+            )
+        before = [self._lifecycle.get(name, n) for n in self._lifecycle.versions(name)]
+        try:
+            await self._lifecycle.load(name)
+        except NotFound:
+            raise UrlRefused(f"Model not found at: {url}") from None
+        served = self._get(name, 0)
+        after = [self._lifecycle.get(name, n) for n in self._lifecycle.versions(name)]
+        if before and before == after:
+            raise Conflict(f"Model version {served.number} is already registered for model {name}")
+        workers = configuration.instance_count(served.config)
+        return f'Model "{name}" Version: {served.number} registered with {workers} initial workers'
+
+    def scale(self, name: str, version: str, minimum: int, maximum: int) -> str:
+        """What TorchServe says when the workers are as many as was asked for.
+
+        Raises:
+            ModelNotFound, VersionNotFound: there is none.
+            InvalidArgument: the version has more instances or fewer; it says where they are set.
+        """
+        if maximum < minimum:
+            raise InvalidArgument("max_worker cannot be less than min_worker.")
+        served = self._get(name, version_number(self._lifecycle, name, version))
+        workers = configuration.instance_count(served.config)
+        if not minimum <= workers <= maximum:
+            raise InvalidArgument(
+                f"model {name} has {workers} workers; their number is the count of instance_group "
+                "in its config.pbtxt, and not changed by a request. DELETE unregisters the model"
+            )
+        text = f"Workers scaled to {workers} for model: {name}"
+        return f"{text}, version: {version}" if version else text
+
+    def set_default(self, name: str, version: str) -> str:
+        """Make ``version`` the one that requests without a version get.
+
+        Raises:
+            ApiDisabled, ModelNotFound, VersionNotFound, Unavailable: it cannot be.
+        """
+        self._require_explicit()
+        number = version_number(self._lifecycle, name, version)
+        self._get(name, number)
+        self._lifecycle.set_default(name, number)
+        return f'Default version successfully updated for model "{name}" to "{version}"'
+
+    async def unregister(self, name: str, version: str) -> str:
+        """Unload a version that is not the default, or the only one, and the model with it.
+
+        Raises:
+            ApiDisabled, ModelNotFound, VersionNotFound, Unavailable: it cannot be.
+            DefaultVersion: the default, and there are others.
+        """
+        self._require_explicit()
+        number = self._get(name, version_number(self._lifecycle, name, version)).number
+        others = [n for n in self._lifecycle.versions(name) if n != number]
+        if not others:
+            await self._lifecycle.unload(name)
+        elif self._get(name, 0).number == number:
+            raise DefaultVersion(name)
+        else:
+            await self._lifecycle.unload_version(name, number)
+        return f'Model "{name}" unregistered'
+
+    def _require_explicit(self) -> None:
+        if not self._explicit:
+            raise ApiDisabled
+
+    def _get(self, name: str, number: int) -> ServedVersion:
+        if name not in self._lifecycle.names():
+            raise ModelNotFound(name)
+        try:
+            return self._lifecycle.get(name, number)
+        except NotFound:
+            raise VersionNotFound(name, str(number)) from None
+        except Unavailable:
+            # What was unregistered is unknown to TorchServe, not unavailable.
+            if not number and not self._lifecycle.versions(name):
+                raise ModelNotFound(name) from None
+            raise
+
+    def _description(self, served: ServedVersion) -> dict[str, Any]:
+        """TorchServe's members, but those that mean nothing here: time-outs of its workers."""
+        config = served.config
+        workers = configuration.instance_count(config)
+        delay = config.dynamic_batching.max_queue_delay_microseconds // 1000
+        return {
+            "modelName": served.name,
+            "modelVersion": str(served.number),
+            "modelUrl": served.name + ARCHIVE_SUFFIX,
+            "runtime": config.platform or config.backend,
+            "minWorkers": workers,
+            "maxWorkers": workers,
+            "batchSize": max(1, served.signature.max_batch_size),
+            "maxBatchDelay": delay,
+            "workers": [
+                {
+                    "id": str(index),
+                    "status": "UNLOADING" if served.backend.problem else "READY",
+                    "memoryUsage": 0,
+                    "pid": os.getpid(),
+                    "gpu": False,
+                    "gpuUsage": "N/A",
+                }
+                for index in range(workers)
+            ],
+            "jobQueueStatus": {"pendingRequests": served.statistics.pending},
+        }
+
+
+def _repository_name(url: str) -> str:
+    """The name in ``url``, which is no address and no path.
+
+    Raises:
+        UrlRefused: it is one; in TorchServe's words.
+    """
+    if ".." in url:
+        raise UrlRefused(f"Relative path is not allowed in url: {url}")
+    if _URL.match(url):
+        raise UrlRefused(f"Given URL {url} does not match any allowed URL(s)")
+    if "/" in url or "\\" in url:
+        raise UrlRefused(f"Model not found at: {url}")
+    return url.removesuffix(ARCHIVE_SUFFIX)

@@ -1,0 +1,87 @@
+"""Google Vertex AI's container contract: two routes whose paths the platform chooses.
+
+As Triton has it (``vertex_ai_server.cc``): ``AIP_PREDICT_ROUTE`` predicts with the default model;
+with the header ``X-Vertex-Ai-Triton-Redirect`` the request is for another of the server's own
+routes. Only those of ``_REDIRECTS`` can be named so: to read, and to infer. Metrics, which have a
+listener of their own, and whatever changes the server are refused there.
+"""
+
+from __future__ import annotations
+
+import re
+from urllib.parse import unquote
+
+from gateway.lifecycle import Lifecycle
+from gateway.protocols.asgi import App, Receive, Scope, Send
+from gateway.protocols.http_reply import JSON, reply
+from gateway.protocols.prediction import Predict
+from gateway.protocols.prediction_http import PlatformWire, PredictionHandler, RequestHeaders
+from gateway.protocols.sagemaker import only_model
+from gateway.settings import VertexAi
+
+MEDIA_TYPE = b"application/vnd.vertex-ai-triton"
+DEFAULT_MODEL_FLAG = "--vertex-ai-default-model"
+_REDIRECT = b"x-vertex-ai-triton-redirect"
+_MODEL = r"v2/models/[^/]+(?:/versions/[0-9]+)?"
+#: What a request may be redirected to, and with which method.
+_REDIRECTS = (
+    (re.compile(rf"{_MODEL}/infer"), "POST"),
+    (re.compile(r"v2/repository/index"), "POST"),
+    (re.compile(rf"{_MODEL}(?:/ready|/config|/stats)?"), "GET"),
+    (re.compile(r"v2(?:/health/(?:live|ready)|/models/stats)?"), "GET"),
+)
+
+
+class VertexApplication:
+    """``app``, with the two routes before it."""
+
+    def __init__(
+        self,
+        app: App,
+        predictor: Predict,
+        lifecycle: Lifecycle,
+        settings: VertexAi,
+        max_input_bytes: int,
+    ) -> None:
+        self._app = app
+        self._lifecycle = lifecycle
+        self._settings = settings
+        self._predict = PredictionHandler(predictor, PlatformWire(MEDIA_TYPE), max_input_bytes)
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        path = scope["path"] if scope["type"] == "http" else None
+        if path == self._settings.health_route:
+            allowed = scope["method"] in ("GET", "HEAD")
+            status = (200 if self._lifecycle.ready else 400) if allowed else 405
+            await reply(send, status, b"", [])
+        elif path == self._settings.predict_route:
+            await self._redirect_or_predict(scope, receive, send)
+        else:
+            await self._app(scope, receive, send)
+
+    async def _redirect_or_predict(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["method"] != "POST":
+            await reply(send, 405, b'{"error":"Method Not Allowed"}', JSON)
+            return
+        wanted = [value for name, value in scope["headers"] if name == _REDIRECT]
+        if not wanted:
+            await self._predict(self._find, scope, receive, send)
+            return
+        target = wanted[0].decode("latin-1")
+        for pattern, method in _REDIRECTS:
+            if len(wanted) == 1 and pattern.fullmatch(target):
+                # Percent-encoded as in a path, and looked at as one: by ``app``.
+                inner = {
+                    **scope,
+                    "method": method,
+                    "path": "/" + unquote(target),
+                    "raw_path": b"/" + wanted[0],
+                    "query_string": b"",
+                    "headers": [pair for pair in scope["headers"] if pair[0] != _REDIRECT],
+                }
+                await self._app(inner, receive, send)
+                return
+        await reply(send, 403, b'{"error":"the redirect is not allowed"}', JSON)
+
+    def _find(self, _: RequestHeaders) -> tuple[str, int]:
+        return only_model(self._lifecycle, self._settings.default_model, DEFAULT_MODEL_FLAG), 0

@@ -1,0 +1,215 @@
+"""torch's zip archives, TorchScript's and ``.pt2``, read without torch and without running them.
+
+    <root>/extra/modelport/signature.json    the signature, as a Triton model configuration in JSON
+
+``torch.jit.load`` and ``torch.export.load`` hand that record out by the name
+``modelport/signature.json``. The exporters write it; nothing here runs what an archive holds.
+"""
+
+from __future__ import annotations
+
+import itertools
+import json
+import keyword
+import platform
+import struct
+import sys
+import zipfile
+import zlib
+from collections.abc import Callable
+from enum import StrEnum
+from pathlib import Path
+from typing import Any, TypeVar
+
+from gateway.errors import IntegrityError, InvalidArgument, Unsupported
+from gateway.repository import config
+from gateway.types import ModelSignature
+
+SIGNATURE = "modelport/signature.json"
+
+EXTRA = "extra/"
+
+#: A record that is read whole: code, a graph, a description. Weights are not read.
+MAX_RECORD_BYTES = 1 << 30
+
+#: What reading a damaged zip comes to; encryption is a RuntimeError.
+DAMAGE = (
+    EOFError,
+    LookupError,
+    RuntimeError,
+    ValueError,
+    struct.error,
+    zipfile.BadZipFile,
+    zlib.error,
+)
+
+#: Where ``torch.export`` keeps what is not code.
+EXPORTED_DATA = ("data/weights/", "data/constants/", "data/sample_inputs/")
+
+#: Where AOTInductor keeps the compiled model that its archives call ``model``.
+COMPILED_MODEL = "model"
+COMPILED = f"data/aotinductor/{COMPILED_MODEL}/"
+COMPILED_METADATA = ".wrapper_metadata.json"
+
+#: Vector instructions that torch tells apart, as it names them, the weakest first.
+CAPABILITIES = ("DEFAULT", "AVX2", "AVX512")
+
+#: Words that mean something else in TorchScript, or in a call of a module.
+RESERVED = frozenset({"self", "torch", "ops", "args", "kwargs"})
+
+T = TypeVar("T")
+
+
+class Kind(StrEnum):
+    """What an archive is; the value is the platform's name in a configuration."""
+
+    TORCHSCRIPT = "pytorch_libtorch"
+    EXPORTED = "torch_export"
+    COMPILED = "torch_aoti"
+
+
+class Archive:
+    """An archive's records by their names without the root folder.
+
+    Raises:
+        IntegrityError: the file is no archive, or a record is damaged.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        try:
+            with zipfile.ZipFile(path) as file:
+                self._records = {
+                    info.filename.partition("/")[2]: info
+                    for info in file.infolist()
+                    if not info.is_dir()
+                }
+        except DAMAGE as error:
+            raise self._damaged(error) from error
+
+    def __contains__(self, name: str) -> bool:
+        return name in self._records
+
+    def below(self, folder: str, suffix: str = "") -> list[str]:
+        """The records in ``folder``, at any depth, whose names end in ``suffix``."""
+        return [n for n in self._records if n.startswith(folder) and n.endswith(suffix)]
+
+    def size(self, name: str) -> int:
+        """In bytes."""
+        return self._records[name].file_size
+
+    def read(self, name: str) -> bytes:
+        """The content of a record."""
+        if name not in self._records:
+            raise IntegrityError(f"'{self.path.name}' is damaged: it has no record '{name}'")
+        info = self._records[name]
+        if info.file_size > MAX_RECORD_BYTES:
+            raise IntegrityError(f"'{self.path.name}': record '{name}' is larger than 1 GiB")
+        try:
+            with zipfile.ZipFile(self.path) as file:
+                return file.read(info)
+        except DAMAGE as error:
+            raise self._damaged(error) from error
+
+    def text(self, name: str) -> str:
+        """The content of a record, as UTF-8."""
+        return self._parsed(lambda content: content.decode(), name)
+
+    def json(self, name: str) -> Any:
+        """The content of a record, as JSON."""
+        return self._parsed(json.loads, name)
+
+    def _parsed(self, parse: Callable[[bytes], T], name: str) -> T:
+        try:
+            return parse(self.read(name))
+        except (ValueError, RecursionError) as error:
+            raise self._damaged(f"record '{name}' does not parse") from error
+
+    def signature(self) -> ModelSignature | None:
+        """What the exporters put in; None where modelport did not write the archive."""
+        if EXTRA + SIGNATURE not in self:
+            return None
+        try:
+            return config.signature(config.parse_json(self.text(EXTRA + SIGNATURE)))
+        except InvalidArgument as error:
+            raise self._damaged(error) from error
+
+    def kind(self) -> Kind:
+        """Raises ``Unsupported``: it is none of them; a checkpoint, most likely."""
+        if self.below("data/aotinductor/"):
+            return Kind.COMPILED
+        if self.below("models/", ".json"):
+            return Kind.EXPORTED
+        if "constants.pkl" in self and self.below("code/"):
+            return Kind.TORCHSCRIPT
+        raise Unsupported(
+            f"'{self.path.name}' is neither TorchScript nor a pt2 archive: a checkpoint holds "
+            "pickled objects, which run code when they are loaded; export the model with modelport"
+        )
+
+    def _damaged(self, reason: object) -> IntegrityError:
+        return IntegrityError(
+            f"'{self.path.name}' is damaged ({reason}); export the model again, or copy it again"
+        )
+
+
+def arguments(signature: ModelSignature) -> list[str]:
+    """What the inputs are called where a name must be an identifier; its own name if it is one."""
+    names = [spec.name for spec in signature.inputs]
+    free = (name for name in map("input_{}".format, itertools.count()) if name not in names)
+    return [name if _is_identifier(name) else next(free) for name in names]
+
+
+def _is_identifier(name: str) -> bool:
+    plain = name.isascii() and name.isidentifier() and not name.startswith("_")
+    return plain and not keyword.iskeyword(name) and name not in RESERVED
+
+
+def refuse_pickles(archive: Archive) -> None:
+    """Raises ``IntegrityError`` where ``torch.export.load`` would unpickle, and so run, anything.
+
+    Tensors are stored raw; what else there may be is a pickle. Archives that the exporters write
+    hold none.
+    """
+    for name in (name for folder in EXPORTED_DATA for name in archive.below(folder)):
+        if name.endswith("_config.json"):
+            payloads = archive.json(name).get("config", {}).values()
+            pickled = any(payload.get("use_pickle") for payload in payloads)
+        else:  # a folder's legacy layout, or example inputs; empty where there are none
+            pickled = name.endswith(".pt") and archive.size(name) > 0
+        if pickled:
+            raise IntegrityError(
+                f"'{archive.path.name}' holds pickled objects in '{name}', which run code when "
+                "they are loaded; export the model again with modelport"
+            )
+
+
+def check_machine(archive: Archive, capability: str) -> dict[str, Any]:
+    """The metadata of a compiled model that was compiled for a machine like this.
+
+    Machine code for another processor ends the process instead of raising.
+
+    Args:
+        capability: this processor's vector instructions, as torch names them.
+
+    Raises:
+        IntegrityError: the archive holds no compiled model.
+        Unsupported: it was compiled for another processor or system.
+    """
+    records = archive.below(COMPILED, COMPILED_METADATA)
+    if not records:
+        raise IntegrityError(f"'{archive.path.name}' holds no compiled model; use --format aoti")
+    metadata: dict[str, Any] = archive.json(records[0])
+    built = (metadata.get("AOTI_PLATFORM"), metadata.get("AOTI_MACHINE"))
+    vectors = str(metadata.get("AOTI_CPU_ISA")).partition(" ")[0]
+    lacking = vectors in CAPABILITIES and vectors not in CAPABILITIES[: _rank(capability) + 1]
+    if built != (sys.platform, platform.machine()) or lacking:
+        raise Unsupported(
+            f"'{archive.path.name}' was compiled for {built[0]} on {built[1]} with {vectors}, this "
+            f"is {sys.platform} on {platform.machine()} with {capability}; export the model here"
+        )
+    return metadata
+
+
+def _rank(capability: str) -> int:
+    return CAPABILITIES.index(capability) if capability in CAPABILITIES else 0

@@ -1,0 +1,307 @@
+"""One server as a child process: started, watched, started again, ended. On one event loop.
+
+The process is a ``guardian`` with the server below it, so nothing of the server outlives the
+gateway. What a server is (its command, when it is ready) a ``Launch`` tells; here is the policy:
+
+    a start that fails          is the caller's to try again, when it is the first
+    a server that ends          is started again, after a wait that doubles up to a bound
+    a server that hangs         (``UNANSWERED_PROBES`` in a row) is killed, and then as above
+    a server that was up for    ``SETTLED_SECONDS`` begins with the shortest wait again
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import signal
+import sys
+import time
+from collections.abc import Awaitable, Callable, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TypeVar
+
+import structlog
+
+from gateway import guardian
+from gateway.errors import ModelportError, Unavailable
+from gateway.supervisor_log import Output
+
+log = structlog.get_logger("modelport.supervisor")
+
+T = TypeVar("T")
+
+#: The first wait before a server is started again, and the longest.
+BACKOFF_SECONDS, MAX_BACKOFF_SECONDS = 0.25, 30.0
+SETTLED_SECONDS = 30.0
+READY_POLL_SECONDS = 0.05
+PROBE_SECONDS, PROBE_TIMEOUT_SECONDS = 5.0, 5.0
+UNANSWERED_PROBES = 3
+#: From SIGTERM to SIGKILL; then how long the guardian may take to bury what it killed.
+GRACE_SECONDS, BURIAL_SECONDS = 5.0, 5.0
+
+
+@dataclass(frozen=True, slots=True)
+class Launch:
+    """One start of a server.
+
+    Attributes:
+        command: the program and its arguments.
+        environment: all of its variables.
+        folder: where it runs; private to the server, and removed when the gateway is gone.
+        shared_memory: what the names of its regions begin with; empty: it has none.
+        ready: whether it serves now; raises ``OSError`` as long as it cannot be asked.
+        alive: returns if it answers at all; raises ``OSError`` if it does not.
+    """
+
+    command: tuple[str, ...]
+    environment: Mapping[str, str]
+    folder: Path
+    shared_memory: str
+    ready: Callable[[], Awaitable[bool]]
+    alive: Callable[[], Awaitable[None]]
+
+
+class Supervisor:
+    """Everything here runs on the event loop but ``prepare``, ``connected`` and ``disconnected``.
+
+    Args:
+        title: of the server, as in "TorchServe".
+        model: whose version it serves; in messages and in the log.
+        prepare: makes the next ``Launch``; blocking.
+        connected: called with each launch that is ready; blocking.
+        disconnected: frees what the last ``connected`` made, if anything; blocking.
+    """
+
+    def __init__(
+        self,
+        title: str,
+        model: tuple[str, int],
+        start_timeout_seconds: float,
+        prepare: Callable[[], Launch],
+        connected: Callable[[Launch], None],
+        disconnected: Callable[[], None],
+    ) -> None:
+        self._title, (self._model, version) = title, model
+        self._start_timeout_seconds = start_timeout_seconds
+        self._prepare = prepare
+        self._connected, self._disconnected = connected, disconnected
+        self._log = log.bind(server=title, model=self._model, version=version)
+        # Its own thread: those of the loop may all be waiting for servers to start.
+        self._thread = ThreadPoolExecutor(1, thread_name_prefix="managed")
+        self._task: asyncio.Task[None] | None = None
+        #: The server that is up, if one is.
+        self._process: Process | None = None
+        #: Why the server cannot be asked now; empty while it can. Changed on the loop alone.
+        self.problem = "it is being started"
+        #: Those of requests that wait for an answer: they end at once when the server does.
+        self._waiting: set[asyncio.Timeout] = set()
+
+    async def start(self) -> None:
+        """Return when the server is ready, and keep it so from then on.
+
+        Raises:
+            Unavailable: it does not start; the reason is the last that it said. Nothing of it is
+                left.
+        """
+        try:
+            self._process = await self._start()
+        except BaseException:
+            self._thread.shutdown(wait=False)
+            raise
+        self._task = asyncio.get_running_loop().create_task(self._keep())
+
+    async def stop(self) -> None:
+        """End the server, in whatever state it is; returns when nothing of it is left."""
+        self._down("it is being unloaded")
+        if self._task is not None:
+            self._task.cancel()
+            await asyncio.wait({self._task})
+        await self._end()
+        self._thread.shutdown(wait=False)
+
+    async def _keep(self) -> None:
+        backoff = BACKOFF_SECONDS
+        while self._process is not None:
+            started = time.monotonic()
+            ended = await self._watch(self._process)
+            self._down(f"the server of '{self._model}' {ended}; it is being started again")
+            self._log.error("a managed server is down", reason=ended)
+            await self._end()
+            if time.monotonic() - started >= SETTLED_SECONDS:
+                backoff = BACKOFF_SECONDS
+            while self._process is None:
+                await asyncio.sleep(backoff)
+                backoff = min(2 * backoff, MAX_BACKOFF_SECONDS)
+                try:
+                    self._process = await self._start()
+                except ModelportError as error:
+                    self.problem = f"{error}; it is being started again"
+                    self._log.error("a managed server does not start", reason=str(error))
+                except Exception:
+                    self._log.exception("a managed server does not start")
+
+    async def _end(self) -> None:
+        """The server, if there is one, and what was connected to it."""
+        if self._process is not None:
+            await _finish(self._process.end())
+            self._process = None
+        await _finish(self._in_thread(self._disconnected))
+
+    def _down(self, problem: str) -> None:
+        self.problem = problem
+        waiting, self._waiting = self._waiting, set()
+        for scope in waiting:
+            scope.reschedule(asyncio.get_running_loop().time())
+
+    async def while_up(self, answer: Awaitable[T]) -> T:
+        """``answer``, or ``Unavailable`` with the problem as soon as there is one."""
+        try:
+            async with asyncio.timeout(None) as scope:
+                self._waiting.add(scope)
+                return await answer
+        except TimeoutError:
+            if scope.expired():
+                raise Unavailable(self.problem) from None
+            raise
+        finally:
+            self._waiting.discard(scope)
+
+    # -- one process ----------------------------------------------------------------------------
+
+    async def _start(self) -> Process:
+        """A server that is ready, and connected."""
+        launch = await self._in_thread(self._prepare)
+        process = await self._spawn(launch)
+        try:
+            async with asyncio.timeout(self._start_timeout_seconds):
+                await self._until_ready(launch, process)
+                await _finish(self._in_thread(lambda: self._connected(launch)))
+        except BaseException as error:
+            await _finish(process.end())
+            await _finish(self._in_thread(self._disconnected))
+            if isinstance(error, TimeoutError):
+                seconds = f"{self._start_timeout_seconds:g} s"
+                raise self._failed(process, f"is not ready after {seconds}") from None
+            raise
+        self.problem = ""
+        self._log.info("a managed server is ready", pid=process.pid)
+        return process
+
+    async def _spawn(self, launch: Launch) -> Process:
+        command = (sys.executable, "-I", "-S", guardian.__file__, str(GRACE_SECONDS))
+        spawning = asyncio.create_subprocess_exec(
+            *(*command, launch.shared_memory, str(launch.folder), *launch.command),
+            stdin=asyncio.subprocess.PIPE,
+            stdout=asyncio.subprocess.PIPE,
+            stderr=asyncio.subprocess.STDOUT,
+            env=dict(launch.environment),
+            cwd=launch.folder,
+            start_new_session=True,
+        )
+        try:
+            child, cancelled = await _done(spawning)
+        except OSError as error:
+            raise Unavailable(
+                f"the server of '{self._model}' cannot be started: {error.strerror}"
+            ) from error
+        process = Process(launch, child, Output(self._title, self._log))
+        if cancelled:
+            await _finish(process.end())
+            raise asyncio.CancelledError
+        return process
+
+    async def _until_ready(self, launch: Launch, process: Process) -> None:
+        while not process.ended.done():
+            with contextlib.suppress(OSError, TimeoutError):
+                async with asyncio.timeout(PROBE_TIMEOUT_SECONDS):
+                    if await launch.ready():
+                        return
+            await asyncio.wait({process.ended}, timeout=READY_POLL_SECONDS)
+        await process.read()
+        raise self._failed(process, _ended(process.ended.result()))
+
+    def _failed(self, process: Process, what: str) -> Unavailable:
+        reason = process.output.reason()
+        said = f"; {self._title} said: {reason}" if reason else ""
+        return Unavailable(f"the server of '{self._model}' {what}{said}")
+
+    async def _watch(self, process: Process) -> str:
+        """Wait until the server is of no use any more; how that came."""
+        unanswered = 0
+        while unanswered < UNANSWERED_PROBES:
+            done, _ = await asyncio.wait({process.ended}, timeout=PROBE_SECONDS)
+            if done:
+                return _ended(process.ended.result())
+            try:
+                async with asyncio.timeout(PROBE_TIMEOUT_SECONDS):
+                    await process.launch.alive()
+                unanswered = 0
+            except (OSError, TimeoutError):
+                unanswered += 1
+                self._log.warning("a managed server does not answer", times=unanswered)
+        process.send(signal.SIGINT)  # SIGTERM would only be one more thing it does not answer
+        return "does not answer"
+
+    async def _in_thread(self, work: Callable[[], T]) -> T:
+        return await asyncio.get_running_loop().run_in_executor(self._thread, work)
+
+
+class Process:
+    """A guardian, and through it a server, that was started."""
+
+    def __init__(self, launch: Launch, child: asyncio.subprocess.Process, output: Output) -> None:
+        self.launch, self.output, self.pid = launch, output, child.pid
+        self._child = child
+        self.ended = asyncio.ensure_future(child.wait())
+        assert child.stdout is not None
+        self._reading = asyncio.ensure_future(output.read(child.stdout))
+
+    def send(self, number: signal.Signals) -> None:
+        """SIGTERM: end, with grace. SIGINT: at once. SIGKILL: the guardian itself and its group."""
+        with contextlib.suppress(ProcessLookupError):
+            if number is signal.SIGKILL:
+                os.killpg(self.pid, number)
+            elif not self.ended.done():
+                self._child.send_signal(number)
+
+    async def end(self) -> None:
+        """Returns when nothing of it is left."""
+        self.send(signal.SIGTERM)
+        await asyncio.wait({self.ended}, timeout=GRACE_SECONDS + BURIAL_SECONDS)
+        self.send(signal.SIGKILL)
+        await self.ended
+        await self.read()
+        if self._child.stdin is not None:
+            self._child.stdin.close()
+        if self.launch.shared_memory:  # once more: the guardian may have been killed
+            for region in guardian.SHARED_MEMORY.glob(f"{self.launch.shared_memory}*"):
+                region.unlink(missing_ok=True)
+
+    async def read(self) -> None:
+        """Take what it has said to its end, which a process that escaped would never make."""
+        await asyncio.wait({self._reading}, timeout=1.0)
+        self._reading.cancel()
+
+
+def _ended(status: int) -> str:
+    return f"ended (signal {-status})" if status < 0 else f"ended (exit status {status})"
+
+
+async def _done(work: Awaitable[T]) -> tuple[T, bool]:
+    """The result of ``work``, which is not cancelled, and whether the caller was meanwhile."""
+    task, cancelled = asyncio.ensure_future(work), False
+    while not task.done():
+        try:
+            await asyncio.wait({task})
+        except asyncio.CancelledError:
+            cancelled = True
+    return task.result(), cancelled
+
+
+async def _finish(work: Awaitable[None]) -> None:
+    """``work``, to its end; then a cancellation that came meanwhile."""
+    if (await _done(work))[1]:
+        raise asyncio.CancelledError

@@ -1,0 +1,132 @@
+"""HTTP as a client of other servers: sessions, bounded replies, and what a status says of whom."""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import aiohttp
+from yarl import URL
+
+from gateway.errors import ModelportError, TimedOut
+from gateway.routes import Route
+from gateway.types import Deadline
+from gateway.upstream import grpc
+from gateway.upstream.pool import EndpointFailed, Failure
+
+#: A larger body is sent in parts: the event loop serves others between them.
+WHOLE_BYTES = 1 << 20
+HEADERS = {"Accept-Encoding": "identity"}
+
+#: HTTP status → the gRPC status that says the same (google.rpc.Code, and Triton's table).
+_STATUSES = {
+    400: "INVALID_ARGUMENT",
+    404: "NOT_FOUND",
+    408: "DEADLINE_EXCEEDED",
+    413: "INVALID_ARGUMENT",
+    422: "INVALID_ARGUMENT",
+    429: "RESOURCE_EXHAUSTED",
+    501: "UNIMPLEMENTED",
+    502: "UNAVAILABLE",
+    503: "UNAVAILABLE",
+    504: "DEADLINE_EXCEEDED",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Reply:
+    """``headers`` look up without regard to case."""
+
+    status: int
+    headers: Mapping[str, str]
+    body: bytes
+
+
+class Session:
+    """Connections to the endpoints of one route. Made, used and closed on the event loop."""
+
+    def __init__(self, route: Route) -> None:
+        self._scheme = "https" if route.tls else "http"
+        self._max_reply_bytes = route.max_reply_bytes
+        self._connect_seconds = route.connect_timeout_seconds
+        self._session = aiohttp.ClientSession(
+            connector=aiohttp.TCPConnector(limit=0),
+            cookie_jar=aiohttp.DummyCookieJar(),
+            headers=HEADERS,
+            auto_decompress=False,
+        )
+
+    async def ask(
+        self,
+        method: str,
+        address: str,
+        path: str,
+        limit: Deadline,
+        body: bytes | None = None,
+        headers: Mapping[str, str] | None = None,
+    ) -> Reply:
+        """One request and its whole reply, whatever the status. ``path`` is quoted already.
+
+        Raises:
+            EndpointFailed: the server is down, or its reply is none, cut off, a redirect or larger
+                than the route allows.
+            TimedOut: ``limit`` has passed.
+        """
+        url = URL(f"{self._scheme}://{address}{path}", encoded=True)
+        data = io.BytesIO(body) if body is not None and len(body) > WHOLE_BYTES else body
+        remaining = limit.remaining()
+        if remaining == 0.0:  # which the library takes for "no limit"
+            raise TimedOut
+        timeout = aiohttp.ClientTimeout(total=remaining, sock_connect=self._connect_seconds)
+        try:
+            async with self._session.request(
+                method, url, data=data, headers=headers, timeout=timeout, allow_redirects=False
+            ) as response:
+                return Reply(response.status, response.headers, await self._read(response))
+        except (aiohttp.ClientConnectorError, aiohttp.ConnectionTimeoutError) as error:
+            raise EndpointFailed(Failure.REFUSED, _reason(error)) from error
+        except TimeoutError as error:
+            raise TimedOut from error
+        except (aiohttp.ServerDisconnectedError, aiohttp.ClientOSError) as error:
+            raise EndpointFailed(Failure.DROPPED) from error
+        except aiohttp.ClientPayloadError as error:
+            raise EndpointFailed(Failure.DAMAGED, "it is cut off") from error
+        except aiohttp.ClientError as error:
+            raise EndpointFailed(Failure.DAMAGED, "it does not speak HTTP") from error
+
+    async def _read(self, response: aiohttp.ClientResponse) -> bytes:
+        if 300 <= response.status < 400:
+            raise EndpointFailed(Failure.DAMAGED, "it is a redirect")
+        if response.headers.get("Content-Encoding", "identity") != "identity":
+            raise EndpointFailed(Failure.DAMAGED, "it is compressed, which was not asked for")
+        limit = self._max_reply_bytes
+        if (response.content_length or 0) <= limit:
+            parts, size = [], 0
+            async for part in response.content.iter_any():
+                parts.append(part)
+                size += len(part)
+                if size > limit:
+                    break
+            else:
+                return parts[0] if len(parts) == 1 else b"".join(parts)
+        response.close()
+        raise EndpointFailed(Failure.DAMAGED, "it is larger than the route's max_reply_bytes")
+
+    async def close(self) -> None:
+        await self._session.close()
+
+
+def meant(status: int, said: str) -> EndpointFailed | ModelportError:
+    """What a server means that answers with the HTTP status ``status`` and the text ``said``."""
+    return grpc.meant(_STATUSES.get(status, "INTERNAL"), said or f"HTTP status {status}")
+
+
+def _reason(error: Exception) -> str:
+    if isinstance(error, aiohttp.ClientConnectorDNSError):
+        return "its name is unknown"
+    if isinstance(error, aiohttp.ClientConnectorError) and isinstance(
+        error.os_error, ConnectionRefusedError
+    ):
+        return "connection refused"
+    return "it does not answer"

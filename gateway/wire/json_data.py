@@ -1,0 +1,97 @@
+"""Tensors as the ``data`` of OIP's JSON."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+
+from gateway.errors import InvalidArgument
+from gateway.types import NUMPY_DTYPES, Array, Datatype, Tensor
+from gateway.wire import raw
+
+BINARY_ONLY = (Datatype.FP16, Datatype.BF16)
+_INTEGERS = {int}
+_NUMBERS = {int, float}
+#: The JSON types an element may have, by datatype.
+_ELEMENT_TYPES: Mapping[Datatype, set[type]] = {
+    Datatype.BOOL: {bool},
+    Datatype.BYTES: {str},
+    Datatype.FP32: _NUMBERS,
+    Datatype.FP64: _NUMBERS,
+}
+_JSON_NAMES = {
+    bool: "booleans",
+    int: "integers",
+    float: "numbers with a fraction",
+    str: "strings",
+    list: "arrays beside single values",
+    dict: "objects",
+    type(None): "null",
+}
+
+
+def decode(name: str, datatype: Datatype, shape: tuple[int, ...], data: Any) -> Array:
+    """JSON ``data``, flat or nested, as an array; nothing is converted silently.
+
+    Raises:
+        InvalidArgument: naming the input, and what is wrong with its data.
+    """
+    if datatype in BINARY_ONLY:
+        raise InvalidArgument(
+            f"sending {datatype} data via JSON is not supported. Please use the binary data format "
+            f"for input '{name}'"
+        )
+    if type(data) is not list:
+        raise InvalidArgument(f"Unable to parse 'data' of input '{name}': it must be an array")
+    types = set(map(type, data))
+    while types == {list}:
+        data = list(itertools.chain.from_iterable(data))
+        types = set(map(type, data))
+    if len(data) != math.prod(shape):
+        raise InvalidArgument(
+            f"unexpected number of elements for input '{name}': shape {list(shape)} needs "
+            f"{math.prod(shape)}, got {len(data)}"
+        )
+    allowed = _ELEMENT_TYPES.get(datatype, _INTEGERS)
+    if not types <= allowed:
+        wrong = ", ".join(sorted(_JSON_NAMES[kind] for kind in types - allowed))
+        raise InvalidArgument(f"input '{name}' is {datatype}, but its 'data' holds {wrong}")
+    if datatype is Datatype.BYTES:
+        try:
+            return raw.object_array([text.encode() for text in data], shape)
+        except UnicodeEncodeError:
+            raise InvalidArgument(f"a string of input '{name}' is not valid Unicode") from None
+    try:
+        with np.errstate(over="ignore"):  # beyond FP32 is infinity, as in C
+            return np.array(data, NUMPY_DTYPES[datatype]).reshape(shape)
+    except OverflowError:
+        raise InvalidArgument(f"a value of input '{name}' does not fit {datatype}") from None
+
+
+def encode(tensor: Tensor) -> Array:
+    """``tensor``'s elements, flat: numbers, or objects that are text.
+
+    Raises:
+        InvalidArgument: JSON cannot carry them.
+    """
+    if tensor.datatype in BINARY_ONLY:
+        raise InvalidArgument(
+            f"sending {tensor.datatype} data via JSON is not supported. Please use the binary data "
+            f"format for output '{tensor.name}'"
+        )
+    data: Array = np.ascontiguousarray(tensor.data).reshape(-1)
+    if tensor.datatype is not Datatype.BYTES:
+        return data
+    texts = np.empty(data.shape, dtype=object)
+    try:
+        texts[:] = [item.decode() for item in data]
+    except UnicodeDecodeError as error:
+        raise InvalidArgument(
+            f"output '{tensor.name}' holds bytes that are not UTF-8. Please use the binary data "
+            "format for it"
+        ) from error
+    return texts

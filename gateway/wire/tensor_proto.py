@@ -1,0 +1,245 @@
+"""TensorFlow's ``TensorProto`` ↔ tensors.
+
+What it means is read from TensorFlow's ``tensor.cc`` (``Tensor::FromProto``): values are in
+``tensor_content``, else in the ``*_val`` field of the type, where the last one stands for all that
+are missing, and none at all for zeros or empty strings. Stricter than TensorFlow, which wraps or
+drops them: a value that its type cannot hold, and more values than elements, are refused. So is a
+tensor that a few bytes blow up to more than ``MAX_REPEATED_BYTES``.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from gateway.errors import InvalidArgument
+from gateway.types import NUMPY_DTYPES, Array, Datatype, Tensor
+from gateway.wire import raw
+from gateway.wire.proto import tensorflow_pb2 as pb
+
+#: How large a tensor may be of whose values only some are sent.
+MAX_REPEATED_BYTES = 64 * 1024 * 1024
+
+DATATYPES = {
+    pb.DT_BOOL: Datatype.BOOL,
+    pb.DT_UINT8: Datatype.UINT8,
+    pb.DT_UINT16: Datatype.UINT16,
+    pb.DT_UINT32: Datatype.UINT32,
+    pb.DT_UINT64: Datatype.UINT64,
+    pb.DT_INT8: Datatype.INT8,
+    pb.DT_INT16: Datatype.INT16,
+    pb.DT_INT32: Datatype.INT32,
+    pb.DT_INT64: Datatype.INT64,
+    pb.DT_HALF: Datatype.FP16,
+    pb.DT_FLOAT: Datatype.FP32,
+    pb.DT_DOUBLE: Datatype.FP64,
+    pb.DT_BFLOAT16: Datatype.BF16,
+    pb.DT_STRING: Datatype.BYTES,
+}
+DTYPES = {datatype: dtype for dtype, datatype in DATATYPES.items()}
+
+#: Where the values are if not in ``tensor_content``, and the dtype that the field itself has.
+_VALUES = {
+    Datatype.BOOL: ("bool_val", np.dtype("?")),
+    Datatype.UINT8: ("int_val", np.dtype("<i4")),
+    Datatype.UINT16: ("int_val", np.dtype("<i4")),
+    Datatype.UINT32: ("uint32_val", np.dtype("<u4")),
+    Datatype.UINT64: ("uint64_val", np.dtype("<u8")),
+    Datatype.INT8: ("int_val", np.dtype("<i4")),
+    Datatype.INT16: ("int_val", np.dtype("<i4")),
+    Datatype.INT32: ("int_val", np.dtype("<i4")),
+    Datatype.INT64: ("int64_val", np.dtype("<i8")),
+    Datatype.FP16: ("half_val", np.dtype("<i4")),  # bit patterns
+    Datatype.FP32: ("float_val", np.dtype("<f4")),
+    Datatype.FP64: ("double_val", np.dtype("<f8")),
+    Datatype.BF16: ("half_val", np.dtype("<i4")),  # bit patterns
+}
+#: Fields that a message holds as an array does in memory, and their tags on the wire.
+_PACKED = {Datatype.FP32: b"\x2a", Datatype.FP64: b"\x32", Datatype.BOOL: b"\x5a"}
+_BITS = {Datatype.FP16: np.dtype("<u2"), Datatype.BF16: np.dtype("<u2")}
+
+
+def decode(name: str, message: pb.TensorProto) -> Tensor:
+    """The tensor that ``message`` holds; its data may be a view of the message's bytes.
+
+    Raises:
+        InvalidArgument: its type is not served, its shape is not known in full or overflows, or
+            its values are not those of type and shape. The message names the input.
+    """
+    datatype = DATATYPES.get(message.dtype)
+    if datatype is None:
+        raise InvalidArgument(
+            f"input '{name}' has dtype {_word(message.dtype)}, which is no tensor"
+        )
+    shape = _shape(name, message.tensor_shape)
+    content = message.tensor_content
+    if datatype is Datatype.BYTES:
+        items = _strings(name, shape, content) if content else message.string_val
+        data = raw.object_array(_repeated(name, shape, 8, items, b""), shape)
+    elif content:
+        data = raw.decode(name, datatype, shape, content)
+    else:
+        data = _from_values(name, datatype, shape, message)
+    return Tensor(name, datatype, data)
+
+
+def _word(dtype: int) -> str:
+    word: str = pb.DataType.Name(dtype) if dtype in pb.DataType.values() else str(dtype)
+    return word
+
+
+def _shape(name: str, shape: pb.TensorShapeProto) -> tuple[int, ...]:
+    if shape.unknown_rank:
+        raise InvalidArgument(f"input '{name}' has a shape of unknown rank; send its dimensions")
+    return raw.parse_shape(name, [dim.size for dim in shape.dim])
+
+
+def _from_values(
+    name: str, datatype: Datatype, shape: tuple[int, ...], message: pb.TensorProto
+) -> Array:
+    field, held = _VALUES[datatype]
+    values = getattr(message, field)
+    dtype = _BITS.get(datatype, NUMPY_DTYPES[datatype])
+    missing = _missing(name, shape, dtype.itemsize, len(values))
+    array = _at_once(datatype, len(values), held, message)
+    if array is None:
+        array = np.fromiter(values, held, len(values))
+    if dtype != held:
+        limits = np.iinfo(dtype)
+        if array.size and (array.min() < limits.min or array.max() > limits.max):
+            raise InvalidArgument(f"a value of input '{name}' does not fit {datatype}")
+        array = array.astype(dtype)
+    if missing:
+        last = array[-1:] if array.size else np.zeros(1, dtype)
+        array = np.concatenate([array, np.broadcast_to(last, missing)])
+    array = array.view(NUMPY_DTYPES[datatype]).reshape(shape)
+    return array if array.flags.aligned else array.copy()
+
+
+def _at_once(
+    datatype: Datatype, count: int, held: np.dtype[Any], message: pb.TensorProto
+) -> Array | None:
+    """The values of a field in ``_PACKED`` if ``message`` holds nothing behind them, as it should.
+
+    Some thirty times as fast as taking them one by one.
+    """
+    tag = _PACKED.get(datatype)
+    if tag is None or not count:
+        return None
+    content = message.SerializeToString()
+    start = len(content) - count * held.itemsize
+    head = tag + _varint(count * held.itemsize)
+    if not content.startswith(head, max(0, start - len(head))):
+        return None
+    return np.frombuffer(content, held, count, start)
+
+
+def _missing(name: str, shape: tuple[int, ...], item_bytes: int, given: int) -> int:
+    """How many elements ``given`` values leave open."""
+    count = math.prod(shape)
+    if given > count:
+        raise InvalidArgument(
+            f"input '{name}' of shape {list(shape)} has {count} elements, but {given} values"
+        )
+    if given < count and count * item_bytes > MAX_REPEATED_BYTES:
+        raise InvalidArgument(
+            f"input '{name}' of shape {list(shape)} has {count} elements, but {given} values; "
+            f"beyond {MAX_REPEATED_BYTES} bytes each must be sent"
+        )
+    return count - given
+
+
+def _repeated(
+    name: str, shape: tuple[int, ...], item_bytes: int, items: Sequence[bytes], empty: bytes
+) -> list[bytes]:
+    missing = _missing(name, shape, item_bytes, len(items))
+    return [*items, *[items[-1] if items else empty] * missing]
+
+
+def _strings(name: str, shape: tuple[int, ...], content: bytes) -> list[bytes]:
+    """``content`` as TensorFlow's ``EncodeStringList`` writes it: every length, then every string.
+
+    Lengths are varints of at most 32 bits.
+    """
+    count, at, lengths = math.prod(shape), 0, []
+    if count > len(content):  # a length is a byte at least
+        raise _damaged(name)
+    for _ in range(count):
+        length = shift = 0
+        while True:
+            if at == len(content) or shift > 28:
+                raise _damaged(name)
+            byte = content[at]
+            at += 1
+            length |= (byte & 0x7F) << shift
+            shift += 7
+            if byte < 0x80:
+                break
+        lengths.append(length)
+    if sum(lengths) != len(content) - at:
+        raise _damaged(name)
+    items = []
+    for length in lengths:
+        items.append(content[at : at + length])
+        at += length
+    return items
+
+
+def _damaged(name: str) -> InvalidArgument:
+    return InvalidArgument(f"the 'tensor_content' of input '{name}' is not its shape's strings")
+
+
+def encode(tensor: Tensor, into: pb.TensorProto | None = None) -> pb.TensorProto:
+    """``tensor`` with its values in ``tensor_content``; strings in ``string_val``.
+
+    ``into`` is an empty message to fill, which saves a copy.
+    """
+    message = _heading(tensor, into)
+    if tensor.datatype is Datatype.BYTES:
+        message.string_val.extend(tensor.data.reshape(-1).tolist())
+    else:
+        message.tensor_content = bytes(raw.encode(tensor))
+    return message
+
+
+def encode_values(tensor: Tensor, into: pb.TensorProto | None = None) -> pb.TensorProto:
+    """``tensor`` with its values in the ``*_val`` field of its type.
+
+    TensorFlow Serving answers so (``PredictResponseTensorSerializationOption::kAsProtoField``), and
+    clients read the fields.
+    """
+    if tensor.datatype is Datatype.BYTES:
+        return encode(tensor, into)
+    message = _heading(tensor, into)
+    tag = _PACKED.get(tensor.datatype)
+    if tag is not None:
+        content = bytes(raw.encode(tensor))
+        message.MergeFromString(tag + _varint(len(content)) + content)
+        return message
+    data: Array = np.ascontiguousarray(tensor.data, NUMPY_DTYPES[tensor.datatype]).reshape(-1)
+    field, _ = _VALUES[tensor.datatype]
+    values: Any = data.view(_BITS.get(tensor.datatype, data.dtype)).tolist()
+    getattr(message, field).extend(values)
+    return message
+
+
+def _heading(tensor: Tensor, into: pb.TensorProto | None) -> pb.TensorProto:
+    message = pb.TensorProto() if into is None else into
+    message.dtype = DTYPES[tensor.datatype]
+    shape = message.tensor_shape
+    shape.SetInParent()  # a scalar has a shape too
+    for size in tensor.data.shape:
+        shape.dim.add(size=size)
+    return message
+
+
+def _varint(number: int) -> bytes:
+    parts = bytearray()
+    while number > 0x7F:
+        parts.append(number & 0x7F | 0x80)
+        number >>= 7
+    parts.append(number)
+    return bytes(parts)

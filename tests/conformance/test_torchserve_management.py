@@ -1,0 +1,132 @@
+"""TorchServe's management: what is served changes on request, in explicit mode alone."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from tests.conformance.torchserve import (
+    ROW,
+    ask,
+    error,
+    predict,
+)
+from tests.server import Gateway
+
+# -- management -----------------------------------------------------------------------------------
+
+
+def test_models_are_listed_in_pages(served: Gateway) -> None:
+    names, token = [], "0"
+    while token:
+        page = ask(served, "GET", f"/models?limit=7&next_page_token={token}").json
+        names += [row["modelName"] for row in page["models"]]
+        assert all(row["modelUrl"] == f"{row['modelName']}.mar" for row in page["models"])
+        token = page.get("nextPageToken", "") if page["models"] else ""
+    assert names == sorted(set(names))
+    assert {"x2", "classes"} <= set(names)
+    for strange in ("limit=-1", "limit=x", "limit=999", "next_page_token=-5", "next_page_token=x"):
+        assert len(ask(served, "GET", f"/models?{strange}").json["models"]) == len(names)
+
+
+def test_a_model_is_described(served: Gateway) -> None:
+    (row,) = ask(served, "GET", "/models/two_versions").json
+    assert (row["modelName"], row["modelVersion"]) == ("two_versions", "2")
+    assert row["batchSize"] == 8
+    assert [worker["status"] for worker in row["workers"]] == ["READY"]
+    (row,) = ask(served, "GET", "/models/two_versions/1").json
+    assert row["modelVersion"] == "1"
+    rows = ask(served, "GET", "/models/two_versions/all").json
+    assert [row["modelVersion"] for row in rows] == ["1", "2"]
+    (row,) = ask(served, "GET", "/models/x2?customized=true").json
+    assert row["customizedMetadata"]["inputs"][0]["shape"] == [-1, 4]
+
+
+def test_scaling_is_accepted_where_it_is_true(served: Gateway) -> None:
+    reply = ask(served, "PUT", "/models/x2")
+    assert (reply.status, reply.json) == (202, {"status": "Processing worker updates..."})
+    reply = ask(served, "PUT", "/models/x2?min_worker=1&synchronous=true")
+    assert (reply.status, reply.json) == (200, {"status": "Workers scaled to 1 for model: x2"})
+    reply = ask(served, "PUT", "/models/x2/1?synchronous=true")
+    assert reply.json == {"status": "Workers scaled to 1 for model: x2, version: 1"}
+    for asked in ("min_worker=2", "min_worker=0&max_worker=0"):
+        status, kind, text = error(ask(served, "PUT", f"/models/x2?{asked}"))
+        assert (status, kind) == (400, "BadRequestException")
+        assert "instance_group" in text
+
+
+def test_models_change_on_request_only_in_explicit_mode(served: Gateway) -> None:
+    for method, path in (
+        ("POST", "/models?url=x2"),
+        ("DELETE", "/models/x2"),
+        ("DELETE", "/models/x2/1"),
+        ("PUT", "/models/x2/1/set-default"),
+    ):
+        status, kind, text = error(ask(served, method, path))
+        assert (status, kind) == (405, "MethodNotAllowedException")
+        assert "--model-control-mode=explicit" in text
+    assert predict(served, "x2", ROW).status == 200
+
+
+def test_models_are_registered_made_default_and_unregistered(explicit: Gateway) -> None:
+    def factor(version: str = "") -> float:
+        return float(predict(explicit, f"two{version}", b"[1, 1, 1, 1]").json[0])
+
+    assert error(predict(explicit, "two", ROW))[0] == 503
+    reply = ask(explicit, "POST", "/models?url=two.mar&initial_workers=1&synchronous=true")
+    expected = 'Model "two" Version: 2 registered with 1 initial workers'
+    assert (reply.status, reply.json) == (200, {"status": expected})
+    status, kind, text = error(ask(explicit, "POST", "/models?url=two"))
+    assert (status, kind) == (409, "ConflictStatusException")
+    assert text == "Model version 2 is already registered for model two"
+    assert (factor(), factor("/1"), factor("/2")) == (2, 1, 2)
+    reply = ask(explicit, "PUT", "/models/two/1/set-default")
+    assert reply.json == {"status": 'Default version successfully updated for model "two" to "1"'}
+    assert factor() == 1
+    for path in ("/models/two", "/models/two/1"):
+        status, kind, text = error(ask(explicit, "DELETE", path))
+        assert (status, kind) == (400, "InvalidModelVersionException")
+        assert text.startswith("Cannot remove default version for model two")
+    gone = {"status": 'Model "two" unregistered'}
+    assert ask(explicit, "DELETE", "/models/two/2").json == gone
+    assert error(predict(explicit, "two/2", ROW))[0] in (404, 503)
+    assert factor() == 1
+    assert ask(explicit, "DELETE", "/models/two").json == gone
+    names = [row["modelName"] for row in ask(explicit, "GET", "/models").json["models"]]
+    assert "two" not in names
+    assert error(ask(explicit, "DELETE", "/models/two"))[:2] == (404, "ModelNotFoundException")
+    body = json.dumps({"url": "two", "model_name": "two"}).encode()
+    assert (
+        ask(explicit, "POST", "/models", body, **{"Content_Type": "application/json"}).status == 200
+    )
+
+
+@pytest.mark.parametrize(
+    ("url", "status", "message"),
+    [
+        ("", 400, "Parameter url is required."),
+        ("http://example.com/x2.mar", 404, "does not match any allowed URL(s)"),
+        ("FILE:x2", 404, "does not match any allowed URL(s)"),
+        ("s3:x2", 404, "does not match any allowed URL(s)"),
+        ("../x2", 404, "Relative path is not allowed in url: ../x2"),
+        ("/x2", 404, "Model not found at: /x2"),
+        ("x2%2f", 404, "Model not found at: x2/"),
+        ("%5cx2", 404, "Model not found at:"),
+        ("nope.mar", 404, "Model not found at: nope.mar"),
+        ("x2&model_name=other", 400, "served under no other name"),
+    ],
+)
+def test_a_url_names_a_model_of_the_repository_or_nothing(
+    explicit: Gateway, url: str, status: int, message: str
+) -> None:
+    found, _, text = error(ask(explicit, "POST", f"/models?url={url}"))
+    assert (found, message in text) == (status, True), text
+
+
+@pytest.mark.parametrize("body", [b"", b"[]", b'"x2"', b'{"url": 1}', b'{"url": null}', b"\xff"])
+def test_a_registration_that_is_no_object_of_strings_is_refused(
+    explicit: Gateway, body: bytes
+) -> None:
+    reply = ask(explicit, "POST", "/models", body, Content_Type="application/json")
+    assert error(reply)[:2] == (400, "BadRequestException")

@@ -1,0 +1,196 @@
+"""Servers behind the gateway that die, hang and come back."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+from loadtests.processes import free_ports
+from tests.faults.probes import Repository, answer, ask, elapsed, eventually, index, ready
+from tests.faults.traffic import failures, flowing
+from tests.server import Gateway
+from tests.upstream import fronting, table
+
+#: ``make soak`` asks for more.
+KILLS = int(os.environ.get("MODELPORT_TRIALS", "2"))
+#: The replicas' model answers its input: it loads at once.
+FACTOR = 1.0
+ONE = {"inputs": [{"name": "x", "datatype": "FP32", "shape": [1, 4], "data": [1, 1, 1, 1]}]}
+
+
+class Replica:
+    """A server of ``m`` that can be killed and started again on the same port."""
+
+    def __init__(self, root: Path) -> None:
+        self._root = root
+        self.http, self.grpc = free_ports(2)
+        self.gateway: Gateway | None = None
+        self.start()
+
+    def start(self) -> None:
+        ports = ("--http-port", str(self.http), "--grpc-port", str(self.grpc))
+        self.gateway = Gateway(self._root, *ports)
+
+    def signal(self, number: int) -> None:
+        assert self.gateway is not None
+        self.gateway.process.send_signal(number)
+
+    def kill(self) -> None:
+        assert self.gateway is not None
+        self.gateway.process.kill()
+        self.gateway.close()
+
+    def address(self, protocol: str) -> str:
+        return f"127.0.0.1:{self.http if protocol == 'http' else self.grpc}"
+
+
+@pytest.fixture
+def replicas(repository: Repository) -> Iterator[list[Replica]]:
+    repository.slow(0.0, "m")
+    repository.slow(30.0)
+    with ThreadPoolExecutor(2) as threads:
+        made = list(threads.map(lambda _: Replica(repository.root), range(2)))
+    yield made
+    for replica in made:
+        replica.signal(signal.SIGCONT)
+        replica.kill()
+
+
+def routes(replicas: list[Replica], protocol: str, model: str = "m", **keys: Any) -> str:
+    addresses = [replica.address(protocol) for replica in replicas]
+    return table(model, addresses, protocol=protocol, **keys)
+
+
+def kill_in_turn(front: Gateway, replicas: list[Replica], protocol: str) -> list[float]:
+    """Kill -9 and start again, one after the other, under load; seconds until each was ejected."""
+    seconds = []
+    for number in range(KILLS):
+        replica = replicas[number % 2]
+        address, seen = replica.address(protocol), len(front.logs)
+        with elapsed() as so_far:
+            replica.kill()
+            front.wait_for("an endpoint is ejected", after=seen, endpoint=address)
+            seconds.append(so_far())
+        replica.start()
+        front.wait_for("an endpoint is back", after=seen, endpoint=address)
+    return seconds
+
+
+@pytest.mark.parametrize("protocol", ["grpc", "http"])
+def test_killing_one_of_two_replicas_under_load_costs_no_client_an_error(
+    replicas: list[Replica], tmp_path: Path, protocol: str
+) -> None:
+    with (
+        fronting(tmp_path / "front", routes(replicas, protocol)) as front,
+        flowing(front, (FACTOR,)) as traffic,
+    ):
+        seconds = kill_in_turn(front, replicas, protocol)
+        now = time.monotonic()
+        eventually(lambda: traffic.each_has(5, after=now))
+    assert failures(traffic.outcomes) == []
+    assert len(traffic.outcomes) > 100
+    assert max(seconds) < 1.0, seconds
+
+
+def test_the_check_sees_a_gateway_that_does_not_try_again(
+    replicas: list[Replica], tmp_path: Path
+) -> None:
+    bad = {"MODELPORT_NO_RETRIES": "1"}
+    with (
+        fronting(tmp_path / "front", routes(replicas, "grpc"), environment=bad) as front,
+        flowing(front, (FACTOR,)) as traffic,
+    ):
+        kill_in_turn(front, replicas, "grpc")
+    assert failures(traffic.outcomes)
+
+
+@pytest.mark.parametrize("protocol", ["grpc", "http"])
+def test_with_every_replica_down_it_is_503_at_once_and_recovers_by_itself(
+    replicas: list[Replica], tmp_path: Path, protocol: str
+) -> None:
+    with fronting(tmp_path / "front", routes(replicas, protocol)) as front:
+        assert answer(front) == ("1", FACTOR)
+        for replica in replicas:
+            replica.kill()
+        eventually(lambda: ask(front).status_code == 503 and not ready(front))
+        with httpx.Client(base_url=f"http://{front.http}") as client:
+            times = []
+            for _ in range(50):
+                with elapsed() as so_far:
+                    reply = client.post("/v2/models/m/infer", json=ONE)
+                    times.append(so_far())
+                assert reply.status_code == 503
+                assert reply.headers["retry-after"]
+                said = reply.json()["error"]
+                assert said.startswith("the server that runs 'm' ")
+                assert "127.0.0.1" not in said
+        assert sorted(times)[25] < 0.05, times
+        assert index(front)["1"] == ("UNAVAILABLE", said)
+        for replica in replicas:
+            replica.start()
+        eventually(lambda: ready(front))  # without a single request for the model
+        assert answer(front) == ("1", FACTOR)
+
+
+@pytest.mark.parametrize("protocol", ["grpc", "http"])
+def test_a_server_that_stands_still_outlives_no_deadline(
+    replicas: list[Replica], tmp_path: Path, protocol: str
+) -> None:
+    tables = [
+        routes(replicas[:1], protocol, timeout_seconds=0.5),
+        routes(replicas[:1], protocol, "slow", timeout_seconds=0.5),
+    ]
+    with fronting(tmp_path / "front", *tables) as front:
+        assert answer(front) == ("1", FACTOR)
+        with httpx.Client(base_url=f"http://{front.http}") as client:
+            assert client.post("/v2/models/m/infer", json=ONE).status_code == 200
+            for model in ("slow", "m"):
+                if model == "m":
+                    replicas[0].signal(signal.SIGSTOP)
+                with elapsed() as so_far:
+                    reply = client.post(f"/v2/models/{model}/infer", json=ONE)
+                    seconds = so_far()
+                assert reply.status_code == 503
+                assert reply.json()["error"] == "Request timeout expired"
+                assert 0.5 <= seconds < 0.6, (model, seconds)
+        replicas[0].signal(signal.SIGCONT)
+        eventually(lambda: ask(front).status_code == 200)
+
+
+def test_a_replica_that_stands_still_is_left_out_after_a_few(
+    replicas: list[Replica], tmp_path: Path
+) -> None:
+    with fronting(tmp_path / "front", routes(replicas, "grpc", timeout_seconds=1.0)) as front:
+        replicas[0].signal(signal.SIGSTOP)
+        for _ in range(6):  # they take turns: three of them are its
+            ask(front)
+        front.wait_for("an endpoint is ejected", endpoint=replicas[0].address("grpc"))
+        assert [ask(front).status_code for _ in range(10)] == [200] * 10
+
+
+@pytest.mark.parametrize("protocol", ["grpc", "http"])
+def test_a_gateway_started_before_its_server_serves_once_that_is_there(
+    repository: Repository, tmp_path: Path, protocol: str
+) -> None:
+    repository.slow(0.0, "m")
+    replica = Replica(repository.root)
+    try:
+        replica.kill()
+        # "listening": it waits for what it has been asked to serve.
+        with fronting(
+            tmp_path / "front", routes([replica], protocol), wait_for="listening"
+        ) as front:
+            assert not ready(front)
+            replica.start()
+            eventually(lambda: ready(front))
+            assert answer(front) == ("1", FACTOR)
+    finally:
+        replica.kill()

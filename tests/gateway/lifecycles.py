@@ -1,0 +1,142 @@
+"""A lifecycle in this process, over empty folders and backends that obey the test."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from gateway.backends import Versions
+from gateway.backends.base import Artifact, Load
+from gateway.errors import Unavailable
+from gateway.lifecycle import Lifecycle
+from gateway.routes import Route, Routes
+from gateway.settings import ModelControlMode, Settings
+from gateway.types import Deadline, InferRequest, InferResponse
+
+WAIT_SECONDS = 10.0
+CONFIG = """
+backend: "obedient"
+max_batch_size: 4
+input { name: "x" data_type: TYPE_FP32 dims: 2 }
+output { name: "y" data_type: TYPE_FP32 dims: 2 }
+"""
+
+
+class Obedient:
+    """A backend that computes nothing and is up or down as the test says."""
+
+    def __init__(self, world: World, artifact: Artifact) -> None:
+        self.config = artifact.config
+        self.artifact = artifact
+        self.problem = ""
+        self._world = world
+
+    async def __call__(self, request: InferRequest, deadline: Deadline) -> InferResponse:
+        if self.problem:
+            raise Unavailable(self.problem)
+        return InferResponse(self.artifact.model_name, self.artifact.version, [])
+
+    def unload(self) -> None:
+        self._world.events.append(("unload", self.artifact.version))
+
+
+class World:
+    """The repository, what loads and what does not, and what happened."""
+
+    def __init__(self, root: Path) -> None:
+        self.root = root
+        self.events: list[tuple[str, int]] = []
+        #: version → the errors of its next loads, or one for all of them.
+        self.errors: dict[int, list[Exception] | Exception] = {}
+        #: What ``versions`` of a server elsewhere answers.
+        self.remote: list[int] | Exception = []
+        self.found: list[str] = []
+        self.asked = 0
+        #: Loads of version 1 wait for it.
+        self.gate = threading.Event()
+        self.gate.set()
+
+    def publish(self, *numbers: int, config: str = "", model: str = "m") -> None:
+        for number in numbers:
+            (self.root / model / str(number)).mkdir(parents=True, exist_ok=True)
+        self.configure(config, model)
+
+    def configure(self, config: str, model: str = "m") -> None:
+        (self.root / model).mkdir(parents=True, exist_ok=True)
+        (self.root / model / "config.pbtxt").write_text(CONFIG + config)
+
+    def find(self, backend: str) -> Load:
+        self.found.append(backend)
+
+        def load(artifact: Artifact) -> Obedient:
+            errors = self.errors.get(artifact.version)
+            self.events.append(("load", artifact.version))
+            if artifact.version == 1:
+                assert self.gate.wait(WAIT_SECONDS)
+            if isinstance(errors, Exception):
+                raise errors
+            if errors:
+                raise errors.pop(0)
+            if not artifact.config.input:
+                artifact.config.MergeFrom(type(artifact.config).FromString(WIRE))
+            return Obedient(self, artifact)
+
+        return load
+
+    def find_versions(self, backend: str) -> Versions:
+        async def versions(route: Route, name: str) -> list[int]:
+            self.asked += 1
+            if isinstance(self.remote, Exception):
+                raise self.remote
+            return self.remote
+
+        return versions
+
+    async def serve(
+        self,
+        mode: ModelControlMode = ModelControlMode.EXPLICIT,
+        routes: dict[str, Route] | None = None,
+        load: str = "*",
+        **settings: Any,
+    ) -> Lifecycle:
+        """A started lifecycle that serves ``load``."""
+        lifecycle = Lifecycle(
+            Settings(
+                (self.root,),
+                mode,
+                load_models=(load,) if load and mode is ModelControlMode.EXPLICIT else (),
+                routes=Routes(models=routes or {}),
+                **settings,
+            ),
+            self.find,
+            find_versions=self.find_versions,
+        )
+        await lifecycle.start()
+        return lifecycle
+
+
+def _wire() -> bytes:
+    from gateway.repository import config
+
+    tensors = CONFIG.partition("max_batch_size")[2].partition("\n")[2]
+    serialized: bytes = config.parse(tensors).SerializeToString()
+    return serialized
+
+
+WIRE = _wire()
+
+
+async def until(condition: Callable[[], object]) -> None:
+    """Fails when ``condition`` stays false."""
+    async with asyncio.timeout(WAIT_SECONDS):
+        while not condition():
+            await asyncio.sleep(0.001)
+
+
+def served(lifecycle: Lifecycle, name: str = "m") -> Obedient:
+    backend = lifecycle.get(name).backend
+    assert isinstance(backend, Obedient)
+    return backend

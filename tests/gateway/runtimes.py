@@ -1,0 +1,127 @@
+"""Small untrained models in every format, and what eager PyTorch answers."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from exporters.formats import FORMATS, Target
+from exporters.models.fraud import FraudTransformer
+from exporters.models.vit import VisionTransformer
+from exporters.samples import draw
+from exporters.source import Source
+from exporters.sources import pytorch
+from gateway.backends import find
+from gateway.backends.base import Artifact, Backend
+from gateway.repository import config, manifest
+from gateway.types import (
+    NO_DEADLINE,
+    Array,
+    Datatype,
+    Deadline,
+    InferRequest,
+    InferResponse,
+    ModelSignature,
+    Tensor,
+)
+from tests.exporters.conftest import FRAUD_KWARGS, VIT_KWARGS
+
+MAX_BATCH_SIZE = 8
+BATCH_SIZES = (1, 3, MAX_BATCH_SIZE)
+MODELS: dict[str, tuple[Any, dict[str, Any]]] = {
+    "fraud": (FraudTransformer, FRAUD_KWARGS),
+    "vit": (VisionTransformer, VIT_KWARGS),
+}
+#: Formats that take seconds to write, not minutes.
+QUICK = ("onnx", "torchscript", "pt2", "savedmodel", "tflite")
+
+
+@dataclass(frozen=True)
+class Case:
+    inputs: dict[str, Array]
+    outputs: dict[str, Array]
+
+
+def source(name: str) -> Source:
+    """The model, every layer distinct."""
+    factory, kwargs = MODELS[name]
+    torch.manual_seed(0)
+    module = factory(**kwargs)
+    with torch.no_grad():
+        for parameter in module.parameters():
+            parameter.add_(torch.randn(parameter.shape) * 0.05)
+    spec = module.modelport_spec
+    return pytorch.source(module, spec, spec.signature(module, MAX_BATCH_SIZE), model_kwargs=kwargs)
+
+
+def publish(repository: Path, name: str, model: Source, format_name: str) -> Path:
+    """A version of ``model``, as the exporters publish it; its folder."""
+    row = FORMATS[format_name]
+    folder = repository / name / "1"
+    folder.mkdir(parents=True)
+    row.export(model, folder / row.platform.default_filename, Target())
+    wanted = config.build(name, row.platform, model.signature)
+    (folder.parent / config.FILENAME).write_text(config.to_text(wanted))
+    manifest.write(folder)
+    return folder
+
+
+def cases(model: Source) -> list[Case]:
+    rng = np.random.default_rng(0)
+    sizes = {axis.name: axis.minimum + 3 for axis in model.signature.axes.values()}
+    found = []
+    for batch in BATCH_SIZES:
+        inputs = draw(model.signature, batch, sizes, rng)
+        found.append(Case(inputs, model.reference(inputs)))
+    return found
+
+
+def artifact(version: Path, text: str = "", threads: int = 1) -> Artifact:
+    """``text``: a configuration, in place of the one beside the version's folder."""
+    file = version.parent / config.FILENAME
+    parsed = config.parse(text or file.read_text())
+    return Artifact("m", 1, version, config.complete(parsed, parsed.name or "m"), threads)
+
+
+def load(version: Path, text: str = "", threads: int = 1) -> Backend:
+    wanted = artifact(version, text, threads)
+    return find(wanted.config.backend)(wanted)
+
+
+def tensors(inputs: dict[str, Any], signature: ModelSignature) -> list[Tensor]:
+    datatypes = {spec.name: spec.datatype for spec in signature.inputs}
+    return [Tensor(name, datatypes[name], array) for name, array in inputs.items()]
+
+
+def run(
+    backend: Backend,
+    *inputs: Tensor,
+    outputs: Sequence[str] = (),
+    deadline: Deadline = NO_DEADLINE,
+) -> InferResponse:
+    async def main() -> InferResponse:
+        return await backend(InferRequest("m", list(inputs), tuple(outputs)), deadline)
+
+    return asyncio.run(main())
+
+
+def fp32(data: Any, name: str = "x") -> Tensor:
+    return Tensor(name, Datatype.FP32, np.asarray(data, np.float32))
+
+
+def error_of(backend: Backend, model: Source, case: Case) -> float:
+    """The largest difference between what ``backend`` answers and what eager PyTorch does."""
+    response = run(backend, *tensors(case.inputs, model.signature))
+    assert [tensor.name for tensor in response.outputs] == list(case.outputs)
+    worst = 0.0
+    for tensor in response.outputs:
+        expected = case.outputs[tensor.name]
+        assert (tensor.data.shape, tensor.data.dtype) == (expected.shape, expected.dtype)
+        worst = max(worst, float(np.max(np.abs(tensor.data - expected))))
+    return worst

@@ -1,0 +1,147 @@
+"""Ensembles and the models of their steps: in which order they come, and how they go."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from gateway.backends.base import Host
+from gateway.dataplane import DataPlane
+from gateway.errors import Unavailable
+from gateway.lifecycle import Lifecycle
+from gateway.model import State
+from gateway.routes import Program
+from gateway.settings import ModelControlMode, Settings
+from gateway.types import Datatype, Deadline, InferRequest, InferResponse, Tensor
+from tests.gateway.lifecycles import until
+
+TENSORS = """
+max_batch_size: 4
+input { name: "x" data_type: TYPE_FP32 dims: 2 }
+output { name: "y" data_type: TYPE_FP32 dims: 2 }
+"""
+STEP = 'backend: "fake"' + TENSORS
+SLOW = STEP + 'parameters { key: "delay_seconds" value { string_value: "0.2" } }'
+#: By name it comes before the models it needs.
+ENSEMBLE = (
+    """
+platform: "ensemble"
+ensemble_scheduling {
+  step { model_name: "first" model_version: -1
+         input_map { key: "x" value: "x" } output_map { key: "y" value: "between" } }
+  step { model_name: "second" model_version: -1
+         input_map { key: "x" value: "between" } output_map { key: "y" value: "y" } }
+}
+"""
+    + TENSORS
+)
+
+
+class Gateway:
+    def __init__(self, root: Path, mode: ModelControlMode, *load: str) -> None:
+        self.lifecycle = Lifecycle(Settings((root,), mode, load), make_host=self._host)
+        self.dataplane = DataPlane(self.lifecycle)
+
+    def _host(self, lifecycle: Lifecycle) -> Host:
+        return Host(
+            loop=asyncio.get_running_loop(),
+            infer=self.dataplane.infer_step,
+            config_of=lambda name, number: lifecycle.get(name, number).config,
+            package=lambda artifact, server, path: None,
+            program=lambda server: Program(),
+        )
+
+    async def ask(self, model: str = "all") -> InferResponse:
+        data = np.arange(4, dtype=np.float32).reshape(2, 2)
+        request = InferRequest(model, [Tensor("x", Datatype.FP32, data)])
+        return await self.dataplane.infer(request, Deadline.after(10))
+
+    def counts(self) -> dict[str, tuple[int, int]]:
+        return {n: (s.inference_count, s.success.count) for n, _, s in self.lifecycle.statistics()}
+
+
+@pytest.fixture
+def root(tmp_path: Path) -> Path:
+    for name, config in {"all": ENSEMBLE, "first": SLOW, "second": STEP}.items():
+        (tmp_path / name / "1").mkdir(parents=True)
+        (tmp_path / name / "config.pbtxt").write_text(config)
+    return tmp_path
+
+
+@pytest.mark.parametrize("mode", [ModelControlMode.NONE, ModelControlMode.POLL])
+async def test_the_models_of_its_steps_come_first_whatever_they_are_called(
+    root: Path, mode: ModelControlMode
+) -> None:
+    gateway = Gateway(root, mode)
+    await gateway.lifecycle.start()
+    assert gateway.lifecycle.ready
+    assert gateway.lifecycle.versions("all") == [1]
+    await gateway.lifecycle.stop()
+
+
+async def test_loading_an_ensemble_loads_the_models_of_its_steps(root: Path) -> None:
+    gateway = Gateway(root, ModelControlMode.EXPLICIT)
+    await gateway.lifecycle.start()
+    await gateway.lifecycle.load("all")
+    assert [gateway.lifecycle.versions(n) for n in ("all", "first", "second")] == [[1], [1], [1]]
+    await gateway.lifecycle.stop()
+    at_start = Gateway(root, ModelControlMode.EXPLICIT, "all")
+    await at_start.lifecycle.start()
+    assert at_start.lifecycle.ready
+    assert at_start.lifecycle.versions("all") == [1]
+    await at_start.lifecycle.stop()
+
+
+async def test_an_ensemble_loads_by_itself_once_a_missing_model_is_there(root: Path) -> None:
+    (root / "second").rename(root / "later")
+    gateway = Gateway(root, ModelControlMode.EXPLICIT)
+    await gateway.lifecycle.start()
+    with pytest.raises(Unavailable):
+        await gateway.lifecycle.load("all")
+    (root / "later").rename(root / "second")
+    await gateway.lifecycle.load("second")
+    await until(lambda: gateway.lifecycle.versions("all") == [1])
+    await gateway.lifecycle.stop()
+
+
+async def test_the_models_of_the_steps_are_counted_as_well_as_the_ensemble(root: Path) -> None:
+    gateway = Gateway(root, ModelControlMode.NONE)
+    await gateway.lifecycle.start()
+    response = await gateway.ask()
+    assert response.outputs[0].data.tolist() == [[0, 1], [2, 3]]
+    assert gateway.counts() == {"all": (2, 1), "first": (2, 1), "second": (2, 1)}
+    await gateway.lifecycle.stop()
+
+
+async def test_an_ensemble_in_flight_is_finished_while_the_server_shuts_down(root: Path) -> None:
+    gateway = Gateway(root, ModelControlMode.NONE)
+    lifecycle = gateway.lifecycle
+    await lifecycle.start()
+    request = asyncio.create_task(gateway.ask())
+    await until(lambda: lifecycle.get("first").in_flight)
+    lifecycle.draining.set()
+    lifecycle.closing.set()
+    with pytest.raises(Unavailable, match="shutting down"):
+        await gateway.ask()
+    await lifecycle.stop()
+    assert (await request).outputs[0].data.tolist() == [[0, 1], [2, 3]]
+    assert {name: lifecycle.states(name)[0][1] for name in lifecycle.names()} == dict.fromkeys(
+        ("all", "first", "second"), State.UNAVAILABLE
+    )
+
+
+async def test_the_check_sees_steps_that_are_refused_while_the_server_shuts_down(
+    root: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(DataPlane, "infer_step", DataPlane.infer)
+    gateway = Gateway(root, ModelControlMode.NONE)
+    await gateway.lifecycle.start()
+    request = asyncio.create_task(gateway.ask())
+    await until(lambda: gateway.lifecycle.get("first").in_flight)
+    gateway.lifecycle.closing.set()
+    await gateway.lifecycle.stop()
+    with pytest.raises(Unavailable, match="shutting down"):
+        await request

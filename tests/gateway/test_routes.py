@@ -1,0 +1,153 @@
+"""``modelport.toml``: what it may say, and one clear line for everything else."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from gateway import routes
+from gateway.errors import InvalidArgument
+from gateway.routes import Program, Protocol, Route, Routes
+
+TOML = """
+[models.fraud]
+backend = "triton"
+endpoints = ["10.0.0.5:8001", "[::1]:8001"]
+protocol = "http"
+timeout_seconds = 30
+config = "fraud.pbtxt"
+
+[models.vit]
+backend = "torchserve"
+managed = true
+
+[servers.torchserve]
+command = ["/opt/torchserve/bin/torchserve"]
+environment = { JAVA_HOME = "/opt/java" }
+"""
+YAML = """
+models:
+  fraud:
+    backend: triton
+    endpoints: ["10.0.0.5:8001", "[::1]:8001"]
+    protocol: http
+    timeout_seconds: 30
+    config: fraud.pbtxt
+  vit: {backend: torchserve, managed: true}
+servers:
+  torchserve:
+    command: [/opt/torchserve/bin/torchserve]
+    environment: {JAVA_HOME: /opt/java}
+"""
+
+
+def written(folder: Path, name: str, text: str) -> Path:
+    (folder / "fraud.pbtxt").touch()
+    (folder / name).write_text(text)
+    return folder / name
+
+
+@pytest.mark.parametrize(("name", "text"), [("r.toml", TOML), ("r.yaml", YAML), ("r.yml", YAML)])
+def test_toml_and_yaml_say_the_same(tmp_path: Path, name: str, text: str) -> None:
+    assert routes.load(written(tmp_path, name, text)) == Routes(
+        {
+            "fraud": Route(
+                "triton",
+                ("10.0.0.5:8001", "[::1]:8001"),
+                Protocol.HTTP,
+                timeout_seconds=30.0,
+                config=tmp_path / "fraud.pbtxt",
+            ),
+            "vit": Route("torchserve", managed=True),
+        },
+        {
+            "torchserve": Program(("/opt/torchserve/bin/torchserve",), {"JAVA_HOME": "/opt/java"}),
+        },
+    )
+
+
+@pytest.mark.parametrize("name", ["empty.toml", "empty.yaml"])
+def test_an_empty_file_routes_nothing(tmp_path: Path, name: str) -> None:
+    assert routes.load(written(tmp_path, name, "")) == Routes()
+
+
+GOOD = '[models.m]\nbackend = "triton"\nendpoints = ["h:1"]\n'
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("x = 1", "r.toml 'x' is unknown; known are models, servers"),
+        ("models = 1", "r.toml 'models' must be a table, not 1"),
+        ("[models]\nm = 1", "[models.m] must be a table"),
+        ("[models.m]", "[models.m] needs 'backend', one of triton, tfserving, torchserve"),
+        ('[models.m]\nbackend = "onnx"', "'backend' must be one of triton, tfserving, torchserve"),
+        ('[models.m]\nbackend = "triton"', "[models.m] needs 'endpoints'"),
+        ('[models.m]\nbackend = "triton"\nendpoints = []', "[models.m] needs 'endpoints'"),
+        ('[models.m]\nbackend = "triton"\nendpoints = "h:1"', "must be a list of strings"),
+        ('[models.m]\nbackend = "triton"\nendpoints = ["h"]', "must be 'host:port'"),
+        ('[models.m]\nbackend = "triton"\nendpoints = ["http://h:1"]', "must be 'host:port'"),
+        ('[models.m]\nbackend = "triton"\nendpoints = ["h:70000"]', "must be 'host:port'"),
+        ('[models.m]\nbackend = "triton"\nendpoints = ["h:1/x"]', "must be 'host:port'"),
+        ('[models.m]\nbackend = "triton"\nendpoints = ["::1:1"]', "IPv6 address in brackets"),
+        ('[models.m]\nbackend = "triton"\nendpoints = ["h:1", "h:1"]', "names one twice"),
+        ('[models."../m"]\nbackend = "triton"', "a model is named with letters"),
+        (GOOD + "managed = true", "'endpoints' does not go with 'managed'"),
+        (GOOD + "timeout = 3", "[models.m] 'timeout' is unknown"),
+        (GOOD + "timeout_seconds = 0", "must be a number of seconds above 0, not 0"),
+        (GOOD + "timeout_seconds = inf", "must be a number of seconds above 0, not inf"),
+        (GOOD + 'timeout_seconds = "3"', "'timeout_seconds' must be a number, not '3'"),
+        (GOOD + "timeout_seconds = true", "'timeout_seconds' must be a number, not True"),
+        (GOOD + 'protocol = "thrift"', "'protocol' must be one of grpc, http, not 'thrift'"),
+        (GOOD + "version = 3", "'version' must be a string, not 3"),
+        (GOOD + 'label = "stable"', "'label' is for 'backend' tfserving only"),
+        (GOOD + 'management = "h:2"', "'management' is for 'backend' torchserve only"),
+        (GOOD + "max_reply_bytes = 0", "'max_reply_bytes' must be above 0"),
+        (GOOD + 'config = "none.pbtxt"', "'config' names no file"),
+        ("[servers.nginx]", "a server is one of triton, tfserving, torchserve"),
+        ('[servers.triton]\ncommand = "t"', "'command' must be a list of strings"),
+        ("[servers.triton]\nenvironment = {A = 1}", "'environment' must be a table of strings"),
+        ("[servers.triton]\nport = 1", "[servers.triton] 'port' is unknown"),
+        ("[models.m]\nbackend=1\nbackend=2", "does not parse"),
+        ("[", "does not parse"),
+    ],
+)
+def test_whatever_is_wrong_is_one_line_that_names_table_and_key(
+    tmp_path: Path, text: str, said: str
+) -> None:
+    with pytest.raises(InvalidArgument) as caught:
+        routes.load(written(tmp_path, "r.toml", text))
+    assert said in str(caught.value)
+    assert str(tmp_path / "r.toml") in str(caught.value)
+    assert "\n" not in str(caught.value) or said == "does not parse"
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("models: {m: {backend: triton}, m: {backend: triton}}", "'m' is there twice, line 1"),
+        ("models: {1: {backend: triton}}", "1 must be a string; put it in quotes"),
+        ("models: !!python/object/apply:os.system [ls]", "does not parse"),
+        ("a: &a [*a]", "'a' is unknown"),
+        ("- 1", "must be a table"),
+        ("'", "does not parse"),
+    ],
+)
+def test_yaml_is_read_safely_and_as_strictly(tmp_path: Path, text: str, said: str) -> None:
+    with pytest.raises(InvalidArgument) as caught:
+        routes.load(written(tmp_path, "r.yaml", text))
+    assert said in str(caught.value)
+
+
+def test_a_file_that_is_missing_not_text_or_of_another_kind_is_said(tmp_path: Path) -> None:
+    with pytest.raises(InvalidArgument, match="does not exist"):
+        routes.load(tmp_path / "r.toml")
+    with pytest.raises(InvalidArgument, match=r"must end in \.toml, \.yaml or \.yml"):
+        routes.load(written(tmp_path, "r.json", "{}"))
+    (tmp_path / "b.toml").write_bytes(b"\xff")
+    with pytest.raises(InvalidArgument, match="does not parse"):
+        routes.load(tmp_path / "b.toml")
+    (tmp_path / "folder.toml").mkdir()
+    with pytest.raises(InvalidArgument, match="cannot be read"):
+        routes.load(tmp_path / "folder.toml")

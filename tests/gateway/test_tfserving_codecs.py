@@ -1,0 +1,207 @@
+"""TensorFlow Serving's codecs by themselves: what no model of the conformance suite answers."""
+
+from __future__ import annotations
+
+import contextlib
+import gc
+import time
+import weakref
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+
+from gateway.errors import (
+    Internal,
+    InvalidArgument,
+    NotFound,
+    QueueFull,
+    TimedOut,
+    Unavailable,
+    Unsupported,
+)
+from gateway.protocols import tfserving_examples, tfserving_json
+from gateway.protocols.tfserving_http import STATUS
+from gateway.protocols.tfserving_servable import Selected, Servable, Servables, code
+from gateway.repository import config as configuration
+from gateway.types import NUMPY_DTYPES, Datatype, InferResponse, Tensor
+from gateway.wire.proto import serving_pb2 as pb
+from tests import models
+
+
+def servable(*inputs: str, outputs: tuple[str, ...] = ("y FP32 -1",), batch: int = 8) -> Servable:
+    config = configuration.parse(models.config("m", inputs, outputs, batch))
+    served: Any = SimpleNamespace(
+        name="m", number=1, config=config, labels={}, signature=configuration.signature(config)
+    )
+    return Servable(served)
+
+
+def tensor(name: str, datatype: Datatype, values: Any) -> Tensor:
+    return Tensor(name, datatype, np.array(values, NUMPY_DTYPES[datatype]))
+
+
+# -- replies --------------------------------------------------------------------------------------
+
+
+def test_an_output_named_bytes_is_base64_by_row_and_column() -> None:
+    output = tensor("image_bytes", Datatype.BYTES, [b"\xff", b""])
+    assert tfserving_json.encode([output], True) == (b'{"predictions":[{"b64":"/w=="},{"b64":""}]}')
+    assert tfserving_json.encode([output], False) == b'{"outputs":[{"b64":"/w=="},{"b64":""}]}'
+    scalar = tensor("image_bytes", Datatype.BYTES, b"a")
+    assert tfserving_json.encode([scalar], False) == b'{"outputs":{"b64":"YQ=="}}'
+
+
+def test_scalars_and_empty_outputs_are_written() -> None:
+    assert tfserving_json.encode([tensor("y", Datatype.FP32, 0.1)], False) == b'{"outputs":0.1}'
+    nan = tensor("y", Datatype.FP64, float("nan"))
+    assert tfserving_json.encode([nan], False) == b'{"outputs":NaN}'
+    empty = Tensor("y", Datatype.FP32, np.zeros((2, 0), np.float32))
+    assert tfserving_json.encode([empty], True) == b'{"predictions":[[],[]]}'
+    strided = Tensor("y", Datatype.INT32, np.arange(6, dtype=np.int32).reshape(2, 3).T)
+    assert tfserving_json.encode([strided], True) == b'{"predictions":[[0,3],[1,4],[2,5]]}'
+
+
+@pytest.mark.parametrize(
+    ("outputs", "message"),
+    [
+        ([tensor("y", Datatype.FP32, 1.0)], "Tensor name: y has no shape information "),
+        (
+            [tensor("y", Datatype.FP32, [1.0]), tensor("z", Datatype.FP32, [1.0, 2.0])],
+            "Tensor name: z has inconsistent batch size: 2 expecting: 1",
+        ),
+        ([tensor("y", Datatype.FP16, [1.0])], "Failed to write JSON value for tensor type: half"),
+    ],
+)
+def test_what_makes_no_rows_is_refused(outputs: list[Tensor], message: str) -> None:
+    with pytest.raises(InvalidArgument, match=message):
+        tfserving_json.encode(outputs, True)
+
+
+# -- requests -------------------------------------------------------------------------------------
+
+
+def test_optional_inputs_may_be_left_out() -> None:
+    model = servable("a FP32 1", "b FP32 1 optional: true")
+    for body in (b'{"instances": [{"a": [1]}]}', b'{"inputs": {"a": [[1]]}}'):
+        tensors, _ = tfserving_json.decode(body, model)
+        assert [t.name for t in tensors] == ["a"]
+    with pytest.raises(InvalidArgument, match="keys must be equal to: a,b"):
+        tfserving_json.decode(b'{"instances": [{"b": [1]}]}', model)
+
+
+def test_both_shapes_of_a_reshaped_input_become_the_wires() -> None:
+    model = servable("x FP32 6 reshape { shape: 2,3 }".replace("2,3", "[2, 3]"))
+    for values in ([[[1, 2, 3], [4, 5, 6]]], [[1, 2, 3, 4, 5, 6]]):
+        (found,), _ = tfserving_json.decode(f'{{"inputs": {values}}}'.encode(), model)
+        assert found.data.tolist() == [[1, 2, 3, 4, 5, 6]]
+    response = InferResponse("m", 1, [tensor("y", Datatype.FP32, [[1.0]])])
+    assert model.answered(response)[0].data.shape == (1, 1)
+
+
+def test_serialized_examples_go_to_a_model_that_parses_them_itself() -> None:
+    model = servable("inputs BYTES 1 reshape { shape: [] }")
+    message = pb.Input()
+    listed = message.example_list_with_context
+    listed.context.features.feature["a"].int64_list.value.append(1)
+    listed.examples.add().features.feature["b"].int64_list.value.append(2)
+    (found,) = tfserving_examples.decode(message, model)
+    merged = type(listed.context).FromString(found.data.reshape(-1)[0])
+    assert set(merged.features.feature) == {"a", "b"}
+
+
+def test_a_dynamic_dimension_has_as_many_values_as_the_examples() -> None:
+    message = pb.Input()
+    for length in (3, 3):
+        example = message.example_list.examples.add()
+        example.features.feature["x"].int64_list.value.extend(range(length))
+    (found,) = tfserving_examples.decode(message, servable("x INT64 -1"))
+    assert found.data.tolist() == [[0, 1, 2], [0, 1, 2]]
+    message.example_list.examples[1].features.feature["x"].int64_list.value.append(3)
+    with pytest.raises(InvalidArgument, match="has 4 values in example 1, expected 3"):
+        tfserving_examples.decode(message, servable("x INT64 -1"))
+    with pytest.raises(InvalidArgument, match="more than one dynamic dimension"):
+        tfserving_examples.decode(message, servable("x INT64 -1,-1"))
+
+
+def test_classes_and_scores_are_those_of_the_outputs_of_that_name() -> None:
+    model = servable("x FP32 1", outputs=("classes BYTES -1", "scores FP32 -1", "z FP32 -1"))
+    assert tfserving_examples.classification_outputs(model) == ("classes", "scores")
+    outputs = [
+        tensor("classes", Datatype.BYTES, [[b"a", b"b"]]),
+        tensor("scores", Datatype.FP32, [[0.5, 0.25]]),
+    ]
+    (row,) = tfserving_examples.classify(outputs, model, 1).classifications
+    assert [(c.label, c.score) for c in row.classes] == [("a", 0.5), ("b", 0.25)]
+    (row,) = tfserving_examples.classify(outputs[:1], model, 1).classifications
+    assert [(c.label, c.score) for c in row.classes] == [("a", 0.0), ("b", 0.0)]
+    (row,) = tfserving_examples.classify(outputs[1:], model, 1).classifications
+    assert [(c.label, c.score) for c in row.classes] == [("", 0.5), ("", 0.25)]
+    outputs[1].data = outputs[1].data[:, :1]
+    with pytest.raises(InvalidArgument, match=r"should match in dim_size\(1\). Got 2 vs. 1"):
+        tfserving_examples.classify(outputs, model, 1)
+    with pytest.raises(InvalidArgument, match=r"Expected scores output batch size of 2\. Got: 1"):
+        tfserving_examples.classify(outputs[1:], model, 2)
+
+
+def test_one_value_an_example_is_a_regression() -> None:
+    model = servable("x FP32 1", outputs=("outputs FP32 1", "more FP32 1"))
+    assert tfserving_examples.regression_output(model) == ("outputs",)
+    result = tfserving_examples.regress([tensor("y", Datatype.FP32, [[1.0], [2.0]])], 2)
+    assert [regression.value for regression in result.regressions] == [1.0, 2.0]
+    for values in ([[1.0, 2.0]], 1.0):
+        with pytest.raises(InvalidArgument, match="Expected output Tensor shape to be either"):
+            tfserving_examples.regress([tensor("y", Datatype.FP32, values)], 1)
+
+
+# -- names ----------------------------------------------------------------------------------------
+
+
+def test_every_error_has_tensorflow_servings_code_and_http_status() -> None:
+    assert {type(e): (code(e), STATUS[code(e)]) for e in (
+        InvalidArgument(), NotFound(), Unsupported(), Unavailable(), QueueFull(), TimedOut(),
+        Internal(),
+    )} == {
+        InvalidArgument: ("INVALID_ARGUMENT", 400),
+        NotFound: ("NOT_FOUND", 404),
+        Unsupported: ("UNIMPLEMENTED", 501),
+        Unavailable: ("UNAVAILABLE", 503),
+        QueueFull: ("RESOURCE_EXHAUSTED", 429),
+        TimedOut: ("DEADLINE_EXCEEDED", 504),
+        Internal: ("INTERNAL", 500),
+    }  # fmt: skip
+
+
+def test_what_was_computed_for_a_version_goes_with_it() -> None:
+    class Version:
+        name, number, labels = "m", 1, {}
+        config = configuration.parse(models.config("m", ["x FP32 1"], ["y FP32 1"]))
+        signature = configuration.signature(config)
+
+    version: Version | None = Version()
+    lifecycle: Any = SimpleNamespace(get=lambda *_: version)
+    servables = Servables(lifecycle)
+    found = servables.find(Selected("m"))
+    assert servables.find(Selected("m", 1)) is found
+    gone, kept = weakref.ref(version), weakref.ref(found)
+    del found
+    version = None
+    gc.collect()
+    assert (gone(), kept()) == (None, None)
+
+
+def test_a_wrong_value_at_the_end_of_a_large_body_costs_little_more_than_a_good_one() -> None:
+    model = servable("x INT32 -1")
+    good = b'{"instances": [[' + b"1," * 2_000_000 + b"1]]}"
+
+    def seconds(body: bytes) -> float:
+        started = time.process_time()
+        with contextlib.suppress(InvalidArgument):
+            tfserving_json.decode(body, model)
+        return time.process_time() - started
+
+    bad = good[:-4] + b'"1"]]}'
+    with pytest.raises(InvalidArgument, match="input 'x' is no rectangle of values of type int32"):
+        tfserving_json.decode(bad, model)
+    assert seconds(bad) < 3 * seconds(good) + 0.5

@@ -1,0 +1,265 @@
+"""Pictures as inputs: what torchvision computes, and nothing that a hostile picture can cost."""
+
+from __future__ import annotations
+
+import io
+import random
+import struct
+import time
+import zlib
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from gateway.errors import InvalidArgument
+from gateway.images import MAX_PIXELS, decoder, from_parameters
+from gateway.repository import config as configuration
+from gateway.types import Array, Datatype, TensorSpec
+
+IMAGENET = {"image.mean": "0.485,0.456,0.406", "image.std": "0.229,0.224,0.225"}
+
+
+def spec(*dims: int | str, datatype: Datatype = Datatype.FP32) -> TensorSpec:
+    return TensorSpec("image", datatype, dims)
+
+
+def photo(width: int, height: int, form: str = "PNG", mode: str = "RGB", seed: int = 0) -> bytes:
+    shape = (height, width, len(mode)) if len(mode) > 1 else (height, width)
+    pixels = np.random.default_rng(seed).integers(0, 256, shape, np.uint8)
+    stream = io.BytesIO()
+    Image.fromarray(pixels, mode).save(stream, form)
+    return stream.getvalue()
+
+
+def decode(data: bytes, parameters: dict[str, str], wanted: TensorSpec) -> Array:
+    found = from_parameters(parameters, wanted)
+    assert found is not None
+    return found(data)
+
+
+def as_torchvision_has_it(data: bytes, shorter: int, side: int) -> Array:
+    """``Resize(shorter)``, ``CenterCrop(side)``, ``ToTensor()``, ``Normalize`` of a PIL image."""
+    picture = Image.open(io.BytesIO(data)).convert("RGB")
+    width, height = picture.size
+    short, long = sorted(picture.size)
+    sides = (shorter, int(shorter * long / short))
+    picture = picture.resize(sides if width <= height else sides[::-1], Image.Resampling.BILINEAR)
+    left, top = round((picture.width - side) / 2.0), round((picture.height - side) / 2.0)
+    pixels = np.asarray(picture.crop((left, top, left + side, top + side)), np.float32) / 255
+    mean, std = (
+        np.array([float(v) for v in IMAGENET[key].split(",")], np.float32)
+        for key in ("image.mean", "image.std")
+    )
+    result: Array = ((pixels - mean) / std).transpose(2, 0, 1)
+    return result
+
+
+@pytest.mark.parametrize("size", [(60, 41), (41, 60), (50, 50), (300, 33)])
+@pytest.mark.parametrize("form", ["PNG", "JPEG"])
+def test_shorter_side_centre_crop_and_normalisation_are_torchvisions_bit_for_bit(
+    size: tuple[int, int], form: str
+) -> None:
+    data = photo(*size, form)
+    given = decode(data, {**IMAGENET, "image.resize": "40"}, spec(3, 32, 32))
+    assert given.dtype == np.float32
+    np.testing.assert_array_equal(given, as_torchvision_has_it(data, 40, 32))
+
+
+def test_without_a_resize_the_whole_picture_is_the_model_s_size() -> None:
+    data = photo(8, 6)
+    picture = Image.open(io.BytesIO(data)).resize((4, 4), Image.Resampling.BICUBIC)
+    given = decode(data, {"image.interpolation": "bicubic"}, spec(3, 4, 4))
+    np.testing.assert_array_equal(given, np.asarray(picture, np.float32).transpose(2, 0, 1) / 255)
+
+
+def test_layouts_are_the_same_pixels() -> None:
+    data = photo(5, 7)
+    first = decode(data, {**IMAGENET, "image.layout": "CHW"}, spec(3, 7, 5))
+    last = decode(data, {**IMAGENET, "image.layout": "HWC"}, spec(7, 5, 3))
+    np.testing.assert_array_equal(first.transpose(1, 2, 0), last)
+    np.testing.assert_array_equal(decode(data, IMAGENET, spec(7, 5, 3)), last)
+
+
+@pytest.mark.parametrize("datatype", [Datatype.FP16, Datatype.FP64, Datatype.UINT8])
+def test_datatypes(datatype: Datatype) -> None:
+    data = photo(3, 3)
+    pixels = np.asarray(Image.open(io.BytesIO(data))).transpose(2, 0, 1)
+    given = decode(data, {}, spec(3, 3, 3, datatype=datatype))
+    expected = pixels if datatype is Datatype.UINT8 else (pixels.astype("f4") / 255)
+    np.testing.assert_array_equal(given, expected.astype(given.dtype))
+    assert given.dtype.itemsize == {"FP16": 2, "FP64": 8, "UINT8": 1}[datatype.value]
+
+
+def test_scale_is_what_a_pixel_is_multiplied_by() -> None:
+    white = io.BytesIO()
+    Image.new("L", (1, 1), 255).save(white, "PNG")
+    given = decode(white.getvalue(), {"image.scale": "2", "image.mean": "10"}, spec(1, 1, 1))
+    assert given.item() == 500.0
+    half = spec(1, 1, 1, datatype=Datatype.UINT8)
+    assert decode(white.getvalue(), {"image.scale": "0.5"}, half).item() == 128
+    assert decode(white.getvalue(), {"image.scale": "3"}, half).item() == 255
+
+
+@pytest.mark.parametrize("mode", ["L", "LA", "RGBA", "RGB"])
+def test_every_kind_of_colour_becomes_what_the_model_wants(mode: str) -> None:
+    data = photo(4, 4, mode=mode)
+    picture = Image.open(io.BytesIO(data))
+    for channels, kind in ((1, "L"), (3, "RGB")):
+        expected = np.asarray(picture.convert(kind), np.float32).reshape(4, 4, channels) / 255
+        given = decode(data, {}, spec(channels, 4, 4))
+        np.testing.assert_array_equal(given, expected.transpose(2, 0, 1))
+
+
+def test_sixteen_bits_of_grey_keep_their_range() -> None:
+    stream = io.BytesIO()
+    Image.fromarray((np.arange(4, dtype=np.uint16) * 0x5555).reshape(2, 2)).save(stream, "PNG")
+    given = decode(stream.getvalue(), {}, spec(1, 2, 2, datatype=Datatype.UINT8))
+    assert given.ravel().tolist() == [0, 0x55, 0xAA, 0xFF]
+
+
+def test_open_dims_take_the_declared_size_or_the_picture_s() -> None:
+    data = photo(9, 5)
+    assert decode(data, {}, spec(3, -1, "width")).shape == (3, 5, 9)
+    assert decode(data, {"image.size": "4"}, spec(3, -1, -1)).shape == (3, 4, 4)
+    assert decode(data, {"image.size": "4, 6"}, spec(3, -1, -1)).shape == (3, 4, 6)
+    resized = {"image.size": "4,6", "image.resize": "7"}
+    assert decode(data, resized, spec("h", "w", 3)).shape == (4, 6, 3)
+
+
+def test_a_model_that_does_not_batch_gets_its_leading_dimension() -> None:
+    data = photo(4, 4)
+    assert decode(data, {}, spec(1, 3, 4, 4)).shape == (1, 3, 4, 4)
+    assert decode(data, {}, spec(-1, 4, 4, 3)).shape == (1, 4, 4, 3)
+
+
+@pytest.mark.parametrize(
+    "wanted",
+    [
+        spec(16),
+        spec(4, 4),
+        spec(2, 4, 4),
+        spec(2, 3, 4, 4),
+        spec(1, 1, 3, 4, 4),
+        spec(3, 4, 4, datatype=Datatype.BYTES),
+        spec(3, 4, 4, datatype=Datatype.INT64),
+    ],
+)
+def test_other_inputs_are_no_image(wanted: TensorSpec) -> None:
+    assert from_parameters({}, wanted) is None
+
+
+def test_the_configuration_s_own_format_is_the_layout() -> None:
+    text = """
+        input { name: "image" data_type: TYPE_FP32 format: FORMAT_NHWC dims: [3, 5, 3] }
+        parameters { key: "image.mean" value { string_value: "0.5" } }
+    """
+    config = configuration.parse(text)
+    found = decoder(config, spec(3, 5, 3))
+    assert found is not None
+    data = photo(5, 3)
+    expected = np.asarray(Image.open(io.BytesIO(data)), np.float32) / 255 - 0.5
+    np.testing.assert_array_equal(found(data), expected)
+
+
+@pytest.mark.parametrize(
+    ("parameters", "message"),
+    [
+        ({"image.layout": "NCHW"}, "must be CHW or HWC"),
+        ({"image.mean": "a"}, "'image.mean' must be one number, or 3, not 'a'"),
+        ({"image.mean": "1,2"}, "one number, or 3"),
+        ({"image.mean": "nan"}, "one number, or 3"),
+        ({"image.std": "0"}, "greater than 0"),
+        ({"image.scale": "1,2,3"}, "must be one number, not"),
+        ({"image.scale": "1e39"}, "beyond FP32"),
+        ({"image.size": "5"}, "'image.size' is 5 x 5, the model's dims 4 x 4"),
+        ({"image.size": "-1"}, "one or two numbers"),
+        ({"image.size": "99999999999"}, "one or two numbers"),
+        ({"image.resize": "1,2,3"}, "one or two numbers"),
+        ({"image.resize": "3"}, "smaller than the model's picture"),
+        ({"image.interpolation": "cubist"}, "must be one of nearest"),
+    ],
+)
+def test_a_parameter_that_is_wrong_is_named(parameters: dict[str, str], message: str) -> None:
+    with pytest.raises(InvalidArgument, match="image") as caught:
+        from_parameters(parameters, spec(3, 4, 4))
+    assert message in str(caught.value)
+
+
+def chunk(kind: bytes, data: bytes) -> bytes:
+    check = struct.pack(">I", zlib.crc32(kind + data))
+    return struct.pack(">I", len(data)) + kind + data + check
+
+
+def bomb(width: int, height: int) -> bytes:
+    """A PNG of a few bytes that says it is this large."""
+    header = struct.pack(">IIBBBBB", width, height, 8, 2, 0, 0, 0)
+    data = zlib.compress(bytes(1 << 20))
+    return (
+        b"\x89PNG\r\n\x1a\n" + chunk(b"IHDR", header) + chunk(b"IDAT", data) + chunk(b"IEND", b"")
+    )
+
+
+@pytest.mark.parametrize("sides", [(1 << 13, (1 << 12) + 1), (30_000, 30_000), (1 << 30, 1 << 30)])
+def test_a_pixel_bomb_is_refused_by_its_header(sides: tuple[int, int]) -> None:
+    assert sides[0] * sides[1] > MAX_PIXELS
+    started = time.perf_counter()
+    with pytest.raises(InvalidArgument, match=r"input 'image': .*send a smaller one|not a JPEG"):
+        decode(bomb(*sides), {}, spec(3, 4, 4))
+    assert time.perf_counter() - started < 1
+
+
+def test_open_dims_take_no_picture_that_becomes_hundreds_of_megabytes() -> None:
+    stream = io.BytesIO()
+    Image.new("L", (4096, 1025)).save(stream, "PNG")
+    with pytest.raises(InvalidArgument, match="more than 4194304 pixels"):
+        decode(stream.getvalue(), {}, spec(1, -1, -1))
+    assert decode(stream.getvalue(), {}, spec(1, 4, 4)).shape == (1, 4, 4)
+
+
+def test_a_picture_of_one_line_is_not_stretched_without_end() -> None:
+    with pytest.raises(InvalidArgument, match="closer to a square"):
+        decode(photo(2000, 1), {"image.resize": "32"}, spec(3, 32, 32))
+
+
+GIF = b"GIF89a\x01\x00\x01\x00\x00\x00\x00,\x00\x00\x00\x00\x01\x00\x01\x00\x00\x02\x02D\x01\x00;"
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda: b"",
+        lambda: b"not an image",
+        lambda: photo(64, 64)[:-2000],
+        lambda: photo(64, 64, "JPEG")[:-2000],
+        lambda: photo(64, 64, "JPEG")[:20],
+        lambda: GIF,
+        lambda: photo(4, 4, "BMP"),
+        lambda: photo(4, 4, "TIFF"),
+    ],
+)
+def test_what_is_no_picture_names_the_input(make: Callable[[], bytes]) -> None:
+    with pytest.raises(InvalidArgument, match="input 'image': the data is not a JPEG or PNG image"):
+        decode(make(), {}, spec(3, 4, 4))
+
+
+@pytest.mark.parametrize("form", ["PNG", "JPEG"])
+def test_mutated_bytes_are_a_picture_or_an_invalid_argument(form: str) -> None:
+    """A refusal of ours, or an array of the right shape: nothing else comes out."""
+    chance = random.Random(0)
+    whole, outcomes = photo(24, 24, form), {True: 0, False: 0}
+    found: Any = from_parameters({"image.resize": "20"}, spec(3, 16, 16))
+    for _ in range(1500):
+        data = bytearray(whole)
+        for _ in range(chance.randint(1, 6)):
+            data[chance.randrange(len(data))] = chance.randrange(256)
+        if chance.random() < 0.2:
+            del data[chance.randrange(len(data)) :]
+        try:
+            assert found(bytes(data)).shape == (3, 16, 16)
+            outcomes[True] += 1
+        except InvalidArgument:
+            outcomes[False] += 1
+    assert all(outcomes.values()), outcomes

@@ -1,0 +1,1 @@
+"""The official ``tensorflow-serving-api`` stubs against a real gateway."""

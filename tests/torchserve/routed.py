@@ -1,0 +1,222 @@
+"""A gateway in front of the real TorchServe 0.12.0, over both of its protocols.
+
+    python -m tests.torchserve.routed
+
+Archives of ``modelport package --for torchserve`` and one with a handler that takes and gives bytes
+are served; the gateway knows their signatures from TorchServe's management API alone. Prints a
+table of what was asked; exits with 1 if anything is not as it must be.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import signal
+import sys
+import tempfile
+import time
+import zipfile
+from collections.abc import Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import httpx
+import numpy as np
+import tritonclient.http
+from rich.console import Console
+from rich.table import Table
+from tritonclient.utils import InferenceServerException
+
+from exporters.packaging.package import package
+from exporters.source import Source
+from gateway.types import Array
+from loadtests import environments
+from loadtests.processes import HOST
+from tests.server import Gateway
+from tests.torchserve.__main__ import BATCHES, LENGTHS, Check
+from tests.torchserve.clients import as_tensors
+from tests.torchserve.comparison import compare, inputs_of, wire
+from tests.torchserve.server import VERSION, Ports, publish, sources, torchserve
+from tests.upstream import fronting, table
+
+HOPS = ("grpc", "http")
+MODELS = ("fraud", "vit")
+CONCURRENT, CLIENTS = 96, 24
+#: A handler of somebody else: it turns the bytes around, or takes its time.
+HANDLER = """
+import time
+
+def handle(data, context):
+    if data is None:
+        return None
+    bodies = [bytes(row.get("body") or row.get("data")) for row in data]
+    if b"slow" in bodies:
+        time.sleep(2)
+    return [body[::-1] for body in bodies]
+"""
+MANIFEST = """{"runtime": "python", "model": {"modelName": "reverse", "handler": "reverse.py",
+"modelVersion": "1.0"}, "archiverVersion": "0.12.0"}"""
+
+
+def reverse(store: Path) -> Path:
+    archive = store / "reverse.mar"
+    with zipfile.ZipFile(archive, "w") as file:
+        file.writestr("MAR-INF/MANIFEST.json", MANIFEST)
+        file.writestr("reverse.py", HANDLER)
+    return archive
+
+
+def tables(ports: Ports, repository: Path) -> Iterator[str]:
+    for hop in HOPS:
+        endpoint = f"{HOST}:{ports.grpc if hop == 'grpc' else ports.inference}"
+        keys = {"backend": "torchserve", "protocol": hop}
+        managed = {**keys, "management": f"{HOST}:{ports.management}"}
+        for model in (*MODELS, "unchecked"):
+            yield table(f"{hop}_{model}", [endpoint], model=model, **managed)
+        text = (repository / "fraud" / "config.pbtxt").read_text()
+        config = repository.parent / "declared.pbtxt"
+        config.write_text(text.replace('name: "fraud"\n', "", 1))  # it has another name here
+        yield table(f"{hop}_declared", [endpoint], model="fraud", config=str(config), **keys)
+        yield table(f"{hop}_reverse", [endpoint], model="reverse", **managed)
+        yield table(f"{hop}_bare", [endpoint], model="reverse", **keys)
+        yield table(f"{hop}_quick", [endpoint], model="reverse", timeout_seconds=0.5, **keys)
+
+
+def ask(
+    gateway: Gateway, model: str, inputs: Mapping[str, Array]
+) -> tuple[int, Mapping[str, Array] | str]:
+    with contextlib.closing(tritonclient.http.InferenceServerClient(gateway.http)) as client:
+        try:
+            result = client.infer(model, as_tensors(inputs))
+        except InferenceServerException as error:
+            return int(error.status() or 0), error.message()
+    names = [output["name"] for output in result.get_response()["outputs"]]
+    return 200, {name: result.as_numpy(name) for name in names}
+
+
+def bits(answer: tuple[int, Mapping[str, Array] | str]) -> object:
+    status, outputs = answer
+    if isinstance(outputs, str):
+        return status, outputs
+    return {name: (x.dtype, x.shape, x.tobytes()) for name, x in outputs.items()}
+
+
+def check_answers(gateway: Gateway, model: str, source: Source) -> Check:
+    lengths = LENGTHS if source.signature.axes else (0,)
+    check = Check(f"{model}: {len(BATCHES)} batch sizes, {len(lengths)} lengths, both protocols")
+    for batch in BATCHES:
+        for length in lengths:
+            inputs = inputs_of(source, batch, length, seed=batch * 100 + length)
+            sent = wire(source.signature.inputs, inputs)
+            answers = [ask(gateway, f"{hop}_{model}", sent) for hop in HOPS]
+            for answer in answers:
+                check.note(*compare(source, inputs, *answer))
+            if bits(answers[0]) != bits(answers[1]):
+                check.note("gRPC and HTTP differ")
+    return check
+
+
+def check_concurrent(gateway: Gateway, model: str, source: Source) -> Check:
+    check = Check(f"{model}: {CONCURRENT} at once, both protocols, mixed sizes")
+
+    def one(number: int) -> tuple[str | None, float]:
+        length = LENGTHS[number % 3] if source.signature.axes else 0
+        inputs = inputs_of(source, 1 + number % 3, length, seed=number)
+        answer = ask(gateway, f"{HOPS[number % 2]}_{model}", wire(source.signature.inputs, inputs))
+        return compare(source, inputs, *answer)
+
+    with ThreadPoolExecutor(CLIENTS) as pool:
+        for problem, error in pool.map(one, range(CONCURRENT)):
+            check.note(problem, error)
+    return check
+
+
+def check_errors(gateway: Gateway) -> Iterator[Check]:
+    """What the gateway's own checks let through, and TorchServe's handler does not."""
+    check = Check("unchecked: the model fails, on both protocols alike")
+    bad = {"tokens": np.full((1, 4), 10**6, np.int64), "seq_lens": np.array([[4]], np.int64)}
+    for hop in HOPS:
+        status, said = ask(gateway, f"{hop}_unchecked", bad)
+        clear = status == 500 and isinstance(said, str) and "the model failed" in said
+        check.note(None if clear else f"{hop}: {status} {said}")
+    yield check
+    check = Check("fraud: ranges of values come from the archive, and hold in the gateway")
+    for hop in HOPS:
+        status, said = ask(gateway, f"{hop}_fraud", bad)
+        clear = status == 400 and isinstance(said, str) and "[0, 511]" in said
+        check.note(None if clear else f"{hop}: {status} {said}")
+    yield check
+
+
+def check_bytes(gateway: Gateway) -> Iterator[Check]:
+    check = Check("somebody else's handler: any bytes, both protocols, with management and without")
+    for body in (b"", b"abc", bytes(range(256)) * 50):
+        if not body:
+            continue  # TorchServe's own parser gives a handler no row without a body
+        for name in (f"{hop}_{kind}" for hop in HOPS for kind in ("reverse", "bare")):
+            status, outputs = ask(gateway, name, {"data": np.array([body], object)})
+            good = not isinstance(outputs, str) and outputs["output"].tolist() == [body[::-1]]
+            check.note(None if good else f"{name}: {status} {str(outputs)[:200]}")
+    yield check
+    check = Check("a handler that takes 2 s with 0.5 s to go: 503 in time")
+    for hop in HOPS:
+        started = time.monotonic()
+        status, said = ask(gateway, f"{hop}_quick", {"data": np.array([b"slow"], object)})
+        seconds = time.monotonic() - started
+        good = status == 503 and "timeout" in str(said) and seconds < 0.8
+        check.note(None if good else f"{hop}: {status} {said} after {seconds:.2f} s")
+    yield check
+
+
+def check_metadata(gateway: Gateway) -> Check:
+    check = Check("versions and signatures are TorchServe's")
+    for hop in HOPS:
+        url = f"http://{gateway.http}/v2/models/{hop}"
+        fraud = httpx.get(f"{url}_fraud").json()
+        shapes = {t["name"]: t["shape"] for t in fraud.get("inputs", [])}
+        wanted = {"tokens": [-1, -1], "seq_lens": [-1, 1]}
+        check.note(None if shapes == wanted and fraud["versions"] == ["1"] else f"{hop}: {fraud}")
+        other = httpx.get(f"{url}_reverse").json()
+        check.note(None if other.get("versions") == ["1"] else f"{hop}: {other}")
+    return check
+
+
+def run(work: Path) -> list[Check]:
+    """Package, serve, route and ask; ``work`` is an empty folder."""
+    found, archives = sources(), []
+    (work / "store").mkdir()
+    for name, source in found.items():
+        folder = publish(work / "repository", name, source)
+        archives.append(work / "store" / f"{name}.mar")
+        package(folder, "torchserve", archives[-1])
+    archives.append(reverse(work / "store"))
+    with (
+        torchserve(work, archives) as ports,
+        fronting(work / "front", *tables(ports, work / "repository")) as gateway,
+    ):
+        checks = [check_metadata(gateway)]
+        checks += [check_answers(gateway, name, found[name]) for name in MODELS]
+        checks.append(check_answers(gateway, "declared", found["fraud"]))
+        checks += [check_concurrent(gateway, name, found[name]) for name in MODELS]
+        checks += [*check_errors(gateway), *check_bytes(gateway)]
+    return checks
+
+
+def main() -> int:
+    # An end by SIGTERM has to pass the finally clauses too: they stop the server.
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
+    with tempfile.TemporaryDirectory() as work:
+        checks = run(Path(work))
+    title = f"The gateway in front of TorchServe {VERSION}"
+    rows = Table("check", "requests", "max error", "verdict", title=title)
+    for check in checks:
+        verdict = "; ".join(check.wrong[:3] or ["as it must be"])
+        rows.add_row(check.what, str(check.requests), f"{check.error:.1e}", verdict)
+    Console(width=140).print(rows)
+    return int(any(check.wrong for check in checks))
+
+
+if __name__ == "__main__":
+    try:
+        sys.exit(main())
+    except environments.Missing as error:
+        sys.exit(str(error))

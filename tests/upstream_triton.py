@@ -1,0 +1,189 @@
+"""A real Triton 2.51 behind the gateway, over both protocols.
+
+    python -m tests.upstream_triton
+
+Its Python backend echoes, adds, fails and notes request parameters; every answer through the
+gateway is compared bit by bit with the one that Triton gives the same client. Exits with 1 if
+anything is wrong.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import signal
+import sys
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+
+from loadtests import environments
+from loadtests.processes import HOST
+from tests import models
+from tests.conformance.clients import CALLERS, Ask, Caller, Result, bits, samples
+from tests.server import Gateway
+from tests.triton_package import Ports, tritonserver
+from tests.upstream import fronting, table
+
+#: Triton's Python backend has no BF16 in numpy.
+DATATYPES = tuple(name for name in models.ONNX_TYPES if name != "BF16")
+ECHO = """
+import json, os, sys
+sys.path[:0] = os.environ["PYTHONPATH"].split(os.pathsep)  # numpy 1, which the stub is built for
+import numpy as np
+import triton_python_backend_utils as pb_utils
+
+class TritonPythonModel:
+    def initialize(self, args):
+        self.config = json.loads(args["model_config"])
+        self.name = self.config["name"]
+
+    def execute(self, requests):
+        return [self.answer(request) for request in requests]
+
+    def answer(self, request):
+        if self.name == "failing":
+            return pb_utils.InferenceResponse(error=pb_utils.TritonError("it fails on purpose"))
+        x = pb_utils.get_input_tensor_by_name(request, "x").as_numpy()
+        if self.name == "parameters":
+            said = [request.parameters(), request.request_id(), str(request.correlation_id()),
+                    sorted(request.requested_output_names())]
+            x = np.full(x.shape, json.dumps(said).encode(), object)
+        if self.name == "lying":
+            x = x[:, :2]
+        return pb_utils.InferenceResponse([pb_utils.Tensor("y", x)])
+"""
+SHAPES = {"scalar": "1 reshape { shape: [] }", "column": "4 reshape { shape: [2,2] }"}
+
+
+def publish(root: Path) -> Path:
+    """Every model of the checks, for Triton's Python backend."""
+
+    def add(name: str, x: str, y: str, batch: int = 8, extra: str = "", version: int = 1) -> None:
+        folder = root / name
+        (folder / str(version)).mkdir(parents=True)
+        text = models.config(name, [f"x {x}"], [f"y {y}"], batch, "python", extra)
+        (folder / "config.pbtxt").write_text(text)
+        (folder / str(version) / "model.py").write_text(ECHO)
+
+    for datatype in DATATYPES:
+        add(f"echo_{datatype.lower()}", f"{datatype} -1", f"{datatype} -1")
+    for name, dims in SHAPES.items():
+        add(name, f"FP32 {dims}", f"FP32 {dims}")
+    add("fixed", "FP32 2,3", "FP32 2,3", 0)
+    add("failing", "FP32 4", "FP32 4")
+    add("lying", "FP32 4", "FP32 4")
+    add("parameters", "BYTES 1", "BYTES 1")
+    (root / "fixed" / "3").mkdir()
+    (root / "fixed" / "3" / "model.py").write_text(ECHO)
+    with (root / "fixed" / "config.pbtxt").open("a") as config:
+        config.write("version_policy { all {} }\n")
+    return root
+
+
+def asks() -> Iterator[Ask]:
+    arrays = samples()
+    for datatype in DATATYPES:
+        yield Ask(f"echo_{datatype.lower()}", [("x", arrays[datatype])], request_id="7")
+    yield Ask("scalar", [("x", np.array([[1.5], [-0.0]], np.float32))])
+    yield Ask("column", [("x", np.arange(8, dtype=np.float32).reshape(2, 4))])
+    fixed = [("x", np.arange(6, dtype=np.float32).reshape(2, 3))]
+    yield Ask("fixed", fixed)
+    yield Ask("fixed", fixed, version="1")
+    yield Ask("echo_fp32", [("x", np.random.default_rng(0).random((8, 500_000), np.float32))])
+    text = [("x", np.array([[b"?"]], object))]
+    yield Ask("parameters", text, request_id="abc", parameters={"mine": "1"})
+    yield Ask("parameters", text, priority=5, timeout_microseconds=0)
+
+
+def outcome(caller: Caller, ask: Ask) -> Result | str:
+    try:
+        return caller.infer(ask)
+    except Exception as error:  # what the client raises, for whatever reason, is the outcome
+        return f"{type(error).__name__}: {error}"
+
+
+def same(direct: Result | str, routed: Result | str) -> bool:
+    if isinstance(direct, str) or isinstance(routed, str):
+        return False
+    return (direct.version, direct.id, dict(direct.datatypes)) == (
+        routed.version,
+        routed.id,
+        dict(routed.datatypes),
+    ) and {n: bits(a) for n, a in direct.arrays.items()} == {
+        n: bits(a) for n, a in routed.arrays.items()
+    }
+
+
+def check(direct: Caller, front: Caller, hop: str) -> Iterator[str]:
+    """Problems of what comes through the hop ``hop``."""
+    count = 0
+    for ask in asks():
+        expected, got = outcome(direct, ask), outcome(front, _renamed(ask, hop))
+        count += 1
+        if not same(expected, got):
+            yield f"{hop}, {ask.model} {ask.version}: {got}, but Triton itself {expected}"
+    x = np.ones((1, 4), np.float32)
+    for model, status, said in (
+        ("failing", ("500", "INTERNAL"), "it fails on purpose"),
+        ("lying", ("500", "INTERNAL"), "output 'y' is not of shape [1, 4]"),
+    ):
+        error = front.refusal(_renamed(Ask(model, [("x", x)]), hop))
+        count += 1
+        if said not in str(error.message()) or not str(error.status()).endswith(status):
+            yield f"{hop}, {model}: {error.status()} {error.message()}"
+    print(f"{type(front).__name__} client, {hop} hop: {count} requests compared with Triton's own")
+
+
+def _renamed(ask: Ask, hop: str) -> Ask:
+    return Ask(**{**ask.__dict__, "model": f"{hop}_{ask.model}"})
+
+
+def tables(root: Path, ports: Ports) -> list[str]:
+    return [
+        table(f"{hop}_{model.name}", [f"{HOST}:{port}"], protocol=hop, model=model.name)
+        for model in sorted(root.iterdir())
+        for hop, port in (("grpc", ports.grpc), ("http", ports.http))
+    ]
+
+
+class Direct:
+    """What a caller wants to know of a server."""
+
+    def __init__(self, ports: Ports) -> None:
+        self.http, self.grpc = f"{HOST}:{ports.http}", f"{HOST}:{ports.grpc}"
+
+
+def check_all(front: Gateway, ports: Ports) -> Iterator[str]:
+    with asyncio.Runner() as runner:
+        for client in ("http", "grpc"):
+            direct = CALLERS[client](Direct(ports), runner)
+            caller = CALLERS[client](front, runner)
+            for hop in ("grpc", "http"):
+                yield from check(direct, caller, hop)
+            direct.close()
+            caller.close()
+
+
+def main() -> int:
+    # An end by SIGTERM has to pass the finally clauses too: they stop the server.
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
+    with tempfile.TemporaryDirectory() as folder:
+        work = Path(folder)
+        root = publish(work / "models")
+        with (
+            tritonserver(work, root) as ports,
+            fronting(work / "front", *tables(root, ports)) as front,
+        ):
+            problems = list(check_all(front, ports))
+    for problem in problems:
+        print(f"wrong: {problem}", file=sys.stderr)
+    return int(bool(problems))
+
+
+if __name__ == "__main__":
+    try:
+        sys.exit(main())
+    except environments.Missing as error:
+        sys.exit(str(error))
