@@ -90,7 +90,7 @@ def call(*arguments: str) -> None:
 
 @pytest.mark.parametrize(("flag", "default"), [*TRITON.items(), *OURS.items()])
 def test_a_flag_has_its_default(flag: str, default: Any) -> None:
-    assert options()[flag].default == default
+    assert options()[flag].get_default(click.Context(cli.serve)) == default
 
 
 def test_repositories_and_models_to_load_are_repeatable() -> None:
