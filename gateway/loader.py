@@ -12,7 +12,7 @@ from gateway.backends.base import Artifact, Host
 from gateway.errors import InvalidArgument
 from gateway.model import ServedVersion
 from gateway.repository import manifest, signing
-from gateway.repository.config import ModelConfig
+from gateway.repository.config import ENSEMBLE, ModelConfig
 from gateway.repository.scan import ModelEntry, VersionEntry
 from gateway.settings import Settings
 from gateway.telemetry import Statistics
@@ -48,8 +48,8 @@ class Loader:
         keys = self._settings.require_signature
         if version.problem:
             raise InvalidArgument(version.problem)
-        if entry.remote:
-            keys = ()
+        if entry.remote or (config.platform == ENSEMBLE and not version.fingerprint):
+            keys = ()  # nothing to verify: the models of an ensemble are verified themselves
         elif not manifest.verify(version.path):
             if self._settings.require_manifest:
                 raise InvalidArgument(

@@ -301,8 +301,10 @@ def read_config(model: Model, route: Route | None = None) -> ModelConfig:
             config.backend = route.backend
         else:
             _derive_backend(entry, config)
-    if entry.remote and not config.HasField("version_policy"):
-        config.version_policy.all.SetInParent()
+    if entry.remote:
+        config.name = entry.name  # what the other server calls it is the route's matter
+        if not config.HasField("version_policy"):
+            config.version_policy.all.SetInParent()
     config = configuration.complete(config, entry.name)
     version_labels(config)
     return config

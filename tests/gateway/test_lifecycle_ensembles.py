@@ -13,6 +13,7 @@ from gateway.dataplane import DataPlane
 from gateway.errors import Unavailable
 from gateway.lifecycle import Lifecycle
 from gateway.model import State
+from gateway.repository import manifest
 from gateway.routes import Program
 from gateway.settings import ModelControlMode, Settings
 from gateway.types import Datatype, Deadline, InferRequest, InferResponse, Tensor
@@ -41,8 +42,11 @@ ensemble_scheduling {
 
 
 class Gateway:
-    def __init__(self, root: Path, mode: ModelControlMode, *load: str) -> None:
-        self.lifecycle = Lifecycle(Settings((root,), mode, load), make_host=self._host)
+    def __init__(
+        self, root: Path, mode: ModelControlMode, *load: str, require_manifest: bool = False
+    ) -> None:
+        settings = Settings((root,), mode, load, require_manifest=require_manifest)
+        self.lifecycle = Lifecycle(settings, make_host=self._host)
         self.dataplane = DataPlane(self.lifecycle)
 
     def _host(self, lifecycle: Lifecycle) -> Host:
@@ -79,6 +83,19 @@ async def test_the_models_of_its_steps_come_first_whatever_they_are_called(
     await gateway.lifecycle.start()
     assert gateway.lifecycle.ready
     assert gateway.lifecycle.versions("all") == [1]
+    await gateway.lifecycle.stop()
+
+
+async def test_an_ensemble_of_verified_models_needs_no_manifest_of_its_own(root: Path) -> None:
+    manifest.write(root / "first" / "1")
+    gateway = Gateway(root, ModelControlMode.NONE, require_manifest=True)
+    await gateway.lifecycle.start()
+    assert gateway.lifecycle.broken() == ["all", "second"]  # for want of one
+    await gateway.lifecycle.stop()
+    manifest.write(root / "second" / "1")
+    gateway = Gateway(root, ModelControlMode.NONE, require_manifest=True)
+    await gateway.lifecycle.start()
+    assert gateway.lifecycle.ready
     await gateway.lifecycle.stop()
 
 

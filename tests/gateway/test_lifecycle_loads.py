@@ -310,7 +310,9 @@ async def test_a_server_elsewhere_is_asked_anew_at_each_load_on_request(world: W
 
 async def test_the_configuration_of_a_route_is_the_models(world: World, tmp_path: Path) -> None:
     config = tmp_path / "elsewhere.pbtxt"
-    config.write_text("max_batch_size: 7\nversion_policy { latest { num_versions: 1 } }")
+    config.write_text(
+        'name: "its"\nmax_batch_size: 7\nversion_policy { latest { num_versions: 1 } }'
+    )
     world.remote = [1, 2]
     routes = {
         "far": Route("obedient", ("h:1",), config=config),

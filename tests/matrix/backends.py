@@ -93,7 +93,7 @@ def gateway(work: Path, repository: Path) -> Iterator[tuple[Gateway, list[Row]]]
             for remote in remotes:
                 rows.append(Row(remote.title, {name: remote.called(name) for name in MODELS}))
                 for name in MODELS:
-                    file.write(remote.table(name, work, repository))
+                    file.write(remote.table(name, repository))
         yield stack.enter_context(serving(repository, "--routes", str(routes))), rows
 
 
@@ -110,7 +110,7 @@ class Remote:
     def called(self, name: str) -> str:
         return f"{name}-{self.backend}-{self.protocol}"
 
-    def table(self, name: str, work: Path, repository: Path) -> str:
+    def table(self, name: str, repository: Path) -> str:
         """Its table in ``modelport.toml``."""
         lines = [
             f'[models."{self.called(name)}"]',
@@ -120,10 +120,7 @@ class Remote:
             f'model = "{name}{self.suffix}"',
         ]
         if self.backend == "torchserve":  # it has no metadata
-            config = work / f"{self.called(name)}.pbtxt"
-            text = (repository / f"{name}-torchscript" / "config.pbtxt").read_text()
-            config.write_text(text.replace(f'name: "{name}-torchscript"\n', "", 1))
-            lines.append(f'config = "{config}"')
+            lines.append(f'config = "{repository}/{name}-torchscript/config.pbtxt"')
         return "\n".join([*lines, "\n"])
 
 
