@@ -53,6 +53,9 @@ table: $(READY) ## Export every model to every format and write the README's tab
 tflite-runtime: $(READY) ## Run fp32 and fp16 TFLite files on tflite-runtime 2.14, in its own environment
 	$(BIN)/python -m tests.tflite_runtime
 
+matrix: $(READY) ## Ask every backend in every dialect, real TorchServe and Triton too; needs Java 17
+	$(BIN)/python -m tests.matrix --readme
+
 runtimes: $(READY) ## Serve compiled archives; measure what 50 reloads leave in every runtime
 	$(BIN)/python -m tests.runtimes
 

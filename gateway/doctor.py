@@ -24,7 +24,7 @@ import click
 
 from exporters.errors import OneLineCommand
 from gateway import backends
-from gateway.backends.managed_servers import SERVERS
+from gateway.backends.managed.servers import SERVERS
 from gateway.errors import ModelportError
 from gateway.routes import Program, Route, Routes
 

@@ -5,14 +5,16 @@ from __future__ import annotations
 import re
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import click
 import torch
 
+from gateway import routes
 from gateway.cli import modelport
 
-ELSEWHERE = {"--strict"}  # mypy's
+ELSEWHERE = {"--strict", "--service-kind"}  # mypy's and perf_analyzer's
 
 README = (Path(__file__).parents[1] / "README.md").read_text()
 
@@ -37,18 +39,30 @@ def test_the_example_model_exports_and_is_proven(tmp_path: Path) -> None:
     assert 'string_value: "1..128"' in config
 
 
+def flags(command: click.Command) -> Iterator[str]:
+    for parameter in command.params:
+        if isinstance(parameter, click.Option):
+            yield from parameter.opts
+    if isinstance(command, click.Group):
+        context = click.Context(command)
+        for name in command.list_commands(context):
+            found = command.get_command(context, name)
+            assert found is not None
+            yield from flags(found)
+
+
 def test_every_flag_that_the_readme_names_exists() -> None:
-    group = click.Context(modelport)
-    commands = [modelport.get_command(group, name) for name in modelport.list_commands(group)]
-    known = {
-        flag
-        for command in commands
-        if command is not None
-        for parameter in command.params
-        if isinstance(parameter, click.Option)
-        for flag in parameter.opts
-    }
-    assert set(re.findall(r"`?(--[a-z][a-z-]+)", README)) - known == ELSEWHERE
+    assert set(re.findall(r"`?(--[a-z][a-z-]+)", README)) - set(flags(modelport)) == ELSEWHERE
+
+
+def test_the_example_routes_are_routes(tmp_path: Path) -> None:
+    text = next(
+        text for text in re.findall(r"```toml\n(.*?)```", README, re.DOTALL) if "[models." in text
+    )
+    (tmp_path / "modelport.toml").write_text(text)
+    found = routes.load(tmp_path / "modelport.toml")
+    assert list(found.models) == ["fraud", "churn", "vit"]
+    assert found.models["vit"].managed
 
 
 def test_every_make_verb_that_the_readme_names_exists() -> None:

@@ -17,15 +17,15 @@ log = structlog.get_logger("modelport.backends")
 
 #: backend name → module; imported when the first model that needs it loads.
 MODULES = {
-    "onnxruntime": "gateway.backends.onnxruntime",
-    "pytorch": "gateway.backends.pytorch",
-    "tensorflow": "gateway.backends.tensorflow",
-    "tflite": "gateway.backends.tflite",
+    "onnxruntime": "gateway.backends.embedded.onnxruntime",
+    "pytorch": "gateway.backends.embedded.pytorch",
+    "tensorflow": "gateway.backends.embedded.tensorflow",
+    "tflite": "gateway.backends.embedded.tflite",
     "ensemble": "gateway.backends.ensemble",
-    "triton": "gateway.backends.triton",
-    "tfserving": "gateway.backends.tfserving",
-    "torchserve": "gateway.backends.torchserve",
-    "managed": "gateway.backends.managed",
+    "triton": "gateway.backends.remote.triton",
+    "tfserving": "gateway.backends.remote.tfserving",
+    "torchserve": "gateway.backends.remote.torchserve",
+    "managed": "gateway.backends.managed.backend",
     "fake": "gateway.backends.fake",
 }
 #: The extra of modelport that brings a backend's library.

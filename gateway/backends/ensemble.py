@@ -14,7 +14,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from gateway.backends.base import Artifact, Host
-from gateway.backends.embedded import model_dims
+from gateway.backends.embedded.runtime import model_dims
 from gateway.backends.ensemble_check import check
 from gateway.errors import Internal, NotFound, Unavailable
 from gateway.repository import config as configuration

@@ -21,7 +21,7 @@ from exporters.silence import quiet
 from exporters.source import Source
 from exporters.sources import pytorch
 from exporters.spec import ModelSpec
-from gateway.backends import torchserve_model
+from gateway.backends.remote import torchserve_model
 from gateway.repository import config, manifest
 from gateway.types import Array, Datatype, ModelSignature, TensorSpec
 from tests.packages import packaged, put, put_torchscript

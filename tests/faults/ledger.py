@@ -16,7 +16,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from gateway.backends import onnxruntime
+from gateway.backends.embedded import onnxruntime
 from gateway.backends.base import Artifact
 from gateway.types import Deadline, InferRequest, InferResponse
 from tests.server import Gateway, serving

@@ -17,8 +17,9 @@ import numpy as np
 import pytest
 
 from exporters.source import Source
-from gateway.backends import EXTRAS, MODULES, find, warmup
-from gateway.backends.embedded import Pool, artifact_file, public_reason
+from gateway.backends import EXTRAS, MODULES, find
+from gateway.backends.embedded import warmup
+from gateway.backends.embedded.runtime import Pool, artifact_file, public_reason
 from gateway.errors import InvalidArgument, ModelportError, Unsupported
 from gateway.repository import config
 from gateway.repository.autocomplete import ArtifactTensor
@@ -281,7 +282,7 @@ def test_a_path_is_never_joined_to_more_than_a_name(tmp_path: Path) -> None:
 def test_a_runtimes_noise_is_filtered_and_the_lines_of_others_are_not() -> None:
     code = (
         "import os, sys\n"
-        "from gateway.backends.quiet import quiet\n"
+        "from gateway.backends.embedded.quiet import quiet\n"
         "with quiet(), quiet():\n"
         "    os.write(2, b'I0000 00:00:1.2 3 port.cc:153] oneDNN is on\\n')\n"
         "    os.write(2, b'INFO: Created TensorFlow Lite XNNPACK delegate for CPU.\\n')\n"
@@ -305,7 +306,7 @@ def test_a_runtimes_noise_is_filtered_and_the_lines_of_others_are_not() -> None:
 
 def test_importing_the_seam_imports_no_runtime() -> None:
     code = (
-        "import gateway.backends, gateway.backends.embedded, gateway.backends.ensemble, sys; "
+        "import gateway.backends, gateway.backends.embedded.runtime, gateway.backends.ensemble, sys; "
         "print([m for m in ('torch', 'tensorflow', 'onnxruntime', 'ai_edge_litert') "
         "if m in sys.modules])"
     )

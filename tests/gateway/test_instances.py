@@ -13,7 +13,7 @@ from collections.abc import Awaitable, Callable, Iterator
 import numpy as np
 import pytest
 
-from gateway.backends.instances import Instances
+from gateway.backends.embedded.instances import Instances
 from gateway.errors import Internal, TimedOut, Unavailable
 from gateway.types import NO_DEADLINE, Datatype, Deadline, InferRequest, InferResponse, Tensor
 

@@ -14,10 +14,11 @@ import onnxruntime as ort
 import pytest
 from onnx import TensorProto, helper, numpy_helper
 
-from gateway.backends import find, warmup
+from gateway.backends import find
+from gateway.backends.embedded import warmup
 from gateway.backends.base import Artifact
-from gateway.backends.embedded import EmbeddedBackend
-from gateway.backends.onnxruntime import load
+from gateway.backends.embedded.runtime import EmbeddedBackend
+from gateway.backends.embedded.onnxruntime import load
 from gateway.dataplane import DataPlane
 from gateway.errors import InvalidArgument, ModelportError, Unsupported
 from gateway.lifecycle import Lifecycle

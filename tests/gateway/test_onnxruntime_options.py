@@ -7,9 +7,9 @@ from pathlib import Path
 import onnxruntime as ort
 import pytest
 
-from gateway.backends import onnxruntime_options
+from gateway.backends.embedded import onnxruntime_options
 from gateway.backends.base import Artifact
-from gateway.backends.onnxruntime import load
+from gateway.backends.embedded.onnxruntime import load
 from gateway.errors import InvalidArgument, ModelportError
 from gateway.repository import config as configuration
 from tests import models

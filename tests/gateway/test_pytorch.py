@@ -13,7 +13,7 @@ import pytest
 import torch
 from torch import nn
 
-from gateway.backends import pytorch
+from gateway.backends.embedded import pytorch
 from gateway.errors import IntegrityError, Internal, InvalidArgument, ModelportError, Unsupported
 from gateway.types import NUMPY_DTYPES, Datatype, Tensor
 from tests import models

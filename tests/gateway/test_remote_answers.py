@@ -20,7 +20,7 @@ import numpy as np
 import pytest
 from tritonclient.grpc import model_config_pb2
 
-from gateway.backends import tfserving, torchserve
+from gateway.backends.remote import tfserving, torchserve
 from gateway.backends.base import Artifact, Host
 from gateway.errors import (
     Internal,

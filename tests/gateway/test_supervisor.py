@@ -10,10 +10,10 @@ from typing import Any
 
 import pytest
 
-from gateway import supervisor
+from gateway.backends.managed import supervisor
 from gateway.errors import Unavailable
-from gateway.supervisor import Launch, Supervisor
-from gateway.supervisor_log import LINES_PER_SECOND, MAX_LINE_BYTES, Output
+from gateway.backends.managed.supervisor import Launch, Supervisor
+from gateway.backends.managed.output import LINES_PER_SECOND, MAX_LINE_BYTES, Output
 
 SERVE = "import time; open('started', 'a').write('x'); time.sleep(600)"
 

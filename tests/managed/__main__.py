@@ -23,7 +23,7 @@ from pathlib import Path
 from typing import Any
 
 from exporters.source import Source
-from gateway.backends.managed_servers import SERVERS
+from gateway.backends.managed.servers import SERVERS
 from loadtests import environments
 from loadtests.peers.servers import triton
 from tests import managed

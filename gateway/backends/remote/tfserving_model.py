@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 
 from tritonclient.grpc import model_config_pb2
 
-from gateway.backends.triton_model import Agreement, Answer, Metadata
+from gateway.backends.remote.agreement import Agreement, Answer, Metadata
 from gateway.errors import InvalidArgument, Unsupported
 from gateway.repository.autocomplete import ArtifactTensor
 from gateway.repository.config import ModelConfig

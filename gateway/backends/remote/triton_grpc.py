@@ -11,7 +11,7 @@ from typing import Any
 
 from tritonclient.grpc import service_pb2 as pb
 
-from gateway.backends.triton_model import Agreement, Answer, Metadata, parameters, tensor_metadata
+from gateway.backends.remote.agreement import Agreement, Answer, Metadata, parameters, tensor_metadata
 from gateway.errors import InvalidArgument, ModelportError
 from gateway.repository.config import ModelConfig
 from gateway.routes import Route

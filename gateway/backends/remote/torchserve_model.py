@@ -12,7 +12,7 @@ from typing import Any
 
 from tritonclient.grpc import model_config_pb2 as pb
 
-from gateway.backends.triton_model import Metadata
+from gateway.backends.remote.agreement import Metadata
 from gateway.errors import Internal, InvalidArgument, ModelportError
 from gateway.repository import config as configuration
 from gateway.repository.autocomplete import ArtifactTensor

@@ -13,9 +13,9 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Protocol
 
-from gateway.backends import warmup
+from gateway.backends.embedded import warmup
 from gateway.backends.base import Artifact
-from gateway.backends.instances import Instances
+from gateway.backends.embedded.instances import Instances
 from gateway.errors import Internal, InvalidArgument, ModelportError
 from gateway.repository import autocomplete
 from gateway.repository import config as configuration

@@ -11,9 +11,9 @@ import time
 from collections.abc import Callable
 
 from gateway.backends.base import Artifact
-from gateway.backends.triton_grpc import GrpcServer
-from gateway.backends.triton_http import HttpServer
-from gateway.backends.triton_model import Metadata, Server, agree
+from gateway.backends.remote.triton_grpc import GrpcServer
+from gateway.backends.remote.triton_http import HttpServer
+from gateway.backends.remote.agreement import Metadata, Server, agree
 from gateway.errors import InvalidArgument, ModelportError, NotFound, Unavailable
 from gateway.repository.config import ModelConfig
 from gateway.repository.scan import VERSION_NAME

@@ -10,9 +10,9 @@ from typing import Any
 import numpy as np
 import onnxruntime as ort
 
-from gateway.backends import embedded, onnxruntime_options, placement
+from gateway.backends.embedded import runtime, onnxruntime_options, placement
 from gateway.backends.base import Artifact
-from gateway.backends.embedded import Compute, EmbeddedBackend
+from gateway.backends.embedded.runtime import Compute, EmbeddedBackend
 from gateway.errors import InvalidArgument, Unsupported
 from gateway.repository.autocomplete import ArtifactTensor
 from gateway.types import Array, Datatype

@@ -18,8 +18,8 @@ from urllib.parse import quote
 import numpy as np
 from google.protobuf import json_format
 
-from gateway.backends.tfserving_model import Target, TensorFlowServer, blamed, damaged, wanted
-from gateway.backends.triton_model import Agreement, Answer
+from gateway.backends.remote.tfserving_model import Target, TensorFlowServer, blamed, damaged, wanted
+from gateway.backends.remote.agreement import Agreement, Answer
 from gateway.errors import InvalidArgument, Unsupported
 from gateway.routes import Route
 from gateway.types import Array, Datatype, Deadline, InferRequest, Tensor, TensorSpec

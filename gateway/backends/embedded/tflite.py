@@ -12,10 +12,11 @@ from typing import Any
 
 import numpy as np
 
-from gateway.backends import embedded, parameters, placement
+from gateway.backends import parameters
+from gateway.backends.embedded import runtime, placement
 from gateway.backends.base import Artifact
-from gateway.backends.embedded import EmbeddedBackend, Pool
-from gateway.backends.quiet import quiet
+from gateway.backends.embedded.runtime import EmbeddedBackend, Pool
+from gateway.backends.embedded.quiet import quiet
 from gateway.errors import InvalidArgument, ModelportError, Unsupported
 from gateway.repository import config as configuration
 from gateway.repository.autocomplete import ArtifactTensor

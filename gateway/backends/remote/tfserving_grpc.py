@@ -7,7 +7,7 @@ from typing import Any
 
 from google.protobuf.message import DecodeError
 
-from gateway.backends.tfserving_model import (
+from gateway.backends.remote.tfserving_model import (
     METADATA_FIELD,
     Target,
     TensorFlowServer,
@@ -16,7 +16,7 @@ from gateway.backends.tfserving_model import (
     damaged,
     wanted,
 )
-from gateway.backends.triton_model import Agreement, Answer
+from gateway.backends.remote.agreement import Agreement, Answer
 from gateway.errors import InvalidArgument
 from gateway.routes import Route
 from gateway.types import Array, Deadline, InferRequest

@@ -25,9 +25,9 @@ from typing import TypeVar
 
 import structlog
 
-from gateway import guardian
+from gateway.backends.managed import guardian
 from gateway.errors import ModelportError, Unavailable
-from gateway.supervisor_log import Output
+from gateway.backends.managed.output import Output
 
 log = structlog.get_logger("modelport.supervisor")
 

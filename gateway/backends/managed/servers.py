@@ -20,7 +20,7 @@ import structlog
 from gateway.errors import Unsupported
 from gateway.repository.config import ModelConfig, instance_count
 from gateway.routes import Program
-from gateway.supervisor import Launch
+from gateway.backends.managed.supervisor import Launch
 
 log = structlog.get_logger("modelport.managed")
 

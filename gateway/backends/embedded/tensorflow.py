@@ -15,10 +15,11 @@ from typing import Any
 
 import numpy as np
 
-from gateway.backends import embedded, parameters, placement
+from gateway.backends import parameters
+from gateway.backends.embedded import runtime, placement
 from gateway.backends.base import Artifact
-from gateway.backends.embedded import EmbeddedBackend
-from gateway.backends.quiet import TENSORFLOW_ENVIRONMENT, quiet
+from gateway.backends.embedded.runtime import EmbeddedBackend
+from gateway.backends.embedded.quiet import TENSORFLOW_ENVIRONMENT, quiet
 from gateway.errors import Internal, InvalidArgument, ModelportError, Unsupported
 from gateway.repository.autocomplete import ArtifactTensor
 from gateway.repository.config import ModelConfig

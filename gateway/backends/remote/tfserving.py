@@ -8,13 +8,15 @@ that is asked for here.
 
 from __future__ import annotations
 
-from gateway.backends import embedded, parameters, triton
+from gateway.backends import parameters
+from gateway.backends.embedded import runtime
+from gateway.backends.remote import triton
 from gateway.backends.base import Artifact
-from gateway.backends.tfserving_grpc import GrpcServer
-from gateway.backends.tfserving_http import HttpServer
-from gateway.backends.tfserving_model import DEFAULT_SIGNATURE, Target
-from gateway.backends.triton import TritonBackend
-from gateway.backends.triton_model import Server
+from gateway.backends.remote.tfserving_grpc import GrpcServer
+from gateway.backends.remote.tfserving_http import HttpServer
+from gateway.backends.remote.tfserving_model import DEFAULT_SIGNATURE, Target
+from gateway.backends.remote.triton import TritonBackend
+from gateway.backends.remote.agreement import Server
 from gateway.errors import InvalidArgument
 from gateway.repository.scan import VERSION_NAME
 from gateway.routes import Protocol, Route

@@ -12,12 +12,12 @@ management API it does not tell them: then there is version 1, and its default v
 
 from __future__ import annotations
 
-from gateway.backends import triton
+from gateway.backends.remote import triton
 from gateway.backends.base import Artifact
-from gateway.backends.torchserve_grpc import GrpcServer
-from gateway.backends.torchserve_http import HttpServer
-from gateway.backends.triton import TritonBackend
-from gateway.backends.triton_model import Server
+from gateway.backends.remote.torchserve_grpc import GrpcServer
+from gateway.backends.remote.torchserve_http import HttpServer
+from gateway.backends.remote.triton import TritonBackend
+from gateway.backends.remote.agreement import Server
 from gateway.repository.config import ModelConfig
 from gateway.routes import Protocol, Route
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 from typing import Any
 from urllib.parse import quote
 
-from gateway.backends import torchserve_model, triton_http
-from gateway.backends.triton_http import HEADER_LENGTH
-from gateway.backends.triton_model import Agreement, Answer, Metadata
+from gateway.backends.remote import torchserve_model, triton_http
+from gateway.backends.remote.triton_http import HEADER_LENGTH
+from gateway.backends.remote.agreement import Agreement, Answer, Metadata
 from gateway.errors import InvalidArgument, ModelportError, Unsupported
 from gateway.repository.config import ModelConfig
 from gateway.routes import Route

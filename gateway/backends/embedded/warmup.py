@@ -10,7 +10,7 @@ from dataclasses import dataclass
 import numpy as np
 import structlog
 
-from gateway.backends.instances import INLINE_SECONDS
+from gateway.backends.embedded.instances import INLINE_SECONDS
 from gateway.errors import Internal, InvalidArgument
 from gateway.types import (
     NUMPY_DTYPES,

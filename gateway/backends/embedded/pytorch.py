@@ -22,10 +22,11 @@ import numpy as np
 import structlog
 import torch
 
-from gateway.backends import embedded, parameters, placement
+from gateway.backends import parameters
+from gateway.backends.embedded import runtime, placement
 from gateway.backends.base import Artifact
-from gateway.backends.embedded import EmbeddedBackend
-from gateway.backends.warmup import Contradiction
+from gateway.backends.embedded.runtime import EmbeddedBackend
+from gateway.backends.embedded.warmup import Contradiction
 from gateway.errors import InvalidArgument, ModelportError, Unsupported
 from gateway.repository import config as configuration
 from gateway.repository.autocomplete import ArtifactTensor

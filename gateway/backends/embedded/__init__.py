@@ -1,0 +1,1 @@
+"""Runtimes inside this process: ``runtime.py`` is what they have in common."""

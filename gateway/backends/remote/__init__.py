@@ -1,0 +1,1 @@
+"""Servers elsewhere: ``backend.py`` is what they have in common, over ``gateway.upstream``."""
