@@ -5,6 +5,7 @@ Importing this imports no runtime, so that ``--help`` is instant.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -140,6 +141,11 @@ def _check_together(options: dict[str, Any]) -> None:
         raise UsageError("--compare and --requests go together: the old server, and what to send")
     if options["gateway"] is not None and options["compare"] is None:
         raise UsageError("--gateway is for a comparison: add --compare and --requests")
+    if math.isnan(options["tolerance"]):
+        raise UsageError("--tolerance must be a number")
+    repository = options["repository"]
+    if any(path.exists() and not path.is_dir() for path in (repository, *repository.parents)):
+        raise UsageError(f"--model-repository '{repository}' is not a folder")
     file = options["report_file"]
     if file is not None and (file.is_dir() or not file.parent.is_dir()):
         raise UsageError(f"--report '{file}' is no file in a folder that exists")

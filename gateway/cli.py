@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import math
 import os
 from pathlib import Path
 from typing import Any
@@ -52,6 +53,16 @@ class LazyGroup(OneLineCommand, click.Group):
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         with formatter.section("Commands"):
             formatter.write_dl([(name, text) for name, (_, text) in COMMANDS.items()])
+
+
+class Seconds(click.FloatRange):
+    """``nan`` passes every bound, and nothing can wait for ``inf``."""
+
+    def convert(self, value: Any, param: Any, ctx: Any) -> float:
+        seconds = float(super().convert(value, param, ctx))
+        if not math.isfinite(seconds):
+            self.fail(f"{value} is not a number of seconds", param, ctx)
+        return seconds
 
 
 def _on_vertex_ai() -> bool:
@@ -109,7 +120,7 @@ def modelport() -> None:
 @click.option(
     "--repository-poll-secs",
     "repository_poll_seconds",
-    type=click.FloatRange(min=0, min_open=True),
+    type=Seconds(min=0, min_open=True),
     default=15.0,
     show_default=True,
     help="Seconds between looks at the repository with poll control.",
@@ -131,7 +142,7 @@ def modelport() -> None:
 @click.option(
     "--load-retry-interval-secs",
     "load_retry_interval_seconds",
-    type=click.FloatRange(min=0),
+    type=Seconds(min=0),
     default=1.0,
     show_default=True,
     help="Seconds between those.",
@@ -200,7 +211,7 @@ def modelport() -> None:
 @click.option(
     "--exit-timeout-secs",
     "exit_timeout_seconds",
-    type=click.FloatRange(min=0),
+    type=Seconds(min=0),
     default=30.0,
     show_default=True,
     help="How long requests in flight may take to finish after SIGTERM.",

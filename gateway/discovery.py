@@ -34,9 +34,13 @@ class Discovery:
         """Every model by name. Those of other servers have no versions yet: ``ask`` tells them.
 
         Raises:
-            OSError: a repository cannot be listed.
+            Unavailable: a repository cannot be listed.
         """
-        return await asyncio.to_thread(self._scan)
+        try:
+            return await asyncio.to_thread(self._scan)
+        except OSError as error:
+            reason = error.strerror or "unreadable"
+            raise Unavailable(f"a model repository cannot be read: {reason}") from error
 
     def _scan(self) -> dict[str, ModelEntry]:
         found = scan.scan(self._repositories)

@@ -253,11 +253,12 @@ def _sides(parameters: Mapping[str, str], key: str) -> tuple[int, ...] | None:
     if key not in parameters:
         return None
     parts = [part.strip() for part in parameters[key].split(",")]
-    if len(parts) > 2 or not all(p.isdecimal() and 0 < int(p) <= MAX_SIDE for p in parts):
+    numbers = [int(part) if part.isdecimal() and len(part) < 9 else 0 for part in parts]
+    if len(parts) > 2 or not all(0 < number <= MAX_SIDE for number in numbers):
         raise InvalidArgument(
             f"parameter '{key}' must be one or two numbers from 1 to {MAX_SIDE}, height first"
         )
-    return tuple(map(int, parts))
+    return tuple(numbers)
 
 
 def _values(parameters: Mapping[str, str], datatype: Datatype, channels: int) -> Array:

@@ -154,8 +154,9 @@ class Lifecycle:
         return [row for model in models for row in model.index(ready_only)]
 
     def statistics(self) -> Iterator[tuple[str, int, Statistics]]:
-        for (name, number), statistics in sorted(self._reconciler.statistics.items()):
-            yield name, number, statistics
+        for name, versions in sorted(self._reconciler.statistics.items()):
+            for number, statistics in sorted(versions.items()):
+                yield name, number, statistics
 
     def _route(self, name: str) -> Route | None:
         return self._settings.routes.models.get(name)
@@ -191,7 +192,9 @@ class Lifecycle:
             await asyncio.sleep(self._settings.repository_poll_seconds)
             try:
                 for model in await self._look():
-                    if not model.lock.locked():  # else the next look is soon enough
+                    # Where one is at it the next look is soon enough.
+                    changed = model.entry.remote or model.entry != model.reconciled
+                    if changed and not model.lock.locked():
                         self._reconciler.reconcile_soon(model)
             except Exception:  # whatever it is, the next look may succeed
                 log.exception("the model repository cannot be read")
@@ -209,7 +212,7 @@ class Lifecycle:
     async def _remove(self, name: str, model: Model) -> None:
         await self._reconciler.unload_all(model)
         if name not in self._models:
-            self._reconciler.forget(name)
+            self._reconciler.statistics.pop(name, None)
 
     async def _scan(self) -> list[str]:
         """Bring every model's entry up to date; returns the names that are gone."""
@@ -257,7 +260,8 @@ class Lifecycle:
         model.ask(Wanted(), override)
         steps = self._with_steps([name])[1:]
         await self._reconciler.reconcile_all([step for step in steps if not step.served])
-        await self._reconcile(model)
+        await self._reconciler.reconcile(model)
+        await self._settled(model)
 
     def _with_steps(self, names: Iterable[str]) -> list[Model]:
         """The models of ``names``, and of ensembles those of their steps, as Triton loads them."""
@@ -270,9 +274,8 @@ class Lifecycle:
                 todo += model.step_names(self._route(name))
         return list(found.values())
 
-    async def _reconcile(self, model: Model) -> None:
-        """Load ``model``, with what is tried again, and raise what is wrong in the end."""
-        await self._reconciler.reconcile(model)
+    async def _settled(self, model: Model) -> None:
+        """Wait for what is tried again, and raise what is wrong in the end."""
         await model.settled.wait()
         failures = [
             f"version {number} is at {state} state: {reason}"
@@ -287,7 +290,7 @@ class Lifecycle:
             raise InvalidArgument(message)
 
     async def reload(self, wanted: Mapping[str, Wanted]) -> None:
-        """Serve exactly the models of ``wanted``: load those, unload all others.
+        """Serve exactly the models of ``wanted``, and those of their steps; unload all others.
 
         Raises:
             Unavailable: the control mode does not allow it; or as ``load``.
@@ -308,10 +311,15 @@ class Lifecycle:
             self._missing.clear()
             for name, asked in wanted.items():
                 self._models[name].ask(asked)
+            models = {model.entry.name: model for model in self._with_steps(wanted)}
+            loading = [m for name, m in models.items() if name in wanted or not m.served]
             results = await asyncio.gather(
-                *(self._reconcile(self._models[name]) for name in wanted),
-                *(self._unload(name) for name in self._models.keys() - wanted.keys()),
+                self._reconciler.reconcile_all(loading),
+                *(self._unload(name) for name in self._models.keys() - models.keys()),
                 return_exceptions=True,
+            )
+            results += await asyncio.gather(
+                *(self._settled(self._models[name]) for name in wanted), return_exceptions=True
             )
         for result in results:
             if isinstance(result, BaseException):
@@ -375,7 +383,7 @@ class Lifecycle:
         self.get(name, number)
         model = self._models[name]
         model.pinned = number
-        model.select_default()
+        model.select()
 
     async def stop(self) -> None:
         """Unload everything; call when no new request can come."""

@@ -13,7 +13,7 @@ from gateway.errors import InvalidArgument
 from gateway.policy import Snapshot, VersionPolicy, wanted
 from gateway.repository import config as configuration
 from gateway.repository.config import ModelConfig
-from gateway.repository.scan import ModelEntry
+from gateway.repository.scan import VERSION_NAME, ModelEntry
 from gateway.routes import Route
 from gateway.settings import AspiredVersionPolicy
 from gateway.telemetry import Statistics
@@ -112,6 +112,8 @@ class Model:
     """One model's state. Changed by the lifecycle alone, under ``lock`` across awaits."""
 
     entry: ModelEntry
+    #: What it was brought up to date with.
+    reconciled: ModelEntry | None = None
     config: ModelConfig | None = None
     override: str | None = None
     wanted: Wanted = field(default_factory=Wanted)
@@ -131,6 +133,8 @@ class Model:
     #: The version that a request without a version gets: ``pinned``, else the newest that is READY.
     default: ServedVersion | None = None
     pinned: int = 0
+    #: The version that each label names, or named last while what it names now does not serve yet.
+    labelled: dict[str, int] = field(default_factory=dict)
     #: Counts the loads on request: a server elsewhere is asked anew at each.
     requests: int = 0
     lock: asyncio.Lock = field(default_factory=asyncio.Lock)
@@ -153,10 +157,7 @@ class Model:
     @property
     def labels(self) -> dict[str, int]:
         """The labels of versions that are served."""
-        declared = self.wanted.labels
-        if declared is None:
-            declared = version_labels(self.config) if self.config is not None else {}
-        return {label: number for label, number in declared.items() if number in self.served}
+        return {label: number for label, number in self.labelled.items() if number in self.served}
 
     @property
     def policy(self) -> VersionPolicy:
@@ -239,11 +240,20 @@ class Model:
             problem = {"version": "", "state": "UNAVAILABLE", "reason": self.problem}
             yield {"name": name, **(problem if self.problem else {})}
 
-    def select_default(self) -> None:
+    def select(self) -> None:
+        """What requests get that name no version, or a label. A label moves to a version that
+        serves: until it does, and where it never does, the label stays where it was."""
         if self.pinned not in self.served:
             self.pinned = 0
         number = self.pinned or max(self.served, default=0)
         self.default = self.served[number] if number else None
+        declared = self.wanted.labels
+        if declared is None:
+            declared = version_labels(self.config) if self.config is not None else {}
+        self.labelled = {
+            label: number if number in self.served else self.labelled.get(label, number)
+            for label, number in declared.items()
+        }
 
 
 def version_labels(config: ModelConfig) -> dict[str, int]:
@@ -256,7 +266,7 @@ def version_labels(config: ModelConfig) -> dict[str, int]:
     for key, parameter in config.parameters.items():
         if key.startswith(_LABEL):
             text = parameter.string_value
-            if not text.isdecimal() or key == _LABEL:
+            if not VERSION_NAME.match(text) or key == _LABEL:
                 raise InvalidArgument(
                     f"parameter '{key}' must name a label and its version, not '{text}'"
                 )

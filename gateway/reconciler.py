@@ -61,7 +61,8 @@ class Reconciler:
         #: Those of them that nobody asked for and that an end need not wait for.
         self._reconciling: set[asyncio.Task[None]] = set()
         self._stopped = False
-        self.statistics: dict[tuple[str, int], Statistics] = {}
+        #: By model and version.
+        self.statistics: dict[str, dict[int, Statistics]] = {}
 
     # -- what is wanted ---------------------------------------------------------------------------
 
@@ -77,6 +78,7 @@ class Reconciler:
             try:
                 if model.entry.remote and not await self._ask(model):
                     return
+                entry = model.entry
                 route = self._settings.routes.models.get(model.entry.name)
                 try:
                     model.config, model.problem = read_config(model, route), ""
@@ -85,8 +87,9 @@ class Reconciler:
                     )
                 except InvalidArgument as error:
                     self._refuse(model, str(error))
-                    return
-                await self._act(model, making_room)
+                else:
+                    await self._act(model, making_room)
+                model.reconciled = entry
             finally:
                 self._plan_retry(model)
 
@@ -131,8 +134,15 @@ class Reconciler:
             number: state
             for number, state in model.states.items()
             if number in model.served
+            or state[0] is State.UNLOADING
             or (number in entry.versions and (number in model.failed or state[1] == UNLOADED))
         }
+        counters = self.statistics.get(entry.name, {})
+        for number in (
+            counters.keys() - model.states.keys()
+        ):  # whoever counts there has its own hold
+            del counters[number]
+        model.select()  # labels may have changed, and nothing else
         for number in model.serving.keys() & content.keys():
             if model.serving[number] == content[number]:  # repaired, or never touched
                 model.failed.pop(number, None)
@@ -141,7 +151,9 @@ class Reconciler:
         if due and isinstance(next_action(self._snapshot(model, content, making_room)), Unload):
             for failure in due:  # another try would take away what stands in
                 failure.due = False
-        while action := next_action(self._snapshot(model, content, making_room)):
+        while not self._stopped and (
+            action := next_action(self._snapshot(model, content, making_room))
+        ):
             number = action.version
             if isinstance(action, Load):
                 await self._load(model, entry.versions[number], content[number])
@@ -172,7 +184,7 @@ class Reconciler:
         before, failed = model.served.get(number), model.failed.get(number)
         if before is None and not (failed is not None and failed.transient):
             model.states[number] = (State.LOADING, "")
-        statistics = self.statistics.get((name, number)) or Statistics()
+        statistics = self.statistics.get(name, {}).get(number) or Statistics()
         try:
             async with self._cores if self._loader.computes_here(name) else nullcontext():
                 version = await self._in_thread(
@@ -194,10 +206,10 @@ class Reconciler:
             return
         model.failed.pop(number, None)
         model.troubled = False
-        self.statistics[name, number] = statistics
+        self.statistics.setdefault(name, {})[number] = statistics
         model.served[number], model.serving[number] = version, content
         model.states[number] = (State.READY, "")
-        model.select_default()
+        model.select()
         log.info("model version is ready", model=name, version=number)
         if before is not None:
             self._retire(before)
@@ -219,12 +231,14 @@ class Reconciler:
         """Out of service at once; drained and unloaded by the task, which nobody need await."""
         version = model.served.pop(number)
         model.serving.pop(number, None)
-        model.select_default()
+        model.select()
         model.states[number] = unloading = (State.UNLOADING, "")
 
         def done() -> None:
             if model.states.get(number) is unloading:  # not loaded again meanwhile
                 model.states[number] = (State.UNAVAILABLE, UNLOADED)
+                if number not in model.entry.versions:
+                    del model.states[number]
             log.info("model version is unloaded", model=version.name, version=number)
 
         return self._retire(version, done)
@@ -249,6 +263,7 @@ class Reconciler:
             tasks = [self.unload(model, number) for number in sorted(model.served)]
             model.forget_failures()
             model.displaced.clear()
+            model.labelled.clear()
             self._plan_retry(model)
             return tasks
 
@@ -317,11 +332,6 @@ class Reconciler:
         # Its error belongs to whoever awaits it; where nobody does any more, it has been logged.
         task.add_done_callback(lambda done: done.cancelled() or done.exception())
         return task
-
-    def forget(self, name: str) -> None:
-        """The counters of a model that is gone."""
-        for key in [key for key in self.statistics if key[0] == name]:
-            del self.statistics[key]
 
     async def stop(self) -> None:
         """Unload everything, ensembles before the models of their steps."""

@@ -21,15 +21,15 @@ from gateway.front.portable import HttpListener, PortableFront
 from gateway.lifecycle import Lifecycle
 from gateway.protocols.asgi import App
 from gateway.protocols.http import HttpApplication, HttpDialect
-from gateway.protocols.oip_grpc import OipGrpc
-from gateway.protocols.oip_http import OipHttp
-from gateway.protocols.prediction import Predictor
+from gateway.protocols.oip.grpc import OipGrpc
+from gateway.protocols.oip.http import OipHttp
+from gateway.protocols.prediction.predictor import Predictor
 from gateway.protocols.sagemaker import SageMakerHttp
-from gateway.protocols.tfserving_grpc import TfServingGrpc
-from gateway.protocols.tfserving_http import TfServingHttp
-from gateway.protocols.torchserve_grpc import TorchServeGrpc
-from gateway.protocols.torchserve_http import TorchServeHttp
-from gateway.protocols.torchserve_management import Management
+from gateway.protocols.tfserving.grpc import TfServingGrpc
+from gateway.protocols.tfserving.http import TfServingHttp
+from gateway.protocols.torchserve.grpc import TorchServeGrpc
+from gateway.protocols.torchserve.http import TorchServeHttp
+from gateway.protocols.torchserve.management import Management
 from gateway.protocols.vertex import VertexApplication
 from gateway.routes import Program
 from gateway.settings import ModelControlMode, Settings

@@ -91,6 +91,11 @@ class TensorSpec:
         """``dims`` with every named axis as -1."""
         return tuple(-1 if isinstance(d, str) else d for d in self.dims)
 
+    @property
+    def model_dims(self) -> tuple[int, ...]:
+        """The dims that the model itself sees; -1 where they are dynamic."""
+        return self.wire_dims if self.reshape is None else self.reshape
+
 
 @dataclass(frozen=True, slots=True)
 class ModelSignature:

@@ -20,10 +20,7 @@ LAYERS = {
     "gateway.routes": 1,
     "gateway.wire": 1,
     "gateway.telemetry": 1,
-    "gateway.guardian": 0,
     "gateway.backends": 2,
-    "gateway.supervisor": 2,
-    "gateway.supervisor_log": 2,
     "gateway.upstream": 2,
     "gateway.policy": 2,
     "gateway.validation": 2,
@@ -46,8 +43,7 @@ LAYERS = {
 #: What the exporters may know of the gateway.
 EXPORTERS_MAY_IMPORT = ("gateway.types", "gateway.errors", "gateway.repository", "gateway.__init__")
 #: Clients of other servers, and what they may know of the web besides the rest of the core.
-CLIENTS = ("gateway.upstream", "gateway.backends.triton", "gateway.backends.tfserving",
-           "gateway.backends.torchserve", "gateway.backends.managed")  # fmt: skip
+CLIENTS = ("gateway.upstream", "gateway.backends.remote", "gateway.backends.managed")
 CLIENT_LIBRARIES = ("grpc", "aiohttp")
 WEB = ("fastapi", "starlette", "uvicorn", "grpc", "aiohttp", "flask")
 

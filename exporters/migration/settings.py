@@ -8,6 +8,7 @@ carried over: a repository entry has defaults of its own.
 from __future__ import annotations
 
 import json
+import reprlib
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, fields
 from pathlib import Path
@@ -127,7 +128,8 @@ def _numbers(entry: Mapping[str, Any], where: str, refuse: type[Exception]) -> S
         if value is None:
             continue
         if not isinstance(value, int) or isinstance(value, bool) or not 0 <= value <= MAX_NUMBER:
-            raise refuse(f"{where}: '{key}' must be a number, not {str(value)[:40]!r}")
+            shown = reprlib.repr(value)[:60]  # a few aliases make a text that fills the memory
+            raise refuse(f"{where}: '{key}' must be a number, not {shown}")
         found[attribute] = value
     others = (str(key) for key in entry if key not in NUMBERS and key not in _NO_SETTINGS)
     return Serving(**found, others=tuple(others))

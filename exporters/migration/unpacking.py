@@ -29,6 +29,7 @@ MAX_GROWTH, ALWAYS_ALLOWED_BYTES = 100, 64 << 20
 #: ``tarfile`` reads extended headers whole, of whatever size they claim to be.
 MAX_READ_BYTES = 4 << 20
 COPY_BYTES = 1 << 20
+GZIP = b"\x1f\x8b"
 
 _DRIVE = re.compile(r"[A-Za-z]:")
 
@@ -53,7 +54,8 @@ def unpack(path: Path, space: Path) -> None:
     most = max(ALWAYS_ALLOWED_BYTES, path.stat().st_size * MAX_GROWTH)
     total = 0
     try:
-        members = _zipped(path) if zipfile.is_zipfile(path) else _tarred(path, most)
+        tarred = not zipfile.is_zipfile(path) and _starts(path, GZIP)
+        members = _tarred(path, most) if tarred else _zipped(path)
         for count, member in enumerate(members):
             total += member.size
             if count >= MAX_MEMBERS:
@@ -69,6 +71,11 @@ def unpack(path: Path, space: Path) -> None:
             raise
         reason = " ".join(str(error).split()) or type(error).__name__
         raise IntegrityError(f"'{path.name}' is damaged ({reason}); copy it again") from error
+
+
+def _starts(path: Path, magic: bytes) -> bool:
+    with path.open("rb") as file:
+        return file.read(len(magic)) == magic
 
 
 def _zipped(path: Path) -> Iterator[_Member]:

@@ -14,7 +14,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from gateway.backends.base import Artifact, Host
-from gateway.backends.embedded.runtime import model_dims
 from gateway.backends.ensemble_check import check
 from gateway.errors import Internal, NotFound, Unavailable
 from gateway.repository import config as configuration
@@ -139,7 +138,7 @@ class EnsembleBackend:
 
     def _output(self, spec: TensorSpec, tensor: Tensor) -> Tensor:
         """``tensor``, unless its model has been loaded anew with another signature."""
-        shape, dims = tensor.data.shape, (*self._batch, *model_dims(spec))
+        shape, dims = tensor.data.shape, (*self._batch, *spec.model_dims)
         fits = len(shape) == len(dims) and all(
             says in (-1, has) for says, has in zip(dims, shape, strict=True)
         )

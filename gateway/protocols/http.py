@@ -7,7 +7,7 @@ and documents all of it; ``GET /docs`` is the page.
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Awaitable, Sequence
 from typing import Any, Protocol
 from urllib.parse import unquote_to_bytes
 
@@ -17,7 +17,9 @@ from starlette.exceptions import HTTPException
 from gateway import __version__
 from gateway.errors import Internal, ModelportError
 from gateway.protocols.asgi import Receive, Scope, Send
+from gateway.protocols.http_reply import RETRY
 
+_RETRY = {name.decode(): value.decode() for name, value in RETRY}
 _UNSAFE = re.compile(rb"[/\\\x00-\x1f\x7f]")
 
 
@@ -27,8 +29,8 @@ class HttpDialect(Protocol):
     #: The first segments of its paths.
     segments: frozenset[str]
 
-    async def serve(self, scope: Scope, receive: Receive, send: Send) -> bool:
-        """Answer, or return False: the path is not one of the hot ones, nothing was read."""
+    def serve(self, scope: Scope, receive: Receive, send: Send) -> Awaitable[None] | None:
+        """What answers, if the path is one of the hot ones."""
 
     def add_routes(self, app: FastAPI) -> None:
         """Every route, the hot ones included: they are documented like the others."""
@@ -56,18 +58,17 @@ class HttpApplication:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "http":
-            dialects = self._of(scope["path"])
+            dialects = self._dialects.get(scope["path"][1:].partition("/")[0], ())
             if b"%" in scope["raw_path"] and not _plain_segments(scope["raw_path"]):
                 refusal = (dialects[0] if dialects else self._default).refusal(404, "Not Found")
                 await refusal(scope, receive, send)
                 return
             for dialect in dialects:
-                if await dialect.serve(scope, receive, send):
+                answer = dialect.serve(scope, receive, send)
+                if answer is not None:
+                    await answer
                     return
         await self._framework(scope, receive, send)
-
-    def _of(self, path: str) -> Sequence[HttpDialect]:
-        return self._dialects.get(path[1:].partition("/")[0], ())
 
     def _build(self, dialects: Sequence[HttpDialect]) -> FastAPI:
         app = FastAPI(
@@ -79,7 +80,8 @@ class HttpApplication:
         )
 
         def dialect(request: Request) -> HttpDialect:
-            return next(iter(self._of(request.url.path)), self._default)
+            segment = request.scope["path"][1:].partition("/")[0]
+            return next(iter(self._dialects.get(segment, ())), self._default)
 
         @app.exception_handler(HTTPException)
         async def refuse(request: Request, error: HTTPException) -> Response:
@@ -89,7 +91,10 @@ class HttpApplication:
 
         @app.exception_handler(ModelportError)
         async def fail(request: Request, error: ModelportError) -> Response:
-            return dialect(request).failure(error)
+            response = dialect(request).failure(error)
+            if response.status_code == 503:
+                response.headers.update(_RETRY)
+            return response
 
         @app.exception_handler(Exception)
         async def break_down(request: Request, _: Exception) -> Response:

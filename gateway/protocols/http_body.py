@@ -15,11 +15,12 @@ class Disconnected(Exception):
     """The client has gone before its request was complete."""
 
 
-async def read(receive: Receive, limit: int) -> bytes:
-    """The request's body.
+async def read(receive: Receive, limit: int, encoding: bytes = b"") -> bytes:
+    """The request's body, without its content coding ``encoding``; never more than ``limit`` bytes.
 
     Raises:
-        InvalidArgument: it is larger than ``limit`` bytes.
+        InvalidArgument: it is larger, or not of that coding.
+        Unsupported: any coding but gzip and deflate.
         Disconnected: the client went away.
     """
     message = await receive()
@@ -39,7 +40,7 @@ async def read(receive: Receive, limit: int) -> bytes:
         raise Disconnected
     if len(body) > limit:
         raise _too_large(limit)
-    return body
+    return _decompressed(body, encoding, limit) if encoding else body
 
 
 def header_length(stated: bytes, size: int) -> int:
@@ -64,13 +65,7 @@ def _too_large(limit: int) -> InvalidArgument:
     )
 
 
-def decompress(body: bytes, encoding: bytes, limit: int) -> bytes:
-    """``body`` without its content coding; never more than ``limit`` bytes.
-
-    Raises:
-        InvalidArgument: damaged, cut short or too large.
-        Unsupported: any coding but gzip and deflate.
-    """
+def _decompressed(body: bytes, encoding: bytes, limit: int) -> bytes:
     coding = encoding.strip().lower()
     if coding == b"identity":
         return body

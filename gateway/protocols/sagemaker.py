@@ -7,6 +7,7 @@ is TorchServe's. Multi-model endpoints list models with ``GET /models``. Their o
 
 from __future__ import annotations
 
+from collections.abc import Awaitable
 from typing import Annotated
 
 from fastapi import FastAPI, Path, Response
@@ -16,9 +17,9 @@ from gateway.lifecycle import Lifecycle
 from gateway.protocols.asgi import Receive, Scope, Send
 from gateway.protocols.http import Delegate
 from gateway.protocols.http_reply import document
-from gateway.protocols.oip_http import STATUS
-from gateway.protocols.prediction import Predict
-from gateway.protocols.prediction_http import PlatformWire, PredictionHandler, RequestHeaders
+from gateway.protocols.oip.http import STATUS
+from gateway.protocols.prediction.http import PlatformWire, PredictionHandler, RequestHeaders
+from gateway.protocols.prediction.predictor import Predict
 
 DEFAULT_MODEL_VARIABLE = "SAGEMAKER_TRITON_DEFAULT_MODEL_NAME"
 MEDIA_TYPE = b"application/vnd.sagemaker-triton"
@@ -40,19 +41,17 @@ class SageMakerHttp:
         self._default_model = default_model
         self._predict = PredictionHandler(predictor, PlatformWire(MEDIA_TYPE), max_input_bytes)
 
-    async def serve(self, scope: Scope, receive: Receive, send: Send) -> bool:
+    def serve(self, scope: Scope, receive: Receive, send: Send) -> Awaitable[None] | None:
         if scope["method"] != "POST":
-            return False
+            return None
         path: str = scope["path"]
         if path == _INVOCATIONS:
-            await self._predict(self._find, scope, receive, send)
-            return True
+            return self._predict(self._find, scope, receive, send)
         if path.startswith(_MODELS) and path.endswith(_INVOKE):
             name = path[len(_MODELS) : -len(_INVOKE)]
             if name and "/" not in name:
-                await self._predict(lambda _: (name, 0), scope, receive, send)
-                return True
-        return False
+                return self._predict(lambda _: (name, 0), scope, receive, send)
+        return None
 
     def _find(self, headers: RequestHeaders) -> tuple[str, int]:
         target = headers.get(_TARGET_MODEL, b"").decode("latin-1").removesuffix(_ARCHIVE)

@@ -14,8 +14,8 @@ from urllib.parse import unquote
 from gateway.lifecycle import Lifecycle
 from gateway.protocols.asgi import App, Receive, Scope, Send
 from gateway.protocols.http_reply import JSON, reply
-from gateway.protocols.prediction import Predict
-from gateway.protocols.prediction_http import PlatformWire, PredictionHandler, RequestHeaders
+from gateway.protocols.prediction.http import PlatformWire, PredictionHandler, RequestHeaders
+from gateway.protocols.prediction.predictor import Predict
 from gateway.protocols.sagemaker import only_model
 from gateway.settings import VertexAi
 

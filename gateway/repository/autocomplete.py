@@ -14,7 +14,7 @@ from tritonclient.grpc import model_config_pb2 as pb
 from gateway.errors import InvalidArgument
 from gateway.repository import config as configuration
 from gateway.repository.config import ModelConfig
-from gateway.types import Datatype
+from gateway.types import Datatype, TensorSpec
 
 #: Triton's ``default-max-batch-size`` for models whose first dimensions are all dynamic.
 DEFAULT_MAX_BATCH_SIZE = 4
@@ -57,6 +57,22 @@ def complete(
                 f"the model takes input '{tensor.name}', which the configuration does not declare"
             )
     return completed
+
+
+def declared(
+    config: ModelConfig,
+) -> tuple[Mapping[str, ArtifactTensor], Mapping[str, ArtifactTensor]]:
+    """Inputs and outputs of ``config``, as an artifact that fits it would have them.
+
+    For artifacts that do not tell all of it themselves.
+    """
+    signature = configuration.signature(config)
+    batch = (-1,) if signature.max_batch_size else ()
+
+    def tensors(specs: Sequence[TensorSpec]) -> dict[str, ArtifactTensor]:
+        return {s.name: ArtifactTensor(s.name, s.datatype, (*batch, *s.model_dims)) for s in specs}
+
+    return tensors(signature.inputs), tensors(signature.outputs)
 
 
 def with_ranks(config: ModelConfig, ranks: Mapping[str, int]) -> ModelConfig:

@@ -54,6 +54,7 @@ PLATFORMS = (
 )
 
 _PREFIX = "TYPE_"
+MAX_SIZE_DIGITS = 18
 
 
 def _datatype(number: int, where: str) -> Datatype:
@@ -77,7 +78,7 @@ def parse(text: str) -> ModelConfig:
     """
     try:
         return text_format.Parse(text, pb.ModelConfig())
-    except text_format.ParseError as error:
+    except (text_format.ParseError, ValueError) as error:  # or a number out of range
         raise InvalidArgument(f"{FILENAME} is not a valid model configuration: {error}") from error
 
 
@@ -279,7 +280,7 @@ def _number(text: str, key: str) -> float:
 
 
 def _size(text: str, key: str) -> int | None:
-    if text and not text.isdecimal():
+    if text and not (text.isdecimal() and len(text) <= MAX_SIZE_DIGITS):
         raise InvalidArgument(f"parameter '{key}': '{text}' is not a size")
     return int(text) if text else None
 

@@ -110,7 +110,14 @@ def settled(
 
 def _folders(path: Path, pattern: re.Pattern[str]) -> list[Path]:
     """The folders in ``path`` whose names match; a link that leads nowhere is none."""
-    return sorted(p for p in path.iterdir() if pattern.match(p.name) and p.is_dir())
+    return sorted(p for p in path.iterdir() if pattern.match(p.name) and _is_folder(p))
+
+
+def _is_folder(path: Path) -> bool:
+    try:
+        return path.is_dir()
+    except OSError:  # told where it is read: it may not hide the others
+        return True
 
 
 def scan_model(root: Path, path: Path) -> ModelEntry:
@@ -150,7 +157,7 @@ def _scan_version(root: Path, path: Path) -> VersionEntry:
         if _leaves(root, path):
             problem = f"version {number} is a symbolic link out of the repository"
             return VersionEntry(number, path, (), problem)
-        for folder, folders, names in os.walk(path):
+        for folder, folders, names in os.walk(path, onerror=_raise):
             for name in names + folders:
                 file = Path(folder) / name
                 relative = file.relative_to(path).as_posix()
@@ -171,6 +178,10 @@ def _scan_version(root: Path, path: Path) -> VersionEntry:
     except OSError as error:
         problem = _reason(error)
     return VersionEntry(number, path, tuple(sorted(files)), problem)
+
+
+def _raise(error: OSError) -> None:
+    raise error
 
 
 def _leaves(root: Path, path: Path) -> bool:

@@ -55,7 +55,8 @@ PATIENCE = {
     Failure.DAMAGED: 3,
     Failure.HUNG: 3,
 }
-#: Only these eject the last endpoint that is left: the others may be one client's doing.
+#: Only these eject the last endpoint that is left. The others may be one client's doing: then a
+#: probe decides, and it must find one of these.
 _UNREACHABLE = (Failure.REFUSED, Failure.DROPPED)
 
 
@@ -81,6 +82,8 @@ class Endpoint:
     #: In a row, since its last answer: each doubles the time.
     ejections: int = 0
     ejected: bool = False
+    #: A probe is to decide whether it is ejected.
+    suspected: bool = False
 
 
 def choose(endpoints: Sequence[Endpoint], turn: int, tried: Endpoint | None) -> Endpoint | None:
@@ -230,8 +233,20 @@ class Pool:
     def _failed(self, endpoint: Endpoint, error: EndpointFailed) -> None:
         endpoint.failures += 1
         others = any(not e.ejected for e in self.endpoints if e is not endpoint)
-        if not endpoint.ejected and ejects(error.failure, endpoint.failures, others):
+        if endpoint.ejected or endpoint.failures < PATIENCE[error.failure]:
+            return
+        if ejects(error.failure, endpoint.failures, others):
             self._eject(endpoint, error)
+        elif not endpoint.suspected:
+            endpoint.suspected = True
+            self._in_background(self._decide(endpoint))
+
+    async def _decide(self, endpoint: Endpoint) -> None:
+        """Eject the last endpoint if it answers nobody."""
+        failed = await self._failure(endpoint)
+        endpoint.suspected = False
+        if failed is not None and failed.failure in _UNREACHABLE and not endpoint.ejected:
+            self._eject(endpoint, failed)
 
     def _eject(self, endpoint: Endpoint, error: EndpointFailed) -> None:
         endpoint.ejected = True
@@ -242,7 +257,10 @@ class Pool:
             "an endpoint is ejected", model=self._model, endpoint=endpoint.address,
             reason=str(error), seconds=ejection_seconds(endpoint.ejections),
         )  # fmt: skip
-        task = asyncio.get_running_loop().create_task(self._bring_back(endpoint))
+        self._in_background(self._bring_back(endpoint))
+
+    def _in_background(self, work: Coroutine[Any, Any, None]) -> None:
+        task = asyncio.get_running_loop().create_task(work)
         self._probing.add(task)
         task.add_done_callback(self._probing.discard)
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import gc
 import http.client
 import json
 import math
@@ -28,7 +29,8 @@ from hypothesis import strategies as st
 from tritonclient.grpc import service_pb2 as pb
 
 from gateway.errors import InvalidArgument, ModelportError
-from gateway.protocols import oip_grpc, oip_json
+from gateway.protocols.oip import grpc as oip_grpc
+from gateway.protocols.oip import json as oip_json
 from gateway.types import NUMPY_DTYPES, Datatype, InferResponse, Tensor, TensorSpec
 from gateway.wire import contents, json_text, raw
 from tests.conformance import wire
@@ -440,6 +442,57 @@ def test_a_bomb_is_refused_within_a_tenth_of_a_second(what: str) -> None:
         return time.process_time() - started
 
     assert min(seconds() for _ in range(3)) < 0.1
+
+
+@pytest.mark.parametrize("empty", [b"[]", b"{}"])
+def test_millions_of_empty_values_are_built_at_once_and_no_more_than_so_many(empty: bytes) -> None:
+    """Python's collector would go through all of them again and again."""
+    runs: list[str] = []
+
+    def note(phase: str, _: object) -> None:
+        runs.append(phase)
+
+    gc.callbacks.append(note)
+    try:
+        json_text.loads(b"[" + b",".join([empty] * 1_000_000) + b"]")
+    finally:
+        gc.callbacks.remove(note)
+    assert runs.count("start") <= 1, "once they are built it may"
+    assert gc.isenabled()
+    with pytest.raises(InvalidArgument, match="more than 4000000 arrays and objects"):
+        json_text.loads(b"[" + b",".join([empty] * 4_000_000) + b"]")
+    json_text.loads(b'["' + empty * 4_000_000 + b'"]')
+
+
+TRICKY = st.text(st.sampled_from('"\\[]{}:,a\n\u2028'), max_size=8)
+
+
+@PROPERTY
+@given(
+    st.recursive(
+        TRICKY,
+        lambda inner: st.lists(inner, max_size=4) | st.dictionaries(TRICKY, inner, max_size=4),
+        max_leaves=30,
+    ),
+    st.booleans(),
+)
+def test_what_bounds_a_document_sees_its_keys_and_its_depth_through_any_string(
+    value: Any, ascii_only: bool
+) -> None:
+    def keys(item: Any) -> int:
+        if isinstance(item, dict):
+            return len(item) + sum(map(keys, item.values()))
+        return sum(map(keys, item)) if isinstance(item, list) else 0
+
+    text = json.dumps(value, ensure_ascii=ascii_only).encode()
+    json_text._check_size(text, keys(value))
+    if keys(value):
+        with pytest.raises(InvalidArgument, match="keys"):
+            json_text._check_size(text, keys(value) - 1)
+    deep = b"[" * json_text.MAX_DEPTH
+    json_text._check_size(b"[" + text + b"," + deep[1:] + b"]" * json_text.MAX_DEPTH, keys(value))
+    with pytest.raises(InvalidArgument, match="deeper"):
+        json_text._check_size(b"[" + text + b"," + deep, keys(value))
 
 
 def test_a_long_string_beside_brackets_costs_no_multiple_of_its_size() -> None:

@@ -6,8 +6,10 @@ The cases and their limits are those of ``test_fuzz``.
 from __future__ import annotations
 
 import contextlib
+import gc
 import json
 import random
+import time
 from collections.abc import Iterator
 from types import SimpleNamespace
 from typing import Any
@@ -17,8 +19,11 @@ import pytest
 from google.protobuf.message import DecodeError
 
 from gateway.errors import InvalidArgument
-from gateway.protocols import tfserving_examples, tfserving_examples_json, tfserving_json
-from gateway.protocols.tfserving_servable import Servable
+from gateway.protocols.tfserving import examples as tfserving_examples
+from gateway.protocols.tfserving import examples_json as tfserving_examples_json
+from gateway.protocols.tfserving import json as tfserving_json
+from gateway.protocols.tfserving.json_value import quoted
+from gateway.protocols.tfserving.servable import Servable
 from gateway.repository import config as configuration
 from gateway.types import Datatype
 from gateway.wire import tensor_proto
@@ -211,3 +216,78 @@ def test_no_mutated_grpc_request_is_the_servers_fault(gateway: Gateway) -> None:
                 pytest.fail(f"case {number}: a reply that does not parse")
     assert {"OK", "INVALID_ARGUMENT"} <= codes
     assert not [code for code in codes if ":" in code], "cases that are the server's fault"
+
+
+# -- time and memory ------------------------------------------------------------------------------
+
+EXAMPLE_BOMBS = {
+    "values": b'{"examples": [{"x": [' + b"1," * 2_000_000 + b"1]}]}",
+    "values of two kinds": b'{"examples": [{"x": [' + b"1," * 2_000_000 + b"1.5]}]}",
+    "features": b'{"examples": [{' + b",".join(b'"%d":1' % n for n in range(400_000)) + b"}]}",
+    "examples": b'{"examples": [' + b"{}," * 1_000_000 + b"{}]}",
+}
+
+
+@pytest.mark.parametrize("what", EXAMPLE_BOMBS)
+def test_millions_of_them_do_not_hold_up_everybody_else(what: str) -> None:
+    """One by one they took seconds."""
+
+    def seconds() -> float:
+        started = time.process_time()
+        with contextlib.suppress(InvalidArgument):
+            tfserving_examples_json.decode(EXAMPLE_BOMBS[what])
+        return time.process_time() - started
+
+    assert min(seconds() for _ in range(3)) < 0.6
+
+
+@pytest.mark.parametrize(
+    ("values", "kind", "held"),
+    [
+        ("[true, 2]", "int64_list", [1, 2]),
+        ("[true, false]", "int64_list", [1, 0]),
+        ("1.5", "float_list", [1.5]),
+        ('["a", {"b64": "/w=="}]', "bytes_list", [b"a", b"\xff"]),
+        ("[]", None, []),
+    ],
+)
+def test_values_of_a_feature_are_of_one_kind(
+    values: str, kind: str | None, held: list[Any]
+) -> None:
+    body = f'{{"examples": [{{"x": {values}}}]}}'.encode()
+    message, _ = tfserving_examples_json.decode(body)
+    feature = message.example_list.examples[0].features.feature["x"]
+    assert feature.WhichOneof("kind") == kind
+    assert list(getattr(feature, kind).value if kind else ()) == held
+
+
+class Kept(list[int]):
+    """A list that counts how many there are."""
+
+    alive = 0
+
+    def __init__(self, values: Any) -> None:
+        super().__init__(values)
+        Kept.alive += 1
+
+    def __del__(self) -> None:
+        Kept.alive -= 1
+
+
+@contextlib.contextmanager
+def gc_paused() -> Iterator[None]:
+    gc.disable()
+    try:
+        yield
+    finally:
+        gc.enable()
+
+
+def test_a_quotation_does_not_keep_what_it_quotes() -> None:
+    """A generator that looked for circles did, and with it every document that was refused."""
+    document = {"x": Kept([1])}
+    with gc_paused():
+        assert quoted(document) == '{"x":[1]}'
+        assert quoted({"x": Kept(range(1000))}).startswith('{"x":[0,1,2')
+        assert Kept.alive == 1
+    del document

@@ -154,7 +154,7 @@ def has_many_members(path: Path) -> Path:
     return zipped(path / "m.mar", *((f"f{n}", "") for n in range(10_001)))
 
 
-@attack("damaged")
+@attack("damaged (File is not a zip file)")
 def is_cut_off(path: Path) -> Path:
     made = mar(path / "m.mar", "m", {"model.pt": os.urandom(1000)})
     made.write_bytes(made.read_bytes()[:500])
@@ -278,6 +278,14 @@ def has_huge_settings(path: Path) -> Path:
 @attack("must be a number")
 def has_settings_that_are_no_numbers(path: Path) -> Path:
     files = {"model.pt": _torchscript(), "c.yaml": "batchSize: [1, 2]"}
+    return mar(path / "m.mar", "m", files, configFile="c.yaml")
+
+
+@attack("must be a number")
+def has_settings_that_would_be_shown_at_endless_length(path: Path) -> Path:
+    lines = ["a0: &a0 [x]"]
+    lines += [f"a{n}: &a{n} [{', '.join([f'*a{n - 1}'] * 9)}]" for n in range(1, 12)]
+    files = {"model.pt": _torchscript(), "c.yaml": "\n".join([*lines, "batchSize: *a11"])}
     return mar(path / "m.mar", "m", files, configFile="c.yaml")
 
 

@@ -252,6 +252,22 @@ def test_pictures_travel_in_plain_json_too(served: Gateway) -> None:
     assert "10 images, at most 8" in error(many)[2]
 
 
+def test_how_pictures_are_prepared_is_no_matter_of_those_who_send_none(served: Gateway) -> None:
+    """``image.mean`` of this model is wrong."""
+    rows = json.dumps({"instances": [[[[1.5] * 2] * 2] * 3]}).encode()
+    for path in ("/v1/models/lettered:predict", "/predictions/lettered"):
+        assert ask(served, "POST", path, rows).json == {"predictions": [[1.5] * 12]}
+    b64 = base64.b64encode(picture()).decode()
+    refused = ask(
+        served,
+        "POST",
+        "/v1/models/lettered:predict",
+        json.dumps({"instances": [{"b64": b64}]}).encode(),
+    )
+    assert refused.status == 400
+    assert "'image.mean' must be one number" in refused.json["error"]
+
+
 def test_what_says_it_is_a_picture_and_is_none_is_refused(served: Gateway) -> None:
     for data, kind in ((b"no picture", "image/png"), (picture(size=(64, 64))[:-900], "")):
         status, _, text = error(predict(served, "classes", data, kind))

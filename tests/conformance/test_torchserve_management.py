@@ -26,7 +26,10 @@ def test_models_are_listed_in_pages(served: Gateway) -> None:
         token = page.get("nextPageToken", "") if page["models"] else ""
     assert names == sorted(set(names))
     assert {"x2", "classes"} <= set(names)
-    for strange in ("limit=-1", "limit=x", "limit=999", "next_page_token=-5", "next_page_token=x"):
+    strange_ones = ("-1", "x", "999", "--5", "-", "1e2", "%D9%A3")
+    for strange in (f"{key}={n}" for key in ("limit", "next_page_token") for n in strange_ones):
+        if strange == "next_page_token=999":
+            continue
         assert len(ask(served, "GET", f"/models?{strange}").json["models"]) == len(names)
 
 
@@ -130,3 +133,11 @@ def test_a_registration_that_is_no_object_of_strings_is_refused(
 ) -> None:
     reply = ask(explicit, "POST", "/models", body, Content_Type="application/json")
     assert error(reply)[:2] == (400, "BadRequestException")
+
+
+def test_every_route_that_answers_503_says_when_to_try_again(explicit: Gateway) -> None:
+    assert ask(explicit, "POST", "/v2/repository/models/three/load").status == 200
+    assert ask(explicit, "POST", "/v2/repository/models/three/unload").status == 200
+    for path in ("/v2/models/three/config", "/v2/models/three", "/v1/models/three/metadata"):
+        reply = ask(explicit, "GET", path)
+        assert (path, reply.status, reply.headers.get("retry-after")) == (path, 503, "1")

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 from PIL import Image
 
-from gateway.protocols.torchserve_grpc import INFERENCE_SERVICE
+from gateway.protocols.torchserve.grpc import INFERENCE_SERVICE
 from gateway.wire.proto import torchserve_inference_pb2 as inference
 from tests import models
 from tests.conformance import repository, wire

@@ -15,8 +15,8 @@ from exporters.formats import FORMATS
 from exporters.source import Source
 from exporters.sources import pytorch
 from exporters.spec import ModelSpec
-from gateway.backends.embedded import onnxruntime
 from gateway.backends.base import Artifact
+from gateway.backends.embedded import onnxruntime
 from gateway.repository import config, manifest
 from gateway.repository.scan import scan
 from gateway.types import Axis, Datatype, ModelSignature, TensorSpec

@@ -210,6 +210,18 @@ def test_an_address_of_another_form_is_refused(
     assert not (tmp_path / "repository").exists()
 
 
+def test_a_tolerance_that_is_no_number_would_find_nothing_and_is_refused(
+    archive: Path, tmp_path: Path
+) -> None:
+    refused(migrate(archive, tmp_path / "repository", "--tolerance", "nan"), 2, "--tolerance")
+
+
+@pytest.mark.parametrize("below", ["", "inside"])
+def test_a_repository_that_is_a_file_is_refused(below: str, archive: Path, tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    refused(migrate(archive, tmp_path / "file" / below), 2, "--model-repository")
+
+
 def test_deep_answers_are_compared_without_recursion() -> None:
     deep: Any = 1.0
     for _ in range(5_000):

@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 import json
 import time
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator
 from concurrent.futures import Future
 from typing import Any
 
@@ -29,6 +29,7 @@ from tests.server import Gateway, serving
 LATE_SECONDS = 0.1
 QUEUE_OF_ONE = "dynamic_batching { default_queue_policy { max_queue_size: 1 } }"
 URL = "/v2/models/count/infer"
+Lag = Callable[[], float]
 
 
 @pytest.fixture
@@ -146,12 +147,13 @@ def test_a_long_run_of_a_small_input_does_not_stop_the_gateway(
 # -- deadlines ------------------------------------------------------------------------------------
 
 
-def late(seconds: float, timeout: float) -> bool:
-    return seconds > timeout + LATE_SECONDS
+def late(seconds: float, timeout: float, lag: float) -> bool:
+    """Three may wait for a core, one after the other: the timer, the gateway and the client."""
+    return seconds > timeout + LATE_SECONDS + 3 * lag
 
 
 def test_a_request_that_runs_past_its_timeout_is_answered_at_its_timeout(
-    counting: Gateway,
+    counting: Gateway, lag: Lag
 ) -> None:
     with elapsed() as so_far:
         reply = count(counting, turns(counting, 1.5), timeout=1)
@@ -168,11 +170,11 @@ def test_a_request_that_runs_past_its_timeout_is_answered_at_its_timeout(
     assert reply.status_code == 503
     assert reply.json() == {"error": "Request timeout expired"}
     assert seconds >= timeout
-    assert not late(seconds, timeout), seconds
+    assert not late(seconds, timeout, lag()), seconds
 
 
 def test_a_request_that_waits_past_its_timeout_is_answered_at_its_timeout_and_never_computed(
-    counting: Gateway, background: Background
+    counting: Gateway, background: Background, lag: Lag
 ) -> None:
     long = turns(counting, 1.5)
     executed = probes.metric(counting, "exec_count", model="count")
@@ -181,7 +183,7 @@ def test_a_request_that_waits_past_its_timeout_is_answered_at_its_timeout_and_ne
     timeout = 0.2
     code, details, seconds = grpc_code(counting, message(2000, timeout=int(timeout * 1e6)), 10)
     assert (code, details) == ("UNAVAILABLE", "Request timeout expired")
-    assert not late(seconds, timeout), seconds
+    assert not late(seconds, timeout, lag()), seconds
     assert not runs.done()
     assert runs.result(20).status_code == 200
     assert count(counting, 1000).status_code == 200
@@ -189,7 +191,7 @@ def test_a_request_that_waits_past_its_timeout_is_answered_at_its_timeout_and_ne
 
 
 def test_a_grpc_deadline_is_kept_and_gives_the_request_up_on_the_server_too(
-    counting: Gateway, background: Background
+    counting: Gateway, background: Background, lag: Lag
 ) -> None:
     long = turns(counting, 2.0)
     executed = probes.metric(counting, "exec_count", model="count")
@@ -197,7 +199,7 @@ def test_a_grpc_deadline_is_kept_and_gives_the_request_up_on_the_server_too(
     pending(counting, 1)
     code, _, seconds = grpc_code(counting, message(2000), 0.2)
     assert code == "DEADLINE_EXCEEDED"
-    assert not late(seconds, 0.2), seconds
+    assert not late(seconds, 0.2, lag()), seconds
     pending(counting, 1)
     assert not runs.done()
     assert runs.result(20).status_code == 200
@@ -221,7 +223,7 @@ def test_a_grpc_deadline_that_passes_is_always_deadline_exceeded(
 
 
 def test_the_earlier_of_timeout_and_grpc_deadline_counts(
-    counting: Gateway, background: Background
+    counting: Gateway, background: Background, lag: Lag
 ) -> None:
     runs = background(count, counting, turns(counting, 1.5))
     pending(counting, 1)
@@ -229,7 +231,7 @@ def test_the_earlier_of_timeout_and_grpc_deadline_counts(
     assert (code, details) == ("UNAVAILABLE", "Request timeout expired")
     code, _, seconds = grpc_code(counting, message(2000, timeout=60_000_000), 0.2)
     assert code == "DEADLINE_EXCEEDED"
-    assert not late(seconds, 0.2), seconds
+    assert not late(seconds, 0.2, lag()), seconds
     assert runs.result(20).status_code == 200
 
 
@@ -240,7 +242,7 @@ def test_a_deadline_that_is_far_away_changes_nothing(counting: Gateway) -> None:
 
 
 @pytest.mark.parametrize("protocol", ["http", "grpc"])
-def test_no_backend_outlives_a_deadline(protocol: str, repository: Repository) -> None:
+def test_no_backend_outlives_a_deadline(protocol: str, repository: Repository, lag: Lag) -> None:
     """Whatever computes, and however: one that ignores the deadline is answered for."""
     repository.slow(3.0)
     timeout = 0.3
@@ -259,12 +261,13 @@ def test_no_backend_outlives_a_deadline(protocol: str, repository: Repository) -
             request.parameters["timeout"].int64_param = int(timeout * 1e6)
             code, details, seconds = grpc_code(gateway, request, 10)
             assert (code, details) == ("UNAVAILABLE", "Request timeout expired")
-        assert not late(seconds, timeout), seconds
+        assert not late(seconds, timeout, lag()), seconds
 
 
 def test_the_check_sees_an_answer_that_is_late() -> None:
-    assert late(0.41, 0.3)
-    assert not late(0.39, 0.3)
+    assert late(0.41, 0.3, lag=0.0)
+    assert not late(0.39, 0.3, lag=0.0)
+    assert late(0.51, 0.3, lag=0.03)
 
 
 # -- a sender that stands still -------------------------------------------------------------------

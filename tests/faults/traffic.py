@@ -30,6 +30,9 @@ import numpy as np
 from tritonclient.grpc import service_pb2 as pb
 from tritonclient.grpc import service_pb2_grpc
 
+from gateway.types import Datatype, Tensor
+from gateway.wire import tensor_proto
+from gateway.wire.proto import serving_pb2, torchserve_inference_pb2
 from tests.server import Gateway
 
 STOP_SECONDS = 60.0
@@ -88,8 +91,7 @@ class HttpClient(Client):
     _connection: http.client.HTTPConnection | None = None
 
     def ask(self, request_id: str, value: float) -> Outcome:
-        tensor = {"name": "x", "datatype": "FP32", "shape": [2, 4], "data": [value] * 8}
-        body = json.dumps({"id": request_id, "inputs": [tensor]})
+        path, body = self.request(request_id, value)
         connection = self._connection
         if connection is None:
             connection = http.client.HTTPConnection("127.0.0.1", self.gateway.http_port, timeout=30)
@@ -103,7 +105,7 @@ class HttpClient(Client):
         except OSError as error:
             return Outcome(request_id, "lost", f"connecting: {error!r}")
         try:
-            connection.request("POST", f"/v2/models/{self.model}/infer", body)
+            connection.request("POST", path, body, {"x-request-id": request_id})
             reply = connection.getresponse()
             status, content = reply.status, reply.read()
         except (OSError, http.client.HTTPException) as error:
@@ -113,9 +115,18 @@ class HttpClient(Client):
             return Outcome(request_id, "refused", content.decode())
         if status != 200:
             return Outcome(request_id, "lost", f"{status} {content.decode()}")
-        document = json.loads(content)
-        data = document["outputs"][0]["data"]
-        return self.judge(request_id, document.get("id", ""), value, data)
+        answered_id, data = self.answer(request_id, json.loads(content))
+        return self.judge(request_id, answered_id, value, data)
+
+    def request(self, request_id: str, value: float) -> tuple[str, str]:
+        """Path and body."""
+        tensor = {"name": "x", "datatype": "FP32", "shape": [2, 4], "data": [value] * 8}
+        body = json.dumps({"id": request_id, "inputs": [tensor]})
+        return f"/v2/models/{self.model}/infer", body
+
+    def answer(self, request_id: str, document: Any) -> tuple[str, list[float]]:
+        """The id of the request that is answered, and the values."""
+        return document.get("id", ""), document["outputs"][0]["data"]
 
     def close(self) -> None:
         if self._connection is not None:
@@ -153,7 +164,94 @@ class GrpcClient(Client):
         self._channel.close()
 
 
-CLIENTS: dict[str, type[Client]] = {"http": HttpClient, "grpc": GrpcClient}
+class TfServingHttpClient(HttpClient):
+    def request(self, request_id: str, value: float) -> tuple[str, str]:
+        body = json.dumps({"instances": [[value] * 4] * 2})
+        return f"/v1/models/{self.model}:predict", body
+
+    def answer(self, request_id: str, document: Any) -> tuple[str, list[float]]:
+        return request_id, [y for row in document["predictions"] for y in row]
+
+
+class TorchServeHttpClient(TfServingHttpClient):
+    def request(self, request_id: str, value: float) -> tuple[str, str]:
+        _, body = super().request(request_id, value)
+        return f"/predictions/{self.model}", body
+
+
+@dataclass
+class DialectGrpcClient(Client):
+    """Of a dialect without request ids: the values are the nonce, in the ledger too."""
+
+    method: str = ""
+    _number: int = 0
+
+    def __post_init__(self) -> None:
+        options = [("grpc.use_local_subchannel_pool", 1), ("grpc.enable_retries", 0)]
+        self._channel = grpc.insecure_channel(self.gateway.grpc, options)
+        self._call = self._channel.unary_unary(self.method)
+        # Exact in FP32 for as long as a test lasts.
+        self._number = 100_000 * int(self.name.rpartition("-")[2])
+
+    def ask(self, request_id: str, value: float) -> Outcome:
+        self._number += 1
+        value = float(self._number)
+        try:
+            reply = self._call(self.request(value), timeout=30)
+        except grpc.RpcError as error:
+            refused = error.code() is grpc.StatusCode.UNAVAILABLE
+            detail = f"{error.code().name}: {error.details()}"
+            return Outcome(str(value), "refused" if refused else "lost", detail)
+        return self.judge(str(value), str(value), value, self.answer(reply))
+
+    def request(self, value: float) -> bytes:
+        raise NotImplementedError
+
+    def answer(self, reply: bytes) -> list[float]:
+        raise NotImplementedError
+
+    def close(self) -> None:
+        self._channel.close()
+
+
+@dataclass
+class TfServingGrpcClient(DialectGrpcClient):
+    method: str = "/tensorflow.serving.PredictionService/Predict"
+
+    def request(self, value: float) -> bytes:
+        message = serving_pb2.PredictRequest(model_spec=serving_pb2.ModelSpec(name=self.model))
+        tensor = Tensor("x", Datatype.FP32, np.full((2, 4), value, np.float32))
+        tensor_proto.encode(tensor, message.inputs["x"])
+        return message.SerializeToString()
+
+    def answer(self, reply: bytes) -> list[float]:
+        return list(serving_pb2.PredictResponse.FromString(reply).outputs["y"].float_val)
+
+
+@dataclass
+class TorchServeGrpcClient(DialectGrpcClient):
+    method: str = "/org.pytorch.serve.grpc.inference.InferenceAPIsService/Predictions"
+
+    def request(self, value: float) -> bytes:
+        body = json.dumps({"instances": [[value] * 4] * 2}).encode()
+        message = torchserve_inference_pb2.PredictionsRequest(
+            model_name=self.model, input={"data": body}
+        )
+        return message.SerializeToString()
+
+    def answer(self, reply: bytes) -> list[float]:
+        body = torchserve_inference_pb2.PredictionResponse.FromString(reply).prediction
+        return [y for row in json.loads(body)["predictions"] for y in row]
+
+
+CLIENTS: dict[str, type[Client]] = {
+    "http": HttpClient,
+    "grpc": GrpcClient,
+    "tfserving-http": TfServingHttpClient,
+    "tfserving-grpc": TfServingGrpcClient,
+    "torchserve-http": TorchServeHttpClient,
+    "torchserve-grpc": TorchServeGrpcClient,
+}
 
 
 class Traffic:

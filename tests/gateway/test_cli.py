@@ -167,7 +167,9 @@ def test_flags_are_read_as_triton_reads_them(settings: list[Settings], tmp_path:
         (["serve", "--model-repository", "{here}", "--log-verbose", "-1"], "--log-verbose"),
         (["serve", "--model-repository", "{here}", "--strict-readiness", "si"], "readiness"),
         (["serve", "--model-repository", "{here}", "--repository-poll-secs", "0"], "poll-secs"),
+        (["serve", "--model-repository", "{here}", "--repository-poll-secs", "nan"], "poll-secs"),
         (["serve", "--model-repository", "{here}", "--exit-timeout-secs", "-1"], "exit-timeout"),
+        (["serve", "--model-repository", "{here}", "--exit-timeout-secs", "inf"], "exit-timeout"),
         (["serve", "--model-repository", "{here}", "--http-max-input-size", "0"], "input-size"),
     ],
 )

@@ -271,6 +271,8 @@ def test_a_reason_holds_no_folder() -> None:
     )
     assert public_reason(RuntimeError(text)) == "Load of model.onnx failed"
     assert len(public_reason(RuntimeError("x" * 10_000))) < 600
+    text = "Graph execution error:\n\nRead less bytes than requested\n\t [[{{node RestoreV2}}]]"
+    assert public_reason(RuntimeError(text)) == "Read less bytes than requested"
 
 
 def test_a_path_is_never_joined_to_more_than_a_name(tmp_path: Path) -> None:
@@ -306,7 +308,7 @@ def test_a_runtimes_noise_is_filtered_and_the_lines_of_others_are_not() -> None:
 
 def test_importing_the_seam_imports_no_runtime() -> None:
     code = (
-        "import gateway.backends, gateway.backends.embedded.runtime, gateway.backends.ensemble, sys; "
+        "import sys, gateway.backends.embedded.runtime, gateway.backends.ensemble; "
         "print([m for m in ('torch', 'tensorflow', 'onnxruntime', 'ai_edge_litert') "
         "if m in sys.modules])"
     )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from pathlib import Path
 
 import pytest
@@ -9,7 +10,7 @@ import pytest
 from gateway.errors import InvalidArgument, NotFound, Unavailable
 from gateway.model import State, Wanted
 from gateway.policy import VersionPolicy
-from gateway.settings import ModelControlMode
+from gateway.settings import AspiredVersionPolicy, ModelControlMode
 from tests.gateway.lifecycles import World, served, until
 
 ALL = VersionPolicy(latest=None)
@@ -75,7 +76,48 @@ async def test_a_label_of_a_version_that_is_not_served_is_none(world: World) -> 
     await lifecycle.stop()
 
 
-@pytest.mark.parametrize("version", ["", "one", "1.0", "-1"])
+@pytest.mark.parametrize("how", ["in the configuration", "in a reload"])
+async def test_a_label_stays_where_it_was_until_its_new_version_serves(
+    world: World, how: str
+) -> None:
+    """Version 1 takes the place of 2: its load is the one that waits."""
+    world.publish(2, config=label("stable", 2))
+    lifecycle = await world.serve()
+    world.publish(1)
+    world.gate.clear()
+    if how == "in a reload":
+        moving = lifecycle.reload({"m": Wanted(specific(1), {"stable": 1})})
+    else:
+        world.configure("version_policy { specific { versions: 1 } }" + label("stable", 1))
+        moving = lifecycle.load("m")
+    task = asyncio.create_task(moving)
+    await until(lambda: ("load", 1) in world.events)
+    assert lifecycle.version_of("m", "stable") == 2
+    world.gate.set()
+    await task
+    assert lifecycle.labels("m") == {"stable": 1}
+    await lifecycle.stop()
+
+
+@pytest.mark.parametrize("policy", AspiredVersionPolicy)
+async def test_a_label_stays_where_it_was_if_its_new_version_does_not_load(
+    world: World, policy: AspiredVersionPolicy
+) -> None:
+    world.publish(2, config=label("stable", 2))
+    lifecycle = await world.serve(aspired_version_policy=policy)
+    world.publish(3, config=label("stable", 3))
+    world.errors[3] = InvalidArgument("broken")
+    with pytest.raises(InvalidArgument):
+        await lifecycle.load("m")
+    assert lifecycle.labels("m") == {"stable": 2}
+    world.configure("")  # the label is taken away
+    with pytest.raises(InvalidArgument):
+        await lifecycle.load("m")
+    assert lifecycle.labels("m") == {}
+    await lifecycle.stop()
+
+
+@pytest.mark.parametrize("version", ["", "one", "1.0", "-1", "0", "9" * 5000])
 async def test_a_label_of_what_is_no_version_is_refused(world: World, version: str) -> None:
     world.publish(1, config=label("stable", version))
     lifecycle = await world.serve()

@@ -12,7 +12,7 @@ from gateway.backends.base import Host
 from gateway.dataplane import DataPlane
 from gateway.errors import Unavailable
 from gateway.lifecycle import Lifecycle
-from gateway.model import State
+from gateway.model import State, Wanted
 from gateway.repository import manifest
 from gateway.routes import Program
 from gateway.settings import ModelControlMode, Settings
@@ -110,6 +110,21 @@ async def test_loading_an_ensemble_loads_the_models_of_its_steps(root: Path) -> 
     assert at_start.lifecycle.ready
     assert at_start.lifecycle.versions("all") == [1]
     await at_start.lifecycle.stop()
+
+
+async def test_a_reload_that_lists_an_ensemble_keeps_and_loads_the_models_of_its_steps(
+    root: Path,
+) -> None:
+    lifecycle = Gateway(root, ModelControlMode.EXPLICIT).lifecycle
+    await lifecycle.start()
+    for names in (["all"], ["all"], ["all", "first", "second"]):
+        await lifecycle.reload(dict.fromkeys(names, Wanted()))
+        assert [lifecycle.versions(n) for n in ("all", "first", "second")] == [[1], [1], [1]]
+    await lifecycle.reload({"first": Wanted()})
+    assert [lifecycle.versions(n) for n in ("all", "first", "second")] == [[], [1], []]
+    await lifecycle.reload(dict.fromkeys(["all", "first", "second"], Wanted()))
+    assert lifecycle.ready
+    await lifecycle.stop()
 
 
 async def test_an_ensemble_loads_by_itself_once_a_missing_model_is_there(root: Path) -> None:

@@ -15,14 +15,14 @@ import pytest
 from onnx import TensorProto, helper, numpy_helper
 
 from gateway.backends import find
-from gateway.backends.embedded import warmup
 from gateway.backends.base import Artifact
-from gateway.backends.embedded.runtime import EmbeddedBackend
+from gateway.backends.embedded import warmup
 from gateway.backends.embedded.onnxruntime import load
+from gateway.backends.embedded.runtime import EmbeddedBackend
 from gateway.dataplane import DataPlane
 from gateway.errors import InvalidArgument, ModelportError, Unsupported
 from gateway.lifecycle import Lifecycle
-from gateway.protocols import documents
+from gateway.protocols.oip import documents
 from gateway.repository import config as configuration
 from gateway.settings import Settings
 from gateway.types import (

@@ -7,8 +7,8 @@ from pathlib import Path
 import onnxruntime as ort
 import pytest
 
-from gateway.backends.embedded import onnxruntime_options
 from gateway.backends.base import Artifact
+from gateway.backends.embedded import onnxruntime_options
 from gateway.backends.embedded.onnxruntime import load
 from gateway.errors import InvalidArgument, ModelportError
 from gateway.repository import config as configuration
@@ -121,7 +121,9 @@ def test_a_build_for_gpus_on_a_machine_without_one_is_said_plainly(
     monkeypatch.setattr(
         ort,
         "InferenceSession",
-        lambda file, options, providers: real(file, options, providers=["CPUExecutionProvider"]),
+        lambda file, options, providers, **_: real(
+            file, options, providers=["CPUExecutionProvider"]
+        ),
     )
     text = f" instance_group {{ kind: {kind} }}"
     if kind == "KIND_GPU":
@@ -130,3 +132,16 @@ def test_a_build_for_gpus_on_a_machine_without_one_is_said_plainly(
     backend = load(artifact(tmp_path, text))
     assert backend.config.instance_group[0].kind == 2  # KIND_CPU
     assert "served on the CPU" in "".join(capfd.readouterr())
+
+
+def test_a_damaged_name_is_refused_and_the_runtime_prints_nothing(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """ONNX Runtime prints to stdout before it tries once more, for what is no error of its own."""
+    models.multiply(tmp_path / "model.onnx")
+    content = (tmp_path / "model.onnx").read_bytes()
+    damaged = content.replace(b"\n\x01x", b"\n\x01\xff")
+    assert damaged != content
+    (tmp_path / "model.onnx").write_bytes(damaged)
+    assert "does not load" in refused(tmp_path, "")
+    assert "EP Error" not in "".join(capfd.readouterr())

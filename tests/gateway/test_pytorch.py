@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import gc
 import io
 import pickle
+import warnings
 import zipfile
 from pathlib import Path
 from typing import Any
@@ -12,8 +14,9 @@ import numpy as np
 import pytest
 import torch
 from torch import nn
+from torch._subclasses.fake_tensor import FakeTensorMode
 
-from gateway.backends.embedded import pytorch
+from gateway.backends.embedded import pytorch, warmup
 from gateway.errors import IntegrityError, Internal, InvalidArgument, ModelportError, Unsupported
 from gateway.types import NUMPY_DTYPES, Datatype, Tensor
 from tests import models
@@ -237,3 +240,86 @@ def test_the_first_model_that_asks_sets_the_threads_of_the_process(
     assert "another model has set it" in "".join(capfd.readouterr())
     error = refused(version, text(["x FP32 4"], ["y FP32 4"], asking(-1)))
     assert "'INTRA_OP_THREAD_COUNT' must be a whole number of at least 0" in str(error)
+
+
+def test_opening_an_exported_program_leaves_nothing_in_torchs_own_caches(tmp_path: Path) -> None:
+    sizes = ({0: torch.export.Dim("batch", min=1, max=4)},)
+    program = torch.export.export(nn.Linear(4, 4), (torch.zeros(2, 4),), dynamic_shapes=sizes)
+    program._example_inputs = None  # which are pickled
+    (tmp_path / "1").mkdir()
+    path = tmp_path / "1" / "model.pt2"
+    torch.export.save(program, path)
+    FakeTensorMode.cache_clear()
+
+    def noted() -> int:
+        gc.collect()
+        return sum(type(each).__name__ == "_DispatchCacheKey" for each in gc.get_objects())
+
+    before = noted()
+    torch.export.load(path)
+    assert noted() > before, "it is what grew with every reload"
+    before = noted() - len(FakeTensorMode.cache)
+    load(path.parent, text(["input FP32 4"], ["y FP32 4"], 'platform: "torch_export"')).unload()
+    assert noted() <= before
+
+
+# -- models that do not keep to what they say ---------------------------------------------------
+
+
+class Counting(nn.Module):
+    """Adds one as often as the first value says."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        left = float(x.reshape(-1)[0])
+        while left > 0.0:
+            x = x + 1
+            left -= 1.0
+        return x
+
+
+class Failing(nn.Module):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        if bool(x.sum() > 0):
+            raise RuntimeError("no value above 0 in /opt/somewhere/else")
+        return x
+
+
+class Shrinking(nn.Module):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        if bool(x.sum() < 0):
+            return torch.cat([x, x])
+        return x[:, :2] if bool(x.sum() > 0) else x
+
+
+def scripted(folder: Path, module: nn.Module) -> Path:
+    folder.mkdir(parents=True)
+    with warnings.catch_warnings(action="ignore"):
+        torch.jit.script(module).save(folder / "model.pt")  # type: ignore[no-untyped-call]
+    return folder
+
+
+@pytest.mark.parametrize(("module", "inline"), [(Counting(), False), (nn.Identity(), True)])
+def test_a_loop_that_a_value_decides_over_never_runs_on_the_event_loop(
+    module: nn.Module, inline: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(warmup, "INLINE_SECONDS", 1.0)  # however busy the machine is
+    backend = load(scripted(tmp_path / "1", module), XY)
+    assert (backend._infer._inline_elements > 0) is inline
+
+
+def test_a_failure_says_what_the_model_says(tmp_path: Path) -> None:
+    backend = load(scripted(tmp_path / "1", Failing()), XY)
+    with pytest.raises(Internal) as caught:
+        run(backend, fp32([[1] * 4]))
+    assert str(caught.value) == "inference failed: no value above 0 in else"
+
+
+def test_an_answer_of_another_shape_than_declared_is_no_answer(tmp_path: Path) -> None:
+    backend = load(scripted(tmp_path / "1", Shrinking()), XY)
+    assert run(backend, fp32([[0] * 4])).outputs[0].data.shape == (1, 4)
+    for value, given in ((1, [1, 2]), (-1, [2, 4])):
+        with pytest.raises(Internal) as caught:
+            run(backend, fp32([[value] * 4]))
+        assert str(caught.value) == (
+            f"output 'y' must be of shape [1, 4], but the model gives {given}"
+        )

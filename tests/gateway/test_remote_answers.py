@@ -20,8 +20,8 @@ import numpy as np
 import pytest
 from tritonclient.grpc import model_config_pb2
 
-from gateway.backends.remote import tfserving, torchserve
 from gateway.backends.base import Artifact, Host
+from gateway.backends.remote import tfserving, torchserve
 from gateway.errors import (
     Internal,
     InvalidArgument,

@@ -11,9 +11,9 @@ from typing import Any
 import pytest
 
 from gateway.backends.managed import supervisor
-from gateway.errors import Unavailable
-from gateway.backends.managed.supervisor import Launch, Supervisor
 from gateway.backends.managed.output import LINES_PER_SECOND, MAX_LINE_BYTES, Output
+from gateway.backends.managed.supervisor import Launch, Supervisor
+from gateway.errors import Unavailable
 
 SERVE = "import time; open('started', 'a').write('x'); time.sleep(600)"
 

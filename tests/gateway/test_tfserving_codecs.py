@@ -21,9 +21,10 @@ from gateway.errors import (
     Unavailable,
     Unsupported,
 )
-from gateway.protocols import tfserving_examples, tfserving_json
-from gateway.protocols.tfserving_http import STATUS
-from gateway.protocols.tfserving_servable import Selected, Servable, Servables, code
+from gateway.protocols.tfserving import examples as tfserving_examples
+from gateway.protocols.tfserving import json as tfserving_json
+from gateway.protocols.tfserving.http import STATUS
+from gateway.protocols.tfserving.servable import Selected, Servable, Servables, code
 from gateway.repository import config as configuration
 from gateway.types import NUMPY_DTYPES, Datatype, InferResponse, Tensor
 from gateway.wire.proto import serving_pb2 as pb

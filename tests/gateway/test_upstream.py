@@ -234,6 +234,31 @@ async def test_a_hung_server_costs_the_routes_timeout_and_is_ejected_where_other
     servers.pool.close()
 
 
+async def test_the_last_endpoint_that_hangs_is_ejected_once_a_probe_finds_the_same(
+    quick: None,
+) -> None:
+    servers = Servers("a", timeout=0.02)
+    servers.hangs.add("a")
+    for _ in range(5):
+        with pytest.raises(TimedOut):
+            await servers.ask()
+    assert servers.probed, "only requests hang: it may be one client's doing"
+    assert not servers.pool.problem
+    servers.wrong["a"] = EndpointFailed(Failure.REFUSED, "no answer")
+    with pytest.raises(TimedOut):
+        await servers.ask()
+    await until(lambda: bool(servers.pool.problem))
+    asked = len(servers.asked)
+    with pytest.raises(Unavailable, match="cannot be reached: no answer"):
+        await servers.ask()
+    assert len(servers.asked) == asked
+    servers.hangs.clear()
+    servers.wrong.clear()
+    await until(lambda: not servers.pool.problem)
+    assert await servers.ask() == "a"
+    servers.pool.close()
+
+
 async def test_a_clients_own_short_deadline_ejects_nobody() -> None:
     servers = Servers(timeout=5)
     servers.hangs = {"a", "b"}

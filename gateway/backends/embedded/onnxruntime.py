@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import ctypes
 import math
+import mmap
+import os
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import onnxruntime as ort
 
-from gateway.backends.embedded import runtime, onnxruntime_options, placement
 from gateway.backends.base import Artifact
+from gateway.backends.embedded import onnxruntime_options, placement, runtime
 from gateway.backends.embedded.runtime import Compute, EmbeddedBackend
 from gateway.errors import InvalidArgument, Unsupported
 from gateway.repository.autocomplete import ArtifactTensor
@@ -45,19 +48,25 @@ def load(artifact: Artifact) -> EmbeddedBackend:
         Unsupported: the model has an input or output that is not a tensor; or the config asks for a
             GPU or an accelerator that is not there.
     """
-    runtime, gpu = _open(artifact)
+    session, gpu = _open(artifact)
     config = placement.as_placed(artifact.config, gpu)
-    return embedded.serve(artifact, OnnxSession(runtime), config)
+    try:
+        opened = OnnxSession(session, runtime.artifact_file(artifact))
+    except UnicodeDecodeError as error:  # the runtime takes names that are no text
+        raise runtime.does_not_load(artifact, error) from error
+    return runtime.serve(artifact, opened, config)
 
 
 def _open(artifact: Artifact) -> tuple[ort.InferenceSession, int | None]:
-    file = embedded.artifact_file(artifact)
+    file = runtime.artifact_file(artifact)
     options = onnxruntime_options.session_options(artifact)
     gpu, providers = onnxruntime_options.providers(artifact)
     try:
-        session = ort.InferenceSession(file, options, providers=providers)
+        # Otherwise it prints to stdout, and tries the CPU once more, where there is no other.
+        again = len(providers) > 1
+        session = ort.InferenceSession(file, options, providers=providers, enable_fallback=again)
     except Exception as error:  # the runtime raises a class of its own for each status
-        raise embedded.does_not_load(artifact, error) from error
+        raise runtime.does_not_load(artifact, error) from error
     problem = onnxruntime_options.check_providers(session, providers)
     if problem and gpu is not None and onnxruntime_options.CUDA not in session.get_providers():
         # KIND_GPU raises; KIND_AUTO falls back with a line in the log: it runs on the CPU already.
@@ -68,10 +77,10 @@ def _open(artifact: Artifact) -> tuple[ort.InferenceSession, int | None]:
 
 
 class OnnxSession:
-    """As ``embedded.Session``. Where no value needs a conversion, ``run`` is the runtime's own."""
+    """As ``runtime.Session``. Where no value needs a conversion, ``run`` is the runtime's own."""
 
-    def __init__(self, session: ort.InferenceSession) -> None:
-        self._session = session
+    def __init__(self, session: ort.InferenceSession, file: Path) -> None:
+        self._session, self._file = session, file
         self.inputs = [_tensor(meta) for meta in session.get_inputs()]
         self.outputs = [_tensor(meta) for meta in session.get_outputs()]
         used = {tensor.datatype for tensor in (*self.inputs, *self.outputs)}
@@ -85,6 +94,15 @@ class OnnxSession:
             self.run = self._run_bfloat16
         elif Datatype.BYTES in used:
             self.run = self._run_bytes
+
+    @property
+    def bounded(self) -> bool:
+        # The runtime does not tell a graph's operators; the name of this one is in the file.
+        with self._file.open("rb") as file:
+            if not os.fstat(file.fileno()).st_size:
+                return True
+            with mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as content:
+                return content.find(b"Loop") == -1
 
     def close(self) -> None:
         del self._session, self.run

@@ -9,8 +9,8 @@ from typing import Any
 import onnxruntime as ort
 
 from gateway.backends import parameters
-from gateway.backends.embedded import placement
 from gateway.backends.base import Artifact
+from gateway.backends.embedded import placement
 from gateway.errors import InvalidArgument, Unsupported
 from gateway.repository.config import ModelConfig
 

@@ -23,11 +23,12 @@ import structlog
 import torch
 
 from gateway.backends import parameters
-from gateway.backends.embedded import runtime, placement
 from gateway.backends.base import Artifact
+from gateway.backends.embedded import placement, runtime
 from gateway.backends.embedded.runtime import EmbeddedBackend
 from gateway.backends.embedded.warmup import Contradiction
 from gateway.errors import InvalidArgument, ModelportError, Unsupported
+from gateway.repository import autocomplete
 from gateway.repository import config as configuration
 from gateway.repository.autocomplete import ArtifactTensor
 from gateway.repository.config import ModelConfig
@@ -84,7 +85,7 @@ def load(artifact: Artifact) -> EmbeddedBackend:
         Unsupported: it is none of torch's archives, was compiled for another machine, or is to run
             where it cannot.
     """
-    path = embedded.artifact_file(artifact)
+    path = runtime.artifact_file(artifact)
     if not path.is_file():
         raise InvalidArgument(f"'{path.name}' of version {artifact.version} is not a file")
     archive = Archive(path)
@@ -94,7 +95,7 @@ def load(artifact: Artifact) -> EmbeddedBackend:
     config.platform = kind.value
     _set_threads(artifact)
     if signature is not None:
-        embedded.adopt(config, signature)
+        runtime.adopt(config, signature)
     inputs, outputs = _declared(config, signature, archive)
     device = torch.device("cpu" if gpu is None else f"cuda:{gpu}")
     try:
@@ -105,9 +106,9 @@ def load(artifact: Artifact) -> EmbeddedBackend:
     except ModelportError:
         raise
     except Exception as error:  # a damaged archive shows as any of a dozen classes
-        raise embedded.does_not_load(artifact, error) from error
+        raise runtime.does_not_load(artifact, error) from error
     session = TorchSession(forward, release, inputs, outputs, device, config)
-    return embedded.serve(artifact, session, config, WARMUP_REPEATS)
+    return runtime.serve(artifact, session, config, WARMUP_REPEATS)
 
 
 def _why_no_gpu(kind: Kind, index: int) -> str:
@@ -154,7 +155,7 @@ def _declared(
             f"'{archive.path.name}' does not say what its inputs and outputs are called; declare "
             "every 'input' and 'output' in config.pbtxt, or export the model with modelport"
         )
-    inputs, outputs = embedded.declared(config)
+    inputs, outputs = autocomplete.declared(config)
     for tensor in (*inputs.values(), *outputs.values()):
         if tensor.datatype not in _DTYPES:
             raise Unsupported(f"'{tensor.name}' is {tensor.datatype}, which no tensor of torch is")
@@ -227,7 +228,19 @@ def _open_exported(
     module = program.module()
     program.state_dict.clear()
     program.constants.clear()
+    _forget_shapes(program)
     return _by_keyword(module, signature), lambda: _empty(module)
+
+
+def _forget_shapes(program: torch.export.ExportedProgram) -> None:
+    """Clear what torch has noted while it opened ``program``: circles through C++, never freed."""
+    from torch._guards import detect_fake_mode
+    from torch._subclasses.fake_tensor import FakeTensorMode
+
+    FakeTensorMode.cache_clear()
+    mode = detect_fake_mode([node.meta.get("val") for node in program.graph.nodes])
+    if mode is not None and mode.shape_env is not None:
+        mode.shape_env.fake_tensor_cache.clear()
 
 
 def _open_compiled(
@@ -278,7 +291,7 @@ def _by_keyword(program: Callable[..., Any], signature: ModelSignature | None) -
 
 
 class TorchSession:
-    """As ``embedded.Session``. It holds what ``forward`` holds, and nothing else does."""
+    """As ``runtime.Session``. It holds what ``forward`` holds, and nothing else does."""
 
     def __init__(
         self,
@@ -292,6 +305,7 @@ class TorchSession:
         self.inputs, self.outputs = inputs, outputs
         self._forward: Forward | None = forward
         self._release = release
+        self._bounded = not _loops(forward)
         self._device = device
         self._on_gpu = device.type != "cpu"
         self._names = [tensor.name for tensor in inputs]
@@ -337,10 +351,22 @@ class TorchSession:
             )
         return {spec.name: result for spec, result in zip(self.outputs, results, strict=False)}
 
+    @property
+    def bounded(self) -> bool:
+        return self._bounded
+
     def close(self) -> None:
         self._forward = None
         self._release()
         self._release = _nothing
+
+
+def _loops(forward: Forward) -> bool:
+    """Whether a value may decide how often something is done; what is no TorchScript has no such
+    operator that modelport exports.
+    """
+    graph = getattr(forward, "inlined_graph", None)
+    return graph is not None and bool(graph.findAllNodes("prim::Loop"))
 
 
 def _array(name: str, datatype: Datatype, tensor: Any) -> Array:

@@ -9,12 +9,12 @@ from __future__ import annotations
 import queue
 import re
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Protocol
 
-from gateway.backends.embedded import warmup
 from gateway.backends.base import Artifact
+from gateway.backends.embedded import warmup
 from gateway.backends.embedded.instances import Instances
 from gateway.errors import Internal, InvalidArgument, ModelportError
 from gateway.repository import autocomplete
@@ -36,6 +36,10 @@ from gateway.types import (
 _PREFIX = re.compile(r"^\[\w+\] : \d+ : \w+ : ")
 _QUOTED_FOLDERS = re.compile(r'"[^"]*/([^"/]*)"')
 _FOLDERS = re.compile(r"(?<![\w.])/(?:[^\s\"':]*/)*")
+#: "builtins.RuntimeError: " in front of what an operator of TorchScript says.
+_CLASS = re.compile(r"^(?:[\w.]+\.)?[A-Z]\w*(?:Error|Exception): ")
+#: First lines that only announce, TorchScript's and TensorFlow's → the line that says it.
+_ANNOUNCES = {"The following operation failed in the TorchScript": -1, "Graph execution error:": 1}
 _MAX_REASON = 500
 
 Compute = Callable[[Sequence[str], dict[str, Array]], Sequence[Array]]
@@ -53,6 +57,13 @@ class Session(Protocol):
 
     @property
     def outputs(self) -> Sequence[ArtifactTensor]: ...
+
+    @property
+    def bounded(self) -> bool:
+        """Whether the sizes of the inputs bound a run's time: no value decides over a loop's turns.
+
+        Asked while the artifact is still there.
+        """
 
     @property
     def run(self) -> Compute:
@@ -91,9 +102,10 @@ def serve(
         first = backend.warm(warmup_repeats)
         if first is not None and not given.output:
             ranks = {tensor.name: tensor.data.ndim for tensor in first.outputs}
-            backend.config = autocomplete.with_ranks(completed, ranks)
+            backend.adopt(autocomplete.with_ranks(completed, ranks))
         elif first is not None:
             _check_outputs(first, completed)
+        backend.checks_shapes = True
     except BaseException:
         backend.unload()
         raise
@@ -106,11 +118,10 @@ class EmbeddedBackend:
     problem = ""
 
     def __init__(self, artifact: Artifact, session: Session, config: ModelConfig) -> None:
-        self.config = config
         self._name, self._version = artifact.model_name, artifact.version
-        self._signature = configuration.signature(config)
-        self._output_names = [spec.name for spec in self._signature.outputs]
-        self._datatypes = {spec.name: spec.datatype for spec in self._signature.outputs}
+        #: Set when the configuration is known to be the model's: then answers must be its too.
+        self.checks_shapes = False
+        self.adopt(config)
         self._session: Session | None = session
         self._compute = session.run
         self._infer = Instances(
@@ -120,13 +131,21 @@ class EmbeddedBackend:
             config.dynamic_batching.default_queue_policy.max_queue_size,
         )
 
+    def adopt(self, config: ModelConfig) -> None:
+        """Serve by ``config``."""
+        self.config = config
+        self._signature = configuration.signature(config)
+        self._batched = self._signature.max_batch_size > 0
+        self._outputs = {spec.name: _Output(spec) for spec in self._signature.outputs}
+        self._output_names = list(self._outputs)
+
     async def __call__(self, request: InferRequest, deadline: Deadline) -> InferResponse:
         return await self._infer(request, deadline)
 
     def warm(self, repeats: int = 1) -> InferResponse | None:
         """As ``warmup.warm``; the answer to the largest batch, if there is one."""
         warmth = warmup.warm(self._run, self._name, self._signature, repeats)
-        if warmth.inline_elements:
+        if warmth.inline_elements and self._session is not None and self._session.bounded:
             self._infer.allow_inline(warmth.inline_elements)
         return warmth.first
 
@@ -148,9 +167,35 @@ class EmbeddedBackend:
         except Exception as error:  # every runtime has classes of its own
             raise Internal(f"inference failed: {public_reason(error)}") from error
         request.timing.compute_infer_ns = time.perf_counter_ns() - started
-        datatypes = self._datatypes
-        outputs = [Tensor(n, datatypes[n], a) for n, a in zip(names, arrays, strict=True)]
+        batch = request.inputs[0].data.shape[:1] if self._batched and request.inputs else ()
+        outputs = []
+        for name, array in zip(names, arrays, strict=True):
+            output = self._outputs[name]
+            if self.checks_shapes and not output.fits(array.shape, batch):
+                raise Internal(
+                    f"output '{name}' must be of shape {[*batch, *output.dims]}, but the model "
+                    f"gives {list(array.shape)}"
+                )
+            outputs.append(Tensor(name, output.datatype, array))
         return InferResponse(self._name, self._version, outputs)
+
+
+class _Output:
+    """What an answer must be like. ``dims`` are the model's, without the batch dimension."""
+
+    __slots__ = ("_fixed", "_rank", "datatype", "dims")
+
+    def __init__(self, spec: TensorSpec) -> None:
+        self.datatype, self.dims = spec.datatype, spec.model_dims
+        self._rank = len(self.dims)
+        self._fixed = [(-self._rank + i, d) for i, d in enumerate(self.dims) if d != -1]
+
+    def fits(self, shape: tuple[int, ...], batch: tuple[int, ...]) -> bool:
+        if shape == batch + self.dims:  # most have no dynamic dimension
+            return True
+        if len(shape) != self._rank + len(batch) or shape[: len(batch)] != batch:
+            return False
+        return all(shape[i] == d for i, d in self._fixed)
 
 
 def _unloaded(names: Sequence[str], inputs: dict[str, Array]) -> Sequence[Array]:
@@ -168,7 +213,7 @@ def _check_outputs(response: InferResponse, config: ModelConfig) -> None:
     batch = [-1] if signature.max_batch_size else []
     for tensor in response.outputs:
         spec, shape = specs[tensor.name], tensor.data.shape
-        wanted = [*batch, *model_dims(spec)]
+        wanted = [*batch, *spec.model_dims]
         same = len(wanted) == len(shape) and all(
             says in (-1, has) for says, has in zip(wanted, shape, strict=True)
         )
@@ -177,27 +222,6 @@ def _check_outputs(response: InferResponse, config: ModelConfig) -> None:
                 f"the configuration declares output '{spec.name}' as {spec.datatype} with shape "
                 f"{wanted}, but the model gives {tensor.data.dtype} with shape {list(shape)}"
             )
-
-
-def model_dims(spec: TensorSpec) -> tuple[int, ...]:
-    """The dims that the model itself sees, batch excluded; -1 where they are dynamic."""
-    return spec.wire_dims if spec.reshape is None else spec.reshape
-
-
-def declared(
-    config: ModelConfig,
-) -> tuple[Mapping[str, ArtifactTensor], Mapping[str, ArtifactTensor]]:
-    """Inputs and outputs of the configuration, as an artifact that fits it would have them.
-
-    For artifacts that do not tell all of it themselves.
-    """
-    signature = configuration.signature(config)
-    batch = (-1,) if signature.max_batch_size else ()
-
-    def tensors(specs: Sequence[TensorSpec]) -> dict[str, ArtifactTensor]:
-        return {s.name: ArtifactTensor(s.name, s.datatype, (*batch, *model_dims(s))) for s in specs}
-
-    return tensors(signature.inputs), tensors(signature.outputs)
 
 
 def adopt(config: ModelConfig, signature: ModelSignature) -> None:
@@ -228,6 +252,10 @@ class Pool:
         for session in sessions:
             self._free.put(session)
         self.inputs, self.outputs = sessions[0].inputs, sessions[0].outputs
+
+    @property
+    def bounded(self) -> bool:
+        return self._sessions[0].bounded
 
     def run(self, names: Sequence[str], inputs: dict[str, Array]) -> Sequence[Array]:
         session = self._free.get()
@@ -265,7 +293,9 @@ def does_not_load(artifact: Artifact, error: Exception) -> InvalidArgument:
 
 
 def public_reason(error: Exception) -> str:
-    """The first line of a runtime's message, without class names and folders."""
-    lines = str(error).strip().splitlines() or ["no reason given"]
-    line = _FOLDERS.sub("", _QUOTED_FOLDERS.sub(r'"\1"', _PREFIX.sub("", lines[0])))
+    """The line of a runtime's message that says it, without class names and folders."""
+    lines = [line for line in str(error).splitlines() if line.strip()] or ["no reason given"]
+    index = next((i for words, i in _ANNOUNCES.items() if lines[0].startswith(words)), 0)
+    said = _CLASS.sub("", lines[index]) if index and len(lines) > 1 else lines[0].strip()
+    line = _FOLDERS.sub("", _QUOTED_FOLDERS.sub(r'"\1"', _PREFIX.sub("", said)))
     return line if len(line) <= _MAX_REASON else line[:_MAX_REASON] + "..."

@@ -7,6 +7,7 @@ the session frees it. Parameters are those of Triton's tensorflow backend.
 from __future__ import annotations
 
 import functools
+import itertools
 import os
 import re
 from collections.abc import Callable, Sequence
@@ -16,11 +17,12 @@ from typing import Any
 import numpy as np
 
 from gateway.backends import parameters
-from gateway.backends.embedded import runtime, placement
 from gateway.backends.base import Artifact
-from gateway.backends.embedded.runtime import EmbeddedBackend
+from gateway.backends.embedded import placement, runtime
 from gateway.backends.embedded.quiet import TENSORFLOW_ENVIRONMENT, quiet
+from gateway.backends.embedded.runtime import EmbeddedBackend
 from gateway.errors import Internal, InvalidArgument, ModelportError, Unsupported
+from gateway.repository import autocomplete
 from gateway.repository.autocomplete import ArtifactTensor
 from gateway.repository.config import ModelConfig
 from gateway.types import NUMPY_DTYPES, Array, Datatype
@@ -69,7 +71,7 @@ def load(artifact: Artifact) -> EmbeddedBackend:
             configuration.
         Unsupported: an input or output is not a dense tensor, or the GPU asked for is not there.
     """
-    folder = embedded.artifact_file(artifact)
+    folder = runtime.artifact_file(artifact)
     gpu = placement.gpu_of(artifact, _why_no_gpu)
     config = placement.as_placed(artifact.config, gpu)
     options = _session_options(artifact, gpu)
@@ -81,8 +83,8 @@ def load(artifact: Artifact) -> EmbeddedBackend:
         _free(session, graph)
         if isinstance(error, ModelportError):
             raise
-        raise embedded.does_not_load(artifact, error) from error
-    return embedded.serve(artifact, opened, config)
+        raise runtime.does_not_load(artifact, error) from error
+    return runtime.serve(artifact, opened, config)
 
 
 def _why_no_gpu(index: int) -> str:
@@ -119,7 +121,7 @@ def _session_options(artifact: Artifact, gpu: int | None) -> Any:
 
 
 class SavedModelSession:
-    """As ``embedded.Session``."""
+    """As ``runtime.Session``."""
 
     def __init__(self, graph: Any, session: Any, folder: Path, config: ModelConfig) -> None:
         tag = parameters.text(config, "TF_GRAPH_TAG", TAG)
@@ -133,7 +135,7 @@ class SavedModelSession:
                 "TF_SIGNATURE_DEF"
             )
         signature = loaded.signature_def[key]
-        known, _ = embedded.declared(config)
+        known, _ = autocomplete.declared(config)
         self.inputs = [_input(n, i, known.get(n)) for n, i in sorted(signature.inputs.items())]
         self.outputs = [
             ArtifactTensor(n, _datatype(n, i), _shape(i))
@@ -163,7 +165,7 @@ class SavedModelSession:
             results = self._call(tuple(names))(*feed)
         except tf.errors.OpError as error:
             found = _REASON.search(str(error))
-            reason = embedded.public_reason(Exception(found[1]) if found else error)
+            reason = runtime.public_reason(Exception(found[1]) if found else error)
             raise Internal(f"inference failed: {reason}") from error
         return [self._array(name, value) for name, value in zip(names, results, strict=True)]
 
@@ -171,6 +173,13 @@ class SavedModelSession:
         if name in self._bfloat16:
             return np.asarray(value).view(np.uint16)
         return np.asarray(value, dtype=self._dtypes[name])
+
+    @property
+    def bounded(self) -> bool:
+        definition = self._graph.as_graph_def()
+        functions = (function.node_def for function in definition.library.function)
+        nodes = itertools.chain(definition.node, *functions)
+        return not any("While" in node.op or node.op == "NextIteration" for node in nodes)
 
     def close(self) -> None:
         self._call.cache_clear()

@@ -13,10 +13,10 @@ from typing import Any
 import numpy as np
 
 from gateway.backends import parameters
-from gateway.backends.embedded import runtime, placement
 from gateway.backends.base import Artifact
-from gateway.backends.embedded.runtime import EmbeddedBackend, Pool
+from gateway.backends.embedded import placement, runtime
 from gateway.backends.embedded.quiet import quiet
+from gateway.backends.embedded.runtime import EmbeddedBackend, Pool
 from gateway.errors import InvalidArgument, ModelportError, Unsupported
 from gateway.repository import config as configuration
 from gateway.repository.autocomplete import ArtifactTensor
@@ -45,7 +45,7 @@ def load(artifact: Artifact) -> EmbeddedBackend:
         InvalidArgument: the file is no model that this runtime takes, or contradicts its config.
         Unsupported: an input or output is of a type that is not served, or a GPU is asked for.
     """
-    path = embedded.artifact_file(artifact)
+    path = runtime.artifact_file(artifact)
     gpu = placement.gpu_of(artifact, lambda index: "TensorFlow Lite models run on the CPU here")
     config = placement.as_placed(artifact.config, gpu)
     threads = parameters.integer(config, "tflite_num_threads", artifact.threads, minimum=1)
@@ -61,8 +61,8 @@ def load(artifact: Artifact) -> EmbeddedBackend:
     except ModelportError:
         raise
     except (OSError, RuntimeError, ValueError) as error:
-        raise embedded.does_not_load(artifact, error) from error
-    return embedded.serve(artifact, Pool(sessions), config)
+        raise runtime.does_not_load(artifact, error) from error
+    return runtime.serve(artifact, Pool(sessions), config)
 
 
 def _open(content: bytes, path: Path, threads: int, wanted: str) -> TfliteSession | PlainSession:
@@ -81,11 +81,11 @@ def _open(content: bytes, path: Path, threads: int, wanted: str) -> TfliteSessio
 
 
 class TfliteSession:
-    """As ``embedded.Session``, of one thread at a time; by a signature's names."""
+    """As ``runtime.Session``, of one thread at a time; by a signature's names."""
 
     def __init__(self, interpreter: Any, key: str) -> None:
         # It resizes the inputs to what comes, and copies the outputs out.
-        self._runner = interpreter.get_signature_runner(key)
+        self._interpreter, self._runner = interpreter, interpreter.get_signature_runner(key)
         self.inputs = _tensors(self._runner.get_input_details())
         self.outputs = _tensors(self._runner.get_output_details())
 
@@ -93,8 +93,12 @@ class TfliteSession:
         results = self._runner(**inputs)
         return [results[name] for name in names]
 
+    @property
+    def bounded(self) -> bool:
+        return _bounded(self._interpreter)
+
     def close(self) -> None:
-        del self._runner
+        del self._runner, self._interpreter
 
 
 class PlainSession:
@@ -121,8 +125,16 @@ class PlainSession:
         self._interpreter.invoke()
         return [self._interpreter.get_tensor(self._outputs[name]) for name in names]
 
+    @property
+    def bounded(self) -> bool:
+        return _bounded(self._interpreter)
+
     def close(self) -> None:
         del self._interpreter
+
+
+def _bounded(interpreter: Any) -> bool:
+    return all(operator["op_name"] != "WHILE" for operator in interpreter._get_ops_details())
 
 
 def _tensors(details: _Details) -> list[ArtifactTensor]:

@@ -20,9 +20,9 @@ from typing import Any
 from gateway import backends
 from gateway.backends.base import Artifact, Backend
 from gateway.backends.managed.servers import LOOPBACK, SERVERS, Setting
+from gateway.backends.managed.supervisor import Launch, Supervisor
 from gateway.errors import Internal, InvalidArgument, ModelportError, Unavailable
 from gateway.routes import Protocol, Route
-from gateway.backends.managed.supervisor import Launch, Supervisor
 from gateway.types import Deadline, InferRequest, InferResponse
 
 

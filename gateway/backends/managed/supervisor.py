@@ -26,8 +26,8 @@ from typing import TypeVar
 import structlog
 
 from gateway.backends.managed import guardian
-from gateway.errors import ModelportError, Unavailable
 from gateway.backends.managed.output import Output
+from gateway.errors import ModelportError, Unavailable
 
 log = structlog.get_logger("modelport.supervisor")
 
@@ -287,6 +287,8 @@ class Process:
 
 
 def _ended(status: int) -> str:
+    if status == 0:  # TorchServe's script ends well, whatever its server died of
+        return "ended"
     return f"ended (signal {-status})" if status < 0 else f"ended (exit status {status})"
 
 

@@ -29,22 +29,9 @@ from gateway.types import (
 )
 from gateway.upstream import EndpointFailed, Failure
 from gateway.validation import Reshape
-from gateway.wire import raw
 
 #: Parameters of a configuration that say what a model takes, rather than how a server runs it.
 SIGNATURE_PARAMETERS = ("axis.", "axes.", "range.", "image.")
-#: What one protocol says in a parameter and another elsewhere.
-_UNSENT = frozenset(
-    {
-        "binary_data",
-        "binary_data_output",
-        "binary_data_size",
-        "classification",
-        "timeout",
-        "triton_enable_empty_final_response",
-    }
-)
-_DATATYPES = frozenset(datatype.value for datatype in Datatype)
 
 
 @dataclass(frozen=True, slots=True)
@@ -184,16 +171,6 @@ class _Output:
     to_model: Reshape | None
 
 
-def parameters(request: InferRequest, remaining_seconds: float | None) -> dict[str, Parameter]:
-    """The parameters to send: a client's own timeout becomes what is left of it."""
-    if not request.parameters:
-        return {}
-    kept = {key: value for key, value in request.parameters.items() if key not in _UNSENT}
-    if request.parameters.get("timeout") and remaining_seconds is not None:
-        kept["timeout"] = max(1, int(remaining_seconds * 1_000_000))
-    return kept
-
-
 def agree(declared: ModelConfig, told: Metadata, theirs: ModelConfig | None) -> Agreement:
     """What ``declared`` leaves open is filled in by the server; where both speak they must agree.
 
@@ -293,20 +270,3 @@ def _behind_reshape(
 
 def _key(kind: str, name: str) -> str:
     return f"{kind} {name}"
-
-
-def tensor_metadata(name: object, datatype: object, shape: Sequence[Any]) -> ArtifactTensor:
-    """One tensor of a server's metadata, checked.
-
-    Raises:
-        EndpointFailed: it is none.
-    """
-    sizes = tuple(shape)
-    if (
-        not isinstance(name, str)
-        or len(sizes) > raw.MAX_RANK
-        or not all(type(size) is int and size >= -1 for size in sizes)
-        or datatype not in _DATATYPES
-    ):
-        raise EndpointFailed(Failure.DAMAGED, "its metadata describes no tensors of the protocol")
-    return ArtifactTensor(name, Datatype(datatype), sizes)

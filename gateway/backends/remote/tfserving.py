@@ -9,20 +9,20 @@ that is asked for here.
 from __future__ import annotations
 
 from gateway.backends import parameters
-from gateway.backends.embedded import runtime
-from gateway.backends.remote import triton
 from gateway.backends.base import Artifact
+from gateway.backends.remote import backend
+from gateway.backends.remote.agreement import Server
+from gateway.backends.remote.backend import RemoteBackend
 from gateway.backends.remote.tfserving_grpc import GrpcServer
 from gateway.backends.remote.tfserving_http import HttpServer
 from gateway.backends.remote.tfserving_model import DEFAULT_SIGNATURE, Target
-from gateway.backends.remote.triton import TritonBackend
-from gateway.backends.remote.agreement import Server
 from gateway.errors import InvalidArgument
+from gateway.repository import autocomplete
 from gateway.repository.scan import VERSION_NAME
 from gateway.routes import Protocol, Route
 
 
-def load(artifact: Artifact) -> TritonBackend:
+def load(artifact: Artifact) -> RemoteBackend:
     """Find out what the server has, and agree with it (blocking).
 
     Raises:
@@ -33,13 +33,13 @@ def load(artifact: Artifact) -> TritonBackend:
     """
     config = artifact.config
     signature = parameters.text(config, "TF_SIGNATURE_DEF", DEFAULT_SIGNATURE)
-    inputs, outputs = embedded.declared(config)
+    inputs, outputs = autocomplete.declared(config)
     declared = bool(inputs or outputs or config.max_batch_size)
 
     def connect(route: Route, model: str) -> Server:
         return _server(route, Target(model, signature, route.label, inputs, outputs, declared))
 
-    return triton.load(artifact, connect)
+    return backend.load(artifact, connect)
 
 
 async def versions(route: Route, model_name: str) -> list[int]:
@@ -49,7 +49,7 @@ async def versions(route: Route, model_name: str) -> list[int]:
         Unavailable: no endpoint can be reached.
         NotFound: they have no such model.
     """
-    return await triton.versions(route, model_name, _connect)
+    return await backend.versions(route, model_name, _connect)
 
 
 def _connect(route: Route, model: str) -> Server:

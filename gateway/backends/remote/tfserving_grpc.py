@@ -7,6 +7,7 @@ from typing import Any
 
 from google.protobuf.message import DecodeError
 
+from gateway.backends.remote.agreement import Agreement, Answer
 from gateway.backends.remote.tfserving_model import (
     METADATA_FIELD,
     Target,
@@ -16,7 +17,6 @@ from gateway.backends.remote.tfserving_model import (
     damaged,
     wanted,
 )
-from gateway.backends.remote.agreement import Agreement, Answer
 from gateway.errors import InvalidArgument
 from gateway.routes import Route
 from gateway.types import Array, Deadline, InferRequest

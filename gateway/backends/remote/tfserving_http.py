@@ -18,8 +18,14 @@ from urllib.parse import quote
 import numpy as np
 from google.protobuf import json_format
 
-from gateway.backends.remote.tfserving_model import Target, TensorFlowServer, blamed, damaged, wanted
 from gateway.backends.remote.agreement import Agreement, Answer
+from gateway.backends.remote.tfserving_model import (
+    Target,
+    TensorFlowServer,
+    blamed,
+    damaged,
+    wanted,
+)
 from gateway.errors import InvalidArgument, Unsupported
 from gateway.routes import Route
 from gateway.types import Array, Datatype, Deadline, InferRequest, Tensor, TensorSpec
@@ -104,8 +110,7 @@ class HttpServer(TensorFlowServer):
 
     def _array(self, name: str, value: Any, batch: int | None) -> Array:
         spec = self._specs[name]
-        dims = spec.wire_dims if spec.reshape is None else spec.reshape
-        dims = dims if batch is None else (batch, *dims)
+        dims = spec.model_dims if batch is None else (batch, *spec.model_dims)
         shape = _shape(value)
         if shape[-1:] == (0,):  # what would be nested in nothing
             shape += tuple(max(0, size) for size in dims[len(shape) :])

@@ -12,17 +12,17 @@ management API it does not tell them: then there is version 1, and its default v
 
 from __future__ import annotations
 
-from gateway.backends.remote import triton
 from gateway.backends.base import Artifact
+from gateway.backends.remote import backend
+from gateway.backends.remote.agreement import Server
+from gateway.backends.remote.backend import RemoteBackend
 from gateway.backends.remote.torchserve_grpc import GrpcServer
 from gateway.backends.remote.torchserve_http import HttpServer
-from gateway.backends.remote.triton import TritonBackend
-from gateway.backends.remote.agreement import Server
 from gateway.repository.config import ModelConfig
 from gateway.routes import Protocol, Route
 
 
-def load(artifact: Artifact) -> TritonBackend:
+def load(artifact: Artifact) -> RemoteBackend:
     """Find out what the server has, and agree with it (blocking).
 
     Raises:
@@ -34,7 +34,7 @@ def load(artifact: Artifact) -> TritonBackend:
     def connect(route: Route, model: str) -> Server:
         return _server(route, model, artifact.config)
 
-    return triton.load(artifact, connect)
+    return backend.load(artifact, connect)
 
 
 async def versions(route: Route, model_name: str) -> list[int]:
@@ -44,7 +44,7 @@ async def versions(route: Route, model_name: str) -> list[int]:
         Unavailable: no endpoint can be reached.
         NotFound: they have no such model.
     """
-    return await triton.versions(route, model_name, _connect)
+    return await backend.versions(route, model_name, _connect)
 
 
 def _connect(route: Route, model: str) -> Server:

@@ -10,9 +10,9 @@ import json
 from typing import Any
 
 from gateway.backends.remote import torchserve_model
+from gateway.backends.remote.agreement import Agreement, Answer
 from gateway.backends.remote.torchserve_http import HttpServer
 from gateway.backends.remote.triton_http import HEADER_LENGTH
-from gateway.backends.remote.agreement import Agreement, Answer
 from gateway.errors import Internal, InvalidArgument, ModelportError
 from gateway.repository.config import ModelConfig
 from gateway.routes import Route

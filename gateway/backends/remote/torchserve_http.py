@@ -6,8 +6,8 @@ from typing import Any
 from urllib.parse import quote
 
 from gateway.backends.remote import torchserve_model, triton_http
-from gateway.backends.remote.triton_http import HEADER_LENGTH
 from gateway.backends.remote.agreement import Agreement, Answer, Metadata
+from gateway.backends.remote.triton_http import HEADER_LENGTH
 from gateway.errors import InvalidArgument, ModelportError, Unsupported
 from gateway.repository.config import ModelConfig
 from gateway.routes import Route

@@ -11,7 +11,8 @@ from typing import Any
 
 from tritonclient.grpc import service_pb2 as pb
 
-from gateway.backends.remote.agreement import Agreement, Answer, Metadata, parameters, tensor_metadata
+from gateway.backends.remote.agreement import Agreement, Answer, Metadata
+from gateway.backends.remote.triton_model import parameters, tensor_metadata
 from gateway.errors import InvalidArgument, ModelportError
 from gateway.repository.config import ModelConfig
 from gateway.routes import Route

@@ -9,7 +9,8 @@ import numpy as np
 from google.protobuf import json_format
 from tritonclient.grpc import model_config_pb2 as pb
 
-from gateway.backends.remote.agreement import Agreement, Answer, Metadata, parameters, tensor_metadata
+from gateway.backends.remote.agreement import Agreement, Answer, Metadata
+from gateway.backends.remote.triton_model import parameters, tensor_metadata
 from gateway.errors import InvalidArgument, ModelportError, Unsupported
 from gateway.repository.autocomplete import ArtifactTensor
 from gateway.repository.config import ModelConfig

@@ -13,8 +13,8 @@ from typing import Any
 from gateway.errors import InvalidArgument, NotFound, Unavailable
 from gateway.lifecycle import Lifecycle
 from gateway.model import ServedVersion
-from gateway.protocols import documents
-from gateway.protocols.torchserve_errors import (
+from gateway.protocols.oip import documents
+from gateway.protocols.torchserve.errors import (
     ApiDisabled,
     Conflict,
     DefaultVersion,

@@ -10,6 +10,7 @@ import asyncio
 import json
 import re
 import time
+from collections.abc import Awaitable
 from typing import Annotated, Any
 from urllib.parse import unquote
 
@@ -21,17 +22,15 @@ from google.protobuf import json_format
 from gateway.dataplane import DataPlane
 from gateway.errors import InvalidArgument, ModelportError, Unavailable
 from gateway.lifecycle import Lifecycle
-from gateway.protocols import (
-    http_body,
-    tfserving_examples_json,
-    tfserving_json,
-    tfserving_schema,
-)
+from gateway.protocols import http_body, pictures
 from gateway.protocols.asgi import Receive, Scope, Send
 from gateway.protocols.http import Delegate
 from gateway.protocols.http_reply import JSON, RETRY, document, reply
-from gateway.protocols.tfserving_inference import Call, Inference
-from gateway.protocols.tfserving_servable import SIGNATURE, Selected, code
+from gateway.protocols.tfserving import examples_json as tfserving_examples_json
+from gateway.protocols.tfserving import json as tfserving_json
+from gateway.protocols.tfserving import schema as tfserving_schema
+from gateway.protocols.tfserving.inference import Call, Inference
+from gateway.protocols.tfserving.servable import SIGNATURE, Selected, code
 from gateway.telemetry import TfServingRequests
 from gateway.types import NO_DEADLINE
 
@@ -72,11 +71,10 @@ class TfServingHttp:
         self._inference = Inference(dataplane, lifecycle, requests)
         self._max_input_bytes = max_input_bytes
 
-    async def serve(self, scope: Scope, receive: Receive, send: Send) -> bool:
+    def serve(self, scope: Scope, receive: Receive, send: Send) -> Awaitable[None] | None:
         if not scope["path"][3:].lower().startswith("/models"):
-            return False
-        await self._serve(scope, receive, send)
-        return True
+            return None
+        return self._serve(scope, receive, send)
 
     def refusal(self, status: int, message: str) -> Response:
         return document({"error": message}, status)
@@ -123,10 +121,8 @@ class TfServingHttp:
     async def _run(
         self, method: str, selected: Selected, headers: dict[bytes, bytes], receive: Receive
     ) -> bytes:
-        body = await http_body.read(receive, self._max_input_bytes)
-        encoding = headers.get(b"content-encoding")
-        if encoding:
-            body = http_body.decompress(body, encoding, self._max_input_bytes)
+        encoding = headers.get(b"content-encoding", b"")
+        body = await http_body.read(receive, self._max_input_bytes, encoding)
         trace = headers.get(b"x-request-id", b"")[:128].decode("latin-1")
         call = Call(selected, NO_DEADLINE, trace)
         if method == "predict":
@@ -145,7 +141,7 @@ class TfServingHttp:
             call,
             lambda servable: tfserving_json.decode(body, servable),
             lambda decoded: (decoded[0], ()),
-            pictures=b'"b64"' in body,
+            pictures=pictures.in_json(body),
         )
         return tfserving_json.encode(outputs, by_row)
 

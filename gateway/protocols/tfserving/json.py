@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from gateway.errors import InvalidArgument, Unsupported
-from gateway.protocols.tfserving_json_value import (
+from gateway.protocols.tfserving.json_value import (
     B64,
     MAX_QUOTED,
     TYPES,
@@ -27,7 +27,7 @@ from gateway.protocols.tfserving_json_value import (
     wrong_keys,
     wrong_row,
 )
-from gateway.protocols.tfserving_servable import SIGNATURE, Endpoint, Servable, type_name
+from gateway.protocols.tfserving.servable import SIGNATURE, Endpoint, Servable, type_name
 from gateway.types import NUMPY_DTYPES, Array, Datatype, Tensor
 from gateway.wire import json_text, raw
 
@@ -37,7 +37,7 @@ _BYTES_SUFFIX = "_bytes"
 _BINARY_ONLY = (Datatype.FP16, Datatype.BF16)
 
 
-def parse(body: bytes) -> dict[str, Any]:
+def parse(body: bytes, max_keys: int = MAX_KEYS) -> dict[str, Any]:
     """The object that every request is.
 
     Raises:
@@ -46,7 +46,7 @@ def parse(body: bytes) -> dict[str, Any]:
     if not body:
         raise InvalidArgument("JSON Parse error: The document is empty")
     try:
-        document = json_text.loads(body, MAX_KEYS)
+        document = json_text.loads(body, max_keys)
     except InvalidArgument as error:
         raise InvalidArgument(f"JSON Parse error: {error}") from error
     if type(document) is not dict:

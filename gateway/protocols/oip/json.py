@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from gateway.errors import InvalidArgument
-from gateway.protocols import oip_parameters
+from gateway.protocols.oip import parameters as oip_parameters
 from gateway.types import (
     Datatype,
     InferRequest,

@@ -5,19 +5,20 @@ A model that is not found is INTERNAL to predictions, and NOT_FOUND to managemen
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncIterator, Mapping
 from typing import Any
 
 import orjson
 from google.protobuf import empty_pb2
 
-from gateway.errors import Code, InvalidArgument, ModelportError
+from gateway.errors import Code, InvalidArgument, ModelportError, Unavailable
 from gateway.lifecycle import Lifecycle
-from gateway.protocols import torchserve_errors as errors
-from gateway.protocols.form_body import FIELDS
 from gateway.protocols.grpc_method import Method
-from gateway.protocols.prediction import Call, Predict
-from gateway.protocols.torchserve_management import MAX_PAGE, Management
+from gateway.protocols.prediction.form_body import FIELDS
+from gateway.protocols.prediction.predictor import Call, Predict
+from gateway.protocols.torchserve import errors
+from gateway.protocols.torchserve.management import MAX_PAGE, Management
 from gateway.types import Deadline
 from gateway.wire.proto import torchserve_inference_pb2 as inference
 from gateway.wire.proto import torchserve_management_pb2 as management
@@ -108,7 +109,7 @@ class TorchServeGrpc:
         self, messages: AsyncIterator[Any], deadline: Deadline
     ) -> AsyncIterator[Any]:
         """An answer for each request, in order; an error goes into its answer."""
-        async for message in messages:
+        async for message in self._until_closing(messages):
             try:
                 answer = await self._predictions(message, deadline)
             except ModelportError as error:
@@ -118,6 +119,28 @@ class TorchServeGrpc:
             if message.HasField("sequence_id"):
                 answer.sequence_id = message.sequence_id
             yield answer
+
+    async def _until_closing(self, messages: AsyncIterator[Any]) -> AsyncIterator[Any]:
+        """``messages``; a client that sends none for a while does not hold up the end.
+
+        Raises:
+            Unavailable: the server is shutting down.
+        """
+        closing = asyncio.ensure_future(self._lifecycle.closing.wait())
+        following: asyncio.Future[Any] = closing
+        try:
+            while True:
+                following = asyncio.ensure_future(anext(messages, None))
+                await asyncio.wait({following, closing}, return_when=asyncio.FIRST_COMPLETED)
+                if not following.done():
+                    raise Unavailable("the server is shutting down")
+                message = following.result()
+                if message is None:
+                    return
+                yield message
+        finally:
+            closing.cancel()
+            following.cancel()
 
     # -- management -----------------------------------------------------------------------------
 

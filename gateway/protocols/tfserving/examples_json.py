@@ -10,12 +10,22 @@ from typing import Any
 import numpy as np
 
 from gateway.errors import InvalidArgument
-from gateway.protocols import tfserving_json
-from gateway.protocols.tfserving_json_value import is_base64, json_name, unescape, wrong
+from gateway.protocols.tfserving import json as tfserving_json
+from gateway.protocols.tfserving.json_value import is_base64, json_name, unescape, wrong
 from gateway.wire import json_text
 from gateway.wire.proto import serving_pb2 as pb
 from gateway.wire.proto import tensorflow_pb2
 
+#: Examples, and their features together. More take seconds to build, and no model takes so many.
+MAX_EXAMPLES = MAX_FEATURES = 100_000
+#: The field of a ``Feature`` that holds what has a JSON type, and its name in messages.
+_FIELDS = {
+    bool: "int64_list",
+    int: "int64_list",
+    float: "float_list",
+    str: "bytes_list",
+    dict: "bytes_list",
+}
 _KINDS = {"bytes_list": "bytes", "float_list": "float", "int64_list": "int64"}
 
 
@@ -25,7 +35,7 @@ def decode(body: bytes) -> tuple[pb.Input, str]:
     Raises:
         InvalidArgument: in TensorFlow Serving's words.
     """
-    document = tfserving_json.parse(body)
+    document = tfserving_json.parse(body, MAX_FEATURES)
     message = pb.Input()
     context = "context" in document
     if context:
@@ -39,6 +49,8 @@ def decode(body: bytes) -> tuple[pb.Input, str]:
         raise wrong(document, "Expecting 'examples' value to be an list/array")
     if not examples:
         raise wrong(document, "'examples' value is an empty array")
+    if len(examples) > MAX_EXAMPLES:
+        raise InvalidArgument(f"'examples' has {len(examples)} items, at most {MAX_EXAMPLES}")
     into = message.example_list_with_context if context else message.example_list
     for example in examples:
         _example(example, into.examples.add())
@@ -49,35 +61,45 @@ def _example(value: Any, example: tensorflow_pb2.Example) -> None:
     if type(value) is not dict:
         raise InvalidArgument(f"Example must be JSON object but got JSON {json_name(value)}")
     for name, content in value.items():
-        feature = example.features.feature[name]
-        for item in content if type(content) is list else [content]:
-            _add(feature, name, item)
+        _fill(example.features.feature[name], name, content if type(content) is list else [content])
 
 
-def _add(feature: tensorflow_pb2.Feature, name: str, value: Any) -> None:
-    kind: str
-    if type(value) in (bool, int):
-        kind, value = "int64_list", int(value)
-        if not -(2**63) <= value < 2**63:
+def _fill(feature: tensorflow_pb2.Feature, name: str, values: list[Any]) -> None:
+    """All at once: there may be millions."""
+    if not values:
+        return
+    types = set(map(type, values))
+    for unknown in types - _FIELDS.keys():  # null or an array
+        raise _unexpected(name, unknown())
+    if len({_FIELDS[kind] for kind in types}) > 1:
+        raise InvalidArgument(
+            f"Unexpected element type in feature: {name} expecting type: "
+            f"{_KINDS[_FIELDS[type(values[0])]]}"
+        )
+    if types <= {bool, int}:
+        if not -(2**63) <= min(values) <= max(values) < 2**63:
             raise InvalidArgument(
                 f"Feature: {name} has uint64_t element. Only int64_t is supported."
             )
-    elif type(value) is float:
-        kind = "float_list"
-    elif type(value) is str:
-        kind, value = "bytes_list", value.encode()
-    elif type(value) is dict and is_base64(value):
-        kind, value = "bytes_list", unescape(value)
+        feature.int64_list.value.extend(map(int, values) if bool in types else values)
+    elif types == {float}:
+        feature.float_list.value.extend(values)
     else:
-        raise InvalidArgument(
-            f"Feature: {name} has element with unexpected JSON type: {json_name(value)}"
-        )
-    held = feature.WhichOneof("kind")
-    if held not in (None, kind):
-        raise InvalidArgument(
-            f"Unexpected element type in feature: {name} expecting type: {_KINDS[held]}"
-        )
-    getattr(feature, kind).value.append(value)
+        feature.bytes_list.value.extend(_bytes(name, value) for value in values)
+
+
+def _bytes(name: str, value: Any) -> bytes:
+    if type(value) is str:
+        return value.encode()
+    if not is_base64(value):
+        raise _unexpected(name, value)
+    return unescape(value)
+
+
+def _unexpected(name: str, value: Any) -> InvalidArgument:
+    return InvalidArgument(
+        f"Feature: {name} has element with unexpected JSON type: {json_name(value)}"
+    )
 
 
 def encode_classification(result: pb.ClassificationResult) -> bytes:

@@ -13,7 +13,6 @@ from typing import NamedTuple
 
 import numpy as np
 
-from gateway import images
 from gateway.errors import (
     AlreadyExists,
     InvalidArgument,
@@ -24,8 +23,10 @@ from gateway.errors import (
     Unavailable,
     Unsupported,
 )
+from gateway.images import Decoder
 from gateway.lifecycle import Lifecycle
 from gateway.model import UNLOADED, ServedVersion, State
+from gateway.protocols import pictures
 from gateway.protocols.prepared import Prepared
 from gateway.types import Array, Datatype, InferResponse, Tensor, TensorSpec
 from gateway.validation import Reshape
@@ -97,7 +98,7 @@ class Endpoint:
     shape: tuple[int, ...]
     optional: bool = False
     convert: Callable[[Array], Array] | None = None
-    picture: images.Decoder | None = None
+    picture: Decoder | None = None
     most_pictures: int = 0
 
     def to_wire(self, data: Array) -> Array:
@@ -149,15 +150,15 @@ class Servable:
         self.max_batch_size = signature.max_batch_size
         #: Class names by output, from the configuration's ``label_filename``.
         self.labels: Mapping[str, tuple[str, ...]] = served.labels
+        decoders = pictures.decoders(served)
         self.inputs = {
-            spec.name: self._input(spec, images.decoder(served.config, spec))
-            for spec in signature.inputs
+            spec.name: self._input(spec, decoders.get(spec.name)) for spec in signature.inputs
         }
         self.outputs = {spec.name: self._output(spec) for spec in signature.outputs}
         self.has_pictures = any(e.picture is not None for e in self.inputs.values())
         self.required = frozenset(e.name for e in self.inputs.values() if not e.optional)
 
-    def _input(self, spec: TensorSpec, picture: images.Decoder | None) -> Endpoint:
+    def _input(self, spec: TensorSpec, picture: Decoder | None) -> Endpoint:
         batched, dims, convert = self.max_batch_size > 0, spec.wire_dims, None
         if spec.reshape is not None:
             dims, convert = spec.reshape, Reshape(spec.reshape, spec.wire_dims, batched)

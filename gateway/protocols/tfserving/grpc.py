@@ -17,8 +17,8 @@ from gateway.lifecycle import Lifecycle
 from gateway.model import Wanted
 from gateway.policy import VersionPolicy
 from gateway.protocols.grpc_method import Method
-from gateway.protocols.tfserving_inference import Call, Inference
-from gateway.protocols.tfserving_servable import (
+from gateway.protocols.tfserving.inference import Call, Inference
+from gateway.protocols.tfserving.servable import (
     SIGNATURE,
     STATUSES,
     Endpoint,

@@ -25,8 +25,9 @@ from gateway.errors import (
     Unsupported,
 )
 from gateway.lifecycle import Lifecycle
-from gateway.protocols import documents, oip_parameters
 from gateway.protocols.grpc_method import Method
+from gateway.protocols.oip import documents
+from gateway.protocols.oip import parameters as oip_parameters
 from gateway.types import (
     Deadline,
     InferRequest,

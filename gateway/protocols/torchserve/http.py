@@ -5,8 +5,9 @@
 
 from __future__ import annotations
 
+import re
 import uuid
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from typing import Annotated, Any
 
 import orjson
@@ -15,23 +16,24 @@ from fastapi import FastAPI, Path, Request, Response
 from gateway.errors import InvalidArgument, ModelportError
 from gateway.lifecycle import Lifecycle
 from gateway.protocols import http_body
-from gateway.protocols import torchserve_errors as errors
 from gateway.protocols.asgi import Receive, Scope, Send
 from gateway.protocols.http import Delegate
 from gateway.protocols.http_reply import Headers
-from gateway.protocols.prediction import Predict, Reply
-from gateway.protocols.prediction_http import (
+from gateway.protocols.prediction.http import (
     MAX_TRACE,
     TRACE,
     PredictionHandler,
     RequestHeaders,
 )
-from gateway.protocols.torchserve_management import MAX_PAGE, Management
+from gateway.protocols.prediction.predictor import Predict, Reply
+from gateway.protocols.torchserve import errors
+from gateway.protocols.torchserve.management import MAX_PAGE, Management
 from gateway.wire import json_text
 
 Model = Annotated[str, Path(description="Model name")]
 Version = Annotated[str, Path(description="Model version: a number, or a label")]
 _PREDICTIONS = "/predictions/"
+_NUMBER = re.compile(r"-?[0-9]{1,9}")
 _HEADER_LENGTH = b"inference-header-content-length"
 _NO_CACHE: Headers = [
     (b"pragma", b"no-cache"),
@@ -78,15 +80,14 @@ class TorchServeHttp:
         predict = errors.in_torchserves_words(predictor, lifecycle)
         self._predict = PredictionHandler(predict, TorchServeWire(), max_input_bytes)
 
-    async def serve(self, scope: Scope, receive: Receive, send: Send) -> bool:
+    def serve(self, scope: Scope, receive: Receive, send: Send) -> Awaitable[None] | None:
         path: str = scope["path"]
         if scope["method"] not in ("POST", "PUT") or not path.startswith(_PREDICTIONS):
-            return False
+            return None
         name, slash, version = path[len(_PREDICTIONS) :].partition("/")
         if not name or "/" in version or (slash and not version):
-            return False
-        await self._predict(self._find(name, version), scope, receive, send)
-        return True
+            return None
+        return self._predict(self._find(name, version), scope, receive, send)
 
     def _find(self, name: str, version: str) -> Callable[[RequestHeaders], tuple[str, int]]:
         """That there is no such model is said before anything of the body, as TorchServe does."""
@@ -230,7 +231,7 @@ def _request_id(headers: RequestHeaders) -> tuple[bytes, bytes]:
 def _number(request: Request, key: str, default: int) -> int:
     """TorchServe takes what is no number for what is not there."""
     text = request.query_params.get(key, "")
-    return int(text) if text.lstrip("-").isdecimal() and len(text) < 10 else default
+    return int(text) if _NUMBER.fullmatch(text) else default
 
 
 def _is_set(request: Request, key: str) -> bool:

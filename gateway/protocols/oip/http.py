@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from typing import Annotated, Any
 
 import orjson
@@ -14,10 +14,14 @@ from starlette.exceptions import HTTPException
 from gateway.dataplane import DataPlane
 from gateway.errors import Code, InvalidArgument, ModelportError, Unavailable
 from gateway.lifecycle import Lifecycle
-from gateway.protocols import documents, http_body, oip_json, oip_parameters, oip_schema
+from gateway.protocols import http_body
 from gateway.protocols.asgi import Receive, Scope, Send
 from gateway.protocols.http import Delegate
 from gateway.protocols.http_reply import JSON, RETRY, document, reply
+from gateway.protocols.oip import documents
+from gateway.protocols.oip import json as oip_json
+from gateway.protocols.oip import parameters as oip_parameters
+from gateway.protocols.oip import schema as oip_schema
 from gateway.types import NO_DEADLINE, InferRequest
 from gateway.wire import json_text
 
@@ -49,14 +53,13 @@ class OipHttp:
         self._lifecycle = lifecycle
         self._max_input_bytes = max_input_bytes
 
-    async def serve(self, scope: Scope, receive: Receive, send: Send) -> bool:
+    def serve(self, scope: Scope, receive: Receive, send: Send) -> Awaitable[None] | None:
         path: str = scope["path"]
         if scope["method"] == "POST" and path.endswith(_SUFFIX) and path.startswith(_PREFIX):
             name, versions, version = path[len(_PREFIX) : -len(_SUFFIX)].partition(_VERSIONS)
             if name and "/" not in name and (not versions or _is_number(version)):
-                await self._infer(name, version, scope, receive, send)
-                return True
-        return False
+                return self._infer(name, version, scope, receive, send)
+        return None
 
     def refusal(self, status: int, message: str) -> Response:
         return document({"error": message}, status)
@@ -71,10 +74,8 @@ class OipHttp:
     ) -> None:
         try:
             headers = dict(scope["headers"])
-            body = await http_body.read(receive, self._max_input_bytes)
-            encoding = headers.get(b"content-encoding")
-            if encoding:
-                body = http_body.decompress(body, encoding, self._max_input_bytes)
+            encoding = headers.get(b"content-encoding", b"")
+            body = await http_body.read(receive, self._max_input_bytes, encoding)
             request, form = self._decode(body, headers, name, documents.parse_version(version))
             trace = headers.get(b"x-request-id")
             if trace:

@@ -6,6 +6,7 @@ import logging
 from dataclasses import dataclass, field
 from urllib.parse import unquote_to_bytes
 
+import numpy as np
 from python_multipart.exceptions import FormParserError
 from python_multipart.multipart import MultipartParser, parse_options_header
 
@@ -16,7 +17,10 @@ MULTIPART, URLENCODED = b"multipart/form-data", b"application/x-www-form-urlenco
 FIELDS = ("body", "data")
 #: A form has one field that counts, and few beside it.
 MAX_FIELDS = 100
-
+#: The value of a hexadecimal digit, by its character; -1: it is none.
+_HEX = np.full(256, -1, np.int16)
+for _digit in "0123456789abcdefABCDEF":
+    _HEX[ord(_digit)] = int(_digit, 16)
 
 # It warns of every damaged form; whoever sent that is told.
 logging.getLogger("python_multipart").setLevel(logging.CRITICAL)
@@ -59,8 +63,22 @@ def _urlencoded(body: bytes) -> dict[str, Field]:
         name, _, value = part.partition(b"=")
         text = unquote_to_bytes(name.replace(b"+", b" ")).decode(errors="replace")
         if text in FIELDS:
-            fields[text] = Field(unquote_to_bytes(value.replace(b"+", b" ")))
+            fields[text] = Field(_unquote(value.replace(b"+", b" ")))
     return fields
+
+
+def _unquote(text: bytes) -> bytes:
+    """As ``unquote_to_bytes``, of megabytes: that makes a list with an item for every ``%``."""
+    letters = np.frombuffer(text, np.uint8)
+    places = np.flatnonzero(letters[:-2] == ord("%"))
+    high, low = _HEX[letters[places + 1]], _HEX[letters[places + 2]]
+    valid = (high >= 0) & (low >= 0)
+    places = places[valid]
+    decoded = letters.copy()
+    decoded[places] = high[valid] * 16 + low[valid]
+    keep = np.ones(letters.size, bool)
+    keep[places + 1] = keep[places + 2] = False
+    return decoded[keep].tobytes()
 
 
 @dataclass(slots=True)

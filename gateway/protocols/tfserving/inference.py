@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -10,8 +9,9 @@ from typing import TypeVar
 
 from gateway.dataplane import DataPlane
 from gateway.lifecycle import Lifecycle
-from gateway.protocols import tfserving_examples
-from gateway.protocols.tfserving_servable import Selected, Servable, Servables
+from gateway.protocols.pictures import decode_for
+from gateway.protocols.tfserving import examples as tfserving_examples
+from gateway.protocols.tfserving.servable import Selected, Servable, Servables
 from gateway.telemetry import TfServingRequests
 from gateway.types import Deadline, InferRequest, Tensor
 from gateway.wire.proto import serving_pb2 as pb
@@ -55,22 +55,15 @@ class Inference:
         Raises:
             ModelportError: from ``decode``, or in inference.
         """
-        servable, decoded = await self._decode(call.selected, decode, pictures)
+        servable, decoded = await decode_for(
+            lambda: self.servables.find(call.selected),
+            lambda servable: pictures and servable.has_pictures,
+            decode,
+        )
         inputs, wanted = inputs_of(decoded)
         request = InferRequest(servable.name, inputs, wanted, servable.number, trace=call.trace)
         response = await self._dataplane.infer(request, call.deadline)
         return servable, decoded, servable.answered(response)
-
-    async def _decode(
-        self, selected: Selected, decode: Callable[[Servable], Decoded], pictures: bool
-    ) -> tuple[Servable, Decoded]:
-        while True:
-            servable = self.servables.find(selected)
-            if not (pictures and servable.has_pictures):
-                return servable, decode(servable)
-            decoded = await asyncio.to_thread(decode, servable)
-            if self.servables.find(selected) is servable:  # else a reload has come between
-                return servable, decoded
 
     async def classify(
         self, call: Call, message: pb.Input

@@ -15,11 +15,12 @@ import orjson
 import structlog
 
 from gateway.errors import Internal, InvalidArgument, ModelportError, Unavailable
-from gateway.protocols import form_body, http_body
+from gateway.protocols import http_body
 from gateway.protocols.asgi import Receive, Scope, Send
 from gateway.protocols.http_reply import JSON, RETRY, Headers, reply
-from gateway.protocols.oip_http import STATUS
-from gateway.protocols.prediction import Call, Predict, Reply
+from gateway.protocols.oip.http import STATUS
+from gateway.protocols.prediction import form_body
+from gateway.protocols.prediction.predictor import Call, Predict, Reply
 from gateway.types import NO_DEADLINE
 
 log = structlog.get_logger("modelport.http")
@@ -67,10 +68,8 @@ class PredictionHandler:
         """``find`` gives the model's name and version; it may raise ``ModelportError``."""
         headers = dict(scope["headers"])
         try:
-            body = await http_body.read(receive, self.max_input_bytes)
-            encoding = headers.get(b"content-encoding")
-            if encoding:
-                body = http_body.decompress(body, encoding, self.max_input_bytes)
+            encoding = headers.get(b"content-encoding", b"")
+            body = await http_body.read(receive, self.max_input_bytes, encoding)
             name, version = find(headers)
             answer = await self.predict(self._call(name, version, body, headers), NO_DEADLINE)
         except ModelportError as error:

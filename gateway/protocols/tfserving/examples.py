@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from gateway.errors import InvalidArgument, Unsupported
-from gateway.protocols.tfserving_servable import Endpoint, Servable, type_name
+from gateway.protocols.tfserving.servable import Endpoint, Servable, type_name
 from gateway.types import NUMPY_DTYPES, Array, Datatype, Tensor
 from gateway.wire import raw
 from gateway.wire.proto import serving_pb2 as pb

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from gateway.errors import InvalidArgument
-from gateway.protocols.tfserving_servable import Endpoint, type_name
+from gateway.protocols.tfserving.servable import Endpoint, type_name
 from gateway.types import NUMPY_DTYPES, Datatype
 
 MAX_QUOTED = 256
@@ -173,7 +173,9 @@ def wrong(value: Any, text: str) -> InvalidArgument:
 def quoted(value: Any) -> str:
     """The beginning of ``value``, written as JSON."""
     text = ""
-    for part in json.JSONEncoder(separators=(",", ":")).iterencode(value):
+    # What looks for circles keeps the whole value when it is left half-way.
+    encoder = json.JSONEncoder(separators=(",", ":"), check_circular=False)
+    for part in encoder.iterencode(value):
         text += part[:MAX_QUOTED]
         if len(text) > MAX_QUOTED:
             break

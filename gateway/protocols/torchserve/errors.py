@@ -17,7 +17,7 @@ from gateway.errors import (
     Unsupported,
 )
 from gateway.lifecycle import Lifecycle
-from gateway.protocols.prediction import Call, Predict, Reply
+from gateway.protocols.prediction.predictor import Call, Predict, Reply
 from gateway.repository.scan import MAX_VERSION
 from gateway.types import Deadline
 

@@ -13,27 +13,25 @@ classes (``top_classes``), else with the outputs of that one element.
 
 from __future__ import annotations
 
-import asyncio
 import itertools
 import json
 import re
 from collections.abc import Awaitable, Callable
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
-from gateway import images
 from gateway.dataplane import DataPlane
 from gateway.errors import InvalidArgument
-from gateway.images import Decoder
 from gateway.lifecycle import Lifecycle
 from gateway.model import ServedVersion
-from gateway.protocols import oip_json, oip_parameters, plain_json
+from gateway.protocols import pictures
+from gateway.protocols.oip import json as oip_json
+from gateway.protocols.oip import parameters as oip_parameters
+from gateway.protocols.prediction import plain_json
+from gateway.protocols.prediction.top_classes import TopClasses, top_classes
 from gateway.protocols.prepared import Prepared
-from gateway.protocols.top_classes import TopClasses, top_classes
-from gateway.settings import usable_cores
 from gateway.types import (
     Datatype,
     Deadline,
@@ -94,8 +92,6 @@ class Predictor:
         self._dataplane = dataplane
         self._lifecycle = lifecycle
         self._forms = Prepared(_Forms)
-        # Their own: pictures without end shall not keep a model from loading.
-        self._pictures = ThreadPoolExecutor(usable_cores(), thread_name_prefix="pictures")
 
     async def __call__(self, call: Call, deadline: Deadline) -> Reply:
         """Answer ``call``.
@@ -103,18 +99,16 @@ class Predictor:
         Raises:
             ModelportError: as ``DataPlane.infer``; ``InvalidArgument`` names what is wrong.
         """
-        loop = asyncio.get_running_loop()
-        while True:
-            served = self._lifecycle.get(call.model, call.version)
-            forms = self._forms(served)
-            if forms.slow(call):
-                request, encode = await loop.run_in_executor(self._pictures, forms.decode, call)
-                # While pictures were decoded another version may have become the one to ask.
-                if self._lifecycle.get(call.model, call.version) is not served:
-                    continue
-            else:
-                request, encode = forms.decode(call)
-            break
+
+        def find() -> _Forms:
+            return self._forms(self._lifecycle.get(call.model, call.version))
+
+        def decode(forms: _Forms) -> tuple[InferRequest, Encode]:
+            return forms.decode(call)
+
+        _, (request, encode) = await pictures.decode_for(
+            find, lambda forms: forms.slow(call), decode
+        )
         request.trace = call.trace
         deadline = oip_parameters.deadline(request, deadline)
         return encode(await self._dataplane.infer(request, deadline))
@@ -127,21 +121,17 @@ class _Forms:
         self._signature: ModelSignature = served.signature
         self._batched = served.signature.max_batch_size > 0
         self._raw_input = served.validator.raw_input
-        self._decoders = {
-            spec.name: decoder
-            for spec in served.signature.inputs
-            if (decoder := _decoder(served, spec)) is not None
-        }
+        self._decoders = pictures.decoders(served)
         only = served.signature.inputs[0] if len(served.signature.inputs) == 1 else None
         self._picture = only if only is not None and only.name in self._decoders else None
         self._text = only if only is not None and _is_text(only) else None
         self._classes, self._problem = _classes(served)
 
     def slow(self, call: Call) -> bool:
-        """Whether there is a picture in the body."""
+        """Whether there may be a picture in the body."""
         if not self._decoders or call.header_length is not None:
             return False
-        return self._is_picture(call) or b'"b64"' in call.body
+        return self._is_picture(call) or pictures.in_json(call.body)
 
     def decode(self, call: Call) -> tuple[InferRequest, Encode]:
         """The request in the body, and what writes its answer.
@@ -225,19 +215,6 @@ class _Oip:
         if not any(map(len, blobs)):
             return Reply(text)
         return Reply(b"".join((text, *blobs)), BINARY, len(text))
-
-
-def _decoder(served: ServedVersion, spec: TensorSpec) -> Decoder | None:
-    """A configuration that is wrong is told to those who send pictures, and to nobody else."""
-    try:
-        return images.decoder(served.config, spec)
-    except InvalidArgument as error:
-        message = f"model '{served.name}': {error}"
-
-        def refuse(_: bytes) -> np.ndarray[Any, Any]:
-            raise InvalidArgument(message)
-
-        return refuse
 
 
 def _classes(served: ServedVersion) -> tuple[TopClasses | None, InvalidArgument | None]:

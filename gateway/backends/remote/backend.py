@@ -1,0 +1,170 @@
+"""What servers elsewhere have in common: a ``Server`` becomes a backend over a pool of endpoints.
+
+A server's module says how it is asked; from there on finding out what it has, agreeing with it,
+endpoints and deadlines are the same for all. Every answer is checked against what was agreed.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable
+
+from gateway.backends.base import Artifact
+from gateway.backends.remote.agreement import Metadata, Server, agree
+from gateway.errors import InvalidArgument, ModelportError, NotFound, Unavailable
+from gateway.repository.config import ModelConfig
+from gateway.repository.scan import VERSION_NAME
+from gateway.routes import Route
+from gateway.types import Deadline, InferRequest, InferResponse
+from gateway.upstream import Endpoint, EndpointFailed, Failure, Pool, on_loop
+
+#: The version of a model whose server has none, or words instead of numbers.
+UNVERSIONED = 1
+#: How long a server may take to describe a model, besides the time for connecting.
+DESCRIBE_SECONDS = 10.0
+
+
+#: What asks the servers of a route for a model, by its name there.
+Connect = Callable[[Route, str], Server]
+
+
+def load(artifact: Artifact, connect: Connect) -> RemoteBackend:
+    """Find out what the server has, and agree with it (blocking).
+
+    Raises:
+        Unavailable: no endpoint can be reached, or none has this version READY.
+        InvalidArgument: its metadata and the configuration contradict each other.
+        Unsupported: a datatype that does not travel over this protocol.
+        Internal: what it says of the model is not the protocol's.
+    """
+    route, host = artifact.route, artifact.host
+    if route is None or host is None:
+        raise InvalidArgument(
+            f"backend '{artifact.config.backend}' runs '{artifact.model_name}' on another server; "
+            "name it in the file of --routes"
+        )
+    return on_loop(host.loop, _load(artifact, route, host.loop, connect))
+
+
+async def _load(
+    artifact: Artifact, route: Route, loop: asyncio.AbstractEventLoop, connect: Connect
+) -> RemoteBackend:
+    server = connect(route, route.model or artifact.model_name)
+    backend = RemoteBackend(artifact, route, loop, server)
+    try:
+        await backend.start()
+    except BaseException:
+        await backend.close()
+        raise
+    return backend
+
+
+async def versions(route: Route, model_name: str, connect: Connect) -> list[int]:
+    """The versions that any endpoint has READY, ascending; 1 where it has no numbers for them.
+
+    Raises:
+        Unavailable: no endpoint can be reached.
+        NotFound: they have no such model.
+    """
+    server = connect(route, route.model or model_name)
+    try:
+        answers = await asyncio.gather(
+            *(_described(server, route, address) for address in route.endpoints)
+        )
+    finally:
+        await server.close()
+    found = [answer for answer in answers if isinstance(answer, Metadata)]
+    if found:
+        words = {route.version} if route.version else {w for m in found for w in m.versions}
+        return sorted(int(w) for w in words if VERSION_NAME.match(w)) or [UNVERSIONED]
+    failures = [answer for answer in answers if isinstance(answer, EndpointFailed)]
+    if all(error.failure is Failure.MISSING for error in failures):
+        raise NotFound(f"the server has no model '{route.model or model_name}'")
+    raise Unavailable(f"the server that runs '{model_name}' {failures[0]}")
+
+
+async def _described(server: Server, route: Route, address: str) -> Metadata | EndpointFailed:
+    seconds = route.connect_timeout_seconds
+    try:
+        async with asyncio.timeout(seconds):
+            return await server.metadata(address, route.version, Deadline.after(seconds))
+    except EndpointFailed as error:
+        return error
+    except TimeoutError:
+        return EndpointFailed(Failure.REFUSED, "it does not answer")
+    except ModelportError as error:
+        return EndpointFailed(Failure.UNREADY, str(error))
+
+
+class RemoteBackend:
+    """An ``Infer`` over the endpoints of a route. Made, used and closed on the event loop."""
+
+    config: ModelConfig
+
+    def __init__(
+        self, artifact: Artifact, route: Route, loop: asyncio.AbstractEventLoop, server: Server
+    ) -> None:
+        self._artifact = artifact
+        self._route = route
+        self._loop = loop
+        self._server = server
+        self._version = route.version
+        self._pool = Pool(
+            artifact.model_name,
+            route.endpoints,
+            self._probe,
+            timeout_seconds=route.timeout_seconds,
+            connect_timeout_seconds=route.connect_timeout_seconds,
+        )
+
+    @property
+    def problem(self) -> str:
+        return self._pool.problem
+
+    async def _probe(self, endpoint: Endpoint) -> None:
+        limit = Deadline.after(self._route.connect_timeout_seconds)
+        await self._server.ready(endpoint.address, self._version, limit)
+
+    async def start(self) -> None:
+        """As ``load``."""
+        server, pool = self._server, self._pool
+        limit = Deadline.after(self._route.connect_timeout_seconds + DESCRIBE_SECONDS)
+
+        async def metadata(endpoint: Endpoint, limit: Deadline) -> Metadata:
+            return await server.metadata(endpoint.address, self._version, limit)
+
+        async def config(endpoint: Endpoint, limit: Deadline) -> ModelConfig | None:
+            return await server.config(endpoint.address, self._version, limit)
+
+        async def serve(endpoint: Endpoint, _: Deadline) -> None:
+            await server.serve(endpoint.address, self._version, agreement)
+
+        if not self._version:
+            known = (await pool.call(metadata, limit)).versions
+            if any(VERSION_NAME.match(word) for word in known):
+                self._version = str(self._artifact.version)
+        await pool.start()
+        told = await pool.call(metadata, limit)
+        agreement = agree(self._artifact.config, told, await pool.call(config, limit))
+        await pool.call(serve, limit)
+        self.config = agreement.config
+
+    async def __call__(self, request: InferRequest, deadline: Deadline) -> InferResponse:
+        started = time.perf_counter_ns()
+
+        async def attempt(endpoint: Endpoint, limit: Deadline) -> InferResponse:
+            answer = await self._server.infer(endpoint.address, request, limit)
+            name, version = self._artifact.model_name, self._artifact.version
+            return InferResponse(name, version, answer.outputs, parameters=answer.parameters)
+
+        response = await self._pool.call(attempt, deadline)
+        request.timing.compute_infer_ns = time.perf_counter_ns() - started
+        return response
+
+    async def close(self) -> None:
+        self._pool.close()
+        await self._server.close()
+
+    def unload(self) -> None:
+        on_loop(self._loop, self.close())

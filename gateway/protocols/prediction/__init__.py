@@ -1,0 +1,1 @@
+"""What the dialects of TorchServe, SageMaker and Vertex share: one body, whatever its form."""

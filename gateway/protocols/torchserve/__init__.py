@@ -1,0 +1,1 @@
+"""TorchServe's REST and gRPC."""
