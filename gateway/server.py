@@ -180,7 +180,8 @@ def run(settings: Settings) -> None:
             start.cancel()
         await server.stop()
         # A run that cannot be stopped, or a load, may still hold a thread: it ends with us.
-        sys.stderr.flush()
+        with contextlib.suppress(OSError):
+            sys.stderr.flush()
         os._exit(0)
 
     uvloop.run(main())

@@ -9,6 +9,7 @@ Prometheus reads them when it scrapes.
 from __future__ import annotations
 
 import bisect
+import contextlib
 import itertools
 import logging
 import socket
@@ -284,8 +285,21 @@ def _cumulative(bounds: Sequence[float], counts: Sequence[int]) -> list[tuple[st
     return list(zip(texts, totals, strict=True))
 
 
+class _StandardError:
+    """Its reader may go: then the log is lost, and nothing else with it."""
+
+    def write(self, text: str) -> None:
+        with contextlib.suppress(OSError):
+            sys.stderr.write(text)
+
+    def flush(self) -> None:
+        with contextlib.suppress(OSError):
+            sys.stderr.flush()
+
+
 def configure_logging(log_format: LogFormat, verbose: int) -> None:
     """Send structlog's and the libraries' records to stderr, one line each."""
+    output: Any = _StandardError()
     renderer: Any = structlog.processors.JSONRenderer()
     if log_format is not LogFormat.JSON:
         renderer = structlog.dev.ConsoleRenderer(colors=sys.stderr.isatty())
@@ -300,10 +314,10 @@ def configure_logging(log_format: LogFormat, verbose: int) -> None:
         wrapper_class=structlog.make_filtering_bound_logger(
             logging.DEBUG if verbose else logging.INFO
         ),
-        logger_factory=structlog.PrintLoggerFactory(sys.stderr),
+        logger_factory=structlog.PrintLoggerFactory(output),
         cache_logger_on_first_use=True,
     )
-    handler = logging.StreamHandler(sys.stderr)
+    handler = logging.StreamHandler(output)
     handler.setFormatter(
         structlog.stdlib.ProcessorFormatter(processor=renderer, foreign_pre_chain=shared)
     )

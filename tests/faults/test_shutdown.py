@@ -10,6 +10,8 @@ import os
 import queue
 import signal
 import socket
+import subprocess
+import sys
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -391,3 +393,31 @@ def test_a_second_sigterm_ends_the_process_at_once(
         assert time.monotonic() - sent < 1.0
         with pytest.raises((httpx.HTTPError, AssertionError)):
             reply.result(10)
+
+
+def test_a_gateway_whose_log_nobody_reads_any_more_serves_on_and_ends(
+    repository: Repository,
+) -> None:
+    """As in ``modelport serve 2>&1 | head``: every further line would be an error."""
+    repository.version(2.0)
+    command = [sys.executable, "-m", "gateway.cli", "serve", "--log-verbose", "1"]
+    command += ["--model-repository", str(repository.root), "--log-format", "json"]
+    command += [part for kind in ("http", "grpc", "metrics") for part in (f"--{kind}-port", "0")]
+    process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
+    try:
+        assert process.stderr is not None
+        lines = (json.loads(line) for line in process.stderr)
+        port = next(line["http_port"] for line in lines if line["event"] == "listening")
+        next(line for line in lines if line["event"] == "started")
+        process.stderr.close()
+        body = {
+            "inputs": [{"name": "x", "datatype": "FP32", "shape": [1, 4], "data": [1, 2, 3, 4]}]
+        }
+        for _ in range(3):
+            answer = httpx.post(f"http://127.0.0.1:{port}/v2/models/m/infer", json=body)
+            assert answer.status_code == 200, answer.text
+        process.terminate()
+        assert process.wait(20) == 0
+    finally:
+        process.kill()
+        process.wait()
