@@ -104,12 +104,12 @@ class Analyzer:
             env={**os.environ, "LD_LIBRARY_PATH": self.libraries},
             cwd=report.parent,
             stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
+            stderr=subprocess.PIPE,
             text=True,
             check=False,
             timeout=RUN_SECONDS,
         )
-        return done.returncode, done.stdout
+        return done.returncode, f"{done.stdout}\n{done.stderr}"  # apart: lines stay whole
 
 
 def parse(arguments: list[str] | None) -> argparse.Namespace:
