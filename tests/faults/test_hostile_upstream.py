@@ -23,7 +23,7 @@ import pytest
 from google.protobuf import json_format
 from tritonclient.grpc import service_pb2 as pb
 
-from tests.faults.probes import ask, elapsed, live
+from tests.faults.probes import ask, elapsed, eventually, live
 from tests.server import Gateway
 from tests.upstream import fronting, table
 
@@ -149,6 +149,7 @@ class Hostile(BaseHTTPRequestHandler):
 def listening(handler: type[Hostile]) -> Iterator[str]:
     class Server(ThreadingHTTPServer):
         daemon_threads = True
+        request_queue_size = 128  # every model connects at once
 
         def handle_error(self, *_: Any) -> None: ...
 
@@ -247,6 +248,8 @@ def front(
         for model in ["good", *models]
     ]  # fmt: skip
     with fronting(tmp_path_factory.mktemp("front"), *tables) as gateway:
+        ready = f"http://{gateway.http}/v2/health/ready"  # a load that met a full backlog is late
+        eventually(lambda: httpx.get(ready).status_code == 200, "ready")
         yield gateway
 
 
