@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import contextlib
 import json
-import signal
 import subprocess
 import sys
 import tempfile
@@ -28,6 +27,7 @@ from gateway.repository import config
 from loadtests import environments
 from loadtests.peers.servers import triton
 from loadtests.processes import HOST, free_ports, running
+from tests import verb
 from tests.torchserve.clients import as_tensors
 from tests.torchserve.comparison import compare, inputs_of, wire
 from tests.torchserve.server import MAX_BATCH_SIZE, MAX_LENGTH, publish, sources
@@ -141,8 +141,6 @@ def check_answers(source: Source, name: str, address: str) -> Iterator[str]:
 
 
 def main() -> int:
-    # An end by SIGTERM has to pass the finally clauses too: they stop the server.
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
     found = {name: source for name, source in sources().items() if name != "unchecked"}
     with tempfile.TemporaryDirectory() as folder:
         work, problems = Path(folder), []
@@ -163,7 +161,4 @@ def main() -> int:
 
 
 if __name__ == "__main__":
-    try:
-        sys.exit(main())
-    except environments.Missing as error:
-        sys.exit(str(error))
+    verb.run(main)

@@ -10,7 +10,6 @@ anything is wrong.
 from __future__ import annotations
 
 import asyncio
-import signal
 import sys
 import tempfile
 from collections.abc import Iterator
@@ -18,9 +17,8 @@ from pathlib import Path
 
 import numpy as np
 
-from loadtests import environments
 from loadtests.processes import HOST
-from tests import models
+from tests import models, verb
 from tests.conformance.clients import CALLERS, Ask, Caller, Result, bits, samples
 from tests.server import Gateway
 from tests.triton_package import Ports, tritonserver
@@ -167,8 +165,6 @@ def check_all(front: Gateway, ports: Ports) -> Iterator[str]:
 
 
 def main() -> int:
-    # An end by SIGTERM has to pass the finally clauses too: they stop the server.
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
     with tempfile.TemporaryDirectory() as folder:
         work = Path(folder)
         root = publish(work / "models")
@@ -183,7 +179,4 @@ def main() -> int:
 
 
 if __name__ == "__main__":
-    try:
-        sys.exit(main())
-    except environments.Missing as error:
-        sys.exit(str(error))
+    verb.run(main)

@@ -26,7 +26,7 @@ from exporters.source import Source
 from gateway.backends.managed.servers import SERVERS
 from loadtests import environments
 from loadtests.peers.servers import triton
-from tests import managed
+from tests import managed, verb
 from tests.managed import STANDIN, Place, infer, load, processes, until, wrong
 from tests.server import Gateway
 from tests.torchserve.comparison import inputs_of, wire
@@ -163,7 +163,6 @@ def check(backend: str, protocol: str, source: Source, end: signal.Signals) -> l
 
 
 def main() -> int:
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
     source = sources()["fraud"]
     wanted = sys.argv[1:] or list(CASES)
     problems = []
@@ -176,7 +175,4 @@ def main() -> int:
 
 
 if __name__ == "__main__":
-    try:
-        sys.exit(main())
-    except environments.Missing as error:
-        sys.exit(str(error))
+    verb.run(main)

@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
-import signal
 import sys
 import tempfile
 from collections.abc import Iterator, Mapping
@@ -25,7 +24,7 @@ from rich.table import Table
 
 from exporters.source import Source
 from gateway.types import Array
-from loadtests import environments
+from tests import verb
 from tests.matrix import backends
 from tests.matrix.backends import Row
 from tests.matrix.dialects import Asked, Dialect, Refused, dialects
@@ -171,8 +170,6 @@ def run(work: Path, console: Console) -> dict[str, dict[str, Cell]]:
 
 
 def main() -> int:
-    # An end by SIGTERM has to pass the finally clauses too: they stop the servers.
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
     parser = argparse.ArgumentParser(prog="python -m tests.matrix")
     parser.add_argument("--readme", action="store_true", help="write the table into README.md")
     options = parser.parse_args()
@@ -199,7 +196,4 @@ def main() -> int:
 
 
 if __name__ == "__main__":
-    try:
-        sys.exit(main())
-    except environments.Missing as error:
-        sys.exit(str(error))
+    verb.run(main)

@@ -9,8 +9,6 @@ how far the answers are from the eager model; exits with 1 if anything is not as
 from __future__ import annotations
 
 import json
-import signal
-import sys
 import tempfile
 from collections.abc import Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
@@ -25,8 +23,8 @@ from rich.table import Table
 
 from exporters.packaging.package import package
 from exporters.source import Source
-from loadtests import environments
 from loadtests.processes import HOST
+from tests import verb
 from tests.torchserve.clients import Ask, as_tensors, callers, document, post, read
 from tests.torchserve.comparison import Check, compare, inputs_of, wire
 from tests.torchserve.dialect import check_dialect
@@ -157,8 +155,6 @@ def run(work: Path) -> list[Check]:
 
 
 def main() -> int:
-    # An end by SIGTERM has to pass the finally clauses too: they stop the server.
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
     with tempfile.TemporaryDirectory() as work:
         checks = run(Path(work))
     table = Table("check", "requests", "max error", "verdict", title=f"TorchServe {VERSION}")
@@ -170,7 +166,4 @@ def main() -> int:
 
 
 if __name__ == "__main__":
-    try:
-        sys.exit(main())
-    except environments.Missing as error:
-        sys.exit(str(error))
+    verb.run(main)

@@ -10,7 +10,6 @@ requests. Needs Java 17; exits with 1 if anything is not as it must be.
 from __future__ import annotations
 
 import json
-import signal
 import subprocess
 import sys
 import tempfile
@@ -25,6 +24,7 @@ from torch import Tensor, nn
 from exporters.packaging.package import package
 from loadtests import environments
 from loadtests.processes import HOST
+from tests import verb
 from tests.archives import mar, torchscript
 from tests.torchserve.clients import document
 from tests.torchserve.comparison import inputs_of, wire
@@ -134,8 +134,6 @@ def run(work: Path) -> list[str]:
 
 
 def main() -> int:
-    # An end by SIGTERM has to pass the finally clauses too: they stop the server.
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
     with tempfile.TemporaryDirectory() as work:
         wrong = run(Path(work))
     print("\n".join(wrong) or "as it must be")
@@ -143,7 +141,4 @@ def main() -> int:
 
 
 if __name__ == "__main__":
-    try:
-        sys.exit(main())
-    except environments.Missing as error:
-        sys.exit(str(error))
+    verb.run(main)

@@ -10,8 +10,6 @@ table of what was asked; exits with 1 if anything is not as it must be.
 from __future__ import annotations
 
 import contextlib
-import signal
-import sys
 import tempfile
 import time
 import zipfile
@@ -29,8 +27,8 @@ from tritonclient.utils import InferenceServerException
 from exporters.packaging.package import package
 from exporters.source import Source
 from gateway.types import Array
-from loadtests import environments
 from loadtests.processes import HOST
+from tests import verb
 from tests.server import Gateway
 from tests.torchserve.__main__ import BATCHES, LENGTHS, Check
 from tests.torchserve.clients import as_tensors
@@ -202,8 +200,6 @@ def run(work: Path) -> list[Check]:
 
 
 def main() -> int:
-    # An end by SIGTERM has to pass the finally clauses too: they stop the server.
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
     with tempfile.TemporaryDirectory() as work:
         checks = run(Path(work))
     title = f"The gateway in front of TorchServe {VERSION}"
@@ -216,7 +212,4 @@ def main() -> int:
 
 
 if __name__ == "__main__":
-    try:
-        sys.exit(main())
-    except environments.Missing as error:
-        sys.exit(str(error))
+    verb.run(main)
