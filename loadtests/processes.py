@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import random
 import signal
 import socket
 import subprocess
@@ -14,6 +15,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 HOST = "127.0.0.1"
+#: Below the ephemeral ports of Linux, and of the IANA.
+PORTS = range(20_000, 32_000)
 READY_SECONDS = 120.0
 STOP_SECONDS = 20.0
 POLL_SECONDS = 0.1
@@ -24,12 +27,20 @@ class ServerFailed(RuntimeError):
 
 
 def free_ports(count: int) -> list[int]:
-    """Ports that were free a moment ago, all different."""
+    """Ports that were free a moment ago, all different.
+
+    They lie below those that the kernel gives to clients, one of which could take them meanwhile.
+    """
+    found: list[int] = []
     with contextlib.ExitStack() as stack:
-        sockets = [stack.enter_context(socket.socket()) for _ in range(count)]
-        for each in sockets:
-            each.bind((HOST, 0))
-        return [int(each.getsockname()[1]) for each in sockets]
+        for port in random.sample(PORTS, 1000):
+            if len(found) == count:
+                break
+            candidate = stack.enter_context(socket.socket())
+            with contextlib.suppress(OSError):
+                candidate.bind((HOST, port))
+                found.append(port)
+    return found
 
 
 def wait_ready(url: str, process: subprocess.Popen[bytes] | None, log: Path | None) -> None:

@@ -34,11 +34,15 @@ class Gateway:
         )
         self._reader = threading.Thread(target=self._read, daemon=True)
         self._reader.start()
-        listening = self.wait_for("listening")
+        try:
+            listening = self.wait_for("listening")
+            self.wait_for(wait_for)
+        except BaseException:
+            self.close()
+            raise
         self.http_port: int = listening["http_port"]
         self.grpc_port: int = listening["grpc_port"]
         self.metrics_port: int = listening["metrics_port"]
-        self.wait_for(wait_for)
 
     @property
     def http(self) -> str:

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import contextlib
-import socket
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
+from loadtests.processes import free_ports
 from tests.faults import probes
 from tests.faults.probes import Repository, eventually
 from tests.server import Gateway, serving
@@ -29,9 +29,7 @@ def protocol(request: pytest.FixtureRequest) -> str:
 
 @pytest.fixture
 def port() -> int:
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        number: int = free.getsockname()[1]
-    return number
+    return free_ports(1)[0]
 
 
 @contextlib.contextmanager

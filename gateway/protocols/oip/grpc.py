@@ -174,13 +174,14 @@ class OipGrpc:
         """The status now and at every change, until the server drains."""
         last = None
         while True:
+            last_look = self._lifecycle.draining.is_set()  # before the status: it must be told
             try:
                 status = self._health(message.service)
             except NotFound:
                 status = health_pb2.HealthCheckResponse.SERVICE_UNKNOWN
             if status != last:
                 yield health_pb2.HealthCheckResponse(status=status)
-            if self._lifecycle.draining.is_set():
+            if last_look:
                 return
             last = status
             with suppress(TimeoutError):
