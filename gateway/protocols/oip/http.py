@@ -6,18 +6,17 @@ import asyncio
 from collections.abc import Awaitable, Callable
 from typing import Annotated, Any
 
-import orjson
 import structlog
 from fastapi import Depends, FastAPI, Path, Request, Response
 from starlette.exceptions import HTTPException
 
 from gateway.dataplane import DataPlane
-from gateway.errors import Code, InvalidArgument, ModelportError, Unavailable
+from gateway.errors import Code, InvalidArgument, ModelportError
 from gateway.lifecycle import Lifecycle
 from gateway.protocols import http_body
 from gateway.protocols.asgi import Receive, Scope, Send
 from gateway.protocols.http import Delegate
-from gateway.protocols.http_reply import JSON, RETRY, document, reply
+from gateway.protocols.http_reply import JSON, document, refuse, reply
 from gateway.protocols.oip import documents
 from gateway.protocols.oip import json as oip_json
 from gateway.protocols.oip import parameters as oip_parameters
@@ -84,14 +83,14 @@ class OipHttp:
             response = await self._dataplane.infer(request, deadline)
             json, blobs = oip_json.encode(response, form)
         except ModelportError as error:
-            await _fail(send, error)
+            await refuse(send, STATUS[error.code], str(error))
         except http_body.Disconnected:
             pass
         except asyncio.CancelledError:  # the front does it at the end of the exit timeout
-            await _fail(send, Unavailable("the server is shutting down"))
+            await refuse(send, 503, "the server is shutting down")
         except Exception:
             log.exception("request failed")
-            await reply(send, 500, _error("internal error"), JSON)
+            await refuse(send, 500, "internal error")
         else:
             reply_headers = JSON
             if any(map(len, blobs)):
@@ -272,15 +271,3 @@ def _select_version(model: Model, version: Version) -> Selected:
 
 def _is_number(text: str) -> bool:
     return text.isascii() and text.isdigit()
-
-
-def _error(text: str) -> bytes:
-    return orjson.dumps({"error": text})
-
-
-async def _fail(send: Send, error: ModelportError) -> None:
-    status, headers = STATUS[error.code], JSON
-    if status == 503:
-        headers = [*JSON, *RETRY]
-    log.debug("request failed", status=status, error=str(error))
-    await reply(send, status, _error(str(error)), headers)

@@ -14,18 +14,17 @@ from collections.abc import Awaitable
 from typing import Annotated, Any
 from urllib.parse import unquote
 
-import orjson
 import structlog
 from fastapi import FastAPI, Path, Response
 from google.protobuf import json_format
 
 from gateway.dataplane import DataPlane
-from gateway.errors import InvalidArgument, ModelportError, Unavailable
+from gateway.errors import InvalidArgument, ModelportError
 from gateway.lifecycle import Lifecycle
 from gateway.protocols import http_body, pictures
 from gateway.protocols.asgi import Receive, Scope, Send
 from gateway.protocols.http import Delegate
-from gateway.protocols.http_reply import JSON, RETRY, document, reply
+from gateway.protocols.http_reply import JSON, document, refuse, reply
 from gateway.protocols.tfserving import examples_json as tfserving_examples_json
 from gateway.protocols.tfserving import json as tfserving_json
 from gateway.protocols.tfserving import schema as tfserving_schema
@@ -47,7 +46,6 @@ STATUS = {
     "UNAVAILABLE": 503,
     "DEADLINE_EXCEEDED": 504,
 }
-_TRY_AGAIN = (429, 503)
 _VERSION = r"(?:/versions/(?P<version>[0-9]+)|/labels/(?P<label>[^/:]+))?"
 _POST = re.compile(
     rf"/v1/models/(?P<name>[^/:]+){_VERSION}:(?P<method>classify|regress|predict)", re.I
@@ -97,16 +95,16 @@ class TfServingHttp:
                 body = self._status(selected)
         except ModelportError as error:
             status = code(error)
-            await _fail(send, error)
+            await refuse(send, STATUS[code(error)], str(error))
         except http_body.Disconnected:
             status = "CANCELLED"
         except asyncio.CancelledError:  # the front does it at the end of the exit timeout
             status = "UNAVAILABLE"
-            await _fail(send, Unavailable("the server is shutting down"))
+            await refuse(send, 503, "the server is shutting down")
         except Exception:
             status = "INTERNAL"
             log.exception("request failed")
-            await reply(send, 500, _error("internal error"), JSON)
+            await refuse(send, 500, "internal error")
         else:
             coding = http_body.chosen_coding(headers.get(b"accept-encoding"), len(body))
             reply_headers = JSON
@@ -244,14 +242,3 @@ def _selected(found: dict[str, str]) -> Selected:
 
 def _json(value: Any) -> bytes:
     return json.dumps(value, indent=4, ensure_ascii=False).encode()
-
-
-def _error(text: str) -> bytes:
-    return orjson.dumps({"error": text})
-
-
-async def _fail(send: Send, error: ModelportError) -> None:
-    status = STATUS[code(error)]
-    log.debug("request failed", status=status, error=str(error))
-    headers = [*JSON, *RETRY] if status in _TRY_AGAIN else JSON
-    await reply(send, status, _error(str(error)), headers)
