@@ -21,8 +21,12 @@ log = structlog.get_logger("modelport.dataplane")
 class DataPlane:
     """``infer`` is the one ``Infer`` that every protocol calls."""
 
-    def __init__(self, lifecycle: Lifecycle, verbose: bool = False) -> None:
+    def __init__(
+        self, lifecycle: Lifecycle, verbose: bool = False, max_seconds: float | None = None
+    ) -> None:
         self._lifecycle = lifecycle
+        #: No request takes longer, whatever its own deadline.
+        self._max_seconds = max_seconds
         self._verbose = verbose
 
     async def infer(
@@ -68,12 +72,13 @@ class DataPlane:
     async def _run(
         self, version: ServedVersion, request: InferRequest, deadline: Deadline, started: int
     ) -> InferResponse:
+        deadline = deadline.earliest(self._max_seconds)
         batch = version.validator.check(request)
         timing = request.timing
         timing.compute_input_ns = time.perf_counter_ns() - started
         if deadline.expired:
             raise TimedOut
-        response = await within(version.backend(request, deadline), deadline)
+        response = await within(version.infer(request, deadline), deadline)
         answered = time.perf_counter_ns()
         version.validator.restore(response)
         if request.classification:

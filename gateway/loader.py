@@ -9,6 +9,7 @@ import structlog
 
 from gateway.backends import base
 from gateway.backends.base import Artifact, Host
+from gateway.cache import Store
 from gateway.errors import InvalidArgument
 from gateway.model import ServedVersion
 from gateway.repository import manifest, signing
@@ -29,6 +30,7 @@ class Loader:
         self._settings = settings
         self._find_backend = find_backend
         self._threads = threads
+        self._store = Store(settings.cache_bytes) if settings.cache_bytes else None
         #: Set before the first load.
         self.host: Host | None = None
 
@@ -59,14 +61,19 @@ class Loader:
             if not keys:
                 log.warning("no manifest.json: served unverified", model=name, version=number)
         route = self._settings.routes.models.get(name)
-        backend = config.backend
+        kind = config.backend
         if route is not None:
-            backend = "managed" if route.managed else route.backend
-        load = self._find_backend(backend)
+            kind = "managed" if route.managed else route.backend
+        load = self._find_backend(kind)
         with (
             signing.verified_copy(version.path, name, keys)
             if keys
             else nullcontext(version.path) as path
         ):
             artifact = Artifact(name, number, path, config, self._threads, route, self.host)
-            return ServedVersion(entry, number, load(artifact), statistics)
+            backend = load(artifact)
+            try:
+                return ServedVersion(entry, number, backend, statistics, self._store)
+            except BaseException:
+                backend.unload()
+                raise

@@ -8,6 +8,7 @@ from collections.abc import Collection, Hashable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
 
+from gateway import batching, cache
 from gateway.backends.base import Backend
 from gateway.errors import InvalidArgument
 from gateway.policy import Snapshot, VersionPolicy, wanted
@@ -17,7 +18,7 @@ from gateway.repository.scan import VERSION_NAME, ModelEntry
 from gateway.routes import Route
 from gateway.settings import AspiredVersionPolicy
 from gateway.telemetry import Statistics
-from gateway.types import ModelSignature
+from gateway.types import Infer, ModelSignature
 from gateway.validation import Validator
 
 #: The reason Triton gives for a version that was unloaded on purpose.
@@ -42,12 +43,17 @@ class ServedVersion:
     """A loaded version and its counted handles. Nothing of it changes but the counts."""
 
     __slots__ = (
-        "__weakref__", "_drained", "backend", "config", "in_flight", "labels", "name", "number",
-        "signature", "statistics", "validator",
+        "__weakref__", "_drained", "backend", "config", "in_flight", "infer", "labels", "name",
+        "number", "signature", "statistics", "validator",
     )  # fmt: skip
 
     def __init__(
-        self, entry: ModelEntry, number: int, backend: Backend, statistics: Statistics
+        self,
+        entry: ModelEntry,
+        number: int,
+        backend: Backend,
+        statistics: Statistics,
+        store: cache.Store | None = None,
     ) -> None:
         self.name = entry.name
         self.number = number
@@ -57,6 +63,9 @@ class ServedVersion:
         self.validator = Validator(entry.name, self.signature)
         self.labels = _labels(entry, backend.config)
         self.statistics = statistics
+        #: The chain: cache, batcher, backend. What the configuration does not ask for is not there.
+        self.infer: Infer = batching.wrap(backend, self.config, self.signature, statistics)
+        self.infer = cache.wrap(self.infer, entry.name, number, self.config, statistics, store)
         self.in_flight = 0
         self._drained: asyncio.Event | None = None
 

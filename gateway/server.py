@@ -50,7 +50,9 @@ class Server:
     def __init__(self, settings: Settings) -> None:
         self._settings = settings
         self.lifecycle = Lifecycle(settings, make_host=self._host)
-        self._dataplane = dataplane = DataPlane(self.lifecycle, settings.log_verbose > 0)
+        self._dataplane = dataplane = DataPlane(
+            self.lifecycle, settings.log_verbose > 0, settings.max_request_timeout_seconds
+        )
         self._tfserving = TfServingRequests()
         predictor = Predictor(dataplane, self.lifecycle)
         explicit = settings.model_control_mode is ModelControlMode.EXPLICIT

@@ -30,6 +30,14 @@ class AspiredVersionPolicy(StrEnum):
     RESOURCE_PRESERVING = "resource_preserving"
 
 
+class FrontKind(StrEnum):
+    """``auto``: Envoy where it is installed and the faster one, else portable."""
+
+    AUTO = "auto"
+    ENVOY = "envoy"
+    PORTABLE = "portable"
+
+
 class LogFormat(StrEnum):
     DEFAULT = "default"
     ISO8601 = "ISO8601"
@@ -77,6 +85,15 @@ class Settings:
     metrics_address: str = "127.0.0.1"
     metrics_port: int = 8002
     exit_timeout_seconds: float = 30.0
+    front: FrontKind = FrontKind.AUTO
+    #: Processes that share the ports.
+    workers: int = 1
+    #: No request takes longer, whatever its own deadline; None: as long as it says.
+    max_request_timeout_seconds: float | None = None
+    #: The response cache's size; 0: there is none.
+    cache_bytes: int = 0
+    #: Clients on this machine may pass tensors in system shared memory.
+    allow_client_shm: bool = False
     log_format: LogFormat = LogFormat.DEFAULT
     log_verbose: int = 0
 

@@ -22,6 +22,8 @@ LAYERS = {
     "gateway.telemetry": 1,
     "gateway.backends": 2,
     "gateway.upstream": 2,
+    "gateway.batching": 2,
+    "gateway.cache": 2,
     "gateway.policy": 2,
     "gateway.validation": 2,
     "gateway.classification": 2,
