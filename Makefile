@@ -7,8 +7,10 @@ BIN := $(VENV)/bin
 READY := $(VENV)/.installed
 
 .DEFAULT_GOAL := help
-.PHONY: help run serve test lint format perf-analyzer bench table tflite-runtime torchserve migrate \
-	managed runtimes tfserving-clients triton-package upstream upstream-triton protos fuzz soak clean
+.PHONY: help run serve test lint format perf-analyzer bench bench-quick bench-startup \
+	bench-hop bench-overload bench-memory table tflite-runtime torchserve migrate \
+	managed runtimes tfserving-clients triton-package upstream upstream-triton protos fuzz soak scaling \
+	envoy workers clean
 
 help: ## List the verbs
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-14s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -44,8 +46,37 @@ format: $(READY) ## Format the code
 perf-analyzer: $(READY) ## Drive the gateway with Triton's unmodified perf_analyzer
 	$(BIN)/python -m loadtests.perf_analyzer
 
-bench: $(READY) ## Measure requests per second beside MLServer and a bare ASGI handler
-	$(BIN)/python -m loadtests.peers
+bench: $(READY) ## Measure beside every peer, and write tables and plots into the README; 25 minutes
+	$(BIN)/python -m loadtests.peers --readme README.md
+
+bench-startup: $(READY) ## How long until READY, against loading by hand; and every batch size's first request
+	$(BIN)/python -m loadtests.startup
+
+bench-quick: $(READY) ## The 4-float model on modelport, bare handlers, Triton and MLServer
+	$(BIN)/python -m loadtests.peers --models x2 --protocols json grpc --servers \
+		modelport-portable modelport-envoy bare-portable bare-envoy triton mlserver
+
+bench-hop: $(READY) ## Measure what the gateway adds in front of a real Triton and a TensorFlow Serving server
+	$(BIN)/python -m loadtests.hop
+
+bench-overload: $(READY) ## Send ten times what the gateway can do, and watch what becomes of it
+	$(BIN)/python -m loadtests.overload
+
+bench-memory: $(READY) ## Send 10^6 requests of every kind; a gateway that leaks must be seen
+	$(BIN)/python -m loadtests.memory
+	$(BIN)/python -m loadtests.memory --control --requests 100000 --rounds 10
+
+scaling: $(READY) ## Measure what a second worker brings, with both fronts
+	$(BIN)/python -m loadtests.scaling --front portable
+	$(BIN)/python -m loadtests.scaling --front envoy
+
+envoy: $(READY) ## Run the conformance, attack and shutdown suites with the Envoy front
+	MODELPORT_FRONT=envoy $(BIN)/python -m pytest \
+		tests/conformance tests/attacks tests/front tests/faults/test_shutdown.py
+
+workers: $(READY) ## Run the conformance and shutdown suites with two workers, with both fronts
+	for front in portable envoy; do MODELPORT_WORKERS=2 MODELPORT_FRONT=$$front \
+		$(BIN)/python -m pytest tests/conformance tests/faults/test_shutdown.py || exit 1; done
 
 table: $(READY) ## Export every model to every format and write the README's table of it
 	$(BIN)/python -m exporters.zoo.table

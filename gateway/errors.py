@@ -5,6 +5,7 @@
     ├── NotFound             no such model, version or route
     ├── AlreadyExists        a version that is published is never overwritten
     ├── Unsupported          a feature, format or type this build does not have
+    │   └── Decoupled        one answer is asked of a model that gives any number
     ├── Unavailable          not ready, queue full, shutting down: try again
     │   ├── TimedOut         the request's deadline passed
     │   └── QueueFull        the queue of the model version is full
@@ -63,6 +64,17 @@ class AlreadyExists(ModelportError):
 
 class Unsupported(ModelportError):
     code = Code.UNSUPPORTED
+
+
+class Decoupled(Unsupported):
+    """Triton's words for it name the protocol; these are for protocols that Triton lacks."""
+
+    def __init__(
+        self,
+        message: str = "this request doesn't support models with decoupled transaction policy; "
+        "use ModelStreamInfer, or generate_stream over HTTP",
+    ) -> None:
+        super().__init__(message)
 
 
 class Unavailable(ModelportError):

@@ -11,25 +11,27 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 
 import structlog
 
-from gateway import backends
+from gateway import backends, standing
 from gateway.backends import base
 from gateway.backends.base import Host
+from gateway.catalogue import Catalogue
 from gateway.discovery import Discovery
 from gateway.errors import InvalidArgument, NotFound, Unavailable
 from gateway.loader import Loader
-from gateway.model import UNLOADED, Model, ServedVersion, State, Wanted
+from gateway.model import UNLOADED, Model, State, Wanted
 from gateway.reconciler import Reconciler
 from gateway.repository import config as configuration
 from gateway.repository import scan
 from gateway.repository.scan import ModelEntry
 from gateway.routes import Route
 from gateway.settings import ModelControlMode, Settings, usable_cores
+from gateway.standing import Standing
 from gateway.telemetry import Statistics
 
 log = structlog.get_logger("modelport.lifecycle")
 
 
-class Lifecycle:
+class Lifecycle(Catalogue):
     """The models of the repositories and of the routes."""
 
     def __init__(
@@ -39,11 +41,10 @@ class Lifecycle:
         make_host: Callable[[Lifecycle], Host] | None = None,
         find_versions: Callable[[str], backends.Versions] = backends.find_versions,
     ) -> None:
+        super().__init__()
         self._settings = settings
         self._make_host = make_host
-        #: Added to and taken from here alone.
-        self._models: dict[str, Model] = {}
-        cores = usable_cores()
+        cores = max(1, usable_cores() // settings.workers)
         self._loader = Loader(settings, find_backend, cores)
         self._discovery = Discovery(settings, find_versions)
         self._reconciler = Reconciler(settings, self._loader, self._discovery, cores, self._models)
@@ -59,37 +60,6 @@ class Lifecycle:
         #: New requests are refused, streams end.
         self.closing = asyncio.Event()
 
-    # -- the hot path ---------------------------------------------------------------------------
-
-    def acquire(self, name: str, number: int = 0) -> ServedVersion:
-        """A handle on a READY version; the caller releases it. ``number`` 0: the default.
-
-        Raises:
-            NotFound: no such model or version.
-            Unavailable: the version is known but not READY.
-        """
-        version = self.get(name, number)
-        version.in_flight += 1
-        return version
-
-    def get(self, name: str, number: int = 0) -> ServedVersion:
-        """As ``acquire``, without a handle: for looking, not for running."""
-        model = self._models.get(name)
-        if model is None:
-            raise NotFound(f"Request for unknown model: '{name}' is not found")
-        version = model.served.get(number) if number else model.default
-        if version is not None:
-            return version
-        if not number:
-            raise Unavailable(f"Request for unknown model: '{name}' has no available versions")
-        if number in model.states:
-            raise Unavailable(
-                f"Request for unknown model: '{name}' version {number} is not at ready state"
-            )
-        raise NotFound(f"Request for unknown model: '{name}' version {number} is not found")
-
-    # -- looking --------------------------------------------------------------------------------
-
     @property
     def ready(self) -> bool:
         """Whether traffic should come: started, not draining and, if strict, every model served."""
@@ -102,57 +72,6 @@ class Lifecycle:
         broken = {name for name, model in self._models.items() if model.broken}
         return sorted(self._missing | broken)
 
-    def require_ready(self, name: str, number: int = 0) -> ServedVersion:
-        """As ``get``, where the backend can answer just now.
-
-        Raises:
-            NotFound, Unavailable: as ``get``; or the backend has a problem, which is the message.
-        """
-        version = self.get(name, number)
-        if version.backend.problem:
-            raise Unavailable(version.backend.problem)
-        return version
-
-    def names(self) -> list[str]:
-        """Every model that is known, served or not."""
-        return sorted(self._models)
-
-    def versions(self, name: str) -> list[int]:
-        """READY versions of a model, ascending."""
-        return sorted(self._models[name].served) if name in self._models else []
-
-    def states(self, name: str) -> list[tuple[int, State, str]]:
-        """Version, state and reason of a model's versions, ascending.
-
-        Raises:
-            NotFound: no such model.
-        """
-        return list(self._model(name).rows())
-
-    def labels(self, name: str) -> Mapping[str, int]:
-        """The version labels of a model, of versions that are served.
-
-        Raises:
-            NotFound: no such model.
-        """
-        return self._model(name).labels
-
-    def version_of(self, name: str, label: str) -> int:
-        """The version that ``label`` names.
-
-        Raises:
-            NotFound: no such model, no such label, or its version is not served.
-        """
-        labels = self._model(name).labels
-        if label not in labels:
-            raise NotFound(f"Unrecognized servable version label: {label}")
-        return labels[label]
-
-    def index(self, ready_only: bool = False) -> list[dict[str, str]]:
-        """The rows of the repository index."""
-        models = (self._models[name] for name in sorted(self._models))
-        return [row for model in models for row in model.index(ready_only)]
-
     def statistics(self) -> Iterator[tuple[str, int, Statistics]]:
         for name, versions in sorted(self._reconciler.statistics.items()):
             for number, statistics in sorted(versions.items()):
@@ -161,18 +80,23 @@ class Lifecycle:
     def _route(self, name: str) -> Route | None:
         return self._settings.routes.models.get(name)
 
-    def _model(self, name: str) -> Model:
-        if name not in self._models:
-            raise NotFound(f"Request for unknown model: '{name}' is not found")
-        return self._models[name]
-
     # -- following the repository -----------------------------------------------------------------
 
-    async def start(self) -> None:
-        """Load what the control mode asks for. A model that fails costs nothing but itself."""
+    async def start(self, others: Standing | None = None) -> None:
+        """Load what the control mode asks for, or what ``others`` serve of the same repository.
+
+        A model that fails costs nothing but itself.
+        """
         settings = self._settings
         self._loader.host = self._make_host(self) if self._make_host is not None else None
         await self._scan()
+        if others is not None:
+            await self.restore(others)
+        else:
+            await self._load_first(settings)
+        self.started = True
+
+    async def _load_first(self, settings: Settings) -> None:
         explicit = settings.model_control_mode is ModelControlMode.EXPLICIT
         names = list(self._models)
         if explicit and "*" not in settings.load_models:
@@ -184,20 +108,31 @@ class Lifecycle:
         await self._reconciler.reconcile_all(models)
         if settings.exit_on_error:
             await asyncio.gather(*(model.settled.wait() for model in models))
-        self.started = True
 
     async def poll(self) -> None:
         """Follow the repository until cancelled. A model that takes long holds up no other."""
         while True:
             await asyncio.sleep(self._settings.repository_poll_seconds)
-            try:
-                for model in await self._look():
-                    # Where one is at it the next look is soon enough.
-                    changed = model.entry.remote or model.entry != model.reconciled
-                    if changed and not model.lock.locked():
-                        self._reconciler.reconcile_soon(model)
-            except Exception:  # whatever it is, the next look may succeed
-                log.exception("the model repository cannot be read")
+            await self.follow()
+
+    async def follow(self) -> None:
+        """One look at the repository; what has changed is brought about after it."""
+        try:
+            for model in await self._look():
+                # Where one is at it the next look is soon enough.
+                changed = model.entry.remote or model.entry != model.reconciled
+                if changed and not model.lock.locked():
+                    self._reconciler.reconcile_soon(model)
+        except Exception:  # whatever it is, the next look may succeed
+            log.exception("the model repository cannot be read")
+
+    def standing(self) -> Standing:
+        """What another process must know to serve the same."""
+        return standing.describe(self._models)
+
+    async def restore(self, others: Standing) -> None:
+        """Serve what ``others`` do, as far as it is in the repository, and nothing else."""
+        await standing.restore(others, self._models, self._reconciler, self._unload)
 
     async def refresh(self) -> None:
         """One poll: load what is new, unload what was taken away, keep what fails to reload."""
@@ -245,7 +180,7 @@ class Lifecycle:
             NotFound: there is no such model.
             InvalidArgument: no version could be loaded; what was served before still is.
         """
-        self._require_explicit()
+        self.require_explicit()
         if override is not None:
             configuration.parse_json(override)
         # A caller that gives up must not leave the model half loaded: the work goes on without it.
@@ -298,7 +233,7 @@ class Lifecycle:
             InvalidArgument: a label names a version that is not served and would not be, and
                 nothing has changed; or as ``load``.
         """
-        self._require_explicit()
+        self.require_explicit()
         await asyncio.shield(self._reconciler.in_background(self._reload(dict(wanted))))
 
     async def _reload(self, wanted: Mapping[str, Wanted]) -> None:
@@ -339,7 +274,7 @@ class Lifecycle:
             Unavailable: the control mode does not allow it.
             NotFound: no such model.
         """
-        self._require_explicit()
+        self.require_explicit()
         await asyncio.shield(self._reconciler.in_background(self._unload(name)))
 
     async def _unload(self, name: str) -> None:
@@ -361,7 +296,7 @@ class Lifecycle:
             Unavailable: the control mode does not allow it, or the version is not READY.
             NotFound: no such model or version.
         """
-        self._require_explicit()
+        self.require_explicit()
         await asyncio.shield(self._reconciler.in_background(self._unload_version(name, number)))
 
     async def _unload_version(self, name: str, number: int) -> None:
@@ -379,7 +314,7 @@ class Lifecycle:
             Unavailable: the control mode does not allow it, or the version is not READY.
             NotFound: no such model or version.
         """
-        self._require_explicit()
+        self.require_explicit()
         self.get(name, number)
         model = self._models[name]
         model.pinned = number
@@ -389,7 +324,8 @@ class Lifecycle:
         """Unload everything; call when no new request can come."""
         await self._reconciler.stop()
 
-    def _require_explicit(self) -> None:
+    def require_explicit(self) -> None:
+        """Raises ``Unavailable``: the control mode does not allow that models are changed."""
         if self._settings.model_control_mode is not ModelControlMode.EXPLICIT:
             raise Unavailable(
                 "explicit model load / unload is not allowed if polling is enabled; start the "

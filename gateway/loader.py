@@ -30,7 +30,9 @@ class Loader:
         self._settings = settings
         self._find_backend = find_backend
         self._threads = threads
-        self._store = Store(settings.cache_bytes) if settings.cache_bytes else None
+        #: The size is the server's: each worker has its share.
+        cache_bytes = settings.cache_bytes // settings.workers
+        self._store = Store(cache_bytes) if cache_bytes else None
         #: Set before the first load.
         self.host: Host | None = None
 

@@ -8,7 +8,7 @@ from collections.abc import Collection, Hashable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
 
-from gateway import batching, cache
+from gateway import admission, batching, cache, streaming
 from gateway.backends.base import Backend
 from gateway.errors import InvalidArgument
 from gateway.policy import Snapshot, VersionPolicy, wanted
@@ -18,7 +18,7 @@ from gateway.repository.scan import VERSION_NAME, ModelEntry
 from gateway.routes import Route
 from gateway.settings import AspiredVersionPolicy
 from gateway.telemetry import Statistics
-from gateway.types import Infer, ModelSignature
+from gateway.types import Infer, InferStream, ModelSignature
 from gateway.validation import Validator
 
 #: The reason Triton gives for a version that was unloaded on purpose.
@@ -43,8 +43,8 @@ class ServedVersion:
     """A loaded version and its counted handles. Nothing of it changes but the counts."""
 
     __slots__ = (
-        "__weakref__", "_drained", "backend", "config", "in_flight", "infer", "labels", "name",
-        "number", "signature", "statistics", "validator",
+        "__weakref__", "_drained", "backend", "config", "decoupled", "in_flight", "infer", "labels",
+        "name", "number", "signature", "statistics", "stream", "validator",
     )  # fmt: skip
 
     def __init__(
@@ -63,9 +63,15 @@ class ServedVersion:
         self.validator = Validator(entry.name, self.signature)
         self.labels = _labels(entry, backend.config)
         self.statistics = statistics
-        #: The chain: cache, batcher, backend. What the configuration does not ask for is not there.
-        self.infer: Infer = batching.wrap(backend, self.config, self.signature, statistics)
-        self.infer = cache.wrap(self.infer, entry.name, number, self.config, statistics, store)
+        self.decoupled = streaming.is_decoupled(self.config)
+        cache.check(entry.name, self.config)
+        #: The chain: cache, admission, batcher, backend; of these, what the configuration asks for.
+        self.infer: Infer = streaming.refuse
+        self.stream: InferStream = streaming.of(backend)
+        if not self.decoupled:
+            self.infer = batching.wrap(backend, self.config, self.signature, statistics)
+            self.infer = admission.wrap(self.infer, self.config)
+            self.infer = cache.wrap(self.infer, entry.name, number, self.config, statistics, store)
         self.in_flight = 0
         self._drained: asyncio.Event | None = None
 

@@ -7,33 +7,42 @@ import contextlib
 import os
 import signal
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import structlog
 import uvloop
+from prometheus_client import CollectorRegistry, ProcessCollector
 
 from gateway.admin import metrics
 from gateway.backends.base import Artifact, Host
+from gateway.control import Control, LocalControl
 from gateway.dataplane import DataPlane
 from gateway.errors import Unavailable
 from gateway.front.base import Front
-from gateway.front.portable import HttpListener, PortableFront
+from gateway.front.http_listener import HttpListener
+from gateway.front.portable import PortableFront
 from gateway.lifecycle import Lifecycle
 from gateway.protocols.asgi import App
-from gateway.protocols.http import HttpApplication, HttpDialect
+from gateway.protocols.grpc_method import Methods
+from gateway.protocols.http_entry import HttpEntry
 from gateway.protocols.oip.grpc import OipGrpc
-from gateway.protocols.oip.http import OipHttp
+from gateway.protocols.oip.infer_http import OipInfer
+from gateway.protocols.oip.shared_memory import SharedMemory
 from gateway.protocols.prediction.predictor import Predictor
-from gateway.protocols.sagemaker import SageMakerHttp
 from gateway.protocols.tfserving.grpc import TfServingGrpc
-from gateway.protocols.tfserving.http import TfServingHttp
 from gateway.protocols.torchserve.grpc import TorchServeGrpc
-from gateway.protocols.torchserve.http import TorchServeHttp
 from gateway.protocols.torchserve.management import Management
-from gateway.protocols.vertex import VertexApplication
 from gateway.routes import Program
 from gateway.settings import ModelControlMode, Settings
-from gateway.telemetry import TfServingRequests, configure_logging
+from gateway.shared_memory import Regions
+from gateway.standing import Standing
+from gateway.telemetry import (
+    TfServingRequests,
+    TorchServeCollector,
+    TritonCollector,
+    configure_logging,
+)
 from gateway.types import Deadline
 
 log = structlog.get_logger("modelport.server")
@@ -44,50 +53,67 @@ LAME_DUCK_SECONDS = 1.0
 CLOSING_SECONDS = 0.1
 
 
-class Server:
-    """One gateway: everything composed once, in the order in which a request passes it."""
+MakeFront = Callable[[App, Methods, Settings], Front]
+MakeControl = Callable[[Lifecycle], Control]
 
-    def __init__(self, settings: Settings) -> None:
+
+class Server:
+    """One process: everything composed once, in the order in which a request passes it.
+
+    Without ``make_control`` the process is the gateway, alone: it follows the repository, serves
+    the metrics port and says how it is. Else it is a worker, and others do that.
+    """
+
+    def __init__(
+        self, settings: Settings, make_front: MakeFront, make_control: MakeControl | None = None
+    ) -> None:
         self._settings = settings
+        self._alone = make_control is None
         self.lifecycle = Lifecycle(settings, make_host=self._host)
+        self.control: Control = (make_control or LocalControl)(self.lifecycle)
         self._dataplane = dataplane = DataPlane(
             self.lifecycle, settings.log_verbose > 0, settings.max_request_timeout_seconds
         )
+        regions = Regions(settings.allow_client_shm)
+        self._shared = SharedMemory(regions, self.control, settings.http_max_input_bytes)
         self._tfserving = TfServingRequests()
         predictor = Predictor(dataplane, self.lifecycle)
         explicit = settings.model_control_mode is ModelControlMode.EXPLICIT
-        management = Management(self.lifecycle, explicit)
+        management = Management(self.lifecycle, self.control, explicit)
         http = self._http(predictor, management)
         methods = {
-            **OipGrpc(dataplane, self.lifecycle).methods(),
-            **TfServingGrpc(dataplane, self.lifecycle, self._tfserving).methods(),
-            **TorchServeGrpc(predictor, self.lifecycle, management).methods(),
+            **OipGrpc(dataplane, self.lifecycle, self.control, self._shared).methods(),
+            **TfServingGrpc(dataplane, self.lifecycle, self.control, self._tfserving).methods(),
+            **TorchServeGrpc(predictor, self.lifecycle, self.control, management).methods(),
         }
-        self._front: Front = PortableFront(http, methods, settings)
-        self._metrics = HttpListener(
-            metrics.application(self.lifecycle.statistics, self._tfserving),
-            settings.metrics_address,
-            settings.metrics_port,
-            "--metrics-port",
-        )
+        self._front = make_front(http, methods, settings)
+        self.metrics = self._registry()
+        self._metrics = self._metrics_listener() if self._alone else None
         self._poller: asyncio.Task[None] | None = None
+        self._completing: asyncio.Future[None] | None = None
 
     def _http(self, predictor: Predictor, management: Management) -> App:
-        """The application of the HTTP port: the dialects."""
-        settings, lifecycle = self._settings, self.lifecycle
+        """The application of the HTTP port: what is hot, and behind it the dialects."""
+        settings, lifecycle, control = self._settings, self.lifecycle, self.control
         limit = settings.http_max_input_bytes
-        dialects: list[HttpDialect] = [
-            OipHttp(self._dataplane, lifecycle, limit),
-            TfServingHttp(self._dataplane, lifecycle, limit, self._tfserving),
-            TorchServeHttp(predictor, lifecycle, management, limit),
-        ]
-        if settings.allow_sagemaker:
-            default_model = settings.sagemaker_default_model
-            dialects.append(SageMakerHttp(predictor, lifecycle, default_model, limit))
-        application = HttpApplication(dialects)
+
+        def build() -> App:
+            from gateway.protocols import dialects  # and with it the framework, which takes a while
+
+            return dialects.application(
+                settings, self._dataplane, lifecycle, control, self._shared, self._tfserving,
+                predictor, management,
+            )  # fmt: skip
+
+        hot = OipInfer(self._dataplane, lifecycle, control, limit, self._shared)
+        self._entry = HttpEntry(hot, build)
         if settings.vertex_ai is None:
-            return application
-        return VertexApplication(application, predictor, lifecycle, settings.vertex_ai, limit)
+            return self._entry
+        from gateway.protocols.vertex import VertexApplication
+
+        return VertexApplication(
+            self._entry, predictor, lifecycle, control, settings.vertex_ai, limit
+        )
 
     def _host(self, lifecycle: Lifecycle) -> Host:
         programs = self._settings.routes.servers
@@ -99,29 +125,49 @@ class Server:
             program=lambda server: programs.get(server, Program()),
         )
 
-    @property
-    def ports(self) -> dict[str, int]:
-        """The ports really bound, by protocol."""
-        return {
-            "http": self._front.http_port,
-            "grpc": self._front.grpc_port,
-            "metrics": self._metrics.port,
-        }
+    def _registry(self) -> CollectorRegistry:
+        registry = CollectorRegistry()
+        source = self.lifecycle.statistics
+        for collector in (TritonCollector(source), TorchServeCollector(source), self._tfserving):
+            registry.register(collector)
+        return registry
 
-    async def start(self) -> None:
-        """Listen (live, not ready), load the models, be ready.
+    def _metrics_listener(self) -> HttpListener:
+        settings, registry = self._settings, self.metrics
+        ProcessCollector(registry=registry)
+
+        async def scrape() -> bytes:
+            return metrics.text(registry)
+
+        address, port = settings.metrics_address, settings.metrics_port
+        return HttpListener(metrics.application(scrape), address, port, "--metrics-port")
+
+    async def listen(self) -> None:
+        """Be live, not yet ready.
 
         Raises:
-            Unavailable: a port is taken; or, with ``exit_on_error``, a model does not load.
+            Unavailable: a port is taken.
         """
-        await self._metrics.start()
+        if self._metrics is not None:
+            await self._metrics.start()
         await self._front.start()
-        log.info("listening", **{f"{name}_port": port for name, port in self.ports.items()})
-        await self.lifecycle.start()
+        if self._metrics is not None:
+            http, grpc, port = self._front.http_port, self._front.grpc_port, self._metrics.port
+            log.info("listening", http_port=http, grpc_port=grpc, metrics_port=port)
+
+    async def load(self, others: Standing | None = None) -> None:
+        """Load the models, or those that ``others`` serve, and be ready.
+
+        Raises:
+            Unavailable: with ``exit_on_error``, a model does not load.
+        """
+        await self.lifecycle.start(others)
+        self._completing = asyncio.ensure_future(self._entry.complete_later())
         broken = self.lifecycle.broken()
         if broken and self._settings.exit_on_error:
-            await self.stop()
             raise Unavailable(f"failed to load all models: {', '.join(broken)}")
+        if not self._alone:
+            return
         if self._settings.model_control_mode is ModelControlMode.POLL:
             self._poller = asyncio.get_running_loop().create_task(self.lifecycle.poll())
         log.info("started", ready=self.lifecycle.ready, models=len(self.lifecycle.index(True)))
@@ -131,7 +177,8 @@ class Server:
         timeout = self._settings.exit_timeout_seconds
         deadline = Deadline.after(max(0.0, timeout - CLOSING_SECONDS))
         self.lifecycle.draining.set()
-        log.info("draining", timeout_seconds=self._settings.exit_timeout_seconds)
+        if self._alone:
+            log.info("draining", timeout_seconds=timeout)
         if self._poller is not None:
             self._poller.cancel()
             with contextlib.suppress(asyncio.CancelledError):
@@ -139,9 +186,12 @@ class Server:
         await self._front.lame_duck(min(LAME_DUCK_SECONDS, timeout / 4))
         self.lifecycle.closing.set()
         await self._front.drain(deadline)
-        unloaded = asyncio.wait_for(self.lifecycle.stop(), deadline.remaining())
-        await asyncio.gather(unloaded, self._metrics.drain(deadline), return_exceptions=True)
-        log.info("stopped")
+        ending = [asyncio.wait_for(self.lifecycle.stop(), deadline.remaining())]
+        if self._metrics is not None:
+            ending.append(self._metrics.drain(deadline))
+        await asyncio.gather(*ending, return_exceptions=True)
+        if self._alone:
+            log.info("stopped")
 
 
 def _package(artifact: Artifact, server: str, path: Path) -> None:
@@ -152,8 +202,17 @@ def _package(artifact: Artifact, server: str, path: Path) -> None:
     )
 
 
+async def _start(server: Server) -> None:
+    await server.listen()
+    try:
+        await server.load()
+    except Unavailable:
+        await server.stop()
+        raise
+
+
 def run(settings: Settings) -> None:
-    """Serve until SIGTERM or SIGINT; a second signal ends the process at once.
+    """Serve in this one process until SIGTERM or SIGINT; a second signal ends the process at once.
 
     Raises:
         Unavailable: the gateway cannot start.
@@ -170,8 +229,8 @@ def run(settings: Settings) -> None:
 
         for number in (signal.SIGTERM, signal.SIGINT):
             asyncio.get_running_loop().add_signal_handler(number, stop)
-        server = Server(settings)
-        start = asyncio.ensure_future(server.start())
+        server = Server(settings, PortableFront)
+        start = asyncio.ensure_future(_start(server))
         await asyncio.wait(
             {start, asyncio.ensure_future(stopping.wait())}, return_when="FIRST_COMPLETED"
         )

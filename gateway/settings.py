@@ -1,4 +1,4 @@
-"""The gateway's settings: frozen, parsed once at the edge (``gateway.cli``), in Triton's words."""
+"""The gateway's settings: frozen, parsed once at the edge (``serve_cli``), in Triton's words."""
 
 from __future__ import annotations
 

@@ -35,6 +35,8 @@ from gateway.types import Timing
 FIRST_RESPONSE_BUCKETS_MS = (100.0, 500.0, 2000.0, 5000.0)
 #: Upper bounds of ``:tensorflow:serving:request_latency``, as there.
 REQUEST_BUCKETS_US = tuple(10 * 1.8**exponent for exponent in range(33))
+#: Streams may be longer; what is counted by place stays bounded.
+MAX_RESPONSE_STATISTICS = 1024
 FAILURE_REASONS = ("REJECTED", "CANCELED", "BACKEND", "OTHER")
 _REASON_OF = {
     Code.UNAVAILABLE: "REJECTED",
@@ -60,6 +62,30 @@ class Duration:
         return {"count": self.count, "ns": self.ns}
 
 
+class ResponseStatistics:
+    """Counters of the responses in one place of their requests' streams."""
+
+    __slots__ = ("cancel", "compute_infer", "compute_output", "empty_response", "fail", "success")
+
+    def __init__(self) -> None:
+        self.compute_infer = Duration()
+        self.compute_output = Duration()
+        self.success = Duration()
+        self.fail = Duration()
+        self.empty_response = Duration()
+        self.cancel = Duration()
+
+    def document(self) -> dict[str, Any]:
+        return {
+            "compute_infer": self.compute_infer.document(),
+            "compute_output": self.compute_output.document(),
+            "success": self.success.document(),
+            "fail": self.fail.document(),
+            "empty_response": self.empty_response.document(),
+            "cancel": self.cancel.document(),
+        }
+
+
 class Statistics:
     """One model version's counters; they outlive a reload of the same version."""
 
@@ -75,27 +101,74 @@ class Statistics:
         self.compute_output = Duration()
         self.cache_hit = Duration()
         self.cache_miss = Duration()
+        #: Whether a response cache is asked before the model.
+        self.cached = False
         self.pending = 0
         self.failures = dict.fromkeys(FAILURE_REASONS, 0)
         self.first_response = [0] * (len(FIRST_RESPONSE_BUCKETS_MS) + 1)
+        self.first_response_ns = 0
+        #: Of a decoupled model, by a response's place in its request.
+        self.responses: list[ResponseStatistics] = []
         self._batches: dict[int, tuple[Duration, Duration, Duration]] = {}
 
-    def succeeded(self, batch: int, total_ns: int, timing: Timing) -> None:
+    def succeeded(self, batch: int, total_ns: int, timing: Timing, streamed: bool = False) -> None:
+        """A request is answered; if ``streamed``, ``responded`` has counted its responses."""
         self.last_inference_ms = time.time_ns() // 1_000_000
-        self.inference_count += batch
-        self.execution_count += 1
         self.success.add(total_ns)
         self.queue.add(timing.queue_ns)
+        if not streamed:
+            self._first_response(total_ns)
+        if timing.cache_hit_ns:  # then nothing was inferred
+            self.cache_hit.add(timing.cache_hit_ns)
+            return
+        if timing.cache_miss_ns:
+            self.cache_miss.add(timing.cache_miss_ns)
+        self.inference_count += batch
         self.compute_input.add(timing.compute_input_ns)
         self.compute_infer.add(timing.compute_infer_ns)
         self.compute_output.add(timing.compute_output_ns)
-        if batch not in self._batches:
-            self._batches[batch] = (Duration(), Duration(), Duration())
-        compute_input, compute_infer, compute_output = self._batches[batch]
+        if not timing.counted:
+            self.executed(batch, timing)
+
+    def executed(self, batch_size: int, timing: Timing) -> None:
+        """The model was executed once, on ``batch_size`` elements of one request or of several."""
+        self.execution_count += 1
+        if batch_size not in self._batches:
+            self._batches[batch_size] = (Duration(), Duration(), Duration())
+        compute_input, compute_infer, compute_output = self._batches[batch_size]
         compute_input.add(timing.compute_input_ns)
         compute_infer.add(timing.compute_infer_ns)
         compute_output.add(timing.compute_output_ns)
-        self.first_response[bisect.bisect_left(FIRST_RESPONSE_BUCKETS_MS, total_ns / 1e6)] += 1
+
+    def _first_response(self, ns: int) -> None:
+        self.first_response[bisect.bisect_left(FIRST_RESPONSE_BUCKETS_MS, ns / 1e6)] += 1
+        self.first_response_ns += ns
+
+    def response(self, index: int) -> ResponseStatistics:
+        """Of the responses in place ``index``; those beyond the last that is kept share it."""
+        index = min(index, MAX_RESPONSE_STATISTICS - 1)
+        while len(self.responses) <= index:
+            self.responses.append(ResponseStatistics())
+        return self.responses[index]
+
+    def responded(self, index: int, since_start_ns: int, infer_ns: int, output_ns: int) -> None:
+        """Response ``index`` of a request to a decoupled model is there."""
+        if index == 0:
+            self._first_response(since_start_ns)
+        response = self.response(index)
+        response.compute_infer.add(infer_ns)
+        response.compute_output.add(output_ns)
+        response.success.add(infer_ns + output_ns)
+
+    def not_responded(self, index: int, ns: int, error: BaseException | None = None) -> None:
+        """In the place of response ``index`` there is an end, or ``error``."""
+        response = self.response(index)
+        if error is None:
+            response.empty_response.add(ns)
+        elif isinstance(error, Exception):
+            response.fail.add(ns)
+        else:
+            response.cancel.add(ns)
 
     def failed(self, code: Code, total_ns: int) -> None:
         self.fail.add(total_ns)
@@ -113,7 +186,9 @@ class Statistics:
             "inference_count": self.inference_count,
             "execution_count": self.execution_count,
             "inference_stats": {key: getattr(self, key).document() for key in durations.split()},
-            "response_stats": {},
+            "response_stats": {
+                str(index): response.document() for index, response in enumerate(self.responses)
+            },
             "batch_stats": [
                 {
                     "batch_size": size,
@@ -164,6 +239,23 @@ _COUNTERS: tuple[tuple[str, str, Callable[[Statistics], float]], ...] = (
 )
 
 
+#: Of versions that are served from a response cache.
+_CACHE_COUNTERS: tuple[tuple[str, str, Callable[[Statistics], float]], ...] = (
+    ("nv_cache_num_hits_per_model", "Cache hits", lambda s: s.cache_hit.count),
+    ("nv_cache_num_misses_per_model", "Cache misses", lambda s: s.cache_miss.count),
+    (
+        "nv_cache_hit_duration_per_model",
+        "Cumulative look-ups of cache hits, in microseconds",
+        lambda s: s.cache_hit.ns // 1000,
+    ),
+    (
+        "nv_cache_miss_duration_per_model",
+        "Cumulative look-ups and insertions of cache misses, in microseconds",
+        lambda s: s.cache_miss.ns // 1000,
+    ),
+)
+
+
 class TritonCollector(Collector):
     """Prometheus families with the names that dashboards for Triton already use."""
 
@@ -177,6 +269,12 @@ class TritonCollector(Collector):
             counter = PlainCounter(metric, text, labels=labels)
             for key, statistics in rows:
                 counter.add_metric(key, read(statistics))
+            yield counter
+        for metric, text, read in _CACHE_COUNTERS:
+            counter = PlainCounter(metric, text, labels=labels)
+            for key, statistics in rows:
+                if statistics.cached:
+                    counter.add_metric(key, read(statistics))
             yield counter
         failures = PlainCounter(
             "nv_inference_request_failure", "Failed requests", labels=(*labels, "reason")
@@ -192,7 +290,7 @@ class TritonCollector(Collector):
                 failures.add_metric((*key, reason), count)
             pending.add_metric(key, statistics.pending)
             rows_by_bound = _cumulative(FIRST_RESPONSE_BUCKETS_MS, statistics.first_response)
-            histogram.add_metric(key, rows_by_bound, statistics.success.ns / 1e6)
+            histogram.add_metric(key, rows_by_bound, statistics.first_response_ns / 1e6)
         yield failures
         yield pending
         yield histogram
@@ -297,8 +395,12 @@ class _StandardError:
             sys.stderr.flush()
 
 
-def configure_logging(log_format: LogFormat, verbose: int) -> None:
-    """Send structlog's and the libraries' records to stderr, one line each."""
+def configure_logging(log_format: LogFormat, verbose: int, worker: int | None = None) -> None:
+    """Send structlog's and the libraries' records to stderr, one line each.
+
+    Those of a ``worker`` name it. What all workers say alike, the first one alone says: the others
+    start with warnings, unless ``verbose``.
+    """
     output: Any = _StandardError()
     renderer: Any = structlog.processors.JSONRenderer()
     if log_format is not LogFormat.JSON:
@@ -309,11 +411,12 @@ def configure_logging(log_format: LogFormat, verbose: int) -> None:
         structlog.processors.TimeStamper(fmt=stamp, utc=log_format is not LogFormat.DEFAULT),
         structlog.processors.format_exc_info,
     ]
+    if worker is not None:
+        shared.append(lambda _, __, event: {**event, "worker": worker})
+    least = logging.WARNING if worker else logging.INFO
     structlog.configure(
         processors=[*shared, renderer],
-        wrapper_class=structlog.make_filtering_bound_logger(
-            logging.DEBUG if verbose else logging.INFO
-        ),
+        wrapper_class=structlog.make_filtering_bound_logger(logging.DEBUG if verbose else least),
         logger_factory=structlog.PrintLoggerFactory(output),
         cache_logger_on_first_use=True,
     )

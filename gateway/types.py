@@ -7,7 +7,7 @@ a backend wraps one. numpy and the standard library only.
 from __future__ import annotations
 
 import time
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any
@@ -60,11 +60,17 @@ NUMPY_DTYPES: Mapping[Datatype, np.dtype[Any]] = {
 
 @dataclass(frozen=True, slots=True)
 class Axis:
-    """A named dynamic dimension, bounds inclusive. ``maximum`` None: unbounded."""
+    """A named dynamic dimension, bounds inclusive. ``maximum`` None: unbounded.
+
+    ``padding`` says that inputs may be made longer along it, at their end, and that no answer
+    changes but for being longer too: the value to put there, or one for each input by name. None:
+    it may not.
+    """
 
     name: str
     minimum: int = 1
     maximum: int | None = None
+    padding: float | tuple[tuple[str, float], ...] | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,12 +124,19 @@ class Tensor:
 
 @dataclass(slots=True)
 class Timing:
-    """Where a request's nanoseconds went; filled by the stages, read by the statistics."""
+    """Where a request's nanoseconds went; filled by the stages, read by the statistics.
+
+    A cache that looked the request up sets one of ``cache_hit_ns`` and ``cache_miss_ns``.
+    ``counted``: whoever executed it together with others has counted the execution.
+    """
 
     queue_ns: int = 0
     compute_input_ns: int = 0
     compute_infer_ns: int = 0
     compute_output_ns: int = 0
+    cache_hit_ns: int = 0
+    cache_miss_ns: int = 0
+    counted: bool = False
 
 
 @dataclass(slots=True)
@@ -187,3 +200,6 @@ class Deadline:
 NO_DEADLINE = Deadline()
 
 Infer = Callable[[InferRequest, Deadline], Awaitable[InferResponse]]
+#: Any number of responses to one request, made as they are asked for. Whoever stops asking closes
+#: it (``aclose``), and the work stops.
+InferStream = Callable[[InferRequest, Deadline], AsyncGenerator[InferResponse, None]]

@@ -14,6 +14,7 @@ import os
 import re
 import subprocess
 import sys
+import urllib.request
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -36,6 +37,7 @@ NO_TROUBLE = re.compile(
 # The client's windows and the server's statistics are not read at the same instant.
 COUNT_TOLERANCE, COUNT_SLACK = 0.05, 64
 JSON = ("--input-tensor-format", "json", "--output-tensor-format", "json")
+SHARED_MEMORY = ("--shared-memory", "system", "--output-shared-memory-size", "4096")
 
 
 @dataclass(frozen=True)
@@ -43,6 +45,7 @@ class Case:
     """One way of talking to the server.
 
     ``counted``: it reads the server's own statistics. ``uploads``: it sends files as they are.
+    ``extension``: what the server must name among its extensions.
     """
 
     name: str
@@ -50,6 +53,7 @@ class Case:
     options: tuple[str, ...] = ()
     counted: bool = True
     uploads: bool = False
+    extension: str = ""
 
 
 CASES = (
@@ -57,6 +61,14 @@ CASES = (
     Case("HTTP binary", "http"),
     Case("gRPC", "grpc"),
     Case("gRPC streaming", "grpc", ("--streaming",)),
+    Case("HTTP, shared memory", "http", SHARED_MEMORY, extension="system_shared_memory"),
+    Case("gRPC, shared memory", "grpc", SHARED_MEMORY, extension="system_shared_memory"),
+    Case(
+        "gRPC streaming, shared memory",
+        "grpc",
+        ("--streaming", *SHARED_MEMORY),
+        extension="system_shared_memory",
+    ),
     # In this dialect a batch of one would need `--shape`: the batch is a dimension like any other.
     Case("TensorFlow Serving, batch 2", "grpc", ("--service-kind", "tfserving", "-b", "2"), False),
     Case("TorchServe", "http", ("--service-kind", "torchserve"), False, uploads=True),
@@ -70,6 +82,11 @@ class Gateway:
 
     def url(self, protocol: str) -> str:
         return self.url_grpc if protocol == "grpc" else self.url_http
+
+    def has(self, extension: str) -> bool:
+        """Whether ``/v2`` names it; perf_analyzer itself does not look."""
+        with urllib.request.urlopen(f"http://{self.url_http}/v2") as reply:
+            return not extension or extension in json.load(reply)["extensions"]
 
 
 @dataclass(frozen=True)
@@ -137,7 +154,8 @@ def gateway(options: argparse.Namespace) -> Iterator[Gateway]:
     command = modelport.command(Launch(tiny_model.repository(), work, http, grpc, metrics))
     log = environments.folder("logs") / "perf_analyzer-gateway.log"
     ready = f"http://{HOST}:{http}/v2/health/ready"
-    with running(command.arguments, log=log, ready=ready, cwd=command.cwd):
+    arguments = [*command.arguments, "--allow-client-shm", "true"]
+    with running(arguments, log=log, ready=ready, cwd=command.cwd):
         yield Gateway(f"{HOST}:{http}", f"{HOST}:{grpc}")
 
 
@@ -204,6 +222,9 @@ def main(arguments: list[str] | None = None) -> int:
         with gateway(options) as target:
             print("| client | in flight | inferences/s | p50 ms | p99 ms |\n|---|---|---|---|---|")
             for case in CASES:
+                if not target.has(case.extension):
+                    print(f"| {case.name} | | not allowed there | | |")
+                    continue
                 for concurrency in options.concurrency:
                     got = measure(analyzer, target, case, concurrency, options)
                     failures += bool(got.problems)

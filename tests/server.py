@@ -1,9 +1,13 @@
-"""A real ``modelport serve`` in a process of its own, on ports that the system chose."""
+"""A real ``modelport serve`` in a process of its own, on ports that the system chose.
+
+``MODELPORT_WORKERS`` and ``MODELPORT_FRONT`` are flags for every one of them.
+"""
 
 from __future__ import annotations
 
 import contextlib
 import json
+import os
 import signal
 import subprocess
 import sys
@@ -13,6 +17,12 @@ from pathlib import Path
 from typing import Any
 
 START_SECONDS = 60.0
+FLAGS = [
+    part
+    for flag in ("workers", "front")
+    if (value := os.environ.get(f"MODELPORT_{flag.upper()}"))
+    for part in (f"--{flag}", value)
+]
 
 
 class Gateway:
@@ -27,6 +37,7 @@ class Gateway:
                 *("--model-repository", str(repository)),
                 *("--http-port", "0", "--grpc-port", "0", "--metrics-port", "0"),
                 *("--log-format", "json"),
+                *FLAGS,
                 *flags,
             ],
             stderr=subprocess.PIPE,

@@ -22,8 +22,11 @@ LAYERS = {
     "gateway.telemetry": 1,
     "gateway.backends": 2,
     "gateway.upstream": 2,
+    "gateway.admission": 2,
     "gateway.batching": 2,
     "gateway.cache": 2,
+    "gateway.shared_memory": 2,
+    "gateway.streaming": 2,
     "gateway.policy": 2,
     "gateway.validation": 2,
     "gateway.classification": 2,
@@ -32,7 +35,10 @@ LAYERS = {
     "gateway.loader": 3,
     "gateway.reconciler": 3,
     "gateway.discovery": 3,
+    "gateway.standing": 3,
+    "gateway.catalogue": 3,
     "gateway.lifecycle": 3,
+    "gateway.control": 3,
     "gateway.dataplane": 3,
     "gateway.protocols": 4,
     "gateway.admin": 4,
@@ -40,7 +46,9 @@ LAYERS = {
     "gateway.client": 5,
     "gateway.doctor": 5,
     "gateway.cli": 5,
+    "gateway.serve_cli": 5,
     "gateway.server": 5,
+    "gateway.workers": 5,
 }
 #: What the exporters may know of the gateway.
 EXPORTERS_MAY_IMPORT = ("gateway.types", "gateway.errors", "gateway.repository", "gateway.__init__")
@@ -166,3 +174,13 @@ def test_help_is_as_cheap_as_starting_python_and_click() -> None:
         return min(times)
 
     assert best("-m", "gateway.cli", "--help") < 3 * best("-c", "import click")
+
+
+def test_the_server_starts_without_the_framework_that_documents_its_routes() -> None:
+    """Importing it takes longer than loading a small model; ``HttpEntry`` does it when needed."""
+    code = (
+        "import gateway.server, sys; heavy = ('fastapi', 'pydantic', 'starlette', 'PIL', "
+        "'aiohttp', 'cryptography', 'uvicorn'); print([m for m in heavy if m in sys.modules])"
+    )
+    printed = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert printed.stdout.strip() == "[]", printed.stderr

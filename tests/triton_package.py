@@ -97,6 +97,8 @@ def tritonserver(work: Path, repository: Path) -> Iterator[Ports]:
         "grpc-port": grpc,
         "metrics-address": HOST,
         "metrics-port": metrics,
+        # Its Python backend does not let go of a decoupled model whose streams are over.
+        "exit-timeout-secs": 5,
     }
     command = [str(home / "bin" / "tritonserver")]
     command += [f"--{name}={value}" for name, value in flags.items()]

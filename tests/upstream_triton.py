@@ -1,4 +1,4 @@
-"""A real Triton 2.51 behind the gateway, over both protocols.
+"""A real Triton 2.51 behind the gateway, over both protocols, and its streams.
 
     python -m tests.upstream_triton
 
@@ -12,14 +12,26 @@ from __future__ import annotations
 import asyncio
 import sys
 import tempfile
-from collections.abc import Iterator
+import time
+from collections.abc import Iterator, Mapping
 from pathlib import Path
+from typing import Any
 
+import httpx
 import numpy as np
 
 from loadtests.processes import HOST
 from tests import models, verb
-from tests.conformance.clients import CALLERS, Ask, Caller, Result, bits, samples
+from tests.conformance import wire
+from tests.conformance.clients import (
+    CALLERS,
+    TIMEOUT_SECONDS,
+    Ask,
+    Caller,
+    Result,
+    bits,
+    samples,
+)
 from tests.server import Gateway
 from tests.triton_package import Ports, tritonserver
 from tests.upstream import fronting, table
@@ -52,6 +64,36 @@ class TritonPythonModel:
             x = x[:, :2]
         return pb_utils.InferenceResponse([pb_utils.Tensor("y", x)])
 """
+#: Answers ``y = x + index`` as often as the parameter ``responses`` says, and then maybe fails.
+REPEAT = """
+import os, sys, time
+sys.path[:0] = os.environ["PYTHONPATH"].split(os.pathsep)
+import triton_python_backend_utils as pb_utils
+
+class TritonPythonModel:
+    def execute(self, requests):
+        for request in requests:
+            self.answer(request, json_parameters(request))
+
+    def answer(self, request, asked):
+        x = pb_utils.get_input_tensor_by_name(request, "x").as_numpy()
+        sender = request.get_response_sender()
+        for index in range(asked.get("responses", 3)):
+            if sender.is_cancelled():
+                break
+            time.sleep(asked.get("milliseconds", 0) / 1000)
+            sender.send(pb_utils.InferenceResponse([pb_utils.Tensor("y", x + index)]))
+        if asked.get("fails"):
+            error = pb_utils.TritonError("it fails on purpose")
+            sender.send(pb_utils.InferenceResponse(error=error))
+        sender.send(flags=pb_utils.TRITONSERVER_RESPONSE_COMPLETE_FINAL)
+
+def json_parameters(request):
+    import json
+    return json.loads(request.parameters())
+"""
+ROW = np.array([1, 2, 3, 4], np.float32)
+DECOUPLED = "model_transaction_policy { decoupled: true }"
 SHAPES = {"scalar": "1 reshape { shape: [] }", "column": "4 reshape { shape: [2,2] }"}
 
 
@@ -73,6 +115,8 @@ def publish(root: Path) -> Path:
     add("failing", "FP32 4", "FP32 4")
     add("lying", "FP32 4", "FP32 4")
     add("parameters", "BYTES 1", "BYTES 1")
+    add("repeat", "FP32 4", "FP32 4", extra=DECOUPLED)
+    (root / "repeat" / "1" / "model.py").write_text(REPEAT)
     (root / "fixed" / "3").mkdir()
     (root / "fixed" / "3" / "model.py").write_text(ECHO)
     with (root / "fixed" / "config.pbtxt").open("a") as config:
@@ -134,6 +178,73 @@ def check(direct: Caller, front: Caller, hop: str) -> Iterator[str]:
     print(f"{type(front).__name__} client, {hop} hop: {count} requests compared with Triton's own")
 
 
+def streamed(address: str, model: str, asked: Mapping[str, int], empty: bool) -> list[Any]:
+    """The responses to one request: values, flag and error of each."""
+    message = wire.message(model, ("x", "FP32", [1, 4]), raw=[ROW.tobytes()], request_id="7")
+    for key, value in asked.items():
+        message.parameters[key].int64_param = value
+    message.parameters["triton_enable_empty_final_response"].bool_param = empty
+    found = []
+    with wire.stub(address) as stub:
+        for answer in stub.ModelStreamInfer(iter([message]), timeout=TIMEOUT_SECONDS):
+            response = answer.infer_response
+            final = response.parameters["triton_final_response"].bool_param
+            values = [list(blob) for blob in response.raw_output_contents]
+            found.append((response.id, values, final, answer.error_message))
+    return found
+
+
+def check_streams(ports: Ports, front: Gateway) -> Iterator[str]:
+    """Problems of decoupled answers, beside Triton's own."""
+    model, direct = "grpc_repeat", f"{HOST}:{ports.grpc}"
+    cases: list[tuple[dict[str, int], bool]] = [
+        ({"responses": count, **more}, empty)
+        for count in (0, 1, 3, 100)
+        for more in ({}, {"fails": 1})
+        for empty in (False, True)
+    ]
+    for asked, empty in cases:
+        expected = streamed(direct, "repeat", asked, empty)
+        got = streamed(front.grpc, model, asked, empty)
+        if asked.get("fails"):  # an error ends a stream here; Triton's end follows it
+            expected = [each[:2] + each[3:] for each in expected if each[1] or each[3]]
+            got = [each[:2] + each[3:] for each in got]
+        if got != expected:
+            yield f"{model} {asked}, {empty}: {got[-3:]}, but Triton itself {expected[-3:]}"
+    for ending in ("generate", "generate_stream"):
+        body = {"x": ROW.tolist(), "responses": 1}
+        theirs, ours = (
+            httpx.post(f"http://{address}/v2/models/{name}/{ending}", json=body)
+            for address, name in ((f"{HOST}:{ports.http}", "repeat"), (front.http, model))
+        )
+        said = ours.content.replace(model.encode(), b"repeat")
+        if (ours.status_code, ours.headers["content-type"]) != (
+            theirs.status_code,
+            theirs.headers["content-type"],
+        ) or said.replace(b" ", b"") != theirs.content.replace(b" ", b""):
+            yield f"{ending}: {said!r}, but Triton itself {theirs.content!r}"
+    yield from check_cancelled(front, model)
+    print(f"decoupled, grpc hop: {len(cases)} streams compared with Triton's own")
+
+
+def check_cancelled(front: Gateway, model: str) -> Iterator[str]:
+    """A stream of a minute that is left: the next request must not wait for its end."""
+    message = wire.message(model, ("x", "FP32", [1, 4]), raw=[ROW.tobytes()])
+    message.parameters["responses"].int64_param = 600
+    message.parameters["milliseconds"].int64_param = 100
+    with wire.stub(front.grpc) as stub:
+        call = stub.ModelStreamInfer(iter([message]), timeout=60)
+        started = time.monotonic()
+        next(call)
+        first = time.monotonic() - started
+        call.cancel()
+    print(f"decoupled, grpc hop: the first of 600 responses came after {first * 1000:.0f} ms")
+    started = time.monotonic()
+    streamed(front.grpc, model, {"responses": 1}, False)
+    if first > 5 or time.monotonic() - started > 5:
+        yield "a stream that is cancelled goes on in Triton"
+
+
 def _renamed(ask: Ask, hop: str) -> Ask:
     return Ask(**{**ask.__dict__, "model": f"{hop}_{ask.model}"})
 
@@ -143,6 +254,7 @@ def tables(root: Path, ports: Ports) -> list[str]:
         table(f"{hop}_{model.name}", [f"{HOST}:{port}"], protocol=hop, model=model.name)
         for model in sorted(root.iterdir())
         for hop, port in (("grpc", ports.grpc), ("http", ports.http))
+        if (model.name, hop) != ("repeat", "http")  # its protocol has no streams
     ]
 
 
@@ -162,6 +274,7 @@ def check_all(front: Gateway, ports: Ports) -> Iterator[str]:
                 yield from check(direct, caller, hop)
             direct.close()
             caller.close()
+    yield from check_streams(ports, front)
 
 
 def main() -> int:

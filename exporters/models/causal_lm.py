@@ -27,7 +27,8 @@ def _signature(module: Any, max_batch_size: int) -> ModelSignature:
         ),
         outputs=(TensorSpec("logits", Datatype.FP32, ("sequence", module.vocab_size)),),
         max_batch_size=max_batch_size,
-        axes={"sequence": Axis("sequence", 1, module.max_positions)},
+        # Padding on the right, which the mask's 0 says it is, changes no logit before it.
+        axes={"sequence": Axis("sequence", 1, module.max_positions, padding=0)},
     )
 
 

@@ -23,7 +23,8 @@ def _signature(module: Any, max_batch_size: int) -> ModelSignature:
         ),
         outputs=(TensorSpec("probability", Datatype.FP32, (1,), reshape=()),),
         max_batch_size=max_batch_size,
-        axes={"sequence": Axis("sequence", 1, module.max_positions)},
+        # What is beyond ``seq_lens`` is masked: padding changes no score.
+        axes={"sequence": Axis("sequence", 1, module.max_positions, padding=0)},
     )
 
 

@@ -88,6 +88,7 @@ def _signature(model: Model, version: int) -> dict[str, Any]:
         "inputs": [_tensor(spec) for spec in signature.inputs],
         "outputs": [_tensor(spec) for spec in signature.outputs],
         "axes": {name: [axis.minimum, axis.maximum] for name, axis in signature.axes.items()},
+        "padding": {name: axis.padding for name, axis in signature.axes.items()},
     }
 
 

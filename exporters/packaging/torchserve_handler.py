@@ -71,6 +71,7 @@ class Signature:
     inputs: Sequence[Spec]
     outputs: Sequence[Spec]
     axes: Mapping[str, Sequence[int | None]]  # smallest and largest size
+    padding: Mapping[str, Any]  # by axis: told, not used here
 
     @classmethod
     def read(cls, path: Path) -> Signature:

@@ -6,13 +6,12 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Awaitable, Callable
 
-from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, ProcessCollector
+from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry
 from prometheus_client.exposition import generate_latest
-from prometheus_client.registry import Collector
 
 from gateway.protocols.asgi import App, Receive, Scope, Send
-from gateway.telemetry import StatisticsSource, TorchServeCollector, TritonCollector
 
 #: The library's text format ends a counter's name in ``_total``; these names do not.
 _SUFFIX = re.compile(
@@ -21,20 +20,20 @@ _SUFFIX = re.compile(
 _PATHS = ("/metrics", "/monitoring/prometheus/metrics")
 
 
-def application(source: StatisticsSource, *more: Collector) -> App:
-    """An ASGI application that reads ``source``, and ``more``, at every scrape."""
-    registry = CollectorRegistry()
-    for collector in (TritonCollector(source), TorchServeCollector(source), *more):
-        registry.register(collector)
-    ProcessCollector(registry=registry)
+def text(registry: CollectorRegistry) -> bytes:
+    """What the collectors of ``registry`` have now."""
+    return _SUFFIX.sub(rb"\1 ", generate_latest(registry))
+
+
+def application(scrape: Callable[[], Awaitable[bytes]]) -> App:
+    """An ASGI application that answers with the text that ``scrape`` gives."""
 
     async def app(scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
             return
         status, content_type, body = 404, "application/json", b'{"error":"Not Found"}'
         if scope["path"] in _PATHS and scope["method"] in ("GET", "HEAD"):
-            status, content_type = 200, CONTENT_TYPE_LATEST
-            body = _SUFFIX.sub(rb"\1 ", generate_latest(registry))
+            status, content_type, body = 200, CONTENT_TYPE_LATEST, await scrape()
         headers = [
             (b"content-type", content_type.encode()),
             (b"content-length", str(len(body)).encode()),

@@ -7,10 +7,10 @@ against that signature and answers with outputs in the order asked for.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import AsyncGenerator, Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 from gateway.repository.config import ModelConfig
 from gateway.routes import Program, Route
@@ -57,11 +57,38 @@ class Artifact:
     host: Host | None = None
 
 
+def _awaits(_: InferRequest) -> bool:
+    return False
+
+
+@dataclass(frozen=True, slots=True)
+class Execution:
+    """How a backend executes: what a batcher in front of it has to know.
+
+    Attributes:
+        batches: it gathers requests itself, or hands them to a server that may.
+        interruptible: a call that is cancelled stops computing; otherwise it computes to its end.
+        parameters: an answer may depend on the request's parameters.
+        inline: whether a call with this request, made now, answers without awaiting anything: it
+            takes so little that waiting for others would cost more.
+    """
+
+    batches: bool = True
+    interruptible: bool = True
+    parameters: bool = True
+    inline: Callable[[InferRequest], bool] = _awaits
+
+
+#: Of a backend that hands requests on.
+ELSEWHERE = Execution()
+
+
 class Backend(Protocol):
     """One loaded model version."""
 
     #: The model's configuration, complete: inputs and outputs are those of the artifact.
     config: ModelConfig
+    execution: Execution
 
     @property
     def problem(self) -> str:
@@ -75,6 +102,25 @@ class Backend(Protocol):
 
     def unload(self) -> None:
         """Free everything; called once, when no request is in flight."""
+
+
+@runtime_checkable
+class StreamingBackend(Protocol):
+    """A ``Backend`` that can answer a request any number of times (Triton's *decoupled* models).
+
+    It is asked so where the configuration says ``model_transaction_policy { decoupled: true }``;
+    any other backend gives its one response there.
+    """
+
+    def stream(
+        self, request: InferRequest, deadline: Deadline
+    ) -> AsyncGenerator[InferResponse, None]:
+        """An ``InferStream``: a response is made when it is asked for, or bounded ahead of that.
+
+        Closing it, or cancelling whoever waits for the next response, stops the work. It ends by
+        itself when the deadline passes (``TimedOut``) only where the backend can tell; the data
+        plane watches over it.
+        """
 
 
 class Load(Protocol):

@@ -13,7 +13,7 @@ import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from gateway.backends.base import Artifact, Host
+from gateway.backends.base import ELSEWHERE, Artifact, Host
 from gateway.backends.ensemble_check import check
 from gateway.errors import Internal, NotFound, Unavailable
 from gateway.repository import config as configuration
@@ -47,6 +47,7 @@ def load(artifact: Artifact) -> EnsembleBackend:
 
 class EnsembleBackend:
     problem = ""
+    execution = ELSEWHERE
 
     def __init__(self, artifact: Artifact, host: Host) -> None:
         self.config: ModelConfig = artifact.config

@@ -45,6 +45,11 @@ def check(name: str, config: ModelConfig, config_of: ConfigOf) -> None:
         for t in (*config.input, *config.output)
     }
     for step, model in zip(config.ensemble_scheduling.step, models, strict=True):
+        if model.model_transaction_policy.decoupled:
+            raise InvalidArgument(
+                f"ensemble '{name}' contains model '{step.model_name}' which is decoupled: a step "
+                "must give one response to each request"
+            )
         if 0 < model.max_batch_size < config.max_batch_size:
             raise InvalidArgument(
                 f"ensemble '{name}' allows maximum batch size {config.max_batch_size}, but it "

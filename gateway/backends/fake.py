@@ -2,17 +2,20 @@
 
 It ships, as httpx's ``MockTransport`` does: for trying clients, for load tests that measure the
 gateway alone, and for tests that need a slow or failing model. Config ``parameters``:
-``delay_seconds`` before each answer, ``error`` a message to fail with.
+``delay_seconds`` before each answer, ``error`` a message to fail with. Where the configuration says
+``model_transaction_policy { decoupled: true }`` it answers ``responses`` times (1; a request's own
+parameter ``responses`` goes first), and fails behind those answers.
 """
 
 from __future__ import annotations
 
 import asyncio
+from collections.abc import AsyncGenerator
 
 import numpy as np
 
-from gateway.backends.base import Artifact
-from gateway.errors import Internal
+from gateway.backends.base import Artifact, Execution
+from gateway.errors import Internal, InvalidArgument
 from gateway.repository import config as configuration
 from gateway.types import (
     NUMPY_DTYPES,
@@ -22,6 +25,8 @@ from gateway.types import (
     Tensor,
     TensorSpec,
 )
+
+RESPONSES = "responses"
 
 
 def load(artifact: Artifact) -> FakeBackend:
@@ -36,22 +41,42 @@ class FakeBackend:
         self.config = artifact.config
         self._name, self._version = artifact.model_name, artifact.version
         self._signature = configuration.signature(self.config)
+        self._specs = {spec.name: (i, spec) for i, spec in enumerate(self._signature.outputs)}
+        self._delay_seconds = float(self._parameter("delay_seconds", "0"))
+        self._error = self._parameter("error", "")
+        self.execution = Execution(batches=False, parameters=False, inline=self._inline)
+        self._responses = int(self._parameter(RESPONSES, "1"))
+
+    def _parameter(self, key: str, default: str) -> str:
         parameters = self.config.parameters
-        self._delay_seconds = (
-            float(parameters["delay_seconds"].string_value)
-            if "delay_seconds" in parameters
-            else 0.0
-        )
-        self._error = parameters["error"].string_value if "error" in parameters else ""
+        return parameters[key].string_value if key in parameters else default
+
+    def _inline(self, _: InferRequest) -> bool:
+        return not self._delay_seconds
 
     async def __call__(self, request: InferRequest, deadline: Deadline) -> InferResponse:
         if self._delay_seconds:
             await asyncio.sleep(self._delay_seconds)
         if self._error:
             raise Internal(self._error)
-        wanted = request.outputs or tuple(spec.name for spec in self._signature.outputs)
-        specs = {spec.name: (index, spec) for index, spec in enumerate(self._signature.outputs)}
-        outputs = [self._output(request, *specs[name]) for name in wanted]
+        return self._answer(request)
+
+    async def stream(
+        self, request: InferRequest, deadline: Deadline
+    ) -> AsyncGenerator[InferResponse, None]:
+        count = request.parameters.get(RESPONSES, self._responses)
+        if type(count) is not int:
+            raise InvalidArgument(f"parameter '{RESPONSES}' must be an integer")
+        for _ in range(count):
+            if self._delay_seconds:
+                await asyncio.sleep(self._delay_seconds)
+            yield self._answer(request)
+        if self._error:
+            raise Internal(self._error)
+
+    def _answer(self, request: InferRequest) -> InferResponse:
+        wanted = request.outputs or self._specs
+        outputs = [self._output(request, *self._specs[name]) for name in wanted]
         return InferResponse(self._name, self._version, outputs)
 
     def _output(self, request: InferRequest, index: int, spec: TensorSpec) -> Tensor:

@@ -1,101 +1,394 @@
-"""uvicorn's HTTP/1.1 protocol with what a front owes: a bounded head, and no surprises.
+"""HTTP/1.1 on one connection: httptools parses, limits hold, and an ASGI application answers.
 
 - A request's head is limited in size and in time, and a body may not stand still, so that slow or
-  endless senders hold nothing.
-- An offer to upgrade is ignored, as RFC 9110 (7.8) allows. httptools would otherwise drop the body
-  of the request that makes the offer, and ``curl --http2`` makes it with every request.
+  endless senders hold nothing. A body that is not received is not read: TCP holds it back.
+- Requests that come before their turn wait for it, unread as far as may be.
+- An offer to upgrade is ignored, as RFC 9110 (7.8) allows; ``curl --http2`` makes one with every
+  request.
+- A client that goes ends its request. One that only ends its own side still gets its answer: a
+  ``100 Continue``, which any request may be sent, tells the two apart, since who is gone resets it.
 - What is no HTTP is refused in this API's form.
 """
 
 from __future__ import annotations
 
 import asyncio
-import re
+import math
+import socket
+from collections import deque
 from typing import Any
+from urllib.parse import unquote
 
-from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
+import httptools
+
+from gateway.front.http_exchange import CONTINUE, Clock, Exchange
+from gateway.protocols.asgi import App
 
 MAX_HEAD_BYTES = 64 * 1024
 HEAD_SECONDS = 10.0
 #: A body may take long, but not stand still for longer than this.
 BODY_IDLE_SECONDS = 30.0
+#: nginx's default. A client that reuses a connection just as it is closed sees an error.
+KEEP_ALIVE_SECONDS = 75.0
 LINGER_SECONDS = 1.0
-_UPGRADE = re.compile(rb"\r\nupgrade:", re.IGNORECASE)
+#: How soon after a client's end of sending, and how often, it is looked whether it is there.
+PROBE_SECONDS = 0.1
+#: Of a body, waiting to be received.
+HIGH_WATER_BYTES = 256 * 1024
+_INVALID = ("400 Bad Request", "Invalid HTTP request received.")
+_SLOW = ("408 Request Timeout", "Request Timeout")
+_LONG = ("431 Request Header Fields Too Large", "Request Header Fields Too Large")
+_CROWDED = ("503 Service Unavailable", "too many connections")
+#: Where the parser is.
+_BETWEEN, _HEAD, _BODY = range(3)
 
 
-class BoundedProtocol(HttpToolsProtocol):
+class Shared:
+    """What the connections of one listener share; the event loop alone changes it."""
+
+    def __init__(self, app: App, max_connections: int) -> None:
+        self.app = app
+        self.max_connections = max_connections
+        self.connections: set[HttpConnection] = set()
+        self.exchanges: set[Exchange] = set()
+        self.clock = Clock()
+        #: Clients are told to leave.
+        self.leaving = False
+
+
+class HttpConnection(asyncio.Protocol):
     """One connection."""
 
-    # Where the parser is: before or in a request's head, or in its body.
-    _in_head = False
-    _in_body = False
-    _refused = False
-    _head_bytes = 0
-    _timer: asyncio.TimerHandle | None = None
+    transport: asyncio.Transport
+
+    def __init__(self, shared: Shared, loop: asyncio.AbstractEventLoop) -> None:
+        self.loop = loop
+        self.clock = shared.clock
+        self.writing_paused = False
+        self._shared = shared
+        self._scope: dict[str, Any] = {}  # what the requests' have in common
+        self._parser = httptools.HttpRequestParser(self)
+        # The request being parsed.
+        self._place = _BETWEEN
+        self._url = b""
+        self._headers: list[tuple[bytes, bytes]] = []
+        self._expects_continue = self._upgrades = False
+        self._begun = 0  # requests in the segment at hand
+        self._head_bytes = 0
+        self._receiving: Exchange | None = None
+        # The request being answered, and those whose turn comes.
+        self._answering: Exchange | None = None
+        self._queue: deque[Exchange] = deque()
+        #: What is said once nothing is left to answer; nothing more is parsed.
+        self._refusal: tuple[str, str] | None = None
+        self._closing = False
+        self._ended = False  # the client has ended its side
+        self._probed = False
+        self._reading_paused = False
+        self._writable: asyncio.Future[None] | None = None
+        # One timer: when it is due it looks whether the moment has moved on.
+        self._expires = math.inf
+        self._timer: asyncio.TimerHandle | None = None
+
+    # -- asyncio --------------------------------------------------------------------------------
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
-        super().connection_made(transport)
-        self._start_timer(HEAD_SECONDS)
-
-    def connection_lost(self, exc: Exception | None) -> None:
-        self._stop_timer()
-        super().connection_lost(exc)
+        self.transport = transport
+        if len(self._shared.connections) >= self._shared.max_connections:
+            self._refuse(_CROWDED)
+            return
+        self._shared.connections.add(self)
+        client, server = (transport.get_extra_info(key) for key in ("peername", "sockname"))
+        self._scope = {
+            "type": "http",
+            "asgi": {"version": "3.0", "spec_version": "2.3"},
+            "scheme": "http",
+            "root_path": "",
+            "client": client[:2] if client else None,
+            "server": server[:2] if server else None,
+        }
+        self._expire_in(HEAD_SECONDS)
 
     def data_received(self, data: bytes) -> None:
-        if self._refused:
+        if self._closing or self._refusal is not None:
             return
-        holds_head = not self._in_body
-        if holds_head:
-            head, end, body = data.partition(b"\r\n\r\n")
-            if _UPGRADE.search(head):
-                data = _UPGRADE.sub(b"\r\nx-upgrade:", head) + end + body
-        super().data_received(data)
-        if self._in_head and not self._refused:
-            self._head_bytes += len(data) if holds_head else 0
-            if self._head_bytes > MAX_HEAD_BYTES:
-                self._refuse("431 Request Header Fields Too Large")
-            elif self._timer is None:
-                self._start_timer(HEAD_SECONDS)
-        elif self._in_body:
-            self._stop_timer()
-            self._start_timer(BODY_IDLE_SECONDS)
+        was_in_head, self._begun = self._place == _HEAD, 0
+        try:
+            self._feed(data)
+        except httptools.HttpParserError:
+            self._reject(_INVALID)
+            return
+        if self._place == _HEAD:
+            self._bound_head(len(data), was_in_head)
+        elif self._place == _BODY:
+            self._await_body()
 
-    def on_message_begin(self) -> None:
-        self._in_head, self._head_bytes = True, 0
-        super().on_message_begin()
+    def eof_received(self) -> bool:
+        exchange = self._answering
+        if self._closing or exchange is None or not exchange.complete:
+            return False  # closes the transport
+        self._ended = True
+        self.loop.call_later(PROBE_SECONDS, self._probe)
+        return True
 
-    def on_headers_complete(self) -> None:
-        self._in_head, self._in_body = False, True
-        self._stop_timer()
-        super().on_headers_complete()
-
-    def on_message_complete(self) -> None:
-        self._in_body = False
-        self._stop_timer()
-        super().on_message_complete()
-
-    def send_400_response(self, msg: str) -> None:
-        self._refuse("400 Bad Request", msg)
-
-    def _start_timer(self, seconds: float) -> None:
-        self._timer = self.loop.call_later(seconds, self._refuse, "408 Request Timeout")
-
-    def _stop_timer(self) -> None:
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._closing, self._expires = True, math.inf
+        self._shared.connections.discard(self)
         if self._timer is not None:
             self._timer.cancel()
-            self._timer = None
+        if self._answering is not None:
+            self._answering.disconnect()
+        self._queue.clear()
+        self.resume_writing()
 
-    def _refuse(self, status: str, reason: Any = None) -> None:
+    def pause_writing(self) -> None:
+        self.writing_paused = True
+
+    def resume_writing(self) -> None:
+        self.writing_paused = False
+        if self._writable is not None:
+            self._writable.set_result(None)
+            self._writable = None
+
+    async def writable(self) -> None:
+        if self._writable is None:
+            self._writable = self.loop.create_future()
+        await asyncio.shield(self._writable)
+
+    def resume_reading(self) -> None:
+        if self._reading_paused and not self._queue and not self.transport.is_closing():
+            self._reading_paused = False
+            self.transport.resume_reading()
+            if self._place == _BODY:
+                self._expire_in(BODY_IDLE_SECONDS)
+
+    def _pause_reading(self) -> None:
+        self._expires = math.inf  # it is not the client that is slow
+        if not self._reading_paused and not self.transport.is_closing():
+            self._reading_paused = True
+            self.transport.pause_reading()
+
+    # -- httptools ------------------------------------------------------------------------------
+
+    def _feed(self, data: bytes) -> None:
+        while True:
+            try:
+                self._parser.feed_data(data)
+                return
+            except httptools.HttpParserUpgrade as error:
+                if not self._upgrades:
+                    return  # CONNECT: what follows is not for us
+                # The parser leaves the body to the other protocol: once more, without the offer.
+                data = self._head_without_offer() + data[error.args[0] :]
+                self._parser = httptools.HttpRequestParser(self)
+
+    def on_message_begin(self) -> None:
+        self._place = _HEAD
+        self._begun += 1
+        self._url, self._headers = b"", []
+        self._expects_continue = self._upgrades = False
+
+    def on_url(self, url: bytes) -> None:
+        self._url += url
+
+    def on_header(self, name: bytes, value: bytes) -> None:
+        if self._place == _HEAD:  # else a trailer
+            name = name.lower()
+            if name == b"expect" and value.lower() == b"100-continue":
+                self._expects_continue = True
+            self._headers.append((name, value))
+
+    def on_headers_complete(self) -> None:
+        parser = self._parser
+        method, version = parser.get_method().decode(), parser.get_http_version()
+        self._upgrades = parser.should_upgrade() and method != "CONNECT"
+        if self._upgrades:
+            return
+        url = self._url
+        if url.startswith(b"/") and b"#" not in url:
+            raw_path, _, query = url.partition(b"?")
+        else:
+            parsed = httptools.parse_url(url)
+            raw_path, query = parsed.path or b"/", parsed.query or b""
+        path = raw_path.decode("ascii")
+        scope = self._scope.copy()
+        scope["http_version"] = version
+        scope["method"] = method
+        scope["path"] = unquote(path) if "%" in path else path
+        scope["raw_path"] = raw_path
+        scope["query_string"] = query
+        scope["headers"] = self._headers
+        keep_alive = version == "1.1" and parser.should_keep_alive()
+        exchange = Exchange(self, scope, keep_alive, self._expects_continue and version == "1.1")
+        self._place, self._receiving = _BODY, exchange
+        if self._answering is None:
+            self._answering = exchange
+        else:
+            self._queue.append(exchange)
+            self._pause_reading()
+
+    def on_body(self, body: bytes) -> None:
+        assert self._receiving is not None
+        self._receiving.add(body)
+
+    def on_message_complete(self) -> None:
+        if self._upgrades:
+            return
+        assert self._receiving is not None
+        exchange, self._receiving = self._receiving, None
+        self._place = _BETWEEN
+        exchange.end()
+        if exchange is self._answering:
+            self._expires = math.inf
+            if exchange.task is None:
+                self._start(exchange)
+        elif self._answering is None:  # it was answered before its body was complete
+            self._expire_in(KEEP_ALIVE_SECONDS)
+
+    def _head_without_offer(self) -> bytes:
+        version = self._parser.get_http_version().encode()
+        lines = [b"%b %b HTTP/%b" % (self._parser.get_method(), self._url, version)]
+        lines += [b"%b: %b" % header for header in self._headers if header[0] != b"upgrade"]
+        return b"\r\n".join([*lines, b"", b""])
+
+    # -- requests in turn -----------------------------------------------------------------------
+
+    def leaving(self) -> bool:
+        return self._shared.leaving
+
+    def _start(self, exchange: Exchange) -> None:
+        shared = self._shared
+        shared.exchanges.add(exchange)
+        exchange.task = self.loop.create_task(self._run(exchange))
+
+    async def _run(self, exchange: Exchange) -> None:
+        try:
+            await exchange.run(self._shared.app)
+        finally:
+            self._shared.exchanges.discard(exchange)
+
+    def answered(self, exchange: Exchange) -> None:
+        """The next one's turn, or the connection's end."""
+        if exchange is not self._answering:
+            return
+        self._answering = None
+        if not exchange.keep_alive:
+            self._close()
+        elif self._queue:
+            following = self._queue.popleft()
+            self._answering = following
+            self._start(following)
+        elif self._refusal is not None:
+            self._refuse(self._refusal)
+        elif self._ended:
+            self._close()
+        elif self._place == _BETWEEN:
+            self._expires = self.loop.time() + KEEP_ALIVE_SECONDS
+            if self._timer is None:
+                self._timer = self.loop.call_at(self._expires, self._check_time)
+        if self._reading_paused:
+            self.resume_reading()
+
+    def leave(self) -> None:
+        """Close, now or behind the answer under way."""
+        if self._answering is None:
+            self.transport.close()
+        else:
+            self._answering.keep_alive = False
+
+    def _await_body(self) -> None:
+        """More of a request's body is to come; its application may begin."""
+        exchange = self._receiving
+        assert exchange is not None
+        if exchange is self._answering and exchange.task is None:
+            self._start(exchange)
+        if exchange.buffered > HIGH_WATER_BYTES and not exchange.done:
+            self._pause_reading()
+        elif not self._reading_paused:
+            self._expire_in(BODY_IDLE_SECONDS)
+
+    def _bound_head(self, segment_bytes: int, was_in_head: bool) -> None:
+        if not was_in_head:
+            self._expire_in(HEAD_SECONDS)
+        if self._begun:  # where in the segment is not known, unless it is all of it
+            self._head_bytes = segment_bytes if self._begun == 1 and not was_in_head else 0
+        else:
+            self._head_bytes += segment_bytes
+        if self._head_bytes > MAX_HEAD_BYTES:
+            self._reject(_LONG)
+
+    # -- ends -----------------------------------------------------------------------------------
+
+    def _expire_in(self, seconds: float) -> None:
+        self._expires = self.loop.time() + seconds
+        if self._timer is None or self._timer.when() > self._expires:
+            if self._timer is not None:
+                self._timer.cancel()
+            self._timer = self.loop.call_at(self._expires, self._check_time)
+
+    def _check_time(self) -> None:
+        self._timer = None
+        if self._expires == math.inf:
+            return
+        if self.loop.time() < self._expires:
+            self._timer = self.loop.call_at(self._expires, self._check_time)
+        elif self._closing or (self._place == _BETWEEN and self._url):
+            self.transport.close()
+        else:
+            self._reject(_SLOW)
+
+    def _probe(self) -> None:
+        """Whether the client that has ended its side is gone: then it resets what it is sent."""
+        exchange = self._answering
+        if exchange is None or exchange.done or self.transport.is_closing():
+            return
+        if self._probed or exchange.begun:
+            connection: socket.socket = self.transport.get_extra_info("socket")
+            if connection.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR):
+                self.transport.abort()
+                return
+        elif exchange.scope["http_version"] == "1.1":
+            self._probed = True
+            self.transport.write(CONTINUE)
+        self.loop.call_later(PROBE_SECONDS, self._probe)
+
+    def _reject(self, refusal: tuple[str, str]) -> None:
+        """Take nothing more, and say why once what came before is answered."""
+        self._refusal, self._expires = refusal, math.inf
+        broken, self._receiving = self._receiving, None
+        if broken is not None and broken in self._queue:
+            self._queue.remove(broken)
+        elif broken is not None:
+            self._answering = None
+            broken.disconnect()
+            if broken.begun:
+                self._linger()
+        if self._answering is None:
+            self._refuse(refusal)
+
+    def _refuse(self, refusal: tuple[str, str]) -> None:
         """Answer in one piece and close; no application is involved."""
-        body = b'{"error":"%s"}' % (reason or status[4:]).encode()
-        head = (
-            f"HTTP/1.1 {status}\r\ncontent-type: application/json\r\n"
-            f"content-length: {len(body)}\r\nconnection: close\r\n\r\n"
-        )
-        if not self._refused and not self.transport.is_closing():
-            self._refused = True
-            self._stop_timer()
+        status, reason = refusal
+        body = b'{"error":"%b"}' % reason.encode()
+        head = f"HTTP/1.1 {status}\r\ncontent-type: application/json\r\n"
+        head += "retry-after: 1\r\n" if refusal is _CROWDED else ""
+        head += f"content-length: {len(body)}\r\nconnection: close\r\n\r\n"
+        if not self._closing and not self.transport.is_closing():
             self.transport.write(head.encode() + body)
-            # Closing with bytes unread would reset the connection before the answer is seen.
+            self._linger()
+
+    def _close(self) -> None:
+        if self._place == _BETWEEN and not self._queue:
+            self._closing = True
+            self.transport.close()
+        else:
+            self._linger()
+
+    def _linger(self) -> None:
+        """Closing with bytes unread would reset the connection before the answer is seen."""
+        self._closing = True
+        if not self.transport.is_closing():
             self.transport.write_eof()
+            if self._reading_paused:
+                self.transport.resume_reading()
             self.loop.call_later(LINGER_SECONDS, self.transport.close)

@@ -1,12 +1,9 @@
-"""Replies of plain ASGI handlers, and documents of FastAPI's routes."""
+"""Replies of plain ASGI handlers."""
 
 from __future__ import annotations
 
-from typing import Any
-
 import orjson
 import structlog
-from fastapi import Response
 
 from gateway.protocols.asgi import Send
 
@@ -31,7 +28,3 @@ async def refuse(send: Send, status: int, message: str) -> None:
     log.debug("request failed", status=status, error=message)
     headers = [*JSON, *RETRY] if status in TRY_AGAIN else JSON
     await reply(send, status, orjson.dumps({"error": message}), headers)
-
-
-def document(value: Any, status: int = 200, headers: Any = None) -> Response:
-    return Response(orjson.dumps(value), status, headers, media_type="application/json")

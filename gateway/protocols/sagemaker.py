@@ -16,8 +16,8 @@ from gateway.errors import InvalidArgument, ModelportError
 from gateway.lifecycle import Lifecycle
 from gateway.protocols.asgi import Receive, Scope, Send
 from gateway.protocols.http import Delegate
-from gateway.protocols.http_reply import document
-from gateway.protocols.oip.http import STATUS
+from gateway.protocols.http_document import document
+from gateway.protocols.oip.infer_http import STATUS
 from gateway.protocols.prediction.http import PlatformWire, PredictionHandler, RequestHeaders
 from gateway.protocols.prediction.predictor import Predict
 

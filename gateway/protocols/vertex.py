@@ -11,6 +11,7 @@ from __future__ import annotations
 import re
 from urllib.parse import unquote
 
+from gateway.control import Control
 from gateway.lifecycle import Lifecycle
 from gateway.protocols.asgi import App, Receive, Scope, Send
 from gateway.protocols.http_reply import JSON, reply
@@ -25,7 +26,7 @@ _REDIRECT = b"x-vertex-ai-triton-redirect"
 _MODEL = r"v2/models/[^/]+(?:/versions/[0-9]+)?"
 #: What a request may be redirected to, and with which method.
 _REDIRECTS = (
-    (re.compile(rf"{_MODEL}/infer"), "POST"),
+    (re.compile(rf"{_MODEL}/(?:infer|generate|generate_stream)"), "POST"),
     (re.compile(r"v2/repository/index"), "POST"),
     (re.compile(rf"{_MODEL}(?:/ready|/config|/stats)?"), "GET"),
     (re.compile(r"v2(?:/health/(?:live|ready)|/models/stats)?"), "GET"),
@@ -40,11 +41,13 @@ class VertexApplication:
         app: App,
         predictor: Predict,
         lifecycle: Lifecycle,
+        control: Control,
         settings: VertexAi,
         max_input_bytes: int,
     ) -> None:
         self._app = app
         self._lifecycle = lifecycle
+        self._control = control
         self._settings = settings
         self._predict = PredictionHandler(predictor, PlatformWire(MEDIA_TYPE), max_input_bytes)
 
@@ -52,7 +55,7 @@ class VertexApplication:
         path = scope["path"] if scope["type"] == "http" else None
         if path == self._settings.health_route:
             allowed = scope["method"] in ("GET", "HEAD")
-            status = (200 if self._lifecycle.ready else 400) if allowed else 405
+            status = (200 if await self._control.ready() else 400) if allowed else 405
             await reply(send, status, b"", [])
         elif path == self._settings.predict_route:
             await self._redirect_or_predict(scope, receive, send)

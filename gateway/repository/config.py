@@ -8,13 +8,15 @@ in ``parameters``, which Triton ignores and keeps:
     axes.tokens = "sequence"       names of ``tokens``' dynamic dims, in order, separated by commas
     range.tokens = "0..511"        every value of ``tokens`` lies in [0, 511]
     range.seq_lens = "1..sequence" ... and no value exceeds this request's ``sequence``
+    padding.sequence = "0"         inputs may be padded along ``sequence``, with 0, to share a batch
+    padding.sequence = "ids=1,mask=0"  ... with a value for each input that has the axis
 """
 
 from __future__ import annotations
 
 import json
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import PurePosixPath
 from typing import Any
 
@@ -23,6 +25,7 @@ from google.protobuf.descriptor import FieldDescriptor
 from tritonclient.grpc import model_config_pb2 as pb
 
 from gateway.errors import InvalidArgument
+from gateway.repository import padding
 from gateway.types import Axis, Datatype, ModelSignature, TensorSpec
 
 ModelConfig = Any  # pb.ModelConfig; tritonclient ships no type information
@@ -240,6 +243,8 @@ def build(name: str, platform: Platform, signature: ModelSignature) -> ModelConf
         _bound(config, spec)
     for axis in signature.axes.values():
         _set(config, f"axis.{axis.name}", _span(axis.minimum, axis.maximum))
+        if axis.padding is not None:
+            _set(config, f"padding.{axis.name}", padding.to_text(axis.padding))
     return config
 
 
@@ -311,6 +316,12 @@ def signature(config: ModelConfig) -> ModelSignature:
         kind, _, name = key.partition(".")
         if kind in ("axes", "range") and name not in declared:
             raise InvalidArgument(f"parameter '{key}': there is no input or output '{name}'")
+    for key in config.parameters:
+        if key.startswith(padding.PREFIX):
+            axis = axes.get(key.removeprefix(padding.PREFIX))
+            value = padding.parse(key, _parameter(config, key) or "", axis, inputs)
+            if axis is not None:
+                axes[axis.name] = replace(axis, padding=value)
     for kind, specs in (("input", inputs), ("output", outputs)):
         names = [spec.name for spec in specs]
         for name in {n for n in names if names.count(n) > 1}:

@@ -1,10 +1,21 @@
-"""gRPC as a client of other servers: channels, and a status as what it says of whom."""
+"""gRPC as a client of other servers: channels, unary calls, and a status as what it says of whom.
+
+Unary calls go over HTTP/2 on this event loop (``gateway.upstream.http2``): through ``grpc.aio`` a
+call costs two more threads. Streams are ``gateway.upstream.grpc_stream``'s.
+"""
 
 from __future__ import annotations
 
-import re
-from collections.abc import Callable
-from typing import Any, TypeVar
+import asyncio
+import contextlib
+import os
+import socket
+import ssl
+import struct
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import TypeVar
+from urllib.parse import unquote
 
 import grpc
 from google.protobuf.message import DecodeError
@@ -19,94 +30,214 @@ from gateway.errors import (
 )
 from gateway.routes import Route
 from gateway.types import Deadline
+from gateway.upstream.http2 import PONG_SECONDS, Broken, Buffer, Connection, Reset, TooLarge
+from gateway.upstream.http2 import Reply as _Reply
 from gateway.upstream.pool import EndpointFailed, Failure, public
 
 T = TypeVar("T")
-#: Bytes in, bytes out.
-Call = Callable[..., Any]
 
 MAX_MESSAGE_BYTES = 2**31 - 1
 #: Every gRPC server allows a ping this rarely; one more often may cost the connection.
 KEEPALIVE_SECONDS = 310
-RECONNECT_SECONDS = 0.1
-MAX_RECONNECT_SECONDS = 1.0
-
-#: The library gives its own failures and a server's statuses alike; only its words tell them apart.
-_TRANSPORT = (
-    (re.compile(r"Connection refused"), Failure.REFUSED, "connection refused"),
-    (re.compile(r"^errors resolving|^DNS res"), Failure.REFUSED, "its name is unknown"),
-    (re.compile(r"Failed parsing HTTP/2"), Failure.REFUSED, "it does not speak gRPC"),
-    (re.compile(r"^failed to connect"), Failure.REFUSED, "it does not answer"),
-    (
-        re.compile(r"message larger than max"),
-        Failure.DAMAGED,
-        "it is larger than the route's max_reply_bytes",
-    ),
-    (
-        re.compile(
-            r"^Stream removed|Socket closed|Connection reset|GOAWAY|RST_STREAM|Broken pipe"
-            r"|^recvmsg|^sendmsg|keepalive watchdog|Endpoint closing"
-        ),
-        Failure.DROPPED,
-        "",
-    ),
-    (
-        re.compile(r"^Received http2 header with status: (?!50[234])"),
-        Failure.DAMAGED,
-        "it does not speak gRPC",
-    ),
-)
+#: Where gRPC's own clients look for the roots they trust, before the system's.
+ROOTS_VARIABLE = "GRPC_DEFAULT_SSL_ROOTS_FILE_PATH"
+_PREFIX = struct.Struct(">BI")  # not compressed, length
+_MAX_TIMEOUT = 99_999_999  # eight digits
+_STATUSES = {str(status.value[0]): status.name for status in grpc.StatusCode}
 _REQUEST = frozenset({"INVALID_ARGUMENT", "OUT_OF_RANGE", "FAILED_PRECONDITION", "ALREADY_EXISTS"})
 
 
-def channel(address: str, route: Route) -> grpc.aio.Channel:
-    """A channel to one endpoint of ``route``; it connects when it is first used."""
-    options = [
-        ("grpc.max_send_message_length", MAX_MESSAGE_BYTES),
-        ("grpc.max_receive_message_length", route.max_reply_bytes),
-        ("grpc.keepalive_time_ms", KEEPALIVE_SECONDS * 1000),
-        ("grpc.initial_reconnect_backoff_ms", int(RECONNECT_SECONDS * 1000)),
-        ("grpc.max_reconnect_backoff_ms", int(MAX_RECONNECT_SECONDS * 1000)),
-        # The name notwithstanding: how long a connection may take to come up.
-        ("grpc.min_reconnect_backoff_ms", int(route.connect_timeout_seconds * 1000)),
-        # Otherwise a new channel inherits the failures of one that is closed.
-        ("grpc.use_local_subchannel_pool", 1),
-        ("grpc.enable_http_proxy", 0),
-        ("grpc.enable_retries", 0),
-    ]
-    if route.tls:
-        return grpc.aio.secure_channel(address, grpc.ssl_channel_credentials(), options)
-    return grpc.aio.insecure_channel(address, options)
+class Channel:
+    """Connections to one endpoint of a route, made when they are needed."""
+
+    def __init__(self, address: str, route: Route) -> None:
+        host, _, port = address.rpartition(":")
+        self._host, self._port = host.strip("[]"), int(port)
+        self._address = address
+        self._connect_seconds = route.connect_timeout_seconds
+        self._scheme = "https" if route.tls else "http"
+        self._tls: ssl.SSLContext | None = None
+        if route.tls:
+            self._tls = ssl.create_default_context(cafile=os.environ.get(ROOTS_VARIABLE))
+            self._tls.set_alpn_protocols(["h2"])
+        self.max_reply_bytes = route.max_reply_bytes
+        #: More than one where a server limits the calls of each.
+        self._connections: list[Connection] = []
+        self._connecting: asyncio.Task[Connection] | None = None
+        self._keepalive: asyncio.TimerHandle | None = None
+
+    def method(self, path: str) -> Call:
+        """What ``unary`` takes to call ``path``, ``/package.Service/Method``."""
+        fields = {
+            ":method": "POST",
+            ":scheme": self._scheme,
+            ":path": path,
+            ":authority": self._address,
+            "te": "trailers",
+            "content-type": "application/grpc",
+            "user-agent": "modelport",
+        }
+        return Call(
+            self, b"".join(_literal(name.encode(), v.encode()) for name, v in fields.items())
+        )
+
+    def open(self) -> Connection | None:
+        """A connection that takes a call now."""
+        for connection in self._connections:
+            if connection.free:
+                return connection
+        return None
+
+    async def connect(self) -> Connection:
+        """A new connection, or one that others are waiting for already.
+
+        Raises:
+            EndpointFailed: the endpoint cannot be reached, or does not speak HTTP/2.
+        """
+        while True:
+            if self._connecting is None:
+                self._connecting = asyncio.get_running_loop().create_task(self._connect())
+            # One that gives up must not take the connection from the others.
+            made = await asyncio.shield(self._connecting)
+            if made.free or not made.usable:
+                return made
+
+    async def _connect(self) -> Connection:
+        loop = asyncio.get_running_loop()
+        connection = Connection(loop)
+        try:
+            async with asyncio.timeout(self._connect_seconds):
+                await loop.create_connection(
+                    lambda: connection, self._host, self._port, ssl=self._tls
+                )
+                await connection.greeted
+        except Broken as error:
+            raise EndpointFailed(Failure.REFUSED, "it does not speak gRPC") from error
+        except socket.gaierror as error:
+            raise EndpointFailed(Failure.REFUSED, "its name is unknown") from error
+        except ssl.SSLError as error:
+            raise EndpointFailed(Failure.REFUSED, "it cannot be trusted") from error
+        except ConnectionRefusedError as error:
+            raise EndpointFailed(Failure.REFUSED, "connection refused") from error
+        except OSError as error:
+            raise EndpointFailed(Failure.REFUSED, "it does not answer") from error
+        finally:
+            self._connecting = None
+            if not connection.greeted.done() or connection.greeted.exception() is not None:
+                connection.close()
+        self._connections = [c for c in self._connections if c.usable]
+        self._connections.append(connection)
+        if self._keepalive is None:
+            self._keepalive = loop.call_later(KEEPALIVE_SECONDS, self._ping)
+        return connection
+
+    def _ping(self) -> None:
+        loop = asyncio.get_running_loop()
+        for connection in self._connections:
+            connection.ping()
+            loop.call_later(PONG_SECONDS, connection.check_pong)
+        self._keepalive = loop.call_later(KEEPALIVE_SECONDS, self._ping)
+
+    async def close(self) -> None:
+        if self._keepalive is not None:
+            self._keepalive.cancel()
+        if self._connecting is not None:
+            self._connecting.cancel()
+            with contextlib.suppress(asyncio.CancelledError, EndpointFailed):
+                await self._connecting
+        for connection in self._connections:
+            connection.close()
 
 
-async def unary(call: Call, message: bytes, reply: Callable[[bytes], T], limit: Deadline) -> T:
+@dataclass(frozen=True, slots=True)
+class Call:
+    """A method of an endpoint; ``block`` is the part of its headers that never changes."""
+
+    channel: Channel
+    block: bytes
+
+
+async def unary(
+    call: Call, message: bytes | Sequence[Buffer], reply: Callable[[bytes], T], limit: Deadline
+) -> T:
     """The reply to ``message``, parsed by ``reply`` (a message class's ``FromString``).
 
-    ``call`` is ``channel.unary_unary(method)``: it has no serializers of its own.
+    ``message`` may come in parts, which are sent as they are. The caller cancels when ``limit``
+    has passed; the server is told of it.
 
     Raises:
         EndpointFailed: the server is down, not ready, or its answer is damaged.
         ModelportError: what the server says of the request.
     """
+    parts = (message,) if isinstance(message, bytes) else message
+    prefix = _PREFIX.pack(0, sum(map(len, parts)))
+    block = call.block
+    remaining = limit.remaining()
+    if remaining is not None:
+        if not remaining:
+            raise TimedOut
+        block += _literal(b"grpc-timeout", _timeout(remaining))
+    channel = call.channel
+    connection = channel.open() or await channel.connect()
     try:
-        content = await call(message, timeout=limit.remaining())
-    except grpc.aio.AioRpcError as error:
-        raise crossed(error) from error
+        got = await connection.call(block, (prefix, *parts), channel.max_reply_bytes + _PREFIX.size)
+    except TooLarge as error:
+        said = "it is larger than the route's max_reply_bytes"
+        raise EndpointFailed(Failure.DAMAGED, said) from error
+    except (Broken, Reset) as error:
+        raise EndpointFailed(Failure.DROPPED) from error
     try:
-        return reply(content)
+        return reply(_content(got))
     except DecodeError as error:
         raise EndpointFailed(Failure.DAMAGED, "it is no message of the protocol") from error
 
 
-def crossed(error: grpc.aio.AioRpcError) -> EndpointFailed | ModelportError:
-    """``error`` in the words of the house: what the transport says, or else the server."""
-    status, said = error.code().name, error.details() or ""
-    if status == "DEADLINE_EXCEEDED":
-        return TimedOut()
-    for words, failure, reason in _TRANSPORT:
-        if words.search(said):
-            return EndpointFailed(failure, reason)
-    return meant(status, said)
+def _content(got: _Reply) -> bytes:
+    """The message of a reply whose status is OK."""
+    headers, trailers = got.headers or {}, got.trailers or {}
+    code = headers.get(":status")
+    if code != "200" or not headers.get("content-type", "").startswith("application/grpc"):
+        if code in ("429", "502", "503", "504"):
+            raise meant("UNAVAILABLE", f"HTTP status {code}")
+        raise EndpointFailed(Failure.DAMAGED, "it does not speak gRPC")
+    status = _STATUSES.get(trailers.get("grpc-status", ""), "UNKNOWN")
+    if status != "OK":
+        raise meant(status, unquote(trailers.get("grpc-message", "")))
+    parts: list[memoryview | bytearray | bytes] = [*got.parts]
+    if not parts or len(parts[0]) < _PREFIX.size:
+        parts = [b"".join(parts)]
+    first = memoryview(parts[0])
+    if len(first) < _PREFIX.size:
+        raise EndpointFailed(Failure.DAMAGED, "it is cut off")
+    compressed, length = _PREFIX.unpack_from(first)
+    if compressed or length != got.size - _PREFIX.size:
+        raise EndpointFailed(Failure.DAMAGED, "it is not one message as it was asked for")
+    return b"".join((first[_PREFIX.size :], *parts[1:]))
+
+
+def _literal(name: bytes, value: bytes) -> bytes:
+    """A header field that no table keeps (RFC 7541, 6.2.2), neither string compressed."""
+    return b"".join((b"\0", _size(len(name)), name, _size(len(value)), value))
+
+
+def _size(number: int) -> bytes:
+    if number < 127:
+        return bytes((number,))
+    number -= 127
+    parts = bytearray((127,))
+    while number > 127:
+        parts.append(number & 127 | 128)
+        number >>= 7
+    parts.append(number)
+    return bytes(parts)
+
+
+def _timeout(seconds: float) -> bytes:
+    """As ``grpc-timeout`` has it, at most eight digits."""
+    for unit, per_second in ((b"u", 1e6), (b"m", 1e3)):
+        if seconds * per_second < _MAX_TIMEOUT:
+            return b"%d%b" % (max(1, int(seconds * per_second)), unit)
+    return b"%dS" % min(_MAX_TIMEOUT, int(seconds))
 
 
 def meant(status: str, said: str) -> EndpointFailed | ModelportError:

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import io
-from collections.abc import Mapping
+from collections.abc import AsyncGenerator, Callable, Iterator, Mapping
 from dataclasses import dataclass
+from typing import Any
 
 import aiohttp
 from yarl import URL
@@ -18,6 +20,9 @@ from gateway.upstream.pool import EndpointFailed, Failure
 #: A larger body is sent in parts: the event loop serves others between them.
 WHOLE_BYTES = 1 << 20
 HEADERS = {"Accept-Encoding": "identity"}
+#: Envoy's, in milliseconds: how long whoever asks waits. Another gateway takes it for a deadline.
+TIMEOUT_HEADER = "x-envoy-expected-rq-timeout-ms"
+_TOO_LARGE = "it is larger than the route's max_reply_bytes"
 
 #: HTTP status → the gRPC status that says the same (google.rpc.Code, and Triton's table).
 _STATUSES = {
@@ -73,27 +78,64 @@ class Session:
                 than the route allows.
             TimedOut: ``limit`` has passed.
         """
+        with _crossing():
+            async with self._request(method, address, path, limit, body, headers) as response:
+                return Reply(response.status, response.headers, await self._read(response))
+
+    async def parts(
+        self,
+        address: str,
+        path: str,
+        limit: Deadline,
+        body: bytes,
+        headers: Mapping[str, str],
+        refusal: Callable[[Reply], Exception],
+    ) -> AsyncGenerator[bytes, None]:
+        """The reply to a POST in the parts (chunks) that the server sends it in, as they are asked
+        for. Closing the generator closes the connection.
+
+        Raises:
+            EndpointFailed, TimedOut: as ``ask``; a part may be as large as a reply.
+            Exception: what ``refusal`` makes of a reply whose status is not 200.
+        """
+        with _crossing():
+            async with self._request("POST", address, path, limit, body, headers) as response:
+                if response.status != 200:
+                    raise refusal(
+                        Reply(response.status, response.headers, await self._read(response))
+                    )
+                found = bytearray()
+                async for data, complete in response.content.iter_chunks():
+                    found += data
+                    if len(found) > self._max_reply_bytes:
+                        raise EndpointFailed(Failure.DAMAGED, _TOO_LARGE)
+                    if complete and found:
+                        part, found = bytes(found), bytearray()
+                        yield part
+                if found:  # it has a length, and is one part
+                    yield bytes(found)
+
+    def _request(
+        self,
+        method: str,
+        address: str,
+        path: str,
+        limit: Deadline,
+        body: bytes | None,
+        headers: Mapping[str, str] | None,
+    ) -> Any:
+        """The exchange as a context; what is left of ``limit`` is told to the server."""
         url = URL(f"{self._scheme}://{address}{path}", encoded=True)
         data = io.BytesIO(body) if body is not None and len(body) > WHOLE_BYTES else body
         remaining = limit.remaining()
-        if remaining == 0.0:  # which the library takes for "no limit"
-            raise TimedOut
+        if remaining is not None:
+            if not remaining:  # which the library takes for "no limit"
+                raise TimedOut
+            headers = {**(headers or {}), TIMEOUT_HEADER: str(max(1, int(remaining * 1000)))}
         timeout = aiohttp.ClientTimeout(total=remaining, sock_connect=self._connect_seconds)
-        try:
-            async with self._session.request(
-                method, url, data=data, headers=headers, timeout=timeout, allow_redirects=False
-            ) as response:
-                return Reply(response.status, response.headers, await self._read(response))
-        except (aiohttp.ClientConnectorError, aiohttp.ConnectionTimeoutError) as error:
-            raise EndpointFailed(Failure.REFUSED, _reason(error)) from error
-        except TimeoutError as error:
-            raise TimedOut from error
-        except (aiohttp.ServerDisconnectedError, aiohttp.ClientOSError) as error:
-            raise EndpointFailed(Failure.DROPPED) from error
-        except aiohttp.ClientPayloadError as error:
-            raise EndpointFailed(Failure.DAMAGED, "it is cut off") from error
-        except aiohttp.ClientError as error:
-            raise EndpointFailed(Failure.DAMAGED, "it does not speak HTTP") from error
+        return self._session.request(
+            method, url, data=data, headers=headers, timeout=timeout, allow_redirects=False
+        )
 
     async def _read(self, response: aiohttp.ClientResponse) -> bytes:
         if 300 <= response.status < 400:
@@ -111,10 +153,27 @@ class Session:
             else:
                 return parts[0] if len(parts) == 1 else b"".join(parts)
         response.close()
-        raise EndpointFailed(Failure.DAMAGED, "it is larger than the route's max_reply_bytes")
+        raise EndpointFailed(Failure.DAMAGED, _TOO_LARGE)
 
     async def close(self) -> None:
         await self._session.close()
+
+
+@contextlib.contextmanager
+def _crossing() -> Iterator[None]:
+    """The library's exceptions become the house's."""
+    try:
+        yield
+    except (aiohttp.ClientConnectorError, aiohttp.ConnectionTimeoutError) as error:
+        raise EndpointFailed(Failure.REFUSED, _reason(error)) from error
+    except TimeoutError as error:
+        raise TimedOut from error
+    except (aiohttp.ServerDisconnectedError, aiohttp.ClientOSError) as error:
+        raise EndpointFailed(Failure.DROPPED) from error
+    except aiohttp.ClientPayloadError as error:
+        raise EndpointFailed(Failure.DAMAGED, "it is cut off") from error
+    except aiohttp.ClientError as error:
+        raise EndpointFailed(Failure.DAMAGED, "it does not speak HTTP") from error
 
 
 def meant(status: int, said: str) -> EndpointFailed | ModelportError:

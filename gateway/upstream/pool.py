@@ -184,6 +184,23 @@ class Pool:
         except EndpointFailed as error:
             raise self._public(error) from error
 
+    async def proceed(
+        self,
+        endpoint: Endpoint,
+        attempt: Callable[[Endpoint, Deadline], Awaitable[T]],
+        deadline: Deadline,
+    ) -> T:
+        """One more answer of an endpoint that has answered already; nobody else can give it.
+
+        Raises:
+            ModelportError: as ``call``.
+        """
+        limit = deadline.earliest(self._timeout_seconds)
+        try:
+            return await self._try(endpoint, attempt, limit, deadline)
+        except EndpointFailed as error:
+            raise self._public(error) from error
+
     def _second(self, failed: Endpoint, failure: Failure) -> Endpoint | None:
         if failure is Failure.HUNG:
             return None

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import math
+from array import array
 from collections.abc import Mapping
 from typing import Any
 
@@ -14,6 +15,10 @@ from gateway.types import NUMPY_DTYPES, Array, Datatype, Tensor
 from gateway.wire import raw
 
 BINARY_ONLY = (Datatype.FP16, Datatype.BF16)
+#: Codes of ``array``, which makes of a list what numpy would, in half the time where it is short;
+#: beyond FP32 is infinity, as in C.
+_ARRAY_CODES = {Datatype.FP32: "f", Datatype.FP64: "d"}
+_LISTS = {list}
 _INTEGERS = {int}
 _NUMBERS = {int, float}
 #: The JSON types an element may have, by datatype.
@@ -48,13 +53,14 @@ def decode(name: str, datatype: Datatype, shape: tuple[int, ...], data: Any) -> 
     if type(data) is not list:
         raise InvalidArgument(f"Unable to parse 'data' of input '{name}': it must be an array")
     types = set(map(type, data))
-    while types == {list}:
+    while types == _LISTS:
         data = list(itertools.chain.from_iterable(data))
         types = set(map(type, data))
-    if len(data) != math.prod(shape):
+    count = math.prod(shape)
+    if len(data) != count:
         raise InvalidArgument(
             f"unexpected number of elements for input '{name}': shape {list(shape)} needs "
-            f"{math.prod(shape)}, got {len(data)}"
+            f"{count}, got {len(data)}"
         )
     allowed = _ELEMENT_TYPES.get(datatype, _INTEGERS)
     if not types <= allowed:
@@ -65,9 +71,11 @@ def decode(name: str, datatype: Datatype, shape: tuple[int, ...], data: Any) -> 
             return raw.object_array([text.encode() for text in data], shape)
         except UnicodeEncodeError:
             raise InvalidArgument(f"a string of input '{name}' is not valid Unicode") from None
+    code = _ARRAY_CODES.get(datatype)
     try:
-        with np.errstate(over="ignore"):  # beyond FP32 is infinity, as in C
+        if code is None:
             return np.array(data, NUMPY_DTYPES[datatype]).reshape(shape)
+        return np.frombuffer(array(code, data), NUMPY_DTYPES[datatype]).reshape(shape)
     except OverflowError:
         raise InvalidArgument(f"a value of input '{name}' does not fit {datatype}") from None
 

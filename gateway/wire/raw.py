@@ -49,13 +49,15 @@ def parse_shape(name: str, shape: Sequence[Any]) -> tuple[int, ...]:
     """
     if len(shape) > MAX_RANK:
         raise InvalidArgument(f"input '{name}' has {len(shape)} dimensions, at most {MAX_RANK}")
+    count = 1
     for size in shape:
         if type(size) is not int or size < 0:
             raise InvalidArgument(
                 f"invalid shape for input '{name}': a dimension must be an integer >= 0, not "
                 f"{size!r}"
             )
-    if math.prod(size for size in shape if size) > MAX_ELEMENTS:
+        count *= size or 1
+    if count > MAX_ELEMENTS:
         raise InvalidArgument(
             f"invalid shape for input '{name}': it causes the total element count to exceed "
             f"{MAX_ELEMENTS}"

@@ -1,1 +1,1 @@
-"""Side-by-side measurements: the same tiny model, the same clients, one core per server."""
+"""Side-by-side measurements: the same model files, the same clients, one core per server."""

@@ -1,110 +1,230 @@
 """Measure servers side by side: `python -m loadtests.peers`.
 
-Every server runs the same 4-float model on one core, the client on another. Rounds are interleaved
-(A B C, A B C, ...), so that what else the machine does falls on all alike; only ratios from one run
-mean anything.
+Every server serves the same model files on one core, the client runs on another. Rounds are
+interleaved (A B C, C B A, ...), so that what else the machine does falls on all alike; all servers
+but the one that is measured are stopped (SIGSTOP). Only ratios from one run mean anything.
+
+The environments of the servers are made once, under `.peers/`. A server that cannot be installed,
+does not start or answers wrongly stands in the table with the reason, and the others go on.
 """
 
 from __future__ import annotations
 
 import argparse
 import contextlib
-import json
+import fcntl
 import os
 import platform
 import re
-import statistics
+import signal
 import sys
 import time
 from collections.abc import Iterator
-from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from loadtests import environments, tiny_model
-from loadtests.peers import clients
-from loadtests.peers.servers import ALL, DEFAULT
-from loadtests.peers.servers.base import Launch, Server
-from loadtests.processes import HOST, ServerFailed, free_ports, running
+from loadtests import environments
+from loadtests.peers import lineup, models, raw, readme, results
+from loadtests.peers.clients import Load
+from loadtests.peers.lineup import TROUBLE, Entrant
+from loadtests.peers.models import Files, Model
+from loadtests.peers.progress import Progress
+from loadtests.peers.results import LOOP, Case, Results, Row
+from loadtests.peers.sample import Sample
+from loadtests.peers.servers import ALL
+from loadtests.peers.servers.base import Server
+from loadtests.processes import ServerFailed
 
-BASELINE = "mlserver"
-
-
-@dataclass(frozen=True)
-class Case:
-    """One cell of the table for one server: a client and how many requests are in flight."""
-
-    protocol: str
-    in_flight: int
-
-    @property
-    def title(self) -> str:
-        return f"{self.protocol} c={self.in_flight}"
-
-
-Results = dict[str, dict[str, list[clients.Sample]]]  # server → case title → rounds
+PLOTS = Path("docs/benchmarks")
+#: What a start takes, and the checks before every run: for the estimate only.
+START_SECONDS, CHECK_SECONDS = 5.0, 0.3
+WARM_UP_SECONDS = 1.0
 
 
 def parse(arguments: list[str] | None) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(prog="python -m loadtests.peers", description=__doc__)
-    parser.add_argument("--servers", nargs="+", choices=list(ALL), default=list(DEFAULT))
-    parser.add_argument("--protocols", nargs="+", choices=["http", "grpc"])
-    parser.add_argument("--in-flight", nargs="+", type=int, default=[1, 16])
-    parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument("--seconds", type=int, default=3)
+    parser = argparse.ArgumentParser(
+        prog="python -m loadtests.peers",
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    names = [raw.NAME, *ALL]
+    parser.add_argument(
+        "--servers", nargs="+", choices=names, default=names, metavar="NAME", help=", ".join(names)
+    )
+    parser.add_argument(
+        "--models",
+        nargs="+",
+        choices=list(models.ALL),
+        default=list(models.ALL),
+        metavar="NAME",
+        help="; ".join(f"{model.name}: {model.title}" for model in models.ALL.values()),
+    )
+    protocols = [protocol for protocol in results.PROTOCOLS if protocol != LOOP]
+    parser.add_argument(
+        "--protocols",
+        nargs="+",
+        choices=protocols,
+        default=protocols,
+        metavar="NAME",
+        help=f"of those that a model is asked in: {', '.join(protocols)}",
+    )
+    parser.add_argument(
+        "--in-flight", nargs="+", type=int, metavar="N", help="[default: the model's, of 1 and 16]"
+    )
+    parser.add_argument("--rounds", type=int, metavar="N", help="[default: the model's, 3 to 5]")
+    parser.add_argument(
+        "--seconds", type=int, metavar="N", help="of one run [default: the model's, 2 to 8]"
+    )
     cores = sorted(os.sched_getaffinity(0))
-    parser.add_argument("--server-core", type=int, default=cores[0])
-    parser.add_argument("--client-core", type=int, default=cores[-1])
+    parser.add_argument("--server-core", type=int, default=cores[0], metavar="CORE")
+    parser.add_argument("--client-core", type=int, default=cores[-1], metavar="CORE")
+    parser.add_argument(
+        "--readme", type=Path, metavar="FILE", help="write tables and plots between its markers"
+    )
+    parser.add_argument(
+        "--plots",
+        type=Path,
+        default=environments.ROOT / PLOTS,
+        metavar="FOLDER",
+        help=f"where --readme puts the plots [default: {PLOTS}]",
+    )
+    parser.add_argument(
+        "--report",
+        type=Path,
+        metavar="RESULTS.json",
+        help="measure nothing: make the report from an earlier run's file",
+    )
     return parser.parse_args(arguments)
 
 
-@contextlib.contextmanager
-def started(server: Server, repository: Path, core: int) -> Iterator[dict[str, clients.Drive]]:
-    """A ready server with one checked answer per protocol, and the drives for its load."""
-    work = environments.folder(f"work/{server.name}")
-    http, grpc, metrics = free_ports(3)
-    command = server.command(Launch(repository, work, http, grpc, metrics))
-    with running(
-        command.arguments,
-        log=environments.folder("logs") / f"{server.name}.log",
-        ready=f"http://{HOST}:{http}{server.ready_path}",
-        core=core,
-        env={"OMP_NUM_THREADS": "1", **command.env},
-        cwd=command.cwd,
-        must_stop=False,
-    ):
-        drives = {"http": clients.http(server, http, work)}
-        if server.grpc:
-            drives["grpc"] = clients.grpc(server, grpc, work)
-        yield drives
+def cases(model: Model, server: Server, options: argparse.Namespace) -> list[Case]:
+    """How a server is loaded with a model."""
+    loads = options.in_flight or model.in_flight
+    if server.batching:
+        if model.baseline != raw.NAME:
+            return []  # nothing to gain where nothing is computed
+        loads = [max(loads)]  # batches form where many requests wait
+    found = []
+    for protocol in model.protocols:
+        known = {
+            **dict.fromkeys(server.encodings, True),
+            "grpc": server.grpc,
+            "perf_analyzer": server.perf_analyzer,
+        }
+        if protocol in options.protocols and known.get(protocol):
+            # perf_analyzer is a second witness, not another measurement.
+            wanted = [max(loads)] if protocol == "perf_analyzer" else loads
+            found += [Case(protocol, load) for load in wanted]
+        if found and model.one_protocol:
+            break
+    return found
 
 
-def measure(options: argparse.Namespace) -> Results:
-    cases = [
-        Case(protocol, in_flight)
-        for protocol in options.protocols or ["http", "grpc"]
-        for in_flight in options.in_flight
-    ]
-    repository = tiny_model.repository()
-    results: Results = {name: {case.title: [] for case in cases} for name in options.servers}
-    with contextlib.ExitStack() as stack:
-        drives = {}
+def planned(model: Model, name: str, options: argparse.Namespace) -> list[Case]:
+    """The cells of one row."""
+    if name == raw.NAME:
+        return [Case(LOOP, batch) for batch in model.batch_sizes]
+    return cases(model, ALL[name], options)
+
+
+def estimate(options: argparse.Namespace) -> float:
+    """Seconds that the whole run will take, environments and models made."""
+    total = 0.0
+    for model in chosen(options):
+        runs = 0
         for name in options.servers:
-            context = started(ALL[name], repository, options.server_core)
-            drives[name] = stack.enter_context(context)
-            for drive in drives[name].values():  # warm up
-                drive(max(options.in_flight), 1, options.client_core)
-        for number in range(options.rounds):
-            print(f"round {number + 1} of {options.rounds}", file=sys.stderr, flush=True)
-            for case in cases:
-                for name in options.servers:
-                    if case.protocol in drives[name]:
-                        drive = drives[name][case.protocol]
-                        sample = drive(case.in_flight, options.seconds, options.client_core)
-                        if not sample.requests_per_second:
-                            print(f"{name}, {case.title}: no answer", file=sys.stderr)
-                        results[name][case.title].append(sample)
-    return results
+            runs += len(planned(model, name, options))
+            total += START_SECONDS
+        total += runs * model.rounds * (model.seconds + CHECK_SECONDS)
+    return total
+
+
+def chosen(options: argparse.Namespace) -> Iterator[Model]:
+    """The models as the options want them measured."""
+    for name in options.models:
+        yield models.ALL[name].timed(options.rounds, options.seconds)
+
+
+def measure_model(
+    model: Model, options: argparse.Namespace, rows: dict[str, Row], progress: Progress
+) -> None:
+    """Fill ``rows``, one for each server; what goes wrong with a server goes into its row."""
+    files = models.prepare(model)
+    with contextlib.ExitStack() as stack:
+        entrants: dict[str, Entrant] = {}
+        for name in options.servers:
+            if not planned(model, name, options):
+                continue
+            row = rows[name] = Row(raw.ABOUT if name == raw.NAME else ALL[name].about)
+            if name == raw.NAME:
+                continue
+            progress.say(f"{model.name}: starting {name}")
+            wanted = dict.fromkeys(case.protocol for case in planned(model, name, options))
+            try:
+                context = lineup.started(ALL[name], files, wanted, options.server_core)
+                entrants[name] = stack.enter_context(context)
+                warm_up(model, entrants[name], options.client_core)
+            except TROUBLE as error:
+                row.missing = str(error)
+                entrants.pop(name, None)
+                progress.trouble(f"{name} with {model.name}: {error}")
+        for number in range(model.rounds):
+            names = [name for name in rows if name == raw.NAME or name in entrants]
+            plan = schedule(model, names, options)
+            for case, name in plan if number % 2 == 0 else reversed(plan):
+                row = rows[name]
+                if row.missing:
+                    continue
+                progress.say(f"{model.name}, round {number + 1}: {name}, {case.title}")
+                try:
+                    sample = run(model, files, name, case, entrants, options)
+                except TROUBLE as error:
+                    row.missing = str(error)
+                    progress.trouble(f"{name} with {model.name}, {case.title}: {error}")
+                    continue
+                if sample.failed:
+                    progress.trouble(f"{name}, {model.name}, {case.title}: {sample.failed} failed")
+                row.cases.setdefault(case, []).append(sample)
+
+
+def warm_up(model: Model, entrant: Entrant, core: int) -> None:
+    """A run of each protocol that does not count: what is compiled at first use, is now.
+
+    A model that takes long for an answer has had its checks.
+    """
+    if model.answers is not None:
+        return
+    with entrant.awake():
+        for protocol, client in entrant.clients.items():
+            if protocol != "perf_analyzer":
+                client.drive(Load(max(model.in_flight), WARM_UP_SECONDS, None, core))
+
+
+def schedule(model: Model, names: list[str], options: argparse.Namespace) -> list[tuple[Case, str]]:
+    """The runs of one round: the same case of all servers next to each other."""
+    wanted = {name: planned(model, name, options) for name in names}
+    every = dict.fromkeys(case for name in names for case in wanted[name])
+    return [(case, name) for case in every for name in names if case in wanted[name]]
+
+
+def run(
+    model: Model,
+    files: Files,
+    name: str,
+    case: Case,
+    entrants: dict[str, Entrant],
+    options: argparse.Namespace,
+) -> Sample:
+    if case.protocol == LOOP:
+        core, answers = options.server_core, model.answers
+        return raw.run(files.onnx, files.request, case.load, model.seconds, answers, core)
+    entrant = entrants[name]
+    with entrant.awake():
+        load = Load(case.load, model.seconds, model.answers, options.client_core)
+        sample = entrant.clients[case.protocol].drive(load)
+    if not sample.requests_per_second:
+        raise ServerFailed(f"{case.title} in flight: no answer, {sample.failed} failed")
+    return sample
 
 
 def hardware(options: argparse.Namespace) -> dict[str, Any]:
@@ -120,78 +240,53 @@ def hardware(options: argparse.Namespace) -> dict[str, Any]:
     }
 
 
-def median(samples: list[clients.Sample]) -> float:
-    return statistics.median(sample.requests_per_second for sample in samples)
+def measure(options: argparse.Namespace) -> tuple[Results, Path]:
+    """Measure, and keep all rounds in a file, so far as they have come, whatever happens."""
+    told = {name: value for name, value in vars(options).items() if not isinstance(value, Path)}
+    told["date"] = time.strftime("%Y-%m-%d")
+    measured = Results(hardware(options), told)
+    path = environments.folder("results") / time.strftime("peers-%Y%m%d-%H%M%S.json")
+    progress = Progress(estimate(options))
+    for model in chosen(options):
+        rows = measured.models.setdefault(model.name, {})
+        try:
+            measure_model(model, options, rows, progress)
+        finally:
+            measured.save(path)
+    progress.end()
+    return measured, path
 
 
-def ratio(samples: list[clients.Sample], baseline: list[clients.Sample]) -> float:
-    """The median of each round's own ratio: what slows a round slows both."""
-    pairs = zip(samples, baseline, strict=True)
-    return statistics.median(
-        ours.requests_per_second / max(theirs.requests_per_second, 1e-9) for ours, theirs in pairs
-    )
-
-
-def cell(samples: list[clients.Sample], baseline: list[clients.Sample]) -> str:
-    """Median requests/s (lowest-highest), ratio to the baseline, p50 / p99 milliseconds."""
-    if not samples:
-        return ""
-    rates = [sample.requests_per_second for sample in samples]
-    text = f"{median(samples):,.0f} ({min(rates):,.0f}-{max(rates):,.0f})"
-    if baseline:
-        text += f" **{ratio(samples, baseline):.2f}x**"
-    p50 = statistics.median(sample.p50_ms for sample in samples)
-    p99 = statistics.median(sample.p99_ms for sample in samples)
-    text += f" {p50:.2f}/{p99:.2f} ms"
-    failed = sum(sample.failed for sample in samples)
-    return text + (f" FAILED {failed}" if failed else "")
-
-
-def table(results: Results, machine: dict[str, Any], options: argparse.Namespace) -> str:
-    titles = list(next(iter(results.values())))
-    baseline = results.get(BASELINE, {})
-    same = " (the same core: not a fair run)" if options.server_core == options.client_core else ""
-    lines = [
-        f"{machine['cpu']}, {machine['cores']} cores, {machine['system']}; servers on core "
-        f"{options.server_core}, clients on core {options.client_core}{same}; load average before "
-        f"{machine['load_average'][0]:.1f}. {options.rounds} interleaved rounds of "
-        f"{options.seconds} s; the 4-float model, no batching. requests/s: median (lowest-highest) "
-        f"**median of each round's ratio to {BASELINE}** p50/p99. HTTP is JSON by wrk, gRPC by "
-        "h2load.",
-        "",
-        f"| server | {' | '.join(titles)} |",
-        f"|---|{'---|' * len(titles)}",
-    ]
-    for name, cases in results.items():
-        cells = [cell(cases[title], baseline.get(title, [])) for title in titles]
-        lines.append(f"| {name} ({ALL[name].about}) | {' | '.join(cells)} |")
-    return "\n".join(lines)
-
-
-def save(text: str, results: Results, machine: dict[str, Any], options: argparse.Namespace) -> Path:
-    home = environments.folder("results")
-    stem = home / time.strftime("peers-%Y%m%d-%H%M%S")
-    rounds = {
-        name: {title: [asdict(sample) for sample in samples] for title, samples in cases.items()}
-        for name, cases in results.items()
-    }
-    report = {"hardware": machine, "options": vars(options), "rounds": rounds}
-    stem.with_suffix(".json").write_text(json.dumps(report, indent=2) + "\n")
-    stem.with_suffix(".md").write_text(text + "\n")
-    return stem.with_suffix(".json")
+@contextlib.contextmanager
+def alone() -> Iterator[None]:
+    """Two runs at once would spoil each other's figures, and use the same folders."""
+    with (environments.folder("work") / "lock").open("w") as lock:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError as error:
+            raise environments.Missing("another benchmark is running here: wait for it") from error
+        yield
 
 
 def main(arguments: list[str] | None = None) -> int:
     options = parse(arguments)
-    machine = hardware(options)
+    # Stopped servers do not end by themselves: leave through every `finally`.
+    for number in (signal.SIGTERM, signal.SIGHUP):
+        signal.signal(number, lambda received, _: sys.exit(128 + received))
     try:
-        results = measure(options)
-    except (environments.Missing, ServerFailed, clients.WrongAnswer) as error:
+        if options.readme:
+            readme.check(options.readme)
+        if options.report:
+            measured, path = Results.load(options.report), options.report
+        else:
+            with alone():
+                measured, path = measure(options)
+    except (readme.NoMarkers, environments.Missing) as error:
         print(error, file=sys.stderr)
         return 1
-    text = table(results, machine, options)
-    path = save(text, results, machine, options)
-    print(text)
-    print(f"\n{path.relative_to(environments.ROOT)}")
-    every = [s for cases in results.values() for samples in cases.values() for s in samples]
-    return 1 if any(sample.failed for sample in every) else 0
+    if options.readme:
+        print(readme.write(measured, options.readme, options.plots))
+    else:
+        print(readme.report(measured, {}))
+    print(f"\n{path}")
+    return 1 if measured.failed else 0

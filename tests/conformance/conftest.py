@@ -8,7 +8,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from tests.conformance import repository, torchserve
+from tests.conformance import decoupled, repository, torchserve
 from tests.conformance.clients import CALLERS, CONTROLS, Caller, Control
 from tests.server import Gateway, serving
 from tests.upstream import mirrored
@@ -32,6 +32,13 @@ def gateway(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Gateway]:
 def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Gateway]:
     """The same models, and some of pictures, for TorchServe's dialect."""
     with torchserve.serving_all(tmp_path_factory.mktemp("torchserve") / "models") as gateway:
+        yield gateway
+
+
+@pytest.fixture(scope="session")
+def streaming(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Gateway]:
+    """Models that give any number of responses."""
+    with serving(decoupled.build(tmp_path_factory.mktemp("decoupled") / "models")) as gateway:
         yield gateway
 
 

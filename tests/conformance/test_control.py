@@ -56,10 +56,12 @@ def test_the_server_names_what_works_and_nothing_else(control: Control) -> None:
         "extensions": [
             "classification",
             "model_repository",
+            "schedule_policy",
             "model_configuration",
             "binary_tensor_data",
             "parameters",
             "statistics",
+            "generate",
         ],
     }
 

@@ -60,10 +60,12 @@ def test_the_server_document(connection: Connection) -> None:
         "extensions": [
             "classification",
             "model_repository",
+            "schedule_policy",
             "model_configuration",
             "binary_tensor_data",
             "parameters",
             "statistics",
+            "generate",
         ],
     }
 
@@ -94,13 +96,30 @@ GET_ROUTES = (
     "/v2/models/x2/versions/1/ready",
     "/v2/models/x2/versions/1/config",
     "/v2/models/x2/versions/1/stats",
+    "/v2/systemsharedmemory/status",
+    "/v2/cudasharedmemory/status",
+)
+#: Read too, but there are no regions.
+REGION_ROUTES = (
+    "/v2/systemsharedmemory/region/r/status",
+    "/v2/cudasharedmemory/region/r/status",
 )
 POST_ROUTES = (
     "/v2/models/x2/infer",
     "/v2/models/x2/versions/1/infer",
+    "/v2/models/x2/generate",
+    "/v2/models/x2/generate_stream",
+    "/v2/models/x2/versions/1/generate",
+    "/v2/models/x2/versions/1/generate_stream",
     "/v2/repository/index",
     "/v2/repository/models/x2/load",
     "/v2/repository/models/x2/unload",
+    "/v2/systemsharedmemory/unregister",
+    "/v2/systemsharedmemory/region/r/register",
+    "/v2/systemsharedmemory/region/r/unregister",
+    "/v2/cudasharedmemory/unregister",
+    "/v2/cudasharedmemory/region/r/register",
+    "/v2/cudasharedmemory/region/r/unregister",
 )
 
 
@@ -583,7 +602,7 @@ METRICS = (
 
 #: name and labels → value
 Samples = dict[tuple[str, frozenset[tuple[str, str]]], float]
-_SAMPLE = re.compile(r"(\w+)(?:\{(.*)\})? (\S+)")
+_SAMPLE = re.compile(r"(:?[\w:]+)(?:\{(.*)\})? (\S+)")
 _LABEL = re.compile(r'(\w+)="([^"]*)"')
 
 
@@ -664,12 +683,16 @@ def test_the_metrics_port_has_nothing_else(gateway: Gateway) -> None:
 def test_every_route_is_documented(connection: Connection) -> None:
     document = connection.send("GET", "/openapi.json").json
     routes = {
-        (method.upper(), path.replace("{model}", "x2").replace("{version}", "1"))
+        (
+            method.upper(),
+            path.replace("{model}", "x2").replace("{region}", "r").replace("{version}", "1"),
+        )
         for path, methods in document["paths"].items()
         if path.startswith("/v2")
         for method in methods
     }
-    expected = {("GET", path) for path in GET_ROUTES} | {("POST", path) for path in POST_ROUTES}
+    expected = {("GET", path) for path in (*GET_ROUTES, *REGION_ROUTES)}
+    expected |= {("POST", path) for path in POST_ROUTES}
     assert routes == expected
 
 

@@ -18,7 +18,7 @@ from tritonclient.grpc import service_pb2 as pb
 from tritonclient.grpc import service_pb2_grpc
 
 from gateway.front import http_protocol
-from gateway.front.portable import HttpListener
+from gateway.front.http_listener import HttpListener
 from gateway.protocols.asgi import Receive, Scope, Send
 from gateway.types import Deadline
 from tests.faults import probes

@@ -369,7 +369,7 @@ def test_sigterm_while_a_model_loads_ends_promptly(
 
 
 def test_a_gateway_that_loads_is_live_and_not_ready(repository: Repository, tmp_path: Path) -> None:
-    repository.version(2.0, backend="ledger", config=parameter("load_seconds", 1))
+    repository.version(2.0, backend="ledger", config=parameter("load_seconds", 3))
     with recorded(repository.root, tmp_path / "ledger", wait_for="listening") as (gateway, _):
         eventually(lambda: probes.state(gateway) == "LOADING", "loading")
         assert probes.live(gateway)

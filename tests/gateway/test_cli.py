@@ -13,7 +13,7 @@ from typing import Any
 import click
 import pytest
 
-from gateway import __version__, cli, server
+from gateway import __version__, cli, serve_cli, server
 from gateway.settings import AspiredVersionPolicy, LogFormat, ModelControlMode, Settings
 from tests import models
 
@@ -67,7 +67,7 @@ def one_line(run: subprocess.CompletedProcess[str], status: int) -> str:
 def options() -> dict[str, click.Option]:
     return {
         flag: parameter
-        for parameter in cli.serve.params
+        for parameter in serve_cli.serve.params
         if isinstance(parameter, click.Option)
         for flag in parameter.opts
     }
@@ -90,7 +90,7 @@ def call(*arguments: str) -> None:
 
 @pytest.mark.parametrize(("flag", "default"), [*TRITON.items(), *OURS.items()])
 def test_a_flag_has_its_default(flag: str, default: Any) -> None:
-    assert options()[flag].get_default(click.Context(cli.serve)) == default
+    assert options()[flag].get_default(click.Context(serve_cli.serve)) == default
 
 
 def test_repositories_and_models_to_load_are_repeatable() -> None:

@@ -14,7 +14,8 @@ import pytest
 from gateway.backends.base import Artifact
 from gateway.dataplane import DataPlane
 from gateway.errors import Code, Internal, InvalidArgument, ModelportError, TimedOut, Unavailable
-from gateway.lifecycle import Lifecycle, ServedVersion
+from gateway.lifecycle import Lifecycle
+from gateway.model import ServedVersion
 from gateway.repository import config as configuration
 from gateway.settings import ModelControlMode, Settings
 from gateway.telemetry import Statistics

@@ -385,3 +385,10 @@ def test_a_gateway_serves_an_ensemble_and_survives_a_model_that_changes(tmp_path
         assert c.post("/v2/repository/models/b/load").status_code == 200
         answer = ask()
         assert (answer.status_code, "model 'b'" in answer.json()["error"]) == (400, True)
+
+
+def test_a_step_that_gives_any_number_of_responses_is_refused() -> None:
+    streaming = double("b")
+    streaming.model_transaction_policy.decoupled = True
+    with pytest.raises(InvalidArgument, match="'e' contains model 'b' which is decoupled"):
+        ensemble(text(*CHAIN), {"a": double("a"), "b": streaming})

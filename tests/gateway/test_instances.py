@@ -13,7 +13,7 @@ from collections.abc import Awaitable, Callable, Iterator
 import numpy as np
 import pytest
 
-from gateway.backends.embedded.instances import Instances
+from gateway.backends.embedded.instances import MAX_QUEUE_SIZE, Instances
 from gateway.errors import Internal, TimedOut, Unavailable
 from gateway.types import NO_DEADLINE, Datatype, Deadline, InferRequest, InferResponse, Tensor
 
@@ -67,7 +67,7 @@ Make = Callable[..., Instances]
 def instances(runtime: Runtime) -> Iterator[Make]:
     made: list[Instances] = []
 
-    def make(count: int = 1, max_queue_size: int = 0) -> Instances:
+    def make(count: int = 1, max_queue_size: int = MAX_QUEUE_SIZE) -> Instances:
         made.append(Instances(runtime, "test", count, max_queue_size))
         return made[-1]
 

@@ -79,6 +79,35 @@ def test_a_success_counts_batch_elements_executions_and_nanoseconds() -> None:
     ]
 
 
+def test_requests_that_ran_together_are_one_execution_of_the_batchs_size() -> None:
+    statistics = Statistics()
+    statistics.executed(3, Timing(0, 2, 30, 4))
+    for batch in (1, 2):
+        statistics.succeeded(batch, 100, Timing(1, 2, 30, 4, counted=True))
+    document = statistics.document("m", 1)
+    assert (document["inference_count"], document["execution_count"]) == (3, 1)
+    assert document["inference_stats"]["compute_infer"] == {"count": 2, "ns": 60}
+    assert [(b["batch_size"], b["compute_infer"]) for b in document["batch_stats"]] == [
+        (3, {"count": 1, "ns": 30})
+    ]
+
+
+def test_an_answer_from_the_cache_is_a_success_and_neither_an_inference_nor_an_execution() -> None:
+    statistics = Statistics()
+    statistics.succeeded(4, 100, Timing(cache_hit_ns=7))
+    statistics.succeeded(2, 100, Timing(compute_infer_ns=5, cache_miss_ns=9))
+    document = statistics.document("m", 1)
+    assert (document["inference_count"], document["execution_count"]) == (2, 1)
+    stats = document["inference_stats"]
+    assert [stats[key] for key in ("success", "cache_hit", "cache_miss", "compute_infer")] == [
+        {"count": 2, "ns": 200},
+        {"count": 1, "ns": 7},
+        {"count": 1, "ns": 9},
+        {"count": 1, "ns": 5},
+    ]
+    assert [b["batch_size"] for b in document["batch_stats"]] == [2]
+
+
 @pytest.mark.parametrize(
     ("code", "reason"),
     [

@@ -182,7 +182,7 @@ def test_what_was_computed_for_a_version_goes_with_it() -> None:
 
     version: Version | None = Version()
     lifecycle: Any = SimpleNamespace(get=lambda *_: version)
-    servables = Servables(lifecycle)
+    servables = Servables(lifecycle, control=lifecycle)
     found = servables.find(Selected("m"))
     assert servables.find(Selected("m", 1)) is found
     gone, kept = weakref.ref(version), weakref.ref(found)

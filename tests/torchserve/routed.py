@@ -10,6 +10,7 @@ table of what was asked; exits with 1 if anything is not as it must be.
 from __future__ import annotations
 
 import contextlib
+import json
 import tempfile
 import time
 import zipfile
@@ -17,6 +18,7 @@ from collections.abc import Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
+import grpc
 import httpx
 import numpy as np
 import tritonclient.http
@@ -26,7 +28,9 @@ from tritonclient.utils import InferenceServerException
 
 from exporters.packaging.package import package
 from exporters.source import Source
+from gateway.protocols.torchserve.grpc import INFERENCE_SERVICE
 from gateway.types import Array
+from gateway.wire.proto import torchserve_inference_pb2 as inference
 from loadtests.processes import HOST
 from tests import verb
 from tests.server import Gateway
@@ -51,15 +55,36 @@ def handle(data, context):
         time.sleep(2)
     return [body[::-1] for body in bodies]
 """
-MANIFEST = """{"runtime": "python", "model": {"modelName": "reverse", "handler": "reverse.py",
+#: One that answers as it goes: ``body 0``, ``body 1``, ``body 2``, ``body end``.
+STREAMER = """
+import time
+from ts.handler_utils.utils import send_intermediate_predict_response
+
+def handle(data, context):
+    if data is None:
+        return None
+    bodies = [bytes(row.get("body") or row.get("data")) for row in data]
+    for index in range(3):
+        parts = [b"%b %d" % (body, index) for body in bodies]
+        send_intermediate_predict_response(parts, context.request_ids, "ok", 200, context)
+        time.sleep(0.2)
+    return [body + b" end" for body in bodies]
+"""
+MANIFEST = """{"runtime": "python", "model": {"modelName": "NAME", "handler": "NAME.py",
 "modelVersion": "1.0"}, "archiverVersion": "0.12.0"}"""
+#: Bytes in, any number of bytes out.
+STREAMING = """
+input { name: "data" data_type: TYPE_STRING dims: 1 }
+output { name: "output" data_type: TYPE_STRING dims: 1 }
+model_transaction_policy { decoupled: true }
+"""
 
 
-def reverse(store: Path) -> Path:
-    archive = store / "reverse.mar"
+def archived(store: Path, name: str, handler: str) -> Path:
+    archive = store / f"{name}.mar"
     with zipfile.ZipFile(archive, "w") as file:
-        file.writestr("MAR-INF/MANIFEST.json", MANIFEST)
-        file.writestr("reverse.py", HANDLER)
+        file.writestr("MAR-INF/MANIFEST.json", MANIFEST.replace("NAME", name))
+        file.writestr(f"{name}.py", handler)
     return archive
 
 
@@ -76,6 +101,9 @@ def tables(ports: Ports, repository: Path) -> Iterator[str]:
         yield table(f"{hop}_declared", [endpoint], model="fraud", config=str(config), **keys)
         yield table(f"{hop}_reverse", [endpoint], model="reverse", **managed)
         yield table(f"{hop}_bare", [endpoint], model="reverse", **keys)
+        streaming = repository.parent / "streaming.pbtxt"
+        streaming.write_text(STREAMING)
+        yield table(f"{hop}_stream", [endpoint], model="stream", config=str(streaming), **keys)
         yield table(f"{hop}_quick", [endpoint], model="reverse", timeout_seconds=0.5, **keys)
 
 
@@ -165,6 +193,50 @@ def check_bytes(gateway: Gateway) -> Iterator[Check]:
     yield check
 
 
+def streamed(address: str, model: str, body: bytes) -> list[bytes]:
+    """What ``StreamPredictions`` gives."""
+    message = inference.PredictionsRequest(model_name=model, input={"body": body})
+    with grpc.insecure_channel(address) as channel:
+        call = channel.unary_stream(
+            f"/{INFERENCE_SERVICE}/StreamPredictions",
+            inference.PredictionsRequest.SerializeToString,
+            inference.PredictionResponse.FromString,
+        )
+        return [reply.prediction for reply in call(message, timeout=30)]
+
+
+def chunked(address: str, model: str, body: bytes) -> tuple[list[bytes], float]:
+    """The parts of a prediction, and after what share of its time the first one came."""
+    started = time.monotonic()
+    found, times = [], []
+    with httpx.stream("POST", f"http://{address}/predictions/{model}", content=body) as reply:
+        for part in reply.iter_raw():
+            found.append(part)
+            times.append(time.monotonic() - started)
+    return found, times[0] / times[-1]
+
+
+def check_streams(gateway: Gateway, ports: Ports) -> Check:
+    check = Check("a handler that streams: parts, events and StreamPredictions, both protocols")
+    body, expected = b"abc", [b"abc 0", b"abc 1", b"abc 2", b"abc end"]
+    direct = streamed(f"{HOST}:{ports.grpc}", "stream", body)
+    check.note(None if direct == expected else f"TorchServe's own StreamPredictions: {direct}")
+    parts, _ = chunked(f"{HOST}:{ports.inference}", "stream", body)
+    check.note(None if parts == expected else f"TorchServe's own parts: {parts}")
+    for hop in HOPS:
+        model = f"{hop}_stream"
+        found = streamed(gateway.grpc, model, body)
+        check.note(None if found == expected else f"{hop}, StreamPredictions: {found}")
+        parts, share = chunked(gateway.http, model, body)
+        check.note(None if parts == expected and share < 0.5 else f"{hop}: {parts}, {share:.2f}")
+        url = f"http://{gateway.http}/v2/models/{model}/generate_stream"
+        text = httpx.post(url, json={"data": "abc"}, timeout=30).text
+        events = [json.loads(line.removeprefix("data: ")) for line in text.split("\n\n") if line]
+        good = [event.get("output") for event in events] == [part.decode() for part in expected]
+        check.note(None if good else f"{hop}, events: {text[:200]}")
+    return check
+
+
 def check_metadata(gateway: Gateway) -> Check:
     check = Check("versions and signatures are TorchServe's")
     for hop in HOPS:
@@ -186,7 +258,8 @@ def run(work: Path) -> list[Check]:
         folder = publish(work / "repository", name, source)
         archives.append(work / "store" / f"{name}.mar")
         package(folder, "torchserve", archives[-1])
-    archives.append(reverse(work / "store"))
+    archives.append(archived(work / "store", "reverse", HANDLER))
+    archives.append(archived(work / "store", "stream", STREAMER))
     with (
         torchserve(work, archives) as ports,
         fronting(work / "front", *tables(ports, work / "repository")) as gateway,
@@ -195,7 +268,7 @@ def run(work: Path) -> list[Check]:
         checks += [check_answers(gateway, name, found[name]) for name in MODELS]
         checks.append(check_answers(gateway, "declared", found["fraud"]))
         checks += [check_concurrent(gateway, name, found[name]) for name in MODELS]
-        checks += [*check_errors(gateway), *check_bytes(gateway)]
+        checks += [*check_errors(gateway), *check_bytes(gateway), check_streams(gateway, ports)]
     return checks
 
 

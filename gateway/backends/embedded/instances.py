@@ -18,8 +18,8 @@ from gateway.types import Deadline, InferRequest, InferResponse
 
 Run = Callable[[InferRequest], InferResponse]
 
-#: Requests waiting per model version when ``max_queue_size`` does not say.
-DEFAULT_MAX_QUEUE_SIZE = 4096
+#: Requests waiting per model version. With ``dynamic_batching`` they wait in the batcher instead.
+MAX_QUEUE_SIZE = 4096
 #: A run below this is made on the event loop itself. Handing it to a thread and waking the loop
 #: again costs about as much, for the request and for the loop.
 INLINE_SECONDS = 100e-6
@@ -44,9 +44,11 @@ class _Job:
 class Instances:
     """``count`` threads over ``run``; at most ``max_queue_size`` requests wait."""
 
-    def __init__(self, run: Run, name: str, count: int, max_queue_size: int = 0) -> None:
+    def __init__(
+        self, run: Run, name: str, count: int, max_queue_size: int = MAX_QUEUE_SIZE
+    ) -> None:
         self._run = run
-        self._limit = count + (max_queue_size or DEFAULT_MAX_QUEUE_SIZE)
+        self._limit = count + max_queue_size
         self._executor = ThreadPoolExecutor(count, thread_name_prefix=name)
         # Requests handed to the threads and not yet finished; the event loop alone changes it.
         self._pending = 0
@@ -57,10 +59,16 @@ class Instances:
         """Run requests of at most ``elements`` input elements on the event loop."""
         self._inline_elements = elements
 
+    def inline(self, request: InferRequest) -> bool:
+        """Whether it would run on the event loop, now."""
+        if self._pending or self._inline_elements == NEVER:
+            return False
+        return sum(t.data.size for t in request.inputs) <= self._inline_elements
+
     async def __call__(self, request: InferRequest, deadline: Deadline) -> InferResponse:
         if deadline.expired:
             raise TimedOut
-        if not self._pending and sum(t.data.size for t in request.inputs) <= self._inline_elements:
+        if self.inline(request):
             response = self._run(request)
             if request.timing.compute_infer_ns <= SLOW_INLINE_NS:
                 self._slow_in_a_row = 0
@@ -90,7 +98,7 @@ class Instances:
         if request is None or job.reply.done() or job.deadline.expired:
             result = TimedOut()
         else:
-            request.timing.queue_ns = time.perf_counter_ns() - job.queued_ns
+            request.timing.queue_ns += time.perf_counter_ns() - job.queued_ns
             try:
                 result = self._run(request)
             except BaseException as error:  # crosses to the caller, whatever it is

@@ -13,7 +13,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Protocol
 
-from gateway.backends.base import Artifact
+from gateway.backends.base import Artifact, Execution
 from gateway.backends.embedded import warmup
 from gateway.backends.embedded.instances import Instances
 from gateway.errors import Internal, InvalidArgument, ModelportError
@@ -128,7 +128,10 @@ class EmbeddedBackend:
             self._run,
             f"{self._name}-{self._version}",
             configuration.instance_count(config),
-            config.dynamic_batching.default_queue_policy.max_queue_size,
+        )
+        # A run that has begun goes on to its end, and sees the tensors alone.
+        self.execution = Execution(
+            batches=False, interruptible=False, parameters=False, inline=self._infer.inline
         )
 
     def adopt(self, config: ModelConfig) -> None:

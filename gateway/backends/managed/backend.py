@@ -12,13 +12,14 @@ import secrets
 import shutil
 import socket
 import tempfile
-from collections.abc import Coroutine
+from collections.abc import AsyncGenerator, Coroutine
+from contextlib import aclosing
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from gateway import backends
-from gateway.backends.base import Artifact, Backend
+from gateway.backends.base import ELSEWHERE, Artifact, Backend, StreamingBackend
 from gateway.backends.managed.servers import LOOPBACK, SERVERS, Setting
 from gateway.backends.managed.supervisor import Launch, Supervisor
 from gateway.errors import Internal, InvalidArgument, ModelportError, Unavailable
@@ -39,6 +40,8 @@ def load(artifact: Artifact) -> ManagedBackend:
 
 
 class ManagedBackend:
+    execution = ELSEWHERE
+
     def __init__(self, artifact: Artifact) -> None:
         if artifact.route is None or artifact.host is None:
             raise InvalidArgument(
@@ -75,6 +78,19 @@ class ManagedBackend:
         if self._supervisor.problem or inner is None:
             raise Unavailable(self._supervisor.problem)
         return await self._supervisor.while_up(inner(request, deadline))
+
+    async def stream(
+        self, request: InferRequest, deadline: Deadline
+    ) -> AsyncGenerator[InferResponse, None]:
+        inner = self._inner
+        if self._supervisor.problem or not isinstance(inner, StreamingBackend):
+            raise Unavailable(self._supervisor.problem)
+        async with aclosing(inner.stream(request, deadline)) as responses:
+            while True:
+                response = await self._supervisor.while_up(anext(responses, None))
+                if response is None:
+                    return
+                yield response
 
     def start(self) -> None:
         """Blocking. Raises as ``load``; then nothing is left."""

@@ -7,13 +7,13 @@ an ``Agreement`` turns tensors round and checks answers with what it then knows.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import AsyncGenerator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Any, Protocol, runtime_checkable
 
 from tritonclient.grpc import model_config_pb2 as pb
 
-from gateway.errors import InvalidArgument, Unsupported
+from gateway.errors import InvalidArgument
 from gateway.repository import autocomplete
 from gateway.repository import config as configuration
 from gateway.repository.autocomplete import ArtifactTensor
@@ -31,7 +31,7 @@ from gateway.upstream import EndpointFailed, Failure
 from gateway.validation import Reshape
 
 #: Parameters of a configuration that say what a model takes, rather than how a server runs it.
-SIGNATURE_PARAMETERS = ("axis.", "axes.", "range.", "image.")
+SIGNATURE_PARAMETERS = ("axis.", "axes.", "range.", "padding.", "image.")
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,6 +71,16 @@ class Server(Protocol):
     async def close(self) -> None: ...
 
 
+@runtime_checkable
+class StreamingServer(Protocol):
+    """A ``Server`` whose protocol carries any number of answers to a request."""
+
+    def stream(
+        self, address: str, request: InferRequest, deadline: Deadline
+    ) -> AsyncGenerator[Answer, None]:
+        """The answers, as they are asked for. Closing it cancels the request there."""
+
+
 @dataclass(frozen=True, slots=True)
 class Answer:
     """An answer in the model's shapes."""
@@ -87,6 +97,8 @@ class Agreement:
         self.config = config
         self.signature: ModelSignature = configuration.signature(config)
         self.outputs = tuple(spec.name for spec in self.signature.outputs)
+        #: Each response of a stream may have some of the outputs.
+        self.decoupled: bool = config.model_transaction_policy.decoupled
         self._batched = batched = self.signature.max_batch_size > 0
         self._to_wire = {
             spec.name: Reshape(spec.reshape, spec.wire_dims, batched)
@@ -153,6 +165,8 @@ class Agreement:
         outputs = []
         for name in request.outputs or self.outputs:
             if name not in arrays:
+                if self.decoupled:
+                    continue
                 raise EndpointFailed(Failure.DAMAGED, f"output '{name}' is missing")
             expected = self._expected[name]
             data = arrays[name]
@@ -178,7 +192,6 @@ def agree(declared: ModelConfig, told: Metadata, theirs: ModelConfig | None) -> 
 
     Raises:
         InvalidArgument: they contradict each other, or nobody tells inputs and outputs.
-        Unsupported: the model does not answer each request once.
     """
     config = pb.ModelConfig()
     config.CopyFrom(declared)
@@ -218,7 +231,7 @@ def agree(declared: ModelConfig, told: Metadata, theirs: ModelConfig | None) -> 
 
 def _adopt(config: ModelConfig, theirs: ModelConfig) -> None:
     if theirs.model_transaction_policy.decoupled:
-        raise Unsupported("the model is decoupled: it answers a request any number of times")
+        config.model_transaction_policy.decoupled = True
     if not config.input and not config.output and not config.max_batch_size:
         config.max_batch_size = max(0, theirs.max_batch_size)
     if 0 < theirs.max_batch_size < config.max_batch_size:

@@ -8,11 +8,12 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable
+from collections.abc import AsyncGenerator, Callable
+from contextlib import aclosing
 
-from gateway.backends.base import Artifact
-from gateway.backends.remote.agreement import Metadata, Server, agree
-from gateway.errors import InvalidArgument, ModelportError, NotFound, Unavailable
+from gateway.backends.base import ELSEWHERE, Artifact
+from gateway.backends.remote.agreement import Answer, Metadata, Server, StreamingServer, agree
+from gateway.errors import InvalidArgument, ModelportError, NotFound, Unavailable, Unsupported
 from gateway.repository.config import ModelConfig
 from gateway.repository.scan import VERSION_NAME
 from gateway.routes import Route
@@ -101,6 +102,7 @@ class RemoteBackend:
     """An ``Infer`` over the endpoints of a route. Made, used and closed on the event loop."""
 
     config: ModelConfig
+    execution = ELSEWHERE
 
     def __init__(
         self, artifact: Artifact, route: Route, loop: asyncio.AbstractEventLoop, server: Server
@@ -147,6 +149,11 @@ class RemoteBackend:
         await pool.start()
         told = await pool.call(metadata, limit)
         agreement = agree(self._artifact.config, told, await pool.call(config, limit))
+        if agreement.decoupled and not isinstance(server, StreamingServer):
+            raise Unsupported(
+                "the model is decoupled: it answers a request any number of times, which this "
+                'protocol does not carry; set protocol = "grpc" in its route'
+            )
         await pool.call(serve, limit)
         self.config = agreement.config
 
@@ -161,6 +168,32 @@ class RemoteBackend:
         response = await self._pool.call(attempt, deadline)
         request.timing.compute_infer_ns = time.perf_counter_ns() - started
         return response
+
+    async def stream(
+        self, request: InferRequest, deadline: Deadline
+    ) -> AsyncGenerator[InferResponse, None]:
+        """The answers of one endpoint; of another, where the first fails before it answers.
+
+        The route's timeout is for each answer, the deadline for all of them.
+        """
+        server = self._server
+        assert isinstance(server, StreamingServer)  # or it would not have been loaded
+        answers: AsyncGenerator[Answer, None]
+
+        async def first(endpoint: Endpoint, _: Deadline) -> tuple[Endpoint, Answer | None]:
+            nonlocal answers
+            answers = server.stream(endpoint.address, request, deadline)
+            return endpoint, await anext(answers, None)
+
+        async def following(_: Endpoint, __: Deadline) -> Answer | None:
+            return await anext(answers, None)
+
+        endpoint, answer = await self._pool.call(first, deadline)
+        name, version = self._artifact.model_name, self._artifact.version
+        async with aclosing(answers):
+            while answer is not None:
+                yield InferResponse(name, version, answer.outputs, parameters=answer.parameters)
+                answer = await self._pool.proceed(endpoint, following, deadline)
 
     async def close(self) -> None:
         self._pool.close()

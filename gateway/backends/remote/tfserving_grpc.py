@@ -38,9 +38,9 @@ class GrpcServer(TensorFlowServer):
 
     def __init__(self, route: Route, target: Target) -> None:
         super().__init__(target)
-        self._channels = {address: grpc.channel(address, route) for address in route.endpoints}
+        self._channels = {address: grpc.Channel(address, route) for address in route.endpoints}
         self._calls: dict[tuple[str, str], Call] = {
-            (address, name): channel.unary_unary(method, None, None)
+            (address, name): channel.method(method)
             for address, channel in self._channels.items()
             for name, method in _METHODS.items()
         }
@@ -129,4 +129,4 @@ class GrpcServer(TensorFlowServer):
         return Answer(agreement.ordered(arrays, len(arrays), request))
 
     async def close(self) -> None:
-        await asyncio.gather(*(channel.close(None) for channel in self._channels.values()))
+        await asyncio.gather(*(channel.close() for channel in self._channels.values()))

@@ -7,6 +7,8 @@ from __future__ import annotations
 
 import asyncio
 import json
+from collections.abc import AsyncGenerator
+from contextlib import aclosing
 from typing import Any
 
 from gateway.backends.remote import torchserve_model
@@ -19,10 +21,12 @@ from gateway.routes import Route
 from gateway.types import Deadline, InferRequest
 from gateway.upstream import EndpointFailed, Failure, grpc, public
 from gateway.upstream.grpc import MAX_MESSAGE_BYTES, Call
+from gateway.upstream.grpc_stream import StreamChannel
 from gateway.upstream.http import Reply
 from gateway.wire.proto import torchserve_inference_pb2 as pb
 
 _SERVICE = "/org.pytorch.serve.grpc.inference.InferenceAPIsService/"
+_STREAM = f"{_SERVICE}StreamPredictions"
 _BODY = "body"
 _decoder = json.JSONDecoder()
 
@@ -32,13 +36,14 @@ class GrpcServer(HttpServer):
 
     def __init__(self, route: Route, model: str, config: ModelConfig | None) -> None:
         super().__init__(route, model, config)
-        self._channels = {address: grpc.channel(address, route) for address in route.endpoints}
+        self._channels = {address: grpc.Channel(address, route) for address in route.endpoints}
         self._calls: dict[tuple[str, str], Call] = {
-            (address, method): channel.unary_unary(_SERVICE + method, None, None)
+            (address, method): channel.method(_SERVICE + method)
             for address, channel in self._channels.items()
             for method in ("Predictions", "Ping")
         }
         self._version = ""
+        self._streams: dict[str, StreamChannel] = {}
 
     async def _ask(
         self, address: str, method: str, message: bytes, reply: Any, limit: Deadline
@@ -55,23 +60,47 @@ class GrpcServer(HttpServer):
     async def serve(self, address: str, version: str, agreement: Agreement) -> None:
         await super().serve(address, version, agreement)
         self._version = self.spelled(version)
+        if agreement.decoupled:
+            self._streams = {a: StreamChannel(a, self._route) for a in self._route.endpoints}
 
     async def infer(self, address: str, request: InferRequest, limit: Deadline) -> Answer:
+        content = self._prediction_request(request, limit)
+        reply = await self._ask(address, "Predictions", content, pb.PredictionResponse, limit)
+        return self._predicted(reply, request)
+
+    async def stream(
+        self, address: str, request: InferRequest, deadline: Deadline
+    ) -> AsyncGenerator[Answer, None]:
+        content = self._prediction_request(request, deadline)
+        reply = pb.PredictionResponse.FromString
+        channel = self._streams[address]
+        try:
+            async with aclosing(channel.replies(_STREAM, content, reply, deadline)) as replies:
+                async for each in replies:
+                    yield self._predicted(each, request)
+        except ModelportError as error:
+            raise torchserve_model.blamed(error) from error
+
+    def _prediction_request(self, request: InferRequest, limit: Deadline) -> bytes:
         _, body = self.row(request, limit)
         message = pb.PredictionsRequest(
             model_name=self._model, model_version=self._version, input={_BODY: body}
         )
         if message.ByteSize() > MAX_MESSAGE_BYTES:
             raise InvalidArgument("the request is too large for gRPC, which carries 2 GiB")
-        content = message.SerializeToString()
-        reply = await self._ask(address, "Predictions", content, pb.PredictionResponse, limit)
+        content: bytes = message.SerializeToString()
+        return content
+
+    def _predicted(self, reply: Any, request: InferRequest) -> Answer:
         prediction = reply.prediction
         headers = {} if self._raw else {HEADER_LENGTH: str(_json_size(prediction))}
         return self.answer(Reply(200, headers, prediction), request)
 
     async def close(self) -> None:
         await asyncio.gather(
-            super().close(), *(channel.close(None) for channel in self._channels.values())
+            super().close(),
+            *(channel.close() for channel in self._channels.values()),
+            *(channel.close() for channel in self._streams.values()),
         )
 
 

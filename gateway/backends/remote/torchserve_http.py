@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import AsyncGenerator
+from contextlib import aclosing
 from typing import Any
 from urllib.parse import quote
 
@@ -124,6 +126,19 @@ class HttpServer(triton_http.HttpServer):
         if reply.status != 200:
             raise _error(reply)
         return self.answer(reply, request)
+
+    async def stream(
+        self, address: str, request: InferRequest, deadline: Deadline
+    ) -> AsyncGenerator[Answer, None]:
+        """What a handler sends with ``send_intermediate_predict_response``, and its end."""
+        head, body = self.row(request, deadline)
+        headers = {"Content-Type": _OCTETS}
+        if not self._raw:
+            headers[HEADER_LENGTH] = str(head)
+        found = self._session.parts(address, self._infer_path, deadline, body, headers, _error)
+        async with aclosing(found) as parts:
+            async for part in parts:
+                yield self.answer(Reply(200, {}, part), request)
 
     # -- rows, which gRPC has too -------------------------------------------------------------
 

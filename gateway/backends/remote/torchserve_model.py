@@ -70,7 +70,11 @@ def described_by_handler(document: Any) -> ModelConfig | None:
     if type(document) is not dict:
         return None
     try:
-        axes = {n: Axis(n, low or 0, high) for n, (low, high) in document["axes"].items()}
+        padding = document.get("padding", {})
+        axes = {
+            name: Axis(name, low or 0, high, _padding(padding.get(name)))
+            for name, (low, high) in document["axes"].items()
+        }
         signature = ModelSignature(
             tuple(map(_spec, document["inputs"])),
             tuple(map(_spec, document["outputs"])),
@@ -82,6 +86,12 @@ def described_by_handler(document: Any) -> ModelConfig | None:
     except (KeyError, TypeError, ValueError, AttributeError, InvalidArgument):
         return None
     return config
+
+
+def _padding(document: Any) -> Any:
+    if type(document) is not list:  # a number, or nothing
+        return document
+    return tuple((str(name), float(value)) for name, value in document)
 
 
 def _spec(document: Mapping[str, Any]) -> TensorSpec:

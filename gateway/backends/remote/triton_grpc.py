@@ -1,28 +1,33 @@
 """Open Inference Protocol servers over gRPC: raw tensors both ways.
 
 A message is the concatenation of its parts (protobuf's encoding): what is the same for every
-request is serialised when the model loads, and tensors are copied once, into the message.
+request is serialised when the model loads, and tensors are sent from where they lie.
 """
 
 from __future__ import annotations
 
 import asyncio
+from collections.abc import AsyncGenerator
+from contextlib import aclosing
 from typing import Any
 
 from tritonclient.grpc import service_pb2 as pb
 
 from gateway.backends.remote.agreement import Agreement, Answer, Metadata
 from gateway.backends.remote.triton_model import parameters, tensor_metadata
-from gateway.errors import InvalidArgument, ModelportError
+from gateway.errors import Internal, InvalidArgument, ModelportError
 from gateway.repository.config import ModelConfig
 from gateway.routes import Route
 from gateway.types import Array, Deadline, InferRequest, Parameter
-from gateway.upstream import EndpointFailed, Failure, grpc
+from gateway.upstream import EndpointFailed, Failure, grpc, public
 from gateway.upstream.grpc import MAX_MESSAGE_BYTES, Call
+from gateway.upstream.grpc_stream import StreamChannel
 from gateway.wire import contents, raw
 from gateway.wire.raw import Buffer
 
 _SERVICE = "/inference.GRPCInferenceService/"
+_STREAM = f"{_SERVICE}ModelStreamInfer"
+_FINAL = "triton_final_response"
 _METHODS = ("ModelMetadata", "ModelConfig", "ModelReady", "ModelInfer")
 _LENGTH_DELIMITED = 2
 _RAW_FIELD = pb.ModelInferRequest.DESCRIPTOR.fields_by_name["raw_input_contents"].number
@@ -35,9 +40,11 @@ class GrpcServer:
 
     def __init__(self, route: Route, model: str) -> None:
         self._model = model
-        self._channels = {address: grpc.channel(address, route) for address in route.endpoints}
+        self._route = route
+        self._streams: dict[str, StreamChannel] = {}
+        self._channels = {address: grpc.Channel(address, route) for address in route.endpoints}
         self._calls: dict[tuple[str, str], Call] = {
-            (address, method): channel.unary_unary(_SERVICE + method, None, None)
+            (address, method): channel.method(_SERVICE + method)
             for address, channel in self._channels.items()
             for method in _METHODS
         }
@@ -80,6 +87,8 @@ class GrpcServer:
             output.outputs.add(name=name)
             self._outputs[name] = output.SerializeToString()
         self._all = b"".join(self._outputs.values())
+        if agreement.decoupled:
+            self._streams = {a: StreamChannel(a, self._route) for a in self._route.endpoints}
 
     async def infer(self, address: str, request: InferRequest, limit: Deadline) -> Answer:
         message = self._encode(request, limit)
@@ -88,7 +97,25 @@ class GrpcServer:
         )
         return self._decode(reply, request)
 
-    def _encode(self, request: InferRequest, limit: Deadline) -> bytes:
+    async def stream(
+        self, address: str, request: InferRequest, deadline: Deadline
+    ) -> AsyncGenerator[Answer, None]:
+        message = self._encode(request, deadline)
+        reply = pb.ModelStreamInferResponse.FromString
+        channel = self._streams[address]
+        async with aclosing(channel.replies(_STREAM, message, reply, deadline)) as replies:
+            async for each in replies:
+                if each.error_message:
+                    raise _failed(public(each.error_message))
+                response = each.infer_response
+                final = False
+                if _FINAL in response.parameters:
+                    final = response.parameters[_FINAL].bool_param
+                    del response.parameters[_FINAL]
+                if response.outputs or not final:
+                    yield self._decode(response, request)
+
+    def _encode(self, request: InferRequest, limit: Deadline) -> list[Buffer]:
         message = pb.ModelInferRequest(id=request.id)
         parts: list[Buffer] = []
         for tensor in self._agreement.to_wire(request):
@@ -106,7 +133,7 @@ class GrpcServer:
         parts += (message.SerializeToString(), self._head)
         if sum(map(len, parts)) > MAX_MESSAGE_BYTES:
             raise InvalidArgument("the request is too large for gRPC, which carries 2 GiB")
-        return b"".join(parts)
+        return parts
 
     def _decode(self, message: Any, request: InferRequest) -> Answer:
         agreement = self._agreement
@@ -133,7 +160,16 @@ class GrpcServer:
         return Answer(outputs, {key: _value(p) for key, p in message.parameters.items()})
 
     async def close(self) -> None:
-        await asyncio.gather(*(channel.close(None) for channel in self._channels.values()))
+        await asyncio.gather(
+            *(channel.close() for channel in self._channels.values()),
+            *(channel.close() for channel in self._streams.values()),
+        )
+
+
+def _failed(said: str) -> ModelportError:
+    """An error in a stream has no status; of those that ask to try again the words are known."""
+    error = grpc.meant("UNAVAILABLE", said)
+    return Internal(said) if isinstance(error, EndpointFailed) else error
 
 
 def _varint(number: int) -> bytes:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from gateway import __version__
+from gateway.control import Control
 from gateway.errors import InvalidArgument, NotFound, Unsupported
 from gateway.lifecycle import Lifecycle
 from gateway.repository import config as configuration
@@ -12,14 +13,17 @@ from gateway.repository.scan import MAX_VERSION
 from gateway.types import TensorSpec
 
 SERVER_NAME = "modelport"
-#: Every extension that works and none that does not.
+#: Every extension that works and none that does not; shared memory only where it is allowed.
 EXTENSIONS = (
     "classification",
     "model_repository",
+    "schedule_policy",
     "model_configuration",
+    "system_shared_memory",
     "binary_tensor_data",
     "parameters",
     "statistics",
+    "generate",
 )
 
 
@@ -43,8 +47,9 @@ def parse_version(text: str) -> int:
     return int(digits)
 
 
-def server_metadata() -> dict[str, Any]:
-    return {"name": SERVER_NAME, "version": __version__, "extensions": list(EXTENSIONS)}
+def server_metadata(shared_memory: bool) -> dict[str, Any]:
+    names = [name for name in EXTENSIONS if shared_memory or name != "system_shared_memory"]
+    return {"name": SERVER_NAME, "version": __version__, "extensions": names}
 
 
 def model_metadata(lifecycle: Lifecycle, name: str, version: int) -> dict[str, Any]:
@@ -71,17 +76,13 @@ def model_config(lifecycle: Lifecycle, name: str, version: int) -> dict[str, Any
     return configuration.to_json(lifecycle.get(name, version).config)
 
 
-def model_statistics(lifecycle: Lifecycle, name: str, version: int) -> dict[str, Any]:
+async def model_statistics(
+    lifecycle: Lifecycle, control: Control, name: str, version: int
+) -> dict[str, Any]:
     """Of one model (every version that has served, or one), or of all with an empty ``name``."""
     if name:
         lifecycle.get(name, version)
-    return {
-        "model_stats": [
-            statistics.document(model, number)
-            for model, number, statistics in lifecycle.statistics()
-            if name in ("", model) and version in (0, number)
-        ]
-    }
+    return {"model_stats": await control.statistics(name, version)}
 
 
 def load_override(parameters: Any) -> str | None:

@@ -6,12 +6,12 @@ Wire contract: triton-inference-server/server ``docs/protocol``, ``http_server.c
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from functools import lru_cache
 from typing import Any
-
-import numpy as np
 
 from gateway.errors import InvalidArgument
 from gateway.protocols.oip import parameters as oip_parameters
+from gateway.protocols.oip.shared_memory import REFUSED, REGION, Exchange
 from gateway.types import (
     Datatype,
     InferRequest,
@@ -23,32 +23,45 @@ from gateway.types import (
 from gateway.wire import json_data, json_text, raw
 from gateway.wire.raw import Buffer
 
+#: Beginnings of replies and of outputs that are kept, each of some hundred bytes.
+HEADS = 4096
 _UNSET = object()
 
 
 @dataclass(slots=True)
 class ReplyForm:
-    """Which outputs the client wants as bytes behind the JSON."""
+    """Which outputs the client wants as bytes behind the JSON, and which in shared memory."""
 
     binary: bool = False
     by_output: dict[str, bool] = field(default_factory=dict)
+    shared: Exchange | None = None
 
 
 def decode(
-    body: Buffer, header_length: int, model_name: str, model_version: int
+    body: Buffer,
+    header_length: int,
+    model_name: str,
+    model_version: int,
+    shared: Exchange = REFUSED,
 ) -> tuple[InferRequest, ReplyForm]:
     """The request whose JSON part is the first ``header_length`` bytes of ``body``.
 
     Raises:
         InvalidArgument: naming the member or input that is wrong.
-        Unsupported: shared memory is asked for.
+        Unsupported: shared memory is asked for and not allowed.
     """
     part = body if header_length == len(body) else memoryview(body)[:header_length]
-    return decode_document(json_text.loads(part), body, header_length, model_name, model_version)
+    document = json_text.loads(part)
+    return decode_document(document, body, header_length, model_name, model_version, shared)
 
 
 def decode_document(
-    document: Any, body: Buffer, header_length: int, model_name: str, model_version: int
+    document: Any,
+    body: Buffer,
+    header_length: int,
+    model_name: str,
+    model_version: int,
+    shared: Exchange = REFUSED,
 ) -> tuple[InferRequest, ReplyForm]:
     """``decode`` where the JSON part is parsed already."""
     view = memoryview(body)
@@ -63,7 +76,7 @@ def decode_document(
         raise InvalidArgument("Unable to parse 'inputs': it must be an array")
     tensors, offset = [], header_length
     for item in inputs:
-        tensor, offset = _input(item, view, offset)
+        tensor, offset = _input(item, view, offset, shared)
         tensors.append(tensor)
     if offset != len(body):
         raise InvalidArgument(
@@ -74,7 +87,7 @@ def decode_document(
         model_name, tensors, (), model_version, request_id, parameters=parameters
     )
     if "outputs" in document:
-        _outputs(document["outputs"], request, form)
+        _outputs(document["outputs"], request, form, shared)
     return request, form
 
 
@@ -101,7 +114,7 @@ def _parameters(owner: dict[str, Any]) -> dict[str, Parameter]:
     return parameters
 
 
-def _input(item: Any, body: memoryview, offset: int) -> tuple[Tensor, int]:
+def _input(item: Any, body: memoryview, offset: int, shared: Exchange) -> tuple[Tensor, int]:
     """One input and the offset behind its bytes."""
     if type(item) is not dict:
         raise InvalidArgument("Unable to parse 'inputs': each must be an object")
@@ -117,8 +130,14 @@ def _input(item: Any, body: memoryview, offset: int) -> tuple[Tensor, int]:
     size = None
     if "parameters" in item:
         parameters = _parameters(item)
-        oip_parameters.refuse_shared_memory(parameters)
         size = parameters.get("binary_data_size")
+        if REGION in parameters:
+            if data is not _UNSET or size is not None:
+                raise InvalidArgument(
+                    "must specify only one of 'data', 'binary_data_size' and "
+                    f"'shared_memory_region' for input '{name}'"
+                )
+            return Tensor(name, datatype, shared.read(name, datatype, shape, parameters)), offset
     if (data is _UNSET) == (size is None):
         raise InvalidArgument(
             f"must specify either 'data' or parameter 'binary_data_size' for input '{name}', not "
@@ -135,7 +154,7 @@ def _input(item: Any, body: memoryview, offset: int) -> tuple[Tensor, int]:
     return Tensor(name, datatype, raw.decode(name, datatype, shape, part)), offset + size
 
 
-def _outputs(outputs: Any, request: InferRequest, form: ReplyForm) -> None:
+def _outputs(outputs: Any, request: InferRequest, form: ReplyForm, shared: Exchange) -> None:
     if type(outputs) is not list:
         raise InvalidArgument("Unable to parse 'outputs': it must be an array")
     names, classification = [], {}
@@ -144,7 +163,9 @@ def _outputs(outputs: Any, request: InferRequest, form: ReplyForm) -> None:
         if type(name) is not str:
             raise InvalidArgument("Unable to parse 'outputs': each needs a 'name'")
         parameters = _parameters(item)
-        oip_parameters.refuse_shared_memory(parameters)
+        if REGION in parameters:
+            shared.expect(name, parameters)
+            form.shared = shared
         if "classification" in parameters:
             classification[name] = int(parameters["classification"])
         # Named, an output is JSON unless it says otherwise, whatever the request's default says.
@@ -160,31 +181,44 @@ def encode(response: InferResponse, form: ReplyForm) -> tuple[bytes, list[Buffer
     Raises:
         InvalidArgument: an output cannot be written as JSON.
     """
-    outputs, blobs, finite = [], [], True
+    outputs: list[bytes] = []
+    blobs: list[Buffer] = []
     for tensor in response.outputs:
-        entry: dict[str, Any] = {
-            "name": tensor.name,
-            "datatype": tensor.datatype.value,
-            "shape": tensor.data.shape,
-        }
-        if form.by_output.get(tensor.name, form.binary):
+        head = _output_head(tensor.name, tensor.datatype, tensor.data.shape)
+        if form.shared is not None and form.shared.write(tensor):
+            outputs.append(head + b"}")
+        elif form.by_output.get(tensor.name, form.binary):
             blob = raw.encode(tensor)
-            entry["parameters"] = {"binary_data_size": len(blob)}
             blobs.append(blob)
+            outputs.append(b'%b,"parameters":{"binary_data_size":%d}}' % (head, len(blob)))
         else:
-            data = json_data.encode(tensor)
-            finite = finite and (data.dtype.kind != "f" or bool(np.isfinite(data).all()))
-            entry["data"] = data.tolist() if data.dtype == object else data
-        outputs.append(entry)
-    document: dict[str, Any] = {"id": response.id} if response.id else {}
-    document["model_name"] = response.model_name
-    document["model_version"] = str(response.model_version)
+            outputs.append(b'%b,"data":%b}' % (head, _data(tensor)))
+    head = _reply_head(response.model_name, response.model_version)
+    if response.id:
+        head = b'{"id":%b,%b' % (json_text.dumps(response.id), head[1:])
     if response.parameters:
-        document["parameters"] = response.parameters
-    document["outputs"] = outputs
-    if finite:
-        return json_text.dumps(document), blobs
-    for entry in outputs:
-        if isinstance(entry.get("data"), np.ndarray):
-            entry["data"] = entry["data"].tolist()
-    return json_text.dumps_any(document), blobs
+        head += b'"parameters":%b,' % json_text.dumps_any(response.parameters)
+    return b'%b"outputs":[%b]}' % (head, b",".join(outputs)), blobs
+
+
+@lru_cache(HEADS)
+def _reply_head(model_name: str, model_version: int) -> bytes:
+    document = {"model_name": model_name, "model_version": str(model_version)}
+    return json_text.dumps(document)[:-1] + b","
+
+
+@lru_cache(HEADS)
+def _output_head(name: str, datatype: Datatype, shape: tuple[int, ...]) -> bytes:
+    """An output's object up to its data."""
+    return json_text.dumps({"name": name, "datatype": datatype.value, "shape": shape})[:-1]
+
+
+def _data(tensor: Tensor) -> bytes:
+    data = json_data.encode(tensor)
+    if data.dtype == object:
+        return json_text.dumps(data.tolist())
+    text = json_text.dumps(data)
+    # What is not finite orjson writes as null, and nothing else in an array of numbers.
+    if data.dtype.kind == "f" and b"null" in text:
+        return json_text.dumps_any(data.tolist())
+    return text

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Container, Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
-from gateway.errors import InvalidArgument, Unsupported
+from gateway.errors import InvalidArgument
 from gateway.types import Deadline, InferRequest
 
 
@@ -25,11 +25,18 @@ def _sequence(value: Any) -> bool:
     return _unsigned(value) or type(value) is str
 
 
+def _text(value: Any) -> bool:
+    return type(value) is str
+
+
 _KNOWN: Mapping[str, tuple[Callable[[Any], bool], str]] = {
     "binary_data_output": (_boolean, "true or false"),
     "binary_data": (_boolean, "true or false"),
     "binary_data_size": (_unsigned, "an unsigned integer"),
     "classification": (_positive, "an integer above 0"),
+    "shared_memory_region": (_text, "a string"),
+    "shared_memory_offset": (_unsigned, "an unsigned integer"),
+    "shared_memory_byte_size": (_unsigned, "an unsigned integer"),
     "priority": (_unsigned, "an unsigned integer"),
     "timeout": (_unsigned, "an unsigned integer, in microseconds"),
     "sequence_start": (_boolean, "true or false"),
@@ -58,16 +65,6 @@ def check(key: str, value: Any) -> None:
         raise InvalidArgument(
             f"parameter '{key}' has an invalid type; it must be a boolean, number or string"
         )
-
-
-def refuse_shared_memory(parameters: Container[str]) -> None:
-    """Raise if a tensor is to travel through shared memory.
-
-    Raises:
-        Unsupported: the extension is not there, and ``/v2`` does not name it.
-    """
-    if "shared_memory_region" in parameters:
-        raise Unsupported("shared memory is not supported; send the tensor in the request")
 
 
 def deadline(request: InferRequest, limit: Deadline) -> Deadline:

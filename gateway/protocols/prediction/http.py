@@ -7,21 +7,21 @@ where its JSON part ends and an answer says it back, and how an error looks.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import AsyncGenerator, Callable
+from contextlib import aclosing
+from dataclasses import dataclass, replace
 from typing import Protocol
 
 import orjson
 import structlog
 
 from gateway.errors import Internal, InvalidArgument, ModelportError, Unavailable
-from gateway.protocols import http_body
+from gateway.protocols import http_body, http_deadline
 from gateway.protocols.asgi import Receive, Scope, Send
 from gateway.protocols.http_reply import JSON, RETRY, Headers, reply
-from gateway.protocols.oip.http import STATUS
+from gateway.protocols.oip.infer_http import STATUS
 from gateway.protocols.prediction import form_body
-from gateway.protocols.prediction.predictor import Call, Predict, Reply
-from gateway.types import NO_DEADLINE
+from gateway.protocols.prediction.predictor import Call, Predict, PredictStream, Reply
 
 log = structlog.get_logger("modelport.http")
 
@@ -51,12 +51,24 @@ class Wire(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
+class Streaming:
+    """How a dialect streams: of which model (name and version), and what."""
+
+    applies: Callable[[str, int], bool]
+    stream: PredictStream
+
+
+@dataclass(frozen=True, slots=True)
 class PredictionHandler:
-    """Answers the request to predict with a model, given by whoever routes."""
+    """Answers the request to predict with a model, given by whoever routes.
+
+    Without ``streaming`` a decoupled model is refused.
+    """
 
     predict: Predict
     wire: Wire
     max_input_bytes: int
+    streaming: Streaming | None = None
 
     async def __call__(
         self,
@@ -68,10 +80,15 @@ class PredictionHandler:
         """``find`` gives the model's name and version; it may raise ``ModelportError``."""
         headers = dict(scope["headers"])
         try:
+            deadline = http_deadline.deadline(headers)
             encoding = headers.get(b"content-encoding", b"")
             body = await http_body.read(receive, self.max_input_bytes, encoding)
             name, version = find(headers)
-            answer = await self.predict(self._call(name, version, body, headers), NO_DEADLINE)
+            call = self._call(name, version, body, headers)
+            if self.streaming is not None and self.streaming.applies(name, version):
+                await self._stream(self.streaming.stream(call, deadline), headers, send)
+                return
+            answer = await self.predict(call, deadline)
         except ModelportError as error:
             await self._fail(send, error, headers)
         except http_body.Disconnected:
@@ -95,6 +112,27 @@ class PredictionHandler:
         else:
             length = self.wire.header_length(headers, len(body))
         return Call(name, version, body, content_type, length, trace)
+
+    async def _stream(
+        self, replies: AsyncGenerator[Reply, None], headers: RequestHeaders, send: Send
+    ) -> None:
+        """Every reply as it comes, in parts of one body. One that fails is cut off: then the
+        connection ends before the body does, and no client takes it for whole."""
+        async with aclosing(replies):
+            first = await anext(replies, None)
+            answer = replace(first or Reply(b""), header_length=None)
+            start = self.wire.headers(answer, headers)
+            await send({"type": "http.response.start", "status": 200, "headers": start})
+            part = first
+            try:
+                while part is not None:
+                    body = {"type": "http.response.body", "body": part.body, "more_body": True}
+                    await send(body)
+                    part = await anext(replies, None)
+            except (ModelportError, asyncio.CancelledError) as error:
+                log.info("a stream is cut off", error=str(error) or "shutting down, or no client")
+                return
+            await send({"type": "http.response.body", "body": b""})
 
     async def _fail(self, send: Send, error: ModelportError, headers: RequestHeaders) -> None:
         status, body, reply_headers = self.wire.failure(error, headers)

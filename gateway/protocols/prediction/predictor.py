@@ -16,7 +16,8 @@ from __future__ import annotations
 import itertools
 import json
 import re
-from collections.abc import Awaitable, Callable
+from collections.abc import AsyncGenerator, Awaitable, Callable
+from contextlib import aclosing
 from dataclasses import dataclass
 from typing import Any
 
@@ -83,6 +84,7 @@ class Reply:
 
 Encode = Callable[[InferResponse], Reply]
 Predict = Callable[[Call, Deadline], Awaitable[Reply]]
+PredictStream = Callable[[Call, Deadline], AsyncGenerator[Reply, None]]
 
 
 class Predictor:
@@ -99,7 +101,23 @@ class Predictor:
         Raises:
             ModelportError: as ``DataPlane.infer``; ``InvalidArgument`` names what is wrong.
         """
+        request, encode, deadline = await self._decode(call, deadline)
+        return encode(await self._dataplane.infer(request, deadline))
 
+    async def stream(self, call: Call, deadline: Deadline) -> AsyncGenerator[Reply, None]:
+        """Every response to ``call``, as ``DataPlane.stream`` gives and raises them."""
+        request, encode, deadline = await self._decode(call, deadline)
+        async with aclosing(self._dataplane.stream(request, deadline)) as responses:
+            async for response in responses:
+                yield encode(response)
+
+    def is_decoupled(self, model: str, version: int) -> bool:
+        """Whether ``model`` gives any number of responses; raises as ``Lifecycle.get``."""
+        return self._lifecycle.get(model, version).decoupled
+
+    async def _decode(
+        self, call: Call, deadline: Deadline
+    ) -> tuple[InferRequest, Encode, Deadline]:
         def find() -> _Forms:
             return self._forms(self._lifecycle.get(call.model, call.version))
 
@@ -110,8 +128,7 @@ class Predictor:
             find, lambda forms: forms.slow(call), decode
         )
         request.trace = call.trace
-        deadline = oip_parameters.deadline(request, deadline)
-        return encode(await self._dataplane.infer(request, deadline))
+        return request, encode, oip_parameters.deadline(request, deadline)
 
 
 class _Forms:

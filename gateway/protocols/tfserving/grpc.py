@@ -11,6 +11,7 @@ import time
 from collections.abc import Awaitable, Callable, Sequence
 from typing import Any
 
+from gateway.control import Control
 from gateway.dataplane import DataPlane
 from gateway.errors import InvalidArgument, ModelportError, Unsupported
 from gateway.lifecycle import Lifecycle
@@ -46,10 +47,14 @@ class TfServingGrpc:
     """The methods of ``PredictionService`` and ``ModelService``."""
 
     def __init__(
-        self, dataplane: DataPlane, lifecycle: Lifecycle, requests: TfServingRequests
+        self,
+        dataplane: DataPlane,
+        lifecycle: Lifecycle,
+        control: Control,
+        requests: TfServingRequests,
     ) -> None:
-        self._inference = Inference(dataplane, lifecycle, requests)
-        self._lifecycle = lifecycle
+        self._inference = Inference(dataplane, lifecycle, control, requests)
+        self._control = control
 
     def methods(self) -> dict[str, dict[str, Method]]:
         """service → method → row."""
@@ -181,7 +186,7 @@ class TfServingGrpc:
         return reply
 
     async def _status(self, message: Any, _: Deadline) -> pb.GetModelStatusResponse:
-        return self._inference.servables.status(_selected(message))
+        return await self._inference.servables.status(_selected(message))
 
     async def _reload(self, message: Any, _: Deadline) -> pb.ReloadConfigResponse:
         """Serve exactly the models listed. They come from the repository: never from a path."""
@@ -197,7 +202,7 @@ class TfServingGrpc:
                     f"Illegal to list model {config.name} multiple times in config list"
                 )
             wanted[config.name] = _wanted(config)
-        await self._lifecycle.reload(wanted)
+        await self._control.reload(wanted)
         reply = pb.ReloadConfigResponse()
         reply.status.SetInParent()
         for name in message.metric_names:

@@ -18,20 +18,21 @@ import structlog
 from fastapi import FastAPI, Path, Response
 from google.protobuf import json_format
 
+from gateway.control import Control
 from gateway.dataplane import DataPlane
 from gateway.errors import InvalidArgument, ModelportError
 from gateway.lifecycle import Lifecycle
-from gateway.protocols import http_body, pictures
+from gateway.protocols import http_body, http_deadline, pictures
 from gateway.protocols.asgi import Receive, Scope, Send
 from gateway.protocols.http import Delegate
-from gateway.protocols.http_reply import JSON, document, refuse, reply
+from gateway.protocols.http_document import document
+from gateway.protocols.http_reply import JSON, refuse, reply
 from gateway.protocols.tfserving import examples_json as tfserving_examples_json
 from gateway.protocols.tfserving import json as tfserving_json
 from gateway.protocols.tfserving import schema as tfserving_schema
 from gateway.protocols.tfserving.inference import Call, Inference
 from gateway.protocols.tfserving.servable import SIGNATURE, Selected, code
 from gateway.telemetry import TfServingRequests
-from gateway.types import NO_DEADLINE
 
 log = structlog.get_logger("modelport.http")
 
@@ -63,10 +64,11 @@ class TfServingHttp:
         self,
         dataplane: DataPlane,
         lifecycle: Lifecycle,
+        control: Control,
         max_input_bytes: int,
         requests: TfServingRequests,
     ) -> None:
-        self._inference = Inference(dataplane, lifecycle, requests)
+        self._inference = Inference(dataplane, lifecycle, control, requests)
         self._max_input_bytes = max_input_bytes
 
     def serve(self, scope: Scope, receive: Receive, send: Send) -> Awaitable[None] | None:
@@ -92,7 +94,7 @@ class TfServingHttp:
             elif "metadata" in found:
                 body = self._metadata(selected)
             else:
-                body = self._status(selected)
+                body = await self._status(selected)
         except ModelportError as error:
             status = code(error)
             await refuse(send, STATUS[code(error)], str(error))
@@ -119,10 +121,11 @@ class TfServingHttp:
     async def _run(
         self, method: str, selected: Selected, headers: dict[bytes, bytes], receive: Receive
     ) -> bytes:
+        deadline = http_deadline.deadline(headers)
         encoding = headers.get(b"content-encoding", b"")
         body = await http_body.read(receive, self._max_input_bytes, encoding)
         trace = headers.get(b"x-request-id", b"")[:128].decode("latin-1")
-        call = Call(selected, NO_DEADLINE, trace)
+        call = Call(selected, deadline, trace)
         if method == "predict":
             return await self._predict(call, body)
         message, signature = tfserving_examples_json.decode(body)
@@ -145,8 +148,8 @@ class TfServingHttp:
 
     # -- metadata and state ---------------------------------------------------------------------
 
-    def _status(self, selected: Selected) -> bytes:
-        status = self._inference.servables.status(selected)
+    async def _status(self, selected: Selected) -> bytes:
+        status = await self._inference.servables.status(selected)
         return _json(json_format.MessageToDict(status, always_print_fields_with_no_presence=True))
 
     def _metadata(self, selected: Selected) -> bytes:

@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TypeVar
 
+from gateway.control import Control
 from gateway.dataplane import DataPlane
 from gateway.lifecycle import Lifecycle
 from gateway.protocols.pictures import decode_for
@@ -32,12 +33,16 @@ class Inference:
     """Decode for the version that serves now, infer, and give the model's shapes back."""
 
     def __init__(
-        self, dataplane: DataPlane, lifecycle: Lifecycle, requests: TfServingRequests
+        self,
+        dataplane: DataPlane,
+        lifecycle: Lifecycle,
+        control: Control,
+        requests: TfServingRequests,
     ) -> None:
         self._dataplane = dataplane
         self._lifecycle = lifecycle
         self._requests = requests
-        self.servables = Servables(lifecycle)
+        self.servables = Servables(lifecycle, control)
 
     async def predict(
         self,

@@ -13,6 +13,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+from gateway.control import Control
 from gateway.errors import (
     AlreadyExists,
     InvalidArgument,
@@ -237,8 +238,9 @@ def _describe(info: tensorflow_pb2.TensorInfo, endpoint: Endpoint, name: str) ->
 class Servables:
     """The versions of the lifecycle, under the names that TensorFlow Serving's requests use."""
 
-    def __init__(self, lifecycle: Lifecycle) -> None:
+    def __init__(self, lifecycle: Lifecycle, control: Control) -> None:
         self._lifecycle = lifecycle
+        self._control = control
         self._servable = Prepared(Servable)
 
     def find(self, selected: Selected) -> Servable:
@@ -273,7 +275,7 @@ class Servables:
             raise InvalidArgument(f"Unrecognized servable version label: {label}")
         return number
 
-    def status(self, selected: Selected) -> pb.GetModelStatusResponse:
+    async def status(self, selected: Selected) -> pb.GetModelStatusResponse:
         """The states of a model's versions, or of one.
 
         Raises:
@@ -284,7 +286,7 @@ class Servables:
             raise InvalidArgument("Missing model name in request.")
         version = self._number(selected)
         reply = pb.GetModelStatusResponse()
-        for number, state, reason in self._states(name):
+        for number, state, reason in await self._states(name):
             if version in (None, number):
                 row = reply.model_version_status.add(version=number, state=_STATES[state])
                 row.status.SetInParent()
@@ -296,8 +298,8 @@ class Servables:
             raise NotFound(f"Could not find {wanted} of model {name}")
         return reply
 
-    def _states(self, name: str) -> list[tuple[int, State, str]]:
+    async def _states(self, name: str) -> list[tuple[int, State, str]]:
         try:
-            return self._lifecycle.states(name)
+            return await self._control.states(name)
         except NotFound:
             return []

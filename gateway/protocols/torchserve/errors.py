@@ -6,6 +6,8 @@
 from __future__ import annotations
 
 import re
+from collections.abc import AsyncGenerator
+from contextlib import aclosing
 
 from gateway.errors import (
     AlreadyExists,
@@ -17,7 +19,7 @@ from gateway.errors import (
     Unsupported,
 )
 from gateway.lifecycle import Lifecycle
-from gateway.protocols.prediction.predictor import Call, Predict, Reply
+from gateway.protocols.prediction.predictor import Call, Predict, PredictStream, Reply
 from gateway.repository.scan import MAX_VERSION
 from gateway.types import Deadline
 
@@ -142,6 +144,20 @@ def in_torchserves_words(predict: Predict, lifecycle: Lifecycle) -> Predict:
     async def translated(call: Call, deadline: Deadline) -> Reply:
         try:
             return await predict(call, deadline)
+        except NotFound as error:
+            raise _not_found(lifecycle, call.model, str(call.version or "")) from error
+
+    return translated
+
+
+def each_in_torchserves_words(stream: PredictStream, lifecycle: Lifecycle) -> PredictStream:
+    """As ``in_torchserves_words``, of a stream."""
+
+    async def translated(call: Call, deadline: Deadline) -> AsyncGenerator[Reply, None]:
+        try:
+            async with aclosing(stream(call, deadline)) as replies:
+                async for reply in replies:
+                    yield reply
         except NotFound as error:
             raise _not_found(lifecycle, call.model, str(call.version or "")) from error
 

@@ -6,17 +6,19 @@ A model that is not found is INTERNAL to predictions, and NOT_FOUND to managemen
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncGenerator, AsyncIterator, Mapping
+from contextlib import aclosing
 from typing import Any
 
 import orjson
 from google.protobuf import empty_pb2
 
+from gateway.control import Control
 from gateway.errors import Code, InvalidArgument, ModelportError, Unavailable
 from gateway.lifecycle import Lifecycle
 from gateway.protocols.grpc_method import Method
 from gateway.protocols.prediction.form_body import FIELDS
-from gateway.protocols.prediction.predictor import Call, Predict
+from gateway.protocols.prediction.predictor import Call, Predictor
 from gateway.protocols.torchserve import errors
 from gateway.protocols.torchserve.management import MAX_PAGE, Management
 from gateway.types import Deadline
@@ -48,9 +50,13 @@ _NUMBERS = {
 class TorchServeGrpc:
     """The methods of ``InferenceAPIsService`` and ``ManagementAPIsService``."""
 
-    def __init__(self, predictor: Predict, lifecycle: Lifecycle, models: Management) -> None:
+    def __init__(
+        self, predictor: Predictor, lifecycle: Lifecycle, control: Control, models: Management
+    ) -> None:
         self._predict = errors.in_torchserves_words(predictor, lifecycle)
+        self._predict_each = errors.each_in_torchserves_words(predictor.stream, lifecycle)
         self._lifecycle = lifecycle
+        self._control = control
         self._models = models
 
     def methods(self) -> dict[str, dict[str, Method]]:
@@ -86,38 +92,49 @@ class TorchServeGrpc:
     # -- inference ------------------------------------------------------------------------------
 
     async def _ping(self, _: Any, __: Deadline) -> Any:
-        health = {"status": "Healthy" if self._lifecycle.ready else "Unhealthy"}
+        health = {"status": "Healthy" if await self._control.ready() else "Unhealthy"}
         text = orjson.dumps(health, option=orjson.OPT_INDENT_2).decode()
         return inference.TorchServeHealthResponse(health=text)
 
     async def _predictions(self, message: Any, deadline: Deadline) -> Any:
+        reply = await self._predict(self._call(message), deadline)
+        return inference.PredictionResponse(prediction=reply.body)
+
+    def _call(self, message: Any) -> Call:
         if not message.model_name:
             raise InvalidArgument("Parameter model_name is required.")
         version = errors.known_version(self._lifecycle, message.model_name, message.model_version)
         for name in FIELDS:
             if name in message.input:
-                call = Call(message.model_name, version, message.input[name])
-                reply = await self._predict(call, deadline)
-                return inference.PredictionResponse(prediction=reply.body)
+                return Call(message.model_name, version, message.input[name])
         raise InvalidArgument("the map 'input' has no entry 'data' or 'body'")
 
-    async def _stream(self, message: Any, deadline: Deadline) -> AsyncIterator[Any]:
-        """The one answer there is, as a stream."""
-        yield await self._predictions(message, deadline)
+    async def _stream(self, message: Any, deadline: Deadline) -> AsyncGenerator[Any, None]:
+        """Every response of a decoupled model, the one of any other."""
+        async with aclosing(self._predict_each(self._call(message), deadline)) as replies:
+            async for reply in replies:
+                yield inference.PredictionResponse(prediction=reply.body)
 
     async def _stream2(
         self, messages: AsyncIterator[Any], deadline: Deadline
     ) -> AsyncIterator[Any]:
-        """An answer for each request, in order; an error goes into its answer."""
+        """The answers to each request, in order; an error goes into an answer."""
         async for message in self._until_closing(messages):
-            try:
-                answer = await self._predictions(message, deadline)
-            except ModelportError as error:
-                answer = inference.PredictionResponse()
-                answer.status.code = _NUMBERS[error.code]
-                answer.status.message = str(error)
-            if message.HasField("sequence_id"):
-                answer.sequence_id = message.sequence_id
+            async with aclosing(self._answers(message, deadline)) as answers:
+                async for answer in answers:
+                    if message.HasField("sequence_id"):
+                        answer.sequence_id = message.sequence_id
+                    yield answer
+
+    async def _answers(self, message: Any, deadline: Deadline) -> AsyncGenerator[Any, None]:
+        try:
+            async with aclosing(self._stream(message, deadline)) as answers:
+                async for answer in answers:
+                    yield answer
+        except ModelportError as error:
+            answer = inference.PredictionResponse()
+            answer.status.code = _NUMBERS[error.code]
+            answer.status.message = str(error)
             yield answer
 
     async def _until_closing(self, messages: AsyncIterator[Any]) -> AsyncIterator[Any]:
@@ -145,9 +162,8 @@ class TorchServeGrpc:
     # -- management -----------------------------------------------------------------------------
 
     async def _describe(self, message: Any, _: Deadline) -> Any:
-        return _document(
-            self._models.describe(message.model_name, message.model_version, message.customized)
-        )
+        name, version = message.model_name, message.model_version
+        return _document(await self._models.describe(name, version, message.customized))
 
     async def _list(self, message: Any, _: Deadline) -> Any:
         return _document(
@@ -164,7 +180,7 @@ class TorchServeGrpc:
         return _message(text if message.synchronous else "Processing worker updates...")
 
     async def _set_default(self, message: Any, _: Deadline) -> Any:
-        return _message(self._models.set_default(message.model_name, message.model_version))
+        return _message(await self._models.set_default(message.model_name, message.model_version))
 
     async def _unregister(self, message: Any, _: Deadline) -> Any:
         return _message(await self._models.unregister(message.model_name, message.model_version))

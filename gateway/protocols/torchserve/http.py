@@ -13,6 +13,7 @@ from typing import Annotated, Any
 import orjson
 from fastapi import FastAPI, Path, Request, Response
 
+from gateway.control import Control
 from gateway.errors import InvalidArgument, ModelportError
 from gateway.lifecycle import Lifecycle
 from gateway.protocols import http_body
@@ -24,8 +25,9 @@ from gateway.protocols.prediction.http import (
     TRACE,
     PredictionHandler,
     RequestHeaders,
+    Streaming,
 )
-from gateway.protocols.prediction.predictor import Predict, Reply
+from gateway.protocols.prediction.predictor import Predictor, Reply
 from gateway.protocols.torchserve import errors
 from gateway.protocols.torchserve.management import MAX_PAGE, Management
 from gateway.wire import json_text
@@ -69,16 +71,20 @@ class TorchServeHttp:
 
     def __init__(
         self,
-        predictor: Predict,
+        predictor: Predictor,
         lifecycle: Lifecycle,
+        control: Control,
         management: Management,
         max_input_bytes: int,
     ) -> None:
         self._lifecycle = lifecycle
+        self._control = control
         self._management = management
         self._max_input_bytes = max_input_bytes
         predict = errors.in_torchserves_words(predictor, lifecycle)
-        self._predict = PredictionHandler(predict, TorchServeWire(), max_input_bytes)
+        stream = errors.each_in_torchserves_words(predictor.stream, lifecycle)
+        streaming = Streaming(predictor.is_decoupled, stream)
+        self._predict = PredictionHandler(predict, TorchServeWire(), max_input_bytes, streaming)
 
     def serve(self, scope: Scope, receive: Receive, send: Send) -> Awaitable[None] | None:
         path: str = scope["path"]
@@ -107,7 +113,7 @@ class TorchServeHttp:
         @app.post("/ping", include_in_schema=False)
         async def ping(request: Request) -> Response:
             """Whether traffic should come, for TorchServe's clients and SageMaker's."""
-            ready = self._lifecycle.ready
+            ready = await self._control.ready()
             health = {"status": "Healthy" if ready else "Unhealthy"}
             return _answer(health, request, 200 if ready else 500)
 
@@ -129,8 +135,26 @@ class TorchServeHttp:
             """As without a version."""
             return Delegate(self._predict, self._find(model, version))
 
+        @app.options("/predictions/{model}", tags=["torchserve"])
+        async def prediction_api(model: Model, request: Request) -> Response:
+            """How to predict with a model that is served, as an OpenAPI document."""
+            return self._prediction_api(app, model, "", request)
+
+        @app.options("/predictions/{model}/{version}", tags=["torchserve"])
+        async def prediction_api_of_version(
+            model: Model, version: Version, request: Request
+        ) -> Response:
+            """As without a version."""
+            return self._prediction_api(app, model, version, request)
+
         self._add_reading(app)
         self._add_changing(app)
+
+    def _prediction_api(self, app: FastAPI, model: str, version: str, request: Request) -> Response:
+        errors.known_version(self._lifecycle, model, version)
+        path = "/predictions/{model}/{version}" if version else "/predictions/{model}"
+        api = app.openapi()
+        return _answer({**api, "paths": {path: api["paths"][path]}}, request)
 
     def _add_reading(self, app: FastAPI) -> None:
         management = self._management
@@ -145,13 +169,14 @@ class TorchServeHttp:
         @app.get("/models/{model}", tags=["torchserve"])
         async def describe_model(model: Model, request: Request) -> Response:
             """The default version; with `customized=true` also its inputs and outputs."""
-            return _answer(management.describe(model, "", _is_set(request, "customized")), request)
+            customized = _is_set(request, "customized")
+            return _answer(await management.describe(model, "", customized), request)
 
         @app.get("/models/{model}/{version}", tags=["torchserve"])
         async def describe_version(model: Model, version: Version, request: Request) -> Response:
             """One version, or `all`."""
             customized = _is_set(request, "customized")
-            return _answer(management.describe(model, version, customized), request)
+            return _answer(await management.describe(model, version, customized), request)
 
     def _add_changing(self, app: FastAPI) -> None:
         management = self._management
@@ -176,7 +201,7 @@ class TorchServeHttp:
         @app.put("/models/{model}/{version}/set-default", tags=["torchserve"])
         async def set_default(model: Model, version: Version, request: Request) -> Response:
             """Requests without a version get this one."""
-            return _answer({"status": management.set_default(model, version)}, request)
+            return _answer({"status": await management.set_default(model, version)}, request)
 
         @app.delete("/models/{model}", tags=["torchserve"])
         async def unregister_model(model: Model, request: Request) -> Response:

@@ -6,10 +6,10 @@ version's workers are to TorchServe is its ``instance_group`` here, which a requ
 
 from __future__ import annotations
 
-import os
 import re
 from typing import Any
 
+from gateway.control import Control
 from gateway.errors import InvalidArgument, NotFound, Unavailable
 from gateway.lifecycle import Lifecycle
 from gateway.model import ServedVersion
@@ -34,8 +34,9 @@ _URL = re.compile(r"[a-z][a-z0-9+.-]*:", re.IGNORECASE)
 class Management:
     """The models, as TorchServe's management API sees them. ``explicit``: they may be changed."""
 
-    def __init__(self, lifecycle: Lifecycle, explicit: bool) -> None:
+    def __init__(self, lifecycle: Lifecycle, control: Control, explicit: bool) -> None:
         self._lifecycle = lifecycle
+        self._control = control
         self._explicit = explicit
 
     def list_models(self, limit: int = MAX_PAGE, page_token: int = 0) -> dict[str, Any]:
@@ -49,7 +50,9 @@ class Management:
         rows = [{"modelName": n, "modelUrl": n + ARCHIVE_SUFFIX} for n in names[first:][:limit]]
         return {**page, "models": rows}
 
-    def describe(self, name: str, version: str, customized: bool = False) -> list[dict[str, Any]]:
+    async def describe(
+        self, name: str, version: str, customized: bool = False
+    ) -> list[dict[str, Any]]:
         """The default version, the one named, or with ``ALL`` every one that serves.
 
         Raises:
@@ -62,7 +65,7 @@ class Management:
                 raise ModelNotFound(name)
         else:
             numbers = [version_number(self._lifecycle, name, version)]
-        rows = [self._description(self._get(name, number)) for number in numbers]
+        rows = [await self._description(self._get(name, number)) for number in numbers]
         if customized and version != ALL:
             metadata = documents.model_metadata(self._lifecycle, name, numbers[0])
             rows[0]["customizedMetadata"] = metadata
@@ -88,7 +91,7 @@ class Management:
             )
         before = [self._lifecycle.get(name, n) for n in self._lifecycle.versions(name)]
         try:
-            await self._lifecycle.load(name)
+            await self._control.load(name)
         except NotFound:
             raise UrlRefused(f"Model not found at: {url}") from None
         served = self._get(name, 0)
@@ -117,7 +120,7 @@ class Management:
         text = f"Workers scaled to {workers} for model: {name}"
         return f"{text}, version: {version}" if version else text
 
-    def set_default(self, name: str, version: str) -> str:
+    async def set_default(self, name: str, version: str) -> str:
         """Make ``version`` the one that requests without a version get.
 
         Raises:
@@ -126,7 +129,7 @@ class Management:
         self._require_explicit()
         number = version_number(self._lifecycle, name, version)
         self._get(name, number)
-        self._lifecycle.set_default(name, number)
+        await self._control.set_default(name, number)
         return f'Default version successfully updated for model "{name}" to "{version}"'
 
     async def unregister(self, name: str, version: str) -> str:
@@ -140,11 +143,11 @@ class Management:
         number = self._get(name, version_number(self._lifecycle, name, version)).number
         others = [n for n in self._lifecycle.versions(name) if n != number]
         if not others:
-            await self._lifecycle.unload(name)
+            await self._control.unload(name)
         elif self._get(name, 0).number == number:
             raise DefaultVersion(name)
         else:
-            await self._lifecycle.unload_version(name, number)
+            await self._control.unload_version(name, number)
         return f'Model "{name}" unregistered'
 
     def _require_explicit(self) -> None:
@@ -164,10 +167,11 @@ class Management:
                 raise ModelNotFound(name) from None
             raise
 
-    def _description(self, served: ServedVersion) -> dict[str, Any]:
+    async def _description(self, served: ServedVersion) -> dict[str, Any]:
         """TorchServe's members, but those that mean nothing here: time-outs of its workers."""
         config = served.config
         workers = configuration.instance_count(config)
+        pending = await self._control.pending(served.name, served.number)
         delay = config.dynamic_batching.max_queue_delay_microseconds // 1000
         return {
             "modelName": served.name,
@@ -183,13 +187,13 @@ class Management:
                     "id": str(index),
                     "status": "UNLOADING" if served.backend.problem else "READY",
                     "memoryUsage": 0,
-                    "pid": os.getpid(),
+                    "pid": self._control.pid,
                     "gpu": False,
                     "gpuUsage": "N/A",
                 }
                 for index in range(workers)
             ],
-            "jobQueueStatus": {"pendingRequests": served.statistics.pending},
+            "jobQueueStatus": {"pendingRequests": pending},
         }
 
 

@@ -2,26 +2,22 @@
 
 from __future__ import annotations
 
-import onnxruntime
 from mlserver import MLModel
 from mlserver.codecs import NumpyCodec
 from mlserver.types import InferenceRequest, InferenceResponse
+from onnx_model import OnnxModel
 
 
 class OnnxRuntime(MLModel):
     async def load(self) -> bool:
-        options = onnxruntime.SessionOptions()
-        options.intra_op_num_threads = options.inter_op_num_threads = 1
-        self._session = onnxruntime.InferenceSession(
-            self.settings.parameters.uri, options, providers=["CPUExecutionProvider"]
-        )
+        self._model = OnnxModel(self.settings.parameters.uri)
         return True
 
     async def predict(self, payload: InferenceRequest) -> InferenceResponse:
-        x = NumpyCodec.decode_input(payload.inputs[0])
-        y = self._session.run(["y"], {"x": x})[0]
+        inputs = {one.name: NumpyCodec.decode_input(one) for one in payload.inputs}
+        outputs = self._model.run(inputs)
         return InferenceResponse(
             model_name=self.name,
             model_version=self.version,
-            outputs=[NumpyCodec.encode_output("y", y)],
+            outputs=[NumpyCodec.encode_output(name, y) for name, y in outputs.items()],
         )

@@ -2,11 +2,33 @@
 
 from __future__ import annotations
 
-from loadtests.peers.servers import bare, mlserver, modelport, triton
+from loadtests.peers.servers import (
+    bare,
+    bentoml,
+    kserve,
+    litserve,
+    mlserver,
+    modelport,
+    ray,
+    torchserve,
+    triton,
+)
 from loadtests.peers.servers.base import Server
 
 ALL: dict[str, Server] = {
     server.name: server
-    for server in (modelport.SERVER, bare.SERVER, mlserver.SERVER, triton.SERVER)
+    for server in (
+        modelport.PORTABLE,
+        modelport.ENVOY,
+        modelport.BATCHING,
+        bare.PORTABLE,
+        bare.ENVOYS,
+        triton.SERVER,
+        mlserver.SERVER,
+        kserve.SERVER,
+        litserve.SERVER,
+        torchserve.SERVER,
+        bentoml.SERVER,
+        ray.SERVER,
+    )
 }
-DEFAULT = (modelport.SERVER.name, bare.SERVER.name, mlserver.SERVER.name)  # triton is 440 MB

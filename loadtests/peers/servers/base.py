@@ -2,27 +2,34 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
 from loadtests import tiny_model
+from loadtests.peers.exchanges import Encode, oip_binary, oip_json
 
 # Programs that run inside the peers' own environments: they import nothing from here.
 INSIDE = Path(__file__).resolve().parent.parent / "inside"
+#: The same runtime in every server.
+ONNXRUNTIME = "onnxruntime==1.31.1"
 
 
 @dataclass(frozen=True)
 class Launch:
-    """Where one server is to run."""
+    """Where one server is to run, and the one model it is to serve."""
 
     repository: Path
-    work: Path  # an empty folder of its own
+    work: Path  # a folder of its own
     http: int
     grpc: int
     metrics: int
+    model: str = tiny_model.NAME
+    more: tuple[int, ...] = ()  # further free ports
+
+    @property
+    def onnx(self) -> Path:
+        return self.repository / self.model / "1" / "model.onnx"
 
 
 @dataclass(frozen=True)
@@ -30,26 +37,28 @@ class Command:
     arguments: list[str]
     env: Mapping[str, str] = field(default_factory=dict)
     cwd: Path | None = None
-
-
-def oip_request() -> bytes:
-    tensor = {"name": "x", "shape": [1, 4], "datatype": "FP32", "data": list(tiny_model.VALUES)}
-    return json.dumps({"inputs": [tensor]}).encode()
-
-
-def oip_answer(body: Any) -> list[float]:
-    return [float(value) for value in body["outputs"][0]["data"]]
+    leftovers: tuple[Path, ...] = ()  # folders of its own that it may leave behind
 
 
 @dataclass(frozen=True)
 class Server:
-    """A server and its dialect; the defaults are those of the Open Inference Protocol."""
+    """A server and its dialect; the defaults are those of the Open Inference Protocol.
+
+    ``encodings``: what it understands over HTTP, ``json`` and ``binary``. ``one_port``: gRPC comes
+    to the port of HTTP. ``batching``: it is measured with dynamic batching on, and only where that
+    matters. ``perf_analyzer``: it serves the model configuration, which that client asks for.
+    ``stoppable``: it bears a SIGSTOP while others are measured.
+    """
 
     name: str
     about: str
     command: Callable[[Launch], Command]
+    encodings: Mapping[str, Encode] = field(
+        default_factory=lambda: {"json": oip_json, "binary": oip_binary}
+    )
     grpc: bool = True
-    infer_path: str = f"/v2/models/{tiny_model.NAME}/infer"
-    ready_path: str = f"/v2/models/{tiny_model.NAME}/ready"
-    request: bytes = field(default_factory=oip_request)
-    answer: Callable[[Any], list[float]] = oip_answer
+    perf_analyzer: bool = False
+    one_port: bool = False
+    batching: bool = False
+    stoppable: bool = True
+    ready_path: str = "/v2/models/{model}/ready"

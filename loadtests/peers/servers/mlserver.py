@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import json
 
-from loadtests import environments, tiny_model
-from loadtests.peers.servers.base import INSIDE, Command, Launch, Server
+from loadtests import environments
+from loadtests.peers.exchanges import oip_json
+from loadtests.peers.servers.base import INSIDE, ONNXRUNTIME, Command, Launch, Server
 
 VERSION = "1.7.1"
-REQUIREMENTS = (f"mlserver=={VERSION}", "onnxruntime")
+REQUIREMENTS = (f"mlserver=={VERSION}", ONNXRUNTIME)
+MESSAGE_BYTES = 64 << 20  # its default, 4 MiB, is gRPC's
 
 
 def command(launch: Launch) -> Command:
@@ -19,20 +21,20 @@ def command(launch: Launch) -> Command:
         "http_port": launch.http,
         "grpc_port": launch.grpc,
         "metrics_port": launch.metrics,
+        "grpc_max_message_length": MESSAGE_BYTES,
         "parallel_workers": 0,
     }
     (launch.work / "settings.json").write_text(json.dumps(settings))
     model = {
-        "name": tiny_model.NAME,
+        "name": launch.model,
         "implementation": "mlserver_runtime.OnnxRuntime",
-        "parameters": {
-            "uri": str(launch.repository / tiny_model.NAME / "1" / "model.onnx"),
-            "version": "1",
-        },
+        "parameters": {"uri": str(launch.onnx), "version": "1"},
     }
     (launch.work / "model-settings.json").write_text(json.dumps(model))
     env = {"PYTHONPATH": str(INSIDE)}
     return Command([str(bin_folder / "mlserver"), "start", str(launch.work)], env, launch.work)
 
 
-SERVER = Server("mlserver", f"{VERSION}, custom runtime, parallel_workers 0", command)
+ABOUT = f"{VERSION}, custom runtime, parallel_workers 0"
+# Its HTTP has no binary tensors.
+SERVER = Server("mlserver", ABOUT, command, encodings={"json": oip_json, "binary": oip_json})

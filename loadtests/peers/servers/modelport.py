@@ -1,8 +1,10 @@
-"""modelport itself, on its portable front, driven by its command line only."""
+"""modelport itself, driven by its command line only: each front, and dynamic batching."""
 
 from __future__ import annotations
 
+import functools
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 from loadtests import environments
@@ -29,4 +31,21 @@ def command(launch: Launch) -> Command:
     return Command([*executable(), "serve", *flags], cwd=environments.ROOT)
 
 
-SERVER = Server("modelport", "portable front, one process", command)
+def on_front(front: str, launch: Launch) -> Command:
+    chosen = command(launch)
+    return replace(chosen, arguments=[*chosen.arguments, "--front", front])
+
+
+PORTABLE = Server(
+    "modelport-portable",
+    "portable front, one process",
+    functools.partial(on_front, "portable"),
+    perf_analyzer=True,
+)
+ENVOY = Server(
+    "modelport-envoy",
+    "Envoy front, one process",
+    functools.partial(on_front, "envoy"),
+    perf_analyzer=True,
+)
+BATCHING = Server("modelport-batching", "default front, dynamic batching", command, batching=True)

@@ -1,6 +1,7 @@
 """Python runs this at start where the folder is on ``PYTHONPATH``: it adds the ledger backend.
 
-``MODELPORT_NO_RETRIES`` makes the known-bad gateway that gives a request up at its first failure.
+``MODELPORT_NO_RETRIES`` makes the known-bad gateway that gives a request up at its first failure,
+``MODELPORT_LEAK_BYTES`` one that keeps so many bytes of every request.
 """
 
 from __future__ import annotations
@@ -8,8 +9,19 @@ from __future__ import annotations
 import os
 
 from gateway import backends
+from gateway.types import InferRequest
 from gateway.upstream import pool
 
 backends.MODULES["ledger"] = "tests.faults.ledger"
 if "MODELPORT_NO_RETRIES" in os.environ:
     pool.RESERVED_RETRIES = pool.EARNED_PER_REQUEST = 0.0
+if "MODELPORT_LEAK_BYTES" in os.environ:
+    from gateway.validation import Validator
+
+    _check, _kept = Validator.check, []
+
+    def _leaking(self: Validator, request: InferRequest) -> int:
+        _kept.append(os.urandom(int(os.environ["MODELPORT_LEAK_BYTES"])))
+        return _check(self, request)
+
+    Validator.check = _leaking

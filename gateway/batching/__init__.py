@@ -1,0 +1,34 @@
+"""Dynamic batching: requests that wait for the same model version run as one."""
+
+from __future__ import annotations
+
+from gateway.backends import parameters
+from gateway.backends.base import Backend
+from gateway.batching import settings
+from gateway.batching.batcher import Batcher
+from gateway.batching.joining import Joiner
+from gateway.repository.config import ModelConfig
+from gateway.telemetry import Statistics
+from gateway.types import Infer, ModelSignature
+
+#: With "true", requests to a server that may batch itself are gathered here already.
+BATCH_HERE = "batch_here"
+
+
+def wrap(
+    backend: Backend, config: ModelConfig, signature: ModelSignature, statistics: Statistics
+) -> Infer:
+    """``backend`` behind a batcher, where ``config`` asks for one and it does not batch itself.
+
+    Raises:
+        InvalidArgument: ``config`` asks for what cannot be.
+    """
+    here = parameters.boolean(config, BATCH_HERE, False)
+    if not config.HasField("dynamic_batching"):
+        return backend
+    execution = backend.execution
+    if execution.batches and not here:
+        return backend
+    wanted = settings.read(config)
+    joiner = Joiner(signature, execution.parameters)
+    return Batcher(backend, execution, wanted, joiner, statistics)

@@ -1,0 +1,65 @@
+"""The HTTP port's way in: what is hot at once, everything else through the framework.
+
+Importing the framework and building every route with it takes longer than loading a small model. So
+it is done when the first request needs it, or some time after the server has become READY: those
+who have waited for that are not to share the interpreter with it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+from collections.abc import Awaitable, Callable
+from typing import Protocol
+
+from gateway.protocols.asgi import App, Receive, Scope, Send
+
+QUIET_SECONDS = 2.0
+#: How soon the event loop gets the interpreter back meanwhile; a tenth of what it waits elsewhere.
+SWITCH_SECONDS = 0.0005
+
+
+class Hot(Protocol):
+    """What answers without the framework."""
+
+    def serve(self, scope: Scope, receive: Receive, send: Send) -> Awaitable[None] | None:
+        """What answers, if the path is one of the hot ones."""
+
+
+class HttpEntry:
+    """``build`` makes the application of all routes, the hot ones too; blocking."""
+
+    def __init__(self, hot: Hot, build: Callable[[], App]) -> None:
+        self._hot = hot
+        self._build = build
+        self._all: App | None = None
+        self._building: asyncio.Future[App] | None = None
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] == "http" and b"%" not in scope["raw_path"]:
+            answer = self._hot.serve(scope, receive, send)
+            if answer is not None:
+                await answer
+                return
+        application = self._all or await self.complete()
+        await application(scope, receive, send)
+
+    async def complete(self) -> App:
+        """The application of all routes, built once, beside the event loop."""
+        if self._building is None:
+            self._building = asyncio.ensure_future(asyncio.to_thread(self._build_aside))
+        # Whoever gives up leaves it to the others.
+        self._all = await asyncio.shield(self._building)
+        return self._all
+
+    async def complete_later(self) -> None:
+        await asyncio.sleep(QUIET_SECONDS)
+        await self.complete()
+
+    def _build_aside(self) -> App:
+        interval = sys.getswitchinterval()
+        sys.setswitchinterval(SWITCH_SECONDS)
+        try:
+            return self._build()
+        finally:
+            sys.setswitchinterval(interval)

@@ -1,0 +1,179 @@
+"""The generate extension over HTTP: ``/generate`` answers once, ``/generate_stream`` as it goes.
+
+A stream is server-sent events, one for each response. Its status is that of the first response:
+an error behind it is an event of its own, ``{"error": ...}``, and the last.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import re
+from collections.abc import AsyncGenerator, Awaitable, Callable
+from contextlib import aclosing
+from typing import Annotated
+
+import orjson
+import structlog
+from fastapi import FastAPI, Path, Response
+from starlette.exceptions import HTTPException
+
+from gateway.dataplane import DataPlane
+from gateway.errors import Code, Internal, ModelportError
+from gateway.lifecycle import Lifecycle
+from gateway.protocols import http_body, http_deadline
+from gateway.protocols.asgi import Receive, Scope, Send
+from gateway.protocols.http import Delegate
+from gateway.protocols.http_document import document
+from gateway.protocols.http_reply import JSON, Headers, refuse, reply
+from gateway.protocols.oip import documents, generate_json
+from gateway.protocols.oip import parameters as oip_parameters
+from gateway.protocols.oip import schema as oip_schema
+from gateway.protocols.oip.infer_http import STATUS
+from gateway.types import InferResponse
+
+log = structlog.get_logger("modelport.http")
+
+_PATH = re.compile(r"/v2/models/([^/]+)(?:/versions/([0-9]+))?/generate(_stream)?", re.ASCII)
+_EVENTS: Headers = [
+    (b"content-type", b"text/event-stream; charset=utf-8"),
+    (b"cache-control", b"no-cache"),
+]
+Model = Annotated[str, Path(description="Model name")]
+Version = Annotated[str, Path(description="Model version, a positive integer")]
+
+
+class GenerateHttp:
+    """The dialect of ``/v2/models/MODEL/generate``; the rest of ``/v2`` is not its own."""
+
+    segments = frozenset({"v2"})
+
+    def __init__(self, dataplane: DataPlane, lifecycle: Lifecycle, max_input_bytes: int) -> None:
+        self._dataplane = dataplane
+        self._lifecycle = lifecycle
+        self._max_input_bytes = max_input_bytes
+
+    def serve(self, scope: Scope, receive: Receive, send: Send) -> Awaitable[None] | None:
+        found = _PATH.fullmatch(scope["path"]) if scope["method"] == "POST" else None
+        if found is None:
+            return None
+        answer = self._events if found[3] else self._once
+        return self._serve(answer, found[1], found[2] or "", scope, receive, send)
+
+    async def _serve(
+        self,
+        answer: Callable[[AsyncGenerator[InferResponse, None], Send], Awaitable[None]],
+        name: str,
+        version: str,
+        scope: Scope,
+        receive: Receive,
+        send: Send,
+    ) -> None:
+        """``answer`` gets the responses; what goes wrong before it sends anything is told here."""
+        try:
+            headers = dict(scope["headers"])
+            deadline = http_deadline.deadline(headers)
+            encoding = headers.get(b"content-encoding", b"")
+            body = await http_body.read(receive, self._max_input_bytes, encoding)
+            number = documents.parse_version(version)
+            request = generate_json.decode(body, self._lifecycle.get(name, number), number)
+            request.trace = headers.get(b"x-request-id", b"")[:128].decode("latin-1")
+            deadline = oip_parameters.deadline(request, deadline)
+            async with aclosing(self._dataplane.stream(request, deadline)) as responses:
+                await answer(responses, send)
+        except ModelportError as error:
+            await refuse(send, STATUS[error.code], str(error))
+        except http_body.Disconnected:
+            pass
+        except asyncio.CancelledError:  # the front does it at the end of the exit timeout
+            await refuse(send, 503, "the server is shutting down")
+        except Exception:
+            log.exception("request failed")
+            await refuse(send, 500, "internal error")
+
+    async def _once(self, responses: AsyncGenerator[InferResponse, None], send: Send) -> None:
+        first, more = await anext(responses, None), None
+        if first is not None:
+            body = generate_json.encode(first)
+            more = await anext(responses, None)
+        if first is None or more is not None:
+            raise Internal(
+                "generate expects model to produce exactly 1 response, use generate stream for "
+                "model that generates various number of responses"
+            )
+        await reply(send, 200, body, JSON)
+
+    async def _events(self, responses: AsyncGenerator[InferResponse, None], send: Send) -> None:
+        status, event = 200, b""
+        try:
+            first = await anext(responses, None)
+            event = b"" if first is None else _event(generate_json.encode(first))
+        except ModelportError as error:
+            if error.code is not Code.INTERNAL:
+                raise  # it says that there was no inference
+            status, event = STATUS[error.code], _failure(str(error))
+        start = {"type": "http.response.start", "status": status, "headers": _EVENTS}
+        try:
+            await send(start)
+            while event:
+                await send({"type": "http.response.body", "body": event, "more_body": True})
+                response = await anext(responses, None)
+                event = b"" if response is None else _event(generate_json.encode(response))
+        except ModelportError as error:
+            event = _failure(str(error))
+        except asyncio.CancelledError:
+            event = _failure("the server is shutting down")
+        except Exception:
+            log.exception("stream failed")
+            event = _failure("internal error")
+        await send({"type": "http.response.body", "body": event})
+
+    # -- documentation --------------------------------------------------------------------------
+
+    def add_routes(self, app: FastAPI) -> None:
+        """``serve`` answers all of them; here they are described."""
+        for path, versioned in (("", False), ("/versions/{version}", True)):
+            for ending, answer, text in (
+                ("generate", self._once, "One response, as JSON: outputs by name."),
+                ("generate_stream", self._events, "Any number of responses, as events (SSE)."),
+            ):
+                app.post(
+                    f"/v2/models/{{model}}{path}/{ending}",
+                    tags=["inference"],
+                    name=f"{ending}{' of a version' if versioned else ''}",
+                    description=f"{text} The request is an object of inputs by name.",
+                    openapi_extra=oip_schema.ANY_BODY,
+                )(_versioned(self._serve, answer) if versioned else _plain(self._serve, answer))
+
+    def refusal(self, status: int, message: str) -> Response:
+        return document({"error": message}, status)
+
+    def failure(self, error: ModelportError) -> Response:
+        return document({"error": str(error)}, STATUS[error.code])
+
+
+def _plain(
+    handler: Callable[..., Awaitable[None]], answer: Callable[..., Awaitable[None]]
+) -> Callable[..., Awaitable[Response]]:
+    async def route(model: Model) -> Response:
+        return Delegate(handler, answer, model, "")
+
+    return route
+
+
+def _versioned(
+    handler: Callable[..., Awaitable[None]], answer: Callable[..., Awaitable[None]]
+) -> Callable[..., Awaitable[Response]]:
+    async def route(model: Model, version: Version) -> Response:
+        if not (version.isascii() and version.isdigit()):
+            raise HTTPException(404, "Not Found")
+        return Delegate(handler, answer, model, version)
+
+    return route
+
+
+def _event(body: bytes) -> bytes:
+    return b"data: %b\n\n" % body
+
+
+def _failure(message: str) -> bytes:
+    return _event(orjson.dumps({"error": message}))

@@ -1,0 +1,112 @@
+"""The generate extension, JSON ↔ types: inputs and outputs by name, as scalars or flat arrays.
+
+Wire contract: triton-inference-server/server ``docs/protocol/extension_generate.md`` and
+``GenerateRequestClass`` in ``http_server.cc``.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from gateway.errors import InvalidArgument
+from gateway.model import ServedVersion
+from gateway.protocols.oip import parameters as oip_parameters
+from gateway.types import InferRequest, InferResponse, Parameter, Tensor, TensorSpec
+from gateway.wire import json_data, json_text
+from gateway.wire.raw import Buffer
+
+_ID, _PARAMETERS = "id", "parameters"
+
+
+def decode(body: Buffer, served: ServedVersion, model_version: int) -> InferRequest:
+    """The request in ``body``: members that name an input are tensors, all others parameters.
+
+    Raises:
+        InvalidArgument: naming the member that is wrong.
+    """
+    document = json_text.loads(body) if len(body) else {}
+    if type(document) is not dict:
+        raise InvalidArgument("the request must be a JSON object")
+    batch = (-1,) if served.signature.max_batch_size else ()
+    specs = {spec.name: spec for spec in served.signature.inputs}
+    tensors: dict[str, Tensor] = {}
+    parameters: dict[str, Parameter] = {}
+
+    def take(members: dict[str, Any]) -> None:
+        for key, value in members.items():
+            if key in tensors:
+                raise InvalidArgument(f"input '{key}' already exists in request")
+            if key in specs:
+                tensors[key] = _tensor(specs[key], batch, value)
+            else:
+                oip_parameters.check(key, value)
+                parameters[key] = value
+
+    request_id = document.pop(_ID, "") if _ID not in specs else ""
+    if type(request_id) is not str:
+        raise InvalidArgument("Unable to parse 'id': it must be a string")
+    nested = document.pop(_PARAMETERS, {})
+    if _PARAMETERS in specs:
+        raise InvalidArgument(
+            f"Keyword '{_PARAMETERS}' for nested schema also given as input tensor name"
+        )
+    if type(nested) is not dict:
+        raise InvalidArgument(f"Expected JSON object for keyword: '{_PARAMETERS}'")
+    take(document)
+    take(nested)
+    return InferRequest(
+        served.name, list(tensors.values()), (), model_version, request_id, parameters
+    )
+
+
+def _tensor(spec: TensorSpec, batch: tuple[int, ...], value: Any) -> Tensor:
+    values = value if type(value) is list else [value]
+    shape = _shape(spec, (*batch, *spec.wire_dims), len(values))
+    return Tensor(
+        spec.name, spec.datatype, json_data.decode(spec.name, spec.datatype, shape, values)
+    )
+
+
+def _shape(spec: TensorSpec, dims: tuple[int, ...], count: int) -> tuple[int, ...]:
+    """``dims`` for ``count`` elements: the innermost dynamic one takes all, the others are 1."""
+    for dim in dims:
+        if dim > 0 and count % dim == 0:
+            count //= dim
+        elif dim != -1:
+            count = -1
+            break
+    shape = list(dims)
+    for index in reversed(range(len(dims))):
+        if dims[index] == -1:
+            shape[index], count = count, 1
+    if count != 1 or -1 in shape:
+        raise InvalidArgument(
+            f"The schema can not convert input '{spec.name}' to tensor with proper shape: it is "
+            f"{list(dims)}"
+        )
+    return tuple(shape)
+
+
+def encode(response: InferResponse) -> bytes:
+    """``response`` as one object: outputs and parameters by name, in alphabetical order.
+
+    Raises:
+        InvalidArgument: an output cannot be written as JSON.
+    """
+    document: dict[str, Any] = {
+        "model_name": response.model_name,
+        "model_version": str(response.model_version),
+    }
+    if response.id:
+        document[_ID] = response.id
+    document.update(response.parameters)
+    finite = True
+    for tensor in response.outputs:
+        data = json_data.encode(tensor)
+        finite = finite and (data.dtype.kind != "f" or bool(np.isfinite(data).all()))
+        values = data.tolist()
+        document[tensor.name] = values[0] if len(values) == 1 else values
+    ordered = dict(sorted(document.items()))
+    return json_text.dumps(ordered) if finite else json_text.dumps_any(ordered)

@@ -1,0 +1,130 @@
+"""OIP over HTTP: what is hot, without a framework: ``infer``, and the probes of the server.
+
+``OipHttp`` documents these routes beside its others.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable
+
+import structlog
+
+from gateway.control import Control
+from gateway.dataplane import DataPlane
+from gateway.errors import Code, Decoupled, ModelportError
+from gateway.lifecycle import Lifecycle
+from gateway.protocols import http_body, http_deadline
+from gateway.protocols.asgi import Receive, Scope, Send
+from gateway.protocols.http_reply import JSON, refuse, reply
+from gateway.protocols.oip import documents
+from gateway.protocols.oip import json as oip_json
+from gateway.protocols.oip import parameters as oip_parameters
+from gateway.protocols.oip.shared_memory import SharedMemory
+from gateway.types import InferRequest
+
+log = structlog.get_logger("modelport.http")
+
+STATUS = {
+    Code.INVALID_ARGUMENT: 400,
+    Code.ALREADY_EXISTS: 400,
+    Code.CANCELLED: 400,
+    Code.NOT_FOUND: 404,
+    Code.INTERNAL: 500,
+    Code.UNSUPPORTED: 501,
+    Code.UNAVAILABLE: 503,
+}
+_DECOUPLED = "HTTP end point doesn't support models with decoupled transaction policy"
+_PREFIX, _SUFFIX, _VERSIONS = "/v2/models/", "/infer", "/versions/"
+_LIVE, _READY = _PROBES = ("/v2/health/live", "/v2/health/ready")
+
+
+class OipInfer:
+    """The hot routes of ``/v2``."""
+
+    def __init__(
+        self,
+        dataplane: DataPlane,
+        lifecycle: Lifecycle,
+        control: Control,
+        max_input_bytes: int,
+        shared: SharedMemory,
+    ) -> None:
+        self._shared = shared
+        self._dataplane = dataplane
+        self._lifecycle = lifecycle
+        self._control = control
+        self._max_input_bytes = max_input_bytes
+
+    def serve(self, scope: Scope, receive: Receive, send: Send) -> Awaitable[None] | None:
+        path: str = scope["path"]
+        if path in _PROBES and scope["method"] == "GET":
+            return self._probe(path, send)
+        if scope["method"] == "POST" and path.endswith(_SUFFIX) and path.startswith(_PREFIX):
+            name, versions, version = path[len(_PREFIX) : -len(_SUFFIX)].partition(_VERSIONS)
+            if name and "/" not in name and (not versions or is_number(version)):
+                return self._infer(name, version, scope, receive, send)
+        return None
+
+    async def _probe(self, path: str, send: Send) -> None:
+        good = path == _LIVE or await self._control.ready()
+        await reply(send, 200 if good else 400, b"", [])
+
+    # -- infer ----------------------------------------------------------------------------------
+
+    async def _infer(
+        self, name: str, version: str, scope: Scope, receive: Receive, send: Send
+    ) -> None:
+        try:
+            headers = dict(scope["headers"])
+            deadline = http_deadline.deadline(headers)
+            encoding = headers.get(b"content-encoding", b"")
+            body = await http_body.read(receive, self._max_input_bytes, encoding)
+            request, form = self._decode(body, headers, name, documents.parse_version(version))
+            trace = headers.get(b"x-request-id")
+            if trace:
+                request.trace = trace[:128].decode("latin-1")
+            deadline = oip_parameters.deadline(request, deadline)
+            response = await self._dataplane.infer(request, deadline)
+            json, blobs = oip_json.encode(response, form)
+        except Decoupled:
+            await refuse(send, 501, _DECOUPLED)
+        except ModelportError as error:
+            await refuse(send, STATUS[error.code], str(error))
+        except http_body.Disconnected:
+            pass
+        except asyncio.CancelledError:  # the front does it at the end of the exit timeout
+            await refuse(send, 503, "the server is shutting down")
+        except Exception:
+            log.exception("request failed")
+            await refuse(send, 500, "internal error")
+        else:
+            reply_headers = JSON
+            if any(map(len, blobs)):
+                reply_headers = [
+                    (b"content-type", b"application/octet-stream"),
+                    (b"inference-header-content-length", b"%d" % len(json)),
+                ]
+                json = b"".join((json, *blobs))
+            coding = http_body.chosen_coding(headers.get(b"accept-encoding"), len(json))
+            if coding:
+                json = http_body.compress(json, coding)
+                reply_headers = [*reply_headers, (b"content-encoding", coding)]
+            await reply(send, 200, json, reply_headers)
+
+    def _decode(
+        self, body: bytes, headers: dict[bytes, bytes], name: str, version: int
+    ) -> tuple[InferRequest, oip_json.ReplyForm]:
+        header_length = len(body)
+        stated = headers.get(b"inference-header-content-length")
+        if stated is not None:
+            header_length = http_body.header_length(stated, len(body))
+            if not header_length:
+                validator = self._lifecycle.get(name, version).validator
+                spec, shape = validator.raw_input(len(body))
+                return oip_json.decode_raw(body, spec, shape, name, version)
+        return oip_json.decode(body, header_length, name, version, self._shared.exchange())
+
+
+def is_number(text: str) -> bool:
+    return text.isascii() and text.isdigit()

@@ -1,0 +1,206 @@
+"""The system shared memory extension: what a request passes through it, and its registrations.
+
+Wire contract: triton-inference-server/server ``docs/protocol/extension_shared_memory.md``. CUDA's
+twin of it answers what clients call in any case, and registers nothing.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import Any
+
+import structlog
+
+from gateway.control import Control
+from gateway.errors import AlreadyExists, InvalidArgument, ModelportError, NotFound, Unsupported
+from gateway.shared_memory import Region, Regions, Row
+from gateway.types import NUMPY_DTYPES, Array, Datatype, Parameter, Tensor
+from gateway.wire import raw
+
+log = structlog.get_logger("modelport.shared_memory")
+
+REGION = "shared_memory_region"
+_OFFSET, _BYTE_SIZE = "shared_memory_offset", "shared_memory_byte_size"
+_REGISTER, _UNREGISTER = "shared_memory.register", "shared_memory.unregister"
+
+
+class Exchange:
+    """What one request passes through shared memory: read at decode, written at encode.
+
+    Its inputs may be as large together as a request's body may be: a small request could else
+    make the server copy one region any number of times.
+    """
+
+    __slots__ = ("_left_bytes", "_max_bytes", "_regions", "places")
+
+    def __init__(self, regions: Regions, max_bytes: int) -> None:
+        self._regions = regions
+        self._left_bytes = self._max_bytes = max_bytes
+        #: Where outputs go: region, offset, most bytes.
+        self.places: dict[str, tuple[Region, int, int]] = {}
+
+    def read(
+        self,
+        name: str,
+        datatype: Datatype,
+        shape: tuple[int, ...],
+        parameters: Mapping[str, Parameter],
+    ) -> Array:
+        """The input ``name``: a copy, made once.
+
+        Raises:
+            Unsupported: shared memory is not allowed.
+            NotFound: no such region.
+            InvalidArgument: the parameters, the region or its bytes are not what they must be.
+        """
+        region, offset, byte_size = self._place(f"input '{name}'", parameters)
+        if datatype is not Datatype.BYTES:
+            expected = math.prod(shape) * NUMPY_DTYPES[datatype].itemsize
+            if byte_size != expected:  # before anything is allocated
+                raise InvalidArgument(
+                    f"input byte size mismatch for input '{name}': {datatype} of shape "
+                    f"{list(shape)} is {expected} bytes, got {byte_size}"
+                )
+        if byte_size > self._left_bytes:
+            raise InvalidArgument(
+                f"inputs in shared memory are too large for the limit of {self._max_bytes} bytes "
+                "a request (--http-max-input-size)"
+            )
+        self._left_bytes -= byte_size
+        return raw.decode(name, datatype, shape, region.read(offset, byte_size))
+
+    def expect(self, name: str, parameters: Mapping[str, Parameter]) -> None:
+        """The output ``name`` goes where ``parameters`` say.
+
+        Raises:
+            Unsupported: shared memory is not allowed.
+            NotFound: no such region.
+            InvalidArgument: the parameters are not what they must be.
+        """
+        region, offset, byte_size = self._place(f"output '{name}'", parameters)
+        for other in ("classification", "binary_data"):
+            if parameters.get(other):
+                raise InvalidArgument(f"output can't set both '{REGION}' and '{other}'")
+        region.check(offset, byte_size)
+        self.places[name] = region, offset, byte_size
+
+    def write(self, tensor: Tensor) -> bool:
+        """Put an output where it is expected; false if that is nowhere but in the reply.
+
+        The reply tells name, datatype and shape, as Triton's: NVIDIA's C++ client takes an output's
+        ``parameters`` for those of binary data.
+
+        Raises:
+            InvalidArgument: there is no room for it.
+        """
+        place = self.places.get(tensor.name)
+        if place is None:
+            return False
+        region, offset, byte_size = place
+        data = memoryview(raw.encode(tensor))
+        if len(data) > byte_size:
+            raise InvalidArgument(
+                f"shared memory size specified with the request for output '{tensor.name}' "
+                f"({byte_size} bytes) should be at least {len(data)} bytes to hold the results"
+            )
+        if len(data):
+            region.write(offset, data)
+        return True
+
+    def _place(self, what: str, parameters: Mapping[str, Parameter]) -> tuple[Region, int, int]:
+        region = self._regions.get(str(parameters[REGION]))
+        if _BYTE_SIZE not in parameters:
+            raise InvalidArgument(
+                f"{what} has '{REGION}' and no '{_BYTE_SIZE}'; both must be specified"
+            )
+        return region, int(parameters.get(_OFFSET, 0)), int(parameters[_BYTE_SIZE])
+
+
+#: Of servers that do not allow it, and of dialects that do not know it.
+REFUSED = Exchange(Regions(allowed=False), 0)
+
+
+class SharedMemory:
+    """The regions of this process, kept the same in all of them."""
+
+    def __init__(self, regions: Regions, control: Control, max_input_bytes: int) -> None:
+        self._regions = regions
+        self._control = control
+        self._max_input_bytes = max_input_bytes
+        control.register(_REGISTER, self._register, state=regions.status, restore=self._restore)
+        control.register(_UNREGISTER, self._unregister)
+
+    @property
+    def allowed(self) -> bool:
+        return self._regions.allowed
+
+    def require_allowed(self) -> None:
+        """Raises ``Unsupported`` where clients may not use shared memory."""
+        self._regions.require_allowed()
+
+    def exchange(self) -> Exchange:
+        """For one request."""
+        if not self._regions.allowed:
+            return REFUSED
+        return Exchange(self._regions, self._max_input_bytes)
+
+    def status(self, name: str = "") -> list[Row]:
+        """Raises ``NotFound`` where there is no region of that name."""
+        return self._regions.status(name)
+
+    async def register(self, name: str, key: str, offset: int, byte_size: int) -> None:
+        """As ``Regions.register``, everywhere or nowhere."""
+        row = {"name": name, "key": key, "offset": offset, "byte_size": byte_size}
+        self.require_allowed()
+        try:
+            await self._control.broadcast(_REGISTER, row)
+        except AlreadyExists:
+            raise
+        except ModelportError:
+            await self._control.broadcast(_UNREGISTER, {"name": name})
+            raise
+
+    async def unregister(self, name: str = "") -> None:
+        """One region, or all; as ``Regions.unregister``, everywhere."""
+        self.require_allowed()
+        await self._control.broadcast(_UNREGISTER, {"name": name})
+
+    async def _register(self, row: Row) -> None:
+        self._regions.register(**row)
+
+    async def _unregister(self, arguments: dict[str, Any]) -> None:
+        if arguments["name"]:
+            self._regions.unregister(arguments["name"])
+        else:
+            self._regions.unregister_all()
+
+    async def _restore(self, arguments: dict[str, Any]) -> None:
+        """Have the regions that another process has; what is gone by now only its owner misses."""
+        wanted = {row["name"]: row for row in arguments["state"]}
+        have = {row["name"]: row for row in self._regions.status()}
+        for name in have:
+            if have[name] != wanted.get(name):
+                self._regions.unregister(name)
+        for name, row in wanted.items():
+            if have.get(name) != row:
+                try:
+                    self._regions.register(**row)
+                except ModelportError as error:
+                    log.warning("shared memory region not restored", region=name, reason=str(error))
+
+
+def cuda_status(name: str = "") -> list[Row]:
+    """No region at all.
+
+    Raises:
+        NotFound: one was named.
+    """
+    if name:
+        raise NotFound(f"Unable to find cuda shared memory region: '{name}'")
+    return []
+
+
+def refuse_cuda() -> None:
+    """Raises ``Unsupported``, whatever was to be registered."""
+    raise Unsupported("CUDA shared memory is not supported; register system shared memory")

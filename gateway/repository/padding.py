@@ -1,0 +1,73 @@
+"""Padding, as ``config.pbtxt`` declares it: along which axis, and with what, inputs may be padded.
+
+padding.sequence = "0"             every input that has the axis, with 0
+padding.sequence = "ids=1,mask=0"  a value for each of them
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from gateway.errors import InvalidArgument
+from gateway.types import NUMPY_DTYPES, Axis, Datatype, TensorSpec
+
+Padding = float | tuple[tuple[str, float], ...]
+
+PREFIX = "padding."
+
+
+def to_text(padding: Padding) -> str:
+    if isinstance(padding, tuple):
+        return ",".join(f"{name}={value:g}" for name, value in padding)
+    return f"{padding:g}"
+
+
+def parse(key: str, text: str, axis: Axis | None, inputs: tuple[TensorSpec, ...]) -> Padding:
+    """What the parameter ``key`` declares for ``axis``.
+
+    Raises:
+        InvalidArgument: no input has the axis, or one cannot have the value.
+    """
+    having = {spec.name: spec for spec in inputs if axis is not None and axis.name in spec.dims}
+    if not having:
+        raise InvalidArgument(
+            f"parameter '{key}': no input has an axis '{key.removeprefix(PREFIX)}'; name it in "
+            "'axes.<input>'"
+        )
+    padding: Padding
+    if "=" not in text:
+        padding = _number(key, text)
+        values = dict.fromkeys(having, padding)
+    else:
+        pairs = (part.rpartition("=") for part in text.split(","))
+        padding = tuple((name.strip(), _number(key, value)) for name, _, value in pairs)
+        values = dict(padding)
+        if values.keys() != having.keys():
+            names = ",".join(f"{name}=<value>" for name in having)
+            raise InvalidArgument(f"parameter '{key}' must be a number, or '{names}'")
+    for name, value in values.items():
+        _check(key, having[name], value)
+    return padding
+
+
+def _number(key: str, text: str) -> float:
+    try:
+        return float(text)
+    except ValueError:
+        raise InvalidArgument(f"parameter '{key}': '{text.strip()}' is not a number") from None
+
+
+def _check(key: str, spec: TensorSpec, value: float) -> None:
+    """Raise unless it is a value that the input could have."""
+    dtype = NUMPY_DTYPES[spec.datatype]
+    low, high = spec.minimum, spec.maximum
+    allowed = (low is None or value >= low) and (not isinstance(high, float | int) or value <= high)
+    if dtype.kind in "iu" and spec.datatype is not Datatype.BF16:
+        info = np.iinfo(dtype)
+        allowed = allowed and value.is_integer() and info.min <= value <= info.max
+    if dtype.kind in "bO":
+        allowed = value == 0  # false, and empty
+    if not allowed:
+        raise InvalidArgument(
+            f"parameter '{key}': {value:g} is no value that input '{spec.name}' can have"
+        )

@@ -1,0 +1,123 @@
+"""Streams of a gRPC server's replies. They are rare and long, so the library's own client serves.
+
+A server's replies are read as they are asked for: whoever asks slowly fills the connection's window
+and no more, and then the server waits.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Sequence
+from typing import Any, TypeVar
+
+import grpc
+from google.protobuf.message import DecodeError
+
+from gateway.errors import ModelportError, TimedOut
+from gateway.routes import Route
+from gateway.types import Deadline
+from gateway.upstream.grpc import KEEPALIVE_SECONDS, MAX_MESSAGE_BYTES, meant
+from gateway.upstream.pool import EndpointFailed, Failure
+from gateway.wire.raw import Buffer
+
+T = TypeVar("T")
+
+RECONNECT_SECONDS = 0.1
+MAX_RECONNECT_SECONDS = 1.0
+#: The library gives its own failures and a server's statuses alike; only its words tell them apart.
+_TRANSPORT = (
+    (re.compile(r"Connection refused"), Failure.REFUSED, "connection refused"),
+    (re.compile(r"^errors resolving|^DNS res"), Failure.REFUSED, "its name is unknown"),
+    (re.compile(r"Failed parsing HTTP/2"), Failure.REFUSED, "it does not speak gRPC"),
+    (re.compile(r"^failed to connect"), Failure.REFUSED, "it does not answer"),
+    (
+        re.compile(r"message larger than max"),
+        Failure.DAMAGED,
+        "it is larger than the route's max_reply_bytes",
+    ),
+    (
+        re.compile(
+            r"^Stream removed|Socket closed|Connection reset|GOAWAY|RST_STREAM|Broken pipe"
+            r"|^recvmsg|^sendmsg|keepalive watchdog|Endpoint closing"
+        ),
+        Failure.DROPPED,
+        "",
+    ),
+    (
+        re.compile(r"^Received http2 header with status: (?!50[234])"),
+        Failure.DAMAGED,
+        "it does not speak gRPC",
+    ),
+)
+
+
+class StreamChannel:
+    """One endpoint of ``route``. It connects when it is first used, on the event loop."""
+
+    def __init__(self, address: str, route: Route) -> None:
+        options = [
+            ("grpc.max_send_message_length", MAX_MESSAGE_BYTES),
+            ("grpc.max_receive_message_length", route.max_reply_bytes),
+            ("grpc.keepalive_time_ms", KEEPALIVE_SECONDS * 1000),
+            ("grpc.initial_reconnect_backoff_ms", int(RECONNECT_SECONDS * 1000)),
+            ("grpc.max_reconnect_backoff_ms", int(MAX_RECONNECT_SECONDS * 1000)),
+            # The name notwithstanding: how long a connection may take to come up.
+            ("grpc.min_reconnect_backoff_ms", int(route.connect_timeout_seconds * 1000)),
+            # Otherwise a new channel inherits the failures of one that is closed.
+            ("grpc.use_local_subchannel_pool", 1),
+            ("grpc.enable_http_proxy", 0),
+            ("grpc.enable_retries", 0),
+        ]
+        if route.tls:
+            credentials = grpc.ssl_channel_credentials()
+            self._channel = grpc.aio.secure_channel(address, credentials, options)
+        else:
+            self._channel = grpc.aio.insecure_channel(address, options)
+
+    async def replies(
+        self,
+        method: str,
+        message: bytes | Sequence[Buffer],
+        reply: Callable[[bytes], T],
+        deadline: Deadline,
+    ) -> AsyncGenerator[T, None]:
+        """The replies to ``message``, the only one sent, each parsed by ``reply``.
+
+        ``message`` may come in parts. Closing the generator cancels the call.
+
+        Raises:
+            EndpointFailed: the server is down, not ready, or an answer is damaged.
+            ModelportError: what the server says of the request.
+        """
+        if deadline.expired:
+            raise TimedOut
+        content = message if isinstance(message, bytes) else b"".join(message)
+        open_call: Any = self._channel.stream_stream
+        call = open_call(method)(_once(content), timeout=deadline.remaining())
+        try:
+            async for part in call:
+                yield reply(part)
+        except grpc.aio.AioRpcError as error:
+            raise _crossed(error) from error
+        except DecodeError as error:
+            raise EndpointFailed(Failure.DAMAGED, "it is no message of the protocol") from error
+        finally:
+            call.cancel()
+
+    async def close(self) -> None:
+        await self._channel.close(None)
+
+
+async def _once(content: bytes) -> AsyncIterator[bytes]:
+    yield content
+
+
+def _crossed(error: grpc.aio.AioRpcError) -> EndpointFailed | ModelportError:
+    """``error`` in the words of the house: what the transport says, or else the server."""
+    status, said = error.code().name, error.details() or ""
+    if status == "DEADLINE_EXCEEDED":
+        return TimedOut()
+    for words, failure, reason in _TRANSPORT:
+        if words.search(said):
+            return EndpointFailed(failure, reason)
+    return meant(status, said)

@@ -1,0 +1,12 @@
+"""What the Python inside Envoy imports: the ASGI application of a worker."""
+
+from __future__ import annotations
+
+from gateway import serve_cli
+
+serve_cli.import_structlog()  # before anything else does
+
+from gateway.front.envoy.application import Application  # noqa: E402
+from gateway.workers.worker import Worker  # noqa: E402
+
+application = Application(Worker.from_environment().run)

@@ -1,0 +1,162 @@
+"""One answer of many: pure functions of what each worker said."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+from prometheus_client.core import Metric
+from prometheus_client.registry import Collector
+
+Row = dict[str, str]
+#: Members of a statistics document that are no counts: of several the largest is told.
+_LATEST = frozenset({"last_inference"})
+#: What tells the rows of a list apart, in a statistics document.
+_KEYS = ("batch_size", "type", "id")
+#: What a version that not all workers have in the same state is told to be in: the first of these.
+_STATES = ("UNAVAILABLE", "LOADING", "UNLOADING", "READY")
+_UNLOADED = ("UNAVAILABLE", "unloaded")
+#: Kinds of metrics that mean nothing once the worker that had them is gone.
+_MOMENTARY = frozenset({"gauge", "info", "stateset"})
+
+
+# -- the repository index --------------------------------------------------------------------------
+
+
+def index(answers: Sequence[Sequence[Row]]) -> list[Row]:
+    """A version is READY where it is READY in every worker; else why it is not, and in how many."""
+    found: dict[tuple[str, str], list[Row]] = {}
+    for rows in answers:
+        for row in rows:
+            found.setdefault((row["name"], row.get("version", "")), []).append(row)
+    known = {name for name, version in found if version}
+    merged = [
+        _row(rows, len(answers))
+        for (name, version), rows in found.items()
+        if version or name not in known  # a model without versions, where one worker has some
+    ]
+    return sorted(merged, key=lambda row: (row["name"], int(row.get("version") or 0)))
+
+
+def _row(rows: list[Row], workers: int) -> Row:
+    states = {(row.get("state", ""), row.get("reason", "")) for row in rows}
+    if len(states) == 1 and len(rows) == workers:
+        return rows[0]
+    if len(states) > 1 and any(state == "UNLOADING" for state, _ in states):
+        rows = [row for row in rows if (row.get("state"), row.get("reason")) != _UNLOADED]
+    worst = min(rows, key=lambda row: _rank(row.get("state", "")))
+    if worst.get("state") == "READY":
+        if len(rows) == workers:  # READY everywhere, with a remark somewhere
+            return next(row for row in rows if row.get("reason"))
+        return {**worst, "state": "LOADING", "reason": ""}  # the others do not know of it yet
+    alike = sum(row.get("state") == worst.get("state") for row in rows)
+    reason = worst.get("reason", "")
+    if reason and alike < workers:
+        reason = f"{reason} (in {alike} of {workers} workers)"
+    return {**worst, **({"reason": reason} if "reason" in worst else {})}
+
+
+def _rank(state: str) -> int:
+    return _STATES.index(state) if state in _STATES else 0
+
+
+def silent(rows: Sequence[Row], reason: str) -> list[Row]:
+    """The rows of a worker that does not answer: what it last had, none of it READY."""
+    return [
+        {**row, "state": "UNAVAILABLE", "reason": reason} if row.get("state") == "READY" else row
+        for row in rows
+    ]
+
+
+# -- statistics ------------------------------------------------------------------------------------
+
+
+def documents(answers: Iterable[Sequence[Mapping[str, Any]]]) -> list[dict[str, Any]]:
+    """The entries of ``model_stats``, added up by model and version."""
+    found: dict[tuple[str, int], dict[str, Any]] = {}
+    for entries in answers:
+        for entry in entries:
+            key = (entry["name"], int(entry["version"]))
+            found[key] = _add(found[key], entry) if key in found else dict(entry)
+    return [found[key] for key in sorted(found)]
+
+
+def _add(one: Any, other: Any, name: str = "") -> Any:
+    if isinstance(one, dict):
+        keys = [*one, *(key for key in other if key not in one)]
+        return {
+            key: _add(one[key], other[key], key)
+            if key in one and key in other
+            else one.get(key, other.get(key))
+            for key in keys
+        }
+    if isinstance(one, list):
+        rows = {_key(row): row for row in one}
+        for row in other:
+            key = _key(row)
+            rows[key] = _add_row(rows[key], row) if key in rows else row
+        return [rows[key] for key in sorted(rows)]
+    if isinstance(one, (int, float)) and not isinstance(one, bool):
+        return max(one, other) if name in _LATEST else one + other
+    return one
+
+
+def _key(row: Mapping[str, Any]) -> tuple[Any, ...]:
+    return tuple(row[key] for key in _KEYS if key in row)
+
+
+def _add_row(one: dict[str, Any], other: Mapping[str, Any]) -> dict[str, Any]:
+    return {**_add(one, other), **{key: one[key] for key in _KEYS if key in one}}
+
+
+# -- metrics ---------------------------------------------------------------------------------------
+
+#: Name, text, kind, and samples: name, labels, value.
+Family = list[Any]
+
+
+def told(collectors: Iterable[Metric]) -> list[Family]:
+    """Families as JSON values."""
+    return [
+        [
+            family.name,
+            family.documentation,
+            family.type,
+            [[sample.name, sample.labels, sample.value] for sample in family.samples],
+        ]
+        for family in collectors
+    ]
+
+
+def families(answers: Iterable[Sequence[Family]]) -> list[Family]:
+    """Samples of the same name and labels, added up."""
+    found: dict[str, tuple[Family, dict[tuple[str, tuple[tuple[str, str], ...]], list[Any]]]] = {}
+    for each in answers:
+        for name, text, kind, samples in each:
+            _, rows = found.setdefault(name, ([name, text, kind], {}))
+            for sample, labels, value in samples:
+                key = (sample, tuple(sorted(labels.items())))
+                if key in rows:
+                    rows[key][2] += value
+                else:
+                    rows[key] = [sample, labels, value]
+    return [[*head, list(rows.values())] for head, rows in found.values()]
+
+
+def lasting(answers: Sequence[Family]) -> list[Family]:
+    """What stays true of a worker that is gone."""
+    return [family for family in answers if family[2] not in _MOMENTARY]
+
+
+class Told(Collector):
+    """Families for the library's text format; ``families`` are set before every scrape."""
+
+    def __init__(self) -> None:
+        self.families: Sequence[Family] = ()
+
+    def collect(self) -> Iterable[Metric]:
+        for name, text, kind, samples in self.families:
+            metric = Metric(name, text, kind)
+            for sample, labels, value in samples:
+                metric.add_sample(sample, labels, value)
+            yield metric

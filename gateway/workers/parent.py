@@ -1,0 +1,44 @@
+"""The process that starts the workers: it holds the ports and the hub, and ends when they have.
+
+The workers are started before anything is imported that takes long, for they take longer.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from gateway.settings import Settings
+from gateway.workers import choice
+from gateway.workers.ports import HeldPort
+from gateway.workers.process import Assignment, WorkerProcess
+
+
+def run(settings: Settings, arguments: Sequence[str]) -> None:
+    """Serve with the workers that ``settings`` ask for, until SIGTERM or SIGINT.
+
+    Args:
+        arguments: those that ``settings`` were parsed from.
+
+    Raises:
+        Unavailable: the gateway cannot start.
+        Unsupported: Envoy is asked for, and cannot run here.
+    """
+    is_envoy = choice.is_envoy(settings)
+    http = HeldPort(settings.http_address, settings.http_port, "--http-port")
+    grpc = HeldPort(settings.grpc_address, settings.grpc_port, "--grpc-port")
+    # Found taken now rather than when the workers have been started.
+    HeldPort(settings.metrics_address, settings.metrics_port, "--metrics-port").close()
+    workers: list[WorkerProcess] = []
+    try:
+        for number in range(settings.workers):
+            assignment = Assignment(number, http.number, grpc.number, tuple(arguments))
+            workers.append(WorkerProcess(settings, assignment, is_envoy))
+            workers[-1].spawn()
+        from gateway.workers import supervisor
+
+        supervisor.run(settings, workers, {"http": http.number, "grpc": grpc.number})
+    finally:
+        for worker in workers:
+            worker.kill()
+        http.close()
+        grpc.close()

@@ -1,0 +1,155 @@
+"""One worker's process: started, watched, started again when it has ended."""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import json
+import os
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import gateway
+from gateway.settings import Settings
+from gateway.workers import choice
+
+#: What a worker has to know, as JSON.
+VARIABLE = "MODELPORT_WORKER"
+PR_SET_PDEATHSIG = 1
+#: Wait so long before a worker is started again, and then twice as long, ...
+FIRST_WAIT_SECONDS = 0.1
+LAST_WAIT_SECONDS = 10.0
+#: One that has lived for so long did not end because of how it was started.
+STEADY_SECONDS = 60.0
+
+#: Not ``-m``, which would look for the package in the current folder first.
+_PORTABLE = """
+import sys
+sys.path.append(sys.argv.pop(1))
+from gateway.serve_cli import import_structlog
+import_structlog()
+from gateway.workers.portable import main
+main()
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class Assignment:
+    """What a worker is told.
+
+    Attributes:
+        arguments: of ``modelport serve``.
+        hub: the descriptor of a socket whose other end the parent has.
+        folder: a private one, to be removed at the end; empty: there is none.
+        restarted: the others serve already: it listens when it has what they have.
+    """
+
+    number: int
+    http_port: int
+    grpc_port: int
+    arguments: tuple[str, ...]
+    restarted: bool = False
+    hub: int = -1
+    folder: str = ""
+
+
+class WorkerProcess:
+    """``spawn`` starts it; the parent reaps it."""
+
+    def __init__(self, settings: Settings, assignment: Assignment, is_envoy: bool) -> None:
+        self._settings = replace(
+            settings, http_port=assignment.http_port, grpc_port=assignment.grpc_port
+        )
+        self._assignment = assignment
+        self._is_envoy = is_envoy
+        #: Where Envoy has its configuration, and the socket of its administration.
+        self._folder: Path | None = None
+        #: The parent's end of the hub, until it is taken.
+        self.hub: socket.socket | None = None
+        self._process: subprocess.Popen[bytes] | None = None
+        self._spawned_at = 0.0
+        #: Ends in a row, each soon after the start.
+        self.failures = 0
+        self.number = assignment.number
+
+    @property
+    def pid(self) -> int | None:
+        """While it runs."""
+        return None if self._process is None else self._process.pid
+
+    def spawn(self, restarted: bool = False) -> None:
+        command, added = self._command()
+        self.hub, hub = socket.socketpair()
+        assignment = replace(
+            self._assignment, restarted=restarted, hub=hub.fileno(), folder=str(self._folder or "")
+        )
+        told = {name: getattr(assignment, name) for name in Assignment.__slots__}
+        self._spawned_at = time.monotonic()
+        with hub:
+            self._process = subprocess.Popen(
+                command,
+                env={**os.environ, **added, VARIABLE: json.dumps(told)},
+                stdin=subprocess.DEVNULL,
+                pass_fds=(hub.fileno(),),
+                # A group of its own: the terminal's Ctrl-C is the parent's.
+                process_group=0,
+                # It dies with the parent; one that has something to remove sees the hub's end.
+                preexec_fn=None if self._is_envoy else _end_with(os.getpid()),
+            )
+
+    def _command(self) -> tuple[Sequence[str], dict[str, str]]:
+        if not self._is_envoy:
+            root = str(Path(gateway.__file__).parents[1])
+            return [sys.executable, "-P", "-c", _PORTABLE, root], {}
+        from gateway.front.envoy import launch
+
+        self._folder = Path(tempfile.mkdtemp(prefix="modelport-"))  # 0700
+        return launch.command(self._settings, self._folder, choice.APPLICATION)
+
+    def ended(self) -> str:
+        """How it has ended, if it has; its folder is gone then."""
+        status = None if self._process is None else self._process.poll()
+        if status is None:
+            return ""
+        self._process = None
+        self._clean()
+        lived = time.monotonic() - self._spawned_at
+        self.failures = 1 if lived > STEADY_SECONDS else self.failures + 1
+        return f"status {status}" if status >= 0 else signal.Signals(-status).name
+
+    @property
+    def wait_seconds(self) -> float:
+        """How long to wait before it is started again."""
+        return min(FIRST_WAIT_SECONDS * 2.0 ** (self.failures - 1), LAST_WAIT_SECONDS)
+
+    def kill(self) -> None:
+        if self._process is not None:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(self._process.pid, signal.SIGKILL)
+        self._clean()
+
+    def _clean(self) -> None:
+        if self._folder is not None:
+            shutil.rmtree(self._folder, ignore_errors=True)
+
+
+def _end_with(parent: int) -> Callable[[], None] | None:
+    """Runs in the child: whatever ends the parent ends it too, also where it hangs. Linux only."""
+    if not sys.platform.startswith("linux"):
+        return None
+    prctl = ctypes.CDLL(None).prctl
+
+    def end_with_parent() -> None:
+        prctl(PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+        if os.getppid() != parent:
+            os._exit(1)
+
+    return end_with_parent

@@ -1,0 +1,118 @@
+"""Servers side by side, for one model: started, checked, and all but one stopped at any moment."""
+
+from __future__ import annotations
+
+import contextlib
+import shutil
+import signal
+import time
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+
+from loadtests import environments
+from loadtests.peers import clients, pausing
+from loadtests.peers.clients import Client
+from loadtests.peers.models import Files
+from loadtests.peers.servers.base import Launch, Server
+from loadtests.processes import HOST, ServerFailed, free_ports, running
+
+#: What can be wrong with a server without being wrong with the benchmark.
+TROUBLE = (environments.Missing, ServerFailed, clients.WrongAnswer)
+PORTS = 6
+ANSWER_SECONDS = 30.0  # ready, some servers still load what answers
+POLL_SECONDS = 0.2
+
+
+@dataclass
+class Entrant:
+    """A server that runs: its process, stopped unless awake, and a client for each protocol."""
+
+    process: int
+    stoppable: bool
+    clients: Mapping[str, Client]
+
+    @contextlib.contextmanager
+    def awake(self) -> Iterator[None]:
+        """Inside, it runs and has answered."""
+        if self.stoppable:
+            pausing.resume(self.process)
+        try:
+            next(iter(self.clients.values())).check()
+            yield
+        finally:
+            self.rest()
+
+    def rest(self) -> None:
+        if self.stoppable:
+            pausing.pause(self.process)
+
+
+@contextlib.contextmanager
+def started(server: Server, files: Files, protocols: Iterable[str], core: int) -> Iterator[Entrant]:
+    """A server with one checked answer for each of the protocols, stopped.
+
+    Raises:
+        one of ``TROUBLE``: it cannot be installed, does not start, or answers wrongly.
+    """
+    name = files.model.name
+    work = environments.folder(f"work/{server.name}")
+    shutil.rmtree(work)
+    work.mkdir()
+    http, grpc, metrics, *more = free_ports(PORTS)
+    repository = files.batching if server.batching else files.repository
+    launch = Launch(repository, work, http, grpc, metrics, name, tuple(more))
+    command = server.command(launch)
+    family: list[pausing.Process] = []
+    try:
+        with running(
+            command.arguments,
+            log=environments.folder("logs") / f"{server.name}-{name}.log",
+            ready=f"http://{HOST}:{http}{server.ready_path.format(model=name)}",
+            core=core,
+            env={"OMP_NUM_THREADS": "1", **command.env},
+            cwd=command.cwd,
+            must_stop=False,
+        ) as process:
+            try:
+                found = _clients(server, files, protocols, launch)
+                for client in found.values():
+                    _answers(client)
+                entrant = Entrant(process.pid, server.stoppable, found)
+                entrant.rest()
+                yield entrant
+            finally:
+                family = pausing.family(process.pid)
+                pausing.send(family, signal.SIGCONT)
+    finally:
+        pausing.send(family, signal.SIGKILL)  # what left the server's group and outlived it
+        for folder in command.leftovers:
+            shutil.rmtree(folder, ignore_errors=True)
+
+
+def _clients(
+    server: Server, files: Files, protocols: Iterable[str], launch: Launch
+) -> dict[str, Client]:
+    found: dict[str, Client] = {}
+    port = launch.http if server.one_port else launch.grpc
+    for protocol in protocols:
+        if protocol in server.encodings:
+            exchange = server.encodings[protocol](files.model)
+            found[protocol] = clients.http(exchange, files, launch.http, launch.work)
+        else:
+            client = {"grpc": clients.grpc, "perf_analyzer": clients.perf_analyzer}[protocol]
+            found[protocol] = client(files, port, launch.work)
+    return found
+
+
+def _answers(client: Client) -> None:
+    """Return once it answers, rightly."""
+    give_up = time.monotonic() + ANSWER_SECONDS
+    while True:
+        try:
+            client.check()
+        except ServerFailed:
+            if time.monotonic() > give_up:
+                raise
+            time.sleep(POLL_SECONDS)
+        else:
+            return

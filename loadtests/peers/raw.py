@@ -1,0 +1,46 @@
+"""ONNX Runtime in a loop, without any server: what the model itself allows on one core."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+from pathlib import Path
+
+from loadtests import environments
+from loadtests.peers.sample import Sample
+from loadtests.peers.servers.base import INSIDE, ONNXRUNTIME
+from loadtests.processes import ServerFailed, pinned
+
+NAME = "raw"
+ABOUT = f"{ONNXRUNTIME} in a loop, no server"
+SLACK_SECONDS = 120.0
+
+
+def answer(model: Path, request: Path, folder: Path) -> None:
+    """Write ``answer.npz``, what ONNX Runtime answers to the request."""
+    _loop([str(model), str(request), "1", "0", "1", str(folder / "answer.npz")], 0, None)
+
+
+def run(
+    model: Path, request: Path, batch: int, seconds: float, rows: int | None, core: int
+) -> Sample:
+    """One run: ``seconds`` long, or as many runs as make ``rows`` rows."""
+    runs = -(-rows // batch) if rows else 0
+    arguments = [str(model), str(request), str(batch), str(seconds), str(runs)]
+    said = json.loads(_loop(arguments, seconds, core))
+    return Sample(said["rows_per_second"], 0, said["p50_ms"], said["p99_ms"])
+
+
+def _loop(arguments: list[str], seconds: float, core: int | None) -> str:
+    python = environments.venv("raw", ONNXRUNTIME, "numpy") / "python"
+    done = subprocess.run(
+        [str(python), str(INSIDE / "raw_loop.py"), *arguments],
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=seconds + SLACK_SECONDS,
+        preexec_fn=lambda: pinned(core),
+    )
+    if done.returncode:
+        raise ServerFailed(f"the raw loop failed: {done.stderr[-1000:]}")
+    return done.stdout

@@ -1,0 +1,33 @@
+"""BentoML with one worker; a tensor file comes as the body of an upload."""
+
+from __future__ import annotations
+
+from loadtests import environments
+from loadtests.peers.exchanges import npy, plain_json
+from loadtests.peers.servers.base import INSIDE, ONNXRUNTIME, Command, Launch, Server
+from loadtests.processes import HOST
+
+VERSION = "1.4.39"
+
+
+def command(launch: Launch) -> Command:
+    program = environments.venv("bentoml", f"bentoml=={VERSION}", ONNXRUNTIME) / "bentoml"
+    flags = ["--host", HOST, "--port", str(launch.http)]
+    env = {
+        "MODEL_FILE": str(launch.onnx),
+        "PYTHONPATH": str(INSIDE),
+        "BENTOML_DO_NOT_TRACK": "True",
+        "BENTOML_HOME": str(launch.work),
+    }
+    arguments = [str(program), "serve", "bentoml_service:Served", *flags]
+    return Command(arguments, env, INSIDE)
+
+
+SERVER = Server(
+    "bentoml",
+    f"{VERSION}, JSON or .npy, one worker",
+    command,
+    encodings={"json": plain_json("/predict"), "binary": npy("/predict_file")},
+    grpc=False,
+    ready_path="/readyz",
+)

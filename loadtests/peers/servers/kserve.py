@@ -1,0 +1,19 @@
+"""KServe's Python server with a custom model on ONNX Runtime, in one process."""
+
+from __future__ import annotations
+
+from loadtests import environments
+from loadtests.peers.servers.base import INSIDE, ONNXRUNTIME, Command, Launch, Server
+
+VERSION = "0.21.0"
+
+
+def command(launch: Launch) -> Command:
+    python = environments.venv("kserve", f"kserve=={VERSION}", ONNXRUNTIME) / "python"
+    flags = ["--model_name", launch.model, "--http_port", str(launch.http)]
+    flags += ["--grpc_port", str(launch.grpc), "--workers", "1", "--enable_docs_url", "false"]
+    env = {"MODEL_FILE": str(launch.onnx)}
+    return Command([str(python), str(INSIDE / "kserve_server.py"), *flags], env, launch.work)
+
+
+SERVER = Server("kserve", f"{VERSION}, custom model, one process", command)

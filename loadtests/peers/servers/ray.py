@@ -1,0 +1,38 @@
+"""Ray Serve: its proxy, and one replica with the model."""
+
+from __future__ import annotations
+
+import tempfile
+from pathlib import Path
+
+from loadtests import environments
+from loadtests.peers.exchanges import npy, plain_json
+from loadtests.peers.servers.base import INSIDE, ONNXRUNTIME, Command, Launch, Server
+
+VERSION = "2.60.0"
+
+
+def command(launch: Launch) -> Command:
+    python = environments.venv("ray", f"ray[serve]=={VERSION}", ONNXRUNTIME) / "python"
+    # Its sockets lie in this folder, and the path of a socket has 107 bytes at most.
+    folder = Path(tempfile.gettempdir()) / f"modelport-ray-{launch.http}"
+    program = str(INSIDE / "ray_server.py")
+    env = {
+        "PYTHONPATH": str(INSIDE),
+        "RAY_USAGE_STATS_ENABLED": "0",
+        "RAY_ENABLE_UV_RUN_RUNTIME_ENV": "0",
+        "RAY_AUTH_MODE": "disabled",  # it would write a token into the home folder
+        "RAY_raylet_start_wait_time_s": "100",  # all of it starts on one core
+    }
+    arguments = [str(python), program, str(launch.onnx), str(launch.http), str(folder)]
+    return Command(arguments, env, launch.work, (folder,))
+
+
+SERVER = Server(
+    "ray",
+    f"Ray Serve {VERSION}, JSON or .npy, one replica",
+    command,
+    encodings={"json": plain_json("/predict"), "binary": npy("/predict")},
+    grpc=False,
+    ready_path="/-/healthz",
+)

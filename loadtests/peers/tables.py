@@ -1,0 +1,134 @@
+"""The tables of the report, as markdown."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from loadtests.peers import raw, results
+from loadtests.peers.models import Model
+from loadtests.peers.results import Case, Results, Row, median, ratio
+
+#: modelport's fronts, and the bare handler in the same front.
+FRONTS = {"modelport-portable": "bare-portable", "modelport-envoy": "bare-envoy"}
+REASON_LENGTH = 100
+
+
+def markdown(head: Sequence[str], lines: Sequence[Sequence[str]]) -> str:
+    rows = [head, ["---"] * len(head), *lines]
+    return "\n".join(f"| {' | '.join(cells)} |" for cells in rows)
+
+
+def cell(row: Row, case: Case, baseline: Sequence[float]) -> str:
+    """Median requests/s (lowest-highest), **ratio**, p50 / p99 milliseconds."""
+    samples = row.cases.get(case, [])
+    if not samples:
+        return ""
+    rates = row.rates(case)
+    text = f"{figure(median(rates))} ({figure(min(rates))}-{figure(max(rates))})"
+    found = ratio(rates, baseline)
+    if found is not None:
+        text += f" **{found:.2f}x**"
+    p50 = median(sample.p50_ms for sample in samples)
+    p99 = median(sample.p99_ms for sample in samples)
+    text += f" {figure(p50)} / {figure(p99)} ms"
+    failed = sum(sample.failed for sample in samples)
+    return text + (f" FAILED {failed}" if failed else "")
+
+
+def figure(value: float) -> str:
+    """Three digits that mean something."""
+    return f"{value:,.0f}" if value >= 100 else f"{value:.3g}"
+
+
+def servers(rows: Mapping[str, Row], model: Model) -> str:
+    """One row for each server, one column for each protocol and load."""
+    cases = [
+        case
+        for protocol in model.protocols
+        for case in sorted({c for row in rows.values() for c in row.cases}, key=lambda c: c.load)
+        if case.protocol == protocol
+    ]
+    one = Case(results.LOOP, 1)
+    lines = []
+    for name, row in rows.items():
+        if name == raw.NAME:
+            continue
+        told = [
+            cell(row, case, rows[model.baseline].rates(one if model.baseline == raw.NAME else case))
+            if model.baseline in rows
+            else cell(row, case, [])
+            for case in cases
+        ]
+        if row.missing:
+            told[told.index("") if "" in told else -1] += f"_{short(row.missing)}_"
+        lines.append([f"{name} ({row.about})", *told])
+    return markdown(["server", *(f"{case.title} in flight" for case in cases)], lines)
+
+
+def short(reason: str) -> str:
+    """One line of a reason, fit for a cell."""
+    lines = [line.strip() for line in reason.splitlines() if line.strip()] or ["no reason"]
+    text = lines[0] if len(lines) == 1 else f"{lines[0]}: {lines[-1]}"
+    return text[:REASON_LENGTH].replace("|", "/").replace("_", " ")
+
+
+def batches(rows: Mapping[str, Row]) -> str | None:
+    """Rows per second by batch size without a server, and what the batcher makes of 16 at once."""
+    loops = results.by_hand(rows, raw.NAME)
+    best = results.best_batch(loops)
+    if best is None or len(loops) < 2:
+        return None
+    head = ["", *(f"batch {batch}" for batch in loops)]
+    told = [f"{figure(median(rates))}" for rates in loops.values()]
+    lines = [["raw ONNX Runtime, rows/s", *told]]
+    text = markdown(head, lines)
+    batching = rows.get("modelport-batching")
+    found = []
+    for case in batching.cases if batching else ():
+        rates = batching.rates(case) if batching else []
+        share = ratio(rates, loops[best])
+        if share is not None:
+            found.append(f"{case.title} in flight: {figure(median(rates))}, **{share:.2f}x**")
+    if found:
+        text += f"\n\nmodelport with `dynamic_batching {{ }}` against batch {best} by hand: "
+        text += "; ".join(found) + "."
+    elif batching and batching.missing:
+        text += f"\n\nmodelport with dynamic batching: {short(batching.missing)}."
+    return text
+
+
+def ratios(rows: Mapping[str, Row]) -> str | None:
+    """modelport beside MLServer, Triton and the bare handler in the same front."""
+    lines = []
+    for name, bare in FRONTS.items():
+        ours = rows.get(name)
+        for case in ours.cases if ours else ():
+            others = [
+                rows.get(other, Row("")).rates(case) for other in ("mlserver", "triton", bare)
+            ]
+            found = [ratio(ours.rates(case), rates) for rates in others] if ours else []
+            p50 = [_p50(rows.get(server), case) for server in (name, "triton")]
+            told = ["" if value is None else f"{value:.2f}x" for value in found]
+            told += ["" if value is None else f"{figure(value)} ms" for value in p50]
+            lines.append([f"{name}, {case.title} in flight", *told])
+    if not lines:
+        return None
+    head = ["", "MLServer", "Triton (Python)", "bare, same front", "p50", "Triton's p50"]
+    return markdown(head, lines)
+
+
+def _p50(row: Row | None, case: Case) -> float | None:
+    samples = row.cases.get(case, []) if row else []
+    return median(sample.p50_ms for sample in samples) if samples else None
+
+
+def machine(measured: Results) -> str:
+    """The sentence that says where and how."""
+    hardware, options = measured.hardware, measured.options
+    server, client = hardware["server_core"], hardware["client_core"]
+    same = " (the same core: not a fair run)" if server == client else ""
+    return (
+        f"{hardware['cpu']}, {hardware['cores']} cores, {hardware['system']}, Python "
+        f"{hardware['python']}; every server on core {server}, the clients on core {client}{same}; "
+        f"load average before {hardware['load_average'][0]:.1f}; {options['date']}."
+    )

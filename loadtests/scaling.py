@@ -1,0 +1,161 @@
+"""What a second worker brings: `python -m loadtests.scaling`; on two cores, clients included.
+
+Where clients take cores of the server's, requests a second say little. So what is counted is the
+processor time that the server's own processes take for a request: with one worker that shares one
+core with the client, and with N workers, each on one of the first N cores, clients on any. N cores
+that do nothing else would answer N / (seconds for a request); the scaling is that over the same of
+one worker. What workers cost each other is all in it: caches, memory, the kernel, the parent.
+That load reaches all of them alike is shown beside it: the busiest worker's share of the time.
+
+Rounds are interleaved and begin with either in turn; medians are told, and their spread.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import os
+import statistics
+import sys
+import tempfile
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from loadtests.peers import clients, exchanges, models
+from loadtests.peers.clients import Client, Load
+from loadtests.peers.servers.modelport import executable
+from loadtests.processes import HOST, free_ports, running
+
+TICKS_PER_SECOND = os.sysconf("SC_CLK_TCK")
+GOAL = 1.7  # of two workers, and in proportion of more
+
+
+@dataclass(frozen=True)
+class Gateway:
+    """``processes``: the parent first, if there is one, and then the workers."""
+
+    workers: int
+    processes: list[int]
+    clients: dict[str, Client]
+    client_core: int | None
+
+    def cpu_seconds(self) -> list[float]:
+        return [_cpu_seconds(process) for process in self.processes]
+
+
+@dataclass(frozen=True)
+class Round:
+    requests_per_second: float
+    cpu_us_per_request: float
+    busiest_share: float
+
+
+def _cpu_seconds(process: int) -> float:
+    fields = Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()
+    return (int(fields[11]) + int(fields[12])) / TICKS_PER_SECOND
+
+
+def _children(process: int) -> list[int]:
+    return [int(c) for c in Path(f"/proc/{process}/task/{process}/children").read_text().split()]
+
+
+def _pin(process: int, core: int) -> None:
+    for task in Path(f"/proc/{process}/task").iterdir():
+        with contextlib.suppress(ProcessLookupError):
+            os.sched_setaffinity(int(task.name), {core})
+
+
+@contextlib.contextmanager
+def gateway(workers: int, front: str, work: Path) -> Iterator[Gateway]:
+    """A gateway whose workers have a core each."""
+    files = models.prepare(models.ALL["x2"])
+    http, grpc, metrics = free_ports(3)
+    flags = {"http-port": http, "grpc-port": grpc, "metrics-port": metrics}
+    command = [*executable(), "serve", "--model-repository", str(files.repository)]
+    for name, value in {**flags, "front": front, "workers": workers}.items():
+        command += [f"--{name}", str(value)]
+    ready = f"http://{HOST}:{http}/v2/health/ready"
+    folder = work / str(workers)
+    folder.mkdir()
+    with running(command, log=folder / "log", ready=ready) as process:
+        found = [process.pid, *_children(process.pid)]
+        for core, worker in enumerate(found[-workers:]):
+            _pin(worker, core)
+        asked = {
+            "http": clients.http(exchanges.oip_json(files.model), files, http, folder),
+            "grpc": clients.grpc(files, grpc, folder),
+        }
+        for client in asked.values():
+            client.check()
+        yield Gateway(workers, found, asked, 0 if workers == 1 else None)
+
+
+def measure(gateway: Gateway, protocol: str, connections: int, seconds: float) -> Round:
+    before = gateway.cpu_seconds()
+    load = Load(connections, seconds, None, gateway.client_core)
+    sample = gateway.clients[protocol].drive(load)
+    used = [now - then for now, then in zip(gateway.cpu_seconds(), before, strict=True)]
+    if sample.failed:
+        raise SystemExit(f"{sample.failed} requests failed with {gateway.workers} workers")
+    workers = used[-gateway.workers :]
+    requests = sample.requests_per_second * seconds
+    return Round(
+        sample.requests_per_second, sum(used) / requests * 1e6, max(workers) / sum(workers)
+    )
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser.add_argument("--front", default="portable", choices=["portable", "envoy"])
+    parser.add_argument("--workers", type=int, default=2)
+    parser.add_argument("--connections", type=int, default=64)
+    parser.add_argument("--seconds", type=int, default=5, help="of each run")
+    parser.add_argument("--rounds", type=int, default=5)
+    given = parser.parse_args()
+    cores = os.cpu_count() or 1
+    if cores < max(2, given.workers):
+        raise SystemExit(f"{given.workers} workers need a core each, and there are {cores}")
+    missed = False
+    with tempfile.TemporaryDirectory() as folder, contextlib.ExitStack() as stack:
+        pair = [
+            stack.enter_context(gateway(workers, given.front, Path(folder)))
+            for workers in (1, given.workers)
+        ]
+        for protocol in ("http", "grpc"):
+            rounds: dict[int, list[Round]] = {each.workers: [] for each in pair}
+            for number in range(given.rounds):
+                for each in pair if number % 2 else reversed(pair):
+                    done = measure(each, protocol, given.connections, given.seconds)
+                    rounds[each.workers].append(done)
+            missed |= report(protocol, given.front, rounds)
+    sys.exit(missed)
+
+
+def report(protocol: str, front: str, rounds: dict[int, list[Round]]) -> bool:
+    """Print a table; whether the goal is missed."""
+    costs = {
+        workers: [round.cpu_us_per_request for round in each] for workers, each in rounds.items()
+    }
+    one = statistics.median(costs[1])
+    print(f"\n{protocol}, {front} front, median of {len(costs[1])} rounds")
+    print("| workers | requests/s, clients beside | CPU us/request | busiest | scaling |")
+    print("|--:|--:|--:|--:|--:|")
+    scaling = 1.0
+    for workers, each in rounds.items():
+        rate = statistics.median(round.requests_per_second for round in each)
+        cost = statistics.median(costs[workers])
+        busiest = statistics.median(round.busiest_share for round in each)
+        scaling = workers * one / cost
+        spread = f"{min(costs[workers]):.1f}-{max(costs[workers]):.1f}"
+        print(
+            f"| {workers} | {rate:,.0f} | {cost:.1f} ({spread}) | {busiest:.0%} | {scaling:.2f} |"
+        )
+    goal = GOAL * workers / 2
+    if scaling < goal:
+        print(f"missed: {scaling:.2f} is less than {goal:.2f}")
+    return scaling < goal
+
+
+if __name__ == "__main__":
+    main()

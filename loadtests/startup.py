@@ -1,0 +1,164 @@
+"""How long until a server answers: `python -m loadtests.startup`.
+
+From `exec` to READY with three ONNX models, against a plain script that imports the runtime and
+creates the same sessions; and the first request of every batch size against the ones after it.
+Rounds are interleaved, and only ratios from one run mean anything.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import http.client
+import json
+import os
+import shutil
+import statistics
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+from loadtests import environments, tiny_model
+from loadtests.peers.servers.modelport import executable
+from loadtests.processes import HOST, READY_SECONDS, ServerFailed, free_ports
+
+MODELS = ("first", "second", "third")
+MAX_BATCH_SIZE = 8
+POLL_SECONDS = 0.002
+BY_HAND = """\
+import sys
+import onnxruntime
+sessions = [
+    onnxruntime.InferenceSession(path, providers=["CPUExecutionProvider"]) for path in sys.argv[1:]
+]
+print("ready", flush=True)
+"""
+
+
+def repository() -> Path:
+    """Three copies of the 4-float model, each a model of its own."""
+    source = tiny_model.repository() / tiny_model.NAME
+    home = environments.folder("startup_repository")
+    for name in MODELS:
+        (home / name / "1").mkdir(parents=True, exist_ok=True)
+        shutil.copyfile(source / "1" / "model.onnx", home / name / "1" / "model.onnx")
+        text = tiny_model.CONFIG.replace(f'"{tiny_model.NAME}"', f'"{name}"')
+        (home / name / "config.pbtxt").write_text(text)
+    return home
+
+
+def environment() -> dict[str, str]:
+    """Both are run as installed programs are: their bytecode is kept."""
+    kept = {k: v for k, v in os.environ.items() if k != "PYTHONDONTWRITEBYTECODE"}
+    return {**kept, "PYTHONPYCACHEPREFIX": str(environments.folder("startup_bytecode"))}
+
+
+def by_hand_seconds(home: Path) -> float:
+    files = [str(home / name / "1" / "model.onnx") for name in MODELS]
+    started = time.perf_counter()
+    with subprocess.Popen(
+        [sys.executable, "-c", BY_HAND, *files], stdout=subprocess.PIPE, env=environment()
+    ) as process:
+        assert process.stdout is not None
+        process.stdout.readline()
+        seconds = time.perf_counter() - started
+    if process.returncode:
+        raise ServerFailed("the script that loads by hand failed")
+    return seconds
+
+
+@contextlib.contextmanager
+def gateway(home: Path, front: str) -> Iterator[tuple[float, int]]:
+    """Seconds from `exec` until `/v2/health/ready` is 200, and the HTTP port."""
+    http_port, grpc_port, metrics_port = free_ports(3)
+    flags = ["--model-repository", str(home), "--front", front]
+    for name, port in (("http", http_port), ("grpc", grpc_port), ("metrics", metrics_port)):
+        flags += [f"--{name}-port", str(port)]
+    log = environments.folder("logs") / "startup.log"
+    started = time.perf_counter()
+    with log.open("wb") as out:
+        process = subprocess.Popen(
+            [*executable(), "serve", *flags], stderr=out, env=environment(), cwd=environments.ROOT
+        )
+    try:
+        while not ready(http_port):
+            if process.poll() is not None or time.perf_counter() - started > READY_SECONDS:
+                raise ServerFailed(f"the gateway did not start:\n{log.read_text()[-2000:]}")
+            time.sleep(POLL_SECONDS)
+        yield time.perf_counter() - started, http_port
+    finally:
+        process.terminate()
+        process.wait()
+
+
+def ready(port: int) -> bool:
+    connection = http.client.HTTPConnection(HOST, port, timeout=5)
+    try:
+        connection.request("GET", "/v2/health/ready")
+        return connection.getresponse().status == 200
+    except OSError:
+        return False
+    finally:
+        connection.close()
+
+
+def first_and_warm(port: int, repeats: int) -> dict[int, tuple[float, float]]:
+    """Batch size → seconds of its first request, and the median of those after it."""
+    connection = http.client.HTTPConnection(HOST, port, timeout=30)
+    times = {}
+    # The connection and the client are warm; of each batch size the first request is the server's.
+    ask(connection, MODELS[1], 1)
+    for batch in range(1, MAX_BATCH_SIZE + 1):
+        first = ask(connection, MODELS[0], batch)
+        warm = [ask(connection, MODELS[0], batch) for _ in range(repeats)]
+        times[batch] = (first, statistics.median(warm))
+    connection.close()
+    return times
+
+
+def ask(connection: http.client.HTTPConnection, model: str, batch: int) -> float:
+    tensor = {
+        "name": "x",
+        "datatype": "FP32",
+        "shape": [batch, 4],
+        "data": list(tiny_model.VALUES) * batch,
+    }
+    body = json.dumps({"inputs": [tensor]})
+    started = time.perf_counter()
+    connection.request("POST", f"/v2/models/{model}/infer", body)
+    reply = connection.getresponse()
+    content = reply.read()
+    seconds = time.perf_counter() - started
+    if reply.status != 200:
+        raise ServerFailed(f"HTTP {reply.status}: {content.decode()}")
+    return seconds
+
+
+def main(arguments: list[str] | None = None) -> None:
+    parser = argparse.ArgumentParser(prog="python -m loadtests.startup", description=__doc__)
+    parser.add_argument("--rounds", type=int, default=9)
+    parser.add_argument("--requests", type=int, default=200, help="warm ones, of each batch size")
+    parser.add_argument("--front", choices=["auto", "envoy", "portable"], default="auto")
+    options = parser.parse_args(arguments)
+    home = repository()
+    by_hand_seconds(home)  # writes the bytecode, and brings the files into memory
+    with gateway(home, options.front):
+        pass
+    pairs, ratios = [], dict[int, list[float]]()
+    for _ in range(options.rounds):
+        by_hand = by_hand_seconds(home)
+        with gateway(home, options.front) as (seconds, port):
+            pairs.append((by_hand, seconds))
+            for batch, (first, warm) in first_and_warm(port, options.requests).items():
+                ratios.setdefault(batch, []).append(first / warm)
+    hand, ours = (statistics.median(column) for column in zip(*pairs, strict=True))
+    ratio = statistics.median(seconds / by_hand for by_hand, seconds in pairs)
+    print(f"by hand {hand:.3f} s, modelport READY {ours:.3f} s: {ratio:.2f} x")
+    for batch, values in sorted(ratios.items()):
+        print(f"batch {batch}: first request {statistics.median(values):.2f} x the warm median")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,36 @@
+"""Models that give any number of responses, on a real gateway."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from tests import models
+
+#: Seconds before each response of ``trickle``.
+TRICKLE_SECONDS = 0.05
+POLICY = "\nmodel_transaction_policy { decoupled: true }\n"
+BROKEN = "the model failed on purpose"
+
+
+def fake(root: Path, name: str, datatype: str, dims: str, **parameters: str) -> None:
+    folder = models.fake(root, name, datatype, dims, **parameters)
+    with (folder / "config.pbtxt").open("a") as config:
+        config.write(POLICY)
+
+
+def build(root: Path) -> Path:
+    """``once`` and ``slow`` answer once, the others as their configuration says."""
+    fake(root, "repeat", "FP32", "4", responses="3")
+    fake(root, "trickle", "FP32", "4", responses="5", delay_seconds=str(TRICKLE_SECONDS))
+    fake(root, "endless", "FP32", "4", responses="1000000000", delay_seconds="0.001")
+    fake(root, "wide", "FP32", "-1", responses="1000")
+    fake(root, "silent", "FP32", "4", responses="0")
+    fake(root, "breaking", "FP32", "4", responses="2", error=BROKEN)
+    fake(root, "broken", "FP32", "4", responses="0", error=BROKEN)
+    fake(root, "late", "FP32", "4", delay_seconds="30")
+    fake(root, "talker", "BYTES", "1", responses="3")
+    fake(root, "babbler", "BYTES", "1", responses="1000000000", delay_seconds="0.001")
+    fake(root, "gossip", "BYTES", "1", responses="2", error=BROKEN)
+    models.fake(root, "once", "FP32", "4")
+    models.fake(root, "slow", "FP32", "4", delay_seconds="0.3")
+    return root

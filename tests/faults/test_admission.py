@@ -1,0 +1,62 @@
+"""Ten times what a model can do, open loop, at a real gateway."""
+
+from __future__ import annotations
+
+import numpy as np
+from tritonclient.grpc import service_pb2 as pb
+
+from loadtests.open_loop import Client, Outcomes
+from loadtests.peers.clients import GRPC_PATH
+from tests.faults.probes import Repository
+from tests.server import serving
+
+BOUNDED = "dynamic_batching { default_queue_policy { default_timeout_microseconds: 60000 } }"
+#: An execution takes about so long; what waits is answered within several of them.
+EXECUTION_SECONDS = 0.02
+SECONDS = 1.0
+#: Without admission all of it is answered in the end, ten times later.
+CONTROL_SECONDS = 0.4
+
+
+def flooded(repository: Repository, config: str, seconds: float) -> tuple[float, Outcomes]:
+    """Answers a second of a client that waits for each, and what becomes of ten times as many."""
+    repository.count(config)
+    with serving(repository.root, "--front", "portable") as gateway:
+        turns = 20_000
+        for _ in range(3):  # how long a turn takes here and now
+            one = client(gateway.grpc, turns)
+            one.ask()
+            took = one.one_by_one(10).quantile(0.5)
+            one.close()
+            turns = max(1000, int(turns * EXECUTION_SECONDS / took))
+        one = client(gateway.grpc, turns)
+        took = one.one_by_one(20).quantile(0.5)
+        outcomes = one.run(10 / took, seconds)
+        one.close()
+    return 1 / took, outcomes
+
+
+def client(address: str, turns: int) -> Client:
+    request = pb.ModelInferRequest(model_name="count")
+    request.inputs.add(name="n", datatype="INT64", shape=[1])
+    request.raw_input_contents.append(np.array([turns], np.int64).tobytes())
+    return Client(address, GRPC_PATH, request.SerializeToString())
+
+
+def holds(capacity: float, outcomes: Outcomes, seconds: float) -> bool:
+    """What is accepted is answered soon, what is refused at once, and the model is kept busy."""
+    busy = len(outcomes.answered) >= 0.5 * capacity * seconds
+    soon = outcomes.quantile(0.9) < 12 / capacity + 0.2
+    return busy and soon and len(outcomes.failed) > len(outcomes.answered)
+
+
+def test_ten_times_too_many_requests_leave_those_accepted_quick(repository: Repository) -> None:
+    capacity, outcomes = flooded(repository, BOUNDED, SECONDS)
+    said = (capacity, outcomes.quantile(0.9), len(outcomes.failed))
+    assert holds(capacity, outcomes, SECONDS), said
+    assert sorted(outcomes.failed)[len(outcomes.failed) // 2] < 0.1
+
+
+def test_the_check_sees_a_gateway_without_admission(repository: Repository) -> None:
+    capacity, outcomes = flooded(repository, "", CONTROL_SECONDS)
+    assert not holds(capacity, outcomes, CONTROL_SECONDS)

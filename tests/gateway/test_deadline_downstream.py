@@ -1,0 +1,87 @@
+"""What is left of a deadline goes with every request to another server, and never grows."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import pytest
+
+from gateway.errors import TimedOut
+from gateway.protocols.http_deadline import HEADER
+from gateway.routes import Route, load
+from gateway.types import NO_DEADLINE, Deadline
+from gateway.upstream.grpc_stream import StreamChannel
+from gateway.upstream.http import TIMEOUT_HEADER, Session
+
+REPLY = b"HTTP/1.1 200 OK\r\ncontent-length: 2\r\n\r\nok"
+
+
+@asynccontextmanager
+async def listening() -> AsyncIterator[tuple[str, list[bytes]]]:
+    """A server's address, and the heads of the requests that it got."""
+    heads: list[bytes] = []
+
+    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        heads.append(await reader.readuntil(b"\r\n\r\n"))
+        writer.write(REPLY)
+        await writer.drain()
+        writer.close()
+
+    server = await asyncio.start_server(serve, "127.0.0.1", 0)
+    async with server:
+        yield f"127.0.0.1:{server.sockets[0].getsockname()[1]}", heads
+
+
+def route(folder: Path, address: str) -> Route:
+    file = folder / "routes.toml"
+    file.write_text(f'[models.m]\nbackend = "triton"\nendpoints = ["{address}"]\n')
+    return load(file).models["m"]
+
+
+def told(head: bytes) -> int | None:
+    for line in head.lower().split(b"\r\n"):
+        name, _, value = line.partition(b":")
+        if name == HEADER:
+            return int(value)
+    return None
+
+
+def test_both_sides_of_a_hop_mean_the_same_header() -> None:
+    assert TIMEOUT_HEADER.encode() == HEADER
+
+
+async def test_what_is_left_is_told_and_shrinks(tmp_path: Path) -> None:
+    async with listening() as (address, heads):
+        session = Session(route(tmp_path, address))
+        try:
+            deadline = Deadline.after(20)
+            for _ in range(3):
+                await session.ask("POST", address, "/", deadline, b"{}", {"a": "b"})
+                await asyncio.sleep(0.002)
+            await session.ask("GET", address, "/", NO_DEADLINE)
+        finally:
+            await session.close()
+    found = [told(head) for head in heads]
+    assert found.pop() is None
+    numbers = [number for number in found if number is not None]
+    assert len(numbers) == 3
+    assert 19_000 < numbers[2] < numbers[1] < numbers[0] <= 20_000
+    assert all(b"a: b" in head for head in heads[:3])
+
+
+async def test_a_request_whose_time_is_over_is_not_sent(tmp_path: Path) -> None:
+    async with listening() as (address, heads):
+        session = Session(route(tmp_path, address))
+        channel = StreamChannel(address, route(tmp_path, address))
+        try:
+            with pytest.raises(TimedOut):
+                await session.ask("POST", address, "/", Deadline.after(0), b"{}")
+            with pytest.raises(TimedOut):
+                await anext(channel.replies("/a/b", b"", bytes, Deadline.after(0)))
+        finally:
+            await session.close()
+            await channel.close()
+    assert heads == []

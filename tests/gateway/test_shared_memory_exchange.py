@@ -1,0 +1,136 @@
+"""What one request passes through shared memory, and that every process has the same regions."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from gateway.control import Operations
+from gateway.errors import (
+    AlreadyExists,
+    InvalidArgument,
+    Unavailable,
+)
+from gateway.protocols.oip.shared_memory import Exchange, SharedMemory
+from gateway.shared_memory import FOLDER, MAX_REGIONS, Region, Regions
+from gateway.types import Datatype, Tensor
+from tests.gateway.conftest import NewObject
+
+SIZE = 64
+
+
+@pytest.fixture
+def regions() -> Regions:
+    return Regions(allowed=True)
+
+
+def path_of(key: str) -> Path:
+    return Path(FOLDER) / key.lstrip("/")
+
+
+# -- what one request passes ----------------------------------------------------------------------
+
+
+def parameters(**others: object) -> dict[str, object]:
+    return {"shared_memory_region": "r", "shared_memory_byte_size": 16, **others}
+
+
+def test_a_small_request_cannot_make_the_server_copy_without_end(
+    regions: Regions, new_object: NewObject
+) -> None:
+    regions.register("r", new_object(), 0, SIZE)
+    exchange = Exchange(regions, 40)
+    for _ in range(2):
+        exchange.read("x", Datatype.FP32, (4,), parameters())  # type: ignore[arg-type]
+    with pytest.raises(InvalidArgument, match="40 bytes"):
+        exchange.read("x", Datatype.FP32, (4,), parameters())  # type: ignore[arg-type]
+
+
+def test_nothing_is_read_where_the_shape_needs_another_size(
+    regions: Regions, new_object: NewObject
+) -> None:
+    key = new_object(1)
+    os.truncate(path_of(key), 2**50)  # a hole: it takes no memory until it is read
+    regions.register("r", key, 0, 2**50)
+    exchange = Exchange(regions, 2**60)
+    huge = parameters(shared_memory_byte_size=2**50)
+    with pytest.raises(InvalidArgument, match="got 1125899906842624"):
+        exchange.read("x", Datatype.FP32, (4,), huge)  # type: ignore[arg-type]
+    with pytest.raises(InvalidArgument, match="too large"):
+        Exchange(regions, 100).read("x", Datatype.BYTES, (4,), huge)  # type: ignore[arg-type]
+
+
+def test_an_output_that_needs_more_room_is_not_written(
+    regions: Regions, new_object: NewObject
+) -> None:
+    key = new_object(content=b"untouched")
+    regions.register("r", key, 0, SIZE)
+    exchange = Exchange(regions, SIZE)
+    exchange.expect("y", parameters())  # type: ignore[arg-type]
+    with pytest.raises(InvalidArgument, match="should be at least 17 bytes"):
+        exchange.write(Tensor("y", Datatype.UINT8, np.zeros(17, np.uint8)))
+    assert path_of(key).read_bytes().startswith(b"untouched")
+
+
+# -- every process of the gateway -----------------------------------------------------------------
+
+
+class Workers:
+    """Two processes' worth of registries behind one ``broadcast``."""
+
+    def __init__(self) -> None:
+        self.operations = [Operations(), Operations()]
+        self.regions = [Regions(allowed=True), Regions(allowed=True)]
+        self.shared = [
+            SharedMemory(regions, _Control(self, operations), SIZE)  # type: ignore[arg-type]
+            for regions, operations in zip(self.regions, self.operations, strict=True)
+        ]
+
+
+class _Control:
+    def __init__(self, workers: Workers, own: Operations) -> None:
+        self._workers = workers
+        self.register = own.register
+
+    async def broadcast(self, name: str, arguments: dict[str, object]) -> None:
+        for operations in self._workers.operations:
+            await operations.run(name, arguments)
+
+
+async def test_a_region_is_registered_everywhere_or_nowhere(new_object: NewObject) -> None:
+    workers, key = Workers(), new_object()
+    await workers.shared[1].register("r", key, 0, SIZE)
+    assert workers.regions[0].status() == workers.regions[1].status() != []
+    with pytest.raises(AlreadyExists):
+        await workers.shared[0].register("r", key, 0, SIZE)
+    workers.regions[1]._regions.update(
+        {str(i): Region(str(i), key, 0, 1, os.dup(0)) for i in range(MAX_REGIONS)}
+    )
+    with pytest.raises(Unavailable):
+        await workers.shared[0].register("other", key, 0, SIZE)
+    assert [row["name"] for row in workers.regions[0].status()] == ["r"]
+    await workers.shared[0].unregister()
+    assert workers.regions[0].status() == workers.regions[1].status() == []
+
+
+async def test_a_worker_that_is_started_again_has_the_regions_of_the_others(
+    new_object: NewObject,
+) -> None:
+    workers, keys = Workers(), [new_object(), new_object(), new_object()]
+    old, new = workers.regions
+    for i, key in enumerate(keys):
+        old.register(str(i), key, i, 8)
+    new.register("1", keys[0], 0, 4)  # by that name something else
+    new.register("stale", keys[0], 0, 4)
+    for _ in range(2):  # again changes nothing
+        await workers.operations[1].restore(workers.operations[0].states())
+        assert {row["name"]: row for row in new.status()} == {
+            row["name"]: row for row in old.status()
+        }
+    path_of(keys[2]).unlink()
+    new.unregister("2")
+    await workers.operations[1].restore(workers.operations[0].states())
+    assert sorted(row["name"] for row in new.status()) == ["0", "1"]

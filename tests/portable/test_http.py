@@ -1,0 +1,555 @@
+"""The portable front's HTTP/1.1: one connection, byte for byte, against small applications."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import socket
+import struct
+from collections.abc import AsyncIterator, Awaitable
+
+import pytest
+
+from gateway.front import http_exchange, http_listener, http_protocol
+from gateway.front.http_listener import HttpListener
+from gateway.protocols.asgi import App, Receive, Scope, Send
+from gateway.types import Deadline
+
+PATIENCE_SECONDS = 5.0
+OK = b"HTTP/1.1 200 OK"
+
+
+async def body_of(receive: Receive) -> bytes:
+    body, more = b"", True
+    while more:
+        message = await receive()
+        if message["type"] == "http.disconnect":
+            raise ConnectionError
+        body += message.get("body", b"")
+        more = message.get("more_body", False)
+    return body
+
+
+async def reply(send: Send, body: bytes, *headers: tuple[bytes, bytes], status: int = 200) -> None:
+    length = (b"content-length", b"%d" % len(body))
+    await send({"type": "http.response.start", "status": status, "headers": [length, *headers]})
+    await send({"type": "http.response.body", "body": body})
+
+
+async def echo(scope: Scope, receive: Receive, send: Send) -> None:
+    """Method, path, whether an upgrade is offered, and the body."""
+    offered = any(name == b"upgrade" for name, _ in scope["headers"])
+    body = await body_of(receive)
+    await reply(send, f"{scope['method']} {scope['path']} {offered} ".encode() + body)
+
+
+class Stuck:
+    """An application that never answers; what became of it."""
+
+    def __init__(self) -> None:
+        self.begun = asyncio.Event()
+        self.cancelled = asyncio.Event()
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        await body_of(receive)
+        self.begun.set()
+        try:
+            await asyncio.Event().wait()
+        except asyncio.CancelledError:
+            self.cancelled.set()
+            raise
+
+
+@contextlib.asynccontextmanager
+async def listening(app: App) -> AsyncIterator[int]:
+    listener = HttpListener(app, "127.0.0.1", 0, "--http-port")
+    await listener.start()
+    try:
+        yield listener.port
+    finally:
+        await listener.drain(Deadline.after(0))
+
+
+class Client:
+    """A connection that is read reply by reply."""
+
+    def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        self.reader, self.writer = reader, writer
+
+    async def send(self, *segments: bytes) -> None:
+        """Each in a TCP segment of its own, as far as the server can tell."""
+        for segment in segments:
+            self.writer.write(segment)
+            await self.writer.drain()
+            await asyncio.sleep(0.02)  # the pace of the client, which is what is tested
+
+    async def reply(self) -> tuple[bytes, bytes]:
+        """Head and body."""
+        head = await within(self.reader.readuntil(b"\r\n\r\n"))
+        length = [line for line in head.lower().split(b"\r\n") if line.startswith(b"content-len")]
+        size = int(length[0].partition(b":")[2]) if length else 0
+        return head, await within(self.reader.readexactly(size))
+
+    async def rest(self) -> bytes:
+        return await within(self.reader.read())
+
+
+async def within(answer: Awaitable[bytes]) -> bytes:
+    return await asyncio.wait_for(answer, PATIENCE_SECONDS)
+
+
+@contextlib.asynccontextmanager
+async def connected(port: int) -> AsyncIterator[Client]:
+    reader, writer = await asyncio.open_connection("127.0.0.1", port)
+    try:
+        yield Client(reader, writer)
+    finally:
+        writer.close()
+        with contextlib.suppress(ConnectionError):
+            await writer.wait_closed()
+
+
+def post(body: bytes, *headers: bytes, version: bytes = b"1.1") -> bytes:
+    lines = [b"POST /a HTTP/" + version, b"Host: a", b"Content-Length: %d" % len(body), *headers]
+    return b"\r\n".join([*lines, b"", body])
+
+
+OFFER = (b"Connection: Upgrade, HTTP2-Settings", b"Upgrade: h2c", b"HTTP2-Settings: AA")
+CHUNKED = b"POST /a HTTP/1.1\r\nHost: a\r\nTransfer-Encoding: chunked\r\n"
+CHUNKS = b"3\r\nabc\r\n2;x=y\r\nde\r\n0\r\ntrailer: t\r\n\r\n"
+
+
+# -- requests -------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("at", [30, 60, 75, 95, 120, -3, -1])
+async def test_an_offer_to_upgrade_in_any_two_segments_is_ignored(at: int) -> None:
+    request = post(b"body", *OFFER)
+    async with listening(echo) as port, connected(port) as client:
+        await client.send(request[:at], request[at:])
+        assert (await client.reply())[1] == b"POST /a False body"
+        await client.send(post(b"next"))
+        assert (await client.reply())[1] == b"POST /a False next"
+
+
+async def test_offers_to_upgrade_amid_pipelined_requests_are_ignored() -> None:
+    chunked = CHUNKED + b"\r\n".join([*OFFER, b"", CHUNKS])
+    async with listening(echo) as port, connected(port) as client:
+        await client.send(post(b"1") + post(b"2", *OFFER) + chunked + post(b"4", *OFFER) * 2)
+        bodies = [(await client.reply())[1] for _ in range(5)]
+    assert bodies == [b"POST /a False " + body for body in (b"1", b"2", b"abcde", b"4", b"4")]
+
+
+async def test_a_request_in_segments_of_one_byte_is_a_request() -> None:
+    async with listening(echo) as port, connected(port) as client:
+        request = CHUNKED + b"\r\n" + CHUNKS
+        for index in range(len(request)):
+            client.writer.write(request[index : index + 1])
+            await client.writer.drain()
+        assert (await client.reply())[1] == b"POST /a False abcde"
+
+
+async def test_pipelined_requests_are_answered_in_order_one_at_a_time() -> None:
+    under_way = most = 0
+
+    async def slow_first(scope: Scope, receive: Receive, send: Send) -> None:
+        nonlocal under_way, most
+        under_way += 1
+        most = max(most, under_way)
+        body = await body_of(receive)
+        await asyncio.sleep(0.05 if body == b"0" else 0)
+        under_way -= 1
+        await reply(send, body)
+
+    async with listening(slow_first) as port, connected(port) as client:
+        await client.send(b"".join(post(b"%d" % n) for n in range(50)))
+        assert [(await client.reply())[1] for _ in range(50)] == [b"%d" % n for n in range(50)]
+    assert most == 1
+
+
+async def test_what_follows_a_request_that_closes_is_not_answered() -> None:
+    async with listening(echo) as port, connected(port) as client:
+        await client.send(post(b"1", b"Connection: close") + post(b"2"))
+        head, body = await client.reply()
+        assert (body, b"\r\nconnection: close\r\n" in head) == (b"POST /a False 1", True)
+        assert await client.rest() == b""
+
+
+async def test_a_broken_request_is_refused_behind_the_answers_before_it() -> None:
+    async with listening(echo) as port, connected(port) as client:
+        await client.send(post(b"1") + b"NONSENSE\r\n\r\n")
+        assert (await client.reply())[1] == b"POST /a False 1"
+        assert (await client.reply())[0].startswith(b"HTTP/1.1 400 ")
+        assert await client.rest() == b""
+
+
+async def test_a_broken_body_ends_its_request_with_a_refusal() -> None:
+    seen = asyncio.Event()
+
+    async def app(scope: Scope, receive: Receive, send: Send) -> None:
+        try:
+            await body_of(receive)
+        except ConnectionError:
+            seen.set()
+
+    async with listening(app) as port, connected(port) as client:
+        await client.send(CHUNKED + b"\r\n", b"3\r\nabc", b"nonsense\r\n")
+        assert (await client.reply())[0].startswith(b"HTTP/1.1 400 ")
+        await asyncio.wait_for(seen.wait(), PATIENCE_SECONDS)
+
+
+async def test_a_head_without_end_is_refused() -> None:
+    async with listening(echo) as port, connected(port) as client:
+        client.writer.write(b"POST /a HTTP/1.1\r\nHost: a\r\nx: ")
+        with contextlib.suppress(ConnectionError):
+            for _ in range(64):
+                await client.send(b"y" * 4096)
+                if client.reader._buffer:  # type: ignore[attr-defined]
+                    break
+        assert (await client.reply())[0].startswith(b"HTTP/1.1 431 ")
+
+
+async def test_large_bodies_in_a_pipeline_do_not_count_as_heads() -> None:
+    body = b"b" * 100_000
+    async with listening(echo) as port, connected(port) as client:
+        stream = post(body) * 4
+        await client.send(stream[:150_000], stream[150_000:210_000], stream[210_000:])
+        for _ in range(4):
+            assert (await client.reply())[1] == b"POST /a False " + body
+
+
+async def test_continue_is_said_when_the_body_is_asked_for() -> None:
+    head, body = post(b"body", b"Expect: 100-continue").split(b"\r\n\r\n")
+    async with listening(echo) as port, connected(port) as client:
+        await client.send(head + b"\r\n\r\n")
+        assert (await client.reply())[0] == b"HTTP/1.1 100 Continue\r\n\r\n"
+        await client.send(body)
+        assert (await client.reply())[1] == b"POST /a False body"
+
+
+async def test_who_refuses_without_asking_for_the_body_closes() -> None:
+    """Whether the client sends its body after all nobody can tell: the next bytes may be either."""
+
+    async def refuse(scope: Scope, receive: Receive, send: Send) -> None:
+        await reply(send, b"no", status=403)
+
+    async with listening(refuse) as port, connected(port) as client:
+        await client.send(post(b"body", b"Expect: 100-continue")[:-4])
+        head, _ = await client.reply()
+        assert head.startswith(b"HTTP/1.1 403 Forbidden\r\n")
+        assert b"\r\nconnection: close\r\n" in head
+
+
+async def test_a_body_that_nobody_receives_is_held_back() -> None:
+    released, sizes = asyncio.Event(), []
+
+    async def app(scope: Scope, receive: Receive, send: Send) -> None:
+        message = await receive()
+        await released.wait()
+        while True:
+            sizes.append(len(message["body"]))
+            if not message["more_body"]:
+                break
+            message = await receive()
+        await reply(send, b"%d" % sum(sizes))
+
+    size = 32 * 1024 * 1024
+    async with listening(app) as port, connected(port) as client:
+        client.writer.write(post(b"")[: -len(b"0\r\n\r\n")] + b"%d\r\n\r\n" % size)
+        client.writer.write(bytes(size))
+        with pytest.raises(TimeoutError):  # it is not taken
+            await asyncio.wait_for(client.writer.drain(), 0.3)
+        released.set()
+        assert (await client.reply())[1] == b"%d" % size
+    # Two reads of the transport past the mark.
+    assert max(sizes) <= http_protocol.HIGH_WATER_BYTES + 2 * 256 * 1024
+
+
+async def test_the_rest_of_a_body_that_was_answered_early_is_dropped() -> None:
+    async def early(scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["path"] == "/a":
+            await reply(send, b"early")
+        else:
+            await echo(scope, receive, send)
+
+    size = 4 * 1024 * 1024
+    async with listening(early) as port, connected(port) as client:
+        request = post(bytes(size))
+        await client.send(request[:1000])
+        assert (await client.reply())[1] == b"early"
+        await client.send(request[1000:] + post(b"2").replace(b"/a", b"/b"))
+        assert (await client.reply())[1] == b"POST /b False 2"
+
+
+@pytest.mark.parametrize("url", [b"http://a/x%20y?q#f", b"/x%20y?q", b"/x%20y"])
+async def test_every_form_of_a_target_has_its_path(url: bytes) -> None:
+    found = {}
+
+    async def app(scope: Scope, receive: Receive, send: Send) -> None:
+        found.update(scope)
+        await reply(send, b"")
+
+    async with listening(app) as port, connected(port) as client:
+        await client.send(b"GET " + url + b" HTTP/1.1\r\nHost: a\r\n\r\n")
+        assert (await client.reply())[0].startswith(OK)
+    assert (found["path"], found["raw_path"]) == ("/x y", b"/x%20y")
+    assert found["query_string"] == (b"q" if b"?" in url else b"")
+
+
+# -- answers --------------------------------------------------------------------------------------
+
+
+async def streamed(scope: Scope, receive: Receive, send: Send) -> None:
+    await body_of(receive)
+    await send({"type": "http.response.start", "status": 200, "headers": []})
+    for part in (b"one", b"", b"two"):
+        await send({"type": "http.response.body", "body": part, "more_body": True})
+    await send({"type": "http.response.body"})
+
+
+async def test_an_answer_without_a_length_is_chunked_and_the_connection_stays() -> None:
+    async with listening(streamed) as port, connected(port) as client:
+        for _ in range(2):
+            await client.send(post(b""))
+            head = await within(client.reader.readuntil(b"\r\n\r\n"))
+            assert b"\r\ntransfer-encoding: chunked\r\n" in head
+            end = await within(client.reader.readuntil(b"\r\n0\r\n\r\n"))
+            assert end == b"3\r\none\r\n3\r\ntwo\r\n0\r\n\r\n"
+
+
+async def test_to_http_1_0_an_answer_without_a_length_ends_with_the_connection() -> None:
+    async with listening(streamed) as port, connected(port) as client:
+        await client.send(post(b"", version=b"1.0"))
+        head, _, body = (await client.rest()).partition(b"\r\n\r\n")
+    assert b"transfer-encoding" not in head
+    assert b"\r\nconnection: close" in head
+    assert body == b"onetwo"
+
+
+async def test_the_head_of_a_stream_does_not_wait_for_its_first_part() -> None:
+    async def app(scope: Scope, receive: Receive, send: Send) -> None:
+        await send({"type": "http.response.start", "status": 200, "headers": []})
+        await asyncio.Event().wait()
+
+    async with listening(app) as port, connected(port) as client:
+        await client.send(post(b""))
+        assert (await client.reply())[0].startswith(OK)
+
+
+async def test_a_head_request_is_answered_without_the_body() -> None:
+    async with listening(echo) as port, connected(port) as client:
+        await client.send(b"HEAD /a HTTP/1.1\r\nHost: a\r\n\r\n" + post(b"2"))
+        head = await within(client.reader.readuntil(b"\r\n\r\n"))
+        assert b"\r\ncontent-length: 14\r\n" in head
+        assert (await client.reply())[1] == b"POST /a False 2"
+
+
+async def test_a_large_answer_arrives_whole_at_a_slow_reader() -> None:
+    size = 16 * 1024 * 1024
+    waited = asyncio.Event()
+
+    async def app(scope: Scope, receive: Receive, send: Send) -> None:
+        length = (b"content-length", b"%d" % size)
+        await send({"type": "http.response.start", "status": 200, "headers": [length]})
+        for index in range(16):
+            part = bytes([index]) * (size // 16)
+            await send({"type": "http.response.body", "body": part, "more_body": index < 15})
+        waited.set()
+
+    async with listening(app) as port, connected(port) as client:
+        await client.send(post(b""))
+        await asyncio.sleep(0.1)  # the reader is slow
+        assert not waited.is_set()
+        _, body = await client.reply()
+        assert body == b"".join(bytes([index]) * (size // 16) for index in range(16))
+
+
+@pytest.mark.parametrize("when", ["before", "amid"])
+async def test_an_application_that_breaks_down_is_told_apart_from_an_answer(when: str) -> None:
+    async def app(scope: Scope, receive: Receive, send: Send) -> None:
+        if when == "amid":
+            length = (b"content-length", b"8")
+            await send({"type": "http.response.start", "status": 200, "headers": [length]})
+            await send({"type": "http.response.body", "body": b"half", "more_body": True})
+        raise ValueError("secret")
+
+    async with listening(app) as port, connected(port) as client:
+        await client.send(post(b""))
+        head, _, body = (await client.rest()).partition(b"\r\n\r\n")
+    if when == "before":
+        assert head.startswith(b"HTTP/1.1 500 ")
+        assert body == b'{"error":"internal error"}'
+    else:
+        assert (head.startswith(OK), body) == (True, b"half")
+
+
+async def test_a_header_with_a_line_break_splits_no_answer() -> None:
+    async def app(scope: Scope, receive: Receive, send: Send) -> None:
+        await reply(send, b"", (b"x", b"1\r\nset-cookie: 2"))
+
+    async with listening(app) as port, connected(port) as client:
+        await client.send(post(b""))
+        head, _ = await client.reply()
+    assert head.startswith(b"HTTP/1.1 500 ")
+    assert b"set-cookie" not in head
+
+
+# -- clients that go ------------------------------------------------------------------------------
+
+
+def reset(writer: asyncio.StreamWriter) -> None:
+    linger = struct.pack("ii", 1, 0)
+    writer.get_extra_info("socket").setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, linger)
+    writer.close()
+
+
+@pytest.mark.parametrize("goes", ["reset", "close"])
+async def test_a_client_that_goes_cancels_its_request(goes: str) -> None:
+    app = Stuck()
+    async with listening(app) as port:
+        _, writer = await asyncio.open_connection("127.0.0.1", port)
+        writer.write(post(b"1"))
+        await asyncio.wait_for(app.begun.wait(), PATIENCE_SECONDS)
+        assert not app.cancelled.is_set()
+        reset(writer) if goes == "reset" else writer.close()
+        await asyncio.wait_for(app.cancelled.wait(), PATIENCE_SECONDS)
+
+
+async def test_the_check_sees_a_request_that_outlives_its_client(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(http_exchange.Exchange, "disconnect", lambda exchange: None)
+    app = Stuck()
+    async with listening(app) as port:
+        _, writer = await asyncio.open_connection("127.0.0.1", port)
+        writer.write(post(b"1"))
+        await asyncio.wait_for(app.begun.wait(), PATIENCE_SECONDS)
+        reset(writer)
+        with pytest.raises(TimeoutError):
+            await asyncio.wait_for(app.cancelled.wait(), 0.5)
+
+
+async def test_a_client_that_only_ends_its_side_gets_its_answers(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(http_protocol, "PROBE_SECONDS", 0.01)
+
+    async def slow(scope: Scope, receive: Receive, send: Send) -> None:
+        body = await body_of(receive)
+        await asyncio.sleep(0.2)  # many looks
+        await reply(send, body)
+
+    async with listening(slow) as port, connected(port) as client:
+        await client.send(post(b"1") + post(b"2"))
+        client.writer.write_eof()
+        got = await client.rest()
+    answers = got.replace(b"HTTP/1.1 100 Continue\r\n\r\n", b"", 1).split(OK)
+    assert [answer[-1:] for answer in answers] == [b"", b"1", b"2"], got
+    assert len(got) > sum(map(len, answers)) + 2 * len(OK), "it was not looked for"
+
+
+async def test_a_client_that_goes_amid_its_body_is_told_to_who_receives() -> None:
+    told = asyncio.Event()
+
+    async def app(scope: Scope, receive: Receive, send: Send) -> None:
+        try:
+            await body_of(receive)
+        except ConnectionError:
+            told.set()
+
+    async with listening(app) as port:
+        async with connected(port) as client:
+            await client.send(post(b"12345")[:-2])
+        await asyncio.wait_for(told.wait(), PATIENCE_SECONDS)
+
+
+async def test_a_client_that_goes_ends_a_stream_that_has_nowhere_to_go() -> None:
+    ended = asyncio.Event()
+
+    async def app(scope: Scope, receive: Receive, send: Send) -> None:
+        await send({"type": "http.response.start", "status": 200, "headers": []})
+        try:
+            while True:
+                await send({"type": "http.response.body", "body": b"x" * 65536, "more_body": True})
+        finally:
+            ended.set()
+
+    async with listening(app) as port:
+        async with connected(port) as client:
+            await client.send(post(b""))
+            await within(client.reader.readexactly(1))
+        await asyncio.wait_for(ended.wait(), PATIENCE_SECONDS)
+
+
+# -- limits ---------------------------------------------------------------------------------------
+
+
+async def test_one_connection_too_many_is_told_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(http_listener, "MAX_CONNECTIONS", 2)
+    async with listening(echo) as port, connected(port) as first, connected(port) as second:
+        for client in (first, second):
+            await client.send(post(b"1"))
+            assert (await client.reply())[0].startswith(OK)
+        async with connected(port) as third:
+            head, body = await third.reply()
+            assert head.startswith(b"HTTP/1.1 503 ")
+            assert body == b'{"error":"too many connections"}'
+        await first.send(post(b"2"))
+        assert (await first.reply())[0].startswith(OK)
+        second.writer.close()
+        await second.writer.wait_closed()
+        async with connected(port) as fourth:
+            await fourth.send(post(b"4"))
+            assert (await fourth.reply())[0].startswith(OK)
+
+
+async def test_a_connection_that_does_nothing_is_closed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(http_protocol, "KEEP_ALIVE_SECONDS", 0.2)
+    monkeypatch.setattr(http_protocol, "HEAD_SECONDS", 0.4)
+    async with listening(echo) as port, connected(port) as client, connected(port) as silent:
+        for _ in range(3):
+            await client.send(post(b"1"))
+            assert (await client.reply())[0].startswith(OK)
+        assert await client.rest() == b""
+        assert (await silent.reply())[0].startswith(b"HTTP/1.1 408 ")
+
+
+async def test_a_head_that_comes_too_slowly_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(http_protocol, "HEAD_SECONDS", 0.2)
+    async with listening(echo) as port, connected(port) as client:
+        await client.send(post(b"1"))
+        assert (await client.reply())[0].startswith(OK)
+        await client.send(*[bytes([byte]) for byte in post(b"2")[:20]])
+        assert (await client.reply())[0].startswith(b"HTTP/1.1 408 ")
+
+
+async def test_at_the_end_requests_under_way_are_answered_and_clients_told() -> None:
+    begun, released = asyncio.Event(), asyncio.Event()
+
+    async def app(scope: Scope, receive: Receive, send: Send) -> None:
+        begun.set()
+        await released.wait()
+        await reply(send, b"late")
+
+    listener = HttpListener(app, "127.0.0.1", 0, "--http-port")
+    await listener.start()
+    async with connected(listener.port) as client, connected(listener.port) as idle:
+        await client.send(post(b""))
+        await begun.wait()
+        draining = asyncio.ensure_future(listener.drain(Deadline.after(PATIENCE_SECONDS)))
+        asyncio.get_running_loop().call_later(0.5, released.set)
+        head, body = await client.reply()
+        assert (body, b"\r\nconnection: close\r\n" in head) == (b"late", True)
+        assert await idle.rest() == b""
+        await draining
+
+
+async def test_a_request_that_outlasts_the_end_is_answered_503() -> None:
+    app = Stuck()
+    listener = HttpListener(app, "127.0.0.1", 0, "--http-port")
+    await listener.start()
+    async with connected(listener.port) as client:
+        await client.send(post(b""))
+        await app.begun.wait()
+        await listener.drain(Deadline.after(0.1))
+        assert (await client.reply())[0].startswith(b"HTTP/1.1 503 ")

@@ -1,0 +1,153 @@
+"""One answer of many, by itself: the pure functions of the hub."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from prometheus_client import CollectorRegistry
+
+from gateway.admin import metrics
+from gateway.errors import Code
+from gateway.telemetry import Statistics, TfServingRequests, TorchServeCollector, TritonCollector
+from gateway.types import Timing
+from gateway.workers import merge
+from gateway.workers.counts import Counts
+
+
+def row(state: str, reason: str = "", version: str = "1", name: str = "m") -> dict[str, str]:
+    return {"name": name, "version": version, "state": state, "reason": reason}
+
+
+def counted(requests: int, batch: int = 2) -> Statistics:
+    statistics = Statistics()
+    for _ in range(requests):
+        timing = Timing(compute_input_ns=1000, compute_infer_ns=2000, compute_output_ns=3000)
+        statistics.succeeded(batch, 10_000, timing)
+    statistics.failed(Code.INTERNAL, 500)
+    return statistics
+
+
+def told(statistics: Statistics, tfserving: int = 0) -> dict[str, Any]:
+    """What a worker with one model answers the hub."""
+    requests = TfServingRequests()
+    for _ in range(tfserving):
+        requests.record("m", "Predict", "GRPC", "OK", 50_000)
+    registry = CollectorRegistry()
+    for collector in (TritonCollector(source(statistics)), TorchServeCollector(source(statistics))):
+        registry.register(collector)
+    registry.register(requests)
+    families = merge.told(registry.collect())
+    return {"documents": [statistics.document("m", 1)], "families": families}
+
+
+def source(statistics: Statistics) -> Any:
+    return lambda: [("m", 1, statistics)]
+
+
+def text(families: list[Any]) -> str:
+    collector, registry = merge.Told(), CollectorRegistry()
+    collector.families = families
+    registry.register(collector)
+    return metrics.text(registry).decode()
+
+
+# -- the index ------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("states", "expected"),
+    [
+        ([("READY", ""), ("READY", "")], ("READY", "")),
+        ([("READY", ""), ("LOADING", "")], ("LOADING", "")),
+        ([("READY", ""), ("UNAVAILABLE", "why")], ("UNAVAILABLE", "why (in 1 of 2 workers)")),
+        ([("UNAVAILABLE", "why"), ("UNAVAILABLE", "why")], ("UNAVAILABLE", "why")),
+        ([("UNLOADING", ""), ("UNAVAILABLE", "unloaded")], ("UNLOADING", "")),
+        ([("READY", "reload failed"), ("READY", "")], ("READY", "reload failed")),
+    ],
+)
+def test_a_version_is_ready_where_it_is_ready_in_every_worker(
+    states: list[tuple[str, str]], expected: tuple[str, str]
+) -> None:
+    for order in (states, states[::-1]):
+        (merged,) = merge.index([[row(*state)] for state in order])
+        assert (merged["state"], merged["reason"]) == expected
+
+
+def test_a_version_that_one_worker_does_not_know_of_yet_is_loading() -> None:
+    first, second = merge.index([[row("READY"), row("READY", version="2")], [row("READY")]])
+    assert (first["state"], second["state"], second["version"]) == ("READY", "LOADING", "2")
+
+
+def test_a_model_without_versions_is_told_once() -> None:
+    problem = {"name": "m", "version": "", "state": "UNAVAILABLE", "reason": "no version"}
+    assert merge.index([[problem], [problem]]) == [problem]
+    assert merge.index([[{"name": "m"}], [{"name": "m"}]]) == [{"name": "m"}]
+
+
+# -- counts ---------------------------------------------------------------------------------------
+
+
+def test_documents_add_up_to_what_one_worker_would_have_counted() -> None:
+    apart = [[counted(3).document("m", 1)], [counted(4).document("m", 1)]]
+    (merged,) = merge.documents(apart)
+    together = counted(7)
+    together.failed(Code.INTERNAL, 500)
+    expected = together.document("m", 1)
+    expected["last_inference"] = max(each[0]["last_inference"] for each in apart)
+    assert merged == expected
+
+
+def test_rows_of_executed_batches_are_matched_by_their_size() -> None:
+    one, other = counted(1, batch=8).document("m", 1), counted(2, batch=16).document("m", 1)
+    (merged,) = merge.documents([[one], [other], [counted(1, batch=16).document("m", 1)]])
+    sizes = [
+        (entry["batch_size"], entry["compute_infer"]["count"]) for entry in merged["batch_stats"]
+    ]
+    assert sizes == [(8, 1), (16, 3)]
+
+
+def test_every_family_adds_up_to_what_one_worker_would_have_told() -> None:
+    together = counted(7)
+    together.failed(Code.INTERNAL, 500)
+    merged = merge.families(
+        [told(counted(3), tfserving=2)["families"], told(counted(4), tfserving=1)["families"]]
+    )
+    expected = text(told(together, tfserving=3)["families"])
+    assert text(merged) == expected
+    assert 'nv_inference_count{model="m",version="1"} 14.0' in expected
+
+
+def test_no_count_goes_back_when_a_worker_is_lost_and_another_takes_its_place() -> None:
+    counts = Counts()
+    totals = []
+    for step in ("both", "lost", "again"):
+        if step == "both":
+            counts.heard(0, told(counted(3), tfserving=1))
+            counts.heard(1, told(counted(4), tfserving=2))
+        elif step == "lost":
+            counts.lost(1)
+        else:
+            counts.heard(1, told(counted(1), tfserving=0))
+            counts.forget()
+        (document,) = counts.documents()
+        totals.append((document["inference_count"], text(counts.families())))
+    assert [total for total, _ in totals] == [14, 14, 16]
+    assert ':tensorflow:serving:request_count{model_name="m",status="OK"} 3.0' in totals[-1][1]
+    assert 'nv_inference_request_success{model="m",version="1"} 8.0' in totals[-1][1]
+
+
+def test_the_living_alone_would_count_less() -> None:
+    """The known-bad variant: without what the lost worker had told the sum goes back."""
+    assert merge.documents([[counted(3).document("m", 1)]])[0]["inference_count"] == 6
+
+
+def test_what_no_worker_has_any_more_is_forgotten_and_what_belongs_to_no_model_is_not() -> None:
+    counts = Counts()
+    counts.heard(0, told(counted(3), tfserving=1))
+    counts.lost(0)
+    counts.heard(0, {"documents": [], "families": []})
+    counts.forget()
+    assert counts.documents() == []
+    assert "nv_inference_count{" not in text(counts.families())
+    assert ":tensorflow:serving:request_count{" in text(counts.families())
