@@ -9,11 +9,11 @@ READY := $(VENV)/.installed
 .DEFAULT_GOAL := help
 .PHONY: help run serve test lint format perf-analyzer bench bench-quick bench-startup \
 	bench-hop bench-overload bench-memory table tflite-runtime torchserve migrate \
-	managed runtimes tfserving-clients triton-package upstream upstream-triton protos fuzz soak scaling \
+	managed matrix runtimes tfserving-clients triton-package upstream upstream-triton protos fuzz soak scaling \
 	envoy workers clean
 
 help: ## List the verbs
-	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-14s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-17s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
 $(READY): pyproject.toml
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' \
@@ -77,6 +77,7 @@ envoy: $(READY) ## Run the conformance, attack and shutdown suites with the Envo
 workers: $(READY) ## Run the conformance and shutdown suites with two workers, with both fronts
 	for front in portable envoy; do MODELPORT_WORKERS=2 MODELPORT_FRONT=$$front \
 		$(BIN)/python -m pytest tests/conformance tests/faults/test_shutdown.py || exit 1; done
+	MODELPORT_SLOW_TESTS=1 $(BIN)/python -m pytest tests/workers
 
 table: $(READY) ## Export every model to every format and write the README's table of it
 	$(BIN)/python -m exporters.zoo.table

@@ -5,36 +5,67 @@ is refused by the queue in any case; but by then everyone in front of it has wai
 How long a new one will wait is known when it comes, by Little's law: the requests before it, times
 the interval at which they are answered. So the queue is never longer than what is worth waiting
 for, and a refusal costs the client nothing.
+
+Where no policy bounds the queue, nothing is refused until there is an overload (``overload``): then
+the queue is cut to what keeps the model busy, and what comes beyond that is refused. A request with
+a deadline is refused as soon as it is known that it cannot be met.
 """
 
 from __future__ import annotations
 
+import asyncio
 import math
 import time
+from collections.abc import Awaitable, Callable
 
+from gateway.backends import parameters
+from gateway.backends.base import ELSEWHERE, Execution
 from gateway.batching import settings as batching
 from gateway.batching.settings import BatchingSettings, QueuePolicy
-from gateway.errors import QueueFull
+from gateway.errors import InvalidArgument, QueueFull
+from gateway.overload import Detector
+from gateway.repository import config as configuration
 from gateway.repository.config import ModelConfig
-from gateway.types import Deadline, Infer, InferRequest, InferResponse
+from gateway.types import Deadline, Infer, InferRequest, InferResponse, Timing
 
 #: The weight of the last interval in the running mean.
 WEIGHT = 0.1
+#: With "false", a model's queue is bounded by its policy alone, in any case by its size; with
+#: "true" there is admission control beside a policy.
+ADMISSION_CONTROL = "admission_control"
+#: So many requests in flight are no overload, however fast they came.
+MIN_PENDING_REQUESTS = "admission_control_min_pending_requests"
+DEFAULT_MIN_PENDING_REQUESTS = 256
+#: Requests that wait, until an estimate of how long is worth refusing one for its deadline.
+ESTIMABLE = 16
 
 
-def wrap(infer: Infer, config: ModelConfig) -> Infer:
-    """``infer`` behind an admission, where a queue policy of ``config`` bounds the wait.
+def wrap(infer: Infer, config: ModelConfig, execution: Execution = ELSEWHERE) -> Infer:
+    """``infer`` behind an admission, where a queue policy of ``config`` bounds the wait, or where
+    requests wait for an instance and no policy bounds their queue.
 
     Raises:
         InvalidArgument: ``config`` asks for what cannot be.
     """
-    if not config.HasField("dynamic_batching"):
+    own, batches = False, config.HasField("dynamic_batching")
+    if batches:
+        wanted = batching.read(config)
+        policies = (wanted.default_policy, *wanted.policies.values())
+        if any(_bounds(policy) for policy in policies):
+            infer = Admission(infer, wanted)
+        own = config.dynamic_batching.HasField("default_queue_policy") or bool(wanted.policies)
+    queues = execution.queues or (batches and not execution.batches)
+    least = parameters.integer(config, MIN_PENDING_REQUESTS, DEFAULT_MIN_PENDING_REQUESTS, 1)
+    if not parameters.boolean(config, ADMISSION_CONTROL, queues and not own):
         return infer
-    wanted = batching.read(config)
-    policies = (wanted.default_policy, *wanted.policies.values())
-    if any(_bounds(policy) for policy in policies):
-        return Admission(infer, wanted)
-    return infer
+    if not queues:
+        raise InvalidArgument(
+            f"parameter '{ADMISSION_CONTROL}' is for models that wait for an instance here, and "
+            f"'{config.name}' runs elsewhere; bound the queue of the server that runs it"
+        )
+    delays = batches and config.dynamic_batching.max_queue_delay_microseconds
+    inline = ELSEWHERE.inline if delays else execution.inline
+    return Guard(infer, Detector(configuration.instance_count(config), least), inline)
 
 
 def _bounds(policy: QueuePolicy) -> bool:
@@ -82,3 +113,80 @@ class Admission:
         self._last = now
         known = self._interval_seconds
         self._interval_seconds = known + WEIGHT * (interval - known) if known else interval
+
+
+class Guard:
+    """Refuses what an overload brings beyond what can be answered soon.
+
+    ``inline``: a request that is answered without waiting for anything, when nothing else is in
+    flight, cannot queue. Only the event loop touches anything here.
+    """
+
+    def __init__(
+        self, infer: Infer, detector: Detector, inline: Callable[[InferRequest], bool]
+    ) -> None:
+        self._infer = infer
+        self._detector = detector
+        self._inline = inline
+        #: What each request in flight has gone through, oldest first.
+        self._in_flight: dict[asyncio.Task[object], Timing] = {}
+        #: Those that are refused though they were let in.
+        self._cut: set[asyncio.Task[object]] = set()
+        #: How much each request in front adds to a wait; 0: none has waited yet.
+        self._place_seconds = 0.0
+
+    def __call__(self, request: InferRequest, deadline: Deadline) -> Awaitable[InferResponse]:
+        if not self._in_flight and self._inline(request):
+            return self._infer(request, deadline)
+        return self._admit(request, deadline)
+
+    @property
+    def wait_seconds(self) -> float:
+        """How long one that comes now is going to wait, at a guess that is rather too low."""
+        return len(self._in_flight) * self._place_seconds
+
+    def refuses(self) -> bool:
+        """Whether one that has come, and of which nothing is known yet, is refused."""
+        before = len(self._in_flight)
+        if before < self._detector.limit:
+            return False
+        self._detector.arrived(time.monotonic(), before)
+        return before >= self._detector.limit
+
+    async def _admit(self, request: InferRequest, deadline: Deadline) -> InferResponse:
+        before, detector = len(self._in_flight), self._detector
+        if detector.arrived(time.monotonic(), before):
+            self._shorten()
+        if before >= detector.limit:
+            raise QueueFull
+        remaining = deadline.remaining()
+        if remaining is not None and before >= ESTIMABLE and self.wait_seconds > remaining:
+            raise QueueFull
+        task = asyncio.current_task()
+        assert task is not None
+        self._in_flight[task] = timing = request.timing
+        try:
+            response = await self._infer(request, deadline)
+        except asyncio.CancelledError:
+            if task in self._cut and not task.uncancel():
+                raise QueueFull from None
+            raise
+        finally:
+            del self._in_flight[task]
+            self._cut.discard(task)
+        detector.answered(timing.compute_infer_ns / 1e9)
+        if before:
+            place_seconds = timing.queue_ns / 1e9 / before
+            self._place_seconds += WEIGHT * (place_seconds - self._place_seconds)
+        return response
+
+    def _shorten(self) -> None:
+        """Refuse those that have waited longest, and of which none has begun to be computed."""
+        excess = len(self._in_flight) - self._detector.limit
+        for task, timing in self._in_flight.items():
+            if excess <= 0:
+                break
+            if not timing.queue_ns:
+                self._cut.add(task)
+                task.cancel()
+                excess -= 1

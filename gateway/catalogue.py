@@ -44,6 +44,13 @@ class Catalogue:
             )
         raise NotFound(f"Request for unknown model: '{name}' version {number} is not found")
 
+    def find(self, name: str, number: int = 0) -> ServedVersion | None:
+        """As ``get``, where there is such a version."""
+        model = self._models.get(name)
+        if model is None:
+            return None
+        return model.served.get(number) if number else model.default
+
     # -- looking --------------------------------------------------------------------------------
 
     def require_ready(self, name: str, number: int = 0) -> ServedVersion:

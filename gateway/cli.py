@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import importlib
+import os
+import sys
 
 import click
 
@@ -52,7 +54,20 @@ def modelport() -> None:
 
 def main() -> None:
     """Run the command; errors are one line and an exit status, never a traceback."""
+    _open_standard_streams()
     modelport(prog_name="modelport")
+
+
+def _open_standard_streams() -> None:
+    """Those that the caller closed: else a socket would take their number, and be written logs."""
+    for number, (name, mode) in enumerate((("stdin", "r"), ("stdout", "w"), ("stderr", "w"))):
+        if getattr(sys, name) is None:
+            nothing = os.open(os.devnull, os.O_RDWR)
+            os.dup2(nothing, number)
+            if nothing != number:
+                os.close(nothing)
+            os.set_inheritable(number, True)
+            setattr(sys, name, os.fdopen(number, mode))
 
 
 if __name__ == "__main__":

@@ -46,28 +46,19 @@ class DataPlane:
         if not step and self._lifecycle.closing.is_set():
             raise Unavailable("the server is shutting down")
         version = self._lifecycle.acquire(request.model_name, request.model_version)
-        statistics = version.statistics
-        statistics.pending += 1
-        try:
+        with _Counted(version, request, started, self._verbose):
             return await self._run(version, request, deadline, started)
-        except ModelportError as error:
-            statistics.failed(error.code, time.perf_counter_ns() - started)
-            if self._verbose or error.code is Code.INTERNAL:
-                log.error(
-                    "infer failed", model=version.name, version=version.number,
-                    request_id=_request_id(request), error=str(error),
-                )  # fmt: skip
-            raise
-        except asyncio.CancelledError:
-            statistics.failed(Code.CANCELLED, time.perf_counter_ns() - started)
-            raise
-        except Exception as error:
-            statistics.failed(Code.INTERNAL, time.perf_counter_ns() - started)
-            log.exception("infer failed", model=version.name, request_id=_request_id(request))
-            raise Internal("inference failed; the server's log has the reason") from error
-        finally:
-            statistics.pending -= 1
-            version.release()
+
+    def refuses(self, name: str, number: int) -> bool:
+        """Whether a request that has come for this model (version) is refused for an overload.
+
+        It then need not be read. Whatever else may be wrong with it, ``infer`` tells.
+        """
+        version = self._lifecycle.find(name, number)
+        if version is None or not version.refuses():
+            return False
+        version.statistics.failed(Code.UNAVAILABLE, 0)
+        return True
 
     def infer_step(self, request: InferRequest, deadline: Deadline) -> Awaitable[InferResponse]:
         """As ``infer``, for the steps of an ensemble: those of a request in flight are finished."""
@@ -91,30 +82,10 @@ class DataPlane:
         if self._lifecycle.closing.is_set():
             raise Unavailable("the server is shutting down")
         version = self._lifecycle.acquire(request.model_name, request.model_version)
-        statistics = version.statistics
-        statistics.pending += 1
-        try:
+        with _Counted(version, request, started, self._verbose):
             async with aclosing(self._responses(version, request, deadline, started)) as responses:
                 async for response in responses:
                     yield response
-        except ModelportError as error:
-            statistics.failed(error.code, time.perf_counter_ns() - started)
-            if self._verbose or error.code is Code.INTERNAL:
-                log.error(
-                    "stream failed", model=version.name, version=version.number,
-                    request_id=_request_id(request), error=str(error),
-                )  # fmt: skip
-            raise
-        except (asyncio.CancelledError, GeneratorExit):
-            statistics.failed(Code.CANCELLED, time.perf_counter_ns() - started)
-            raise
-        except Exception as error:
-            statistics.failed(Code.INTERNAL, time.perf_counter_ns() - started)
-            log.exception("stream failed", model=version.name, request_id=_request_id(request))
-            raise Internal("inference failed; the server's log has the reason") from error
-        finally:
-            statistics.pending -= 1
-            version.release()
 
     async def _responses(
         self, version: ServedVersion, request: InferRequest, deadline: Deadline, started: int
@@ -153,13 +124,17 @@ class DataPlane:
     async def _run(
         self, version: ServedVersion, request: InferRequest, deadline: Deadline, started: int
     ) -> InferResponse:
-        deadline = deadline.earliest(self._max_seconds)
+        if self._max_seconds is not None:
+            deadline = deadline.earliest(self._max_seconds)
         batch = version.validator.check(request)
         timing = request.timing
         timing.compute_input_ns += time.perf_counter_ns() - started
-        if deadline.expired:
+        if deadline.at is None:
+            response = await version.infer(request, deadline)
+        elif deadline.expired:
             raise TimedOut
-        response = await within(version.infer(request, deadline), deadline)
+        else:
+            response = await within(version.infer(request, deadline), deadline)
         answered = time.perf_counter_ns()
         version.validator.restore(response)
         if request.classification:
@@ -174,6 +149,52 @@ class DataPlane:
                 request_id=_request_id(request), milliseconds=(done - started) / 1e6,
             )  # fmt: skip
         return response
+
+
+class _Counted:
+    """One request in flight: pending, its handle held, and its failure counted and told once.
+
+    A class: a generator as context manager costs every request three times as much.
+    """
+
+    __slots__ = ("_request", "_started", "_verbose", "_version")
+
+    def __init__(
+        self, version: ServedVersion, request: InferRequest, started: int, verbose: bool
+    ) -> None:
+        self._version = version
+        self._request = request
+        self._started = started
+        self._verbose = verbose
+
+    def __enter__(self) -> None:
+        self._version.statistics.pending += 1
+
+    def __exit__(self, _: object, error: BaseException | None, __: object) -> None:
+        version = self._version
+        version.statistics.pending -= 1
+        version.release()
+        if error is not None:
+            self._failed(error)
+
+    def _failed(self, error: BaseException) -> None:
+        version, code = self._version, Code.INTERNAL
+        if isinstance(error, ModelportError):
+            code = error.code
+        elif isinstance(error, asyncio.CancelledError | GeneratorExit):
+            code = Code.CANCELLED
+        elif not isinstance(error, Exception):
+            return  # the process ends
+        version.statistics.failed(code, time.perf_counter_ns() - self._started)
+        if isinstance(error, ModelportError):
+            if self._verbose or code is Code.INTERNAL:
+                log.error(
+                    "infer failed", model=version.name, version=version.number,
+                    request_id=_request_id(self._request), error=str(error),
+                )  # fmt: skip
+        elif code is Code.INTERNAL:
+            log.exception("infer failed", model=version.name, request_id=_request_id(self._request))
+            raise Internal("inference failed; the server's log has the reason") from error
 
 
 async def within(answer: Awaitable[T], deadline: Deadline) -> T:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Collection, Hashable, Iterator, Mapping
+from collections.abc import Callable, Collection, Hashable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
 
@@ -39,12 +39,16 @@ class State(StrEnum):
     UNAVAILABLE = "UNAVAILABLE"
 
 
+def _never() -> bool:
+    return False
+
+
 class ServedVersion:
     """A loaded version and its counted handles. Nothing of it changes but the counts."""
 
     __slots__ = (
         "__weakref__", "_drained", "backend", "config", "decoupled", "in_flight", "infer", "labels",
-        "name", "number", "signature", "statistics", "stream", "validator",
+        "name", "number", "refuses", "signature", "statistics", "stream", "validator",
     )  # fmt: skip
 
     def __init__(
@@ -64,14 +68,19 @@ class ServedVersion:
         self.labels = _labels(entry, backend.config)
         self.statistics = statistics
         self.decoupled = streaming.is_decoupled(self.config)
+        batching.check(self.config)
         cache.check(entry.name, self.config)
         #: The chain: cache, admission, batcher, backend; of these, what the configuration asks for.
         self.infer: Infer = streaming.refuse
+        #: Whether a request is refused, whatever it holds: then it need not be read.
+        self.refuses: Callable[[], bool] = _never
         self.stream: InferStream = streaming.of(backend)
         if not self.decoupled:
             self.infer = batching.wrap(backend, self.config, self.signature, statistics)
-            self.infer = admission.wrap(self.infer, self.config)
-            self.infer = cache.wrap(self.infer, entry.name, number, self.config, statistics, store)
+            guard = admission.wrap(self.infer, self.config, backend.execution)
+            self.infer = cache.wrap(guard, entry.name, number, self.config, statistics, store)
+            if isinstance(guard, admission.Guard) and self.infer is guard:
+                self.refuses = guard.refuses  # what is cached is answered under any load
         self.in_flight = 0
         self._drained: asyncio.Event | None = None
 

@@ -6,7 +6,7 @@ import importlib
 import math
 import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -317,6 +317,20 @@ def settings_of(arguments: Sequence[str]) -> Settings:
     return _settings(**options)
 
 
+def _check_listeners(options: Mapping[str, Any]) -> None:
+    taken: dict[int, str] = {}
+    for kind in ("http", "grpc", "metrics"):
+        if not options[f"{kind}_address"]:  # to a socket it means every interface
+            raise click.UsageError(f"--{kind}-address is empty; 0.0.0.0 is every interface")
+        port = options[f"{kind}_port"]
+        if port in taken:
+            raise click.UsageError(
+                f"--{taken[port]}-port and --{kind}-port are both {port}; give them different ports"
+            )
+        if port:
+            taken[port] = kind
+
+
 def _settings(
     model_control_mode: str,
     aspired_version_policy: str,
@@ -337,6 +351,7 @@ def _settings(
                 f"--model-repository '{repository}' is not a folder; 'modelport demo' or "
                 "'modelport export' makes one"
             )
+    _check_listeners(options)
     from gateway import routes
     from gateway.repository import signing
 

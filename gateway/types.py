@@ -127,7 +127,7 @@ class Timing:
     """Where a request's nanoseconds went; filled by the stages, read by the statistics.
 
     A cache that looked the request up sets one of ``cache_hit_ns`` and ``cache_miss_ns``.
-    ``counted``: whoever executed it together with others has counted the execution.
+    ``counted``: the batcher has counted the execution, be it of this request alone.
     """
 
     queue_ns: int = 0

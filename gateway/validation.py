@@ -95,21 +95,20 @@ class Validator:
         """As ``check``, of what is valid at a glance; 0: look closer."""
         if len(inputs) != len(self._plain):
             return 0
-        batch, names = 0, []
+        batch, most = 0, self._max_batch_size
         for tensor in inputs:
-            names.append(tensor.name)
             shape = tensor.data.shape
-            if self._max_batch_size:
+            if most:
                 if not shape or batch not in (0, shape[0]):
                     return 0
                 batch, shape = shape[0], shape[1:]
             if self._plain.get(tensor.name) != (tensor.datatype, shape):
                 return 0
-        if len(names) > 1 and len(set(names)) != len(names):
+        if len(inputs) > 1 and len({tensor.name for tensor in inputs}) != len(inputs):
             return 0
-        if not self._max_batch_size:
+        if not most:
             return 1
-        return batch if batch <= self._max_batch_size else 0
+        return batch if batch <= most else 0
 
     def restore(self, response: InferResponse) -> None:
         """Give outputs that the configuration reshapes their shape on the wire."""
@@ -252,7 +251,7 @@ class _Input:
             maximum: Any = self._maximum
             if isinstance(maximum, str):
                 maximum = sizes.get(maximum)
-            low, high = data.min(), data.max()
+            low, high = _range(data)
             below = self._minimum is not None and not low >= self._minimum
             if below or (maximum is not None and not high <= maximum):
                 raise InvalidArgument(
@@ -274,6 +273,14 @@ class _Input:
             f"unexpected shape for input '{tensor.name}' for model '{self._model}'. Expected "
             f"{_dims(self._dims)}, got {_dims(tensor.data.shape)}{note}"
         )
+
+
+def _range(data: np.ndarray[Any, Any]) -> tuple[Any, Any]:
+    """Least and greatest; what numpy's methods call, without their way there."""
+    if data.size == 1:
+        value = data.reshape(())[()]
+        return value, value
+    return np.minimum.reduce(data, axis=None), np.maximum.reduce(data, axis=None)
 
 
 class Reshape:

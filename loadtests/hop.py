@@ -27,7 +27,7 @@ from pathlib import Path
 
 from tritonclient.grpc import service_pb2 as oip
 
-from loadtests import copy_model, environments
+from loadtests import copy_model, environments, program
 from loadtests.open_loop import CALL_SECONDS, Client
 from loadtests.peers.servers import triton
 from loadtests.peers.servers.base import Launch
@@ -74,13 +74,15 @@ def parse(arguments: list[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="python -m loadtests.hop", description=__doc__)
     parser.add_argument("--servers", nargs="+", choices=list(METHODS), default=list(METHODS))
     parser.add_argument("--sizes", nargs="+", choices=list(SIZES), default=list(SIZES))
-    parser.add_argument("--rounds", type=int, default=7)
-    parser.add_argument("--seconds", type=float, default=4.0)
-    parser.add_argument("--share", type=float, default=0.5, help="of the capacity")
+    parser.add_argument("--rounds", type=program.count, default=7)
+    parser.add_argument("--seconds", type=program.positive, default=4.0)
+    parser.add_argument("--share", type=program.positive, default=0.5, help="of the capacity")
     parser.add_argument("--front", choices=["envoy", "portable", "auto"], default="auto")
-    parser.add_argument("--gateway-core", type=int, help="default: where the system puts it")
-    parser.add_argument("--server-core", type=int)
-    parser.add_argument("--client-core", type=int)
+    parser.add_argument(
+        "--gateway-core", type=program.core, help="default: where the system puts it"
+    )
+    parser.add_argument("--server-core", type=program.core)
+    parser.add_argument("--client-core", type=program.core)
     return parser.parse_args(arguments)
 
 
@@ -294,4 +296,4 @@ def main(arguments: list[str] | None = None) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    program.run(main)

@@ -24,7 +24,7 @@ from pathlib import Path
 import grpc
 from tritonclient.grpc import service_pb2 as oip
 
-from loadtests import environments, tiny_model
+from loadtests import environments, program, tiny_model
 from loadtests.open_loop import OPTIONS
 from loadtests.peers.clients import GRPC_PATH
 from loadtests.peers.servers.modelport import executable
@@ -64,8 +64,8 @@ class Kind:
 
 def parse(arguments: list[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="python -m loadtests.memory", description=__doc__)
-    parser.add_argument("--requests", type=int, default=1_000_000)
-    parser.add_argument("--rounds", type=int, default=40)
+    parser.add_argument("--requests", type=program.count, default=1_000_000)
+    parser.add_argument("--rounds", type=program.count, default=40)
     parser.add_argument("--front", choices=["envoy", "portable", "auto"], default="auto")
     parser.add_argument("--control", action="store_true", help="a gateway that leaks")
     return parser.parse_args(arguments)
@@ -220,4 +220,4 @@ def main(arguments: list[str] | None = None) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    program.run(main)

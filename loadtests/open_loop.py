@@ -9,10 +9,12 @@ from __future__ import annotations
 import asyncio
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 
 import grpc
+import uvloop
 
 MAX_MESSAGE_BYTES = 2**31 - 1
 OPTIONS = [
@@ -23,9 +25,6 @@ OPTIONS = [
 CALL_SECONDS = 30.0
 #: Below this the client spins instead of sleeping: a sleep wakes some 60 us late.
 SPIN_SECONDS = 0.0002
-
-
-_Connection = tuple[asyncio.StreamReader, asyncio.StreamWriter]
 
 
 @dataclass
@@ -93,8 +92,50 @@ class Client:
             outcomes.answered.append(time.perf_counter() - due)
         return outcomes
 
+    def saturate(self, in_flight: int, seconds: float) -> float:
+        """Answers a second, closed loop."""
+        until = time.perf_counter() + seconds
+
+        def drive(_: int) -> int:
+            count = 0
+            while time.perf_counter() < until:
+                self.ask()
+                count += 1
+            return count
+
+        with ThreadPoolExecutor(in_flight) as threads:
+            return sum(threads.map(drive, range(in_flight))) / seconds
+
     def close(self) -> None:
         self._channel.close()
+
+
+class _Connection(asyncio.Protocol):
+    """One request at a time: ``answered`` is told of its end, and whether it was good."""
+
+    transport: asyncio.Transport
+
+    def __init__(self) -> None:
+        self.answered: Callable[[bool], None] | None = None
+        self._reply = b""
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self.transport = transport  # type: ignore[assignment]
+
+    def data_received(self, data: bytes) -> None:
+        self._reply += data
+        head, end, body = self._reply.partition(b"\r\n\r\n")
+        if end and len(body) >= int(head.lower().partition(b"content-length:")[2].split(b"\r")[0]):
+            self._reply = b""
+            self._end(head.startswith(b"HTTP/1.1 200"))
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._end(False)
+
+    def _end(self, good: bool) -> None:
+        answered, self.answered = self.answered, None
+        if answered is not None:
+            answered(good)
 
 
 class HttpClient:
@@ -105,68 +146,96 @@ class HttpClient:
         head = f"POST {path} HTTP/1.1\r\nhost: {address}\r\ncontent-length: {len(body)}\r\n\r\n"
         self._request = head.encode() + body
 
-    def ask(self) -> bytes:
-        """One answer, its status line first."""
+    def ask(self) -> bool:
+        """One request; whether its answer was good."""
+        return len(self.run(1.0, 1.0).answered) == 1
 
-        async def once() -> bytes:
-            connection = await self._connect()
-            try:
-                return await self._exchange(connection)
-            finally:
-                connection[1].close()
-
-        return asyncio.run(once())
+    def saturate(self, in_flight: int, seconds: float) -> float:
+        """As ``Client.saturate``."""
+        return uvloop.run(self._saturate(in_flight, seconds))
 
     def run(self, requests_per_second: float, seconds: float) -> Outcomes:
         """As ``Client.run``."""
-        return asyncio.run(self._run(requests_per_second, seconds))
+        return uvloop.run(self._run(requests_per_second, seconds))
+
+    async def _saturate(self, in_flight: int, seconds: float) -> float:
+        loop = asyncio.get_running_loop()
+        until, count, ended = time.perf_counter() + seconds, 0, loop.create_future()
+        open_connections = in_flight
+
+        def drive(connection: _Connection) -> None:
+            def again(good: bool) -> None:
+                nonlocal count, open_connections
+                count += good
+                if time.perf_counter() < until:
+                    drive(connection)
+                    return
+                connection.transport.close()
+                open_connections -= 1
+                if not open_connections:
+                    ended.set_result(None)
+
+            connection.answered = again
+            connection.transport.write(self._request)
+
+        for connection in [await self._connect() for _ in range(in_flight)]:
+            drive(connection)
+        await ended
+        return count / seconds
 
     async def _run(self, rate: float, seconds: float) -> Outcomes:
+        loop = asyncio.get_running_loop()
         outcomes, count = Outcomes(), max(1, int(rate * seconds))
         idle: list[_Connection] = []
+        left, ended = count, loop.create_future()
         start = time.perf_counter() + 0.05
 
-        async def one(due: float) -> None:
-            connection = None
-            try:
-                async with asyncio.timeout(CALL_SECONDS):
-                    connection = idle.pop() if idle else await self._connect()
-                    reply = await self._exchange(connection)
-            except (OSError, asyncio.IncompleteReadError):
-                outcomes.add(due, start, False)
-                if connection is not None:
-                    connection[1].close()
-            else:
-                outcomes.add(due, start, reply.startswith(b"HTTP/1.1 200"))
-                idle.append(connection)
+        def send(connection: _Connection, due: float) -> None:
+            def answered(good: bool) -> None:
+                nonlocal left
+                outcomes.add(due, start, good)
+                if not connection.transport.is_closing():
+                    idle.append(connection)
+                left -= 1
+                if not left:
+                    ended.set_result(None)
 
-        tasks = []
+            connection.answered = answered
+            connection.transport.write(self._request)
+
+        async def connect(due: float) -> None:
+            nonlocal left
+            try:
+                send(await self._connect(), due)
+            except OSError:
+                outcomes.add(due, start, False)
+                left -= 1
+
+        connecting = set()
         for number in range(count):
             due = start + number / rate
             if (early := due - time.perf_counter()) > 0:
                 await asyncio.sleep(early)
-            tasks.append(asyncio.ensure_future(one(due)))
-        await asyncio.gather(*tasks)
-        for _, writer in idle:
-            writer.close()
+            elif not number % 16:
+                await asyncio.sleep(0)  # late: answers are read all the same
+            while idle and idle[-1].transport.is_closing():
+                idle.pop()
+            if idle:
+                send(idle.pop(), due)
+            else:
+                connecting.add(asyncio.ensure_future(connect(due)))
+        await asyncio.wait_for(ended, CALL_SECONDS)
+        for connection in idle:
+            connection.transport.close()
         return outcomes
 
     def close(self) -> None:
         """Nothing stays open between rounds."""
 
     async def _connect(self) -> _Connection:
-        return await asyncio.open_connection(self._host, int(self._port))
-
-    async def _exchange(self, connection: _Connection) -> bytes:
-        reader, writer = connection
-        writer.write(self._request)
-        head = await reader.readuntil(b"\r\n\r\n")
-        length = next(
-            int(line.split(b":")[1])
-            for line in head.lower().split(b"\r\n")
-            if line.startswith(b"content-length:")
-        )
-        return head + await reader.readexactly(length)
+        loop = asyncio.get_running_loop()
+        _, connection = await loop.create_connection(_Connection, self._host, int(self._port))
+        return connection
 
 
 def _wait_until(due: float) -> None:

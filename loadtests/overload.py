@@ -1,8 +1,9 @@
 """Ten times too many requests: `python -m loadtests.overload`.
 
 Capacity is measured first (closed loop), then 80 % of it, then 10 times as much (open loop, an even
-rate), then 80 % again. Latency counts from the intended moment of sending. A second gateway whose
-queue has no bound is the negative control: it must fail.
+rate), then 80 % again. Latency counts from the intended moment of sending, and the overload from
+its first request. The model has no queue policy: what holds, holds by default. With its admission
+control off it is the negative control, which must fail.
 """
 
 from __future__ import annotations
@@ -18,13 +19,12 @@ import sys
 import tempfile
 import time
 from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from tritonclient.grpc import service_pb2 as oip
 
-from loadtests import environments, slow_model
+from loadtests import environments, program, slow_model
 from loadtests.open_loop import Client, HttpClient, Outcomes, quantile
 from loadtests.peers.clients import GRPC_PATH
 from loadtests.peers.servers.modelport import executable
@@ -34,15 +34,15 @@ OVERLOAD, LOAD = 10.0, 0.8
 #: What must hold.
 GOODPUT, SLOWER, REFUSAL_SECONDS, RECOVERY_SECONDS = 0.9, 3.0, 0.05, 5.0
 IN_FLIGHT = 4
-#: The benchmark's queue policy: the longest wait, in executions.
-QUEUE_EXECUTIONS = 2.0
-NO_BOUND = 0
+OFF = 'parameters { key: "admission_control" value { string_value: "false" } }'
+#: The negative control's queue is only answered after the overload.
+CONTROL_SECONDS = 2.0
 
 
 @dataclass(frozen=True)
 class Result:
     protocol: str
-    bounded: bool
+    admission_control: bool
     capacity: float
     goodput: float
     load_p99_seconds: float
@@ -67,23 +67,27 @@ def parse(arguments: list[str] | None) -> argparse.Namespace:
     parser.add_argument(
         "--protocols", nargs="+", choices=["http", "grpc"], default=["http", "grpc"]
     )
-    parser.add_argument("--seconds", type=float, default=8.0, help="of each phase")
+    parser.add_argument("--seconds", type=program.positive, default=30.0, help="of the overload")
+    parser.add_argument(
+        "--load-seconds", type=program.positive, default=8.0, help="of the other phases"
+    )
     parser.add_argument("--front", choices=["envoy", "portable", "auto"], default="auto")
     parser.add_argument("--no-control", action="store_true", help="leave the negative control out")
     cores = sorted(os.sched_getaffinity(0))
-    parser.add_argument("--server-core", type=int, default=cores[0])
-    parser.add_argument("--client-core", type=int, default=cores[-1])
+    parser.add_argument("--server-core", type=program.core, default=cores[0])
+    parser.add_argument("--client-core", type=program.core, default=cores[-1])
     return parser.parse_args(arguments)
 
 
 @contextlib.contextmanager
 def gateway(
-    work: Path, queue_microseconds: int, options: argparse.Namespace
+    work: Path, admission_control: bool, options: argparse.Namespace
 ) -> Iterator[tuple[str, str]]:
     """The HTTP and the gRPC address of a gateway with `slow`."""
-    models = work / f"models-{queue_microseconds}"
+    models = work / f"models-{admission_control}"
+    more = "" if admission_control else OFF
     subprocess.run(
-        [sys.executable, "-m", "loadtests.slow_model", str(models), str(queue_microseconds)],
+        [sys.executable, "-m", "loadtests.slow_model", str(models), more],
         check=True, cwd=environments.ROOT,
     )  # fmt: skip
     http, grpc, metrics = free_ports(3)
@@ -108,25 +112,6 @@ def client(protocol: str, addresses: tuple[str, str]) -> Client | HttpClient:
     return Client(addresses[1], GRPC_PATH, request.SerializeToString())
 
 
-def capacity(addresses: tuple[str, str], seconds: float) -> float:
-    """Answers a second, some in flight: the model is the limit, so one protocol tells it."""
-    until = time.perf_counter() + seconds
-
-    def drive(_: int) -> int:
-        one, count = client("grpc", addresses), 0
-        with contextlib.suppress(Exception):
-            one.ask()
-        while time.perf_counter() < until:
-            with contextlib.suppress(Exception):  # refused: it counts for nothing
-                one.ask()
-                count += 1
-        one.close()
-        return count
-
-    with ThreadPoolExecutor(IN_FLIGHT) as threads:
-        return sum(threads.map(drive, range(IN_FLIGHT))) / seconds
-
-
 def recovery(after: Outcomes, limit_seconds: float) -> float:
     """When the last request was due that failed, or took longer than ``limit_seconds``."""
     bad = [due for due, took, good in after.due if not good or took > limit_seconds]
@@ -137,34 +122,36 @@ def recovery(after: Outcomes, limit_seconds: float) -> float:
 
 
 def measure(
-    protocol: str, addresses: tuple[str, str], rate: float, bounded: bool, seconds: float
+    protocol: str, addresses: tuple[str, str], control: bool, options: argparse.Namespace
 ) -> Result:
     one = client(protocol, addresses)
     one.ask()
-    load = one.run(LOAD * rate, seconds)
+    rate = one.saturate(IN_FLIGHT, options.load_seconds)
+    load = one.run(LOAD * rate, options.load_seconds)
+    seconds = CONTROL_SECONDS if control else options.seconds
     over = one.run(OVERLOAD * rate, seconds)
     load_p99 = load.quantile(0.99)
-    after = one.run(LOAD * rate, max(seconds, RECOVERY_SECONDS + 1))
+    after = one.run(LOAD * rate, max(options.load_seconds, RECOVERY_SECONDS + 1))
     one.close()
     # What was accepted in the last moments is answered later: it counts, and so does that time.
     last = max((due + took for due, took, good in over.due if good), default=seconds)
     goodput = len(over.answered) / max(seconds, last)
     return Result(
-        protocol, bounded, rate, goodput, load_p99, over.quantile(0.99),
+        protocol, not control, rate, goodput, load_p99, over.quantile(0.99),
         quantile(over.failed, 0.99), recovery(after, SLOWER * load_p99),
     )  # fmt: skip
 
 
 def table(results: list[Result]) -> str:
     lines = [
-        "| protocol | queue | capacity | goodput at 10 x | p99 at 80 % | accepted p99 at 10 x | "
-        "refusals p99 | recovery | |",
+        "| protocol | admission control | capacity | goodput at 10 x | p99 at 80 % | "
+        "accepted p99 at 10 x | refusals p99 | recovery | |",
         "|---|---|---|---|---|---|---|---|---|",
     ]
     for r in results:
         missed = r.missed()
         lines.append(
-            f"| {r.protocol} | {'bounded' if r.bounded else 'no bound'} | {r.capacity:.0f}/s | "
+            f"| {r.protocol} | {'on' if r.admission_control else 'off'} | {r.capacity:.0f}/s | "
             f"{r.goodput / r.capacity:.0%} | {r.load_p99_seconds * 1e3:.0f} ms | "
             f"{r.accepted_p99_seconds * 1e3:.0f} ms | {r.refused_p99_seconds * 1e3:.0f} ms | "
             f"{r.recovery_seconds:.1f} s | {'misses ' + ', '.join(missed) if missed else 'holds'} |"
@@ -177,23 +164,21 @@ def main(arguments: list[str] | None = None) -> int:
     os.sched_setaffinity(0, {options.client_core})
     work, results = Path(tempfile.mkdtemp(prefix="overload-")), []
     try:
-        with gateway(work, NO_BOUND, options) as addresses:
-            rate = capacity(addresses, options.seconds)
-            if not options.no_control:
-                results.append(measure("grpc", addresses, rate, False, min(3.0, options.seconds)))
-        microseconds = int(QUEUE_EXECUTIONS / rate * 1e6)
+        if not options.no_control:
+            with gateway(work, False, options) as addresses:
+                results.append(measure("grpc", addresses, True, options))
         for protocol in options.protocols:
-            with gateway(work, microseconds, options) as addresses:
-                results.append(measure(protocol, addresses, rate, True, options.seconds))
+            with gateway(work, True, options) as addresses:
+                results.append(measure(protocol, addresses, False, options))
     finally:
         shutil.rmtree(work, ignore_errors=True)
     print(table(results))
     path = environments.folder("results") / f"overload-{time.strftime('%Y%m%d-%H%M%S')}.json"
     path.write_text(json.dumps([asdict(result) for result in results], indent=1))
-    good = all(not r.missed() for r in results if r.bounded)
-    caught = all(r.missed() for r in results if not r.bounded)
+    good = all(not r.missed() for r in results if r.admission_control)
+    caught = all(r.missed() for r in results if not r.admission_control)
     return 0 if good and caught else 1
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    program.run(main)

@@ -16,12 +16,12 @@ import argparse
 import contextlib
 import os
 import statistics
-import sys
 import tempfile
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
+from loadtests import program
 from loadtests.peers import clients, exchanges, models
 from loadtests.peers.clients import Client, Load
 from loadtests.peers.servers.modelport import executable
@@ -105,13 +105,15 @@ def measure(gateway: Gateway, protocol: str, connections: int, seconds: float) -
     )
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+def main() -> int:
+    parser = argparse.ArgumentParser(
+        prog="python -m loadtests.scaling", description=__doc__.partition("\n")[0]
+    )
     parser.add_argument("--front", default="portable", choices=["portable", "envoy"])
-    parser.add_argument("--workers", type=int, default=2)
-    parser.add_argument("--connections", type=int, default=64)
-    parser.add_argument("--seconds", type=int, default=5, help="of each run")
-    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--workers", type=program.count, default=2)
+    parser.add_argument("--connections", type=program.count, default=64)
+    parser.add_argument("--seconds", type=program.count, default=5, help="of each run")
+    parser.add_argument("--rounds", type=program.count, default=5)
     given = parser.parse_args()
     cores = os.cpu_count() or 1
     if cores < max(2, given.workers):
@@ -129,7 +131,7 @@ def main() -> None:
                     done = measure(each, protocol, given.connections, given.seconds)
                     rounds[each.workers].append(done)
             missed |= report(protocol, given.front, rounds)
-    sys.exit(missed)
+    return int(missed)
 
 
 def report(protocol: str, front: str, rounds: dict[int, list[Round]]) -> bool:
@@ -158,4 +160,4 @@ def report(protocol: str, front: str, rounds: dict[int, list[Round]]) -> bool:
 
 
 if __name__ == "__main__":
-    main()
+    program.run(main)

@@ -1,6 +1,7 @@
 """The model `slow`: y = 2x after some milliseconds of multiplying matrices on one core.
 
-`python -m loadtests.slow_model DIR QUEUE_MICROSECONDS` writes it; needs the `onnx` package.
+`python -m loadtests.slow_model DIR [MORE]` writes it, with MORE in its configuration; needs the
+`onnx` package.
 """
 
 from __future__ import annotations
@@ -16,18 +17,15 @@ CONFIG = """\
 name: "slow"
 backend: "onnxruntime"
 max_batch_size: 1
-input [ {{ name: "x" data_type: TYPE_FP32 dims: [ 4 ] }} ]
-output [ {{ name: "y" data_type: TYPE_FP32 dims: [ 4 ] }} ]
-instance_group [ {{ count: 1 kind: KIND_CPU }} ]
-parameters {{ key: "intra_op_thread_count" value {{ string_value: "1" }} }}
-"""
-QUEUE = """\
-dynamic_batching {{ default_queue_policy {{ default_timeout_microseconds: {microseconds} }} }}
+input [ { name: "x" data_type: TYPE_FP32 dims: [ 4 ] } ]
+output [ { name: "y" data_type: TYPE_FP32 dims: [ 4 ] } ]
+instance_group [ { count: 1 kind: KIND_CPU } ]
+parameters { key: "intra_op_thread_count" value { string_value: "1" } }
 """
 
 
-def write(home: Path, queue_microseconds: int) -> None:
-    """``queue_microseconds``: the longest wait; 0: no bound."""
+def write(home: Path, more: str = "") -> None:
+    """``more``: of its configuration."""
     import numpy as np
     from onnx import TensorProto, checker, helper, numpy_helper, save
 
@@ -54,12 +52,9 @@ def write(home: Path, queue_microseconds: int) -> None:
     checker.check_model(model)
     version = home / NAME / "1"
     version.mkdir(parents=True, exist_ok=True)
-    config = CONFIG.format()
-    if queue_microseconds:
-        config += QUEUE.format(microseconds=queue_microseconds)
-    (home / NAME / "config.pbtxt").write_text(config)
+    (home / NAME / "config.pbtxt").write_text(CONFIG + more)
     save(model, str(version / "model.onnx"))
 
 
 if __name__ == "__main__":
-    write(Path(sys.argv[1]), int(sys.argv[2]))
+    write(Path(sys.argv[1]), *sys.argv[2:])

@@ -20,7 +20,7 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
-from loadtests import environments, tiny_model
+from loadtests import environments, program, tiny_model
 from loadtests.peers.servers.modelport import executable
 from loadtests.processes import HOST, READY_SECONDS, ServerFailed, free_ports
 
@@ -136,10 +136,12 @@ def ask(connection: http.client.HTTPConnection, model: str, batch: int) -> float
     return seconds
 
 
-def main(arguments: list[str] | None = None) -> None:
+def main(arguments: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m loadtests.startup", description=__doc__)
-    parser.add_argument("--rounds", type=int, default=9)
-    parser.add_argument("--requests", type=int, default=200, help="warm ones, of each batch size")
+    parser.add_argument("--rounds", type=program.count, default=9)
+    parser.add_argument(
+        "--requests", type=program.count, default=200, help="warm ones, of each batch size"
+    )
     parser.add_argument("--front", choices=["auto", "envoy", "portable"], default="auto")
     options = parser.parse_args(arguments)
     home = repository()
@@ -158,7 +160,8 @@ def main(arguments: list[str] | None = None) -> None:
     print(f"by hand {hand:.3f} s, modelport READY {ours:.3f} s: {ratio:.2f} x")
     for batch, values in sorted(ratios.items()):
         print(f"batch {batch}: first request {statistics.median(values):.2f} x the warm median")
+    return 0
 
 
 if __name__ == "__main__":
-    main()
+    program.run(main)

@@ -14,7 +14,7 @@ import torch
 from gateway import routes
 from gateway.cli import modelport
 
-ELSEWHERE = {"--strict", "--service-kind"}  # mypy's and perf_analyzer's
+ELSEWHERE = {"--strict", "--service-kind", "--shared-memory"}  # mypy's and perf_analyzer's
 
 README = (Path(__file__).parents[1] / "README.md").read_text()
 

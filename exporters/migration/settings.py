@@ -116,7 +116,10 @@ def serving(archive: Archive, name: str, properties: Properties) -> Serving:
     declared = _numbers(versions.get(archive.manifest.model_version, {}), "--config", UsageError)
     where = f"'{archive.manifest.config_file}' in '{archive.name}'"
     own = _numbers(_yaml(archive, where), where, IntegrityError)
-    values = {f.name: getattr(own, f.name) or getattr(declared, f.name) for f in fields(Serving)}
+    values = {}
+    for setting in fields(Serving):
+        value = getattr(own, setting.name)
+        values[setting.name] = getattr(declared, setting.name) if value in (None, ()) else value
     values["min_workers"] = values["min_workers"] or properties.workers
     return Serving(**values)
 

@@ -71,12 +71,14 @@ class Execution:
         parameters: an answer may depend on the request's parameters.
         inline: whether a call with this request, made now, answers without awaiting anything: it
             takes so little that waiting for others would cost more.
+        queues: requests wait in it for an instance, and ``Timing.queue_ns`` is 0 until then.
     """
 
     batches: bool = True
     interruptible: bool = True
     parameters: bool = True
     inline: Callable[[InferRequest], bool] = _awaits
+    queues: bool = False
 
 
 #: Of a backend that hands requests on.

@@ -15,6 +15,16 @@ from gateway.types import Infer, ModelSignature
 BATCH_HERE = "batch_here"
 
 
+def check(config: ModelConfig) -> None:
+    """Raise where ``dynamic_batching`` cannot be, whether or not it has an effect here.
+
+    Raises:
+        InvalidArgument: a size, a level or a policy that cannot be.
+    """
+    if config.HasField("dynamic_batching"):
+        settings.read(config)
+
+
 def wrap(
     backend: Backend, config: ModelConfig, signature: ModelSignature, statistics: Statistics
 ) -> Infer:

@@ -34,7 +34,8 @@ class Joiner:
     """Built once per loaded version. Tensors have the shapes that the model itself wants.
 
     Raises:
-        InvalidArgument: with padding, an output has a dynamic dimension of which nothing is known.
+        InvalidArgument: with padding, an output has a dynamic dimension of which nothing is known,
+            or one input has axes with different values.
     """
 
     def __init__(self, signature: ModelSignature, parameters: bool) -> None:
@@ -192,12 +193,14 @@ def _padded(spec: TensorSpec, signature: ModelSignature) -> tuple[tuple[int, str
 
 
 def _pad_value(spec: TensorSpec, signature: ModelSignature) -> Any:
-    """What is put at the end of ``spec``; of two padded axes of one input the first decides."""
-    axis = next(
-        d for d in spec.dims if isinstance(d, str) and signature.axes[d].padding is not None
-    )
-    padding = signature.axes[axis].padding
-    value = dict(padding)[spec.name] if isinstance(padding, tuple) else padding
+    """What is put at the end of ``spec``, along whichever axis."""
+    paddings = [signature.axes[axis].padding for _, axis in _padded(spec, signature)]
+    values = {dict(p)[spec.name] if isinstance(p, tuple) else p for p in paddings}
+    if len(values) > 1:
+        raise InvalidArgument(
+            f"input '{spec.name}' has axes with different values for 'padding'; give it one value"
+        )
+    (value,) = values
     if spec.datatype is Datatype.BYTES:
         return b""
     if spec.datatype is Datatype.BF16:  # the upper half of a float's bits

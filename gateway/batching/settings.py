@@ -14,8 +14,8 @@ from gateway.types import InferRequest
 
 #: Requests waiting in each priority level where ``max_queue_size`` does not say.
 DEFAULT_MAX_QUEUE_SIZE = 4096
-#: ``ModelQueuePolicy.DELAY``
-_DELAY = 1
+#: ``ModelQueuePolicy.TimeoutAction``
+_REJECT, _DELAY = 0, 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,6 +80,11 @@ def read(config: ModelConfig) -> BatchingSettings:
             raise InvalidArgument(
                 f"dynamic batching preferred size must be <= max batch size for {name}, and {size} "
                 f"is more than {config.max_batch_size}"
+            )
+    for each in _policies(batching):
+        if each.timeout_action not in (_REJECT, _DELAY):
+            raise InvalidArgument(
+                f"timeout_action must be REJECT or DELAY for {name}, not {each.timeout_action}"
             )
     _check_levels(batching, name)
     if batching.preserve_ordering:

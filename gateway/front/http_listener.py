@@ -3,30 +3,18 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
-import ctypes
-import resource
-import socket
-import struct
-import sys
-from collections.abc import Collection, Iterator
-from typing import Any
 
-from gateway.errors import Unavailable
-from gateway.front.http_protocol import HttpConnection, Shared
+from gateway.front.http_protocol import HttpConnection
+from gateway.front.http_shared import Shared
+from gateway.front.listening import (
+    CUT_OFF_SECONDS,
+    QUIET_SECONDS,
+    Listening,
+    max_connections,
+    until_no,
+)
 from gateway.protocols.asgi import App
 from gateway.types import Deadline
-
-#: While draining: how long requests that are on their way are still given an answer, a refusal.
-QUIET_SECONDS = 0.3
-#: For those who are cut off at the deadline: how long they have to say so.
-CUT_OFF_SECONDS = 0.05
-BACKLOG = 2048
-#: Whoever comes when so many are there is told to try again.
-MAX_CONNECTIONS = 16_384
-#: Of the process' files; the connections may have the others.
-RESERVED_FILES = 256
-SO_ATTACH_FILTER = 26  # asm-generic/socket.h; Python's socket module does not name it
 
 
 class HttpListener:
@@ -40,111 +28,35 @@ class HttpListener:
     def __init__(
         self, app: App, address: str, port: int, flag: str, reuse_port: bool = False
     ) -> None:
-        self._shared = Shared(app, _max_connections())
-        self._socket = bind(address, port, flag, reuse_port)
-        self._spare = self._socket.dup()
-        self.port: int = self._socket.getsockname()[1]
-        self._server: asyncio.Server | None = None
+        self._shared = shared = Shared(app, max_connections())
+        self._listening = Listening(
+            lambda: HttpConnection(shared, asyncio.get_running_loop()),
+            *(address, port, flag, reuse_port),
+        )
+        self.port = self._listening.port
 
     async def start(self) -> None:
-        loop = asyncio.get_running_loop()
-        self._server = await loop.create_server(
-            lambda: HttpConnection(self._shared, loop), sock=self._socket, backlog=BACKLOG
-        )
+        await self._listening.start()
 
     async def lame_duck(self, seconds: float) -> None:
         """Serve on for a moment, telling every client to leave its connection."""
         self._shared.leaving = True
-        await _until_no(self._shared.connections, Deadline.after(seconds))
+        await until_no(self._shared.connections, Deadline.after(seconds))
 
     async def drain(self, deadline: Deadline) -> None:
-        """Stop listening without resetting a client that has just connected, then wait.
-
-        Closing a socket resets the connections in its backlog. So a duplicate keeps it alive until
-        what is in there has been taken in, and whoever has not sent its request yet may do so.
-        """
-        loop, shared = asyncio.get_running_loop(), self._shared
+        """Stop listening, then wait."""
+        shared = self._shared
         shared.leaving = True
-        if self._server is not None:
-            self._server.close()
-        refuse_connections(self._spare)
-        accepted = list(_accept_all(self._spare))
-        self._spare.close()
-        for connection in accepted:
-            await loop.connect_accepted_socket(lambda: HttpConnection(shared, loop), connection)
-        await _until_no(shared.connections, deadline.earliest(QUIET_SECONDS))
-        await _until_no(shared.exchanges, deadline)
+        await self._listening.stop()
+        await until_no(shared.connections, deadline.earliest(QUIET_SECONDS))
+        await until_no(shared.exchanges, deadline)
         for exchange in list(shared.exchanges):
             if exchange.task is not None:
                 exchange.task.cancel()  # the application answers 503
-        await _until_no(shared.exchanges, Deadline.after(CUT_OFF_SECONDS))
+        await until_no(shared.exchanges, Deadline.after(CUT_OFF_SECONDS))
         for each in list(shared.connections):
             each.leave()
         closed = Deadline.after(max(deadline.remaining() or 0.0, CUT_OFF_SECONDS))
-        await _until_no(shared.connections, closed)
+        await until_no(shared.connections, closed)
         for each in list(shared.connections):
             each.transport.abort()
-
-
-async def _until_no(remaining: Collection[Any], deadline: Deadline) -> None:
-    while remaining and not deadline.expired:
-        await asyncio.sleep(0.01)
-
-
-def _max_connections() -> int:
-    files, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
-    if files == resource.RLIM_INFINITY:
-        return MAX_CONNECTIONS
-    return min(MAX_CONNECTIONS, max(files - RESERVED_FILES, files // 2))
-
-
-def bind(address: str, port: int, flag: str, reuse_port: bool) -> socket.socket:
-    """A bound socket; it listens already where the port is not shared.
-
-    Raises:
-        Unavailable: it cannot be had; the message names ``flag``.
-    """
-    family = socket.AF_INET6 if ":" in address else socket.AF_INET
-    listener = socket.socket(family, socket.SOCK_STREAM)
-    listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-    if reuse_port:
-        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
-    try:
-        listener.bind((address, port))
-        if not reuse_port:  # else connections would come to this process before it is ready
-            listener.listen(BACKLOG)  # now, so that a port taken twice is found before they come
-    except OSError as error:
-        listener.close()
-        raise taken(address, port, flag, error.strerror or "") from error
-    listener.setblocking(False)
-    return listener
-
-
-def taken(address: str, port: int, flag: str, reason: str) -> Unavailable:
-    return Unavailable(
-        f"cannot listen on {address}:{port}: {reason.lower()}; choose another with {flag} or "
-        f"{flag.replace('port', 'address')}"
-    )
-
-
-def refuse_connections(listener: socket.socket) -> None:
-    """Let the kernel drop what newly knocks, so that nobody is let in and then reset.
-
-    The knock is repeated by the client's kernel, and refused once the socket is closed. A classic
-    BPF program of one instruction, "return 0", does it (socket(7), SO_ATTACH_FILTER); elsewhere
-    than on Linux the window between the last accept and the close stays.
-    """
-    if not sys.platform.startswith("linux"):
-        return
-    program = ctypes.create_string_buffer(struct.pack("HBBI", 0x06, 0, 0, 0))
-    pointer = struct.pack("HP", 1, ctypes.addressof(program))
-    with contextlib.suppress(OSError):
-        listener.setsockopt(socket.SOL_SOCKET, SO_ATTACH_FILTER, pointer)
-
-
-def _accept_all(listener: socket.socket) -> Iterator[socket.socket]:
-    with contextlib.suppress(BlockingIOError):
-        while True:
-            connection, _ = listener.accept()
-            connection.setblocking(False)
-            yield connection

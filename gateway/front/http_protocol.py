@@ -21,8 +21,11 @@ from urllib.parse import unquote
 
 import httptools
 
-from gateway.front.http_exchange import CONTINUE, Clock, Exchange
-from gateway.protocols.asgi import App
+from gateway.front import http_refusal
+from gateway.front.http_exchange import CONTINUE, Exchange
+from gateway.front.http_refusal import Refusal
+from gateway.front.http_shared import Shared
+from gateway.overload import OVERLOADED
 
 MAX_HEAD_BYTES = 64 * 1024
 HEAD_SECONDS = 10.0
@@ -35,25 +38,8 @@ LINGER_SECONDS = 1.0
 PROBE_SECONDS = 0.1
 #: Of a body, waiting to be received.
 HIGH_WATER_BYTES = 256 * 1024
-_INVALID = ("400 Bad Request", "Invalid HTTP request received.")
-_SLOW = ("408 Request Timeout", "Request Timeout")
-_LONG = ("431 Request Header Fields Too Large", "Request Header Fields Too Large")
-_CROWDED = ("503 Service Unavailable", "too many connections")
 #: Where the parser is.
 _BETWEEN, _HEAD, _BODY = range(3)
-
-
-class Shared:
-    """What the connections of one listener share; the event loop alone changes it."""
-
-    def __init__(self, app: App, max_connections: int) -> None:
-        self.app = app
-        self.max_connections = max_connections
-        self.connections: set[HttpConnection] = set()
-        self.exchanges: set[Exchange] = set()
-        self.clock = Clock()
-        #: Clients are told to leave.
-        self.leaving = False
 
 
 class HttpConnection(asyncio.Protocol):
@@ -76,11 +62,12 @@ class HttpConnection(asyncio.Protocol):
         self._begun = 0  # requests in the segment at hand
         self._head_bytes = 0
         self._receiving: Exchange | None = None
+        self._overloaded = False  # it is refused: nobody receives it
         # The request being answered, and those whose turn comes.
         self._answering: Exchange | None = None
         self._queue: deque[Exchange] = deque()
         #: What is said once nothing is left to answer; nothing more is parsed.
-        self._refusal: tuple[str, str] | None = None
+        self._refusal: Refusal | None = None
         self._closing = False
         self._ended = False  # the client has ended its side
         self._probed = False
@@ -95,7 +82,7 @@ class HttpConnection(asyncio.Protocol):
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         self.transport = transport
         if len(self._shared.connections) >= self._shared.max_connections:
-            self._refuse(_CROWDED)
+            self._refuse(http_refusal.CROWDED)
             return
         self._shared.connections.add(self)
         client, server = (transport.get_extra_info(key) for key in ("peername", "sockname"))
@@ -116,7 +103,7 @@ class HttpConnection(asyncio.Protocol):
         try:
             self._feed(data)
         except httptools.HttpParserError:
-            self._reject(_INVALID)
+            self._reject(http_refusal.INVALID)
             return
         if self._place == _HEAD:
             self._bound_head(len(data), was_in_head)
@@ -205,6 +192,9 @@ class HttpConnection(asyncio.Protocol):
         if self._upgrades:
             return
         url = self._url
+        if OVERLOADED and self._answering is None and self._shared.refuses_unread(parser, url):
+            self._place, self._overloaded = _BODY, True
+            return
         if url.startswith(b"/") and b"#" not in url:
             raw_path, _, query = url.partition(b"?")
         else:
@@ -228,11 +218,16 @@ class HttpConnection(asyncio.Protocol):
             self._pause_reading()
 
     def on_body(self, body: bytes) -> None:
-        assert self._receiving is not None
-        self._receiving.add(body)
+        if self._receiving is not None:
+            self._receiving.add(body)
 
     def on_message_complete(self) -> None:
         if self._upgrades:
+            return
+        if self._overloaded:
+            self._overloaded, self._place = False, _BETWEEN
+            self.transport.write(http_refusal.TRY_AGAIN)
+            self._expire_in(KEEP_ALIVE_SECONDS)
             return
         assert self._receiving is not None
         exchange, self._receiving = self._receiving, None
@@ -298,6 +293,9 @@ class HttpConnection(asyncio.Protocol):
 
     def _await_body(self) -> None:
         """More of a request's body is to come; its application may begin."""
+        if self._overloaded:
+            self._reject(http_refusal.OVERLOADED)
+            return
         exchange = self._receiving
         assert exchange is not None
         if exchange is self._answering and exchange.task is None:
@@ -315,7 +313,7 @@ class HttpConnection(asyncio.Protocol):
         else:
             self._head_bytes += segment_bytes
         if self._head_bytes > MAX_HEAD_BYTES:
-            self._reject(_LONG)
+            self._reject(http_refusal.LONG)
 
     # -- ends -----------------------------------------------------------------------------------
 
@@ -335,7 +333,7 @@ class HttpConnection(asyncio.Protocol):
         elif self._closing or (self._place == _BETWEEN and self._url):
             self.transport.close()
         else:
-            self._reject(_SLOW)
+            self._reject(http_refusal.SLOW)
 
     def _probe(self) -> None:
         """Whether the client that has ended its side is gone: then it resets what it is sent."""
@@ -352,7 +350,7 @@ class HttpConnection(asyncio.Protocol):
             self.transport.write(CONTINUE)
         self.loop.call_later(PROBE_SECONDS, self._probe)
 
-    def _reject(self, refusal: tuple[str, str]) -> None:
+    def _reject(self, refusal: Refusal) -> None:
         """Take nothing more, and say why once what came before is answered."""
         self._refusal, self._expires = refusal, math.inf
         broken, self._receiving = self._receiving, None
@@ -366,15 +364,10 @@ class HttpConnection(asyncio.Protocol):
         if self._answering is None:
             self._refuse(refusal)
 
-    def _refuse(self, refusal: tuple[str, str]) -> None:
+    def _refuse(self, refusal: Refusal) -> None:
         """Answer in one piece and close; no application is involved."""
-        status, reason = refusal
-        body = b'{"error":"%b"}' % reason.encode()
-        head = f"HTTP/1.1 {status}\r\ncontent-type: application/json\r\n"
-        head += "retry-after: 1\r\n" if refusal is _CROWDED else ""
-        head += f"content-length: {len(body)}\r\nconnection: close\r\n\r\n"
         if not self._closing and not self.transport.is_closing():
-            self.transport.write(head.encode() + body)
+            self.transport.write(http_refusal.whole(refusal))
             self._linger()
 
     def _close(self) -> None:

@@ -16,7 +16,8 @@ class Method:
 
     It raises ``ModelportError``. ``request_streams`` implies ``reply_streams``: both sides are
     streams, or only the reply is. ``statuses`` names the gRPC status of an error's class where the
-    dialect's differs from the Open Inference Protocol's.
+    dialect's differs from the Open Inference Protocol's. ``refuses`` is asked in an overload, of a
+    request's bytes: whether they need not be read, since it is refused whatever it holds.
     """
 
     request: Any
@@ -25,6 +26,7 @@ class Method:
     request_streams: bool = False
     reply_streams: bool = False
     statuses: Mapping[type[ModelportError], str] = field(default_factory=dict)
+    refuses: Callable[[bytes | memoryview], bool] | None = None
 
 
 #: service → method → row

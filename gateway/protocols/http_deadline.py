@@ -13,15 +13,15 @@ from gateway.errors import InvalidArgument
 from gateway.types import NO_DEADLINE, Deadline
 
 HEADER = b"x-envoy-expected-rq-timeout-ms"
-#: Over a century.
-_MAX_DIGITS = 12
+#: As many microseconds as a request's own ``timeout`` may be have fewer, in milliseconds.
+_MAX_DIGITS = 18
 
 
 def deadline(headers: Mapping[bytes, bytes]) -> Deadline:
     """The deadline in ``headers`` (names in lower case); none without the header.
 
     Raises:
-        InvalidArgument: the header is no positive number of milliseconds.
+        InvalidArgument: the header is no positive number of milliseconds, or beyond any time.
     """
     stated = headers.get(HEADER)
     if stated is None:

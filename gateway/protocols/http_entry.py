@@ -25,6 +25,9 @@ class Hot(Protocol):
     def serve(self, scope: Scope, receive: Receive, send: Send) -> Awaitable[None] | None:
         """What answers, if the path is one of the hot ones."""
 
+    def refuses(self, raw_path: bytes) -> bool:
+        """Whether a POST to this path is refused for an overload; it is then counted."""
+
 
 class HttpEntry:
     """``build`` makes the application of all routes, the hot ones too; blocking."""
@@ -43,6 +46,10 @@ class HttpEntry:
                 return
         application = self._all or await self.complete()
         await application(scope, receive, send)
+
+    def refuses(self, raw_path: bytes) -> bool:
+        """Whether a POST to this path is refused for an overload, and need not come here."""
+        return self._hot.refuses(raw_path)
 
     async def complete(self) -> App:
         """The application of all routes, built once, beside the event loop."""

@@ -82,7 +82,7 @@ def parse(text: str) -> ModelConfig:
     try:
         return text_format.Parse(text, pb.ModelConfig())
     except (text_format.ParseError, ValueError) as error:  # or a number out of range
-        raise InvalidArgument(f"{FILENAME} is not a valid model configuration: {error}") from error
+        raise _invalid(FILENAME, error) from error
 
 
 def parse_json(text: str) -> ModelConfig:
@@ -97,7 +97,14 @@ def parse_json(text: str) -> ModelConfig:
             raise ValueError("it must be a JSON object")
         return json_format.ParseDict(document, pb.ModelConfig())
     except (ValueError, json_format.ParseError, RecursionError) as error:
-        raise InvalidArgument(f"'config' is not a valid model configuration: {error}") from error
+        raise _invalid("'config'", error) from error
+
+
+def _invalid(what: str, error: Exception) -> InvalidArgument:
+    """protobuf says some things in several lines."""
+    return InvalidArgument(
+        f"{what} is not a valid model configuration: {' '.join(str(error).split())}"
+    )
 
 
 def to_text(config: ModelConfig) -> str:
@@ -174,6 +181,10 @@ def complete(config: ModelConfig, name: str) -> ModelConfig:
         completed.instance_group.add(kind=pb.ModelInstanceGroup.KIND_CPU, count=1)
     for index, group in enumerate(completed.instance_group):
         group.name = group.name or f"{name}_{index}"
+        if group.count < 0:
+            raise InvalidArgument(
+                f"'count' of instance group '{group.name}' must be positive, not {group.count}"
+            )
         group.count = group.count or 1
     return completed
 
@@ -308,7 +319,10 @@ def signature(config: ModelConfig) -> ModelSignature:
         if key.startswith("axis."):
             low, high = _parse_span(config, key)
             name = key.removeprefix("axis.")
-            axes[name] = Axis(name, _size(low, key) or 0, _size(high, key))
+            least, most = _size(low, key) or 0, _size(high, key)
+            if most is not None and most < least:
+                raise InvalidArgument(f"parameter '{key}': no size lies in '{low}..{high}'")
+            axes[name] = Axis(name, least, most)
     inputs = tuple(_spec(config, tensor, "input", axes) for tensor in config.input)
     outputs = tuple(_spec(config, tensor, "output", axes) for tensor in config.output)
     declared = {spec.name for spec in (*inputs, *outputs)}

@@ -6,6 +6,8 @@ padding.sequence = "ids=1,mask=0"  a value for each of them
 
 from __future__ import annotations
 
+import math
+
 import numpy as np
 
 from gateway.errors import InvalidArgument
@@ -18,8 +20,13 @@ PREFIX = "padding."
 
 def to_text(padding: Padding) -> str:
     if isinstance(padding, tuple):
-        return ",".join(f"{name}={value:g}" for name, value in padding)
-    return f"{padding:g}"
+        return ",".join(f"{name}={_text(value)}" for name, value in padding)
+    return _text(padding)
+
+
+def _text(value: float) -> str:
+    """Every digit of it: the number of a token may be a large one."""
+    return repr(value).removesuffix(".0")
 
 
 def parse(key: str, text: str, axis: Axis | None, inputs: tuple[TensorSpec, ...]) -> Padding:
@@ -42,7 +49,7 @@ def parse(key: str, text: str, axis: Axis | None, inputs: tuple[TensorSpec, ...]
         pairs = (part.rpartition("=") for part in text.split(","))
         padding = tuple((name.strip(), _number(key, value)) for name, _, value in pairs)
         values = dict(padding)
-        if values.keys() != having.keys():
+        if sorted(name for name, _ in padding) != sorted(having):
             names = ",".join(f"{name}=<value>" for name in having)
             raise InvalidArgument(f"parameter '{key}' must be a number, or '{names}'")
     for name, value in values.items():
@@ -67,7 +74,7 @@ def _check(key: str, spec: TensorSpec, value: float) -> None:
         allowed = allowed and value.is_integer() and info.min <= value <= info.max
     if dtype.kind in "bO":
         allowed = value == 0  # false, and empty
-    if not allowed:
+    if not allowed or math.isnan(value):
         raise InvalidArgument(
             f"parameter '{key}': {value:g} is no value that input '{spec.name}' can have"
         )

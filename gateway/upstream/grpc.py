@@ -30,9 +30,11 @@ from gateway.errors import (
 )
 from gateway.routes import Route
 from gateway.types import Deadline
-from gateway.upstream.http2 import PONG_SECONDS, Broken, Buffer, Connection, Reset, TooLarge
+from gateway.upstream.http2 import PONG_SECONDS, Buffer, Connection, Reset, TooLarge
 from gateway.upstream.http2 import Reply as _Reply
 from gateway.upstream.pool import EndpointFailed, Failure, public
+from gateway.wire.http2 import literal
+from gateway.wire.http2_reader import Broken
 
 T = TypeVar("T")
 
@@ -78,7 +80,7 @@ class Channel:
             "user-agent": "modelport",
         }
         return Call(
-            self, b"".join(_literal(name.encode(), v.encode()) for name, v in fields.items())
+            self, b"".join(literal(name.encode(), v.encode()) for name, v in fields.items())
         )
 
     def open(self) -> Connection | None:
@@ -125,6 +127,9 @@ class Channel:
             self._connecting = None
             if not connection.greeted.done() or connection.greeted.exception() is not None:
                 connection.close()
+        if connection.usable and not connection.free:  # another one would allow no more
+            connection.close()
+            raise EndpointFailed(Failure.REFUSED, "it takes no calls")
         self._connections = [c for c in self._connections if c.usable]
         self._connections.append(connection)
         if self._keepalive is None:
@@ -176,7 +181,7 @@ async def unary(
     if remaining is not None:
         if not remaining:
             raise TimedOut
-        block += _literal(b"grpc-timeout", _timeout(remaining))
+        block += literal(b"grpc-timeout", _timeout(remaining))
     channel = call.channel
     connection = channel.open() or await channel.connect()
     try:
@@ -213,23 +218,6 @@ def _content(got: _Reply) -> bytes:
     if compressed or length != got.size - _PREFIX.size:
         raise EndpointFailed(Failure.DAMAGED, "it is not one message as it was asked for")
     return b"".join((first[_PREFIX.size :], *parts[1:]))
-
-
-def _literal(name: bytes, value: bytes) -> bytes:
-    """A header field that no table keeps (RFC 7541, 6.2.2), neither string compressed."""
-    return b"".join((b"\0", _size(len(name)), name, _size(len(value)), value))
-
-
-def _size(number: int) -> bytes:
-    if number < 127:
-        return bytes((number,))
-    number -= 127
-    parts = bytearray((127,))
-    while number > 127:
-        parts.append(number & 127 | 128)
-        number >>= 7
-    parts.append(number)
-    return bytes(parts)
 
 
 def _timeout(seconds: float) -> bytes:

@@ -39,7 +39,7 @@ class Failure(Enum):
     """What is wrong with an endpoint; the value is what its clients are told, less the reason."""
 
     REFUSED = "cannot be reached"
-    DROPPED = "closed the connection before it answered"
+    DROPPED = "closed the connection before the answer was complete"
     UNREADY = "is not ready"
     MISSING = "does not have the model"
     DAMAGED = "gave a damaged answer"

@@ -22,6 +22,8 @@ Buffer = bytes | memoryview
 MAX_RANK = 32
 #: Dimensions other than 0 may not multiply to more: what fits an address space, in 8-byte elements.
 MAX_ELEMENTS = 2**59
+#: To copy so few costs less than a view of them.
+COPIED_BYTES = 4096
 _LENGTH = struct.Struct("<I")
 _DATATYPES = {datatype.value: datatype for datatype in Datatype}
 
@@ -83,7 +85,7 @@ def decode(name: str, datatype: Datatype, shape: tuple[int, ...], data: Buffer) 
         )
     if datatype is Datatype.BOOL and np.frombuffer(data, np.uint8).max(initial=0) > 1:
         raise InvalidArgument(f"input '{name}' is BOOL; every byte must be 0 or 1")
-    array: Array = np.frombuffer(data, dtype).reshape(shape)
+    array: Array = np.ndarray(shape, dtype, data)
     # Runtimes may read with aligned instructions; a view into a body may start anywhere.
     return array if array.flags.aligned else array.copy()
 
@@ -123,11 +125,14 @@ def object_array(items: list[bytes], shape: tuple[int, ...]) -> Array:
 
 
 def encode(tensor: Tensor) -> Buffer:
-    """The bytes of ``tensor``; a view of its memory where that is contiguous."""
+    """The bytes of ``tensor``; a view of its memory where that is contiguous, and not small."""
     if tensor.datatype is Datatype.BYTES:
         parts: list[bytes] = []
         for item in tensor.data.reshape(-1):
             parts += (_LENGTH.pack(len(item)), item)
         return b"".join(parts)
-    data = np.ascontiguousarray(tensor.data, NUMPY_DTYPES[tensor.datatype])
+    dtype = NUMPY_DTYPES[tensor.datatype]
+    if tensor.data.nbytes <= COPIED_BYTES and tensor.data.dtype == dtype:
+        return tensor.data.tobytes()
+    data = np.ascontiguousarray(tensor.data, dtype)
     return data.reshape(-1).view(np.uint8).data

@@ -18,6 +18,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 import gateway
+from gateway.errors import Unavailable
 from gateway.settings import Settings
 from gateway.workers import choice
 
@@ -86,6 +87,11 @@ class WorkerProcess:
         return None if self._process is None else self._process.pid
 
     def spawn(self, restarted: bool = False) -> None:
+        """Start it.
+
+        Raises:
+            Unavailable: it cannot be started.
+        """
         command, added = self._command()
         self.hub, hub = socket.socketpair()
         assignment = replace(
@@ -111,8 +117,15 @@ class WorkerProcess:
             return [sys.executable, "-P", "-c", _PORTABLE, root], {}
         from gateway.front.envoy import launch
 
-        self._folder = Path(tempfile.mkdtemp(prefix="modelport-"))  # 0700
-        return launch.command(self._settings, self._folder, choice.APPLICATION)
+        try:
+            self._folder = Path(tempfile.mkdtemp(prefix="modelport-"))  # 0700
+            return launch.command(self._settings, self._folder, choice.APPLICATION)
+        except OSError as error:
+            self._clean()
+            raise Unavailable(
+                f"Envoy's configuration cannot be written: {error}; set TMPDIR to a folder that "
+                "can be written to"
+            ) from error
 
     def ended(self) -> str:
         """How it has ended, if it has; its folder is gone then."""

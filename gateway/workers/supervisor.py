@@ -202,7 +202,12 @@ class Supervisor:
         )
 
     def _start_again(self, worker: WorkerProcess) -> None:
-        worker.spawn(restarted=True)
+        try:
+            worker.spawn(restarted=True)
+        except (ModelportError, OSError) as error:
+            worker.failures += 1
+            self._replace(worker, "not started", str(error))
+            return
         self._in_background(self._talk(worker))
 
     def _stop_or_end(self) -> None:

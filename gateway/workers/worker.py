@@ -57,13 +57,15 @@ class Worker:
         try:
             await self._serve(make_front)
             status = 0
+        except ModelportError:
+            pass  # the parent has been told, and says it once; or it is gone
         except Exception:
             log.exception("a worker cannot go on")
         finally:
             # A run that cannot be stopped, or a load, may still hold a thread: it ends with us.
             with contextlib.suppress(OSError):
                 sys.stderr.flush()
-            os._exit(status)
+            _end(self._assignment, status)
 
     async def _serve(self, make_front: MakeFront) -> None:
         handlers: dict[str, Operation] = {}
@@ -188,8 +190,13 @@ def _end_with_parent(assignment: Assignment) -> None:
         gone = select.poll()
         gone.register(hub, getattr(select, "POLLRDHUP", select.POLLHUP))
         gone.poll()
-        if assignment.folder:
-            shutil.rmtree(assignment.folder, ignore_errors=True)
-        os._exit(1)
+        _end(assignment, 1)
 
     threading.Thread(target=wait, name="parent", daemon=True).start()
+
+
+def _end(assignment: Assignment, status: int) -> NoReturn:
+    """Also where nobody is left who would remove what was this process' own."""
+    if assignment.folder:
+        shutil.rmtree(assignment.folder, ignore_errors=True)
+    os._exit(status)

@@ -1,5 +1,4 @@
-import sys
-
+from loadtests import program
 from loadtests.peers.bench import main
 
-sys.exit(main())
+program.run(main)

@@ -16,14 +16,12 @@ import fcntl
 import os
 import platform
 import re
-import signal
-import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from loadtests import environments
+from loadtests import environments, program
 from loadtests.peers import lineup, models, raw, readme, results
 from loadtests.peers.clients import Load
 from loadtests.peers.lineup import TROUBLE, Entrant
@@ -69,15 +67,24 @@ def parse(arguments: list[str] | None) -> argparse.Namespace:
         help=f"of those that a model is asked in: {', '.join(protocols)}",
     )
     parser.add_argument(
-        "--in-flight", nargs="+", type=int, metavar="N", help="[default: the model's, of 1 and 16]"
+        "--in-flight",
+        nargs="+",
+        type=program.count,
+        metavar="N",
+        help="[default: the model's, of 1 and 16]",
     )
-    parser.add_argument("--rounds", type=int, metavar="N", help="[default: the model's, 3 to 5]")
     parser.add_argument(
-        "--seconds", type=int, metavar="N", help="of one run [default: the model's, 2 to 8]"
+        "--rounds", type=program.count, metavar="N", help="[default: the model's, 3 to 5]"
+    )
+    parser.add_argument(
+        "--seconds",
+        type=program.count,
+        metavar="N",
+        help="of one run [default: the model's, 2 to 8]",
     )
     cores = sorted(os.sched_getaffinity(0))
-    parser.add_argument("--server-core", type=int, default=cores[0], metavar="CORE")
-    parser.add_argument("--client-core", type=int, default=cores[-1], metavar="CORE")
+    parser.add_argument("--server-core", type=program.core, default=cores[0], metavar="CORE")
+    parser.add_argument("--client-core", type=program.core, default=cores[-1], metavar="CORE")
     parser.add_argument(
         "--readme", type=Path, metavar="FILE", help="write tables and plots between its markers"
     )
@@ -257,6 +264,14 @@ def measure(options: argparse.Namespace) -> tuple[Results, Path]:
     return measured, path
 
 
+def loaded(path: Path) -> Results:
+    """An earlier run's."""
+    try:
+        return Results.load(path)
+    except (OSError, ValueError, LookupError, TypeError) as error:
+        raise environments.Missing(f"'{path}' holds no results: {error}") from error
+
+
 @contextlib.contextmanager
 def alone() -> Iterator[None]:
     """Two runs at once would spoil each other's figures, and use the same folders."""
@@ -270,20 +285,13 @@ def alone() -> Iterator[None]:
 
 def main(arguments: list[str] | None = None) -> int:
     options = parse(arguments)
-    # Stopped servers do not end by themselves: leave through every `finally`.
-    for number in (signal.SIGTERM, signal.SIGHUP):
-        signal.signal(number, lambda received, _: sys.exit(128 + received))
-    try:
-        if options.readme:
-            readme.check(options.readme)
-        if options.report:
-            measured, path = Results.load(options.report), options.report
-        else:
-            with alone():
-                measured, path = measure(options)
-    except (readme.NoMarkers, environments.Missing) as error:
-        print(error, file=sys.stderr)
-        return 1
+    if options.readme:
+        readme.check(options.readme)
+    if options.report:
+        measured, path = loaded(options.report), options.report
+    else:
+        with alone():
+            measured, path = measure(options)
     if options.readme:
         print(readme.write(measured, options.readme, options.plots))
     else:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
+from loadtests.environments import Missing
 from loadtests.peers import models, plots, raw, tables
 from loadtests.peers.results import Results
 
@@ -15,7 +16,7 @@ LEGEND = (
 )
 
 
-class NoMarkers(RuntimeError):
+class NoMarkers(Missing):
     """The file has no place for the report."""
 
 

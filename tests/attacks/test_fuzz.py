@@ -29,7 +29,7 @@ from hypothesis import strategies as st
 from tritonclient.grpc import service_pb2 as pb
 
 from gateway.errors import InvalidArgument, ModelportError
-from gateway.protocols.oip import grpc as oip_grpc
+from gateway.protocols.oip import grpc_request
 from gateway.protocols.oip import json as oip_json
 from gateway.types import NUMPY_DTYPES, Datatype, InferResponse, Tensor, TensorSpec
 from gateway.wire import contents, json_text, raw
@@ -259,7 +259,7 @@ def test_the_grpc_decoder_raises_nothing_unforeseen_and_its_requests_are_answera
             _mutate_message(chance, message)
 
         def run(message: Any = message) -> None:
-            request = oip_grpc.decode(message)
+            request = grpc_request.decode(message)
             for tensor in request.inputs:
                 _check(tensor)
 

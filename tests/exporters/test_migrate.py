@@ -221,6 +221,15 @@ def test_the_archives_own_settings_win(tmp_path: Path, repository: Path, linear:
     assert items(result, report)["setting 'pt2'"][0] == "noted"
 
 
+def test_no_delay_is_a_delay_too(tmp_path: Path, repository: Path, linear: bytes) -> None:
+    files = {"model.pt": linear, "model-config.yaml": "batchSize: 4\nmaxBatchDelay: 0\n"}
+    archive = mar(tmp_path / "linear.mar", "linear", files, configFile="model-config.yaml")
+    migrate(archive, repository, *LINEAR)
+    batching = read(repository, "linear").dynamic_batching
+    assert list(batching.preferred_batch_size) == [4]
+    assert batching.max_queue_delay_microseconds == 0
+
+
 def test_nothing_is_said_of_batching_where_nobody_asked_for_it(
     tmp_path: Path, repository: Path, linear: bytes
 ) -> None:

@@ -16,7 +16,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from gateway.backends.base import Artifact
+from gateway.backends.base import ELSEWHERE, Artifact
 from gateway.backends.embedded import onnxruntime
 from gateway.types import Deadline, InferRequest, InferResponse
 from tests.server import Gateway, serving
@@ -50,6 +50,7 @@ kept: list[Any] = []
 
 class LedgerBackend:
     problem = ""
+    execution = ELSEWHERE
 
     def __init__(self, artifact: Artifact) -> None:
         self._inner = onnxruntime.load(artifact)

@@ -11,9 +11,13 @@ from tests.faults.probes import Repository
 from tests.server import serving
 
 BOUNDED = "dynamic_batching { default_queue_policy { default_timeout_microseconds: 60000 } }"
+#: No policy: what is there by default, which a short test does not wait for.
+SOONER = 'parameters { key: "admission_control_min_pending_requests" value { string_value: "24" } }'
+OFF = 'parameters { key: "admission_control" value { string_value: "false" } }'
 #: An execution takes about so long; what waits is answered within several of them.
 EXECUTION_SECONDS = 0.02
 SECONDS = 1.0
+DEFAULT_SECONDS = 3.0
 #: Without admission all of it is answered in the end, ten times later.
 CONTROL_SECONDS = 0.4
 
@@ -45,7 +49,7 @@ def client(address: str, turns: int) -> Client:
 
 def holds(capacity: float, outcomes: Outcomes, seconds: float) -> bool:
     """What is accepted is answered soon, what is refused at once, and the model is kept busy."""
-    busy = len(outcomes.answered) >= 0.5 * capacity * seconds
+    busy = len(outcomes.answered) >= 0.3 * capacity * seconds
     soon = outcomes.quantile(0.9) < 12 / capacity + 0.2
     return busy and soon and len(outcomes.failed) > len(outcomes.answered)
 
@@ -54,9 +58,18 @@ def test_ten_times_too_many_requests_leave_those_accepted_quick(repository: Repo
     capacity, outcomes = flooded(repository, BOUNDED, SECONDS)
     said = (capacity, outcomes.quantile(0.9), len(outcomes.failed))
     assert holds(capacity, outcomes, SECONDS), said
-    assert sorted(outcomes.failed)[len(outcomes.failed) // 2] < 0.1
+    assert sorted(outcomes.failed)[len(outcomes.failed) // 2] < 0.25
+
+
+def test_without_a_queue_policy_the_same_holds_once_it_is_known_to_be_an_overload(
+    repository: Repository,
+) -> None:
+    capacity, outcomes = flooded(repository, SOONER, DEFAULT_SECONDS)
+    said = (capacity, outcomes.quantile(0.9), len(outcomes.failed))
+    assert holds(capacity, outcomes, DEFAULT_SECONDS), said
+    assert sorted(outcomes.failed)[len(outcomes.failed) // 2] < 0.25
 
 
 def test_the_check_sees_a_gateway_without_admission(repository: Repository) -> None:
-    capacity, outcomes = flooded(repository, "", CONTROL_SECONDS)
+    capacity, outcomes = flooded(repository, OFF, CONTROL_SECONDS)
     assert not holds(capacity, outcomes, CONTROL_SECONDS)

@@ -16,6 +16,7 @@ from onnx import TensorProto, helper, numpy_helper
 from tritonclient.grpc import service_pb2 as pb
 from tritonclient.grpc import service_pb2_grpc
 
+from gateway.telemetry import FAILURE_REASONS
 from tests import models
 from tests.faults import probes
 from tests.faults.probes import Background, Repository, elapsed, eventually
@@ -234,4 +235,33 @@ def test_a_client_that_goes_while_it_waits_is_left_out_and_the_others_are_answer
     assert [reply.result(30) for reply in replies] == [("OK", FACTOR * n) for n in (1, 2, 3)]
     assert statistics(gateway, "patient") - before == {
         "inferences": 3, "executions": 2, "batch 1": 1, "batch 2": 1
+    }  # fmt: skip
+
+
+def test_every_request_is_counted_once_however_it_ends(
+    over_grpc: Ask, stub: Any, gateway: Gateway, background: Background, long: int
+) -> None:
+    def ends() -> Counter[str]:
+        counts = {
+            reason: probes.metric(gateway, "request_failure", model="patient", reason=reason)
+            for reason in FAILURE_REASONS
+        }
+        success = probes.metric(gateway, "request_success", model="patient")
+        return Counter({key: int(count) for key, count in counts.items()}, success=int(success))
+
+    before, computed = ends(), statistics(gateway, "patient")
+    replies = gathered(gateway, over_grpc, background, long, 2, POISON, 3)
+    gone = stub.ModelInfer.future(message("patient", 4), timeout=30)
+    pending(gateway, "patient", 5)
+    gone.cancel()
+    wrong = message("patient", 5)
+    wrong.inputs[0].shape[:] = [2, 1]
+    with pytest.raises(grpc.RpcError):
+        stub.ModelInfer(wrong, timeout=30)
+    assert [reply.result(30)[0] for reply in replies] == ["OK", "OK", "INTERNAL", "OK"]
+    pending(gateway, "patient", 0)
+    assert ends() - before == {"success": 3, "CANCELED": 1, "BACKEND": 1, "OTHER": 1}
+    # The batch with the poison in it failed; each of it had a try of its own.
+    assert statistics(gateway, "patient") - computed == {
+        "inferences": 3, "executions": 3, "batch 1": 3
     }  # fmt: skip

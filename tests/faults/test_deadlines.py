@@ -294,7 +294,7 @@ async def test_the_earliest_of_all_deadlines_counts(gateways: Gateways) -> None:
             assert reply.status_code == 503
 
 
-@pytest.mark.parametrize("wrong", ["", "0", "-1", "1.5", "1e3", "soon", "1 000", "9" * 13, "+5"])
+@pytest.mark.parametrize("wrong", ["", "0", "-1", "1.5", "1e3", "soon", "1 000", "9" * 19, "+5"])
 async def test_a_malformed_header_is_refused_by_its_name(gateways: Gateways, wrong: str) -> None:
     async with gateways() as gateway:
         for path, body, _ in HTTP.values():

@@ -111,6 +111,8 @@ def test_a_full_queue_is_503_while_another_runs_and_those_before_it_are_answered
 def test_a_gateway_whose_model_is_busy_still_answers_everything_else(
     counting: Gateway, background: Background
 ) -> None:
+    # The first request that is no inference may wait for the framework to be built.
+    assert probes.status(counting, "/v2") == 200
     runs = background(count, counting, turns(counting, 1.5))
     pending(counting, 1)
     for path in (

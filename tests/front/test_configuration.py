@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 
+from gateway.errors import Unavailable
 from gateway.front.envoy import launch
 from gateway.settings import Settings
 
@@ -71,7 +72,7 @@ def test_print_front_config_prints_it(tmp_path: Path) -> None:
 
 
 def test_a_folder_whose_socket_would_have_too_long_a_path_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match="shorten TMPDIR"):
+    with pytest.raises(Unavailable, match="shorten TMPDIR"):
         launch.command(SETTINGS, tmp_path / ("a" * 120), BARE)
 
 

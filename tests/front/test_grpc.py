@@ -16,8 +16,8 @@ from google.protobuf.wrappers_pb2 import BytesValue, Int64Value
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gateway.front.envoy import framing
-from gateway.front.envoy.framing import Frames, MalformedFrame, MessageTooLarge
+from gateway.front.grpc import framing
+from gateway.front.grpc.framing import Frames, MalformedFrame, MessageTooLarge
 from tests.conformance import wire
 from tests.front.launcher import Envoy
 

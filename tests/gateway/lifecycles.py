@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from gateway.backends import Versions
-from gateway.backends.base import Artifact, Load
+from gateway.backends.base import ELSEWHERE, Artifact, Load
 from gateway.errors import Unavailable
 from gateway.lifecycle import Lifecycle
 from gateway.routes import Route, Routes
@@ -27,6 +27,8 @@ output { name: "y" data_type: TYPE_FP32 dims: 2 }
 
 class Obedient:
     """A backend that computes nothing and is up or down as the test says."""
+
+    execution = ELSEWHERE
 
     def __init__(self, world: World, artifact: Artifact) -> None:
         self.config = artifact.config

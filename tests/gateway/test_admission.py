@@ -8,7 +8,8 @@ import numpy as np
 import pytest
 
 from gateway import admission
-from gateway.errors import QueueFull
+from gateway.backends.base import ELSEWHERE, Execution
+from gateway.errors import InvalidArgument, QueueFull
 from gateway.repository import config as configuration
 from gateway.types import (
     NO_DEADLINE,
@@ -28,15 +29,18 @@ SERVICE_SECONDS = 0.01
 class Server:
     """Answers one after the other, as one busy instance does."""
 
-    def __init__(self) -> None:
+    def __init__(self, seconds: float = SERVICE_SECONDS) -> None:
         self._turn = asyncio.Lock()
+        self._seconds = seconds
         self.waits: list[float] = []
 
     async def __call__(self, request: InferRequest, deadline: Deadline) -> InferResponse:
         come = asyncio.get_running_loop().time()
         async with self._turn:
             self.waits.append(asyncio.get_running_loop().time() - come)
-            await asyncio.sleep(SERVICE_SECONDS)
+            request.timing.queue_ns = int(self.waits[-1] * 1e9) + 1
+            await asyncio.sleep(self._seconds)
+        request.timing.compute_infer_ns = int(self._seconds * 1e9)
         return InferResponse("m", 1, [])
 
 
@@ -131,3 +135,97 @@ async def test_a_request_may_allow_less_than_the_policy_where_that_allows_it() -
 def test_without_a_bound_on_the_wait_nothing_stands_between(text: str) -> None:
     server: Infer = pytest.fail  # never called
     assert admitted(server, text) is server
+
+
+# -- without a policy -----------------------------------------------------------------------------
+
+QUEUES = Execution(batches=False, queues=True)
+LEAST = 'parameters { key: "admission_control_min_pending_requests" value { string_value: "%d" } }'
+ON = 'parameters { key: "admission_control" value { string_value: "true" } }'
+OFF = ON.replace("true", "false")
+
+
+def guarded(infer: Infer, text: str = "", execution: Execution = QUEUES) -> Infer:
+    config = configuration.parse(f'name: "m" max_batch_size: 1 {text}')
+    return admission.wrap(infer, config, execution)
+
+
+async def test_by_default_an_overload_is_refused_and_the_queue_it_made_is_cut() -> None:
+    server = Server()
+    infer = guarded(server, LEAST % 20)
+    answered, refused = await flood(infer, 1.0, 10 / SERVICE_SECONDS)
+    assert refused > 4 * answered
+    late = sorted(server.waits)[len(server.waits) * 3 // 4]
+    assert late < 8 * SERVICE_SECONDS
+    assert isinstance(infer, admission.Guard)
+    assert infer.wait_seconds == 0
+
+
+async def test_a_request_that_is_cut_is_refused_and_one_that_is_cancelled_is_cancelled() -> None:
+    infer = guarded(Server(), LEAST % 20)
+    assert isinstance(infer, admission.Guard)
+    tasks = [asyncio.ensure_future(infer(request(), NO_DEADLINE)) for _ in range(30)]
+    await asyncio.sleep(0)
+    tasks[20].cancel()
+    infer._detector.limit = 3
+    infer._shorten()
+    results = await asyncio.gather(*tasks, return_exceptions=True)
+    assert isinstance(results[0], InferResponse)  # it had begun
+    assert isinstance(results[1], QueueFull)
+    assert isinstance(results[20], asyncio.CancelledError)
+    assert sum(isinstance(result, QueueFull) for result in results) >= 26
+    assert sum(isinstance(result, InferResponse) for result in results) >= 2
+
+
+async def test_a_request_whose_deadline_cannot_be_met_is_refused_when_it_comes() -> None:
+    infer = guarded(Server())
+    behind = [asyncio.ensure_future(infer(request(), NO_DEADLINE)) for _ in range(60)]
+    await asyncio.gather(*behind[:20])
+    loop = asyncio.get_running_loop()
+    come = loop.time()
+    with pytest.raises(QueueFull):
+        await infer(request(), Deadline.after(0.02))
+    assert loop.time() - come < 0.02
+    late = asyncio.ensure_future(infer(request(), Deadline.after(60)))
+    await asyncio.gather(*behind, late)
+
+
+async def test_what_is_answered_at_once_is_not_counted() -> None:
+    async def infer(request: InferRequest, deadline: Deadline) -> InferResponse:
+        return InferResponse("m", 1, [])
+
+    execution = Execution(batches=False, queues=True, inline=lambda _: True)
+    guard = guarded(infer, LEAST % 1, execution)
+    for _ in range(1000):
+        await guard(request(), NO_DEADLINE)
+    assert isinstance(guard, admission.Guard)
+    assert not guard.refuses()
+
+
+@pytest.mark.parametrize(
+    ("text", "execution", "on"),
+    [
+        ("", QUEUES, True),
+        ("", ELSEWHERE, False),
+        (OFF, QUEUES, False),
+        ("dynamic_batching { }", Execution(batches=False), True),
+        ("dynamic_batching { }", ELSEWHERE, False),
+        (QUEUE % "max_queue_size: 3", QUEUES, False),
+        (QUEUE % "max_queue_size: 3" + ON, QUEUES, True),
+    ],
+)
+def test_it_is_on_where_requests_wait_here_and_no_policy_bounds_their_queue(
+    text: str, execution: Execution, on: bool
+) -> None:
+    assert isinstance(guarded(pytest.fail, text, execution), admission.Guard) is on
+
+
+@pytest.mark.parametrize("text", [LEAST % 0, ON.replace("true", "perhaps")])
+def test_a_parameter_that_cannot_be_is_refused(text: str) -> None:
+    with pytest.raises(InvalidArgument, match="admission_control"):
+        guarded(pytest.fail, text)
+
+
+def test_a_model_that_runs_elsewhere_cannot_have_it() -> None:
+    with pytest.raises(InvalidArgument, match="the server that runs it"):
+        guarded(pytest.fail, ON, ELSEWHERE)

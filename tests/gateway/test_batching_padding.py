@@ -191,11 +191,18 @@ async def test_each_input_may_have_a_pad_of_its_own() -> None:
         ("padding.sequence", "nan", "nan is no value that input 'tokens' can have"),
         ("padding.sequence", "token=0", "must be a number, or 'tokens=<value>'"),
         ("padding.sequence", "tokens=0,length=0", "must be a number, or 'tokens=<value>'"),
+        ("padding.sequence", "tokens=0,tokens=1", "must be a number, or 'tokens=<value>'"),
     ],
 )
 def test_a_declaration_that_means_nothing_is_refused(key: str, value: str, reason: str) -> None:
     with pytest.raises(InvalidArgument, match=reason):
         make("", CONFIG + parameter(key, value), Embedding)
+
+
+def test_no_number_is_no_padding_for_floats_either() -> None:
+    config = CONFIG.replace("INT64", "FP32").replace("0..99", "..")
+    with pytest.raises(InvalidArgument, match="nan is no value that input 'tokens' can have"):
+        make("", config + parameter("padding.sequence", "nan"), Embedding)
 
 
 def test_padding_needs_the_axes_of_the_outputs() -> None:
@@ -205,11 +212,28 @@ def test_padding_needs_the_axes_of_the_outputs() -> None:
     make("", config, Embedding)
 
 
+@pytest.mark.parametrize("other", ["0", "tokens=0"])
+def test_two_axes_of_one_input_are_padded_with_one_value(other: str) -> None:
+    axes = 'parameters { key: "axes.%s" value { string_value: "sequence,width" } }'
+    config = CONFIG.replace("INT64 dims: -1 }", "INT64 dims: [ -1, -1 ] }").replace(
+        "dims: [ -1, 2 ]", "dims: [ -1, -1 ]"
+    )
+    for name in ("tokens", "embedded"):
+        config = config.replace(
+            f'parameters {{ key: "axes.{name}" value {{ string_value: "sequence" }} }}', axes % name
+        )
+    config += parameter("padding.sequence", "0")
+    make("", config + parameter("padding.width", other), Embedding)
+    with pytest.raises(InvalidArgument, match="'tokens' has axes with different values"):
+        make("", config + parameter("padding.width", other.replace("0", "1")), Embedding)
+
+
 @pytest.mark.parametrize(
-    ("text", "padding"), [("0", 0), ("1.5", 1.5), ("tokens=3", (("tokens", 3),))]
+    ("text", "padding"),
+    [("0", 0), ("1.5", 1.5), ("tokens=3", (("tokens", 3),)), ("1234567", 1234567)],
 )
 def test_what_is_declared_is_written_as_it_is_read(text: str, padding: Any) -> None:
-    config = CONFIG.replace("INT64", "FP32").replace("0..99", "0..9")
+    config = CONFIG.replace("INT64", "FP32").replace("0..99", "0..9999999")
     read = configuration.signature(
         configuration.parse(config + parameter("padding.sequence", text))
     )

@@ -246,6 +246,7 @@ async def test_when_the_first_goes_those_that_waited_for_it_are_answered() -> No
         ("preferred_batch_size: [ 4, 9 ]", "must be <= max batch size for m, and 9 is more than 8"),
         ("priority_levels: 2", r"default priority level must be in range \[1, 2\] for m, not 0"),
         ("priority_levels: 2 default_priority_level: 3", r"in range \[1, 2\] for m, not 3"),
+        ("default_queue_policy { timeout_action: 7 }", "must be REJECT or DELAY for m, not 7"),
         ("default_priority_level: 1", "need priority_levels, which is 0 for m"),
         ("priority_queue_policy { key: 1 value {} }", "need priority_levels, which is 0 for m"),
         (

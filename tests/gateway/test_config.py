@@ -66,8 +66,9 @@ def test_a_text_that_does_not_parse_is_refused_with_its_line(text: str, line: in
 
 @pytest.mark.parametrize("text", ["", "{", "[]", '{"nonsense": 1}', "[" * 100_000, '{"name": 1}'])
 def test_a_json_configuration_that_does_not_parse_is_refused(text: str) -> None:
-    with pytest.raises(InvalidArgument, match="'config' is not a valid model configuration"):
+    with pytest.raises(InvalidArgument, match="'config' is not a valid model config") as caught:
         config.parse_json(text)
+    assert "\n" not in str(caught.value)
 
 
 def test_a_json_configuration_is_the_same_message_as_its_text() -> None:
@@ -242,12 +243,17 @@ def test_a_bound_that_does_not_parse_is_refused_by_name(value: str) -> None:
     assert "parameter 'range.x'" in refused(text)
 
 
+def test_instances_are_not_counted_below_zero() -> None:
+    with pytest.raises(InvalidArgument, match="'count' of instance group 'x2_0' must be positive"):
+        config.complete(config.parse(X2 + "instance_group { count: -1 }"), "x2")
+
+
 def test_an_axis_that_does_not_parse_is_refused_by_name() -> None:
     text = X2 + 'parameters { key: "axis.n" value { string_value: "1..many" } }'
     assert "parameter 'axis.n'" in refused(text)
 
 
-@pytest.mark.parametrize("value", ["1..inf", "-1..4", "1.5..4", "1e3..", "nan..2"])
+@pytest.mark.parametrize("value", ["1..inf", "-1..4", "1.5..4", "1e3..", "nan..2", "5..2"])
 def test_an_axis_whose_bound_is_no_size_is_refused_by_name(value: str) -> None:
     text = X2 + f'parameters {{ key: "axis.n" value {{ string_value: "{value}" }} }}'
     assert "parameter 'axis.n'" in refused(text)

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from gateway.backends.base import Artifact
+from gateway.backends.base import Artifact, Execution
 from gateway.dataplane import DataPlane
 from gateway.errors import Code, Internal, InvalidArgument, ModelportError, TimedOut, Unavailable
 from gateway.lifecycle import Lifecycle
@@ -39,6 +39,8 @@ Answer = Callable[[InferRequest], Awaitable[InferResponse]]
 
 class Scripted:
     """A backend that does what the test says."""
+
+    execution = Execution()
 
     def __init__(self, config: Any, answer: Answer) -> None:
         self.config = config

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from gateway.errors import TimedOut
+from gateway.protocols import http_deadline
 from gateway.protocols.http_deadline import HEADER
 from gateway.routes import Route, load
 from gateway.types import NO_DEADLINE, Deadline
@@ -51,6 +52,19 @@ def told(head: bytes) -> int | None:
 
 def test_both_sides_of_a_hop_mean_the_same_header() -> None:
     assert TIMEOUT_HEADER.encode() == HEADER
+
+
+async def test_the_longest_timeout_that_a_client_may_state_crosses_a_hop(tmp_path: Path) -> None:
+    longest_seconds = (2**64 - 1) / 1e6
+    async with listening() as (address, heads):
+        session = Session(route(tmp_path, address))
+        try:
+            await session.ask("POST", address, "/", Deadline.after(longest_seconds), b"{}")
+        finally:
+            await session.close()
+    stated = told(heads[0])
+    remaining = http_deadline.deadline({HEADER: str(stated).encode()}).remaining()
+    assert remaining == pytest.approx(longest_seconds)
 
 
 async def test_what_is_left_is_told_and_shrinks(tmp_path: Path) -> None:

@@ -17,10 +17,11 @@ import pytest
 from gateway.errors import Unavailable
 from gateway.routes import Route
 from gateway.types import Deadline
-from gateway.upstream import EndpointFailed, Failure, http2
+from gateway.upstream import EndpointFailed, Failure
 from gateway.upstream import grpc as upstream
-from gateway.upstream.header_blocks import HeaderBlocks, leaves_table
-from gateway.upstream.http2 import (
+from gateway.wire import http2
+from gateway.wire.header_blocks import HeaderBlocks, leaves_table, text
+from gateway.wire.http2 import (
     ACK,
     CONTINUATION,
     DATA,
@@ -36,6 +37,7 @@ from gateway.upstream.http2 import (
     SETTINGS,
     WINDOW_UPDATE,
 )
+from gateway.wire.http2_reader import Broken
 
 MESSAGE = b"what was asked"
 Frame = tuple[int, int, int, bytes]
@@ -299,6 +301,21 @@ async def test_no_connection_gets_more_calls_than_it_allows() -> None:
         assert await asyncio.gather(ask(channel), ask(channel)) == [MESSAGE, MESSAGE]
 
 
+async def test_a_server_that_takes_no_calls_is_not_connected_to_again_and_again() -> None:
+    connections = 0
+
+    async def script(peer: Peer) -> None:
+        nonlocal connections
+        connections += 1
+        await peer.greet((MAX_CONCURRENT_STREAMS, 0))
+
+    async with serving(script) as channel:
+        with pytest.raises(EndpointFailed, match="it takes no calls") as failed:
+            await ask(channel)
+    assert failed.value.failure is Failure.REFUSED
+    assert connections == 1
+
+
 async def test_a_ping_is_answered() -> None:
     ponged = asyncio.Event()
 
@@ -414,7 +431,7 @@ async def test_a_connection_that_has_ended_takes_no_call() -> None:
     async with serving(answer) as channel:
         connection = await channel.connect()
         connection.close()
-        with pytest.raises(http2.Broken):
+        with pytest.raises(Broken):
             await asyncio.wait_for(connection.call(b"", (b"x",), 100), 5)
         assert await ask(channel) == MESSAGE
 
@@ -503,7 +520,7 @@ async def test_tls_is_verified_against_the_roots_that_grpc_is_told_of(
 
 
 def test_a_block_that_fills_the_table_changes_what_the_next_means() -> None:
-    encoder, blocks = hpack.Encoder(), HeaderBlocks()
+    encoder, blocks = hpack.Encoder(), HeaderBlocks(text)
     for round_ in range(3):
         for fields in (OK, TRAILERS, [("grpc-status", str(round_)), ("grpc-message", "x" * 200)]):
             assert blocks.decode(encoder.encode(fields)) == dict(fields)

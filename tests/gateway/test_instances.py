@@ -405,3 +405,15 @@ async def test_closing_waits_for_the_one_that_runs(runtime: Runtime) -> None:
     runtime.go_on()
     await closing
     assert (await task).id == "last"
+
+
+async def test_a_request_after_the_end_is_refused_and_does_not_wait(
+    runtime: Runtime, instances: Make
+) -> None:
+    one = instances()
+    runtime.go_on()
+    await ask(one, "before")
+    await asyncio.to_thread(one.close)
+    with pytest.raises(Unavailable, match=r"^the model is unloaded$"):
+        await asyncio.wait_for(one(request("after"), NO_DEADLINE), 1)
+    assert runtime.computed == ["before"]

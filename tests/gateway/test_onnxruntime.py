@@ -175,6 +175,13 @@ def test_an_answer_says_which_model_and_version_it_is_from(tmp_path: Path) -> No
     assert (response.model_name, response.model_version) == ("m", 1)
 
 
+def test_a_run_without_all_inputs_is_refused_before_anything_is_computed(tmp_path: Path) -> None:
+    """What an optional input of the configuration is to the model, only the runtime knows."""
+    models.add_and_subtract(tmp_path / "model.onnx")
+    with pytest.raises(ModelportError, match=r"Required inputs \(\['b'\]\) are missing"):
+        run(served(tmp_path), fp32([[3, 4]], "a"))
+
+
 def test_what_the_runtime_refuses_is_an_internal_error_without_paths(tmp_path: Path) -> None:
     models.multiply(tmp_path / "model.onnx")
     with pytest.raises(ModelportError, match="inference failed") as caught:

@@ -116,6 +116,27 @@ async def test_a_region_is_registered_everywhere_or_nowhere(new_object: NewObjec
     assert workers.regions[0].status() == workers.regions[1].status() == []
 
 
+async def test_a_registration_that_fails_leaves_one_that_comes_meanwhile(
+    new_object: NewObject, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    workers, key = Workers(), new_object()
+    broadcast = _Control.broadcast
+
+    async def overtaken(self: _Control, name: str, arguments: dict[str, object]) -> None:
+        monkeypatch.setattr(_Control, "broadcast", broadcast)
+        try:
+            await broadcast(self, name, arguments)
+        finally:
+            await workers.shared[1].register("r", key, 0, SIZE)
+
+    monkeypatch.setattr(_Control, "broadcast", overtaken)
+    with pytest.raises(InvalidArgument):
+        await workers.shared[0].register("r", "no-such-object", 0, SIZE)
+    (row,) = workers.regions[0].status()
+    assert row["key"] == key
+    assert workers.regions[1].status() == [row]
+
+
 async def test_a_worker_that_is_started_again_has_the_regions_of_the_others(
     new_object: NewObject,
 ) -> None:

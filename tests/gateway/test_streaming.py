@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from gateway.backends.base import Artifact
+from gateway.backends.base import Artifact, Execution
 from gateway.dataplane import DataPlane
 from gateway.errors import Decoupled, Internal, InvalidArgument, ModelportError, TimedOut
 from gateway.lifecycle import Lifecycle
@@ -41,6 +41,7 @@ class Scripted:
     """A backend that streams what the test says."""
 
     problem = ""
+    execution = Execution()
 
     def __init__(self, config: Any, script: Script) -> None:
         self.config = config
@@ -313,6 +314,14 @@ async def test_a_decoupled_model_is_not_asked_for_one_answer(serve: Serve) -> No
         await served.dataplane.infer(served.request(), NO_DEADLINE)
     assert served.backend.asked == []
     served.nothing_is_left()
+
+
+async def test_a_decoupled_models_batching_is_checked_though_it_has_no_effect(
+    serve: Serve, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(ModelportError, match="no available versions"):
+        await serve(count, policy=f"{DECOUPLED} dynamic_batching {{ preferred_batch_size: 0 }}")
+    assert "dynamic batching preferred size must be positive for m" in capsys.readouterr().out
 
 
 async def test_any_other_model_streams_its_one_answer(serve: Serve) -> None:

@@ -10,7 +10,8 @@ from collections.abc import AsyncIterator, Awaitable
 
 import pytest
 
-from gateway.front import http_exchange, http_listener, http_protocol
+from gateway.front import http_exchange, http_protocol
+from gateway.front import listening as listening_socket
 from gateway.front.http_listener import HttpListener
 from gateway.protocols.asgi import App, Receive, Scope, Send
 from gateway.types import Deadline
@@ -485,7 +486,7 @@ async def test_a_client_that_goes_ends_a_stream_that_has_nowhere_to_go() -> None
 
 
 async def test_one_connection_too_many_is_told_so(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(http_listener, "MAX_CONNECTIONS", 2)
+    monkeypatch.setattr(listening_socket, "MAX_CONNECTIONS", 2)
     async with listening(echo) as port, connected(port) as first, connected(port) as second:
         for client in (first, second):
             await client.send(post(b"1"))

@@ -11,10 +11,15 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, TypeVar
 
+import pytest
+
 from tests.faults import probes
 from tests.server import Gateway
 
 TWO = ("--workers", "2")
+slow = pytest.mark.skipif(
+    not os.environ.get("MODELPORT_SLOW_TESTS"), reason="slow; `make workers` runs it"
+)
 #: Connections that all reach the same one of two workers by chance: once in 2^20.
 CONNECTIONS = 20
 T = TypeVar("T")

@@ -28,6 +28,7 @@ from tests.workers.processes import (
     factors,
     indexes,
     served,
+    slow,
     statistics,
     statuses,
     workers,
@@ -98,6 +99,7 @@ def test_what_a_worker_that_hangs_has_counted_stays_in_the_sum(
         os.kill(hanging, signal.SIGCONT)
 
 
+@slow
 def test_a_hung_worker_does_not_hang_the_answer_and_the_gateway_is_not_ready(
     repository: Repository,
 ) -> None:

@@ -5,7 +5,9 @@ from __future__ import annotations
 import contextlib
 import itertools
 import os
+import shutil
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -15,6 +17,8 @@ from pathlib import Path
 import httpx
 import pytest
 
+from gateway.front.envoy import launch
+from loadtests.processes import free_ports
 from tests.faults import probes
 from tests.faults.ledger import parameter, recorded
 from tests.faults.probes import EXPLICIT, POLL, Repository, eventually
@@ -29,12 +33,14 @@ from tests.workers.processes import (
     replies,
     running,
     served,
+    slow,
     statistics,
     workers,
 )
 
 SITE = Path(__file__).parent / "site"
 HTTP = ["http"]
+envoy = pytest.mark.skipif(bool(launch.problem()), reason="Envoy cannot run here")
 
 
 @pytest.fixture
@@ -157,6 +163,7 @@ def _without_unloaded(indexes: set[str]) -> set[str]:
     return {text.partition('{"name":"gone"')[0] for text in indexes}
 
 
+@slow
 def test_workers_that_poll_come_to_the_same_versions(repository: Repository) -> None:
     repository.version(2.0)
     with serving(repository.root, *TWO, *POLL) as gateway:
@@ -248,6 +255,7 @@ def test_a_second_signal_ends_the_gateway_at_once(repository: Repository) -> Non
         eventually(lambda: not any(map(running, found.values())), "the workers are gone")
 
 
+@slow
 def test_the_exit_timeout_holds_for_a_worker_that_hangs(repository: Repository) -> None:
     repository.version(2.0)
     with serving(repository.root, *TWO, "--exit-timeout-secs", "1") as gateway:
@@ -274,8 +282,6 @@ def serve(repository: Path, *flags: str) -> subprocess.CompletedProcess[str]:
 
 @pytest.fixture
 def taken() -> Iterator[str]:
-    import socket
-
     with socket.socket() as holder:
         holder.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)  # it would share
         holder.bind(("127.0.0.1", 0))
@@ -323,4 +329,106 @@ def test_a_model_that_must_load_and_does_not_ends_all_workers_with_the_reason(
     repository.file().write_bytes(b"no model")
     run = serve(repository.root, "--exit-on-error", "true")
     assert run.returncode == 1
+    assert "a worker cannot go on" not in run.stderr, "the parent says why, once"
     assert run.stderr.splitlines()[-1] == "modelport: error: failed to load all models: m"
+
+
+@pytest.mark.parametrize(
+    ("flags", "reason"),
+    [
+        (("--http-port", "18123", "--grpc-port", "18123"), "are both 18123"),
+        (("--http-port", "18123", "--metrics-port", "18123"), "are both 18123"),
+        (("--http-address", ""), "--http-address is empty"),
+        (("--grpc-address", ""), "--grpc-address is empty"),
+    ],
+)
+def test_listeners_that_cannot_be_are_a_mistake_of_usage(
+    flags: tuple[str, ...], reason: str, repository: Repository
+) -> None:
+    run = serve(repository.root, *flags)
+    assert run.returncode == 2
+    assert reason in run.stderr
+    assert run.stderr.count("\n") == 1
+
+
+# -- what the caller, and the machine, may take away ----------------------------------------------
+
+
+def test_a_gateway_serves_though_its_caller_closed_the_standard_streams(
+    repository: Repository,
+) -> None:
+    """Else the first sockets are taken for them, and what is logged is sent to whoever connects."""
+    repository.version(2.0)
+    (port,) = free_ports(1)
+    command = [sys.executable, "-m", "gateway.cli", "serve", "--model-repository"]
+    ports = ("--http-port", str(port), "--grpc-port", "0", "--metrics-port", "0")
+    process = subprocess.Popen([*command, str(repository.root), *ports], preexec_fn=_close_streams)
+    try:
+        eventually(lambda: _ready(port, process), "it is ready")
+        process.terminate()
+        assert process.wait(30) == 0
+    finally:
+        process.kill()
+        process.wait()
+
+
+def _close_streams() -> None:
+    for descriptor in range(3):
+        os.close(descriptor)
+
+
+def _ready(port: int, process: subprocess.Popen[bytes]) -> bool:
+    assert process.poll() is None, f"it has ended with {process.returncode}"
+    with contextlib.suppress(httpx.TransportError):
+        return httpx.get(f"http://127.0.0.1:{port}/v2/health/ready").status_code == 200
+    return False
+
+
+@envoy
+@slow
+def test_envoy_is_started_again_when_there_is_a_folder_for_it_again(
+    repository: Repository, temporary: Path
+) -> None:
+    repository.version(2.0)
+    with serving(repository.root, "--front", "envoy", "--workers", "1") as gateway:
+        before = workers(gateway)
+        away = temporary.rename(temporary.with_name("away"))
+        os.kill(before[0], signal.SIGKILL)
+        gateway.wait_for("a worker has ended and is started again", how="not started")
+        away.rename(temporary)
+        gateway.wait_for("worker started again", worker=0)
+        assert factors(gateway) == {2.0}
+        shutil.rmtree(temporary)  # its administration with it
+        started = time.monotonic()
+        assert gateway.terminate() == 0
+        assert time.monotonic() - started < 15.0, "it drains without, and not until the timeout"
+
+
+@envoy
+@pytest.mark.parametrize("given", ["localhost", "::"])
+def test_envoy_listens_where_a_name_or_every_interface_is_given(
+    given: str, repository: Repository
+) -> None:
+    repository.version(2.0)
+    flags = ("--http-address", given, "--grpc-address", given)
+    with serving(repository.root, "--front", "envoy", "--workers", "1", *flags) as gateway:
+        for address in (("127.0.0.1", gateway.http_port), ("127.0.0.1", gateway.grpc_port)):
+            with socket.create_connection(address, timeout=5):
+                pass
+
+
+@envoy
+def test_envoy_leaves_nothing_where_its_parent_is_killed_as_it_starts(
+    repository: Repository, temporary: Path
+) -> None:
+    repository.version(2.0)
+    command = (sys.executable, "-m", "gateway.cli", "serve", "--front", "envoy")
+    ports = ("--http-port", "0", "--grpc-port", "0", "--metrics-port", "0")
+    process = subprocess.Popen(
+        [*command, "--model-repository", str(repository.root), *ports], stderr=subprocess.PIPE
+    )
+    eventually(lambda: any(temporary.glob("modelport-*/admin.sock")), "Envoy starts")
+    process.kill()
+    _, said = process.communicate(timeout=30)  # until whoever has its stderr has ended
+    assert b"Traceback" not in said
+    assert list(temporary.glob("modelport-*")) == []

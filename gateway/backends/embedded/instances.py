@@ -8,12 +8,14 @@ that already runs cannot be stopped, so its instance stays busy until it ends.
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import queue
+import threading
 import time
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 
-from gateway.errors import QueueFull, TimedOut
+from gateway.errors import QueueFull, TimedOut, Unavailable
 from gateway.types import Deadline, InferRequest, InferResponse
 
 Run = Callable[[InferRequest], InferResponse]
@@ -32,9 +34,11 @@ NEVER = -1
 
 @dataclass(slots=True)
 class _Job:
-    """What an executor keeps until a thread is free, wanted or not."""
+    """What waits for a thread. ``request`` holds it until somebody takes it: a thread, to run it,
+    or the caller, who has gone. Only one of them gets it.
+    """
 
-    request: InferRequest | None
+    request: list[InferRequest]
     reply: asyncio.Future[InferResponse]
     loop: asyncio.AbstractEventLoop
     deadline: Deadline
@@ -42,18 +46,24 @@ class _Job:
 
 
 class Instances:
-    """``count`` threads over ``run``; at most ``max_queue_size`` requests wait."""
+    """``count`` threads over ``run``; at most ``max_queue_size`` requests wait.
+
+    The threads are this class' own: an executor's locks and futures are several times a hand-over.
+    """
 
     def __init__(
         self, run: Run, name: str, count: int, max_queue_size: int = MAX_QUEUE_SIZE
     ) -> None:
         self._run = run
         self._limit = count + max_queue_size
-        self._executor = ThreadPoolExecutor(count, thread_name_prefix=name)
+        self._name, self._count = name, count
+        self._threads: list[threading.Thread] = []  # from the first request on that needs one
+        self._jobs: queue.SimpleQueue[_Job | None] = queue.SimpleQueue()
         # Requests handed to the threads and not yet finished; the event loop alone changes it.
         self._pending = 0
         self._inline_elements = NEVER
         self._slow_in_a_row = 0
+        self._closed = False
 
     def allow_inline(self, elements: int) -> None:
         """Run requests of at most ``elements`` input elements on the event loop."""
@@ -63,7 +73,10 @@ class Instances:
         """Whether it would run on the event loop, now."""
         if self._pending or self._inline_elements == NEVER:
             return False
-        return sum(t.data.size for t in request.inputs) <= self._inline_elements
+        elements = 0
+        for tensor in request.inputs:
+            elements += tensor.data.size
+        return elements <= self._inline_elements
 
     async def __call__(self, request: InferRequest, deadline: Deadline) -> InferResponse:
         if deadline.expired:
@@ -77,25 +90,42 @@ class Instances:
             if self._slow_in_a_row == SLOW_IN_A_ROW:
                 self._inline_elements = NEVER  # its time depends on more than its size
             return response
+        if self._closed:
+            raise Unavailable("the model is unloaded")
         if self._pending >= self._limit:
             raise QueueFull
         loop = asyncio.get_running_loop()
         reply: asyncio.Future[InferResponse] = loop.create_future()
         self._pending += 1
-        job = _Job(request, reply, loop, deadline, time.perf_counter_ns())
-        begun = self._executor.submit(self._work, job)
+        job = _Job([request], reply, loop, deadline, time.perf_counter_ns())
+        if not self._threads:
+            self._begin()
+        self._jobs.put(job)
         try:
             return await reply
         except asyncio.CancelledError:
-            if begun.cancel():  # it had not: its place and its tensors are free at once
+            if _take(job) is not None:  # it had not begun: its place and its tensors are free
                 self._pending -= 1
-                job.request = None
             raise
 
-    def _work(self, job: _Job) -> None:
+    def _begin(self) -> None:
+        for number in range(self._count):
+            thread = threading.Thread(
+                target=self._serve, name=f"{self._name}_{number}", daemon=True
+            )
+            thread.start()
+            self._threads.append(thread)
+
+    def _serve(self) -> None:
+        while (job := self._jobs.get()) is not None:
+            request = _take(job)
+            if request is not None:
+                self._work(job, request)
+            del job, request  # not to be kept while it waits
+
+    def _work(self, job: _Job, request: InferRequest) -> None:
         result: InferResponse | BaseException
-        request = job.request
-        if request is None or job.reply.done() or job.deadline.expired:
+        if job.reply.done() or job.deadline.expired:
             result = TimedOut()
         else:
             request.timing.queue_ns += time.perf_counter_ns() - job.queued_ns
@@ -103,7 +133,8 @@ class Instances:
                 result = self._run(request)
             except BaseException as error:  # crosses to the caller, whatever it is
                 result = error
-        job.loop.call_soon_threadsafe(self._finish, job.reply, result)
+        with contextlib.suppress(RuntimeError):  # the loop is closed: nobody waits
+            job.loop.call_soon_threadsafe(self._finish, job.reply, result)
 
     def _finish(
         self, reply: asyncio.Future[InferResponse], result: InferResponse | BaseException
@@ -117,4 +148,20 @@ class Instances:
             reply.set_result(result)
 
     def close(self) -> None:
-        self._executor.shutdown(wait=True, cancel_futures=True)
+        """Drop what waits, and return when what runs has ended."""
+        self._closed = True
+        with contextlib.suppress(queue.Empty):
+            while True:
+                self._jobs.get_nowait()
+        for _ in self._threads:
+            self._jobs.put(None)
+        for thread in self._threads:
+            thread.join()
+
+
+def _take(job: _Job) -> InferRequest | None:
+    """The request, for the first who asks; between threads, ``list.pop`` decides who that is."""
+    try:
+        return job.request.pop()
+    except IndexError:
+        return None

@@ -9,7 +9,7 @@ from __future__ import annotations
 import queue
 import re
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from pathlib import Path
 from typing import Protocol
 
@@ -131,8 +131,9 @@ class EmbeddedBackend:
         )
         # A run that has begun goes on to its end, and sees the tensors alone.
         self.execution = Execution(
-            batches=False, interruptible=False, parameters=False, inline=self._infer.inline
-        )
+            batches=False, interruptible=False, parameters=False, inline=self._infer.inline,
+            queues=True,
+        )  # fmt: skip
 
     def adopt(self, config: ModelConfig) -> None:
         """Serve by ``config``."""
@@ -142,8 +143,8 @@ class EmbeddedBackend:
         self._outputs = {spec.name: _Output(spec) for spec in self._signature.outputs}
         self._output_names = list(self._outputs)
 
-    async def __call__(self, request: InferRequest, deadline: Deadline) -> InferResponse:
-        return await self._infer(request, deadline)
+    def __call__(self, request: InferRequest, deadline: Deadline) -> Awaitable[InferResponse]:
+        return self._infer(request, deadline)
 
     def warm(self, repeats: int = 1) -> InferResponse | None:
         """As ``warmup.warm``; the answer to the largest batch, if there is one."""
@@ -170,11 +171,13 @@ class EmbeddedBackend:
         except Exception as error:  # every runtime has classes of its own
             raise Internal(f"inference failed: {public_reason(error)}") from error
         request.timing.compute_infer_ns = time.perf_counter_ns() - started
-        batch = request.inputs[0].data.shape[:1] if self._batched and request.inputs else ()
+        batch = request.inputs[0].data.shape[:1] if self._batched and feed else ()
         outputs = []
         for name, array in zip(names, arrays, strict=True):
             output = self._outputs[name]
-            if self.checks_shapes and not output.fits(array.shape, batch):
+            # Most have no dynamic dimension.
+            same = array.shape == batch + output.dims
+            if not same and self.checks_shapes and not output.fits(array.shape, batch):
                 raise Internal(
                     f"output '{name}' must be of shape {[*batch, *output.dims]}, but the model "
                     f"gives {list(array.shape)}"
@@ -194,8 +197,6 @@ class _Output:
         self._fixed = [(-self._rank + i, d) for i, d in enumerate(self.dims) if d != -1]
 
     def fits(self, shape: tuple[int, ...], batch: tuple[int, ...]) -> bool:
-        if shape == batch + self.dims:  # most have no dynamic dimension
-            return True
         if len(shape) != self._rank + len(batch) or shape[: len(batch)] != batch:
             return False
         return all(shape[i] == d for i, d in self._fixed)

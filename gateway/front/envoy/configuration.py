@@ -9,9 +9,11 @@ from __future__ import annotations
 
 import json
 import resource
+import socket
 from pathlib import Path
 from typing import Any
 
+from gateway.errors import Unavailable
 from gateway.settings import Settings
 
 MAX_HEAD_KIB = 64
@@ -42,6 +44,9 @@ def bootstrap(settings: Settings, admin: Path, module: Path, application: str) -
 
     ``admin`` is the path of the administration's Unix socket, ``module`` pyvoy's shared library,
     ``application`` the ASGI application, ``module:attribute``.
+
+    Raises:
+        Unavailable: an address is none.
     """
     return {
         "admin": {
@@ -84,11 +89,13 @@ _LOG_FORMAT = {
 
 
 def _listener(settings: Settings, module: Path, application: str) -> dict[str, Any]:
+    # Envoy has it of all addresses of a listener, or of none.
+    is_dual = settings.http_address == settings.grpc_address == "::"
     return {
         "name": NAME,
-        "address": _address(settings.http_address, settings.http_port),
+        "address": _address(settings.http_address, settings.http_port, is_dual),
         "additional_addresses": [
-            {"address": _address(settings.grpc_address, settings.grpc_port)},
+            {"address": _address(settings.grpc_address, settings.grpc_port, is_dual)},
         ],
         "enable_reuse_port": True,
         "per_connection_buffer_limit_bytes": BUFFER_BYTES,
@@ -122,8 +129,15 @@ def _max_connections() -> int:
     return min(MAX_CONNECTIONS, max(files - RESERVED_FILES, files // 2))
 
 
-def _address(address: str, port: int) -> dict[str, Any]:
-    return {"socket_address": {"address": address, "port_value": port}}
+def _address(address: str, port: int, is_dual: bool) -> dict[str, Any]:
+    """Envoy takes no names. ``is_dual``: ``::`` is to be IPv4's every interface too."""
+    family = socket.AF_INET6 if ":" in address else socket.AF_INET
+    try:
+        number = socket.getaddrinfo(address, port, family, socket.SOCK_STREAM)[0][4][0]
+    except OSError as error:
+        raise Unavailable(f"'{address}' is no address: {error.strerror}") from error
+    dual = {"ipv4_compat": True} if is_dual else {}
+    return {"socket_address": {"address": number, "port_value": port, **dual}}
 
 
 def _limits() -> dict[str, Any]:

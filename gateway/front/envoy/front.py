@@ -17,7 +17,7 @@ from gateway.front.envoy.admin import Admin
 from gateway.front.envoy.configuration import NAME
 from gateway.front.envoy.grpc import GrpcApplication
 from gateway.front.envoy.requests import Request, Requests
-from gateway.front.http_listener import QUIET_SECONDS, refuse_connections
+from gateway.front.listening import QUIET_SECONDS, refuse_connections
 from gateway.protocols.asgi import App, Message, Receive, Scope, Send
 from gateway.protocols.grpc_method import Methods
 from gateway.settings import Settings
@@ -126,10 +126,12 @@ class EnvoyFront:
     async def _until_none(self, gauge: str, deadline: Deadline) -> None:
         """Wait until Envoy has written what it was given."""
         while not deadline.expired:
-            with contextlib.suppress(OSError, ValueError):
+            try:
                 answer = await self._admin.get(f"/stats?format=json&filter=^{gauge}$")
                 if not any(row.get("value") for row in answer["stats"]):
                     return
+            except (OSError, ValueError):  # who cleans temporary files may have taken its socket
+                deadline = deadline.earliest(QUIET_SECONDS)
             await asyncio.sleep(POLL_SECONDS)
 
     async def _post(self, target: str) -> None:

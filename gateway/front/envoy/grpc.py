@@ -7,24 +7,23 @@ the body is to follow: then it waits for the client to take it, or raises becaus
 from __future__ import annotations
 
 import asyncio
-import contextlib
-from collections.abc import AsyncIterator
-from typing import Any, Final
+from typing import Final
 
-import grpc
-import structlog
-
-from gateway.errors import ModelportError
-from gateway.front.envoy import framing
-from gateway.front.envoy.framing import Frames, MalformedFrame, MessageTooLarge
 from gateway.front.envoy.requests import Request
-from gateway.front.grpc_errors import MAX_GRPC_MESSAGE_BYTES, parse, status
+from gateway.front.grpc import framing
+from gateway.front.grpc.framing import MAX_MESSAGE_BYTES, Frames, MalformedFrame
+from gateway.front.grpc.service import (
+    CLOSING,
+    LATE,
+    STALLED,
+    Ending,
+    Gone,
+    Service,
+)
 from gateway.protocols.asgi import Message, Scope, Send
-from gateway.protocols.grpc_method import Method, Methods
+from gateway.protocols.grpc_method import Methods
 from gateway.protocols.http_reply import Headers, refuse
 from gateway.types import Deadline
-
-log = structlog.get_logger("modelport.front")
 
 #: Messages of a stream are read ahead of their handler up to so many bytes.
 READ_AHEAD_BYTES = 1024 * 1024
@@ -39,30 +38,11 @@ _OK: Final[Message] = {"type": "http.response.trailers", "headers": [(b"grpc-sta
 _END: Final[Message] = {"type": "http.response.body", "body": b""}
 
 
-class _Refused(Exception):
-    """The call is refused before any handler sees it."""
-
-    def __init__(
-        self, status: grpc.StatusCode, message: str, *headers: tuple[bytes, bytes]
-    ) -> None:
-        super().__init__(message)
-        self.status, self.headers = status, headers
-
-
-class _ClientGone(Exception):
-    """Nobody is there to be answered."""
-
-
 class GrpcApplication:
     """``inflated_limit``: the size in bytes up to which a compressed message is taken."""
 
     def __init__(self, methods: Methods, inflated_limit: int) -> None:
-        self._inflated_limit = inflated_limit
-        self._methods = {
-            f"/{service}/{name}".encode(): method
-            for service, rows in methods.items()
-            for name, method in rows.items()
-        }
+        self._service = Service(methods, inflated_limit)
 
     async def __call__(self, scope: Scope, request: Request, send: Send) -> None:
         headers = dict(scope["headers"])
@@ -70,73 +50,82 @@ class GrpcApplication:
         if not kind.startswith(b"application/grpc") or scope["http_version"] != "2":
             await refuse(send, 415, "this port serves gRPC: content-type application/grpc, HTTP/2")
             return
-        reply = _Reply(send)
-        method = self._methods.get(scope["raw_path"])
-        try:
-            if method is None:
-                raise _Refused(grpc.StatusCode.UNIMPLEMENTED, "Method not found!")
-            if b"grpc-timeout" in headers:
-                request.deadline = _deadline(headers[b"grpc-timeout"])
-            encoding = headers.get(b"grpc-encoding", b"identity")
-            if encoding != b"identity":
-                _check(encoding)
-            if method.reply_streams:
-                await self._stream(method, encoding, request, reply)
-            else:
-                content = await self._content(encoding, request)
-                answer = await method.handler(parse(method, content), request.deadline)
-                reply.only(answer.SerializeToString())
-        except ModelportError as error:
-            left = request.deadline.remaining()
-            assert method is not None  # who raises it is the method's handler
-            reply.end(status(method, error, left), str(error))
-        except (_ClientGone, asyncio.CancelledError):
-            if not request.disconnected:
-                reply.end(*_cut_off(request))
-        except Exception as error:
-            reply.end(*_failure(error))
+        target = self._service.target(scope["raw_path"], headers)
+        if target.timeout_seconds is not None:
+            request.deadline = Deadline.after(target.timeout_seconds)
+        await self._service.serve(target, _Call(request, send))
 
-    async def _content(self, encoding: bytes, request: Request) -> bytes | memoryview:
-        """The only message of the request."""
-        message = await request.receive()
-        body: bytes = message.get("body", b"")
+
+class _Call:
+    """``Call`` for the gRPC service."""
+
+    __slots__ = ("_ended", "_request", "_send", "_started", "deadline")
+
+    def __init__(self, request: Request, send: Send) -> None:
+        self._request, self._send = request, send
+        self.deadline = request.deadline
+        self._started = self._ended = False
+
+    # -- the request ------------------------------------------------------------------------------
+
+    async def body(self) -> bytes:
+        request = self._request
+        body: bytes = (await request.receive()).get("body", b"")
         if not request.ended:
-            body = await self._rest(body, request)
+            body = await self._rest(body)
         if request.disconnected or request.stalled:
-            raise _ClientGone
-        length = len(body) - framing.PREFIX_BYTES
-        if length >= 0 and body[:5] == framing.prefix(length) and length <= MAX_GRPC_MESSAGE_BYTES:
-            return memoryview(body)[framing.PREFIX_BYTES :]
-        return Frames(encoding, MAX_GRPC_MESSAGE_BYTES, self._inflated_limit).only(body)
+            raise Gone
+        return body
 
-    async def _rest(self, first: bytes, request: Request) -> bytes:
+    async def _rest(self, first: bytes) -> bytes:
         """A body that comes in parts, as soon as its size is known to be wrong no longer."""
         chunks, size = [first], len(first)
-        while not request.ended:
-            chunk = (await request.receive()).get("body", b"")
+        while not self._request.ended:
+            chunk = (await self._request.receive()).get("body", b"")
             chunks.append(chunk)
             size += len(chunk)
-            if size > MAX_GRPC_MESSAGE_BYTES + framing.PREFIX_BYTES:
-                raise MessageTooLarge(f"Received message larger than max ({size})")
+            if size > MAX_MESSAGE_BYTES + framing.PREFIX_BYTES:
+                raise framing.too_large(size)
         return b"".join(chunks)
 
-    async def _stream(
-        self, method: Method, encoding: bytes, request: Request, reply: _Reply
-    ) -> None:
-        if method.request_streams:
-            frames = Frames(encoding, MAX_GRPC_MESSAGE_BYTES, self._inflated_limit)
-            argument: Any = _parsed(method, _Messages(frames, request))
+    def messages(self, frames: Frames) -> _Messages:
+        return _Messages(frames, self._request)
+
+    def cut_off(self) -> Ending:
+        if self._request.expired:
+            return LATE
+        return STALLED if self._request.stalled else CLOSING
+
+    # -- the answer -------------------------------------------------------------------------------
+
+    def only(self, content: bytes) -> None:
+        send = self._send
+        send(_START)
+        send({"type": "http.response.body", "body": framing.frame(content)})
+        send(_OK)
+        self._ended = True
+
+    async def message(self, content: bytes) -> None:
+        if not self._started:
+            self._started = True
+            self._send(_START)
+        body = framing.frame(content)
+        try:
+            await self._send({"type": "http.response.body", "body": body, "more_body": True})
+        except Exception as error:  # pyvoy's own, which has no public name
+            raise Gone from error
+
+    def end(self, ending: Ending) -> None:
+        if self._ended or self._request.disconnected:
+            return
+        self._ended = True
+        if self._started:
+            self._send(_END)
+            self._send({"type": "http.response.trailers", "headers": ending.fields()})
         else:
-            argument = parse(method, await self._content(encoding, request))
-        async with contextlib.aclosing(method.handler(argument, request.deadline)) as replies:
-            async for each in replies:
-                await reply.message(each.SerializeToString())
-        reply.end(grpc.StatusCode.OK, "")
-
-
-async def _parsed(method: Method, contents: AsyncIterator[bytes]) -> AsyncIterator[Any]:
-    async for content in contents:
-        yield parse(method, content)
+            head = {"type": "http.response.start", "status": 200}
+            self._send({**head, "headers": [*_CONTENT_TYPE, *ending.fields()]})
+            self._send(_END)
 
 
 class _Messages:
@@ -183,90 +172,3 @@ class _Messages:
         if self._waiter is not None and not self._waiter.done():
             self._waiter.set_result(None)
         self._receive()
-
-
-class _Reply:
-    """What is sent for one call."""
-
-    __slots__ = ("_ended", "_send", "_started")
-
-    def __init__(self, send: Send) -> None:
-        self._send = send
-        self._started = self._ended = False
-
-    def only(self, content: bytes) -> None:
-        """The answer of a unary call."""
-        send = self._send
-        send(_START)
-        send({"type": "http.response.body", "body": framing.frame(content)})
-        send(_OK)
-        self._ended = True
-
-    async def message(self, content: bytes) -> None:
-        """One of several.
-
-        Raises:
-            _ClientGone: nobody takes it.
-        """
-        if not self._started:
-            self._started = True
-            self._send(_START)
-        body = framing.frame(content)
-        try:
-            await self._send({"type": "http.response.body", "body": body, "more_body": True})
-        except Exception as error:  # pyvoy's own, which has no public name
-            raise _ClientGone from error
-
-    def end(
-        self, status: grpc.StatusCode, message: str, headers: tuple[tuple[bytes, bytes], ...] = ()
-    ) -> None:
-        """The status, in the head where nothing was sent yet."""
-        if self._ended:
-            return
-        self._ended = True
-        trailers = [(b"grpc-status", b"%d" % status.value[0]), *headers]
-        if message:
-            trailers.append((b"grpc-message", framing.percent_encoded(message)))
-        if self._started:
-            self._send(_END)
-            self._send({"type": "http.response.trailers", "headers": trailers})
-        else:
-            head = {"type": "http.response.start", "status": 200}
-            self._send({**head, "headers": [*_CONTENT_TYPE, *trailers]})
-            self._send(_END)
-
-
-def _check(encoding: bytes) -> None:
-    if not framing.known(encoding):
-        raise _Refused(
-            grpc.StatusCode.UNIMPLEMENTED,
-            "the message encoding is not supported; use gzip, deflate or none",
-            (b"grpc-accept-encoding", framing.ENCODINGS),
-        )
-
-
-def _deadline(value: bytes) -> Deadline:
-    try:
-        return Deadline.after(framing.timeout_seconds(value))
-    except ValueError as error:
-        raise _Refused(grpc.StatusCode.INTERNAL, f"invalid grpc-timeout: {error}") from error
-
-
-def _cut_off(request: Request) -> tuple[grpc.StatusCode, str]:
-    if request.expired:
-        return grpc.StatusCode.DEADLINE_EXCEEDED, "Deadline Exceeded"
-    if request.stalled:
-        return grpc.StatusCode.CANCELLED, "the request's body stands still"
-    return grpc.StatusCode.UNAVAILABLE, "the server is shutting down"
-
-
-def _failure(error: Exception) -> tuple[Any, ...]:
-    match error:
-        case _Refused():
-            return error.status, str(error), error.headers
-        case MessageTooLarge():
-            return grpc.StatusCode.RESOURCE_EXHAUSTED, str(error)
-        case MalformedFrame():
-            return grpc.StatusCode.INTERNAL, str(error)
-    log.error("request failed", exc_info=error)
-    return grpc.StatusCode.INTERNAL, "internal error"

@@ -12,6 +12,7 @@ import sys
 from importlib.machinery import EXTENSION_SUFFIXES
 from pathlib import Path
 
+from gateway.errors import Unavailable, Unsupported
 from gateway.front.envoy import configuration as envoy_configuration
 from gateway.front.envoy.environment import Environment
 from gateway.settings import Settings
@@ -52,14 +53,15 @@ def command(settings: Settings, folder: Path, application: str) -> tuple[list[st
     that Envoy's Python imports, ``module:attribute``, with this Python's search path.
 
     Raises:
-        RuntimeError: ``problem`` has something to say.
-        ValueError: the folder's path is too long for a socket in it.
+        Unsupported: ``problem`` has something to say.
+        Unavailable: the folder's path is too long for a socket in it.
+        OSError: the configuration cannot be written.
     """
     if found := problem():
-        raise RuntimeError(found)
+        raise Unsupported(found)
     admin = admin_path(folder)
     if len(os.fsencode(admin)) > _MAX_SOCKET_PATH:
-        raise ValueError(f"the path {folder} is too long for a Unix socket in it; shorten TMPDIR")
+        raise Unavailable(f"the path {folder} is too long for a Unix socket in it; shorten TMPDIR")
     bootstrap = folder / "envoy.json"
     bootstrap.write_text(configuration(settings, folder, application))
     argv = [

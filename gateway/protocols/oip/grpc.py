@@ -20,7 +20,6 @@ from gateway.dataplane import DataPlane
 from gateway.errors import (
     Code,
     Decoupled,
-    InvalidArgument,
     ModelportError,
     NotFound,
     Unsupported,
@@ -29,20 +28,16 @@ from gateway.lifecycle import Lifecycle
 from gateway.protocols.grpc_method import Method
 from gateway.protocols.oip import documents
 from gateway.protocols.oip import parameters as oip_parameters
-from gateway.protocols.oip.grpc_reply import RawReply
-from gateway.protocols.oip.grpc_stream import EMPTY_FINAL_RESPONSE, StreamInfer
+from gateway.protocols.oip.grpc_reply import RawReply, encode
+from gateway.protocols.oip.grpc_request import RawRequest, decode, model_of
+from gateway.protocols.oip.grpc_stream import StreamInfer
 from gateway.protocols.oip.regions_grpc import RegionsGrpc
-from gateway.protocols.oip.shared_memory import REFUSED, REGION, Exchange, SharedMemory
+from gateway.protocols.oip.shared_memory import REFUSED, Exchange, SharedMemory
 from gateway.types import (
-    Array,
-    Datatype,
     Deadline,
     InferRequest,
     InferResponse,
-    Parameter,
-    Tensor,
 )
-from gateway.wire import contents, raw
 
 SERVICE = "inference.GRPCInferenceService"
 HEALTH_SERVICE = "grpc.health.v1.Health"
@@ -86,7 +81,9 @@ class OipGrpc:
             name: Method(getattr(pb, f"{name}Request"), getattr(pb, f"{name}Response"), handler)
             for name, handler in unary.items()
         } | RegionsGrpc(self._shared).methods()
-        table["ModelInfer"] = Method(pb.ModelInferRequest, RawReply, self._raw_infer)
+        table["ModelInfer"] = Method(
+            RawRequest, RawReply, self._raw_infer, refuses=self._refuses_infer
+        )
         table["ModelStreamInfer"] = Method(
             pb.ModelInferRequest,
             pb.ModelStreamInferResponse,
@@ -109,13 +106,21 @@ class OipGrpc:
         response, shared = await self._answer(message, deadline)
         return encode(response, shared)
 
+    def _refuses_infer(self, content: bytes | memoryview) -> bool:
+        name, number = model_of(content)
+        return self._dataplane.refuses(name, number)
+
     async def _raw_infer(self, message: Any, deadline: Deadline) -> RawReply:
         response, shared = await self._answer(message, deadline)
-        return RawReply(*parts(response, shared))
+        return RawReply(response, shared)
 
     async def _answer(self, message: Any, deadline: Deadline) -> tuple[InferResponse, Exchange]:
-        request = decode(message, shared := self._shared.exchange())
-        deadline = oip_parameters.deadline(request, deadline)
+        shared = REFUSED
+        if type(message) is InferRequest:
+            request = message
+        else:
+            request = decode(message, shared := self._shared.exchange())
+            deadline = oip_parameters.deadline(request, deadline)
         try:
             response = await self._dataplane.infer(request, deadline)
         except Decoupled as error:
@@ -220,118 +225,3 @@ class OipGrpc:
 def _refuse_repository(message: Any) -> None:
     if message.repository_name:
         raise Unsupported("'repository_name' specification is not supported")
-
-
-def decode(message: Any, shared: Exchange = REFUSED) -> InferRequest:
-    """``ModelInferRequest`` → ``InferRequest``.
-
-    Raises:
-        InvalidArgument: naming the input that is wrong.
-        Unsupported: shared memory is asked for and not allowed.
-    """
-    blobs = message.raw_input_contents
-    if blobs and len(blobs) != len(message.inputs):
-        _check_count(message)
-    tensors, index = [], 0
-    for item in message.inputs:
-        name = item.name
-        datatype = raw.parse_datatype(name, item.datatype)
-        shape = raw.parse_shape(name, item.shape)
-        if item.parameters and REGION in item.parameters:
-            data = _shared_input(item, datatype, shape, shared)
-        elif blobs:
-            if item.HasField("contents"):
-                raise InvalidArgument(
-                    "contents field must not be specified when using raw_input_contents for "
-                    f"'{name}' for model '{message.model_name}'"
-                )
-            data = raw.decode(name, datatype, shape, blobs[index])
-            index += 1
-        else:
-            data = contents.decode(name, datatype, shape, item.contents)
-        tensors.append(Tensor(name, datatype, data))
-    if index != len(blobs):
-        _check_count(message)
-    request = InferRequest(
-        message.model_name,
-        tensors,
-        model_version=documents.parse_version(message.model_version),
-        id=message.id,
-    )
-    if message.parameters:
-        request.parameters = {key: _parameter(key, p) for key, p in message.parameters.items()}
-    if message.outputs:
-        _outputs(message.outputs, request, shared)
-    return request
-
-
-def _check_count(message: Any) -> None:
-    """Raw contents are of those inputs, in order, that are not in shared memory."""
-    expected = sum(REGION not in item.parameters for item in message.inputs)
-    if len(message.raw_input_contents) != expected:
-        raise InvalidArgument(
-            f"expected {expected} raw_input_contents, one for each input, but got "
-            f"{len(message.raw_input_contents)} for model '{message.model_name}'"
-        )
-
-
-def _shared_input(item: Any, datatype: Datatype, shape: tuple[int, ...], shared: Exchange) -> Array:
-    if item.HasField("contents"):
-        raise InvalidArgument(
-            f"contents field must not be specified when using shared memory for '{item.name}'"
-        )
-    parameters = {key: _parameter(key, p) for key, p in item.parameters.items()}
-    return shared.read(item.name, datatype, shape, parameters)
-
-
-def _parameter(key: str, parameter: Any) -> Parameter:
-    choice = parameter.WhichOneof("parameter_choice")
-    if choice is None:
-        raise InvalidArgument(f"parameter '{key}' has no value")
-    value: Parameter = getattr(parameter, choice)
-    if key != EMPTY_FINAL_RESPONSE:  # the one reserved key that clients set, on streams
-        oip_parameters.check(key, value)
-    return value
-
-
-def _outputs(outputs: Any, request: InferRequest, shared: Exchange) -> None:
-    classification = {}
-    for output in outputs:
-        if REGION in output.parameters:
-            parameters = {key: _parameter(key, p) for key, p in output.parameters.items()}
-            shared.expect(output.name, parameters)
-        if "classification" in output.parameters:
-            count = _parameter("classification", output.parameters["classification"])
-            classification[output.name] = int(count)
-    request.outputs = tuple(output.name for output in outputs)
-    request.classification = classification
-
-
-def encode(response: InferResponse, shared: Exchange = REFUSED) -> Any:
-    """``InferResponse`` → ``ModelInferResponse``, with ``raw_output_contents`` only."""
-    message, blobs = parts(response, shared)
-    message.raw_output_contents.extend(map(bytes, blobs))
-    return message
-
-
-def parts(response: InferResponse, shared: Exchange = REFUSED) -> tuple[Any, list[raw.Buffer]]:
-    """A ``ModelInferResponse`` without its ``raw_output_contents``, and those.
-
-    Clients look those up by an output's position: one in shared memory has an empty one.
-    """
-    message = pb.ModelInferResponse(
-        model_name=response.model_name,
-        model_version=str(response.model_version),
-        id=response.id,
-    )
-    for key, value in response.parameters.items():
-        kind = {bool: "bool", int: "int64", float: "double", str: "string"}[type(value)]
-        setattr(message.parameters[key], f"{kind}_param", value)
-    blobs: list[raw.Buffer] = []
-    for tensor in response.outputs:
-        message.outputs.add(
-            name=tensor.name, datatype=tensor.datatype.value, shape=tensor.data.shape
-        )
-        is_shared = shared.places and shared.write(tensor)
-        blobs.append(b"" if is_shared else raw.encode(tensor))
-    return message, blobs

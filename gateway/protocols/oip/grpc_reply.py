@@ -1,41 +1,95 @@
-"""A reply whose tensors are copied once: behind the message, into the bytes that are sent."""
+"""``InferResponse`` → ``ModelInferResponse``, as the bytes that are sent.
+
+A message is the concatenation of its fields, so what does not change from reply to reply is
+serialised once, and tensors are copied once; through the message class it would be four times.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping
+from functools import lru_cache
 from typing import Any
 
 from tritonclient.grpc import service_pb2 as pb
 
+from gateway.protocols.oip.shared_memory import REFUSED, Exchange
+from gateway.types import Datatype, InferResponse, Parameter
+from gateway.wire import raw
 from gateway.wire.raw import Buffer
 
+#: Beginnings of replies, and outputs, that are kept, each of some hundred bytes.
+KEPT = 4096
 _LENGTH_DELIMITED = 2
-_RAW_FIELD = pb.ModelInferResponse.DESCRIPTOR.fields_by_name["raw_output_contents"].number
-_RAW_TAG = bytes((_RAW_FIELD << 3 | _LENGTH_DELIMITED,))
+
+
+def _tag(field: str) -> bytes:
+    number: int = pb.ModelInferResponse.DESCRIPTOR.fields_by_name[field].number
+    return bytes((number << 3 | _LENGTH_DELIMITED,))
+
+
+_ID, _RAW = _tag("id"), _tag("raw_output_contents")
+_ONE_BYTE_LENGTHS = [bytes((length,)) for length in range(128)]
 
 
 class RawReply:
-    """``ModelInferResponse`` as a front needs it: something that serialises.
+    """``ModelInferResponse`` as a front needs it: something that serialises."""
 
-    A message is the concatenation of its fields. Through the message class the tensors would be
-    copied three times more.
-    """
+    __slots__ = ("_content",)
 
-    __slots__ = ("_contents", "_message")
+    def __init__(self, response: InferResponse, shared: Exchange = REFUSED) -> None:
+        """Outputs that are expected in shared memory are written there.
 
-    def __init__(self, message: Any, contents: Sequence[Buffer]) -> None:
-        """``message`` lacks its ``raw_output_contents``, which are ``contents``."""
-        self._message = message
-        self._contents = contents
+        Raises:
+            InvalidArgument: there is no room for one.
+        """
+        parts: list[Buffer] = [_head(response.model_name, response.model_version)]
+        if response.id:
+            text = response.id.encode()
+            parts += (_ID, _varint(len(text)), text)
+        if response.parameters:
+            parts.append(_parameters(response.parameters))
+        contents: list[Buffer] = []
+        for tensor in response.outputs:
+            parts.append(_output(tensor.name, tensor.datatype, tensor.data.shape))
+            # Clients look the contents up by an output's position: such a one's are empty.
+            is_shared = shared.places and shared.write(tensor)
+            content = b"" if is_shared else raw.encode(tensor)
+            contents += (_RAW, _varint(len(content)), content)
+        self._content = b"".join(parts + contents)
 
     def SerializeToString(self) -> bytes:  # noqa: N802 - as protobuf names it
-        parts: list[Buffer] = [self._message.SerializeToString()]
-        for content in self._contents:
-            parts += (_RAW_TAG, _varint(len(content)), content)
-        return b"".join(parts)
+        return self._content
+
+
+def encode(response: InferResponse, shared: Exchange = REFUSED) -> Any:
+    """``response`` as a message, for those that carry it in another one."""
+    return pb.ModelInferResponse.FromString(RawReply(response, shared).SerializeToString())
+
+
+@lru_cache(KEPT)
+def _head(model_name: str, model_version: int) -> bytes:
+    message = pb.ModelInferResponse(model_name=model_name, model_version=str(model_version))
+    return bytes(message.SerializeToString())
+
+
+@lru_cache(KEPT)
+def _output(name: str, datatype: Datatype, shape: tuple[int, ...]) -> bytes:
+    message = pb.ModelInferResponse()
+    message.outputs.add(name=name, datatype=datatype.value, shape=shape)
+    return bytes(message.SerializeToString())
+
+
+def _parameters(parameters: Mapping[str, Parameter]) -> bytes:
+    message = pb.ModelInferResponse()
+    for key, value in parameters.items():
+        kind = {bool: "bool", int: "int64", float: "double", str: "string"}[type(value)]
+        setattr(message.parameters[key], f"{kind}_param", value)
+    return bytes(message.SerializeToString())
 
 
 def _varint(number: int) -> bytes:
+    if number < len(_ONE_BYTE_LENGTHS):
+        return _ONE_BYTE_LENGTHS[number]
     parts = bytearray()
     while number > 0x7F:
         parts.append(number & 0x7F | 0x80)

@@ -7,17 +7,18 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable
+from functools import lru_cache
 
 import structlog
 
 from gateway.control import Control
 from gateway.dataplane import DataPlane
-from gateway.errors import Code, Decoupled, ModelportError
+from gateway.errors import Code, Decoupled, ModelportError, QueueFull
 from gateway.lifecycle import Lifecycle
 from gateway.protocols import http_body, http_deadline
 from gateway.protocols.asgi import Receive, Scope, Send
 from gateway.protocols.http_reply import JSON, refuse, reply
-from gateway.protocols.oip import documents
+from gateway.protocols.oip import documents, json_head
 from gateway.protocols.oip import json as oip_json
 from gateway.protocols.oip import parameters as oip_parameters
 from gateway.protocols.oip.shared_memory import SharedMemory
@@ -36,6 +37,11 @@ STATUS = {
 }
 _DECOUPLED = "HTTP end point doesn't support models with decoupled transaction policy"
 _PREFIX, _SUFFIX, _VERSIONS = "/v2/models/", "/infer", "/versions/"
+#: Paths that are kept, parsed, and the length of the longest.
+TARGETS, KEPT_TARGET = 1024, 512
+_RAW_PREFIX, _RAW_SUFFIX, _RAW_VERSIONS = (text.encode() for text in (_PREFIX, _SUFFIX, _VERSIONS))
+#: Of a version's number: what is longer is looked at in earnest.
+_DIGITS = 18
 _LIVE, _READY = _PROBES = ("/v2/health/live", "/v2/health/ready")
 
 
@@ -60,11 +66,21 @@ class OipInfer:
         path: str = scope["path"]
         if path in _PROBES and scope["method"] == "GET":
             return self._probe(path, send)
-        if scope["method"] == "POST" and path.endswith(_SUFFIX) and path.startswith(_PREFIX):
-            name, versions, version = path[len(_PREFIX) : -len(_SUFFIX)].partition(_VERSIONS)
-            if name and "/" not in name and (not versions or is_number(version)):
-                return self._infer(name, version, scope, receive, send)
+        if scope["method"] == "POST" and path.endswith(_SUFFIX):
+            target = (_target if len(path) <= KEPT_TARGET else _parsed)(path)
+            if target is not None:
+                return self._infer(*target, scope, receive, send)
         return None
+
+    def refuses(self, raw_path: bytes) -> bool:
+        """As ``DataPlane.refuses``, where the path is a plain one of ``infer``."""
+        if not raw_path.startswith(_RAW_PREFIX) or not raw_path.endswith(_RAW_SUFFIX):
+            return False
+        name, _, version = raw_path[len(_RAW_PREFIX) : -len(_RAW_SUFFIX)].partition(_RAW_VERSIONS)
+        number = int(version) if version.isdigit() and len(version) < _DIGITS else 0
+        if version and not number:
+            return False
+        return self._dataplane.refuses(name.decode("ascii", "replace"), number)
 
     async def _probe(self, path: str, send: Send) -> None:
         good = path == _LIVE or await self._control.ready()
@@ -76,11 +92,14 @@ class OipInfer:
         self, name: str, version: str, scope: Scope, receive: Receive, send: Send
     ) -> None:
         try:
+            number = documents.parse_version(version)
+            if self._dataplane.refuses(name, number):
+                raise QueueFull
             headers = dict(scope["headers"])
             deadline = http_deadline.deadline(headers)
             encoding = headers.get(b"content-encoding", b"")
             body = await http_body.read(receive, self._max_input_bytes, encoding)
-            request, form = self._decode(body, headers, name, documents.parse_version(version))
+            request, form = self._decode(body, headers, name, number)
             trace = headers.get(b"x-request-id")
             if trace:
                 request.trace = trace[:128].decode("latin-1")
@@ -100,13 +119,14 @@ class OipInfer:
             await refuse(send, 500, "internal error")
         else:
             reply_headers = JSON
-            if any(map(len, blobs)):
+            if blobs and any(map(len, blobs)):
                 reply_headers = [
                     (b"content-type", b"application/octet-stream"),
                     (b"inference-header-content-length", b"%d" % len(json)),
                 ]
                 json = b"".join((json, *blobs))
-            coding = http_body.chosen_coding(headers.get(b"accept-encoding"), len(json))
+            accepted = headers.get(b"accept-encoding")
+            coding = http_body.chosen_coding(accepted, len(json)) if accepted else None
             if coding:
                 json = http_body.compress(json, coding)
                 reply_headers = [*reply_headers, (b"content-encoding", coding)]
@@ -123,7 +143,22 @@ class OipInfer:
                 validator = self._lifecycle.get(name, version).validator
                 spec, shape = validator.raw_input(len(body))
                 return oip_json.decode_raw(body, spec, shape, name, version)
+        plain = json_head.decode(body, header_length, name, version)
+        if plain is not None:
+            return plain
         return oip_json.decode(body, header_length, name, version, self._shared.exchange())
+
+
+def _parsed(path: str) -> tuple[str, str] | None:
+    """The model and the version that an ``infer`` names; None: it is no such path."""
+    if not path.startswith(_PREFIX):
+        return None
+    name, versions, version = path[len(_PREFIX) : -len(_SUFFIX)].partition(_VERSIONS)
+    good = name and "/" not in name and (not versions or is_number(version))
+    return (name, version) if good else None
+
+
+_target = lru_cache(TARGETS)(_parsed)
 
 
 def is_number(text: str) -> bool:

@@ -64,10 +64,9 @@ def decode_document(
     shared: Exchange = REFUSED,
 ) -> tuple[InferRequest, ReplyForm]:
     """``decode`` where the JSON part is parsed already."""
-    view = memoryview(body)
     if type(document) is not dict:
         raise InvalidArgument("the request must be a JSON object")
-    parameters = _parameters(document)
+    parameters = _parameters(document) if "parameters" in document else {}
     request_id = document.get("id", "")
     if type(request_id) is not str:
         raise InvalidArgument("Unable to parse 'id': it must be a string")
@@ -76,18 +75,16 @@ def decode_document(
         raise InvalidArgument("Unable to parse 'inputs': it must be an array")
     tensors, offset = [], header_length
     for item in inputs:
-        tensor, offset = _input(item, view, offset, shared)
+        tensor, offset = _input(item, body, offset, shared)
         tensors.append(tensor)
     if offset != len(body):
         raise InvalidArgument(
             f"unexpected additional input data for model '{model_name}': {len(body) - offset} bytes"
         )
-    form = ReplyForm(bool(parameters.get("binary_data_output", False)))
-    request = InferRequest(
-        model_name, tensors, (), model_version, request_id, parameters=parameters
-    )
+    form = ReplyForm(bool(parameters) and bool(parameters.get("binary_data_output", False)))
+    request = InferRequest(model_name, tensors, (), model_version, request_id, parameters)
     if "outputs" in document:
-        _outputs(document["outputs"], request, form, shared)
+        read_outputs(document["outputs"], request, form, shared)
     return request, form
 
 
@@ -114,7 +111,7 @@ def _parameters(owner: dict[str, Any]) -> dict[str, Parameter]:
     return parameters
 
 
-def _input(item: Any, body: memoryview, offset: int, shared: Exchange) -> tuple[Tensor, int]:
+def _input(item: Any, body: Buffer, offset: int, shared: Exchange) -> tuple[Tensor, int]:
     """One input and the offset behind its bytes."""
     if type(item) is not dict:
         raise InvalidArgument("Unable to parse 'inputs': each must be an object")
@@ -150,11 +147,12 @@ def _input(item: Any, body: memoryview, offset: int, shared: Exchange) -> tuple[
         raise InvalidArgument(
             f"unexpected size for input '{name}', expecting {size} bytes, got {len(body) - offset}"
         )
-    part = body[offset : offset + size]
+    part = memoryview(body)[offset : offset + size]
     return Tensor(name, datatype, raw.decode(name, datatype, shape, part)), offset + size
 
 
-def _outputs(outputs: Any, request: InferRequest, form: ReplyForm, shared: Exchange) -> None:
+def read_outputs(outputs: Any, request: InferRequest, form: ReplyForm, shared: Exchange) -> None:
+    """The outputs that a request names, and how it wants each."""
     if type(outputs) is not list:
         raise InvalidArgument("Unable to parse 'outputs': it must be an array")
     names, classification = [], {}
@@ -219,6 +217,6 @@ def _data(tensor: Tensor) -> bytes:
         return json_text.dumps(data.tolist())
     text = json_text.dumps(data)
     # What is not finite orjson writes as null, and nothing else in an array of numbers.
-    if data.dtype.kind == "f" and b"null" in text:
+    if b"null" in text and data.dtype.kind == "f":
         return json_text.dumps_any(data.tolist())
     return text

@@ -23,6 +23,7 @@ log = structlog.get_logger("modelport.shared_memory")
 REGION = "shared_memory_region"
 _OFFSET, _BYTE_SIZE = "shared_memory_offset", "shared_memory_byte_size"
 _REGISTER, _UNREGISTER = "shared_memory.register", "shared_memory.unregister"
+_WITHDRAW = "shared_memory.withdraw"
 
 
 class Exchange:
@@ -130,6 +131,7 @@ class SharedMemory:
         self._max_input_bytes = max_input_bytes
         control.register(_REGISTER, self._register, state=regions.status, restore=self._restore)
         control.register(_UNREGISTER, self._unregister)
+        control.register(_WITHDRAW, self._withdraw)
 
     @property
     def allowed(self) -> bool:
@@ -158,7 +160,7 @@ class SharedMemory:
         except AlreadyExists:
             raise
         except ModelportError:
-            await self._control.broadcast(_UNREGISTER, {"name": name})
+            await self._control.broadcast(_WITHDRAW, row)
             raise
 
     async def unregister(self, name: str = "") -> None:
@@ -174,6 +176,11 @@ class SharedMemory:
             self._regions.unregister(arguments["name"])
         else:
             self._regions.unregister_all()
+
+    async def _withdraw(self, row: Row) -> None:
+        """Forget what a registration that failed has left; another's of that name stays."""
+        if row in self._regions.status():
+            self._regions.unregister(row["name"])
 
     async def _restore(self, arguments: dict[str, Any]) -> None:
         """Have the regions that another process has; what is gone by now only its owner misses."""

@@ -172,7 +172,8 @@ class Management:
         config = served.config
         workers = configuration.instance_count(config)
         pending = await self._control.pending(served.name, served.number)
-        delay = config.dynamic_batching.max_queue_delay_microseconds // 1000
+        batching = config.dynamic_batching
+        takes = max(1, served.signature.max_batch_size)
         return {
             "modelName": served.name,
             "modelVersion": str(served.number),
@@ -180,8 +181,8 @@ class Management:
             "runtime": config.platform or config.backend,
             "minWorkers": workers,
             "maxWorkers": workers,
-            "batchSize": max(1, served.signature.max_batch_size),
-            "maxBatchDelay": delay,
+            "batchSize": max(batching.preferred_batch_size, default=takes),
+            "maxBatchDelay": batching.max_queue_delay_microseconds // 1000,
             "workers": [
                 {
                     "id": str(index),

@@ -10,6 +10,9 @@ import zlib
 from urllib.parse import quote
 
 PREFIX_BYTES = 5
+#: gRPC's own default is 4 MB; Triton's limit, and protobuf's, is 2 GiB.
+MAX_MESSAGE_BYTES = 2**31 - 1
+IDENTITY = b"identity"
 #: Printable ASCII without the percent sign, besides what ``quote`` never touches.
 _PLAIN = " !\"#$&'()*+,/:;<=>?@[\\]^`{|}"
 _UNITS_SECONDS = {"H": 3600.0, "M": 60.0, "S": 1.0, "m": 1e-3, "u": 1e-6, "n": 1e-9}
@@ -37,8 +40,16 @@ def frame(content: bytes) -> bytes:
     return _prefix.pack(0, len(content)) + content
 
 
+def too_large(length: int, limit: int = MAX_MESSAGE_BYTES) -> MessageTooLarge:
+    return MessageTooLarge(f"Received message larger than max ({length} vs. {limit})")
+
+
+def not_one_message() -> MalformedFrame:
+    return MalformedFrame("the request is not exactly one complete message")
+
+
 def known(encoding: bytes) -> bool:
-    return encoding == b"identity" or encoding in _WINDOW_BITS
+    return encoding == IDENTITY or encoding in _WINDOW_BITS
 
 
 def timeout_seconds(value: bytes) -> float:
@@ -99,7 +110,7 @@ class Frames:
             return None
         compressed, length = _prefix.unpack_from(self.buffer, start)
         if length > self._limit:
-            raise MessageTooLarge(f"Received message larger than max ({length} vs. {self._limit})")
+            raise too_large(length, self._limit)
         if len(self.buffer) - start - PREFIX_BYTES < length:
             return None
         end = start + PREFIX_BYTES + length
@@ -113,7 +124,7 @@ class Frames:
             self._offset = 0
         return self._plain(compressed, content)
 
-    def only(self, body: bytes) -> bytes | memoryview:
+    def only(self, body: bytes | memoryview) -> bytes | memoryview:
         """The one message that ``body`` is, without a copy of a large one.
 
         Raises:
@@ -123,9 +134,9 @@ class Frames:
             raise MalformedFrame("the request has no message")
         compressed, length = _prefix.unpack_from(body)
         if length > self._limit:
-            raise MessageTooLarge(f"Received message larger than max ({length} vs. {self._limit})")
+            raise too_large(length, self._limit)
         if length != len(body) - PREFIX_BYTES:
-            raise MalformedFrame("the request is not exactly one complete message")
+            raise not_one_message()
         content = memoryview(body)[PREFIX_BYTES:]
         return self._plain(compressed, content) if compressed else content
 

@@ -1,0 +1,189 @@
+"""The table of gRPC methods over any transport: what a call asks for, and how it is answered."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator, Mapping
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import structlog
+
+from gateway.errors import ModelportError, QueueFull
+from gateway.front.grpc import framing
+from gateway.front.grpc.framing import MAX_MESSAGE_BYTES, Frames, MalformedFrame, MessageTooLarge
+from gateway.front.grpc.status import Status, parse, status
+from gateway.overload import OVERLOADED
+from gateway.protocols.grpc_method import Method, Methods
+from gateway.types import Deadline
+
+log = structlog.get_logger("modelport.front")
+
+Headers = tuple[tuple[bytes, bytes], ...]
+
+
+class Gone(Exception):
+    """Nobody is there to be answered."""
+
+
+@dataclass(frozen=True, slots=True)
+class Ending:
+    """How a call ends: in trailers, or in the head where nothing was sent yet."""
+
+    status: Status
+    message: str = ""
+    headers: Headers = ()
+
+    def fields(self) -> list[tuple[bytes, bytes]]:
+        fields = [(b"grpc-status", b"%d" % self.status), *self.headers]
+        if self.message:
+            fields.append((b"grpc-message", framing.percent_encoded(self.message)))
+        return fields
+
+
+OK = Ending(Status.OK)
+INTERNAL = Ending(Status.INTERNAL, "internal error")
+NO_METHOD = Ending(Status.UNIMPLEMENTED, "Method not found!")
+STALLED = Ending(Status.CANCELLED, "the request's body stands still")
+BUSY = Ending(Status.UNAVAILABLE, QueueFull().message)
+LATE = Ending(Status.DEADLINE_EXCEEDED, "Deadline Exceeded")
+CLOSING = Ending(Status.UNAVAILABLE, "the server is shutting down")
+NO_ENCODING = Ending(
+    Status.UNIMPLEMENTED,
+    "the message encoding is not supported; use gzip, deflate or none",
+    ((b"grpc-accept-encoding", framing.ENCODINGS),),
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Target:
+    """What a call's headers ask for. Without ``method`` it is refused as ``refusal`` says."""
+
+    method: Method | None = None
+    encoding: bytes = framing.IDENTITY
+    timeout_seconds: float | None = None
+    refusal: Ending = NO_METHOD
+
+
+class Call(Protocol):
+    """A front's side of one call. What is sent to a client that has gone is dropped."""
+
+    deadline: Deadline
+
+    async def body(self) -> bytes | memoryview:
+        """All of the request's body.
+
+        Raises:
+            Gone: it does not come.
+            MessageTooLarge: no message is so large.
+        """
+
+    def messages(self, frames: Frames) -> AsyncIterator[bytes]:
+        """The request's messages, as ``frames`` cuts them; read a little ahead.
+
+        So the end of the request, and of the client, is seen at once.
+        """
+
+    def only(self, content: bytes) -> None:
+        """The one reply, and the end: OK."""
+
+    async def message(self, content: bytes) -> None:
+        """One of several replies; returns when there is room for another.
+
+        Raises:
+            Gone: nobody takes it.
+        """
+
+    def end(self, ending: Ending) -> None: ...
+
+    def cut_off(self) -> Ending:
+        """Why the handler was cancelled."""
+
+
+class Service:
+    """``inflated_limit``: the size in bytes up to which a compressed message is taken."""
+
+    def __init__(self, methods: Methods, inflated_limit: int) -> None:
+        self._inflated_limit = inflated_limit
+        self._methods = {
+            f"/{service}/{name}".encode(): method
+            for service, rows in methods.items()
+            for name, method in rows.items()
+        }
+
+    def target(self, path: bytes, headers: Mapping[bytes, bytes]) -> Target:
+        """What ``headers``, of which the names are in lower case, ask for."""
+        method = self._methods.get(path)
+        if method is None:
+            return Target()
+        seconds = None
+        if b"grpc-timeout" in headers:
+            try:
+                seconds = framing.timeout_seconds(headers[b"grpc-timeout"])
+            except ValueError as error:
+                said = f"invalid grpc-timeout: {error}"
+                return Target(refusal=Ending(Status.INTERNAL, said))
+        encoding = headers.get(b"grpc-encoding", framing.IDENTITY)
+        if not framing.known(encoding):
+            return Target(refusal=NO_ENCODING)
+        return Target(method, encoding, seconds)
+
+    def refuses(self, target: Target, body: bytes | bytearray | memoryview) -> bool:
+        """Whether a call with this body is refused for an overload whatever it holds: ``BUSY``."""
+        method = target.method
+        if method is None or method.refuses is None or not body or body[0]:
+            return False  # a message that is compressed has to be read
+        return method.refuses(memoryview(body)[framing.PREFIX_BYTES :])
+
+    async def serve(self, target: Target, call: Call) -> None:
+        """Answer ``call``."""
+        method = target.method
+        if method is None:
+            call.end(target.refusal)
+            return
+        try:
+            if method.reply_streams:
+                await self._stream(method, target.encoding, call)
+            else:
+                content = self._content(target.encoding, await call.body())
+                if OVERLOADED and method.refuses is not None and method.refuses(content):
+                    raise QueueFull
+                reply = await method.handler(parse(method, content), call.deadline)
+                call.only(reply.SerializeToString())
+        except ModelportError as error:
+            call.end(Ending(status(method, error, call.deadline.remaining()), str(error)))
+        except (Gone, asyncio.CancelledError):
+            call.end(call.cut_off())
+        except MessageTooLarge as error:
+            call.end(Ending(Status.RESOURCE_EXHAUSTED, str(error)))
+        except MalformedFrame as error:
+            call.end(Ending(Status.INTERNAL, str(error)))
+        except Exception:
+            log.exception("request failed")
+            call.end(INTERNAL)
+
+    def _content(self, encoding: bytes, body: bytes | memoryview) -> bytes | memoryview:
+        """The only message of the request."""
+        length = len(body) - framing.PREFIX_BYTES
+        if length >= 0 and body[:5] == framing.prefix(length) and length <= MAX_MESSAGE_BYTES:
+            return memoryview(body)[framing.PREFIX_BYTES :]
+        return self._frames(encoding).only(body)
+
+    def _frames(self, encoding: bytes) -> Frames:
+        return Frames(encoding, MAX_MESSAGE_BYTES, self._inflated_limit)
+
+    async def _stream(self, method: Method, encoding: bytes, call: Call) -> None:
+        if method.request_streams:
+            argument: Any = _parsed(method, call.messages(self._frames(encoding)))
+        else:
+            argument = parse(method, self._content(encoding, await call.body()))
+        async with contextlib.aclosing(method.handler(argument, call.deadline)) as replies:
+            async for each in replies:
+                await call.message(each.SerializeToString())
+        call.end(OK)
+
+
+async def _parsed(method: Method, contents: AsyncIterator[bytes]) -> AsyncIterator[Any]:
+    async for content in contents:
+        yield parse(method, content)

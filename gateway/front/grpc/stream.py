@@ -1,0 +1,357 @@
+"""One call on an HTTP/2 connection: what has come of it, and what is to be sent."""
+
+from __future__ import annotations
+
+import asyncio
+import struct
+from collections import deque
+from functools import lru_cache
+from typing import Protocol
+
+from gateway.front.grpc import framing
+from gateway.front.grpc.framing import MAX_MESSAGE_BYTES, Frames, MalformedFrame
+from gateway.front.grpc.head import Head
+from gateway.front.grpc.output import Output
+from gateway.front.grpc.service import (
+    CLOSING,
+    LATE,
+    OK,
+    STALLED,
+    Ending,
+    Gone,
+)
+from gateway.front.grpc.status import Status
+from gateway.types import NO_DEADLINE, Deadline
+from gateway.wire.http2 import (
+    DATA,
+    END_HEADERS,
+    END_STREAM,
+    FRAME,
+    HEADERS,
+    MAX_WINDOW_BYTES,
+    frame,
+    headers,
+    literal,
+    window_update,
+)
+
+#: What a call may send before it is read.
+STREAM_WINDOW_BYTES = 1024 * 1024
+#: After the client's own deadline: whoever observes it has answered by then.
+GRACE_SECONDS = 0.05
+#: Up to this, what goes out is copied into one piece; and so much is handed on at once.
+COPIED_BYTES = 64 * 1024
+GATHERED_BYTES = 1024 * 1024
+#: Of endings as they are sent: in an overload most are alike.
+KEPT_ENDINGS = 64
+#: An HTTP status is answered in words too.
+_NO_GRPC = b'{"error":"this port serves gRPC: POST, content-type application/grpc, HTTP/2"}'
+#: ":status: 200" of the static table, and a literal: whoever reads it needs to keep nothing.
+_HEAD = b"\x88" + literal(b"content-type", b"application/grpc")
+_OK = literal(b"grpc-status", b"0")
+# A reply in one piece: its head, the frame and the prefix of its message; behind it the trailers.
+_reply = struct.Struct(f">HBBBI{len(_HEAD)}sHBBBIBI")
+_trailers = struct.Struct(f">HBBBI{len(_OK)}s")
+
+
+class Connection(Protocol):
+    """What a call needs of the connection it is on."""
+
+    transport: asyncio.Transport
+    output: Output
+    loop: asyncio.AbstractEventLoop
+    #: What may be sent, of all calls.
+    window: int
+    max_frame: int
+    #: The transport has enough to write.
+    writing_paused: bool
+
+    @property
+    def single(self) -> bool:
+        """Whether there is one call on it."""
+
+    def sent_data(self, frames: int) -> None:
+        """So many frames of it."""
+
+    def finished(self, stream: Stream) -> None:
+        """All is sent."""
+
+
+class Stream:
+    """``Call`` for the gRPC service. ``number`` is HTTP/2's."""
+
+    __slots__ = (
+        "_body", "_buffer", "_connection", "_expected", "_expired", "_frames", "_method", "_room",
+        "_started", "_tail", "_timer", "_waiter", "begun_at", "complete", "credit", "deadline",
+        "ended", "gone", "head", "number", "received", "stalled", "task", "to_send", "touched_at",
+        "window",
+    )  # fmt: skip
+
+    def __init__(self, connection: Connection, number: int, head: Head, window: int) -> None:
+        self.number, self.head = number, head
+        self._connection = connection
+        self._method = head.target.method
+        self.deadline: Deadline = NO_DEADLINE
+        self.task: asyncio.Task[None] | None = None
+        self.begun_at = self.touched_at = connection.loop.time()
+        # Of the request: what has come, what the client may still send, whether that is all.
+        self.received = 0
+        self.credit = STREAM_WINDOW_BYTES
+        self.complete = False
+        self._body: bytes | memoryview = b""
+        self._buffer: bytearray | None = None
+        self._expected = 0  # bytes of the message, with its prefix, once they are known
+        self._frames: Frames | None = None
+        self._waiter: asyncio.Future[None] | None = None
+        # Of the answer: what the client takes, what waits for that, and what comes last.
+        self.window = window
+        self.to_send: deque[memoryview] = deque()
+        self._tail = b""
+        self._room: asyncio.Future[None] | None = None
+        #: Whether its head is out, and whether nothing can be added.
+        self._started = self.ended = False
+        #: Nobody waits for it; the body stood still; its time is over.
+        self.gone = self.stalled = self._expired = False
+        self._timer: asyncio.TimerHandle | None = None
+
+    def begin(self) -> None:
+        """Start the clock of the client's own deadline."""
+        seconds = self.head.target.timeout_seconds
+        if seconds is not None:
+            self.deadline = Deadline.after(seconds)
+            self._timer = self._connection.loop.call_later(seconds + GRACE_SECONDS, self._expire)
+
+    def _expire(self) -> None:
+        self._expired = True
+        self.cancel()
+
+    def stall(self) -> None:
+        self.stalled = True
+        self.cancel()
+
+    def cancel(self) -> None:
+        """Cut the handler off; it says why. Without one, that is said here."""
+        if self.task is not None:
+            self.task.cancel()
+        else:
+            self.end(self.cut_off())
+
+    def leave(self) -> None:
+        """The client has gone, or the stream is reset: nobody is answered."""
+        self.gone = True
+        self.to_send.clear()
+        self.close()
+        if self.task is not None:
+            self.task.cancel()
+
+    def close(self) -> None:
+        """All that will be is sent."""
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+
+    # -- the request ----------------------------------------------------------------------------
+
+    def add(self, part: memoryview, last: bool) -> None:
+        """More of the body; ``last``: and that is all."""
+        self.received += len(part)
+        self.complete = last
+        if self.ended:
+            return
+        if self.head.http_status is not None:
+            pass  # nobody reads it
+        elif self._frames is not None:
+            self._frames.buffer += part
+            if self._waiter is not None and not self._waiter.done():
+                self._waiter.set_result(None)
+        elif last and self._buffer is None:
+            self._body = bytes(part)
+        else:
+            self._gather(part)
+        if not last and self.credit < STREAM_WINDOW_BYTES // 2:
+            self._grant()
+
+    def _gather(self, part: memoryview) -> None:
+        if self._buffer is None:
+            self._buffer = bytearray()
+        buffer = self._buffer
+        buffer += part
+        if self._method is None or self._method.request_streams:
+            return
+        if not self._expected and len(buffer) >= framing.PREFIX_BYTES:
+            length = int.from_bytes(buffer[1 : framing.PREFIX_BYTES])
+            self._expected = length + framing.PREFIX_BYTES
+            if length > MAX_MESSAGE_BYTES:
+                self.end(Ending(Status.RESOURCE_EXHAUSTED, str(framing.too_large(length))))
+        if self._expected and len(buffer) > self._expected:
+            self.end(Ending(Status.INTERNAL, str(framing.not_one_message())))
+
+    def _grant(self) -> None:
+        """Let the client send on: a message whole, and as much as is read ahead."""
+        held, missing = 0, 0
+        if self._frames is not None:
+            held, missing = len(self._frames), self._frames.missing()
+        elif self._buffer is not None:
+            missing = self._expected - len(self._buffer)
+        room = max(STREAM_WINDOW_BYTES - held, missing)
+        more = min(room, MAX_WINDOW_BYTES) - self.credit
+        if more > 0 and not self.complete and not self.ended:
+            self.credit += more
+            self._connection.output.write(window_update(self.number, more))
+
+    def come(self) -> bytes | memoryview | bytearray:
+        """Of the body, before anyone has taken it."""
+        return self._body if self._buffer is None else self._buffer
+
+    def waits_for_client(self) -> bool:
+        """Whether a message is still to come that the handler cannot begin, or go on, without."""
+        if self.complete or self.ended or self._method is None:
+            return False
+        if not self._method.request_streams:
+            return True
+        return self._frames is not None and len(self._frames) > 0 and self._frames.missing() > 0
+
+    # -- the service's call -----------------------------------------------------------------------
+
+    async def body(self) -> bytes | memoryview:
+        body = self._body if self._buffer is None else memoryview(self._buffer)
+        self._body, self._buffer = b"", None
+        return body
+
+    def messages(self, frames: Frames) -> Stream:
+        frames.buffer += self._body if self._buffer is None else self._buffer
+        self._body, self._buffer, self._frames = b"", None, frames
+        return self
+
+    def __aiter__(self) -> Stream:
+        return self
+
+    async def __anext__(self) -> bytes:
+        frames = self._frames
+        assert frames is not None
+        while (content := frames.take()) is None:
+            if self.complete:
+                if len(frames):
+                    raise MalformedFrame("the stream ends within a message")
+                raise StopAsyncIteration
+            self._waiter = self._connection.loop.create_future()
+            await self._waiter
+        if self.credit < STREAM_WINDOW_BYTES // 2:
+            self._grant()
+        return content
+
+    def only(self, content: bytes) -> None:
+        if self.gone or self.ended:
+            return
+        connection, number = self._connection, self.number
+        size = len(content)
+        body = size + framing.PREFIX_BYTES
+        whole = body <= self.window and body <= connection.window and body <= connection.max_frame
+        if not whole or connection.writing_paused:
+            self._push(content)
+            self.end(OK)
+            return
+        self.ended = True
+        connection.window -= body
+        head = _reply.pack(
+            0, len(_HEAD), HEADERS, END_HEADERS, number, _HEAD,
+            body >> 8, body & 255, DATA, 0, number, 0, size,
+        )  # fmt: skip
+        flags = END_HEADERS | END_STREAM
+        tail = _trailers.pack(0, len(_OK), HEADERS, flags, number, _OK)
+        if body <= COPIED_BYTES:
+            connection.output.reply(b"".join((head, content, tail)), connection.single)
+        else:
+            connection.output.write(b"".join((head, content, tail)))
+        connection.finished(self)
+
+    async def message(self, content: bytes) -> None:
+        if self.gone or self.ended:
+            raise Gone
+        self._push(content)
+        self.flush()
+        while self.to_send or self._connection.writing_paused:
+            self._room = self._connection.loop.create_future()
+            await self._room
+            if self.gone or self.ended:
+                raise Gone
+
+    def end(self, ending: Ending) -> None:
+        if self.gone or self.ended:
+            return
+        self.ended = True
+        fields = _block(ending)
+        block = fields if self._started else _HEAD + fields
+        self._tail = headers(self.number, block, True)
+        self._buffer = None
+        self.flush()
+
+    def refuse(self, http_status: int) -> None:
+        """What is no gRPC at all."""
+        self.ended = True
+        fields = ((b":status", b"%d" % http_status), (b"content-type", b"application/json"))
+        head = headers(self.number, b"".join(literal(*field) for field in fields))
+        self._connection.output.write(head)
+        self.to_send.append(memoryview(_NO_GRPC))
+        self._tail = frame(DATA, END_STREAM, self.number)
+        self.flush()
+
+    # -- what is sent -----------------------------------------------------------------------------
+
+    def _push(self, content: bytes) -> None:
+        """A message behind those that wait, and its head before the first."""
+        if not self._started:
+            self._started = True
+            self._connection.output.write(headers(self.number, _HEAD))
+        if len(content) <= COPIED_BYTES:
+            self.to_send.append(memoryview(framing.frame(content)))
+        else:
+            self.to_send += (memoryview(framing.prefix(len(content))), memoryview(content))
+
+    def flush(self) -> None:
+        """Send what the windows and the transport allow."""
+        connection, waiting = self._connection, self.to_send
+        while waiting and not connection.writing_paused:
+            out: list[bytes | memoryview] = []
+            size = gathered = 0
+            while waiting and gathered < GATHERED_BYTES:
+                part = waiting[0]
+                size = min(len(part), connection.max_frame, connection.window, self.window)
+                if size <= 0:
+                    break
+                if size == len(part):
+                    waiting.popleft()
+                else:
+                    waiting[0] = part[size:]
+                connection.window -= size
+                self.window -= size
+                gathered += size
+                out += (FRAME.pack(size >> 8, size & 255, DATA, 0, self.number), part[:size])
+            if not out:
+                return
+            connection.sent_data(len(out) // 2)
+            if gathered <= COPIED_BYTES:
+                connection.output.write(b"".join(out))
+            else:
+                connection.transport.writelines(out)
+        if waiting:
+            return
+        if self.ended:
+            connection.output.write(self._tail)
+            connection.finished(self)
+        self.wake()
+
+    def wake(self) -> None:
+        """The handler may go on to its next message."""
+        if self._room is not None and not self._room.done():
+            self._room.set_result(None)
+
+    def cut_off(self) -> Ending:
+        if self._expired:
+            return LATE
+        return STALLED if self.stalled else CLOSING
+
+
+@lru_cache(KEPT_ENDINGS)
+def _block(ending: Ending) -> bytes:
+    return b"".join(literal(*field) for field in ending.fields())

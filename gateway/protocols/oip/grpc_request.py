@@ -1,0 +1,251 @@
+"""``ModelInferRequest`` → ``InferRequest``.
+
+A client's requests are mostly alike up to their tensors, which are a message's last field. So what
+comes ahead of them is parsed once, and looked up by its bytes from then on.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Any
+
+import numpy as np
+from google.protobuf.message import DecodeError
+from tritonclient.grpc import service_pb2 as pb
+
+from gateway.errors import InvalidArgument, ModelportError
+from gateway.protocols.oip import documents
+from gateway.protocols.oip import parameters as oip_parameters
+from gateway.protocols.oip.grpc_stream import EMPTY_FINAL_RESPONSE
+from gateway.protocols.oip.shared_memory import REFUSED, REGION, Exchange
+from gateway.types import NUMPY_DTYPES, Array, Datatype, InferRequest, Parameter, Tensor
+from gateway.wire import contents, raw
+
+#: Heads that are kept, and the bytes of the largest.
+HEADS = 1024
+MAX_HEAD_BYTES = 2048
+_LENGTH_DELIMITED = 2
+#: Of any length that a message can have.
+_LENGTH_BYTES = 5
+
+
+def _tag(field: str) -> int:
+    number: int = pb.ModelInferRequest.DESCRIPTOR.fields_by_name[field].number
+    return number << 3 | _LENGTH_DELIMITED
+
+
+_ID, _RAW = _tag("id"), _tag("raw_input_contents")
+_NAME, _VERSION = _tag("model_name"), _tag("model_version")
+#: The fields that make a head. One with parameters is not kept: those may be new every time.
+_HEAD_FIELDS = frozenset(map(_tag, ("model_name", "model_version", "inputs", "outputs")))
+
+
+class RawRequest:
+    """``ModelInferRequest`` as a front needs it: something that is read from bytes."""
+
+    DESCRIPTOR = pb.ModelInferRequest.DESCRIPTOR
+
+    @staticmethod
+    def FromString(content: bytes | memoryview) -> Any:  # noqa: N802 - as protobuf names it
+        """An ``InferRequest`` where ``content`` is plain and valid, else a ``ModelInferRequest``.
+
+        Raises:
+            DecodeError: it is no message.
+        """
+        request = _plain(content)
+        return pb.ModelInferRequest.FromString(content) if request is None else request
+
+
+@dataclass(frozen=True, slots=True)
+class _Head:
+    """Everything of a request but its id and its tensors' data.
+
+    ``inputs`` are name, datatype, how numpy has it, shape, size in bytes.
+    """
+
+    model_name: str
+    model_version: int
+    inputs: tuple[tuple[str, Datatype, np.dtype[Any], tuple[int, ...], int], ...]
+    outputs: tuple[str, ...]
+    classification: dict[str, int]
+
+
+def _plain(content: bytes | memoryview) -> InferRequest | None:
+    """The request, if it is one whose tensors are all raw, and nothing is wrong with it."""
+    offset, end = 0, len(content)
+    head_end = id_at = id_end = 0
+    id_text = ""
+    blobs: list[bytes] = []
+    try:
+        while offset < end:
+            tag, length, start = content[offset], content[offset + 1], offset + 2
+            if length > 0x7F:
+                length, start = _varint(content, offset + 1)
+            stop = start + length
+            if tag == _RAW:
+                if not blobs:
+                    head_end = offset
+                # Copied: in place, hardly any would lie where its datatype has to.
+                blobs.append(bytes(content[start:stop]))
+            elif blobs:
+                return None
+            elif tag == _ID and not id_end:
+                id_at, id_end, id_text = offset, stop, str(content[start:stop], "utf-8")
+            elif tag not in _HEAD_FIELDS:
+                return None
+            offset = stop
+    except (IndexError, UnicodeDecodeError):
+        return None
+    if offset != end or not blobs or head_end > MAX_HEAD_BYTES:
+        return None
+    head = _head(bytes(content[:id_at]) + bytes(content[id_end:head_end]))
+    if head is None or len(head.inputs) != len(blobs):
+        return None
+    tensors = []
+    for (name, datatype, dtype, shape, size), blob in zip(head.inputs, blobs, strict=True):
+        if len(blob) != size:
+            return None
+        tensors.append(Tensor(name, datatype, np.ndarray(shape, dtype, blob)))
+    request = InferRequest(head.model_name, tensors, head.outputs, head.model_version, id_text)
+    if head.classification:
+        request.classification = head.classification
+    return request
+
+
+def model_of(content: bytes | memoryview) -> tuple[str, int]:
+    """The model and version that a ``ModelInferRequest`` names, without reading more of it.
+
+    They are its first fields. An empty name: they are not there, or not in order.
+    """
+    found, offset = {_NAME: "", _VERSION: ""}, 0
+    try:
+        for tag in found:
+            if offset < len(content) and content[offset] == tag:
+                length, start = _varint(content, offset + 1)
+                offset = start + length
+                found[tag] = str(content[start:offset], "utf-8")
+        return found[_NAME], documents.parse_version(found[_VERSION])
+    except (IndexError, UnicodeDecodeError, ModelportError):
+        return "", 0
+
+
+def _varint(content: bytes | memoryview, offset: int) -> tuple[int, int]:
+    """The number at ``offset``, which has at most ``_LENGTH_BYTES``, and the offset behind it."""
+    number = 0
+    for index in range(_LENGTH_BYTES):
+        byte = content[offset + index]
+        number |= (byte & 0x7F) << 7 * index
+        if byte <= 0x7F:
+            return number, offset + index + 1
+    raise IndexError
+
+
+@lru_cache(HEADS)
+def _head(content: bytes) -> _Head | None:
+    """None: ``decode`` has to look at every such request."""
+    try:
+        message = pb.ModelInferRequest.FromString(content)
+        inputs = []
+        for item in message.inputs:
+            datatype = raw.parse_datatype(item.name, item.datatype)
+            shape = raw.parse_shape(item.name, item.shape)
+            data_elsewhere = item.HasField("contents") or REGION in item.parameters
+            if data_elsewhere or datatype in (Datatype.BYTES, Datatype.BOOL):
+                return None
+            dtype = NUMPY_DTYPES[datatype]
+            size = math.prod(shape) * dtype.itemsize
+            inputs.append((item.name, datatype, dtype, shape, size))
+        request = InferRequest("", [])
+        _outputs(message.outputs, request, REFUSED)
+        number = documents.parse_version(message.model_version)
+    except (DecodeError, ModelportError):
+        return None
+    outputs, classification = request.outputs, dict(request.classification)
+    return _Head(message.model_name, number, tuple(inputs), outputs, classification)
+
+
+def decode(message: Any, shared: Exchange = REFUSED) -> InferRequest:
+    """``ModelInferRequest`` → ``InferRequest``.
+
+    Raises:
+        InvalidArgument: naming the input that is wrong.
+        Unsupported: shared memory is asked for and not allowed.
+    """
+    blobs = message.raw_input_contents
+    if blobs and len(blobs) != len(message.inputs):
+        _check_count(message)
+    tensors, index = [], 0
+    for item in message.inputs:
+        name = item.name
+        datatype = raw.parse_datatype(name, item.datatype)
+        shape = raw.parse_shape(name, item.shape)
+        if item.parameters and REGION in item.parameters:
+            data = _shared_input(item, datatype, shape, shared)
+        elif blobs:
+            if item.HasField("contents"):
+                raise InvalidArgument(
+                    "contents field must not be specified when using raw_input_contents for "
+                    f"'{name}' for model '{message.model_name}'"
+                )
+            data = raw.decode(name, datatype, shape, blobs[index])
+            index += 1
+        else:
+            data = contents.decode(name, datatype, shape, item.contents)
+        tensors.append(Tensor(name, datatype, data))
+    if index != len(blobs):
+        _check_count(message)
+    request = InferRequest(
+        message.model_name,
+        tensors,
+        model_version=documents.parse_version(message.model_version),
+        id=message.id,
+    )
+    if message.parameters:
+        request.parameters = {key: _parameter(key, p) for key, p in message.parameters.items()}
+    if message.outputs:
+        _outputs(message.outputs, request, shared)
+    return request
+
+
+def _check_count(message: Any) -> None:
+    """Raw contents are of those inputs, in order, that are not in shared memory."""
+    expected = sum(REGION not in item.parameters for item in message.inputs)
+    if len(message.raw_input_contents) != expected:
+        raise InvalidArgument(
+            f"expected {expected} raw_input_contents, one for each input, but got "
+            f"{len(message.raw_input_contents)} for model '{message.model_name}'"
+        )
+
+
+def _shared_input(item: Any, datatype: Datatype, shape: tuple[int, ...], shared: Exchange) -> Array:
+    if item.HasField("contents"):
+        raise InvalidArgument(
+            f"contents field must not be specified when using shared memory for '{item.name}'"
+        )
+    parameters = {key: _parameter(key, p) for key, p in item.parameters.items()}
+    return shared.read(item.name, datatype, shape, parameters)
+
+
+def _parameter(key: str, parameter: Any) -> Parameter:
+    choice = parameter.WhichOneof("parameter_choice")
+    if choice is None:
+        raise InvalidArgument(f"parameter '{key}' has no value")
+    value: Parameter = getattr(parameter, choice)
+    if key != EMPTY_FINAL_RESPONSE:  # the one reserved key that clients set, on streams
+        oip_parameters.check(key, value)
+    return value
+
+
+def _outputs(outputs: Any, request: InferRequest, shared: Exchange) -> None:
+    classification = {}
+    for output in outputs:
+        if REGION in output.parameters:
+            parameters = {key: _parameter(key, p) for key, p in output.parameters.items()}
+            shared.expect(output.name, parameters)
+        if "classification" in output.parameters:
+            count = _parameter("classification", output.parameters["classification"])
+            classification[output.name] = int(count)
+    request.outputs = tuple(output.name for output in outputs)
+    request.classification = classification

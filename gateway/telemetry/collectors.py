@@ -1,0 +1,203 @@
+"""Prometheus metrics, read from the statistics at scrape time.
+
+They have the names that dashboards of Triton, TensorFlow Serving and TorchServe use.
+"""
+
+from __future__ import annotations
+
+import bisect
+import itertools
+import socket
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import Any
+
+from prometheus_client.core import (
+    CounterMetricFamily,
+    GaugeMetricFamily,
+    HistogramMetricFamily,
+    Metric,
+)
+from prometheus_client.registry import Collector
+
+from gateway.telemetry.statistics import FIRST_RESPONSE_BUCKETS_MS, Duration, Statistics
+
+#: Upper bounds of ``:tensorflow:serving:request_latency``, as there.
+REQUEST_BUCKETS_US = tuple(10 * 1.8**exponent for exponent in range(33))
+
+#: name, version and counters of everything that has been served, read at scrape time.
+StatisticsSource = Callable[[], Iterable[tuple[str, int, Statistics]]]
+
+_COUNTERS: tuple[tuple[str, str, Callable[[Statistics], float]], ...] = (
+    ("nv_inference_request_success", "Successful requests", lambda s: s.success.count),
+    (
+        "nv_inference_count",
+        "Inferences, batch elements counted singly",
+        lambda s: s.inference_count,
+    ),
+    ("nv_inference_exec_count", "Model executions", lambda s: s.execution_count),
+    (
+        "nv_inference_request_duration_us",
+        "Cumulative request duration",
+        lambda s: s.success.ns // 1000,
+    ),
+    ("nv_inference_queue_duration_us", "Cumulative queue duration", lambda s: s.queue.ns // 1000),
+    (
+        "nv_inference_compute_input_duration_us",
+        "Cumulative input preparation",
+        lambda s: s.compute_input.ns // 1000,
+    ),
+    (
+        "nv_inference_compute_infer_duration_us",
+        "Cumulative model execution",
+        lambda s: s.compute_infer.ns // 1000,
+    ),
+    (
+        "nv_inference_compute_output_duration_us",
+        "Cumulative output preparation",
+        lambda s: s.compute_output.ns // 1000,
+    ),
+)
+
+
+#: Of versions that are served from a response cache.
+_CACHE_COUNTERS: tuple[tuple[str, str, Callable[[Statistics], float]], ...] = (
+    ("nv_cache_num_hits_per_model", "Cache hits", lambda s: s.cache_hit.count),
+    ("nv_cache_num_misses_per_model", "Cache misses", lambda s: s.cache_miss.count),
+    (
+        "nv_cache_hit_duration_per_model",
+        "Cumulative look-ups of cache hits, in microseconds",
+        lambda s: s.cache_hit.ns // 1000,
+    ),
+    (
+        "nv_cache_miss_duration_per_model",
+        "Cumulative look-ups and insertions of cache misses, in microseconds",
+        lambda s: s.cache_miss.ns // 1000,
+    ),
+)
+
+
+class TritonCollector(Collector):
+    """Prometheus families with the names that dashboards for Triton already use."""
+
+    def __init__(self, source: StatisticsSource) -> None:
+        self._source = source
+
+    def collect(self) -> Iterator[Metric]:
+        rows = [((name, str(version)), stats) for name, version, stats in self._source()]
+        labels = ("model", "version")
+        for metric, text, read in _COUNTERS:
+            counter = PlainCounter(metric, text, labels=labels)
+            for key, statistics in rows:
+                counter.add_metric(key, read(statistics))
+            yield counter
+        for metric, text, read in _CACHE_COUNTERS:
+            counter = PlainCounter(metric, text, labels=labels)
+            for key, statistics in rows:
+                if statistics.cached:
+                    counter.add_metric(key, read(statistics))
+            yield counter
+        failures = PlainCounter(
+            "nv_inference_request_failure", "Failed requests", labels=(*labels, "reason")
+        )
+        pending = GaugeMetricFamily(
+            "nv_inference_pending_request_count", "Requests awaiting an answer", labels=labels
+        )
+        histogram = HistogramMetricFamily(
+            "nv_inference_first_response_histogram_ms", "Time to first response", labels=labels
+        )
+        for key, statistics in rows:
+            for reason, count in statistics.failures.items():
+                failures.add_metric((*key, reason), count)
+            pending.add_metric(key, statistics.pending)
+            rows_by_bound = _cumulative(FIRST_RESPONSE_BUCKETS_MS, statistics.first_response)
+            histogram.add_metric(key, rows_by_bound, statistics.first_response_ns / 1e6)
+        yield failures
+        yield pending
+        yield histogram
+
+
+class TorchServeCollector(Collector):
+    """The same counts under the names that dashboards for TorchServe already use."""
+
+    def __init__(self, source: StatisticsSource) -> None:
+        self._source = source
+        self._host = socket.gethostname()
+
+    def collect(self) -> Iterator[Metric]:
+        labels = ("model_name", "model_version", "hostname")
+        requests = CounterMetricFamily(
+            "ts_inference_requests", "Total number of inference requests.", labels=labels
+        )
+        latency = PlainCounter(
+            "ts_inference_latency_microseconds", "Total inference latency", labels=labels
+        )
+        queue = PlainCounter("ts_queue_latency_microseconds", "Total queue latency", labels=labels)
+        for name, version, statistics in self._source():
+            key = (name, str(version), self._host)
+            requests.add_metric(key, statistics.success.count + statistics.fail.count)
+            latency.add_metric(key, statistics.success.ns / 1000)
+            queue.add_metric(key, statistics.queue.ns / 1000)
+        yield from (requests, latency, queue)
+
+
+class TfServingRequests(Collector):
+    """Requests of TensorFlow Serving's dialect, under its names (``servables/tensorflow/util.cc``).
+
+    The event loop alone records; what is read at scrape time may be a request ahead of the rest.
+    """
+
+    def __init__(self) -> None:
+        self._counts: dict[tuple[str, str], int] = {}
+        self._latencies: dict[tuple[str, str, str], tuple[list[int], Duration]] = {}
+
+    def record(self, model: str, api: str, entrypoint: str, status: str, ns: int) -> None:
+        """One request is done.
+
+        Args:
+            model: its name if it is served, else empty: names that clients make up are not kept.
+            api: ``Predict``, or ``predict`` over REST.
+            entrypoint: ``GRPC`` or ``REST``.
+            status: a canonical code; the latency of ``OK`` alone is counted.
+        """
+        self._counts[model, status] = self._counts.get((model, status), 0) + 1
+        if status == "OK":
+            key = (model, api, entrypoint)
+            if key not in self._latencies:
+                self._latencies[key] = ([0] * (len(REQUEST_BUCKETS_US) + 1), Duration())
+            buckets, total = self._latencies[key]
+            buckets[bisect.bisect_left(REQUEST_BUCKETS_US, ns / 1000)] += 1
+            total.add(ns)
+
+    def collect(self) -> Iterator[Metric]:
+        requests = PlainCounter(
+            ":tensorflow:serving:request_count",
+            "The total number of requests.",
+            labels=("model_name", "status"),
+        )
+        for key, count in self._counts.items():
+            requests.add_metric(key, count)
+        latency = HistogramMetricFamily(
+            ":tensorflow:serving:request_latency",
+            "Distribution of wall time (in microseconds) for Tensorflow Serving request.",
+            labels=("model_name", "API", "entrypoint"),
+        )
+        for labels, (buckets, total) in self._latencies.items():
+            rows = _cumulative(REQUEST_BUCKETS_US, buckets)
+            latency.add_metric(labels, rows, total.ns / 1000)
+        yield from (requests, latency)
+
+
+class PlainCounter(CounterMetricFamily):
+    """A counter whose samples carry the family's own name: these have no ``_total``.
+
+    ``admin.metrics`` takes the suffix off the family's name in the text.
+    """
+
+    def add_metric(self, labels: Any, value: float, *_: Any, **__: Any) -> None:
+        self.add_sample(self.name, dict(zip(self._labelnames, labels, strict=True)), value)
+
+
+def _cumulative(bounds: Sequence[float], counts: Sequence[int]) -> list[tuple[str, float]]:
+    texts = [*(f"{bound:g}" for bound in bounds), "+Inf"]
+    totals = map(float, itertools.accumulate(counts))
+    return list(zip(texts, totals, strict=True))

@@ -1,0 +1,56 @@
+"""Logs: structlog's records and the libraries', to stderr, one line each."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import sys
+from typing import Any
+
+import structlog
+
+from gateway.settings import LogFormat
+
+
+class _StandardError:
+    """Its reader may go: then the log is lost, and nothing else with it."""
+
+    def write(self, text: str) -> None:
+        with contextlib.suppress(OSError):
+            sys.stderr.write(text)
+
+    def flush(self) -> None:
+        with contextlib.suppress(OSError):
+            sys.stderr.flush()
+
+
+def configure_logging(log_format: LogFormat, verbose: int, worker: int | None = None) -> None:
+    """Send structlog's and the libraries' records to stderr, one line each.
+
+    Those of a ``worker`` name it. What all workers say alike, the first one alone says: the others
+    start with warnings, unless ``verbose``.
+    """
+    output: Any = _StandardError()
+    renderer: Any = structlog.processors.JSONRenderer()
+    if log_format is not LogFormat.JSON:
+        renderer = structlog.dev.ConsoleRenderer(colors=sys.stderr.isatty())
+    stamp = "iso" if log_format is not LogFormat.DEFAULT else "%H:%M:%S.%f"
+    shared: list[Any] = [
+        structlog.stdlib.add_log_level,
+        structlog.processors.TimeStamper(fmt=stamp, utc=log_format is not LogFormat.DEFAULT),
+        structlog.processors.format_exc_info,
+    ]
+    if worker is not None:
+        shared.append(lambda _, __, event: {**event, "worker": worker})
+    least = logging.WARNING if worker else logging.INFO
+    structlog.configure(
+        processors=[*shared, renderer],
+        wrapper_class=structlog.make_filtering_bound_logger(logging.DEBUG if verbose else least),
+        logger_factory=structlog.PrintLoggerFactory(output),
+        cache_logger_on_first_use=True,
+    )
+    handler = logging.StreamHandler(output)
+    handler.setFormatter(
+        structlog.stdlib.ProcessorFormatter(processor=renderer, foreign_pre_chain=shared)
+    )
+    logging.basicConfig(handlers=[handler], level=logging.WARNING, force=True)

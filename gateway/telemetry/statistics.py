@@ -1,0 +1,195 @@
+"""Counters per model version: plain integers that the event loop alone changes.
+
+So recording takes no lock; Prometheus and the statistics extension read them as they are.
+"""
+
+from __future__ import annotations
+
+import time
+from bisect import bisect_left
+from typing import Any
+
+from gateway.errors import Code
+from gateway.types import Timing
+
+#: Upper bounds of ``nv_inference_first_response_histogram_ms``; Triton's defaults.
+FIRST_RESPONSE_BUCKETS_MS = (100.0, 500.0, 2000.0, 5000.0)
+#: Streams may be longer; what is counted by place stays bounded.
+MAX_RESPONSE_STATISTICS = 1024
+FAILURE_REASONS = ("REJECTED", "CANCELED", "BACKEND", "OTHER")
+_REASON_OF = {
+    Code.UNAVAILABLE: "REJECTED",
+    Code.CANCELLED: "CANCELED",
+    Code.INTERNAL: "BACKEND",
+}
+
+
+class Duration:
+    """A count and the nanoseconds it took, as the statistics extension reports them."""
+
+    __slots__ = ("count", "ns")
+
+    def __init__(self) -> None:
+        self.count = 0
+        self.ns = 0
+
+    def add(self, ns: int) -> None:
+        self.count += 1
+        self.ns += ns
+
+    def document(self) -> dict[str, int]:
+        return {"count": self.count, "ns": self.ns}
+
+
+class ResponseStatistics:
+    """Counters of the responses in one place of their requests' streams."""
+
+    __slots__ = ("cancel", "compute_infer", "compute_output", "empty_response", "fail", "success")
+
+    def __init__(self) -> None:
+        self.compute_infer = Duration()
+        self.compute_output = Duration()
+        self.success = Duration()
+        self.fail = Duration()
+        self.empty_response = Duration()
+        self.cancel = Duration()
+
+    def document(self) -> dict[str, Any]:
+        return {
+            "compute_infer": self.compute_infer.document(),
+            "compute_output": self.compute_output.document(),
+            "success": self.success.document(),
+            "fail": self.fail.document(),
+            "empty_response": self.empty_response.document(),
+            "cancel": self.cancel.document(),
+        }
+
+
+#: Input, inference, output.
+_Compute = tuple[Duration, Duration, Duration]
+
+
+def _add(compute: _Compute, timing: Timing) -> None:
+    """Written out: it is on every request's way, twice."""
+    compute_input, compute_infer, compute_output = compute
+    compute_input.count += 1
+    compute_input.ns += timing.compute_input_ns
+    compute_infer.count += 1
+    compute_infer.ns += timing.compute_infer_ns
+    compute_output.count += 1
+    compute_output.ns += timing.compute_output_ns
+
+
+class Statistics:
+    """One model version's counters; they outlive a reload of the same version."""
+
+    def __init__(self) -> None:
+        self.last_inference_ms = 0
+        self.inference_count = 0
+        self.execution_count = 0
+        self.success = Duration()
+        self.fail = Duration()
+        self.queue = Duration()
+        self.compute_input = Duration()
+        self.compute_infer = Duration()
+        self.compute_output = Duration()
+        self._compute: _Compute = (self.compute_input, self.compute_infer, self.compute_output)
+        self.cache_hit = Duration()
+        self.cache_miss = Duration()
+        #: Whether a response cache is asked before the model.
+        self.cached = False
+        self.pending = 0
+        self.failures = dict.fromkeys(FAILURE_REASONS, 0)
+        self.first_response = [0] * (len(FIRST_RESPONSE_BUCKETS_MS) + 1)
+        self.first_response_ns = 0
+        #: Of a decoupled model, by a response's place in its request.
+        self.responses: list[ResponseStatistics] = []
+        self._batches: dict[int, _Compute] = {}
+
+    def succeeded(self, batch: int, total_ns: int, timing: Timing, streamed: bool = False) -> None:
+        """A request is answered; if ``streamed``, ``responded`` has counted its responses."""
+        self.last_inference_ms = time.time_ns() // 1_000_000
+        self.success.add(total_ns)
+        self.queue.add(timing.queue_ns)
+        if not streamed:
+            self._first_response(total_ns)
+        if timing.cache_hit_ns:  # then nothing was inferred
+            self.cache_hit.add(timing.cache_hit_ns)
+            return
+        if timing.cache_miss_ns:
+            self.cache_miss.add(timing.cache_miss_ns)
+        self.inference_count += batch
+        _add(self._compute, timing)
+        if not timing.counted:
+            self.executed(batch, timing)
+
+    def executed(self, batch_size: int, timing: Timing) -> None:
+        """The model was executed once, on ``batch_size`` elements of one request or of several."""
+        self.execution_count += 1
+        compute = self._batches.get(batch_size)
+        if compute is None:
+            compute = self._batches[batch_size] = (Duration(), Duration(), Duration())
+        _add(compute, timing)
+
+    def _first_response(self, ns: int) -> None:
+        self.first_response[bisect_left(FIRST_RESPONSE_BUCKETS_MS, ns / 1e6)] += 1
+        self.first_response_ns += ns
+
+    def response(self, index: int) -> ResponseStatistics:
+        """Of the responses in place ``index``; those beyond the last that is kept share it."""
+        index = min(index, MAX_RESPONSE_STATISTICS - 1)
+        while len(self.responses) <= index:
+            self.responses.append(ResponseStatistics())
+        return self.responses[index]
+
+    def responded(self, index: int, since_start_ns: int, infer_ns: int, output_ns: int) -> None:
+        """Response ``index`` of a request to a decoupled model is there."""
+        if index == 0:
+            self._first_response(since_start_ns)
+        response = self.response(index)
+        response.compute_infer.add(infer_ns)
+        response.compute_output.add(output_ns)
+        response.success.add(infer_ns + output_ns)
+
+    def not_responded(self, index: int, ns: int, error: BaseException | None = None) -> None:
+        """In the place of response ``index`` there is an end, or ``error``."""
+        response = self.response(index)
+        if error is None:
+            response.empty_response.add(ns)
+        elif isinstance(error, Exception):
+            response.fail.add(ns)
+        else:
+            response.cancel.add(ns)
+
+    def failed(self, code: Code, total_ns: int) -> None:
+        self.fail.add(total_ns)
+        self.failures[_REASON_OF.get(code, "OTHER")] += 1
+
+    def document(self, name: str, version: int) -> dict[str, Any]:
+        """The entry of ``model_stats`` (Triton's statistics extension)."""
+        durations = (
+            "success fail queue compute_input compute_infer compute_output cache_hit cache_miss"
+        )
+        return {
+            "name": name,
+            "version": str(version),
+            "last_inference": self.last_inference_ms,
+            "inference_count": self.inference_count,
+            "execution_count": self.execution_count,
+            "inference_stats": {key: getattr(self, key).document() for key in durations.split()},
+            "response_stats": {
+                str(index): response.document() for index, response in enumerate(self.responses)
+            },
+            "batch_stats": [
+                {
+                    "batch_size": size,
+                    "compute_input": compute_input.document(),
+                    "compute_infer": compute_infer.document(),
+                    "compute_output": compute_output.document(),
+                }
+                for size, (compute_input, compute_infer, compute_output) in sorted(
+                    self._batches.items()
+                )
+            ],
+            "memory_usage": [],
+        }

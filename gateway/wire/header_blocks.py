@@ -1,0 +1,84 @@
+"""Header blocks that an HTTP/2 peer sends, decoded once each where they stay the same."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from typing import Generic, TypeVar
+
+import hpack
+
+from gateway.wire.http2 import COMPRESSION_ERROR, ENHANCE_YOUR_CALM, MAX_HEADER_BYTES
+from gateway.wire.http2_reader import Broken
+
+T = TypeVar("T")
+Fields = list[tuple[bytes, bytes]]
+
+MAX_KNOWN = 64
+#: A larger block is decoded each time: what a connection keeps is bounded.
+MAX_KNOWN_BYTES = 1024
+_INDEXED, _WITHOUT_TABLE, _STRING = 0x80, 0x20, 0x7F
+
+
+class HeaderBlocks(Generic[T]):
+    """The decoder of one connection; ``make`` turns a block's fields into what the caller needs.
+
+    Peers send most calls with the same blocks. What a block means depends on the table that
+    earlier ones have filled, so those that are known are forgotten when one changes it.
+    """
+
+    def __init__(self, make: Callable[[Fields], T]) -> None:
+        self._decoder = hpack.Decoder(max_header_list_size=MAX_HEADER_BYTES)
+        self._make = make
+        self._known: dict[bytes, T] = {}
+
+    def decode(self, block: bytes) -> T:
+        """What ``make`` makes of ``block``.
+
+        Raises:
+            Broken: it is damaged, or too large.
+        """
+        made = self._known.get(block)
+        if made is None:
+            made = self._make(self._fields(block))
+            if not leaves_table(block):
+                self._known.clear()
+            elif len(self._known) < MAX_KNOWN and len(block) <= MAX_KNOWN_BYTES:
+                self._known[block] = made
+        return made
+
+    def _fields(self, block: bytes) -> Fields:
+        try:
+            fields: Iterable[tuple[bytes, bytes]] = self._decoder.decode(block, raw=True)
+        except hpack.OversizedHeaderListError as error:
+            raise Broken("its headers are too large", ENHANCE_YOUR_CALM) from error
+        except (hpack.HPACKError, ValueError, IndexError) as error:
+            raise Broken("its headers are damaged", COMPRESSION_ERROR) from error
+        return [(name, value) for name, value in fields]
+
+
+def text(fields: Fields) -> dict[str, str]:
+    """The fields by name; of a name that is there twice, the last."""
+    return {name.decode("latin-1"): value.decode("utf-8", "replace") for name, value in fields}
+
+
+def leaves_table(block: bytes) -> bool:
+    """Whether ``block`` is sure to leave the table as it is; it is a sound one (RFC 7541, 6).
+
+    It is of indices and of literals that are not to be indexed, all of the short forms.
+    """
+    at, end = 0, len(block)
+    while at < end:
+        first = block[at]
+        at += 1
+        if first >= _INDEXED:
+            if first == 0xFF:
+                return False
+            continue
+        if first >= _WITHOUT_TABLE or first & 0x0F == 0x0F:
+            return False
+        for _ in range(1 if first & 0x0F else 2):  # the value, or a name before it
+            length = block[at] & _STRING
+            if length == _STRING:
+                return False
+            at += 1 + length
+    return True
