@@ -16,7 +16,10 @@ Fields = list[tuple[bytes, bytes]]
 MAX_KNOWN = 64
 #: A larger block is decoded each time: what a connection keeps is bounded.
 MAX_KNOWN_BYTES = 1024
-_INDEXED, _WITHOUT_TABLE, _STRING = 0x80, 0x20, 0x7F
+_INDEXED, _WITHOUT_TABLE = 0x80, 0x20
+#: The bits of an integer in the first byte of an index, of a literal's name, of a string.
+_INDEX, _NAME, _STRING = 0x7F, 0x0F, 0x7F
+_MORE = 0x80
 
 
 class HeaderBlocks(Generic[T]):
@@ -62,23 +65,36 @@ def text(fields: Fields) -> dict[str, str]:
 
 
 def leaves_table(block: bytes) -> bool:
-    """Whether ``block`` is sure to leave the table as it is; it is a sound one (RFC 7541, 6).
+    """Whether ``block`` leaves the table as it is; it is a sound one (RFC 7541, 6).
 
-    It is of indices and of literals that are not to be indexed, all of the short forms.
+    It is of indices and of literals that are not to be indexed.
     """
     at, end = 0, len(block)
     while at < end:
         first = block[at]
-        at += 1
         if first >= _INDEXED:
-            if first == 0xFF:
-                return False
+            _, at = _integer(block, at, _INDEX)
             continue
-        if first >= _WITHOUT_TABLE or first & 0x0F == 0x0F:
+        if first >= _WITHOUT_TABLE:
             return False
-        for _ in range(1 if first & 0x0F else 2):  # the value, or a name before it
-            length = block[at] & _STRING
-            if length == _STRING:
-                return False
-            at += 1 + length
+        name, at = _integer(block, at, _NAME)
+        for _ in range(1 if name else 2):  # the value, or a name before it
+            length, at = _integer(block, at, _STRING)
+            at += length
     return True
+
+
+def _integer(block: bytes, at: int, prefix: int) -> tuple[int, int]:
+    """The integer at ``at`` in the bits of ``prefix``, and where it ends (RFC 7541, 5.1)."""
+    value = block[at] & prefix
+    at += 1
+    if value == prefix:
+        shift = 0
+        while True:
+            byte = block[at]
+            at += 1
+            value += (byte & (_MORE - 1)) << shift
+            shift += 7
+            if byte < _MORE:
+                break
+    return value, at

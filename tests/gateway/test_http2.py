@@ -539,9 +539,12 @@ def test_a_block_that_fills_the_table_changes_what_the_next_means() -> None:
         (b"\x40\x01a\x01b", False),
         (b"\x88\x41\x01b", False),
         (b"\x20", False),
-        (b"\xff\x01", False),
-        (b"\x0f\x01\x01b", False),
-        (b"\x00\x7f\x00" + bytes(127) + b"\x00", False),
+        (b"\xff\x01", True),
+        (b"\xff\x81\x01\x20", False),
+        (b"\x0f\x0d\x0258", True),  # content-length, as nghttp2 sends it
+        (b"\x0f\x0d\x0258\x40\x01a\x01b", False),
+        (b"\x00\x7f\x00" + bytes(127) + b"\x00", True),
+        (b"\x00\x7f\x00" + bytes(127) + b"\x00\x20", False),
     ],
 )
 def test_which_blocks_leave_the_table_alone(block: bytes, leaves: bool) -> None:
