@@ -43,11 +43,9 @@ def run(main: Callable[[], int]) -> NoReturn:
     Servers are in sessions of their own: whatever ends this process must leave through every
     ``finally``.
     """
-    for number in (signal.SIGTERM, signal.SIGHUP):
+    for number in (signal.SIGTERM, signal.SIGHUP, signal.SIGINT):  # a shell may have it ignored
         signal.signal(number, lambda received, _: sys.exit(128 + received))
     try:
         sys.exit(main())
-    except KeyboardInterrupt:
-        sys.exit(130)
     except (Missing, ServerFailed) as error:
         sys.exit(str(error))

@@ -28,6 +28,8 @@ class Application:
         self._admin = Admin(Environment.adopt().admin)
         self._front: EnvoyFront | None = None
         self._made = asyncio.Event()
+        #: The loop itself keeps no task alive.
+        self._running: asyncio.Future[Any] | None = None
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if self._front is not None and scope["type"] == "http":
@@ -43,7 +45,7 @@ class Application:
     async def _live(self, receive: Receive, send: Send) -> None:
         """Let Envoy bind its ports when the front is to start, and not before."""
         await receive()
-        running = asyncio.ensure_future(self._run(self._make))
+        self._running = running = asyncio.ensure_future(self._run(self._make))
         starting = asyncio.ensure_future(self._starting())
         await asyncio.wait({running, starting}, return_when=asyncio.FIRST_COMPLETED)
         if not starting.done():
