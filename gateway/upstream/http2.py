@@ -164,18 +164,15 @@ class Connection(Reader, asyncio.Protocol):
         out: list[Buffer] = [head] if head else []
         waiting = reply.to_send
         while waiting:
-            part = waiting[0]
-            size = min(len(part), self._max_frame, self._window, reply.window)
-            if size <= 0:
+            limit = min(self._max_frame, self._window, reply.window)
+            if limit <= 0:
                 break
-            if size == len(part):
-                waiting.popleft()
-            else:
-                waiting[0] = part[size:]
+            part = http2.take(waiting, limit)
+            size = len(part)
             self._window -= size
             reply.window -= size
             flags = 0 if waiting else END_STREAM
-            out += (FRAME.pack(size >> 8, size & 255, DATA, flags, stream), part[:size])
+            out += (FRAME.pack(size >> 8, size & 255, DATA, flags, stream), part)
         if out and self._transport is not None:
             if len(out) <= 3 and sum(map(len, out)) < DEFAULT_FRAME_BYTES:
                 self._transport.write(b"".join(out))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import struct
+from collections import deque
 
 PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"
 FRAME = struct.Struct(">HBBBI")  # length as 16 and 8 bits, type, flags, stream
@@ -81,3 +82,12 @@ def _size(number: int) -> bytes:
         number >>= 7
     parts.append(number)
     return bytes(parts)
+
+
+def take(waiting: deque[memoryview], limit: int) -> memoryview:
+    """At most ``limit`` bytes, above 0, of the first part of ``waiting``; they wait no longer."""
+    part = waiting[0]
+    if len(part) <= limit:
+        return waiting.popleft()
+    waiting[0] = part[limit:]
+    return part[:limit]

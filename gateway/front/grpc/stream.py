@@ -32,6 +32,7 @@ from gateway.wire.http2 import (
     frame,
     headers,
     literal,
+    take,
     window_update,
 )
 
@@ -313,20 +314,17 @@ class Stream:
         connection, waiting = self._connection, self.to_send
         while waiting and not connection.writing_paused:
             out: list[bytes | memoryview] = []
-            size = gathered = 0
+            gathered = 0
             while waiting and gathered < GATHERED_BYTES:
-                part = waiting[0]
-                size = min(len(part), connection.max_frame, connection.window, self.window)
-                if size <= 0:
+                limit = min(connection.max_frame, connection.window, self.window)
+                if limit <= 0:
                     break
-                if size == len(part):
-                    waiting.popleft()
-                else:
-                    waiting[0] = part[size:]
+                part = take(waiting, limit)
+                size = len(part)
                 connection.window -= size
                 self.window -= size
                 gathered += size
-                out += (FRAME.pack(size >> 8, size & 255, DATA, 0, self.number), part[:size])
+                out += (FRAME.pack(size >> 8, size & 255, DATA, 0, self.number), part)
             if not out:
                 return
             connection.sent_data(len(out) // 2)
