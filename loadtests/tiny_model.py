@@ -14,7 +14,6 @@ from loadtests import environments
 
 NAME = "x2"
 VALUES = (1.0, 2.0, 3.0, 4.0)
-ANSWER = tuple(2 * value for value in VALUES)
 OPSET, IR_VERSION = 17, 8
 
 CONFIG = f"""\
