@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
-import signal
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -14,6 +13,7 @@ import structlog
 import uvloop
 from prometheus_client import CollectorRegistry, ProcessCollector
 
+from gateway import signals
 from gateway.admin import metrics
 from gateway.backends.base import Artifact, Host
 from gateway.control import Control, LocalControl
@@ -227,7 +227,7 @@ def run(settings: Settings) -> None:
                 os._exit(1)
             stopping.set()
 
-        for number in (signal.SIGTERM, signal.SIGINT):
+        for number in signals.ending():
             asyncio.get_running_loop().add_signal_handler(number, stop)
         server = Server(settings, PortableFront)
         start = asyncio.ensure_future(_start(server))

@@ -18,6 +18,7 @@ LAYERS = {
     "gateway.repository": 1,
     "gateway.settings": 1,
     "gateway.routes": 1,
+    "gateway.signals": 1,
     "gateway.wire": 1,
     "gateway.telemetry": 1,
     "gateway.backends": 2,

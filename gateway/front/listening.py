@@ -20,11 +20,21 @@ QUIET_SECONDS = 0.3
 #: For those who are cut off at the deadline: how long they have to say so.
 CUT_OFF_SECONDS = 0.05
 BACKLOG = 2048
+#: How long a handshake that is under way may take to end: less, on one machine or in one network.
+HANDSHAKE_SECONDS = 0.02
 #: Whoever comes when so many are there is told to try again.
 MAX_CONNECTIONS = 16_384
 #: Of the process' files; the connections may have the others.
 RESERVED_FILES = 256
 SO_ATTACH_FILTER = 26  # asm-generic/socket.h; Python's socket module does not name it
+#: Classic BPF (code, if true, if false, k): drop a segment whose flags are SYN without ACK.
+_NO_NEWCOMERS = (
+    (0x30, 0, 0, 13),  # load the byte of the TCP header that holds the flags
+    (0x54, 0, 0, 0x12),  # of it SYN and ACK
+    (0x15, 0, 1, 0x02),  # only SYN?
+    (0x06, 0, 0, 0),  # drop
+    (0x06, 0, 0, 0xFFFF_FFFF),  # take
+)
 
 
 class Listening:
@@ -45,7 +55,7 @@ class Listening:
     ) -> None:
         self._make = make
         self._socket = bind(address, port, flag, reuse_port)
-        self._spare = self._socket.dup()
+        self._spare: socket.socket | None = self._socket.dup()
         self.port: int = self._socket.getsockname()[1]
         self._server: asyncio.Server | None = None
 
@@ -56,16 +66,19 @@ class Listening:
     async def stop(self) -> None:
         """Stop listening without resetting a client that has just connected.
 
-        Closing a socket resets the connections in its backlog. So a duplicate keeps it alive until
-        what is in there has been taken in, and whoever has not sent its request yet may do so.
+        Closing a socket resets the connections in its backlog, and those whose handshake is under
+        way. So nobody new is let in first, and a duplicate keeps the socket alive until the others
+        have been taken in; whoever has not sent its request yet may do so.
         """
-        if self._spare.fileno() < 0:
+        spare, self._spare = self._spare, None
+        if spare is None:
             return  # it has stopped
+        refuse_newcomers(spare)
+        await asyncio.sleep(HANDSHAKE_SECONDS)
         if self._server is not None:
             self._server.close()
-        refuse_connections(self._spare)
-        accepted = list(_accept_all(self._spare))
-        self._spare.close()
+        accepted = list(_accept_all(spare))
+        spare.close()
         for connection in accepted:
             loop = asyncio.get_running_loop()
             await loop.connect_accepted_socket(self._make, connection)
@@ -112,17 +125,18 @@ def taken(address: str, port: int, flag: str, reason: str) -> Unavailable:
     )
 
 
-def refuse_connections(listener: socket.socket) -> None:
+def refuse_newcomers(listener: socket.socket) -> None:
     """Let the kernel drop what newly knocks, so that nobody is let in and then reset.
 
-    The knock is repeated by the client's kernel, and refused once the socket is closed. A classic
-    BPF program of one instruction, "return 0", does it (socket(7), SO_ATTACH_FILTER); elsewhere
-    than on Linux the window between the last accept and the close stays.
+    The knock is repeated by the client's kernel, and refused once the socket is closed. A socket
+    filter does it (socket(7), SO_ATTACH_FILTER); elsewhere than on Linux the window between the
+    last accept and the close stays.
     """
     if not sys.platform.startswith("linux"):
         return
-    program = ctypes.create_string_buffer(struct.pack("HBBI", 0x06, 0, 0, 0))
-    pointer = struct.pack("HP", 1, ctypes.addressof(program))
+    instructions = b"".join(struct.pack("HBBI", *each) for each in _NO_NEWCOMERS)
+    program = ctypes.create_string_buffer(instructions)
+    pointer = struct.pack("HP", len(_NO_NEWCOMERS), ctypes.addressof(program))
     with contextlib.suppress(OSError):
         listener.setsockopt(socket.SOL_SOCKET, SO_ATTACH_FILTER, pointer)
 

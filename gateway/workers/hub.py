@@ -20,6 +20,8 @@ log = structlog.get_logger("modelport.workers")
 ANSWER_SECONDS = 2.0
 #: A worker that changes its models and says nothing else for so long hangs.
 HUNG_SECONDS = 10.0
+#: One that answers no question at all for so long is killed, and started again; as gunicorn does.
+KILL_SECONDS = 30.0
 #: How often every worker is asked what it has counted: so much may be lost with it.
 LOOK_SECONDS = 1.0
 
@@ -40,11 +42,12 @@ class Member:
         self.silent_since: float | None = None
 
     @property
-    def hangs(self) -> bool:
+    def silent_seconds(self) -> float | None:
+        """How long it has owed an answer for; None where it owes none that is late."""
         since = self.silent_since
         if since is not None and self.channel.heard_at > since:
             self.silent_since = since = None
-        return since is not None
+        return None if since is None else time.monotonic() - since
 
 
 class Hub:
@@ -91,7 +94,7 @@ class Hub:
         """What every worker answers, or the error; one that is gone meanwhile is left out."""
 
         async def ask(member: Member) -> Any:
-            if member.hangs:
+            if member.silent_seconds is not None:
                 return TimeoutError()
             asked = time.monotonic()
             try:
@@ -227,6 +230,10 @@ class Hub:
         while True:
             await asyncio.sleep(LOOK_SECONDS)
             await self.look()
+            for member in self.joined():
+                if (member.silent_seconds or 0.0) > KILL_SECONDS:
+                    log.error("a worker hangs and is killed", worker=member.number)
+                    member.channel.close()  # whoever says nothing any more is killed
 
     async def follow(self, seconds: float) -> None:
         """Have all workers look at the repository at the same time, for ever."""

@@ -13,6 +13,7 @@ from typing import Any
 import structlog
 from prometheus_client import CollectorRegistry
 
+from gateway import signals
 from gateway.admin import metrics
 from gateway.errors import ModelportError, Unavailable
 from gateway.front.http_listener import HttpListener
@@ -69,7 +70,7 @@ class Supervisor:
     async def serve(self) -> None:
         loop = asyncio.get_running_loop()
         loop.add_signal_handler(signal.SIGCHLD, self._reap)
-        for number in (signal.SIGTERM, signal.SIGINT):
+        for number in signals.ending():
             loop.add_signal_handler(number, self._stop_or_end)
         settings = self._settings
         self._metrics = HttpListener(

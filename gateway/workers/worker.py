@@ -175,7 +175,7 @@ def _leave_signals_to_parent() -> None:
     """It says when the end has come. Not by Python's module: this may not be the main thread."""
     libc = ctypes.CDLL(None)
     libc.signal.argtypes, libc.signal.restype = (ctypes.c_int, ctypes.c_void_p), ctypes.c_void_p
-    for number in (signal.SIGTERM, signal.SIGINT):
+    for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
         libc.signal(number, signal.SIG_IGN)
 
 

@@ -269,6 +269,18 @@ def test_the_exit_timeout_holds_for_a_worker_that_hangs(repository: Repository) 
         gateway.wait_for("a worker did not end in time and is killed", worker=1)
 
 
+@slow
+def test_a_worker_that_hangs_is_killed_and_replaced(repository: Repository) -> None:
+    repository.version(2.0)
+    with serving(repository.root, *TWO) as gateway:
+        before = workers(gateway)
+        os.kill(before[1], signal.SIGSTOP)
+        gateway.wait_for("a worker hangs and is killed", worker=1)
+        eventually(lambda: restarted(before, workers(gateway), 1), "it is replaced")
+        gateway.wait_for("worker started again", worker=1)
+        assert factors(gateway) == {2.0}
+
+
 # -- starts that fail -----------------------------------------------------------------------------
 
 

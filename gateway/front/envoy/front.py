@@ -17,7 +17,7 @@ from gateway.front.envoy.admin import Admin
 from gateway.front.envoy.configuration import NAME
 from gateway.front.envoy.grpc import GrpcApplication
 from gateway.front.envoy.requests import Request, Requests
-from gateway.front.listening import QUIET_SECONDS, refuse_connections
+from gateway.front.listening import QUIET_SECONDS, refuse_newcomers
 from gateway.protocols.asgi import App, Message, Receive, Scope, Send
 from gateway.protocols.grpc_method import Methods
 from gateway.settings import Settings
@@ -113,7 +113,7 @@ class EnvoyFront:
         """Stop listening without resetting a client that has just connected, then wait."""
         with contextlib.ExitStack() as stack:
             for listener in _listeners({self.http_port, self.grpc_port}):
-                refuse_connections(stack.enter_context(listener))
+                refuse_newcomers(stack.enter_context(listener))
         await asyncio.sleep(deadline.earliest(QUIET_SECONDS).remaining() or 0.0)
         await self._post("/drain_listeners")
         while len(self._requests) and not deadline.expired:
