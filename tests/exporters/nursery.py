@@ -12,6 +12,7 @@ import random
 import select
 import signal
 import sys
+import time
 from collections.abc import Callable
 from pathlib import Path
 
@@ -113,10 +114,14 @@ def kill_at_random(repository: Path, times: int) -> int:
         while True:
             properly(repository, random.choice(["a", "b", "c"]))
 
+    started = time.monotonic()
+    for _ in range(5):
+        properly(repository, "a")
+    longest_seconds = 2 * (time.monotonic() - started) / 5
     chance, killed = random.Random(0), 0
     for _ in range(times):
         pid = breed(endless)
-        select.select([], [], [], chance.uniform(0.0, 0.04))
+        select.select([], [], [], chance.uniform(0.0, longest_seconds))
         os.kill(pid, signal.SIGKILL)
         killed += reap(pid) == -signal.SIGKILL
     return killed
