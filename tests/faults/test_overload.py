@@ -218,9 +218,14 @@ def test_a_grpc_deadline_that_passes_is_always_deadline_exceeded(
     with serving(repository.root) as gateway:
         runs = background(count, gateway, turns(gateway, 4.0))
         pending(gateway, 1)
-        codes = {grpc_code(gateway, message(2000), 0.05 + n / 100)[0] for n in range(12)}
-        assert codes == {"DEADLINE_EXCEEDED"}
-        assert not runs.done()
+        codes = []
+        for n in range(12):
+            code = grpc_code(gateway, message(2000), 0.05 + n / 100)[0]
+            if runs.done():  # sooner than meant, where the machine was busier before
+                break
+            codes.append(code)
+        assert len(codes) >= 3
+        assert set(codes) == {"DEADLINE_EXCEEDED"}
         assert runs.result(20).status_code == 200
 
 
