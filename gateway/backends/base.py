@@ -7,7 +7,7 @@ against that signature and answers with outputs in the order asked for.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, Callable
+from collections.abc import AsyncGenerator, Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol, runtime_checkable
@@ -104,6 +104,14 @@ class Backend(Protocol):
 
     def unload(self) -> None:
         """Free everything; called once, when no request is in flight."""
+
+
+@runtime_checkable
+class RoutedBackend(Protocol):
+    """A ``Backend`` that asks other servers."""
+
+    def endpoints(self) -> Iterable[tuple[str, bool]]:
+        """``host:port`` of each, and whether it is ejected."""
 
 
 @runtime_checkable

@@ -6,10 +6,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from tritonclient.grpc import model_config_pb2 as pb
-
 from gateway.errors import InvalidArgument, NotFound, Unavailable
 from gateway.repository.config import ModelConfig
+from gateway.wire.triton_messages import model_config_pb2 as pb
 
 ConfigOf = Callable[[str, int], ModelConfig]
 

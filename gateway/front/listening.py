@@ -47,7 +47,7 @@ class Listening:
 
     def __init__(
         self,
-        make: Callable[[], asyncio.Protocol],
+        make: Callable[[], asyncio.BaseProtocol],
         address: str,
         port: int,
         flag: str,

@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 from gateway.errors import ModelportError
 from gateway.types import Deadline
+from gateway.wire.raw import Buffer
+
+
+def _whole(reply: Any) -> Sequence[Buffer]:
+    return (reply.SerializeToString(),)
 
 
 @dataclass(frozen=True, slots=True)
@@ -18,6 +23,7 @@ class Method:
     streams, or only the reply is. ``statuses`` names the gRPC status of an error's class where the
     dialect's differs from the Open Inference Protocol's. ``refuses`` is asked in an overload, of a
     request's bytes: whether they need not be read, since it is refused whatever it holds.
+    ``parts`` are the bytes of a reply.
     """
 
     request: Any
@@ -27,6 +33,7 @@ class Method:
     reply_streams: bool = False
     statuses: Mapping[type[ModelportError], str] = field(default_factory=dict)
     refuses: Callable[[bytes | memoryview], bool] | None = None
+    parts: Callable[[Any], Sequence[Buffer]] = _whole
 
 
 #: service → method → row

@@ -17,7 +17,6 @@ from dataclasses import dataclass
 from typing import TypeVar
 from urllib.parse import unquote
 
-import grpc
 from google.protobuf.message import DecodeError
 
 from gateway.errors import (
@@ -30,11 +29,13 @@ from gateway.errors import (
 )
 from gateway.routes import Route
 from gateway.types import Deadline
-from gateway.upstream.http2 import PONG_SECONDS, Buffer, Connection, Reset, TooLarge
+from gateway.upstream.http2 import PONG_SECONDS, Connection, Reset, TooLarge
 from gateway.upstream.http2 import Reply as _Reply
 from gateway.upstream.pool import EndpointFailed, Failure, public
 from gateway.wire.http2 import literal
 from gateway.wire.http2_reader import Broken
+from gateway.wire.protobuf import joined
+from gateway.wire.raw import Buffer
 
 T = TypeVar("T")
 
@@ -45,7 +46,13 @@ KEEPALIVE_SECONDS = 310
 ROOTS_VARIABLE = "GRPC_DEFAULT_SSL_ROOTS_FILE_PATH"
 _PREFIX = struct.Struct(">BI")  # not compressed, length
 _MAX_TIMEOUT = 99_999_999  # eight digits
-_STATUSES = {str(status.value[0]): status.name for status in grpc.StatusCode}
+#: By number, https://github.com/grpc/grpc/blob/master/doc/statuscodes.md
+_NAMES = (
+    "OK", "CANCELLED", "UNKNOWN", "INVALID_ARGUMENT", "DEADLINE_EXCEEDED", "NOT_FOUND",
+    "ALREADY_EXISTS", "PERMISSION_DENIED", "RESOURCE_EXHAUSTED", "FAILED_PRECONDITION", "ABORTED",
+    "OUT_OF_RANGE", "UNIMPLEMENTED", "INTERNAL", "UNAVAILABLE", "DATA_LOSS", "UNAUTHENTICATED",
+)  # fmt: skip
+_STATUSES = {str(number): name for number, name in enumerate(_NAMES)}
 _REQUEST = frozenset({"INVALID_ARGUMENT", "OUT_OF_RANGE", "FAILED_PRECONDITION", "ALREADY_EXISTS"})
 
 
@@ -163,9 +170,10 @@ class Call:
 
 
 async def unary(
-    call: Call, message: bytes | Sequence[Buffer], reply: Callable[[bytes], T], limit: Deadline
+    call: Call, message: bytes | Sequence[Buffer], reply: Callable[[memoryview], T], limit: Deadline
 ) -> T:
-    """The reply to ``message``, parsed by ``reply`` (a message class's ``FromString``).
+    """The reply to ``message``, parsed by ``reply`` (a message class's ``FromString``),
+    which may keep it.
 
     ``message`` may come in parts, which are sent as they are. The caller cancels when ``limit``
     has passed; the server is told of it.
@@ -185,7 +193,8 @@ async def unary(
     channel = call.channel
     connection = channel.open() or await channel.connect()
     try:
-        got = await connection.call(block, (prefix, *parts), channel.max_reply_bytes + _PREFIX.size)
+        body = joined((prefix, *parts))
+        got = await connection.call(block, body, channel.max_reply_bytes + _PREFIX.size)
     except TooLarge as error:
         said = "it is larger than the route's max_reply_bytes"
         raise EndpointFailed(Failure.DAMAGED, said) from error
@@ -197,7 +206,7 @@ async def unary(
         raise EndpointFailed(Failure.DAMAGED, "it is no message of the protocol") from error
 
 
-def _content(got: _Reply) -> bytes:
+def _content(got: _Reply) -> memoryview:
     """The message of a reply whose status is OK."""
     headers, trailers = got.headers or {}, got.trailers or {}
     code = headers.get(":status")
@@ -208,16 +217,13 @@ def _content(got: _Reply) -> bytes:
     status = _STATUSES.get(trailers.get("grpc-status", ""), "UNKNOWN")
     if status != "OK":
         raise meant(status, unquote(trailers.get("grpc-message", "")))
-    parts: list[memoryview | bytearray | bytes] = [*got.parts]
-    if not parts or len(parts[0]) < _PREFIX.size:
-        parts = [b"".join(parts)]
-    first = memoryview(parts[0])
-    if len(first) < _PREFIX.size:
+    body = got.body.view()
+    if len(body) < _PREFIX.size:
         raise EndpointFailed(Failure.DAMAGED, "it is cut off")
-    compressed, length = _PREFIX.unpack_from(first)
-    if compressed or length != got.size - _PREFIX.size:
+    compressed, length = _PREFIX.unpack_from(body)
+    if compressed or length != len(body) - _PREFIX.size:
         raise EndpointFailed(Failure.DAMAGED, "it is not one message as it was asked for")
-    return b"".join((first[_PREFIX.size :], *parts[1:]))
+    return body[_PREFIX.size :]
 
 
 def _timeout(seconds: float) -> bytes:

@@ -14,6 +14,7 @@ from collections.abc import Sequence
 from typing import cast
 
 from gateway.wire import http2
+from gateway.wire.body import Body
 from gateway.wire.header_blocks import HeaderBlocks, text
 from gateway.wire.http2 import (
     ACK,
@@ -40,8 +41,9 @@ from gateway.wire.http2 import (
     WORD,
 )
 from gateway.wire.http2_reader import MAX_DATA_BYTES, Broken, Reader
+from gateway.wire.protobuf import joined
+from gateway.wire.raw import Buffer
 
-Buffer = bytes | memoryview
 Headers = dict[str, str]
 
 #: What is received until the connection's window is opened again.
@@ -50,8 +52,6 @@ REFILL_BYTES = 2**30
 UNREAD_LIMIT_BYTES = 2**24
 #: How long a peer may leave a ping, or data, unacknowledged.
 PONG_SECONDS = 20.0
-#: Smaller pieces of a reply are gathered, so that many cost no more memory than their bytes.
-PIECE_BYTES = 512
 _GREETING = b"".join(
     (
         PREFACE,
@@ -80,7 +80,7 @@ class TooLarge(Exception):
 class Reply:
     """What has come of one stream. ``trailers`` are the headers where nothing came between."""
 
-    __slots__ = ("done", "headers", "limit", "parts", "size", "to_send", "trailers", "window")
+    __slots__ = ("body", "done", "headers", "limit", "to_send", "trailers", "window")
 
     def __init__(self, done: asyncio.Future[None], limit: int, window: int) -> None:
         self.done = done
@@ -90,19 +90,10 @@ class Reply:
         self.to_send: deque[memoryview] = deque()
         self.headers: Headers | None = None
         self.trailers: Headers | None = None
-        self.parts: list[memoryview | bytearray] = []
-        self.size = 0
-
-    def add(self, part: memoryview) -> None:
-        if len(part) >= PIECE_BYTES:
-            self.parts.append(part)
-        elif self.parts and isinstance(last := self.parts[-1], bytearray):
-            last += part
-        else:
-            self.parts.append(bytearray(part))
+        self.body = Body()
 
 
-class Connection(Reader, asyncio.Protocol):
+class Connection(Reader, asyncio.BufferedProtocol):
     """Used on its event loop only. ``usable`` until the peer says that it ends, or it breaks."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
@@ -167,17 +158,13 @@ class Connection(Reader, asyncio.Protocol):
             limit = min(self._max_frame, self._window, reply.window)
             if limit <= 0:
                 break
-            part = http2.take(waiting, limit)
-            size = len(part)
+            parts, size = http2.take(waiting, limit)
             self._window -= size
             reply.window -= size
             flags = 0 if waiting else END_STREAM
-            out += (FRAME.pack(size >> 8, size & 255, DATA, flags, stream), part)
+            out += (FRAME.pack(size >> 8, size & 255, DATA, flags, stream), *parts)
         if out and self._transport is not None:
-            if len(out) <= 3 and sum(map(len, out)) < DEFAULT_FRAME_BYTES:
-                self._transport.write(b"".join(out))
-            else:
-                self._transport.writelines(out)
+            self._transport.writelines(joined(out))
 
     def _send_waiting(self) -> None:
         for stream, reply in list(self._replies.items()):
@@ -202,14 +189,14 @@ class Connection(Reader, asyncio.Protocol):
     def check_pong(self) -> None:
         """Drop the connection if the last ping has no answer yet."""
         if self._pinged:
-            self._break(Broken("it does not answer pings"))
+            self.broken(Broken("it does not answer pings"))
 
     def close(self) -> None:
         self.usable = False
         if self._transport is not None:
             self._transport.close()
 
-    # -- asyncio.Protocol ---------------------------------------------------------------------
+    # -- asyncio.BufferedProtocol ---------------------------------------------------------------
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = cast(asyncio.Transport, transport)  # uvloop's is none by name
@@ -219,16 +206,16 @@ class Connection(Reader, asyncio.Protocol):
         self._transport.write(_GREETING)
 
     def connection_lost(self, exc: Exception | None) -> None:
-        self._break(Broken("connection lost", foreign=not self.greeted.done()))
+        self.broken(Broken("connection lost"))
 
     def data_received(self, data: bytes) -> None:
         try:
             self.feed(data)
         except Broken as error:
-            error.foreign = not self.greeted.done()
-            self._break(error)
+            self.broken(error)
 
-    def _break(self, error: Broken) -> None:
+    def broken(self, error: Broken) -> None:
+        error.foreign = not self.greeted.done()
         self.usable = False
         if self._transport is not None:
             self._transport.abort()
@@ -246,13 +233,16 @@ class Connection(Reader, asyncio.Protocol):
             self._received = 0
         reply = self._replies.get(stream)
         if reply is not None:
-            reply.size += len(part)
-            if reply.size > reply.limit:
+            if reply.body.size + len(part) > reply.limit:
                 _fail(reply, TooLarge())
             else:
-                reply.add(part)
+                reply.body.add(part)
             if last:
                 self._end(reply)
+
+    def place(self, stream: int) -> memoryview | None:
+        reply = self._replies.get(stream)
+        return None if reply is None or reply.done.done() else reply.body.place()
 
     def on_frame(self, kind: int, flags: int, stream: int, payload: bytes) -> None:
         if kind == RST_STREAM:

@@ -19,6 +19,7 @@ from typing import Any, TypeVar
 import structlog
 
 from gateway.errors import Internal, ModelportError, TimedOut, Unavailable
+from gateway.timers import TimeLimit
 from gateway.types import Deadline
 
 log = structlog.get_logger("modelport.upstream")
@@ -219,7 +220,7 @@ class Pool:
     ) -> T:
         endpoint.in_flight += 1
         try:
-            async with asyncio.timeout(limit.remaining()):
+            with TimeLimit(limit.remaining()):
                 answer = await attempt(endpoint, limit)
         except EndpointFailed as error:
             self._failed(endpoint, error)

@@ -84,10 +84,16 @@ def _size(number: int) -> bytes:
     return bytes(parts)
 
 
-def take(waiting: deque[memoryview], limit: int) -> memoryview:
-    """At most ``limit`` bytes, above 0, of the first part of ``waiting``; they wait no longer."""
-    part = waiting[0]
-    if len(part) <= limit:
-        return waiting.popleft()
-    waiting[0] = part[limit:]
-    return part[:limit]
+def take(waiting: deque[memoryview], limit: int) -> tuple[list[memoryview], int]:
+    """At most ``limit`` bytes of the front of ``waiting``, and how many; they wait no longer."""
+    taken, size = [], 0
+    while waiting and size < limit:
+        part = waiting[0]
+        if len(part) <= limit - size:
+            waiting.popleft()
+        else:
+            waiting[0] = part[limit - size :]
+            part = part[: limit - size]
+        taken.append(part)
+        size += len(part)
+    return taken, size

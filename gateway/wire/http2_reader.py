@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import threading
+
 from gateway.wire.http2 import (
     CONTINUATION,
     DATA,
@@ -34,6 +36,19 @@ _SIZES = {PRIORITY: 5, RST_STREAM: 4, PING: 8, WINDOW_UPDATE: 4}
 _OF_THE_CONNECTION = frozenset((SETTINGS, PING, GOAWAY))
 _OF_A_STREAM = frozenset((HEADERS, PRIORITY, RST_STREAM, PUSH_PROMISE))
 _PRIORITY_BYTES = 5
+#: What is read from a socket at once, and of what is still to come read straight into its place.
+_READ_BYTES = 2**16
+_PLACED_BYTES = 2**14
+
+
+class _Scratch(threading.local):
+    """For one read at a time: those of an event loop, which is a thread's."""
+
+    def __init__(self) -> None:
+        self.view = memoryview(bytearray(_READ_BYTES))
+
+
+_scratch = _Scratch()
 
 
 class Broken(Exception):
@@ -50,10 +65,13 @@ class Broken(Exception):
 class Reader:
     """``feed`` it; it calls ``on_data``, ``on_headers`` and ``on_frame``, which raise ``Broken``.
 
-    DATA is handed on as it comes, in pieces; of other frames only whole ones.
+    DATA is handed on as it comes, in pieces; of other frames only whole ones. With
+    ``asyncio.BufferedProtocol`` beside it, long DATA is read from the socket into its place.
     """
 
     def __init__(self) -> None:
+        self._scratch = _scratch.view
+        self._place: memoryview | None = None
         self._rest = b""
         # A DATA frame that is not here whole: its stream, what is missing, padding and its end.
         self._data: tuple[int, int, int, bool] | None = None
@@ -74,6 +92,46 @@ class Reader:
     def on_frame(self, kind: int, flags: int, stream: int, payload: bytes) -> None:
         """Any other; its size is right."""
         raise NotImplementedError
+
+    def data_received(self, data: bytes) -> None:
+        """``data`` came."""
+        raise NotImplementedError
+
+    def broken(self, error: Broken) -> None:
+        """What came is not what HTTP/2 allows here."""
+        raise NotImplementedError
+
+    def place(self, stream: int) -> memoryview | None:
+        """Where more of a stream's data goes; None: nowhere yet."""
+        return None
+
+    # -- asyncio.BufferedProtocol -----------------------------------------------------------------
+
+    def get_buffer(self, sizehint: int) -> memoryview:
+        self._place = None
+        if self._data is not None:
+            stream, missing, padding, _ = self._data
+            missing -= padding
+            if missing >= _PLACED_BYTES:
+                place = self.place(stream)
+                if place is not None and len(place) >= _PLACED_BYTES:
+                    self._place = place[:missing]
+                    return self._place
+        return self._scratch
+
+    def buffer_updated(self, nbytes: int) -> None:
+        place = self._place
+        if place is None:
+            self.data_received(bytes(self._scratch[:nbytes]))
+            return
+        self._place = None
+        assert self._data is not None
+        try:
+            self._take(place[:nbytes], 0, *self._data)
+        except Broken as error:
+            self.broken(error)
+
+    # -- frames -----------------------------------------------------------------------------------
 
     @property
     def midway(self) -> bool:

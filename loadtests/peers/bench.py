@@ -32,6 +32,7 @@ from loadtests.peers.sample import Sample
 from loadtests.peers.servers import ALL
 from loadtests.peers.servers.base import Server
 from loadtests.processes import ServerFailed
+from loadtests.report import blocks
 
 PLOTS = Path("docs/benchmarks")
 #: What a start takes, and the checks before every run: for the estimate only.
@@ -107,9 +108,9 @@ def parse(arguments: list[str] | None) -> argparse.Namespace:
 def cases(model: Model, server: Server, options: argparse.Namespace) -> list[Case]:
     """How a server is loaded with a model."""
     loads = options.in_flight or model.in_flight
+    if (server.batching or server.apart) and model.baseline != raw.NAME:
+        return []  # nothing to gain where nothing is computed
     if server.batching:
-        if model.baseline != raw.NAME:
-            return []  # nothing to gain where nothing is computed
         loads = [max(loads)]  # batches form where many requests wait
     found = []
     for protocol in model.protocols:
@@ -168,7 +169,8 @@ def measure_model(
             progress.say(f"{model.name}: starting {name}")
             wanted = dict.fromkeys(case.protocol for case in planned(model, name, options))
             try:
-                context = lineup.started(ALL[name], files, wanted, options.server_core)
+                cores = options.server_core, options.client_core
+                context = lineup.started(ALL[name], files, wanted, *cores)
                 entrants[name] = stack.enter_context(context)
                 warm_up(model, entrants[name], options.client_core)
             except TROUBLE as error:
@@ -286,7 +288,7 @@ def alone() -> Iterator[None]:
 def main(arguments: list[str] | None = None) -> int:
     options = parse(arguments)
     if options.readme:
-        readme.check(options.readme)
+        blocks.check(options.readme, readme.BLOCK)
     if options.report:
         measured, path = loaded(options.report), options.report
     else:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import shutil
 import signal
 import time
@@ -48,8 +49,10 @@ class Entrant:
 
 
 @contextlib.contextmanager
-def started(server: Server, files: Files, protocols: Iterable[str], core: int) -> Iterator[Entrant]:
-    """A server with one checked answer for each of the protocols, stopped.
+def started(
+    server: Server, files: Files, protocols: Iterable[str], core: int, client_core: int
+) -> Iterator[Entrant]:
+    """A server on ``core`` with one checked answer for each of the protocols, stopped.
 
     Raises:
         one of ``TROUBLE``: it cannot be installed, does not start, or answers wrongly.
@@ -77,6 +80,8 @@ def started(server: Server, files: Files, protocols: Iterable[str], core: int) -
                 found = _clients(server, files, protocols, launch)
                 for client in found.values():
                     _answers(client)
+                if server.apart:
+                    _move_loop(process.pid, client_core)
                 entrant = Entrant(process.pid, server.stoppable, found)
                 entrant.rest()
                 yield entrant
@@ -87,6 +92,11 @@ def started(server: Server, files: Files, protocols: Iterable[str], core: int) -
         pausing.send(family, signal.SIGKILL)  # what left the server's group and outlived it
         for folder in command.leftovers:
             shutil.rmtree(folder, ignore_errors=True)
+
+
+def _move_loop(process: int, core: int) -> None:
+    """The process' first thread has the event loop; those that run models stay where they are."""
+    os.sched_setaffinity(process, {core})
 
 
 def _clients(

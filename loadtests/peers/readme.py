@@ -5,28 +5,15 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
-from loadtests.environments import Missing
 from loadtests.peers import models, plots, raw, tables
 from loadtests.peers.results import Results
+from loadtests.report import blocks
 
-BEGIN, END = "<!-- benchmark: begin -->", "<!-- benchmark: end -->"
+BLOCK = "benchmark"
 LEGEND = (
     "A cell is the median of the rounds' requests/s (lowest-highest), **the median of each round's "
     "ratio** to {baseline}, and p50 / p99. Only ratios from one run mean anything."
 )
-
-
-class NoMarkers(Missing):
-    """The file has no place for the report."""
-
-
-def check(readme: Path) -> None:
-    """Raise before an hour's work is done, not after."""
-    if not readme.is_file():
-        raise NoMarkers(f"'{readme}' is no file")
-    before, _, after = readme.read_text().partition(BEGIN)
-    if END not in after or not (before or after):
-        raise NoMarkers(f"'{readme}' lacks the markers '{BEGIN}' and '{END}'")
 
 
 def report(measured: Results, images: dict[str, str]) -> str:
@@ -49,13 +36,11 @@ def report(measured: Results, images: dict[str, str]) -> str:
 
 def write(measured: Results, readme: Path, folder: Path) -> str:
     """Draw the plots into ``folder`` and replace what stands between the markers."""
-    check(readme)
+    blocks.check(readme, BLOCK)
     images = {
         title: os.path.relpath(file, readme.parent)
         for title, file in plots.draw(measured, folder).items()
     }
     text = report(measured, images)
-    before, _, rest = readme.read_text().partition(BEGIN)
-    _, _, after = rest.partition(END)
-    readme.write_text(f"{before}{BEGIN}\n{text}\n{END}{after}")
+    blocks.replace(readme, BLOCK, text)
     return text

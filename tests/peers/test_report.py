@@ -18,7 +18,9 @@ from loadtests.peers import (
 )
 from loadtests.peers.results import Case, Results, Row
 from loadtests.peers.sample import Sample
+from loadtests.report import blocks
 
+BEGIN, END = blocks.markers(readme.BLOCK)
 X2, FRAUD = (models.ALL[name] for name in ("x2", "fraud128"))
 
 
@@ -147,12 +149,12 @@ def test_the_report_replaces_what_stands_between_the_markers(
     measured: Results, tmp_path: Path
 ) -> None:
     file = tmp_path / "README.md"
-    file.write_text(f"before\n{readme.BEGIN}\nold\n{readme.END}\nafter\n")
+    file.write_text(f"before\n{BEGIN}\nold\n{END}\nafter\n")
     for _ in range(2):  # again: nothing grows
         readme.write(measured, file, tmp_path / "docs" / "benchmarks")
         text = file.read_text()
-        assert text.startswith(f"before\n{readme.BEGIN}\nA Processor, 2 cores")
-        assert text.endswith(f"{readme.END}\nafter\n")
+        assert text.startswith(f"before\n{BEGIN}\nA Processor, 2 cores")
+        assert text.endswith(f"{END}\nafter\n")
         assert "old" not in text
         assert text.count("](docs/benchmarks/throughput.svg)") == 1
 
@@ -161,10 +163,10 @@ def test_a_readme_without_markers_is_refused_and_left_alone(
     measured: Results, tmp_path: Path
 ) -> None:
     file = tmp_path / "README.md"
-    file.write_text(f"{readme.END} {readme.BEGIN}")
-    with pytest.raises(readme.NoMarkers, match="benchmark: begin"):
+    file.write_text(f"{END} {BEGIN}")
+    with pytest.raises(blocks.NoMarkers, match="benchmark: begin"):
         readme.write(measured, file, tmp_path)
-    assert file.read_text() == f"{readme.END} {readme.BEGIN}"
+    assert file.read_text() == f"{END} {BEGIN}"
 
 
 def test_the_report_can_be_made_again_without_measuring(

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable
 
 import structlog
-from tritonclient.grpc import model_config_pb2 as pb
 
 from gateway.backends.base import Artifact
 from gateway.errors import Unsupported
+from gateway.wire.triton_messages import model_config_pb2 as pb
 
 log = structlog.get_logger("modelport.backends")
 

@@ -161,7 +161,7 @@ class EmbeddedBackend:
         self._session, self._compute = None, _unloaded
 
     def _run(self, request: InferRequest) -> InferResponse:
-        feed = {tensor.name: tensor.data for tensor in request.inputs}
+        feed = {tensor.name: _aligned(tensor.data) for tensor in request.inputs}
         names = request.outputs or self._output_names
         started = time.perf_counter_ns()
         try:
@@ -200,6 +200,11 @@ class _Output:
         if len(shape) != self._rank + len(batch) or shape[: len(batch)] != batch:
             return False
         return all(shape[i] == d for i, d in self._fixed)
+
+
+def _aligned(data: Array) -> Array:
+    """Runtimes may read with aligned instructions; what was received may lie anywhere."""
+    return data if data.flags.aligned else data.copy()
 
 
 def _unloaded(names: Sequence[str], inputs: dict[str, Array]) -> Sequence[Array]:

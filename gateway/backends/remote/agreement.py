@@ -11,8 +11,6 @@ from collections.abc import AsyncGenerator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol, runtime_checkable
 
-from tritonclient.grpc import model_config_pb2 as pb
-
 from gateway.errors import InvalidArgument
 from gateway.repository import autocomplete
 from gateway.repository import config as configuration
@@ -29,6 +27,7 @@ from gateway.types import (
 )
 from gateway.upstream import EndpointFailed, Failure
 from gateway.validation import Reshape
+from gateway.wire.triton_messages import model_config_pb2 as pb
 
 #: Parameters of a configuration that say what a model takes, rather than how a server runs it.
 SIGNATURE_PARAMETERS = ("axis.", "axes.", "range.", "padding.", "image.")

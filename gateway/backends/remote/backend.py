@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncGenerator, Callable
+from collections.abc import AsyncGenerator, Callable, Iterator
 from contextlib import aclosing
 
 from gateway.backends.base import ELSEWHERE, Artifact
@@ -123,6 +123,11 @@ class RemoteBackend:
     @property
     def problem(self) -> str:
         return self._pool.problem
+
+    def endpoints(self) -> Iterator[tuple[str, bool]]:
+        """``host:port`` of each server, and whether it is ejected."""
+        for endpoint in self._pool.endpoints:
+            yield endpoint.address, endpoint.ejected
 
     async def _probe(self, endpoint: Endpoint) -> None:
         limit = Deadline.after(self._route.connect_timeout_seconds)

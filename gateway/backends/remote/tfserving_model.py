@@ -10,8 +10,6 @@ from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
-from tritonclient.grpc import model_config_pb2
-
 from gateway.backends.remote.agreement import Agreement, Answer, Metadata
 from gateway.errors import InvalidArgument, Unsupported
 from gateway.repository.autocomplete import ArtifactTensor
@@ -21,6 +19,7 @@ from gateway.upstream import EndpointFailed, Failure
 from gateway.wire import tensor_proto
 from gateway.wire.proto import serving_pb2 as pb
 from gateway.wire.proto import tensorflow_pb2
+from gateway.wire.triton_messages import model_config_pb2
 
 DEFAULT_SIGNATURE = "serving_default"
 METADATA_FIELD = "signature_def"

@@ -10,8 +10,6 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from tritonclient.grpc import model_config_pb2 as pb
-
 from gateway.backends.remote.agreement import Metadata
 from gateway.errors import Internal, InvalidArgument, ModelportError
 from gateway.repository import config as configuration
@@ -19,6 +17,7 @@ from gateway.repository.autocomplete import ArtifactTensor
 from gateway.repository.config import ModelConfig, Platform
 from gateway.types import Axis, Datatype, ModelSignature, TensorSpec
 from gateway.upstream import EndpointFailed, Failure
+from gateway.wire.triton_messages import model_config_pb2 as pb
 
 RAW_INPUT, RAW_OUTPUT = "data", "output"
 #: What TorchServe's archiver makes of version 1, and how it is asked.

@@ -1,38 +1,54 @@
 """Open Inference Protocol servers over gRPC: raw tensors both ways.
 
 A message is the concatenation of its parts (protobuf's encoding): what is the same for every
-request is serialised when the model loads, and tensors are sent from where they lie.
+request is serialised once, and tensors are sent from where they lie. Likewise a reply's head, all
+but its tensors, is looked up by its bytes, and its tensors stay where they were received.
 """
 
 from __future__ import annotations
 
 import asyncio
+import math
 from collections.abc import AsyncGenerator
 from contextlib import aclosing
+from functools import lru_cache
 from typing import Any
 
-from tritonclient.grpc import service_pb2 as pb
+import numpy as np
+from google.protobuf.message import DecodeError
 
 from gateway.backends.remote.agreement import Agreement, Answer, Metadata
 from gateway.backends.remote.triton_model import parameters, tensor_metadata
 from gateway.errors import Internal, InvalidArgument, ModelportError
 from gateway.repository.config import ModelConfig
 from gateway.routes import Route
-from gateway.types import Array, Deadline, InferRequest, Parameter
+from gateway.types import NUMPY_DTYPES, Array, Datatype, Deadline, InferRequest, Parameter
 from gateway.upstream import EndpointFailed, Failure, grpc, public
 from gateway.upstream.grpc import MAX_MESSAGE_BYTES, Call
-from gateway.upstream.grpc_stream import StreamChannel
-from gateway.wire import contents, raw
+from gateway.wire import contents, protobuf, raw
 from gateway.wire.raw import Buffer
+from gateway.wire.triton_messages import service_pb2 as pb
 
 _SERVICE = "/inference.GRPCInferenceService/"
 _STREAM = f"{_SERVICE}ModelStreamInfer"
 _FINAL = "triton_final_response"
 _METHODS = ("ModelMetadata", "ModelConfig", "ModelReady", "ModelInfer")
-_LENGTH_DELIMITED = 2
-_RAW_FIELD = pb.ModelInferRequest.DESCRIPTOR.fields_by_name["raw_input_contents"].number
-_RAW_TAG = bytes([_RAW_FIELD << 3 | _LENGTH_DELIMITED])
+_RAW = bytes((protobuf.tag(pb.ModelInferRequest, "raw_input_contents"),))
+_ID = bytes((protobuf.tag(pb.ModelInferRequest, "id"),))
+_REPLY_ID = protobuf.tag(pb.ModelInferResponse, "id")
+_REPLY_RAW = protobuf.tag(pb.ModelInferResponse, "raw_output_contents")
+#: One with parameters is not kept: those may be new every time.
+_REPLY_HEAD = frozenset(
+    protobuf.tag(pb.ModelInferResponse, field)
+    for field in ("model_name", "model_version", "outputs")
+)
 _MAX_INT64 = 2**63 - 1
+#: Heads of messages that are kept, and the bytes of the largest reply's.
+KEPT = 1024
+MAX_HEAD_BYTES = 2048
+
+#: Of an output: name, datatype, shape, bytes.
+_Announced = tuple[str, Datatype, tuple[int, ...], int]
 
 
 class GrpcServer:
@@ -41,7 +57,7 @@ class GrpcServer:
     def __init__(self, route: Route, model: str) -> None:
         self._model = model
         self._route = route
-        self._streams: dict[str, StreamChannel] = {}
+        self._streams: dict[str, Any] = {}  # StreamChannel
         self._channels = {address: grpc.Channel(address, route) for address in route.endpoints}
         self._calls: dict[tuple[str, str], Call] = {
             (address, method): channel.method(_SERVICE + method)
@@ -51,6 +67,7 @@ class GrpcServer:
         self._head = b""
         self._all = b""
         self._outputs: dict[str, bytes] = {}
+        self._announced = lru_cache(KEPT)(self._announce)
 
     async def metadata(self, address: str, version: str, limit: Deadline) -> Metadata:
         message = pb.ModelMetadataRequest(name=self._model, version=version)
@@ -88,13 +105,21 @@ class GrpcServer:
             self._outputs[name] = output.SerializeToString()
         self._all = b"".join(self._outputs.values())
         if agreement.decoupled:
+            from gateway.upstream.grpc_stream import StreamChannel  # and with it gRPC's library
+
             self._streams = {a: StreamChannel(a, self._route) for a in self._route.endpoints}
 
     async def infer(self, address: str, request: InferRequest, limit: Deadline) -> Answer:
         message = self._encode(request, limit)
-        reply = await grpc.unary(
-            self._calls[address, "ModelInfer"], message, pb.ModelInferResponse.FromString, limit
-        )
+        call = self._calls[address, "ModelInfer"]
+        content: memoryview = await grpc.unary(call, message, _as_it_is, limit)
+        answer = self._plain(content, request)
+        if answer is not None:
+            return answer
+        try:
+            reply = pb.ModelInferResponse.FromString(content)
+        except DecodeError as error:
+            raise EndpointFailed(Failure.DAMAGED, "it is no message of the protocol") from error
         return self._decode(reply, request)
 
     async def stream(
@@ -116,24 +141,60 @@ class GrpcServer:
                     yield self._decode(response, request)
 
     def _encode(self, request: InferRequest, limit: Deadline) -> list[Buffer]:
-        message = pb.ModelInferRequest(id=request.id)
-        parts: list[Buffer] = []
+        parts: list[Buffer] = [self._head]
+        if request.id:
+            text = request.id.encode()
+            parts += (_ID, protobuf.varint(len(text)), text)
+        if request.parameters:
+            message = pb.ModelInferRequest()
+            for key, value in parameters(request, limit.remaining()).items():
+                _set(message.parameters[key], key, value)
+            parts.append(message.SerializeToString())
+        blobs: list[Buffer] = []
         for tensor in self._agreement.to_wire(request):
-            message.inputs.add(
-                name=tensor.name, datatype=tensor.datatype.value, shape=tensor.data.shape
-            )
+            parts.append(_input(tensor.name, tensor.datatype, tensor.data.shape))
             blob = raw.encode(tensor)
-            parts += (_RAW_TAG, _varint(len(blob)), blob)
-        for key, value in parameters(request, limit.remaining()).items():
-            _set(message.parameters[key], key, value)
+            blobs += (_RAW, protobuf.varint(len(blob)), blob)
         if request.outputs:
             parts += map(self._outputs.__getitem__, request.outputs)
         else:
             parts.append(self._all)
-        parts += (message.SerializeToString(), self._head)
+        parts += blobs
         if sum(map(len, parts)) > MAX_MESSAGE_BYTES:
             raise InvalidArgument("the request is too large for gRPC, which carries 2 GiB")
         return parts
+
+    def _plain(self, content: memoryview, request: InferRequest) -> Answer | None:
+        """As ``_decode``, of a reply whose tensors are all raw and as they should be; else None."""
+        split = protobuf.split(content, _REPLY_HEAD, _REPLY_ID, _REPLY_RAW, MAX_HEAD_BYTES)
+        if split is None:
+            return None
+        head, _, blobs = split
+        announced = self._announced(head, self._agreement.batch_size(request))
+        if announced is None or len(announced) != len(blobs):
+            return None
+        arrays: dict[str, Array] = {}
+        for (name, datatype, shape, size), blob in zip(announced, blobs, strict=True):
+            if len(blob) != size:
+                return None
+            arrays[name] = np.ndarray(shape, NUMPY_DTYPES[datatype], blob)
+        return Answer(self._agreement.ordered(arrays, len(announced), request))
+
+    def _announce(self, head: bytes, batch: int | None) -> tuple[_Announced, ...] | None:
+        """What ``head`` says of the outputs; None: ``_decode`` has to look at every such reply."""
+        found: list[_Announced] = []
+        try:
+            for item in pb.ModelInferResponse.FromString(head).outputs:
+                known = self._agreement.expect(item.name, item.datatype, item.shape, batch)
+                name, datatype, shape = known
+                raw.parse_shape(name, shape)
+                if item.HasField("contents") or datatype in (Datatype.BYTES, Datatype.BOOL):
+                    return None
+                size = math.prod(shape) * NUMPY_DTYPES[datatype].itemsize
+                found.append((name, datatype, shape, size))
+        except (DecodeError, InvalidArgument, EndpointFailed):
+            return None
+        return tuple(found)
 
     def _decode(self, message: Any, request: InferRequest) -> Answer:
         agreement = self._agreement
@@ -166,19 +227,21 @@ class GrpcServer:
         )
 
 
+def _as_it_is(content: memoryview) -> memoryview:
+    return content
+
+
 def _failed(said: str) -> ModelportError:
     """An error in a stream has no status; of those that ask to try again the words are known."""
     error = grpc.meant("UNAVAILABLE", said)
     return Internal(said) if isinstance(error, EndpointFailed) else error
 
 
-def _varint(number: int) -> bytes:
-    parts = bytearray()
-    while number > 0x7F:
-        parts.append(number & 0x7F | 0x80)
-        number >>= 7
-    parts.append(number)
-    return bytes(parts)
+@lru_cache(KEPT)
+def _input(name: str, datatype: Datatype, shape: tuple[int, ...]) -> bytes:
+    message = pb.ModelInferRequest()
+    message.inputs.add(name=name, datatype=datatype.value, shape=shape)
+    return bytes(message.SerializeToString())
 
 
 def _set(parameter: Any, key: str, value: Parameter) -> None:

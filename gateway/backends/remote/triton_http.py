@@ -7,7 +7,6 @@ from urllib.parse import quote
 
 import numpy as np
 from google.protobuf import json_format
-from tritonclient.grpc import model_config_pb2 as pb
 
 from gateway.backends.remote.agreement import Agreement, Answer, Metadata
 from gateway.backends.remote.triton_model import parameters, tensor_metadata
@@ -20,6 +19,7 @@ from gateway.upstream import EndpointFailed, Failure, http
 from gateway.upstream.http import Reply
 from gateway.wire import json_data, json_text, raw
 from gateway.wire.raw import Buffer
+from gateway.wire.triton_messages import model_config_pb2 as pb
 
 BINARY_EXTENSION = "binary_tensor_data"
 HEADER_LENGTH = "Inference-Header-Content-Length"

@@ -7,6 +7,7 @@ the body is to follow: then it waits for the client to take it, or raises becaus
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Sequence
 from typing import Final
 
 from gateway.front.envoy.requests import Request
@@ -24,6 +25,7 @@ from gateway.protocols.asgi import Message, Scope, Send
 from gateway.protocols.grpc_method import Methods
 from gateway.protocols.http_reply import Headers, refuse
 from gateway.types import Deadline
+from gateway.wire.raw import Buffer
 
 #: Messages of a stream are read ahead of their handler up to so many bytes.
 READ_AHEAD_BYTES = 1024 * 1024
@@ -98,10 +100,11 @@ class _Call:
 
     # -- the answer -------------------------------------------------------------------------------
 
-    def only(self, content: bytes) -> None:
+    def only(self, content: Sequence[Buffer]) -> None:
         send = self._send
         send(_START)
-        send({"type": "http.response.body", "body": framing.frame(content)})
+        prefix = framing.prefix(sum(map(len, content)))
+        send({"type": "http.response.body", "body": b"".join((prefix, *content))})
         send(_OK)
         self._ended = True
 

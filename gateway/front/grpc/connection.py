@@ -37,7 +37,7 @@ _NO_HTTP1 = (
 )
 
 
-class GrpcConnection(Reader, asyncio.Protocol):
+class GrpcConnection(Reader, asyncio.BufferedProtocol):
     """One connection."""
 
     transport: asyncio.Transport
@@ -92,10 +92,13 @@ class GrpcConnection(Reader, asyncio.Protocol):
         if self._preface is not None:
             data = self._greet(self._preface + data)
         try:
-            if data:
-                self.feed(data)
+            self.feed(data)
         except Broken as error:
-            self._break(error)
+            self.broken(error)
+
+    def place(self, stream: int) -> memoryview | None:
+        call = self._streams.get(stream)
+        return None if call is None or self._closing else call.place()
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._closing = True
@@ -119,10 +122,8 @@ class GrpcConnection(Reader, asyncio.Protocol):
         if PREFACE.startswith(data):
             self._preface = data
         else:
-            if b" HTTP/1." in data:
-                self.output.write(_NO_HTTP1)
-            else:
-                self.output.write(http2.settings() + http2.go_away(0, http2.PROTOCOL_ERROR))
+            foreign = http2.settings() + http2.go_away(0, http2.PROTOCOL_ERROR)
+            self.output.write(_NO_HTTP1 if b" HTTP/1." in data else foreign)
             self._linger()
         return b""
 
@@ -352,7 +353,7 @@ class GrpcConnection(Reader, asyncio.Protocol):
         if (self.settled and not self.midway) or self.progress != self._progress:
             self._midway_since, self._progress = now, self.progress
         elif now - self._midway_since > limits.HEAD_SECONDS:
-            self._break(Broken("it stands still within a frame"))
+            self.broken(Broken("it stands still within a frame"))
             return
         for call in list(self._streams.values()):
             if now - call.touched_at > limits.BODY_IDLE_SECONDS and call.waits_for_client():
@@ -376,7 +377,7 @@ class GrpcConnection(Reader, asyncio.Protocol):
         if not self._streams:
             self._linger()
 
-    def _break(self, error: Broken) -> None:
+    def broken(self, error: Broken) -> None:
         if self._closing:
             return
         if self._preface is None:

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Sequence
+
+from gateway.wire.raw import Buffer
 
 #: Replies that are written together, at most.
 MAX_GATHERED = 64
@@ -23,6 +26,11 @@ class Output:
             self.send()
         else:
             self._transport.write(data)
+
+    def write_parts(self, parts: Sequence[Buffer]) -> None:
+        """Something large, from where it lies."""
+        self.send()
+        self._transport.writelines(parts)
 
     def reply(self, data: bytes, last: bool) -> None:
         """A whole, small reply, in one piece with others of this turn of the loop.

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -17,6 +17,7 @@ from gateway.front.grpc.status import Status, parse, status
 from gateway.overload import OVERLOADED
 from gateway.protocols.grpc_method import Method, Methods
 from gateway.types import Deadline
+from gateway.wire.raw import Buffer
 
 log = structlog.get_logger("modelport.front")
 
@@ -85,8 +86,8 @@ class Call(Protocol):
         So the end of the request, and of the client, is seen at once.
         """
 
-    def only(self, content: bytes) -> None:
-        """The one reply, and the end: OK."""
+    def only(self, content: Sequence[Buffer]) -> None:
+        """The one reply, in parts, and the end: OK."""
 
     async def message(self, content: bytes) -> None:
         """One of several replies; returns when there is room for another.
@@ -129,7 +130,7 @@ class Service:
             return Target(refusal=NO_ENCODING)
         return Target(method, encoding, seconds)
 
-    def refuses(self, target: Target, body: bytes | bytearray | memoryview) -> bool:
+    def refuses(self, target: Target, body: bytes | memoryview) -> bool:
         """Whether a call with this body is refused for an overload whatever it holds: ``BUSY``."""
         method = target.method
         if method is None or method.refuses is None or not body or body[0]:
@@ -150,7 +151,7 @@ class Service:
                 if OVERLOADED and method.refuses is not None and method.refuses(content):
                     raise QueueFull
                 reply = await method.handler(parse(method, content), call.deadline)
-                call.only(reply.SerializeToString())
+                call.only(method.parts(reply))
         except ModelportError as error:
             call.end(Ending(status(method, error, call.deadline.remaining()), str(error)))
         except (Gone, asyncio.CancelledError):

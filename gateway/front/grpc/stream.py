@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import struct
 from collections import deque
+from collections.abc import Sequence
 from functools import lru_cache
 from typing import Protocol
 
@@ -21,7 +22,9 @@ from gateway.front.grpc.service import (
     Gone,
 )
 from gateway.front.grpc.status import Status
+from gateway.timers import Timer
 from gateway.types import NO_DEADLINE, Deadline
+from gateway.wire.body import Body
 from gateway.wire.http2 import (
     DATA,
     END_HEADERS,
@@ -35,6 +38,7 @@ from gateway.wire.http2 import (
     take,
     window_update,
 )
+from gateway.wire.raw import Buffer
 
 #: What a call may send before it is read.
 STREAM_WINDOW_BYTES = 1024 * 1024
@@ -82,7 +86,7 @@ class Stream:
     """``Call`` for the gRPC service. ``number`` is HTTP/2's."""
 
     __slots__ = (
-        "_body", "_buffer", "_connection", "_expected", "_expired", "_frames", "_method", "_room",
+        "_body", "_connection", "_expired", "_frames", "_gathered", "_method", "_room",
         "_started", "_tail", "_timer", "_waiter", "begun_at", "complete", "credit", "deadline",
         "ended", "gone", "head", "number", "received", "stalled", "task", "to_send", "touched_at",
         "window",
@@ -100,8 +104,7 @@ class Stream:
         self.credit = STREAM_WINDOW_BYTES
         self.complete = False
         self._body: bytes | memoryview = b""
-        self._buffer: bytearray | None = None
-        self._expected = 0  # bytes of the message, with its prefix, once they are known
+        self._gathered: Body | None = None
         self._frames: Frames | None = None
         self._waiter: asyncio.Future[None] | None = None
         # Of the answer: what the client takes, what waits for that, and what comes last.
@@ -113,14 +116,14 @@ class Stream:
         self._started = self.ended = False
         #: Nobody waits for it; the body stood still; its time is over.
         self.gone = self.stalled = self._expired = False
-        self._timer: asyncio.TimerHandle | None = None
+        self._timer: Timer | None = None
 
     def begin(self) -> None:
         """Start the clock of the client's own deadline."""
         seconds = self.head.target.timeout_seconds
         if seconds is not None:
             self.deadline = Deadline.after(seconds)
-            self._timer = self._connection.loop.call_later(seconds + GRACE_SECONDS, self._expire)
+            self._timer = Timer(self._connection.loop, seconds + GRACE_SECONDS, self._expire)
 
     def _expire(self) -> None:
         self._expired = True
@@ -165,7 +168,7 @@ class Stream:
             self._frames.buffer += part
             if self._waiter is not None and not self._waiter.done():
                 self._waiter.set_result(None)
-        elif last and self._buffer is None:
+        elif last and self._gathered is None:
             self._body = bytes(part)
         else:
             self._gather(part)
@@ -173,36 +176,40 @@ class Stream:
             self._grant()
 
     def _gather(self, part: memoryview) -> None:
-        if self._buffer is None:
-            self._buffer = bytearray()
-        buffer = self._buffer
-        buffer += part
-        if self._method is None or self._method.request_streams:
+        if self._gathered is None:
+            self._gathered = Body()
+        body = self._gathered
+        body.add(part)
+        if self._method is None or self._method.request_streams or not body.expected:
             return
-        if not self._expected and len(buffer) >= framing.PREFIX_BYTES:
-            length = int.from_bytes(buffer[1 : framing.PREFIX_BYTES])
-            self._expected = length + framing.PREFIX_BYTES
-            if length > MAX_MESSAGE_BYTES:
-                self.end(Ending(Status.RESOURCE_EXHAUSTED, str(framing.too_large(length))))
-        if self._expected and len(buffer) > self._expected:
+        length = body.expected - framing.PREFIX_BYTES
+        if length > MAX_MESSAGE_BYTES:
+            self.end(Ending(Status.RESOURCE_EXHAUSTED, str(framing.too_large(length))))
+        elif body.size > body.expected:
             self.end(Ending(Status.INTERNAL, str(framing.not_one_message())))
+
+    def place(self) -> memoryview | None:
+        """Where the rest of a message goes that is under way; None: nowhere yet."""
+        if self.ended or self._gathered is None or self.head.http_status is not None:
+            return None
+        return self._gathered.place()
 
     def _grant(self) -> None:
         """Let the client send on: a message whole, and as much as is read ahead."""
         held, missing = 0, 0
         if self._frames is not None:
             held, missing = len(self._frames), self._frames.missing()
-        elif self._buffer is not None:
-            missing = self._expected - len(self._buffer)
+        elif self._gathered is not None:
+            missing = self._gathered.expected - self._gathered.size
         room = max(STREAM_WINDOW_BYTES - held, missing)
         more = min(room, MAX_WINDOW_BYTES) - self.credit
         if more > 0 and not self.complete and not self.ended:
             self.credit += more
             self._connection.output.write(window_update(self.number, more))
 
-    def come(self) -> bytes | memoryview | bytearray:
+    def come(self) -> bytes | memoryview:
         """Of the body, before anyone has taken it."""
-        return self._body if self._buffer is None else self._buffer
+        return self._body if self._gathered is None else self._gathered.view()
 
     def waits_for_client(self) -> bool:
         """Whether a message is still to come that the handler cannot begin, or go on, without."""
@@ -215,13 +222,13 @@ class Stream:
     # -- the service's call -----------------------------------------------------------------------
 
     async def body(self) -> bytes | memoryview:
-        body = self._body if self._buffer is None else memoryview(self._buffer)
-        self._body, self._buffer = b"", None
+        body = self.come()
+        self._body, self._gathered = b"", None
         return body
 
     def messages(self, frames: Frames) -> Stream:
-        frames.buffer += self._body if self._buffer is None else self._buffer
-        self._body, self._buffer, self._frames = b"", None, frames
+        frames.buffer += self.come()
+        self._body, self._gathered, self._frames = b"", None, frames
         return self
 
     def __aiter__(self) -> Stream:
@@ -241,15 +248,15 @@ class Stream:
             self._grant()
         return content
 
-    def only(self, content: bytes) -> None:
+    def only(self, content: Sequence[Buffer]) -> None:
         if self.gone or self.ended:
             return
         connection, number = self._connection, self.number
-        size = len(content)
+        size = sum(map(len, content))
         body = size + framing.PREFIX_BYTES
         whole = body <= self.window and body <= connection.window and body <= connection.max_frame
         if not whole or connection.writing_paused:
-            self._push(content)
+            self._push(content, size)
             self.end(OK)
             return
         self.ended = True
@@ -261,15 +268,15 @@ class Stream:
         flags = END_HEADERS | END_STREAM
         tail = _trailers.pack(0, len(_OK), HEADERS, flags, number, _OK)
         if body <= COPIED_BYTES:
-            connection.output.reply(b"".join((head, content, tail)), connection.single)
+            connection.output.reply(b"".join((head, *content, tail)), connection.single)
         else:
-            connection.output.write(b"".join((head, content, tail)))
+            connection.output.write_parts((head, *content, tail))
         connection.finished(self)
 
     async def message(self, content: bytes) -> None:
         if self.gone or self.ended:
             raise Gone
-        self._push(content)
+        self._push((content,), len(content))
         self.flush()
         while self.to_send or self._connection.writing_paused:
             self._room = self._connection.loop.create_future()
@@ -284,7 +291,7 @@ class Stream:
         fields = _block(ending)
         block = fields if self._started else _HEAD + fields
         self._tail = headers(self.number, block, True)
-        self._buffer = None
+        self._gathered = None
         self.flush()
 
     def refuse(self, http_status: int) -> None:
@@ -299,39 +306,39 @@ class Stream:
 
     # -- what is sent -----------------------------------------------------------------------------
 
-    def _push(self, content: bytes) -> None:
+    def _push(self, content: Sequence[Buffer], size: int) -> None:
         """A message behind those that wait, and its head before the first."""
         if not self._started:
             self._started = True
             self._connection.output.write(headers(self.number, _HEAD))
-        if len(content) <= COPIED_BYTES:
-            self.to_send.append(memoryview(framing.frame(content)))
-        else:
-            self.to_send += (memoryview(framing.prefix(len(content))), memoryview(content))
+        parts = (framing.prefix(size), *content)
+        if size <= COPIED_BYTES:
+            parts = (b"".join(parts),)
+        self.to_send.extend(memoryview(part) for part in parts if len(part))
 
     def flush(self) -> None:
         """Send what the windows and the transport allow."""
         connection, waiting = self._connection, self.to_send
         while waiting and not connection.writing_paused:
-            out: list[bytes | memoryview] = []
-            gathered = 0
+            out: list[Buffer] = []
+            frames = gathered = 0
             while waiting and gathered < GATHERED_BYTES:
                 limit = min(connection.max_frame, connection.window, self.window)
                 if limit <= 0:
                     break
-                part = take(waiting, limit)
-                size = len(part)
+                parts, size = take(waiting, limit)
                 connection.window -= size
                 self.window -= size
                 gathered += size
-                out += (FRAME.pack(size >> 8, size & 255, DATA, 0, self.number), part)
+                frames += 1
+                out += (FRAME.pack(size >> 8, size & 255, DATA, 0, self.number), *parts)
             if not out:
                 return
-            connection.sent_data(len(out) // 2)
+            connection.sent_data(frames)
             if gathered <= COPIED_BYTES:
                 connection.output.write(b"".join(out))
             else:
-                connection.transport.writelines(out)
+                connection.output.write_parts(out)
         if waiting:
             return
         if self.ended:

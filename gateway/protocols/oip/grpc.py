@@ -11,9 +11,7 @@ from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable
 from contextlib import aclosing, suppress
 from typing import Any
 
-from google.protobuf import json_format
 from grpc_health.v1 import health_pb2
-from tritonclient.grpc import service_pb2 as pb
 
 from gateway.control import Control
 from gateway.dataplane import DataPlane
@@ -38,6 +36,7 @@ from gateway.types import (
     InferRequest,
     InferResponse,
 )
+from gateway.wire.triton_messages import service_pb2 as pb
 
 SERVICE = "inference.GRPCInferenceService"
 HEALTH_SERVICE = "grpc.health.v1.Health"
@@ -82,7 +81,9 @@ class OipGrpc:
             for name, handler in unary.items()
         } | RegionsGrpc(self._shared).methods()
         table["ModelInfer"] = Method(
-            RawRequest, RawReply, self._raw_infer, refuses=self._refuses_infer
+            *(RawRequest, RawReply, self._raw_infer),
+            refuses=self._refuses_infer,
+            parts=RawReply.parts,
         )
         table["ModelStreamInfer"] = Method(
             pb.ModelInferRequest,
@@ -160,7 +161,7 @@ class OipGrpc:
     async def _model_metadata(self, message: Any, _: Deadline) -> Any:
         version = documents.parse_version(message.version)
         document = documents.model_metadata(self._lifecycle, message.name, version)
-        return json_format.ParseDict(document, pb.ModelMetadataResponse())
+        return _message(document, pb.ModelMetadataResponse())
 
     async def _model_config(self, message: Any, _: Deadline) -> Any:
         served = self._lifecycle.get(message.name, documents.parse_version(message.version))
@@ -171,7 +172,7 @@ class OipGrpc:
         document = await documents.model_statistics(
             self._lifecycle, self._control, message.name, version
         )
-        return json_format.ParseDict(document, pb.ModelStatisticsResponse())
+        return _message(document, pb.ModelStatisticsResponse())
 
     async def _check(self, message: Any, _: Deadline) -> Any:
         return health_pb2.HealthCheckResponse(status=await self._health(message.service))
@@ -205,7 +206,7 @@ class OipGrpc:
     async def _repository_index(self, message: Any, _: Deadline) -> Any:
         _refuse_repository(message)
         rows = await self._control.index(message.ready)
-        return json_format.ParseDict({"models": rows}, pb.RepositoryIndexResponse())
+        return _message({"models": rows}, pb.RepositoryIndexResponse())
 
     async def _repository_load(self, message: Any, _: Deadline) -> Any:
         _refuse_repository(message)
@@ -220,6 +221,12 @@ class OipGrpc:
         _refuse_repository(message)
         await self._control.unload(message.model_name)
         return pb.RepositoryModelUnloadResponse()
+
+
+def _message(document: dict[str, Any], message: Any) -> Any:
+    from google.protobuf import json_format  # no start has to wait for it
+
+    return json_format.ParseDict(document, message)
 
 
 def _refuse_repository(message: Any) -> None:

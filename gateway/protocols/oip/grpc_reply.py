@@ -1,40 +1,32 @@
 """``InferResponse`` → ``ModelInferResponse``, as the bytes that are sent.
 
 A message is the concatenation of its fields, so what does not change from reply to reply is
-serialised once, and tensors are copied once; through the message class it would be four times.
+serialised once, and large tensors are sent from where they lie.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from functools import lru_cache
 from typing import Any
-
-from tritonclient.grpc import service_pb2 as pb
 
 from gateway.protocols.oip.shared_memory import REFUSED, Exchange
 from gateway.types import Datatype, InferResponse, Parameter
 from gateway.wire import raw
+from gateway.wire.protobuf import joined, tag, varint
 from gateway.wire.raw import Buffer
+from gateway.wire.triton_messages import service_pb2 as pb
 
 #: Beginnings of replies, and outputs, that are kept, each of some hundred bytes.
 KEPT = 4096
-_LENGTH_DELIMITED = 2
-
-
-def _tag(field: str) -> bytes:
-    number: int = pb.ModelInferResponse.DESCRIPTOR.fields_by_name[field].number
-    return bytes((number << 3 | _LENGTH_DELIMITED,))
-
-
-_ID, _RAW = _tag("id"), _tag("raw_output_contents")
-_ONE_BYTE_LENGTHS = [bytes((length,)) for length in range(128)]
+_ID = bytes((tag(pb.ModelInferResponse, "id"),))
+_RAW = bytes((tag(pb.ModelInferResponse, "raw_output_contents"),))
 
 
 class RawReply:
     """``ModelInferResponse`` as a front needs it: something that serialises."""
 
-    __slots__ = ("_content",)
+    __slots__ = ("_parts",)
 
     def __init__(self, response: InferResponse, shared: Exchange = REFUSED) -> None:
         """Outputs that are expected in shared memory are written there.
@@ -45,7 +37,7 @@ class RawReply:
         parts: list[Buffer] = [_head(response.model_name, response.model_version)]
         if response.id:
             text = response.id.encode()
-            parts += (_ID, _varint(len(text)), text)
+            parts += (_ID, varint(len(text)), text)
         if response.parameters:
             parts.append(_parameters(response.parameters))
         contents: list[Buffer] = []
@@ -54,11 +46,16 @@ class RawReply:
             # Clients look the contents up by an output's position: such a one's are empty.
             is_shared = shared.places and shared.write(tensor)
             content = b"" if is_shared else raw.encode(tensor)
-            contents += (_RAW, _varint(len(content)), content)
-        self._content = b"".join(parts + contents)
+            contents += (_RAW, varint(len(content)), content)
+        parts += contents
+        self._parts = joined(parts)
+
+    def parts(self) -> Sequence[Buffer]:
+        """The message; tensors that are large are still where they were."""
+        return self._parts
 
     def SerializeToString(self) -> bytes:  # noqa: N802 - as protobuf names it
-        return self._content
+        return b"".join(self._parts)
 
 
 def encode(response: InferResponse, shared: Exchange = REFUSED) -> Any:
@@ -85,14 +82,3 @@ def _parameters(parameters: Mapping[str, Parameter]) -> bytes:
         kind = {bool: "bool", int: "int64", float: "double", str: "string"}[type(value)]
         setattr(message.parameters[key], f"{kind}_param", value)
     return bytes(message.SerializeToString())
-
-
-def _varint(number: int) -> bytes:
-    if number < len(_ONE_BYTE_LENGTHS):
-        return _ONE_BYTE_LENGTHS[number]
-    parts = bytearray()
-    while number > 0x7F:
-        parts.append(number & 0x7F | 0x80)
-        number >>= 7
-    parts.append(number)
-    return bytes(parts)

@@ -13,7 +13,6 @@ from typing import Any
 
 import numpy as np
 from google.protobuf.message import DecodeError
-from tritonclient.grpc import service_pb2 as pb
 
 from gateway.errors import InvalidArgument, ModelportError
 from gateway.protocols.oip import documents
@@ -21,25 +20,20 @@ from gateway.protocols.oip import parameters as oip_parameters
 from gateway.protocols.oip.grpc_stream import EMPTY_FINAL_RESPONSE
 from gateway.protocols.oip.shared_memory import REFUSED, REGION, Exchange
 from gateway.types import NUMPY_DTYPES, Array, Datatype, InferRequest, Parameter, Tensor
-from gateway.wire import contents, raw
+from gateway.wire import contents, protobuf, raw
+from gateway.wire.protobuf import tag
+from gateway.wire.triton_messages import service_pb2 as pb
 
 #: Heads that are kept, and the bytes of the largest.
 HEADS = 1024
 MAX_HEAD_BYTES = 2048
-_LENGTH_DELIMITED = 2
-#: Of any length that a message can have.
-_LENGTH_BYTES = 5
-
-
-def _tag(field: str) -> int:
-    number: int = pb.ModelInferRequest.DESCRIPTOR.fields_by_name[field].number
-    return number << 3 | _LENGTH_DELIMITED
-
-
-_ID, _RAW = _tag("id"), _tag("raw_input_contents")
-_NAME, _VERSION = _tag("model_name"), _tag("model_version")
+_TAGS = {field: tag(pb.ModelInferRequest, field) for field in (
+    "id", "raw_input_contents", "model_name", "model_version", "inputs", "outputs"
+)}  # fmt: skip
+_ID, _RAW = _TAGS.pop("id"), _TAGS.pop("raw_input_contents")
+_NAME, _VERSION = _TAGS["model_name"], _TAGS["model_version"]
 #: The fields that make a head. One with parameters is not kept: those may be new every time.
-_HEAD_FIELDS = frozenset(map(_tag, ("model_name", "model_version", "inputs", "outputs")))
+_HEAD_FIELDS = frozenset(_TAGS.values())
 
 
 class RawRequest:
@@ -74,33 +68,11 @@ class _Head:
 
 def _plain(content: bytes | memoryview) -> InferRequest | None:
     """The request, if it is one whose tensors are all raw, and nothing is wrong with it."""
-    offset, end = 0, len(content)
-    head_end = id_at = id_end = 0
-    id_text = ""
-    blobs: list[bytes] = []
-    try:
-        while offset < end:
-            tag, length, start = content[offset], content[offset + 1], offset + 2
-            if length > 0x7F:
-                length, start = _varint(content, offset + 1)
-            stop = start + length
-            if tag == _RAW:
-                if not blobs:
-                    head_end = offset
-                # Copied: in place, hardly any would lie where its datatype has to.
-                blobs.append(bytes(content[start:stop]))
-            elif blobs:
-                return None
-            elif tag == _ID and not id_end:
-                id_at, id_end, id_text = offset, stop, str(content[start:stop], "utf-8")
-            elif tag not in _HEAD_FIELDS:
-                return None
-            offset = stop
-    except (IndexError, UnicodeDecodeError):
+    parts = protobuf.split(content, _HEAD_FIELDS, _ID, _RAW, MAX_HEAD_BYTES)
+    if parts is None:
         return None
-    if offset != end or not blobs or head_end > MAX_HEAD_BYTES:
-        return None
-    head = _head(bytes(content[:id_at]) + bytes(content[id_end:head_end]))
+    head_bytes, id_text, blobs = parts
+    head = _head(head_bytes)
     if head is None or len(head.inputs) != len(blobs):
         return None
     tensors = []
@@ -121,25 +93,14 @@ def model_of(content: bytes | memoryview) -> tuple[str, int]:
     """
     found, offset = {_NAME: "", _VERSION: ""}, 0
     try:
-        for tag in found:
-            if offset < len(content) and content[offset] == tag:
-                length, start = _varint(content, offset + 1)
+        for field in found:
+            if offset < len(content) and content[offset] == field:
+                length, start = protobuf.read_varint(content, offset + 1)
                 offset = start + length
-                found[tag] = str(content[start:offset], "utf-8")
+                found[field] = str(content[start:offset], "utf-8")
         return found[_NAME], documents.parse_version(found[_VERSION])
     except (IndexError, UnicodeDecodeError, ModelportError):
         return "", 0
-
-
-def _varint(content: bytes | memoryview, offset: int) -> tuple[int, int]:
-    """The number at ``offset``, which has at most ``_LENGTH_BYTES``, and the offset behind it."""
-    number = 0
-    for index in range(_LENGTH_BYTES):
-        byte = content[offset + index]
-        number |= (byte & 0x7F) << 7 * index
-        if byte <= 0x7F:
-            return number, offset + index + 1
-    raise IndexError
 
 
 @lru_cache(HEADS)

@@ -17,12 +17,11 @@ from contextlib import aclosing
 from dataclasses import dataclass
 from typing import Any
 
-from tritonclient.grpc import service_pb2 as pb
-
 from gateway.errors import ModelportError, TimedOut, Unavailable
 from gateway.lifecycle import Lifecycle
 from gateway.protocols.oip import documents
 from gateway.types import Deadline
+from gateway.wire.triton_messages import service_pb2 as pb
 
 #: Requests of one stream that may be in progress.
 STREAM_WINDOW = 64

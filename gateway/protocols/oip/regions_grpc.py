@@ -4,11 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
-from tritonclient.grpc import service_pb2 as pb
-
 from gateway.protocols.grpc_method import Method
 from gateway.protocols.oip.shared_memory import SharedMemory, cuda_status, refuse_cuda
 from gateway.types import Deadline
+from gateway.wire.triton_messages import service_pb2 as pb
 
 
 class RegionsGrpc:

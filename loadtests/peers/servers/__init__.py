@@ -20,6 +20,7 @@ ALL: dict[str, Server] = {
     for server in (
         modelport.PORTABLE,
         modelport.ENVOY,
+        modelport.APART,
         modelport.BATCHING,
         bare.PORTABLE,
         bare.ENVOYS,

@@ -47,7 +47,9 @@ class Server:
     ``encodings``: what it understands over HTTP, ``json`` and ``binary``. ``one_port``: gRPC comes
     to the port of HTTP. ``batching``: it is measured with dynamic batching on, and only where that
     matters. ``perf_analyzer``: it serves the model configuration, which that client asks for.
-    ``stoppable``: it bears a SIGSTOP while others are measured.
+    ``stoppable``: it bears a SIGSTOP while others are measured. ``apart``: its event loop is on the
+    clients' core, so that the model's threads have the server's core to themselves, as the raw loop
+    has; measured only where that matters.
     """
 
     name: str
@@ -60,5 +62,6 @@ class Server:
     perf_analyzer: bool = False
     one_port: bool = False
     batching: bool = False
+    apart: bool = False
     stoppable: bool = True
     ready_path: str = "/v2/models/{model}/ready"

@@ -48,4 +48,10 @@ ENVOY = Server(
     functools.partial(on_front, "envoy"),
     perf_analyzer=True,
 )
+APART = Server(
+    "modelport-apart",
+    "portable front, its event loop on the clients' core: the server's is the model's alone",
+    functools.partial(on_front, "portable"),
+    apart=True,
+)
 BATCHING = Server("modelport-batching", "default front, dynamic batching", command, batching=True)

@@ -1,0 +1,131 @@
+"""Time limits: what ``asyncio.timeout`` promises, at a tenth of its price."""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import weakref
+from collections.abc import Callable
+
+import pytest
+
+from gateway import timers
+from gateway.timers import TimeLimit, Timer
+
+
+@pytest.fixture
+def fast_tick(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is 40 ms off is far off."""
+    monkeypatch.setattr(timers, "TICK_SECONDS", 0.02)
+
+
+async def test_a_near_limit_ends_the_block() -> None:
+    limit = TimeLimit(0.01)
+    with pytest.raises(TimeoutError), limit:
+        await asyncio.Event().wait()
+    assert limit.expired
+    task = asyncio.current_task()
+    assert task is not None
+    assert not task.cancelling()
+
+
+async def test_a_limit_of_nothing_ends_the_block_at_once() -> None:
+    with pytest.raises(TimeoutError), TimeLimit(0.0):
+        await asyncio.Event().wait()
+
+
+async def test_a_far_limit_ends_the_block_neither_early_nor_late(fast_tick: None) -> None:
+    loop = asyncio.get_running_loop()
+    for seconds in (0.05, 0.09, 0.2):
+        started = loop.time()
+        with pytest.raises(TimeoutError), TimeLimit(seconds):
+            await asyncio.Event().wait()
+        assert seconds - 0.005 <= loop.time() - started < seconds + 0.5
+
+
+async def test_no_limit_is_none() -> None:
+    with TimeLimit(None) as limit:
+        await asyncio.sleep(0)
+    assert not limit.expired
+
+
+async def test_a_block_that_ends_in_time_is_left_alone(fast_tick: None) -> None:
+    for seconds in (0.01, 0.06):
+        with TimeLimit(seconds):
+            await asyncio.sleep(0)
+    ended = asyncio.Event()
+    Timer(asyncio.get_running_loop(), 0.2, ended.set)
+    await ended.wait()  # later than either limit
+
+
+async def test_a_cancellation_from_outside_is_none_of_the_limit() -> None:
+    entered = asyncio.Event()
+
+    async def work() -> None:
+        with TimeLimit(30.0):
+            entered.set()
+            await asyncio.Event().wait()
+
+    task = asyncio.create_task(work())
+    await entered.wait()
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+
+
+async def test_a_cancellation_at_the_moment_of_the_limit_stays_one() -> None:
+    entered = asyncio.Event()
+
+    async def work(limit: TimeLimit) -> None:
+        with limit:
+            entered.set()
+            await asyncio.Event().wait()
+
+    limit = TimeLimit(30.0)
+    task = asyncio.create_task(work(limit))
+    await entered.wait()
+    limit._expire()
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+
+
+async def test_the_outer_of_two_limits_is_not_taken_for_the_inner_one() -> None:
+    outer, inner = TimeLimit(0.01), TimeLimit(30.0)
+    with pytest.raises(TimeoutError), outer, inner:
+        await asyncio.Event().wait()
+    assert outer.expired
+    assert not inner.expired
+
+
+async def test_timers_that_are_cancelled_leave_nothing_behind() -> None:
+    class Owner:
+        def __init__(self) -> None:
+            self.timer = Timer(asyncio.get_running_loop(), 60.0, self.on_time)
+
+        def on_time(self) -> None: ...
+
+    gc.disable()
+    try:
+        owners = [Owner() for _ in range(100)]
+        watched: list[Callable[[], object]] = [weakref.ref(owner) for owner in owners]
+        for owner in owners:
+            owner.timer.cancel()
+        del owner, owners
+        assert not any(each() for each in watched)
+    finally:
+        gc.enable()
+
+
+async def test_every_timer_runs_once_and_cancelled_ones_never(fast_tick: None) -> None:
+    loop, ran = asyncio.get_running_loop(), list[int]()
+    last = asyncio.Event()
+    made = [
+        Timer(loop, 0.03 + number / 1000, lambda number=number: ran.append(number))  # type: ignore[misc]
+        for number in range(100)
+    ]
+    for number in range(0, 100, 3):
+        made[number].cancel()
+    Timer(loop, 0.2, last.set)
+    await last.wait()
+    assert sorted(ran) == [number for number in range(100) if number % 3]
