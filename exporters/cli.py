@@ -15,6 +15,7 @@ import click
 
 from exporters.errors import OneLineCommand, UsageError, missing_extra
 from exporters.models import REGISTRY
+from gateway.repository.storage.location import Repository
 
 if TYPE_CHECKING:
     from exporters.evaluation import Evaluation
@@ -70,10 +71,10 @@ FORMAT_NAMES = "onnx|torchscript|savedmodel|tflite|pt2|aoti|all"
 )
 @click.option(
     "--repository",
-    type=click.Path(path_type=Path),
+    type=Repository(),
     default=Path("model_repository"),
     show_default=True,
-    help="The model repository to publish into.",
+    help="The model repository to publish into: a folder, or s3://, gs:// or az://BUCKET/PREFIX.",
 )
 @click.option("--model-version", default="auto", show_default=True, metavar="N|auto")
 @click.option(

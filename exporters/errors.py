@@ -68,6 +68,7 @@ _EXTRAS = {
     "ai_edge_litert": "litert",
     "transformers": "huggingface",
     "peft": "huggingface",
+    **dict.fromkeys(("locust", "hdrh", "psutil", "scipy", "jinja2", "matplotlib"), "load"),
 }
 
 

@@ -32,6 +32,7 @@ from gateway.errors import Unsupported
 from gateway.repository import config, signing
 from gateway.repository.config import PLATFORMS, ModelConfig
 from gateway.repository.manifest import files_of
+from gateway.repository.storage.location import Location
 from gateway.types import Array
 
 DTYPES = ("fp32", "fp16", "bf16")
@@ -64,7 +65,7 @@ class ExportRequest:
     checks: Checks = field(default_factory=Checks)
     name: str | None = None
     name_template: str | None = None
-    repository: Path = DEFAULT_REPOSITORY
+    repository: Path | Location = DEFAULT_REPOSITORY
     version: int | None = None
     data: Path | None = None
     sign_key: Path | None = None
@@ -79,7 +80,7 @@ class ExportResult:
     format: str
     precision: str
     version: int | None
-    path: Path
+    path: Path | Location
     size_bytes: int
     proof: Proof
     seconds: float
@@ -92,7 +93,7 @@ class _Artifact:
     row: Format
     target: Target
     config: ModelConfig
-    folder: Path
+    folder: Path | Location
     filename: str
     staged: Path = Path()
     proof: Proof | None = None
@@ -192,7 +193,7 @@ def _fill(template: str, name: str, row: Format, target: Target) -> str:
         ) from error
 
 
-def _destination(request: ExportRequest, row: Format, several: bool) -> tuple[Path, str]:
+def _destination(request: ExportRequest, row: Format, several: bool) -> tuple[Path | Location, str]:
     """The folder to write into and the artifact's file name in it."""
     default = row.platform.default_filename
     if request.output is None:
@@ -275,6 +276,7 @@ def _deliver(request: ExportRequest, artifact: _Artifact) -> ExportResult:
             )
             version, path = done.version, done.path
         else:
+            assert isinstance(artifact.folder, Path)
             publish.deliver(artifact.staged, artifact.folder)
             version, path = None, artifact.folder / artifact.filename
     assert artifact.proof is not None
@@ -291,7 +293,7 @@ def _deliver(request: ExportRequest, artifact: _Artifact) -> ExportResult:
 
 
 @contextmanager
-def _writing_to(folder: Path) -> Iterator[None]:
+def _writing_to(folder: Path | Location) -> Iterator[None]:
     try:
         yield
     except OSError as error:

@@ -6,6 +6,8 @@
 
 The owner holds a lock on its staging folder for as long as it lives, so a folder that can be locked
 belongs to a dead process and is swept away by the next publisher.
+
+Object storage has neither renames nor locks: see ``publish_storage``.
 """
 
 from __future__ import annotations
@@ -17,7 +19,7 @@ import os
 import re
 import shutil
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -27,6 +29,7 @@ from gateway.errors import AlreadyExists, InvalidArgument
 from gateway.repository import config, manifest, signing
 from gateway.repository.config import ModelConfig
 from gateway.repository.scan import MAX_VERSION, VERSION_NAME
+from gateway.repository.storage.location import Location
 
 STAGING_PREFIX = ".modelport-"
 _STAGED_MODEL = "model"
@@ -44,7 +47,7 @@ class Published:
 
     name: str
     version: int
-    path: Path
+    path: Path | Location
 
 
 def check_name(name: str) -> None:
@@ -73,11 +76,17 @@ def parse_version(text: str) -> int | None:
 
 
 @contextlib.contextmanager
-def staging(repository: Path) -> Iterator[Path]:
-    """An empty folder to write a version into, on the repository's filesystem.
+def staging(repository: Path | Location) -> Iterator[Path]:
+    """An empty folder to write a version into, on the repository's filesystem if it has one.
 
     It is gone afterwards, and so is a repository that did not exist and was not published to.
     """
+    if isinstance(repository, Location):
+        with tempfile.TemporaryDirectory(prefix=STAGING_PREFIX) as temporary:
+            version = Path(temporary) / _STAGED_MODEL / _STAGED_VERSION
+            version.mkdir(parents=True)
+            yield version
+        return
     created = _make_folders(repository)
     _sweep(repository)
     try:
@@ -91,7 +100,9 @@ def staging(repository: Path) -> Iterator[Path]:
                 path.rmdir()
 
 
-def publish(staged: Path, repository: Path, wanted: ModelConfig, version: int | None) -> Published:
+def publish(
+    staged: Path, repository: Path | Location, wanted: ModelConfig, version: int | None
+) -> Published:
     """Make what lies in ``staged`` visible as a version of ``wanted.name``.
 
     Args:
@@ -106,6 +117,10 @@ def publish(staged: Path, repository: Path, wanted: ModelConfig, version: int | 
     manifest.write(staged)
     model = staged.parent
     (model / config.FILENAME).write_text(config.to_text(wanted))
+    if isinstance(repository, Location):
+        from exporters import publish_storage
+
+        return publish_storage.publish(staged, repository, wanted, version)
     _sync_tree(model)
     target = repository / wanted.name
     while True:
@@ -123,9 +138,17 @@ def publish(staged: Path, repository: Path, wanted: ModelConfig, version: int | 
             return Published(wanted.name, number, path)
 
 
-def free_version(repository: Path, wanted: ModelConfig, version: int | None) -> int:
+def free_version(repository: Path | Location, wanted: ModelConfig, version: int | None) -> int:
     """The number that ``wanted`` may be published under now; errors as ``publish``."""
-    existing = _existing_versions(repository / wanted.name, wanted)
+    if isinstance(repository, Location):
+        from exporters import publish_storage
+
+        return publish_storage.free_version(repository, wanted, version)
+    return next_version(_existing_versions(repository / wanted.name, wanted), wanted, version)
+
+
+def next_version(existing: Collection[int], wanted: ModelConfig, version: int | None) -> int:
+    """``version``, or the number after ``existing``; errors as ``publish``."""
     number = version or max(existing, default=0) + 1
     if number in existing:
         raise AlreadyExists(
@@ -163,14 +186,23 @@ def _existing_versions(target: Path, wanted: ModelConfig) -> set[int]:
     if _is_new(target):
         return set()
     try:
-        text = (target / config.FILENAME).read_text()
-        there = config.complete(config.parse(text), wanted.name)
-        same = _contract(there) == _contract(config.complete(wanted, wanted.name))
+        check_contract((target / config.FILENAME).read_bytes(), wanted)
     except (FileNotFoundError, NotADirectoryError):
+        check_contract(None, wanted)
+    return {int(p.name) for p in target.iterdir() if VERSION_NAME.match(p.name)}
+
+
+def check_contract(content: bytes | None, wanted: ModelConfig) -> None:
+    """Raises ``UsageError`` unless a model whose configuration this is may get a version of
+    ``wanted``. None: it has no configuration."""
+    if content is None:
         raise UsageError(
             f"'{wanted.name}' is in the repository without a {config.FILENAME}; add one, or use "
             "another --name"
-        ) from None
+        )
+    try:
+        there = config.complete(config.parse(content.decode()), wanted.name)
+        same = _contract(there) == _contract(config.complete(wanted, wanted.name))
     except (InvalidArgument, UnicodeDecodeError) as error:
         raise UsageError(
             f"the {config.FILENAME} of '{wanted.name}' does not parse: {error}; correct it, or use "
@@ -182,7 +214,6 @@ def _existing_versions(target: Path, wanted: ModelConfig) -> set[int]:
             "max_batch_size or platform; use another --name, or the same --max-batch-size and "
             "--model-kwargs"
         )
-    return {int(p.name) for p in target.iterdir() if VERSION_NAME.match(p.name)}
 
 
 def _contract(there: ModelConfig) -> object:

@@ -5,6 +5,7 @@ Importing this imports neither torch nor a runtime, so that ``--help`` is instan
 
 from __future__ import annotations
 
+import contextlib
 import json
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -13,6 +14,7 @@ import click
 
 from exporters.cli import progress_bar
 from exporters.errors import OneLineCommand, UsageError, missing_extra
+from gateway.repository.storage.location import Location, Repository
 
 if TYPE_CHECKING:
     from exporters.verify import Checked, Proven
@@ -21,7 +23,7 @@ _FILE = click.Path(path_type=Path)
 
 
 @click.command(cls=OneLineCommand)
-@click.argument("path", type=_FILE)
+@click.argument("path", type=Repository())
 @click.option("--integrity", is_flag=True, help="Check the files alone; run nothing.")
 @click.option(
     "--public-key",
@@ -50,9 +52,14 @@ _FILE = click.Path(path_type=Path)
 )
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON document.")
 def verify(
-    path: Path, integrity: bool, public_keys: tuple[Path, ...], as_json: bool, **given: Any
+    path: Path | Location,
+    integrity: bool,
+    public_keys: tuple[Path, ...],
+    as_json: bool,
+    **given: Any,
 ) -> None:
-    """Check the version at PATH, or the newest version of the model at PATH.
+    """Check the version at PATH, or the newest version of the model at PATH: a folder, or
+    s3://, gs:// or az://BUCKET/PREFIX/MODEL/VERSION.
 
     First its files: manifest, certificate, signature. Then the proof, with the certificate's seed,
     samples and tolerances, against the checkpoint that it names; this runs the artifact.
@@ -72,14 +79,21 @@ def verify(
             raise missing_extra(error) from error
 
         keys = [signing.load_public_key(key) for key in public_keys]
-        checked = verification.check(verification.find_version(path), keys)
-        proven = None
-        if not integrity:
-            proven = verification.prove(checked, verification.Given(**given), progress)
+        with contextlib.ExitStack() as stack:
+            if isinstance(path, Location):
+                from exporters import verify_storage
+
+                version = stack.enter_context(verify_storage.copied(path))
+            else:
+                version = verification.find_version(path)
+            checked = verification.check(version, keys)
+            proven = None
+            if not integrity:
+                proven = verification.prove(checked, verification.Given(**given), progress)
     if as_json:
         click.echo(json.dumps(_document(checked, proven), indent=2))
     else:
-        _print(checked, proven)
+        _print(checked, proven, str(path) if isinstance(path, Location) else str(checked.path))
 
 
 def _document(checked: Checked, proven: Proven | None) -> dict[str, Any]:
@@ -110,7 +124,7 @@ def _document(checked: Checked, proven: Proven | None) -> dict[str, Any]:
     return document
 
 
-def _print(checked: Checked, proven: Proven | None) -> None:
+def _print(checked: Checked, proven: Proven | None, where: str) -> None:
     document = _document(checked, proven)
     signature = "none"
     if checked.signer is not None:
@@ -118,7 +132,7 @@ def _print(checked: Checked, proven: Proven | None) -> None:
         signature = f"{verified}: key {checked.signer}"
     rows = {
         "model": checked.model,
-        "version": f"{checked.number} ({click.format_filename(checked.path)})",
+        "version": f"{checked.number} ({click.format_filename(where)})",
         "artifact": f"{document['format']}, {document['size_bytes'] / 1e6:.2f} MB",
         "files": f"{document['files']}, as in manifest and certificate",
         "signature": signature,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -13,8 +14,9 @@ from gateway.backends import Versions
 from gateway.errors import InvalidArgument, ModelportError, Unavailable
 from gateway.repository import scan
 from gateway.repository.scan import MAX_CONFIG_BYTES, MAX_VERSION, ModelEntry, VersionEntry
+from gateway.repository.storage.location import Location
 from gateway.routes import Route
-from gateway.settings import Settings
+from gateway.settings import ModelControlMode, Settings
 
 log = structlog.get_logger("modelport.lifecycle")
 
@@ -22,11 +24,89 @@ log = structlog.get_logger("modelport.lifecycle")
 ANSWER_SECONDS = 5.0
 
 
+#: Where a storage does not answer, the next look is so long after, then twice as long, ...
+FIRST_WAIT_SECONDS = 0.5
+LAST_WAIT_SECONDS = 60.0
+#: How often more a storage is looked at where something in it may still be being written.
+SETTLING_LOOKS = 5
+
+
+class Storage:
+    """A repository in object storage, and what was last found in it.
+
+    Without a word of the storage what was found stays; that it is so is logged once.
+    """
+
+    def __init__(self, location: Location, settings: Settings) -> None:
+        # Not for those who serve folders alone: it takes a while.
+        from gateway.repository.storage.mirror import Mirror, default_cache
+        from gateway.repository.storage.survey import SETTLE_SECONDS
+
+        self._settle_seconds = SETTLE_SECONDS
+        self._mirror = Mirror(location, settings.repository_cache or default_cache())
+        self._location = str(location)
+        self._polling = settings.model_control_mode is ModelControlMode.POLL
+        self.found: dict[str, ModelEntry] | None = None
+        self._reason = ""
+        self._failures = 0
+        self._retry_at = 0.0
+
+    async def look(self) -> None:
+        """Bring ``found`` up to date; the first time it waits until the storage answers.
+
+        Raises:
+            ModelportError: it never has, and waiting is of no use; or it does not, and whoever
+                controls the models must know.
+        """
+        first = self.found is None
+        if not first and self._polling and time.monotonic() < self._retry_at:
+            return
+        while not await self._try(first):
+            if not first:
+                return
+            await asyncio.sleep(self._retry_at - time.monotonic())
+        for _ in range(SETTLING_LOOKS):
+            if not self._mirror.unsettled or not (first or not self._polling):
+                return
+            await asyncio.sleep(self._settle_seconds)
+            if not await self._try(first):
+                return
+
+    async def _try(self, first: bool) -> bool:
+        try:
+            self.found = await asyncio.to_thread(self._mirror.look)
+        except ModelportError as error:
+            if first and not isinstance(error, Unavailable):
+                raise type(error)(f"{self._location}: {error}") from None
+            self._failed(str(error))
+            if not first and not self._polling:
+                raise Unavailable(f"a model repository cannot be read: {error}") from None
+            return False
+        if self._failures:
+            log.info("storage is read again", repository=self._location)
+        self._failures, self._reason = 0, ""
+        return True
+
+    def _failed(self, reason: str) -> None:
+        wait = min(FIRST_WAIT_SECONDS * 2 ** min(self._failures, 10), LAST_WAIT_SECONDS)
+        self._failures += 1
+        self._retry_at = time.monotonic() + wait
+        if reason != self._reason:
+            self._reason = reason
+            log.error(
+                "storage cannot be read, and is tried again",
+                repository=self._location, reason=reason,
+            )  # fmt: skip
+
+
 class Discovery:
     """Looks; changes nothing."""
 
     def __init__(self, settings: Settings, find_versions: Callable[[str], Versions]) -> None:
-        self._repositories = settings.model_repositories
+        self._repositories = [
+            each if isinstance(each, Path) else Storage(each, settings)
+            for each in settings.model_repositories
+        ]
         self._routes = settings.routes.models
         self._find_versions = find_versions
 
@@ -35,7 +115,10 @@ class Discovery:
 
         Raises:
             Unavailable: a repository cannot be listed.
+            ModelportError: a storage refuses to be.
         """
+        storages = [each for each in self._repositories if isinstance(each, Storage)]
+        await asyncio.gather(*(storage.look() for storage in storages))
         try:
             return await asyncio.to_thread(self._scan)
         except OSError as error:
@@ -43,7 +126,10 @@ class Discovery:
             raise Unavailable(f"a model repository cannot be read: {reason}") from error
 
     def _scan(self) -> dict[str, ModelEntry]:
-        found = scan.scan(self._repositories)
+        found = scan.together(
+            scan.scan_folder(each) if isinstance(each, Path) else each.found or {}
+            for each in self._repositories
+        )
         for name, route in self._routes.items():
             if name not in found:
                 found[name] = _entry(name, route)

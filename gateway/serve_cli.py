@@ -12,6 +12,7 @@ from typing import Any
 
 import click
 
+from gateway.repository.storage.location import Repository
 from gateway.settings import (
     AspiredVersionPolicy,
     FrontKind,
@@ -91,9 +92,15 @@ class Serve(click.Command):
     "--model-repository",
     "--model-store",
     "model_repositories",
-    type=click.Path(path_type=Path),
+    type=Repository(),
     multiple=True,
-    help="Folder of models; give it more than once for more folders.",
+    help="Folder of models, or s3://, gs:// or az://BUCKET/PREFIX. Repeatable.",
+)
+@click.option(
+    "--repository-cache",
+    metavar="DIR",
+    type=click.Path(path_type=Path, file_okay=False),
+    help="Where models of object storage are kept.  [default: the user's cache folder]",
 )
 @click.option(
     "--routes",
@@ -346,7 +353,7 @@ def _settings(
     if options["load_models"] and model_control_mode != ModelControlMode.EXPLICIT:
         raise click.UsageError("--load-model requires --model-control-mode=explicit as well")
     for repository in options["model_repositories"]:
-        if not repository.is_dir():
+        if isinstance(repository, Path) and not repository.is_dir():
             raise click.UsageError(
                 f"--model-repository '{repository}' is not a folder; 'modelport demo' or "
                 "'modelport export' makes one"

@@ -13,6 +13,7 @@ from gateway.routes import Routes
 
 if TYPE_CHECKING:
     from gateway.repository.signing import PublicKey
+    from gateway.repository.storage.location import Location
 
 
 class ModelControlMode(StrEnum):
@@ -55,11 +56,13 @@ class VertexAi:
 
 @dataclass(frozen=True, slots=True)
 class Settings:
-    #: May be empty where ``routes`` name models.
-    model_repositories: tuple[Path, ...]
+    #: Folders, and locations in object storage. May be empty where ``routes`` name models.
+    model_repositories: tuple[Path | Location, ...]
     model_control_mode: ModelControlMode = ModelControlMode.NONE
     load_models: tuple[str, ...] = ()
     repository_poll_seconds: float = 15.0
+    #: Where copies are kept of what is served from object storage; None: the user's cache folder.
+    repository_cache: Path | None = None
     #: Unless a model's parameter ``aspired_version_policy`` says otherwise.
     aspired_version_policy: AspiredVersionPolicy = AspiredVersionPolicy.AVAILABILITY_PRESERVING
     #: How often a load that fails is tried again, besides what is tried until it is available.

@@ -79,7 +79,7 @@ def migrate(path: Path, wanted: Wanted, report: Report, run: Run) -> None:
     report.version = published.version
     run.versions.setdefault(name, {})[published.version] = manifest.model_version
     if known:
-        _after_another(published.path.parent, config, name in run.made, report)
+        _after_another(wanted.repository / name, config, name in run.made, report)
     else:
         run.made.add(name)
 

@@ -9,12 +9,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from tritonclient.grpc import model_config_pb2 as pb
-
 from gateway.errors import InvalidArgument
 from gateway.repository import config as configuration
 from gateway.repository.config import ModelConfig
 from gateway.types import Datatype, TensorSpec
+from gateway.wire.triton_messages import model_config_pb2 as pb
 
 #: Triton's ``default-max-batch-size`` for models whose first dimensions are all dynamic.
 DEFAULT_MAX_BATCH_SIZE = 4

@@ -20,13 +20,13 @@ from dataclasses import dataclass, replace
 from pathlib import PurePosixPath
 from typing import Any
 
-from google.protobuf import json_format, text_format
+from google.protobuf import text_format
 from google.protobuf.descriptor import FieldDescriptor
-from tritonclient.grpc import model_config_pb2 as pb
 
 from gateway.errors import InvalidArgument
 from gateway.repository import padding
 from gateway.types import Axis, Datatype, ModelSignature, TensorSpec
+from gateway.wire.triton_messages import model_config_pb2 as pb
 
 ModelConfig = Any  # pb.ModelConfig; tritonclient ships no type information
 
@@ -91,6 +91,8 @@ def parse_json(text: str) -> ModelConfig:
     Raises:
         InvalidArgument: the text is not JSON, or not a ``ModelConfig``.
     """
+    from google.protobuf import json_format  # no start has to wait for it
+
     try:
         document = json.loads(text)
         if not isinstance(document, dict):

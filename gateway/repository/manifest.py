@@ -50,6 +50,22 @@ def write(version: Path) -> Path:
     return path
 
 
+def parse(content: bytes) -> dict[str, tuple[str, int]]:
+    """The SHA-256 and the size in bytes of every file that a manifest lists.
+
+    Raises:
+        IntegrityError: it is no manifest.
+    """
+    try:
+        document = json.loads(content)
+        listed = document["files"]
+        if document["format"] != FORMAT:
+            raise ValueError(document["format"])
+        return {str(name): (str(f["sha256"]), int(f["size_bytes"])) for name, f in listed.items()}
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+        raise IntegrityError(f"{FILENAME} is not a manifest; publish the version again") from error
+
+
 def verify(version: Path) -> bool:
     """Check ``version`` against its manifest.
 
@@ -63,17 +79,9 @@ def verify(version: Path) -> bool:
     try:
         if path.stat().st_size > MAX_MANIFEST_BYTES:
             raise IntegrityError(f"{FILENAME} is larger than {MAX_MANIFEST_BYTES} bytes")
-        document = json.loads(path.read_bytes())
-        listed = document["files"]
-        if document["format"] != FORMAT:
-            raise ValueError(document["format"])
-        expected = {
-            str(name): (str(f["sha256"]), int(f["size_bytes"])) for name, f in listed.items()
-        }
+        expected = parse(path.read_bytes())
     except FileNotFoundError:
         return False
-    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
-        raise IntegrityError(f"{FILENAME} is not a manifest; publish the version again") from error
     present = set(files_of(version))
     for name in sorted(expected.keys() - present):
         raise IntegrityError(f"'{name}' is listed in {FILENAME} but missing")

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
@@ -33,10 +33,13 @@ Fingerprint = tuple[tuple[str, int, int, int], ...]
 
 @dataclass(frozen=True, slots=True)
 class VersionEntry:
+    """``fetch``: brings the files to ``path``, where they are elsewhere; blocking."""
+
     number: int
     path: Path
     fingerprint: Fingerprint
     problem: str = ""
+    fetch: Callable[[], None] | None = field(default=None, compare=False, repr=False)
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,15 +75,24 @@ def scan(repositories: Iterable[Path]) -> dict[str, ModelEntry]:
     Raises:
         OSError: a repository itself cannot be listed.
     """
+    return together(scan_folder(repository) for repository in repositories)
+
+
+def scan_folder(repository: Path) -> dict[str, ModelEntry]:
+    """Every model of one repository, by name; as ``scan``."""
+    root = repository.resolve(strict=True)
+    return {folder.name: scan_model(root, folder) for folder in _folders(root, MODEL_NAME)}
+
+
+def together(repositories: Iterable[Mapping[str, ModelEntry]]) -> dict[str, ModelEntry]:
+    """The models of all ``repositories``; none that is in more than one may be served."""
     found: dict[str, ModelEntry] = {}
     for repository in repositories:
-        root = repository.resolve(strict=True)
-        for folder in _folders(root, MODEL_NAME):
-            if folder.name in found:
-                problem = f"model '{folder.name}' appears in two or more repositories"
-                found[folder.name] = ModelEntry(folder.name, folder, problem=problem)
-            else:
-                found[folder.name] = scan_model(root, folder)
+        for name, entry in repository.items():
+            if name in found:
+                problem = f"model '{name}' appears in two or more repositories"
+                entry = ModelEntry(name, entry.path, problem=problem)
+            found[name] = entry
     return found
 
 

@@ -1,0 +1,157 @@
+"""Publishing a version into object storage so that a reader sees all of it or nothing.
+
+    <repository>/<model>/<version>/.modelport-claim     first, and only if it is not there: one wins
+    <repository>/<model>/<version>/model.onnx, ...      the files
+    <repository>/<model>/labels.txt, config.pbtxt       of a new model, only if they are not there
+    <repository>/<model>/<version>/manifest.json        last, and only if it is not there
+    <repository>/<model>/<version>/.modelport-claim     deleted
+
+Gateways see no version with a claim and no manifest. One that a publisher left behind when it died
+keeps its number, is never served, and is removed by a later publisher of the model.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import datetime
+import uuid
+from collections.abc import Mapping
+from pathlib import Path
+
+from exporters.errors import UsageError
+from exporters.publish import Published, check_contract, next_version
+from gateway.errors import AlreadyExists, InvalidArgument, ModelportError, NotFound
+from gateway.repository import config, manifest
+from gateway.repository.config import ModelConfig
+from gateway.repository.scan import MAX_CONFIG_BYTES
+from gateway.repository.storage.location import Location
+from gateway.repository.storage.objects import Object, Objects
+from gateway.repository.storage.survey import CLAIM, Surveyed, group
+
+#: A version that nobody has written to for so long, and that is not whole, was left behind.
+LEFT_BEHIND_SECONDS = 24 * 3600.0
+
+
+def free_version(location: Location, wanted: ModelConfig, version: int | None) -> int:
+    """As ``publish.free_version``."""
+    objects = Objects(location)
+    return _free_version(objects, _look(objects, wanted.name), wanted, version)
+
+
+def publish(
+    staged: Path, location: Location, wanted: ModelConfig, version: int | None
+) -> Published:
+    """As ``publish.publish``, of a ``staged`` version whose manifest and model are written.
+
+    Raises:
+        UsageError: the storage refuses.
+        Unavailable: the storage does not answer.
+    """
+    objects = Objects(location)
+    model = _look(objects, wanted.name)
+    model = _sweep(objects, wanted.name, model)
+    while True:
+        number = _free_version(objects, model, wanted, version)
+        below = f"{wanted.name}/{number}"
+        claim = uuid.uuid4().hex.encode()
+        if objects.create(f"{below}/{CLAIM}", claim):
+            break
+        model = _look(objects, wanted.name)  # another publisher was faster
+        if number not in model.versions:
+            raise UsageError(f"version {number} of '{wanted.name}' cannot be claimed; try again")
+    written = [f"{below}/{CLAIM}"]
+    content = (staged / manifest.FILENAME).read_bytes()
+    try:
+        if objects.listing(below).keys() != {CLAIM}:
+            raise AlreadyExists(
+                f"version {number} of '{wanted.name}' was written to by another tool meanwhile; "
+                "use --model-version auto"
+            )
+        for name in sorted(manifest.files_of(staged)):
+            written.append(f"{below}/{name}")
+            objects.upload(staged / name, written[-1])
+        _write_beside(objects, staged.parent, staged.name, wanted)
+        if not objects.exists(f"{below}/{CLAIM}", claim):
+            raise UsageError(
+                f"version {number} of '{wanted.name}' took longer than {LEFT_BEHIND_SECONDS:.0f} "
+                "seconds and was removed by another publisher; publish it again"
+            )
+        if not objects.create(f"{below}/{manifest.FILENAME}", content):
+            raise AlreadyExists(f"version {number} of '{wanted.name}' is published already")
+    except BaseException:
+        # The claim last: what is left when this fails is still claimed.
+        with contextlib.suppress(ModelportError):
+            if not objects.exists(f"{below}/{manifest.FILENAME}", content):
+                objects.delete(reversed(written))
+        raise
+    with contextlib.suppress(ModelportError):  # it means nothing any more
+        objects.delete([f"{below}/{CLAIM}"])
+    return Published(wanted.name, number, location / wanted.name / str(number))
+
+
+def _look(objects: Objects, name: str) -> Surveyed:
+    """What there is of the model, whole or not."""
+    try:
+        listing = objects.listing(name)
+    except InvalidArgument as error:
+        raise UsageError(f"--repository {objects.location}: {error}") from error
+    return group({f"{name}/{key}": each for key, each in listing.items()}).get(name, Surveyed())
+
+
+def _free_version(
+    objects: Objects, model: Surveyed, wanted: ModelConfig, version: int | None
+) -> int:
+    if config.FILENAME in model.beside:
+        check_contract(_config(objects, wanted.name), wanted)
+    elif any(manifest.FILENAME in files or CLAIM not in files for files in model.versions.values()):
+        check_contract(None, wanted)
+    files = model.versions.get(version or 0, {})
+    if CLAIM in files and manifest.FILENAME not in files:
+        raise AlreadyExists(
+            f"version {version} of '{wanted.name}' is being published by another, or was left "
+            "behind by one that died; use --model-version auto or another number"
+        )
+    return next_version(model.versions.keys(), wanted, version)
+
+
+def _config(objects: Objects, name: str) -> bytes:
+    return objects.read(f"{name}/{config.FILENAME}", MAX_CONFIG_BYTES)
+
+
+def _write_beside(objects: Objects, model: Path, version: str, wanted: ModelConfig) -> None:
+    """What lies beside the versions of a new model; a known one keeps what it has."""
+    try:
+        check_contract(_config(objects, wanted.name), wanted)
+        return
+    except NotFound:
+        pass
+    names = [name for name in manifest.files_of(model) if not name.startswith(f"{version}/")]
+    names.sort(key=lambda name: name == config.FILENAME)  # with it, the others are there
+    for name in names:
+        written = objects.create(f"{wanted.name}/{name}", (model / name).read_bytes())
+        if not written and name == config.FILENAME:  # it is another publisher's
+            check_contract(_config(objects, wanted.name), wanted)
+
+
+def _sweep(objects: Objects, name: str, model: Surveyed) -> Surveyed:
+    """Remove the versions that publishers left behind; what there is of the model then."""
+    now = datetime.datetime.now(datetime.UTC)
+    left = {
+        number: files
+        for number, files in model.versions.items()
+        if manifest.FILENAME not in files
+        and CLAIM in files
+        and _age_seconds(files, now) > LEFT_BEHIND_SECONDS
+    }
+    if not left:
+        return model
+    for number, files in left.items():
+        others = [key for key in files if key != CLAIM]
+        objects.delete(f"{name}/{number}/{key}" for key in (*others, CLAIM))
+    return _look(objects, name)
+
+
+def _age_seconds(files: Mapping[str, Object], now: datetime.datetime) -> float:
+    """Since the last of them was written; 0 where the storage does not say."""
+    ages = [(now - each.modified).total_seconds() for each in files.values() if each.modified]
+    return min(ages) if len(ages) == len(files) else 0.0

@@ -1,0 +1,50 @@
+"""A copy of a published version in object storage, to be looked at here."""
+
+from __future__ import annotations
+
+import contextlib
+import tempfile
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+from exporters.errors import UsageError
+from gateway.repository import manifest
+from gateway.repository.config import WARMUP
+from gateway.repository.scan import VERSION_NAME
+from gateway.repository.storage.location import Location
+from gateway.repository.storage.objects import Objects
+from gateway.repository.storage.survey import group, in_whole
+
+
+@contextlib.contextmanager
+def copied(location: Location) -> Iterator[Path]:
+    """The folder ``<model>/<version>`` of a version, or of the newest of a model; then it is gone.
+
+    What lies directly in the model's folder is there too, and its warm-up samples.
+
+    Raises:
+        UsageError: ``location`` is neither.
+        Unavailable, InvalidArgument, NotFound: the storage does not answer, or refuses.
+    """
+    above, _, last = location.prefix.rpartition("/")
+    named = VERSION_NAME.match(last) is not None
+    model = replace(location, prefix=above) if named else location
+    name = model.prefix.rpartition("/")[2]
+    objects = Objects(model)
+    found = group({f"{name}/{key}": each for key, each in objects.listing().items()}).get(name)
+    versions = found.versions if found is not None else {}
+    published = [number for number, files in versions.items() if manifest.FILENAME in files]
+    number = int(last) if named else max(published, default=0)
+    if found is None or number not in versions:
+        raise UsageError(f"'{location}' is no published version, nor a model that has one")
+    if number in found.problems:
+        raise UsageError(f"'{location}' cannot be verified: {found.problems[number]}")
+    with tempfile.TemporaryDirectory(prefix="modelport-") as temporary:
+        version = Path(temporary) / name / str(number)
+        for file, each in in_whole(versions[number]).items():
+            objects.download(f"{number}/{file}", each, version / file)
+        for file, each in found.beside.items():
+            if file.count("/") <= file.startswith(f"{WARMUP}/"):
+                objects.download(file, each, version.parent / file)
+        yield version

@@ -1,0 +1,317 @@
+"""A local copy of what is served of a repository in object storage.
+
+    <cache>/s3-bucket-<hash of the URL>/<model>/config.pbtxt, labels, warmup/
+    <cache>/s3-bucket-<hash of the URL>/<model>/<version>/...       appears by one rename
+    <cache>/s3-bucket-<hash of the URL>/.state/<model>/<version>    the objects it was made of
+    <cache>/s3-bucket-<hash of the URL>/.staging/<model>/<version>  while it is downloaded
+
+A look lists the storage and finds the versions that are there as a whole (``survey``); it downloads
+configurations and manifests alone. A version's files come when it is loaded, once for all processes
+that share the folder: whoever holds the model's lock downloads, and the others find it done.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import fcntl
+import hashlib
+import json
+import os
+import shutil
+from collections.abc import Iterator, Mapping
+from functools import partial
+from pathlib import Path
+
+from gateway.errors import IntegrityError, InvalidArgument, ModelportError, NotFound, Unavailable
+from gateway.repository import config as configuration
+from gateway.repository import manifest
+from gateway.repository.config import WARMUP
+from gateway.repository.scan import MAX_CONFIG_BYTES, ModelEntry, VersionEntry
+from gateway.repository.storage.location import Location, server_of
+from gateway.repository.storage.objects import Object, Objects, no_room
+from gateway.repository.storage.survey import Survey, Surveyed, group, in_whole
+
+_STATE, _STAGING, _LOCKS = ".state", ".staging", ".locks"
+#: The state of what lies beside a model's versions.
+_BESIDE = "beside"
+#: A download that does not match its manifest is made once more: it may have been damaged.
+DOWNLOADS = 2
+#: Room that is left on the disk whatever is downloaded.
+SPARE_BYTES = 16 * 1024 * 1024
+
+
+def default_cache() -> Path:
+    """``$XDG_CACHE_HOME/modelport``, mostly ``~/.cache/modelport``."""
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "modelport"
+
+
+class Mirror:
+    """Of one location. ``look`` is called by one thread at a time, ``fetch`` by any."""
+
+    def __init__(self, location: Location, cache: Path) -> None:
+        named = hashlib.sha256(f"{location} {server_of(location)}".encode()).hexdigest()[:16]
+        self.location = location
+        self.folder = cache / f"{location.scheme}-{location.bucket}-{named}"
+        self._objects = Objects(location)
+        self._survey = Survey(self._objects)
+        #: config.pbtxt by model: the object it was read from, and its text.
+        self._configs: dict[str, tuple[Object, str]] = {}
+        self._found: dict[str, ModelEntry] = {}
+        self._opened = False
+
+    @property
+    def unsettled(self) -> bool:
+        """Whether the last look left out versions without a manifest, which another may find."""
+        return self._survey.unsettled
+
+    def look(self) -> dict[str, ModelEntry]:
+        """Every model by name, with the versions that are there as a whole.
+
+        Raises:
+            ModelportError: the storage cannot be listed, or the cache cannot be written to.
+        """
+        if not self._opened:
+            self._open()
+        models = group(self._objects.listing())
+        self._configs = {name: read for name, read in self._configs.items() if name in models}
+        surveyed = self._survey.look(models, self._holds)
+        found = {}
+        for name, model in models.items():
+            entry = self._entry(name, model, surveyed[name])
+            if entry is not None:
+                found[name] = entry
+        with contextlib.suppress(OSError):  # what is too much does no harm
+            self._prune({name: set(model.versions) for name, model in models.items()})
+        self._found = found
+        return found
+
+    def _entry(self, name: str, model: Surveyed, whole: Surveyed) -> ModelEntry | None:
+        """None: nothing of the model may be seen yet."""
+        path, before = self.folder / name, self._found.get(name)
+        kept = {
+            number: entry
+            for number, entry in (before.versions if before is not None else {}).items()
+            if number in model.versions
+        }
+        if model.versions and not whole.versions and not kept:
+            return None
+        versions = dict(kept)
+        for number, files in whole.versions.items():
+            print_of = tuple(sorted((key, *_fingerprint(each)) for key, each in files.items()))
+            versions[number] = VersionEntry(
+                number,
+                path / str(number),
+                print_of,
+                whole.problems.get(number, ""),
+                partial(self._fetch, name, number, files, model.beside),
+            )
+        try:
+            text = self._config(name, model.beside.get(configuration.FILENAME))
+        except (NotFound, Unavailable):
+            raise
+        except (ModelportError, ValueError) as error:
+            return ModelEntry(name, path, problem=str(error))
+        return ModelEntry(name, path, text, versions)
+
+    def _config(self, name: str, found: Object | None) -> str | None:
+        if found is None:
+            return None
+        if found.size_bytes > MAX_CONFIG_BYTES:
+            raise ValueError(f"'{configuration.FILENAME}' is larger than {MAX_CONFIG_BYTES} bytes")
+        known = self._configs.get(name)
+        if known is None or known[0] != found:
+            content = self._objects.read(f"{name}/{configuration.FILENAME}", MAX_CONFIG_BYTES)
+            self._configs[name] = known = (found, content.decode("utf-8"))
+        return known[1]
+
+    # -- a version --------------------------------------------------------------------------------
+
+    def _holds(self, model: str, number: int, files: Mapping[str, Object]) -> bool:
+        """Whether the version's folder here was made of just these objects."""
+        return self._state(model, str(number)) == _described(files)
+
+    def _fetch(
+        self, model: str, number: int, files: Mapping[str, Object], beside: Mapping[str, Object]
+    ) -> None:
+        """Have the version's folder here, made of ``files``; blocking.
+
+        Raises:
+            IntegrityError: it is not what its manifest says.
+            Unavailable: it cannot be had now.
+        """
+        try:
+            with self._locked(model):
+                self._fetch_beside(model, beside)
+                if self._holds(model, number, files) and self._whole_here(model, number, files):
+                    return
+                for left in reversed(range(DOWNLOADS)):
+                    try:
+                        staged = self._download(model, number, files)
+                    except IntegrityError:
+                        if not left:
+                            raise
+                    else:
+                        break
+                self._replace(model, number, files, staged)
+        except (InvalidArgument, NotFound) as error:
+            raise Unavailable(str(error)) from None  # access may be granted, the next look differ
+        except OSError as error:
+            raise _refused(error) from None
+
+    def _whole_here(self, model: str, number: int, files: Mapping[str, Object]) -> bool:
+        folder = self.folder / model / str(number)
+        try:
+            sizes = {name: (folder / name).stat().st_size for name in files if name}
+        except OSError:
+            return False
+        return all(size == files[name].size_bytes for name, size in sizes.items())
+
+    def _download(self, model: str, number: int, files: Mapping[str, Object]) -> Path:
+        staged = self.folder / _STAGING / model / str(number)
+        shutil.rmtree(staged, ignore_errors=True)
+        try:
+            needed = sum(each.size_bytes for each in files.values())
+            staged.mkdir(parents=True)
+            if shutil.disk_usage(staged).free < needed + SPARE_BYTES:
+                raise no_room()
+            below = f"{model}/{number}"
+            self._get(below, files, staged)
+            now = in_whole(self._objects.listing(below))
+            if now != files:
+                raise Unavailable(f"version {number} was changed while it was downloaded")
+            manifest.verify(staged)
+        except BaseException:
+            shutil.rmtree(staged, ignore_errors=True)
+            raise
+        return staged
+
+    def _get(self, below: str, files: Mapping[str, Object], folder: Path) -> None:
+        named = [name for name in files if name]
+        download, pool = self._objects.download, self._objects.threads
+        transfers = [
+            pool.submit(download, f"{below}/{name}", files[name], folder / name) for name in named
+        ]
+        try:
+            for transfer in transfers:
+                transfer.result()
+        finally:
+            for transfer in transfers:
+                transfer.cancel()
+        for name in named:
+            if (folder / name).stat().st_size != files[name].size_bytes:
+                raise Unavailable(f"'{name}' was changed while it was downloaded")
+
+    def _replace(self, model: str, number: int, files: Mapping[str, Object], staged: Path) -> None:
+        target = self.folder / model / str(number)
+        old = staged.with_name(f"{number}.old")
+        shutil.rmtree(old, ignore_errors=True)
+        self._forget(model, str(number))
+        if target.exists():
+            os.rename(target, old)
+        os.rename(staged, target)
+        self._remember(model, str(number), files)
+        shutil.rmtree(old, ignore_errors=True)
+
+    def _fetch_beside(self, model: str, found: Mapping[str, Object]) -> None:
+        """Labels, warm-up samples and the configuration, as they are now."""
+        folder = self.folder / model
+        folder.mkdir(parents=True, exist_ok=True)
+        wanted = {
+            name: each
+            for name, each in found.items()
+            if name and ("/" not in name or name.startswith(f"{WARMUP}/")) and name[-1] != "/"
+        }
+        known = self._state(model, _BESIDE) or {}
+        described = _described(wanted)
+        if known == described:
+            return
+        changed = {
+            name: each for name, each in wanted.items() if known.get(name) != described[name]
+        }
+        staged = self.folder / _STAGING / model / _BESIDE
+        shutil.rmtree(staged, ignore_errors=True)
+        staged.mkdir(parents=True)
+        self._get(model, changed, staged)
+        self._forget(model, _BESIDE)
+        for name in changed:
+            (folder / name).parent.mkdir(parents=True, exist_ok=True)
+            os.replace(staged / name, folder / name)
+        for name in known.keys() - wanted.keys():
+            (folder / name).unlink(missing_ok=True)
+        self._remember(model, _BESIDE, wanted)
+
+    # -- the folder -------------------------------------------------------------------------------
+
+    def _open(self) -> None:
+        try:
+            for name in (_STATE, _STAGING, _LOCKS):
+                (self.folder / name).mkdir(parents=True, exist_ok=True, mode=0o700)
+            self.folder.chmod(0o700)
+        except OSError as error:
+            raise InvalidArgument(
+                f"the repository cache '{self.folder}' cannot be made ({error.strerror}); give "
+                "--repository-cache a folder of your own"
+            ) from None
+        self._opened = True
+
+    @contextlib.contextmanager
+    def _locked(self, model: str, wait: bool = True) -> Iterator[None]:
+        """Among the processes that share the folder. Raises ``BlockingIOError`` unless ``wait``."""
+        descriptor = os.open(self.folder / _LOCKS / model, os.O_RDWR | os.O_CREAT, 0o600)
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX if wait else fcntl.LOCK_EX | fcntl.LOCK_NB)
+            yield
+        finally:
+            os.close(descriptor)
+
+    def _state(self, model: str, name: str) -> dict[str, list[object]] | None:
+        try:
+            known = json.loads((self.folder / _STATE / model / name).read_bytes())
+        except (OSError, ValueError):
+            return None
+        return known if isinstance(known, dict) else None
+
+    def _remember(self, model: str, name: str, files: Mapping[str, Object]) -> None:
+        path = self.folder / _STATE / model / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        written = path.with_name(f".{name}")
+        written.write_text(json.dumps(_described(files)))
+        os.replace(written, path)
+
+    def _forget(self, model: str, name: str) -> None:
+        (self.folder / _STATE / model / name).unlink(missing_ok=True)
+
+    def _prune(self, there: Mapping[str, set[int]]) -> None:
+        """Remove what the storage does not hold any more."""
+        for state in (self.folder / _STATE).iterdir():
+            model, numbers = state.name, there.get(state.name)
+            gone = [path.name for path in state.iterdir() if path.name.isdigit()]
+            gone = [name for name in gone if numbers is None or int(name) not in numbers]
+            if not gone and numbers is not None:
+                continue
+            with contextlib.suppress(BlockingIOError), self._locked(model, wait=False):
+                for name in gone:
+                    self._forget(model, name)
+                    shutil.rmtree(self.folder / model / name, ignore_errors=True)
+                if numbers is None:
+                    for folder in (self.folder / model, state, self.folder / _STAGING / model):
+                        shutil.rmtree(folder, ignore_errors=True)
+
+
+def _described(files: Mapping[str, Object]) -> dict[str, list[object]]:
+    return {name: [each.size_bytes, each.etag] for name, each in files.items()}
+
+
+def _fingerprint(found: Object) -> tuple[int, int, int]:
+    """As a scan's: size, and in place of time and inode what the storage says of the content."""
+    etag = hashlib.sha256(found.etag.encode()).digest()
+    return found.size_bytes, int.from_bytes(etag[:7]), 0
+
+
+def _refused(error: OSError) -> ModelportError:
+    if error.errno in (errno.ENOSPC, errno.EDQUOT):
+        return no_room()
+    return Unavailable(
+        f"the folder of --repository-cache cannot be written to: {error.strerror or 'unknown'}"
+    )

@@ -1,0 +1,195 @@
+"""Which versions are in the storage as a whole.
+
+With a manifest, which publishers write last: when everything that it lists is there, in its size.
+(Whether the content is right is told when it has been downloaded.)
+
+Without one, as other tools copy a Triton repository, nothing says when the last file has come. Such
+a version counts as whole when two looks, ``SETTLE_SECONDS`` apart or more, find the same objects:
+an upload that pauses for longer between two files may be taken too early, and is corrected when it
+goes on. ``serve --require-manifest`` is for those who want to be sure. What ``modelport export``
+has begun, or has a certificate and no manifest yet, is never taken for whole.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+
+import structlog
+
+from gateway.errors import IntegrityError, NotFound
+from gateway.repository import manifest, signing
+from gateway.repository.scan import MAX_VERSION, MODEL_NAME, REFUSED_SUFFIXES, VERSION_NAME
+from gateway.repository.storage.location import is_segment
+from gateway.repository.storage.objects import Object, Objects
+
+log = structlog.get_logger("modelport.storage")
+
+#: Lies in a version's folder while ``modelport export`` uploads it; afterwards it means nothing.
+CLAIM = ".modelport-claim"
+SETTLE_SECONDS = 2.0
+
+Files = Mapping[str, Object]
+
+
+@dataclass(slots=True)
+class Surveyed:
+    """A model's objects. ``beside`` are those outside of versions; keys are relative."""
+
+    beside: dict[str, Object] = field(default_factory=dict)
+    versions: dict[int, Files] = field(default_factory=dict)
+    #: Why a version may not be served.
+    problems: dict[int, str] = field(default_factory=dict)
+
+
+def group(listing: Files) -> dict[str, Surveyed]:
+    """The models of a repository's listing. Claims are still among the versions' files."""
+    models: dict[str, Surveyed] = {}
+    found: dict[tuple[str, int], dict[str, Object]] = {}
+    for key, each in listing.items():
+        name, _, rest = key.partition("/")
+        if not MODEL_NAME.match(name) or not rest:
+            continue
+        model = models.setdefault(name, Surveyed())
+        folder, below, file = rest.partition("/")
+        if below and VERSION_NAME.match(folder) and int(folder) <= MAX_VERSION:
+            found.setdefault((name, int(folder)), {})[file] = each
+        elif all(map(is_segment, rest.split("/"))):
+            model.beside[rest] = each
+    for (name, number), files in found.items():
+        models[name].versions[number] = files
+        problem = _problem(in_whole(files))
+        if problem:
+            models[name].problems[number] = problem
+    return models
+
+
+def in_whole(files: Files) -> dict[str, Object]:
+    """The files of a version's objects: without its claim, and without what stands for folders."""
+    return {
+        name: each
+        for name, each in files.items()
+        if name and not name.endswith("/") and name != CLAIM
+    }
+
+
+def _problem(files: Files) -> str:
+    for name in files:
+        segments = name.split("/")
+        if not all(map(is_segment, segments)):
+            return "an object's key is no name of a file"
+        if any("/".join(segments[:end]) in files for end in range(1, len(segments))):
+            return f"'{segments[0]}' is both an object and a folder of objects"
+        if name.lower().endswith(tuple(REFUSED_SUFFIXES)):
+            return (
+                f"'{name}' may run code when it is read; export the model to a supported format "
+                "instead"
+            )
+    return ""
+
+
+class Survey:
+    """Remembers what earlier looks have found."""
+
+    def __init__(self, objects: Objects) -> None:
+        self._objects = objects
+        #: By model and version: the manifest's object, and the sizes it lists.
+        self._manifests: dict[tuple[str, int], tuple[Object, Mapping[str, int] | None]] = {}
+        #: Of versions without a manifest: their files, and since when they have been the same.
+        self._seen: dict[tuple[str, int], tuple[Files, float]] = {}
+        #: Why a version is not whole: it is said once.
+        self._said: dict[tuple[str, int], str] = {}
+        self.unsettled = False
+
+    def look(
+        self, models: Mapping[str, Surveyed], holds: Callable[[str, int, Files], bool]
+    ) -> dict[str, Surveyed]:
+        """``models`` with the versions that are whole.
+
+        Args:
+            holds: whether a version of just these files has been downloaded, and so was whole.
+
+        Raises:
+            ModelportError: a manifest cannot be read.
+        """
+        self.unsettled = False
+        todo: dict[tuple[str, int], Files] = {}
+        whole: set[tuple[str, int]] = set()
+        for name, model in models.items():
+            for number, files in model.versions.items():
+                kept = in_whole(files)
+                if holds(name, number, kept):
+                    whole.add((name, number))
+                else:
+                    todo[name, number] = files
+        self._read_manifests(todo)
+        why = {version: self._why_not(version, files) for version, files in todo.items()}
+        for version, reason in why.items():
+            if reason and self._said.get(version) != reason:
+                log.info(
+                    "model version is not whole yet", model=version[0], version=version[1],
+                    reason=reason,
+                )  # fmt: skip
+        self._said = {version: reason for version, reason in why.items() if reason}
+        self._seen = {version: seen for version, seen in self._seen.items() if version in todo}
+        whole |= {version for version, reason in why.items() if not reason}
+        return {
+            name: Surveyed(
+                model.beside,
+                {n: in_whole(f) for n, f in model.versions.items() if (name, n) in whole},
+                model.problems,
+            )
+            for name, model in models.items()
+        }
+
+    def _why_not(self, version: tuple[str, int], files: Files) -> str:
+        """Why the version is not whole; empty: it is."""
+        kept = in_whole(files)
+        if manifest.FILENAME in files:
+            listed = self._manifests[version][1]
+            for name, size in (listed or {}).items():
+                if name not in kept:
+                    return f"'{name}' is listed in {manifest.FILENAME} but missing"
+                if kept[name].size_bytes != size:
+                    return f"'{name}' has not the size that {manifest.FILENAME} says"
+            return ""
+        if CLAIM in files or signing.CERTIFICATE in files:
+            return f"{manifest.FILENAME} is missing, which is uploaded last"
+        now = time.monotonic()
+        before, since = self._seen.get(version, (None, now))
+        if before != kept:
+            self._seen[version] = kept, now
+        elif now - since >= SETTLE_SECONDS:
+            return ""
+        self.unsettled = True
+        return f"there is no {manifest.FILENAME}, and its files may still be being uploaded"
+
+    def _read_manifests(self, versions: Mapping[tuple[str, int], Files]) -> None:
+        """Those that are new."""
+        found = {
+            version: files[manifest.FILENAME]
+            for version, files in versions.items()
+            if manifest.FILENAME in files
+        }
+        known, self._manifests = self._manifests, {}
+        reading = {}
+        for version, each in found.items():
+            if version in known and known[version][0] == each:
+                self._manifests[version] = known[version]
+            else:
+                key = f"{version[0]}/{version[1]}/{manifest.FILENAME}"
+                read = self._objects.read
+                reading[version] = self._objects.threads.submit(
+                    read, key, manifest.MAX_MANIFEST_BYTES
+                )
+        for version, content in reading.items():
+            sizes: Mapping[str, int] | None = None
+            try:
+                listed = manifest.parse(content.result())
+                sizes = {name: size for name, (_, size) in listed.items()}
+            except IntegrityError:
+                pass  # whole, and told when it is loaded
+            except NotFound:
+                sizes = {manifest.FILENAME: -1}  # gone since it was listed
+            self._manifests[version] = found[version], sizes

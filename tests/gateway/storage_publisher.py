@@ -1,0 +1,67 @@
+"""A publisher in a process of its own, which the tests kill.
+
+    python -m tests.gateway.storage_publisher URL MODEL COUNT SIZE_BYTES [DIE_AT before|after]
+
+Publishes COUNT versions and prints the number of each. With ``DIE_AT`` it sends itself SIGKILL
+right before, or right after, its call number ``DIE_AT`` that changes the storage; exit status 0
+says that there were not so many.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+from typing import Any
+
+from exporters import publish
+from gateway.repository import config
+from gateway.repository.storage.location import parse
+from gateway.repository.storage.objects import Objects
+from gateway.types import Datatype, ModelSignature, TensorSpec
+
+CHANGES = ("create", "upload", "delete")
+
+
+def wanted(name: str) -> config.ModelConfig:
+    tensor = TensorSpec("x", Datatype.FP32, (4,))
+    return config.build(name, config.PLATFORMS[0], ModelSignature((tensor,), (tensor,), 8))
+
+
+def main() -> None:
+    url, model, count, size, *death = sys.argv[1:]
+    if death:
+        _die(int(death[0]), death[1] == "before")
+    location = parse(url)
+    print("ready", flush=True)
+    for _ in range(int(count)):
+        with publish.staging(location) as staged:
+            (staged / "model.onnx").write_bytes(os.urandom(int(size)))
+            (staged / "certificate.json").write_text("{}")
+            (staged.parent / "labels.txt").write_text("cat\n")
+            done = publish.publish(staged, location, wanted(model), None)
+        print(done.version, flush=True)
+
+
+def _die(at: int, before: bool) -> None:
+    calls = 0
+
+    def dying(change: Any) -> Any:
+        def call(*arguments: Any) -> Any:
+            nonlocal calls
+            calls += 1
+            if calls == at and before:
+                os.kill(os.getpid(), signal.SIGKILL)
+            result = change(*arguments)
+            if calls == at:
+                os.kill(os.getpid(), signal.SIGKILL)
+            return result
+
+        return call
+
+    for name in CHANGES:
+        setattr(Objects, name, dying(getattr(Objects, name)))
+
+
+if __name__ == "__main__":
+    main()

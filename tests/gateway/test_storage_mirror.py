@@ -1,0 +1,304 @@
+"""What a gateway finds in object storage, and has here of it: whole versions and nothing else."""
+
+from __future__ import annotations
+
+import concurrent.futures
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from gateway.errors import IntegrityError, InvalidArgument, Unavailable, Unsupported
+from gateway.repository import manifest
+from gateway.repository.scan import ModelEntry
+from gateway.repository.storage import mirror as mirrors
+from gateway.repository.storage import objects as storage
+from gateway.repository.storage import survey
+from gateway.repository.storage.location import is_url, parse
+from gateway.repository.storage.mirror import Mirror
+from gateway.repository.storage.objects import Object, Objects
+from tests.gateway.storage import ENVIRONMENT, Moto
+
+CONFIG = b'backend: "fake"'
+
+
+@pytest.fixture(scope="module")
+def moto(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Moto]:
+    server = Moto(tmp_path_factory.mktemp("moto") / "log")
+    yield server
+    server.close()
+
+
+@pytest.fixture(autouse=True)
+def credentials(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, value in ENVIRONMENT.items():
+        monkeypatch.setenv(name, value)
+
+
+@pytest.fixture
+def prefix(request: pytest.FixtureRequest) -> str:
+    return str(request.node.name)
+
+
+@pytest.fixture
+def mirror(moto: Moto, prefix: str, tmp_path: Path) -> Mirror:
+    return Mirror(moto.location(prefix), tmp_path / "cache")
+
+
+@pytest.fixture
+def downloads(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """The keys that are downloaded."""
+    keys: list[str] = []
+    download = Objects.download
+
+    def counted(self: Objects, key: str, found: Object, path: Path) -> None:
+        keys.append(key)
+        download(self, key, found, path)
+
+    monkeypatch.setattr(Objects, "download", counted)
+    return keys
+
+
+def version(folder: Path, content: bytes = b"weights", certificate: bool = True) -> Path:
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / "model.onnx").write_bytes(content)
+    (folder / "data").mkdir(exist_ok=True)
+    (folder / "data" / "table").write_bytes(content * 2)
+    if certificate:
+        (folder / "certificate.json").write_text("{}")
+    manifest.write(folder)
+    return folder
+
+
+def publish(moto: Moto, prefix: str, folder: Path, number: int = 1) -> None:
+    moto.put(f"{prefix}/m/config.pbtxt", CONFIG)
+    moto.upload(folder, f"{prefix}/m/{number}")
+
+
+def fetch(found: dict[str, ModelEntry], number: int = 1, name: str = "m") -> Path:
+    entry = found[name].versions[number]
+    assert entry.fetch is not None
+    entry.fetch()
+    return entry.path
+
+
+def test_urls_are_read_as_triton_reads_them() -> None:
+    assert not is_url("model_repository")
+    assert str(parse("s3://bucket/some/prefix/")) == "s3://bucket/some/prefix"
+    location = parse("s3://localhost:9000/bucket/prefix")
+    assert (location.endpoint, location.path) == ("http://localhost:9000", "bucket/prefix")
+    assert str(location) == "s3://localhost:9000/bucket/prefix"
+    location = parse("s3://https://minio.example:443/bucket")
+    assert (location.endpoint, location.path) == ("https://minio.example:443", "bucket")
+    assert parse(str(location)) == location
+    assert str(parse("gs://bucket/p") / "m") == "gs://bucket/p/m"
+
+
+@pytest.mark.parametrize(
+    "url",
+    [
+        "s3://MARKED:MARKED@bucket/prefix",
+        "s3://https://MARKED:MARKED@host:443/bucket",
+        "s3://bucket/prefix?secret=MARKED",
+        "gs://bucket/prefix#MARKED",
+        "ftp://MARKED:MARKED@host/x",
+        "s3://",
+        "s3://bucket/../MARKED",
+        "s3://bucket//MARKED",
+    ],
+)
+def test_a_url_with_credentials_or_without_a_bucket_is_refused_and_not_repeated(url: str) -> None:
+    with pytest.raises(InvalidArgument) as refused:
+        parse(url)
+    assert "MARKED" not in str(refused.value)
+
+
+def test_a_storage_whose_library_is_missing_is_named_with_the_remedy(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setitem(__import__("sys").modules, "gcsfs", None)
+    with pytest.raises(Unsupported, match=r"pip install 'modelport\[gcs\]'"):
+        Mirror(parse("gs://bucket/p"), tmp_path).look()
+
+
+def test_a_whole_version_is_found_fetched_by_one_rename_and_never_downloaded_again(
+    moto: Moto, prefix: str, mirror: Mirror, tmp_path: Path, downloads: list[str]
+) -> None:
+    published = version(tmp_path / "1")
+    publish(moto, prefix, published)
+    found = mirror.look()
+    assert found["m"].config_text == CONFIG.decode()
+    assert not found["m"].versions[1].path.exists()
+    here = fetch(found)
+    assert manifest.verify(here)
+    assert (here / "data" / "table").read_bytes() == (published / "data" / "table").read_bytes()
+    assert (here.parent / "config.pbtxt").read_bytes() == CONFIG
+    count = len(downloads)
+    fetch(mirror.look())
+    again = Mirror(mirror.location, tmp_path / "cache")  # another process, later
+    assert again.look() == found
+    fetch(again.look())
+    assert len(downloads) == count
+
+
+def test_a_version_is_not_there_before_its_last_object_whatever_the_order(
+    moto: Moto, prefix: str, mirror: Mirror, tmp_path: Path
+) -> None:
+    folder = version(tmp_path / "1")
+    names = [*manifest.files_of(folder), manifest.FILENAME]
+    for turn in range(len(names)):
+        order = names[turn:] + names[:turn]
+        moto.put(f"{prefix}/m{turn}/1/{survey.CLAIM}", b"claim")
+        for name in order:
+            found = mirror.look()
+            assert f"m{turn}" not in found
+            moto.upload(folder, f"{prefix}/m{turn}/1", [name])
+        assert list(mirror.look()[f"m{turn}"].versions) == [1]
+
+
+def test_what_has_a_certificate_and_no_manifest_is_an_upload_that_goes_on(
+    moto: Moto, prefix: str, mirror: Mirror, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(survey, "SETTLE_SECONDS", 0.0)
+    moto.upload(version(tmp_path / "1"), f"{prefix}/m/1", ["certificate.json", "model.onnx"])
+    assert mirror.look() == mirror.look() == mirror.look() == {}
+    assert not mirror.unsettled
+
+
+def test_a_version_of_another_tool_is_taken_when_it_has_been_the_same_for_two_looks(
+    moto: Moto, prefix: str, mirror: Mirror, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(survey, "SETTLE_SECONDS", 0.0)
+    moto.put(f"{prefix}/m/config.pbtxt", CONFIG)
+    moto.put(f"{prefix}/m/1/model.onnx", b"weights")
+    assert mirror.look() == {}
+    assert mirror.unsettled
+    moto.put(f"{prefix}/m/1/model.data", b"more")  # it was still being uploaded
+    assert mirror.look() == {}
+    assert sorted(path.name for path in fetch(mirror.look()).iterdir()) == [
+        "model.data",
+        "model.onnx",
+    ]
+    assert not mirror.unsettled
+    before = mirror.look()["m"].versions[1]
+    moto.put(f"{prefix}/m/1/model.onnx", b"changed")
+    assert mirror.look()["m"].versions[1] == before  # what serves stays until it has settled
+    assert (fetch(mirror.look()) / "model.onnx").read_bytes() == b"changed"
+
+
+def test_a_version_that_does_not_match_its_manifest_is_never_here(
+    moto: Moto, prefix: str, mirror: Mirror, tmp_path: Path, downloads: list[str]
+) -> None:
+    publish(moto, prefix, version(tmp_path / "1", b"weights"))
+    moto.put(f"{prefix}/m/1/model.onnx", b"wEights")  # of the same size
+    with pytest.raises(IntegrityError, match=r"'model.onnx' does not match"):
+        fetch(mirror.look())
+    assert downloads.count("m/1/model.onnx") == mirrors.DOWNLOADS
+    assert not (mirror.folder / "m" / "1").exists()
+    assert not list((mirror.folder / ".staging" / "m").glob("1*"))
+
+
+def test_a_version_that_changes_while_it_is_downloaded_is_not_taken(
+    moto: Moto, prefix: str, mirror: Mirror, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(survey, "SETTLE_SECONDS", 0.0)
+    moto.put(f"{prefix}/m/1/model.onnx", b"weights")
+    mirror.look()
+    found = mirror.look()
+    download = Objects.download
+
+    def changed(self: Objects, key: str, listed: Object, path: Path) -> None:
+        download(self, key, listed, path)
+        moto.put(f"{prefix}/{key}", b"CHANGED")
+
+    monkeypatch.setattr(Objects, "download", changed)
+    with pytest.raises(Unavailable, match="changed while it was downloaded"):
+        fetch(found)
+    assert not found["m"].versions[1].path.exists()
+
+
+def test_removed_versions_go_and_changed_configurations_come(
+    moto: Moto, prefix: str, mirror: Mirror, tmp_path: Path, downloads: list[str]
+) -> None:
+    folder = version(tmp_path / "1")
+    for number in (1, 2):
+        publish(moto, prefix, folder, number)
+        here = fetch(mirror.look(), number)
+    moto.put(f"{prefix}/m/config.pbtxt", CONFIG + b"\nmax_batch_size: 2")
+    moto.put(f"{prefix}/m/labels.txt", b"cat")
+    moto.delete(*(f"{prefix}/m/1/{name}" for name in moto.keys(f"{prefix}/m/1")))
+    found = mirror.look()
+    assert list(found["m"].versions) == [2]
+    assert not (mirror.folder / "m" / "1").exists()
+    assert "max_batch_size: 2" in (found["m"].config_text or "")
+    downloads.clear()
+    fetch(found, 2)
+    assert sorted(downloads) == ["m/config.pbtxt", "m/labels.txt"]
+    assert found["m"].labels("labels.txt") == ("cat",)
+    moto.delete(*(f"{prefix}/{name}" for name in moto.keys(prefix)))
+    assert mirror.look() == {}
+    assert not here.parent.exists()
+
+
+def test_a_folder_without_room_is_told_and_holds_nothing(
+    moto: Moto, prefix: str, mirror: Mirror, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    publish(moto, prefix, version(tmp_path / "1"))
+    monkeypatch.setattr(mirrors, "SPARE_BYTES", 2**62)
+    with pytest.raises(Unavailable, match="no room is left on the disk of --repository-cache"):
+        fetch(mirror.look())
+    monkeypatch.undo()
+    assert not (mirror.folder / "m" / "1").exists()
+
+
+def test_processes_that_share_a_cache_download_once(
+    moto: Moto, prefix: str, tmp_path: Path, downloads: list[str]
+) -> None:
+    publish(moto, prefix, version(tmp_path / "1", b"w" * 100_000))
+    found = [Mirror(moto.location(prefix), tmp_path / "cache").look() for _ in range(4)]
+    with concurrent.futures.ThreadPoolExecutor(4) as pool:
+        assert len({*pool.map(fetch, found)}) == 1
+    assert sorted(downloads) == sorted({*downloads})
+
+
+def test_a_download_that_was_killed_is_made_again(
+    moto: Moto, prefix: str, mirror: Mirror, tmp_path: Path
+) -> None:
+    publish(moto, prefix, version(tmp_path / "1"))
+    here = fetch(mirror.look())
+    left = mirror.folder / ".staging" / "m" / "1"
+    left.mkdir()
+    (left / "half").write_text("")
+    (here / "model.onnx").unlink()
+    assert manifest.verify(fetch(mirror.look()))
+    shutil.rmtree(here)
+    assert manifest.verify(fetch(mirror.look()))
+
+
+def test_keys_that_are_no_names_of_files_make_no_files() -> None:
+    some = Object(1, "etag")
+    keys = ["m/1/../../evil", "m/1/a\\b", "m/2//x", "m/3/a", "m/3/a/b", "m/4/x.pkl", "m/5/ok"]
+    models = survey.group(dict.fromkeys([*keys, "m/../x", "x", "../m/1/x", "m/6/"], some))
+    assert list(models) == ["m"]
+    assert sorted(models["m"].problems) == [1, 2, 3, 4]
+    assert models["m"].beside == {}
+    assert survey.in_whole(models["m"].versions[6]) == {}
+
+
+def test_a_storage_that_is_down_is_told_in_time_without_names(tmp_path: Path) -> None:
+    with pytest.raises(Unavailable) as told:
+        Mirror(parse("s3://127.0.0.1:1/bucket"), tmp_path).look()
+    assert "127.0.0.1" not in str(told.value)
+    assert told.value.__cause__ is told.value.__context__ is None
+
+
+def test_every_call_has_a_deadline(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A server that takes connections and never answers."""
+    import socket
+
+    monkeypatch.setattr(storage, "LIST_SECONDS", 0.2)
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        url = f"s3://127.0.0.1:{silent.getsockname()[1]}/bucket"
+        with pytest.raises(Unavailable, match="does not answer in time"):
+            Mirror(parse(url), tmp_path).look()
