@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 
+from gateway.backends.base import RoutedBackend
 from gateway.errors import NotFound, Unavailable
-from gateway.model import Model, ServedVersion, State
+from gateway.model import UNLOADED, Model, ServedVersion, State
 
 
 class Catalogue:
@@ -103,6 +104,20 @@ class Catalogue:
         """The rows of the repository index."""
         models = (self._models[name] for name in sorted(self._models))
         return [row for model in models for row in model.index(ready_only)]
+
+    def model_states(self) -> Iterator[tuple[str, str]]:
+        """Model and state of each row of the index, less what was unloaded on purpose."""
+        for row in self.index():
+            if "state" in row and row.get("reason") != UNLOADED:
+                yield row["name"], row["state"]
+
+    def endpoints(self) -> Iterator[tuple[str, str, str, bool]]:
+        """Model, version, ``host:port`` of every server asked, and whether it is ejected."""
+        for name in sorted(self._models):
+            for number, served in sorted(self._models[name].served.items()):
+                if isinstance(served.backend, RoutedBackend):
+                    for endpoint, ejected in served.backend.endpoints():
+                        yield name, str(number), endpoint, ejected
 
     def _model(self, name: str) -> Model:
         if name not in self._models:

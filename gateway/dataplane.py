@@ -15,6 +15,7 @@ from gateway.classification import classify
 from gateway.errors import Code, Internal, ModelportError, TimedOut, Unavailable
 from gateway.lifecycle import Lifecycle
 from gateway.model import ServedVersion
+from gateway.timers import TimeLimit
 from gateway.types import Deadline, InferRequest, InferResponse, Tensor
 
 log = structlog.get_logger("modelport.dataplane")
@@ -202,12 +203,12 @@ async def within(answer: Awaitable[T], deadline: Deadline) -> T:
     remaining = deadline.remaining()
     if remaining is None:
         return await answer
-    timeout = asyncio.timeout(remaining)  # it makes no task, as ``wait_for`` does
+    limit = TimeLimit(remaining)
     try:
-        async with timeout:
+        with limit:
             return await answer
     except TimeoutError:
-        if not timeout.expired():
+        if not limit.expired:
             raise  # the backend's own, whatever it means
         raise TimedOut from None
 

@@ -77,6 +77,10 @@ class Lifecycle(Catalogue):
             for number, statistics in sorted(versions.items()):
                 yield name, number, statistics
 
+    def load_failures(self) -> Mapping[str, int]:
+        """By model, for as long as it is known: how often something of it could not be loaded."""
+        return {name: model.load_failures for name, model in sorted(self._models.items())}
+
     def _route(self, name: str) -> Route | None:
         return self._settings.routes.models.get(name)
 

@@ -159,6 +159,8 @@ class Model:
     pinned: int = 0
     #: The version that each label names, or named last while what it names now does not serve yet.
     labelled: dict[str, int] = field(default_factory=dict)
+    #: Counts the loads, of a version or of the configuration, that failed.
+    load_failures: int = 0
     #: Counts the loads on request: a server elsewhere is asked anew at each.
     requests: int = 0
     lock: asyncio.Lock = field(default_factory=asyncio.Lock)

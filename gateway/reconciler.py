@@ -116,6 +116,7 @@ class Reconciler:
         """Nothing of the model can be loaded as it is now; what is served stays."""
         if reason != model.problem:
             log.error("model is not served", model=model.entry.name, reason=reason)
+            model.load_failures += 1
         model.problem, model.troubled = reason, True
         for number in model.entry.versions:
             if number not in model.served:
@@ -186,6 +187,8 @@ class Reconciler:
             model.states[number] = (State.LOADING, "")
         statistics = self.statistics.get(name, {}).get(number) or Statistics()
         try:
+            if entry.fetch is not None and not entry.problem:
+                await asyncio.wrap_future(self._threads.submit(entry.fetch))
             async with self._cores if self._loader.computes_here(name) else nullcontext():
                 version = await self._in_thread(
                     self._loader.load, model.entry, entry, model.config, statistics
@@ -193,6 +196,7 @@ class Reconciler:
         except Exception as error:
             failure = self._failure(content, error, failed, isinstance(error, Unavailable))
             model.failed[number] = failure
+            model.load_failures += 1
             model.troubled = True
             if failed is None or failed.reason != failure.reason or not failure.transient:
                 log.error(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import gc
 import os
 import sys
 from collections.abc import Callable
@@ -15,6 +16,7 @@ from prometheus_client import CollectorRegistry, ProcessCollector
 
 from gateway import signals
 from gateway.admin import metrics
+from gateway.allocator import keep_freed_memory
 from gateway.backends.base import Artifact, Host
 from gateway.control import Control, LocalControl
 from gateway.dataplane import DataPlane
@@ -38,6 +40,7 @@ from gateway.settings import ModelControlMode, Settings
 from gateway.shared_memory import Regions
 from gateway.standing import Standing
 from gateway.telemetry import (
+    ConditionsCollector,
     TfServingRequests,
     TorchServeCollector,
     TritonCollector,
@@ -67,6 +70,7 @@ class Server:
     def __init__(
         self, settings: Settings, make_front: MakeFront, make_control: MakeControl | None = None
     ) -> None:
+        keep_freed_memory()
         self._settings = settings
         self._alone = make_control is None
         self.lifecycle = Lifecycle(settings, make_host=self._host)
@@ -130,6 +134,7 @@ class Server:
         source = self.lifecycle.statistics
         for collector in (TritonCollector(source), TorchServeCollector(source), self._tfserving):
             registry.register(collector)
+        registry.register(ConditionsCollector(self.lifecycle))
         return registry
 
     def _metrics_listener(self) -> HttpListener:
@@ -150,6 +155,7 @@ class Server:
         """
         if self._metrics is not None:
             await self._metrics.start()
+        gc.freeze()  # what is there now stays: no collection has to look at it
         await self._front.start()
         if self._metrics is not None:
             http, grpc, port = self._front.http_port, self._front.grpc_port, self._metrics.port

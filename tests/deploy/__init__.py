@@ -1,0 +1,15 @@
+"""What is in ``deploy/`` is used here. `make deploy` runs all of it, with the tools it takes."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+
+DEPLOY = Path(__file__).resolve().parents[2] / "deploy"
+
+#: Tests that install programs, build images or take long.
+thorough = pytest.mark.skipif(
+    not os.environ.get("MODELPORT_DEPLOY_TESTS"), reason="takes programs; `make deploy` runs it"
+)

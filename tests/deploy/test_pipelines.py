@@ -1,0 +1,211 @@
+"""The release pipelines: their schemas, and their scripts, run against an S3 server of moto's."""
+
+from __future__ import annotations
+
+import os
+import re
+import shlex
+import shutil
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import click
+import pytest
+import s3fs
+
+from gateway.cli import modelport
+from loadtests.processes import HOST, free_ports, running
+from tests.deploy import DEPLOY, thorough, tools
+from tests.deploy.pipelines import Ran, github, gitlab
+
+FOLDER = DEPLOY / "pipelines"
+GITHUB, GITLAB = FOLDER / "github-actions.yml", FOLDER / "gitlab-ci.yml"
+CHECKPOINT = DEPLOY.parent / "checkpoints" / "fraud.pt"
+REPOSITORY = "s3://models/production"
+#: What the gate decides is other tests' matter: here it asks for little, and decides soon.
+SLO = """
+[limits]
+max_error_share = 0.5
+max_wrong_share = 0.5
+[regressions]
+max_p50_regression = false
+max_p99_regression = false
+max_first_response_regression = false
+[duration]
+max_seconds = 120.0
+slice_seconds = 0.5
+slices = 1
+min_rounds = 2
+"""
+
+
+def lines() -> Iterator[str]:
+    """Every call of modelport in the two files, as one line."""
+    for path in (GITHUB, GITLAB):
+        text = re.sub(r"\\\n\s*", "", path.read_text())
+        yield from re.findall(r"(?:- |run: |^ +)(modelport (?!\().*)$", text, re.MULTILINE)
+
+
+@pytest.mark.parametrize("line", sorted(set(lines())))
+def test_modelport_has_the_command_and_its_options(line: str) -> None:
+    _, name, *words = shlex.split(line)
+    command = modelport.get_command(click.Context(modelport), name)
+    assert command is not None
+    known = {option for parameter in command.params for option in parameter.opts}
+    given = {word for word in words if word.startswith("--")}
+    assert given - known == set()
+    required = {p.opts[0] for p in command.params if p.required and p.opts[0].startswith("--")}
+    assert required - given == set()
+
+
+def test_the_files_call_what_they_should() -> None:
+    called = {path: re.findall(r"modelport (\w+) ", path.read_text()) for path in (GITHUB, GITLAB)}
+    for names in called.values():
+        order = [name for name in names if name in ("export", "verify", "gate", "publish")]
+        assert order == ["export", "verify", "publish", "gate", "publish"]
+
+
+@thorough
+def test_the_files_fit_the_schemas_of_their_services(tmp_path: Path) -> None:
+    judge = tools.linter("check-jsonschema")
+    for path, flags in (
+        (GITHUB, ("--builtin-schema", "vendor.github-workflows")),
+        (GITLAB, ("--builtin-schema", "vendor.gitlab-ci", "--data-transform", "gitlab-ci")),
+    ):
+        tools.check(judge, *flags, path)
+        wrong = tmp_path / path.name
+        wrong.write_text(
+            path.read_text().replace("runs-on", "runs_on").replace("script:", "scrip:")
+        )
+        assert tools.said(judge, *flags, wrong)[0] != 0
+
+
+# -- run -------------------------------------------------------------------------------------------
+
+
+@dataclass
+class Site:
+    """A checkout with a checkpoint and a key, and production on S3 with the first version."""
+
+    checkout: Path
+    environment: dict[str, str]
+    key: str
+    storage: s3fs.S3FileSystem
+
+    def versions(self) -> list[str]:
+        self.storage.invalidate_cache()
+        found = self.storage.ls("models/production/fraud")
+        return sorted(name for name in (Path(path).name for path in found) if name.isdigit())
+
+    def call(self, *words: str) -> None:
+        status, said = tools.said(
+            sys.executable, "-m", "gateway.cli", *words, cwd=self.checkout, env=self.environment
+        )
+        assert status == 0, said
+
+
+@pytest.fixture
+def site(tmp_path: Path) -> Iterator[Site]:
+    if not CHECKPOINT.is_file():
+        tools.check(sys.executable, "-m", "gateway.cli", "demo", cwd=DEPLOY.parent)
+    checkout = tmp_path / "checkout"
+    (checkout / "checkpoints").mkdir(parents=True)
+    shutil.copy(CHECKPOINT, checkout / "checkpoints")
+    (checkout / "slo.toml").write_text(SLO)
+    (port,) = free_ports(1)
+    environment = {
+        "AWS_ENDPOINT_URL": f"http://{HOST}:{port}",
+        "AWS_ACCESS_KEY_ID": "test",
+        "AWS_SECRET_ACCESS_KEY": "test",
+        "AWS_DEFAULT_REGION": "us-east-1",
+        "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}",
+        "PYTHONPATH": str(DEPLOY.parent),
+    }
+    moto = [str(Path(sys.executable).with_name("moto_server")), "-H", HOST, "-p", str(port)]
+    with running(
+        moto, log=tmp_path / "moto.log", ready=f"http://{HOST}:{port}/moto-api/", must_stop=False
+    ):
+        storage = s3fs.S3FileSystem(
+            key="test", secret="test", endpoint_url=environment["AWS_ENDPOINT_URL"]
+        )
+        storage.mkdir("models")
+        made = Site(checkout, environment, "", storage)
+        made.call("keygen", "--output", "release")
+        made.key = (checkout / "release.key").read_text().rstrip("\n")
+        (checkout / "release.key").rename(tmp_path / "release.key")
+        environment["RELEASE_KEY_FILE"] = str(tmp_path / "release.key")
+        made.call(
+            *("export", "checkpoints/fraud.pt", "--model", "fraud", "--format", "onnx"),
+            *("--sign-key", environment["RELEASE_KEY_FILE"], "--repository", REPOSITORY),
+        )
+        yield made
+
+
+def on_github(site: Site, work: Path, event: str = "push") -> list[Ran]:
+    temporary = work / "runner"
+    temporary.mkdir()
+    environment = {
+        **site.environment,
+        "RUNNER_TEMP": str(temporary),
+        "GITHUB_STEP_SUMMARY": str(work / "summary.md"),
+    }
+    known = {"secrets.RELEASE_KEY": site.key}
+    return list(github(GITHUB, site.checkout, known, environment, event))
+
+
+def on_gitlab(site: Site, work: Path, branch: str = "main") -> list[Ran]:
+    environment = {
+        **site.environment,
+        "RELEASE_KEY": site.environment["RELEASE_KEY_FILE"],
+        "AWS_TOKEN": "token",
+    }
+    return list(gitlab(GITLAB, site.checkout, work, environment, branch))
+
+
+@thorough
+def test_github_releases_what_it_measured(site: Site, tmp_path: Path) -> None:
+    ran = on_github(site, tmp_path)
+    assert [r.step for r in ran if r.status == 0] == [
+        "Export and prove", "Verify", "Fetch what is in production", "Gate", "Summary", "Publish",
+    ], ran[-1]  # fmt: skip
+    assert site.versions() == ["1", "2"]
+    mine = (site.checkout / "candidate" / "fraud" / "1" / "model.onnx").read_bytes()
+    assert site.storage.cat("models/production/fraud/2/model.onnx") == mine
+    assert (tmp_path / "summary.md").read_text()
+    assert not list((tmp_path / "runner").iterdir())  # the key is gone
+    assert "testsuite" in (site.checkout / "gate.xml").read_text()
+    assert all(site.key.splitlines()[1] not in r.said for r in ran)
+
+
+@thorough
+def test_gitlab_releases_what_it_measured(site: Site, tmp_path: Path) -> None:
+    ran = on_gitlab(site, tmp_path)
+    assert [r.step for r in ran if r.status == 0] == ["export", "gate", "publish"], ran[-1]
+    assert site.versions() == ["1", "2"]
+
+
+@thorough
+def test_a_pull_request_and_a_branch_publish_nothing(site: Site, tmp_path: Path) -> None:
+    (tmp_path / "a").mkdir()
+    assert "Publish" not in [r.step for r in on_github(site, tmp_path / "a", "pull_request")]
+    assert site.versions() == ["1"]
+
+
+@thorough
+def test_what_the_gate_does_not_pass_is_not_published(site: Site, tmp_path: Path) -> None:
+    text = SLO.replace("[limits]", "[limits]\np50_ms = 0.0001")
+    (site.checkout / "slo.toml").write_text(text)
+    ran = on_github(site, tmp_path)
+    assert (ran[-1].step, ran[-1].status) == ("Gate", 1), ran[-1]
+    assert site.versions() == ["1"]
+
+
+@thorough
+def test_a_candidate_signed_with_another_key_ends_at_verify(site: Site, tmp_path: Path) -> None:
+    site.call("keygen", "--output", "other")
+    site.key = (site.checkout / "other.key").read_text()
+    ran = on_github(site, tmp_path)
+    assert (ran[-1].step, ran[-1].status) == ("Verify", 5), ran[-1]
+    assert site.versions() == ["1"]
