@@ -7,10 +7,10 @@ BIN := $(VENV)/bin
 READY := $(VENV)/.installed
 
 .DEFAULT_GOAL := help
-.PHONY: help run serve test lint format perf-analyzer bench bench-quick bench-startup \
-	bench-hop bench-overload bench-memory table tflite-runtime torchserve migrate \
-	managed matrix runtimes tfserving-clients triton-package upstream upstream-triton protos fuzz soak scaling \
-	envoy workers clean
+.PHONY: compare compare-faults help run serve test lint format perf-analyzer bench bench-quick bench-startup \
+	loadtest-agreement bench-hop gate-statistics gate-real report-browser bench-overload bench-memory table tflite-runtime torchserve migrate \
+	managed matrix runtimes storage tfserving-clients triton-package upstream upstream-triton protos fuzz soak scaling \
+	envoy workers ray deploy clean
 
 help: ## List the verbs
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-17s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -21,7 +21,7 @@ $(READY): pyproject.toml
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --upgrade pip
 	$(BIN)/python -m pip install "$(TORCH)"
-	$(BIN)/python -m pip install --editable ".[torch,tensorflow,litert,huggingface,dev]"
+	$(BIN)/python -m pip install --editable ".[torch,tensorflow,litert,huggingface,load,dev]"
 	@touch $@
 
 run: $(READY) ## Train, export, prove, publish, serve and call the two demo models
@@ -31,8 +31,10 @@ serve: $(READY) ## Keep the demo's gateway running: HTTP 8000, gRPC 8001, metric
 	@test -d model_repository/fraud -a -d model_repository/vit || $(BIN)/modelport demo
 	$(BIN)/modelport serve --model-repository model_repository
 
+# Most tests wait for servers of their own: two at a time take half as long. A file stays together,
+# since its tests share what they export and start.
 test: $(READY) ## Run the whole default test suite
-	$(BIN)/python -m pytest
+	$(BIN)/python -m pytest --numprocesses 2 --dist loadfile
 
 lint: $(READY) ## Check style and types
 	$(BIN)/ruff format --check .
@@ -52,15 +54,36 @@ bench: $(READY) ## Measure beside every peer, and write tables and plots into th
 bench-startup: $(READY) ## How long until READY, against loading by hand; and every batch size's first request
 	$(BIN)/python -m loadtests.startup
 
+compare: $(READY) ## Compare every format and backend on the demo's fraud model; under 10 minutes, needs Java 17
+	@test -f checkpoints/fraud.pt || $(BIN)/modelport demo
+	$(BIN)/modelport compare checkpoints/fraud.pt --output comparison.html --json comparison.json
+
+compare-faults: $(READY) ## Compare with a slow and a wrong backend among them, which must be found
+	$(BIN)/python -m tests.loadtests.comparing
+
 bench-quick: $(READY) ## The 4-float model on modelport, bare handlers, Triton and MLServer
 	$(BIN)/python -m loadtests.peers --models x2 --protocols json grpc --servers \
 		modelport-portable modelport-envoy bare-portable bare-envoy triton mlserver
 
+loadtest-agreement: $(READY) ## Hold our percentiles against wrk's, h2load's and perf_analyzer's
+	$(BIN)/python -m loadtests.agreement
+
 bench-hop: $(READY) ## Measure what the gateway adds in front of a real Triton and a TensorFlow Serving server
 	$(BIN)/python -m loadtests.hop
 
+report-browser: $(READY) ## Open the reports in headless Chromium: light, dark, narrow, hostile names
+	$(BIN)/python -m tests.loadtests.report_browser
+
 bench-overload: $(READY) ## Send ten times what the gateway can do, and watch what becomes of it
 	$(BIN)/python -m loadtests.overload
+
+gate-statistics: $(READY) ## How often the gate is wrong, on thousands of simulated releases
+	$(BIN)/python -m tests.loadtests.gating
+
+gate-real: $(READY) ## Gate the demo's fraud model against itself, against a slower and a wrong one
+	@test -d model_repository/fraud || $(BIN)/modelport demo
+	$(BIN)/python -m tests.loadtests.gating.real
+	MODELPORT_SLOW_TESTS=1 $(BIN)/python -m pytest tests/loadtests/test_gate_attacks.py
 
 bench-memory: $(READY) ## Send 10^6 requests of every kind; a gateway that leaks must be seen
 	$(BIN)/python -m loadtests.memory
@@ -101,8 +124,16 @@ migrate: $(READY) ## Migrate from a real TorchServe and compare its answers; nee
 tfserving-clients: $(READY) ## Call a gateway with the official tensorflow-serving-api stubs
 	$(BIN)/python -m tests.tfserving_clients
 
+ray: $(READY) ## Ray Serve on a real cluster of three nodes: scale up and down, kill -9 a node under load
+	$(BIN)/python -m tests.ray
+
 managed: $(READY) ## Kill -9 managed TorchServe and Triton, the real ones, under load; needs Java 17
 	$(BIN)/python -m tests.managed
+
+storage: $(READY) ## Kill publishers to S3, race and cut off gateways; Azure's and Google's emulators (needs Node)
+	$(BIN)/python -m pip install --editable ".[azure,gcs]" gcp-storage-emulator
+	MODELPORT_SLOW_TESTS=1 $(BIN)/python -m pytest --timeout=900 -s \
+		tests/gateway/test_storage_kills.py tests/gateway/test_storage_emulators.py
 
 triton-package: $(READY) ## Prove Triton packages and warm-up samples in a real Triton
 	$(BIN)/python -m tests.triton_package
@@ -114,9 +145,13 @@ upstream: $(READY) ## Run the conformance suite through a second gateway, over b
 upstream-triton: $(READY) ## Compare answers through the gateway with a real Triton's own, bit by bit
 	$(BIN)/python -m tests.upstream_triton
 
-protos: $(READY) ## Generate the messages of gateway/wire/proto and exporters/formats/proto anew
+protos: $(READY) ## Generate the messages of gateway/wire, exporters/formats and loadtests/users anew
 	$(BIN)/python -m gateway.wire.proto
 	$(BIN)/python -m exporters.formats.proto
+	$(BIN)/python -m loadtests.users.proto
+
+deploy: $(READY) ## Build images, render the chart, check and run what is in deploy/; Debian, root; 20 minutes
+	MODELPORT_DEPLOY_TESTS=1 PATH=$(CURDIR)/$(BIN):$$PATH $(BIN)/python -m pytest tests/deploy
 
 fuzz: $(READY) ## Ten times the default fuzz: 10^6 decoder cases, 10^5 requests on the wire
 	MODELPORT_FUZZ_CASES=1000000 MODELPORT_FUZZ_WIRE_CASES=100000 \

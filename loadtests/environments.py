@@ -10,6 +10,7 @@ import os
 import shutil
 import subprocess
 import sys
+import tarfile
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -43,6 +44,23 @@ def venv(name: str, *requirements: str, dependencies: bool = True) -> Path:
     _check([python, "-m", "pip", "install", "--quiet", *flags, *requirements])
     marker.write_text(wanted)
     return home / "bin"
+
+
+def npm_package(name: str, version: str) -> Path:
+    """The folder of an npm package, unpacked here: for programs that are shipped in one."""
+    home = folder("npm") / f"{name.strip('@').replace('/', '-')}-{version}"
+    if not (home / "package").is_dir():
+        shutil.rmtree(home, ignore_errors=True)
+        home.mkdir()
+        if shutil.which("npm") is None:
+            debian_program("npm", "npm")
+        if error := _try(["npm", "pack", f"{name}@{version}"], home):
+            raise Missing(f"npm pack {name}@{version} failed: {error}")
+        for archive in home.glob("*.tgz"):
+            with tarfile.open(archive) as file:
+                file.extractall(home, filter="data")
+            archive.unlink()
+    return home / "package"
 
 
 def debian_library(package: str) -> Path:

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import os
 import random
 import signal
 import socket
 import subprocess
+import sys
 import time
 import urllib.error
 import urllib.request
@@ -20,6 +22,8 @@ PORTS = range(20_000, 32_000)
 READY_SECONDS = 120.0
 STOP_SECONDS = 20.0
 POLL_SECONDS = 0.1
+_PR_SET_PDEATHSIG = 1
+_LIBC = ctypes.CDLL(None) if sys.platform == "linux" else None
 
 
 class ServerFailed(RuntimeError):
@@ -65,6 +69,15 @@ def tail(log: Path | None, length: int = 3000) -> str:
     return "" if log is None else log.read_text(errors="replace")[-length:]
 
 
+def die_with_parent() -> None:
+    """In a child, before its program begins: SIGTERM when the thread that started it ends.
+
+    Whatever ended that (``kill -9``, or Ctrl-C before the ``try``), nothing is left.
+    """
+    if _LIBC is not None:
+        _LIBC.prctl(_PR_SET_PDEATHSIG, signal.SIGTERM, 0, 0, 0)
+
+
 def pinned(core: int | None) -> None:
     """Keep the calling process, and all it starts, on one core."""
     if core is not None:
@@ -101,12 +114,12 @@ def running(
         wait_ready(ready, process, log)
         yield process
     finally:
-        killed = _stop(process)
+        killed = stop(process)
     if killed and must_stop:
         raise ServerFailed(f"still there {STOP_SECONDS:.0f} s after SIGTERM\n{tail(log)}")
 
 
-def _stop(process: subprocess.Popen[bytes]) -> bool:
+def stop(process: subprocess.Popen[bytes]) -> bool:
     """End the process and its group; true when it did not end by itself."""
     killed = False
     if process.poll() is None:

@@ -1,0 +1,121 @@
+"""``modelport sample``: seeded requests and the answers they must get, for load tests.
+
+Importing this imports neither torch nor a runtime, so that ``--help`` is instant.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from exporters.cli import parse_kwargs, progress_bar
+from exporters.errors import OneLineCommand, UsageError, missing_extra
+
+if TYPE_CHECKING:
+    from exporters.source import Reference
+    from exporters.spec import Sampler
+    from gateway.types import ModelSignature
+
+_FILE = click.Path(path_type=Path)
+
+
+@click.command(cls=OneLineCommand)
+@click.argument("path", type=_FILE)
+@click.option(
+    "--model",
+    metavar="NAME|package.module:factory",
+    help="What the checkpoint is of, as for 'modelport export'; not for a published version.",
+)
+@click.option("--model-kwargs", metavar="JSON", help="Hyper-parameters; win over the checkpoint's.")
+@click.option("--max-batch-size", type=click.IntRange(1, 2**31 - 1), default=8, show_default=True)
+@click.option("--count", type=click.IntRange(1), default=256, show_default=True, help="Requests.")
+@click.option("--batch-size", type=click.IntRange(1), default=1, show_default=True)
+@click.option("--seed", type=click.IntRange(0), default=0, show_default=True)
+@click.option("-o", "--output", type=_FILE, required=True, metavar="FILE.json")
+def sample(
+    path: Path, model: str | None, model_kwargs: str | None, output: Path, **options: Any
+) -> None:
+    """Write seeded requests for the model at PATH, and the answers they must get.
+
+    PATH is a checkpoint, whose own answers in eager mode are written, or a published version, or a
+    model that has one, whose artifact is run by its own runtime. The file is what perf_analyzer
+    takes as --input-data, and what the load tests take.
+
+    Exit codes: 0 done, 2 usage, 4 unsupported, 5 integrity.
+    """
+    kwargs = parse_kwargs(model_kwargs)
+    with progress_bar() as progress:
+        progress("loading", 0, 0)
+        try:
+            from exporters import recording
+
+            if _is_published(path):
+                if model is not None or kwargs:
+                    raise UsageError(f"'{path}' is published; leave --model and --model-kwargs")
+                signature, sampler, reference, atol, rtol = _published(path)
+            else:
+                signature, sampler, reference, atol, rtol = _checkpoint(
+                    path, model, kwargs, options["max_batch_size"]
+                )
+        except ImportError as error:
+            raise missing_extra(error) from error
+        asked = list(
+            recording.requests(
+                signature, sampler, options["count"], options["batch_size"], options["seed"]
+            )
+        )
+        document = recording.record(
+            signature,
+            asked,
+            reference,
+            atol,
+            rtol,
+            lambda done, total: progress("asking the model", done, total),
+        )
+    recording.write(output, document)
+    click.echo(f"{'requests':<10} {len(asked)} of {options['batch_size']} rows")
+    click.echo(f"{'tolerance':<10} {atol:g} + {rtol:g} * |answer|")
+    click.echo(f"{'path':<10} {output}")
+
+
+_Subject = tuple["ModelSignature", "Sampler | None", "Reference", float, float]
+
+
+def _is_published(path: Path) -> bool:
+    """Whether a model's or a version's folder lies there."""
+    places = (path, path.absolute().parent)
+    return path.is_dir() and any((place / "config.pbtxt").is_file() for place in places)
+
+
+def _checkpoint(
+    path: Path, model: str | None, kwargs: dict[str, Any], max_batch_size: int
+) -> _Subject:
+    from exporters import sources
+    from exporters.sources import SourceRequest
+
+    source = sources.load(
+        SourceRequest(path, model, model_kwargs=kwargs, max_batch_size=max_batch_size)
+    )
+    spec = source.spec
+    return source.signature, spec.sample, source.reference, spec.atol, spec.rtol
+
+
+def _published(path: Path) -> _Subject:
+    """Signature from ``config.pbtxt``, tolerance from the certificate, answers from the artifact.
+
+    Raises:
+        IntegrityError: its files are not as published.
+    """
+    from exporters import formats, verify
+    from gateway.repository import config
+
+    checked = verify.check(verify.find_version(path))
+    document = checked.certificate.document
+    row = formats.find_format(document["artifact"]["format"])
+    session = row.open_session(checked.path / row.platform.default_filename)
+    text = (checked.path.parent / config.FILENAME).read_text()
+    signature = config.signature(config.complete(config.parse(text), checked.model))
+    tolerance = document["parity"]["tolerance"]
+    return signature, None, session, float(tolerance["atol"]), float(tolerance["rtol"])

@@ -1,0 +1,49 @@
+"""``modelport`` as a child process: what it says, and what it could not do."""
+
+from __future__ import annotations
+
+import subprocess
+from collections.abc import Sequence
+
+from loadtests.processes import die_with_parent
+from loadtests.serving.gateway import MODELPORT
+
+_PREFIX = "modelport: error: "
+#: Exit codes of ``modelport``: the checkpoint or an argument is wrong, or the user gave up.
+USAGE, INTEGRITY, INTERRUPTED = 2, 5, 130
+
+
+class Failed(Exception):
+    """The command ended with a status that is not 0; its own message, in one line."""
+
+    def __init__(self, message: str, status: int) -> None:
+        super().__init__(message)
+        self.status = status
+
+
+def modelport(arguments: Sequence[str]) -> str:
+    """Standard output of ``modelport ARGUMENTS``. What goes wrong here ends it too.
+
+    Raises:
+        Failed: its exit status was not 0.
+    """
+    process = subprocess.Popen(
+        [*MODELPORT, *arguments],
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        errors="replace",
+        preexec_fn=die_with_parent,
+    )
+    try:
+        out, err = process.communicate()
+    except BaseException:
+        process.terminate()
+        process.communicate()
+        raise
+    if process.returncode == 0:
+        return out
+    lines = [line for line in err.splitlines() if line.strip()] or ["no message"]
+    told = next((line for line in lines if line.startswith(_PREFIX)), lines[-1])
+    raise Failed(told.removeprefix(_PREFIX), process.returncode)

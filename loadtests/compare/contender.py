@@ -1,0 +1,103 @@
+"""A candidate while it is measured: its server, what it must answer, and what was found so far."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from statistics import median
+
+from loadtests.compare.artifacts import Artifact
+from loadtests.compare.comparison import Candidate, Measured
+from loadtests.compare.plan import Entry
+from loadtests.serving.ask import Refused
+from loadtests.serving.cases import Cases
+from loadtests.serving.served import Backend, Served
+
+SECONDS_IN_HOUR = 3600.0
+MILLION = 1e6
+
+
+@dataclass
+class Contender:
+    """One format on one backend.
+
+    Attributes:
+        requests: the file of ``cases``: the same seeded inputs for every candidate, and the answers
+            of the checkpoint (fp32), or of the proven artifact itself (below fp32).
+    """
+
+    name: str
+    entry: Entry
+    artifact: Artifact
+    backend: Backend
+    requests: Path
+    cases: Cases
+    cold_start_seconds: list[float] = field(default_factory=list)
+    cold_first_response_seconds: list[float] = field(default_factory=list)
+    memory_bytes: list[int] = field(default_factory=list)
+    runs: list[Measured] = field(default_factory=list)
+    rate_under_slo: list[float | None] = field(default_factory=list)
+    cpu_seconds_per_request: list[float] = field(default_factory=list)
+    disqualified: str | None = None
+
+    def disqualify(self, why: str) -> None:
+        """The first reason is the one that counts."""
+        self.disqualified = self.disqualified or " ".join(why.split())[:400]
+
+    def candidate(self, price_per_hour: float | None) -> Candidate:
+        """What is known by now."""
+        proven = self.artifact.certificate
+        return Candidate(
+            name=self.name,
+            format=self.artifact.variant.format,
+            precision=self.artifact.variant.precision,
+            backend=self.entry.backend,
+            direct=self.entry.direct,
+            artifact_bytes=proven.size_bytes,
+            max_abs_error=proven.max_abs_error,
+            agreement=proven.agreement,
+            decisions=proven.decisions,
+            metric_name=proven.metric_name,
+            metric=proven.metric,
+            cold_start_seconds=tuple(self.cold_start_seconds),
+            cold_first_response_seconds=tuple(self.cold_first_response_seconds),
+            memory_bytes=tuple(self.memory_bytes),
+            runs=tuple(self.runs),
+            rate_under_slo=tuple(self.rate_under_slo),
+            cpu_seconds_per_request=tuple(self.cpu_seconds_per_request),
+            cost_per_million=cost_per_million(self.rate_under_slo, price_per_hour),
+            disqualified=self.disqualified,
+        )
+
+
+def cost_per_million(rates: Sequence[float | None], price_per_hour: float | None) -> float | None:
+    """Of a machine like this one, kept at the highest rate within the bound.
+
+    None: no price was stated, or no rate stayed within the bound in half of the rounds.
+    """
+    rate = median([rate or 0.0 for rate in rates]) if rates else 0.0
+    if price_per_hour is None or rate <= 0:
+        return None
+    return price_per_hour / SECONDS_IN_HOUR / rate * MILLION
+
+
+def check(contender: Contender, server: Served) -> str | None:
+    """What is wrong with the server's answers to every request of the file; None: nothing.
+
+    Asked one after another before any load: whoever answers wrongly is out, however fast.
+
+    Raises:
+        OSError: it cannot be reached any more.
+    """
+    wrong, first = 0, ""
+    for case in contender.cases.cases:
+        try:
+            problem = contender.cases.wrong(case, server.answer(contender.cases, case))
+        except Refused as refused:
+            problem = str(refused)
+        if problem:
+            wrong, first = wrong + 1, first or problem
+    if not wrong:
+        return None
+    return f"{wrong} of {len(contender.cases.cases)} answers are wrong before any load: {first}"

@@ -1,0 +1,109 @@
+"""A comparison as JSON, there and back."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import os
+import types
+import typing
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from loadtests.compare.comparison import Comparison
+
+FORMAT = "modelport-comparison/1"
+
+
+class BadDocument(ValueError):
+    """The file is no comparison; the message names it and says what is wrong."""
+
+
+def to_dict(comparison: Comparison) -> dict[str, Any]:
+    return {"format": FORMAT, **dataclasses.asdict(comparison)}
+
+
+def from_dict(document: Mapping[str, Any]) -> Comparison:
+    """
+    Raises:
+        BadDocument: a key is missing, unknown, or of another type.
+    """
+    if not isinstance(document, Mapping) or document.get("format") != FORMAT:
+        raise BadDocument(f"'format' is not {FORMAT}; 'modelport compare --json' writes it")
+    content = {key: value for key, value in document.items() if key != "format"}
+    comparison: Comparison = _read(Comparison, content, "comparison")
+    return comparison
+
+
+def write(comparison: Comparison, path: Path) -> None:
+    """At ``path``, complete or not at all; folders on the way are made."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    part = path.with_name(f".{path.name}.{os.getpid()}")
+    try:
+        part.write_text(json.dumps(to_dict(comparison), indent=1) + "\n")
+        part.replace(path)
+    finally:
+        part.unlink(missing_ok=True)
+
+
+def read(path: Path) -> Comparison:
+    """
+    Raises:
+        BadDocument: it cannot be read, or is no comparison.
+    """
+    try:
+        return from_dict(json.loads(path.read_text()))
+    except OSError as error:
+        raise BadDocument(f"{path} cannot be read: {error.strerror}") from error
+    except ValueError as error:
+        raise BadDocument(f"{path} is no comparison of modelport: {error}") from error
+
+
+def _read(kind: Any, value: Any, where: str) -> Any:
+    """``value`` from JSON as the annotation ``kind`` says."""
+    origin, arguments = typing.get_origin(kind), typing.get_args(kind)
+    if dataclasses.is_dataclass(kind) and isinstance(kind, type):
+        return _read_dataclass(kind, value, where)
+    if origin in (types.UnionType, typing.Union):
+        if value is None and type(None) in arguments:
+            return None
+        return _read(next(a for a in arguments if a is not type(None)), value, where)
+    if origin is tuple:
+        return _read_tuple(arguments, value, where)
+    if origin is not None:  # a mapping of strings to plain values
+        if not isinstance(value, Mapping):
+            raise BadDocument(f"'{where}' is no object")
+        return {key: _read(arguments[1], each, f"{where}.{key}") for key, each in value.items()}
+    if kind is float and type(value) is int:
+        return float(value)
+    if type(value) is not kind:
+        raise BadDocument(f"'{where}' is {value!r}, not {kind.__name__}")
+    return value
+
+
+def _read_tuple(arguments: tuple[Any, ...], value: Any, where: str) -> tuple[Any, ...]:
+    if not isinstance(value, list):
+        raise BadDocument(f"'{where}' is no list")
+    if arguments[-1] is Ellipsis:
+        kinds = [arguments[0]] * len(value)
+    elif len(arguments) == len(value):
+        kinds = list(arguments)
+    else:
+        raise BadDocument(f"'{where}' has {len(value)} members, not {len(arguments)}")
+    pairs = zip(kinds, value, strict=True)
+    return tuple(_read(kind, each, f"{where}[{i}]") for i, (kind, each) in enumerate(pairs))
+
+
+def _read_dataclass(kind: type, value: Any, where: str) -> Any:
+    if not isinstance(value, Mapping):
+        raise BadDocument(f"'{where}' is no object")
+    hints = typing.get_type_hints(kind)
+    unknown = sorted(set(value) - set(hints))
+    if unknown:
+        raise BadDocument(f"'{where}' has an unknown key '{unknown[0]}'")
+    found = {name: _read(hints[name], each, f"{where}.{name}") for name, each in value.items()}
+    try:
+        return kind(**found)
+    except TypeError as error:
+        raise BadDocument(f"'{where}': {error}") from error

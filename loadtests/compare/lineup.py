@@ -1,0 +1,162 @@
+"""From what is to be compared to what can be started, and what this machine has not."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+from exporters.errors import UsageError
+from loadtests.compare.artifacts import Artifact
+from loadtests.compare.command import Failed, modelport
+from loadtests.compare.comparison import Absent
+from loadtests.compare.contender import Contender
+from loadtests.compare.plan import Entry
+from loadtests.environments import Missing
+from loadtests.serving import cases, tfserving, torchserve, triton
+from loadtests.serving.gateway import Gateway, only_version
+from loadtests.serving.served import Backend
+from loadtests.serving.tfserving import TensorFlowServing
+from loadtests.serving.torchserve import TorchServe
+from loadtests.serving.triton import Triton
+
+Tell = Callable[[str], None]
+
+
+def backend(entry: Entry, artifact: Artifact, work: Path) -> Backend:
+    """What serves ``artifact`` as ``entry`` says; packages it under ``work`` where that is needed.
+
+    Raises:
+        Missing: this machine has no such server, with what to install.
+        Failed: ``modelport package`` refuses the artifact.
+    """
+    if entry.managed:
+        return _managed(entry.managed, artifact)
+    if not entry.direct:
+        return Gateway(artifact.folder, artifact.version)
+    folder = work / f"{entry.backend}-{artifact.variant.slug}"
+    model = artifact.folder.name
+    if entry.backend == "torchserve":
+        programs = torchserve.programs()
+        archive = folder / f"{model}.mar"
+        folder.mkdir(parents=True)
+        modelport(
+            [
+                *("package", str(artifact.folder / artifact.version)),
+                *("--for", "torchserve", "--output", str(archive)),
+            ]
+        )
+        return TorchServe(archive, programs)
+    program = tfserving.program() if entry.backend == "tfserving" else triton.program()
+    only = folder / "published" / model
+    only_version(artifact.folder, artifact.version, only)
+    package = folder / "package"
+    modelport(["package", str(only), "--for", entry.backend, "--output", str(package)])
+    if entry.backend == "tfserving":
+        return TensorFlowServing(package, model, program)
+    return Triton(package, model, program)
+
+
+def _managed(server: str, artifact: Artifact) -> Gateway:
+    """The gateway in front of a server that it starts itself."""
+    if server == "torchserve":
+        command = str(torchserve.programs() / "torchserve")
+    elif server == "tfserving":
+        command = tfserving.program()
+    else:
+        command = triton.program()
+        if not command:
+            raise Missing(
+                "tritonserver is not on PATH: run the container nvcr.io/nvidia/tritonserver; that "
+                "of the wheel nvidia-pytriton has the Python backend only"
+            )
+    return Gateway(artifact.folder, artifact.version, managed=server, command=(command,))
+
+
+def contenders(
+    chosen: Sequence[tuple[Entry, Artifact]],
+    requests: Callable[[Artifact], Path],
+    work: Path,
+    tell: Tell,
+    prefix: Callable[[Artifact], str] = lambda artifact: "",
+) -> tuple[list[Contender], list[Absent]]:
+    """Those that can be started, and the others with why not.
+
+    Args:
+        requests: the file of requests and right answers for an artifact.
+        prefix: of the names, where several models are compared.
+    """
+    found: list[Contender] = []
+    absent: list[Absent] = []
+    for entry, artifact in chosen:
+        tell(f"preparing {entry.name}")
+        name = f"{prefix(artifact)}{entry.name}"
+        try:
+            server = backend(entry, artifact, work / "packages" / f"{len(found)}-{len(absent)}")
+            file = requests(artifact)
+            found.append(Contender(name, entry, artifact, server, file, cases.read(file)))
+        except (Missing, Failed, cases.BadCases) as error:
+            absent.append(Absent(name, " ".join(str(error).split())))
+    return found, absent
+
+
+def sampled(
+    artifact: Artifact, folder: Path, count: int, seed: int, checkpoint: Path | None = None
+) -> Path:
+    """The file of requests for ``artifact``, made once for each.
+
+    In fp32 the right answers are the checkpoint's own, where it is at hand (``checkpoint`` is the
+    file of them), within the certificate's tolerance. Below fp32 the values change by design, and
+    how much was proven when it was exported: there a server must answer what the proven artifact
+    computes in its own runtime, within the mean error that the precision costs anyway.
+
+    Raises:
+        Failed: the artifact does not run.
+    """
+    fp32 = artifact.variant.precision == "fp32"
+    name = f"{artifact.folder.name}-{artifact.version}-{count}-{seed}.json"
+    target = folder / name
+    if target.is_file():
+        return target
+    folder.mkdir(parents=True, exist_ok=True)
+    if fp32 and checkpoint is not None:
+        found = cases.read(checkpoint)
+    else:
+        own = folder / f"own-{name}"
+        version = artifact.folder / artifact.version
+        flags = ("--count", str(count), "--seed", str(seed), "--output", str(own))
+        modelport(["sample", str(version), *flags])
+        found = cases.read(own)
+    proven = artifact.certificate
+    atol = proven.atol if fp32 else max(proven.atol, proven.mean_abs_error)
+    cases.write(target, dataclasses.replace(found, atol=atol, rtol=proven.rtol))
+    return target
+
+
+def check_alike(artifacts: Sequence[Artifact]) -> None:
+    """Published models that are compared must be of one model: the same inputs and outputs.
+
+    Raises:
+        UsageError: naming two that are not.
+    """
+    first, *others = artifacts
+    for other in others:
+        one, two = (_signature(artifact) for artifact in (first, other))
+        if one != two:
+            raise UsageError(
+                f"'{first.folder.name}' and '{other.folder.name}' take or give other tensors "
+                f"({one} and {two}); compare models of one signature"
+            )
+
+
+def _signature(artifact: Artifact) -> str:
+    """Names and datatypes of ``config.pbtxt``, in its order."""
+    lines = (artifact.folder / "config.pbtxt").read_text().splitlines()
+    found, inside = [], ""
+    for line in lines:
+        word = line.strip()
+        if line[:1].isalpha():
+            inside = word.split()[0] if word.startswith(("input {", "output {")) else ""
+        elif inside and word.startswith(("name:", "data_type:")):
+            found.append(word.partition(":")[2].strip().strip('"'))
+    return " ".join(found)

@@ -1,0 +1,154 @@
+"""What is compared: which format, in which precision, on which backend."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from exporters.errors import UsageError
+from loadtests.target import Protocol
+
+
+@dataclass(frozen=True)
+class Variant:
+    """One artifact of the checkpoint; the words are those of ``modelport export``."""
+
+    format: str
+    precision: str = "fp32"
+
+    def __str__(self) -> str:
+        return f"{self.format} {self.precision}"
+
+    @property
+    def slug(self) -> str:
+        return f"{self.format}-{self.precision}"
+
+    @property
+    def flags(self) -> tuple[str, ...]:
+        """Of ``modelport export``, for the precision."""
+        if self.precision == "fp32":
+            return ()
+        return (("--quantize" if self.precision == "int8" else "--dtype"), self.precision)
+
+
+#: In the order of the report.
+VARIANTS = (
+    Variant("onnx"),
+    Variant("onnx", "int8"),
+    Variant("torchscript"),
+    Variant("savedmodel"),
+    Variant("tflite"),
+    Variant("tflite", "int8"),
+    Variant("pt2"),
+)
+PRECISIONS = ("fp32", "fp16", "bf16", "int8")
+FORMATS = ("onnx", "torchscript", "savedmodel", "tflite", "pt2", "aoti")
+
+#: Of the gateway: format → backend.
+EMBEDDED: Mapping[str, str] = {
+    "onnx": "onnxruntime",
+    "torchscript": "pytorch",
+    "pt2": "pytorch",
+    "aoti": "pytorch",
+    "savedmodel": "tensorflow",
+    "tflite": "tflite",
+}
+#: Servers of their own: backend → the format that ``modelport package`` gives them.
+SERVERS: Mapping[str, str] = {
+    "torchserve": "torchscript",
+    "triton": "onnx",
+    "tfserving": "savedmodel",
+}
+#: The same, started by the gateway and asked through it.
+MANAGED: Mapping[str, str] = {f"managed-{server}": kind for server, kind in SERVERS.items()}
+BACKENDS = (*dict.fromkeys(EMBEDDED.values()), *SERVERS, *MANAGED)
+TITLES: Mapping[str, str] = {
+    "onnxruntime": "ONNX Runtime",
+    "pytorch": "PyTorch",
+    "tensorflow": "TensorFlow",
+    "tflite": "LiteRT",
+    "torchserve": "TorchServe",
+    "triton": "Triton",
+    "tfserving": "TensorFlow Serving",
+}
+#: What a backend that does not speak the protocol asked for is asked in: its own of the same kind.
+NATIVE_HTTP = (Protocol.TORCHSERVE_HTTP, Protocol.TFSERVING_HTTP)
+NATIVE_GRPC = (Protocol.TORCHSERVE_GRPC, Protocol.TFSERVING_GRPC)
+
+
+@dataclass(frozen=True)
+class Entry:
+    """One candidate to be."""
+
+    variant: Variant
+    backend: str
+
+    @property
+    def direct(self) -> bool:
+        return self.backend in SERVERS
+
+    @property
+    def managed(self) -> str:
+        """The server that the gateway starts, if it is to."""
+        return self.backend.removeprefix("managed-") if self.backend in MANAGED else ""
+
+    @property
+    def name(self) -> str:
+        title = TITLES[self.managed or self.backend]
+        return f"{self.variant} · {title}{' behind the gateway' if self.managed else ''}"
+
+
+def entries(formats: Sequence[str] = (), backends: Sequence[str] = ()) -> list[Entry]:
+    """All that is to be compared, in the order of the report.
+
+    Args:
+        formats: ``onnx``, or with a precision, ``onnx:int8``; none: ``VARIANTS``.
+        backends: of ``BACKENDS``; none: all but those behind the gateway.
+
+    Raises:
+        UsageError: a word that is unknown, or nothing is left.
+    """
+    variants = [parse(text) for text in formats] or list(VARIANTS)
+    wanted = list(backends) or [name for name in BACKENDS if name not in MANAGED]
+    for name in wanted:
+        if name not in BACKENDS:
+            raise UsageError(f"--backends '{name}' is unknown; use {', '.join(BACKENDS)}")
+    found = [
+        Entry(variant, EMBEDDED[variant.format])
+        for variant in variants
+        if EMBEDDED[variant.format] in wanted
+    ]
+    found += [
+        Entry(variant, server)
+        for server, kind in {**SERVERS, **MANAGED}.items()
+        for variant in variants
+        if server in wanted and variant == Variant(kind)
+    ]
+    if not found:
+        raise UsageError(
+            f"no backend of {', '.join(wanted)} runs {', '.join(map(str, variants))}; widen "
+            "--formats or --backends"
+        )
+    return list(dict.fromkeys(found))
+
+
+def parse(text: str) -> Variant:
+    """``FORMAT`` or ``FORMAT:PRECISION``.
+
+    Raises:
+        UsageError: it is neither.
+    """
+    name, _, precision = text.partition(":")
+    variant = Variant(name, precision or "fp32")
+    if name not in FORMATS or variant.precision not in PRECISIONS:
+        raise UsageError(
+            f"--formats '{text}' is not FORMAT or FORMAT:PRECISION; formats are "
+            f"{', '.join(FORMATS)}, precisions {', '.join(PRECISIONS)}"
+        )
+    return variant
+
+
+def protocol_for(wanted: Protocol, spoken: Mapping[Protocol, object]) -> Protocol | None:
+    """How a server that speaks ``spoken`` is asked: as wanted, or its own dialect of that kind."""
+    native = NATIVE_GRPC if wanted.is_grpc else NATIVE_HTTP
+    return next((protocol for protocol in (wanted, *native) if protocol in spoken), None)

@@ -1,0 +1,271 @@
+"""One round of one candidate: a fresh server, its cold start, the loads, the search for a rate."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Protocol as Structural
+
+from loadtests.compare.comparison import Measured
+from loadtests.compare.contender import Contender, check
+from loadtests.compare.plan import protocol_for
+from loadtests.compare.search import highest_rate
+from loadtests.processes import ServerFailed
+from loadtests.run import NotMeasured
+from loadtests.samples import Load, Run
+from loadtests.serving.served import Served, served
+from loadtests.summary import Summary, curve, histogram, latencies, summarise
+from loadtests.target import Protocol, Target
+
+#: Of a closed loop's requests, or of a rate that is to count: more than this may not fail.
+MAX_ERROR_SHARE = 0.001
+#: A rate counts only if the load generator and the server kept it.
+MIN_SHARE_OF_RATE = 0.95
+#: In flight at most while a rate is kept.
+OPEN_LOOP_USERS = 128
+#: A first answer that is not right by then never will be.
+FIRST_RESPONSE_SECONDS = 60.0
+
+
+class Measure(Structural):
+    """``loadtests.run.measure``."""
+
+    def __call__(
+        self, target: Target, load: Load, payloads: Path | None = None, *, core: int | None = None
+    ) -> Run: ...
+
+
+@dataclass(frozen=True)
+class Settings:
+    """What every candidate goes through in every round.
+
+    Attributes:
+        protocols: asked for; the search for a rate is in the first.
+        rates: of further open loops, requests a second.
+        probes: rates that the search tries.
+        server_cores, client_core: empty and None: wherever the system puts them.
+    """
+
+    protocols: tuple[Protocol, ...] = (Protocol.OIP_HTTP,)
+    users: tuple[int, ...] = (1, 16)
+    rates: tuple[float, ...] = ()
+    duration_seconds: float = 1.2
+    warmup_seconds: float = 0.3
+    probes: int = 3
+    slo_p99_ms: float = 20.0
+    seed: int = 0
+    server_cores: tuple[int, ...] = ()
+    client_core: int | None = None
+
+    @property
+    def loads(self) -> int:
+        """How many loads one candidate is put under in one round."""
+        return len(self.protocols) * (len(self.users) + len(self.rates)) + self.probes
+
+
+class Died(Exception):
+    """The server ended while it was measured."""
+
+
+#: The candidate's own; any other ``OSError`` is this machine's, such as a full disk.
+FAILURES = (ServerFailed, NotMeasured, Died, ConnectionError, TimeoutError)
+
+
+class Round:
+    """One candidate in one round. What it finds goes into the contender at once."""
+
+    def __init__(
+        self,
+        contender: Contender,
+        number: int,
+        settings: Settings,
+        measure: Measure,
+        tell: Callable[[str], None],
+    ) -> None:
+        self.contender = contender
+        self.number = number
+        self.settings = settings
+        self.measure = measure
+        self.tell = tell
+        self.notes: list[str] = []
+
+    def run(self, work: Path) -> list[str]:
+        """Measure; remarks for the report. What fails disqualifies, and is no error here."""
+        contender = self.contender
+        try:
+            self.tell("starting")
+            with fresh(contender, self.settings, work) as server:
+                contender.cold_start_seconds.append(server.cold_start_seconds)
+                first = server.first_response(
+                    contender.cases, within_seconds=FIRST_RESPONSE_SECONDS
+                )
+                contender.cold_first_response_seconds.append(first)
+                self._load(server)
+                contender.memory_bytes.append(server.memory_bytes())
+        except FAILURES as error:
+            contender.disqualify(f"round {self.number + 1}: {first_line(error)}")
+        return self.notes
+
+    def _load(self, server: Served) -> None:
+        """Closed loops with few and many users, open loops at the rates, the search."""
+        spoken = [protocol_for(wanted, server.targets) for wanted in self.settings.protocols]
+        capacity = 0.0
+        for protocol in dict.fromkeys(filter(None, spoken)):
+            for users in self.settings.users:
+                found = self._measured(server, protocol, self._closed(users))
+                if not capacity or protocol is spoken[0]:
+                    capacity = max(capacity, found.requests_per_second)
+            for rate in self.settings.rates:
+                self._measured(server, protocol, self._open(rate))
+        if spoken[0] is not None and capacity > 0 and self.settings.probes:
+            self._search(server, spoken[0], capacity)
+
+    def _closed(self, users: int) -> Load:
+        settings = self.settings
+        return Load(
+            users=users,
+            duration_seconds=settings.duration_seconds,
+            warmup_seconds=settings.warmup_seconds,
+            seed=settings.seed + self.number,
+        )
+
+    def _open(self, rate: float) -> Load:
+        settings = self.settings
+        return Load(
+            users=OPEN_LOOP_USERS,
+            rate=rate,
+            duration_seconds=settings.duration_seconds,
+            warmup_seconds=settings.warmup_seconds,
+            seed=settings.seed + self.number,
+        )
+
+    def _search(self, server: Served, protocol: Protocol, capacity: float) -> None:
+        def passes(rate: float) -> bool:
+            found = self._measured(server, protocol, self._open(rate))
+            errors = found.wrong + found.refused + found.failed
+            return (
+                found.requests > 0
+                and found.latency.p99 <= self.settings.slo_p99_ms
+                and errors <= MAX_ERROR_SHARE * found.requests
+                and found.requests_per_second >= MIN_SHARE_OF_RATE * rate
+            )
+
+        self.contender.rate_under_slo.append(highest_rate(passes, capacity, self.settings.probes))
+
+    def _measured(self, server: Served, protocol: Protocol, load: Load) -> Measured:
+        """One load; its figures are kept, and what they say against the candidate."""
+        how = f"{load.users} in flight" if load.rate is None else f"{load.rate:,.0f}/s"
+        self.tell(f"{protocol}, {how}")
+        before = server.cpu_seconds()
+        run = self.measure(
+            server.targets[protocol],
+            load,
+            self.contender.requests,
+            core=self.settings.client_core,
+        )
+        if not server.alive:
+            raise Died(f"its server ended with {server.process.returncode} under {how}")
+        summary = summarise(run)
+        found = measured(self.number, run, summary, server.cpu_seconds() - before)
+        self.contender.runs.append(found)
+        self._judge(found, summary, how)
+        if load.rate is None and load.users == max(self.settings.users) and summary.requests:
+            self._count_cpu(run, found)
+        return found
+
+    def _count_cpu(self, run: Run, found: Measured) -> None:
+        """The warm-up's requests, which are not among the samples, took their share too."""
+        load = run.load
+        counted = load.duration_seconds / (load.duration_seconds + load.warmup_seconds)
+        seconds = found.server_cpu_seconds * counted / found.requests
+        self.contender.cpu_seconds_per_request.append(seconds)
+        if run.saturated:
+            self.notes.append(
+                f"{self.contender.name}: the load generator was at the limit of its core with "
+                f"{load.users} in flight; the server may be faster than it says"
+            )
+
+    def _judge(self, found: Measured, summary: Summary, how: str) -> None:
+        contender = self.contender
+        if found.wrong:
+            contender.disqualify(
+                f"{found.wrong:,} of {found.requests:,} answers were wrong under {how}"
+                f"{_most_frequent(found)}"
+            )
+        if not found.requests:
+            seconds = self.settings.duration_seconds
+            self.notes.append(
+                f"{contender.name}: no request began and ended within {seconds:g} s under {how}; "
+                "give a longer --duration"
+            )
+        # A rate above what it can do may be refused; a closed loop waits for each answer.
+        bad = found.refused + found.failed
+        if found.loop == "closed" and bad > MAX_ERROR_SHARE * found.requests:
+            contender.disqualify(
+                f"{bad:,} of {found.requests:,} requests failed under {how}{_most_frequent(found)}"
+            )
+
+
+def measured(number: int, run: Run, summary: Summary, server_cpu_seconds: float) -> Measured:
+    """A run's figures; what timed out has failed."""
+    load = run.load
+    return Measured(
+        round=number,
+        protocol=str(run.target.protocol),
+        loop="closed" if load.rate is None else "open",
+        users=load.users,
+        rate=load.rate,
+        requests=summary.requests,
+        requests_per_second=summary.requests_per_second,
+        latency=summary.latency,
+        first_byte=summary.first_byte,
+        wrong=summary.wrong,
+        refused=summary.refused,
+        failed=summary.failed + summary.timed_out,
+        errors=dict(summary.errors),
+        server_cpu_seconds=server_cpu_seconds,
+        curve=curve(histogram(latencies(run.samples))),
+    )
+
+
+def _most_frequent(found: Measured) -> str:
+    errors = sorted(found.errors.items(), key=lambda item: -item[1])
+    return f": {errors[0][0]}" if errors else ""
+
+
+def first_line(error: BaseException) -> str:
+    """What a server's log or an exception says, on one line, its end included."""
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    if not lines:
+        return type(error).__name__
+    return lines[0] if len(lines) == 1 else f"{lines[0]} ({lines[-1]})"
+
+
+@contextmanager
+def fresh(contender: Contender, settings: Settings, work: Path) -> Iterator[Served]:
+    """The candidate's server, started anew; once more where a port was taken meanwhile."""
+    with ExitStack() as stack:
+        try:
+            started = served(contender.backend, work, cores=settings.server_cores)
+            server = stack.enter_context(started)
+        except ServerFailed:
+            shutil.rmtree(work)
+            again = served(contender.backend, work, cores=settings.server_cores)
+            server = stack.enter_context(again)
+        yield server
+
+
+def verify(contender: Contender, settings: Settings, work: Path) -> None:
+    """Start it once without counting, and hold every answer against what is right."""
+    try:
+        with fresh(contender, settings, work) as server:
+            if problem := check(contender, server):
+                contender.disqualify(problem)
+            elif not any(protocol_for(p, server.targets) for p in settings.protocols):
+                asked: Sequence[str] = [str(protocol) for protocol in settings.protocols]
+                contender.disqualify(f"it does not speak {', '.join(asked)}")
+    except FAILURES as error:
+        contender.disqualify(first_line(error))

@@ -1,0 +1,186 @@
+"""What the command line names: a checkpoint, or published models, and what is made of it."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from exporters.errors import UsageError
+from loadtests.compare import artifacts, lineup, plan
+from loadtests.compare.artifacts import Artifact, Checkpoint
+from loadtests.compare.command import modelport
+from loadtests.compare.comparison import Absent
+from loadtests.compare.contender import Contender
+from loadtests.compare.plan import EMBEDDED, Entry
+
+#: Files of these hold weights alone: which model they are of has to be said.
+WEIGHTS = frozenset({".pt", ".pth", ".safetensors"})
+CHECKPOINTS = WEIGHTS | {".keras"}
+#: Held-out rows lie beside the checkpoint under this name, as ``modelport demo`` writes them.
+HELD_OUT = "{stem}-held-out.npz"
+
+Tell = Callable[[str], None]
+
+
+@dataclass(frozen=True)
+class Wanted:
+    """The options that say what is compared, and on what requests."""
+
+    formats: tuple[str, ...]
+    backends: tuple[str, ...]
+    requests: int
+    seed: int
+
+
+@dataclass(frozen=True)
+class Lineup:
+    """What can be measured, and what cannot."""
+
+    model: str
+    source: str
+    contenders: list[Contender]
+    absent: list[Absent]
+
+
+def is_checkpoint(names: Sequence[str]) -> bool:
+    """Whether ``names`` are one checkpoint rather than published models.
+
+    Raises:
+        UsageError: a checkpoint that does not exist, or more than one.
+    """
+    like = [
+        name
+        for name in names
+        if not _is_published(Path(name)) and (Path(name).suffix in CHECKPOINTS or os.sep in name)
+    ]
+    found = [name for name in like if Path(name).exists()]
+    if not like:
+        return len(names) == 1 and (Path(names[0]) / "config.json").is_file()
+    if len(names) > 1:
+        raise UsageError(f"one checkpoint at a time, not {', '.join(names)}")
+    if not found:
+        raise UsageError(
+            f"checkpoint '{names[0]}' does not exist; 'modelport demo' trains two, and a published "
+            "model is named without its path, with --repository"
+        )
+    return True
+
+
+def checkpoint(path: Path, model: str | None, data: Path | None, kwargs: str | None) -> Checkpoint:
+    """With what can be told from the path: the model of its name, the held-out rows beside it.
+
+    Raises:
+        UsageError: ``data`` does not exist.
+    """
+    if data is not None and not data.is_file():
+        raise UsageError(f"--data '{data}' does not exist")
+    beside = path.with_name(HELD_OUT.format(stem=path.stem))
+    if data is None and beside.is_file():
+        data = beside
+    if model is None and path.suffix in WEIGHTS:
+        model = path.stem
+    return Checkpoint(path, model, data, ("--model-kwargs", kwargs) if kwargs else ())
+
+
+def from_checkpoint(
+    given: Checkpoint, wanted: Wanted, cache: Path, work: Path, tell: Tell
+) -> Lineup:
+    """Every format exported that is not in ``cache`` yet, on every backend of this machine.
+
+    Raises:
+        UsageError: the options, or the checkpoint.
+        Failed: the checkpoint is damaged.
+    """
+    entries = plan.entries(wanted.formats, wanted.backends)
+    variants = list(dict.fromkeys(entry.variant for entry in entries))
+    tell(f"reading {given.path}")
+    home = cache / artifacts.key_of(given)
+    home.mkdir(parents=True, exist_ok=True)
+    exported, absent = artifacts.export(given, variants, home / "repository", tell)
+    tell("asking the checkpoint itself")
+    answers = work / "checkpoint.json"
+    count = ("--count", str(wanted.requests), "--seed", str(wanted.seed))
+    modelport(["sample", *given.flags, *count, "--output", str(answers)])
+    found, missing = lineup.contenders(
+        [(entry, exported[entry.variant]) for entry in entries if entry.variant in exported],
+        lambda artifact: lineup.sampled(
+            artifact, work / "requests", wanted.requests, wanted.seed, answers
+        ),
+        work,
+        tell,
+    )
+    digest = artifacts.sha256_of(given.path) if given.path.is_file() else home.name
+    source = f"{given.path.name}, SHA-256 {digest}"
+    return Lineup(given.model or given.path.stem, source, found, absent + missing)
+
+
+def from_published(
+    names: Sequence[str], repository: Path, wanted: Wanted, work: Path, tell: Tell
+) -> Lineup:
+    """Published models, ``NAME`` or ``NAME:VERSION``, each on the backends that run its format.
+
+    Raises:
+        UsageError: one is not there, or they are not of one signature.
+        Failed: an artifact does not run.
+    """
+    found = [_published(name, repository) for name in names]
+    lineup.check_alike(found)
+    allowed = wanted.backends or tuple(EMBEDDED.values())
+    for name in allowed:
+        if name not in plan.BACKENDS:
+            raise UsageError(f"--backends '{name}' is unknown; use {', '.join(plan.BACKENDS)}")
+    if wanted.formats:
+        raise UsageError("published models have the format they have; leave --formats")
+    chosen = [
+        (Entry(artifact.variant, name), artifact)
+        for artifact in found
+        for name in dict.fromkeys(allowed)
+        if _runs(name, artifact)
+    ]
+    absent: list[Absent] = [
+        Absent(a.folder.name, f"none of {', '.join(allowed)} runs {a.variant}")
+        for a in found
+        if not any(_runs(name, a) for name in allowed)
+    ]
+    contenders, missing = lineup.contenders(
+        chosen,
+        lambda artifact: lineup.sampled(artifact, work / "requests", wanted.requests, wanted.seed),
+        work,
+        tell,
+        prefix=lambda artifact: f"{artifact.folder.name}:{artifact.version} · ",
+    )
+    source = ", ".join(f"{a.folder.name}:{a.version}" for a in found)
+    return Lineup(
+        " and ".join(dict.fromkeys(a.folder.name for a in found)),
+        source,
+        contenders,
+        absent + missing,
+    )
+
+
+def _runs(name: str, artifact: Artifact) -> bool:
+    kind = artifact.variant.format
+    others = {**plan.SERVERS, **plan.MANAGED}
+    return EMBEDDED.get(kind) == name or others.get(name) == kind
+
+
+def _is_published(path: Path) -> bool:
+    return (path / "config.pbtxt").is_file()
+
+
+def _published(text: str, repository: Path) -> Artifact:
+    """``NAME[:VERSION]`` in the repository, or the folder of a model anywhere."""
+    if _is_published(Path(text)):
+        return artifacts.published(Path(text).absolute())
+    name, _, version = text.partition(":")
+    folder = (repository / name).absolute()
+    if not folder.is_dir():
+        raise UsageError(
+            f"'{name}' is neither a checkpoint nor a model in {repository}; say where with "
+            "--repository"
+        )
+    if version and not (folder / version).is_dir():
+        raise UsageError(f"model '{name}' has no version {version} in {repository}")
+    return artifacts.published(folder, version)

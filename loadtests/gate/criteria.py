@@ -1,0 +1,190 @@
+"""What is asked of the measurements: criteria with figure, interval and limit."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from loadtests import statistics
+from loadtests.gate.slo import Slo
+from loadtests.samples import Outcome, Run
+from loadtests.statistics import Floats, Interval, Tails
+
+
+@dataclass(frozen=True)
+class Half:
+    """One side of one round."""
+
+    #: Milliseconds [requests], in order: answered or timed out, from the intended sending.
+    latencies_ms: Floats
+    #: Milliseconds [answers], from sending.
+    first_bytes_ms: Floats
+    asked: int
+    wrong: int
+    #: Refused, failed, timed out.
+    errors: int
+    #: Process start to READY, and to the first correct answer; None of a server that runs already.
+    cold_start_seconds: float | None = None
+    first_response_seconds: float | None = None
+
+
+@dataclass(frozen=True)
+class Round:
+    """Both sides, measured next to each other."""
+
+    baseline: Half
+    candidate: Half
+
+
+def half_of(
+    runs: Sequence[Run],
+    cold_start_seconds: float | None = None,
+    first_response_seconds: float | None = None,
+) -> Half:
+    """What the slices of one side in one round come to."""
+    samples = np.concatenate([run.samples for run in runs])
+    outcomes = samples["outcome"]
+    answered = (outcomes == Outcome.OK) | (outcomes == Outcome.WRONG)
+    # Without those that timed out, the slowest would leave the tail.
+    waited = answered | (outcomes == Outcome.TIMED_OUT)
+    wrong = int((outcomes == Outcome.WRONG).sum())
+    return Half(
+        latencies_ms=1e3 * (samples["done"] - samples["intended"])[waited],
+        first_bytes_ms=1e3 * (samples["first_byte"] - samples["sent"])[answered],
+        asked=len(samples),
+        wrong=wrong,
+        errors=int(len(samples) - answered.sum()),
+        cold_start_seconds=cold_start_seconds,
+        first_response_seconds=first_response_seconds,
+    )
+
+
+@dataclass(frozen=True)
+class Criterion:
+    name: str
+    unit: str
+    allowed: float
+    relative: bool
+    #: A side's own figure, from its halves.
+    figure: Callable[[Sequence[Half]], float | None]
+    #: The interval that is held against the limit.
+    interval: Callable[[Sequence[Round], Tails], Interval]
+    #: A share needs no spread between rounds.
+    is_share: bool = False
+
+
+def criteria(rounds: Sequence[Round], slo: Slo) -> list[Criterion]:
+    """Those that the SLO sets, and that these rounds can answer."""
+    limits, regressions = slo.limits, slo.regressions
+    found: list[Criterion] = []
+    for label, field_name, q, limit, regression in (
+        ("p50", "latencies_ms", 0.5, limits.p50_ms, regressions.max_p50_regression),
+        ("p99", "latencies_ms", 0.99, limits.p99_ms, regressions.max_p99_regression),
+        (
+            "time to first byte, p50",
+            "first_bytes_ms",
+            0.5,
+            limits.first_byte_p50_ms,
+            regressions.max_first_byte_p50_regression,
+        ),
+        ("time to first byte, p99", "first_bytes_ms", 0.99, limits.first_byte_p99_ms, None),
+    ):
+        found += _of_requests(label, field_name, q, limit, regression)
+    if _started(rounds):
+        for label, field_name, limit, regression in (
+            (
+                "time to first response, cold",
+                "first_response_seconds",
+                limits.first_response_seconds,
+                regressions.max_first_response_regression,
+            ),
+            (
+                "cold start",
+                "cold_start_seconds",
+                limits.cold_start_seconds,
+                regressions.max_cold_start_regression,
+            ),
+        ):
+            found += _of_starts(label, field_name, limit, regression)
+    for label, field_name, limit in (
+        ("error share", "errors", limits.max_error_share),
+        ("wrong answers", "wrong", limits.max_wrong_share),
+    ):
+        if limit is not None:
+            found.append(_of_counts(label, field_name, limit))
+    return found
+
+
+def _started(rounds: Sequence[Round]) -> bool:
+    """Whether both sides were started by the gate; the time of a running server's is not known."""
+    halves = [half for both in rounds for half in (both.baseline, both.candidate)]
+    return all(half.first_response_seconds is not None for half in halves)
+
+
+def _of_requests(
+    label: str, name: str, q: float, limit: float | None, regression: float | None
+) -> list[Criterion]:
+    def values(halves: Sequence[Half]) -> list[Floats]:
+        return [getattr(half, name) for half in halves]
+
+    def figure(halves: Sequence[Half]) -> float | None:
+        every = np.concatenate(values(halves))
+        return float(np.quantile(every, q)) if every.size else None
+
+    def absolute(rounds: Sequence[Round], tails: Tails) -> Interval:
+        return statistics.quantile(values([r.candidate for r in rounds]), q, tails)
+
+    def relative(rounds: Sequence[Round], tails: Tails) -> Interval:
+        sides = (values([r.candidate for r in rounds]), values([r.baseline for r in rounds]))
+        return statistics.quantile_ratio(*sides, q, tails)
+
+    found = []
+    if limit is not None:
+        found.append(Criterion(label, "ms", limit, False, figure, absolute))
+    if regression is not None:
+        name_ = f"{label}, against the baseline"
+        found.append(Criterion(name_, "ms", 1 + regression, True, figure, relative))
+    return found
+
+
+def _of_starts(
+    label: str, name: str, limit: float | None, regression: float | None
+) -> list[Criterion]:
+    """One value a round. The absolute is a ratio to one second: the same interval."""
+
+    def values(halves: Sequence[Half]) -> list[float]:
+        return [getattr(half, name) for half in halves]
+
+    def figure(halves: Sequence[Half]) -> float | None:
+        return float(np.exp(np.mean(np.log(values(halves))))) if halves else None
+
+    def absolute(rounds: Sequence[Round], tails: Tails) -> Interval:
+        seconds = values([r.candidate for r in rounds])
+        return statistics.ratio(seconds, [1.0] * len(seconds), tails)
+
+    def relative(rounds: Sequence[Round], tails: Tails) -> Interval:
+        sides = (values([r.candidate for r in rounds]), values([r.baseline for r in rounds]))
+        return statistics.ratio(*sides, tails)
+
+    found = []
+    if limit is not None:
+        found.append(Criterion(label, "s", limit, False, figure, absolute))
+    if regression is not None:
+        name_ = f"{label}, against the baseline"
+        found.append(Criterion(name_, "s", 1 + regression, True, figure, relative))
+    return found
+
+
+def _of_counts(label: str, name: str, limit: float) -> Criterion:
+    def figure(halves: Sequence[Half]) -> float | None:
+        asked = sum(half.asked for half in halves)
+        return sum(getattr(half, name) for half in halves) / asked if asked else None
+
+    def interval(rounds: Sequence[Round], tails: Tails) -> Interval:
+        halves = [r.candidate for r in rounds]
+        bad = [getattr(half, name) for half in halves]
+        return statistics.share(bad, [half.asked for half in halves], tails)
+
+    return Criterion(label, "share", limit, False, figure, interval, is_share=True)

@@ -1,0 +1,48 @@
+"""A decision as a document: what ``--json`` writes."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from loadtests.gate.decision import Decision
+from loadtests.samples import Run
+from loadtests.summary import summarise
+
+FORMAT = "modelport-gate/1"
+
+
+def document(decision: Decision) -> dict[str, Any]:
+    """Everything but the raw samples; a number that is not finite is null."""
+    told = {
+        field.name: getattr(decision, field.name)
+        for field in dataclasses.fields(decision)
+        if field.name not in ("questions", "baseline_runs", "candidate_runs")
+    }
+    return {
+        "format": FORMAT,
+        **{name: _plain(value) for name, value in told.items()},
+        "questions": [_plain(dataclasses.asdict(one)) for one in decision.questions],
+        "runs": {
+            "baseline": [_run(run) for run in decision.baseline_runs],
+            "candidate": [_run(run) for run in decision.candidate_runs],
+        },
+    }
+
+
+def _run(run: Run) -> dict[str, Any]:
+    summary = _plain(dataclasses.asdict(summarise(run)))
+    assert isinstance(summary, dict)
+    return {"began_at": run.began_at, "target": run.target.url, **summary}
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, float):
+        return value if math.isfinite(value) else None
+    if isinstance(value, Mapping):
+        return {key: _plain(one) for key, one in value.items()}
+    if isinstance(value, Sequence) and not isinstance(value, str):
+        return [_plain(one) for one in value]
+    return value

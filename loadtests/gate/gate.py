@@ -1,0 +1,275 @@
+"""A whole gate: what folders prove, a rehearsal, rounds with looks between them, the decision."""
+
+from __future__ import annotations
+
+import dataclasses
+import tempfile
+import time
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+
+from exporters.errors import UsageError
+from loadtests import payloads
+from loadtests.compare.hardware import hardware
+from loadtests.gate import answers, integrity, sides
+from loadtests.gate.criteria import Round
+from loadtests.gate.decision import BROKEN, Decision, Question, more_seconds
+from loadtests.gate.duel import Cores, Duel, Lost
+from loadtests.gate.looks import Looks
+from loadtests.gate.sides import Published, Side
+from loadtests.gate.slo import Slo
+from loadtests.report.checks import Status, worst
+from loadtests.samples import Run
+from loadtests.target import Protocol
+from loadtests.users.client import Unanswered
+from loadtests.users.signature import SignatureUnknown
+
+#: Messages told of either side.
+MOST_ERRORS = 3
+#: A round that would end so much after the longest duration is begun all the same.
+OVERTIME = 0.1
+
+
+@dataclass(frozen=True)
+class Asked:
+    """The whole question."""
+
+    baseline: Side
+    candidate: Side
+    slo: Slo
+    protocol: Protocol
+    #: Recorded requests; None: drawn from the model's ranges.
+    data: Path | None = None
+    seed: int = 0
+    command: str = ""
+
+
+@dataclass(frozen=True)
+class Watching:
+    """What a spectator sees after every round."""
+
+    seconds: float
+    rounds: tuple[Round, ...]
+    #: Of the last look; empty before the first.
+    questions: tuple[Question, ...]
+
+
+def judge(
+    asked: Asked,
+    *,
+    say: Callable[[str], None] = lambda text: None,
+    watch: Callable[[Watching], None] = lambda watching: None,
+) -> Decision:
+    """Measure as long as it takes, and decide.
+
+    Args:
+        say: told what is being done.
+        watch: told what has been found so far.
+
+    Raises:
+        UsageError: something cannot be compared, so that there is no verdict.
+    """
+    began, start = datetime.now(UTC).isoformat(timespec="seconds"), time.monotonic()
+    known: tuple[Question, ...] = ()
+    if isinstance(asked.candidate, Published):
+        say("the candidate's certificate and files")
+        known = integrity.questions(asked.candidate, asked.slo.certificate)
+    decision = Decision(
+        worst(question.check for question in known),
+        known,
+        asked.baseline.given,
+        asked.candidate.given,
+        confidence=asked.slo.verdict.confidence,
+        began_at=began,
+        command=asked.command,
+        seed=asked.seed,
+        hardware=hardware(),
+    )
+    if decision.status is not Status.FAIL:
+        decision = _measured(asked, decision, start, say, watch)
+    return dataclasses.replace(decision, seconds=time.monotonic() - start)
+
+
+def _measured(
+    asked: Asked,
+    decision: Decision,
+    start: float,
+    say: Callable[[str], None],
+    watch: Callable[[Watching], None],
+) -> Decision:
+    with tempfile.TemporaryDirectory(prefix="modelport-gate-") as folder:
+        work = Path(folder)
+        duel = Duel(
+            (asked.baseline, asked.candidate),
+            asked.protocol,
+            asked.slo,
+            asked.seed,
+            work,
+            Cores.of_this_machine(),
+            say,
+        )
+        try:
+            problem = _rehearse(asked, duel)
+        except Lost as error:
+            return _broken(decision, error)
+        if problem:
+            failed = Question("interface", "", Status.FAIL, detail=problem)
+            return _with(decision, (*decision.questions, failed))
+        return _rounds(asked, decision, duel, start, watch)
+
+
+def _rehearse(asked: Asked, duel: Duel) -> str:
+    """Start both once, learn the right answers; a problem of the candidate's interface, or nothing.
+
+    The files are in the page cache after it, so that no side's first start pays for them.
+    """
+    duel.say("rehearsal: baseline")
+    signatures = []
+    for side in duel.sides:
+        try:
+            signatures.append(side.signature())
+        except SignatureUnknown as error:
+            raise sides.unknown(side, error) from error
+    if problem := sides.interface_problem(*signatures):
+        return problem
+    requests = answers.requests(signatures[0], asked.data, asked.slo.load.batch_size, asked.seed)
+    certificates = [integrity.read(side) for side in duel.sides if isinstance(side, Published)]
+    requests = answers.tolerance(requests, asked.slo.answers, certificates)
+    with duel.live(0) as baseline:
+        if requests.expected is None:
+            try:
+                requests = answers.recorded(requests, baseline.target)
+            except Unanswered as error:
+                raise Lost(f"the baseline does not answer: {error}", is_candidate=False) from error
+    path = duel.work / "requests.json"
+    payloads.write(requests, path)
+    duel.say("rehearsal: candidate")
+    with duel.live(1):
+        pass
+    duel.payloads = path
+    return ""
+
+
+def _rounds(
+    asked: Asked,
+    decision: Decision,
+    duel: Duel,
+    start: float,
+    watch: Callable[[Watching], None],
+) -> Decision:
+    looks = Looks(asked.slo)
+    rounds: list[Round] = []
+    runs: tuple[list[Run], list[Run]] = ([], [])
+    most = asked.slo.duration.max_seconds
+    first_round = time.monotonic()
+    lost: Lost | None = None
+    while True:
+        try:
+            one, made = duel.round(len(rounds))
+        except Lost as error:
+            lost = error
+            break
+        rounds.append(one)
+        for all_of_it, new in zip(runs, made, strict=True):
+            all_of_it.extend(new)
+        seconds = time.monotonic() - start
+        each = (time.monotonic() - first_round) / len(rounds)
+        last = seconds + each > most * (1 + OVERTIME)
+        done = looks.at(rounds, 1.0 if last else min(seconds / most, 0.999))
+        watch(Watching(seconds, tuple(rounds), looks.questions))
+        if done:
+            break
+    questions = (*decision.questions, *looks.questions)
+    decision = _with(
+        dataclasses.replace(
+            decision,
+            baseline_runs=tuple(runs[0]),
+            candidate_runs=tuple(runs[1]),
+            rounds=len(rounds),
+            more_seconds=more_seconds(questions, time.monotonic() - start),
+            notes=(*_notes(asked), *_noticed(runs)),
+        ),
+        questions,
+    )
+    return decision if lost is None else _broken(decision, lost)
+
+
+def _with(decision: Decision, questions: tuple[Question, ...]) -> Decision:
+    status = worst(question.check for question in questions)
+    return dataclasses.replace(decision, status=status, questions=questions)
+
+
+def _broken(decision: Decision, lost: Lost) -> Decision:
+    """A candidate that cannot be measured fails; without a baseline nothing is known."""
+    status = Status.FAIL if lost.is_candidate else Status.INCONCLUSIVE
+    question = Question(BROKEN, "", status, detail=str(lost), longer=float("inf"))
+    return dataclasses.replace(_with(decision, (*decision.questions, question)), more_seconds=None)
+
+
+def _notes(asked: Asked) -> tuple[str, ...]:
+    notes = []
+    if not asked.slo.said:
+        notes.append("The SLO file sets nothing: every limit is the default.")
+    kinds = {isinstance(side, Published) for side in (asked.baseline, asked.candidate)}
+    if kinds == {True, False}:
+        notes.append(
+            "One side was started here and the other runs elsewhere: a difference may be the "
+            "machines'."
+        )
+    checkpoints = {
+        str(integrity.read(side).get("checkpoint"))
+        for side in (asked.baseline, asked.candidate)
+        if isinstance(side, Published)
+    }
+    if len(checkpoints) > 1 and asked.data is None:
+        notes.append(
+            "The two were exported from different checkpoints, and the baseline's answers are the "
+            "right ones here; of a model that was trained anew, give its own checkpoint's: "
+            "modelport sample CHECKPOINT -o requests.json, then --data requests.json."
+        )
+    return tuple(notes)
+
+
+def _noticed(runs: tuple[list[Run], list[Run]]) -> list[str]:
+    """What went wrong most often, and what spoils the measurement itself."""
+    notes = []
+    for name, made in zip(("baseline", "candidate"), runs, strict=True):
+        errors: Counter[str] = Counter()
+        for run in made:
+            errors.update(run.errors)
+        notes += [
+            f"The {name} said {count} times: {message}"
+            for message, count in errors.most_common(MOST_ERRORS)
+        ]
+    saturated = sum(run.saturated for made in runs for run in made)
+    if saturated:
+        notes.append(
+            f"In {saturated} slices of load the generator was busy all the time: what it measured "
+            "is partly its own; fewer users, or a lower rate, measure the servers."
+        )
+    return notes
+
+
+def check(asked: Asked) -> None:
+    """What can be known to be wrong before anything starts.
+
+    Raises:
+        UsageError: a criterion that these sides cannot answer.
+    """
+    started = isinstance(asked.baseline, Published) and isinstance(asked.candidate, Published)
+    for key in (
+        "limits.first_response_seconds",
+        "limits.cold_start_seconds",
+        "regressions.max_first_response_regression",
+        "regressions.max_cold_start_regression",
+    ):
+        section, _, name = key.partition(".")
+        value = getattr(getattr(asked.slo, section), name)
+        if key in asked.slo.said and value is not None and not started:
+            raise UsageError(
+                f"{key} is set, and a server that runs already cannot be timed from its start; "
+                "give published versions, or leave it out"
+            )

@@ -1,0 +1,176 @@
+"""What is compared: published versions and running servers, as the command line names them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from urllib.parse import unquote, urlsplit
+
+from exporters.errors import UsageError
+from loadtests import target
+from loadtests.environments import Missing
+from loadtests.serving.gateway import newest_version
+from loadtests.target import Protocol, Target
+from loadtests.users import signature
+from loadtests.users.signature import Signature, SignatureUnknown
+
+FORMS = (
+    "give a published version (model_repository/fraud/2), a model's folder, "
+    "http://HOST:PORT/v2/models/NAME[/versions/V] or grpc://HOST:PORT/NAME[/V]"
+)
+CONFIG = "config.pbtxt"
+
+
+@dataclass(frozen=True)
+class Published:
+    """A version that the gate serves itself."""
+
+    given: str
+    #: Of the model.
+    folder: Path
+    version: str
+
+    @property
+    def path(self) -> Path:
+        return self.folder / self.version
+
+    @property
+    def title(self) -> str:
+        return f"{self.folder.name} version {self.version}"
+
+    def signature(self) -> Signature:
+        """What it takes; raises ``SignatureUnknown``."""
+        return signature.read_file(self.folder / CONFIG)
+
+
+@dataclass(frozen=True)
+class Running:
+    """A server that somebody else runs."""
+
+    given: str
+    address: str
+    model: str
+    version: str
+    is_grpc: bool
+
+    @property
+    def title(self) -> str:
+        return self.given
+
+    def target(self, protocol: Protocol) -> Target:
+        return Target(protocol, self.address, self.model, self.version)
+
+    def signature(self) -> Signature:
+        """What it takes; raises ``SignatureUnknown``."""
+        protocol = Protocol.OIP_GRPC if self.is_grpc else Protocol.OIP_HTTP
+        return signature.ask(self.target(protocol))
+
+
+Side = Published | Running
+
+
+def side(given: str) -> Side:
+    """What one argument of the command names.
+
+    Raises:
+        UsageError: neither a published version nor the URL of a model.
+    """
+    scheme, separator, _ = given.partition("://")
+    if separator:
+        return _running(given, scheme)
+    path = Path(given)
+    if not path.is_dir():
+        raise UsageError(f"'{given}' is no folder; {FORMS}")
+    path = path.resolve()
+    if path.name.isdecimal() and (path.parent / CONFIG).is_file():
+        return Published(given, path.parent, path.name)
+    try:
+        version = newest_version(path)
+    except Missing as error:
+        raise UsageError(f"{error}; {FORMS}") from error
+    if not (path / CONFIG).is_file():
+        raise UsageError(f"'{given}' has no {CONFIG}; 'modelport export' publishes one")
+    return Published(given, path, version)
+
+
+def _running(given: str, scheme: str) -> Running:
+    if scheme not in ("http", "grpc"):
+        raise UsageError(f"'{given}' does not begin with http:// or grpc://; {FORMS}")
+    parts = urlsplit(given)
+    try:
+        address = target.address(f"{scheme}://{parts.netloc}")
+    except ValueError as error:
+        raise UsageError(f"{error}; {FORMS}") from error
+    path = [unquote(part) for part in parts.path.split("/") if part]
+    if scheme == "http":
+        if (
+            path[:2] != ["v2", "models"]
+            or len(path) not in (3, 5)
+            or path[3:4]
+            not in (
+                [],
+                ["versions"],
+            )
+        ):
+            raise UsageError(f"'{given}' names no model; {FORMS}")
+        path = path[2:3] + path[4:]
+    if not 1 <= len(path) <= 2:
+        raise UsageError(f"'{given}' names no model; {FORMS}")
+    return Running(given, address, path[0], "".join(path[1:]), scheme == "grpc")
+
+
+def protocol(baseline: Side, candidate: Side, wanted: Protocol, said: bool) -> Protocol:
+    """The one that both sides are asked in.
+
+    Args:
+        said: ``wanted`` is not only a default; a URL's scheme must agree with it.
+
+    Raises:
+        UsageError: the sides speak different ones.
+    """
+    found = wanted
+    for one in (baseline, candidate):
+        if isinstance(one, Running) and one.is_grpc != found.is_grpc:
+            if said:
+                raise UsageError(
+                    f"'{one.given}' is not asked in {wanted}; give another protocol or URL"
+                )
+            found = Protocol.OIP_GRPC if one.is_grpc else Protocol.OIP_HTTP_BINARY
+            said = True
+    for one in (baseline, candidate):
+        if isinstance(one, Running) and one.is_grpc != found.is_grpc:
+            raise UsageError("one URL is HTTP and the other gRPC; compare like with like")
+    return found
+
+
+def interface_problem(baseline: Signature, candidate: Signature) -> str:
+    """Why the baseline's clients could not ask the candidate; nothing where they can."""
+    theirs = {one.name: one for one in candidate.inputs}
+    for one in baseline.inputs:
+        other = theirs.pop(one.name, None)
+        if other is None:
+            return f"the candidate has no input '{one.name}', which the baseline takes"
+        if other.datatype != one.datatype:
+            return f"input '{one.name}' is {other.datatype}, the baseline's {one.datatype}"
+        if _sizes(other.dims) != _sizes(one.dims):
+            return f"input '{one.name}' is {_sizes(other.dims)}, the baseline's {_sizes(one.dims)}"
+    if theirs:
+        return f"the candidate wants an input '{next(iter(theirs))}', which the baseline has not"
+    if missing := sorted(set(baseline.outputs) - set(candidate.outputs)):
+        return f"the candidate has no output '{missing[0]}', which the baseline gives"
+    if candidate.max_batch_size < baseline.max_batch_size:
+        return (
+            f"the candidate takes batches of {candidate.max_batch_size}, "
+            f"the baseline of {baseline.max_batch_size}"
+        )
+    return ""
+
+
+def _sizes(dims: tuple[int | str, ...]) -> list[int]:
+    """-1 for every axis, whatever its name."""
+    return [-1 if isinstance(dim, str) else dim for dim in dims]
+
+
+def unknown(one: Side, error: SignatureUnknown) -> UsageError:
+    """A side that does not say what it takes, before anything is measured."""
+    return UsageError(f"'{one.given}': {error}")

@@ -1,0 +1,271 @@
+"""``slo.toml``: what a candidate must keep to, and how long the gate may look.
+
+Everything has a default; an empty file is a gate on regressions. ``false`` switches a criterion
+off. An unknown table or key is an error, as is a value that no figure can be held against.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+import tomllib
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from exporters.errors import UsageError
+from loadtests.target import Protocol
+
+#: A key's checked value; raises ``_Bad`` with what is wanted instead.
+Reader = Callable[[Any], Any]
+
+
+class _Bad(ValueError):
+    """What a value must be."""
+
+
+def _number(least: float, most: float, *, open_end: bool = False) -> Reader:
+    """A finite number in ``least..most``, without ``least`` itself where ``open_end``."""
+    wanted = f"a number {'above' if open_end else 'of at least'} {least:g}"
+    wanted += f", at most {most:g}" if math.isfinite(most) else ""
+
+    def read(value: Any) -> float:
+        if isinstance(value, bool) or not isinstance(value, int | float):
+            raise _Bad(wanted)
+        if not math.isfinite(value) or not least <= value <= most or (open_end and value == least):
+            raise _Bad(wanted)
+        return float(value)
+
+    return read
+
+
+def _count(least: int) -> Reader:
+    def read(value: Any) -> int:
+        if isinstance(value, bool) or not isinstance(value, int) or value < least:
+            raise _Bad(f"a whole number of at least {least}")
+        return value
+
+    return read
+
+
+def _or_off(reader: Reader) -> Reader:
+    def read(value: Any) -> Any:
+        if value is False:
+            return None
+        try:
+            return reader(value)
+        except _Bad as error:
+            raise _Bad(f"{error}, or false for no such criterion") from None
+
+    return read
+
+
+def _text(value: Any) -> str:
+    if not isinstance(value, str) or not value:
+        raise _Bad("a text that is not empty")
+    return value
+
+
+def _digest(value: Any) -> str:
+    if (
+        not isinstance(value, str)
+        or len(value) != 64
+        or set(value.lower()) - set("0123456789abcdef")
+    ):
+        raise _Bad("a SHA-256: 64 hexadecimal digits")
+    return value.lower()
+
+
+def _truth(value: Any) -> bool:
+    if not isinstance(value, bool):
+        raise _Bad("true or false")
+    return value
+
+
+def _paths(value: Any) -> tuple[Path, ...]:
+    if not isinstance(value, list) or not all(isinstance(path, str) and path for path in value):
+        raise _Bad("a list of files")
+    return tuple(Path(path) for path in value)
+
+
+def _protocol(value: Any) -> Protocol:
+    if value not in list(Protocol):
+        raise _Bad(f"one of {', '.join(Protocol)}")
+    return Protocol(value)
+
+
+def _by(reader: Reader) -> dict[str, Reader]:
+    return {"read": reader}
+
+
+_MOST = _by(_or_off(_number(0, math.inf, open_end=True)))
+_LARGEST_SHARE = _by(_or_off(_number(0, 1)))
+#: Ten times slower is no limit.
+_LARGEST_CHANGE = _by(_or_off(_number(0, 10)))
+
+
+@dataclass(frozen=True)
+class Limits:
+    """What the candidate must keep to by itself."""
+
+    p50_ms: float | None = field(default=None, metadata=_MOST)
+    p99_ms: float | None = field(default=None, metadata=_MOST)
+    #: Time to first response, warm: from sending to the answer's first byte.
+    first_byte_p50_ms: float | None = field(default=None, metadata=_MOST)
+    first_byte_p99_ms: float | None = field(default=None, metadata=_MOST)
+    #: Time to first response, cold: process start to the first correct answer. Folders only.
+    first_response_seconds: float | None = field(default=None, metadata=_MOST)
+    #: Process start to READY. Folders only.
+    cold_start_seconds: float | None = field(default=None, metadata=_MOST)
+    #: Requests that were refused, failed or timed out: the error budget.
+    max_error_share: float | None = field(default=0.001, metadata=_LARGEST_SHARE)
+    max_wrong_share: float | None = field(default=0.001, metadata=_LARGEST_SHARE)
+
+
+@dataclass(frozen=True)
+class Regressions:
+    """How much slower than the baseline: 0.05 allows 5 %.
+
+    A p99 that is 15 % slower must be told from one that is not, and 5 % lies nearer to the latter:
+    what is wanted most is that no 15 % pass.
+    """
+
+    max_p50_regression: float | None = field(default=0.05, metadata=_LARGEST_CHANGE)
+    max_p99_regression: float | None = field(default=0.05, metadata=_LARGEST_CHANGE)
+    max_first_byte_p50_regression: float | None = field(default=None, metadata=_LARGEST_CHANGE)
+    #: A start is one observation a round, where a load is thousands.
+    max_first_response_regression: float | None = field(default=0.15, metadata=_LARGEST_CHANGE)
+    max_cold_start_regression: float | None = field(default=None, metadata=_LARGEST_CHANGE)
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """How sure the gate must be."""
+
+    #: 1 - the share of good candidates that may fail, and of bad ones that may pass.
+    confidence: float = field(default=0.95, metadata=_by(_number(0.5, 0.9999)))
+
+
+@dataclass(frozen=True)
+class Duration:
+    """How long the gate looks, and at what."""
+
+    max_seconds: float = field(default=600.0, metadata=_by(_number(1, 7 * 86_400)))
+    #: Of one slice of load; a round has ``slices`` of either side, alternating.
+    slice_seconds: float = field(default=3.0, metadata=_by(_number(0.2, 3600)))
+    warmup_seconds: float = field(default=0.5, metadata=_by(_number(0, 600)))
+    slices: int = field(default=2, metadata=_by(_count(1)))
+    #: Before anything about latency is decided.
+    min_rounds: int = field(default=5, metadata=_by(_count(2)))
+    #: For a server to become ready.
+    ready_seconds: float = field(default=120.0, metadata=_by(_number(1, 3600)))
+
+
+@dataclass(frozen=True)
+class Traffic:
+    """The load, the same on both sides."""
+
+    protocol: Protocol = field(default=Protocol.OIP_HTTP_BINARY, metadata=_by(_protocol))
+    #: In flight at most; without a rate, always: a closed loop.
+    users: int = field(default=1, metadata=_by(_count(1)))
+    rate_per_second: float | None = field(default=None, metadata=_MOST)
+    batch_size: int = field(default=1, metadata=_by(_count(1)))
+    timeout_seconds: float = field(default=30.0, metadata=_by(_number(0.001, 3600)))
+
+
+@dataclass(frozen=True)
+class Certificate:
+    """What a candidate that is a folder must carry; its files are the manifest's in any case."""
+
+    required: bool = field(default=True, metadata=_by(_truth))
+    #: It must be signed with one of these Ed25519 keys (PEM); relative to the file.
+    public_keys: tuple[Path, ...] = field(default=(), metadata=_by(_paths))
+    model: str | None = field(default=None, metadata=_by(_text))
+    checkpoint_sha256: str | None = field(default=None, metadata=_by(_digest))
+
+
+@dataclass(frozen=True)
+class Answers:
+    """Right is ``|error| <= atol + rtol * |expected|``; by default as the certificates say."""
+
+    atol: float | None = field(default=None, metadata=_by(_number(0, math.inf)))
+    rtol: float | None = field(default=None, metadata=_by(_number(0, math.inf)))
+
+
+@dataclass(frozen=True)
+class Slo:
+    """A whole ``slo.toml``."""
+
+    limits: Limits = field(default_factory=Limits)
+    regressions: Regressions = field(default_factory=Regressions)
+    verdict: Verdict = field(default_factory=Verdict)
+    duration: Duration = field(default_factory=Duration)
+    load: Traffic = field(default_factory=Traffic)
+    certificate: Certificate = field(default_factory=Certificate)
+    answers: Answers = field(default_factory=Answers)
+    #: ``table.key`` of all that the file itself says.
+    said: frozenset[str] = frozenset()
+
+
+def read(path: Path) -> Slo:
+    """The file's content.
+
+    Raises:
+        UsageError: it cannot be read, or says what no gate understands; names the key.
+    """
+    try:
+        document = tomllib.loads(path.read_text())
+    except OSError as error:
+        raise UsageError(
+            f"--slo '{path}' cannot be read ({error.strerror}); an empty file sets the defaults"
+        ) from error
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise UsageError(f"'{path}' is no TOML: {error}") from error
+    try:
+        slo = parse(document)
+    except ValueError as error:
+        raise UsageError(f"'{path}': {error}") from error
+    keys = tuple(path.parent / key for key in slo.certificate.public_keys)
+    certificate = dataclasses.replace(slo.certificate, public_keys=keys)
+    return dataclasses.replace(slo, certificate=certificate)
+
+
+def parse(document: Mapping[str, Any]) -> Slo:
+    """A document as TOML reads it.
+
+    Raises:
+        ValueError: an unknown table or key, or a value that is none; names it and what is known.
+    """
+    sections = {one.name: one.default_factory for one in dataclasses.fields(Slo)}
+    del sections["said"]
+    parts: dict[str, Any] = {}
+    said: set[str] = set()
+    for name, table in document.items():
+        if name not in sections:
+            what = f"table [{name}]" if isinstance(table, dict) else f"key '{name}'"
+            raise ValueError(f"unknown {what}; there are [{'], ['.join(sections)}]")
+        if not isinstance(table, dict):
+            raise ValueError(f"'{name}' must be a table, [{name}]")
+        parts[name] = _section(name, sections[name], table)
+        said |= {f"{name}.{key}" for key in table}
+    return Slo(**parts, said=frozenset(said))
+
+
+def _section(name: str, kind: Any, table: Mapping[str, Any]) -> Any:
+    readers: dict[str, Reader] = {
+        one.name: one.metadata["read"] for one in dataclasses.fields(kind)
+    }
+    values = {}
+    for key, value in table.items():
+        if key not in readers:
+            raise ValueError(f"unknown key '{key}' in [{name}]; it knows {', '.join(readers)}")
+        try:
+            values[key] = readers[key](value)
+        except _Bad as error:
+            raise ValueError(f"{name}.{key} = {_shown(value)} must be {error}") from None
+    return kind(**values)
+
+
+def _shown(value: Any) -> str:
+    return {True: "true", False: "false"}[value] if isinstance(value, bool) else repr(value)

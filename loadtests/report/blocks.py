@@ -1,0 +1,50 @@
+"""A block of a document that a program writes, between `<!-- name: begin -->` and its end."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+from loadtests.environments import Missing
+
+
+class NoMarkers(Missing):
+    """The file has no place for the block."""
+
+
+def markers(name: str) -> tuple[str, str]:
+    return f"<!-- {name}: begin -->", f"<!-- {name}: end -->"
+
+
+def check(path: Path, name: str) -> None:
+    """Raise ``NoMarkers`` before an hour's work is done, not after."""
+    _around(path, name)
+
+
+def replace(path: Path, name: str, text: str) -> None:
+    """Put ``text`` between the markers of ``path``; raises ``NoMarkers``."""
+    before, after = _around(path, name)
+    begin, end = markers(name)
+    write(path, f"{before}{begin}\n{text.strip()}\n{end}{after}")
+
+
+def write(path: Path, text: str) -> None:
+    """All of the file or nothing of it; missing folders are made."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    beside = path.with_name(f".{path.name}.{os.getpid()}")
+    try:
+        beside.write_text(text, encoding="utf-8")
+        beside.replace(path)
+    finally:
+        beside.unlink(missing_ok=True)
+
+
+def _around(path: Path, name: str) -> tuple[str, str]:
+    if not path.is_file():
+        raise NoMarkers(f"'{path}' is no file")
+    begin, end = markers(name)
+    before, opened, rest = path.read_text(encoding="utf-8").partition(begin)
+    _, closed, after = rest.partition(end)
+    if not (opened and closed):
+        raise NoMarkers(f"'{path}' lacks the markers '{begin}' and '{end}'")
+    return before, after

@@ -1,0 +1,118 @@
+"""The reports on a terminal."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from rich import box
+from rich.console import Console
+from rich.table import Table as Grid
+from rich.text import Text
+
+from loadtests.compare.comparison import Comparison
+from loadtests.gate.decision import Decision
+from loadtests.report import figures, gate_tables, loads, matrix, names, run_tables, tables
+from loadtests.report.checks import Check, Status, worst
+from loadtests.report.tables import Table
+from loadtests.samples import Run
+from loadtests.summary import summarise
+
+STYLES = {Status.PASS: "green", Status.FAIL: "bold red", Status.INCONCLUSIVE: "yellow"}
+NOISE_STYLES = {"beyond": "green", "within": "yellow", "alone": "dim", "nobody": "dim"}
+
+
+def comparison(found: Comparison, console: Console) -> None:
+    """The matrix, what every candidate costs, who is out and what is absent."""
+    grid = _grid("Verdict", ("concern", "winner", "by how much", "certainty"))
+    for line in matrix.lines(found):
+        winner = Text(figures.NOTHING)
+        if line.winner is not None:
+            winner = Text(_name(line.winner.number, line.winner.name), "bold")
+            winner.append(f" {names.line(line.winner.figure)}", "dim not bold")
+        margin = line.margin
+        if line.second is not None:
+            margin += f" {_name(line.second.number, line.second.name)}"
+        style = NOISE_STYLES[line.noise]
+        certainty = Text(matrix.NOISE[line.noise], style)
+        grid.add_row(Text(names.line(line.concern)), winner, Text(margin), certainty)
+    console.print(grid)
+    for load in loads.shared(loads.by_load(found.candidates)):
+        console.print(_of(tables.of_load(found, load), 6))
+    console.print(_of(tables.resources(found)))
+    for number, candidate in enumerate(found.candidates, start=1):
+        if candidate.disqualified:
+            why = f"{_name(number, candidate.name)}: {names.line(candidate.disqualified)}"
+            console.print(Text.assemble(("disqualified ", "bold red"), why))
+    for absent in found.absent:
+        why = f"{names.line(absent.name)}: {names.line(absent.why)}"
+        console.print(Text.assemble(("not measured ", "yellow"), why))
+
+
+def run(found: Run, objectives: Sequence[Check], console: Console) -> None:
+    """One run: rates, percentiles, outcomes, errors, objectives."""
+    summary = summarise(found)
+    console.print(Text(run_tables.load(found), "dim"))
+    rate = figures.figure(summary.requests_per_second)
+    console.print(Text.assemble((rate, "bold"), " right answers a second"))
+    console.print(_of(run_tables.percentiles(summary)))
+    grid = _grid("", ("outcome", "requests", "share"))
+    for name, count, share in run_tables.counts(summary):
+        style = "green" if name == "right" else "red"
+        told = f"{figures.figure(share * 100)} %"
+        grid.add_row(Text(name, style), Text(f"{count:,}"), Text(told))
+    console.print(grid)
+    for message, count in summary.errors.items():
+        console.print(Text.assemble((f"{count:,} x ", "red"), names.line(message, 300)))
+    for warning in run_tables.warnings(found):
+        console.print(Text.assemble(("mind: ", "yellow"), warning))
+    if objectives:
+        checks(objectives, console)
+        status = worst(objectives)
+        console.print(Text(status.upper(), STYLES[status]))
+
+
+def checks(found: Sequence[Check], console: Console) -> None:
+    grid = _grid("", ("check", "verdict", "seen", "bound", "why"))
+    for check in found:
+        cells = (check.observed, check.bound, check.detail)
+        told = (Text(names.line(cell)) for cell in cells)
+        status = Text(str(check.status), STYLES[check.status])
+        grid.add_row(Text(names.line(check.name)), status, *told)
+    console.print(grid)
+
+
+def decision(found: Decision, console: Console) -> None:
+    """Every question, then the verdict and what it rests on."""
+    checks(found.checks, console)
+    summaries = gate_tables.summaries(found)
+    if summaries is not None:
+        console.print(_of(summaries))
+    for note in found.notes:
+        console.print(Text(names.line(note), "dim"))
+    console.print(
+        Text.assemble(
+            (found.status.upper(), STYLES[found.status]), f"  {gate_tables.sentence(found)}"
+        )
+    )
+
+
+def _of(found: Table, most: int | None = None) -> Grid:
+    """The first ``most`` columns; the reports have all of them."""
+    grid = _grid(found.caption, (found.first, *found.head[:most]))
+    for row in found.rows:
+        name = Text(_name(row.number, row.name), "red strike" if row.disqualified else "")
+        grid.add_row(name, *(Text(names.line(cell)) for cell in row.cells[:most]))
+    return grid
+
+
+def _grid(title: str, head: Sequence[str]) -> Grid:
+    caption = Text(names.line(title), "bold") if title else None
+    grid = Grid(title=caption, box=box.SIMPLE_HEAD, title_justify="left", pad_edge=False)
+    for name in head:
+        grid.add_column(Text(names.line(name)), overflow="fold")
+    return grid
+
+
+def _name(number: int | None, name: str) -> str:
+    plain = names.line(name, 80)
+    return plain if number is None else f"{number} {plain}"

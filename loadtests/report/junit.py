@@ -1,0 +1,85 @@
+"""Checks as JUnit XML, as GitLab, Jenkins and GitHub's actions read it.
+
+The dialect is the common part of Jenkins's xunit schema and of what GitLab documents: a
+`testsuites` with one `testsuite`, a `testcase` for each check, `failure` for what does not hold and
+`error` for what could not be decided: neither passes a pipeline.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from datetime import datetime
+from pathlib import Path
+from xml.etree import ElementTree
+
+from loadtests.report import blocks, names
+from loadtests.report.checks import Check, Status
+
+#: What a check that is no pass becomes.
+ELEMENTS = {Status.FAIL: "failure", Status.INCONCLUSIVE: "error"}
+
+
+def write(
+    path: Path,
+    suite: str,
+    checks: Sequence[Check],
+    *,
+    properties: Mapping[str, str] | None = None,
+    began_at: str = "",
+    output: str = "",
+) -> None:
+    """One suite named ``suite`` with a case for each check.
+
+    ``properties`` say where and how it was measured, ``output`` is its text for people.
+    """
+    totals = {
+        "name": names.line(suite),
+        "tests": str(len(checks)),
+        "failures": str(sum(check.status is Status.FAIL for check in checks)),
+        "errors": str(sum(check.status is Status.INCONCLUSIVE for check in checks)),
+        "time": f"{sum(check.seconds for check in checks):.3f}",
+    }
+    root = ElementTree.Element("testsuites", totals)
+    found = ElementTree.SubElement(root, "testsuite", totals | {"skipped": "0"})
+    if began_at:
+        found.attrib["timestamp"] = _timestamp(began_at)
+    if properties:
+        holder = ElementTree.SubElement(found, "properties")
+        for name, value in properties.items():
+            attributes = {"name": names.line(name), "value": names.line(value)}
+            ElementTree.SubElement(holder, "property", attributes)
+    for check in checks:
+        _case(found, suite, check)
+    if output:
+        ElementTree.SubElement(found, "system-out").text = names.fit(output)
+    ElementTree.indent(root)
+    text = ElementTree.tostring(root, encoding="unicode")
+    blocks.write(path, f'<?xml version="1.0" encoding="UTF-8"?>\n{text}\n')
+
+
+def _case(suite: ElementTree.Element, name: str, check: Check) -> None:
+    case = ElementTree.SubElement(
+        suite,
+        "testcase",
+        {
+            "classname": names.line(name),
+            "name": names.line(check.name),
+            "time": f"{check.seconds:.3f}",
+        },
+    )
+    seen = f"{check.observed}, {check.bound}" if check.bound else check.observed
+    told = names.fit("\n".join(part for part in (seen, check.detail) if part))
+    kind = ELEMENTS.get(check.status)
+    if kind is None:
+        ElementTree.SubElement(case, "system-out").text = told
+        return
+    attributes = {"message": names.line(seen), "type": str(check.status)}
+    ElementTree.SubElement(case, kind, attributes).text = told
+
+
+def _timestamp(moment: str) -> str:
+    """ISO 8601 without a zone, as the schema of Jenkins wants it."""
+    try:
+        return datetime.fromisoformat(moment).strftime("%Y-%m-%dT%H:%M:%S")
+    except ValueError:
+        return names.line(moment)

@@ -1,0 +1,169 @@
+"""The reports as Markdown: for a pull request, a job's summary, a README."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+
+from loadtests.compare.comparison import Comparison
+from loadtests.gate.decision import Decision
+from loadtests.report import figures, gate_tables, loads, matrix, names, run_tables, tables
+from loadtests.report.checks import Check, Status, worst
+from loadtests.report.tables import Table
+from loadtests.samples import Run
+from loadtests.summary import summarise
+
+#: Also readable where pictures are not shown.
+SIGNS = {
+    Status.PASS: "\N{WHITE HEAVY CHECK MARK} pass",
+    Status.FAIL: "\N{CROSS MARK} **fail**",
+    Status.INCONCLUSIVE: "\N{WHITE QUESTION MARK ORNAMENT} inconclusive",
+}
+#: Of a verdict's note in a cell; the HTML report has all of it.
+NOTE_LENGTH = 120
+#: What means something in a cell. A name is not to become markup, nor a mention, nor a marker.
+_SPECIAL = re.compile(r"([\\`*_{}\[\]<>|~$@#!&])")
+
+
+def text(plain: str) -> str:
+    """One line of text that stays text, whatever stands in it."""
+    return _SPECIAL.sub(lambda match: f"&#{ord(match[1])};", names.line(plain))
+
+
+def table(head: Sequence[str], lines: Sequence[Sequence[str]]) -> str:
+    """Cells are Markdown already: what is not one's own goes through ``text`` first."""
+    rows = [head, ["---"] * len(head), *lines]
+    return "\n".join(f"| {' | '.join(cells)} |" for cells in rows)
+
+
+def checks(found: Sequence[Check]) -> str:
+    lines = [
+        [text(c.name), SIGNS[c.status], text(c.observed), text(c.bound), text(c.detail)]
+        for c in found
+    ]
+    return table(("check", "verdict", "seen", "bound", "why"), lines)
+
+
+def of(found: Table) -> str:
+    """A table of the reports; the rows' names carry the candidates' numbers."""
+    lines = [
+        [
+            _name(row.number, row.name) + (" (disqualified)" if row.disqualified else ""),
+            *map(text, row.cells),
+        ]
+        for row in found.rows
+    ]
+    return table((found.first, *map(text, found.head)), lines)
+
+
+def captioned(found: Table) -> str:
+    return f"{text(found.caption)}:\n\n{of(found)}"
+
+
+def verdicts(comparison: Comparison) -> str:
+    """The matrix."""
+    lines = []
+    for line in matrix.lines(comparison):
+        margin = line.margin
+        if line.second is not None:
+            margin += f" {_name(line.second.number, line.second.name)}"
+        winner = figures.NOTHING
+        if line.winner is not None:
+            winner = f"**{_name(line.winner.number, line.winner.name)}**"
+            winner += f" {text(line.winner.figure)}" if line.winner.figure else ""
+        note = f"; {text(names.line(line.note, NOTE_LENGTH))}" if line.note else ""
+        lines.append(
+            [
+                f"{text(line.concern)} ({text(line.measure)})",
+                winner,
+                margin,
+                f"{matrix.NOISE[line.noise]}{note}",
+            ]
+        )
+    return table(("concern", "winner", "by how much", "certainty"), lines)
+
+
+def comparison(found: Comparison) -> str:
+    """Matrix, what is out and why, every figure, hardware; without a title."""
+    parts = [verdicts(found)]
+    out = [(n, c) for n, c in enumerate(found.candidates, start=1) if c.disqualified]
+    for number, candidate in out:
+        why = text(candidate.disqualified or "")
+        parts.append(f"Disqualified: **{_name(number, candidate.name)}**: {why}.")
+    shared = loads.shared(loads.by_load(found.candidates))
+    shown = [tables.of_load(found, load) for load in shared]
+    parts += map(captioned, (tables.resources(found), *shown, tables.candidates(found)))
+    if found.absent:
+        absent = (f"- {text(each.name)}: {text(each.why)}" for each in found.absent)
+        parts.append("Not measured on this machine:\n\n" + "\n".join(absent))
+    parts.append(machine(found))
+    return "\n\n".join(parts)
+
+
+def machine(found: Comparison) -> str:
+    """The sentence that says where, when and how."""
+    said = (f"{text(name)} {text(value)}" for name, value in found.hardware.items())
+    rounds = "1 round" if found.rounds == 1 else f"{found.rounds} interleaved rounds"
+    parts = [", ".join(said), rounds, f"seed {found.seed}", names.when(found.began_at)]
+    sentence = "; ".join(part for part in parts if part) + "."
+    return f"{sentence} Made by `{_code(found.command)}`." if found.command else sentence
+
+
+def run(found: Run, objectives: Sequence[Check] = ()) -> str:
+    """One run: verdict, percentiles, outcomes, errors."""
+    summary = summarise(found)
+    target = f"{found.target.protocol} at {found.target.address}"
+    title = f"**{text(found.target.model)}** ({text(target)})"
+    parts = [f"{title}: {text(run_tables.load(found))}"]
+    if objectives:
+        parts += [SIGNS[worst(objectives)], checks(objectives)]
+    rate = figures.figure(summary.requests_per_second)
+    parts.append(f"{rate} right answers a second.")
+    parts.append(of(run_tables.percentiles(summary)))
+    outcomes = [
+        [name, f"{count:,}", f"{figures.figure(share * 100)} %"]
+        for name, count, share in run_tables.counts(summary)
+    ]
+    parts.append(table(("outcome", "requests", "share"), outcomes))
+    if summary.errors:
+        messages = [[f"{count:,}", text(message)] for message, count in summary.errors.items()]
+        parts.append(table(("times", "error"), messages))
+    return "\n\n".join(parts)
+
+
+def decision(found: Decision) -> str:
+    """The gate's verdict, as a comment on a pull request."""
+    both = f"{text(found.baseline)} → {text(found.candidate)}"
+    parts = [f"### {SIGNS[found.status]}: {both}", text(gate_tables.sentence(found))]
+    lines = [
+        [
+            text(question.name),
+            SIGNS[question.status],
+            text(gate_tables.figure(question, question.baseline)),
+            text(gate_tables.figure(question, question.candidate)),
+            text(question.check.observed),
+            text(question.check.bound),
+            text(question.detail),
+        ]
+        for question in found.questions
+    ]
+    head = ("question", "verdict", "baseline", "candidate", "seen, with interval", "allowed", "why")
+    parts.append(table(head, lines))
+    summaries = gate_tables.summaries(found)
+    if summaries is not None:
+        parts.append(f"<details><summary>Latencies</summary>\n\n{of(summaries)}\n\n</details>")
+    said = [f"{text(name)} {text(value)}" for name, value in found.hardware.items()]
+    rounds = f"{found.rounds} interleaved rounds in {figures.duration(found.seconds)}"
+    where = "; ".join(part for part in (", ".join(said), rounds, f"seed {found.seed}") if part)
+    parts.append(f"{where}." + (f" `{_code(found.command)}`" if found.command else ""))
+    parts += [f"- {text(note)}" for note in found.notes]
+    return "\n\n".join(parts)
+
+
+def _name(number: int | None, name: str) -> str:
+    return text(name) if number is None else f"{number} {text(name)}"
+
+
+def _code(command: str) -> str:
+    """A command as it was, in a code span that it cannot leave."""
+    return names.line(command).replace("`", "'").replace("-->", "-- >")

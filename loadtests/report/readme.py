@@ -1,0 +1,104 @@
+"""Tables and plots of comparisons in a README: `python -m loadtests.report.readme`.
+
+What `modelport compare --json` wrote becomes a block between `<!-- compare: begin -->` and
+`<!-- compare: end -->`, with the hardware beside the figures, and SVG files beside the README.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+from collections.abc import Sequence
+from pathlib import Path
+
+from loadtests import program
+from loadtests.compare import document
+from loadtests.compare.comparison import Comparison
+from loadtests.environments import Missing
+from loadtests.report import blocks, canvas, loads, markdown, names, plots, tables
+
+BLOCK, PLOTS = "compare", Path("docs/benchmarks")
+#: Of the plots that a report has, the kinds that a README shows.
+SHOWN = ("latency", "rate-under-slo", "cold-start", "size-error")
+
+
+def section(comparison: Comparison, images: dict[str, str]) -> str:
+    """One model's part. ``images``: title → link."""
+    parts = [
+        f"**{markdown.text(comparison.model)}** ({markdown.text(comparison.source)}): "
+        f"{markdown.machine(comparison)}",
+        markdown.verdicts(comparison),
+    ]
+    for number, candidate in enumerate(comparison.candidates, start=1):
+        if candidate.disqualified:
+            name, why = markdown.text(candidate.name), markdown.text(candidate.disqualified)
+            parts.append(f"Disqualified: {number} {name}: {why}.")
+    shared = loads.shared(loads.by_load(comparison.candidates))
+    shown = [tables.of_load(comparison, load) for load in shared]
+    shown += [tables.resources(comparison), tables.candidates(comparison)]
+    parts += map(markdown.captioned, shown)
+    if comparison.absent:
+        absent = (f"{markdown.text(a.name)} ({markdown.text(a.why)})" for a in comparison.absent)
+        parts.append(f"Not measured on this machine: {'; '.join(absent)}.")
+    parts += [f"![{markdown.text(title)}]({link})" for title, link in images.items()]
+    return "\n\n".join(parts)
+
+
+def write(
+    comparisons: Sequence[Comparison], readme: Path, block: str = BLOCK, folder: Path = PLOTS
+) -> str:
+    """Draw the plots into ``folder`` and replace the block; raises ``blocks.NoMarkers``."""
+    blocks.check(readme, block)
+    taken: set[str] = set()
+    sections = []
+    for comparison in comparisons:
+        prefix = names.slug(comparison.model)
+        if prefix in taken:
+            raise Missing(f"two comparisons are of '{names.line(comparison.model, 80)}'; give one")
+        taken.add(prefix)
+        images = {}
+        for drawn in plots.draw(comparison, SHOWN):
+            file = folder / f"{prefix}-{drawn.name}.svg"
+            blocks.write(file, canvas.standalone(drawn))
+            images[drawn.title] = os.path.relpath(file, readme.parent).replace(os.sep, "/")
+        sections.append(section(comparison, images))
+    text = "\n\n".join(sections)
+    blocks.replace(readme, block, text)
+    return text
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(
+        prog="python -m loadtests.report.readme",
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument(
+        "comparison",
+        nargs="+",
+        type=Path,
+        metavar="COMPARISON.json",
+        help="as 'modelport compare --json' wrote it; one for each model",
+    )
+    parser.add_argument("--readme", type=Path, default=Path("README.md"), metavar="FILE")
+    parser.add_argument(
+        "--block", default=BLOCK, metavar="NAME", help="the name in the markers [%(default)s]"
+    )
+    parser.add_argument(
+        "--plots",
+        type=Path,
+        default=PLOTS,
+        metavar="FOLDER",
+        help="where the SVG files go [%(default)s]",
+    )
+    options = parser.parse_args(arguments)
+    try:
+        comparisons = [document.read(path) for path in options.comparison]
+    except document.BadDocument as error:
+        raise Missing(str(error)) from error
+    write(comparisons, options.readme, options.block, options.plots)
+    return 0
+
+
+if __name__ == "__main__":
+    program.run(main)

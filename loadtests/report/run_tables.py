@@ -1,0 +1,85 @@
+"""What stands beside the plots of one run."""
+
+from __future__ import annotations
+
+from loadtests.report import figures
+from loadtests.report.tables import Row, Table
+from loadtests.samples import Run
+from loadtests.summary import Percentiles, Summary
+
+
+def percentiles(summary: Summary) -> Table:
+    """Latency and time to first byte, in one unit."""
+    _, unit = figures.scale(summary.latency.p50, "ms")
+    head = tuple(f"{name}, {unit}" for name in ("p50", "p90", "p95", "p99", "p99.9", "max"))
+    rows = (
+        Row("latency, from the intended sending to the answer's end", _cells(summary, True)),
+        Row("time to first byte, from sending", _cells(summary, False)),
+    )
+    return Table("Right answers: percentiles from an HDR histogram", head, rows, "")
+
+
+def _cells(summary: Summary, latency: bool) -> tuple[str, ...]:
+    divisor, _ = figures.scale(summary.latency.p50, "ms")
+    found: Percentiles = summary.latency if latency else summary.first_byte
+    values = (found.p50, found.p90, found.p95, found.p99, found.p999, found.maximum)
+    return tuple(figures.figure(value / divisor) for value in values)
+
+
+def counts(summary: Summary) -> list[tuple[str, int, float]]:
+    """(what became of a request, how many, their share), those that happened and the right."""
+    named = (
+        ("right", summary.ok),
+        ("wrong", summary.wrong),
+        ("refused", summary.refused),
+        ("failed", summary.failed),
+        ("timed out", summary.timed_out),
+    )
+    return [
+        (name, count, count / summary.requests if summary.requests else 0.0)
+        for name, count in named
+        if count or name == "right"
+    ]
+
+
+def load(run: Run) -> str:
+    """The load in a sentence."""
+    rate = run.load.rate
+    loop = (
+        f"closed loop, {run.load.users} in flight"
+        if rate is None
+        else f"open loop, {figures.stated(rate)} requests/s intended, "
+        f"at most {run.load.users} in flight"
+    )
+    rows = "1 row" if run.load.batch_size == 1 else f"{run.load.batch_size} rows"
+    return (
+        f"{run.load.shape} shape, {loop}, {rows} a request, for "
+        f"{figures.duration(run.load.duration_seconds)} after "
+        f"{figures.duration(run.load.warmup_seconds)} of warm-up"
+    )
+
+
+def client(run: Run) -> str:
+    """The load generator's own CPU, with a warning where that was the limit; empty if unknown."""
+    if run.client_cpu_seconds <= 0:
+        return ""
+    text = (
+        f"{figures.with_unit(run.client_cpu_seconds, 's')} of CPU, its busiest process "
+        f"{run.client_cpu_share * 100:.0f} % of a core"
+    )
+    if run.saturated:
+        text += ": at its limit, so that the server may be faster than these figures"
+    return text
+
+
+def warnings(run: Run) -> list[str]:
+    """What must be known before the figures are believed."""
+    found = []
+    if not run.complete:
+        found.append("the run was stopped before its end; these are the answers until then.")
+    if run.saturated:
+        found.append(
+            "the load generator was at the limit of its core; these figures are about it, not "
+            "about the server. Use more processes or another machine."
+        )
+    return found

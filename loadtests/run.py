@@ -1,0 +1,297 @@
+"""One run: Locust in processes of its own, their samples read back."""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import numpy as np
+
+from loadtests import plan as plans
+from loadtests import recording
+from loadtests.plan import Plan
+from loadtests.processes import pinned
+from loadtests.recording import State
+from loadtests.samples import Load, Run, Samples
+from loadtests.target import Target
+
+LOCUSTFILE = Path(__file__).with_name("locustfile.py")
+#: How often the samples are looked at while they come.
+POLL_SECONDS = 0.1
+#: What Locust may take besides its load: to start, to rehearse, to end.
+START_SECONDS, END_SECONDS = 60.0, 15.0
+#: To end orderly, before it is killed.
+STOP_SECONDS = 5.0
+#: ``Run.failure`` after Ctrl-C.
+INTERRUPTED = "interrupted"
+#: Of prctl(2): a signal for this process when its parent is gone, whatever ended it.
+PR_SET_PDEATHSIG = 1
+#: More connections than this are more than ``select`` should look through.
+SELECT_USERS = 256
+
+
+class NotMeasured(RuntimeError):
+    """Nothing could be asked, or Locust failed; one line that says why and what to do."""
+
+
+@dataclass(frozen=True)
+class Progress:
+    """Of a run that goes on. ``samples``: those since the last call, warm-up included."""
+
+    #: Since the load's beginning; 0 before it.
+    seconds: float
+    samples: Samples
+
+
+def measure(
+    target: Target,
+    load: Load,
+    payloads: Path | None = None,
+    *,
+    config: Path | None = None,
+    core: int | None = None,
+    processes: int = 1,
+    progress: Callable[[Progress], None] | None = None,
+) -> Run:
+    """Put ``load`` on ``target`` and return what came of it.
+
+    Args:
+        payloads: a file of requests (see ``loadtests.payloads``); without one they are drawn from
+            what the server tells of the model, and its own first answers are the right ones.
+        config: the model's ``config.pbtxt``, for servers that do not tell.
+        core: keep the load generator on this one.
+        processes: of the generator, each with its share of the load.
+
+    Raises:
+        NotMeasured: nothing could be asked.
+        ValueError: ``load`` cannot be.
+        KeyboardInterrupt: as it came; no process is left.
+    """
+    data = () if payloads is None else (payloads,)
+    (run,) = measure_mix(
+        [(target, 1)],
+        load,
+        data,
+        config=config,
+        core=core,
+        processes=processes,
+        progress=progress,
+    )
+    return run
+
+
+def measure_mix(
+    targets: Sequence[tuple[Target, int]],
+    load: Load,
+    payloads: Sequence[Path] = (),
+    *,
+    config: Path | None = None,
+    core: int | None = None,
+    processes: int = 1,
+    progress: Callable[[Progress], None] | None = None,
+    keep_partial: bool = False,
+) -> list[Run]:
+    """Several targets at once, by weight: one run for each. See ``measure``.
+
+    Args:
+        keep_partial: what was measured until an interruption or a failure is returned, with
+            ``Run.complete`` false, instead of the exception.
+    """
+    plans.check(load)
+    count = max(1, min(processes, load.users))
+    folder = Path(tempfile.mkdtemp(prefix="modelport-load-"))
+    try:
+        parts = [
+            Plan(
+                tuple(targets),
+                replace(load, users=_share(load.users, number, count)),
+                tuple(path.resolve() for path in payloads),
+                None if config is None else config.resolve(),
+                folder / str(number),
+                (number, count),
+            )
+            for number in range(count)
+        ]
+        failure = _watch(parts, core, progress, keep_partial)
+        states = [recording.read_state(part.samples_to) for part in parts if part.samples_to]
+        if failure and not (keep_partial and any(state.began for state in states)):
+            if failure == INTERRUPTED:
+                raise KeyboardInterrupt
+            raise NotMeasured(failure)
+        return [
+            _run(parts, states, number, replace(load), failure) for number in range(len(targets))
+        ]
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+def _share(users: int, number: int, count: int) -> int:
+    return users // count + (number < users % count)
+
+
+def _watch(
+    parts: Sequence[Plan],
+    core: int | None,
+    progress: Callable[[Progress], None] | None,
+    keep_partial: bool,
+) -> str:
+    """All of the processes, from beginning to end; what went wrong, or nothing."""
+    with contextlib.ExitStack() as stack:
+        children = [stack.enter_context(_locust(part, core)) for part in parts]
+        try:
+            said = _wait(parts, children, progress)
+        except KeyboardInterrupt:
+            if not keep_partial:
+                raise
+            for child in children:
+                _stop(child)  # orderly: what it holds is written
+            return INTERRUPTED
+        if said:
+            return said
+        for part, child in zip(parts, children, strict=True):
+            assert part.samples_to is not None
+            state = recording.read_state(part.samples_to)
+            if state.failure:
+                return state.failure
+            if not state.finished:
+                return _last_words(part.samples_to, child.returncode)
+    return ""
+
+
+def _wait(
+    parts: Sequence[Plan],
+    children: Sequence[subprocess.Popen[bytes]],
+    progress: Callable[[Progress], None] | None,
+) -> str:
+    load = parts[0].load
+    longest = load.warmup_seconds + load.duration_seconds + load.timeout_seconds + END_SECONDS
+    # Every payload may be asked once before.
+    give_up = time.monotonic() + START_SECONDS + load.timeout_seconds + longest
+    seen = [[0] * len(part.targets) for part in parts]
+    while any(child.poll() is None for child in children):
+        if time.monotonic() > give_up:
+            return "Locust did not come to its end; is this machine overloaded?"
+        if progress is not None:
+            progress(_look(parts, seen))
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            next(c for c in children if c.poll() is None).wait(POLL_SECONDS)
+    if progress is not None:
+        progress(_look(parts, seen))
+    return ""
+
+
+def _look(parts: Sequence[Plan], seen: list[list[int]]) -> Progress:
+    """What came since; ``seen`` is brought up to date."""
+    found, seconds = [], 0.0
+    for part, counts in zip(parts, seen, strict=True):
+        assert part.samples_to is not None
+        for number in range(len(counts)):
+            fresh = recording.read(part.samples_to, number, counts[number])
+            counts[number] += len(fresh)
+            found.append(fresh)
+        seconds = max(seconds, recording.read_state(part.samples_to).seconds)
+    return Progress(seconds, np.concatenate(found))
+
+
+def _run(
+    parts: Sequence[Plan], states: Sequence[State], number: int, load: Load, failure: str
+) -> Run:
+    """What all processes recorded of one target, on one clock."""
+    begun = [state for state in states if state.began]
+    first = min(state.began for state in begun)
+    found = []
+    errors: dict[str, int] = {}
+    for part, state in zip(parts, states, strict=True):
+        assert part.samples_to is not None
+        if not state.began:
+            continue
+        samples = recording.read(part.samples_to, number).copy()
+        samples = samples[samples["intended"] >= load.warmup_seconds]
+        for name in ("intended", "sent", "first_byte", "done"):
+            samples[name] += state.began - first
+        found.append(samples)
+        for message, count in state.errors[number].items():
+            errors[message] = errors.get(message, 0) + count
+    together = np.concatenate(found)
+    shares = [state.cpu_seconds / state.seconds for state in begun if state.seconds]
+    return Run(
+        parts[0].targets[number][0],
+        load,
+        together[np.argsort(together["intended"], kind="stable")],
+        errors,
+        sum(state.cpu_seconds for state in begun),
+        max(shares, default=0.0),
+        min(state.began_at for state in begun),
+        complete=not failure,
+        failure=failure,
+    )
+
+
+@contextlib.contextmanager
+def _locust(part: Plan, core: int | None) -> Iterator[subprocess.Popen[bytes]]:
+    """One Locust, gone after the block."""
+    folder = part.samples_to
+    assert folder is not None
+    folder.mkdir(parents=True)
+    arguments = ["--headless", "--only-summary", "--skip-log-setup", "--exit-code-on-error=0"]
+    # Locust's own settings may stand in the environment and in files of the current folder.
+    environment = {k: v for k, v in os.environ.items() if not k.startswith("LOCUST_")}
+    if part.load.users <= SELECT_USERS:
+        # libev waits whole milliseconds with epoll, and to the microsecond with select.
+        environment["GEVENT_BACKEND"] = "select"
+    environment["PYTHONPATH"] = os.pathsep.join(
+        [str(LOCUSTFILE.parent.parent), *filter(None, [environment.get("PYTHONPATH")])]
+    )
+    libc = ctypes.CDLL(None)
+    with (folder / "log").open("wb") as log:
+        child = subprocess.Popen(
+            [sys.executable, "-m", "locust", f"-f={LOCUSTFILE}", *arguments, *part.arguments()],
+            stdin=subprocess.DEVNULL,
+            stdout=log,
+            stderr=subprocess.STDOUT,
+            cwd=folder,
+            env=environment,
+            start_new_session=True,  # Ctrl-C reaches the parent, which decides
+            preexec_fn=lambda: _prepared(core, libc),
+        )
+    try:
+        yield child
+    finally:
+        _stop(child)
+
+
+def _prepared(core: int | None, libc: ctypes.CDLL) -> None:
+    """In the child, before Locust."""
+    pinned(core)
+    with contextlib.suppress(AttributeError):  # Linux only
+        libc.prctl(PR_SET_PDEATHSIG, signal.SIGTERM, 0, 0, 0)
+
+
+def _stop(child: subprocess.Popen[bytes]) -> None:
+    if child.poll() is None:
+        child.send_signal(signal.SIGTERM)
+        try:
+            child.wait(STOP_SECONDS)
+        except subprocess.TimeoutExpired:
+            child.kill()
+    child.wait()
+
+
+def _last_words(folder: Path, status: int | None) -> str:
+    if status == recording.EXIT_UNWRITTEN:
+        return "the samples cannot be written: make room on the disk, or set TMPDIR to another"
+    lines = (folder / "log").read_text(errors="replace").strip().splitlines()
+    told = [line for line in lines if line.startswith("locust: error: ")]
+    if told:
+        return told[-1].removeprefix("locust: error: ")
+    return f"Locust ended with {status}: {lines[-1] if lines else 'it said nothing'}"[:500]

@@ -1,0 +1,124 @@
+"""The gateway: with an embedded backend, or in front of a server that it manages."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import sys
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from loadtests.environments import Missing
+from loadtests.processes import HOST, free_ports
+from loadtests.serving.served import Launch, get
+from loadtests.target import Protocol, Target
+
+HTTP = (
+    Protocol.OIP_HTTP,
+    Protocol.OIP_HTTP_BINARY,
+    Protocol.TFSERVING_HTTP,
+    Protocol.TORCHSERVE_HTTP,
+    Protocol.TRITON_HTTP,
+)
+GRPC = (
+    Protocol.OIP_GRPC,
+    Protocol.TFSERVING_GRPC,
+    Protocol.TORCHSERVE_GRPC,
+    Protocol.TRITON_GRPC,
+)
+#: The command line beside the Python that runs this.
+MODELPORT = (sys.executable, "-m", "gateway.cli")
+
+
+@dataclass(frozen=True)
+class Gateway:
+    """``modelport serve`` with one version of one model.
+
+    Attributes:
+        folder: of the model, as published: ``config.pbtxt`` and numbered versions.
+        version: which of them; empty: the newest.
+        flags: more of ``modelport serve``, such as ``--front envoy``.
+        managed: ``torchserve``, ``tfserving`` or ``triton``: the gateway starts that server and
+            stands before it.
+        command: of that server, where it is not on PATH.
+    """
+
+    folder: Path
+    version: str = ""
+    flags: tuple[str, ...] = ()
+    managed: str = ""
+    command: tuple[str, ...] = ()
+    environment: Mapping[str, str] = field(default_factory=dict)
+
+    def launch(self, work: Path) -> Launch:
+        model, version = self.folder.name, self.version or newest_version(self.folder)
+        repository = work / "repository"
+        only_version(self.folder, version, repository / model)
+        http, grpc, metrics = free_ports(3)
+        flags = ["--model-repository", str(repository), "--http-address", HOST]
+        flags += ["--exit-timeout-secs", "0"]  # whoever stops it asks nothing more
+        for name, port in (("http", http), ("grpc", grpc), ("metrics", metrics)):
+            flags += [f"--{name}-port", str(port)]
+        if self.managed:
+            routes = work / "routes.toml"
+            routes.write_text(self._routes(model))
+            flags += ["--routes", str(routes)]
+        targets = {
+            protocol: Target(protocol, f"{HOST}:{port}", model)
+            for port, protocols in ((http, HTTP), (grpc, GRPC))
+            for protocol in protocols
+        }
+        return Launch(
+            command=(*MODELPORT, "serve", *flags, *self.flags),
+            targets=targets,
+            ready=lambda: get(f"{HOST}:{http}", "/v2/health/ready")[0] == 200,
+        )
+
+    def _routes(self, model: str) -> str:
+        # A JSON string or list of strings is one of TOML.
+        lines = [f"[models.{json.dumps(model)}]", f"backend = {json.dumps(self.managed)}"]
+        lines += ["managed = true", "", f"[servers.{self.managed}]"]
+        if self.command:
+            lines.append(f"command = {json.dumps(list(self.command))}")
+        pairs = [f"{json.dumps(k)} = {json.dumps(v)}" for k, v in self.environment.items()]
+        return "\n".join([*lines, f"environment = {{ {', '.join(pairs)} }}", ""])
+
+
+def newest_version(folder: Path) -> str:
+    """The number of a published model's newest version.
+
+    Raises:
+        Missing: ``folder`` is no published model.
+    """
+    try:
+        numbers = [int(child.name) for child in folder.iterdir() if child.name.isdecimal()]
+    except OSError as error:
+        raise Missing(f"{folder} cannot be read: {error.strerror}") from error
+    if not numbers:
+        raise Missing(f"{folder} has no published version; 'modelport export' makes one")
+    return str(max(numbers))
+
+
+def only_version(folder: Path, version: str, target: Path) -> None:
+    """A copy of the model at ``folder`` with this version alone; large files are linked.
+
+    Raises:
+        Missing: there is no such version.
+    """
+    if not (folder / version).is_dir():
+        raise Missing(f"{folder} has no version {version}")
+    target.mkdir(parents=True)
+    for child in folder.iterdir():
+        if child.is_file():
+            shutil.copy(child, target)
+        elif child.name == version or not child.name.isdecimal():
+            shutil.copytree(child, target / child.name, copy_function=_link)
+
+
+def _link(source: str, target: str) -> None:
+    try:
+        os.link(source, target)
+    except OSError:
+        shutil.copy(source, target)

@@ -1,0 +1,70 @@
+"""``tensorflow_model_server`` with one SavedModel of ``modelport package``, at its own ports.
+
+It knows no address to listen on and takes all interfaces (``server.cc``).
+"""
+
+from __future__ import annotations
+
+import shutil
+from dataclasses import dataclass
+from pathlib import Path
+
+from loadtests.environments import Missing
+from loadtests.processes import HOST, free_ports
+from loadtests.serving.served import Launch, get_json
+from loadtests.target import Protocol, Target
+
+PROGRAM = "tensorflow_model_server"
+
+
+def program() -> str:
+    """Its path.
+
+    Raises:
+        Missing: it is not on PATH, and no package index has it.
+    """
+    found = shutil.which(PROGRAM)
+    if found is None:
+        raise Missing(
+            f"{PROGRAM} is not on PATH: install tensorflow-model-server from Google's apt "
+            "repository (storage.googleapis.com/tensorflow-serving-apt), or take the program out "
+            "of the container tensorflow/serving"
+        )
+    return found
+
+
+@dataclass(frozen=True)
+class TensorFlowServing:
+    """``package`` is a folder of ``modelport package --for tfserving`` with one model in it."""
+
+    package: Path
+    model: str
+    program: str
+
+    def launch(self, work: Path) -> Launch:
+        http, grpc = free_ports(2)
+        flags = {
+            "port": grpc,
+            "rest_api_port": http,
+            "model_config_file": self.package / "models.config",
+            "file_system_poll_wait_seconds": 0,  # looks once
+        }
+
+        def ready() -> bool:
+            found = get_json(f"{HOST}:{http}", f"/v1/models/{self.model}") or {}
+            states = found.get("model_version_status", ())
+            return any(state["state"] == "AVAILABLE" for state in states)
+
+        return Launch(
+            command=(self.program, *(f"--{name}={value}" for name, value in flags.items())),
+            targets={
+                Protocol.TFSERVING_HTTP: Target(
+                    Protocol.TFSERVING_HTTP, f"{HOST}:{http}", self.model
+                ),
+                Protocol.TFSERVING_GRPC: Target(
+                    Protocol.TFSERVING_GRPC, f"{HOST}:{grpc}", self.model
+                ),
+            },
+            ready=ready,
+            cwd=work,
+        )

@@ -1,0 +1,79 @@
+"""Triton, at its own ports.
+
+Of a ``tritonserver`` on PATH the backends that it brings run what ``modelport package`` made; the
+one in the wheel ``nvidia-pytriton`` has the Python backend only, which runs ONNX files in ONNX
+Runtime.
+"""
+
+from __future__ import annotations
+
+import shutil
+from dataclasses import dataclass
+from pathlib import Path
+
+from loadtests import environments
+from loadtests.environments import Missing
+from loadtests.peers.servers import triton as wheel
+from loadtests.peers.servers.base import Launch as PeerLaunch
+from loadtests.processes import HOST, free_ports
+from loadtests.serving.served import Launch, get
+from loadtests.target import Protocol, Target
+
+OIP = (Protocol.OIP_HTTP, Protocol.OIP_HTTP_BINARY, Protocol.TRITON_HTTP)
+GRPC = (Protocol.OIP_GRPC, Protocol.TRITON_GRPC)
+
+
+def program() -> str:
+    """``tritonserver`` on PATH; empty: that of the wheel, whose environment is made once.
+
+    Raises:
+        Missing: neither is to be had.
+    """
+    found = shutil.which("tritonserver")
+    if found is None:
+        environments.venv("triton", *wheel.REQUIREMENTS)
+    return found or ""
+
+
+@dataclass(frozen=True)
+class Triton:
+    """``package``: a repository of ``modelport package --for triton`` with one model in it."""
+
+    package: Path
+    model: str
+    program: str = ""
+
+    def launch(self, work: Path) -> Launch:
+        http, grpc, metrics = free_ports(3)
+        if self.program:
+            command, env = self._installed(work, http, grpc, metrics)
+        else:
+            if not (self.package / self.model / "1" / "model.onnx").is_file():
+                raise Missing("the Triton of the wheel nvidia-pytriton runs ONNX files only")
+            peer = wheel.command(PeerLaunch(self.package, work, http, grpc, metrics, self.model))
+            command, env = tuple(peer.arguments), dict(peer.env)
+        targets = {
+            protocol: Target(protocol, f"{HOST}:{port}", self.model)
+            for port, protocols in ((http, OIP), (grpc, GRPC))
+            for protocol in protocols
+        }
+        return Launch(
+            command=(*command, "--exit-timeout-secs=3"),
+            targets=targets,
+            ready=lambda: get(f"{HOST}:{http}", f"/v2/models/{self.model}/ready")[0] == 200,
+            env=env,
+        )
+
+    def _installed(
+        self, work: Path, http: int, grpc: int, metrics: int
+    ) -> tuple[tuple[str, ...], dict[str, str]]:
+        flags = {
+            "model-repository": self.package,
+            "http-address": HOST,
+            "http-port": http,
+            "grpc-address": HOST,
+            "grpc-port": grpc,
+            "metrics-address": HOST,
+            "metrics-port": metrics,
+        }
+        return (self.program, *(f"--{name}={value}" for name, value in flags.items())), {}

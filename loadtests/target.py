@@ -1,0 +1,77 @@
+"""What is asked: a model, behind a dialect, at an address."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import StrEnum
+from urllib.parse import quote, unquote, urlsplit
+
+
+class Protocol(StrEnum):
+    """The dialects that a load can speak; the values are those of ``--protocol``."""
+
+    OIP_HTTP = "oip-http"
+    OIP_HTTP_BINARY = "oip-http-binary"
+    OIP_GRPC = "oip-grpc"
+    TFSERVING_HTTP = "tfserving-http"
+    TFSERVING_GRPC = "tfserving-grpc"
+    TORCHSERVE_HTTP = "torchserve-http"
+    TORCHSERVE_GRPC = "torchserve-grpc"
+    #: Triton's own client library, unmodified, instead of prepared bytes.
+    TRITON_HTTP = "triton-http"
+    TRITON_GRPC = "triton-grpc"
+
+    @property
+    def is_grpc(self) -> bool:
+        return self.value.endswith("-grpc")
+
+
+@dataclass(frozen=True)
+class Target:
+    """One model at one address, host:port, in one dialect."""
+
+    protocol: Protocol
+    address: str
+    model: str
+    #: Empty: whichever version the server takes.
+    version: str = ""
+
+    @property
+    def url(self) -> str:
+        """The same in one line: ``oip-http://127.0.0.1:8000/fraud/1``."""
+        path = [self.model, self.version] if self.version else [self.model]
+        return f"{self.protocol}://{self.address}/" + "/".join(quote(p, safe="") for p in path)
+
+
+def parse(url: str) -> Target:
+    """The target that ``Target.url`` wrote.
+
+    Raises:
+        ValueError: it is none; the message says what is missing.
+    """
+    parts = urlsplit(url)
+    if parts.scheme not in list(Protocol):
+        raise ValueError(f"'{url}' does not begin with one of {', '.join(Protocol)} and ://")
+    path = [unquote(part) for part in parts.path.split("/") if part]
+    if not 1 <= len(path) <= 2 or parts.query or parts.fragment:
+        raise ValueError(f"'{url}' is not PROTOCOL://HOST:PORT/MODEL or .../MODEL/VERSION")
+    return Target(Protocol(parts.scheme), address(parts.netloc), path[0], "".join(path[1:]))
+
+
+def address(text: str) -> str:
+    """``host:port`` of ``host:port`` or ``http://host:port``, checked.
+
+    Raises:
+        ValueError: no host, or no port between 1 and 65535; TLS.
+    """
+    scheme, separator, rest = text.rpartition("://")
+    if separator and scheme not in ("http", "grpc"):
+        raise ValueError(f"'{text}': give HOST:PORT or http://HOST:PORT; TLS is not spoken here")
+    parts = urlsplit(f"//{rest}")
+    try:
+        port = parts.port
+    except ValueError as error:
+        raise ValueError(f"'{text}': {error}") from None
+    if not parts.hostname or not port or parts.path.strip("/") or parts.username or parts.query:
+        raise ValueError(f"'{text}' is not HOST:PORT or http://HOST:PORT")
+    return parts.netloc

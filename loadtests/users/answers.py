@@ -1,0 +1,77 @@
+"""Whether an answer is the right one: a fast wrong answer is a failure.
+
+Bytes that were once found right are right: a comparison of bytes is all that most answers cost.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+
+from loadtests.payloads import Array, Payloads, Tensors
+
+#: Different bytes of right answers that are remembered, for each request.
+MOST_KNOWN = 64
+
+#: The name of an output that came without one, as TensorFlow Serving sends a single one.
+ONLY = ""
+
+#: (an answer's bytes, how many of them are JSON; None: all) → its outputs
+Read = Callable[[bytes, int | None], Tensors]
+
+
+class Checker:
+    """Of one target. Not thread-safe; greenlets switch nowhere in it."""
+
+    def __init__(self, payloads: Payloads, read: Read) -> None:
+        self._read = read
+        self._expected: list[Tensors | None] = list(
+            payloads.expected or [None] * len(payloads.requests)
+        )
+        self._atol, self._rtol = payloads.absolute_tolerance, payloads.relative_tolerance
+        self._known: list[set[bytes]] = [set() for _ in payloads.requests]
+
+    def learn(self, number: int, body: bytes, json_size: int | None) -> None:
+        """Take the answer to request ``number`` for the right one, where none was recorded.
+
+        Raises:
+            ValueError, KeyError, ...: it cannot be read.
+        """
+        if self._expected[number] is None:
+            self._expected[number] = self._read(body, json_size)
+            self._known[number].add(body)
+
+    def problem(self, number: int, body: bytes, json_size: int | None) -> str | None:
+        """What is wrong with the answer to request ``number``; None: nothing."""
+        if body in self._known[number]:
+            return None
+        try:
+            found = self._read(body, json_size)
+        except Exception as error:  # whatever a broken answer leads a reader to
+            return f"unreadable answer: {type(error).__name__}: {error}"[:200]
+        expected = self._expected[number]
+        if expected is None:
+            return None
+        if ONLY in found and len(expected) == 1:
+            found = dict.fromkeys(expected, found[ONLY])
+        for name, wanted in expected.items():
+            if name not in found:
+                return f"output '{name}' is missing"
+            if said := self._differs(found[name], wanted):
+                return f"output '{name}' {said}"
+        if len(self._known[number]) < MOST_KNOWN:
+            self._known[number].add(body)
+        return None
+
+    def _differs(self, found: Array, wanted: Array) -> str | None:
+        if found.size != wanted.size:
+            return f"has {found.size} values, not {wanted.size}"
+        got, right = found.ravel(), wanted.ravel()
+        if right.dtype.kind != "f":
+            same = np.array_equal(got, right)
+        elif got.dtype.kind not in "fiu":
+            same = False
+        else:
+            same = np.allclose(got, right, self._rtol, self._atol, equal_nan=True)
+        return None if same else "is not what was expected"

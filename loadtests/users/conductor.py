@@ -1,0 +1,269 @@
+"""One load in one Locust process: what the users share, and the loops that they run."""
+
+from __future__ import annotations
+
+import gc
+import itertools
+from collections.abc import Callable, Iterator
+from time import perf_counter
+from typing import Any
+
+import gevent
+from gevent.event import Event
+
+from loadtests import payloads as payload_files
+from loadtests import recording, shapes
+from loadtests.payloads import Payloads
+from loadtests.plan import Plan
+from loadtests.samples import Load, Outcome
+from loadtests.target import Target
+from loadtests.users import signature
+from loadtests.users.answers import Checker
+from loadtests.users.client import Client, Unanswered
+from loadtests.users.dialects import Dialect, dialect
+from loadtests.users.sockets import Sockets
+
+FLUSH_SECONDS = 0.25
+#: How often a lone user lets others run.
+TURN_SECONDS = 0.05
+#: From "all are connected" to the first request.
+LEAD_SECONDS = 0.02
+#: A closed loop that is refused at once would else spin.
+PAUSE_SECONDS = 0.05
+#: Before a moment, the rest of a wait in which no timer is exact enough.
+SPIN_SECONDS = 0.0003
+
+#: (target, latency in seconds, bytes of the answer, what is wrong with it)
+Report = Callable[[Target, float, int, str | None], None]
+
+
+class Impossible(RuntimeError):
+    """Nothing can be asked; the message says why."""
+
+
+class Lane:
+    """Everything about one of the targets: prepared requests, the check, what is due when."""
+
+    def __init__(self, number: int, target: Target, payloads: Payloads, load: Load) -> None:
+        self.number, self.target, self.payloads = number, target, payloads
+        self.dialect: Dialect = dialect(target.protocol)
+        self.checker = Checker(payloads, self.dialect.read)
+        count = len(payloads.requests)
+        self.prepared: list[Any] = [self.dialect.prepare(target, payloads, n) for n in range(count)]
+        self.turns = itertools.cycle([(load.seed + n) % count for n in range(count)])
+        self.users = 0
+        self.due: Iterator[float] = iter(())
+
+    def client(self, timeout_seconds: float) -> Client:
+        return self.dialect.connect(self.target, timeout_seconds)
+
+    def rehearse(self, timeout_seconds: float) -> None:
+        """Ask everything once where right answers must be learnt, else one request.
+
+        Raises:
+            Impossible: the server does not answer, or not with an answer.
+        """
+        client = self.client(timeout_seconds)
+        learns = self.payloads.expected is None
+        try:
+            client.connect()
+            for number in range(len(self.prepared) if learns else 1):
+                body, size = client.ask(self.prepared[number])
+                if learns:
+                    self.checker.learn(number, body, size)
+        except Unanswered as error:
+            raise Impossible(_unasked(self.target, error)) from error
+        except Exception as error:  # an answer of any other kind
+            said = f"{type(error).__name__}: {error}"
+            raise Impossible(
+                f"{self.target.url}: its answer is not one of {self.target.protocol} ({said}); "
+                "is --protocol right?"
+            ) from error
+        finally:
+            client.close()
+
+
+def _unasked(target: Target, error: Unanswered) -> str:
+    said = str(error)
+    if said.startswith("cannot connect"):
+        return f"{target.url}: {said}; is the server running there, and is it that port?"
+    return f"{target.url}: the request before the load was not answered: {said}"
+
+
+class Conductor:
+    """``prepare``, then users ``join`` and ``drive``; ``on_end`` is called after the last."""
+
+    def __init__(self, plan: Plan, on_end: Callable[[], None], report: Report | None) -> None:
+        self.plan, self.load = plan, plan.load
+        self.lanes: list[Lane] = []
+        self._on_end, self._report = on_end, report
+        self._recorder = (
+            recording.Recorder(plan.samples_to, len(plan.targets)) if plan.samples_to else None
+        )
+        #: The samples could not be written.
+        self.unwritten = False
+        self._go = Event()
+        self._began = 0.0
+        self._joined = self._left = 0
+        self._flushing: gevent.Greenlet | None = None
+
+    # -- before the load ---------------------------------------------------------------------------
+
+    def prepare(self) -> None:
+        """Payloads, prepared requests, a rehearsal.
+
+        Raises:
+            Impossible: see its message.
+        """
+        plan = self.plan
+        try:
+            for number, (target, _) in enumerate(plan.targets):
+                lane = Lane(number, target, self._payloads(number, target), plan.load)
+                lane.rehearse(plan.load.timeout_seconds)
+                self.lanes.append(lane)
+        except (ValueError, signature.SignatureUnknown) as error:
+            raise Impossible(str(error)) from error
+        if plan.load.rate is not None:
+            self._plan_arrivals(plan.load.rate)
+
+    def _payloads(self, number: int, target: Target) -> Payloads:
+        plan = self.plan
+        told = signature.read_file(plan.config) if plan.config is not None else None
+        if plan.data:
+            path = plan.data[number if len(plan.data) > 1 else 0]
+            if told is None and payload_files.needs_signature(path):
+                told = signature.ask(target)
+            return payload_files.read(path, told, plan.load.batch_size)
+        return payload_files.draw(
+            told or signature.ask(target), plan.load.batch_size, plan.load.seed
+        )
+
+    def _plan_arrivals(self, rate: float) -> None:
+        weights = sum(weight for _, weight in self.plan.targets)
+        part, parts = self.plan.part
+        for lane, (_, weight) in zip(self.lanes, self.plan.targets, strict=True):
+            offset = (part + lane.number / len(self.lanes)) / parts
+            due = shapes.arrivals(self.load, weight / weights / parts, offset)
+            lane.due = iter(due.tolist())
+
+    def join(self, lane: Lane) -> int:
+        """A user of ``lane`` is connected; its number there, from 0."""
+        lane.users += 1
+        self._joined += 1
+        return lane.users - 1
+
+    def begin(self) -> None:
+        """All are there: the load begins."""
+        if self._go.is_set():
+            return
+        gc.collect()
+        gc.freeze()  # a collection that walks all of Locust's modules takes milliseconds
+        self._began = perf_counter() + LEAD_SECONDS
+        if self._recorder is not None:
+            self._recorder.begin(self._began)
+            self._flushing = gevent.spawn(self._keep_flushing)
+        self._go.set()
+
+    # -- the load ----------------------------------------------------------------------------------
+
+    def drive(self, lane: Lane, user: int, client: Client) -> None:
+        """What a user does until the load is over."""
+        self._go.wait()
+        _sleep_until(self._began)
+        try:
+            if self.load.rate is None:
+                self._closed_loop(lane, user, client)
+            else:
+                self._open_loop(lane, client)
+        finally:
+            self._left += 1
+            if self._left == self._joined:
+                self._end()
+
+    def _closed_loop(self, lane: Lane, user: int, client: Client) -> None:
+        load, began = self.load, self._began
+        end = began + load.warmup_seconds + load.duration_seconds
+        turned = 0.0
+        steady = load.shape in ("constant", "soak")
+        while (now := perf_counter()) < end:
+            if not steady and (moment := shapes.next_change(load, user, now - began)) > now - began:
+                _sleep_until(min(began + moment, end))
+                continue
+            self._ask(lane, client, None)
+            if Sockets.lone and now - turned > TURN_SECONDS:
+                turned = now
+                gevent.sleep(0)  # a lone user waits in the kernel: others run only here
+
+    def _open_loop(self, lane: Lane, client: Client) -> None:
+        began = self._began
+        for due in lane.due:  # shared by the lane's users: the first that is free takes the next
+            _sleep_until(began + due)
+            self._ask(lane, client, began + due)
+
+    def _ask(self, lane: Lane, client: Client, intended: float | None) -> None:
+        number = next(lane.turns)
+        outcome, size, problem = Outcome.OK, 0, None
+        try:
+            body, json_size = client.ask(lane.prepared[number])
+        except Unanswered as error:
+            outcome, problem = error.outcome, str(error)
+        else:
+            size = len(body)
+            problem = lane.checker.problem(number, body, json_size)
+            if problem is not None:
+                outcome = Outcome.WRONG
+        begin = client.sent if intended is None else intended
+        if self._recorder is not None:
+            self._recorder.add(
+                lane.number, begin, client.sent, client.first_byte, client.done, outcome
+            )
+            if problem is not None and begin - self._began >= self.load.warmup_seconds:
+                self._recorder.error(lane.number, problem)
+        if self._report is not None:
+            self._report(lane.target, client.done - begin, size, problem)
+        if outcome == Outcome.FAILED and intended is None:
+            gevent.sleep(PAUSE_SECONDS)
+
+    # -- after it ----------------------------------------------------------------------------------
+
+    def _keep_flushing(self) -> None:
+        assert self._recorder is not None
+        while True:
+            gevent.sleep(FLUSH_SECONDS)
+            try:
+                self._recorder.flush()
+            except OSError as error:
+                self.unwritten = True
+                self.fail(f"the samples cannot be written: {error}")
+                return
+
+    def _end(self) -> None:
+        if self._flushing is not None:
+            self._flushing.kill()
+        if self._recorder is not None:
+            self._recorder.state.finished = not self._recorder.state.failure
+            self.save()
+        self._on_end()
+
+    def fail(self, message: str) -> None:
+        """There is no load, or no more; ``message`` says why."""
+        if self._recorder is not None:
+            self._recorder.state.failure = message
+            self.save()
+        self._on_end()
+
+    def save(self) -> None:
+        """What was recorded, to disk, as far as that can be written."""
+        if self._recorder is None:
+            return
+        try:
+            self._recorder.flush()
+        except OSError as error:
+            self.unwritten = True
+            self._recorder.state.failure = f"the samples cannot be written: {error}"
+
+
+def _sleep_until(moment: float) -> None:
+    """Let others run until then; the last fraction in turns, as timers wake late."""
+    while (left := moment - perf_counter()) > 0:
+        gevent.sleep(left - SPIN_SECONDS if left > SPIN_SECONDS else 0)

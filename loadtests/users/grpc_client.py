@@ -1,0 +1,102 @@
+"""Unary gRPC from prepared bytes: nothing is serialised while the clock runs."""
+
+from __future__ import annotations
+
+from time import perf_counter
+from urllib.parse import unquote
+
+import grpc
+
+from loadtests.samples import Outcome
+from loadtests.target import Target
+from loadtests.users.client import Unanswered
+from loadtests.users.http import IDLE_SECONDS
+from loadtests.users.http2 import MESSAGE, Connection
+
+CODES = {code.value[0]: code for code in grpc.StatusCode}
+OUTCOMES = {
+    grpc.StatusCode.RESOURCE_EXHAUSTED: Outcome.REFUSED,
+    grpc.StatusCode.UNAVAILABLE: Outcome.REFUSED,
+    grpc.StatusCode.DEADLINE_EXCEEDED: Outcome.TIMED_OUT,
+}
+SAID_CHARACTERS = 200
+
+
+class GrpcClient:
+    """One connection, one method; opened again when it was lost."""
+
+    method: str
+
+    def __init__(self, target: Target, timeout_seconds: float) -> None:
+        self.sent = self.first_byte = self.done = 0.0
+        self._target, self._timeout_seconds = target, timeout_seconds
+        self._connection: Connection | None = None
+
+    def connect(self) -> None:
+        self._connect()
+
+    def _connect(self) -> Connection:
+        try:
+            made = Connection(self._target, self.method, self._timeout_seconds)
+        except OSError as error:
+            said = error.strerror or str(error) or type(error).__name__
+            raise Unanswered(Outcome.FAILED, f"cannot connect: {said}") from error
+        self._connection = made
+        return made
+
+    def ask(self, request: bytes) -> tuple[bytes, int | None]:
+        idle = perf_counter() - self.done > IDLE_SECONDS
+        if self._connection is not None and idle and not self._connection.alive():
+            self.close()
+        self.sent = self.first_byte = perf_counter()
+        connection = self._connection
+        if connection is None or connection.used_up:
+            try:
+                connection = self._connect()
+            finally:
+                self.done = self.first_byte = perf_counter()
+        try:
+            answer = connection.call(request)
+            self.done = connection.done
+            fields = connection.decode(answer)
+        except (TimeoutError, BlockingIOError) as error:
+            self._lost(connection)
+            raise Unanswered(
+                Outcome.TIMED_OUT, f"no answer within {self._timeout_seconds:g} s"
+            ) from error
+        except OSError as error:
+            self._lost(connection)
+            said = error.strerror or str(error) or type(error).__name__
+            raise Unanswered(Outcome.FAILED, said) from error
+        self.sent, self.first_byte = connection.sent, connection.first_byte
+        if fields.get("grpc-status") != "0":
+            raise _unanswered(fields)
+        compressed, size = MESSAGE.unpack_from(answer.data) if len(answer.data) >= 5 else (0, -1)
+        if compressed or size != len(answer.data) - MESSAGE.size:
+            raise Unanswered(Outcome.FAILED, "the answer is not one uncompressed message")
+        return bytes(answer.data[MESSAGE.size :]), None
+
+    def _lost(self, connection: Connection) -> None:
+        self.sent = connection.sent or self.sent
+        self.done = perf_counter()
+        self.first_byte = connection.first_byte or self.done
+        self.close()
+
+    def close(self) -> None:
+        gone, self._connection = self._connection, None
+        if gone is not None:
+            gone.close()
+
+
+def _unanswered(fields: dict[str, str]) -> Unanswered:
+    """What became of a call, from its trailers."""
+    status = fields.get("grpc-status")
+    if status is None:
+        return Unanswered(
+            Outcome.FAILED, f"no gRPC: HTTP {fields.get(':status', 'without status')}"
+        )
+    code = CODES.get(int(status)) if status.isdigit() else None
+    said = " ".join(unquote(fields.get("grpc-message", "")).split())[:SAID_CHARACTERS]
+    if code is None:
+        return Unanswered(Outcome.FAILED, f"gRPC status {status}: {said}")
+    return Unanswered(OUTCOMES.get(code, Outcome.FAILED), f"{code.name}: {said}")

@@ -1,0 +1,127 @@
+"""An HTTP/1.1 client as lean as can be: prepared bytes, one socket, llhttp, and the clock.
+
+The times are taken right at the system calls; whatever this process does with an answer afterwards
+is in no latency of its own request.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Mapping
+from time import perf_counter
+from typing import Any
+from urllib.parse import quote
+
+from gevent.select import select
+from geventhttpclient.response import HTTPResponse
+
+from loadtests.samples import Outcome
+from loadtests.target import Target
+from loadtests.users import sockets
+from loadtests.users.client import Unanswered
+
+RECEIVE_BYTES = 1 << 18
+#: A connection that was not used for so long may be closed by now.
+IDLE_SECONDS = 1.0
+BINARY_SIZE = "inference-header-content-length"
+REFUSED_STATUSES = (429, 503)
+#: Of an error's body in its message.
+SAID_BYTES = 200
+
+
+def request(target: Target, path: str, body: bytes, headers: Mapping[str, str]) -> bytes:
+    """Head and body of a POST, ready for the socket."""
+    lines = [f"POST {path} HTTP/1.1", f"host: {target.address}", f"content-length: {len(body)}"]
+    lines += [f"{name}: {value}" for name, value in headers.items()]
+    return "\r\n".join([*lines, "", ""]).encode() + body
+
+
+def segment(text: str) -> str:
+    """A name as a part of a path."""
+    return quote(text, safe="")
+
+
+class HttpClient:
+    """One connection, opened again when the server closed it."""
+
+    def __init__(self, target: Target, timeout_seconds: float) -> None:
+        self.sent = self.first_byte = self.done = 0.0
+        self._address = sockets.address(target.address)
+        self._timeout_seconds = timeout_seconds
+        self._socket: Any = None
+
+    def connect(self) -> None:
+        try:
+            self._socket = sockets.connect(self._address, self._timeout_seconds)
+        except OSError as error:
+            raise Unanswered(Outcome.FAILED, f"cannot connect: {_reason(error)}") from error
+
+    def ask(self, request: bytes) -> tuple[bytes, int | None]:
+        idle = perf_counter() - self.done > IDLE_SECONDS
+        if self._socket is not None and idle and select([self._socket], [], [], 0)[0]:
+            self.close()  # the server's patience with idle connections was at its end
+        self.sent = perf_counter()
+        if self._socket is None:
+            try:
+                self.connect()
+            except Unanswered:
+                self.first_byte = self.done = perf_counter()
+                raise
+        try:
+            answer = self._exchange(request)
+        except (TimeoutError, BlockingIOError) as error:
+            self._lost()
+            raise Unanswered(
+                Outcome.TIMED_OUT, f"no answer within {self._timeout_seconds:g} s"
+            ) from error
+        except Exception as error:  # sockets' and the parser's
+            self._lost()
+            raise Unanswered(Outcome.FAILED, _reason(error)) from error
+        if answer.should_close():
+            self.close()
+        status, body = answer.get_code(), bytes(answer._body_buffer)
+        if status != 200:
+            said = " ".join(body[:SAID_BYTES].decode(errors="replace").split())
+            outcome = Outcome.REFUSED if status in REFUSED_STATUSES else Outcome.FAILED
+            raise Unanswered(outcome, f"HTTP {status}: {said}")
+        size = answer.get(BINARY_SIZE)
+        return body, None if size is None else int(str(size))
+
+    def _exchange(self, request: bytes) -> HTTPResponse:
+        assert self._socket is not None
+        receive = self._socket.recv
+        answer = HTTPResponse("POST")
+        self.first_byte = 0.0
+        self._socket.sendall(request)
+        while True:
+            data = receive(RECEIVE_BYTES)
+            now = perf_counter()
+            if not self.first_byte:
+                self.first_byte = now
+            self.done = now
+            if not data:
+                answer.feed(b"")  # an answer without a length ends so
+                if answer.message_complete:
+                    return answer
+                raise ConnectionResetError("the server closed the connection")
+            answer.feed(data)
+            if answer.message_complete and answer.get_code() >= 200:
+                return answer
+            if now - self.sent > self._timeout_seconds:
+                raise TimeoutError
+
+    def _lost(self) -> None:
+        self.done = perf_counter()
+        self.first_byte = self.first_byte or self.done
+        self.close()
+
+    def close(self) -> None:
+        gone, self._socket = self._socket, None
+        if gone is not None:
+            with contextlib.suppress(OSError):
+                gone.close()
+
+
+def _reason(error: Exception) -> str:
+    said = getattr(error, "strerror", None) or str(error) or type(error).__name__
+    return str(said).strip()

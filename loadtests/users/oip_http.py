@@ -1,0 +1,29 @@
+"""The Open Inference Protocol over HTTP, as JSON and with Triton's binary tensors."""
+
+from __future__ import annotations
+
+from loadtests.payloads import Payloads
+from loadtests.target import Target
+from loadtests.users import oip
+from loadtests.users.dialects import Dialect
+from loadtests.users.http import BINARY_SIZE, HttpClient, request, segment
+
+
+def path(target: Target) -> str:
+    version = f"/versions/{segment(target.version)}" if target.version else ""
+    return f"/v2/models/{segment(target.model)}{version}/infer"
+
+
+def _json(target: Target, payloads: Payloads, number: int) -> bytes:
+    body = oip.json_body(payloads, number)
+    return request(target, path(target), body, {"content-type": "application/json"})
+
+
+def _binary(target: Target, payloads: Payloads, number: int) -> bytes:
+    body, size = oip.binary_body(payloads, number)
+    headers = {"content-type": "application/octet-stream", BINARY_SIZE: str(size)}
+    return request(target, path(target), body, headers)
+
+
+JSON = Dialect(_json, HttpClient, oip.read_http)
+BINARY = Dialect(_binary, HttpClient, oip.read_http)

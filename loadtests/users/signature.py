@@ -1,0 +1,225 @@
+"""What a model takes, as its server or its ``config.pbtxt`` tells it."""
+
+from __future__ import annotations
+
+import json
+import urllib.error
+import urllib.request
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+from urllib.parse import quote
+
+import grpc
+from google.protobuf import json_format, text_format
+from tritonclient.grpc import model_config_pb2, service_pb2
+
+from loadtests.target import Protocol, Target
+
+METADATA_SECONDS = 10.0
+MODEL_CONFIG = "/inference.GRPCInferenceService/ModelConfig"
+#: Where the exports write them in ``parameters``.
+RANGE, AXIS, AXES = "range.", "axis.", "axes."
+#: TensorFlow's names of the Open Inference Protocol's datatypes.
+TENSORFLOW = {
+    "DT_FLOAT": "FP32",
+    "DT_DOUBLE": "FP64",
+    "DT_HALF": "FP16",
+    "DT_STRING": "BYTES",
+    "DT_BOOL": "BOOL",
+} | {f"DT_{kind}{bits}": f"{kind}{bits}" for kind in ("INT", "UINT") for bits in (8, 16, 32, 64)}
+
+
+class SignatureUnknown(RuntimeError):
+    """The server does not tell what the model takes; the message says what to do instead."""
+
+
+@dataclass(frozen=True)
+class Input:
+    """A tensor, batch excluded. A dim that is a string is an axis; ``reshape``: what the model
+    itself takes, where the wire's shape differs."""
+
+    name: str
+    datatype: str
+    dims: tuple[int | str, ...]
+    reshape: tuple[int, ...] | None = None
+    #: Of the values; an end may be an axis.
+    low: float | None = None
+    high: float | str | None = None
+
+
+@dataclass(frozen=True)
+class Signature:
+    inputs: tuple[Input, ...]
+    outputs: tuple[str, ...]
+    #: 0: no batch dimension.
+    max_batch_size: int
+    #: name → shortest, and longest where there is one.
+    axes: Mapping[str, tuple[int, int | None]] = field(default_factory=dict)
+
+
+def read_file(path: Path) -> Signature:
+    """Of a ``config.pbtxt``.
+
+    Raises:
+        SignatureUnknown: there is none, or it is none.
+    """
+    config = model_config_pb2.ModelConfig()
+    try:
+        text_format.Parse(path.read_text(), config, allow_unknown_field=True)
+    except (OSError, ValueError, text_format.ParseError) as error:
+        raise SignatureUnknown(f"{path}: {error}; give a model's config.pbtxt") from error
+    return of_config(config)
+
+
+def ask(target: Target) -> Signature:
+    """From the server itself, in whichever way it has.
+
+    Raises:
+        SignatureUnknown: it does not tell, or cannot be reached.
+    """
+    if target.protocol.is_grpc:
+        return _ask_grpc(target)
+    base, model = f"http://{target.address}", quote(target.model, safe="")
+    version = f"/versions/{quote(target.version, safe='')}" if target.version else ""
+    tried = []
+    for path, read in (
+        (f"/v2/models/{model}{version}/config", _of_config_json),
+        (f"/v2/models/{model}{version}", _of_metadata),
+        (f"/v1/models/{model}{version}/metadata", _of_tensorflow),
+    ):
+        try:
+            with urllib.request.urlopen(base + path, timeout=METADATA_SECONDS) as reply:
+                return read(json.load(reply))
+        except urllib.error.HTTPError as error:
+            said = error.read()[:200].decode(errors="replace")
+            tried.append(f"{path}: HTTP {error.code} {said}")
+        except (ValueError, KeyError, TypeError, json_format.ParseError) as error:
+            tried.append(f"{path}: {error}")
+        except OSError as error:
+            raise SignatureUnknown(unreachable(target, error)) from error
+    raise SignatureUnknown(_untold(target, tried[0]))
+
+
+def unreachable(target: Target, error: object) -> str:
+    return (
+        f"{target.address} cannot be asked for model '{target.model}' ({error}); "
+        "is the server running there, and is it that port?"
+    )
+
+
+def _untold(target: Target, said: str) -> str:
+    return (
+        f"{target.address} does not tell what model '{target.model}' takes ({said}); "
+        "give --config with the model's config.pbtxt, or --data with requests"
+    )
+
+
+def _ask_grpc(target: Target) -> Signature:
+    request = service_pb2.ModelConfigRequest(name=target.model, version=target.version)
+    with grpc.insecure_channel(target.address) as channel:
+        call = channel.unary_unary(
+            MODEL_CONFIG,
+            request_serializer=service_pb2.ModelConfigRequest.SerializeToString,
+            response_deserializer=service_pb2.ModelConfigResponse.FromString,
+        )
+        try:
+            return of_config(call(request, timeout=METADATA_SECONDS).config)
+        except grpc.RpcError as error:
+            said = f"{error.code().name}: {error.details()}"
+            if error.code() in (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.DEADLINE_EXCEEDED):
+                raise SignatureUnknown(unreachable(target, said)) from error
+            raise SignatureUnknown(_untold(target, said)) from error
+
+
+def _of_config_json(document: Any) -> Signature:
+    config = model_config_pb2.ModelConfig()
+    json_format.ParseDict(document, config, ignore_unknown_fields=True)
+    if not config.input:
+        raise ValueError("a configuration without inputs")
+    return of_config(config)
+
+
+def of_config(config: Any) -> Signature:
+    """From Triton's ``ModelConfig``, with the ranges that the exports declare in ``parameters``."""
+    told = {key: value.string_value for key, value in config.parameters.items()}
+    axes = {
+        key.removeprefix(AXIS): _axis(value) for key, value in told.items() if key.startswith(AXIS)
+    }
+
+    def one(spec: Any) -> Input:
+        dims = _named(spec.name, list(spec.dims), told.get(AXES + spec.name, ""), axes)
+        low, high = _range(told.get(RANGE + spec.name, ""))
+        shape = tuple(spec.reshape.shape) if spec.HasField("reshape") else None
+        datatype = model_config_pb2.DataType.Name(spec.data_type).removeprefix("TYPE_")
+        return Input(spec.name, {"STRING": "BYTES"}.get(datatype, datatype), dims, shape, low, high)
+
+    inputs = tuple(one(spec) for spec in config.input)
+    return Signature(inputs, tuple(o.name for o in config.output), config.max_batch_size, axes)
+
+
+def _named(
+    name: str, dims: list[int], names: str, axes: dict[str, tuple[int, int | None]]
+) -> tuple[int | str, ...]:
+    """Every -1 by its axis' name; one without a name is an axis of its own."""
+    given = [part.strip() for part in names.split(",") if part.strip()]
+    found: list[int | str] = []
+    for number, dim in enumerate(dims):
+        if dim != -1:
+            found.append(dim)
+            continue
+        found.append(given.pop(0) if given else f"{name}_dim{number}")
+        axes.setdefault(str(found[-1]), (1, None))
+    return tuple(found)
+
+
+def _axis(text: str) -> tuple[int, int | None]:
+    low, _, high = text.partition("..")
+    return int(low or 1), int(high) if high else None
+
+
+def _range(text: str) -> tuple[float | None, float | str | None]:
+    low, _, high = text.partition("..")
+    end: float | str | None = None
+    if high:
+        try:
+            end = float(high)
+        except ValueError:
+            end = high  # an axis
+    return (float(low) if low else None), end
+
+
+def _of_metadata(document: Any) -> Signature:
+    """Open Inference Protocol servers without a configuration: shapes with the batch, or -1."""
+    inputs, batched = [], True
+    for spec in document["inputs"]:
+        shape = [int(dim) for dim in spec["shape"]]
+        batched = batched and bool(shape) and shape[0] == -1
+    axes: dict[str, tuple[int, int | None]] = {}
+    for spec in document["inputs"]:
+        shape = [int(dim) for dim in spec["shape"]][1 if batched else 0 :]
+        inputs.append(Input(spec["name"], spec["datatype"], _named(spec["name"], shape, "", axes)))
+    outputs = tuple(spec["name"] for spec in document.get("outputs", ()))
+    return Signature(tuple(inputs), outputs, int(batched), axes)
+
+
+def _of_tensorflow(document: Any) -> Signature:
+    definition = document["metadata"]["signature_def"]["signature_def"]["serving_default"]
+    axes: dict[str, tuple[int, int | None]] = {}
+    inputs = []
+    for name, spec in sorted(definition["inputs"].items()):
+        shape = [int(dim["size"]) for dim in spec["tensor_shape"].get("dim", ())]
+        dims = _named(name, shape[1:], "", axes)
+        inputs.append(Input(name, TENSORFLOW[spec["dtype"]], dims))
+    return Signature(tuple(inputs), tuple(sorted(definition["outputs"])), 1, axes)
+
+
+def model_shapes(signature: Signature) -> dict[str, tuple[int, ...]]:
+    """name → the shape after the batch that the model itself takes, where it is another."""
+    return {spec.name: spec.reshape for spec in signature.inputs if spec.reshape is not None}
+
+
+def speaks_model_shapes(protocol: Protocol) -> bool:
+    """TensorFlow Serving's clients send what the model takes, not what Triton's wire says."""
+    return protocol in (Protocol.TFSERVING_HTTP, Protocol.TFSERVING_GRPC)

@@ -1,0 +1,141 @@
+"""TensorFlow Serving's dialects: REST in columns, and ``PredictionService.Predict``.
+
+Its clients send the shapes that the model itself takes.
+"""
+
+from __future__ import annotations
+
+import base64
+import json
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+
+from loadtests.payloads import DTYPES, Array, BadPayload, Payloads, Tensors
+from loadtests.target import Target
+from loadtests.users import oip
+from loadtests.users.answers import ONLY
+from loadtests.users.dialects import Dialect
+from loadtests.users.grpc_client import GrpcClient
+from loadtests.users.http import HttpClient, request, segment
+from loadtests.users.proto.messages_pb2 import PredictRequest, PredictResponse
+
+#: Datatype → TensorFlow's number of it (tensorflow/core/framework/types.proto).
+NUMBERS: Mapping[str, int] = {
+    "FP32": 1,
+    "FP64": 2,
+    "INT32": 3,
+    "UINT8": 4,
+    "INT16": 5,
+    "INT8": 6,
+    "BYTES": 7,
+    "INT64": 9,
+    "BOOL": 10,
+    "UINT16": 17,
+    "FP16": 19,
+    "UINT32": 22,
+    "UINT64": 23,
+}
+WORDS = {number: word for word, number in NUMBERS.items()}
+#: Datatype → the field of its single values; all others are in ``int_val``.
+FIELDS = {
+    "FP32": "float_val",
+    "FP64": "double_val",
+    "BYTES": "string_val",
+    "INT64": "int64_val",
+    "BOOL": "bool_val",
+    "FP16": "half_val",
+    "UINT32": "uint32_val",
+    "UINT64": "uint64_val",
+}
+
+
+def _shaped(payloads: Payloads, number: int) -> dict[str, Array]:
+    """The inputs as the model takes them."""
+    return {
+        name: array.reshape(array.shape[0], *payloads.reshape[name])
+        if name in payloads.reshape
+        else array
+        for name, array in payloads.requests[number].items()
+    }
+
+
+def _values(array: Array) -> Any:
+    if array.dtype.kind != "O":
+        return array.tolist()
+    coded = [{"b64": base64.b64encode(value).decode()} for value in array.ravel().tolist()]
+    return np.array(coded, np.object_).reshape(array.shape).tolist()
+
+
+def _rest(target: Target, payloads: Payloads, number: int) -> bytes:
+    inputs = {name: _values(array) for name, array in _shaped(payloads, number).items()}
+    columns = next(iter(inputs.values())) if len(inputs) == 1 else inputs
+    body = json.dumps({"inputs": columns}, separators=(",", ":")).encode()
+    version = f"/versions/{segment(target.version)}" if target.version else ""
+    path = f"/v1/models/{segment(target.model)}{version}:predict"
+    return request(target, path, body, {"content-type": "application/json"})
+
+
+def _read_rest(body: bytes, json_size: int | None) -> Tensors:
+    outputs = json.loads(body)["outputs"]
+    if not isinstance(outputs, dict):
+        return {ONLY: _decoded(outputs)}
+    return {name: _decoded(values) for name, values in outputs.items()}
+
+
+def _decoded(values: Any) -> Array:
+    array = np.array(values)
+    if array.dtype.kind == "O":  # {"b64": ...}
+        array = np.array([base64.b64decode(v["b64"]) for v in array.ravel()], np.object_)
+    elif array.dtype.kind == "U":
+        array = np.array([v.encode() for v in array.ravel().tolist()], np.object_)
+    return array
+
+
+class Predict(GrpcClient):
+    method = "/tensorflow.serving.PredictionService/Predict"
+
+
+def _message(target: Target, payloads: Payloads, number: int) -> bytes:
+    made = PredictRequest()
+    made.model_spec.name = target.model
+    if target.version:
+        if not target.version.isdigit():
+            raise BadPayload(f"version '{target.version}' is no number, as here it must be")
+        made.model_spec.version.value = int(target.version)
+    for name, array in _shaped(payloads, number).items():
+        tensor = made.inputs[name]
+        tensor.dtype = NUMBERS[payloads.datatypes[name]]
+        for size in array.shape:
+            tensor.tensor_shape.dim.add(size=size)
+        if array.dtype.kind == "O":
+            tensor.string_val.extend(array.ravel().tolist())
+        else:
+            tensor.tensor_content = oip.raw(array)
+    return bytes(made.SerializeToString())
+
+
+def _read_message(body: bytes, json_size: int | None) -> Tensors:
+    answer = PredictResponse.FromString(body)
+    return {name: _tensor(tensor) for name, tensor in answer.outputs.items()}
+
+
+def _tensor(tensor: Any) -> Array:
+    shape = [dim.size for dim in tensor.tensor_shape.dim]
+    word = WORDS[tensor.dtype]
+    if tensor.tensor_content:
+        return oip.from_raw(tensor.tensor_content, word, shape)
+    values = list(getattr(tensor, FIELDS.get(word, "int_val")))
+    if word == "FP16":
+        flat: Array = np.array(values, "<u2").view("<f2")
+    else:
+        flat = np.array(values, np.object_ if word == "BYTES" else DTYPES[word])
+    count = int(np.prod(shape, dtype=np.int64))
+    if flat.size == 1 and count > 1:  # one value stands for all
+        flat = np.repeat(flat, count)
+    return flat.reshape(shape)
+
+
+REST = Dialect(_rest, HttpClient, _read_rest)
+GRPC = Dialect(_message, Predict, _read_message)

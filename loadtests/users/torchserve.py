@@ -1,0 +1,46 @@
+"""TorchServe's dialects, with the bodies that modelport's archives take: named tensors."""
+
+from __future__ import annotations
+
+import json
+
+from loadtests.payloads import Payloads, Tensors
+from loadtests.target import Target
+from loadtests.users import oip
+from loadtests.users.dialects import Dialect
+from loadtests.users.grpc_client import GrpcClient
+from loadtests.users.http import BINARY_SIZE, HttpClient, request, segment
+from loadtests.users.proto.messages_pb2 import PredictionResponse, PredictionsRequest
+
+#: The part of a gRPC request that holds the body.
+BODY = "body"
+
+
+def _rest(target: Target, payloads: Payloads, number: int) -> bytes:
+    body, size = oip.binary_body(payloads, number)
+    version = f"/{segment(target.version)}" if target.version else ""
+    headers = {"content-type": "application/octet-stream", BINARY_SIZE: str(size)}
+    return request(target, f"/predictions/{segment(target.model)}{version}", body, headers)
+
+
+class Predictions(GrpcClient):
+    method = "/org.pytorch.serve.grpc.inference.InferenceAPIsService/Predictions"
+
+
+def _message(target: Target, payloads: Payloads, number: int) -> bytes:
+    body, _ = oip.binary_body(payloads, number)
+    made = PredictionsRequest(
+        model_name=target.model, model_version=target.version, input={BODY: body}
+    )
+    return bytes(made.SerializeToString())
+
+
+def _read_message(body: bytes, json_size: int | None) -> Tensors:
+    """The size of the JSON does not travel here: it ends where it ends."""
+    answer = PredictionResponse.FromString(body).prediction
+    _, size = json.JSONDecoder().raw_decode(answer.decode("latin-1"))
+    return oip.read_http(answer, size)
+
+
+REST = Dialect(_rest, HttpClient, oip.read_http)
+GRPC = Dialect(_message, Predictions, _read_message)

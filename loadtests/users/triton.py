@@ -1,0 +1,131 @@
+"""Triton's own client library, unmodified: what its users measure, their library's time included.
+
+It shows no first byte: that is taken for the answer's end.
+"""
+
+from __future__ import annotations
+
+import json
+from time import perf_counter
+from types import ModuleType
+from typing import Any, NamedTuple
+
+import tritonclient.grpc
+import tritonclient.http
+from tritonclient.utils import InferenceServerException
+
+from loadtests.payloads import Payloads
+from loadtests.samples import Outcome
+from loadtests.target import Target
+from loadtests.users import oip
+from loadtests.users.client import Unanswered
+from loadtests.users.dialects import Dialect
+
+#: Every user has a connection of its own, as every other dialect's has.
+OPTIONS = (("grpc.use_local_subchannel_pool", 1), ("grpc.enable_retries", 0))
+#: In its exceptions' statuses and messages.
+REFUSED = ("429", "503", "StatusCode.RESOURCE_EXHAUSTED", "StatusCode.UNAVAILABLE")
+TIMED_OUT = ("StatusCode.DEADLINE_EXCEEDED", "499")
+
+
+class Asked(NamedTuple):
+    model: str
+    version: str
+    inputs: list[Any]
+
+
+def _prepare(module: ModuleType, target: Target, payloads: Payloads, number: int) -> Asked:
+    tensors = []
+    for name, array in payloads.requests[number].items():
+        tensor = module.InferInput(name, list(array.shape), payloads.datatypes[name])
+        tensor.set_data_from_numpy(array)
+        tensors.append(tensor)
+    return Asked(target.model, target.version, tensors)
+
+
+class _TritonClient:
+    """Either client; the answer is handed over as one bytes object, for the check."""
+
+    def __init__(self, client: Any, **options: Any) -> None:
+        self.sent = self.first_byte = self.done = 0.0
+        self._client, self._options = client, options
+
+    def connect(self) -> None:
+        try:
+            self._client.is_server_live()
+        except InferenceServerException as error:
+            raise Unanswered(Outcome.FAILED, f"cannot connect: {error.message()}") from error
+        except OSError as error:
+            raise Unanswered(Outcome.FAILED, f"cannot connect: {error}") from error
+
+    def ask(self, request: Asked) -> tuple[bytes, int | None]:
+        self.sent = perf_counter()
+        try:
+            result = self._client.infer(
+                request.model, request.inputs, request.version, **self._options
+            )
+        except InferenceServerException as error:
+            self.done = self.first_byte = perf_counter()
+            raise _unanswered(error) from error
+        except TimeoutError as error:
+            self.done = self.first_byte = perf_counter()
+            raise Unanswered(Outcome.TIMED_OUT, "no answer in time") from error
+        except Exception as error:  # sockets' and the HTTP library's
+            self.done = self.first_byte = perf_counter()
+            raise Unanswered(Outcome.FAILED, f"{type(error).__name__}: {error}") from error
+        self.done = self.first_byte = perf_counter()
+        return self._answer(result)
+
+    def _answer(self, result: Any) -> tuple[bytes, int | None]:
+        """Bytes for the check, and the size of their JSON; outside the timed section."""
+        raise NotImplementedError
+
+    def close(self) -> None:
+        self._client.close()
+
+
+def _unanswered(error: InferenceServerException) -> Unanswered:
+    status, message = str(error.status()), str(error.message())
+    if status in TIMED_OUT:
+        return Unanswered(Outcome.TIMED_OUT, f"{status}: {message}")
+    outcome = Outcome.REFUSED if status in REFUSED else Outcome.FAILED
+    return Unanswered(outcome, f"{status}: {message}")
+
+
+class TritonHttp(_TritonClient):
+    def __init__(self, target: Target, timeout_seconds: float) -> None:
+        client = tritonclient.http.InferenceServerClient(
+            target.address, connection_timeout=timeout_seconds, network_timeout=timeout_seconds
+        )
+        super().__init__(client)
+
+    def _answer(self, result: Any) -> tuple[bytes, int | None]:
+        """As the binary answer that the library took apart."""
+        outputs, parts = [], []
+        for one in result.get_response()["outputs"]:
+            parts.append(oip.raw(result.as_numpy(one["name"])))
+            told = {key: one[key] for key in ("name", "datatype", "shape")}
+            outputs.append(told | {"parameters": {"binary_data_size": len(parts[-1])}})
+        head = json.dumps({"outputs": outputs}).encode()
+        return head + b"".join(parts), len(head)
+
+
+class TritonGrpc(_TritonClient):
+    def __init__(self, target: Target, timeout_seconds: float) -> None:
+        client = tritonclient.grpc.InferenceServerClient(target.address, channel_args=list(OPTIONS))
+        super().__init__(client, client_timeout=timeout_seconds)
+
+    def _answer(self, result: Any) -> tuple[bytes, int | None]:
+        return bytes(result.get_response().SerializeToString()), None
+
+
+def _http(target: Target, payloads: Payloads, number: int) -> Asked:
+    return _prepare(tritonclient.http, target, payloads, number)
+
+
+def _grpc(target: Target, payloads: Payloads, number: int) -> Asked:
+    return _prepare(tritonclient.grpc, target, payloads, number)
+
+
+HTTP = Dialect(_http, TritonHttp, oip.read_http)
+GRPC = Dialect(_grpc, TritonGrpc, oip.read_message)

@@ -1,0 +1,74 @@
+"""``modelport sample``: requests and the answers they must get."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from click.testing import CliRunner
+
+from exporters import recording
+from exporters.errors import UsageError
+from exporters.sample_cli import sample
+from gateway.types import Axis, Datatype, ModelSignature, TensorSpec
+from loadtests.serving import cases
+
+SIGNATURE = ModelSignature(
+    inputs=(
+        TensorSpec("tokens", Datatype.INT64, ("sequence",), minimum=0, maximum=9),
+        TensorSpec("length", Datatype.INT64, (1,), minimum=1, maximum="sequence", reshape=()),
+    ),
+    outputs=(TensorSpec("score", Datatype.FP32, (1,), reshape=()),),
+    max_batch_size=4,
+    axes={"sequence": Axis("sequence", 1, 16)},
+)
+
+
+def score(inputs: Any) -> dict[str, Any]:
+    assert inputs["length"].ndim == 1
+    return {"score": inputs["tokens"].sum(axis=1).astype(np.float32) / 3}
+
+
+def recorded(count: int = 20, batch: int = 2, seed: int = 0) -> dict[str, Any]:
+    asked = list(recording.requests(SIGNATURE, None, count, batch, seed))
+    return recording.record(SIGNATURE, asked, score, 1e-6, 1e-5)
+
+
+def test_what_is_written_is_what_load_tests_read(tmp_path: Path) -> None:
+    recording.write(tmp_path / "new" / "requests.json", recorded())
+    found = cases.read(tmp_path / "new" / "requests.json")
+    assert len(found.cases) == 20
+    assert found.reshape == {"length": (), "score": ()}
+    lengths = {case.inputs["tokens"].shape for case in found.cases}
+    assert len(lengths) > 3
+    for case in found.cases:
+        assert case.inputs["length"].shape == case.expected["score"].shape == (2, 1)
+        right = case.inputs["tokens"].sum(axis=1, keepdims=True).astype(np.float32) / 3
+        assert found.wrong(case, {"score": right}) is None
+        assert found.wrong(case, {"score": right + 1e-3}) is not None
+
+
+def test_the_same_seed_makes_the_same_file_and_another_another() -> None:
+    assert json.dumps(recorded(seed=1)) == json.dumps(recorded(seed=1))
+    assert json.dumps(recorded(seed=1)) != json.dumps(recorded(seed=2))
+
+
+def test_a_batch_that_the_model_does_not_take_is_refused() -> None:
+    with pytest.raises(UsageError, match="--batch-size 5 is above the model's max_batch_size 4"):
+        list(recording.requests(SIGNATURE, None, 1, 5, 0))
+
+
+def test_a_file_that_cannot_be_written_is_named(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    with pytest.raises(UsageError, match="cannot be written"):
+        recording.write(tmp_path / "file" / "requests.json", {})
+
+
+def test_a_checkpoint_that_is_not_there_is_one_line(tmp_path: Path) -> None:
+    done = CliRunner().invoke(sample, [str(tmp_path / "no.pt"), "-o", str(tmp_path / "r.json")])
+    assert done.exit_code == 2
+    assert "does not exist" in done.output
+    assert not (tmp_path / "r.json").exists()

@@ -1,0 +1,109 @@
+"""Candidates made by hand: figures for the matrix, and the 4-float model for real servers."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from loadtests import tiny_model
+from loadtests.compare.artifacts import Artifact, Certified
+from loadtests.compare.comparison import Candidate, Measured
+from loadtests.compare.contender import Contender
+from loadtests.compare.plan import Entry, Variant
+from loadtests.serving import cases
+from loadtests.serving.cases import Case, Cases
+from loadtests.serving.gateway import Gateway
+from loadtests.serving.served import Backend
+from loadtests.summary import Percentiles
+
+USERS, SLO_P99_MS = 16, 20.0
+
+
+def percentiles(p99: float) -> Percentiles:
+    return Percentiles(p99 / 4, p99 / 2, p99 / 1.5, p99, p99 * 1.5, p99 * 2)
+
+
+def run(number: int, p99: float, users: int = USERS, **changes: Any) -> Measured:
+    return replace(
+        Measured(
+            round=number,
+            protocol="oip-http",
+            loop="closed",
+            users=users,
+            rate=None,
+            requests=1000,
+            requests_per_second=500.0,
+            latency=percentiles(p99),
+            first_byte=percentiles(p99 / 2),
+            wrong=0,
+            refused=0,
+            failed=0,
+            errors={},
+            server_cpu_seconds=1.0,
+            curve=((0.5, p99 / 4), (0.99, p99)),
+        ),
+        **changes,
+    )
+
+
+def candidate(
+    name: str,
+    *,
+    format: str = "onnx",
+    backend: str = "onnxruntime",
+    p99: Sequence[float] = (10.0, 10.1, 9.9),
+    rates: Sequence[float | None] = (500.0, 505.0, 495.0),
+    **changes: Any,
+) -> Candidate:
+    made = Candidate(
+        name=name,
+        format=format,
+        precision="fp32",
+        backend=backend,
+        direct=False,
+        artifact_bytes=1000,
+        max_abs_error=1e-7,
+        agreement=1.0,
+        decisions=4000,
+        cold_start_seconds=(0.5,) * len(p99),
+        cold_first_response_seconds=(0.6,) * len(p99),
+        memory_bytes=(10**8,) * len(p99),
+        runs=tuple(run(number, value) for number, value in enumerate(p99)),
+        rate_under_slo=tuple(rates),
+        cpu_seconds_per_request=(0.001,) * len(p99),
+    )
+    return replace(made, **changes)
+
+
+def doubled(count: int = 16) -> Cases:
+    """Requests for the 4-float model, y = 2x."""
+    rng = np.random.default_rng(0)
+    drawn = [rng.standard_normal((1, 4)).astype(np.float32) for _ in range(count)]
+    found = tuple(Case({"x": x}, {"y": 2 * x}) for x in drawn)
+    return Cases(found, {"x": "FP32"}, {"y": "FP32"}, 1e-6, 1e-6)
+
+
+def published() -> Path:
+    """The 4-float model's folder."""
+    return tiny_model.repository() / tiny_model.NAME
+
+
+def contender(name: str, folder: Path, backend: Backend | None = None) -> Contender:
+    """The 4-float model in a gateway, or in ``backend``."""
+    requests = folder / "requests.json"
+    if not requests.is_file():
+        cases.write(requests, doubled())
+    proven = Certified(1000, 0.0, 0.0, 1e-6, 1e-6, 1.0, 100, None, None, "x2", "0" * 64)
+    variant = Variant("onnx")
+    return Contender(
+        name=name,
+        entry=Entry(variant, "onnxruntime"),
+        artifact=Artifact(variant, published(), "1", proven),
+        backend=backend or Gateway(published()),
+        requests=requests,
+        cases=cases.read(requests),
+    )

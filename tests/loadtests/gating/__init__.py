@@ -1,0 +1,1 @@
+"""The gate on thousands of simulated and on some real releases: how often it is wrong."""

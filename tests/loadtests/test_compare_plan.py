@@ -1,0 +1,171 @@
+"""What is compared, what is searched, and what becomes of a comparison on paper."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from exporters.errors import UsageError
+from loadtests.compare import document, plan, subjects
+from loadtests.compare.comparison import Absent, Comparison
+from loadtests.compare.contender import cost_per_million
+from loadtests.compare.matrix import matrix
+from loadtests.compare.plan import Entry, Variant
+from loadtests.compare.search import highest_rate
+from loadtests.target import Protocol
+from tests.loadtests.contenders import SLO_P99_MS, candidate
+
+
+def test_every_format_meets_the_backend_that_runs_it() -> None:
+    names = [entry.name for entry in plan.entries()]
+    assert names == [
+        "onnx fp32 · ONNX Runtime",
+        "onnx int8 · ONNX Runtime",
+        "torchscript fp32 · PyTorch",
+        "savedmodel fp32 · TensorFlow",
+        "tflite fp32 · LiteRT",
+        "tflite int8 · LiteRT",
+        "pt2 fp32 · PyTorch",
+        "torchscript fp32 · TorchServe",
+        "onnx fp32 · Triton",
+        "savedmodel fp32 · TensorFlow Serving",
+    ]
+
+
+def test_formats_and_backends_narrow_the_plan() -> None:
+    found = plan.entries(["torchscript", "tflite:fp16"], ["tflite", "managed-torchserve"])
+    assert found == [
+        Entry(Variant("tflite", "fp16"), "tflite"),
+        Entry(Variant("torchscript"), "managed-torchserve"),
+    ]
+    assert found[1].name == "torchscript fp32 · TorchServe behind the gateway"
+
+
+@pytest.mark.parametrize(
+    ("formats", "backends", "named"),
+    [
+        (["h5"], [], "--formats 'h5'"),
+        (["onnx:int4"], [], "--formats 'onnx:int4'"),
+        ([], ["tensorrt"], "--backends 'tensorrt'"),
+        (["onnx"], ["tflite"], "no backend of tflite runs onnx fp32"),
+    ],
+)
+def test_what_cannot_be_planned_is_named(
+    formats: list[str], backends: list[str], named: str
+) -> None:
+    with pytest.raises(UsageError, match=named):
+        plan.entries(formats, backends)
+
+
+def test_a_server_is_asked_in_its_own_dialect_of_the_same_kind() -> None:
+    torchserve = {Protocol.TORCHSERVE_HTTP: None, Protocol.TORCHSERVE_GRPC: None}
+    assert plan.protocol_for(Protocol.OIP_HTTP, torchserve) is Protocol.TORCHSERVE_HTTP
+    assert plan.protocol_for(Protocol.OIP_GRPC, torchserve) is Protocol.TORCHSERVE_GRPC
+    assert plan.protocol_for(Protocol.OIP_GRPC, {Protocol.OIP_HTTP: None}) is None
+
+
+@pytest.mark.parametrize("limit", [90.0, 300.0, 740.0, 1000.0, 1400.0])
+def test_the_search_comes_close_to_the_highest_rate_from_below(limit: float) -> None:
+    asked: list[float] = []
+
+    def passes(rate: float) -> bool:
+        asked.append(rate)
+        return rate <= limit
+
+    found = highest_rate(passes, 1000.0, 8)
+    assert found is not None
+    assert 0.93 * limit <= found <= limit
+    assert len(asked) == 8
+
+
+def test_a_search_in_which_nothing_passes_finds_nothing() -> None:
+    assert highest_rate(lambda rate: False, 1000.0, 3) is None
+
+
+def test_a_million_inferences_cost_what_the_hour_costs_over_the_rate() -> None:
+    assert cost_per_million([400.0, 500.0, 600.0], 1.8) == pytest.approx(1.0)
+    assert cost_per_million([None, None, 600.0], 1.8) is None
+    assert cost_per_million([500.0], None) is None
+    assert cost_per_million([], 1.8) is None
+
+
+def comparison() -> Comparison:
+    candidates = (candidate("a", metric_name="AUC", metric=0.9), candidate("b", rates=(None, 5.0)))
+    return Comparison(
+        model="fraud",
+        source="fraud.pt, SHA-256 0",
+        began_at="2026-01-01T00:00:00+00:00",
+        seconds=12.5,
+        hardware={"cpu": "one", "cores": "2"},
+        slo_p99_ms=SLO_P99_MS,
+        rounds=3,
+        candidates=candidates,
+        absent=(Absent("tfserving", "not here"),),
+        matrix=matrix(candidates, SLO_P99_MS),
+        notes=("a note",),
+    )
+
+
+def test_a_comparison_is_read_back_as_it_was_written(tmp_path: Path) -> None:
+    file = tmp_path / "new" / "comparison.json"
+    document.write(comparison(), file)
+    assert document.read(file) == comparison()
+    assert [path.name for path in file.parent.iterdir()] == ["comparison.json"]
+
+
+@pytest.mark.parametrize(
+    ("change", "named"),
+    [
+        ({"format": "other/1"}, "'format' is not"),
+        ({"rounds": "three"}, "'comparison.rounds' is 'three', not int"),
+        ({"colour": 1}, "unknown key 'colour'"),
+        ({"absent": [{"name": "x"}]}, r"comparison.absent\[0\]"),
+    ],
+)
+def test_a_foreign_document_is_refused_with_the_place(
+    tmp_path: Path, change: dict[str, object], named: str
+) -> None:
+    file = tmp_path / "c.json"
+    content = json.loads(json.dumps(document.to_dict(comparison())))
+    file.write_text(json.dumps({**content, **change}))
+    with pytest.raises(document.BadDocument, match=named):
+        document.read(file)
+
+
+def test_a_file_that_is_not_there_or_no_json_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "broken.json").write_text("{")
+    for name in ("missing.json", "broken.json"):
+        with pytest.raises(document.BadDocument, match=name):
+            document.read(tmp_path / name)
+
+
+def test_a_checkpoint_is_told_from_published_models(tmp_path: Path) -> None:
+    weights = tmp_path / "net.pt"
+    weights.touch()
+    assert subjects.is_checkpoint([str(weights)])
+    assert not subjects.is_checkpoint(["fraud", "vit:2"])
+    with pytest.raises(UsageError, match="does not exist"):
+        subjects.is_checkpoint([str(tmp_path / "missing.pt")])
+    with pytest.raises(UsageError, match="one checkpoint at a time"):
+        subjects.is_checkpoint([str(weights), "fraud"])
+
+
+def test_model_and_held_out_rows_are_found_by_the_checkpoints_name(tmp_path: Path) -> None:
+    weights, rows = tmp_path / "net.pt", tmp_path / "net-held-out.npz"
+    weights.touch()
+    assert subjects.checkpoint(weights, None, None, None).data is None
+    rows.touch()
+    found = subjects.checkpoint(weights, None, None, None)
+    assert (found.model, found.data) == ("net", rows)
+    assert subjects.checkpoint(weights, "fraud", None, None).model == "fraud"
+    with pytest.raises(UsageError, match="--data"):
+        subjects.checkpoint(weights, None, tmp_path / "no.npz", None)
+
+
+def test_a_round_less_of_a_candidate_is_still_a_comparison() -> None:
+    short = replace(candidate("b"), runs=candidate("b").runs[:2], rate_under_slo=(500.0, 501.0))
+    found = {v.concern: v for v in matrix([candidate("a"), short], SLO_P99_MS)}
+    assert len(found["Tail latency"].ranking) == 2

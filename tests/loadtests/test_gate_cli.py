@@ -1,0 +1,272 @@
+"""``modelport gate`` on the command line: what it refuses, what it fails, what it leaves behind."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import shutil
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from xml.etree import ElementTree
+
+import psutil
+import pytest
+from click.testing import CliRunner
+
+from gateway.repository import manifest
+from loadtests.environments import ROOT
+from loadtests.gate import cli, sides
+from loadtests.serving.gateway import MODELPORT
+from loadtests.target import Protocol
+from tests.loadtests.gating.models import published
+from tests.loadtests.gating.real import proxies
+
+SLO = "[duration]\nslice_seconds = 0.4\nwarmup_seconds = 0.1\nslices = 1\n"
+LIMIT_SECONDS = 100
+
+
+@dataclass(frozen=True)
+class Told:
+    """What one call came to."""
+
+    status: int
+    stdout: str
+    stderr: str
+
+    @property
+    def words(self) -> str:
+        """What a narrow table tore apart."""
+        return " ".join(self.stdout.split())
+
+
+def gate(*arguments: object, slo: str = SLO, tmp_path: Path) -> Told:
+    """``modelport gate`` in this process."""
+    path = tmp_path / "slo.toml"
+    path.write_text(slo)
+    found = CliRunner().invoke(cli.gate, [*map(str, arguments), "--slo", str(path)])
+    return Told(found.exit_code, found.stdout, found.stderr)
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A published model with two identical versions."""
+    return published(tmp_path_factory.mktemp("repository") / "tiny", versions=2)
+
+
+@pytest.fixture
+def copy(model: Path, tmp_path: Path) -> Path:
+    """One to spoil."""
+    return Path(shutil.copytree(model, tmp_path / "repository" / model.name))
+
+
+@contextlib.contextmanager
+def answering(status: int) -> Iterator[str]:
+    """A server that answers everything with ``status``."""
+
+    class Handler(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            self.send_response(status)
+            self.send_header("Content-Length", "0")
+            self.end_headers()
+
+        def log_message(self, format: str, *args: object) -> None: ...
+
+    with ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
+        thread = threading.Thread(target=server.serve_forever)
+        thread.start()
+        try:
+            yield f"http://127.0.0.1:{server.server_port}"
+        finally:
+            server.shutdown()
+            thread.join()
+
+
+def test_what_cannot_be_compared_is_a_usage_error_that_names_it(
+    model: Path, tmp_path: Path
+) -> None:
+    with answering(404) as url:
+        for baseline, candidate, said in (
+            ("nowhere", model, "'nowhere' is no folder"),
+            (tmp_path, model, "no published version"),
+            (model / "7", model, "'{model}/7' is no folder"),
+            (model, f"{url}/v2/models/tiny", "HTTP 404"),
+            (model, "https://127.0.0.1:1/v2/models/tiny", "does not begin with http://"),
+            (model, "http://127.0.0.1:1/v1/models/tiny", "names no model"),
+            (model, "http://127.0.0.1:1/v2/models/tiny", "is the server running there"),
+            (f"{url}/v2/models/tiny", "grpc://127.0.0.1:1/tiny", "like with like"),
+        ):
+            found = gate(baseline, candidate, tmp_path=tmp_path)
+            assert found.status == 2, found
+            assert said.format(model=model) in found.stderr
+            assert found.stderr.count("modelport: error:") == 1
+            assert "Traceback" not in found.stderr
+
+
+@pytest.mark.parametrize(
+    ("slo", "said"),
+    [
+        ("[limits]\np99_ms = nan", "limits.p99_ms = nan must be a number above 0"),
+        ("[limit]", "unknown table [limit]"),
+        ("[certificate]\npublic_keys = ['none.pub']", "none.pub' is no file"),
+    ],
+)
+def test_an_slo_that_nothing_can_be_held_against_is_refused(
+    slo: str, said: str, model: Path, tmp_path: Path
+) -> None:
+    found = gate(model / "1", model / "2", slo=slo, tmp_path=tmp_path)
+    assert (found.status, said in found.stderr) == (2, True), found.stderr
+
+
+def test_a_start_is_not_asked_of_a_server_that_runs_already(model: Path, tmp_path: Path) -> None:
+    slo = "[limits]\ncold_start_seconds = 5"
+    found = gate(model, "http://127.0.0.1:1/v2/models/tiny", slo=slo, tmp_path=tmp_path)
+    assert found.status == 2
+    assert "limits.cold_start_seconds is set" in found.stderr
+
+
+def test_a_candidate_that_is_not_what_was_published_fails_unmeasured(
+    model: Path, copy: Path, tmp_path: Path
+) -> None:
+    for spoil, said in (
+        (lambda: (copy / "2" / "model.onnx").write_bytes(b"x"), "model.onnx"),
+        (lambda: (copy / "2" / "certificate.json").unlink(), "certificate.json is missing"),
+    ):
+        spoil()
+        report = tmp_path / "gate.json"
+        junit, markdown = tmp_path / "gate.xml", tmp_path / "gate.md"
+        found = gate(
+            *(model / "1", copy / "2", "--json", report),
+            *("--junit", junit, "--markdown", markdown, "--html", tmp_path / "gate.html"),
+            tmp_path=tmp_path,
+        )
+        assert found.status == 1, found
+        document = json.loads(report.read_text())
+        assert (document["status"], document["rounds"]) == ("fail", 0)
+        assert any(said in one["detail"] for one in document["questions"])
+        suite = ElementTree.parse(junit).getroot()
+        assert suite.attrib["failures"] == "1"
+        assert "fail" in markdown.read_text().splitlines()[0].lower()
+        assert "<html" in (tmp_path / "gate.html").read_text()
+
+
+def test_a_certificate_without_a_proof_or_of_another_model_fails(
+    copy: Path, tmp_path: Path
+) -> None:
+    path = copy / "2" / "certificate.json"
+    certificate = json.loads(path.read_text())
+    certificate["parity"]["passed"] = False
+    path.write_text(json.dumps(certificate))
+    manifest.write(copy / "2")
+    slo = f"{SLO}[certificate]\nmodel = 'another'\ncheckpoint_sha256 = '{64 * '0'}'"
+    found = gate(copy / "1", copy / "2", slo=slo, tmp_path=tmp_path)
+    assert found.status == 1
+    assert "does not say that parity passed" in found.words
+    for name in ("model of the certificate", "checkpoint of the certificate"):
+        assert name.split()[0] in found.stdout
+
+
+def test_a_candidate_that_takes_something_else_fails(
+    model: Path, copy: Path, tmp_path: Path
+) -> None:
+    config = copy / "config.pbtxt"
+    config.write_text(config.read_text().replace('name: "x"', 'name: "z"', 1))
+    found = gate(model / "1", copy / "2", tmp_path=tmp_path)
+    assert found.status == 1, found
+    assert "no input 'x'" in found.words
+
+
+def test_one_wrong_answer_in_a_hundred_of_a_real_server_fails(tmp_path: Path, model: Path) -> None:
+    report = tmp_path / "gate.json"
+    with proxies((), ("--wrong", "0.01"), model=model) as (right, wrong):
+        found = gate(right, wrong, "--max-duration", "12s", "--json", report, tmp_path=tmp_path)
+    assert found.status == 1, found
+    document = json.loads(report.read_text())
+    failed = [one["name"] for one in document["questions"] if one["status"] == "fail"]
+    assert "wrong answers" in failed
+    assert document["hardware"]["cpu"]
+    (question,) = (one for one in document["questions"] if one["name"] == "wrong answers")
+    assert 0.002 < question["change"] < 0.04
+
+
+def test_an_interrupted_gate_leaves_no_process_behind(model: Path, tmp_path: Path) -> None:
+    (tmp_path / "slo.toml").write_text(SLO)
+    command = [*MODELPORT, "gate", str(model / "1"), str(model / "2")]
+    process = subprocess.Popen(
+        [*command, "--slo", str(tmp_path / "slo.toml")],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        cwd=ROOT,
+    )
+    try:
+        children = _servers(process.pid)
+        process.send_signal(signal.SIGINT)
+        _, told = process.communicate(timeout=LIMIT_SECONDS)
+    finally:
+        process.kill()
+        process.wait()
+    assert process.returncode == 130
+    assert "interrupted" in told
+    gone, alive = psutil.wait_procs(children, timeout=10)
+    assert gone
+    assert not alive
+
+
+def _servers(pid: int) -> list[psutil.Process]:
+    """The children of a gate, once there is a server among them."""
+    give_up = time.monotonic() + LIMIT_SECONDS
+    while time.monotonic() < give_up:
+        children = psutil.Process(pid).children(recursive=True)
+        with contextlib.suppress(psutil.NoSuchProcess):
+            if any("serve" in child.cmdline() for child in children):
+                return children
+        time.sleep(0.02)
+    raise AssertionError("the gate started no server")
+
+
+@pytest.mark.parametrize(
+    ("given", "address", "name", "version", "is_grpc"),
+    [
+        ("http://h:8000/v2/models/a%20b", "h:8000", "a b", "", False),
+        ("http://h:8000/v2/models/a/versions/3", "h:8000", "a", "3", False),
+        ("grpc://h:8001/a", "h:8001", "a", "", True),
+        ("grpc://h:8001/a/3", "h:8001", "a", "3", True),
+    ],
+)
+def test_urls_name_a_model_and_perhaps_a_version(
+    given: str, address: str, name: str, version: str, is_grpc: bool
+) -> None:
+    assert sides.side(given) == sides.Running(given, address, name, version, is_grpc)
+
+
+def test_a_folder_is_its_newest_version(model: Path) -> None:
+    assert sides.side(str(model)) == sides.Published(str(model), model, "2")
+    assert sides.side(str(model / "1")) == sides.Published(str(model / "1"), model, "1")
+
+
+def test_a_url_chooses_the_protocol_unless_somebody_did() -> None:
+    grpc, http = sides.side("grpc://h:1/a"), sides.side("http://h:1/v2/models/a")
+    default = Protocol.OIP_HTTP_BINARY
+    assert sides.protocol(grpc, grpc, default, said=False) is Protocol.OIP_GRPC
+    assert sides.protocol(http, http, default, said=False) is default
+    assert sides.protocol(http, http, Protocol.TRITON_HTTP, said=True) is Protocol.TRITON_HTTP
+    with pytest.raises(Exception, match="is not asked in oip-http-binary"):
+        sides.protocol(grpc, grpc, default, said=True)
+
+
+def test_the_help_tells_every_exit_code() -> None:
+    told = subprocess.run(
+        [sys.executable, "-m", "gateway.cli", "gate", "--help"],
+        capture_output=True,
+        text=True,
+        timeout=60,
+    ).stdout
+    for line in ("0    pass", "1    fail", "2    usage", "3    inconclusive", "130  interrupted"):
+        assert line in told

@@ -1,0 +1,145 @@
+"""The command: exit status, files, one line for every mistake."""
+
+from __future__ import annotations
+
+import json
+import resource
+import signal
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+from xml.etree import ElementTree
+
+import numpy as np
+import pytest
+
+from loadtests import objectives
+from loadtests.samples import SAMPLE
+from tests.loadtests.oip_server import double, serving
+
+COMMAND = [sys.executable, "-m", "gateway.cli", "loadtest"]
+
+
+def call(*arguments: str, timeout: float = 60) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [*COMMAND, *arguments], capture_output=True, text=True, timeout=timeout, check=False
+    )
+
+
+def test_a_missed_objective_exits_1_and_every_file_says_so(tmp_path: Path) -> None:
+    names = {
+        name: tmp_path / "out" / f"run.{name}" for name in ("json", "html", "junit", "samples")
+    }
+    flags = [part for name, path in names.items() for part in (f"--{name}", str(path))]
+    with serving() as server:
+        done = call(
+            *(server.address, "-m", "double", "--rate", "50", "--duration", "1s"),
+            *("--warmup", "200ms", "--slo", "p50=1us", "--slo", "throughput=40", *flags),
+        )
+    assert done.returncode == 1, done.stderr
+    assert "Traceback" not in done.stderr
+    document = json.loads(names["json"].read_text())
+    assert document["summary"]["ok"] == document["summary"]["requests"] == 50
+    assert document["complete"]
+    assert [check["status"] for check in document["checks"]] == ["pass", "fail", "pass"]
+    suite = ElementTree.parse(names["junit"]).getroot()
+    assert suite.get("failures") == "1"
+    assert "<svg" in names["html"].read_text()
+    samples = np.load(names["samples"])
+    assert samples.dtype == SAMPLE
+    assert len(samples) == 50
+
+
+def test_a_server_that_dies_and_then_ctrl_c_keep_what_was_measured(tmp_path: Path) -> None:
+    """The errors are counted, the command goes on; interrupted, it still tells what it saw."""
+    report = tmp_path / "run.json"
+    dead = threading.Event()
+
+    def answer(number: int, x: list[float]) -> tuple[int, list[float]]:
+        if number == 60:
+            dead.set()
+        if dead.is_set():
+            raise ConnectionAbortedError  # the connection closes without an answer
+        return double(number, x)
+
+    with serving(answer) as server:
+        process = subprocess.Popen(
+            [
+                *(*COMMAND, server.address, "-m", "double", "--duration", "60s"),
+                *("--warmup", "0s", "--json", str(report)),
+            ],
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        assert dead.wait(60)
+        asked = len(server.asked)
+        give_up = time.monotonic() + 30
+        while len(server.asked) < asked + 8:
+            assert time.monotonic() < give_up
+            threading.Event().wait(0.02)
+        process.send_signal(signal.SIGTERM)
+        _, said = process.communicate(timeout=60)
+    assert process.returncode == 130, said
+    assert "interrupted; this is what came until then" in said
+    document = json.loads(report.read_text())
+    assert not document["complete"]
+    assert document["summary"]["ok"] == pytest.approx(60 - 32, abs=1)
+    assert document["summary"]["failed"] >= 5
+
+
+def test_a_full_disk_ends_the_run_and_is_named() -> None:
+    """A limit on the size of files is a full disk to who writes them."""
+    small = (12_000, 12_000)
+    with serving() as server:
+        done = subprocess.run(
+            [*COMMAND, server.address, "-m", "double", "--users", "4", "--duration", "30s"],
+            capture_output=True,
+            text=True,
+            timeout=60,
+            check=False,
+            preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_FSIZE, small),
+        )
+    assert done.returncode == 1, done.stderr
+    assert "the samples cannot be written" in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["localhost:1"], "--model is missing"),
+        (["localhost", "-m", "x"], "'localhost' is not HOST:PORT"),
+        (["https://localhost:1", "-m", "x"], "TLS is not spoken here"),
+        (["localhost:1", "-m", "x", "--slo", "p42=1ms"], "'p42=1ms' is no objective"),
+        (["localhost:1", "-m", "x", "--duration", "soon"], "'soon' is no time"),
+        (["localhost:1", "-m", "x", "--duration", "0s"], "duration: 0.0 is not above 0"),
+        (["oip-grpc://localhost:1/m", "-m", "x"], "--model x contradicts"),
+        (["localhost:1", "-m", "x", "--data", __file__], "--data:"),
+        (["localhost:1", "-m", "x", "--json", "/proc/nothing/run.json"], "cannot be written"),
+    ],
+)
+def test_a_mistake_is_one_line_and_exit_2(
+    arguments: list[str], said: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    from loadtests.loadtest_cli import loadtest
+
+    with pytest.raises(SystemExit) as caught:
+        loadtest(arguments)
+    assert caught.value.code == 2
+    shown = capsys.readouterr().err.strip()
+    assert said in shown
+    assert shown.count("\n") == 0
+
+
+def test_objectives_are_read_with_their_units() -> None:
+    bounds = {
+        text: objectives.parse(text).bound
+        for text in ("p99=25ms", "p99.9=1.5s", "ttfb-max=200us", "throughput=200", "errors=0.1%")
+    }
+    assert list(bounds.values()) == pytest.approx([25, 1500, 0.2, 200, 0.001])
+    for bad in ("p99", "p99=25", "p99=fast", "throughput=5ms", "errors=7", "errors=101%"):
+        with pytest.raises(ValueError, match=bad.partition("=")[0]):
+            objectives.parse(bad)

@@ -1,0 +1,192 @@
+"""What is sent: drawn from declared ranges, or read from files; and what counts as right."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from loadtests import payloads
+from loadtests.payloads import BadPayload, Payloads
+from loadtests.samples import SAMPLE, Load, Outcome, Run
+from loadtests.summary import summarise, summary_of
+from loadtests.target import Protocol, Target, address, parse
+from loadtests.users import signature
+from loadtests.users.answers import Checker
+
+CONFIG = """
+name: "m" max_batch_size: 8
+input { name: "tokens" data_type: TYPE_INT64 dims: -1 }
+input { name: "seq_lens" data_type: TYPE_INT64 dims: 1 reshape { } }
+input { name: "x" data_type: TYPE_FP32 dims: [ 2, 3 ] }
+output { name: "y" data_type: TYPE_FP32 dims: 1 }
+parameters { key: "axes.tokens" value { string_value: "sequence" } }
+parameters { key: "axis.sequence" value { string_value: "3..9" } }
+parameters { key: "range.tokens" value { string_value: "5..7" } }
+parameters { key: "range.seq_lens" value { string_value: "1..sequence" } }
+"""
+
+
+@pytest.fixture
+def told(tmp_path: Path) -> signature.Signature:
+    path = tmp_path / "config.pbtxt"
+    path.write_text(CONFIG)
+    return signature.read_file(path)
+
+
+def test_drawn_requests_keep_to_the_declared_ranges_and_axes(told: signature.Signature) -> None:
+    made = payloads.draw(told, batch_size=4, seed=1, count=200)
+    widths = set()
+    for request in made.requests:
+        rows, width = request["tokens"].shape
+        widths.add(width)
+        assert rows == 4
+        assert set(np.unique(request["tokens"])) <= {5, 6, 7}
+        assert 1 <= request["seq_lens"].min() <= request["seq_lens"].max() <= width
+        assert request["x"].shape == (4, 2, 3)
+        assert request["x"].dtype == np.float32
+    assert widths == set(range(3, 10))
+    assert made.reshape == {"seq_lens": ()}
+
+
+def test_one_seed_draws_one_set_of_requests(told: signature.Signature) -> None:
+    first, again, other = (payloads.draw(told, 1, seed) for seed in (3, 3, 4))
+    for one, two in zip(first.requests, again.requests, strict=True):
+        assert all(np.array_equal(one[name], two[name]) for name in one)
+    assert not np.array_equal(first.requests[0]["x"], other.requests[0]["x"])
+
+
+def test_a_batch_above_the_models_is_refused(told: signature.Signature) -> None:
+    with pytest.raises(BadPayload, match="--batch-size 9: the model takes 8 at most"):
+        payloads.draw(told, 9, 0)
+
+
+def test_a_payload_file_comes_back_as_it_was_written(
+    told: signature.Signature, tmp_path: Path
+) -> None:
+    drawn = payloads.draw(told, 2, 0, count=3)
+    expected = tuple({"y": np.float32([[0.1], [np.nan]])} for _ in range(3))
+    made = Payloads(drawn.requests, drawn.datatypes, expected, drawn.reshape, 1e-6, 1e-5)
+    payloads.write(made, path := tmp_path / "requests.json")
+    found = payloads.read(path)
+    assert not payloads.needs_signature(path)
+    assert (found.absolute_tolerance, found.relative_tolerance) == (1e-6, 1e-5)
+    assert found.reshape == {"seq_lens": ()}
+    assert found.expected is not None
+    np.testing.assert_array_equal(found.expected[2]["y"], expected[2]["y"])
+    for one, two in zip(made.requests, found.requests, strict=True):
+        for name in one:
+            np.testing.assert_array_equal(one[name], two[name])
+            assert one[name].dtype == two[name].dtype
+
+
+def test_rows_of_an_npz_are_cut_into_batches_with_their_answers(
+    told: signature.Signature, tmp_path: Path
+) -> None:
+    rows = np.arange(5 * 6, dtype=np.float64).reshape(5, 2, 3)
+    path = tmp_path / "rows.npz"
+    tokens = np.full((5, 3), 6, np.int32)
+    np.savez(path, x=rows, tokens=tokens, seq_lens=np.ones((5, 1), np.int64), y=rows[:, 0, :1])
+    found = payloads.read(path, told, batch_size=2)
+    assert len(found.requests) == 2
+    assert found.requests[1]["tokens"].dtype == np.int64
+    np.testing.assert_array_equal(found.requests[1]["x"], rows[2:4])
+    assert found.expected is not None
+    np.testing.assert_array_equal(found.expected[1]["y"], rows[2:4, 0, :1])
+
+
+def test_recorded_oip_requests_and_their_answers_are_read(tmp_path: Path) -> None:
+    one = {
+        "inputs": [{"name": "s", "datatype": "BYTES", "shape": [1, 2], "data": ["a", "ü"]}],
+        "outputs": [{"name": "y", "datatype": "INT32", "shape": [1], "data": [7]}],
+    }
+    path = tmp_path / "recorded.jsonl"
+    path.write_text(f"{json.dumps(one)}\n{json.dumps(one)}\n")
+    found = payloads.read(path)
+    assert len(found.requests) == 2
+    assert found.requests[0]["s"].tolist() == [[b"a", "ü".encode()]]
+    assert found.expected is not None
+    assert found.expected[1]["y"].tolist() == [7]
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "said"),
+    [
+        ("a.json", "{", "a.json"),
+        ("a.json", "{}", "no 'inputs'"),
+        ("a.json", '{"data": []}', "datatypes are not in it"),
+        ("a.jsonl", "", "no request in it"),
+        ("a.npz", "PK", "not requests"),
+    ],
+)
+def test_a_file_that_holds_no_requests_is_refused_in_one_line(
+    tmp_path: Path, name: str, text: str, said: str
+) -> None:
+    path = tmp_path / name
+    path.write_text(text)
+    with pytest.raises(BadPayload) as caught:
+        payloads.read(path)
+    assert said in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+def test_an_answer_is_right_within_the_tolerance_and_wrong_beyond_it() -> None:
+    made = Payloads(
+        ({"x": np.zeros(1)},), {"x": "FP64"}, ({"y": np.float32([1.0, np.nan])},), {}, 0.1, 0.0
+    )
+    answers = {
+        b"near": {"y": np.float32([1.05, np.nan])},
+        b"far": {"y": np.float32([1.2, np.nan])},
+        b"short": {"y": np.float32([1.0])},
+        b"other": {"z": np.float32([1.0, np.nan])},
+        b"nameless": {"": np.float32([1.0, np.nan])},
+    }
+    checker = Checker(made, lambda body, _: answers[body])
+    assert checker.problem(0, b"near", None) is None
+    assert checker.problem(0, b"nameless", None) is None
+    assert checker.problem(0, b"far", None) == "output 'y' is not what was expected"
+    assert checker.problem(0, b"short", None) == "output 'y' has 1 values, not 2"
+    assert checker.problem(0, b"other", None) == "output 'y' is missing"
+    assert "unreadable" in str(checker.problem(0, b"unknown", None))
+
+
+def run_of(latencies: list[float], outcomes: list[Outcome]) -> Run:
+    samples = np.zeros(len(latencies), SAMPLE)
+    samples["intended"] = np.arange(len(latencies)) / 10
+    samples["sent"] = samples["intended"] + 0.001
+    samples["first_byte"] = samples["sent"] + 0.002
+    samples["done"] = samples["intended"] + latencies
+    samples["outcome"] = outcomes
+    load = Load(rate=10, duration_seconds=len(latencies) / 10, warmup_seconds=0)
+    return Run(Target(Protocol.OIP_HTTP, "h:1", "m"), load, samples, {"bad": 2})
+
+
+def test_percentiles_are_of_right_answers_and_count_from_the_intended_sending() -> None:
+    run = run_of([0.01] * 98 + [0.5, 9.0], [Outcome.OK] * 99 + [Outcome.WRONG])
+    summary = summarise(run)
+    assert (summary.requests, summary.ok, summary.wrong, summary.bad) == (100, 99, 1, 1)
+    assert summary.latency.p50 == pytest.approx(10, rel=1e-3)
+    assert summary.latency.maximum == pytest.approx(500, rel=1e-3)
+    assert summary.first_byte.p99 == pytest.approx(2, rel=1e-3)
+
+
+def test_runs_merge_into_the_percentiles_of_all_their_answers() -> None:
+    fast, slow = run_of([0.01] * 90, [Outcome.OK] * 90), run_of([1.0] * 10, [Outcome.OK] * 10)
+    both = summary_of([fast, slow])
+    assert both.ok == 100
+    assert both.latency.p90 == pytest.approx(10, rel=1e-3)
+    assert both.latency.p95 == pytest.approx(1000, rel=1e-3)
+    assert both.errors == {"bad": 4}
+
+
+def test_a_target_is_written_and_read_in_one_line() -> None:
+    target = Target(Protocol.TFSERVING_GRPC, "[::1]:8500", "a/b", "3")
+    assert parse(target.url) == target
+    assert address("http://localhost:8000/") == "localhost:8000"
+    for bad in ("localhost", "https://h:1", "h:0", "h:99999", "http://h:1/v2"):
+        with pytest.raises(ValueError, match=bad.partition("://")[0]):
+            address(bad)
+    with pytest.raises(ValueError, match="MODEL"):
+        parse("oip-http://h:1")

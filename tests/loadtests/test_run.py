@@ -1,0 +1,135 @@
+"""Runs of the real Locust: what it asks, what it measures, what it leaves behind."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+
+import numpy as np
+import psutil
+import pytest
+
+from loadtests import payloads, run
+from loadtests.payloads import Payloads
+from loadtests.run import NotMeasured, measure, measure_mix
+from loadtests.samples import Load, Outcome
+from loadtests.summary import latencies, summarise
+from loadtests.target import Protocol, Target
+from tests.loadtests.oip_server import double, serving
+from tests.models import repository
+from tests.server import Gateway
+
+
+def test_every_dialect_asks_the_gateway_and_gets_right_answers(tmp_path: Path) -> None:
+    x = np.float32([[1, 2, 3, 4], [5, 6, 7, 8]])
+    made = Payloads(({"x": x},), {"x": "FP32"}, ({"y": 2 * x},))
+    payloads.write(made, tmp_path / "requests.json")
+    gateway = Gateway(repository(tmp_path / "repository"))
+    try:
+        targets = [
+            (Target(p, gateway.grpc if p.is_grpc else gateway.http, "x2"), 1) for p in Protocol
+        ]
+        load = Load(users=len(targets), rate=90, duration_seconds=1, warmup_seconds=0.2)
+        runs = measure_mix(targets, load, [tmp_path / "requests.json"])
+    finally:
+        gateway.close()
+    assert [one.target.protocol for one in runs] == list(Protocol)
+    for one in runs:
+        summary = summarise(one)
+        assert (summary.ok, summary.bad) == (summary.requests, 0), (one.target, summary.errors)
+        assert summary.requests == pytest.approx(10, abs=1)
+        assert summary.latency.p50 > 0
+
+
+def test_an_open_loop_sends_when_due_and_shows_what_a_stall_costs() -> None:
+    """One answer takes 0.6 s on a server that gives one at a time: all that were due meanwhile
+    waited, which a client that waits with them would not show."""
+    turn = threading.Lock()
+
+    def answer(number: int, x: list[float]) -> tuple[int, list[float]]:
+        with turn:
+            if number == 60:
+                time.sleep(0.6)
+            elif number in (50, 51):
+                return 200, [0.0] * 4  # fast, and wrong
+            elif number == 52:
+                return 503, []
+            return double(number, x)
+
+    with serving(answer) as server:
+        target = Target(Protocol.OIP_HTTP, server.address, "double")
+        load = Load(users=64, rate=60, duration_seconds=2, warmup_seconds=0)
+        got = measure(target, load)
+    assert len(got.samples) == 120
+    np.testing.assert_allclose(np.diff(got.samples["intended"]), 1 / 60, atol=1e-6)
+    outcomes = np.bincount(got.samples["outcome"], minlength=5)
+    assert outcomes[Outcome.WRONG] == 2
+    assert outcomes[Outcome.REFUSED] == 1
+    assert got.errors["output 'y' is not what was expected"] == 2
+    assert any("503" in message for message in got.errors)
+    # Those due in the 0.6 s waited 0.3 s on average; half of them at least that long.
+    assert np.count_nonzero(latencies(got.samples) > 0.3) >= 15
+    assert np.all(got.samples["first_byte"] >= got.samples["sent"])
+    assert np.all(got.samples["done"] >= got.samples["first_byte"])
+    assert got.began_at
+    assert got.client_cpu_seconds > 0
+
+
+def test_a_closed_loop_keeps_its_users_asking_in_two_processes() -> None:
+    present, most, lock = 0, 0, threading.Lock()
+
+    def answer(number: int, x: list[float]) -> tuple[int, list[float]]:
+        nonlocal present, most
+        with lock:
+            present += 1
+            most = max(most, present)
+        time.sleep(0.02)
+        with lock:
+            present -= 1
+        return double(number, x)
+
+    with serving(answer) as server:
+        target = Target(Protocol.OIP_HTTP, server.address, "double")
+        load = Load(users=3, duration_seconds=1.5, warmup_seconds=0.5)
+        got = measure(target, load, processes=2)
+    summary = summarise(got)
+    assert most == 3
+    assert summary.bad == 0
+    assert summary.latency.p50 == pytest.approx(20, rel=0.5)
+    assert 60 < summary.requests_per_second <= 150
+    assert got.samples["intended"].min() >= 0.5
+
+
+def test_where_nothing_can_be_asked_the_reason_is_told() -> None:
+    free = Target(Protocol.OIP_HTTP, "127.0.0.1:1", "double")
+    with pytest.raises(NotMeasured, match="is the server running there"):
+        measure(free, Load(duration_seconds=1))
+    with pytest.raises(ValueError, match="shape 'saw'"):
+        measure(free, Load(shape="saw"))
+
+
+def test_a_killed_run_leaves_no_locust() -> None:
+    """SIGKILL to who measures: nothing can be tidied up, and Locust ends all the same."""
+    with serving() as server:
+        program = (
+            "from loadtests.run import *; from loadtests.target import *\n"
+            f"measure(Target(Protocol.OIP_HTTP, {server.address!r}, 'double'),"
+            " Load(duration_seconds=60))"
+        )
+        parent = subprocess.Popen([sys.executable, "-c", program])
+        try:
+            give_up = time.monotonic() + 60
+            while len(server.asked) < 40:  # the rehearsal is 32
+                assert time.monotonic() < give_up
+                assert parent.poll() is None
+                threading.Event().wait(0.02)
+            (child,) = psutil.Process(parent.pid).children()
+        finally:
+            os.kill(parent.pid, signal.SIGKILL)
+            parent.wait()
+        child.wait(run.STOP_SECONDS + 10)
