@@ -129,7 +129,8 @@ def triton_server(work: Path, core: int | None) -> Iterator[str]:
     """A real tritonserver with `copy`; its gRPC address."""
     models = work / "triton"
     copy_model.write_triton(models)
-    launch = Launch(models, work, *free_ports(3))
+    http, grpc_port, metrics = free_ports(3)
+    launch = Launch(models, work, http, grpc_port, metrics)
     command = triton.serve(launch, models)
     ready = f"http://{HOST}:{launch.http}/v2/models/{copy_model.NAME}/ready"
     with running(

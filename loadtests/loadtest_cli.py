@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import os
-import re
 import shlex
-import signal
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -15,33 +13,16 @@ from rich.console import Console
 
 from exporters.errors import Failure, OneLineCommand, UsageError
 from loadtests import objectives, payloads, plan, shapes
+from loadtests.arguments import Positive, Seconds, check_writable, interruptible
 from loadtests.live import live
 from loadtests.objectives import Objective
-from loadtests.run import NotMeasured, measure_mix
+from loadtests.run import INTERRUPTED, NotMeasured, measure_mix
 from loadtests.samples import Load, Run
 from loadtests.target import Protocol, Target, address, parse
 
 EXIT_MISSED, EXIT_INTERRUPTED = 1, 130
-SECONDS = {"ms": 1e-3, "s": 1.0, "m": 60.0, "h": 3600.0}
-DURATION = re.compile(r"(\d+(?:\.\d+)?)(ms|s|m|h)?")
 #: Of a soak without ``--duration``, and of everything else.
 SOAK_SECONDS, DEFAULT_SECONDS = 3600.0, 10.0
-
-
-class Seconds(click.ParamType[float]):
-    """``30``, ``30s``, ``5m``."""
-
-    name = "duration"
-
-    def convert(
-        self, value: Any, param: click.Parameter | None, ctx: click.Context | None
-    ) -> float:
-        if isinstance(value, float):
-            return value
-        found = DURATION.fullmatch(str(value).strip())
-        if found is None:
-            self.fail(f"'{value}' is no time; write 30s, 5m or 1h", param, ctx)
-        return float(found[1]) * SECONDS[found[2] or "s"]
 
 
 class Slo(click.ParamType[Objective]):
@@ -84,12 +65,14 @@ WRITTEN = click.Path(dir_okay=False, path_type=Path)
 )
 @click.option(
     "--rate",
-    type=click.FloatRange(min=0, min_open=True),
+    type=Positive(),
     default=None,
     help="Open loop: intended requests a second; latency counts from the intended sending.",
 )
 @click.option("--duration", type=Seconds(), default=None, help="30s, 5m, 1h.  [default: 10s]")
-@click.option("--warmup", type=Seconds(), default=1.0, help="Asked before, not counted.  [1s]")
+@click.option(
+    "--warmup", type=Seconds(), default=1.0, help="Asked before, not counted.  [default: 1s]"
+)
 @click.option(
     "--shape",
     type=click.Choice(shapes.SHAPES),
@@ -109,7 +92,7 @@ WRITTEN = click.Path(dir_okay=False, path_type=Path)
 )
 @click.option("--config", type=EXISTING, help="The model's config.pbtxt, if the server tells none.")
 @click.option("--seed", type=click.IntRange(min=0), default=0, show_default=True)
-@click.option("--timeout", type=Seconds(), default=30.0, help="Of a request.  [30s]")
+@click.option("--timeout", type=Seconds(), default=30.0, help="Of a request.  [default: 30s]")
 @click.option(
     "--slo",
     "slos",
@@ -119,7 +102,13 @@ WRITTEN = click.Path(dir_okay=False, path_type=Path)
     help="p99=25ms, ttfb-p50=5ms, throughput=200, errors=0.1% (none are allowed unless said); "
     "may be repeated.",
 )
-@click.option("--processes", type=click.IntRange(min=1), default=1, help="Of the generator.  [1]")
+@click.option(
+    "--processes",
+    type=click.IntRange(min=1),
+    default=1,
+    show_default=True,
+    help="Of the generator.",
+)
 @click.option("--json", "json_file", type=WRITTEN, help="Write everything but the samples.")
 @click.option("--html", "html_file", type=WRITTEN, help="Write a report with plots.")
 @click.option("--junit", "junit_file", type=WRITTEN, help="Write the objectives as JUnit XML.")
@@ -141,12 +130,11 @@ def loadtest(target_url: str, **options: Any) -> None:
     """
     target = _target(target_url, options)
     load = _load(options)
-    reports = [options[f"{name}_file"] for name in ("json", "html", "junit", "samples")]
-    for path in filter(None, reports):
-        _writable(path)
+    check_writable(options[f"{name}_file"] for name in ("json", "html", "junit", "samples"))
     console = Console(stderr=True)
-    run, failure = _measure(target, load, options, console)
-    _finish(run, failure, options)
+    with interruptible():  # Locust is in a session of its own, and ends with this block
+        run = _measure(target, load, options, console)
+    _finish(run, options)
 
 
 def _target(url: str, options: dict[str, Any]) -> Target:
@@ -155,10 +143,15 @@ def _target(url: str, options: dict[str, Any]) -> Target:
     try:
         if "://" in url and scheme in list(Protocol):
             found = parse(url)
-            for name, value in (("--model", options["model"]), ("--protocol", options["protocol"])):
-                if value and value not in (found.model, found.protocol.value):
+            version = options["model_version"]
+            for name, value, told in (
+                ("--model", options["model"], found.model),
+                ("--protocol", options["protocol"], found.protocol.value),
+                ("--model-version", version, found.version or version),
+            ):
+                if value and value != told:
                     raise UsageError(f"{name} {value} contradicts '{url}'; give one of them")
-            return found
+            return replace(found, version=found.version or version)
         where = address(url)
     except ValueError as error:
         raise UsageError(f"TARGET_URL: {error}") from error
@@ -188,24 +181,8 @@ def _load(options: dict[str, Any]) -> Load:
     return load
 
 
-def _writable(path: Path) -> None:
-    """Known before the load, not after it."""
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise UsageError(f"'{path}' cannot be written: {error}") from error
-    place = path if path.exists() else path.parent
-    if not os.access(place, os.W_OK):
-        raise UsageError(f"'{path}' cannot be written: no permission")
-
-
-def _measure(
-    target: Target, load: Load, options: dict[str, Any], console: Console
-) -> tuple[Run, str]:
-    """The run, and why it is not whole."""
-    # Locust is in a session of its own, and ends when this process leaves through its finally.
-    for number in (signal.SIGTERM, signal.SIGHUP):
-        signal.signal(number, _interrupt)
+def _measure(target: Target, load: Load, options: dict[str, Any], console: Console) -> Run:
+    """The run, whole or not."""
     data = () if options["data"] is None else (options["data"],)
     for path in data:
         _readable(path)
@@ -222,7 +199,7 @@ def _measure(
             )
     except NotMeasured as error:
         raise Failure(error) from error
-    return run, run.failure
+    return run
 
 
 def _readable(path: Path) -> None:
@@ -234,11 +211,7 @@ def _readable(path: Path) -> None:
         raise UsageError(f"--data: {error}") from error
 
 
-def _interrupt(number: int, frame: object) -> None:
-    raise KeyboardInterrupt
-
-
-def _finish(run: Run, failure: str, options: dict[str, Any]) -> None:
+def _finish(run: Run, options: dict[str, Any]) -> None:
     """Tables, files, exit status."""
     from loadtests import document  # matplotlib, jinja: not before the load
     from loadtests.report import console as tables
@@ -263,11 +236,11 @@ def _finish(run: Run, failure: str, options: dict[str, Any]) -> None:
         raise Failure(RuntimeError(f"the report cannot be written: {error}")) from error
     for path in written:
         click.echo(f"wrote {path}", err=True)
-    if failure == "interrupted":
+    if run.failure == INTERRUPTED:
         click.echo("modelport: interrupted; this is what came until then", err=True)
         sys.exit(EXIT_INTERRUPTED)
-    if failure:
-        click.echo(f"modelport: error: {failure}; this is what came until then", err=True)
+    if run.failure:
+        click.echo(f"modelport: error: {run.failure}; this is what came until then", err=True)
         sys.exit(EXIT_MISSED)
     if any(check.status != "pass" for check in checks):
         sys.exit(EXIT_MISSED)

@@ -29,10 +29,11 @@ from loadtests import plan as plans  # noqa: E402
 from loadtests.recording import EXIT_UNWRITTEN  # noqa: E402
 from loadtests.target import Target  # noqa: E402
 from loadtests.users import timers  # noqa: E402
-from loadtests.users.conductor import Conductor, Impossible  # noqa: E402
+from loadtests.users.conductor import Conductor, Impossible, Lane  # noqa: E402
 from loadtests.users.sockets import Sockets  # noqa: E402
 from loadtests.users.user import (  # noqa: E402, F401  # Locust finds them by their names here
     USERS,
+    ModelUser,
     OipGrpcUser,
     OipHttpBinaryUser,
     OipHttpUser,
@@ -77,7 +78,7 @@ def prepare(environment: Environment, **_: Any) -> None:
             )
 
             grpc_gevent.init_gevent()  # before the first channel of grpcio's
-        Sockets.lone = bool(options.headless) and plan.load.users == 1 and plan.load.rate is None
+        Sockets.lone = bool(options.headless) and plan.load.is_lone
         conductor = Conductor(plan, lambda: _end(environment), _reporter(environment, plan))
     except (ValueError, OSError) as error:
         _give_up(environment, str(error))
@@ -89,14 +90,7 @@ def prepare(environment: Environment, **_: Any) -> None:
         conductor.fail(str(error))
         _give_up(environment, str(error))
         return
-    environment.user_classes[:] = [
-        type(
-            f"{USERS[target.protocol].__name__}{lane.number or ''}",
-            (USERS[target.protocol],),
-            {"conductor": conductor, "lane": lane, "weight": weight, "host": target.address},
-        )
-        for lane, (target, weight) in zip(conductor.lanes, plan.targets, strict=True)
-    ]
+    environment.user_classes[:] = [_user(conductor, *kind) for kind in conductor.shared_out()]
 
 
 @events.spawning_complete.add_listener  # type: ignore[untyped-decorator]
@@ -115,6 +109,14 @@ def save(**_: Any) -> None:
 @events.quitting.add_listener  # type: ignore[untyped-decorator]
 def leave(**_: Any) -> None:
     save()
+
+
+def _user(conductor: Conductor, lanes: tuple[Lane, ...], count: int) -> type[ModelUser]:
+    """A class of Locust's for the ``count`` users who ask ``lanes``."""
+    first = lanes[0]
+    kind = USERS[first.target.protocol]
+    told = {"conductor": conductor, "lanes": lanes, "host": first.target.address}
+    return type(f"{kind.__name__}{first.number or ''}", (kind,), told | {"fixed_count": count})
 
 
 def _reporter(environment: Environment, plan: plans.Plan) -> Any:
@@ -156,7 +158,7 @@ def _give_up(environment: Environment, message: str) -> None:
     print(f"locust: error: {message}", file=sys.stderr, flush=True)
     runner.log_exception("local", message, "")
     for user in environment.user_classes:
-        user.lane = None  # type: ignore[attr-defined]  # all are ours: they end at once
+        user.lanes = ()  # type: ignore[attr-defined]  # all are ours: they end at once
     if options.headless:
         environment.process_exit_code = IMPOSSIBLE
     _end(environment)

@@ -115,9 +115,10 @@ def give_up(http: str, grpc_address: str) -> int:
     request.inputs.add(name="x", datatype="FP32", shape=[1, 4])
     request.raw_input_contents.append(bytes(16))
     with grpc.insecure_channel(grpc_address, OPTIONS) as channel:
-        call = channel.unary_unary(GRPC_PATH)
+        call = channel.unary_unary(GRPC_PATH, None, None)
         for _ in range(GIVEN_UP):
-            call.future(request.SerializeToString(), timeout=5).cancel()
+            asked = call.future(request.SerializeToString(), timeout=5)
+            asked.cancel()  # type: ignore[no-untyped-call]
     host, _, port = http.partition(":")
     head = f"POST {INFER} HTTP/1.1\r\nhost: {http}\r\ncontent-length: 1000\r\n\r\nx"
     for _ in range(GIVEN_UP):
@@ -186,7 +187,8 @@ def measure(options: argparse.Namespace, work: Path) -> list[Sample]:
     env = CONTROL if options.control else {}
     with running(command, log=work / "gateway.log", ready=ready, env=env) as process:
         addresses = f"{HOST}:{http}", f"{HOST}:{grpc_port}"
-        every, sent, samples = kinds(*addresses), 0, []
+        every, sent = kinds(*addresses), 0
+        samples: list[Sample] = []
         first = settled(process.pid, 0, sample(process.pid, 0))
         for number in range(options.rounds):
             for kind in every:

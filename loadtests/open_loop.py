@@ -7,6 +7,7 @@ shows it. The same client for everything measured; what it costs itself is in ev
 from __future__ import annotations
 
 import asyncio
+import functools
 import threading
 import time
 from collections.abc import Callable, Sequence
@@ -56,7 +57,7 @@ class Client:
 
     def __init__(self, address: str, method: str, message: bytes) -> None:
         self._channel = grpc.insecure_channel(address, OPTIONS)
-        self._call = self._channel.unary_unary(method)
+        self._call = self._channel.unary_unary(method, None, None)
         self._message = message
 
     def ask(self) -> bytes:
@@ -69,7 +70,7 @@ class Client:
         outcomes, count = Outcomes(), max(1, int(requests_per_second * seconds))
         left = threading.Semaphore(0)
 
-        def done(call: grpc.Future, due: float) -> None:
+        def done(call: grpc.Future[bytes], due: float) -> None:
             outcomes.add(due, start, call.exception() is None)
             left.release()
 
@@ -78,7 +79,7 @@ class Client:
             due = start + number / requests_per_second
             _wait_until(due)
             call = self._call.future(self._message, timeout=CALL_SECONDS)
-            call.add_done_callback(lambda call, due=due: done(call, due))
+            call.add_done_callback(functools.partial(done, due=due))
         for _ in range(count):
             left.acquire()
         return outcomes

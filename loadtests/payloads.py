@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import base64
 import json
+import zipfile
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -45,6 +46,10 @@ DTYPES: Mapping[str, np.dtype[Any]] = {
     for word, kind in (("INT", "i"), ("UINT", "u"))
     for bits in (8, 16, 32, 64)
 }
+
+
+#: What a file that cannot be read, or was cut off, leads to.
+UNREADABLE = (OSError, ValueError, EOFError, zipfile.BadZipFile)
 
 
 class BadPayload(ValueError):
@@ -195,7 +200,7 @@ def read(path: Path, signature: Signature | None = None, batch_size: int = 1) ->
         return _read_oip(documents, signature)
     except BadPayload as error:
         raise BadPayload(f"{path}: {error}") from error
-    except (OSError, ValueError, KeyError, TypeError, IndexError, AttributeError) as error:
+    except (*UNREADABLE, KeyError, TypeError, IndexError, AttributeError) as error:
         said = f"no {error}" if isinstance(error, KeyError) else str(error)
         raise BadPayload(
             f"{path}: not requests ({said}); give an .npz of rows by input name, Open Inference "
@@ -299,14 +304,19 @@ def _oip_tensors(entries: Sequence[Any]) -> dict[str, Array]:
 
 
 def _read_npz(path: Path, signature: Signature | None, batch_size: int) -> Payloads:
-    with np.load(path, allow_pickle=False) as file:
+    # NumPy leaves open what it opened itself, where the file is damaged.
+    with path.open("rb") as opened, np.load(opened, allow_pickle=False) as file:
         arrays = {name: file[name] for name in file.files}
     if signature is None:
         raise BadPayload("needs the model's signature; give --config with its config.pbtxt")
     wanted = [spec.name for spec in signature.inputs]
     if missing := [name for name in wanted if name not in arrays]:
         raise BadPayload(f"has no '{missing[0]}', which the model takes; it has {sorted(arrays)}")
-    rows = min(len(arrays[name]) for name in wanted)
+    outputs = [name for name in signature.outputs if name in arrays]
+    counts = {name: len(arrays[name]) for name in (*wanted, *outputs)}
+    rows = counts[wanted[0]]
+    if len(set(counts.values())) > 1:
+        raise BadPayload(f"has different numbers of rows: {counts}")
     if rows < batch_size:
         raise BadPayload(f"{rows} rows are no batch of {batch_size}")
     known = {spec.name: spec.datatype for spec in signature.inputs}
@@ -318,7 +328,6 @@ def _read_npz(path: Path, signature: Signature | None, batch_size: int) -> Paylo
             for at in starts
         )
 
-    outputs = [name for name in signature.outputs if name in arrays]
     expected = cut(outputs) if outputs else None
     return Payloads(_some(cut(wanted)), known, expected, model_shapes(signature))
 

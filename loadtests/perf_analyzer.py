@@ -210,9 +210,9 @@ def trouble(text: str, counted: bool = True) -> list[str]:
     server = re.search(r"^ *Successful request count: (\d+)", text, re.M)
     if client is None or server is None:
         return [*found, "no request counts of the client and of the server"]
-    sent, counted = int(client[1]), int(server[1])
-    if abs(sent - counted) > max(COUNT_TOLERANCE * sent, COUNT_SLACK):
-        found.append(f"the client counted {sent} requests, the server's statistics {counted}")
+    sent, answered = int(client[1]), int(server[1])
+    if abs(sent - answered) > max(COUNT_TOLERANCE * sent, COUNT_SLACK):
+        found.append(f"the client counted {sent} requests, the server's statistics {answered}")
     return found
 
 

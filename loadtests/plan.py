@@ -12,7 +12,7 @@ from loadtests import shapes
 from loadtests.samples import Load
 from loadtests.target import Protocol, Target, address, parse
 
-#: Where no end is set: for as long as somebody watches the web page.
+#: Where no end is set: longer than somebody watches the web page.
 ENDLESS_SECONDS = 3600.0
 
 
@@ -83,7 +83,7 @@ def add_arguments(parser: Any) -> None:
     )
     group.add_argument("--load-shape", choices=shapes.SHAPES, default="constant")
     group.add_argument(
-        "--load-seconds", type=float, default=0.0, help="end after this and the warm-up; 0: never"
+        "--load-seconds", type=float, default=0.0, help="end after this and the warm-up; 0: an hour"
     )
     group.add_argument("--warmup", type=float, default=0.0, help="seconds that are not counted")
     group.add_argument("--batch-size", type=int, default=1, help="rows in a request")
@@ -142,6 +142,7 @@ def read(options: Namespace, host: str | None, protocols: Sequence[Protocol] = (
         where, name, version = address(host), options.model, options.model_version
         spoken = protocols or [Protocol(options.protocol)]
         targets = [(Target(one, where, name, version), 1) for one in spoken]
+    check_mix(load, len(targets))
     if options.data and len(options.data) not in (1, len(targets)):
         raise ValueError(f"--data: {len(options.data)} files for {len(targets)} targets")
     number, _, count = options.part.partition("/")
@@ -174,6 +175,15 @@ def check(load: Load) -> None:
             raise ValueError(f"{name}: {number} is not above 0")
     if load.shape not in shapes.SHAPES:
         raise ValueError(f"shape '{load.shape}' is none of {', '.join(shapes.SHAPES)}")
+
+
+def check_mix(load: Load, targets: int) -> None:
+    """Raises ValueError where one of so many targets would have no user."""
+    if load.users < targets and not load.is_lone:
+        raise ValueError(
+            f"number of users: {load.users} for {targets} targets; each needs one (a single user "
+            "without a rate asks all in turn)"
+        )
 
 
 def _weighted(text: str) -> tuple[Target, int]:

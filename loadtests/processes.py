@@ -15,6 +15,7 @@ import urllib.error
 import urllib.request
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 HOST = "127.0.0.1"
 #: Below the ephemeral ports of Linux, and of the IANA.
@@ -28,6 +29,42 @@ _LIBC = ctypes.CDLL(None) if sys.platform == "linux" else None
 
 class ServerFailed(RuntimeError):
     """The server did not start, or did not end when told."""
+
+
+class Interruption:
+    """Whether Ctrl-C must wait, and whether one does."""
+
+    held = waiting = False
+
+
+def interrupt(number: int, frame: object) -> None:
+    """A handler of signals: what they end leaves through every ``finally``."""
+    if Interruption.held:
+        Interruption.waiting = True
+    else:
+        raise KeyboardInterrupt
+
+
+def start(command: Sequence[str], **options: Any) -> subprocess.Popen[Any]:
+    """``subprocess.Popen``, with no signal between a child and whoever is to stop it.
+
+    Python runs callbacks when it forks, and swallows what a handler raises inside one.
+
+    Raises:
+        KeyboardInterrupt: ``interrupt`` was called meanwhile; the child is gone.
+    """
+    Interruption.held, process = True, None
+    try:
+        process = subprocess.Popen(list(command), **options)
+        return process
+    finally:
+        Interruption.held = False
+        if Interruption.waiting:
+            Interruption.waiting = False
+            if process is not None:
+                process.kill()
+                process.wait()
+            raise KeyboardInterrupt
 
 
 def free_ports(count: int) -> list[int]:
@@ -100,8 +137,8 @@ def running(
     One that does not end when told is killed, and `must_stop` makes that an error.
     """
     with log.open("wb") as out:
-        process = subprocess.Popen(
-            list(command),
+        process = start(
+            command,
             stdin=subprocess.DEVNULL,
             stdout=out,
             stderr=subprocess.STDOUT,

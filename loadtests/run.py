@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import ctypes
 import os
 import shutil
 import signal
@@ -20,7 +19,7 @@ import numpy as np
 from loadtests import plan as plans
 from loadtests import recording
 from loadtests.plan import Plan
-from loadtests.processes import pinned
+from loadtests.processes import die_with_parent, pinned, start
 from loadtests.recording import State
 from loadtests.samples import Load, Run, Samples
 from loadtests.target import Target
@@ -34,8 +33,6 @@ START_SECONDS, END_SECONDS = 60.0, 15.0
 STOP_SECONDS = 5.0
 #: ``Run.failure`` after Ctrl-C.
 INTERRUPTED = "interrupted"
-#: Of prctl(2): a signal for this process when its parent is gone, whatever ended it.
-PR_SET_PDEATHSIG = 1
 #: More connections than this are more than ``select`` should look through.
 SELECT_USERS = 256
 
@@ -103,12 +100,16 @@ def measure_mix(
 ) -> list[Run]:
     """Several targets at once, by weight: one run for each. See ``measure``.
 
+    An open loop shares its rate out among the targets, a closed loop its users; a lone user asks
+    one target after the other, there and back (A B B A).
+
     Args:
         keep_partial: what was measured until an interruption or a failure is returned, with
             ``Run.complete`` false, instead of the exception.
     """
     plans.check(load)
-    count = max(1, min(processes, load.users))
+    plans.check_mix(load, len(targets))
+    count = max(1, min(processes, load.users // len(targets)))
     folder = Path(tempfile.mkdtemp(prefix="modelport-load-"))
     try:
         parts = [
@@ -252,9 +253,8 @@ def _locust(part: Plan, core: int | None) -> Iterator[subprocess.Popen[bytes]]:
     environment["PYTHONPATH"] = os.pathsep.join(
         [str(LOCUSTFILE.parent.parent), *filter(None, [environment.get("PYTHONPATH")])]
     )
-    libc = ctypes.CDLL(None)
     with (folder / "log").open("wb") as log:
-        child = subprocess.Popen(
+        child = start(
             [sys.executable, "-m", "locust", f"-f={LOCUSTFILE}", *arguments, *part.arguments()],
             stdin=subprocess.DEVNULL,
             stdout=log,
@@ -262,7 +262,7 @@ def _locust(part: Plan, core: int | None) -> Iterator[subprocess.Popen[bytes]]:
             cwd=folder,
             env=environment,
             start_new_session=True,  # Ctrl-C reaches the parent, which decides
-            preexec_fn=lambda: _prepared(core, libc),
+            preexec_fn=lambda: _prepared(core),
         )
     try:
         yield child
@@ -270,11 +270,10 @@ def _locust(part: Plan, core: int | None) -> Iterator[subprocess.Popen[bytes]]:
         _stop(child)
 
 
-def _prepared(core: int | None, libc: ctypes.CDLL) -> None:
+def _prepared(core: int | None) -> None:
     """In the child, before Locust."""
     pinned(core)
-    with contextlib.suppress(AttributeError):  # Linux only
-        libc.prctl(PR_SET_PDEATHSIG, signal.SIGTERM, 0, 0, 0)
+    die_with_parent()
 
 
 def _stop(child: subprocess.Popen[bytes]) -> None:

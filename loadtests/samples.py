@@ -64,6 +64,11 @@ class Load:
     seed: int = 0
     timeout_seconds: float = 30.0
 
+    @property
+    def is_lone(self) -> bool:
+        """One user that always asks: it needs nobody to run beside it, and can ask many in turn."""
+        return self.users == 1 and self.rate is None
+
 
 @dataclass(frozen=True)
 class Run:

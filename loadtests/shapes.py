@@ -4,7 +4,7 @@
 shape      closed loop: users in flight                open loop: intended requests a second
 =========  ==========================================  ==========================================
 constant   all of them                                 ``rate``
-ramp       from one to all                             from a tenth of ``rate`` to ``rate``
+ramp       from a tenth of them to all                 from a tenth of ``rate`` to ``rate``
 spike      a fifth; all in the middle fifth            a fifth of ``rate``; ``rate`` in the middle
 soak       all of them, for long                       ``rate``, for long
 =========  ==========================================  ==========================================

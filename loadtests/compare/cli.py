@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import shlex
-import signal
 import sys
 import tempfile
 import time
@@ -16,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from exporters.errors import EXIT_FAILURE, OneLineCommand, UsageError, missing_extra
+from loadtests.arguments import Positive, Seconds, check_writable, interruptible
 from loadtests.target import Protocol
 
 if TYPE_CHECKING:
@@ -84,10 +84,10 @@ def _words(ctx: Any, param: Any, values: tuple[str, ...]) -> tuple[str, ...]:
 @click.option(
     "--duration",
     "duration_seconds",
-    type=click.FloatRange(0.2, 3600),
+    type=Seconds(least=0.2),
     default=1.2,
     show_default=True,
-    help="Seconds of one load.",
+    help="Of one load: 1.2, 5s, 1m.",
 )
 @click.option(
     "--users",
@@ -99,23 +99,23 @@ def _words(ctx: Any, param: Any, values: tuple[str, ...]) -> tuple[str, ...]:
 @click.option(
     "--rate",
     "rates",
-    type=click.FloatRange(min=0, min_open=True),
+    type=Positive(),
     multiple=True,
     help="An open loop at this many requests a second too. Repeatable.",
 )
 @click.option(
     "--slo-p99-ms",
-    type=click.FloatRange(min=0, min_open=True),
+    type=Positive(),
     default=20.0,
     show_default=True,
     help="The bound of the search for the highest rate.",
 )
 @click.option(
     "--price-per-hour",
-    type=click.FloatRange(min=0, min_open=True),
+    type=Positive(),
     help="Of a machine like this one; gives the cost of a million inferences.",
 )
-@click.option("--currency", default="USD", show_default=True)
+@click.option("--currency", default="USD", show_default=True, help="Of the price.")
 @click.option(
     "--repository",
     type=_FILE,
@@ -141,19 +141,24 @@ def _words(ctx: Any, param: Any, values: tuple[str, ...]) -> tuple[str, ...]:
 @click.option(
     "--time-limit",
     "time_limit_seconds",
-    type=click.FloatRange(min=1),
+    type=Seconds(least=1),
     default=TIME_LIMIT_SECONDS,
     show_default=True,
-    help="Seconds; no round begins that would not be over by then.",
+    help="No round begins that would not be over by then.",
 )
-@click.option("--quick", is_flag=True, help="One round of short loads: a look, not a verdict.")
+@click.option(
+    "--quick",
+    is_flag=True,
+    help="One round of short loads, whatever --rounds and --duration say: a look, not a verdict.",
+)
 @click.option("--seed", type=click.IntRange(0), default=0, show_default=True)
 @click.pass_context
 def compare(context: click.Context, /, subjects: tuple[str, ...], **options: Any) -> None:
     """Compare formats and backends on this machine, and say which won at what.
 
     CHECKPOINT is exported to every format that is missing, proven, and served by every backend that
-    this machine has. MODEL... are published models, NAME or NAME:VERSION, of one signature.
+    this machine has. MODEL... are published models, NAME, NAME:VERSION or a folder, of one
+    signature.
 
     Each round starts every server anew, in an order that rotates: cold start, one request at a
     time, many in flight, then the highest rate whose p99 stays within the bound. Every answer is
@@ -166,10 +171,10 @@ def compare(context: click.Context, /, subjects: tuple[str, ...], **options: Any
     from rich.console import Console
 
     started = time.monotonic()
-    _check_outputs(options["output"], options["json_file"])
-    command = shlex.join(["modelport", "compare", *sys.argv[2:]])
+    check_writable((options["output"], options["json_file"]))
+    command = shlex.join(["modelport", *sys.argv[1:]])
     status = Console(stderr=True)
-    with _signals(), tempfile.TemporaryDirectory(prefix="modelport-compare-") as work:
+    with interruptible(), tempfile.TemporaryDirectory(prefix="modelport-compare-") as work:
         with _progress(status) as tell:
             try:
                 lineup = _lineup(subjects, options, Path(work), tell.what)
@@ -201,40 +206,12 @@ def _run(shootout: Shootout, tell: _Progress) -> str:
     return ""
 
 
-@contextmanager
-def _signals() -> Iterator[None]:
-    """What ends this process goes through every ``finally``: there are servers to stop."""
-
-    def interrupt(number: int, frame: Any) -> None:
-        raise KeyboardInterrupt
-
-    numbers = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
-    before = [signal.signal(number, interrupt) for number in numbers]
-    try:
-        yield
-    finally:
-        for number, handler in zip(numbers, before, strict=True):
-            signal.signal(number, handler)
-
-
-def _check_outputs(*paths: Path | None) -> None:
-    """Before ten minutes of measuring, not after them."""
-    for path in filter(None, paths):
-        try:
-            if path.is_dir():
-                raise IsADirectoryError(0, "it is a folder")
-            path.absolute().parent.mkdir(parents=True, exist_ok=True)
-            with tempfile.TemporaryFile(dir=path.absolute().parent):
-                pass
-        except OSError as error:
-            raise UsageError(f"'{path}' cannot be written: {error.strerror}") from error
-
-
 def _lineup(
     names: Sequence[str], options: dict[str, Any], work: Path, tell: Callable[[str], None]
 ) -> Lineup:
     from loadtests.compare import subjects
     from loadtests.compare.command import Failed
+    from loadtests.environments import Missing
 
     wanted = _wanted(options)
     try:
@@ -244,7 +221,7 @@ def _lineup(
             Path(names[0]), options["model"], options["data"], options["model_kwargs"]
         )
         return subjects.from_checkpoint(given, wanted, _cache(options["cache"]), work, tell)
-    except Failed as error:
+    except (Failed, Missing) as error:
         raise UsageError(str(error)) from error
     except OSError as error:
         raise UsageError(f"cannot prepare the comparison: {error}") from error

@@ -5,7 +5,7 @@ from __future__ import annotations
 import subprocess
 from collections.abc import Sequence
 
-from loadtests.processes import die_with_parent
+from loadtests.processes import die_with_parent, start
 from loadtests.serving.gateway import MODELPORT
 
 _PREFIX = "modelport: error: "
@@ -27,7 +27,7 @@ def modelport(arguments: Sequence[str]) -> str:
     Raises:
         Failed: its exit status was not 0.
     """
-    process = subprocess.Popen(
+    process: subprocess.Popen[str] = start(
         [*MODELPORT, *arguments],
         stdin=subprocess.DEVNULL,
         stdout=subprocess.PIPE,

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import json
-import os
 import types
 import typing
 from collections.abc import Mapping
@@ -12,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from loadtests.compare.comparison import Comparison
+from loadtests.report import blocks
 
 FORMAT = "modelport-comparison/1"
 
@@ -38,13 +38,7 @@ def from_dict(document: Mapping[str, Any]) -> Comparison:
 
 def write(comparison: Comparison, path: Path) -> None:
     """At ``path``, complete or not at all; folders on the way are made."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    part = path.with_name(f".{path.name}.{os.getpid()}")
-    try:
-        part.write_text(json.dumps(to_dict(comparison), indent=1) + "\n")
-        part.replace(path)
-    finally:
-        part.unlink(missing_ok=True)
+    blocks.write(path, json.dumps(to_dict(comparison), indent=1) + "\n")
 
 
 def read(path: Path) -> Comparison:

@@ -13,6 +13,7 @@ from loadtests.compare.comparison import Absent
 from loadtests.compare.contender import Contender
 from loadtests.compare.plan import Entry
 from loadtests.environments import Missing
+from loadtests.payloads import BadPayload
 from loadtests.serving import cases, tfserving, torchserve, triton
 from loadtests.serving.gateway import Gateway, only_version
 from loadtests.serving.served import Backend
@@ -95,7 +96,7 @@ def contenders(
             server = backend(entry, artifact, work / "packages" / f"{len(found)}-{len(absent)}")
             file = requests(artifact)
             found.append(Contender(name, entry, artifact, server, file, cases.read(file)))
-        except (Missing, Failed, cases.BadCases) as error:
+        except (Missing, Failed, BadPayload) as error:
             absent.append(Absent(name, " ".join(str(error).split())))
     return found, absent
 

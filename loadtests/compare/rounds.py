@@ -13,6 +13,7 @@ from loadtests.compare.comparison import Measured
 from loadtests.compare.contender import Contender, check
 from loadtests.compare.plan import protocol_for
 from loadtests.compare.search import highest_rate
+from loadtests.environments import Missing
 from loadtests.processes import ServerFailed
 from loadtests.run import NotMeasured
 from loadtests.samples import Load, Run
@@ -71,7 +72,7 @@ class Died(Exception):
 
 
 #: The candidate's own; any other ``OSError`` is this machine's, such as a full disk.
-FAILURES = (ServerFailed, NotMeasured, Died, ConnectionError, TimeoutError)
+FAILURES = (ServerFailed, Missing, NotMeasured, Died, ConnectionError, TimeoutError)
 
 
 class Round:

@@ -18,6 +18,8 @@ from loadtests.compare.plan import EMBEDDED, Entry
 #: Files of these hold weights alone: which model they are of has to be said.
 WEIGHTS = frozenset({".pt", ".pth", ".safetensors"})
 CHECKPOINTS = WEIGHTS | {".keras"}
+#: One of these makes a folder a checkpoint: of Hugging Face, of PEFT, of TensorFlow.
+CHECKPOINT_FILES = ("config.json", "adapter_config.json", "saved_model.pb")
 #: Held-out rows lie beside the checkpoint under this name, as ``modelport demo`` writes them.
 HELD_OUT = "{stem}-held-out.npz"
 
@@ -57,9 +59,14 @@ def is_checkpoint(names: Sequence[str]) -> bool:
     ]
     found = [name for name in like if Path(name).exists()]
     if not like:
-        return len(names) == 1 and (Path(names[0]) / "config.json").is_file()
+        return len(names) == 1 and _holds_checkpoint(Path(names[0]))
     if len(names) > 1:
         raise UsageError(f"one checkpoint at a time, not {', '.join(names)}")
+    if found and Path(names[0]).is_dir() and not _holds_checkpoint(Path(names[0])):
+        raise UsageError(
+            f"'{names[0]}' is a folder without {', '.join(CHECKPOINT_FILES)} (a checkpoint) or "
+            "config.pbtxt (a published model)"
+        )
     if not found:
         raise UsageError(
             f"checkpoint '{names[0]}' does not exist; 'modelport demo' trains two, and a published "
@@ -164,6 +171,10 @@ def _runs(name: str, artifact: Artifact) -> bool:
     kind = artifact.variant.format
     others = {**plan.SERVERS, **plan.MANAGED}
     return EMBEDDED.get(kind) == name or others.get(name) == kind
+
+
+def _holds_checkpoint(folder: Path) -> bool:
+    return any((folder / name).is_file() for name in CHECKPOINT_FILES)
 
 
 def _is_published(path: Path) -> bool:

@@ -4,19 +4,15 @@ from __future__ import annotations
 
 import dataclasses
 import json
-import math
-import re
 import shlex
-import signal
 import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
 from exporters.errors import OneLineCommand, UsageError
+from loadtests.arguments import Positive, Seconds, check_writable, interruptible
 from loadtests.target import Protocol
 
 if TYPE_CHECKING:
@@ -26,43 +22,12 @@ if TYPE_CHECKING:
 
 _FILE = click.Path(path_type=Path)
 EXIT = {"pass": 0, "fail": 1, "inconclusive": 3}
-_UNITS = {"": 1.0, "s": 1.0, "m": 60.0, "h": 3600.0}
-
-
-class Duration(click.ParamType[float]):
-    """``90``, ``90s``, ``10m``, ``1.5h``: seconds."""
-
-    name = "duration"
-
-    def convert(self, value: Any, param: Any, ctx: Any) -> float:
-        found = re.fullmatch(r"(\d+(?:\.\d+)?)([smh]?)", str(value))
-        seconds = float(found[1]) * _UNITS[found[2]] if found else 0.0
-        if seconds < 1:
-            self.fail(
-                f"'{value}' is no duration of at least 1s, such as 90s, 10m or 1h", param, ctx
-            )
-        return seconds
-
-
-class Rate(click.ParamType[float]):
-    """Requests a second, a finite number above 0."""
-
-    name = "rate"
-
-    def convert(self, value: Any, param: Any, ctx: Any) -> float:
-        try:
-            rate = float(value)
-        except ValueError:
-            rate = math.nan
-        if not (math.isfinite(rate) and rate > 0):
-            self.fail(f"'{value}' is no number of requests a second above 0", param, ctx)
-        return rate
 
 
 @click.command(cls=OneLineCommand)
 @click.argument("baseline")
 @click.argument("candidate")
-@click.option("--slo", "slo_file", type=_FILE, required=True, help="Limits and load; see below.")
+@click.option("--slo", "slo_file", type=_FILE, required=True, help="Limits and load; see above.")
 @click.option(
     "--data",
     type=_FILE,
@@ -76,9 +41,11 @@ class Rate(click.ParamType[float]):
     help="Asked on both sides.  [default: the SLO file's, else oip-http-binary or oip-grpc]",
 )
 @click.option("--users", type=click.IntRange(min=1), help="Requests in flight.")
-@click.option("--rate", type=Rate(), help="Open loop: requests a second, whatever is answered.")
+@click.option("--rate", type=Positive(), help="Open loop: requests a second, whatever is answered.")
 @click.option("--batch-size", type=click.IntRange(min=1), help="Rows in a request.")
-@click.option("--max-duration", type=Duration(), help="Decide by then: 90s, 10m.  [default: 10m]")
+@click.option(
+    "--max-duration", type=Seconds(least=1), help="Decide by then: 90s, 10m.  [default: 10m]"
+)
 @click.option(
     "--public-key",
     "public_keys",
@@ -101,11 +68,12 @@ def gate(baseline: str, candidate: str, slo_file: Path, **options: Any) -> None:
 
     A candidate in a folder first shows its manifest, certificate and signature. Then both are asked
     the same in turn, in rounds, each round with new processes, until every limit of the SLO file is
-    decided or the longest duration is over. Its answers must be the baseline's, within what the
-    certificates allow; of a model that was trained anew, give what its own checkpoint answers with
-    --data ('modelport sample' writes it). A limit is held against the confidence interval (a
-    bootstrap over rounds) of p50, p99, time to first response, errors and wrong answers: beyond it,
-    within it, or neither.
+    decided or the longest duration is over. One user without a rate asks both in turn, request by
+    request; several users, or a rate, load one side after the other, seconds long. The candidate's
+    answers must be the baseline's, within what the certificates allow; of a model that was trained
+    anew, give what its own checkpoint answers with --data ('modelport sample' writes it). A limit
+    is held against the confidence interval (a bootstrap over rounds) of p50, p99, time to first
+    response, errors and wrong answers: beyond it, within it, or neither.
 
     The SLO file is TOML with the tables [limits], [regressions], [verdict], [duration], [load],
     [certificate] and [answers]; an empty one allows 5 % more at p50 and p99, 15 % more until the
@@ -121,8 +89,8 @@ def gate(baseline: str, candidate: str, slo_file: Path, **options: Any) -> None:
     """
     asked = _asked(baseline, candidate, slo_file, **options)
     files = {kind: options[f"{kind}_file"] for kind in ("json", "junit", "markdown", "html")}
-    _check_writable(files)
-    with _interruptible():
+    check_writable(files.values())
+    with interruptible():
         decision = _judged(asked)
     _report(decision, files)
     raise click.exceptions.Exit(EXIT[decision.status])
@@ -142,7 +110,7 @@ def _asked(baseline: str, candidate: str, slo_file: Path, **options: Any) -> Ask
             raise UsageError(f"the public key '{key}' is no file; 'modelport keygen' makes a pair")
     data = options["data"]
     if data is not None and not data.is_file():
-        raise UsageError(f"--data '{data}' is no file")
+        raise UsageError(f"--data '{data}' is no file; 'modelport sample' writes one")
     one, other = sides.side(baseline), sides.side(candidate)
     said = "load.protocol" in limits.said
     protocol = sides.protocol(one, other, limits.load.protocol, said)
@@ -184,28 +152,6 @@ def _overridden(slo: Slo, **options: Any) -> Slo:
         certificate=dataclasses.replace(slo.certificate, **certificate),
         said=frozenset(said),
     )
-
-
-def _check_writable(files: dict[str, Path | None]) -> None:
-    """Before ten minutes of measuring, not after."""
-    for kind, path in files.items():
-        if path is not None and path.is_dir():
-            raise UsageError(f"--{kind} '{path}' is a folder; name a file")
-
-
-@contextmanager
-def _interruptible() -> Iterator[None]:
-    """Ctrl-C and SIGTERM end every server; also where a shell's background job ignores SIGINT."""
-
-    def stop(number: int, frame: Any) -> None:
-        raise KeyboardInterrupt
-
-    before = {number: signal.signal(number, stop) for number in (signal.SIGINT, signal.SIGTERM)}
-    try:
-        yield
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
 
 
 def _judged(asked: Asked) -> Decision:

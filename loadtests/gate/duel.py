@@ -1,16 +1,25 @@
 """Rounds of a gate on real servers: both are started anew, asked in turn, and stopped.
 
 Every round starts new processes, because a process differs from the next of the same program
-(memory layout, caches), and no length of load on one would show that. Within a round the slices of
-load alternate, A B B A and in the next round B A A B, so that what the machine does meanwhile falls
-on both alike. A server that somebody else runs is only asked.
+(memory layout, caches), and no length of load on one would show that. Within a round the two take
+turns, A B B A and in the next round B A A B, so that what the machine does meanwhile falls on both
+alike:
+
+- A lone user without a rate takes turns **request by request**, from one load generator. A burst of
+  a neighbour's lasts milliseconds to seconds, and decides a p99: both sides meet the same bursts,
+  and its noise leaves the ratio. What a server still does after its answer can fall on the other's
+  next request; half of the turns, the second of A A, are not hit.
+- Several users, or a rate, keep a side busy all the time: there they take turns in **slices** of
+  load, seconds long, because two servers under load at once would measure each other.
+
+A server that somebody else runs is only asked.
 """
 
 from __future__ import annotations
 
 import contextlib
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -22,8 +31,7 @@ from loadtests.gate.slo import Slo
 from loadtests.processes import ServerFailed
 from loadtests.run import NotMeasured
 from loadtests.samples import Load, Run
-from loadtests.serving.cases import BadCases, Cases
-from loadtests.serving.cases import read as read_cases
+from loadtests.serving import cases
 from loadtests.serving.gateway import Gateway
 from loadtests.serving.served import Served, served
 from loadtests.target import Protocol, Target
@@ -126,10 +134,8 @@ class Duel:
         with contextlib.ExitStack() as stack:
             live = {which: stack.enter_context(self.live(which)) for which in order}
             runs: tuple[list[Run], list[Run]] = ([], [])
-            for slice_ in range(2 * self.slo.duration.slices):
-                which = order[(slice_ + 1) // 2 % 2]
-                self.say(f"round {number + 1}: {('baseline', 'candidate')[which]}")
-                runs[which].append(self._slice(which, live[which], number))
+            for which, run in self._runs(order, live, number):
+                runs[which].append(run)
         baseline, candidate = (
             half_of(runs[which], live[which].cold_start_seconds, live[which].first_response_seconds)
             for which in (0, 1)
@@ -137,43 +143,63 @@ class Duel:
         self._check_baseline(baseline, runs[0])
         return Round(baseline, candidate), runs
 
-    def _slice(self, which: int, live: Live, number: int) -> Run:
+    def _runs(
+        self, order: tuple[int, int], live: Mapping[int, Live], number: int
+    ) -> Iterator[tuple[int, Run]]:
+        """(side, its run) of one round, in turn; each side the same seconds of load."""
+        slices = 2 * self.slo.duration.slices
+        if self.slo.load.is_lone:
+            self.say(f"round {number + 1}: both in turn")
+            with contextlib.suppress(NotMeasured):  # by itself, a side says what is wrong with it
+                yield from self._together(order, live, self._load(number, slices))
+                return
+        for slice_ in range(slices):
+            which = order[(slice_ + 1) // 2 % 2]
+            self.say(f"round {number + 1}: {('baseline', 'candidate')[which]}")
+            yield which, self._slice(which, live[which], self._load(number))
+
+    def _load(self, number: int, slices: int = 1) -> Load:
         traffic, duration = self.slo.load, self.slo.duration
-        load = Load(
+        return Load(
             users=traffic.users,
             rate=traffic.rate_per_second,
-            duration_seconds=duration.slice_seconds,
+            duration_seconds=slices * duration.slice_seconds,
             warmup_seconds=duration.warmup_seconds,
             batch_size=traffic.batch_size,
             seed=self.seed + number,
             timeout_seconds=traffic.timeout_seconds,
         )
+
+    def _together(
+        self, order: tuple[int, int], live: Mapping[int, Live], load: Load
+    ) -> list[tuple[int, Run]]:
+        """Raises Lost, NotMeasured."""
+        data = () if self.payloads is None else (self.payloads,)
+        targets = [(live[which].target, 1) for which in order]
+        made = running.measure_mix(targets, load, data, core=self.cores.client)
+        for which in order:
+            self._check_alive(which, live[which])
+        return list(zip(order, made, strict=True))
+
+    def _slice(self, which: int, live: Live, load: Load) -> Run:
         try:
             run = running.measure(live.target, load, self.payloads, core=self.cores.client)
         except NotMeasured as error:
             raise self._lost(which, f"cannot be asked: {_reason(error)}") from error
+        self._check_alive(which, live)
+        return run
+
+    def _check_alive(self, which: int, live: Live) -> None:
         if live.server is not None and not live.server.alive:
             status = live.server.process.returncode
             raise self._lost(which, f"ended under load, with status {status}")
-        return run
 
     def _first_response(self, server: Served) -> float | None:
-        """Process start to the first correct answer; None where none is known to be correct."""
+        """Process start to the first correct answer; None in the rehearsal, which learns them."""
         if self.payloads is None:
             return None
-        cases = self._cases()
-        if cases is None:
-            return None
         within = self.slo.duration.ready_seconds
-        return server.first_response(cases, within_seconds=within)
-
-    def _cases(self) -> Cases | None:
-        """Text inputs cannot be asked for in this way."""
-        assert self.payloads is not None
-        try:
-            return read_cases(self.payloads)
-        except BadCases:
-            return None
+        return server.first_response(cases.read(self.payloads), within_seconds=within)
 
     def _check_baseline(self, half: Half, runs: list[Run]) -> None:
         if half.asked and half.errors <= MOST_BASELINE_ERRORS * half.asked:

@@ -213,6 +213,11 @@ def _notes(asked: Asked) -> tuple[str, ...]:
     notes = []
     if not asked.slo.said:
         notes.append("The SLO file sets nothing: every limit is the default.")
+    if asked.slo.load.is_lone:
+        notes.append(
+            "One user asked both sides in turn: each side's answers a second are about half of "
+            "what it gives to a user of its own."
+        )
     kinds = {isinstance(side, Published) for side in (asked.baseline, asked.candidate)}
     if kinds == {True, False}:
         notes.append(

@@ -173,6 +173,11 @@ class Traffic:
     batch_size: int = field(default=1, metadata=_by(_count(1)))
     timeout_seconds: float = field(default=30.0, metadata=_by(_number(0.001, 3600)))
 
+    @property
+    def is_lone(self) -> bool:
+        """One user without a rate, who can ask both sides in turn."""
+        return self.users == 1 and self.rate_per_second is None
+
 
 @dataclass(frozen=True)
 class Certificate:

@@ -5,12 +5,12 @@ from __future__ import annotations
 import http.client
 import json
 from collections.abc import Mapping
-from typing import Any
 
-import numpy as np
-
-from loadtests.serving.cases import DTYPES, Array, Case, Cases
+from loadtests.payloads import Array
+from loadtests.serving.cases import Case, Cases
 from loadtests.target import Protocol, Target
+from loadtests.users import oip, oip_http, tfserving, torchserve
+from loadtests.users.answers import ONLY
 
 TIMEOUT_SECONDS = 30.0
 
@@ -48,14 +48,10 @@ def ask(
     if reply.status != 200:
         raise Refused(f"HTTP {reply.status}: {content[:300].decode(errors='replace')}")
     try:
-        document = json.loads(content)
         if target.protocol is Protocol.TFSERVING_HTTP:
-            return _columns(document["outputs"], cases, case)
-        return {
-            row["name"]: np.array(row["data"], DTYPES[row["datatype"]]).reshape(row["shape"])
-            for row in document["outputs"]
-        }
-    except (ValueError, KeyError, TypeError) as error:
+            return _columns(tfserving.read_rest(content, None), cases, case)
+        return dict(oip.read_http(content, None))
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise Refused(f"an answer that cannot be read ({error!r}): {content[:300]!r}") from error
 
 
@@ -65,15 +61,14 @@ def _oip(target: Target, cases: Cases, case: Case) -> tuple[str, bytes]:
             "name": name,
             "datatype": cases.inputs[name],
             "shape": list(array.shape),
-            "data": array.ravel().tolist(),
+            "data": oip.plain(array),
         }
         for name, array in case.inputs.items()
     ]
     body = json.dumps({"inputs": tensors}).encode()
-    version = target.version
     if target.protocol is Protocol.TORCHSERVE_HTTP:
-        return f"/predictions/{target.model}{f'/{version}' if version else ''}", body
-    return f"/v2/models/{target.model}{f'/versions/{version}' if version else ''}/infer", body
+        return torchserve.path(target), body
+    return oip_http.path(target), body
 
 
 def _tfserving(target: Target, cases: Cases, case: Case) -> tuple[str, bytes]:
@@ -81,18 +76,15 @@ def _tfserving(target: Target, cases: Cases, case: Case) -> tuple[str, bytes]:
     for name, array in case.inputs.items():
         if name in cases.reshape:
             array = array.reshape(len(array), *cases.reshape[name])
-        inputs[name] = array.tolist()
-    version = f"/versions/{target.version}" if target.version else ""
-    return f"/v1/models/{target.model}{version}:predict", json.dumps({"inputs": inputs}).encode()
+        inputs[name] = tfserving.values(array)
+    return tfserving.path(target), json.dumps({"inputs": inputs}).encode()
 
 
-def _columns(outputs: Any, cases: Cases, case: Case) -> dict[str, Array]:
+def _columns(outputs: Mapping[str, Array], cases: Cases, case: Case) -> dict[str, Array]:
     """In the wire's shapes; a model with one output answers with that tensor, without its name."""
-    if not isinstance(outputs, Mapping):
-        outputs = {next(iter(cases.outputs)): outputs}
-    found = {}
-    for name, datatype in cases.outputs.items():
-        array = np.array(outputs[name], DTYPES[datatype])
-        wire = case.expected[name].shape
-        found[name] = array.reshape(wire) if name in cases.reshape else array
-    return found
+    if ONLY in outputs:
+        outputs = {next(iter(cases.outputs)): outputs[ONLY]}
+    return {
+        name: array.reshape(case.expected[name].shape) if name in cases.reshape else array
+        for name, array in outputs.items()
+    }

@@ -148,7 +148,7 @@ def served(
     log = work / "server.log"
     started = time.perf_counter()
     with log.open("wb") as out:
-        process = subprocess.Popen(
+        process = processes.start(
             launch.command,
             stdin=subprocess.DEVNULL,
             stdout=out,

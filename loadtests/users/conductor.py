@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import gc
 import itertools
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from time import perf_counter
 from typing import Any
 
@@ -44,8 +44,10 @@ class Impossible(RuntimeError):
 class Lane:
     """Everything about one of the targets: prepared requests, the check, what is due when."""
 
-    def __init__(self, number: int, target: Target, payloads: Payloads, load: Load) -> None:
-        self.number, self.target, self.payloads = number, target, payloads
+    def __init__(
+        self, number: int, target: Target, weight: int, payloads: Payloads, load: Load
+    ) -> None:
+        self.number, self.target, self.weight, self.payloads = number, target, weight, payloads
         self.dialect: Dialect = dialect(target.protocol)
         self.checker = Checker(payloads, self.dialect.read)
         count = len(payloads.requests)
@@ -117,8 +119,8 @@ class Conductor:
         """
         plan = self.plan
         try:
-            for number, (target, _) in enumerate(plan.targets):
-                lane = Lane(number, target, self._payloads(number, target), plan.load)
+            for number, (target, weight) in enumerate(plan.targets):
+                lane = Lane(number, target, weight, self._payloads(number, target), plan.load)
                 lane.rehearse(plan.load.timeout_seconds)
                 self.lanes.append(lane)
         except (ValueError, signature.SignatureUnknown) as error:
@@ -139,12 +141,26 @@ class Conductor:
         )
 
     def _plan_arrivals(self, rate: float) -> None:
-        weights = sum(weight for _, weight in self.plan.targets)
+        weights = sum(lane.weight for lane in self.lanes)
         part, parts = self.plan.part
-        for lane, (_, weight) in zip(self.lanes, self.plan.targets, strict=True):
+        for lane in self.lanes:
             offset = (part + lane.number / len(self.lanes)) / parts
-            due = shapes.arrivals(self.load, weight / weights / parts, offset)
+            due = shapes.arrivals(self.load, lane.weight / weights / parts, offset)
             lane.due = iter(due.tolist())
+
+    def shared_out(self) -> list[tuple[tuple[Lane, ...], int]]:
+        """For each kind of user, the lanes that it asks, and how many of its kind there are.
+
+        One lane each, every lane one user at least and else as the weights say; a lone user of a
+        closed loop asks all lanes in turn.
+        """
+        if self.load.is_lone:
+            return [(tuple(self.lanes), 1)]
+        users = [1] * len(self.lanes)
+        for _ in range(self.load.users - len(users)):  # as seats in a parliament (D'Hondt)
+            most = max(self.lanes, key=lambda lane: lane.weight / (users[lane.number] + 1))
+            users[most.number] += 1
+        return [((lane,), users[lane.number]) for lane in self.lanes]
 
     def join(self, lane: Lane) -> int:
         """A user of ``lane`` is connected; its number there, from 0."""
@@ -166,21 +182,21 @@ class Conductor:
 
     # -- the load ----------------------------------------------------------------------------------
 
-    def drive(self, lane: Lane, user: int, client: Client) -> None:
+    def drive(self, user: int, clients: Sequence[tuple[Lane, Client]]) -> None:
         """What a user does until the load is over."""
         self._go.wait()
         _sleep_until(self._began)
         try:
             if self.load.rate is None:
-                self._closed_loop(lane, user, client)
+                self._closed_loop(user, in_turn(clients))
             else:
-                self._open_loop(lane, client)
+                self._open_loop(*clients[0])
         finally:
             self._left += 1
             if self._left == self._joined:
                 self._end()
 
-    def _closed_loop(self, lane: Lane, user: int, client: Client) -> None:
+    def _closed_loop(self, user: int, turns: Iterator[tuple[Lane, Client]]) -> None:
         load, began = self.load, self._began
         end = began + load.warmup_seconds + load.duration_seconds
         turned = 0.0
@@ -189,7 +205,7 @@ class Conductor:
             if not steady and (moment := shapes.next_change(load, user, now - began)) > now - began:
                 _sleep_until(min(began + moment, end))
                 continue
-            self._ask(lane, client, None)
+            self._ask(*next(turns), None)
             if Sockets.lone and now - turned > TURN_SECONDS:
                 turned = now
                 gevent.sleep(0)  # a lone user waits in the kernel: others run only here
@@ -198,7 +214,10 @@ class Conductor:
         began = self._began
         for due in lane.due:  # shared by the lane's users: the first that is free takes the next
             _sleep_until(began + due)
-            self._ask(lane, client, began + due)
+            if (now := perf_counter()) - began - due > self.load.timeout_seconds:
+                self._never_sent(lane, began + due, now)
+            else:
+                self._ask(lane, client, began + due)
 
     def _ask(self, lane: Lane, client: Client, intended: float | None) -> None:
         number = next(lane.turns)
@@ -213,16 +232,32 @@ class Conductor:
             if problem is not None:
                 outcome = Outcome.WRONG
         begin = client.sent if intended is None else intended
+        times = (begin, client.sent, client.first_byte, client.done)
+        self._record(lane, times, outcome, size, problem)
+        if outcome == Outcome.FAILED and intended is None:
+            gevent.sleep(PAUSE_SECONDS)
+
+    def _never_sent(self, lane: Lane, intended: float, now: float) -> None:
+        """Whoever wanted this answer has given up; an overload ends when it is over."""
+        why = f"not sent within {self.load.timeout_seconds:g} s: every user was waiting"
+        self._record(lane, (intended, now, now, now), Outcome.TIMED_OUT, 0, why)
+
+    def _record(
+        self,
+        lane: Lane,
+        times: tuple[float, float, float, float],
+        outcome: Outcome,
+        size: int,
+        problem: str | None,
+    ) -> None:
+        """``times``: intended, sent, first byte, done."""
+        begin, done = times[0], times[3]
         if self._recorder is not None:
-            self._recorder.add(
-                lane.number, begin, client.sent, client.first_byte, client.done, outcome
-            )
+            self._recorder.add(lane.number, *times, outcome)
             if problem is not None and begin - self._began >= self.load.warmup_seconds:
                 self._recorder.error(lane.number, problem)
         if self._report is not None:
-            self._report(lane.target, client.done - begin, size, problem)
-        if outcome == Outcome.FAILED and intended is None:
-            gevent.sleep(PAUSE_SECONDS)
+            self._report(lane.target, done - begin, size, problem)
 
     # -- after it ----------------------------------------------------------------------------------
 
@@ -261,6 +296,12 @@ class Conductor:
         except OSError as error:
             self.unwritten = True
             self._recorder.state.failure = f"the samples cannot be written: {error}"
+
+
+def in_turn(clients: Sequence[tuple[Lane, Client]]) -> Iterator[tuple[Lane, Client]]:
+    """Each as often as its weight says, there and back (A B B A): none is always the second."""
+    there = [pair for pair in clients for _ in range(pair[0].weight)]
+    return itertools.cycle([*there, *reversed(there)])
 
 
 def _sleep_until(moment: float) -> None:

@@ -10,7 +10,7 @@ import grpc
 from loadtests.samples import Outcome
 from loadtests.target import Target
 from loadtests.users.client import Unanswered
-from loadtests.users.http import IDLE_SECONDS
+from loadtests.users.http import IDLE_SECONDS, reason
 from loadtests.users.http2 import MESSAGE, Connection
 
 CODES = {code.value[0]: code for code in grpc.StatusCode}
@@ -38,9 +38,8 @@ class GrpcClient:
     def _connect(self) -> Connection:
         try:
             made = Connection(self._target, self.method, self._timeout_seconds)
-        except OSError as error:
-            said = error.strerror or str(error) or type(error).__name__
-            raise Unanswered(Outcome.FAILED, f"cannot connect: {said}") from error
+        except Exception as error:  # sockets', and whatever a peer that speaks no HTTP/2 leads to
+            raise Unanswered(Outcome.FAILED, f"cannot connect: {reason(error)}") from error
         self._connection = made
         return made
 
@@ -49,14 +48,18 @@ class GrpcClient:
         if self._connection is not None and idle and not self._connection.alive():
             self.close()
         self.sent = self.first_byte = perf_counter()
-        connection = self._connection
+        connection, reconnected = self._connection, False
         if connection is None or connection.used_up:
+            self.close()
+            reconnected = True  # which is a part of what this request waits for
             try:
                 connection = self._connect()
             finally:
                 self.done = self.first_byte = perf_counter()
         try:
             answer = connection.call(request)
+            if not reconnected:
+                self.sent = connection.sent
             self.done = connection.done
             fields = connection.decode(answer)
         except (TimeoutError, BlockingIOError) as error:
@@ -64,11 +67,10 @@ class GrpcClient:
             raise Unanswered(
                 Outcome.TIMED_OUT, f"no answer within {self._timeout_seconds:g} s"
             ) from error
-        except OSError as error:
+        except Exception as error:  # sockets', and a peer's frames that cannot be read
             self._lost(connection)
-            said = error.strerror or str(error) or type(error).__name__
-            raise Unanswered(Outcome.FAILED, said) from error
-        self.sent, self.first_byte = connection.sent, connection.first_byte
+            raise Unanswered(Outcome.FAILED, reason(error)) from error
+        self.first_byte = connection.first_byte
         if fields.get("grpc-status") != "0":
             raise _unanswered(fields)
         compressed, size = MESSAGE.unpack_from(answer.data) if len(answer.data) >= 5 else (0, -1)
@@ -77,7 +79,6 @@ class GrpcClient:
         return bytes(answer.data[MESSAGE.size :]), None
 
     def _lost(self, connection: Connection) -> None:
-        self.sent = connection.sent or self.sent
         self.done = perf_counter()
         self.first_byte = connection.first_byte or self.done
         self.close()

@@ -54,7 +54,7 @@ class HttpClient:
         try:
             self._socket = sockets.connect(self._address, self._timeout_seconds)
         except OSError as error:
-            raise Unanswered(Outcome.FAILED, f"cannot connect: {_reason(error)}") from error
+            raise Unanswered(Outcome.FAILED, f"cannot connect: {reason(error)}") from error
 
     def ask(self, request: bytes) -> tuple[bytes, int | None]:
         idle = perf_counter() - self.done > IDLE_SECONDS
@@ -76,7 +76,7 @@ class HttpClient:
             ) from error
         except Exception as error:  # sockets' and the parser's
             self._lost()
-            raise Unanswered(Outcome.FAILED, _reason(error)) from error
+            raise Unanswered(Outcome.FAILED, reason(error)) from error
         if answer.should_close():
             self.close()
         status, body = answer.get_code(), bytes(answer._body_buffer)
@@ -122,6 +122,7 @@ class HttpClient:
                 gone.close()
 
 
-def _reason(error: Exception) -> str:
+def reason(error: Exception) -> str:
+    """What the system or a library says went wrong."""
     said = getattr(error, "strerror", None) or str(error) or type(error).__name__
     return str(said).strip()

@@ -61,23 +61,28 @@ def _shaped(payloads: Payloads, number: int) -> dict[str, Array]:
     }
 
 
-def _values(array: Array) -> Any:
+def values(array: Array) -> Any:
+    """Nested, for JSON."""
     if array.dtype.kind != "O":
         return array.tolist()
     coded = [{"b64": base64.b64encode(value).decode()} for value in array.ravel().tolist()]
     return np.array(coded, np.object_).reshape(array.shape).tolist()
 
 
+def path(target: Target) -> str:
+    version = f"/versions/{segment(target.version)}" if target.version else ""
+    return f"/v1/models/{segment(target.model)}{version}:predict"
+
+
 def _rest(target: Target, payloads: Payloads, number: int) -> bytes:
-    inputs = {name: _values(array) for name, array in _shaped(payloads, number).items()}
+    inputs = {name: values(array) for name, array in _shaped(payloads, number).items()}
     columns = next(iter(inputs.values())) if len(inputs) == 1 else inputs
     body = json.dumps({"inputs": columns}, separators=(",", ":")).encode()
-    version = f"/versions/{segment(target.version)}" if target.version else ""
-    path = f"/v1/models/{segment(target.model)}{version}:predict"
-    return request(target, path, body, {"content-type": "application/json"})
+    return request(target, path(target), body, {"content-type": "application/json"})
 
 
-def _read_rest(body: bytes, json_size: int | None) -> Tensors:
+def read_rest(body: bytes, json_size: int | None) -> Tensors:
+    """The outputs; a single one comes without its name, as ``ONLY``."""
     outputs = json.loads(body)["outputs"]
     if not isinstance(outputs, dict):
         return {ONLY: _decoded(outputs)}
@@ -137,5 +142,5 @@ def _tensor(tensor: Any) -> Array:
     return flat.reshape(shape)
 
 
-REST = Dialect(_rest, HttpClient, _read_rest)
+REST = Dialect(_rest, HttpClient, read_rest)
 GRPC = Dialect(_message, Predict, _read_message)

@@ -16,11 +16,15 @@ from loadtests.users.proto.messages_pb2 import PredictionResponse, PredictionsRe
 BODY = "body"
 
 
+def path(target: Target) -> str:
+    version = f"/{segment(target.version)}" if target.version else ""
+    return f"/predictions/{segment(target.model)}{version}"
+
+
 def _rest(target: Target, payloads: Payloads, number: int) -> bytes:
     body, size = oip.binary_body(payloads, number)
-    version = f"/{segment(target.version)}" if target.version else ""
     headers = {"content-type": "application/octet-stream", BINARY_SIZE: str(size)}
-    return request(target, f"/predictions/{segment(target.model)}{version}", body, headers)
+    return request(target, path(target), body, headers)
 
 
 class Predictions(GrpcClient):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+from collections.abc import Sequence
 from typing import ClassVar
 
 from locust import User, task
@@ -14,40 +15,41 @@ from loadtests.users.conductor import Conductor, Lane
 
 
 class ModelUser(User):
-    """Asks one target of the running load, one request at a time."""
+    """Asks one target of the running load, or several in turn, one request at a time."""
 
     abstract = True
     protocol: ClassVar[Protocol]
     #: Set by the locustfile before any user starts.
     conductor: ClassVar[Conductor]
-    #: None: there is no load.
-    lane: ClassVar[Lane | None] = None
-    _client: Client | None = None
+    #: Empty: there is no load.
+    lanes: ClassVar[tuple[Lane, ...]] = ()
+    _clients: Sequence[tuple[Lane, Client]] = ()
     _number = 0
 
     def on_start(self) -> None:
-        if self.lane is None:
+        if not self.lanes:
             return
-        client = self.lane.client(self.conductor.load.timeout_seconds)
-        with contextlib.suppress(Unanswered):  # counted when it asks
-            client.connect()
-        self._client = client
-        self._number = self.conductor.join(self.lane)
+        timeout_seconds = self.conductor.load.timeout_seconds
+        self._clients = [(lane, lane.client(timeout_seconds)) for lane in self.lanes]
+        for _, client in self._clients:
+            with contextlib.suppress(Unanswered):  # counted when it asks
+                client.connect()
+        self._number = self.conductor.join(self.lanes[0])
 
     @task
     def ask(self) -> None:
         """All of the load, not one request: Locust's own loop costs more than many an answer."""
-        if self.lane is None or self._client is None:
+        if not self._clients:
             raise StopUser
         try:
-            self.conductor.drive(self.lane, self._number, self._client)
+            self.conductor.drive(self._number, self._clients)
         except Exception as error:  # Locust would run the task again, and nobody would know
             self.conductor.fail(f"unexpected {type(error).__name__}: {error}")
         raise StopUser
 
     def on_stop(self) -> None:
-        if self._client is not None:
-            self._client.close()
+        for _, client in self._clients:
+            client.close()
 
 
 class OipHttpUser(ModelUser):

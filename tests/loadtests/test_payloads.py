@@ -190,3 +190,32 @@ def test_a_target_is_written_and_read_in_one_line() -> None:
             address(bad)
     with pytest.raises(ValueError, match="MODEL"):
         parse("oip-http://h:1")
+
+
+def test_a_transposed_answer_is_wrong_and_one_without_its_ones_is_not() -> None:
+    ones = np.ones((2, 3), np.float32)
+    made = Payloads(({"x": ones},), {"x": "FP32"}, ({"y": ones},))
+    answers = {b"same": ones, b"nested": ones[:, None], b"turned": ones.T, b"flat": ones.ravel()}
+    checker = Checker(made, lambda body, _: {"y": answers[body]})
+    assert checker.problem(0, b"same", None) is None
+    assert checker.problem(0, b"nested", None) is None
+    assert checker.problem(0, b"turned", None) == "output 'y' has shape (3, 2), not (2, 3)"
+    assert checker.problem(0, b"flat", None) == "output 'y' has shape (6,), not (2, 3)"
+
+
+@pytest.mark.parametrize("content", [b"", b"PK\x03\x04 cut off"])
+def test_a_damaged_npz_is_told_in_one_line(tmp_path: Path, content: bytes) -> None:
+    path = tmp_path / "rows.npz"
+    path.write_bytes(content)
+    with pytest.raises(BadPayload, match=r"rows\.npz: not requests"):
+        payloads.read(path)
+
+
+def test_rows_and_answers_of_an_npz_must_be_as_many(tmp_path: Path) -> None:
+    (tmp_path / "config.pbtxt").write_text(
+        'max_batch_size: 4 input { name: "x" data_type: TYPE_FP32 dims: [1] } '
+        'output { name: "y" data_type: TYPE_FP32 dims: [1] }'
+    )
+    np.savez(tmp_path / "rows.npz", x=np.zeros((4, 1), "f4"), y=np.zeros((3, 1), "f4"))
+    with pytest.raises(BadPayload, match="different numbers of rows"):
+        payloads.read(tmp_path / "rows.npz", signature.read_file(tmp_path / "config.pbtxt"))

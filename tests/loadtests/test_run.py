@@ -20,7 +20,7 @@ from loadtests.run import NotMeasured, measure, measure_mix
 from loadtests.samples import Load, Outcome
 from loadtests.summary import latencies, summarise
 from loadtests.target import Protocol, Target
-from tests.loadtests.oip_server import double, serving
+from tests.loadtests.oip_server import Answer, double, serving
 from tests.models import repository
 from tests.server import Gateway
 
@@ -133,3 +133,56 @@ def test_a_killed_run_leaves_no_locust() -> None:
             os.kill(parent.pid, signal.SIGKILL)
             parent.wait()
         child.wait(run.STOP_SECONDS + 10)
+
+
+def test_a_lone_user_asks_two_targets_in_turn_there_and_back() -> None:
+    asked: list[str] = []
+
+    def told(name: str) -> Answer:
+        def answer(number: int, x: list[float]) -> tuple[int, list[float]]:
+            asked.append(name)
+            return double(number, x)
+
+        return answer
+
+    with serving(told("a")) as one, serving(told("b")) as other:
+        targets = [(Target(Protocol.OIP_HTTP, s.address, "double"), 1) for s in (one, other)]
+        runs = measure_mix(targets, Load(duration_seconds=0.3, warmup_seconds=0))
+    learnt = asked.index("b") * 2  # both answer every payload once, before the load
+    turns = "".join(asked[learnt:])
+    assert len(turns) > 8
+    assert ("abba" * len(turns)).startswith(turns)
+    counts = [len(run.samples) for run in runs]
+    assert abs(counts[0] - counts[1]) <= 1
+    assert sum(counts) == len(turns)
+
+
+def test_every_target_has_a_user_whatever_its_weight() -> None:
+    with serving(double) as one, serving(double) as other:
+        targets = [
+            (Target(Protocol.OIP_HTTP, server.address, "double"), weight)
+            for server, weight in ((one, 100), (other, 1))
+        ]
+        load = Load(users=2, rate=100, duration_seconds=0.5, warmup_seconds=0)
+        runs = measure_mix([(targets[0][0], 1), (targets[1][0], 1)], load)
+        assert [len(run.samples) for run in runs] == [25, 25]
+        runs = measure_mix(targets, Load(users=2, duration_seconds=0.3, warmup_seconds=0))
+        assert all(len(run.samples) for run in runs)
+        with pytest.raises(ValueError, match="number of users: 1 for 2 targets"):
+            measure_mix(targets, Load(users=1, rate=10.0))
+
+
+def test_an_overload_ends_and_what_was_never_sent_has_timed_out() -> None:
+    def slow(number: int, x: list[float]) -> tuple[int, list[float]]:
+        time.sleep(0.1)
+        return double(number, x)
+
+    with serving(slow) as server:
+        target = Target(Protocol.OIP_HTTP, server.address, "double")
+        load = Load(users=1, rate=400, duration_seconds=1, warmup_seconds=0, timeout_seconds=0.5)
+        began = time.monotonic()
+        found = summarise(measure(target, load))
+    assert time.monotonic() - began < 20  # 400 answers would take 40 s
+    assert found.requests == 400
+    assert found.timed_out > 300
+    assert next(iter(found.errors)).startswith("not sent within 0.5 s")

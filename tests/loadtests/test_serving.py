@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import subprocess
 import sys
 import time
@@ -14,11 +15,13 @@ import numpy as np
 import psutil
 import pytest
 
+from loadtests import payloads, processes
 from loadtests.environments import Missing
+from loadtests.payloads import BadPayload, Payloads
 from loadtests.processes import ServerFailed
 from loadtests.serving import cases, tfserving, tree
 from loadtests.serving.ask import Refused, ask
-from loadtests.serving.cases import BadCases, Case, Cases
+from loadtests.serving.cases import Case, Cases
 from loadtests.serving.gateway import Gateway, newest_version, only_version
 from loadtests.serving.served import Launch, Served, served
 from loadtests.target import Protocol, Target
@@ -185,10 +188,28 @@ def test_cases_are_read_back_bit_for_bit(tmp_path: Path) -> None:
 @pytest.mark.parametrize("text", ["", "{}", '{"data": [], "validation_data": [], "modelport": {}}'])
 def test_a_file_that_holds_no_cases_is_refused(tmp_path: Path, text: str) -> None:
     (tmp_path / "bad.json").write_text(text)
-    with pytest.raises(BadCases, match="is no file of requests"):
+    with pytest.raises(BadPayload, match=r"bad\.json: "):
         cases.read(tmp_path / "bad.json")
-    with pytest.raises(BadCases, match="cannot be read"):
+    with pytest.raises(BadPayload, match=r"missing\.json: .*No such file"):
         cases.read(tmp_path / "missing.json")
+
+
+def test_requests_without_answers_are_no_cases(tmp_path: Path) -> None:
+    made = Payloads(({"x": np.float32([[1]])},), {"x": "FP32"})
+    payloads.write(made, tmp_path / "asked.json")
+    with pytest.raises(BadPayload, match="no right answers in it"):
+        cases.read(tmp_path / "asked.json")
+
+
+def test_texts_and_whole_numbers_have_no_tolerance() -> None:
+    expected = {"label": np.array([[50_000]]), "text": np.array([[b"yes"]], np.object_)}
+    kinds = {"label": "INT64", "text": "BYTES"}
+    one = Case({}, expected)
+    wanted = Cases((one,), {}, kinds, atol=1e-4, rtol=1e-3)
+    assert wanted.wrong(one, expected) is None
+    assert "label" in (wanted.wrong(one, {**expected, "label": np.array([[50_001]])}) or "")
+    no = np.array([[b"no"]], np.object_)
+    assert "text" in (wanted.wrong(one, {**expected, "text": no}) or "")
 
 
 def test_a_missing_output_a_shape_and_a_value_that_is_not_finite_are_wrong() -> None:
@@ -199,3 +220,22 @@ def test_a_missing_output_a_shape_and_a_value_that_is_not_finite_are_wrong() -> 
     assert "missing" in (wanted.wrong(case, {}) or "")
     assert "shape" in (wanted.wrong(case, {"y": right[0]}) or "")
     assert wanted.wrong(case, {"y": np.full_like(right, np.nan)}) is not None
+
+
+def test_a_signal_amid_a_fork_is_not_lost(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Python swallows what is raised in a callback of a fork; the child must not outlive it."""
+    made: list[int] = []
+
+    def forked(command: list[str], **options: object) -> subprocess.Popen[bytes]:
+        processes.interrupt(signal.SIGTERM, None)
+        child = popen(command)
+        made.append(child.pid)
+        return child
+
+    popen = subprocess.Popen
+    monkeypatch.setattr(subprocess, "Popen", forked)
+    with pytest.raises(KeyboardInterrupt):
+        processes.start([sys.executable, "-c", "import time; time.sleep(60)"])
+    assert not psutil.pid_exists(made[0])
+    with pytest.raises(KeyboardInterrupt):
+        processes.interrupt(signal.SIGTERM, None)

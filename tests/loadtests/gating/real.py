@@ -139,11 +139,11 @@ def _row(decision: Decision) -> dict[str, object]:
 
 def _rounds(decision: Decision) -> list[tuple[np.ndarray, np.ndarray]]:
     """[(baseline, candidate)] milliseconds, of every round."""
-    slices = Slo().duration.slices
     sides_ = (decision.baseline_runs, decision.candidate_runs)
+    each = len(sides_[0]) // max(1, decision.rounds)
     found = []
-    for begin in range(0, len(sides_[0]), slices):
-        one, other = (half_of(runs[begin : begin + slices]).latencies_ms for runs in sides_)
+    for begin in range(0, len(sides_[0]), max(1, each)):
+        one, other = (half_of(runs[begin : begin + each]).latencies_ms for runs in sides_)
         found.append((one[:KEPT], other[:KEPT]))
     return found
 

@@ -1,0 +1,86 @@
+"""What the commands here share: values of flags, files that will be written, and signals."""
+
+from __future__ import annotations
+
+import math
+import re
+import signal
+import tempfile
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import click
+
+from exporters.errors import UsageError
+from loadtests import processes
+
+UNITS = {"": 1.0, "ms": 1e-3, "s": 1.0, "m": 60.0, "h": 3600.0}
+TIME = re.compile(r"(\d+(?:\.\d+)?|\.\d+)\s*(ms|s|m|h)?")
+
+
+class Seconds(click.ParamType[float]):
+    """``90``, ``90s``, ``300ms``, ``1.5h``."""
+
+    name = "duration"
+
+    def __init__(self, least: float = 0.0) -> None:
+        self._least = least
+
+    def convert(self, value: Any, param: Any, ctx: Any) -> float:
+        if isinstance(value, float):  # a default
+            return value
+        found = TIME.fullmatch(str(value).strip())
+        seconds = float(found[1]) * UNITS[found[2] or ""] if found else -1.0
+        if not self._least <= seconds < math.inf:
+            least = f" of at least {self._least:g}s" if self._least else ""
+            self.fail(f"'{value}' is no time{least}, such as 90s, 5m or 1h", param, ctx)
+        return seconds
+
+
+class Positive(click.ParamType[float]):
+    """A finite number above 0."""
+
+    name = "number"
+
+    def convert(self, value: Any, param: Any, ctx: Any) -> float:
+        try:
+            number = float(value)
+        except ValueError:
+            number = math.nan
+        if not 0 < number < math.inf:
+            self.fail(f"'{value}' is no number above 0", param, ctx)
+        return number
+
+
+def check_writable(paths: Iterable[Path | None]) -> None:
+    """Before ten minutes of measuring, not after them; missing folders are made.
+
+    Raises:
+        UsageError: a file cannot be written there.
+    """
+    for path in filter(None, paths):
+        try:
+            if path.is_dir():
+                raise IsADirectoryError(0, "it is a folder; name a file")
+            path.absolute().parent.mkdir(parents=True, exist_ok=True)
+            with tempfile.TemporaryFile(dir=path.absolute().parent):
+                pass
+        except OSError as error:
+            raise UsageError(f"'{path}' cannot be written: {error.strerror}") from error
+
+
+@contextmanager
+def interruptible() -> Iterator[None]:
+    """What ends this process goes through every ``finally``: there are servers to stop.
+
+    Also where a shell's background job has SIGINT ignored.
+    """
+    numbers = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+    before = {number: signal.signal(number, processes.interrupt) for number in numbers}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
