@@ -46,13 +46,13 @@ format: $(READY) ## Format the code
 	$(BIN)/ruff check --fix .
 
 perf-analyzer: $(READY) ## Drive the gateway with Triton's unmodified perf_analyzer
-	$(BIN)/python -m loadtests.perf_analyzer
+	$(BIN)/python -m loadtests.benchmarks.perf_analyzer
 
 bench: $(READY) ## Measure beside every peer, and write tables and plots into the README; 25 minutes
 	$(BIN)/python -m loadtests.peers --readme README.md
 
 bench-startup: $(READY) ## How long until READY, against loading by hand; and every batch size's first request
-	$(BIN)/python -m loadtests.startup
+	$(BIN)/python -m loadtests.benchmarks.startup
 
 compare: $(READY) ## Compare every format and backend on the demo's fraud model; under 10 minutes, needs Java 17
 	@test -f checkpoints/fraud.pt || $(BIN)/modelport demo
@@ -66,16 +66,16 @@ bench-quick: $(READY) ## The 4-float model on modelport, bare handlers, Triton a
 		modelport-portable modelport-envoy bare-portable bare-envoy triton mlserver
 
 loadtest-agreement: $(READY) ## Hold our percentiles against wrk's, h2load's and perf_analyzer's
-	$(BIN)/python -m loadtests.agreement
+	$(BIN)/python -m loadtests.benchmarks.agreement
 
 bench-hop: $(READY) ## Measure what the gateway adds in front of a real Triton and a TensorFlow Serving server
-	$(BIN)/python -m loadtests.hop
+	$(BIN)/python -m loadtests.benchmarks.hop
 
 report-browser: $(READY) ## Open the reports in headless Chromium: light, dark, narrow, hostile names
 	$(BIN)/python -m tests.loadtests.report_browser
 
 bench-overload: $(READY) ## Send ten times what the gateway can do, and watch what becomes of it
-	$(BIN)/python -m loadtests.overload
+	$(BIN)/python -m loadtests.benchmarks.overload
 
 gate-statistics: $(READY) ## How often the gate is wrong, on thousands of simulated releases
 	$(BIN)/python -m tests.loadtests.gating
@@ -86,12 +86,12 @@ gate-real: $(READY) ## Gate the demo's fraud model against itself, against a slo
 	MODELPORT_SLOW_TESTS=1 $(BIN)/python -m pytest tests/loadtests/test_gate_attacks.py
 
 bench-memory: $(READY) ## Send 10^6 requests of every kind; a gateway that leaks must be seen
-	$(BIN)/python -m loadtests.memory
-	$(BIN)/python -m loadtests.memory --control --requests 100000 --rounds 10
+	$(BIN)/python -m loadtests.benchmarks.memory
+	$(BIN)/python -m loadtests.benchmarks.memory --control --requests 100000 --rounds 10
 
 scaling: $(READY) ## Measure what a second worker brings, with both fronts
-	$(BIN)/python -m loadtests.scaling --front portable
-	$(BIN)/python -m loadtests.scaling --front envoy
+	$(BIN)/python -m loadtests.benchmarks.scaling --front portable
+	$(BIN)/python -m loadtests.benchmarks.scaling --front envoy
 
 envoy: $(READY) ## Run the conformance, attack and shutdown suites with the Envoy front
 	MODELPORT_FRONT=envoy $(BIN)/python -m pytest \
@@ -133,7 +133,8 @@ managed: $(READY) ## Kill -9 managed TorchServe and Triton, the real ones, under
 storage: $(READY) ## Kill publishers to S3, race and cut off gateways; Azure's and Google's emulators (needs Node)
 	$(BIN)/python -m pip install --editable ".[azure,gcs]" gcp-storage-emulator
 	MODELPORT_SLOW_TESTS=1 $(BIN)/python -m pytest --timeout=900 -s \
-		tests/gateway/test_storage_kills.py tests/gateway/test_storage_emulators.py
+		tests/gateway/test_storage_kills.py tests/gateway/test_storage_emulators.py \
+		tests/gateway/test_storage_served.py
 
 triton-package: $(READY) ## Prove Triton packages and warm-up samples in a real Triton
 	$(BIN)/python -m tests.triton_package

@@ -54,7 +54,7 @@ def publish(
         number = _free_version(objects, model, wanted, version)
         below = f"{wanted.name}/{number}"
         claim = uuid.uuid4().hex.encode()
-        if objects.create(f"{below}/{CLAIM}", claim):
+        if _claimed(objects, below, claim):
             break
         model = _look(objects, wanted.name)  # another publisher was faster
         if number not in model.versions:
@@ -62,31 +62,48 @@ def publish(
     written = [f"{below}/{CLAIM}"]
     content = (staged / manifest.FILENAME).read_bytes()
     try:
-        if objects.listing(below).keys() != {CLAIM}:
-            raise AlreadyExists(
-                f"version {number} of '{wanted.name}' was written to by another tool meanwhile; "
-                "use --model-version auto"
-            )
         for name in sorted(manifest.files_of(staged)):
+            _check_claim(objects, below, claim)
             written.append(f"{below}/{name}")
             objects.upload(staged / name, written[-1])
         _write_beside(objects, staged.parent, staged.name, wanted)
-        if not objects.exists(f"{below}/{CLAIM}", claim):
-            raise UsageError(
-                f"version {number} of '{wanted.name}' took longer than {LEFT_BEHIND_SECONDS:.0f} "
-                "seconds and was removed by another publisher; publish it again"
-            )
+        _check_claim(objects, below, claim)
         if not objects.create(f"{below}/{manifest.FILENAME}", content):
             raise AlreadyExists(f"version {number} of '{wanted.name}' is published already")
     except BaseException:
-        # The claim last: what is left when this fails is still claimed.
+        # The claim last: what is left when this fails is still claimed. Without it, the number is
+        # another's by now.
         with contextlib.suppress(ModelportError):
-            if not objects.exists(f"{below}/{manifest.FILENAME}", content):
+            published = objects.exists(f"{below}/{manifest.FILENAME}", content)
+            if not published and objects.exists(f"{below}/{CLAIM}", claim):
                 objects.delete(reversed(written))
         raise
     with contextlib.suppress(ModelportError):  # it means nothing any more
         objects.delete([f"{below}/{CLAIM}"])
     return Published(wanted.name, number, location / wanted.name / str(number))
+
+
+def _claimed(objects: Objects, below: str, claim: bytes) -> bool:
+    """Whether the version is ours now. Not one that another has finished since it was free, and
+    whose claim is gone again, nor one that another tool writes to."""
+    if not objects.create(f"{below}/{CLAIM}", claim):
+        return False
+    alone = False
+    try:
+        alone = objects.listing(below).keys() == {CLAIM}
+    finally:
+        if not alone:
+            objects.delete([f"{below}/{CLAIM}"])
+    return alone
+
+
+def _check_claim(objects: Objects, below: str, claim: bytes) -> None:
+    """Raises ``UsageError`` where another publisher took this one for dead, as if it had slept."""
+    if not objects.exists(f"{below}/{CLAIM}", claim):
+        raise UsageError(
+            f"'{below}' took longer than {LEFT_BEHIND_SECONDS:.0f} seconds and was removed by "
+            "another publisher; publish it again"
+        )
 
 
 def _look(objects: Objects, name: str) -> Surveyed:

@@ -8,6 +8,7 @@ was freed, except that what lies at the heap's end is then still given back too 
 from __future__ import annotations
 
 import ctypes
+import os
 
 # malloc.h
 _M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3
@@ -17,8 +18,14 @@ MMAP_BYTES = 32 * 2**20
 TRIM_BYTES = 2 * MMAP_BYTES
 
 
+#: Where somebody has chosen thresholds, they stay: see mallopt(3).
+_CHOSEN = ("GLIBC_TUNABLES", "MALLOC_MMAP_THRESHOLD_", "MALLOC_TRIM_THRESHOLD_")
+
+
 def keep_freed_memory() -> None:
-    """Nothing happens where the C library is another one."""
+    """Nothing happens where the C library is another one, or is told what to keep."""
+    if any(name in os.environ for name in _CHOSEN):
+        return
     mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
     if mallopt is not None:
         mallopt(_M_MMAP_THRESHOLD, MMAP_BYTES)

@@ -15,6 +15,8 @@ from types import TracebackType
 
 #: How often those that come near are handed to the loop; nearer ones are its own at once.
 TICK_SECONDS = 0.25
+#: What ends later is looked at again by then: else every request might leave a slot of its own.
+HORIZON_SECONDS = 60.0
 
 
 class Timer:
@@ -32,8 +34,9 @@ class Timer:
         if seconds < 2 * TICK_SECONDS:
             self._handle = loop.call_later(max(0.0, seconds), callback)
             return
-        self._when = time.monotonic() + seconds
-        self._noted = _wheel(loop).note(self, self._when)
+        now = time.monotonic()
+        self._when = now + seconds
+        self._noted = _wheel(loop).note(self, min(self._when, now + HORIZON_SECONDS))
 
     def cancel(self) -> None:
         if self._noted is not None:
@@ -42,9 +45,14 @@ class Timer:
             self._handle.cancel()
         self._callback = _nothing  # it refers to whoever refers to this
 
-    def arm(self, loop: asyncio.AbstractEventLoop) -> None:
+    def come_near(self, wheel: _Wheel) -> None:
+        """The loop's own from now on, unless it is still far off."""
+        now = time.monotonic()
+        if self._when - now >= 2 * TICK_SECONDS:
+            self._noted = wheel.note(self, min(self._when, now + HORIZON_SECONDS))
+            return
         self._noted = None
-        self._handle = loop.call_later(max(0.0, self._when - time.monotonic()), self._callback)
+        self._handle = wheel.loop.call_later(max(0.0, self._when - now), self._callback)
 
 
 def _nothing() -> None:
@@ -71,7 +79,7 @@ class _Wheel:
         near = int(time.monotonic() / TICK_SECONDS) + 1
         for number in [number for number in self._slots if number <= near]:
             for timer in self._slots.pop(number):
-                timer.arm(self.loop)
+                timer.come_near(self)
         self._turns = bool(self._slots)
         if self._turns:
             self.loop.call_later(TICK_SECONDS, self._turn)

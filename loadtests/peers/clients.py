@@ -20,12 +20,12 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from loadtests import environments
+from loadtests.benchmarks.perf_analyzer import Analyzer
 from loadtests.peers import exchanges
 from loadtests.peers.exchanges import Exchange
 from loadtests.peers.models import Files
 from loadtests.peers.sample import Sample
 from loadtests.peers.servers.base import INSIDE
-from loadtests.perf_analyzer import Analyzer
 from loadtests.processes import HOST, ServerFailed, pinned
 
 GRPC_PATH = "/inference.GRPCInferenceService/ModelInfer"

@@ -18,7 +18,8 @@ from typing import Any
 
 import numpy as np
 
-from loadtests import environments, tiny_model
+from loadtests import environments
+from loadtests.benchmarks import tiny_model
 from loadtests.peers import raw
 from loadtests.peers.servers import modelport
 from loadtests.peers.servers.base import INSIDE

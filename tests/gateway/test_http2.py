@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import datetime
 import ipaddress
+import random
 import ssl
 import struct
 from collections.abc import AsyncIterator, Awaitable, Callable
@@ -13,6 +14,7 @@ from pathlib import Path
 
 import hpack
 import pytest
+import uvloop
 
 from gateway.errors import Unavailable
 from gateway.routes import Route
@@ -517,6 +519,36 @@ async def test_tls_is_verified_against_the_roots_that_grpc_is_told_of(
     monkeypatch.setenv(upstream.ROOTS_VARIABLE, str(cert))
     async with serving(answer, context, tls=True) as channel:
         assert await ask(channel) == MESSAGE
+
+
+@pytest.mark.parametrize("run", [asyncio.run, uvloop.run])
+@pytest.mark.parametrize("tls", [False, True])
+def test_large_frames_are_read_into_their_place_on_every_loop(
+    run: Callable[..., None], tls: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cert, key = certificate(tmp_path)
+    context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
+    context.load_cert_chain(cert, key)
+    context.set_alpn_protocols(["h2"])
+    monkeypatch.setenv(upstream.ROOTS_VARIABLE, str(cert))
+    large = random.Random(0).randbytes(3_000_001)
+
+    async def script(peer: Peer) -> None:
+        await peer.greet()
+        while True:
+            _, _, stream, _ = await peer.until(DATA, END_STREAM)
+            content = prefixed(large)
+            peer.send(peer.headers(stream, OK))
+            for at in range(0, len(content), 700_000):
+                peer.send(frame(DATA, 0, stream, content[at : at + 700_000]))
+            peer.send(peer.headers(stream, TRAILERS, END_STREAM))
+
+    async def calls() -> None:
+        async with serving(script, context if tls else None, tls=tls) as channel:
+            for got in await asyncio.gather(*(ask(channel) for _ in range(3))):
+                assert got == large
+
+    run(calls())
 
 
 def test_a_block_that_fills_the_table_changes_what_the_next_means() -> None:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import concurrent.futures
+import contextlib
 import shutil
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -196,7 +198,7 @@ def test_a_version_that_does_not_match_its_manifest_is_never_here(
         fetch(mirror.look())
     assert downloads.count("m/1/model.onnx") == mirrors.DOWNLOADS
     assert not (mirror.folder / "m" / "1").exists()
-    assert not list((mirror.folder / ".staging" / "m").glob("1*"))
+    assert not list((mirror.folder / ".staging").iterdir())
 
 
 def test_a_version_that_changes_while_it_is_downloaded_is_not_taken(
@@ -262,18 +264,211 @@ def test_processes_that_share_a_cache_download_once(
     assert sorted(downloads) == sorted({*downloads})
 
 
+def test_what_another_has_just_downloaded_is_not_removed_by_an_older_look(
+    moto: Moto, prefix: str, mirror: Mirror, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = version(tmp_path / "1")
+    publish(moto, prefix, folder)
+    fetch(mirror.look())
+    another = Mirror(mirror.location, tmp_path / "cache")
+    listing = Objects.listing
+    fetched: list[Path] = []
+
+    def slow(self: Objects, below: str = "") -> dict[str, Object]:
+        found = listing(self, below)
+        if self is mirror._objects:
+            publish(moto, prefix, folder, 2)
+            moto.upload(folder, f"{prefix}/new/1")
+            later = another.look()
+            fetched.extend((fetch(later, 2), fetch(later, name="new")))
+        return found
+
+    monkeypatch.setattr(Objects, "listing", slow)
+    assert list(mirror.look()["m"].versions) == [1]
+    assert [manifest.verify(path) for path in fetched] == [True, True]
+    monkeypatch.undo()
+    moto.delete(*(f"{prefix}/{key}" for key in moto.keys(prefix) if key.startswith(("m/2", "new"))))
+    assert list(another.look()) == ["m"]
+    assert not [path for path in fetched if path.exists()]
+
+
 def test_a_download_that_was_killed_is_made_again(
     moto: Moto, prefix: str, mirror: Mirror, tmp_path: Path
 ) -> None:
     publish(moto, prefix, version(tmp_path / "1"))
     here = fetch(mirror.look())
     left = mirror.folder / ".staging" / "m" / "1"
-    left.mkdir()
+    left.mkdir(parents=True)
     (left / "half").write_text("")
     (here / "model.onnx").unlink()
     assert manifest.verify(fetch(mirror.look()))
     shutil.rmtree(here)
     assert manifest.verify(fetch(mirror.look()))
+
+
+def test_looks_do_not_meet(
+    moto: Moto, prefix: str, mirror: Mirror, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A request that asked for one may be given up, and the next be there before it has ended."""
+    publish(moto, prefix, version(tmp_path / "1"))
+    listing, within, most = Objects.listing, 0, 0
+    second = threading.Event()
+
+    def counted(self: Objects, below: str = "") -> dict[str, Object]:
+        nonlocal within, most
+        within += 1
+        most = max(most, within)
+        if within > 1:
+            second.set()
+        second.wait(0.2)
+        found = listing(self, below)
+        within -= 1
+        return found
+
+    monkeypatch.setattr(Objects, "listing", counted)
+    with concurrent.futures.ThreadPoolExecutor(2) as pool:
+        first, other = (pool.submit(mirror.look) for _ in range(2))
+        assert first.result() == other.result()
+    assert most == 1
+
+
+def test_files_of_any_name_come_under_it(
+    moto: Moto, prefix: str, mirror: Mirror, tmp_path: Path
+) -> None:
+    folder = version(tmp_path / "1")
+    names = ["a b", "a%20b", "a+b", "a?b*[c]", "a#b", "größe", "模型", "~$x", "a=b&c;d:e@f,g"]
+    for name in names:
+        (folder / "data" / name).write_text(name)
+    manifest.write(folder)
+    publish(moto, prefix, folder)
+    here = fetch(mirror.look())
+    assert {name: (here / "data" / name).read_text() for name in names} == {n: n for n in names}
+    assert manifest.verify(here)
+
+
+def test_what_is_still_being_written_of_a_failed_download_is_in_no_later_one(
+    moto: Moto, prefix: str, mirror: Mirror, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """No manifest would tell."""
+    monkeypatch.setattr(survey, "SETTLE_SECONDS", 0.0)
+    for name in ("a", "b"):
+        moto.put(f"{prefix}/m/1/{name}", b"right")
+    mirror.look()
+    found = mirror.look()
+    b_began, b_is_there, b_ended = (threading.Event() for _ in range(3))
+    calls: list[str] = []
+    download = Objects.download
+
+    def slow(self: Objects, key: str, listed: Object, path: Path) -> None:
+        calls.append(key)
+        again = calls.count(key) > 1
+        if key == "m/1/b" and not again:
+            b_began.set()
+            assert b_is_there.wait(20)
+            with contextlib.suppress(OSError):
+                path.write_bytes(b"WRONG")
+            b_ended.set()
+            return
+        if key == "m/1/a" and not again:
+            assert b_began.wait(20)
+            raise Unavailable("the connection broke")
+        download(self, key, listed, path)
+        if key == "m/1/b":
+            b_is_there.set()
+        assert b_ended.wait(20)
+
+    monkeypatch.setattr(Objects, "download", slow)
+    with pytest.raises(Unavailable, match="the connection broke"):
+        fetch(found)
+    assert (fetch(found) / "b").read_bytes() == b"right"
+
+
+def test_a_copy_that_was_damaged_here_is_downloaded_again(
+    moto: Moto, prefix: str, mirror: Mirror, tmp_path: Path, downloads: list[str]
+) -> None:
+    publish(moto, prefix, version(tmp_path / "1"))
+    here = fetch(mirror.look())
+    count = len(downloads)
+    (here / "model.onnx").write_bytes(bytes(len(b"weights")))  # as after a loss of power
+    later = Mirror(mirror.location, tmp_path / "cache")
+    assert manifest.verify(fetch(later.look()))
+    assert len(downloads) > count
+    count = len(downloads)
+    fetch(later.look())
+    assert len(downloads) == count
+
+
+@pytest.mark.parametrize("key", ["m/config.pbtxt", "m/1/manifest.json", "m/1/empty"])
+def test_an_object_without_content_is_read_as_such(
+    moto: Moto, prefix: str, mirror: Mirror, tmp_path: Path, key: str
+) -> None:
+    folder = version(tmp_path / "1")
+    (folder / "empty").touch()
+    manifest.write(folder)
+    publish(moto, prefix, folder)
+    moto.upload(folder, f"{prefix}/other/1")
+    moto.put(f"{prefix}/{key}", b"")
+    found = mirror.look()
+    assert manifest.verify(fetch(found, name="other"))
+    if key == "m/1/manifest.json":
+        with pytest.raises(IntegrityError, match="not a manifest"):
+            fetch(found)
+    else:
+        assert manifest.verify(fetch(found))
+
+
+def test_a_manifest_that_may_not_be_read_keeps_its_version_back_and_no_other(
+    moto: Moto, prefix: str, mirror: Mirror, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = version(tmp_path / "1")
+    publish(moto, prefix, folder)
+    moto.upload(folder, f"{prefix}/other/1")
+    read, refused = Objects.read, ["m/1/manifest.json"]
+
+    def guarded(self: Objects, key: str, most_bytes: int) -> bytes:
+        if key in refused:
+            raise InvalidArgument("the storage refuses access (AccessDenied)")
+        return read(self, key, most_bytes)
+
+    monkeypatch.setattr(Objects, "read", guarded)
+    assert list(mirror.look()) == ["other"]
+    refused.append("other/1/manifest.json")
+    with pytest.raises(InvalidArgument, match="refuses access"):
+        Mirror(mirror.location, tmp_path / "another").look()
+    refused.clear()
+    assert sorted(mirror.look()) == ["m", "other"]
+
+
+def test_an_object_named_like_a_version_is_not_in_its_way(
+    moto: Moto, prefix: str, mirror: Mirror, tmp_path: Path
+) -> None:
+    publish(moto, prefix, version(tmp_path / "1"))
+    for content in (b"what some tools", b"leave for a folder"):
+        moto.put(f"{prefix}/m/1", content)
+        assert manifest.verify(fetch(mirror.look()))
+
+
+def test_a_name_that_no_file_may_have_is_passed_over(
+    moto: Moto, prefix: str, mirror: Mirror, tmp_path: Path
+) -> None:
+    folder = version(tmp_path / "1")
+    publish(moto, prefix, folder)
+    moto.put(f"{prefix}/m/{'l' * 300}", b"")
+    moto.put(f"{prefix}/m/2/{'ä' * 150}", b"")
+    found = mirror.look()
+    assert manifest.verify(fetch(found))
+    assert survey.group({f"m/2/{'ä' * 150}": Object(0, "")})["m"].problems
+
+
+def test_a_user_without_a_home_is_told_what_to_give(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("XDG_CACHE_HOME", raising=False)
+
+    def homeless() -> Path:
+        raise RuntimeError("Could not determine home directory.")
+
+    monkeypatch.setattr(Path, "home", homeless)
+    with pytest.raises(InvalidArgument, match="--repository-cache"):
+        mirrors.default_cache()
 
 
 def test_keys_that_are_no_names_of_files_make_no_files() -> None:

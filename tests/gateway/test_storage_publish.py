@@ -135,6 +135,31 @@ def test_racing_publishers_get_a_number_each_and_of_one_number_one_wins(
     assert found[9] == contents[won.index(9)]
 
 
+@pytest.mark.parametrize("version", [None, 1])
+def test_a_number_that_another_has_finished_before_it_is_claimed_is_not_taken(
+    moto: Moto,
+    prefix: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    version: int | None,
+) -> None:
+    location, create = moto.location(prefix), Objects.create
+
+    def slow(self: Objects, key: str, content: bytes) -> bool:
+        monkeypatch.setattr(Objects, "create", create)
+        put(location, content=b"another's")
+        return create(self, key, content)
+
+    monkeypatch.setattr(Objects, "create", slow)
+    if version is None:
+        assert put(location, version).version == 2
+    else:
+        with pytest.raises(AlreadyExists, match="version 1 of 'm' is published"):
+            put(location, version)
+    assert whole(location, tmp_path)[1] == b"another's"
+    assert survey.CLAIM not in "".join(moto.keys(prefix))
+
+
 class Killed(BaseException):
     """Nothing that the program does after it reaches the storage."""
 
@@ -192,6 +217,28 @@ def test_a_failed_upload_leaves_nothing_behind(
     with pytest.raises(InvalidArgument, match="AccessDenied"):
         put(moto.location(prefix))
     assert moto.keys(prefix) == []
+
+
+@pytest.mark.parametrize("name", ["certificate.json", "model.onnx"])
+def test_a_publisher_that_slept_too_long_leaves_alone_what_another_made_of_its_number(
+    moto: Moto, prefix: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    location, upload = moto.location(prefix), Objects.upload
+
+    def sleeps(self: Objects, path: Path, key: str) -> None:
+        upload(self, path, key)
+        if not key.endswith(name):
+            return
+        with monkeypatch.context() as later:
+            later.setattr(Objects, "upload", upload)
+            later.setattr(publish_storage, "LEFT_BEHIND_SECONDS", -1.0)
+            assert put(location, content=b"another's").version == 1
+
+    with monkeypatch.context() as patched:
+        patched.setattr(Objects, "upload", sleeps)
+        with pytest.raises(UsageError, match="removed by another publisher"):
+            put(location)
+    assert whole(location, tmp_path) == {1: b"another's"}
 
 
 def test_a_number_that_is_claimed_is_told_and_passed_over(

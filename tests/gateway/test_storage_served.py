@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import json
 import os
+import socket
 import subprocess
 import sys
+import time
 import urllib.error
 import urllib.request
 from collections.abc import Iterator
@@ -24,6 +26,9 @@ SECRETS = [
     for name, value in ENVIRONMENT.items()
     if name.startswith(("AWS_ACC", "AWS_SEC", "AWS_SE"))
 ]
+slow = pytest.mark.skipif(
+    not os.environ.get("MODELPORT_SLOW_TESTS"), reason="make storage runs this"
+)
 
 
 @pytest.fixture(scope="module")
@@ -140,6 +145,18 @@ def test_a_gateway_waits_for_its_storage_live_and_not_ready(moto: Moto, tmp_path
             back.close()
 
 
+@slow
+def test_a_gateway_ends_at_once_though_its_storage_never_answers() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        url = f"s3://127.0.0.1:{silent.getsockname()[1]}/bucket"
+        with serving(url, wait_for="listening") as gateway:  # type: ignore[arg-type]
+            silent.accept()[0].close()  # it has begun to ask, and begins anew
+            began = time.monotonic()
+            assert gateway.terminate() == 0
+            assert time.monotonic() - began < 10
+
+
+@slow
 def test_workers_load_on_request_with_one_download_and_serve_the_same(
     moto: Moto, tmp_path: Path
 ) -> None:

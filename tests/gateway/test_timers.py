@@ -129,3 +129,25 @@ async def test_every_timer_runs_once_and_cancelled_ones_never(fast_tick: None) -
     Timer(loop, 0.2, last.set)
     await last.wait()
     assert sorted(ran) == [number for number in range(100) if number % 3]
+
+
+async def test_timers_of_any_length_leave_nothing_behind_when_they_are_cancelled() -> None:
+    loop = asyncio.get_running_loop()
+    for number in range(3000):
+        Timer(loop, 10.0 + 100.0 * number, asyncio.Event().set).cancel()
+    slots = timers._wheel(loop)._slots
+    assert len(slots) <= timers.HORIZON_SECONDS / timers.TICK_SECONDS + 2
+    assert not any(slots.values())
+
+
+async def test_a_timer_beyond_the_horizon_ends_when_it_should(
+    fast_tick: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(timers, "HORIZON_SECONDS", 0.08)
+    loop = asyncio.get_running_loop()
+    ended, started = asyncio.Event(), loop.time()
+    Timer(loop, 0.4, ended.set)
+    cancelled = Timer(loop, 0.3, lambda: pytest.fail("it was cancelled"))
+    Timer(loop, 0.2, cancelled.cancel)
+    await ended.wait()
+    assert 0.39 <= loop.time() - started < 0.9

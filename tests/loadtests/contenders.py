@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from loadtests import tiny_model
+from loadtests.benchmarks import tiny_model
 from loadtests.compare.artifacts import Artifact, Certified
 from loadtests.compare.comparison import Candidate, Measured
 from loadtests.compare.contender import Contender

@@ -20,6 +20,8 @@ import click
 from gateway.errors import InvalidArgument, ModelportError
 
 SCHEMES = ("s3", "gs", "az")
+#: What file systems take for a name.
+MAX_SEGMENT_BYTES = 255
 _SCHEME = re.compile(r"([A-Za-z][A-Za-z0-9+.-]*)://")
 _ENDPOINT = re.compile(r"(?:(https?)://)?([A-Za-z0-9.-]+|\[[0-9A-Fa-f:.]+\]):([0-9]{1,5})/")
 _BUCKET = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{1,221}")
@@ -88,7 +90,9 @@ def parse(text: str) -> Location:
 
 def is_segment(name: str) -> bool:
     """Whether ``name`` may be a file's: an object's key may be anything."""
-    return name not in ("", ".", "..") and name.isprintable() and "\\" not in name
+    if name in ("", ".", "..") or "\\" in name or not name.isprintable():
+        return False
+    return len(name.encode()) <= MAX_SEGMENT_BYTES
 
 
 def server_of(location: Location) -> str:

@@ -3,7 +3,7 @@
     <cache>/s3-bucket-<hash of the URL>/<model>/config.pbtxt, labels, warmup/
     <cache>/s3-bucket-<hash of the URL>/<model>/<version>/...       appears by one rename
     <cache>/s3-bucket-<hash of the URL>/.state/<model>/<version>    the objects it was made of
-    <cache>/s3-bucket-<hash of the URL>/.staging/<model>/<version>  while it is downloaded
+    <cache>/s3-bucket-<hash of the URL>/.staging/<model>/<random>   while it is downloaded
 
 A look lists the storage and finds the versions that are there as a whole (``survey``); it downloads
 configurations and manifests alone. A version's files come when it is loaded, once for all processes
@@ -19,6 +19,9 @@ import hashlib
 import json
 import os
 import shutil
+import tempfile
+import threading
+import time
 from collections.abc import Iterator, Mapping
 from functools import partial
 from pathlib import Path
@@ -43,11 +46,16 @@ SPARE_BYTES = 16 * 1024 * 1024
 
 def default_cache() -> Path:
     """``$XDG_CACHE_HOME/modelport``, mostly ``~/.cache/modelport``."""
-    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "modelport"
+    try:
+        return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "modelport"
+    except RuntimeError:  # as in a container, for a user that it does not know
+        raise InvalidArgument(
+            "the user has no home folder for a repository cache; give one with --repository-cache"
+        ) from None
 
 
 class Mirror:
-    """Of one location. ``look`` is called by one thread at a time, ``fetch`` by any."""
+    """Of one location. Any thread may ``look``, and ``fetch`` what was found."""
 
     def __init__(self, location: Location, cache: Path) -> None:
         named = hashlib.sha256(f"{location} {server_of(location)}".encode()).hexdigest()[:16]
@@ -59,6 +67,8 @@ class Mirror:
         self._configs: dict[str, tuple[Object, str]] = {}
         self._found: dict[str, ModelEntry] = {}
         self._opened = False
+        #: Whoever no longer waits for a look has not ended it.
+        self._looking = threading.Lock()
 
     @property
     def unsettled(self) -> bool:
@@ -71,8 +81,13 @@ class Mirror:
         Raises:
             ModelportError: the storage cannot be listed, or the cache cannot be written to.
         """
+        with self._looking:
+            return self._look()
+
+    def _look(self) -> dict[str, ModelEntry]:
         if not self._opened:
             self._open()
+        began = time.time()
         models = group(self._objects.listing())
         self._configs = {name: read for name, read in self._configs.items() if name in models}
         surveyed = self._survey.look(models, self._holds)
@@ -82,7 +97,7 @@ class Mirror:
             if entry is not None:
                 found[name] = entry
         with contextlib.suppress(OSError):  # what is too much does no harm
-            self._prune({name: set(model.versions) for name, model in models.items()})
+            self._prune({name: set(model.versions) for name, model in models.items()}, began)
         self._found = found
         return found
 
@@ -141,23 +156,33 @@ class Mirror:
             Unavailable: it cannot be had now.
         """
         try:
-            with self._locked(model):
-                self._fetch_beside(model, beside)
-                if self._holds(model, number, files) and self._whole_here(model, number, files):
-                    return
-                for left in reversed(range(DOWNLOADS)):
-                    try:
-                        staged = self._download(model, number, files)
-                    except IntegrityError:
-                        if not left:
-                            raise
-                    else:
-                        break
-                self._replace(model, number, files, staged)
+            was_here = self._bring(model, number, files, beside)
+            # Hashed by all who share the folder at once, not in turn.
+            if was_here and not _undamaged(self.folder / model / str(number)):
+                with self._locked(model):
+                    self._forget(model, str(number))
+                self._bring(model, number, files, beside)
         except (InvalidArgument, NotFound) as error:
             raise Unavailable(str(error)) from None  # access may be granted, the next look differ
         except OSError as error:
             raise _refused(error) from None
+
+    def _bring(
+        self, model: str, number: int, files: Mapping[str, Object], beside: Mapping[str, Object]
+    ) -> bool:
+        """Whether the version was here already."""
+        with self._locked(model):
+            self._fetch_beside(model, beside)
+            if self._holds(model, number, files) and self._whole_here(model, number, files):
+                return True
+            for left in reversed(range(DOWNLOADS)):
+                try:
+                    self._download(model, number, files)
+                    break
+                except IntegrityError:
+                    if not left:
+                        raise
+        return False
 
     def _whole_here(self, model: str, number: int, files: Mapping[str, Object]) -> bool:
         folder = self.folder / model / str(number)
@@ -167,12 +192,9 @@ class Mirror:
             return False
         return all(size == files[name].size_bytes for name, size in sizes.items())
 
-    def _download(self, model: str, number: int, files: Mapping[str, Object]) -> Path:
-        staged = self.folder / _STAGING / model / str(number)
-        shutil.rmtree(staged, ignore_errors=True)
-        try:
+    def _download(self, model: str, number: int, files: Mapping[str, Object]) -> None:
+        with self._staging(model) as staged:
             needed = sum(each.size_bytes for each in files.values())
-            staged.mkdir(parents=True)
             if shutil.disk_usage(staged).free < needed + SPARE_BYTES:
                 raise no_room()
             below = f"{model}/{number}"
@@ -181,10 +203,18 @@ class Mirror:
             if now != files:
                 raise Unavailable(f"version {number} was changed while it was downloaded")
             manifest.verify(staged)
-        except BaseException:
-            shutil.rmtree(staged, ignore_errors=True)
-            raise
-        return staged
+            self._replace(model, number, files, staged)
+
+    @contextlib.contextmanager
+    def _staging(self, model: str) -> Iterator[Path]:
+        """An empty folder. Its name is new: transfers of a download that failed may still write."""
+        below = self.folder / _STAGING / model
+        shutil.rmtree(below, ignore_errors=True)
+        below.mkdir(parents=True, exist_ok=True)
+        try:
+            yield Path(tempfile.mkdtemp(dir=below))
+        finally:
+            shutil.rmtree(below, ignore_errors=True)
 
     def _get(self, below: str, files: Mapping[str, Object], folder: Path) -> None:
         named = [name for name in files if name]
@@ -204,14 +234,12 @@ class Mirror:
 
     def _replace(self, model: str, number: int, files: Mapping[str, Object], staged: Path) -> None:
         target = self.folder / model / str(number)
-        old = staged.with_name(f"{number}.old")
-        shutil.rmtree(old, ignore_errors=True)
+        old = staged.with_name("old")
         self._forget(model, str(number))
         if target.exists():
             os.rename(target, old)
         os.rename(staged, target)
         self._remember(model, str(number), files)
-        shutil.rmtree(old, ignore_errors=True)
 
     def _fetch_beside(self, model: str, found: Mapping[str, Object]) -> None:
         """Labels, warm-up samples and the configuration, as they are now."""
@@ -220,7 +248,7 @@ class Mirror:
         wanted = {
             name: each
             for name, each in found.items()
-            if name and ("/" not in name or name.startswith(f"{WARMUP}/")) and name[-1] != "/"
+            if "/" not in name or name.startswith(f"{WARMUP}/")
         }
         known = self._state(model, _BESIDE) or {}
         described = _described(wanted)
@@ -229,14 +257,12 @@ class Mirror:
         changed = {
             name: each for name, each in wanted.items() if known.get(name) != described[name]
         }
-        staged = self.folder / _STAGING / model / _BESIDE
-        shutil.rmtree(staged, ignore_errors=True)
-        staged.mkdir(parents=True)
-        self._get(model, changed, staged)
-        self._forget(model, _BESIDE)
-        for name in changed:
-            (folder / name).parent.mkdir(parents=True, exist_ok=True)
-            os.replace(staged / name, folder / name)
+        with self._staging(model) as staged:
+            self._get(model, changed, staged)
+            self._forget(model, _BESIDE)
+            for name in changed:
+                (folder / name).parent.mkdir(parents=True, exist_ok=True)
+                os.replace(staged / name, folder / name)
         for name in known.keys() - wanted.keys():
             (folder / name).unlink(missing_ok=True)
         self._remember(model, _BESIDE, wanted)
@@ -282,21 +308,35 @@ class Mirror:
     def _forget(self, model: str, name: str) -> None:
         (self.folder / _STATE / model / name).unlink(missing_ok=True)
 
-    def _prune(self, there: Mapping[str, set[int]]) -> None:
-        """Remove what the storage does not hold any more."""
+    def _prune(self, there: Mapping[str, set[int]], began: float) -> None:
+        """Remove what the storage does not hold any more.
+
+        Not what has come since the look ``began``: who shares the folder may know of it already.
+        """
         for state in (self.folder / _STATE).iterdir():
             model, numbers = state.name, there.get(state.name)
-            gone = [path.name for path in state.iterdir() if path.name.isdigit()]
-            gone = [name for name in gone if numbers is None or int(name) not in numbers]
-            if not gone and numbers is not None:
+            known = [*state.iterdir()]
+            old = {path.name for path in known if path.stat().st_mtime < began}
+            gone = {name for name in old if name.isdigit()}
+            if numbers is not None:
+                gone -= set(map(str, numbers))
+            if not gone and (numbers is not None or len(old) < len(known)):
                 continue
             with contextlib.suppress(BlockingIOError), self._locked(model, wait=False):
                 for name in gone:
                     self._forget(model, name)
                     shutil.rmtree(self.folder / model / name, ignore_errors=True)
-                if numbers is None:
+                if numbers is None and len(old) == len(known):
                     for folder in (self.folder / model, state, self.folder / _STAGING / model):
                         shutil.rmtree(folder, ignore_errors=True)
+
+
+def _undamaged(version: Path) -> bool:
+    try:
+        manifest.verify(version)
+    except IntegrityError:
+        return False
+    return True
 
 
 def _described(files: Mapping[str, Object]) -> dict[str, list[object]]:

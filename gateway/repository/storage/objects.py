@@ -106,8 +106,10 @@ class Objects:
 
     def read(self, key: str, most_bytes: int) -> bytes:
         """The first ``most_bytes`` of an object."""
-        content = self._call("cat_file", self._path(key), start=0, end=most_bytes)
-        return bytes(content)
+        try:
+            return bytes(self._call("cat_file", self._path(key), start=0, end=most_bytes))
+        except _Empty:
+            return b""
 
     def download(self, key: str, found: Object, path: Path) -> None:
         seconds = CALL_SECONDS + found.size_bytes / SLOWEST_BYTES_PER_SECOND
@@ -178,6 +180,10 @@ class _Taken(ModelportError):
     """There is an object of that name."""
 
 
+class _Empty(ModelportError):
+    """There is nothing in it: no part of it can be asked for."""
+
+
 def _connect(location: Location) -> Any:
     """fsspec's file system; nothing is sent yet.
 
@@ -233,6 +239,8 @@ def _told(error: BaseException) -> ModelportError:
     known = next(iter(names), "error")
     if names.keys() & _TAKEN:
         return _Taken("the object is there already")
+    if names.keys() & {"InvalidRange", "416"}:
+        return _Empty("the object is empty")
     if names.keys() & {"NotImplemented", "501"}:
         return Unsupported("the storage cannot do this; it needs conditional writes")
     refusal = next(iter(sorted(names.keys() & _REFUSALS)), None)

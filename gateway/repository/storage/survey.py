@@ -18,7 +18,7 @@ from dataclasses import dataclass, field
 
 import structlog
 
-from gateway.errors import IntegrityError, NotFound
+from gateway.errors import IntegrityError, InvalidArgument, NotFound
 from gateway.repository import manifest, signing
 from gateway.repository.scan import MAX_VERSION, MODEL_NAME, REFUSED_SUFFIXES, VERSION_NAME
 from gateway.repository.storage.location import is_segment
@@ -55,7 +55,7 @@ def group(listing: Files) -> dict[str, Surveyed]:
         folder, below, file = rest.partition("/")
         if below and VERSION_NAME.match(folder) and int(folder) <= MAX_VERSION:
             found.setdefault((name, int(folder)), {})[file] = each
-        elif all(map(is_segment, rest.split("/"))):
+        elif all(map(is_segment, rest.split("/"))) and not VERSION_NAME.match(rest):
             model.beside[rest] = each
     for (name, number), files in found.items():
         models[name].versions[number] = files
@@ -94,8 +94,8 @@ class Survey:
 
     def __init__(self, objects: Objects) -> None:
         self._objects = objects
-        #: By model and version: the manifest's object, and the sizes it lists.
-        self._manifests: dict[tuple[str, int], tuple[Object, Mapping[str, int] | None]] = {}
+        #: By model and version: the manifest's object, and the sizes it lists, or why not.
+        self._manifests: dict[tuple[str, int], tuple[Object, Mapping[str, int] | str]] = {}
         #: Of versions without a manifest: their files, and since when they have been the same.
         self._seen: dict[tuple[str, int], tuple[Files, float]] = {}
         #: Why a version is not whole: it is said once.
@@ -111,7 +111,7 @@ class Survey:
             holds: whether a version of just these files has been downloaded, and so was whole.
 
         Raises:
-            ModelportError: a manifest cannot be read.
+            ModelportError: no manifest can be read now, or all that would be served is refused.
         """
         self.unsettled = False
         todo: dict[tuple[str, int], Files] = {}
@@ -123,7 +123,7 @@ class Survey:
                     whole.add((name, number))
                 else:
                     todo[name, number] = files
-        self._read_manifests(todo)
+        refused = self._read_manifests(todo)
         why = {version: self._why_not(version, files) for version, files in todo.items()}
         for version, reason in why.items():
             if reason and self._said.get(version) != reason:
@@ -134,6 +134,8 @@ class Survey:
         self._said = {version: reason for version, reason in why.items() if reason}
         self._seen = {version: seen for version, seen in self._seen.items() if version in todo}
         whole |= {version for version, reason in why.items() if not reason}
+        if refused is not None and not whole and not self.unsettled:
+            raise refused
         return {
             name: Surveyed(
                 model.beside,
@@ -148,7 +150,9 @@ class Survey:
         kept = in_whole(files)
         if manifest.FILENAME in files:
             listed = self._manifests[version][1]
-            for name, size in (listed or {}).items():
+            if isinstance(listed, str):
+                return listed
+            for name, size in listed.items():
                 if name not in kept:
                     return f"'{name}' is listed in {manifest.FILENAME} but missing"
                 if kept[name].size_bytes != size:
@@ -165,8 +169,8 @@ class Survey:
         self.unsettled = True
         return f"there is no {manifest.FILENAME}, and its files may still be being uploaded"
 
-    def _read_manifests(self, versions: Mapping[tuple[str, int], Files]) -> None:
-        """Those that are new."""
+    def _read_manifests(self, versions: Mapping[tuple[str, int], Files]) -> InvalidArgument | None:
+        """Those that are new, or could not be read. What the storage said where it refuses one."""
         found = {
             version: files[manifest.FILENAME]
             for version, files in versions.items()
@@ -175,21 +179,27 @@ class Survey:
         known, self._manifests = self._manifests, {}
         reading = {}
         for version, each in found.items():
-            if version in known and known[version][0] == each:
-                self._manifests[version] = known[version]
+            before, told = known.get(version, (None, ""))
+            if before == each and not isinstance(told, str):
+                self._manifests[version] = each, told
             else:
                 key = f"{version[0]}/{version[1]}/{manifest.FILENAME}"
                 read = self._objects.read
                 reading[version] = self._objects.threads.submit(
                     read, key, manifest.MAX_MANIFEST_BYTES
                 )
+        refused = None
         for version, content in reading.items():
-            sizes: Mapping[str, int] | None = None
+            sizes: Mapping[str, int] | str = {}
             try:
                 listed = manifest.parse(content.result())
                 sizes = {name: size for name, (_, size) in listed.items()}
             except IntegrityError:
                 pass  # whole, and told when it is loaded
             except NotFound:
-                sizes = {manifest.FILENAME: -1}  # gone since it was listed
+                sizes = f"{manifest.FILENAME} is gone since it was listed"
+            except InvalidArgument as error:
+                refused = error
+                sizes = f"{manifest.FILENAME} cannot be read: {error}"
             self._manifests[version] = found[version], sizes
+        return refused

@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from loadtests import tiny_model
+from loadtests.benchmarks import tiny_model
 from loadtests.peers.exchanges import Encode, oip_binary, oip_json
 
 # Programs that run inside the peers' own environments: they import nothing from here.

@@ -1,4 +1,6 @@
-"""Whether our percentiles are those that other clients measure: `python -m loadtests.agreement`.
+"""Whether our percentiles are those that other clients measure.
+
+`python -m loadtests.benchmarks.agreement`.
 
 The same requests to the same server, one client after the other in an order that turns from round
 to round: `wrk` beside our OIP HTTP user, `h2load` and `perf_analyzer` beside our OIP gRPC user. A
@@ -24,14 +26,15 @@ from pathlib import Path
 from rich.console import Console
 from rich.table import Table
 
-from loadtests import payloads, program, slow_model, tiny_model
+from loadtests import payloads, program
+from loadtests.benchmarks import slow_model, tiny_model
+from loadtests.benchmarks.perf_analyzer import Analyzer
 from loadtests.payloads import Payloads
 from loadtests.peers import clients, exchanges, models
 from loadtests.peers.models import Files, Input, Model
 from loadtests.peers.sample import Sample
 from loadtests.peers.servers import modelport
 from loadtests.peers.servers.base import Launch
-from loadtests.perf_analyzer import Analyzer
 from loadtests.processes import HOST, ServerFailed, free_ports, pinned, running
 from loadtests.run import measure
 from loadtests.samples import Load
@@ -80,7 +83,9 @@ class Row:
 
 def parse(arguments: list[str] | None) -> argparse.Namespace:
     cores = sorted(os.sched_getaffinity(0))
-    parser = argparse.ArgumentParser(prog="python -m loadtests.agreement", description=__doc__)
+    parser = argparse.ArgumentParser(
+        prog="python -m loadtests.benchmarks.agreement", description=__doc__
+    )
     parser.add_argument("--models", nargs="+", choices=MODELS, default=list(MODELS))
     parser.add_argument("--in-flight", nargs="+", type=program.count, default=[1, 8])
     parser.add_argument("--clients", nargs="+", choices=PEERS, default=list(PEERS))

@@ -1,6 +1,6 @@
 """The 4-float model `x2`: y = 2x, in the repository layout every server here can read.
 
-`python -m loadtests.tiny_model DIR` writes it; needs the `onnx` package.
+`python -m loadtests.benchmarks.tiny_model DIR` writes it; needs the `onnx` package.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ def repository() -> Path:
         python = sys.executable
         if importlib.util.find_spec("onnx") is None:
             python = str(environments.venv("onnx", "onnx") / "python")
-        command = [python, "-m", "loadtests.tiny_model", str(home)]
+        command = [python, "-m", "loadtests.benchmarks.tiny_model", str(home)]
         subprocess.run(command, cwd=environments.ROOT, check=True)
     return home
 

@@ -1,4 +1,4 @@
-"""How long until a server answers: `python -m loadtests.startup`.
+"""How long until a server answers: `python -m loadtests.benchmarks.startup`.
 
 From `exec` to READY with three ONNX models, against a plain script that imports the runtime and
 creates the same sessions; and the first request of every batch size against the ones after it.
@@ -20,7 +20,8 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
-from loadtests import environments, program, tiny_model
+from loadtests import environments, program
+from loadtests.benchmarks import tiny_model
 from loadtests.peers.servers.modelport import executable
 from loadtests.processes import HOST, READY_SECONDS, ServerFailed, free_ports
 
@@ -137,7 +138,9 @@ def ask(connection: http.client.HTTPConnection, model: str, batch: int) -> float
 
 
 def main(arguments: list[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(prog="python -m loadtests.startup", description=__doc__)
+    parser = argparse.ArgumentParser(
+        prog="python -m loadtests.benchmarks.startup", description=__doc__
+    )
     parser.add_argument("--rounds", type=program.count, default=9)
     parser.add_argument(
         "--requests", type=program.count, default=200, help="warm ones, of each batch size"

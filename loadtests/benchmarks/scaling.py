@@ -1,4 +1,4 @@
-"""What a second worker brings: `python -m loadtests.scaling`; on two cores, clients included.
+"""What a second worker brings, on two cores, clients included.
 
 Where clients take cores of the server's, requests a second say little. So what is counted is the
 processor time that the server's own processes take for a request: with one worker that shares one
@@ -107,7 +107,7 @@ def measure(gateway: Gateway, protocol: str, connections: int, seconds: float) -
 
 def main() -> int:
     parser = argparse.ArgumentParser(
-        prog="python -m loadtests.scaling", description=__doc__.partition("\n")[0]
+        prog="python -m loadtests.benchmarks.scaling", description=__doc__.partition("\n")[0]
     )
     parser.add_argument("--front", default="portable", choices=["portable", "envoy"])
     parser.add_argument("--workers", type=program.count, default=2)

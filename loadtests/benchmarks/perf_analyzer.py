@@ -1,4 +1,4 @@
-"""Drive a gateway with NVIDIA's perf_analyzer, unmodified: `python -m loadtests.perf_analyzer`.
+"""Drive a gateway with NVIDIA's perf_analyzer, unmodified.
 
 Without `--url-http` and `--url-grpc` it starts `modelport serve` on free ports with a tiny model.
 Every run must end with exit status 0 and speak of no error; the status of this script says so.
@@ -19,7 +19,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from loadtests import environments, program, tiny_model
+from loadtests import environments, program
+from loadtests.benchmarks import tiny_model
 from loadtests.peers.servers import modelport
 from loadtests.peers.servers.base import Launch
 from loadtests.processes import HOST, free_ports, running, wait_ready
@@ -129,7 +130,9 @@ class Analyzer:
 
 
 def parse(arguments: list[str] | None) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(prog="python -m loadtests.perf_analyzer", description=__doc__)
+    parser = argparse.ArgumentParser(
+        prog="python -m loadtests.benchmarks.perf_analyzer", description=__doc__
+    )
     parser.add_argument("--url-http", help="HOST:PORT of a gateway that is already running")
     parser.add_argument("--url-grpc", help="HOST:PORT of its gRPC side")
     parser.add_argument("--model", default=tiny_model.NAME)

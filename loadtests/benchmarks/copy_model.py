@@ -1,6 +1,6 @@
 """The model `copy`: y = x, one vector of any length, for Triton and for modelport.
 
-`python -m loadtests.copy_model DIR` writes modelport's; needs the `onnx` package.
+`python -m loadtests.benchmarks.copy_model DIR` writes modelport's; needs the `onnx` package.
 """
 
 from __future__ import annotations

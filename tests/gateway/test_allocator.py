@@ -1,0 +1,52 @@
+"""What the C library keeps of freed memory: only where it can be told, and nobody has told it."""
+
+from __future__ import annotations
+
+import ctypes
+from types import SimpleNamespace
+
+import pytest
+
+from gateway import allocator
+
+
+@pytest.fixture(autouse=True)
+def unchosen(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("GLIBC_TUNABLES", "MALLOC_MMAP_THRESHOLD_", "MALLOC_TRIM_THRESHOLD_"):
+        monkeypatch.delenv(name, raising=False)
+
+
+@pytest.fixture
+def set_options(monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, int]]:
+    """What a C library with ``mallopt`` is told."""
+    options: list[tuple[int, int]] = []
+    library = SimpleNamespace(mallopt=lambda option, value: options.append((option, value)))
+    monkeypatch.setattr(ctypes, "CDLL", lambda name: library)
+    return options
+
+
+def test_glibc_takes_the_thresholds() -> None:
+    mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
+    if mallopt is None:
+        pytest.skip("another C library")
+    assert mallopt(allocator._M_MMAP_THRESHOLD, allocator.MMAP_BYTES) == 1
+    assert mallopt(allocator._M_TRIM_THRESHOLD, allocator.TRIM_BYTES) == 1
+
+
+def test_they_are_set(set_options: list[tuple[int, int]]) -> None:
+    allocator.keep_freed_memory()
+    assert len(set_options) == 2
+
+
+@pytest.mark.parametrize("name", ["GLIBC_TUNABLES", "MALLOC_TRIM_THRESHOLD_"])
+def test_what_somebody_chose_in_the_environment_stays(
+    set_options: list[tuple[int, int]], monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    monkeypatch.setenv(name, "glibc.malloc.trim_threshold=131072")
+    allocator.keep_freed_memory()
+    assert set_options == []
+
+
+def test_another_c_library_is_left_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ctypes, "CDLL", lambda name: SimpleNamespace())
+    allocator.keep_freed_memory()
