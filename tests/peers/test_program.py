@@ -49,11 +49,11 @@ def test_a_program_that_is_told_to_end_leaves_no_server(
     [
         ("peers", "--rounds", "0"),
         ("peers", "--report", "pyproject.toml"),
-        ("hop", "--share", "nan"),
-        ("memory", "--requests", "-1"),
-        ("overload", "--client-core", "4096"),
-        ("scaling", "--seconds", "0"),
-        ("startup", "--rounds", "many"),
+        ("benchmarks.hop", "--share", "nan"),
+        ("benchmarks.memory", "--requests", "-1"),
+        ("benchmarks.overload", "--client-core", "4096"),
+        ("benchmarks.scaling", "--seconds", "0"),
+        ("benchmarks.startup", "--rounds", "many"),
     ],
 )
 def test_arguments_that_cannot_be_are_told_without_a_traceback(arguments: tuple[str, ...]) -> None:
