@@ -161,8 +161,9 @@ class Supervisor:
     async def _on_started(self, number: int, said: Mapping[str, Any]) -> None:
         first = not self._all_started
         self._started[number] = said
+        last = first and self._all_started  # the next one may come during the look
         await self._hub.look()  # what is known of it, should it never be heard of again
-        if first and self._all_started:
+        if last:
             await self._hub.remember()
             ready = all(worker["ready"] for worker in self._started.values())
             models = max(worker["models"] for worker in self._started.values())

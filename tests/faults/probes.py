@@ -19,7 +19,7 @@ from tests.server import Gateway
 
 T = TypeVar("T")
 Background = Callable[..., Future[Any]]
-WAIT_SECONDS = 15.0
+WAIT_SECONDS = 30.0
 POLL = ("--model-control-mode", "poll", "--repository-poll-secs", "0.05")
 EXPLICIT = ("--model-control-mode", "explicit")
 

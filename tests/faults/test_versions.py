@@ -406,17 +406,17 @@ async def test_a_scan_that_takes_long_brings_back_nothing_that_a_later_one_repla
     held.may_unload.set()
     repository.slow(0, "m")
     lifecycle = await explicit(repository, held)
-    real, scans = scan.scan, itertools.count()
+    real, scans = scan.together, itertools.count()
     scanned, go_on = threading.Event(), threading.Event()
 
-    def delayed(repositories: Iterable[Path]) -> dict[str, scan.ModelEntry]:
-        found = real(repositories)
+    def delayed(folders: Iterable[dict[str, scan.ModelEntry]]) -> dict[str, scan.ModelEntry]:
+        found = real(folders)
         if next(scans) == 0:
             scanned.set()
             assert go_on.wait(probes.WAIT_SECONDS)
         return found
 
-    monkeypatch.setattr(scan, "scan", delayed)
+    monkeypatch.setattr(scan, "together", delayed)
     first = asyncio.create_task(lifecycle.load("m"))
     await happened(scanned)
     (repository.root / "m" / "2").mkdir()

@@ -48,4 +48,5 @@ def test_a_body_that_breaks_off_ends_its_request(probe: Envoy) -> None:
 
 
 def test_nothing_of_this_is_an_error_to_envoy_or_python(probe: Envoy) -> None:
-    assert probe.log.read_text() == ""
+    log = probe.log.read_text()  # of the whole session: refusals of bad requests are in it
+    assert [line for line in log.splitlines() if "[debug" not in line] == []

@@ -37,6 +37,11 @@ def settings(**changes: Any) -> Settings:
     return Settings(**{**chosen, **apart, **changes})
 
 
+def servers() -> set[int]:
+    """Processes that this one has started: other tests' fixtures have theirs."""
+    return {child.pid for child in psutil.Process().children()}
+
+
 def shootout(work: Path, *contenders: Contender, rounds: int, **changes: Any) -> Shootout:
     return Shootout(
         subject=Subject("x2", "y = 2x"),
@@ -100,13 +105,14 @@ def test_a_server_that_dies_under_load_is_out_and_the_others_are_measured(tmp_pa
 
     def killing(*arguments: Any, **keywords: Any) -> Run:
         if not killed:
-            (child,) = psutil.Process().children()
-            killed.append(child.pid)
-            child.kill()
-            os.waitid(os.P_PID, child.pid, os.WEXITED | os.WNOWAIT)
+            (child,) = servers() - before
+            killed.append(child)
+            os.kill(child, signal.SIGKILL)
+            os.waitid(os.P_PID, child, os.WEXITED | os.WNOWAIT)
         return canned(*arguments, **keywords)
 
     killed: list[int] = []
+    before = servers()
     compared = shootout(tmp_path, mortal, other, rounds=1)
     compared.measure = killing
     compared.run(lambda step: None)
@@ -118,6 +124,7 @@ def test_a_server_that_dies_under_load_is_out_and_the_others_are_measured(tmp_pa
 
 def test_an_interruption_leaves_no_server_and_keeps_what_was_measured(tmp_path: Path) -> None:
     calls: list[int] = []
+    before = servers()
 
     def impatient(*arguments: Any, **keywords: Any) -> Run:
         calls.append(1)
@@ -129,7 +136,7 @@ def test_an_interruption_leaves_no_server_and_keeps_what_was_measured(tmp_path: 
     compared.measure = impatient
     with pytest.raises(KeyboardInterrupt):
         compared.run(lambda step: None)
-    assert not [c for c in psutil.Process().children(recursive=True) if "serve" in c.cmdline()]
+    assert servers() <= before
     first, second = compared.result("interrupted").candidates
     assert (len(first.runs), len(second.runs)) == (1, 0)
     assert compared.result("interrupted").notes[-1] == "interrupted"
