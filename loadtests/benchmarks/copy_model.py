@@ -5,8 +5,8 @@
 
 from __future__ import annotations
 
+import argparse
 import shutil
-import sys
 from pathlib import Path
 
 from loadtests.peers.servers.base import INSIDE
@@ -45,4 +45,6 @@ def _version(home: Path, backend: str) -> Path:
 
 
 if __name__ == "__main__":
-    write_onnx(Path(sys.argv[1]))
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("folder", type=Path)
+    write_onnx(parser.parse_args().folder)

@@ -6,7 +6,7 @@ needs the `onnx` package.
 
 from __future__ import annotations
 
-import sys
+import argparse
 from pathlib import Path
 
 NAME = "slow"
@@ -57,4 +57,8 @@ def write(home: Path, more: str = "") -> None:
 
 
 if __name__ == "__main__":
-    write(Path(sys.argv[1]), *sys.argv[2:])
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("folder", type=Path)
+    parser.add_argument("more", nargs="?", default="", help="lines for config.pbtxt")
+    options = parser.parse_args()
+    write(options.folder, options.more)
