@@ -19,6 +19,7 @@ from gateway.errors import InvalidArgument
 from gateway.types import NUMPY_DTYPES, Array, Datatype, Tensor
 from gateway.wire import raw
 from gateway.wire.proto import tensorflow_pb2 as pb
+from gateway.wire.protobuf import varint
 
 #: How large a tensor may be of whose values only some are sent.
 MAX_REPEATED_BYTES = 64 * 1024 * 1024
@@ -131,7 +132,7 @@ def _at_once(
         return None
     content = message.SerializeToString()
     start = len(content) - count * held.itemsize
-    head = tag + _varint(count * held.itemsize)
+    head = tag + varint(count * held.itemsize)
     if not content.startswith(head, max(0, start - len(head))):
         return None
     return np.frombuffer(content, held, count, start)
@@ -217,7 +218,7 @@ def encode_values(tensor: Tensor, into: pb.TensorProto | None = None) -> pb.Tens
     tag = _PACKED.get(tensor.datatype)
     if tag is not None:
         content = bytes(raw.encode(tensor))
-        message.MergeFromString(tag + _varint(len(content)) + content)
+        message.MergeFromString(tag + varint(len(content)) + content)
         return message
     data: Array = np.ascontiguousarray(tensor.data, NUMPY_DTYPES[tensor.datatype]).reshape(-1)
     field, _ = _VALUES[tensor.datatype]
@@ -234,12 +235,3 @@ def _heading(tensor: Tensor, into: pb.TensorProto | None) -> pb.TensorProto:
     for size in tensor.data.shape:
         shape.dim.add(size=size)
     return message
-
-
-def _varint(number: int) -> bytes:
-    parts = bytearray()
-    while number > 0x7F:
-        parts.append(number & 0x7F | 0x80)
-        number >>= 7
-    parts.append(number)
-    return bytes(parts)
