@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 
 CHECKPOINTS = Path("checkpoints")
 REPOSITORY = Path("model_repository")
+PICTURE = CHECKPOINTS / "digit.png"
 MAX_BATCH_SIZE = 8
 #: Held-out samples sent over every protocol, and how many of them are shown.
 SAMPLES, SHOWN = 256, 6
@@ -52,7 +53,8 @@ def demo(retrain: bool, seed: int) -> None:
     """Train two small models, export and prove them, serve them, and call them.
 
     A fraud transformer on synthetic card transactions and a Vision Transformer on real handwritten
-    digits. Writes checkpoints/ and model_repository/ in the current folder; safe to repeat.
+    digits. Writes checkpoints/ (and in it digit.png, one of the digits, to send to the model) and
+    model_repository/ in the current folder; safe to repeat.
     """
     from rich.console import Console
 
@@ -78,6 +80,7 @@ def demo(retrain: bool, seed: int) -> None:
         for task in tasks:
             _call(task, infer, console)
     console.rule("5. Your turn")
+    _write_picture(tasks[1])
     _print_commands(tasks, console)
 
 
@@ -216,6 +219,16 @@ def _shown(task: Task) -> list[int]:
     return sorted(row for found in rows.values() for row in found[:turns])[:10]
 
 
+def _write_picture(task: Task) -> None:
+    """The first held-out digit as a file, as people have their pictures."""
+    from PIL import Image
+
+    from exporters.zoo import digits
+
+    pixels = (task.inputs["image"][0, 0] * digits.STD + digits.MEAN) * 255
+    Image.fromarray(pixels.round().astype(np.uint8)).save(PICTURE)
+
+
 def _print_commands(tasks: list[Task], console: Console) -> None:
     """Commands to copy, against the ports that ``modelport serve`` takes by default."""
     fraud = tasks[0].inputs
@@ -234,6 +247,8 @@ Keep the gateway running with  make serve  (or: modelport serve --model-reposito
 and call it from another terminal:
 
 modelport models
+
+modelport infer vit {PICTURE} --class-count 1
 
 curl -s http://127.0.0.1:8000/v2/models/fraud/infer -d '{body}'
 

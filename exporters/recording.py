@@ -2,15 +2,18 @@
 
 The format is that of perf_analyzer's ``--input-data``, which passes over the last key:
 
-    {"data":            [{"tokens": {"content": [7, 99], "shape": [1, 2]}, ...}, ...],
-     "validation_data": [{"probability": {"content": [0.03], "shape": [1, 1]}}, ...],
+    {"data":            [{"tokens": {"content": [7, 99], "shape": [2]}, ...}, ...],
      "modelport":       {"inputs": {"tokens": "INT64", ...}, "outputs": {"probability": "FP32"},
-                         "reshape": {"seq_lens": []}, "atol": 5e-06, "rtol": 1e-05}}
+                         "answers": [{"probability": {"content": [0.03], "shape": [1]}}, ...],
+                         "batch_size": 1, "reshape": {"seq_lens": []}, "atol": 5e-06,
+                         "rtol": 1e-05}}
 
-An entry is one request. Shapes are the wire's, the batch first; ``content`` is flat, floats are
+An entry is one row, and ``batch_size`` rows are a request; 0: the model does not batch, and an
+entry is a request. Shapes are the wire's, without the batch; ``content`` is flat, floats are
 ``{"b64": ...}``, their little-endian bytes. An answer is right if ``|error| <= atol + rtol *
-|validation_data|``. ``reshape``: the dims behind the batch that the model itself takes, where they
-are not the wire's; TensorFlow Serving is asked with those.
+|answers|``; in perf_analyzer's own "validation_data" it would have to be the same bit by bit.
+``reshape``: the dims behind the batch that the model itself takes, where they are not the wire's;
+TensorFlow Serving is asked with those.
 """
 
 from __future__ import annotations
@@ -68,17 +71,21 @@ def record(
     progress: Progress = lambda done, total: None,
 ) -> dict[str, Any]:
     """The file's content: ``asked`` and what ``reference`` answers."""
-    answers = []
+    batched = signature.max_batch_size > 0
+    size = len(next(iter(asked[0].values()))) if batched else 0
+    data: list[dict[str, Any]] = []
+    answers: list[dict[str, Any]] = []
     for number, inputs in enumerate(asked):
-        outputs = reference(inputs)
-        answers.append({s.name: _tensor(s, outputs[s.name]) for s in signature.outputs})
+        data += _entries(signature.inputs, inputs, batched)
+        answers += _entries(signature.outputs, reference(inputs), batched)
         progress(number + 1, len(asked))
     return {
-        "data": [{s.name: _tensor(s, x[s.name]) for s in signature.inputs} for x in asked],
-        "validation_data": answers,
+        "data": data,
         "modelport": {
             "inputs": {spec.name: spec.datatype.value for spec in signature.inputs},
             "outputs": {spec.name: spec.datatype.value for spec in signature.outputs},
+            "answers": answers,
+            "batch_size": size,
             "reshape": {
                 spec.name: list(spec.model_dims)
                 for spec in (*signature.inputs, *signature.outputs)
@@ -90,10 +97,23 @@ def record(
     }
 
 
-def _tensor(spec: TensorSpec, array: Array) -> dict[str, Any]:
-    """``array`` in the wire's shape."""
-    if spec.reshape is not None:
-        array = array.reshape(len(array), *spec.wire_dims)
+def _entries(
+    specs: Sequence[TensorSpec], tensors: Mapping[str, Array], batched: bool
+) -> list[dict[str, Any]]:
+    """One for each row of ``tensors`` in the wire's shapes; one where the model does not batch."""
+    wire = {spec.name: tensors[spec.name] for spec in specs}
+    for spec in specs:
+        if spec.reshape is not None:
+            array = wire[spec.name]
+            wire[spec.name] = array.reshape(len(array), *spec.wire_dims)
+    if not batched:
+        return [{name: _tensor(array) for name, array in wire.items()}]
+    rows = range(len(next(iter(wire.values()))))
+    return [{name: _tensor(array[row]) for name, array in wire.items()} for row in rows]
+
+
+def _tensor(given: Array) -> dict[str, Any]:
+    array = np.asarray(given)
     content: Any = array.ravel().tolist()
     if array.dtype.kind == "f":  # no digit is lost, and what is not finite has no JSON
         little = array.astype(array.dtype.newbyteorder("<"), copy=False)
@@ -102,7 +122,8 @@ def _tensor(spec: TensorSpec, array: Array) -> dict[str, Any]:
 
 
 def write(path: Path, document: Mapping[str, Any]) -> None:
-    """``document`` at ``path``, complete or not at all.
+    """``document`` at ``path``, complete or not at all; what is no file (``/dev/stdout``, a pipe)
+    is written to, and stays what it is.
 
     Raises:
         UsageError: it cannot be written there.
@@ -110,6 +131,9 @@ def write(path: Path, document: Mapping[str, Any]) -> None:
     part = path.with_name(f".{path.name}.{os.getpid()}")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
+        if path.exists() and not path.is_file():
+            path.write_text(json.dumps(document))
+            return
         try:
             part.write_text(json.dumps(document))
             part.replace(path)

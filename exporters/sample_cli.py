@@ -84,9 +84,9 @@ _Subject = tuple["ModelSignature", "Sampler | None", "Reference", float, float]
 
 
 def _is_published(path: Path) -> bool:
-    """Whether a model's or a version's folder lies there."""
+    """Whether a model's or a version's folder lies there, or would."""
     places = (path, path.absolute().parent)
-    return path.is_dir() and any((place / "config.pbtxt").is_file() for place in places)
+    return not path.is_file() and any((place / "config.pbtxt").is_file() for place in places)
 
 
 def _checkpoint(

@@ -3,8 +3,8 @@
 What a queue policy allows is a time, ``default_timeout_microseconds``. A request that waits so long
 is refused by the queue in any case; but by then everyone in front of it has waited almost as long.
 How long a new one will wait is known when it comes, by Little's law: the requests before it, times
-the interval at which they are answered. So the queue is never longer than what is worth waiting
-for, and a refusal costs the client nothing.
+the interval at which they are answered; those of a lower priority are behind it. So the queue is
+never longer than what is worth waiting for, and a refusal costs the client nothing.
 
 Where no policy bounds the queue, nothing is refused until there is an overload (``overload``): then
 the queue is cut to what keeps the model busy, and what comes beyond that is refused. A request with
@@ -16,7 +16,7 @@ from __future__ import annotations
 import asyncio
 import math
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping
 
 from gateway.backends import parameters
 from gateway.backends.base import ELSEWHERE, Execution
@@ -47,7 +47,7 @@ def wrap(infer: Infer, config: ModelConfig, execution: Execution = ELSEWHERE) ->
     Raises:
         InvalidArgument: ``config`` asks for what cannot be.
     """
-    own, batches = False, config.HasField("dynamic_batching")
+    own, batches, wanted = False, config.HasField("dynamic_batching"), None
     if batches:
         wanted = batching.read(config)
         policies = (wanted.default_policy, *wanted.policies.values())
@@ -65,7 +65,8 @@ def wrap(infer: Infer, config: ModelConfig, execution: Execution = ELSEWHERE) ->
         )
     delays = batches and config.dynamic_batching.max_queue_delay_microseconds
     inline = ELSEWHERE.inline if delays else execution.inline
-    return Guard(infer, Detector(configuration.instance_count(config), least), inline)
+    detector = Detector(configuration.instance_count(config), least)
+    return Guard(infer, detector, inline, wanted if wanted and wanted.levels > 1 else None)
 
 
 def _bounds(policy: QueuePolicy) -> bool:
@@ -79,31 +80,36 @@ class Admission:
     def __init__(self, infer: Infer, settings: BatchingSettings) -> None:
         self._infer = infer
         self._settings = settings
-        self._in_flight = 0
+        #: By priority level, those that have any.
+        self._in_flight: dict[int, int] = {}
         #: Seconds from one answer to the next while there is work; 0: not known yet.
         self._interval_seconds = 0.0
         #: When the last answer came, or work after none.
         self._last = 0.0
 
-    @property
-    def wait_seconds(self) -> float:
-        """How long one that comes now is going to wait."""
-        return self._in_flight * self._interval_seconds
+    def wait_seconds(self, level: int) -> float:
+        """How long one of that priority ``level`` that comes now is going to wait."""
+        before = _before(self._in_flight, level)
+        # The last instance that is free takes it at once.
+        return max(0, before - self._settings.instances + 1) * self._interval_seconds
 
     async def __call__(self, request: InferRequest, deadline: Deadline) -> InferResponse:
-        policy = self._settings.policy(self._settings.level(request))
-        if not policy.delays and self.wait_seconds > policy.timeout(request):
+        level, in_flight = self._settings.level(request), self._in_flight
+        policy = self._settings.policy(level)
+        if not policy.delays and self.wait_seconds(level) > policy.timeout(request):
             raise QueueFull
-        if not self._in_flight:
+        if not in_flight:
             self._last = time.monotonic()
-        self._in_flight += 1
+        in_flight[level] = in_flight.get(level, 0) + 1
         answered = False
         try:
             response = await self._infer(request, deadline)
             answered = True
             return response
         finally:
-            self._in_flight -= 1
+            in_flight[level] -= 1
+            if not in_flight[level]:
+                del in_flight[level]
             if answered:
                 self._count()
 
@@ -119,17 +125,25 @@ class Guard:
     """Refuses what an overload brings beyond what can be answered soon.
 
     ``inline``: a request that is answered without waiting for anything, when nothing else is in
-    flight, cannot queue. Only the event loop touches anything here.
+    flight, cannot queue. ``priorities``: where there are several. Only the event loop touches
+    anything here.
     """
 
     def __init__(
-        self, infer: Infer, detector: Detector, inline: Callable[[InferRequest], bool]
+        self,
+        infer: Infer,
+        detector: Detector,
+        inline: Callable[[InferRequest], bool],
+        priorities: BatchingSettings | None = None,
     ) -> None:
         self._infer = infer
         self._detector = detector
         self._inline = inline
-        #: What each request in flight has gone through, oldest first.
-        self._in_flight: dict[asyncio.Task[object], Timing] = {}
+        self._priorities = priorities
+        #: The priority level of each request in flight, and what it has gone through, oldest first.
+        self._in_flight: dict[asyncio.Task[object], tuple[int, Timing]] = {}
+        #: With priorities: how many of them each level has.
+        self._levels: dict[int, int] = {}
         #: Those that are refused though they were let in.
         self._cut: set[asyncio.Task[object]] = set()
         #: How much each request in front adds to a wait; 0: none has waited yet.
@@ -142,13 +156,13 @@ class Guard:
 
     @property
     def wait_seconds(self) -> float:
-        """How long one that comes now is going to wait, at a guess that is rather too low."""
+        """How long the last of all is going to wait, at a guess that is rather too low."""
         return len(self._in_flight) * self._place_seconds
 
     def refuses(self) -> bool:
         """Whether one that has come, and of which nothing is known yet, is refused."""
         before = len(self._in_flight)
-        if before < self._detector.limit:
+        if before < self._detector.limit or self._priorities is not None:
             return False
         self._detector.arrived(time.monotonic(), before)
         return before >= self._detector.limit
@@ -157,14 +171,22 @@ class Guard:
         before, detector = len(self._in_flight), self._detector
         if detector.arrived(time.monotonic(), before):
             self._shorten()
+        level = 0
+        if self._priorities is not None:
+            level = self._priorities.level(request)
+            before = _before(self._levels, level)
         if before >= detector.limit:
             raise QueueFull
         remaining = deadline.remaining()
-        if remaining is not None and before >= ESTIMABLE and self.wait_seconds > remaining:
+        late = remaining is not None and before * self._place_seconds > remaining
+        if late and before >= ESTIMABLE:
             raise QueueFull
         task = asyncio.current_task()
         assert task is not None
-        self._in_flight[task] = timing = request.timing
+        timing = request.timing
+        self._in_flight[task] = level, timing
+        if self._priorities is not None:
+            self._levels[level] = self._levels.get(level, 0) + 1
         try:
             response = await self._infer(request, deadline)
         except asyncio.CancelledError:
@@ -173,6 +195,8 @@ class Guard:
             raise
         finally:
             del self._in_flight[task]
+            if self._priorities is not None:
+                self._levels[level] -= 1
             self._cut.discard(task)
         detector.answered(timing.compute_infer_ns / 1e9)
         if before:
@@ -181,12 +205,20 @@ class Guard:
         return response
 
     def _shorten(self) -> None:
-        """Refuse those that have waited longest, and of which none has begun to be computed."""
+        """Refuse those that have waited longest, and of which none has begun to be computed.
+
+        Those of the lowest priority go first.
+        """
         excess = len(self._in_flight) - self._detector.limit
-        for task, timing in self._in_flight.items():
+        for task, (_, timing) in sorted(self._in_flight.items(), key=lambda each: -each[1][0]):
             if excess <= 0:
                 break
             if not timing.queue_ns:
                 self._cut.add(task)
                 task.cancel()
                 excess -= 1
+
+
+def _before(in_flight: Mapping[int, int], level: int) -> int:
+    """How many requests go before one of that priority level that comes now."""
+    return sum(count for other, count in in_flight.items() if other <= level)

@@ -16,7 +16,7 @@ import time
 from collections import OrderedDict
 from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 import structlog
@@ -53,8 +53,7 @@ _SEQUENCE = frozenset({"sequence_id", "sequence_start", "sequence_end"})
 _loads = itertools.count()
 
 
-@dataclass(frozen=True, slots=True)
-class _Entry:
+class _Entry(NamedTuple):
     """An answer that nobody can change: its arrays are read-only copies."""
 
     model_name: str

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Callable
-from dataclasses import replace
 from pathlib import Path
 
 import structlog
@@ -162,7 +161,7 @@ class Discovery:
         if not numbers:
             raise Unavailable(f"the server of model '{entry.name}' has no version of it READY")
         versions = {number: VersionEntry(number, Path(), ()) for number in numbers}
-        return replace(entry, versions=versions)
+        return entry._replace(versions=versions)
 
 
 def _entry(name: str, route: Route) -> ModelEntry:

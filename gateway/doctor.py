@@ -15,7 +15,7 @@ import shutil
 import signal
 import sys
 from collections.abc import Awaitable, Iterator, Mapping
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
@@ -195,7 +195,7 @@ def _triton_version(program: Path) -> str:
 
 def _each(route: Route) -> Iterator[Route]:
     for endpoint in route.endpoints:
-        yield replace(route, endpoints=(endpoint,))
+        yield route._replace(endpoints=(endpoint,))
 
 
 async def _endpoint(model: str, route: Route) -> list[Finding]:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from contextlib import nullcontext
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from pathlib import Path
+from typing import TYPE_CHECKING
 
 import structlog
 
@@ -12,11 +14,14 @@ from gateway.backends.base import Artifact, Host
 from gateway.cache import Store
 from gateway.errors import InvalidArgument
 from gateway.model import ServedVersion
-from gateway.repository import manifest, signing
+from gateway.repository import manifest
 from gateway.repository.config import ENSEMBLE, ModelConfig
 from gateway.repository.scan import ModelEntry, VersionEntry
 from gateway.settings import Settings
 from gateway.telemetry import Statistics
+
+if TYPE_CHECKING:
+    from gateway.repository.signing import PublicKey
 
 log = structlog.get_logger("modelport.lifecycle")
 
@@ -67,11 +72,7 @@ class Loader:
         if route is not None:
             kind = "managed" if route.managed else route.backend
         load = self._find_backend(kind)
-        with (
-            signing.verified_copy(version.path, name, keys)
-            if keys
-            else nullcontext(version.path) as path
-        ):
+        with _verified(version.path, name, keys) if keys else nullcontext(version.path) as path:
             artifact = Artifact(name, number, path, config, self._threads, route, self.host)
             backend = load(artifact)
             try:
@@ -79,3 +80,9 @@ class Loader:
             except BaseException:
                 backend.unload()
                 raise
+
+
+def _verified(version: Path, name: str, keys: Sequence[PublicKey]) -> AbstractContextManager[Path]:
+    from gateway.repository import signing  # no start without a key has to wait for it
+
+    return signing.verified_copy(version, name, keys)

@@ -5,8 +5,9 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Callable, Collection, Hashable, Iterator, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from enum import StrEnum
+from typing import NamedTuple
 
 from gateway import admission, batching, cache, streaming
 from gateway.backends.base import Backend
@@ -97,8 +98,7 @@ class ServedVersion:
         await asyncio.to_thread(self.backend.unload)
 
 
-@dataclass(frozen=True, slots=True)
-class Wanted:
+class Wanted(NamedTuple):
     """What a reload asks of one model; None: what the model's configuration says.
 
     Attributes:
@@ -200,7 +200,7 @@ class Model:
     def look(self, entry: ModelEntry) -> None:
         """What the repository has now; another server is asked for its versions later."""
         if entry.remote and self.entry.remote:
-            entry = replace(entry, versions=self.entry.versions)
+            entry = entry._replace(versions=self.entry.versions)
         self.entry = entry
 
     def check_labels(self, asked: Wanted, available: Collection[int], route: Route | None) -> None:

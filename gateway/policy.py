@@ -12,13 +12,14 @@ next older one is wanted in its place, and what was unloaded to make room comes 
 from __future__ import annotations
 
 from collections.abc import Collection, Hashable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
+from types import MappingProxyType
+from typing import NamedTuple
 
 from gateway.repository.config import ModelConfig
 
 
-@dataclass(frozen=True, slots=True)
-class VersionPolicy:
+class VersionPolicy(NamedTuple):
     """``specific`` set: those. Else the newest ``latest``; None: all."""
 
     latest: int | None = 1
@@ -34,17 +35,16 @@ class VersionPolicy:
         return cls(latest=max(1, policy.latest.num_versions))
 
 
-@dataclass(frozen=True, slots=True)
-class Snapshot:
+class Snapshot(NamedTuple):
     """``available``, ``serving`` and ``failed`` map a version to what identifies its content.
 
     ``displaced`` are the versions that were unloaded to make room for others.
     """
 
     policy: VersionPolicy
-    available: Mapping[int, Hashable] = field(default_factory=dict)
-    serving: Mapping[int, Hashable] = field(default_factory=dict)
-    failed: Mapping[int, Hashable] = field(default_factory=dict)
+    available: Mapping[int, Hashable] = MappingProxyType({})
+    serving: Mapping[int, Hashable] = MappingProxyType({})
+    failed: Mapping[int, Hashable] = MappingProxyType({})
     resource_preserving: bool = False
     displaced: Collection[int] = ()
 

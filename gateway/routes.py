@@ -21,12 +21,11 @@ from __future__ import annotations
 
 import math
 import re
-import tomllib
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
 from enum import StrEnum
 from pathlib import Path
-from typing import Any, TypeVar
+from types import MappingProxyType
+from typing import Any, NamedTuple, TypeVar
 
 from gateway.errors import InvalidArgument
 
@@ -54,8 +53,7 @@ class Protocol(StrEnum):
     HTTP = "http"
 
 
-@dataclass(frozen=True, slots=True)
-class Route:
+class Route(NamedTuple):
     """A table ``[models.<name>]``.
 
     Attributes:
@@ -90,8 +88,7 @@ class Route:
     managed: bool = False
 
 
-@dataclass(frozen=True, slots=True)
-class Program:
+class Program(NamedTuple):
     """A table ``[servers.<backend>]``: how the gateway starts such a server.
 
     Attributes:
@@ -102,17 +99,16 @@ class Program:
     """
 
     command: tuple[str, ...] = ()
-    environment: Mapping[str, str] = field(default_factory=dict)
+    environment: Mapping[str, str] = MappingProxyType({})
     arguments: tuple[str, ...] = ()
     start_timeout_seconds: float = 120.0
 
 
-@dataclass(frozen=True, slots=True)
-class Routes:
+class Routes(NamedTuple):
     """The whole file, parsed. ``models`` and ``servers`` go by the names in it."""
 
-    models: Mapping[str, Route] = field(default_factory=dict)
-    servers: Mapping[str, Program] = field(default_factory=dict)
+    models: Mapping[str, Route] = MappingProxyType({})
+    servers: Mapping[str, Program] = MappingProxyType({})
 
 
 def load(path: Path) -> Routes:
@@ -140,6 +136,8 @@ def _read(path: Path) -> Any:
     try:
         text = path.read_text(encoding="utf-8")
         if path.suffix == ".toml":
+            import tomllib  # as yaml's: only who has such a file waits for it
+
             return tomllib.loads(text)
         if path.suffix in YAML_SUFFIXES:
             return _yaml(text)

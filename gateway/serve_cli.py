@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-import importlib
+import gc
 import math
 import os
-import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
+from gateway.haste import hasten
 from gateway.repository.storage.location import Repository
 from gateway.settings import (
     AspiredVersionPolicy,
@@ -21,6 +21,9 @@ from gateway.settings import (
     Settings,
     VertexAi,
 )
+
+if TYPE_CHECKING:
+    from gateway.repository.signing import PublicKey
 
 #: More processes than any machine has use for.
 MAX_WORKERS = 256
@@ -285,8 +288,9 @@ def serve(context: click.Context, /, print_front_config: bool, **options: Any) -
 
     Port 0 takes a free port; the line "listening" on stderr tells which.
     """
+    context.call_on_close(gc.enable)  # whoever calls this in a process that goes on
+    hasten()
     settings = _settings(**options)
-    import_structlog()
     from gateway.workers import choice
 
     if print_front_config:
@@ -301,18 +305,6 @@ def serve(context: click.Context, /, print_front_config: bool, **options: Any) -
         parent.run(settings, context.meta[Serve.ARGUMENTS])
 
 
-def import_structlog() -> None:
-    """Without rich, which it would import for tracebacks that this gateway prints plain: a sixth of
-    what the gateway takes to start."""
-    if "rich" in sys.modules:
-        return
-    sys.modules["rich"] = None  # type: ignore[assignment]
-    try:
-        importlib.import_module("structlog")
-    finally:
-        del sys.modules["rich"]
-
-
 def settings_of(arguments: Sequence[str]) -> Settings:
     """What ``modelport serve`` with ``arguments`` serves with.
 
@@ -322,6 +314,14 @@ def settings_of(arguments: Sequence[str]) -> Settings:
     options = serve.make_context("serve", list(arguments)).params
     del options["print_front_config"]
     return _settings(**options)
+
+
+def _public_keys(files: Sequence[Path]) -> tuple[PublicKey, ...]:
+    if not files:
+        return ()
+    from gateway.repository import signing  # no start without a key has to wait for it
+
+    return tuple(signing.load_public_key(file) for file in files)
 
 
 def _check_listeners(options: Mapping[str, Any]) -> None:
@@ -360,12 +360,10 @@ def _settings(
             )
     _check_listeners(options)
     from gateway import routes
-    from gateway.repository import signing
 
     found = routes.load(routes_file) if routes_file is not None else routes.Routes()
     if not options["model_repositories"] and not found.models:
         raise click.UsageError("nothing to serve; give --model-repository, or --routes with models")
-    keys = tuple(signing.load_public_key(path) for path in require_signature)
     # gRPC reads this when it is imported; its failures reach us as exceptions.
     os.environ.setdefault("GRPC_VERBOSITY", "NONE")
     # Servers that are started are programs of their own: gRPC has nothing to do when we fork.
@@ -377,7 +375,7 @@ def _settings(
         aspired_version_policy=AspiredVersionPolicy(aspired_version_policy),
         log_format=LogFormat(log_format),
         front=FrontKind(front),
-        require_signature=keys,
+        require_signature=_public_keys(require_signature),
         routes=found,
         sagemaker_default_model=os.environ.get("SAGEMAKER_TRITON_DEFAULT_MODEL_NAME", ""),
         vertex_ai=_vertex_ai(vertex_ai_default_model) if allow_vertex_ai else None,

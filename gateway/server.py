@@ -4,17 +4,18 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import gc
 import os
 import sys
+import threading
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import structlog
 import uvloop
-from prometheus_client import CollectorRegistry, ProcessCollector
 
-from gateway import signals
+from gateway import haste, signals
 from gateway.admin import metrics
 from gateway.allocator import keep_freed_memory
 from gateway.backends.base import Artifact, Host
@@ -25,28 +26,25 @@ from gateway.front.base import Front
 from gateway.front.http_listener import HttpListener
 from gateway.front.portable import PortableFront
 from gateway.lifecycle import Lifecycle
+from gateway.protocols import tfserving, torchserve
 from gateway.protocols.asgi import App
-from gateway.protocols.grpc_method import Methods
+from gateway.protocols.grpc_method import Methods, Rows
 from gateway.protocols.http_entry import HttpEntry
 from gateway.protocols.oip.grpc import OipGrpc
 from gateway.protocols.oip.infer_http import OipInfer
 from gateway.protocols.oip.shared_memory import SharedMemory
-from gateway.protocols.prediction.predictor import Predictor
-from gateway.protocols.tfserving.grpc import TfServingGrpc
-from gateway.protocols.torchserve.grpc import TorchServeGrpc
-from gateway.protocols.torchserve.management import Management
 from gateway.routes import Program
 from gateway.settings import ModelControlMode, Settings
 from gateway.shared_memory import Regions
 from gateway.standing import Standing
-from gateway.telemetry import (
-    ConditionsCollector,
-    TfServingRequests,
-    TorchServeCollector,
-    TritonCollector,
-    configure_logging,
-)
+from gateway.telemetry import configure_logging
+from gateway.telemetry.tfserving import TfServingRequests
 from gateway.types import Deadline
+
+if TYPE_CHECKING:
+    from prometheus_client import CollectorRegistry
+
+    from gateway.protocols.dialects import Dialects
 
 log = structlog.get_logger("modelport.server")
 
@@ -54,7 +52,13 @@ log = structlog.get_logger("modelport.server")
 LAME_DUCK_SECONDS = 1.0
 #: What is left of the exit timeout when requests are cut off, for telling them and for closing.
 CLOSING_SECONDS = 0.1
-
+#: gRPC services whose methods are made when the first call to them comes.
+LATE_SERVICES = (
+    tfserving.PREDICTION_SERVICE,
+    tfserving.MODEL_SERVICE,
+    torchserve.INFERENCE_SERVICE,
+    torchserve.MANAGEMENT_SERVICE,
+)
 
 MakeFront = Callable[[App, Methods, Settings], Front]
 MakeControl = Callable[[Lifecycle], Control]
@@ -80,44 +84,53 @@ class Server:
         )
         regions = Regions(settings.allow_client_shm)
         self._shared = SharedMemory(regions, self.control, settings.http_max_input_bytes)
-        self._tfserving = TfServingRequests()
-        predictor = Predictor(dataplane, self.lifecycle)
-        explicit = settings.model_control_mode is ModelControlMode.EXPLICIT
-        management = Management(self.lifecycle, self.control, explicit)
-        http = self._http(predictor, management)
-        methods = {
+        self._requests = TfServingRequests()
+        # What no start waits for: one thread makes it, another may ask for it meanwhile.
+        self._making = threading.Lock()
+        self._made_dialects: Dialects | None = None
+        self._made_registry: CollectorRegistry | None = None
+        methods: Methods = {
             **OipGrpc(dataplane, self.lifecycle, self.control, self._shared).methods(),
-            **TfServingGrpc(dataplane, self.lifecycle, self.control, self._tfserving).methods(),
-            **TorchServeGrpc(predictor, self.lifecycle, self.control, management).methods(),
+            **{service: partial(self._rows, service) for service in LATE_SERVICES},
         }
-        self._front = make_front(http, methods, settings)
-        self.metrics = self._registry()
+        self._front = make_front(self._http(), methods, settings)
         self._metrics = self._metrics_listener() if self._alone else None
         self._poller: asyncio.Task[None] | None = None
         self._completing: asyncio.Future[None] | None = None
 
-    def _http(self, predictor: Predictor, management: Management) -> App:
+    def _http(self) -> App:
         """The application of the HTTP port: what is hot, and behind it the dialects."""
         settings, lifecycle, control = self._settings, self.lifecycle, self.control
         limit = settings.http_max_input_bytes
-
-        def build() -> App:
-            from gateway.protocols import dialects  # and with it the framework, which takes a while
-
-            return dialects.application(
-                settings, self._dataplane, lifecycle, control, self._shared, self._tfserving,
-                predictor, management,
-            )  # fmt: skip
-
         hot = OipInfer(self._dataplane, lifecycle, control, limit, self._shared)
-        self._entry = HttpEntry(hot, build)
+        self._entry = HttpEntry(hot, self._complete)
         if settings.vertex_ai is None:
             return self._entry
         from gateway.protocols.vertex import VertexApplication
 
+        predictor = self._dialects().predictor
         return VertexApplication(
             self._entry, predictor, lifecycle, control, settings.vertex_ai, limit
         )
+
+    def _complete(self) -> App:
+        """Make what the start has left out; blocking."""
+        self.registry()
+        return self._dialects().http()
+
+    def _dialects(self) -> Dialects:
+        with self._making:
+            if self._made_dialects is None:
+                from gateway.protocols.dialects import Dialects
+
+                self._made_dialects = Dialects(
+                    self._settings, self._dataplane, self.lifecycle, self.control, self._shared,
+                    self._requests,
+                )  # fmt: skip
+            return self._made_dialects
+
+    def _rows(self, service: str) -> Rows:
+        return self._dialects().rows[service]
 
     def _host(self, lifecycle: Lifecycle) -> Host:
         programs = self._settings.routes.servers
@@ -129,20 +142,22 @@ class Server:
             program=lambda server: programs.get(server, Program()),
         )
 
-    def _registry(self) -> CollectorRegistry:
-        registry = CollectorRegistry()
-        source = self.lifecycle.statistics
-        for collector in (TritonCollector(source), TorchServeCollector(source), self._tfserving):
-            registry.register(collector)
-        registry.register(ConditionsCollector(self.lifecycle))
-        return registry
+    def registry(self) -> CollectorRegistry:
+        """The metrics of this process."""
+        with self._making:
+            if self._made_registry is None:
+                from gateway.telemetry.registry import registry
+
+                self._made_registry = registry(
+                    self.lifecycle.statistics, self._requests, self.lifecycle, self._alone
+                )
+            return self._made_registry
 
     def _metrics_listener(self) -> HttpListener:
-        settings, registry = self._settings, self.metrics
-        ProcessCollector(registry=registry)
+        settings = self._settings
 
-        async def scrape() -> bytes:
-            return metrics.text(registry)
+        async def scrape() -> metrics.Text:
+            return metrics.text(self.registry())
 
         address, port = settings.metrics_address, settings.metrics_port
         return HttpListener(metrics.application(scrape), address, port, "--metrics-port")
@@ -155,7 +170,7 @@ class Server:
         """
         if self._metrics is not None:
             await self._metrics.start()
-        gc.freeze()  # what is there now stays: no collection has to look at it
+        haste.settle()
         await self._front.start()
         if self._metrics is not None:
             http, grpc, port = self._front.http_port, self._front.grpc_port, self._metrics.port

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import math
 import os
-from dataclasses import dataclass, field
 from enum import StrEnum
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from gateway.routes import Routes
 
@@ -45,8 +44,7 @@ class LogFormat(StrEnum):
     JSON = "json"
 
 
-@dataclass(frozen=True, slots=True)
-class VertexAi:
+class VertexAi(NamedTuple):
     """Vertex AI's routes, and the model of those who name none; empty: the only one."""
 
     predict_route: str
@@ -54,8 +52,7 @@ class VertexAi:
     default_model: str = ""
 
 
-@dataclass(frozen=True, slots=True)
-class Settings:
+class Settings(NamedTuple):
     #: Folders, and locations in object storage. May be empty where ``routes`` name models.
     model_repositories: tuple[Path | Location, ...]
     model_control_mode: ModelControlMode = ModelControlMode.NONE
@@ -72,7 +69,7 @@ class Settings:
     #: Where there are any, only versions signed with one of them are served.
     require_signature: tuple[PublicKey, ...] = ()
     #: Which models other servers run.
-    routes: Routes = field(default_factory=Routes)
+    routes: Routes = Routes()
     strict_readiness: bool = True
     exit_on_error: bool = False
     http_address: str = "127.0.0.1"

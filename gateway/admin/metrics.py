@@ -7,25 +7,32 @@ from __future__ import annotations
 
 import re
 from collections.abc import Awaitable, Callable
-
-from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry
-from prometheus_client.exposition import generate_latest
+from typing import TYPE_CHECKING
 
 from gateway.protocols.asgi import App, Receive, Scope, Send
+
+if TYPE_CHECKING:
+    from prometheus_client import CollectorRegistry
 
 #: The library's text format ends a counter's name in ``_total``; these names do not.
 _SUFFIX = re.compile(
     rb"^(# (?:HELP|TYPE) (?:nv_\w+|ts_\w+_microseconds|:tensorflow:\S+))_total ", re.MULTILINE
 )
+#: Content type and body.
+Text = tuple[str, bytes]
 _PATHS = ("/metrics", "/monitoring/prometheus/metrics")
 
 
-def text(registry: CollectorRegistry) -> bytes:
+def text(registry: CollectorRegistry) -> Text:
     """What the collectors of ``registry`` have now."""
-    return _SUFFIX.sub(rb"\1 ", generate_latest(registry))
+    from prometheus_client import exposition  # no start has to wait for it
+
+    return exposition.CONTENT_TYPE_LATEST, _SUFFIX.sub(
+        rb"\1 ", exposition.generate_latest(registry)
+    )
 
 
-def application(scrape: Callable[[], Awaitable[bytes]]) -> App:
+def application(scrape: Callable[[], Awaitable[Text]]) -> App:
     """An ASGI application that answers with the text that ``scrape`` gives."""
 
     async def app(scope: Scope, receive: Receive, send: Send) -> None:
@@ -33,7 +40,7 @@ def application(scrape: Callable[[], Awaitable[bytes]]) -> App:
             return
         status, content_type, body = 404, "application/json", b'{"error":"Not Found"}'
         if scope["path"] in _PATHS and scope["method"] in ("GET", "HEAD"):
-            status, content_type, body = 200, CONTENT_TYPE_LATEST, await scrape()
+            status, (content_type, body) = 200, await scrape()
         headers = [
             (b"content-type", content_type.encode()),
             (b"content-length", str(len(body)).encode()),

@@ -8,17 +8,15 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncGenerator, Callable, Iterable
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Protocol, runtime_checkable
+from typing import NamedTuple, Protocol, runtime_checkable
 
 from gateway.repository.config import ModelConfig
 from gateway.routes import Program, Route
 from gateway.types import Deadline, Infer, InferRequest, InferResponse
 
 
-@dataclass(frozen=True, slots=True)
-class Host:
+class Host(NamedTuple):
     """What a backend may use of the gateway it is loaded into.
 
     Attributes:
@@ -39,8 +37,7 @@ class Host:
     program: Callable[[str], Program]
 
 
-@dataclass(frozen=True, slots=True)
-class Artifact:
+class Artifact(NamedTuple):
     """What a loader gets.
 
     ``config`` may lack inputs and outputs: the artifact then tells them. ``path`` may be a copy
@@ -61,8 +58,7 @@ def _awaits(_: InferRequest) -> bool:
     return False
 
 
-@dataclass(frozen=True, slots=True)
-class Execution:
+class Execution(NamedTuple):
     """How a backend executes: what a batcher in front of it has to know.
 
     Attributes:
@@ -72,6 +68,8 @@ class Execution:
         inline: whether a call with this request, made now, answers without awaiting anything: it
             takes so little that waiting for others would cost more.
         queues: requests wait in it for an instance, and ``Timing.queue_ns`` is 0 until then.
+        ahead: so many calls it may be given beside those that run, so that it has the next when one
+            ends. A call that is cancelled before it has begun is not computed.
     """
 
     batches: bool = True
@@ -79,6 +77,7 @@ class Execution:
     parameters: bool = True
     inline: Callable[[InferRequest], bool] = _awaits
     queues: bool = False
+    ahead: int = 0
 
 
 #: Of a backend that hands requests on.

@@ -1,7 +1,9 @@
 """The batcher of one model version: requests wait here, and only here, until an instance is free.
 
 A free instance runs what is there; while all are busy, requests gather. An instance is busy until
-its execution has really ended. Only the event loop touches anything here.
+its execution has really ended. Where it can be told ahead what comes next, a batch that cannot get
+better is, and is taken back when one of its requests goes before it has begun. Only the event loop
+touches anything here.
 """
 
 from __future__ import annotations
@@ -43,6 +45,12 @@ class Batcher:
         self._statistics = statistics
         self._queue = Queue(settings)
         self._running: set[Batch] = set()
+        #: Of those, what has not begun yet, in order. It may have, and its predecessor's end is
+        #: still to be told.
+        self._next: deque[Batch] = deque()
+        # With priorities, whoever comes may go before any batch.
+        self._ahead = execution.ahead if settings.levels < 2 else 0
+        self._full = max(settings.preferred_sizes)
         #: No request waits for others to come.
         self._prompt = not settings.delay_seconds
         self._ordering = settings.preserve_ordering
@@ -80,7 +88,10 @@ class Batcher:
             self._wake()
         elif batch is not None:
             batch.wanted -= 1
-            if not batch.wanted and self._execution.interruptible and batch.task is not None:
+            if batch in self._next and batch.task is not None:
+                batch.recalled = True
+                batch.task.cancel()
+            elif not batch.wanted and self._execution.interruptible and batch.task is not None:
                 batch.task.cancel()
         self._answer_in_order()
 
@@ -92,24 +103,30 @@ class Batcher:
             now = time.monotonic()
             for refused in self._queue.expire(now):
                 self._settle(refused, TimedOut())
-            if len(self._running) == self._settings.instances or not self._start_one(now):
+            free = self._settings.instances - len(self._running)
+            if free <= -self._ahead or not self._start_one(now, ahead=free <= 0):
                 break
         self._answer_in_order()
         self._wake()
 
-    def _start_one(self, now: float) -> bool:
-        """Take one batch from the queue; whether there was one to take."""
+    def _start_one(self, now: float, ahead: bool) -> bool:
+        """Take one batch from the queue; whether there was one to take.
+
+        ``ahead`` of its time only one that would not be larger then.
+        """
         for bucket in self._queue.buckets():
             waited_seconds = 0.0
             if self._settings.delay_seconds:
                 waited_seconds = now - min(w.queued_at for w in bucket[: self._settings.max_size])
             count = form((w.size for w in bucket), waited_seconds, self._settings)
+            if ahead and sum(waiting.size for waiting in bucket[:count]) < self._full:
+                continue
             if count:
-                self._start(self._queue.take(bucket, count))
+                self._start(self._queue.take(bucket, count), ahead)
                 return True
         return False
 
-    def _start(self, taken: Sequence[Waiting]) -> None:
+    def _start(self, taken: Sequence[Waiting], ahead: bool) -> None:
         members = []
         for waiting in taken:
             # The timer that ends such a request can be later than its turn.
@@ -123,6 +140,8 @@ class Batcher:
         for waiting in members:
             waiting.batch = batch
         self._running.add(batch)
+        if ahead:
+            self._next.append(batch)
         batch.task = asyncio.get_running_loop().create_task(self._run(batch))
 
     def _wake(self) -> None:
@@ -152,13 +171,32 @@ class Batcher:
         try:
             outcomes = await self._execute(members)
         except asyncio.CancelledError:  # by the last client that left, or by the backend itself
+            if batch.recalled:
+                self._put_back(batch)
+                return
             outcomes = [Unavailable("the execution was cancelled") for _ in members]
         self._running.discard(batch)
+        if batch in self._next:
+            self._next.remove(batch)
+        elif self._next:
+            self._next.popleft()
         try:
             self._dispatch()  # before the answers: the instance is idle meanwhile
         finally:
             for waiting, outcome in zip(members, outcomes, strict=True):
                 self._deliver(waiting, outcome)
+
+    def _put_back(self, batch: Batch) -> None:
+        """Those that are left wait again, where they did."""
+        self._running.discard(batch)
+        if batch in self._next:
+            self._next.remove(batch)
+        for waiting in batch.members:
+            if not waiting.reply.done():
+                waiting.batch = None
+                waiting.queued_ns = time.monotonic_ns()  # what it waited before is counted
+                self._queue.put_back(waiting)
+        self._dispatch()
 
     async def _execute(self, members: Sequence[Waiting]) -> Sequence[Outcome]:
         started = time.monotonic_ns()

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 from gateway.errors import InvalidArgument
 from gateway.repository import config as configuration
@@ -18,8 +17,7 @@ DEFAULT_MAX_QUEUE_SIZE = 4096
 _REJECT, _DELAY = 0, 1
 
 
-@dataclass(frozen=True, slots=True)
-class QueuePolicy:
+class QueuePolicy(NamedTuple):
     """How requests of one priority level wait.
 
     Attributes:
@@ -43,8 +41,7 @@ class QueuePolicy:
         return min(self.timeout_seconds, int(asked) / 1e6)
 
 
-@dataclass(frozen=True, slots=True)
-class BatchingSettings:
+class BatchingSettings(NamedTuple):
     """``max_size`` and ``preferred_sizes`` count batch elements."""
 
     max_size: int

@@ -56,13 +56,18 @@ class Waiting:
 
 
 class Batch:
-    """Requests that run together. ``wanted``: how many of the answers somebody waits for."""
+    """Requests that run together.
 
-    __slots__ = ("members", "task", "wanted")
+    ``wanted``: how many of the answers somebody waits for. ``recalled``: it was taken back before
+    it had begun.
+    """
+
+    __slots__ = ("members", "recalled", "task", "wanted")
 
     def __init__(self, members: Sequence[Waiting]) -> None:
         self.members = members
         self.wanted = len(members)
+        self.recalled = False
         self.task: asyncio.Task[None] | None = None
 
 
@@ -96,6 +101,13 @@ class Queue:
         if timeout_seconds != math.inf:
             waiting.expires_at = waiting.queued_at + timeout_seconds
             self.expires_at = min(self.expires_at, waiting.expires_at)
+        self._insert(waiting)
+
+    def put_back(self, waiting: Waiting) -> None:
+        """One that was taken, in its place."""
+        level = waiting.rank[0]
+        self._levels[level] = self._levels.get(level, 0) + 1
+        self.expires_at = min(self.expires_at, waiting.expires_at)
         self._insert(waiting)
 
     def _insert(self, waiting: Waiting) -> None:

@@ -60,7 +60,8 @@ class HttpConnection(asyncio.Protocol):
         self._headers: list[tuple[bytes, bytes]] = []
         self._expects_continue = self._upgrades = False
         self._begun = 0  # requests in the segment at hand
-        self._head_bytes = 0
+        self._segment_bytes = 0
+        self._head_bytes = 0  # of a head without end, in the segments until now
         self._receiving: Exchange | None = None
         self._overloaded = False  # it is refused: nobody receives it
         # The request being answered, and those whose turn comes.
@@ -100,13 +101,14 @@ class HttpConnection(asyncio.Protocol):
         if self._closing or self._refusal is not None:
             return
         was_in_head, self._begun = self._place == _HEAD, 0
+        self._segment_bytes = len(data)
         try:
             self._feed(data)
-        except httptools.HttpParserError:
-            self._reject(http_refusal.INVALID)
+        except httptools.HttpParserError as error:
+            self._reject(http_refusal.of(error))
             return
         if self._place == _HEAD:
-            self._bound_head(len(data), was_in_head)
+            self._bound_head(was_in_head)
         elif self._place == _BODY:
             self._await_body()
 
@@ -186,6 +188,9 @@ class HttpConnection(asyncio.Protocol):
             self._headers.append((name, value))
 
     def on_headers_complete(self) -> None:
+        if self._head_bytes + self._segment_bytes > MAX_HEAD_BYTES:
+            self._head_bytes = 0
+            http_refusal.bound_head(self._url, self._headers, MAX_HEAD_BYTES)
         parser = self._parser
         method, version = parser.get_method().decode(), parser.get_http_version()
         self._upgrades = parser.should_upgrade() and method != "CONNECT"
@@ -305,13 +310,14 @@ class HttpConnection(asyncio.Protocol):
         elif not self._reading_paused:
             self._expire_in(BODY_IDLE_SECONDS)
 
-    def _bound_head(self, segment_bytes: int, was_in_head: bool) -> None:
+    def _bound_head(self, was_in_head: bool) -> None:
+        """Of a head that has no end yet."""
         if not was_in_head:
             self._expire_in(HEAD_SECONDS)
         if self._begun:  # where in the segment is not known, unless it is all of it
-            self._head_bytes = segment_bytes if self._begun == 1 and not was_in_head else 0
+            self._head_bytes = self._segment_bytes if self._begun == 1 and not was_in_head else 0
         else:
-            self._head_bytes += segment_bytes
+            self._head_bytes += self._segment_bytes
         if self._head_bytes > MAX_HEAD_BYTES:
             self._reject(http_refusal.LONG)
 

@@ -1,43 +1,46 @@
-"""Every dialect of the HTTP port in one application. Importing this imports the framework."""
+"""Every dialect: what only inference over the Open Inference Protocol can do without.
+
+Importing this and making it takes longer than loading a small model: no start waits for it.
+"""
 
 from __future__ import annotations
 
 from gateway.control import Control
 from gateway.dataplane import DataPlane
 from gateway.lifecycle import Lifecycle
-from gateway.protocols.http import HttpApplication, HttpDialect
-from gateway.protocols.oip.generate import GenerateHttp
-from gateway.protocols.oip.http import OipHttp
-from gateway.protocols.oip.regions import RegionsHttp
+from gateway.protocols.asgi import App
+from gateway.protocols.grpc_method import Rows
 from gateway.protocols.oip.shared_memory import SharedMemory
 from gateway.protocols.prediction.predictor import Predictor
-from gateway.protocols.sagemaker import SageMakerHttp
-from gateway.protocols.tfserving.http import TfServingHttp
-from gateway.protocols.torchserve.http import TorchServeHttp
+from gateway.protocols.tfserving.grpc import TfServingGrpc
+from gateway.protocols.torchserve.grpc import TorchServeGrpc
 from gateway.protocols.torchserve.management import Management
-from gateway.settings import Settings
-from gateway.telemetry import TfServingRequests
+from gateway.settings import ModelControlMode, Settings
+from gateway.telemetry.tfserving import TfServingRequests
 
 
-def application(
-    settings: Settings,
-    dataplane: DataPlane,
-    lifecycle: Lifecycle,
-    control: Control,
-    shared: SharedMemory,
-    tfserving: TfServingRequests,
-    predictor: Predictor,
-    management: Management,
-) -> HttpApplication:
-    limit = settings.http_max_input_bytes
-    dialects: list[HttpDialect] = [
-        OipHttp(dataplane, lifecycle, control, limit, shared),
-        RegionsHttp(shared, limit),
-        GenerateHttp(dataplane, lifecycle, limit),
-        TfServingHttp(dataplane, lifecycle, control, limit, tfserving),
-        TorchServeHttp(predictor, lifecycle, control, management, limit),
-    ]
-    if settings.allow_sagemaker:
-        default_model = settings.sagemaker_default_model
-        dialects.append(SageMakerHttp(predictor, lifecycle, default_model, limit))
-    return HttpApplication(dialects)
+class Dialects:
+    """``rows``: service → method → row of the gRPC services besides the protocol's own."""
+
+    def __init__(
+        self,
+        settings: Settings,
+        dataplane: DataPlane,
+        lifecycle: Lifecycle,
+        control: Control,
+        shared: SharedMemory,
+        requests: TfServingRequests,
+    ) -> None:
+        self._composed = settings, dataplane, lifecycle, control, shared, requests
+        self.predictor = Predictor(dataplane, lifecycle)
+        explicit = settings.model_control_mode is ModelControlMode.EXPLICIT
+        self._management = Management(lifecycle, control, explicit)
+        tfserving = TfServingGrpc(dataplane, lifecycle, control, requests)
+        torchserve = TorchServeGrpc(self.predictor, lifecycle, control, self._management)
+        self.rows: dict[str, Rows] = {**tfserving.methods(), **torchserve.methods()}
+
+    def http(self) -> App:
+        """The application of every route of the HTTP port."""
+        from gateway.protocols import http_dialects  # and with it the framework: gRPC needs none
+
+        return http_dialects.application(*self._composed, self.predictor, self._management)

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import Any
+from types import MappingProxyType
+from typing import Any, NamedTuple
 
 from gateway.errors import ModelportError
 from gateway.types import Deadline
@@ -15,8 +15,7 @@ def _whole(reply: Any) -> Sequence[Buffer]:
     return (reply.SerializeToString(),)
 
 
-@dataclass(frozen=True, slots=True)
-class Method:
+class Method(NamedTuple):
     """``handler`` is an async function from a request to a reply, or an async generator of replies.
 
     It raises ``ModelportError``. ``request_streams`` implies ``reply_streams``: both sides are
@@ -31,10 +30,12 @@ class Method:
     handler: Callable[[Any, Deadline], Any]
     request_streams: bool = False
     reply_streams: bool = False
-    statuses: Mapping[type[ModelportError], str] = field(default_factory=dict)
+    statuses: Mapping[type[ModelportError], str] = MappingProxyType({})
     refuses: Callable[[bytes | memoryview], bool] | None = None
     parts: Callable[[Any], Sequence[Buffer]] = _whole
 
 
-#: service → method → row
-Methods = Mapping[str, Mapping[str, Method]]
+#: method → row
+Rows = Mapping[str, Method]
+#: service → its rows; or what makes them when the first call to it comes: no start waits for them.
+Methods = Mapping[str, Rows | Callable[[], Rows]]

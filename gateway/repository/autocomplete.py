@@ -6,8 +6,7 @@ Whatever the configuration leaves out is taken from the artifact; where both spe
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 from gateway.errors import InvalidArgument
 from gateway.repository import config as configuration
@@ -19,8 +18,7 @@ from gateway.wire.triton_messages import model_config_pb2 as pb
 DEFAULT_MAX_BATCH_SIZE = 4
 
 
-@dataclass(frozen=True, slots=True)
-class ArtifactTensor:
+class ArtifactTensor(NamedTuple):
     """A tensor as the artifact declares it: the whole shape, -1 where it is dynamic."""
 
     name: str

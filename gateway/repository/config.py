@@ -16,9 +16,9 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import PurePosixPath
-from typing import Any
+from typing import Any, NamedTuple
 
 from google.protobuf import text_format
 from google.protobuf.descriptor import FieldDescriptor
@@ -37,8 +37,7 @@ ENSEMBLE = "ensemble"
 WARMUP = "warmup"
 
 
-@dataclass(frozen=True, slots=True)
-class Platform:
+class Platform(NamedTuple):
     """One row of the layout table: what a format is called and where its artifact lies."""
 
     format: str

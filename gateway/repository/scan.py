@@ -12,8 +12,10 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
+from types import MappingProxyType
+from typing import NamedTuple
 
 from gateway.repository import config as configuration
 from gateway.repository import manifest
@@ -42,8 +44,7 @@ class VersionEntry:
     fetch: Callable[[], None] | None = field(default=None, compare=False, repr=False)
 
 
-@dataclass(frozen=True, slots=True)
-class ModelEntry:
+class ModelEntry(NamedTuple):
     """One model's folder. ``config_text`` is None where there is no ``config.pbtxt``.
 
     A ``remote`` model has no folder: another server runs it, and ``path`` is the current one.
@@ -52,7 +53,7 @@ class ModelEntry:
     name: str
     path: Path
     config_text: str | None = None
-    versions: Mapping[int, VersionEntry] = field(default_factory=dict)
+    versions: Mapping[int, VersionEntry] = MappingProxyType({})
     problem: str = ""
     remote: bool = False
 
@@ -117,7 +118,7 @@ def settled(
         elif accepted is not None and number in accepted.versions:
             versions[number] = accepted.versions[number]
     text = found.config_text if still or accepted is None else accepted.config_text
-    return replace(found, versions=versions, config_text=text)
+    return found._replace(versions=versions, config_text=text)
 
 
 def _folders(path: Path, pattern: re.Pattern[str]) -> list[Path]:

@@ -5,7 +5,6 @@ They have the names that dashboards of Triton, TensorFlow Serving and TorchServe
 
 from __future__ import annotations
 
-import bisect
 import itertools
 import socket
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -19,10 +18,8 @@ from prometheus_client.core import (
 )
 from prometheus_client.registry import Collector
 
-from gateway.telemetry.statistics import FIRST_RESPONSE_BUCKETS_MS, Duration, Statistics
-
-#: Upper bounds of ``:tensorflow:serving:request_latency``, as there.
-REQUEST_BUCKETS_US = tuple(10 * 1.8**exponent for exponent in range(33))
+from gateway.telemetry.statistics import FIRST_RESPONSE_BUCKETS_MS, Statistics
+from gateway.telemetry.tfserving import REQUEST_BUCKETS_US, TfServingRequests
 
 #: name, version and counters of everything that has been served, read at scrape time.
 StatisticsSource = Callable[[], Iterable[tuple[str, int, Statistics]]]
@@ -140,33 +137,11 @@ class TorchServeCollector(Collector):
         yield from (requests, latency, queue)
 
 
-class TfServingRequests(Collector):
-    """Requests of TensorFlow Serving's dialect, under its names (``servables/tensorflow/util.cc``).
+class TfServingCollector(Collector):
+    """What ``TfServingRequests`` has counted."""
 
-    The event loop alone records; what is read at scrape time may be a request ahead of the rest.
-    """
-
-    def __init__(self) -> None:
-        self._counts: dict[tuple[str, str], int] = {}
-        self._latencies: dict[tuple[str, str, str], tuple[list[int], Duration]] = {}
-
-    def record(self, model: str, api: str, entrypoint: str, status: str, ns: int) -> None:
-        """One request is done.
-
-        Args:
-            model: its name if it is served, else empty: names that clients make up are not kept.
-            api: ``Predict``, or ``predict`` over REST.
-            entrypoint: ``GRPC`` or ``REST``.
-            status: a canonical code; the latency of ``OK`` alone is counted.
-        """
-        self._counts[model, status] = self._counts.get((model, status), 0) + 1
-        if status == "OK":
-            key = (model, api, entrypoint)
-            if key not in self._latencies:
-                self._latencies[key] = ([0] * (len(REQUEST_BUCKETS_US) + 1), Duration())
-            buckets, total = self._latencies[key]
-            buckets[bisect.bisect_left(REQUEST_BUCKETS_US, ns / 1000)] += 1
-            total.add(ns)
+    def __init__(self, requests: TfServingRequests) -> None:
+        self._requests = requests
 
     def collect(self) -> Iterator[Metric]:
         requests = PlainCounter(
@@ -174,14 +149,14 @@ class TfServingRequests(Collector):
             "The total number of requests.",
             labels=("model_name", "status"),
         )
-        for key, count in self._counts.items():
+        for key, count in self._requests.counts.items():
             requests.add_metric(key, count)
         latency = HistogramMetricFamily(
             ":tensorflow:serving:request_latency",
             "Distribution of wall time (in microseconds) for Tensorflow Serving request.",
             labels=("model_name", "API", "entrypoint"),
         )
-        for labels, (buckets, total) in self._latencies.items():
+        for labels, (buckets, total) in self._requests.latencies.items():
             rows = _cumulative(REQUEST_BUCKETS_US, buckets)
             latency.add_metric(labels, rows, total.ns / 1000)
         yield from (requests, latency)

@@ -9,6 +9,7 @@ from gateway.wire.http2 import (
     DATA,
     END_HEADERS,
     END_STREAM,
+    ENHANCE_YOUR_CALM,
     FLOW_CONTROL_ERROR,
     FRAME,
     FRAME_BYTES,
@@ -200,6 +201,8 @@ class Reader:
             raise Broken("it does not speak HTTP/2")
         if (self._block is not None) != (kind == CONTINUATION):
             raise Broken("a header block is interrupted or goes on that has not begun")
+        if size > MAX_HEADER_BYTES and kind in (HEADERS, CONTINUATION):
+            raise Broken("its headers are too large", ENHANCE_YOUR_CALM)
         if size > MAX_HEADER_BYTES or size != _SIZES.get(kind, size):
             raise Broken("a frame is not of its size", FRAME_SIZE_ERROR)
         if kind == SETTINGS and (size % SETTING.size or (flags & 1 and size)):
@@ -244,7 +247,7 @@ class Reader:
             raise Broken("a header block goes on that has not begun")
         parts += payload
         if len(parts) > MAX_HEADER_BYTES:
-            raise Broken("its headers are too large", FRAME_SIZE_ERROR)
+            raise Broken("its headers are too large", ENHANCE_YOUR_CALM)
         if flags & END_HEADERS:
             self._block = None
             self.progress += 1

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from functools import lru_cache
 from typing import Any
 
 import numpy as np
@@ -19,7 +20,8 @@ from gateway.errors import InvalidArgument
 from gateway.types import NUMPY_DTYPES, Array, Datatype, Tensor
 from gateway.wire import raw
 from gateway.wire.proto import tensorflow_pb2 as pb
-from gateway.wire.protobuf import varint
+from gateway.wire.protobuf import tag, varint
+from gateway.wire.raw import Buffer
 
 #: How large a tensor may be of whose values only some are sent.
 MAX_REPEATED_BYTES = 64 * 1024 * 1024
@@ -60,6 +62,11 @@ _VALUES = {
 }
 #: Fields that a message holds as an array does in memory, and their tags on the wire.
 _PACKED = {Datatype.FP32: b"\x2a", Datatype.FP64: b"\x32", Datatype.BOOL: b"\x5a"}
+_CONTENT = bytes((tag(pb.TensorProto, "tensor_content"),))
+#: An entry of a map is a message of these two fields.
+_KEY, _VALUE = b"\x0a", b"\x12"
+#: Beginnings of tensors that are kept, each of some ten bytes.
+KEPT = 1024
 _BITS = {Datatype.FP16: np.dtype("<u2"), Datatype.BF16: np.dtype("<u2")}
 
 
@@ -204,6 +211,28 @@ def encode(tensor: Tensor, into: pb.TensorProto | None = None) -> pb.TensorProto
     else:
         message.tensor_content = bytes(raw.encode(tensor))
     return message
+
+
+def entry(field: int, tensor: Tensor) -> list[Buffer]:
+    """The bytes of an entry of a map of tensors by name, as ``encode`` has them.
+
+    They are parts, the tensor's data as it lies in memory the last. ``field`` is the map's tag.
+    """
+    content: Buffer = b""
+    if tensor.datatype is Datatype.BYTES:
+        head = encode(tensor).SerializeToString()
+    else:
+        head, content = _head(tensor.datatype, tensor.data.shape), raw.encode(tensor)
+        head += _CONTENT + varint(len(content))
+    name = tensor.name.encode()
+    head = b"".join((_KEY, varint(len(name)), name, _VALUE, varint(len(head) + len(content)), head))
+    return [bytes((field,)) + varint(len(head) + len(content)) + head, content]
+
+
+@lru_cache(KEPT)
+def _head(datatype: Datatype, shape: tuple[int, ...]) -> bytes:
+    empty = np.broadcast_to(np.zeros((), NUMPY_DTYPES[datatype]), shape)
+    return bytes(_heading(Tensor("", datatype, empty), None).SerializeToString())
 
 
 def encode_values(tensor: Tensor, into: pb.TensorProto | None = None) -> pb.TensorProto:

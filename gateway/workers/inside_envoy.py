@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from gateway import serve_cli
+from gateway.haste import hasten
 
-serve_cli.import_structlog()  # before anything else does
+hasten()  # before anything else is imported
 
 from gateway.front.envoy.application import Application  # noqa: E402
 from gateway.workers.worker import Worker  # noqa: E402

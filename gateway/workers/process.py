@@ -35,8 +35,8 @@ STEADY_SECONDS = 60.0
 _PORTABLE = """
 import sys
 sys.path.append(sys.argv.pop(1))
-from gateway.serve_cli import import_structlog
-import_structlog()
+from gateway.haste import hasten
+hasten()
 from gateway.workers.portable import main
 main()
 """
@@ -66,8 +66,8 @@ class WorkerProcess:
     """``spawn`` starts it; the parent reaps it."""
 
     def __init__(self, settings: Settings, assignment: Assignment, is_envoy: bool) -> None:
-        self._settings = replace(
-            settings, http_port=assignment.http_port, grpc_port=assignment.grpc_port
+        self._settings = settings._replace(
+            http_port=assignment.http_port, grpc_port=assignment.grpc_port
         )
         self._assignment = assignment
         self._is_envoy = is_envoy

@@ -13,7 +13,7 @@ from typing import Any
 import structlog
 from prometheus_client import CollectorRegistry
 
-from gateway import signals
+from gateway import haste, signals
 from gateway.admin import metrics
 from gateway.errors import ModelportError, Unavailable
 from gateway.front.http_listener import HttpListener
@@ -43,6 +43,7 @@ def run(settings: Settings, workers: Sequence[WorkerProcess], ports: Mapping[str
         Unavailable: they do not start.
     """
     configure_logging(settings.log_format, settings.log_verbose)
+    haste.settle()
     asyncio.run(Supervisor(settings, workers, ports).serve())
 
 
@@ -100,7 +101,7 @@ class Supervisor:
 
     # -- metrics ----------------------------------------------------------------------------------
 
-    async def _scrape(self) -> bytes:
+    async def _scrape(self) -> metrics.Text:
         await self._hub.look()
         self._told.families = self._hub.counts.families()
         return metrics.text(self._registry)

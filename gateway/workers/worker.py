@@ -14,7 +14,6 @@ import socket
 import sys
 import threading
 from collections.abc import Mapping
-from dataclasses import replace
 from typing import Any, NoReturn
 
 import structlog
@@ -43,10 +42,8 @@ class Worker:
         """As the parent says; programs that this process starts are not told."""
         told = json.loads(os.environ.pop(VARIABLE))
         assignment = Assignment(**{**told, "arguments": tuple(told["arguments"])})
-        settings = replace(
-            serve_cli.settings_of(assignment.arguments),
-            http_port=assignment.http_port,
-            grpc_port=assignment.grpc_port,
+        settings = serve_cli.settings_of(assignment.arguments)._replace(
+            http_port=assignment.http_port, grpc_port=assignment.grpc_port
         )
         configure_logging(settings.log_format, settings.log_verbose, assignment.number)
         return cls(settings, assignment)
@@ -142,7 +139,7 @@ def _questions(
         draining.set()
 
     async def telemetry(_: dict[str, Any]) -> dict[str, Any]:
-        families = merge.told(server.metrics.collect())
+        families = merge.told(server.registry().collect())
         documents, rows = await local.statistics(), await local.index()
         return {"documents": documents, "families": families, "index": rows}
 

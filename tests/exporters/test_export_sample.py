@@ -14,7 +14,8 @@ from exporters import recording
 from exporters.errors import UsageError
 from exporters.sample_cli import sample
 from gateway.types import Axis, Datatype, ModelSignature, TensorSpec
-from loadtests.serving import cases
+from loadtests import payloads
+from loadtests.users.answers import Checker
 
 SIGNATURE = ModelSignature(
     inputs=(
@@ -39,16 +40,17 @@ def recorded(count: int = 20, batch: int = 2, seed: int = 0) -> dict[str, Any]:
 
 def test_what_is_written_is_what_load_tests_read(tmp_path: Path) -> None:
     recording.write(tmp_path / "new" / "requests.json", recorded())
-    found = cases.read(tmp_path / "new" / "requests.json")
-    assert len(found.cases) == 20
+    found = payloads.read(tmp_path / "new" / "requests.json")
+    assert found.expected is not None
+    assert len(found.requests) == len(found.expected) == 20
     assert found.reshape == {"length": (), "score": ()}
-    lengths = {case.inputs["tokens"].shape for case in found.cases}
-    assert len(lengths) > 3
-    for case in found.cases:
-        assert case.inputs["length"].shape == case.expected["score"].shape == (2, 1)
-        right = case.inputs["tokens"].sum(axis=1, keepdims=True).astype(np.float32) / 3
-        assert found.wrong(case, {"score": right}) is None
-        assert found.wrong(case, {"score": right + 1e-3}) is not None
+    assert len({request["tokens"].shape for request in found.requests}) > 3
+    for number, (request, expected) in enumerate(zip(found.requests, found.expected, strict=True)):
+        assert request["length"].shape == expected["score"].shape == (2, 1)
+        right = request["tokens"].sum(axis=1, keepdims=True).astype(np.float32) / 3
+        checker = Checker(found, lambda body, _: {"score": np.frombuffer(body, "<f4")[:, None]})
+        assert checker.problem(number, right.tobytes(), None) is None
+        assert checker.problem(number, (right + np.float32(1e-3)).tobytes(), None) is not None
 
 
 def test_the_same_seed_makes_the_same_file_and_another_another() -> None:

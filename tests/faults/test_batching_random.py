@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
+import time
 from collections import Counter
 from dataclasses import dataclass, field
 from random import Random
@@ -19,6 +20,7 @@ import pytest
 
 from gateway.backends.base import Execution
 from gateway.backends.embedded.instances import Instances
+from gateway.batching.batcher import Batcher
 from gateway.dataplane import within
 from gateway.errors import Internal, ModelportError, QueueFull, TimedOut
 from gateway.types import (
@@ -99,6 +101,18 @@ class Threads(Sleepy):
 
     def unload(self) -> None:
         self._instances.close()
+
+
+class Ahead(Threads):
+    """Is told what comes next, and takes a while, so that requests go before it has begun."""
+
+    def __init__(self, config: Any, execution: Execution) -> None:
+        super().__init__(config, execution)
+        self.execution = Execution(False, False, False, self._instances.inline, ahead=1)
+
+    def _run(self, request: InferRequest) -> InferResponse:
+        time.sleep(self.random.random() * 0.001)
+        return super()._run(request)
 
 
 @dataclass
@@ -183,6 +197,10 @@ def end(task: asyncio.Future[InferResponse], expected: Any) -> str:
 SETTINGS = {
     "plain": ("dynamic_batching { }", Sleepy),
     "threads": ("dynamic_batching { } instance_group { count: 2 }", Threads),
+    "ahead": (
+        "dynamic_batching { preferred_batch_size: [ 4, 8 ] } instance_group { count: 2 }",
+        Ahead,
+    ),
     "padded": (PADDED + "dynamic_batching { } instance_group { count: 2 }", Sleepy),
     "delayed": (
         PADDED + "dynamic_batching { preferred_batch_size: [ 4, 8 ] "
@@ -202,7 +220,11 @@ SETTINGS = {
 
 
 @pytest.mark.parametrize("name", SETTINGS)
-async def test_nobody_hangs_and_nobody_gets_anothers_answer(name: str) -> None:
+async def test_nobody_hangs_and_nobody_gets_anothers_answer(
+    name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    recalled, put_back = [], Batcher._put_back
+    monkeypatch.setattr(Batcher, "_put_back", lambda *each: (recalled.append(1), put_back(*each)))
     extra, model_class = SETTINGS[name]
     infer, model, _ = make(extra, CONFIG, model_class)
     cases = -(-CASES // len(SETTINGS))
@@ -212,8 +234,9 @@ async def test_nobody_hangs_and_nobody_gets_anothers_answer(name: str) -> None:
     # The ordeal is one: everything that it is about has really happened.
     assert min(findings.ends[how] for how in ("answered", "cancelled", "timed out", "poison")) > 0
     assert model.largest == 8
+    assert bool(recalled) is (model_class is Ahead)
     batcher: Any = infer
-    assert not any((batcher._queue, batcher._running, batcher._order))
+    assert not any((batcher._queue, batcher._running, batcher._next, batcher._order))
     model.unload()
 
 

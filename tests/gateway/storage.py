@@ -8,8 +8,7 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
-import boto3
-
+from gateway.repository.scan import ModelEntry
 from gateway.repository.storage.location import Location, parse
 
 BUCKET = "models"
@@ -51,6 +50,8 @@ class Moto:
             )
         assert self.process.stdout is not None
         self.port = int(self.process.stdout.readline())
+        import boto3  # not for every test of the gateway
+
         self.client: Any = boto3.client(
             "s3",
             endpoint_url=self.endpoint,
@@ -106,3 +107,11 @@ class Moto:
             if pipe is not None:
                 pipe.close()
         self.client.close()
+
+
+def fetch(found: dict[str, ModelEntry], number: int = 1, name: str = "m") -> Path:
+    """Have a version here; its folder."""
+    entry = found[name].versions[number]
+    assert entry.fetch is not None
+    entry.fetch()
+    return entry.path

@@ -1,14 +1,17 @@
 """A publisher in a process of its own, which the tests kill.
 
     python -m tests.gateway.storage_publisher URL MODEL COUNT SIZE_BYTES [DIE_AT before|after]
+    python -m tests.gateway.storage_publisher URL FIRST
 
 Publishes COUNT versions and prints the number of each. With ``DIE_AT`` it sends itself SIGKILL
 right before, or right after, its call number ``DIE_AT`` that changes the storage; exit status 0
-says that there were not so many.
+says that there were not so many. The second publishes 4 MiB versions of ``x2``, each of which
+multiplies by its own number, from ``FIRST`` on without end, and prints a number before and after.
 """
 
 from __future__ import annotations
 
+import itertools
 import os
 import signal
 import sys
@@ -19,6 +22,7 @@ from gateway.repository import config
 from gateway.repository.storage.location import parse
 from gateway.repository.storage.objects import Objects
 from gateway.types import Datatype, ModelSignature, TensorSpec
+from tests import models
 
 CHANGES = ("create", "upload", "delete")
 
@@ -28,7 +32,20 @@ def wanted(name: str) -> config.ModelConfig:
     return config.build(name, config.PLATFORMS[0], ModelSignature((tensor,), (tensor,), 8))
 
 
+def multiplying(url: str, first: int) -> None:
+    location, config_of = parse(url), config.parse(models.X2_CONFIG)
+    Objects(location).listing()  # connected: what is killed from here on is publishing
+    for number in itertools.count(first):
+        with publish.staging(location) as staged:
+            models.weighty(staged / "model.onnx", float(number))
+            print(number, flush=True)
+            publish.publish(staged, location, config_of, number)
+        print(number, flush=True)
+
+
 def main() -> None:
+    if len(sys.argv) == 3:
+        multiplying(sys.argv[1], int(sys.argv[2]))
     url, model, count, size, *death = sys.argv[1:]
     if death:
         _die(int(death[0]), death[1] == "before")

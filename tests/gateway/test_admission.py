@@ -107,7 +107,7 @@ async def test_it_recovers_at_once_and_a_failure_or_a_cancel_leaves_nothing_behi
         task.cancel()
     await asyncio.gather(*tasks, return_exceptions=True)
     assert isinstance(infer, admission.Admission)
-    assert infer.wait_seconds == 0
+    assert infer.wait_seconds(0) == 0
     await infer(request(), NO_DEADLINE)
 
 
@@ -121,6 +121,39 @@ async def test_a_request_may_allow_less_than_the_policy_where_that_allows_it() -
         await infer(request(timeout=1000), NO_DEADLINE)
     await infer(request(), NO_DEADLINE)
     await asyncio.gather(*behind)
+
+
+LEVELS = "dynamic_batching { priority_levels: 2 default_priority_level: 2 %s }"
+FIRST = LEVELS % "priority_queue_policy { key: 1 value { default_timeout_microseconds: 20000 } }"
+
+
+async def test_those_of_a_lower_priority_are_not_in_front() -> None:
+    infer = admitted(Server(), FIRST)
+    await warm(infer)
+    behind = [asyncio.ensure_future(infer(request(priority=2), NO_DEADLINE)) for _ in range(30)]
+    await asyncio.sleep(0)
+    assert isinstance(infer, admission.Admission)
+    assert infer.wait_seconds(2) > 0.1
+    await infer(request(priority=1), NO_DEADLINE)
+    ahead = [asyncio.ensure_future(infer(request(priority=1), NO_DEADLINE)) for _ in range(30)]
+    refused = await asyncio.gather(*ahead, return_exceptions=True)
+    assert any(isinstance(each, QueueFull) for each in refused)
+    await asyncio.gather(*behind)
+
+
+async def test_nobody_waits_while_an_instance_is_free() -> None:
+    two = BOUNDED + "instance_group { count: 2 }"
+    infer = admitted(Server(), two)
+    for _ in range(5):
+        await infer(request(), NO_DEADLINE)
+    assert isinstance(infer, admission.Admission)
+    running = asyncio.ensure_future(infer(request(), NO_DEADLINE))
+    await asyncio.sleep(0)
+    assert infer.wait_seconds(0) == 0
+    both = asyncio.ensure_future(infer(request(), NO_DEADLINE))
+    await asyncio.sleep(0)
+    assert infer.wait_seconds(0) > 0
+    await asyncio.gather(running, both)
 
 
 @pytest.mark.parametrize(
@@ -188,6 +221,34 @@ async def test_a_request_whose_deadline_cannot_be_met_is_refused_when_it_comes()
     assert loop.time() - come < 0.02
     late = asyncio.ensure_future(infer(request(), Deadline.after(60)))
     await asyncio.gather(*behind, late)
+
+
+async def test_a_deadline_is_held_against_those_in_front_alone() -> None:
+    infer = guarded(Server(), LEVELS % "")
+    behind = [asyncio.ensure_future(infer(request(), NO_DEADLINE)) for _ in range(60)]
+    await asyncio.gather(*behind[:20])
+    with pytest.raises(QueueFull):
+        await infer(request(priority=2), Deadline.after(0.02))
+    await infer(request(priority=1), Deadline.after(0.02))
+    await asyncio.gather(*behind)
+
+
+async def test_an_overload_is_cut_from_the_lowest_priority_up() -> None:
+    infer = guarded(Server(), LEVELS % "")
+    assert isinstance(infer, admission.Guard)
+    levels = [2, 1, 1, 2, 2, 1, 2]
+    asked = [infer(request(priority=level), NO_DEADLINE) for level in levels]
+    tasks = [asyncio.ensure_future(each) for each in asked]
+    await asyncio.sleep(0)
+    infer._detector.limit = 4
+    assert not infer.refuses()  # it may be one that goes first
+    infer._shorten()
+    with pytest.raises(QueueFull):
+        await infer(request(priority=2), NO_DEADLINE)
+    tasks.append(asyncio.ensure_future(infer(request(priority=1), NO_DEADLINE)))
+    answers = await asyncio.gather(*tasks, return_exceptions=True)
+    cut = [isinstance(each, QueueFull) for each in answers]
+    assert cut == [False, False, False, True, True, False, True, False]
 
 
 async def test_what_is_answered_at_once_is_not_counted() -> None:

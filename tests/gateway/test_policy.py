@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping
-from dataclasses import replace
 
 import pytest
 from hypothesis import given
@@ -238,7 +237,7 @@ def run(world: Snapshot, loads: Mapping[tuple[int, str], bool]) -> tuple[Steps, 
                 failed.pop(action.version, None)
             else:
                 failed[action.version] = content
-        world = replace(world, serving=serving, failed=failed, displaced=displaced)
+        world = world._replace(serving=serving, failed=failed, displaced=displaced)
     raise AssertionError(f"no end after {len(steps)} actions: {[a for a, _ in steps]}")
 
 
@@ -296,7 +295,7 @@ def test_where_room_is_made_nothing_is_loaded_beside_what_is_not_wanted(
 def test_where_room_is_made_something_serves_in_the_end_if_anything_can(
     world: Snapshot, loads: Mapping[tuple[int, str], bool]
 ) -> None:
-    _, end = run(replace(world, failed={}), loads)
+    _, end = run(world._replace(failed={}), loads)
     candidates = {v for v in world.serving if v in world.available} | set(wanted(end))
     loadable = [v for v in candidates if loads.get((v, str(world.available[v])), True)]
     assert end.serving or not loadable
@@ -314,7 +313,7 @@ def test_a_version_is_loaded_at_most_once_for_the_same_content(
 def test_when_everything_loads_exactly_what_the_policy_wants_serves_in_the_end(
     world: Snapshot,
 ) -> None:
-    fresh = replace(world, failed={})
+    fresh = world._replace(failed={})
     _, end = run(fresh, {})
     if target := wanted(fresh):
         assert end.serving == {version: fresh.available[version] for version in target}

@@ -19,29 +19,18 @@ import pytest
 
 from gateway.repository import manifest
 from gateway.repository.storage.mirror import Mirror
-from tests.gateway.storage import ENVIRONMENT, Moto
+from tests.gateway.storage import Moto
 from tests.models import X2_CONFIG, multiply
 from tests.server import Gateway, serving
 
-pytestmark = pytest.mark.skipif(
-    not os.environ.get("MODELPORT_SLOW_TESTS"), reason="make storage runs these"
-)
+pytestmark = [
+    pytest.mark.skipif(
+        not os.environ.get("MODELPORT_SLOW_TESTS"), reason="make storage runs these"
+    ),
+    pytest.mark.usefixtures("storage_environment"),
+]
 POLL = ["--model-control-mode", "poll", "--repository-poll-secs", "0.1"]
 SIZE_BYTES = 400_000
-
-
-@pytest.fixture
-def moto(tmp_path: Path) -> Iterator[Moto]:
-    server = Moto(tmp_path / "moto.log")
-    yield server
-    server.close()
-
-
-@pytest.fixture(autouse=True)
-def environment(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    for name, value in ENVIRONMENT.items():
-        monkeypatch.setenv(name, value)
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
 
 
 def publisher(url: str, model: str, count: int, size: int, *death: str) -> subprocess.Popen[str]:
@@ -92,21 +81,21 @@ class Watcher:
 
 
 @pytest.fixture
-def watcher(moto: Moto, tmp_path: Path) -> Iterator[Watcher]:
-    watching = Watcher(moto.location("p"), tmp_path / "watched")
+def watcher(own_moto: Moto, tmp_path: Path) -> Iterator[Watcher]:
+    watching = Watcher(own_moto.location("p"), tmp_path / "watched")
     yield watching
     watching.close()
 
 
 def test_a_publisher_killed_at_every_call_leaves_nothing_that_is_ever_served(
-    moto: Moto, watcher: Watcher
+    own_moto: Moto, watcher: Watcher
 ) -> None:
     for when in ("before", "after"):
         at, served = 0, []
         while True:
             at += 1
             model = f"{when}{at}"
-            process = publisher(moto.url("p"), model, 1, 1000, str(at), when)
+            process = publisher(own_moto.url("p"), model, 1, 1000, str(at), when)
             process.communicate()
             if process.returncode == 0:
                 break
@@ -119,11 +108,11 @@ def test_a_publisher_killed_at_every_call_leaves_nothing_that_is_ever_served(
 
 
 def test_publishers_killed_at_random_leave_whole_versions_alone(
-    moto: Moto, watcher: Watcher
+    own_moto: Moto, watcher: Watcher
 ) -> None:
     chosen, published = random.Random(0), 0
     for _ in range(50):
-        process = publisher(moto.url("p"), "m", 1000, SIZE_BYTES)
+        process = publisher(own_moto.url("p"), "m", 1000, SIZE_BYTES)
         assert process.stdout is not None
         assert process.stdout.readline() == "ready\n"
         time.sleep(chosen.uniform(0.0, 1.5))
@@ -133,11 +122,13 @@ def test_publishers_killed_at_random_leave_whole_versions_alone(
     print(f"50 kills, {published} versions published, {watcher.looks} looks")
     assert watcher.broken == []
     assert len(watcher.found["m"]) >= published > 0
-    assert [key for key in moto.keys("p") if "claim" in key], "no kill was in the middle"
+    assert [key for key in own_moto.keys("p") if "claim" in key], "no kill was in the middle"
 
 
-def test_publishers_race_each_other_while_they_are_watched(moto: Moto, watcher: Watcher) -> None:
-    processes = [publisher(moto.url("p"), "m", 10, 100_000) for _ in range(5)]
+def test_publishers_race_each_other_while_they_are_watched(
+    own_moto: Moto, watcher: Watcher
+) -> None:
+    processes = [publisher(own_moto.url("p"), "m", 10, 100_000) for _ in range(5)]
     numbers = [int(line) for p in processes for line in p.communicate()[0].split()[1:]]
     assert sorted(numbers) == [*range(1, 51)]
     watcher.look()
@@ -154,7 +145,7 @@ def call(gateway: Gateway, path: str, body: Any) -> Any:
 
 
 def test_two_gateways_come_to_the_same_index_while_versions_come_and_the_storage_goes(
-    moto: Moto, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    own_moto: Moto, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Each has a cache of its own, as on two machines."""
     tensor = {"name": "x", "shape": [1, 4], "datatype": "FP32", "data": [1, 1, 1, 1]}
@@ -170,19 +161,19 @@ def test_two_gateways_come_to_the_same_index_while_versions_come_and_the_storage
         answer = call(gateway, "/v2/models/x2/infer", {"inputs": [tensor]})
         assert answer["outputs"][0]["data"] == [float(answer["model_version"])] * 4
 
-    put(moto, 1)
+    put(own_moto, 1)
     cached = [[*POLL, "--repository-cache", str(tmp_path / f"cache{n}")] for n in range(2)]
     with (
-        serving(moto.url("p"), *cached[0]) as first,  # type: ignore[arg-type]
-        serving(moto.url("p"), *cached[1]) as second,  # type: ignore[arg-type]
+        serving(own_moto.url("p"), *cached[0]) as first,  # type: ignore[arg-type]
+        serving(own_moto.url("p"), *cached[1]) as second,  # type: ignore[arg-type]
     ):
-        server = moto
+        server = own_moto
         for number in range(2, 12):
             if number % 4 == 0:  # the storage ends with all that it holds, and comes back
                 server.close()
                 for gateway in (first, second):
                     infer(gateway)
-                server = Moto(moto.log, moto.port)
+                server = Moto(own_moto.log, own_moto.port)
             put(server, number)
             for gateway in (first, second):
                 gateway.wait_for("model version is ready", version=number)

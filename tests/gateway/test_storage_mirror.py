@@ -6,41 +6,21 @@ import concurrent.futures
 import contextlib
 import shutil
 import threading
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from gateway.errors import IntegrityError, InvalidArgument, Unavailable, Unsupported
 from gateway.repository import manifest
-from gateway.repository.scan import ModelEntry
 from gateway.repository.storage import mirror as mirrors
-from gateway.repository.storage import objects as storage
 from gateway.repository.storage import survey
 from gateway.repository.storage.location import is_url, parse
 from gateway.repository.storage.mirror import Mirror
 from gateway.repository.storage.objects import Object, Objects
-from tests.gateway.storage import ENVIRONMENT, Moto
+from tests.gateway.storage import Moto, fetch
 
+pytestmark = pytest.mark.usefixtures("storage_environment")
 CONFIG = b'backend: "fake"'
-
-
-@pytest.fixture(scope="module")
-def moto(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Moto]:
-    server = Moto(tmp_path_factory.mktemp("moto") / "log")
-    yield server
-    server.close()
-
-
-@pytest.fixture(autouse=True)
-def credentials(monkeypatch: pytest.MonkeyPatch) -> None:
-    for name, value in ENVIRONMENT.items():
-        monkeypatch.setenv(name, value)
-
-
-@pytest.fixture
-def prefix(request: pytest.FixtureRequest) -> str:
-    return str(request.node.name)
 
 
 @pytest.fixture
@@ -76,13 +56,6 @@ def version(folder: Path, content: bytes = b"weights", certificate: bool = True)
 def publish(moto: Moto, prefix: str, folder: Path, number: int = 1) -> None:
     moto.put(f"{prefix}/m/config.pbtxt", CONFIG)
     moto.upload(folder, f"{prefix}/m/{number}")
-
-
-def fetch(found: dict[str, ModelEntry], number: int = 1, name: str = "m") -> Path:
-    entry = found[name].versions[number]
-    assert entry.fetch is not None
-    entry.fetch()
-    return entry.path
 
 
 def test_urls_are_read_as_triton_reads_them() -> None:
@@ -135,7 +108,7 @@ def test_a_whole_version_is_found_fetched_by_one_rename_and_never_downloaded_aga
     here = fetch(found)
     assert manifest.verify(here)
     assert (here / "data" / "table").read_bytes() == (published / "data" / "table").read_bytes()
-    assert (here.parent / "config.pbtxt").read_bytes() == CONFIG
+    assert (mirror.folder / "m" / "config.pbtxt").read_bytes() == CONFIG
     count = len(downloads)
     fetch(mirror.look())
     again = Mirror(mirror.location, tmp_path / "cache")  # another process, later
@@ -226,7 +199,7 @@ def test_removed_versions_go_and_changed_configurations_come(
     folder = version(tmp_path / "1")
     for number in (1, 2):
         publish(moto, prefix, folder, number)
-        here = fetch(mirror.look(), number)
+        fetch(mirror.look(), number)
     moto.put(f"{prefix}/m/config.pbtxt", CONFIG + b"\nmax_batch_size: 2")
     moto.put(f"{prefix}/m/labels.txt", b"cat")
     moto.delete(*(f"{prefix}/m/1/{name}" for name in moto.keys(f"{prefix}/m/1")))
@@ -240,7 +213,7 @@ def test_removed_versions_go_and_changed_configurations_come(
     assert found["m"].labels("labels.txt") == ("cat",)
     moto.delete(*(f"{prefix}/{name}" for name in moto.keys(prefix)))
     assert mirror.look() == {}
-    assert not here.parent.exists()
+    assert not (mirror.folder / "m").exists()
 
 
 def test_a_folder_without_room_is_told_and_holds_nothing(
@@ -304,32 +277,6 @@ def test_a_download_that_was_killed_is_made_again(
     assert manifest.verify(fetch(mirror.look()))
     shutil.rmtree(here)
     assert manifest.verify(fetch(mirror.look()))
-
-
-def test_looks_do_not_meet(
-    moto: Moto, prefix: str, mirror: Mirror, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """A request that asked for one may be given up, and the next be there before it has ended."""
-    publish(moto, prefix, version(tmp_path / "1"))
-    listing, within, most = Objects.listing, 0, 0
-    second = threading.Event()
-
-    def counted(self: Objects, below: str = "") -> dict[str, Object]:
-        nonlocal within, most
-        within += 1
-        most = max(most, within)
-        if within > 1:
-            second.set()
-        second.wait(0.2)
-        found = listing(self, below)
-        within -= 1
-        return found
-
-    monkeypatch.setattr(Objects, "listing", counted)
-    with concurrent.futures.ThreadPoolExecutor(2) as pool:
-        first, other = (pool.submit(mirror.look) for _ in range(2))
-        assert first.result() == other.result()
-    assert most == 1
 
 
 def test_files_of_any_name_come_under_it(
@@ -437,63 +384,3 @@ def test_a_manifest_that_may_not_be_read_keeps_its_version_back_and_no_other(
         Mirror(mirror.location, tmp_path / "another").look()
     refused.clear()
     assert sorted(mirror.look()) == ["m", "other"]
-
-
-def test_an_object_named_like_a_version_is_not_in_its_way(
-    moto: Moto, prefix: str, mirror: Mirror, tmp_path: Path
-) -> None:
-    publish(moto, prefix, version(tmp_path / "1"))
-    for content in (b"what some tools", b"leave for a folder"):
-        moto.put(f"{prefix}/m/1", content)
-        assert manifest.verify(fetch(mirror.look()))
-
-
-def test_a_name_that_no_file_may_have_is_passed_over(
-    moto: Moto, prefix: str, mirror: Mirror, tmp_path: Path
-) -> None:
-    folder = version(tmp_path / "1")
-    publish(moto, prefix, folder)
-    moto.put(f"{prefix}/m/{'l' * 300}", b"")
-    moto.put(f"{prefix}/m/2/{'ä' * 150}", b"")
-    found = mirror.look()
-    assert manifest.verify(fetch(found))
-    assert survey.group({f"m/2/{'ä' * 150}": Object(0, "")})["m"].problems
-
-
-def test_a_user_without_a_home_is_told_what_to_give(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delenv("XDG_CACHE_HOME", raising=False)
-
-    def homeless() -> Path:
-        raise RuntimeError("Could not determine home directory.")
-
-    monkeypatch.setattr(Path, "home", homeless)
-    with pytest.raises(InvalidArgument, match="--repository-cache"):
-        mirrors.default_cache()
-
-
-def test_keys_that_are_no_names_of_files_make_no_files() -> None:
-    some = Object(1, "etag")
-    keys = ["m/1/../../evil", "m/1/a\\b", "m/2//x", "m/3/a", "m/3/a/b", "m/4/x.pkl", "m/5/ok"]
-    models = survey.group(dict.fromkeys([*keys, "m/../x", "x", "../m/1/x", "m/6/"], some))
-    assert list(models) == ["m"]
-    assert sorted(models["m"].problems) == [1, 2, 3, 4]
-    assert models["m"].beside == {}
-    assert survey.in_whole(models["m"].versions[6]) == {}
-
-
-def test_a_storage_that_is_down_is_told_in_time_without_names(tmp_path: Path) -> None:
-    with pytest.raises(Unavailable) as told:
-        Mirror(parse("s3://127.0.0.1:1/bucket"), tmp_path).look()
-    assert "127.0.0.1" not in str(told.value)
-    assert told.value.__cause__ is told.value.__context__ is None
-
-
-def test_every_call_has_a_deadline(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A server that takes connections and never answers."""
-    import socket
-
-    monkeypatch.setattr(storage, "LIST_SECONDS", 0.2)
-    with socket.create_server(("127.0.0.1", 0)) as silent:
-        url = f"s3://127.0.0.1:{silent.getsockname()[1]}/bucket"
-        with pytest.raises(Unavailable, match="does not answer in time"):
-            Mirror(parse(url), tmp_path).look()

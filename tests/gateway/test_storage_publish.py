@@ -5,7 +5,6 @@ from __future__ import annotations
 import concurrent.futures
 import contextlib
 import json
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -22,28 +21,11 @@ from gateway.repository.storage.location import Location
 from gateway.repository.storage.mirror import Mirror
 from gateway.repository.storage.objects import Objects
 from gateway.types import Datatype, ModelSignature, TensorSpec
-from tests.gateway.storage import BUCKET, ENVIRONMENT, Moto
+from tests.gateway.storage import BUCKET, Moto
 
+pytestmark = pytest.mark.usefixtures("storage_environment")
 #: Every call that changes the storage.
 CHANGES = ("create", "upload", "delete")
-
-
-@pytest.fixture(scope="module")
-def moto(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Moto]:
-    server = Moto(tmp_path_factory.mktemp("moto") / "log")
-    yield server
-    server.close()
-
-
-@pytest.fixture(autouse=True)
-def credentials(monkeypatch: pytest.MonkeyPatch) -> None:
-    for name, value in ENVIRONMENT.items():
-        monkeypatch.setenv(name, value)
-
-
-@pytest.fixture
-def prefix(request: pytest.FixtureRequest) -> str:
-    return str(request.node.name)
 
 
 def wanted(name: str = "m", width: int = 4) -> config.ModelConfig:

@@ -10,7 +10,6 @@ import sys
 import time
 import urllib.error
 import urllib.request
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -26,28 +25,10 @@ SECRETS = [
     for name, value in ENVIRONMENT.items()
     if name.startswith(("AWS_ACC", "AWS_SEC", "AWS_SE"))
 ]
+pytestmark = pytest.mark.usefixtures("storage_environment")
 slow = pytest.mark.skipif(
     not os.environ.get("MODELPORT_SLOW_TESTS"), reason="make storage runs this"
 )
-
-
-@pytest.fixture(scope="module")
-def log(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return tmp_path_factory.mktemp("moto") / "log"
-
-
-@pytest.fixture
-def moto(log: Path) -> Iterator[Moto]:
-    server = Moto(log)
-    yield server
-    server.close()
-
-
-@pytest.fixture(autouse=True)
-def environment(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    for name, value in ENVIRONMENT.items():
-        monkeypatch.setenv(name, value)
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
 
 
 def put_version(moto: Moto, work: Path, number: int, factor: float) -> None:
@@ -84,27 +65,27 @@ def index(gateway: Gateway) -> Any:
 
 
 def test_what_serves_goes_on_through_every_trouble_of_the_storage_and_no_secret_is_ever_said(
-    moto: Moto, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    own_moto: Moto, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Success, an access that is refused, no connection; at the highest log level, of libraries
     too, where one would set it in the environment."""
     monkeypatch.setenv("S3FS_LOGGING_LEVEL", "DEBUG")
-    put_version(moto, tmp_path, 1, 2.0)
+    put_version(own_moto, tmp_path, 1, 2.0)
     flags = ["--model-control-mode", "poll", "--repository-poll-secs", "0.2", "--log-verbose", "2"]
     said = []
-    with serving(moto.url("served"), *flags) as gateway:  # type: ignore[arg-type]
+    with serving(own_moto.url("served"), *flags) as gateway:  # type: ignore[arg-type]
         assert infer(gateway) == ("1", [2.0, 4.0, 6.0, 8.0])
-        put_version(moto, tmp_path, 2, 3.0)
+        put_version(own_moto, tmp_path, 2, 3.0)
         gateway.wait_for("model version is ready", version=2)
         assert infer(gateway) == ("2", [3.0, 6.0, 9.0, 12.0])
 
         # From here on moto asks who may do what: these keys may do nothing.
-        ask(f"{moto.endpoint}/moto-api/reset-auth", 0)
+        ask(f"{own_moto.endpoint}/moto-api/reset-auth", 0)
         refused = gateway.wait_for("storage cannot be read, and is tried again")
         assert "refuses access" in refused["reason"]
         assert infer(gateway)[0] == "2"
         lines = len(gateway.logs)
-        moto.close()
+        own_moto.close()
         down = gateway.wait_for("storage cannot be read, and is tried again", lines)
         assert "cannot be reached" in down["reason"]
         assert infer(gateway)[0] == "2"
@@ -114,7 +95,7 @@ def test_what_serves_goes_on_through_every_trouble_of_the_storage_and_no_secret_
         said.append(ask(f"http://{gateway.http}/v2/repository/models/x2/load", {})[1])
         assert ask(f"http://{gateway.http}/v2/health/ready")[0] == 200
 
-        back = Moto(moto.log, moto.port)
+        back = Moto(own_moto.log, own_moto.port)
         try:
             put_version(back, tmp_path, 3, 5.0)
             gateway.wait_for("storage is read again")
@@ -130,14 +111,14 @@ def test_what_serves_goes_on_through_every_trouble_of_the_storage_and_no_secret_
     assert len(troubles) <= 4, troubles  # once for each kind, not once for each look
 
 
-def test_a_gateway_waits_for_its_storage_live_and_not_ready(moto: Moto, tmp_path: Path) -> None:
-    put_version(moto, tmp_path, 1, 2.0)
-    moto.close()
+def test_a_gateway_waits_for_its_storage_live_and_not_ready(own_moto: Moto, tmp_path: Path) -> None:
+    put_version(own_moto, tmp_path, 1, 2.0)
+    own_moto.close()
     waits = "storage cannot be read, and is tried again"
-    with serving(moto.url("served"), wait_for=waits) as gateway:  # type: ignore[arg-type]
+    with serving(own_moto.url("served"), wait_for=waits) as gateway:  # type: ignore[arg-type]
         assert ask(f"http://{gateway.http}/v2/health/live")[0] == 200
         assert ask(f"http://{gateway.http}/v2/health/ready")[0] != 200
-        back = Moto(moto.log, moto.port)
+        back = Moto(own_moto.log, own_moto.port)
         try:
             gateway.wait_for("started")
             assert ask(f"http://{gateway.http}/v2/health/ready")[0] == 200
@@ -158,18 +139,18 @@ def test_a_gateway_ends_at_once_though_its_storage_never_answers() -> None:
 
 @slow
 def test_workers_load_on_request_with_one_download_and_serve_the_same(
-    moto: Moto, tmp_path: Path
+    own_moto: Moto, tmp_path: Path
 ) -> None:
-    put_version(moto, tmp_path, 1, 2.0)
+    put_version(own_moto, tmp_path, 1, 2.0)
     flags = ["--workers", "2", "--model-control-mode", "explicit"]
-    with serving(moto.url("served"), *flags) as gateway:  # type: ignore[arg-type]
-        assert not [line for line in moto.requests() if "GET" in line and "model.onnx" in line]
+    with serving(own_moto.url("served"), *flags) as gateway:  # type: ignore[arg-type]
+        assert not [line for line in own_moto.requests() if "GET" in line and "model.onnx" in line]
         status, text = ask(f"http://{gateway.http}/v2/repository/models/x2/load", {})
         assert status == 200, text
         assert {infer(gateway)[0] for _ in range(8)} == {"1"}
-        downloads = [line for line in moto.requests() if "GET" in line and "model.onnx" in line]
+        downloads = [line for line in own_moto.requests() if "GET" in line and "model.onnx" in line]
         assert len(downloads) == 1, downloads
-        put_version(moto, tmp_path, 2, 3.0)
+        put_version(own_moto, tmp_path, 2, 3.0)
         assert ask(f"http://{gateway.http}/v2/repository/models/x2/load", {})[0] == 200
         assert {infer(gateway)[0] for _ in range(8)} == {"2"}
         assert [row for row in index(gateway) if row["state"] == "READY"] == [
@@ -185,9 +166,9 @@ def test_workers_load_on_request_with_one_download_and_serve_the_same(
     ],
 )
 def test_a_repository_that_can_never_be_served_ends_the_start_in_one_line(
-    moto: Moto, url: str, code: int, reason: str
+    own_moto: Moto, url: str, code: int, reason: str
 ) -> None:
-    url = url.format(server=f"127.0.0.1:{moto.port}")
+    url = url.format(server=f"127.0.0.1:{own_moto.port}")
     ports = [part for name in ("http", "grpc", "metrics") for part in (f"--{name}-port", "0")]
     ended = subprocess.run(
         [sys.executable, "-m", "gateway.cli", "serve", "--model-repository", url, *ports],

@@ -63,6 +63,18 @@ def test_every_datatype_and_shape_comes_back_bit_for_bit(
         assert same(tensor_proto.decode("x", message), tensor), encode.__name__
 
 
+@pytest.mark.parametrize("shape", [(), (0,), (2, 3), (300, 30)])
+@pytest.mark.parametrize("datatype", list(Datatype))
+def test_an_entry_in_parts_is_the_same_message(datatype: Datatype, shape: tuple[int, ...]) -> None:
+    tensor = any_tensor(datatype, shape)
+    field = serving_pb2.PredictRequest.DESCRIPTOR.fields_by_name["inputs"].number << 3 | 2
+    parts = tensor_proto.entry(field, tensor)
+    message = serving_pb2.PredictRequest.FromString(b"".join(parts))
+    assert message.inputs == {"x": tensor_proto.encode(tensor)}
+    if datatype is not Datatype.BYTES and tensor.data.nbytes > 4096:
+        assert np.shares_memory(np.frombuffer(parts[-1], np.uint8), tensor.data)
+
+
 def test_values_answer_in_the_field_that_clients_of_tensorflow_serving_read() -> None:
     tensor = Tensor("x", Datatype.FP32, np.array([[1.5, -2.0]], np.float32))
     message = tensor_proto.encode_values(tensor)

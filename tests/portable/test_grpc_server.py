@@ -536,6 +536,25 @@ async def test_who_says_nothing_between_calls_stays(monkeypatch: pytest.MonkeyPa
         await peer.serves()
 
 
+async def test_a_connection_without_a_call_is_ended_and_one_with_a_call_is_not(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(limits, "IDLE_SECONDS", 0.2)
+    monkeypatch.setattr(listener, "CHECK_SECONDS", 0.02)
+    probe = Probe()
+    async with (
+        listening(probe) as server,
+        connected(server.port) as idle,
+        connected(server.port) as busy,
+    ):
+        waiting = busy.ask(path="/probe.Probe/Wait")
+        await idle.serves()
+        assert await idle.code() == NO_ERROR
+        assert await within(idle.reader.read()) == b""
+        probe.release.set()
+        assert (await busy.answer(waiting))[1] == {"grpc-status": "0"}
+
+
 @pytest.mark.parametrize("method", ["Echo", "Talk"])
 async def test_a_body_that_stands_still_is_given_up(
     method: str, monkeypatch: pytest.MonkeyPatch

@@ -16,9 +16,9 @@ import h2.connection
 import h2.events
 import pytest
 import structlog
-from google.protobuf.wrappers_pb2 import BytesValue
+from google.protobuf.wrappers_pb2 import BytesValue, Int64Value
 
-from gateway.front.grpc import limits
+from gateway.front.grpc import limits, listener
 from gateway.front.grpc.connection import GrpcConnection
 from gateway.front.grpc.listener import GrpcListener
 from gateway.front.grpc.service import Service
@@ -26,6 +26,7 @@ from gateway.front.grpc.shared import Shared
 from gateway.wire import header_blocks
 from gateway.wire.http2 import (
     ACK,
+    CANCEL,
     COMPRESSION_ERROR,
     CONTINUATION,
     DATA,
@@ -124,7 +125,7 @@ BROKEN: dict[str, tuple[bytes, int]] = {
     ),
     "out of nothing": (settings() + frame(CONTINUATION, END_HEADERS, 1), PROTOCOL_ERROR),
     "huge frame": (settings() + b"\xff\xff\xff\x00\x00\x00\x00\x00\x01", FRAME_SIZE_ERROR),
-    "huge headers": (settings() + b"\xff\xff\xff\x01\x04\x00\x00\x00\x01", FRAME_SIZE_ERROR),
+    "huge headers": (settings() + b"\xff\xff\xff\x01\x04\x00\x00\x00\x01", ENHANCE_YOUR_CALM),
     "bad index": (settings() + frame(HEADERS, END_HEADERS, 1, b"\xff\xff\xff"), COMPRESSION_ERROR),
     "bad huffman": (settings() + frame(HEADERS, END_HEADERS, 1, b"\0\x84\xff\xff\xff\xff\0"),
                     COMPRESSION_ERROR),
@@ -169,7 +170,7 @@ FLOODS: dict[str, tuple[bytes, int]] = {
     "unknown": (frame(0xEE, 0, 0) * 3000, ENHANCE_YOUR_CALM),
     "empty data": (head(1) + frame(DATA, 0, 1) * 3000, ENHANCE_YOUR_CALM),
     "empty continuations": (head(1, 0) + frame(CONTINUATION, 0, 1) * 3000, ENHANCE_YOUR_CALM),
-    "continuations": (head(1, 0) + frame(CONTINUATION, 0, 1, bytes(1000)) * 70, FRAME_SIZE_ERROR),
+    "continuations": (head(1, 0) + frame(CONTINUATION, 0, 1, bytes(1000)) * 70, ENHANCE_YOUR_CALM),
     "quick resets": (quick_resets(1100), ENHANCE_YOUR_CALM),
     "made resets": (
         b"".join(head(2 * n + 1) + window_update(2 * n + 1, 0) for n in range(1100)),
@@ -227,6 +228,41 @@ async def test_a_client_that_asks_for_pongs_and_reads_none_is_ended(
     async with listening() as server, connected(server.port) as peer:
         peer.send(frame(PING, 0, 0, bytes(8)))
         assert await peer.code() == ENHANCE_YOUR_CALM
+
+
+#: A method, its request, and a reply of more than ten bytes.
+UNREAD = {"Echo": BytesValue(value=bytes(100)), "Count": Int64Value(value=2)}
+
+
+@pytest.mark.parametrize("method", UNREAD)
+async def test_a_reply_that_its_client_never_reads_is_given_up(
+    method: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(limits, "UNREAD_SECONDS", 0.1)
+    monkeypatch.setattr(listener, "CHECK_SECONDS", 0.02)
+    greeting = PREFACE + settings((INITIAL_WINDOW_SIZE, 10))
+    async with listening() as server, connected(server.port, greeting) as peer:
+        content = prefixed(UNREAD[method].SerializeToString())
+        peer.send(head(1, path=f"/probe.Probe/{method}"), frame(DATA, END_STREAM, 1, content))
+        assert await peer.code(RST_STREAM) == CANCEL
+        assert not server._shared.calls
+        peer.send(frame(PING, 0, 0, bytes(8)))
+        assert (await peer.until(PING, GOAWAY))[0] == PING  # the connection is as it was
+
+
+async def test_a_reply_that_its_client_reads_slowly_is_sent_whole(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(limits, "UNREAD_SECONDS", 0.3)
+    monkeypatch.setattr(listener, "CHECK_SECONDS", 0.02)
+    greeting = PREFACE + settings((INITIAL_WINDOW_SIZE, 0))
+    async with listening() as server, connected(server.port, greeting) as peer:
+        peer.send(head(1), frame(DATA, END_STREAM, 1, ASKED))
+        for _ in range(6):
+            await asyncio.sleep(0.1)  # the pace of the client, which is what is tested
+            peer.send(window_update(1, 1))
+        peer.send(window_update(1, 1000))
+        assert await peer.answer(1) == (ASKED, {"grpc-status": "0"})
 
 
 def test_what_a_connection_remembers_of_headers_is_bounded() -> None:

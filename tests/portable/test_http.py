@@ -210,6 +210,28 @@ async def test_a_head_without_end_is_refused() -> None:
         assert (await client.reply())[0].startswith(b"HTTP/1.1 431 ")
 
 
+@pytest.mark.parametrize("segments", [1, 3])
+async def test_a_long_head_is_refused_though_its_end_comes_with_it(segments: int) -> None:
+    head = b"GET /a HTTP/1.1\r\nHost: a\r\nx: %b\r\n\r\n"
+    for surplus, status in ((-100, b"200"), (0, b"431")):
+        data = head % (b"y" * (http_protocol.MAX_HEAD_BYTES + surplus))
+        size = len(data) // segments + 1
+        async with listening(echo) as port, connected(port) as client:
+            await client.send(*(data[at : at + size] for at in range(0, len(data), size)))
+            assert (await client.reply())[0].startswith(b"HTTP/1.1 %b " % status)
+
+
+async def test_behind_a_long_head_in_a_pipeline_nothing_is_answered_and_before_it_all() -> None:
+    head = b"GET /%b HTTP/1.1\r\nHost: a\r\nx: %b\r\n\r\n"
+    async with listening(echo) as port, connected(port) as client:
+        await client.send(
+            head % (b"first", b"") + head % (b"long", b"y" * 65536) + head % (b"last", b"")
+        )
+        assert (await client.reply())[1] == b"GET /first False "
+        assert (await client.reply())[0].startswith(b"HTTP/1.1 431 ")
+        assert await asyncio.wait_for(client.reader.read(), PATIENCE_SECONDS) == b""
+
+
 async def test_large_bodies_in_a_pipeline_do_not_count_as_heads() -> None:
     body = b"b" * 100_000
     async with listening(echo) as port, connected(port) as client:

@@ -9,7 +9,9 @@ from prometheus_client import CollectorRegistry
 
 from gateway.admin import metrics
 from gateway.errors import Code
-from gateway.telemetry import Statistics, TfServingRequests, TorchServeCollector, TritonCollector
+from gateway.telemetry import Statistics
+from gateway.telemetry.collectors import TfServingCollector, TorchServeCollector, TritonCollector
+from gateway.telemetry.tfserving import TfServingRequests
 from gateway.types import Timing
 from gateway.workers import merge
 from gateway.workers.counts import Counts
@@ -36,7 +38,7 @@ def told(statistics: Statistics, tfserving: int = 0) -> dict[str, Any]:
     registry = CollectorRegistry()
     for collector in (TritonCollector(source(statistics)), TorchServeCollector(source(statistics))):
         registry.register(collector)
-    registry.register(requests)
+    registry.register(TfServingCollector(requests))
     families = merge.told(registry.collect())
     return {"documents": [statistics.document("m", 1)], "families": families}
 
@@ -49,7 +51,7 @@ def text(families: list[Any]) -> str:
     collector, registry = merge.Told(), CollectorRegistry()
     collector.families = families
     registry.register(collector)
-    return metrics.text(registry).decode()
+    return metrics.text(registry)[1].decode()
 
 
 # -- the index ------------------------------------------------------------------------------------

@@ -132,7 +132,7 @@ class EmbeddedBackend:
         # A run that has begun goes on to its end, and sees the tensors alone.
         self.execution = Execution(
             batches=False, interruptible=False, parameters=False, inline=self._infer.inline,
-            queues=True,
+            queues=True, ahead=1,
         )  # fmt: skip
 
     def adopt(self, config: ModelConfig) -> None:

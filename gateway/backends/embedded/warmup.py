@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 import structlog
@@ -40,8 +40,7 @@ class Contradiction(Internal):
     """The model gives something else than its configuration says."""
 
 
-@dataclass(frozen=True, slots=True)
-class Warmth:
+class Warmth(NamedTuple):
     """What warming told.
 
     Attributes:

@@ -14,7 +14,6 @@ import socket
 import tempfile
 from collections.abc import AsyncGenerator, Coroutine
 from contextlib import aclosing
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +22,7 @@ from gateway.backends.base import ELSEWHERE, Artifact, Backend, StreamingBackend
 from gateway.backends.managed.servers import LOOPBACK, SERVERS, Setting
 from gateway.backends.managed.supervisor import Launch, Supervisor
 from gateway.errors import Internal, InvalidArgument, ModelportError, Unavailable
-from gateway.routes import Protocol, Route
+from gateway.routes import Protocol
 from gateway.types import Deadline, InferRequest, InferResponse
 
 
@@ -152,13 +151,12 @@ class ManagedBackend:
         route = self._route
         port = self._ports["grpc" if route.protocol is Protocol.GRPC else "http"]
         management = self._ports.get("management")
-        there: Route = replace(
-            route,
+        there = route._replace(
             managed=False,
             endpoints=(f"{LOOPBACK}:{port}",),
             management=f"{LOOPBACK}:{management}" if management else "",
         )
-        self._inner = backends.find(route.backend)(replace(self._artifact, route=there))
+        self._inner = backends.find(route.backend)(self._artifact._replace(route=there))
         self._worked = True
         if not self.config.input:
             self.config = self._inner.config  # completed from what the server tells

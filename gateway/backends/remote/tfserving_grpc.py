@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Sequence
 from typing import Any
 
 from google.protobuf.message import DecodeError
@@ -24,6 +25,8 @@ from gateway.upstream import EndpointFailed, Failure, grpc
 from gateway.upstream.grpc import MAX_MESSAGE_BYTES, Call
 from gateway.wire import tensor_proto
 from gateway.wire.proto import serving_pb2 as pb
+from gateway.wire.protobuf import tag
+from gateway.wire.raw import Buffer
 
 _PREDICTION = "/tensorflow.serving.PredictionService/"
 _METHODS = {
@@ -31,6 +34,8 @@ _METHODS = {
     "GetModelMetadata": f"{_PREDICTION}GetModelMetadata",
     "GetModelStatus": "/tensorflow.serving.ModelService/GetModelStatus",
 }
+
+_INPUTS = tag(pb.PredictRequest, "inputs")
 
 
 class GrpcServer(TensorFlowServer):
@@ -48,7 +53,12 @@ class GrpcServer(TensorFlowServer):
         self._asks_all = False
 
     async def _ask(
-        self, address: str, method: str, message: bytes, reply: Any, limit: Deadline
+        self,
+        address: str,
+        method: str,
+        message: bytes | Sequence[Buffer],
+        reply: Any,
+        limit: Deadline,
     ) -> Any:
         try:
             return await grpc.unary(self._calls[address, method], message, reply.FromString, limit)
@@ -98,15 +108,15 @@ class GrpcServer(TensorFlowServer):
         self._asks_all = told == set(agreement.outputs)
 
     async def infer(self, address: str, request: InferRequest, limit: Deadline) -> Answer:
-        message = pb.PredictRequest()
-        for tensor in self.agreement.to_wire(request):
-            tensor_proto.encode(tensor, message.inputs[tensor.name])
+        parts: list[Buffer] = [self._head]
         if request.outputs or not self._asks_all:
-            message.output_filter.extend(wanted(self.agreement, request))
-        if message.ByteSize() + len(self._head) > MAX_MESSAGE_BYTES:
+            names = pb.PredictRequest(output_filter=wanted(self.agreement, request))
+            parts.append(names.SerializeToString())
+        for tensor in self.agreement.to_wire(request):
+            parts += tensor_proto.entry(_INPUTS, tensor)
+        if sum(map(len, parts)) > MAX_MESSAGE_BYTES:
             raise InvalidArgument("the request is too large for gRPC, which carries 2 GiB")
-        content = self._head + message.SerializeToString()
-        reply = await self._ask(address, "Predict", content, pb.PredictResponse, limit)
+        reply = await self._ask(address, "Predict", parts, pb.PredictResponse, limit)
         return self._decode(reply, request)
 
     def _decode(self, reply: pb.PredictResponse, request: InferRequest) -> Answer:

@@ -8,7 +8,6 @@
 from __future__ import annotations
 
 import asyncio
-import socket
 from typing import cast
 
 from gateway.front.grpc import head, limits
@@ -61,8 +60,9 @@ class GrpcConnection(Reader, asyncio.BufferedProtocol):
         self._patience = Patience()
         # The preface, as far as it has come.
         self._preface: bytes | None = b""
-        # Since when nothing has come to its end, and what had by then.
-        self._midway_since, self._progress = loop.time(), 0
+        # Since when nothing has come to its end, or there is no call; and what had come by then.
+        self._midway_since = self._idle_since = loop.time()
+        self._progress = self._seen = 0
         # It was told of the end; no further call is taken; nothing more is read.
         self._warned = self._leaving = self._closing = False
 
@@ -71,14 +71,7 @@ class GrpcConnection(Reader, asyncio.BufferedProtocol):
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self.transport = cast(asyncio.Transport, transport)  # uvloop's is none by name
         self.output = Output(self.transport, self.loop)
-        connection: socket.socket = transport.get_extra_info("socket")
-        connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
-        if hasattr(socket, "TCP_USER_TIMEOUT"):
-            seconds = limits.DEAD_PEER_SECONDS
-            for option in (socket.TCP_KEEPIDLE, socket.TCP_KEEPINTVL):
-                connection.setsockopt(socket.IPPROTO_TCP, option, seconds // 2)
-            milliseconds = seconds * 1000
-            connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, milliseconds)
+        limits.notice_dead_peers(transport.get_extra_info("socket"))
         if len(self._shared.connections) >= self._shared.max_connections:
             said = http2.go_away(0, http2.ENHANCE_YOUR_CALM, b"too many connections")
             self.transport.write(http2.settings() + said)
@@ -354,10 +347,15 @@ class GrpcConnection(Reader, asyncio.BufferedProtocol):
             self._midway_since, self._progress = now, self.progress
         elif now - self._midway_since > limits.HEAD_SECONDS:
             self.broken(Broken("it stands still within a frame"))
-            return
+        if self._streams or self._last != self._seen:
+            self._idle_since, self._seen = now, self._last
+        elif now - self._idle_since > limits.IDLE_SECONDS:
+            self.leave()
         for call in list(self._streams.values()):
             if now - call.touched_at > limits.BODY_IDLE_SECONDS and call.waits_for_client():
                 call.stall()
+            elif call.to_send and now - call.sent_at > limits.UNREAD_SECONDS:
+                self._fail(call, http2.CANCEL)
 
     # -- ends -----------------------------------------------------------------------------------
 

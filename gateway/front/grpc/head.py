@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
+from typing import NamedTuple
 
 from gateway.front.grpc.service import Service, Target
 from gateway.wire.header_blocks import Fields
@@ -19,8 +19,7 @@ _NAME = re.compile(rb":?[^\x00-\x20A-Z:\x7f-\xff]+\Z")
 _BAD_IN_VALUE = re.compile(rb"[\x00\r\n]|\A[ \t]|[ \t]\Z")
 
 
-@dataclass(frozen=True, slots=True)
-class Head:
+class Head(NamedTuple):
     """A block of fields.
 
     ``malformed`` in a request and ``trailers`` at its end are as RFC 9113, 8.1, has them.

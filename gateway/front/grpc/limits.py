@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import socket
+
 from gateway.wire.http2 import ENHANCE_YOUR_CALM
 from gateway.wire.http2_reader import Broken
 
@@ -11,6 +13,10 @@ MAX_STREAMS = 1000
 HEAD_SECONDS = 10.0
 #: A body may take long, but not stand still for longer than this.
 BODY_IDLE_SECONDS = 30.0
+#: Nor may a reply wait longer for its client to make room: as long as over HTTP.
+UNREAD_SECONDS = 75.0
+#: A connection without a call is ended then: as over HTTP.
+IDLE_SECONDS = 75.0
 #: A call that is reset this soon was not meant to be answered (CVE-2023-44487). So many more of
 #: them than of calls that were finished end the connection.
 QUICK_RESET_SECONDS = 0.1
@@ -27,6 +33,16 @@ MAX_ABANDONED = 4 * MAX_STREAMS
 #: What is sent unacknowledged for so long has no receiver.
 DEAD_PEER_SECONDS = 60
 LINGER_SECONDS = 1.0
+
+
+def notice_dead_peers(connection: socket.socket) -> None:
+    """End ``connection`` when its other end has been gone for ``DEAD_PEER_SECONDS``."""
+    connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+    if hasattr(socket, "TCP_USER_TIMEOUT"):
+        for option in (socket.TCP_KEEPIDLE, socket.TCP_KEEPINTVL):
+            connection.setsockopt(socket.IPPROTO_TCP, option, DEAD_PEER_SECONDS // 2)
+        milliseconds = DEAD_PEER_SECONDS * 1000
+        connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, milliseconds)
 
 
 class Patience:

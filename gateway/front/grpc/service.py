@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any, Protocol
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from typing import Any, NamedTuple, Protocol
 
 import structlog
 
@@ -15,7 +14,7 @@ from gateway.front.grpc import framing
 from gateway.front.grpc.framing import MAX_MESSAGE_BYTES, Frames, MalformedFrame, MessageTooLarge
 from gateway.front.grpc.status import Status, parse, status
 from gateway.overload import OVERLOADED
-from gateway.protocols.grpc_method import Method, Methods
+from gateway.protocols.grpc_method import Method, Methods, Rows
 from gateway.types import Deadline
 from gateway.wire.raw import Buffer
 
@@ -28,8 +27,7 @@ class Gone(Exception):
     """Nobody is there to be answered."""
 
 
-@dataclass(frozen=True, slots=True)
-class Ending:
+class Ending(NamedTuple):
     """How a call ends: in trailers, or in the head where nothing was sent yet."""
 
     status: Status
@@ -57,8 +55,7 @@ NO_ENCODING = Ending(
 )
 
 
-@dataclass(frozen=True, slots=True)
-class Target:
+class Target(NamedTuple):
     """What a call's headers ask for. Without ``method`` it is refused as ``refusal`` says."""
 
     method: Method | None = None
@@ -107,15 +104,32 @@ class Service:
 
     def __init__(self, methods: Methods, inflated_limit: int) -> None:
         self._inflated_limit = inflated_limit
-        self._methods = {
-            f"/{service}/{name}".encode(): method
-            for service, rows in methods.items()
-            for name, method in rows.items()
-        }
+        self._methods: dict[bytes, Method] = {}
+        #: What makes the rows of those services that nobody has called yet.
+        self._makes: dict[bytes, Callable[[], Rows]] = {}
+        for service, rows in methods.items():
+            if callable(rows):
+                self._makes[f"/{service}".encode()] = rows
+            else:
+                self._add(f"/{service}".encode(), rows)
+
+    def _add(self, service: bytes, rows: Rows) -> None:
+        self._methods.update({b"%b/%b" % (service, name.encode()): rows[name] for name in rows})
+
+    def _method(self, path: bytes) -> Method | None:
+        method = self._methods.get(path)
+        if method is None and self._makes:
+            service = path.rpartition(b"/")[0]
+            make = self._makes.get(service)
+            if make is not None:
+                self._add(service, make())
+                del self._makes[service]
+                return self._methods.get(path)
+        return method
 
     def target(self, path: bytes, headers: Mapping[bytes, bytes]) -> Target:
         """What ``headers``, of which the names are in lower case, ask for."""
-        method = self._methods.get(path)
+        method = self._method(path)
         if method is None:
             return Target()
         seconds = None

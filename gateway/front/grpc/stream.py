@@ -88,8 +88,8 @@ class Stream:
     __slots__ = (
         "_body", "_connection", "_expired", "_frames", "_gathered", "_method", "_room",
         "_started", "_tail", "_timer", "_waiter", "begun_at", "complete", "credit", "deadline",
-        "ended", "gone", "head", "number", "received", "stalled", "task", "to_send", "touched_at",
-        "window",
+        "ended", "gone", "head", "number", "received", "sent_at", "stalled", "task", "to_send",
+        "touched_at", "window",
     )  # fmt: skip
 
     def __init__(self, connection: Connection, number: int, head: Head, window: int) -> None:
@@ -110,6 +110,8 @@ class Stream:
         # Of the answer: what the client takes, what waits for that, and what comes last.
         self.window = window
         self.to_send: deque[memoryview] = deque()
+        #: When the client last made room for some of that.
+        self.sent_at = self.begun_at
         self._tail = b""
         self._room: asyncio.Future[None] | None = None
         #: Whether its head is out, and whether nothing can be added.
@@ -300,7 +302,7 @@ class Stream:
         fields = ((b":status", b"%d" % http_status), (b"content-type", b"application/json"))
         head = headers(self.number, b"".join(literal(*field) for field in fields))
         self._connection.output.write(head)
-        self.to_send.append(memoryview(_NO_GRPC))
+        self._queue(_NO_GRPC)
         self._tail = frame(DATA, END_STREAM, self.number)
         self.flush()
 
@@ -314,6 +316,11 @@ class Stream:
         parts = (framing.prefix(size), *content)
         if size <= COPIED_BYTES:
             parts = (b"".join(parts),)
+        self._queue(*parts)
+
+    def _queue(self, *parts: Buffer) -> None:
+        if not self.to_send:
+            self.sent_at = self._connection.loop.time()
         self.to_send.extend(memoryview(part) for part in parts if len(part))
 
     def flush(self) -> None:
@@ -335,6 +342,7 @@ class Stream:
             if not out:
                 return
             connection.sent_data(frames)
+            self.sent_at = connection.loop.time()
             if gathered <= COPIED_BYTES:
                 connection.output.write(b"".join(out))
             else:

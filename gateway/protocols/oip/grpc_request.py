@@ -7,9 +7,8 @@ comes ahead of them is parsed once, and looked up by its bytes from then on.
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
 from functools import lru_cache
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from google.protobuf.message import DecodeError
@@ -52,8 +51,7 @@ class RawRequest:
         return pb.ModelInferRequest.FromString(content) if request is None else request
 
 
-@dataclass(frozen=True, slots=True)
-class _Head:
+class _Head(NamedTuple):
     """Everything of a request but its id and its tensors' data.
 
     ``inputs`` are name, datatype, how numpy has it, shape, size in bytes.

@@ -6,11 +6,10 @@ without the numbers is looked up; what is not plain, or not valid, is left to ``
 
 from __future__ import annotations
 
-import secrets
+import os
 from collections.abc import Mapping
-from dataclasses import dataclass
 from functools import lru_cache
-from typing import Any
+from typing import Any, NamedTuple
 
 import orjson
 
@@ -30,15 +29,14 @@ _MAX_DEPTH = 8
 #: What names an id has another one in every request.
 _DATA, _ID = b'"data":', b'"id"'
 #: Stands for the data where it is not there. Nobody can send it.
-_MARK = secrets.token_hex(16)
+_MARK = os.urandom(16).hex()
 _MARKED = b'["%b"]' % _MARK.encode()
 _BINARY_OUTPUT, _BINARY_SIZE = "binary_data_output", "binary_data_size"
 _JSON_KEYS = {"name", "datatype", "shape", "data"}
 _BINARY_KEYS = {"name", "datatype", "shape", "parameters"}
 
 
-@dataclass(frozen=True, slots=True)
-class _Head:
+class _Head(NamedTuple):
     """Everything but the data. ``inputs``: name, datatype, shape, bytes behind the JSON."""
 
     inputs: tuple[tuple[str, Datatype, tuple[int, ...], int], ...]

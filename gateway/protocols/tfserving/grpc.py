@@ -18,6 +18,7 @@ from gateway.lifecycle import Lifecycle
 from gateway.model import Wanted
 from gateway.policy import VersionPolicy
 from gateway.protocols.grpc_method import Method
+from gateway.protocols.tfserving import MODEL_SERVICE, PREDICTION_SERVICE
 from gateway.protocols.tfserving.inference import Call, Inference
 from gateway.protocols.tfserving.servable import (
     SIGNATURE,
@@ -28,13 +29,11 @@ from gateway.protocols.tfserving.servable import (
     Servable,
     code,
 )
-from gateway.telemetry import TfServingRequests
+from gateway.telemetry.tfserving import TfServingRequests
 from gateway.types import Datatype, Deadline, Tensor
 from gateway.wire import tensor_proto
 from gateway.wire.proto import serving_pb2 as pb
 
-PREDICTION_SERVICE = "tensorflow.serving.PredictionService"
-MODEL_SERVICE = "tensorflow.serving.ModelService"
 _SIGNATURE_DEF = "signature_def"
 _CLASSIFY, _REGRESS = "tensorflow/serving/classify", "tensorflow/serving/regress"
 

@@ -32,7 +32,7 @@ from gateway.protocols.tfserving import json as tfserving_json
 from gateway.protocols.tfserving import schema as tfserving_schema
 from gateway.protocols.tfserving.inference import Call, Inference
 from gateway.protocols.tfserving.servable import SIGNATURE, Selected, code
-from gateway.telemetry import TfServingRequests
+from gateway.telemetry.tfserving import TfServingRequests
 
 log = structlog.get_logger("modelport.http")
 

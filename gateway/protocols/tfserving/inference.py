@@ -13,7 +13,7 @@ from gateway.lifecycle import Lifecycle
 from gateway.protocols.pictures import decode_for
 from gateway.protocols.tfserving import examples as tfserving_examples
 from gateway.protocols.tfserving.servable import Selected, Servable, Servables
-from gateway.telemetry import TfServingRequests
+from gateway.telemetry.tfserving import TfServingRequests
 from gateway.types import Deadline, InferRequest, Tensor
 from gateway.wire.proto import serving_pb2 as pb
 

@@ -1,1 +1,4 @@
 """TorchServe's REST and gRPC."""
+
+INFERENCE_SERVICE = "org.pytorch.serve.grpc.inference.InferenceAPIsService"
+MANAGEMENT_SERVICE = "org.pytorch.serve.grpc.management.ManagementAPIsService"

@@ -19,14 +19,12 @@ from gateway.lifecycle import Lifecycle
 from gateway.protocols.grpc_method import Method
 from gateway.protocols.prediction.form_body import FIELDS
 from gateway.protocols.prediction.predictor import Call, Predictor
-from gateway.protocols.torchserve import errors
+from gateway.protocols.torchserve import INFERENCE_SERVICE, MANAGEMENT_SERVICE, errors
 from gateway.protocols.torchserve.management import MAX_PAGE, Management
 from gateway.types import Deadline
 from gateway.wire.proto import torchserve_inference_pb2 as inference
 from gateway.wire.proto import torchserve_management_pb2 as management
 
-INFERENCE_SERVICE = "org.pytorch.serve.grpc.inference.InferenceAPIsService"
-MANAGEMENT_SERVICE = "org.pytorch.serve.grpc.management.ManagementAPIsService"
 _PREDICTION_STATUSES: Mapping[type[ModelportError], str] = {
     errors.ModelNotFound: "INTERNAL",
     errors.VersionNotFound: "INTERNAL",

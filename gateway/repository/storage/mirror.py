@@ -1,9 +1,12 @@
 """A local copy of what is served of a repository in object storage.
 
     <cache>/s3-bucket-<hash of the URL>/<model>/config.pbtxt, labels, warmup/
-    <cache>/s3-bucket-<hash of the URL>/<model>/<version>/...       appears by one rename
-    <cache>/s3-bucket-<hash of the URL>/.state/<model>/<version>    the objects it was made of
+    <cache>/s3-bucket-<hash of the URL>/<model>/<version>/<hash>/   appears by one rename
+    <cache>/s3-bucket-<hash of the URL>/.beside/<model>             the objects these were made of
     <cache>/s3-bucket-<hash of the URL>/.staging/<model>/<random>   while it is downloaded
+
+The hash is of what the storage says of the objects: a folder of files never changes once it is
+there, whoever overwrites the version in the storage, and no load meets files of two contents.
 
 A look lists the storage and finds the versions that are there as a whole (``survey``); it downloads
 configurations and manifests alone. A version's files come when it is loaded, once for all processes
@@ -26,18 +29,20 @@ from collections.abc import Iterator, Mapping
 from functools import partial
 from pathlib import Path
 
+import structlog
+
 from gateway.errors import IntegrityError, InvalidArgument, ModelportError, NotFound, Unavailable
 from gateway.repository import config as configuration
 from gateway.repository import manifest
 from gateway.repository.config import WARMUP
-from gateway.repository.scan import MAX_CONFIG_BYTES, ModelEntry, VersionEntry
+from gateway.repository.scan import MAX_CONFIG_BYTES, VERSION_NAME, ModelEntry, VersionEntry
 from gateway.repository.storage.location import Location, server_of
 from gateway.repository.storage.objects import Object, Objects, no_room
 from gateway.repository.storage.survey import Survey, Surveyed, group, in_whole
 
-_STATE, _STAGING, _LOCKS = ".state", ".staging", ".locks"
-#: The state of what lies beside a model's versions.
-_BESIDE = "beside"
+log = structlog.get_logger("modelport.storage")
+
+_BESIDE, _STAGING, _LOCKS = ".beside", ".staging", ".locks"
 #: A download that does not match its manifest is made once more: it may have been damaged.
 DOWNLOADS = 2
 #: Room that is left on the disk whatever is downloaded.
@@ -91,6 +96,7 @@ class Mirror:
         models = group(self._objects.listing())
         self._configs = {name: read for name, read in self._configs.items() if name in models}
         surveyed = self._survey.look(models, self._holds)
+        self._read_configs(models)
         found = {}
         for name, model in models.items():
             entry = self._entry(name, model, surveyed[name])
@@ -114,9 +120,11 @@ class Mirror:
         versions = dict(kept)
         for number, files in whole.versions.items():
             print_of = tuple(sorted((key, *_fingerprint(each)) for key, each in files.items()))
+            if number in kept and kept[number].fingerprint != print_of:
+                log.warning("model version is overwritten in storage", model=name, version=number)
             versions[number] = VersionEntry(
                 number,
-                path / str(number),
+                self._content(name, number, files),
                 print_of,
                 whole.problems.get(number, ""),
                 partial(self._fetch, name, number, files, model.beside),
@@ -128,6 +136,22 @@ class Mirror:
         except (ModelportError, ValueError) as error:
             return ModelEntry(name, path, problem=str(error))
         return ModelEntry(name, path, text, versions)
+
+    def _read_configs(self, models: Mapping[str, Surveyed]) -> None:
+        """Those that are new or changed, side by side: a repository may have a thousand."""
+        read = {
+            name: self._objects.threads.submit(self._config, name, found)
+            for name, model in models.items()
+            if (found := model.beside.get(configuration.FILENAME)) is not None
+            and self._configs.get(name, (None,))[0] != found
+        }
+        try:
+            for each in read.values():
+                if isinstance(error := each.exception(), (NotFound, Unavailable)):
+                    raise error  # others are told where the model's entry is made
+        finally:
+            for each in read.values():
+                each.cancel()
 
     def _config(self, name: str, found: Object | None) -> str | None:
         if found is None:
@@ -142,9 +166,14 @@ class Mirror:
 
     # -- a version --------------------------------------------------------------------------------
 
+    def _content(self, model: str, number: int, files: Mapping[str, Object]) -> Path:
+        """The folder of just these objects."""
+        named = json.dumps(_described(files), sort_keys=True).encode()
+        return self.folder / model / str(number) / hashlib.sha256(named).hexdigest()[:16]
+
     def _holds(self, model: str, number: int, files: Mapping[str, Object]) -> bool:
-        """Whether the version's folder here was made of just these objects."""
-        return self._state(model, str(number)) == _described(files)
+        """Whether a version of just these objects has been downloaded."""
+        return self._content(model, number, files).is_dir()
 
     def _fetch(
         self, model: str, number: int, files: Mapping[str, Object], beside: Mapping[str, Object]
@@ -155,12 +184,14 @@ class Mirror:
             IntegrityError: it is not what its manifest says.
             Unavailable: it cannot be had now.
         """
+        content = self._content(model, number, files)
         try:
             was_here = self._bring(model, number, files, beside)
             # Hashed by all who share the folder at once, not in turn.
-            if was_here and not _undamaged(self.folder / model / str(number)):
+            if was_here and not _undamaged(content):
                 with self._locked(model):
-                    self._forget(model, str(number))
+                    if not _undamaged(content):  # nobody has mended it meanwhile
+                        self._discard(model, content)
                 self._bring(model, number, files, beside)
         except (InvalidArgument, NotFound) as error:
             raise Unavailable(str(error)) from None  # access may be granted, the next look differ
@@ -173,7 +204,7 @@ class Mirror:
         """Whether the version was here already."""
         with self._locked(model):
             self._fetch_beside(model, beside)
-            if self._holds(model, number, files) and self._whole_here(model, number, files):
+            if self._whole_here(self._content(model, number, files), files):
                 return True
             for left in reversed(range(DOWNLOADS)):
                 try:
@@ -184,13 +215,14 @@ class Mirror:
                         raise
         return False
 
-    def _whole_here(self, model: str, number: int, files: Mapping[str, Object]) -> bool:
-        folder = self.folder / model / str(number)
+    def _whole_here(self, content: Path, files: Mapping[str, Object]) -> bool:
         try:
-            sizes = {name: (folder / name).stat().st_size for name in files if name}
+            sizes = {name: (content / name).stat().st_size for name in files if name}
         except OSError:
             return False
-        return all(size == files[name].size_bytes for name, size in sizes.items())
+        return content.is_dir() and all(
+            size == files[name].size_bytes for name, size in sizes.items()
+        )
 
     def _download(self, model: str, number: int, files: Mapping[str, Object]) -> None:
         with self._staging(model) as staged:
@@ -203,7 +235,7 @@ class Mirror:
             if now != files:
                 raise Unavailable(f"version {number} was changed while it was downloaded")
             manifest.verify(staged)
-            self._replace(model, number, files, staged)
+            self._take(model, self._content(model, number, files), staged)
 
     @contextlib.contextmanager
     def _staging(self, model: str) -> Iterator[Path]:
@@ -232,14 +264,23 @@ class Mirror:
             if (folder / name).stat().st_size != files[name].size_bytes:
                 raise Unavailable(f"'{name}' was changed while it was downloaded")
 
-    def _replace(self, model: str, number: int, files: Mapping[str, Object], staged: Path) -> None:
-        target = self.folder / model / str(number)
-        old = staged.with_name("old")
-        self._forget(model, str(number))
-        if target.exists():
-            os.rename(target, old)
-        os.rename(staged, target)
-        self._remember(model, str(number), files)
+    def _take(self, model: str, content: Path, staged: Path) -> None:
+        """Put what was downloaded in its place, and remove what has long been overwritten.
+
+        Not the newest of that: somebody who shares the folder may be loading it.
+        """
+        content.parent.mkdir(exist_ok=True)
+        others = [each for each in content.parent.iterdir() if each != content]
+        for other in sorted(others, key=lambda each: each.stat().st_mtime)[:-1]:
+            shutil.rmtree(other, ignore_errors=True)
+        if content.exists():  # and damaged
+            os.rename(content, staged.with_name("damaged"))
+        os.rename(staged, content)
+
+    def _discard(self, model: str, content: Path) -> None:
+        """In one step: half of it would be found."""
+        with self._staging(model) as staged, contextlib.suppress(FileNotFoundError):
+            os.rename(content, staged / content.name)
 
     def _fetch_beside(self, model: str, found: Mapping[str, Object]) -> None:
         """Labels, warm-up samples and the configuration, as they are now."""
@@ -250,7 +291,7 @@ class Mirror:
             for name, each in found.items()
             if "/" not in name or name.startswith(f"{WARMUP}/")
         }
-        known = self._state(model, _BESIDE) or {}
+        known = self._state(model)
         described = _described(wanted)
         if known == described:
             return
@@ -259,19 +300,19 @@ class Mirror:
         }
         with self._staging(model) as staged:
             self._get(model, changed, staged)
-            self._forget(model, _BESIDE)
+            self._forget(model)
             for name in changed:
                 (folder / name).parent.mkdir(parents=True, exist_ok=True)
                 os.replace(staged / name, folder / name)
         for name in known.keys() - wanted.keys():
             (folder / name).unlink(missing_ok=True)
-        self._remember(model, _BESIDE, wanted)
+        self._remember(model, described)
 
     # -- the folder -------------------------------------------------------------------------------
 
     def _open(self) -> None:
         try:
-            for name in (_STATE, _STAGING, _LOCKS):
+            for name in (_BESIDE, _STAGING, _LOCKS):
                 (self.folder / name).mkdir(parents=True, exist_ok=True, mode=0o700)
             self.folder.chmod(0o700)
         except OSError as error:
@@ -291,44 +332,43 @@ class Mirror:
         finally:
             os.close(descriptor)
 
-    def _state(self, model: str, name: str) -> dict[str, list[object]] | None:
+    def _state(self, model: str) -> dict[str, list[object]]:
         try:
-            known = json.loads((self.folder / _STATE / model / name).read_bytes())
+            known = json.loads((self.folder / _BESIDE / model).read_bytes())
         except (OSError, ValueError):
-            return None
-        return known if isinstance(known, dict) else None
+            return {}
+        return known if isinstance(known, dict) else {}
 
-    def _remember(self, model: str, name: str, files: Mapping[str, Object]) -> None:
-        path = self.folder / _STATE / model / name
-        path.parent.mkdir(parents=True, exist_ok=True)
-        written = path.with_name(f".{name}")
-        written.write_text(json.dumps(_described(files)))
+    def _remember(self, model: str, described: Mapping[str, list[object]]) -> None:
+        path = self.folder / _BESIDE / model
+        written = path.with_name(f".{model}")
+        written.write_text(json.dumps(described))
         os.replace(written, path)
 
-    def _forget(self, model: str, name: str) -> None:
-        (self.folder / _STATE / model / name).unlink(missing_ok=True)
+    def _forget(self, model: str) -> None:
+        (self.folder / _BESIDE / model).unlink(missing_ok=True)
 
     def _prune(self, there: Mapping[str, set[int]], began: float) -> None:
         """Remove what the storage does not hold any more.
 
         Not what has come since the look ``began``: who shares the folder may know of it already.
         """
-        for state in (self.folder / _STATE).iterdir():
-            model, numbers = state.name, there.get(state.name)
-            known = [*state.iterdir()]
-            old = {path.name for path in known if path.stat().st_mtime < began}
-            gone = {name for name in old if name.isdigit()}
-            if numbers is not None:
-                gone -= set(map(str, numbers))
-            if not gone and (numbers is not None or len(old) < len(known)):
+        for folder in self.folder.iterdir():
+            model, numbers = folder.name, there.get(folder.name)
+            if model.startswith("."):  # no model's
+                continue
+            known = [each for each in folder.iterdir() if VERSION_NAME.match(each.name)]
+            gone = [each for each in known if numbers is None or int(each.name) not in numbers]
+            old = [each for each in gone if each.stat().st_mtime < began]
+            if not old and (numbers is not None or known):
                 continue
             with contextlib.suppress(BlockingIOError), self._locked(model, wait=False):
-                for name in gone:
-                    self._forget(model, name)
-                    shutil.rmtree(self.folder / model / name, ignore_errors=True)
+                for version in old:
+                    self._discard(model, version)
                 if numbers is None and len(old) == len(known):
-                    for folder in (self.folder / model, state, self.folder / _STAGING / model):
-                        shutil.rmtree(folder, ignore_errors=True)
+                    self._forget(model)
+                    for left in (folder, self.folder / _STAGING / model):
+                        shutil.rmtree(left, ignore_errors=True)
 
 
 def _undamaged(version: Path) -> bool:

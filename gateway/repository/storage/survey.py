@@ -189,17 +189,21 @@ class Survey:
                     read, key, manifest.MAX_MANIFEST_BYTES
                 )
         refused = None
-        for version, content in reading.items():
-            sizes: Mapping[str, int] | str = {}
-            try:
-                listed = manifest.parse(content.result())
-                sizes = {name: size for name, (_, size) in listed.items()}
-            except IntegrityError:
-                pass  # whole, and told when it is loaded
-            except NotFound:
-                sizes = f"{manifest.FILENAME} is gone since it was listed"
-            except InvalidArgument as error:
-                refused = error
-                sizes = f"{manifest.FILENAME} cannot be read: {error}"
-            self._manifests[version] = found[version], sizes
+        try:
+            for version, content in reading.items():
+                sizes: Mapping[str, int] | str = {}
+                try:
+                    listed = manifest.parse(content.result())
+                    sizes = {name: size for name, (_, size) in listed.items()}
+                except IntegrityError:
+                    pass  # whole, and told when it is loaded
+                except NotFound:
+                    sizes = f"{manifest.FILENAME} is gone since it was listed"
+                except InvalidArgument as error:
+                    refused = error
+                    sizes = f"{manifest.FILENAME} cannot be read: {error}"
+                self._manifests[version] = found[version], sizes
+        finally:  # a storage that is down is not asked for every one of them
+            for content in reading.values():
+                content.cancel()
         return refused

@@ -1,0 +1,31 @@
+"""All metrics of one process, read from what it counts at scrape time."""
+
+from __future__ import annotations
+
+from prometheus_client import CollectorRegistry, ProcessCollector
+
+from gateway.telemetry.collectors import (
+    StatisticsSource,
+    TfServingCollector,
+    TorchServeCollector,
+    TritonCollector,
+)
+from gateway.telemetry.conditions import Conditions, ConditionsCollector
+from gateway.telemetry.tfserving import TfServingRequests
+
+
+def registry(
+    statistics: StatisticsSource, requests: TfServingRequests, conditions: Conditions, process: bool
+) -> CollectorRegistry:
+    """``process``: the operating system's figures of this process too."""
+    made = CollectorRegistry()
+    for collector in (
+        TritonCollector(statistics),
+        TorchServeCollector(statistics),
+        TfServingCollector(requests),
+        ConditionsCollector(conditions),
+    ):
+        made.register(collector)
+    if process:
+        ProcessCollector(registry=made)
+    return made
