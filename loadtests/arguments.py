@@ -57,13 +57,21 @@ class Positive(click.ParamType[float]):
 def check_writable(paths: Iterable[Path | None]) -> None:
     """Before ten minutes of measuring, not after them; missing folders are made.
 
+    What is no file, such as ``/dev/stdout`` or a pipe, is left alone.
+
     Raises:
         UsageError: a file cannot be written there.
     """
+    seen: set[Path] = set()
     for path in filter(None, paths):
         try:
             if path.is_dir():
                 raise IsADirectoryError(0, "it is a folder; name a file")
+            if path.exists() and not path.is_file():
+                continue
+            if path.absolute() in seen:
+                raise FileExistsError(0, "two reports would be written there")
+            seen.add(path.absolute())
             path.absolute().parent.mkdir(parents=True, exist_ok=True)
             with tempfile.TemporaryFile(dir=path.absolute().parent):
                 pass

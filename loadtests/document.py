@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from loadtests.compare.hardware import hardware
+from loadtests.hardware import hardware
 from loadtests.report import blocks, html, junit
 from loadtests.report.checks import Check, worst
 from loadtests.samples import Run
@@ -54,24 +54,42 @@ def write_all(
     html_file: Path | None = None,
     junit_file: Path | None = None,
     samples_file: Path | None = None,
-) -> list[Path]:
-    """Every file that was asked for.
+) -> tuple[list[Path], str]:
+    """Every file that was asked for, the largest last: a full disk may still take the others.
 
-    Raises:
-        OSError: one cannot be written.
+    Returns:
+        Those that were written, and why the first of the others was not; empty: all were.
     """
     machine = hardware()
-    if samples_file is not None:
-        with samples_file.open("wb") as file:
-            np.save(file, run.samples)
-    if json_file is not None:
+
+    def write_json(path: Path) -> None:
         found = document(run, summary, checks, command, machine)
-        blocks.write(json_file, json.dumps(found, indent=1) + "\n")
-    if junit_file is not None:
-        properties = {**machine, "target": run.target.url, "command": command}
-        junit.write(
-            junit_file, "modelport loadtest", checks, properties=properties, began_at=run.began_at
-        )
-    if html_file is not None:
-        html.write_run(run, html_file, checks=checks, hardware=machine, command=command)
-    return [path for path in (samples_file, json_file, junit_file, html_file) if path is not None]
+        blocks.write(path, json.dumps(found, indent=1) + "\n")
+
+    def write_junit(path: Path) -> None:
+        told = {**machine, "target": run.target.url, "command": command}
+        junit.write(path, "modelport loadtest", checks, properties=told, began_at=run.began_at)
+
+    def write_html(path: Path) -> None:
+        html.write_run(run, path, checks=checks, hardware=machine, command=command)
+
+    def write_samples(path: Path) -> None:
+        with path.open("wb") as file:
+            np.save(file, run.samples)
+
+    written: list[Path] = []
+    problem = ""
+    for path, write in (
+        (junit_file, write_junit),
+        (json_file, write_json),
+        (html_file, write_html),
+        (samples_file, write_samples),
+    ):
+        if path is None:
+            continue
+        try:
+            write(path)
+            written.append(path)
+        except OSError as error:
+            problem = problem or f"'{path}' cannot be written: {error.strerror}"
+    return written, problem

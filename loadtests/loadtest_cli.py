@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import shlex
 import sys
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -18,9 +17,12 @@ from loadtests.live import live
 from loadtests.objectives import Objective
 from loadtests.run import INTERRUPTED, NotMeasured, measure_mix
 from loadtests.samples import Load, Run
-from loadtests.target import Protocol, Target, address, parse
+from loadtests.target import SCHEMES, Protocol, Target, address, parse
+from loadtests.users import signature
 
 EXIT_MISSED, EXIT_INTERRUPTED = 1, 130
+#: What a run can leave: --json, ...
+FILES = ("json", "html", "junit", "samples")
 #: Of a soak without ``--duration``, and of everything else.
 SOAK_SECONDS, DEFAULT_SECONDS = 3600.0, 10.0
 
@@ -117,7 +119,8 @@ WRITTEN = click.Path(dir_okay=False, path_type=Path)
 def loadtest(target_url: str, **options: Any) -> None:
     """Put a load on a model server and tell its latencies.
 
-    TARGET_URL is HOST:PORT or http://HOST:PORT, or all in one: oip-grpc://HOST:PORT/MODEL[/VERSION].
+    TARGET_URL is HOST:PORT, or all in one: oip-grpc://HOST:PORT/MODEL[/VERSION] with any protocol,
+    http://HOST:PORT/v2/models/MODEL[/versions/VERSION] or grpc://HOST:PORT/MODEL[/VERSION].
 
     \b
     modelport loadtest localhost:8000 --model fraud --users 8
@@ -130,7 +133,7 @@ def loadtest(target_url: str, **options: Any) -> None:
     """
     target = _target(target_url, options)
     load = _load(options)
-    check_writable(options[f"{name}_file"] for name in ("json", "html", "junit", "samples"))
+    check_writable(options[f"{kind}_file"] for kind in FILES)
     console = Console(stderr=True)
     with interruptible():  # Locust is in a session of its own, and ends with this block
         run = _measure(target, load, options, console)
@@ -138,27 +141,40 @@ def loadtest(target_url: str, **options: Any) -> None:
 
 
 def _target(url: str, options: dict[str, Any]) -> Target:
-    """From ``TARGET_URL``, with or without everything in it."""
-    scheme = url.partition("://")[0]
+    """From ``TARGET_URL``, with or without the model in it, and the options."""
+    scheme, _, rest = url.rpartition("://")
     try:
-        if "://" in url and scheme in list(Protocol):
+        if scheme in list(Protocol) or "/" in rest.strip("/"):
             found = parse(url)
-            version = options["model_version"]
-            for name, value, told in (
-                ("--model", options["model"], found.model),
-                ("--protocol", options["protocol"], found.protocol.value),
-                ("--model-version", version, found.version or version),
-            ):
-                if value and value != told:
-                    raise UsageError(f"{name} {value} contradicts '{url}'; give one of them")
-            return replace(found, version=found.version or version)
-        where = address(url)
+        else:
+            found = Target(SCHEMES.get(scheme, Protocol.OIP_HTTP), address(url), "")
     except ValueError as error:
         raise UsageError(f"TARGET_URL: {error}") from error
-    if not options["model"]:
+    protocol = _protocol(url, scheme, found, options["protocol"])
+    for name, value, told in (
+        ("--model", options["model"], found.model),
+        ("--model-version", options["model_version"], found.version),
+    ):
+        if value and told and value != told:
+            raise UsageError(f"{name} {value} contradicts '{url}'; give one of them")
+    model = found.model or options["model"]
+    if not model:
         raise UsageError("--model is missing: the name of the model to ask")
-    protocol = Protocol(options["protocol"] or Protocol.OIP_HTTP)
-    return Target(protocol, where, options["model"], options["model_version"])
+    return Target(protocol, found.address, model, found.version or options["model_version"])
+
+
+def _protocol(url: str, scheme: str, found: Target, given: str | None) -> Protocol:
+    """``--protocol``, where ``TARGET_URL`` leaves it open; ``http://HOST:PORT`` alone does."""
+    if given is None:
+        return found.protocol
+    wanted = Protocol(given)
+    if scheme in list(Protocol):
+        fits = wanted is found.protocol
+    else:
+        fits = wanted.is_grpc == found.protocol.is_grpc or (scheme != "grpc" and not found.model)
+    if not fits:
+        raise UsageError(f"--protocol {given} contradicts '{url}'; give one of them")
+    return wanted
 
 
 def _load(options: dict[str, Any]) -> Load:
@@ -184,8 +200,7 @@ def _load(options: dict[str, Any]) -> Load:
 def _measure(target: Target, load: Load, options: dict[str, Any], console: Console) -> Run:
     """The run, whole or not."""
     data = () if options["data"] is None else (options["data"],)
-    for path in data:
-        _readable(path)
+    _check_readable(options["data"], options["config"])
     try:
         with live(target, load, console, quiet=options["quiet"]) as progress:
             (run,) = measure_mix(
@@ -197,16 +212,20 @@ def _measure(target: Target, load: Load, options: dict[str, Any], console: Conso
                 progress=progress,
                 keep_partial=True,
             )
-    except NotMeasured as error:
+    except (NotMeasured, OSError) as error:  # of this machine, such as a full disk
         raise Failure(error) from error
     return run
 
 
-def _readable(path: Path) -> None:
-    """Known before the load; what needs the model's signature is looked at there."""
+def _check_readable(data: Path | None, config: Path | None) -> None:
+    """Known before the load; what needs the server's word on the model is looked at there."""
     try:
-        if not payloads.needs_signature(path):
-            payloads.read(path)
+        told = None if config is None else signature.read_file(config)
+    except signature.SignatureUnknown as error:
+        raise UsageError(f"--config: {error}") from error
+    try:
+        if data is not None and (told is not None or not payloads.needs_signature(data)):
+            payloads.read(data, told)
     except payloads.BadPayload as error:
         raise UsageError(f"--data: {error}") from error
 
@@ -221,26 +240,18 @@ def _finish(run: Run, options: dict[str, Any]) -> None:
     checks = objectives.judge(run, summary, list(options["slos"]))
     tables.run(run, checks, Console())
     command = shlex.join(["modelport", *sys.argv[1:]])
-    try:
-        written = document.write_all(
-            run,
-            summary,
-            checks,
-            command,
-            json_file=options["json_file"],
-            html_file=options["html_file"],
-            junit_file=options["junit_file"],
-            samples_file=options["samples_file"],
-        )
-    except OSError as error:
-        raise Failure(RuntimeError(f"the report cannot be written: {error}")) from error
+    files = {f"{kind}_file": options[f"{kind}_file"] for kind in FILES}
+    written, problem = document.write_all(run, summary, checks, command, **files)
     for path in written:
         click.echo(f"wrote {path}", err=True)
+    if problem:
+        raise Failure(RuntimeError(problem))
     if run.failure == INTERRUPTED:
         click.echo("modelport: interrupted; this is what came until then", err=True)
         sys.exit(EXIT_INTERRUPTED)
     if run.failure:
-        click.echo(f"modelport: error: {run.failure}; this is what came until then", err=True)
+        said = " ".join(run.failure.split())
+        click.echo(f"modelport: error: {said}; this is what came until then", err=True)
         sys.exit(EXIT_MISSED)
     if any(check.status != "pass" for check in checks):
         sys.exit(EXIT_MISSED)

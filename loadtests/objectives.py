@@ -88,16 +88,16 @@ def _judge(run: Run, summary: Summary, objective: Objective) -> Check:
     if objective.name == ERRORS:
         met = bool(summary.requests) and seen <= objective.bound
         why = "" if met else _worst(summary)
-        shown = with_unit(seen * 100, "%")
+        shown = with_unit(seen * 100, "%") if summary.requests else "nothing asked"
         return Check(ERRORS, _status(met), shown, objective.text(), why, seconds)
-    shown = with_unit(seen, objective.unit)
+    shown = with_unit(seen, objective.unit) if summary.ok else "no right answer"
     if objective.name == THROUGHPUT:
         return Check(
             THROUGHPUT, _status(seen >= objective.bound), shown, objective.text(), "", seconds
         )
     name, detail = objective.name, ""
     beyond = summary.ok * BEYOND.get(name.removeprefix(FIRST_BYTE), 1.0)
-    if beyond < FEWEST_BEYOND and name.removeprefix(FIRST_BYTE) in BEYOND:
+    if 0 < beyond < FEWEST_BEYOND and name.removeprefix(FIRST_BYTE) in BEYOND:
         detail = f"{summary.ok:,} right answers are few for it; measure longer"
     met = bool(summary.ok) and seen <= objective.bound
     return Check(name, _status(met), shown, objective.text(), detail, seconds)

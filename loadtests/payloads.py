@@ -1,10 +1,16 @@
-"""What is sent, and what must come back: drawn from the model's ranges, or recorded in a file.
+"""What is sent, and what must come back; as files.
 
-A payload file is the ``--input-data`` JSON of perf_analyzer ("data", "validation_data") with one
-key more, which perf_analyzer passes over::
+A payload file is the ``--input-data`` JSON of perf_analyzer, whose "data" has an entry for each
+row, in shapes without the batch, with one key more, which perf_analyzer passes over::
 
     "modelport": {"inputs": {"tokens": "INT64"}, "outputs": {"probability": "FP32"},
-                  "reshape": {"seq_lens": []}, "atol": 5e-6, "rtol": 1e-5}
+                  "answers": [{"probability": {"content": [0.03], "shape": [1]}}],
+                  "batch_size": 1, "reshape": {"seq_lens": []}, "atol": 5e-6, "rtol": 1e-5}
+
+``answers``: what must come back, not in its "validation_data", which it compares bit by bit.
+``batch_size``: rows of a request; 0: the model does not batch, an entry is a request as it is.
+Without that key the model's signature says what the tensors are, and "validation_data" what must
+come back.
 
 Recorded requests may also be an Open Inference Protocol request ("outputs" with data are what must
 come back), one such in every line, or an ``.npz`` of rows by the tensors' names.
@@ -14,6 +20,7 @@ from __future__ import annotations
 
 import base64
 import json
+import struct
 import zipfile
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -23,16 +30,11 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from loadtests.users.signature import Input, Signature, model_shapes
+from loadtests.users.signature import Signature, model_shapes
 
 Array = npt.NDArray[Any]
 Tensors = Mapping[str, Array]
 
-#: Drawn for one run; asked in turn.
-DEFAULT_COUNT = 32
-#: As the exports' own generator draws where a model declares no range.
-DEFAULT_LONGEST, DEFAULT_LARGEST = 64, 127
-THREE_SIGMA = 3.0
 #: Batches of other sizes and other kernels differ in the last bits.
 ABSOLUTE_TOLERANCE, RELATIVE_TOLERANCE = 1e-4, 1e-3
 DTYPES: Mapping[str, np.dtype[Any]] = {
@@ -49,7 +51,7 @@ DTYPES: Mapping[str, np.dtype[Any]] = {
 
 
 #: What a file that cannot be read, or was cut off, leads to.
-UNREADABLE = (OSError, ValueError, EOFError, zipfile.BadZipFile)
+UNREADABLE = (OSError, ValueError, EOFError, zipfile.BadZipFile, struct.error)
 
 
 class BadPayload(ValueError):
@@ -70,97 +72,46 @@ class Payloads:
     absolute_tolerance: float = ABSOLUTE_TOLERANCE
     relative_tolerance: float = RELATIVE_TOLERANCE
     output_datatypes: Mapping[str, str] = field(default_factory=dict)
-
-    @property
-    def rows(self) -> int:
-        """Of the first request."""
-        first = next(iter(self.requests[0].values()))
-        return int(first.shape[0]) if first.ndim else 1
-
-
-def draw(signature: Signature, batch_size: int, seed: int, count: int = DEFAULT_COUNT) -> Payloads:
-    """``count`` requests from the declared ranges and axes, as the exports draw theirs.
-
-    Raises:
-        BadPayload: the batch is larger than the model's, or an input cannot be drawn.
-    """
-    limit = signature.max_batch_size
-    if batch_size > max(limit, 1) and limit != 1:
-        raise BadPayload(
-            f"--batch-size {batch_size}: the model takes {limit or 'no batches, 1'} at most"
-        )
-    generator = np.random.default_rng(seed)
-    requests = []
-    for _ in range(count):
-        sizes = {
-            name: int(
-                generator.integers(low, (low + DEFAULT_LONGEST) if high is None else high + 1)
-            )
-            for name, (low, high) in signature.axes.items()
-        }
-        leading = (batch_size,) if limit else ()
-        requests.append(
-            {spec.name: _values(spec, leading, sizes, generator) for spec in signature.inputs}
-        )
-    return Payloads(
-        tuple(requests),
-        {spec.name: spec.datatype for spec in signature.inputs},
-        reshape=model_shapes(signature),
-    )
-
-
-def _values(
-    spec: Input, leading: tuple[int, ...], sizes: Mapping[str, int], generator: np.random.Generator
-) -> Array:
-    if spec.datatype not in DTYPES or spec.datatype == "BYTES":
-        raise BadPayload(
-            f"input '{spec.name}' is {spec.datatype}, for which nothing can be drawn; "
-            "give requests with --data"
-        )
-    dtype = DTYPES[spec.datatype]
-    shape = leading + tuple(sizes[d] if isinstance(d, str) else d for d in spec.dims)
-    high = sizes.get(spec.high) if isinstance(spec.high, str) else spec.high
-    if dtype.kind == "b":
-        return generator.integers(0, 2, shape).astype(dtype)
-    if dtype.kind != "f":
-        low = int(spec.low or 0)
-        top = int(high) if high is not None else low + DEFAULT_LARGEST
-        top = min(top, int(np.iinfo(dtype).max))
-        return generator.integers(low, top, shape, endpoint=True).astype(dtype)
-    if spec.low is None and high is None:
-        return generator.standard_normal(shape).astype(dtype)
-    low_end = spec.low if spec.low is not None else float(high or 0) - 2 * THREE_SIGMA
-    return generator.uniform(
-        low_end, low_end + 2 * THREE_SIGMA if high is None else high, shape
-    ).astype(dtype)
-
-
-# -- files ----------------------------------------------------------------------------------------
+    #: Rows of each request, where the model is known to batch; 0: it is not.
+    batch_size: int = 0
 
 
 def write(payloads: Payloads, path: Path) -> None:
     """As a payload file."""
+    size = payloads.batch_size
+    every = (*payloads.requests, *(payloads.expected or ()))
+    if any(array.shape[:1] != (size,) for one in every for array in one.values()):
+        size = 0  # as they are
     ours: dict[str, Any] = {
         "inputs": dict(payloads.datatypes),
         "outputs": dict(payloads.output_datatypes),
+        "batch_size": size,
         "reshape": {name: list(shape) for name, shape in payloads.reshape.items()},
         "atol": payloads.absolute_tolerance,
         "rtol": payloads.relative_tolerance,
     }
-    document: dict[str, Any] = {"data": [_entry(one) for one in payloads.requests]}
     if payloads.expected is not None:
-        document["validation_data"] = [_entry(one) for one in payloads.expected]
+        ours["answers"] = _entries(payloads.expected, size)
         if not payloads.output_datatypes:
             first = payloads.expected[0]
             ours["outputs"] = {name: _word(array) for name, array in first.items()}
-    path.write_text(json.dumps(document | {"modelport": ours}))
+    path.write_text(json.dumps({"data": _entries(payloads.requests, size), "modelport": ours}))
 
 
-def _entry(tensors: Tensors) -> dict[str, Any]:
-    return {
-        name: {"content": _content(array), "shape": list(array.shape)}
-        for name, array in tensors.items()
-    }
+def _entries(requests: Sequence[Tensors], batch_size: int) -> list[dict[str, Any]]:
+    if batch_size:
+        requests = [
+            {name: np.asarray(array[row]) for name, array in one.items()}
+            for one in requests
+            for row in range(batch_size)
+        ]
+    return [
+        {
+            name: {"content": _content(array), "shape": list(array.shape)}
+            for name, array in one.items()
+        }
+        for one in requests
+    ]
 
 
 def _content(array: Array) -> Any:
@@ -181,7 +132,7 @@ def read(path: Path, signature: Signature | None = None, batch_size: int = 1) ->
 
     Args:
         signature: needed where the file does not say the datatypes; it may be needed for names.
-        batch_size: rows in a request, of an ``.npz``.
+        batch_size: rows in a request, of an ``.npz`` and of perf_analyzer's own files.
 
     Raises:
         BadPayload: it cannot be read, or does not fit the model.
@@ -196,16 +147,20 @@ def read(path: Path, signature: Signature | None = None, batch_size: int = 1) ->
             else [json.loads(text)]
         )
         if len(documents) == 1 and isinstance(documents[0], dict) and "data" in documents[0]:
-            return _read_perf_analyzer(documents[0], signature)
+            return _read_perf_analyzer(documents[0], signature, batch_size)
         return _read_oip(documents, signature)
     except BadPayload as error:
         raise BadPayload(f"{path}: {error}") from error
     except (*UNREADABLE, KeyError, TypeError, IndexError, AttributeError) as error:
-        said = f"no {error}" if isinstance(error, KeyError) else str(error)
-        raise BadPayload(
-            f"{path}: not requests ({said}); give an .npz of rows by input name, Open Inference "
-            "Protocol requests as .json or .jsonl, or perf_analyzer's --input-data JSON"
-        ) from error
+        raise _no_requests(path, error) from error
+
+
+def _no_requests(path: Path, error: Exception) -> BadPayload:
+    said = f"no {error}" if isinstance(error, KeyError) else str(error)
+    return BadPayload(
+        f"{path}: not requests ({said}); give an .npz of rows by input name, Open Inference "
+        "Protocol requests as .json or .jsonl, or perf_analyzer's --input-data JSON"
+    )
 
 
 def needs_signature(path: Path) -> bool:
@@ -221,54 +176,91 @@ def needs_signature(path: Path) -> bool:
     try:
         document = json.loads(path.read_text())
     except (OSError, ValueError) as error:
-        raise BadPayload(f"{path}: {error}") from error
+        raise _no_requests(path, error) from error
     return isinstance(document, dict) and "data" in document and "modelport" not in document
 
 
-def _read_perf_analyzer(document: Any, signature: Signature | None) -> Payloads:
-    ours = document.get("modelport") or {}
-    datatypes = ours.get("inputs") or (
-        {spec.name: spec.datatype for spec in signature.inputs} if signature else None
-    )
-    if not datatypes:
+def _read_perf_analyzer(document: Any, signature: Signature | None, batch_size: int) -> Payloads:
+    ours = document.get("modelport")
+    if ours is not None:
+        inputs, outputs, size = (ours[key] for key in ("inputs", "outputs", "batch_size"))
+        reshape = {name: tuple(shape) for name, shape in ours["reshape"].items()}
+        dims: Mapping[str, Sequence[int]] = {}
+        answers = ours.get("answers")
+    elif signature is not None:
+        inputs = {spec.name: spec.datatype for spec in signature.inputs}
+        outputs = {name: output.datatype for name, output in signature.outputs.items()}
+        size = batch_size if signature.max_batch_size else 0
+        reshape = model_shapes(signature)
+        dims = {
+            spec.name: [-1 if isinstance(dim, str) else dim for dim in spec.dims]
+            for spec in signature.inputs
+        } | {name: output.dims for name, output in signature.outputs.items()}
+        ours, answers = {}, document.get("validation_data")
+    else:
         raise BadPayload("the datatypes are not in it, and the server does not tell them")
-    validation = document.get("validation_data")
-    outputs = ours.get("outputs") or {}
-    expected = None
-    if validation:
-        if len(validation) != len(document["data"]):
-            raise BadPayload("validation_data has another number of entries than data")
-        expected = tuple(
-            {name: _tensor(entry, outputs.get(name, "FP32")) for name, entry in one.items()}
-            for one in validation
-        )
-    requests = tuple(
-        {name: _tensor(entry, datatypes[name]) for name, entry in one.items()}
-        for one in document["data"]
-    )
+    requests = _requests(document["data"], inputs, dims, size)
+    expected = _requests(answers, outputs, dims, size) if answers else None
+    if expected is not None and len(expected) != len(requests):
+        raise BadPayload("it has another number of answers than of requests")
     return Payloads(
         _some(requests),
-        datatypes,
+        inputs,
         expected,
-        {name: tuple(shape) for name, shape in (ours.get("reshape") or {}).items()}
-        or (model_shapes(signature) if signature else {}),
+        reshape,
         float(ours.get("atol", ABSOLUTE_TOLERANCE)),
         float(ours.get("rtol", RELATIVE_TOLERANCE)),
         outputs,
+        size,
     )
 
 
-def _tensor(entry: Any, datatype: str) -> Array:
+def _requests(
+    entries: Any, datatypes: Mapping[str, str], dims: Mapping[str, Sequence[int]], batch_size: int
+) -> tuple[Tensors, ...]:
+    """Requests of perf_analyzer's entries, which may lie in streams: in lists of lists."""
+    steps = [step for one in entries for step in (one if isinstance(one, list) else [one])]
+    rows = []
+    for step in steps:
+        if unknown := [name for name in step if name not in datatypes]:
+            raise BadPayload(f"the model has no '{unknown[0]}'; it has {', '.join(datatypes)}")
+        rows.append({n: _tensor(entry, datatypes[n], dims.get(n)) for n, entry in step.items()})
+    if not batch_size:
+        return tuple(rows)
+    if 0 < len(rows) < batch_size:
+        raise BadPayload(f"{len(rows)} entries are no batch of {batch_size}")
+    groups = [rows[at : at + batch_size] for at in range(0, len(rows), batch_size)]
+    return tuple(
+        {name: np.stack([row[name] for row in group]) for name in group[0]}
+        for group in groups
+        if len(group) == batch_size
+    )
+
+
+def _tensor(entry: Any, datatype: str, dims: Sequence[int] | None) -> Array:
+    """Args: dims: where the entry has no shape; one of them may be -1."""
     content = entry["content"] if isinstance(entry, dict) and "content" in entry else entry
-    dtype = DTYPES[datatype]
+    if datatype not in DTYPES:
+        raise BadPayload(f"no tensor of datatype {datatype} can be read from it")
     if isinstance(content, dict):
-        flat = np.frombuffer(base64.b64decode(content["b64"]), dtype)
+        data = base64.b64decode(content["b64"], validate=True)
+        flat = _lengths(data) if datatype == "BYTES" else np.frombuffer(data, DTYPES[datatype])
     elif datatype == "BYTES":
         flat = _strings(content)
     else:
-        flat = np.array(content, dtype).ravel()
-    shape = entry.get("shape") if isinstance(entry, dict) else None
+        flat = np.array(content, DTYPES[datatype]).ravel()
+    shape = entry.get("shape", dims) if isinstance(entry, dict) else dims
     return flat.reshape(shape if shape is not None else [len(flat)])
+
+
+def _lengths(data: bytes) -> Array:
+    """BYTES as Triton sends them: four bytes of length, little endian, before each."""
+    found, at = [], 0
+    while at < len(data):
+        (size,) = struct.unpack_from("<I", data, at)
+        found.append(data[at + 4 : at + 4 + size])
+        at += 4 + size
+    return np.array([*found, None], np.object_)[:-1]
 
 
 def _strings(values: Sequence[str]) -> Array:
@@ -328,8 +320,13 @@ def _read_npz(path: Path, signature: Signature | None, batch_size: int) -> Paylo
             for at in starts
         )
 
-    expected = cut(outputs) if outputs else None
-    return Payloads(_some(cut(wanted)), known, expected, model_shapes(signature))
+    return Payloads(
+        _some(cut(wanted)),
+        known,
+        cut(outputs) if outputs else None,
+        model_shapes(signature),
+        batch_size=batch_size if signature.max_batch_size else 0,
+    )
 
 
 def _typed(array: Array, datatype: str | None) -> Array:

@@ -14,6 +14,15 @@ from loadtests.target import Protocol, Target, address, parse
 
 #: Where no end is set: longer than somebody watches the web page.
 ENDLESS_SECONDS = 3600.0
+#: Above it a machine runs out of ports.
+MOST_USERS = 10_000
+MOST_ROWS = 1_000_000
+#: 30 days.
+MOST_SECONDS = 30 * 24 * 3600
+#: gRPC's header of it has eight digits of milliseconds.
+MOST_TIMEOUT_SECONDS = 24 * 3600
+#: Whose moments an open loop knows beforehand.
+MOST_REQUESTS = 100_000_000
 
 
 @dataclass(frozen=True)
@@ -158,14 +167,18 @@ def read(options: Namespace, host: str | None, protocols: Sequence[Protocol] = (
 
 def check(load: Load) -> None:
     """Raises ValueError where a figure of ``load`` cannot be."""
-    for name, value, least in (
-        ("number of users", load.users, 1),
-        ("batch size", load.batch_size, 1),
-        ("warm-up", load.warmup_seconds, 0),
-        ("seed", load.seed, 0),
+    for name, value, least, most in (
+        ("number of users", load.users, 1, MOST_USERS),
+        ("batch size", load.batch_size, 1, MOST_ROWS),
+        ("warm-up", load.warmup_seconds, 0, MOST_SECONDS),
+        ("duration", load.duration_seconds, 0, MOST_SECONDS),
+        ("time-out of a request", load.timeout_seconds, 0, MOST_TIMEOUT_SECONDS),
+        ("seed", load.seed, 0, float("inf")),
     ):
         if not value >= least:
             raise ValueError(f"{name}: {value} is below {least}")
+        if value > most:
+            raise ValueError(f"{name}: {value} is above {most:,}")
     for name, number in (
         ("rate", load.rate),
         ("duration", load.duration_seconds),
@@ -175,6 +188,12 @@ def check(load: Load) -> None:
             raise ValueError(f"{name}: {number} is not above 0")
     if load.shape not in shapes.SHAPES:
         raise ValueError(f"shape '{load.shape}' is none of {', '.join(shapes.SHAPES)}")
+    seconds = load.warmup_seconds + load.duration_seconds
+    if load.rate is not None and load.rate * seconds > MOST_REQUESTS:
+        raise ValueError(
+            f"rate: {load.rate:g} a second for {seconds:g} s are more than {MOST_REQUESTS:,} "
+            "requests; lower it, or shorten the duration"
+        )
 
 
 def check_mix(load: Load, targets: int) -> None:

@@ -23,6 +23,8 @@ PORTS = range(20_000, 32_000)
 READY_SECONDS = 120.0
 STOP_SECONDS = 20.0
 POLL_SECONDS = 0.1
+#: Waits for the end of its input; then ends the process group that it is given.
+GUARD = 'read _; kill -s TERM -- "-$0"; sleep 3; kill -s KILL -- "-$0"'
 _PR_SET_PDEATHSIG = 1
 _LIBC = ctypes.CDLL(None) if sys.platform == "linux" else None
 
@@ -113,6 +115,26 @@ def die_with_parent() -> None:
     """
     if _LIBC is not None:
         _LIBC.prctl(_PR_SET_PDEATHSIG, signal.SIGTERM, 0, 0, 0)
+
+
+@contextlib.contextmanager
+def guarded(process: subprocess.Popen[bytes]) -> Iterator[None]:
+    """Inside the block nothing of the process' group outlives this process, ``kill -9`` included.
+
+    The signal of ``die_with_parent`` reaches the child alone: of TorchServe that is a launcher, and
+    its JVM would stay. A pipe closes whatever ends who holds it.
+    """
+    guard = start(
+        ["sh", "-c", GUARD, str(process.pid)],
+        stdin=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,
+        start_new_session=True,
+    )
+    try:
+        yield
+    finally:
+        guard.kill()
+        guard.communicate()
 
 
 def pinned(core: int | None) -> None:

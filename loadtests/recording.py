@@ -22,6 +22,8 @@ import numpy as np
 from loadtests.samples import SAMPLE, Samples
 
 STATE = "state.json"
+#: How every message begins that is about samples for which there is no room.
+UNWRITTEN = "the samples cannot be written"
 #: Of the process, when the disk is full: its state could not be told otherwise (EX_IOERR).
 EXIT_UNWRITTEN = 74
 #: Different error messages that are kept, for each target; the rest are counted together.

@@ -4,11 +4,9 @@ from __future__ import annotations
 
 import contextlib
 import os
-import shutil
 import signal
 import subprocess
 import sys
-import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -17,7 +15,7 @@ from pathlib import Path
 import numpy as np
 
 from loadtests import plan as plans
-from loadtests import recording
+from loadtests import recording, temporary
 from loadtests.plan import Plan
 from loadtests.processes import die_with_parent, pinned, start
 from loadtests.recording import State
@@ -39,6 +37,10 @@ SELECT_USERS = 256
 
 class NotMeasured(RuntimeError):
     """Nothing could be asked, or Locust failed; one line that says why and what to do."""
+
+
+class Unwritten(NotMeasured):
+    """This machine cannot keep the samples, such as on a full disk: no server's fault."""
 
 
 @dataclass(frozen=True)
@@ -71,6 +73,7 @@ def measure(
 
     Raises:
         NotMeasured: nothing could be asked.
+        Unwritten: nothing could be kept.
         ValueError: ``load`` cannot be.
         KeyboardInterrupt: as it came; no process is left.
     """
@@ -110,8 +113,7 @@ def measure_mix(
     plans.check(load)
     plans.check_mix(load, len(targets))
     count = max(1, min(processes, load.users // len(targets)))
-    folder = Path(tempfile.mkdtemp(prefix="modelport-load-"))
-    try:
+    with temporary.folder("modelport-load-") as folder:
         parts = [
             Plan(
                 tuple(targets),
@@ -128,12 +130,11 @@ def measure_mix(
         if failure and not (keep_partial and any(state.began for state in states)):
             if failure == INTERRUPTED:
                 raise KeyboardInterrupt
-            raise NotMeasured(failure)
+            kind = Unwritten if failure.startswith(recording.UNWRITTEN) else NotMeasured
+            raise kind(failure)
         return [
             _run(parts, states, number, replace(load), failure) for number in range(len(targets))
         ]
-    finally:
-        shutil.rmtree(folder, ignore_errors=True)
 
 
 def _share(users: int, number: int, count: int) -> int:
@@ -288,7 +289,7 @@ def _stop(child: subprocess.Popen[bytes]) -> None:
 
 def _last_words(folder: Path, status: int | None) -> str:
     if status == recording.EXIT_UNWRITTEN:
-        return "the samples cannot be written: make room on the disk, or set TMPDIR to another"
+        return f"{recording.UNWRITTEN}: make room on the disk, or set TMPDIR to another"
     lines = (folder / "log").read_text(errors="replace").strip().splitlines()
     told = [line for line in lines if line.startswith("locust: error: ")]
     if told:

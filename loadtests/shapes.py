@@ -29,7 +29,7 @@ RAMP_FROM, SPIKE_FROM = 0.1, 0.2
 #: When a spike is up, as shares of the duration.
 SPIKE_BEGIN, SPIKE_END = 0.4, 0.6
 #: Of the integral of the rate, from which the moments come.
-STEPS_PER_SECOND = 1000
+STEPS_PER_SECOND, MOST_STEPS = 1000, 4_000_000
 
 
 def level(shape: str, progress: Any) -> Any:
@@ -73,11 +73,12 @@ def arrivals(load: Load, share: float = 1.0, offset: float = 0.0) -> npt.NDArray
     """
     assert load.rate is not None
     total = load.warmup_seconds + load.duration_seconds
-    grid = np.linspace(0.0, total, max(2, int(total * STEPS_PER_SECOND) + 1))
+    steps = min(int(total * STEPS_PER_SECOND), MOST_STEPS)
+    grid = np.linspace(0.0, total, max(2, steps + 1))
     rate = (
         load.rate * share * level(load.shape, (grid - load.warmup_seconds) / load.duration_seconds)
     )
-    steps = (rate[1:] + rate[:-1]) / 2 * np.diff(grid)
-    passed = np.concatenate([[0.0], np.cumsum(steps)])
+    areas = (rate[1:] + rate[:-1]) / 2 * np.diff(grid)
+    passed = np.concatenate([[0.0], np.cumsum(areas)])
     wanted = np.arange(offset, passed[-1] - 1e-9)
     return np.asarray(np.interp(wanted, passed, grid), np.float64)

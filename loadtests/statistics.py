@@ -160,7 +160,7 @@ def quantile_ratio(
             least,
         )
     above, below = (
-        [float(np.quantile(np.concatenate(side[group]), q)) for group in groups]
+        [_quantile(np.concatenate(side[group]), q) for group in groups]
         for side in (candidate, baseline)
     )
     return ratio(above, below, confidence, seed=seed)
@@ -273,6 +273,15 @@ def _trimmed(values: Floats) -> Floats:
 def _choices(size: int, seed: int) -> npt.NDArray[np.int64]:
     """[draws, size]: which of ``size`` each draw takes."""
     return np.random.default_rng(seed).integers(0, size, (DRAWS, size))
+
+
+def _quantile(values: Floats, q: float) -> float:
+    """As ``np.quantile``, which takes four times as long for the thousands of one round."""
+    at = q * (values.size - 1)
+    below = int(at)
+    above = min(below + 1, values.size - 1)
+    parted = np.partition(values, (below, above))
+    return float(parted[below] + (at - below) * (parted[above] - parted[below]))
 
 
 def _grid(values: Floats, q: float) -> Floats:

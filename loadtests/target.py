@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from enum import StrEnum
-from urllib.parse import quote, unquote, urlsplit
+from urllib.parse import SplitResult, quote, unquote, urlsplit
 
 
 class Protocol(StrEnum):
@@ -43,19 +43,43 @@ class Target:
         return f"{self.protocol}://{self.address}/" + "/".join(quote(p, safe="") for p in path)
 
 
+#: Schemes that leave the dialect open → the one of the Open Inference Protocol.
+SCHEMES = {"http": Protocol.OIP_HTTP, "grpc": Protocol.OIP_GRPC}
+FORMS = (
+    "PROTOCOL://HOST:PORT/MODEL[/VERSION], http://HOST:PORT/v2/models/MODEL[/versions/VERSION] or "
+    "grpc://HOST:PORT/MODEL[/VERSION]"
+)
+
+
 def parse(url: str) -> Target:
-    """The target that ``Target.url`` wrote.
+    """The target that ``Target.url`` wrote, or that the Open Inference Protocol's URL names.
 
     Raises:
-        ValueError: it is none; the message says what is missing.
+        ValueError: it is none of ``FORMS``; the message says what is missing.
     """
-    parts = urlsplit(url)
-    if parts.scheme not in list(Protocol):
-        raise ValueError(f"'{url}' does not begin with one of {', '.join(Protocol)} and ://")
+    parts = _split(url, url)
+    protocol = SCHEMES.get(parts.scheme, parts.scheme)
+    if parts.scheme in ("https", "grpcs"):
+        raise ValueError(f"'{url}': TLS is not spoken here")
+    if protocol not in list(Protocol):
+        begin = ", ".join([*SCHEMES, *Protocol])
+        raise ValueError(f"'{url}' does not begin with one of {begin} and ://")
     path = [unquote(part) for part in parts.path.split("/") if part]
+    if parts.scheme == "http":
+        path = _of_v2(path)
     if not 1 <= len(path) <= 2 or parts.query or parts.fragment:
-        raise ValueError(f"'{url}' is not PROTOCOL://HOST:PORT/MODEL or .../MODEL/VERSION")
-    return Target(Protocol(parts.scheme), address(parts.netloc), path[0], "".join(path[1:]))
+        raise ValueError(f"'{url}' names no model; write {FORMS}")
+    return Target(Protocol(protocol), address(parts.netloc), path[0], "".join(path[1:]))
+
+
+def _of_v2(path: list[str]) -> list[str]:
+    """Model and version of ``v2/models/MODEL/versions/VERSION``; else nothing."""
+    match path:
+        case ["v2", "models", model]:
+            return [model]
+        case ["v2", "models", model, "versions", version]:
+            return [model, version]
+    return []
 
 
 def address(text: str) -> str:
@@ -67,7 +91,7 @@ def address(text: str) -> str:
     scheme, separator, rest = text.rpartition("://")
     if separator and scheme not in ("http", "grpc"):
         raise ValueError(f"'{text}': give HOST:PORT or http://HOST:PORT; TLS is not spoken here")
-    parts = urlsplit(f"//{rest}")
+    parts = _split(text, f"//{rest}")
     try:
         port = parts.port
     except ValueError as error:
@@ -75,3 +99,10 @@ def address(text: str) -> str:
     if not parts.hostname or not port or parts.path.strip("/") or parts.username or parts.query:
         raise ValueError(f"'{text}' is not HOST:PORT or http://HOST:PORT")
     return parts.netloc
+
+
+def _split(given: str, url: str) -> SplitResult:
+    try:
+        return urlsplit(url)
+    except ValueError as error:  # brackets that do not close
+        raise ValueError(f"'{given}': {error}") from None

@@ -2,7 +2,8 @@
 
 From `exec` to READY with three ONNX models, against a plain script that imports the runtime and
 creates the same sessions; and the first request of every batch size against the ones after it.
-Rounds are interleaved, and only ratios from one run mean anything.
+Rounds are interleaved, and only ratios from one run mean anything. In the end each is started once
+more with `-X importtime`, and it is told where the time goes.
 """
 
 from __future__ import annotations
@@ -12,13 +13,16 @@ import contextlib
 import http.client
 import json
 import os
+import re
 import shutil
 import statistics
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections import Counter
+from collections.abc import Iterator, Mapping
 from pathlib import Path
+from types import MappingProxyType
 
 from loadtests import environments, program
 from loadtests.benchmarks import tiny_model
@@ -36,6 +40,10 @@ sessions = [
 ]
 print("ready", flush=True)
 """
+NOTHING_MORE: Mapping[str, str] = MappingProxyType({})
+#: As `python -X importtime`, for whatever Python is started.
+IMPORTS_TOLD = {"PYTHONPROFILEIMPORTTIME": "1"}
+_IMPORT = re.compile(r"import time: +(\d+) \| +\d+ \| +(\w+)[\w.]*$", re.MULTILINE)
 
 
 def repository() -> Path:
@@ -56,12 +64,20 @@ def environment() -> dict[str, str]:
     return {**kept, "PYTHONPYCACHEPREFIX": str(environments.folder("startup_bytecode"))}
 
 
-def by_hand_seconds(home: Path) -> float:
+def log() -> Path:
+    """What the program that was started last has written to stderr."""
+    return environments.folder("logs") / "startup.log"
+
+
+def by_hand_seconds(home: Path, more: Mapping[str, str] = NOTHING_MORE) -> float:
+    """``more``: of the environment."""
     files = [str(home / name / "1" / "model.onnx") for name in MODELS]
+    command, told = [sys.executable, "-c", BY_HAND, *files], {**environment(), **more}
     started = time.perf_counter()
-    with subprocess.Popen(
-        [sys.executable, "-c", BY_HAND, *files], stdout=subprocess.PIPE, env=environment()
-    ) as process:
+    with (
+        log().open("wb") as out,
+        subprocess.Popen(command, stdout=subprocess.PIPE, stderr=out, env=told) as process,
+    ):
         assert process.stdout is not None
         process.stdout.readline()
         seconds = time.perf_counter() - started
@@ -71,22 +87,22 @@ def by_hand_seconds(home: Path) -> float:
 
 
 @contextlib.contextmanager
-def gateway(home: Path, front: str) -> Iterator[tuple[float, int]]:
+def gateway(
+    home: Path, front: str, more: Mapping[str, str] = NOTHING_MORE
+) -> Iterator[tuple[float, int]]:
     """Seconds from `exec` until `/v2/health/ready` is 200, and the HTTP port."""
     http_port, grpc_port, metrics_port = free_ports(3)
     flags = ["--model-repository", str(home), "--front", front]
     for name, port in (("http", http_port), ("grpc", grpc_port), ("metrics", metrics_port)):
         flags += [f"--{name}-port", str(port)]
-    log = environments.folder("logs") / "startup.log"
+    command, told = [*executable(), "serve", *flags], {**environment(), **more}
     started = time.perf_counter()
-    with log.open("wb") as out:
-        process = subprocess.Popen(
-            [*executable(), "serve", *flags], stderr=out, env=environment(), cwd=environments.ROOT
-        )
+    with log().open("wb") as out:
+        process = subprocess.Popen(command, stderr=out, env=told, cwd=environments.ROOT)
     try:
         while not ready(http_port):
             if process.poll() is not None or time.perf_counter() - started > READY_SECONDS:
-                raise ServerFailed(f"the gateway did not start:\n{log.read_text()[-2000:]}")
+                raise ServerFailed(f"the gateway did not start:\n{log().read_text()[-2000:]}")
             time.sleep(POLL_SECONDS)
         yield time.perf_counter() - started, http_port
     finally:
@@ -137,6 +153,29 @@ def ask(connection: http.client.HTTPConnection, model: str, batch: int) -> float
     return seconds
 
 
+def import_microseconds(said: str) -> Counter[str]:
+    """Top-level package → what its modules took, without those that they import."""
+    took: Counter[str] = Counter()
+    for microseconds, package in _IMPORT.findall(said):
+        took[package] += int(microseconds)
+    return took
+
+
+def tell_imports(home: Path, front: str) -> None:
+    """A table of both starts' imports: what is told costs a little itself."""
+    by_hand_seconds(home, IMPORTS_TOLD)
+    by_hand = import_microseconds(log().read_text())
+    with gateway(home, front, IMPORTS_TOLD):
+        ours = import_microseconds(log().read_text())
+    print(f"{'imports of':24}{'by hand':>10}{'modelport':>11}, milliseconds")
+    large = [name for name, _ in ours.most_common() if max(ours[name], by_hand[name]) >= 1000]
+    for name in large:
+        print(f"{name:24}{by_hand[name] / 1e3:10.1f}{ours[name] / 1e3:11.1f}")
+    rest = [sum(all_.values()) - sum(all_[name] for name in large) for all_ in (by_hand, ours)]
+    print(f"{'all others':24}{rest[0] / 1e3:10.1f}{rest[1] / 1e3:11.1f}")
+    print(f"{'together':24}{by_hand.total() / 1e3:10.1f}{ours.total() / 1e3:11.1f}")
+
+
 def main(arguments: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(
         prog="python -m loadtests.benchmarks.startup", description=__doc__
@@ -159,11 +198,17 @@ def main(arguments: list[str] | None = None) -> int:
             for batch, (first, warm) in first_and_warm(port, options.requests).items():
                 ratios.setdefault(batch, []).append(first / warm)
     hand, ours = (statistics.median(column) for column in zip(*pairs, strict=True))
-    ratio = statistics.median(seconds / by_hand for by_hand, seconds in pairs)
-    print(f"by hand {hand:.3f} s, modelport READY {ours:.3f} s: {ratio:.2f} x")
+    told = spread([seconds / by_hand for by_hand, seconds in pairs])
+    print(f"by hand {hand:.3f} s, modelport READY {ours:.3f} s: {told}")
     for batch, values in sorted(ratios.items()):
-        print(f"batch {batch}: first request {statistics.median(values):.2f} x the warm median")
+        print(f"batch {batch}: first request {spread(values)} the warm median")
+    tell_imports(home, options.front)
     return 0
+
+
+def spread(ratios: list[float]) -> str:
+    """Median, lowest and highest."""
+    return f"{statistics.median(ratios):.2f} x ({min(ratios):.2f} to {max(ratios):.2f})"
 
 
 if __name__ == "__main__":

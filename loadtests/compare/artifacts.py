@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from exporters.errors import UsageError
-from loadtests.compare.command import INTEGRITY, INTERRUPTED, USAGE, Failed, modelport
+from loadtests.command import INTEGRITY, INTERRUPTED, USAGE, Failed, modelport
 from loadtests.compare.comparison import Absent
 from loadtests.compare.plan import Variant
 from loadtests.serving.gateway import newest_version

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import shlex
 import sys
-import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -14,7 +13,8 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from exporters.errors import EXIT_FAILURE, OneLineCommand, UsageError, missing_extra
+from exporters.errors import EXIT_FAILURE, Failure, OneLineCommand, UsageError, missing_extra
+from loadtests import temporary
 from loadtests.arguments import Positive, Seconds, check_writable, interruptible
 from loadtests.target import Protocol
 
@@ -38,7 +38,10 @@ INTERRUPTED = 130
 
 def _words(ctx: Any, param: Any, values: tuple[str, ...]) -> tuple[str, ...]:
     """Repeated, or with commas in one."""
-    return tuple(word.strip() for value in values for word in value.split(",") if word.strip())
+    words = tuple(word.strip() for value in values for word in value.split(",") if word.strip())
+    if values and not words:
+        raise click.BadParameter("it names nothing; leave it out for the default", ctx, param)
+    return words
 
 
 @click.command(cls=OneLineCommand)
@@ -168,31 +171,46 @@ def compare(context: click.Context, /, subjects: tuple[str, ...], **options: Any
     then is written). A disqualified candidate is information, not a failure: 'modelport gate'
     decides.
     """
-    from rich.console import Console
-
     started = time.monotonic()
     check_writable((options["output"], options["json_file"]))
-    command = shlex.join(["modelport", *sys.argv[1:]])
-    status = Console(stderr=True)
-    with interruptible(), tempfile.TemporaryDirectory(prefix="modelport-compare-") as work:
-        with _progress(status) as tell:
-            try:
-                lineup = _lineup(subjects, options, Path(work), tell.what)
-            except ImportError as error:
-                raise missing_extra(error) from error
-            if not lineup.contenders:
-                why = "; ".join(f"{one.name}: {one.why}" for one in lineup.absent)
-                raise UsageError(f"there is nothing to measure: {why}")
-            shootout = _shootout(lineup, options, Path(work), started, command)
-            stopped = _run(shootout, tell)
-        result = shootout.result(*([f"{stopped}: not all was measured"] if stopped else []))
-    _write(result, options["output"], options["json_file"])
-    _print(result, options["output"], options["json_file"])
+    with interruptible():
+        try:
+            result, stopped = _measure(subjects, options, started)
+        except OSError as error:  # of this machine, such as a full disk
+            raise Failure(RuntimeError(f"cannot prepare the comparison: {error}")) from error
+    unwritten = tell_and_write(result, options["output"], options["json_file"])
     if stopped:
-        click.echo(f"modelport: error: {stopped}; written is what was measured by then", err=True)
-        context.exit(INTERRUPTED if stopped == "interrupted" else EXIT_FAILURE)
+        click.echo(f"modelport: error: {stopped}; reported is what was measured by then", err=True)
+    if unwritten:
+        click.echo(f"modelport: error: {unwritten}", err=True)
+    if stopped == "interrupted":
+        context.exit(INTERRUPTED)
+    if stopped or unwritten:
+        context.exit(EXIT_FAILURE)
     if all(candidate.disqualified for candidate in result.candidates):
         context.exit(EXIT_FAILURE)
+
+
+def _measure(
+    subjects: Sequence[str], options: dict[str, Any], started: float
+) -> tuple[Comparison, str]:
+    """What was measured, and why it stopped early; empty: it did not."""
+    from rich.console import Console
+
+    with (
+        temporary.folder("modelport-compare-") as work,
+        _progress(Console(stderr=True)) as tell,
+    ):
+        try:
+            lineup = _lineup(subjects, options, work, tell.what)
+        except ImportError as error:
+            raise missing_extra(error) from error
+        if not lineup.contenders:
+            why = "; ".join(f"{one.name}: {one.why}" for one in lineup.absent)
+            raise UsageError(f"there is nothing to measure: {why}")
+        shootout = _shootout(lineup, options, work, started)
+        stopped = _run(shootout, tell)
+    return shootout.result(*([f"{stopped}: not all was measured"] if stopped else [])), stopped
 
 
 def _run(shootout: Shootout, tell: _Progress) -> str:
@@ -209,8 +227,8 @@ def _run(shootout: Shootout, tell: _Progress) -> str:
 def _lineup(
     names: Sequence[str], options: dict[str, Any], work: Path, tell: Callable[[str], None]
 ) -> Lineup:
+    from loadtests.command import Failed
     from loadtests.compare import subjects
-    from loadtests.compare.command import Failed
     from loadtests.environments import Missing
 
     wanted = _wanted(options)
@@ -223,8 +241,6 @@ def _lineup(
         return subjects.from_checkpoint(given, wanted, _cache(options["cache"]), work, tell)
     except (Failed, Missing) as error:
         raise UsageError(str(error)) from error
-    except OSError as error:
-        raise UsageError(f"cannot prepare the comparison: {error}") from error
 
 
 def _wanted(options: dict[str, Any]) -> Wanted:
@@ -262,9 +278,7 @@ def _settings(options: dict[str, Any]) -> Settings:
     )
 
 
-def _shootout(
-    lineup: Lineup, options: dict[str, Any], work: Path, started: float, command: str
-) -> Shootout:
+def _shootout(lineup: Lineup, options: dict[str, Any], work: Path, started: float) -> Shootout:
     from loadtests.compare.shootout import Shootout, Subject
 
     price = options["price_per_hour"]
@@ -272,7 +286,7 @@ def _shootout(
         subject=Subject(
             model=lineup.model,
             source=lineup.source,
-            command=command,
+            command=shlex.join(["modelport", *sys.argv[1:]]),
             price_per_hour=price,
             currency=options["currency"] if price else "",
         ),
@@ -334,25 +348,23 @@ def _progress(console: Console) -> Iterator[_Progress]:
         yield progress
 
 
-def _write(result: Comparison, output: Path, json_file: Path | None) -> None:
-    """The JSON first: it holds everything, should the report fail."""
-    from loadtests.compare import document
-    from loadtests.report import html
-
-    try:
-        if json_file is not None:
-            document.write(result, json_file)
-        html.write_comparison(result, output)
-    except OSError as error:
-        raise UsageError(f"the report cannot be written: {error}") from error
-
-
-def _print(result: Comparison, output: Path, json_file: Path | None) -> None:
+def tell_and_write(result: Comparison, output: Path, json_file: Path | None) -> str:
+    """On the terminal and as files; why the first that could not be written was not, or nothing."""
     from rich.console import Console
 
+    from loadtests.compare import document
     from loadtests.report import console as printed
+    from loadtests.report import html
 
     console = Console()
     printed.comparison(result, console)
-    for path in filter(None, (output, json_file)):
-        console.print(f"written: {path}", highlight=False)
+    problem = ""
+    for path, write in ((json_file, document.write), (output, html.write_comparison)):
+        if path is None:
+            continue
+        try:
+            write(result, path)
+            console.print(f"written: {path}", highlight=False)
+        except OSError as error:
+            problem = problem or f"'{path}' cannot be written: {error.strerror}"
+    return problem

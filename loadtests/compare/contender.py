@@ -10,9 +10,10 @@ from statistics import median
 from loadtests.compare.artifacts import Artifact
 from loadtests.compare.comparison import Candidate, Measured
 from loadtests.compare.plan import Entry
-from loadtests.serving.ask import Refused
-from loadtests.serving.cases import Cases
+from loadtests.payloads import Payloads
+from loadtests.serving.examination import Examination
 from loadtests.serving.served import Backend, Served
+from loadtests.users.client import Unanswered
 
 SECONDS_IN_HOUR = 3600.0
 MILLION = 1e6
@@ -23,8 +24,8 @@ class Contender:
     """One format on one backend.
 
     Attributes:
-        requests: the file of ``cases``: the same seeded inputs for every candidate, and the answers
-            of the checkpoint (fp32), or of the proven artifact itself (below fp32).
+        requests: the file of ``payloads``: the same seeded inputs for every candidate, and the
+            answers of the checkpoint (fp32), or of the proven artifact itself (below fp32).
     """
 
     name: str
@@ -32,7 +33,7 @@ class Contender:
     artifact: Artifact
     backend: Backend
     requests: Path
-    cases: Cases
+    payloads: Payloads
     cold_start_seconds: list[float] = field(default_factory=list)
     cold_first_response_seconds: list[float] = field(default_factory=list)
     memory_bytes: list[int] = field(default_factory=list)
@@ -86,18 +87,15 @@ def check(contender: Contender, server: Served) -> str | None:
     """What is wrong with the server's answers to every request of the file; None: nothing.
 
     Asked one after another before any load: whoever answers wrongly is out, however fast.
-
-    Raises:
-        OSError: it cannot be reached any more.
     """
-    wrong, first = 0, ""
-    for case in contender.cases.cases:
-        try:
-            problem = contender.cases.wrong(case, server.answer(contender.cases, case))
-        except Refused as refused:
-            problem = str(refused)
-        if problem:
-            wrong, first = wrong + 1, first or problem
+    problems, count = [], len(contender.payloads.requests)
+    with Examination(server.http_target, contender.payloads) as examination:
+        for number in range(count):
+            try:
+                problems.append(examination.problem(number))
+            except Unanswered as error:
+                return f"request {number + 1} of {count} is not answered before any load: {error}"
+    wrong = [problem for problem in problems if problem is not None]
     if not wrong:
         return None
-    return f"{wrong} of {len(contender.cases.cases)} answers are wrong before any load: {first}"
+    return f"{len(wrong)} of {count} answers are wrong before any load: {wrong[0]}"

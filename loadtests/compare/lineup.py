@@ -7,14 +7,15 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from exporters.errors import UsageError
+from loadtests import payloads
+from loadtests.command import Failed, modelport
 from loadtests.compare.artifacts import Artifact
-from loadtests.compare.command import Failed, modelport
 from loadtests.compare.comparison import Absent
 from loadtests.compare.contender import Contender
 from loadtests.compare.plan import Entry
 from loadtests.environments import Missing
 from loadtests.payloads import BadPayload
-from loadtests.serving import cases, tfserving, torchserve, triton
+from loadtests.serving import tfserving, torchserve, triton
 from loadtests.serving.gateway import Gateway, only_version
 from loadtests.serving.served import Backend
 from loadtests.serving.tfserving import TensorFlowServing
@@ -32,7 +33,7 @@ def backend(entry: Entry, artifact: Artifact, work: Path) -> Backend:
         Failed: ``modelport package`` refuses the artifact.
     """
     if entry.managed:
-        return _managed(entry.managed, artifact)
+        return _managed(entry.managed, artifact, work)
     if not entry.direct:
         return Gateway(artifact.folder, artifact.version)
     folder = work / f"{entry.backend}-{artifact.variant.slug}"
@@ -58,19 +59,16 @@ def backend(entry: Entry, artifact: Artifact, work: Path) -> Backend:
     return Triton(package, model, program)
 
 
-def _managed(server: str, artifact: Artifact) -> Gateway:
+def _managed(server: str, artifact: Artifact, work: Path) -> Gateway:
     """The gateway in front of a server that it starts itself."""
+    if server == "triton":
+        only = work / "published" / artifact.folder.name
+        only_version(artifact.folder, artifact.version, only)
+        return triton.managed(only, work / "triton")
     if server == "torchserve":
         command = str(torchserve.programs() / "torchserve")
-    elif server == "tfserving":
-        command = tfserving.program()
     else:
-        command = triton.program()
-        if not command:
-            raise Missing(
-                "tritonserver is not on PATH: run the container nvcr.io/nvidia/tritonserver; that "
-                "of the wheel nvidia-pytriton has the Python backend only"
-            )
+        command = tfserving.program()
     return Gateway(artifact.folder, artifact.version, managed=server, command=(command,))
 
 
@@ -95,7 +93,7 @@ def contenders(
         try:
             server = backend(entry, artifact, work / "packages" / f"{len(found)}-{len(absent)}")
             file = requests(artifact)
-            found.append(Contender(name, entry, artifact, server, file, cases.read(file)))
+            found.append(Contender(name, entry, artifact, server, file, payloads.read(file)))
         except (Missing, Failed, BadPayload) as error:
             absent.append(Absent(name, " ".join(str(error).split())))
     return found, absent
@@ -121,16 +119,17 @@ def sampled(
         return target
     folder.mkdir(parents=True, exist_ok=True)
     if fp32 and checkpoint is not None:
-        found = cases.read(checkpoint)
+        found = payloads.read(checkpoint)
     else:
         own = folder / f"own-{name}"
         version = artifact.folder / artifact.version
         flags = ("--count", str(count), "--seed", str(seed), "--output", str(own))
         modelport(["sample", str(version), *flags])
-        found = cases.read(own)
+        found = payloads.read(own)
     proven = artifact.certificate
     atol = proven.atol if fp32 else max(proven.atol, proven.mean_abs_error)
-    cases.write(target, dataclasses.replace(found, atol=atol, rtol=proven.rtol))
+    exact = dataclasses.replace(found, absolute_tolerance=atol, relative_tolerance=proven.rtol)
+    payloads.write(exact, target)
     return target
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import errno
+import os
 import shutil
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
@@ -15,7 +17,7 @@ from loadtests.compare.plan import protocol_for
 from loadtests.compare.search import highest_rate
 from loadtests.environments import Missing
 from loadtests.processes import ServerFailed
-from loadtests.run import NotMeasured
+from loadtests.run import NotMeasured, Unwritten
 from loadtests.samples import Load, Run
 from loadtests.serving.served import Served, served
 from loadtests.summary import Summary, curve, histogram, latencies, summarise
@@ -27,6 +29,8 @@ MAX_ERROR_SHARE = 0.001
 MIN_SHARE_OF_RATE = 0.95
 #: In flight at most while a rate is kept.
 OPEN_LOOP_USERS = 128
+#: A server's log and a run's samples need more.
+LEAST_FREE_BYTES = 1 << 20
 #: A first answer that is not right by then never will be.
 FIRST_RESPONSE_SECONDS = 60.0
 
@@ -101,12 +105,13 @@ class Round:
             with fresh(contender, self.settings, work) as server:
                 contender.cold_start_seconds.append(server.cold_start_seconds)
                 first = server.first_response(
-                    contender.cases, within_seconds=FIRST_RESPONSE_SECONDS
+                    contender.payloads, within_seconds=FIRST_RESPONSE_SECONDS
                 )
                 contender.cold_first_response_seconds.append(first)
                 self._load(server)
                 contender.memory_bytes.append(server.memory_bytes())
         except FAILURES as error:
+            check_room(work)
             contender.disqualify(f"round {self.number + 1}: {first_line(error)}")
         return self.notes
 
@@ -161,12 +166,15 @@ class Round:
         how = f"{load.users} in flight" if load.rate is None else f"{load.rate:,.0f}/s"
         self.tell(f"{protocol}, {how}")
         before = server.cpu_seconds()
-        run = self.measure(
-            server.targets[protocol],
-            load,
-            self.contender.requests,
-            core=self.settings.client_core,
-        )
+        try:
+            run = self.measure(
+                server.targets[protocol],
+                load,
+                self.contender.requests,
+                core=self.settings.client_core,
+            )
+        except Unwritten as error:
+            raise OSError(str(error)) from error
         if not server.alive:
             raise Died(f"its server ended with {server.process.returncode} under {how}")
         summary = summarise(run)
@@ -269,4 +277,15 @@ def verify(contender: Contender, settings: Settings, work: Path) -> None:
                 asked: Sequence[str] = [str(protocol) for protocol in settings.protocols]
                 contender.disqualify(f"it does not speak {', '.join(asked)}")
     except FAILURES as error:
+        check_room(work)
         contender.disqualify(first_line(error))
+
+
+def check_room(work: Path) -> None:
+    """What failed for want of room on this disk is no candidate's fault.
+
+    Raises:
+        OSError: the disk is full.
+    """
+    if shutil.disk_usage(work.parent).free < LEAST_FREE_BYTES:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(work.parent))

@@ -12,9 +12,9 @@ from pathlib import Path
 from loadtests.compare import rounds
 from loadtests.compare.comparison import Absent, Comparison
 from loadtests.compare.contender import Contender
-from loadtests.compare.hardware import hardware
 from loadtests.compare.matrix import matrix
 from loadtests.compare.rounds import Measure, Round, Settings
+from loadtests.hardware import hardware
 from loadtests.run import measure as measure_with_locust
 from loadtests.serving import torchserve
 

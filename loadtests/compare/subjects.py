@@ -8,9 +8,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from exporters.errors import UsageError
+from loadtests.command import modelport
 from loadtests.compare import artifacts, lineup, plan
 from loadtests.compare.artifacts import Artifact, Checkpoint
-from loadtests.compare.command import modelport
 from loadtests.compare.comparison import Absent
 from loadtests.compare.contender import Contender
 from loadtests.compare.plan import EMBEDDED, Entry
@@ -104,7 +104,12 @@ def from_checkpoint(
     variants = list(dict.fromkeys(entry.variant for entry in entries))
     tell(f"reading {given.path}")
     home = cache / artifacts.key_of(given)
-    home.mkdir(parents=True, exist_ok=True)
+    try:
+        home.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise UsageError(
+            f"--cache '{cache}' cannot be used: {error.strerror}; name a folder that can be written"
+        ) from error
     exported, absent = artifacts.export(given, variants, home / "repository", tell)
     tell("asking the checkpoint itself")
     answers = work / "checkpoint.json"

@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from exporters.errors import UsageError
-from loadtests import payloads
+from loadtests import drawing, payloads
 from loadtests.gate.slo import Answers
 from loadtests.payloads import BadPayload, Payloads
+from loadtests.samples import Outcome
 from loadtests.target import Target
+from loadtests.users.client import Unanswered
 from loadtests.users.dialects import dialect
 from loadtests.users.signature import Signature
 
@@ -33,10 +36,10 @@ def requests(signature: Signature, data: Path | None, batch_size: int, seed: int
     try:
         if data is not None:
             return payloads.read(data, signature, batch_size)
-        few = payloads.draw(signature, batch_size, seed, LEAST_REQUESTS)
+        few = drawing.draw(signature, batch_size, seed, LEAST_REQUESTS)
         largest = max(sum(array.nbytes for array in one.values()) for one in few.requests)
         count = max(LEAST_REQUESTS, min(MOST_REQUESTS, MOST_BYTES // max(largest, 1)))
-        return payloads.draw(signature, batch_size, seed, count)
+        return drawing.draw(signature, batch_size, seed, count)
     except BadPayload as error:
         raise UsageError(str(error)) from error
 
@@ -71,14 +74,29 @@ def _allowed(certificate: Mapping[str, Any]) -> tuple[float, float] | None:
             atol = max(atol, MARGIN * max(errors, default=0.0))
     except (KeyError, TypeError, ValueError, AttributeError):
         return None
-    return atol, rtol
+    allowed = (atol, rtol)
+    return allowed if all(math.isfinite(one) and one >= 0 for one in allowed) else None
+
+
+def responds(asked: Payloads, target: Target, timeout_seconds: float) -> bool:
+    """Whether ``target`` answers the first request, rightly or not."""
+    spoken = dialect(target.protocol)
+    client = spoken.connect(target, timeout_seconds)
+    try:
+        client.connect()
+        spoken.read(*client.ask(spoken.prepare(target, asked, 0)))
+    except Exception:  # whatever it says instead of an answer
+        return False
+    finally:
+        client.close()
+    return True
 
 
 def recorded(asked: Payloads, target: Target) -> Payloads:
     """``asked`` with ``target``'s answers as the right ones.
 
     Raises:
-        Unanswered: it does not answer, or not every request.
+        Unanswered: it does not answer every request, or not with an answer.
     """
     spoken = dialect(target.protocol)
     client = spoken.connect(target, ANSWER_SECONDS)
@@ -88,6 +106,11 @@ def recorded(asked: Payloads, target: Target) -> Payloads:
         for number in range(len(asked.requests)):
             body, size = client.ask(spoken.prepare(target, asked, number))
             answers.append(spoken.read(body, size))
+    except Unanswered:
+        raise
+    except Exception as error:  # whatever an answer of another kind leads a reader to
+        said = f"its answer is not one of {target.protocol} ({type(error).__name__}: {error})"
+        raise Unanswered(Outcome.FAILED, said) from error
     finally:
         client.close()
     return replace(asked, expected=tuple(answers))

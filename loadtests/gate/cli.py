@@ -6,12 +6,13 @@ import dataclasses
 import json
 import shlex
 import sys
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
-from exporters.errors import OneLineCommand, UsageError
+from exporters.errors import Failure, OneLineCommand, UsageError
 from loadtests.arguments import Positive, Seconds, check_writable, interruptible
 from loadtests.target import Protocol
 
@@ -24,7 +25,21 @@ _FILE = click.Path(path_type=Path)
 EXIT = {"pass": 0, "fail": 1, "inconclusive": 3}
 
 
-@click.command(cls=OneLineCommand)
+class GateCommand(OneLineCommand):
+    """Exit code 1 says that the candidate failed; what breaks here is not the candidate."""
+
+    def invoke(self, ctx: click.Context) -> Any:
+        try:
+            return super().invoke(ctx)
+        except Failure as failure:
+            if failure.exit_code != EXIT["fail"]:
+                raise
+            undecided = Failure(RuntimeError(f"nothing is decided: {failure.message}"))
+            undecided.exit_code = EXIT["inconclusive"]  # type: ignore[misc]  # click: per instance
+            raise undecided from failure
+
+
+@click.command(cls=GateCommand)
 @click.argument("baseline")
 @click.argument("candidate")
 @click.option("--slo", "slo_file", type=_FILE, required=True, help="Limits and load; see above.")
@@ -62,9 +77,9 @@ EXIT = {"pass": 0, "fail": 1, "inconclusive": 3}
 def gate(baseline: str, candidate: str, slo_file: Path, **options: Any) -> None:
     """Decide whether CANDIDATE may replace BASELINE.
 
-    Each is a published version (model_repository/fraud/2), a model's folder (its newest version),
-    or the URL of a model on a running server: http://HOST:PORT/v2/models/NAME[/versions/V] or
-    grpc://HOST:PORT/NAME[/V].
+    Each is a published version (model_repository/fraud/2) or a model's folder (its newest version),
+    here or in object storage (s3://BUCKET/PREFIX/fraud/2, gs://, az://); or the URL of a model on a
+    running server: http://HOST:PORT/v2/models/NAME[/versions/V] or grpc://HOST:PORT/NAME[/V].
 
     A candidate in a folder first shows its manifest, certificate and signature. Then both are asked
     the same in turn, in rounds, each round with new processes, until every limit of the SLO file is
@@ -84,16 +99,28 @@ def gate(baseline: str, candidate: str, slo_file: Path, **options: Any) -> None:
       0    pass: every limit is kept
       1    fail: a limit is broken, or the candidate is not what was published
       2    usage: an argument, the SLO file, or a model that is not there
-      3    inconclusive: neither; it says how much longer it would need
+      3    inconclusive: neither; it says how much longer it would need, or what broke here
       130  interrupted
     """
-    asked = _asked(baseline, candidate, slo_file, **options)
     files = {kind: options[f"{kind}_file"] for kind in ("json", "junit", "markdown", "html")}
-    check_writable(files.values())
+    _check(files)
+    asked = _asked(baseline, candidate, slo_file, **options)
     with interruptible():
         decision = _judged(asked)
-    _report(decision, files)
-    raise click.exceptions.Exit(EXIT[decision.status])
+        unwritten = _report(decision, files)
+    for problem in unwritten:
+        click.echo(f"modelport: error: {problem}", err=True)
+    undecided = EXIT["inconclusive"] if unwritten and decision.status == "pass" else None
+    raise click.exceptions.Exit(undecided or EXIT[decision.status])
+
+
+def _check(files: Mapping[str, Path | None]) -> None:
+    """Before anything is measured: each report has a file of its own, which can be written."""
+    kinds: dict[Path, str] = {}
+    for kind, path in files.items():
+        if path is not None and (other := kinds.setdefault(path.absolute(), kind)) != kind:
+            raise UsageError(f"--{other} and --{kind} name the same file '{path}'; give another")
+    check_writable(files.values())
 
 
 def _asked(baseline: str, candidate: str, slo_file: Path, **options: Any) -> Asked:
@@ -129,6 +156,8 @@ def _asked(baseline: str, candidate: str, slo_file: Path, **options: Any) -> Ask
 
 def _overridden(slo: Slo, **options: Any) -> Slo:
     """The file's, with what the command line says instead."""
+    from loadtests.gate.slo import parse
+
     load, said = {}, set(slo.said)
     for option, key in (
         ("users", "users"),
@@ -145,6 +174,10 @@ def _overridden(slo: Slo, **options: Any) -> Slo:
         duration["max_seconds"] = options["max_duration"]
     if options["public_keys"]:
         certificate["public_keys"] = options["public_keys"]
+    try:
+        parse({"load": load, "duration": duration})  # the file's bounds hold here too
+    except ValueError as error:
+        raise UsageError(str(error)) from error
     return dataclasses.replace(
         slo,
         load=dataclasses.replace(slo.load, **load),
@@ -164,26 +197,36 @@ def _judged(asked: Asked) -> Decision:
         return judge(asked, say=live.say, watch=live.watch)
 
 
-def _report(decision: Decision, files: dict[str, Path | None]) -> None:
+def _report(decision: Decision, files: Mapping[str, Path | None]) -> list[str]:
+    """Print it, and write the files; those that could not be written, with the reason."""
     from rich.console import Console
 
     from loadtests.gate.document import document
     from loadtests.report import blocks, console, html, junit, markdown
 
     console.decision(decision, Console())
-    if files["json"]:
-        blocks.write(files["json"], json.dumps(document(decision), indent=2) + "\n")
-    if files["junit"]:
-        suite = f"modelport gate: {decision.candidate}"
-        told = {"verdict": str(decision.status), "baseline": decision.baseline}
-        junit.write(
-            files["junit"],
-            suite,
+    told = {"verdict": str(decision.status), "baseline": decision.baseline}
+    writers: dict[str, Callable[[Path], None]] = {
+        "json": lambda path: blocks.write(path, json.dumps(document(decision), indent=2) + "\n"),
+        "junit": lambda path: junit.write(
+            path,
+            f"modelport gate: {decision.candidate}",
             decision.checks,
             properties={**told, **decision.hardware},
             began_at=decision.began_at,
-        )
-    if files["markdown"]:
-        blocks.write(files["markdown"], markdown.decision(decision))
-    if files["html"]:
-        html.write_gate(decision, files["html"])
+        ),
+        "markdown": lambda path: blocks.write(path, markdown.decision(decision)),
+        "html": lambda path: html.write_gate(decision, path),
+    }
+    unwritten = []
+    for kind, write in writers.items():
+        path = files[kind]
+        try:
+            if path is not None:
+                write(path)
+        except OSError as error:
+            unwritten.append(
+                f"--{kind} '{path}' cannot be written: {error.strerror}; the verdict is "
+                f"{decision.status}"
+            )
+    return unwritten

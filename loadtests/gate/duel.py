@@ -23,15 +23,16 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+from loadtests import payloads
 from loadtests import run as running
 from loadtests.environments import Missing
+from loadtests.gate import answers
 from loadtests.gate.criteria import Half, Round, half_of
 from loadtests.gate.sides import Published, Side
 from loadtests.gate.slo import Slo
 from loadtests.processes import ServerFailed
 from loadtests.run import NotMeasured
 from loadtests.samples import Load, Run
-from loadtests.serving import cases
 from loadtests.serving.gateway import Gateway
 from loadtests.serving.served import Served, served
 from loadtests.target import Protocol, Target
@@ -92,6 +93,8 @@ class Duel:
     say: Say
     #: Requests with their right answers; None: not yet recorded.
     payloads: Path | None = None
+    #: They are the baseline's own.
+    is_learnt: bool = False
     #: Starts, so that each has a folder of its own.
     _starts: int = 0
 
@@ -185,9 +188,17 @@ class Duel:
         try:
             run = running.measure(live.target, load, self.payloads, core=self.cores.client)
         except NotMeasured as error:
+            self._check_alive(which, live)
+            if self._answers(live):  # nothing that the side could be failed for
+                raise Lost(f"no load: {_reason(error)}", is_candidate=False) from error
             raise self._lost(which, f"cannot be asked: {_reason(error)}") from error
         self._check_alive(which, live)
         return run
+
+    def _answers(self, live: Live) -> bool:
+        assert self.payloads is not None
+        asked = payloads.read(self.payloads)
+        return answers.responds(asked, live.target, self.slo.load.timeout_seconds)
 
     def _check_alive(self, which: int, live: Live) -> None:
         if live.server is not None and not live.server.alive:
@@ -199,13 +210,19 @@ class Duel:
         if self.payloads is None:
             return None
         within = self.slo.duration.ready_seconds
-        return server.first_response(cases.read(self.payloads), within_seconds=within)
+        return server.first_response(payloads.read(self.payloads), within_seconds=within)
 
     def _check_baseline(self, half: Half, runs: list[Run]) -> None:
-        if half.asked and half.errors <= MOST_BASELINE_ERRORS * half.asked:
-            return
         said = next((message for run in runs for message in run.errors), "no answer")
-        raise self._lost(0, f"fails {half.errors} of {half.asked} requests: {said}")
+        if not half.asked or half.errors > MOST_BASELINE_ERRORS * half.asked:
+            raise self._lost(0, f"fails {half.errors} of {half.asked} requests: {said}")
+        allowed = self.slo.limits.max_wrong_share
+        if self.is_learnt and allowed is not None and half.wrong > allowed * half.asked:
+            raise self._lost(
+                0,
+                f"gives other answers than before to {half.wrong} of {half.asked} requests "
+                f"({said}): give the right ones with --data, or allow more in [answers]",
+            )
 
     def _lost(self, which: int, why: str) -> Lost:
         name = ("baseline", "candidate")[which]

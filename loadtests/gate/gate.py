@@ -13,14 +13,15 @@ from pathlib import Path
 
 from exporters.errors import UsageError
 from loadtests import payloads
-from loadtests.compare.hardware import hardware
-from loadtests.gate import answers, integrity, sides
+from loadtests.gate import answers, integrity, sides, stored
 from loadtests.gate.criteria import Round
 from loadtests.gate.decision import BROKEN, Decision, Question, more_seconds
 from loadtests.gate.duel import Cores, Duel, Lost
 from loadtests.gate.looks import Looks
-from loadtests.gate.sides import Published, Side
+from loadtests.gate.sides import Published, Running, Side, Stored
 from loadtests.gate.slo import Slo
+from loadtests.gate.stored import NotAsPublished
+from loadtests.hardware import hardware
 from loadtests.report.checks import Status, worst
 from loadtests.samples import Run
 from loadtests.target import Protocol
@@ -37,8 +38,8 @@ OVERTIME = 0.1
 class Asked:
     """The whole question."""
 
-    baseline: Side
-    candidate: Side
+    baseline: Side | Stored
+    candidate: Side | Stored
     slo: Slo
     protocol: Protocol
     #: Recorded requests; None: drawn from the model's ranges.
@@ -72,53 +73,68 @@ def judge(
     Raises:
         UsageError: something cannot be compared, so that there is no verdict.
     """
-    began, start = datetime.now(UTC).isoformat(timespec="seconds"), time.monotonic()
-    known: tuple[Question, ...] = ()
-    if isinstance(asked.candidate, Published):
-        say("the candidate's certificate and files")
-        known = integrity.questions(asked.candidate, asked.slo.certificate)
+    start = time.monotonic()
     decision = Decision(
-        worst(question.check for question in known),
-        known,
+        Status.PASS,
+        (),
         asked.baseline.given,
         asked.candidate.given,
         confidence=asked.slo.verdict.confidence,
-        began_at=began,
+        began_at=datetime.now(UTC).isoformat(timespec="seconds"),
         command=asked.command,
         seed=asked.seed,
         hardware=hardware(),
     )
-    if decision.status is not Status.FAIL:
-        decision = _measured(asked, decision, start, say, watch)
+    with tempfile.TemporaryDirectory(prefix="modelport-gate-") as folder:
+        work = Path(folder)
+        say("baseline and candidate: files and certificate")
+        try:
+            baseline = stored.fetched(asked.baseline, work / "baseline")
+        except NotAsPublished as error:
+            raise UsageError(f"the baseline is not what was published: {error}") from error
+        try:
+            candidate = stored.fetched(asked.candidate, work / "candidate")
+        except NotAsPublished as error:
+            decision = _with(decision, (integrity.failed(str(error)),))
+        else:
+            decision = _measured(
+                dataclasses.replace(asked, baseline=baseline, candidate=candidate),
+                Duel(
+                    (baseline, candidate),
+                    asked.protocol,
+                    asked.slo,
+                    asked.seed,
+                    work,
+                    Cores.of_this_machine(),
+                    say,
+                ),
+                decision,
+                start,
+                watch,
+            )
     return dataclasses.replace(decision, seconds=time.monotonic() - start)
 
 
 def _measured(
     asked: Asked,
+    duel: Duel,
     decision: Decision,
     start: float,
-    say: Callable[[str], None],
     watch: Callable[[Watching], None],
 ) -> Decision:
-    with tempfile.TemporaryDirectory(prefix="modelport-gate-") as folder:
-        work = Path(folder)
-        duel = Duel(
-            (asked.baseline, asked.candidate),
-            asked.protocol,
-            asked.slo,
-            asked.seed,
-            work,
-            Cores.of_this_machine(),
-            say,
-        )
-        try:
-            problem = _rehearse(asked, duel)
-        except Lost as error:
-            return _broken(decision, error)
-        if problem:
-            failed = Question("interface", "", Status.FAIL, detail=problem)
-            return _with(decision, (*decision.questions, failed))
-        return _rounds(asked, decision, duel, start, watch)
+    """First what the candidate's folder proves, then what both answer."""
+    if isinstance(asked.candidate, Published):
+        decision = _with(decision, integrity.questions(asked.candidate, asked.slo.certificate))
+    if decision.status is Status.FAIL:
+        return decision
+    try:
+        problem = _rehearse(asked, duel)
+    except (Lost, OSError) as error:
+        return _broken(decision, error)
+    if problem:
+        failed = Question("interface", "", Status.FAIL, detail=problem)
+        return _with(decision, (*decision.questions, failed))
+    return _rounds(asked, decision, duel, start, watch)
 
 
 def _rehearse(asked: Asked, duel: Duel) -> str:
@@ -144,6 +160,7 @@ def _rehearse(asked: Asked, duel: Duel) -> str:
                 requests = answers.recorded(requests, baseline.target)
             except Unanswered as error:
                 raise Lost(f"the baseline does not answer: {error}", is_candidate=False) from error
+            duel.is_learnt = True
     path = duel.work / "requests.json"
     payloads.write(requests, path)
     duel.say("rehearsal: candidate")
@@ -165,11 +182,11 @@ def _rounds(
     runs: tuple[list[Run], list[Run]] = ([], [])
     most = asked.slo.duration.max_seconds
     first_round = time.monotonic()
-    lost: Lost | None = None
+    lost: Lost | OSError | None = None
     while True:
         try:
             one, made = duel.round(len(rounds))
-        except Lost as error:
+        except (Lost, OSError) as error:
             lost = error
             break
         rounds.append(one)
@@ -190,7 +207,7 @@ def _rounds(
             candidate_runs=tuple(runs[1]),
             rounds=len(rounds),
             more_seconds=more_seconds(questions, time.monotonic() - start),
-            notes=(*_notes(asked), *_noticed(runs)),
+            notes=(*_notes(asked), _right(duel), *_noticed(runs)),
         ),
         questions,
     )
@@ -202,10 +219,15 @@ def _with(decision: Decision, questions: tuple[Question, ...]) -> Decision:
     return dataclasses.replace(decision, status=status, questions=questions)
 
 
-def _broken(decision: Decision, lost: Lost) -> Decision:
-    """A candidate that cannot be measured fails; without a baseline nothing is known."""
-    status = Status.FAIL if lost.is_candidate else Status.INCONCLUSIVE
-    question = Question(BROKEN, "", status, detail=str(lost), longer=float("inf"))
+def _broken(decision: Decision, lost: Lost | OSError) -> Decision:
+    """A candidate that cannot be measured fails; without a baseline nothing is known.
+
+    Nor where this machine itself gives up: a full disk is nobody's latency.
+    """
+    by_candidate = isinstance(lost, Lost) and lost.is_candidate
+    status = Status.FAIL if by_candidate else Status.INCONCLUSIVE
+    detail = str(lost) if isinstance(lost, Lost) else f"this machine cannot go on: {lost}"
+    question = Question(BROKEN, "", status, detail=detail, longer=float("inf"))
     return dataclasses.replace(_with(decision, (*decision.questions, question)), more_seconds=None)
 
 
@@ -218,7 +240,7 @@ def _notes(asked: Asked) -> tuple[str, ...]:
             "One user asked both sides in turn: each side's answers a second are about half of "
             "what it gives to a user of its own."
         )
-    kinds = {isinstance(side, Published) for side in (asked.baseline, asked.candidate)}
+    kinds = {isinstance(side, Running) for side in (asked.baseline, asked.candidate)}
     if kinds == {True, False}:
         notes.append(
             "One side was started here and the other runs elsewhere: a difference may be the "
@@ -236,6 +258,17 @@ def _notes(asked: Asked) -> tuple[str, ...]:
             "modelport sample CHECKPOINT -o requests.json, then --data requests.json."
         )
     return tuple(notes)
+
+
+def _right(duel: Duel) -> str:
+    """What counted as right: a certificate of the candidate's own has a say in it."""
+    assert duel.payloads is not None
+    asked = payloads.read(duel.payloads)
+    whose = "the baseline's" if duel.is_learnt else "those of --data"
+    return (
+        f"Right answers were {whose}, to within {asked.absolute_tolerance:g} + "
+        f"{asked.relative_tolerance:g} x |expected|."
+    )
 
 
 def _noticed(runs: tuple[list[Run], list[Run]]) -> list[str]:
@@ -262,9 +295,16 @@ def check(asked: Asked) -> None:
     """What can be known to be wrong before anything starts.
 
     Raises:
-        UsageError: a criterion that these sides cannot answer.
+        UsageError: a criterion that these sides cannot answer; a round longer than the gate.
     """
-    started = isinstance(asked.baseline, Published) and isinstance(asked.candidate, Published)
+    duration = asked.slo.duration
+    shortest = 2 * duration.slices * duration.slice_seconds
+    if shortest > duration.max_seconds:
+        raise UsageError(
+            f"one round is {shortest:g} s of load (2 x duration.slices x duration.slice_seconds), "
+            f"and the longest duration {duration.max_seconds:g} s; give longer, or shorter slices"
+        )
+    started = not any(isinstance(one, Running) for one in (asked.baseline, asked.candidate))
     for key in (
         "limits.first_response_seconds",
         "limits.cold_start_seconds",

@@ -6,7 +6,7 @@ import json
 from typing import Any
 
 from exporters.errors import UsageError
-from loadtests.compare.command import INTEGRITY, INTERRUPTED, Failed, modelport
+from loadtests.command import INTEGRITY, INTERRUPTED, Failed, modelport
 from loadtests.gate.decision import Question
 from loadtests.gate.sides import Published
 from loadtests.gate.slo import Certificate
@@ -35,13 +35,18 @@ def questions(candidate: Published, wanted: Certificate) -> tuple[Question, ...]
             raise KeyboardInterrupt from error
         if error.status != INTEGRITY:
             raise UsageError(f"the candidate cannot be verified: {error}") from error
-        return (_failed("integrity of the files", str(error)),)
+        return (failed(str(error)),)
     found = json.loads(said)
     passed = [_passed("integrity of the files", f"{found['files']} files as in the manifest")]
     if keys:
         passed.append(_passed("signature", f"key {found['signature']['key']}"))
     certificate = read(candidate)
     return (*passed, *_content(certificate, wanted))
+
+
+def failed(problem: str) -> Question:
+    """The files are not what manifest, certificate and signature say."""
+    return _failed("integrity of the files", problem)
 
 
 def read(published: Published) -> dict[str, Any]:

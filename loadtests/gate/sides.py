@@ -1,10 +1,9 @@
-"""What is compared: published versions and running servers, as the command line names them."""
+"""What is compared: published versions, here or in object storage, and running servers."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
-from urllib.parse import unquote, urlsplit
 
 from exporters.errors import UsageError
 from loadtests import target
@@ -15,9 +14,12 @@ from loadtests.users import signature
 from loadtests.users.signature import Signature, SignatureUnknown
 
 FORMS = (
-    "give a published version (model_repository/fraud/2), a model's folder, "
-    "http://HOST:PORT/v2/models/NAME[/versions/V] or grpc://HOST:PORT/NAME[/V]"
+    "give a published version (model_repository/fraud/2), a model's folder, either of them in "
+    "object storage (s3://BUCKET/PREFIX/fraud/2), http://HOST:PORT/v2/models/NAME[/versions/V] or "
+    "grpc://HOST:PORT/NAME[/V]"
 )
+#: Schemes of object storage.
+STORAGES = ("s3", "gs", "az")
 CONFIG = "config.pbtxt"
 
 
@@ -66,16 +68,25 @@ class Running:
         return signature.ask(self.target(protocol))
 
 
+@dataclass(frozen=True)
+class Stored:
+    """A version in object storage, or the newest of a model there; ``stored`` fetches it."""
+
+    given: str
+
+
 Side = Published | Running
 
 
-def side(given: str) -> Side:
+def side(given: str) -> Side | Stored:
     """What one argument of the command names.
 
     Raises:
         UsageError: neither a published version nor the URL of a model.
     """
     scheme, separator, _ = given.partition("://")
+    if scheme in STORAGES and separator:
+        return Stored(given)
     if separator:
         return _running(given, scheme)
     path = Path(given)
@@ -94,32 +105,20 @@ def side(given: str) -> Side:
 
 
 def _running(given: str, scheme: str) -> Running:
-    if scheme not in ("http", "grpc"):
-        raise UsageError(f"'{given}' does not begin with http:// or grpc://; {FORMS}")
-    parts = urlsplit(given)
+    if scheme not in target.SCHEMES:
+        raise UsageError(
+            f"'{given}' does not begin with http://, grpc:// or s3:// (gs://, az://); {FORMS}"
+        )
     try:
-        address = target.address(f"{scheme}://{parts.netloc}")
+        found = target.parse(given)
     except ValueError as error:
         raise UsageError(f"{error}; {FORMS}") from error
-    path = [unquote(part) for part in parts.path.split("/") if part]
-    if scheme == "http":
-        if (
-            path[:2] != ["v2", "models"]
-            or len(path) not in (3, 5)
-            or path[3:4]
-            not in (
-                [],
-                ["versions"],
-            )
-        ):
-            raise UsageError(f"'{given}' names no model; {FORMS}")
-        path = path[2:3] + path[4:]
-    if not 1 <= len(path) <= 2:
-        raise UsageError(f"'{given}' names no model; {FORMS}")
-    return Running(given, address, path[0], "".join(path[1:]), scheme == "grpc")
+    return Running(given, found.address, found.model, found.version, scheme == "grpc")
 
 
-def protocol(baseline: Side, candidate: Side, wanted: Protocol, said: bool) -> Protocol:
+def protocol(
+    baseline: Side | Stored, candidate: Side | Stored, wanted: Protocol, said: bool
+) -> Protocol:
     """The one that both sides are asked in.
 
     Args:
@@ -158,6 +157,9 @@ def interface_problem(baseline: Signature, candidate: Signature) -> str:
         return f"the candidate wants an input '{next(iter(theirs))}', which the baseline has not"
     if missing := sorted(set(baseline.outputs) - set(candidate.outputs)):
         return f"the candidate has no output '{missing[0]}', which the baseline gives"
+    for name, wanted in baseline.outputs.items():
+        if (found := candidate.outputs[name].datatype) != wanted.datatype:
+            return f"output '{name}' is {found}, the baseline's {wanted.datatype}"
     if candidate.max_batch_size < baseline.max_batch_size:
         return (
             f"the candidate takes batches of {candidate.max_batch_size}, "

@@ -17,6 +17,8 @@ from typing import Any
 from exporters.errors import UsageError
 from loadtests.target import Protocol
 
+#: Each user is a connection; what one load generator can hold, and more than it can send.
+MOST_USERS, MOST_RATE = 10_000, 1e6
 #: A key's checked value; raises ``_Bad`` with what is wanted instead.
 Reader = Callable[[Any], Any]
 
@@ -40,10 +42,13 @@ def _number(least: float, most: float, *, open_end: bool = False) -> Reader:
     return read
 
 
-def _count(least: int) -> Reader:
+def _count(least: int, most: float = math.inf) -> Reader:
+    wanted = f"a whole number of at least {least}"
+    wanted += f", at most {most}" if math.isfinite(most) else ""
+
     def read(value: Any) -> int:
-        if isinstance(value, bool) or not isinstance(value, int) or value < least:
-            raise _Bad(f"a whole number of at least {least}")
+        if isinstance(value, bool) or not isinstance(value, int) or not least <= value <= most:
+            raise _Bad(wanted)
         return value
 
     return read
@@ -168,8 +173,10 @@ class Traffic:
 
     protocol: Protocol = field(default=Protocol.OIP_HTTP_BINARY, metadata=_by(_protocol))
     #: In flight at most; without a rate, always: a closed loop.
-    users: int = field(default=1, metadata=_by(_count(1)))
-    rate_per_second: float | None = field(default=None, metadata=_MOST)
+    users: int = field(default=1, metadata=_by(_count(1, MOST_USERS)))
+    rate_per_second: float | None = field(
+        default=None, metadata=_by(_or_off(_number(0, MOST_RATE, open_end=True)))
+    )
     batch_size: int = field(default=1, metadata=_by(_count(1)))
     timeout_seconds: float = field(default=30.0, metadata=_by(_number(0.001, 3600)))
 

@@ -75,7 +75,7 @@ def parse(arguments: list[str] | None) -> argparse.Namespace:
         help="[default: the model's, of 1 and 16]",
     )
     parser.add_argument(
-        "--rounds", type=program.count, metavar="N", help="[default: the model's, 3 to 5]"
+        "--rounds", type=program.count, metavar="N", help="[default: the model's, 3 or 4]"
     )
     parser.add_argument(
         "--seconds",

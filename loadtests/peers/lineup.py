@@ -9,6 +9,7 @@ import signal
 import time
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
+from pathlib import Path
 
 from loadtests import environments
 from loadtests.peers import clients, pausing
@@ -71,7 +72,7 @@ def started(
             command.arguments,
             log=environments.folder("logs") / f"{server.name}-{name}.log",
             ready=f"http://{HOST}:{http}{server.ready_path.format(model=name)}",
-            core=core,
+            core=None if server.apart else core,
             env={"OMP_NUM_THREADS": "1", **command.env},
             cwd=command.cwd,
             must_stop=False,
@@ -81,7 +82,7 @@ def started(
                 for client in found.values():
                     _answers(client)
                 if server.apart:
-                    _move_loop(process.pid, client_core)
+                    _part(process.pid, core, client_core)
                 entrant = Entrant(process.pid, server.stoppable, found)
                 entrant.rest()
                 yield entrant
@@ -94,9 +95,15 @@ def started(
             shutil.rmtree(folder, ignore_errors=True)
 
 
-def _move_loop(process: int, core: int) -> None:
-    """The process' first thread has the event loop; those that run models stay where they are."""
-    os.sched_setaffinity(process, {core})
+def _part(process: int, core: int, client_core: int) -> None:
+    """The process' first thread, which has the event loop, to one; those that run models to
+    another.
+
+    It was started on all: what finds a single core may have no such threads.
+    """
+    for task in Path(f"/proc/{process}/task").iterdir():
+        loop = int(task.name) == process
+        os.sched_setaffinity(int(task.name), {client_core if loop else core})
 
 
 def _clients(

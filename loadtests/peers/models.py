@@ -29,7 +29,7 @@ ONE_THREAD = """
 parameters { key: "intra_op_thread_count" value { string_value: "1" } }
 """
 ONE_INSTANCE = "instance_group [ { count: 1 kind: KIND_CPU } ]\n"
-DYNAMIC_BATCHING = "dynamic_batching { }\n"
+DYNAMIC_BATCHING = "dynamic_batching {{ preferred_batch_size: [ {} ] }}\n"
 SEED = 0
 #: Answers of one model from different numbers of rows differ in the last bits.
 ABSOLUTE_TOLERANCE = 1e-4
@@ -63,7 +63,9 @@ class Model:
     ``baseline``: the server that the ratios are to. ``protocols``: how it is asked; a server that
     does not know one is left out of its column, and where ``one_protocol`` is enough, is asked only
     in the first it knows. ``answers``: a run ends after this many instead of
-    after ``seconds``, for models so slow that whole seconds hold few.
+    after ``seconds``, for models so slow that whole seconds hold few. ``preferred_batch_size``: as
+    a user writes it who has tried the sizes by hand: the best of those of which two are in flight
+    at once, so that one batch gathers while another runs.
     """
 
     name: str
@@ -76,6 +78,7 @@ class Model:
     protocols: tuple[str, ...] = ("json", "grpc")
     in_flight: tuple[int, ...] = (16,)
     batch_sizes: tuple[int, ...] = (1, 2, 4, 8, 16, 32)
+    preferred_batch_size: int = 1
     baseline: str = raw.NAME
     answers: int | None = None
     one_protocol: bool = False
@@ -114,14 +117,27 @@ ALL: dict[str, Model] = {
             "4 floats (y = 2x)",
             (Input("x", "FP32", (1, 4), values=tiny_model.VALUES),),
             seconds=2,
-            rounds=5,
+            rounds=4,
             protocols=("json", "grpc", "perf_analyzer"),
             in_flight=(1, 16),
             batch_sizes=(),
             baseline="mlserver",
         ),
-        _fraud("fraud", "fraud demo (d_model 64, 2 layers)", seconds=1, rounds=3, demo=True),
-        _fraud("fraud128", "fraud 128 (d_model 128, 4 layers)", seconds=2, rounds=3),
+        _fraud(
+            "fraud",
+            "fraud demo (d_model 64, 2 layers)",
+            seconds=1,
+            rounds=3,
+            demo=True,
+            preferred_batch_size=8,
+        ),
+        _fraud(
+            "fraud128",
+            "fraud 128 (d_model 128, 4 layers)",
+            seconds=2,
+            rounds=3,
+            preferred_batch_size=4,
+        ),
         Model(
             "vit_b16",
             "ViT-B/16 (86 M parameters, 602 KB image)",
@@ -183,6 +199,7 @@ def prepare(model: Model) -> Files:
         home.mkdir()
         _make(model, home)
         marker.write_text(definition)
+    _batching(model, home)
     with np.load(home / "answer.npz") as answer:
         expected = dict(answer)
     return Files(model, home / "repository", home / "batching", model.tensors, expected)
@@ -197,13 +214,19 @@ def _make(model: Model, home: Path) -> None:
     config = repository / model.name / "config.pbtxt"
     text = config.read_text() + ONE_THREAD
     config.write_text(text if "instance_group" in text else text + ONE_INSTANCE)
-    shutil.copytree(repository, home / "batching", copy_function=os.link)
-    batching = home / "batching" / model.name / "config.pbtxt"
-    text = batching.read_text()
-    batching.unlink()  # a link: what is written to it would change both
-    batching.write_text(text + DYNAMIC_BATCHING)
     np.savez(home / "request.npz", **model.tensors)
     raw.answer(repository / model.name / "1" / "model.onnx", home / "request.npz", home)
+
+
+def _batching(model: Model, home: Path) -> None:
+    """The same files once more; how they are batched is no reason to export them anew."""
+    repository, batching = home / "repository", home / "batching"
+    shutil.rmtree(batching, ignore_errors=True)
+    shutil.copytree(repository, batching, copy_function=os.link)
+    config = batching / model.name / "config.pbtxt"
+    text = config.read_text()
+    config.unlink()  # a link: what is written to it would change both
+    config.write_text(text + DYNAMIC_BATCHING.format(model.preferred_batch_size))
 
 
 def _export(model: Model, home: Path, repository: Path) -> None:

@@ -11,7 +11,7 @@ import matplotlib
 matplotlib.use("svg")
 import matplotlib.pyplot as plt
 
-from loadtests.peers import models, raw, results
+from loadtests.peers import models, raw, results, tables
 from loadtests.peers.results import Case, Results, Row, median, ratio
 
 BLUE, ORANGE, GREEN, GREY = "#0072B2", "#E69F00", "#009E73", "#666666"
@@ -142,7 +142,7 @@ def latency(measured: Results) -> Any:
 def share(measured: Results) -> Any:
     """For each model that computes, every server's part of what the loop reaches at batch 1."""
     shown = {n: rows for n, rows in measured.models.items() if models.ALL[n].baseline == raw.NAME}
-    order = [name for name in _order(shown) if name not in (raw.NAME, "modelport-batching")]
+    order = [name for name in _order(shown) if name not in (raw.NAME, *tables.BATCHING)]
     if not order:
         return None
     size = (2.4 * len(shown) + 1.6, 0.3 * len(order) + 1.1)
@@ -216,14 +216,16 @@ def batching(measured: Results) -> Any:
             markersize=4,
             label="raw loop, by hand",
         )
-        row = measured.models[model].get("modelport-batching", Row(""))
-        for case in row.cases:
-            axes.axhline(
-                median(row.rates(case)),
-                color=PROTOCOL_COLOURS[case.protocol],
-                linestyle="--" if case.protocol == "grpc" else "-.",
-                label=f"modelport, {SHORT[case.protocol]}",
-            )
+        for name, style in zip(tables.BATCHING, ("--", ":"), strict=True):
+            row = measured.models[model].get(name, Row(""))
+            where = ", its loop apart" if style == ":" else ""
+            for case in row.cases:
+                axes.axhline(
+                    median(row.rates(case)),
+                    color=PROTOCOL_COLOURS[case.protocol],
+                    linestyle=style,
+                    label=f"modelport, {SHORT[case.protocol]}{where}",
+                )
         axes.set_xscale("log", base=2)
         axes.set_xticks(sizes, [str(size) for size in sizes])
         axes.set_ylim(bottom=0)

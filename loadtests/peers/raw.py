@@ -31,10 +31,15 @@ def run(
     return Sample(said["rows_per_second"], 0, said["p50_ms"], said["p99_ms"])
 
 
-def _loop(arguments: list[str], seconds: float, core: int | None) -> str:
+def command(arguments: list[str]) -> list[str]:
+    """``inside/raw_loop.py`` with its arguments."""
     python = environments.venv("raw", ONNXRUNTIME, "numpy") / "python"
+    return [str(python), str(INSIDE / "raw_loop.py"), *arguments]
+
+
+def _loop(arguments: list[str], seconds: float, core: int | None) -> str:
     done = subprocess.run(
-        [str(python), str(INSIDE / "raw_loop.py"), *arguments],
+        command(arguments),
         capture_output=True,
         text=True,
         check=False,

@@ -25,7 +25,7 @@ def report(measured: Results, images: dict[str, str]) -> str:
         baseline = "raw ONNX Runtime at batch 1" if model.baseline == raw.NAME else "MLServer"
         parts.append(f"**{model.title}**, {rounds} rounds. {LEGEND.format(baseline=baseline)}")
         parts.append(tables.servers(rows, model))
-        found = tables.batches(rows) if model.baseline == raw.NAME else tables.ratios(rows)
+        found = tables.batches(rows, model) if model.baseline == raw.NAME else tables.ratios(rows)
         if found:
             parts.append(found)
         parts += [f"![{title}]({link})" for title, link in images.items() if title.startswith(name)]

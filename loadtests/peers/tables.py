@@ -10,6 +10,11 @@ from loadtests.peers.results import Case, Results, Row, median, ratio
 
 #: modelport's fronts, and the bare handler in the same front.
 FRONTS = {"modelport-portable": "bare-portable", "modelport-envoy": "bare-envoy"}
+#: modelport with dynamic batching: where its loop is.
+BATCHING = {
+    "modelport-batching": "loop and model on one core",
+    "modelport-batching-apart": "the model's core its own, as by hand",
+}
 REASON_LENGTH = 100
 
 
@@ -72,7 +77,7 @@ def short(reason: str) -> str:
     return text[:REASON_LENGTH].replace("|", "/").replace("_", " ")
 
 
-def batches(rows: Mapping[str, Row]) -> str | None:
+def batches(rows: Mapping[str, Row], model: Model) -> str | None:
     """Rows per second by batch size without a server, and what the batcher makes of 16 at once."""
     loops = results.by_hand(rows, raw.NAME)
     best = results.best_batch(loops)
@@ -82,18 +87,21 @@ def batches(rows: Mapping[str, Row]) -> str | None:
     told = [f"{figure(median(rates))}" for rates in loops.values()]
     lines = [["raw ONNX Runtime, rows/s", *told]]
     text = markdown(head, lines)
-    batching = rows.get("modelport-batching")
-    found = []
-    for case in batching.cases if batching else ():
-        rates = batching.rates(case) if batching else []
-        share = ratio(rates, loops[best])
-        if share is not None:
-            found.append(f"{case.title} in flight: {figure(median(rates))}, **{share:.2f}x**")
-    if found:
-        text += f"\n\nmodelport with `dynamic_batching {{ }}` against batch {best} by hand: "
+    for name, where in BATCHING.items():
+        row = rows.get(name)
+        if row is None:
+            continue
+        found = []
+        for case in row.cases:
+            rates = row.rates(case)
+            share = ratio(rates, loops[best])
+            if share is not None:
+                found.append(f"{case.title} in flight: {figure(median(rates))}, **{share:.2f}x**")
+        if row.missing:
+            found.append(short(row.missing))
+        size = f"`preferred_batch_size: [ {model.preferred_batch_size} ]`"
+        text += f"\n\nmodelport with {size}, {where}, against batch {best} by hand: "
         text += "; ".join(found) + "."
-    elif batching and batching.missing:
-        text += f"\n\nmodelport with dynamic batching: {short(batching.missing)}."
     return text
 
 

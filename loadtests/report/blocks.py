@@ -29,8 +29,14 @@ def replace(path: Path, name: str, text: str) -> None:
 
 
 def write(path: Path, text: str) -> None:
-    """All of the file or nothing of it; missing folders are made."""
+    """All of the file or nothing of it; missing folders are made.
+
+    What is no file, such as ``/dev/stdout`` or a pipe, is written to, and stays what it is.
+    """
     path.parent.mkdir(parents=True, exist_ok=True)
+    if path.exists() and not path.is_file():
+        path.write_text(text, encoding="utf-8")
+        return
     beside = path.with_name(f".{path.name}.{os.getpid()}")
     try:
         beside.write_text(text, encoding="utf-8")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from loadtests.compare.comparison import Comparison
 from loadtests.gate.decision import Decision
@@ -102,11 +102,23 @@ def comparison(found: Comparison) -> str:
 
 def machine(found: Comparison) -> str:
     """The sentence that says where, when and how."""
-    said = (f"{text(name)} {text(value)}" for name, value in found.hardware.items())
     rounds = "1 round" if found.rounds == 1 else f"{found.rounds} interleaved rounds"
-    parts = [", ".join(said), rounds, f"seed {found.seed}", names.when(found.began_at)]
+    rounds += f", {figures.duration(found.seconds)} in all"
+    parts = [_hardware(found.hardware), rounds, f"seed {found.seed}", names.when(found.began_at)]
     sentence = "; ".join(part for part in parts if part) + "."
     return f"{sentence} Made by `{_code(found.command)}`." if found.command else sentence
+
+
+def _hardware(found: Mapping[str, str]) -> str:
+    """What has a unit or speaks for itself needs no name."""
+    units = {"cores": "cores", "memory_gib": "GiB"}
+    said = []
+    for name, value in found.items():
+        if name in units:
+            said.append(f"{text(value)} {units[name]}")
+        else:
+            said.append(text(value) if name in ("cpu", "os") else f"{text(name)} {text(value)}")
+    return ", ".join(said)
 
 
 def run(found: Run, objectives: Sequence[Check] = ()) -> str:
@@ -152,9 +164,9 @@ def decision(found: Decision) -> str:
     summaries = gate_tables.summaries(found)
     if summaries is not None:
         parts.append(f"<details><summary>Latencies</summary>\n\n{of(summaries)}\n\n</details>")
-    said = [f"{text(name)} {text(value)}" for name, value in found.hardware.items()]
     rounds = f"{found.rounds} interleaved rounds in {figures.duration(found.seconds)}"
-    where = "; ".join(part for part in (", ".join(said), rounds, f"seed {found.seed}") if part)
+    said = (_hardware(found.hardware), rounds, f"seed {found.seed}")
+    where = "; ".join(part for part in said if part)
     parts.append(f"{where}." + (f" `{_code(found.command)}`" if found.command else ""))
     parts += [f"- {text(note)}" for note in found.notes]
     return "\n\n".join(parts)

@@ -22,6 +22,8 @@ def percentiles(summary: Summary) -> Table:
 def _cells(summary: Summary, latency: bool) -> tuple[str, ...]:
     divisor, _ = figures.scale(summary.latency.p50, "ms")
     found: Percentiles = summary.latency if latency else summary.first_byte
+    if not summary.ok:
+        return (figures.NOTHING,) * 6
     values = (found.p50, found.p90, found.p95, found.p99, found.p999, found.maximum)
     return tuple(figures.figure(value / divisor) for value in values)
 

@@ -42,7 +42,8 @@ class Gateway:
         flags: more of ``modelport serve``, such as ``--front envoy``.
         managed: ``torchserve``, ``tfserving`` or ``triton``: the gateway starts that server and
             stands before it.
-        command: of that server, where it is not on PATH.
+        command, arguments, environment: of that server, where it is not on PATH, behind those that
+            the gateway generates, besides the gateway's own.
     """
 
     folder: Path
@@ -50,6 +51,7 @@ class Gateway:
     flags: tuple[str, ...] = ()
     managed: str = ""
     command: tuple[str, ...] = ()
+    arguments: tuple[str, ...] = ()
     environment: Mapping[str, str] = field(default_factory=dict)
 
     def launch(self, work: Path) -> Launch:
@@ -80,8 +82,9 @@ class Gateway:
         # A JSON string or list of strings is one of TOML.
         lines = [f"[models.{json.dumps(model)}]", f"backend = {json.dumps(self.managed)}"]
         lines += ["managed = true", "", f"[servers.{self.managed}]"]
-        if self.command:
-            lines.append(f"command = {json.dumps(list(self.command))}")
+        for key, words in (("command", self.command), ("arguments", self.arguments)):
+            if words:
+                lines.append(f"{key} = {json.dumps(list(words))}")
         pairs = [f"{json.dumps(k)} = {json.dumps(v)}" for k, v in self.environment.items()]
         return "\n".join([*lines, f"environment = {{ {', '.join(pairs)} }}", ""])
 

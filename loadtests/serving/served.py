@@ -16,11 +16,12 @@ from typing import Any
 from typing import Protocol as Structural
 
 from loadtests import processes
+from loadtests.payloads import Payloads
 from loadtests.processes import ServerFailed, tail
 from loadtests.serving import tree
-from loadtests.serving.ask import Refused, ask
-from loadtests.serving.cases import Case, Cases
+from loadtests.serving.examination import Examination
 from loadtests.target import Protocol, Target
+from loadtests.users.client import Unanswered
 
 READY_SECONDS = 120.0
 #: Between two looks: far below what any server takes to start.
@@ -73,36 +74,32 @@ class Served:
         return self.process.poll() is None
 
     def first_response(
-        self, cases: Cases, *, within_seconds: float = READY_SECONDS, number: int = 0
+        self, payloads: Payloads, *, within_seconds: float = READY_SECONDS, number: int = 0
     ) -> float:
-        """Seconds from the process' start to the first correct answer, to ``cases.cases[number]``.
+        """Seconds from the process' start to the first correct answer, to request ``number``.
 
         The Open Inference Protocol is asked where the server speaks it, else its own dialect.
 
         Raises:
             ServerFailed: it ended, or gave no correct answer in time; the last problem is named.
         """
-        case, problem = cases.cases[number], "no answer"
-        target = self.http_target
-        while time.perf_counter() - self.started < within_seconds:
-            if not self.alive:
-                raise ServerFailed(f"ended with {self.process.returncode}\n{tail(self.log)}")
-            try:
-                problem = cases.wrong(case, ask(target, cases, case)) or ""
-            except (Refused, OSError) as error:
-                problem = str(error)
-            if not problem:
-                return time.perf_counter() - self.started
-            time.sleep(POLL_SECONDS)
+        problem: str | None = "no answer"
+        with Examination(self.http_target, payloads) as examination:
+            while time.perf_counter() - self.started < within_seconds:
+                if not self.alive:
+                    raise ServerFailed(f"ended with {self.process.returncode}\n{tail(self.log)}")
+                try:
+                    problem = examination.problem(number)
+                except Unanswered as error:
+                    problem = str(error)
+                if problem is None:
+                    return time.perf_counter() - self.started
+                time.sleep(POLL_SECONDS)
         raise ServerFailed(f"no correct answer in {within_seconds:.0f} s: {problem}")
-
-    def answer(self, cases: Cases, case: Case) -> dict[str, Any]:
-        """Outputs by name; raises as ``ask``."""
-        return ask(self.http_target, cases, case)
 
     @property
     def http_target(self) -> Target:
-        """The target that ``ask`` speaks to."""
+        """What is asked before any load."""
         for protocol in (Protocol.OIP_HTTP, Protocol.TORCHSERVE_HTTP, Protocol.TFSERVING_HTTP):
             if protocol in self.targets:
                 return self.targets[protocol]
@@ -160,8 +157,9 @@ def served(
         )
     server = Served(process, launch.targets, log, started, 0.0)
     try:
-        server.cold_start_seconds = _wait(server, launch, ready_seconds)
-        yield server
+        with processes.guarded(process):
+            server.cold_start_seconds = _wait(server, launch, ready_seconds)
+            yield server
     finally:
         server.stop()
 

@@ -16,6 +16,7 @@ from loadtests.environments import Missing
 from loadtests.peers.servers import triton as wheel
 from loadtests.peers.servers.base import Launch as PeerLaunch
 from loadtests.processes import HOST, free_ports
+from loadtests.serving.gateway import Gateway
 from loadtests.serving.served import Launch, get
 from loadtests.target import Protocol, Target
 
@@ -48,8 +49,7 @@ class Triton:
         if self.program:
             command, env = self._installed(work, http, grpc, metrics)
         else:
-            if not (self.package / self.model / "1" / "model.onnx").is_file():
-                raise Missing("the Triton of the wheel nvidia-pytriton runs ONNX files only")
+            _check_onnx(self.package / self.model)
             peer = wheel.command(PeerLaunch(self.package, work, http, grpc, metrics, self.model))
             command, env = tuple(peer.arguments), dict(peer.env)
         targets = {
@@ -77,3 +77,38 @@ class Triton:
             "metrics-port": metrics,
         }
         return (self.program, *(f"--{name}={value}" for name, value in flags.items())), {}
+
+
+def managed(folder: Path, work: Path) -> Gateway:
+    """The gateway in front of a Triton that it starts.
+
+    Args:
+        folder: of the model, published, with one version.
+        work: a folder of its own.
+
+    Raises:
+        Missing: there is no Triton for it.
+    """
+    found = program()
+    if found:
+        return Gateway(folder, managed="triton", command=(found,))
+    _check_onnx(folder)
+    work.mkdir(parents=True)
+    peer = PeerLaunch(folder.parent, work, 0, 0, 0, folder.name)
+    models = wheel.models(peer)
+    for manifest in (models / folder.name).glob("*/manifest.json"):
+        manifest.unlink()  # of the published files: the model's Python is none of them
+    started = wheel.serve(peer, models)
+    backends = next(one for one in started.arguments if one.startswith("--backend-directory"))
+    return Gateway(
+        models / folder.name,
+        managed="triton",
+        command=(started.arguments[0],),
+        arguments=(backends,),
+        environment=started.env,
+    )
+
+
+def _check_onnx(folder: Path) -> None:
+    if not any(folder.glob("*/model.onnx")):
+        raise Missing("the Triton of the wheel nvidia-pytriton runs ONNX files only")

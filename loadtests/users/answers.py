@@ -5,6 +5,7 @@ Bytes that were once found right are right: a comparison of bytes is all that mo
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 
 import numpy as np
@@ -31,8 +32,9 @@ class Checker:
         )
         #: Outputs that the model itself gives in another shape than the wire's.
         self._reshaped = frozenset(payloads.reshape)
+        self._batched = payloads.batch_size > 0
         self._atol, self._rtol = payloads.absolute_tolerance, payloads.relative_tolerance
-        self._known: list[set[bytes]] = [set() for _ in payloads.requests]
+        self._known: list[set[tuple[bytes, int | None]]] = [set() for _ in payloads.requests]
 
     def learn(self, number: int, body: bytes, json_size: int | None) -> None:
         """Take the answer to request ``number`` for the right one, where none was recorded.
@@ -42,11 +44,11 @@ class Checker:
         """
         if self._expected[number] is None:
             self._expected[number] = self._read(body, json_size)
-            self._known[number].add(body)
+            self._known[number].add((body, json_size))
 
     def problem(self, number: int, body: bytes, json_size: int | None) -> str | None:
         """What is wrong with the answer to request ``number``; None: nothing."""
-        if body in self._known[number]:
+        if (body, json_size) in self._known[number]:
             return None
         try:
             found = self._read(body, json_size)
@@ -62,23 +64,34 @@ class Checker:
                 return f"output '{name}' is missing"
             if said := self._differs(found[name], wanted):
                 return f"output '{name}' {said}"
-            if name not in self._reshaped and _shape(found[name]) != _shape(wanted):
+            if name not in self._reshaped and self._turned(found[name], wanted):
                 return f"output '{name}' has shape {found[name].shape}, not {wanted.shape}"
         if len(self._known[number]) < MOST_KNOWN:
-            self._known[number].add(body)
+            self._known[number].add((body, json_size))
         return None
+
+    def _turned(self, found: Array, wanted: Array) -> bool:
+        if self._batched and found.shape[:1] != wanted.shape[:1]:
+            return True
+        return _shape(found) != _shape(wanted)
 
     def _differs(self, found: Array, wanted: Array) -> str | None:
         if found.size != wanted.size:
             return f"has {found.size} values, not {wanted.size}"
         got, right = found.ravel(), wanted.ravel()
-        if right.dtype.kind != "f":
-            same = np.array_equal(got, right)
-        elif got.dtype.kind not in "fiu":
-            same = False
-        else:
-            same = np.allclose(got, right, self._rtol, self._atol, equal_nan=True)
-        return None if same else "is not what was expected"
+        if right.dtype.kind != "f" or got.dtype.kind not in "fiu":
+            return None if np.array_equal(got, right) else "is not what was expected"
+        bad = ~np.isclose(got, right, self._rtol, self._atol, equal_nan=True)
+        return f"is {_off(got[bad], right[bad])}" if bad.any() else None
+
+
+def _off(got: Array, right: Array) -> str:
+    """How far, to a power of ten: messages that are the same are counted together."""
+    with np.errstate(over="ignore", invalid="ignore"):
+        error = float(np.abs(got.astype(np.float64) - right).max())
+    if not math.isfinite(error):
+        return "not finite"
+    return f"off by {10.0 ** math.floor(math.log10(error)):g} or more"
 
 
 def _shape(array: Array) -> tuple[int, ...]:

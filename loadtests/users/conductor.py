@@ -11,8 +11,8 @@ from typing import Any
 import gevent
 from gevent.event import Event
 
-from loadtests import payloads as payload_files
-from loadtests import recording, shapes
+from loadtests import drawing, recording, shapes
+from loadtests import payloads as files
 from loadtests.payloads import Payloads
 from loadtests.plan import Plan
 from loadtests.samples import Load, Outcome
@@ -105,6 +105,7 @@ class Conductor:
         #: The samples could not be written.
         self.unwritten = False
         self._go = Event()
+        self._failed = False
         self._began = 0.0
         self._joined = self._left = 0
         self._flushing: gevent.Greenlet | None = None
@@ -125,6 +126,10 @@ class Conductor:
                 self.lanes.append(lane)
         except (ValueError, signature.SignatureUnknown) as error:
             raise Impossible(str(error)) from error
+        except Impossible:
+            raise
+        except Exception as error:  # Locust would log it, and go on without a load
+            raise Impossible(f"unexpected {type(error).__name__}: {error}") from error
         if plan.load.rate is not None:
             self._plan_arrivals(plan.load.rate)
 
@@ -133,12 +138,10 @@ class Conductor:
         told = signature.read_file(plan.config) if plan.config is not None else None
         if plan.data:
             path = plan.data[number if len(plan.data) > 1 else 0]
-            if told is None and payload_files.needs_signature(path):
+            if told is None and files.needs_signature(path):
                 told = signature.ask(target)
-            return payload_files.read(path, told, plan.load.batch_size)
-        return payload_files.draw(
-            told or signature.ask(target), plan.load.batch_size, plan.load.seed
-        )
+            return files.read(path, told, plan.load.batch_size)
+        return drawing.draw(told or signature.ask(target), plan.load.batch_size, plan.load.seed)
 
     def _plan_arrivals(self, rate: float) -> None:
         weights = sum(lane.weight for lane in self.lanes)
@@ -146,7 +149,7 @@ class Conductor:
         for lane in self.lanes:
             offset = (part + lane.number / len(self.lanes)) / parts
             due = shapes.arrivals(self.load, lane.weight / weights / parts, offset)
-            lane.due = iter(due.tolist())
+            lane.due = iter(memoryview(due.data))  # no list of all of them
 
     def shared_out(self) -> list[tuple[tuple[Lane, ...], int]]:
         """For each kind of user, the lanes that it asks, and how many of its kind there are.
@@ -170,7 +173,7 @@ class Conductor:
 
     def begin(self) -> None:
         """All are there: the load begins."""
-        if self._go.is_set():
+        if self._go.is_set() or self._failed:
             return
         gc.collect()
         gc.freeze()  # a collection that walks all of Locust's modules takes milliseconds
@@ -269,7 +272,7 @@ class Conductor:
                 self._recorder.flush()
             except OSError as error:
                 self.unwritten = True
-                self.fail(f"the samples cannot be written: {error}")
+                self.fail(f"{recording.UNWRITTEN}: {error}")
                 return
 
     def _end(self) -> None:
@@ -282,6 +285,7 @@ class Conductor:
 
     def fail(self, message: str) -> None:
         """There is no load, or no more; ``message`` says why."""
+        self._failed = True
         if self._recorder is not None:
             self._recorder.state.failure = message
             self.save()
@@ -295,7 +299,7 @@ class Conductor:
             self._recorder.flush()
         except OSError as error:
             self.unwritten = True
-            self._recorder.state.failure = f"the samples cannot be written: {error}"
+            self._recorder.state.failure = f"{recording.UNWRITTEN}: {error}"
 
 
 def in_turn(clients: Sequence[tuple[Lane, Client]]) -> Iterator[tuple[Lane, Client]]:

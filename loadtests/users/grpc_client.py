@@ -96,7 +96,7 @@ def _unanswered(fields: dict[str, str]) -> Unanswered:
         return Unanswered(
             Outcome.FAILED, f"no gRPC: HTTP {fields.get(':status', 'without status')}"
         )
-    code = CODES.get(int(status)) if status.isdigit() else None
+    code = CODES.get(int(status)) if status.isdecimal() else None
     said = " ".join(unquote(fields.get("grpc-message", "")).split())[:SAID_CHARACTERS]
     if code is None:
         return Unanswered(Outcome.FAILED, f"gRPC status {status}: {said}")

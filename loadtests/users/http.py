@@ -85,7 +85,10 @@ class HttpClient:
             outcome = Outcome.REFUSED if status in REFUSED_STATUSES else Outcome.FAILED
             raise Unanswered(outcome, f"HTTP {status}: {said}")
         size = answer.get(BINARY_SIZE)
-        return body, None if size is None else int(str(size))
+        try:
+            return body, None if size is None else int(str(size))
+        except ValueError as error:
+            raise Unanswered(Outcome.FAILED, f"{BINARY_SIZE}: '{size}' is no number") from error
 
     def _exchange(self, request: bytes) -> HTTPResponse:
         assert self._socket is not None

@@ -84,12 +84,19 @@ class Connection:
             huffman=False,
         )
         self._settled = False
+        try:
+            self._shake_hands()
+        except BaseException:
+            self.close()
+            raise
+
+    def _shake_hands(self) -> None:
         settings = struct.pack(">HIHI", ENABLE_PUSH, 0, INITIAL_WINDOW_SIZE, LARGEST_WINDOW)
         more = struct.pack(">I", LARGEST_WINDOW - DEFAULT_WINDOW)
         self._socket.sendall(
             PREFACE + frame(SETTINGS, 0, 0, settings) + frame(WINDOW_UPDATE, 0, 0, more)
         )
-        deadline = perf_counter() + timeout_seconds
+        deadline = perf_counter() + self._timeout_seconds
         while not self._settled:
             self._receive(None, deadline)
 
@@ -102,7 +109,7 @@ class Connection:
         try:
             while select([self._socket], [], [], 0)[0]:
                 self._receive(None, math.inf)
-        except OSError:
+        except Exception:  # the socket's, and whatever frames that cannot be read lead to
             return False
         return True
 
@@ -153,7 +160,10 @@ class Connection:
         while len(buffer) - position >= FRAME.size:
             high, low, kind, flags, stream = FRAME.unpack_from(buffer, position)
             begin = position + FRAME.size
-            end = begin + (high << 8 | low)
+            size = high << 8 | low
+            if size > DEFAULT_FRAME or not (self._settled or kind == SETTINGS):
+                raise Broken("the server does not speak HTTP/2 as it should; is it that port?")
+            end = begin + size
             if end > len(buffer):
                 break
             self._take(kind, flags, stream, bytes(buffer[begin:end]), answer)

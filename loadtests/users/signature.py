@@ -15,7 +15,7 @@ import grpc
 from google.protobuf import json_format, text_format
 from tritonclient.grpc import model_config_pb2, service_pb2
 
-from loadtests.target import Protocol, Target
+from loadtests.target import Target
 
 METADATA_SECONDS = 10.0
 MODEL_CONFIG = "/inference.GRPCInferenceService/ModelConfig"
@@ -50,9 +50,17 @@ class Input:
 
 
 @dataclass(frozen=True)
+class Output:
+    """A tensor, batch excluded. -1: a dim that varies."""
+
+    datatype: str
+    dims: tuple[int, ...]
+
+
+@dataclass(frozen=True)
 class Signature:
     inputs: tuple[Input, ...]
-    outputs: tuple[str, ...]
+    outputs: Mapping[str, Output]
     #: 0: no batch dimension.
     max_batch_size: int
     #: name → shortest, and longest where there is one.
@@ -148,15 +156,19 @@ def of_config(config: Any) -> Signature:
         key.removeprefix(AXIS): _axis(value) for key, value in told.items() if key.startswith(AXIS)
     }
 
+    def datatype(spec: Any) -> str:
+        word = str(model_config_pb2.DataType.Name(spec.data_type)).removeprefix("TYPE_")
+        return {"STRING": "BYTES"}.get(word, word)
+
     def one(spec: Any) -> Input:
         dims = _named(spec.name, list(spec.dims), told.get(AXES + spec.name, ""), axes)
         low, high = _range(told.get(RANGE + spec.name, ""))
         shape = tuple(spec.reshape.shape) if spec.HasField("reshape") else None
-        datatype = model_config_pb2.DataType.Name(spec.data_type).removeprefix("TYPE_")
-        return Input(spec.name, {"STRING": "BYTES"}.get(datatype, datatype), dims, shape, low, high)
+        return Input(spec.name, datatype(spec), dims, shape, low, high)
 
     inputs = tuple(one(spec) for spec in config.input)
-    return Signature(inputs, tuple(o.name for o in config.output), config.max_batch_size, axes)
+    outputs = {spec.name: Output(datatype(spec), tuple(spec.dims)) for spec in config.output}
+    return Signature(inputs, outputs, config.max_batch_size, axes)
 
 
 def _named(
@@ -192,34 +204,38 @@ def _range(text: str) -> tuple[float | None, float | str | None]:
 
 def _of_metadata(document: Any) -> Signature:
     """Open Inference Protocol servers without a configuration: shapes with the batch, or -1."""
-    inputs, batched = [], True
-    for spec in document["inputs"]:
-        shape = [int(dim) for dim in spec["shape"]]
-        batched = batched and bool(shape) and shape[0] == -1
+    shapes = {spec["name"]: [int(dim) for dim in spec["shape"]] for spec in document["inputs"]}
+    batched = all(shape[:1] == [-1] for shape in shapes.values())
     axes: dict[str, tuple[int, int | None]] = {}
+    inputs = []
     for spec in document["inputs"]:
-        shape = [int(dim) for dim in spec["shape"]][1 if batched else 0 :]
-        inputs.append(Input(spec["name"], spec["datatype"], _named(spec["name"], shape, "", axes)))
-    outputs = tuple(spec["name"] for spec in document.get("outputs", ()))
+        dims = _named(spec["name"], shapes[spec["name"]][int(batched) :], "", axes)
+        inputs.append(Input(spec["name"], spec["datatype"], dims))
+    outputs = {
+        spec["name"]: Output(spec["datatype"], tuple(map(int, spec["shape"]))[int(batched) :])
+        for spec in document.get("outputs", ())
+    }
     return Signature(tuple(inputs), outputs, int(batched), axes)
 
 
 def _of_tensorflow(document: Any) -> Signature:
     definition = document["metadata"]["signature_def"]["signature_def"]["serving_default"]
     axes: dict[str, tuple[int, int | None]] = {}
-    inputs = []
-    for name, spec in sorted(definition["inputs"].items()):
-        shape = [int(dim["size"]) for dim in spec["tensor_shape"].get("dim", ())]
-        dims = _named(name, shape[1:], "", axes)
-        inputs.append(Input(name, TENSORFLOW[spec["dtype"]], dims))
-    return Signature(tuple(inputs), tuple(sorted(definition["outputs"])), 1, axes)
+
+    def dims(spec: Any) -> list[int]:
+        return [int(dim["size"]) for dim in spec["tensor_shape"].get("dim", ())][1:]
+
+    inputs = tuple(
+        Input(name, TENSORFLOW[spec["dtype"]], _named(name, dims(spec), "", axes))
+        for name, spec in sorted(definition["inputs"].items())
+    )
+    outputs = {
+        name: Output(TENSORFLOW[spec["dtype"]], tuple(dims(spec)))
+        for name, spec in definition["outputs"].items()
+    }
+    return Signature(inputs, outputs, 1, axes)
 
 
 def model_shapes(signature: Signature) -> dict[str, tuple[int, ...]]:
     """name → the shape after the batch that the model itself takes, where it is another."""
     return {spec.name: spec.reshape for spec in signature.inputs if spec.reshape is not None}
-
-
-def speaks_model_shapes(protocol: Protocol) -> bool:
-    """TensorFlow Serving's clients send what the model takes, not what Triton's wire says."""
-    return protocol in (Protocol.TFSERVING_HTTP, Protocol.TFSERVING_GRPC)

@@ -9,13 +9,13 @@ from typing import Any
 
 import numpy as np
 
+from loadtests import payloads
 from loadtests.benchmarks import tiny_model
 from loadtests.compare.artifacts import Artifact, Certified
 from loadtests.compare.comparison import Candidate, Measured
 from loadtests.compare.contender import Contender
 from loadtests.compare.plan import Entry, Variant
-from loadtests.serving import cases
-from loadtests.serving.cases import Case, Cases
+from loadtests.payloads import Payloads
 from loadtests.serving.gateway import Gateway
 from loadtests.serving.served import Backend
 from loadtests.summary import Percentiles
@@ -79,12 +79,12 @@ def candidate(
     return replace(made, **changes)
 
 
-def doubled(count: int = 16) -> Cases:
+def doubled(count: int = 16) -> Payloads:
     """Requests for the 4-float model, y = 2x."""
     rng = np.random.default_rng(0)
     drawn = [rng.standard_normal((1, 4)).astype(np.float32) for _ in range(count)]
-    found = tuple(Case({"x": x}, {"y": 2 * x}) for x in drawn)
-    return Cases(found, {"x": "FP32"}, {"y": "FP32"}, 1e-6, 1e-6)
+    asked, right = tuple({"x": x} for x in drawn), tuple({"y": 2 * x} for x in drawn)
+    return Payloads(asked, {"x": "FP32"}, right, absolute_tolerance=1e-6, relative_tolerance=1e-6)
 
 
 def published() -> Path:
@@ -96,7 +96,7 @@ def contender(name: str, folder: Path, backend: Backend | None = None) -> Conten
     """The 4-float model in a gateway, or in ``backend``."""
     requests = folder / "requests.json"
     if not requests.is_file():
-        cases.write(requests, doubled())
+        payloads.write(doubled(), requests)
     proven = Certified(1000, 0.0, 0.0, 1e-6, 1e-6, 1.0, 100, None, None, "x2", "0" * 64)
     variant = Variant("onnx")
     return Contender(
@@ -105,5 +105,5 @@ def contender(name: str, folder: Path, backend: Backend | None = None) -> Conten
         artifact=Artifact(variant, published(), "1", proven),
         backend=backend or Gateway(published()),
         requests=requests,
-        cases=cases.read(requests),
+        payloads=payloads.read(requests),
     )

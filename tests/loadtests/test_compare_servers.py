@@ -17,10 +17,12 @@ import numpy as np
 import psutil
 import pytest
 
+from loadtests.compare.cli import tell_and_write
 from loadtests.compare.comparison import Comparison
 from loadtests.compare.contender import Contender
 from loadtests.compare.rounds import Settings
 from loadtests.compare.shootout import Shootout, Subject
+from loadtests.run import Unwritten
 from loadtests.samples import SAMPLE, Load, Run
 from loadtests.serving.gateway import Gateway
 from loadtests.target import Target
@@ -38,8 +40,11 @@ def settings(**changes: Any) -> Settings:
 
 
 def servers() -> set[int]:
-    """Processes that this one has started: other tests' fixtures have theirs."""
-    return {child.pid for child in psutil.Process().children()}
+    """Processes that this one has started: other tests' fixtures have theirs.
+
+    Without the guards that end with them.
+    """
+    return {child.pid for child in psutil.Process().children() if child.name() != "sh"}
 
 
 def shootout(work: Path, *contenders: Contender, rounds: int, **changes: Any) -> Shootout:
@@ -140,6 +145,36 @@ def test_an_interruption_leaves_no_server_and_keeps_what_was_measured(tmp_path: 
     first, second = compared.result("interrupted").candidates
     assert (len(first.runs), len(second.runs)) == (1, 0)
     assert compared.result("interrupted").notes[-1] == "interrupted"
+
+
+def test_a_full_disk_is_no_candidates_fault_and_what_was_measured_is_kept(tmp_path: Path) -> None:
+    calls: list[int] = []
+
+    def filling(*arguments: Any, **keywords: Any) -> Run:
+        calls.append(1)
+        if len(calls) == 2:
+            raise Unwritten("the samples cannot be written: make room on the disk")
+        return canned(*arguments, **keywords)
+
+    compared = shootout(tmp_path, contender("a", tmp_path), contender("b", tmp_path), rounds=1)
+    compared.measure = filling
+    with pytest.raises(OSError, match="make room on the disk"):
+        compared.run(lambda step: None)
+    first, second = compared.result().candidates
+    assert (len(first.runs), len(second.runs)) == (1, 0)
+    assert first.disqualified is second.disqualified is None
+
+
+def test_a_report_that_cannot_be_written_is_told_beside_the_others(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    compared = shootout(tmp_path, contender("a", tmp_path), rounds=1)
+    (tmp_path / "full").symlink_to("/dev/full")
+    problem = tell_and_write(compared.result(), tmp_path / "c.html", tmp_path / "full")
+    assert problem == f"'{tmp_path / 'full'}' cannot be written: No space left on device"
+    assert (tmp_path / "c.html").is_file()
+    assert "Verdict" in capsys.readouterr().out
+    assert (tmp_path / "full").is_symlink()
 
 
 def test_no_round_begins_that_would_not_be_over_in_time(tmp_path: Path) -> None:

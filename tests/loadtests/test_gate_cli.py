@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import json
+import os
+import resource
 import shutil
 import signal
 import subprocess
@@ -98,6 +100,8 @@ def test_what_cannot_be_compared_is_a_usage_error_that_names_it(
             (model / "7", model, "'{model}/7' is no folder"),
             (model, f"{url}/v2/models/tiny", "HTTP 404"),
             (model, "https://127.0.0.1:1/v2/models/tiny", "does not begin with http://"),
+            ("s3://KEY:SECRET@b/tiny/1", model, "baseline cannot be fetched: Invalid value"),
+            (model, "s3://", "the s3:// URL names no bucket"),
             (model, "http://127.0.0.1:1/v1/models/tiny", "names no model"),
             (model, "http://127.0.0.1:1/v2/models/tiny", "is the server running there"),
             (f"{url}/v2/models/tiny", "grpc://127.0.0.1:1/tiny", "like with like"),
@@ -107,6 +111,7 @@ def test_what_cannot_be_compared_is_a_usage_error_that_names_it(
             assert said.format(model=model) in found.stderr
             assert found.stderr.count("modelport: error:") == 1
             assert "Traceback" not in found.stderr
+            assert "SECRET" not in found.stdout + found.stderr
 
 
 @pytest.mark.parametrize(
@@ -115,6 +120,7 @@ def test_what_cannot_be_compared_is_a_usage_error_that_names_it(
         ("[limits]\np99_ms = nan", "limits.p99_ms = nan must be a number above 0"),
         ("[limit]", "unknown table [limit]"),
         ("[certificate]\npublic_keys = ['none.pub']", "none.pub' is no file"),
+        ("[duration]\nslices = 100000", "one round is 600000 s of load"),
     ],
 )
 def test_an_slo_that_nothing_can_be_held_against_is_refused(
@@ -122,6 +128,52 @@ def test_an_slo_that_nothing_can_be_held_against_is_refused(
 ) -> None:
     found = gate(model / "1", model / "2", slo=slo, tmp_path=tmp_path)
     assert (found.status, said in found.stderr) == (2, True), found.stderr
+
+
+@pytest.mark.parametrize(
+    ("flags", "said"),
+    [
+        (("--users", 10**6), "load.users = 1000000 must be a whole number of at least 1"),
+        (("--rate", 1e12), "load.rate_per_second = 1000000000000.0 must be"),
+        (("--max-duration", "1000h"), "duration.max_seconds = 3600000.0 must be"),
+        (("--max-duration", "1s", "--users", 2), "one round is 1.6 s of load"),
+    ],
+)
+def test_what_no_gate_can_do_is_refused_on_the_command_line_too(
+    flags: tuple[object, ...], said: str, model: Path, tmp_path: Path
+) -> None:
+    slo = "[duration]\nslice_seconds = 0.8\nslices = 1"
+    found = gate(model, model, *flags, slo=slo, tmp_path=tmp_path)
+    assert (found.status, said in found.stderr) == (2, True), found.stderr
+
+
+def test_two_reports_in_one_file_are_refused(model: Path, tmp_path: Path) -> None:
+    report = tmp_path / "gate.txt"
+    found = gate(model, model, "--json", report, "--junit", report, tmp_path=tmp_path)
+    assert found.status == 2
+    assert f"--json and --junit name the same file '{report}'" in found.stderr
+
+
+def test_a_report_on_a_full_disk_leaves_the_verdict(copy: Path, tmp_path: Path) -> None:
+    """A limit of few bytes for any file is what a full disk is."""
+    (tmp_path / "slo.toml").touch()
+    (copy / "2" / "certificate.json").unlink()
+    found = subprocess.run(
+        [
+            *(*MODELPORT, "gate", str(copy / "1"), str(copy / "2")),
+            *("--slo", str(tmp_path / "slo.toml"), "--json", str(tmp_path / "gate.json")),
+        ],
+        capture_output=True,
+        text=True,
+        cwd=ROOT,
+        timeout=LIMIT_SECONDS,
+        preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (512, 512)),
+    )
+    assert found.returncode == 1
+    assert "certificate.json is missing" in " ".join(found.stdout.split())
+    assert f"--json '{tmp_path / 'gate.json'}' cannot be written" in found.stderr
+    assert "the verdict is fail" in found.stderr
+    assert not (tmp_path / "gate.json").exists()
 
 
 def test_a_start_is_not_asked_of_a_server_that_runs_already(model: Path, tmp_path: Path) -> None:
@@ -176,16 +228,22 @@ def test_a_candidate_that_takes_something_else_fails(
     model: Path, copy: Path, tmp_path: Path
 ) -> None:
     config = copy / "config.pbtxt"
-    config.write_text(config.read_text().replace('name: "x"', 'name: "z"', 1))
-    found = gate(model / "1", copy / "2", tmp_path=tmp_path)
-    assert found.status == 1, found
-    assert "no input 'x'" in found.words
+    text = config.read_text()
+    for old, new, said in (
+        ('name: "x"', 'name: "z"', "no input 'x'"),
+        ('name: "y"', 'name: "z"', "no output 'y'"),
+    ):
+        assert old in text
+        config.write_text(text.replace(old, new, 1))
+        found = gate(model / "1", copy / "2", tmp_path=tmp_path)
+        assert found.status == 1, found
+        assert said in found.words
 
 
 def test_one_wrong_answer_in_a_hundred_of_a_real_server_fails(tmp_path: Path, model: Path) -> None:
     report = tmp_path / "gate.json"
     with proxies((), ("--wrong", "0.01"), model=model) as (right, wrong):
-        found = gate(right, wrong, "--max-duration", "12s", "--json", report, tmp_path=tmp_path)
+        found = gate(right, wrong, "--max-duration", "30s", "--json", report, tmp_path=tmp_path)
     assert found.status == 1, found
     document = json.loads(report.read_text())
     failed = [one["name"] for one in document["questions"] if one["status"] == "fail"]
@@ -195,7 +253,21 @@ def test_one_wrong_answer_in_a_hundred_of_a_real_server_fails(tmp_path: Path, mo
     assert 0.002 < question["change"] < 0.04
 
 
-def test_an_interrupted_gate_leaves_no_process_behind(model: Path, tmp_path: Path) -> None:
+SLOW = pytest.mark.skipif("MODELPORT_SLOW_TESTS" not in os.environ, reason="slow")
+
+
+@pytest.mark.parametrize(
+    ("number", "status"),
+    [
+        (signal.SIGINT, 130),
+        pytest.param(signal.SIGTERM, 130, marks=SLOW),
+        pytest.param(signal.SIGHUP, 130, marks=SLOW),
+        pytest.param(signal.SIGKILL, -signal.SIGKILL, marks=SLOW),
+    ],
+)
+def test_a_gate_that_is_ended_leaves_no_process_behind(
+    number: signal.Signals, status: int, model: Path, tmp_path: Path
+) -> None:
     (tmp_path / "slo.toml").write_text(SLO)
     command = [*MODELPORT, "gate", str(model / "1"), str(model / "2")]
     process = subprocess.Popen(
@@ -207,13 +279,13 @@ def test_an_interrupted_gate_leaves_no_process_behind(model: Path, tmp_path: Pat
     )
     try:
         children = _servers(process.pid)
-        process.send_signal(signal.SIGINT)
+        process.send_signal(number)
         _, told = process.communicate(timeout=LIMIT_SECONDS)
     finally:
         process.kill()
         process.wait()
-    assert process.returncode == 130
-    assert "interrupted" in told
+    assert process.returncode == status
+    assert ("interrupted" in told) == (status == 130)
     gone, alive = psutil.wait_procs(children, timeout=10)
     assert gone
     assert not alive

@@ -107,6 +107,15 @@ def test_a_full_disk_ends_the_run_and_is_named() -> None:
     assert "Traceback" not in done.stderr
 
 
+def test_where_nothing_can_be_asked_there_is_one_line_and_no_report(tmp_path: Path) -> None:
+    done = call("127.0.0.1:1", "-m", "x", "--json", str(tmp_path / "run.json"))
+    assert done.returncode == 1
+    assert done.stdout == ""
+    assert done.stderr.startswith("modelport: error: 127.0.0.1:1 cannot be asked for model 'x'")
+    assert done.stderr.count("\n") == 1
+    assert not (tmp_path / "run.json").exists()
+
+
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
@@ -117,7 +126,13 @@ def test_a_full_disk_ends_the_run_and_is_named() -> None:
         (["localhost:1", "-m", "x", "--duration", "soon"], "'soon' is no time"),
         (["localhost:1", "-m", "x", "--duration", "0s"], "duration: 0.0 is not above 0"),
         (["oip-grpc://localhost:1/m", "-m", "x"], "--model x contradicts"),
+        (["grpc://localhost:1/m", "--protocol", "oip-http"], "--protocol oip-http contradicts"),
+        (["http://localhost:1/v2/models"], "names no model; write"),
         (["localhost:1", "-m", "x", "--data", __file__], "--data:"),
+        (["localhost:1", "-m", "x", "--users", "99999"], "number of users: 99999 is above 10,000"),
+        (["localhost:1", "-m", "x", "--timeout", "999h"], "time-out of a request"),
+        (["localhost:1", "-m", "x", "--rate", "1e9"], "more than 100,000,000 requests; lower it"),
+        (["localhost:1", "-m", "x", "--json", "a", "--html", "a"], "two reports would be written"),
         (["localhost:1", "-m", "x", "--json", "/proc/nothing/run.json"], "cannot be written"),
     ],
 )

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import base64
 import json
+import re
 from pathlib import Path
 
 import numpy as np
 import pytest
 
-from loadtests import payloads
+from loadtests import drawing, payloads
 from loadtests.payloads import BadPayload, Payloads
 from loadtests.samples import SAMPLE, Load, Outcome, Run
 from loadtests.summary import summarise, summary_of
@@ -37,7 +39,7 @@ def told(tmp_path: Path) -> signature.Signature:
 
 
 def test_drawn_requests_keep_to_the_declared_ranges_and_axes(told: signature.Signature) -> None:
-    made = payloads.draw(told, batch_size=4, seed=1, count=200)
+    made = drawing.draw(told, batch_size=4, seed=1, count=200)
     widths = set()
     for request in made.requests:
         rows, width = request["tokens"].shape
@@ -52,7 +54,7 @@ def test_drawn_requests_keep_to_the_declared_ranges_and_axes(told: signature.Sig
 
 
 def test_one_seed_draws_one_set_of_requests(told: signature.Signature) -> None:
-    first, again, other = (payloads.draw(told, 1, seed) for seed in (3, 3, 4))
+    first, again, other = (drawing.draw(told, 1, seed) for seed in (3, 3, 4))
     for one, two in zip(first.requests, again.requests, strict=True):
         assert all(np.array_equal(one[name], two[name]) for name in one)
     assert not np.array_equal(first.requests[0]["x"], other.requests[0]["x"])
@@ -60,13 +62,13 @@ def test_one_seed_draws_one_set_of_requests(told: signature.Signature) -> None:
 
 def test_a_batch_above_the_models_is_refused(told: signature.Signature) -> None:
     with pytest.raises(BadPayload, match="--batch-size 9: the model takes 8 at most"):
-        payloads.draw(told, 9, 0)
+        drawing.draw(told, 9, 0)
 
 
 def test_a_payload_file_comes_back_as_it_was_written(
     told: signature.Signature, tmp_path: Path
 ) -> None:
-    drawn = payloads.draw(told, 2, 0, count=3)
+    drawn = drawing.draw(told, 2, 0, count=3)
     expected = tuple({"y": np.float32([[0.1], [np.nan]])} for _ in range(3))
     made = Payloads(drawn.requests, drawn.datatypes, expected, drawn.reshape, 1e-6, 1e-5)
     payloads.write(made, path := tmp_path / "requests.json")
@@ -111,10 +113,85 @@ def test_recorded_oip_requests_and_their_answers_are_read(tmp_path: Path) -> Non
     assert found.expected[1]["y"].tolist() == [7]
 
 
+#: Of a model that batches: an entry is a row, with or without its shape, flat or in bytes.
+ANALYZED = {
+    "data": [
+        {"tokens": [5, 6, 7], "seq_lens": [3], "x": [1, 2, 3, 4, 5, 6]},
+        {
+            "tokens": {"content": [7, 6, 5], "shape": [3]},
+            "seq_lens": {"b64": base64.b64encode(np.int64(2).tobytes()).decode()},
+            "x": {"content": {"b64": base64.b64encode(np.zeros(6, "<f4")).decode()}},
+        },
+    ],
+    "validation_data": [{"y": [1], "label": ["a"]}, {"y": [2], "label": {"b64": "AgAAAMO8"}}],
+}
+LABELLED = (
+    CONFIG.replace("TYPE_FP32 dims: 1 }", "TYPE_INT64 dims: 1 }")
+    + """
+output { name: "label" data_type: TYPE_STRING dims: 1 }
+"""
+)
+
+
+@pytest.mark.parametrize("batch_size", [1, 2])
+def test_perf_analyzers_own_files_are_read_as_the_model_declares(
+    tmp_path: Path, batch_size: int
+) -> None:
+    (tmp_path / "config.pbtxt").write_text(LABELLED)
+    streams = [[one] for one in ANALYZED["data"]]
+    for data in (ANALYZED["data"], streams):
+        (tmp_path / "a.json").write_text(json.dumps(ANALYZED | {"data": data}))
+        assert payloads.needs_signature(tmp_path / "a.json")
+        told = signature.read_file(tmp_path / "config.pbtxt")
+        found = payloads.read(tmp_path / "a.json", told, batch_size)
+        assert found.expected is not None
+        assert len(found.requests) == len(found.expected) == 2 // batch_size
+        rows = {n: np.concatenate([one[n] for one in found.requests]) for n in found.datatypes}
+        assert rows["tokens"].tolist() == [[5, 6, 7], [7, 6, 5]]
+        assert rows["seq_lens"].tolist() == [[3], [2]]
+        assert rows["x"].shape == (2, 2, 3)
+        assert rows["x"].dtype == np.float32
+        right = {n: np.concatenate([one[n] for one in found.expected]) for n in ("y", "label")}
+        assert right["y"].dtype == np.int64
+        assert right["y"].tolist() == [[1], [2]]
+        assert right["label"].tolist() == [[b"a"], ["ü".encode()]]
+        payloads.write(found, tmp_path / "again.json")
+        again = payloads.read(tmp_path / "again.json")
+        assert again.datatypes == found.datatypes
+        assert again.requests[0]["x"].shape == (batch_size, 2, 3)
+
+
+def test_what_perf_analyzer_is_given_has_an_entry_for_each_row_in_shapes_without_the_batch(
+    told: signature.Signature, tmp_path: Path
+) -> None:
+    payloads.write(drawing.draw(told, 4, 0, count=3), tmp_path / "a.json")
+    entries = json.loads((tmp_path / "a.json").read_text())["data"]
+    assert len(entries) == 12
+    assert all(entry["x"]["shape"] == [2, 3] for entry in entries)
+    assert all(len(entry["tokens"]["shape"]) == 1 for entry in entries)
+
+
+@pytest.mark.parametrize(
+    ("entry", "said"),
+    [
+        ({"z": [1]}, "the model has no 'z'; it has tokens, seq_lens, x"),
+        ({"x": [1, 2]}, "cannot reshape"),
+        ({"tokens": {"b64": "!"}}, "not requests"),
+    ],
+)
+def test_an_entry_that_does_not_fit_the_model_is_named(
+    told: signature.Signature, tmp_path: Path, entry: dict[str, object], said: str
+) -> None:
+    (tmp_path / "a.json").write_text(json.dumps({"data": [entry]}))
+    with pytest.raises(BadPayload, match=said):
+        payloads.read(tmp_path / "a.json", told)
+
+
 @pytest.mark.parametrize(
     ("name", "text", "said"),
     [
         ("a.json", "{", "a.json"),
+        ("a.json", '{"data": [], "modelport": {"inputs": {}, "outputs": {}}}', "no 'batch_size'"),
         ("a.json", "{}", "no 'inputs'"),
         ("a.json", '{"data": []}', "datatypes are not in it"),
         ("a.jsonl", "", "no request in it"),
@@ -146,7 +223,7 @@ def test_an_answer_is_right_within_the_tolerance_and_wrong_beyond_it() -> None:
     checker = Checker(made, lambda body, _: answers[body])
     assert checker.problem(0, b"near", None) is None
     assert checker.problem(0, b"nameless", None) is None
-    assert checker.problem(0, b"far", None) == "output 'y' is not what was expected"
+    assert checker.problem(0, b"far", None) == "output 'y' is off by 0.1 or more"
     assert checker.problem(0, b"short", None) == "output 'y' has 1 values, not 2"
     assert checker.problem(0, b"other", None) == "output 'y' is missing"
     assert "unreadable" in str(checker.problem(0, b"unknown", None))
@@ -192,6 +269,47 @@ def test_a_target_is_written_and_read_in_one_line() -> None:
         parse("oip-http://h:1")
 
 
+def test_the_open_inference_protocols_own_urls_name_a_target_too() -> None:
+    for url, told in {
+        "http://h:1/v2/models/a%2Fb": "oip-http://h:1/a%2Fb",
+        "http://[::1]:8000/v2/models/m/versions/3/": "oip-http://[::1]:8000/m/3",
+        "grpc://h:1/m": "oip-grpc://h:1/m",
+        "grpc://h:1/m/3": "oip-grpc://h:1/m/3",
+    }.items():
+        assert parse(url).url == told
+    for bad in (
+        "http://h:1/m",
+        "http://h:1/v2/models/m/infer",
+        "grpc://h:1",
+        "h:1/m",
+        "http://[:1",
+    ):
+        with pytest.raises(ValueError, match=re.escape(bad)):
+            parse(bad)
+    with pytest.raises(ValueError, match="TLS is not spoken here"):
+        parse("https://h:1/v2/models/m")
+
+
+def test_texts_and_whole_numbers_have_no_tolerance_and_a_number_must_be_finite() -> None:
+    right = {
+        "label": np.array([[50_000]]),
+        "text": np.array([[b"yes"]], np.object_),
+        "score": np.float32([[0.5]]),
+    }
+    answers = {
+        b"same": right,
+        b"label": right | {"label": np.array([[50_001]])},
+        b"text": right | {"text": np.array([[b"no"]], np.object_)},
+        b"score": right | {"score": np.float32([[np.nan]])},
+    }
+    made = Payloads(({"x": np.zeros(1)},), {"x": "FP64"}, (right,), {}, 1.0, 1.0)
+    checker = Checker(made, lambda body, _: answers[body])
+    assert checker.problem(0, b"same", None) is None
+    assert checker.problem(0, b"label", None) == "output 'label' is not what was expected"
+    assert checker.problem(0, b"text", None) == "output 'text' is not what was expected"
+    assert checker.problem(0, b"score", None) == "output 'score' is not finite"
+
+
 def test_a_transposed_answer_is_wrong_and_one_without_its_ones_is_not() -> None:
     ones = np.ones((2, 3), np.float32)
     made = Payloads(({"x": ones},), {"x": "FP32"}, ({"y": ones},))
@@ -201,6 +319,10 @@ def test_a_transposed_answer_is_wrong_and_one_without_its_ones_is_not() -> None:
     assert checker.problem(0, b"nested", None) is None
     assert checker.problem(0, b"turned", None) == "output 'y' has shape (3, 2), not (2, 3)"
     assert checker.problem(0, b"flat", None) == "output 'y' has shape (6,), not (2, 3)"
+    row = np.ones((1, 3), np.float32)
+    batched = Payloads(({"x": row},), {"x": "FP32"}, ({"y": row},), batch_size=1)
+    checker = Checker(batched, lambda body, _: {"y": row.T})
+    assert checker.problem(0, b"rows", None) == "output 'y' has shape (3, 1), not (1, 3)"
 
 
 @pytest.mark.parametrize("content", [b"", b"PK\x03\x04 cut off"])

@@ -8,23 +8,23 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
 import psutil
 import pytest
 
-from loadtests import payloads, processes
+from loadtests import processes
 from loadtests.environments import Missing
 from loadtests.payloads import BadPayload, Payloads
 from loadtests.processes import ServerFailed
-from loadtests.serving import cases, tfserving, tree
-from loadtests.serving.ask import Refused, ask
-from loadtests.serving.cases import Case, Cases
+from loadtests.serving import tfserving, tree
+from loadtests.serving.examination import Examination
 from loadtests.serving.gateway import Gateway, newest_version, only_version
 from loadtests.serving.served import Launch, Served, served
 from loadtests.target import Protocol, Target
+from loadtests.users.client import Unanswered
 from tests.loadtests.contenders import doubled, published
 
 
@@ -54,32 +54,40 @@ def test_every_dialect_of_the_gateway_is_a_target_at_its_port(gateway: Served) -
     assert len(ports) == 2
 
 
-def test_the_gateway_is_asked_in_its_http_dialects(gateway: Served) -> None:
-    wanted = doubled()
-    for protocol in (Protocol.OIP_HTTP, Protocol.TORCHSERVE_HTTP, Protocol.TFSERVING_HTTP):
-        for case in wanted.cases:
-            assert wanted.wrong(case, ask(gateway.targets[protocol], wanted, case)) is None
+@pytest.mark.parametrize("protocol", Protocol)
+def test_right_and_wrong_answers_are_told_apart_in_every_dialect(
+    gateway: Served, protocol: Protocol
+) -> None:
+    asked = doubled(4)
+    assert asked.expected is not None
+    wrong = replace(asked, expected=(*asked.expected[:3], {"y": asked.expected[3]["y"] + 0.5}))
+    with Examination(gateway.targets[protocol], wrong) as examination:
+        problems = [examination.problem(number) for number in range(4)]
+    assert problems == [None, None, None, "output 'y' is off by 0.1 or more"]
 
 
-def test_a_refusal_carries_status_and_reason(gateway: Served) -> None:
-    wanted = doubled()
+def test_an_answer_that_is_an_error_carries_status_and_reason(gateway: Served) -> None:
     unknown = Target(Protocol.OIP_HTTP, gateway.http_target.address, "no-such-model")
-    with pytest.raises(Refused, match="HTTP 404"):
-        ask(unknown, wanted, wanted.cases[0])
+    with (
+        Examination(unknown, doubled()) as examination,
+        pytest.raises(Unanswered, match="HTTP 404"),
+    ):
+        examination.problem(0)
 
 
 def test_memory_and_processor_time_are_those_of_the_process(gateway: Served) -> None:
     assert 20e6 < gateway.memory_bytes() < 1e9
     before = gateway.cpu_seconds()
     assert before > 0.1
-    for case in doubled().cases:
-        gateway.answer(doubled(), case)
+    with Examination(gateway.http_target, doubled()) as examination:
+        for number in range(16):
+            examination.problem(number)
     assert gateway.cpu_seconds() >= before
 
 
 def test_an_answer_that_never_is_right_is_no_first_response(gateway: Served) -> None:
-    case = doubled().cases[0]
-    wrong = Cases((Case(case.inputs, {"y": case.inputs["x"]}),), {"x": "FP32"}, {"y": "FP32"}, 0, 0)
+    asked = doubled(1)
+    wrong = replace(asked, expected=({"y": asked.requests[0]["x"]},))
     within = time.perf_counter() - gateway.started + 0.2
     with pytest.raises(ServerFailed, match=r"no correct answer .* off by"):
         gateway.first_response(wrong, within_seconds=within)
@@ -136,6 +144,32 @@ def test_nothing_of_a_server_is_left_whatever_happens_inside(tmp_path: Path) -> 
     assert not any(process.is_running() for process in family)
 
 
+def test_a_killed_measurer_leaves_nothing_of_a_server_that_started_others(tmp_path: Path) -> None:
+    """SIGKILL; the server is a launcher, as TorchServe's is, whose own end reaches no child."""
+    launcher = "import subprocess; subprocess.Popen(['sleep', '60']).wait()"
+    program = f"""
+import sys
+from pathlib import Path
+from loadtests.serving.served import Launch, served
+class Launcher:
+    def launch(self, work):
+        return Launch((sys.executable, "-c", {launcher!r}), {{}}, ready=lambda: True)
+with served(Launcher(), Path({str(tmp_path / "run")!r})) as server:
+    print(server.process.pid, flush=True)
+    input()
+"""
+    with subprocess.Popen(
+        [sys.executable, "-c", program], stdin=subprocess.PIPE, stdout=subprocess.PIPE
+    ) as measurer:
+        assert measurer.stdout is not None
+        server = psutil.Process(int(measurer.stdout.readline()))
+        give_up = time.monotonic() + 30
+        while not (children := server.children()):
+            assert time.monotonic() < give_up
+        measurer.kill()
+    assert psutil.wait_procs([server, *children], timeout=30)[1] == []
+
+
 def test_a_server_stays_on_the_cores_it_is_given(tmp_path: Path) -> None:
     core = min(os.sched_getaffinity(0))
     with served(Gateway(published()), tmp_path / "run", cores=(core,)) as server:
@@ -162,64 +196,10 @@ def test_what_a_machine_has_not_says_what_to_install(monkeypatch: pytest.MonkeyP
         tfserving.program()
 
 
-def test_cases_are_read_back_bit_for_bit(tmp_path: Path) -> None:
-    made = Cases(
-        (
-            Case(
-                {"x": np.array([[1, -2]]), "n": np.array([[True]])},
-                {"y": np.array([[np.nan, 0.1, np.float32(1e-45)]], np.float32)},
-            ),
-        ),
-        {"x": "INT64", "n": "BOOL"},
-        {"y": "FP32"},
-        1e-6,
-        1e-5,
-        {"n": ()},
-    )
-    file = tmp_path / "cases.json"
-    cases.write(file, made)
-    found = cases.read(file)
-    assert (found.atol, found.rtol, found.reshape) == (1e-6, 1e-5, {"n": ()})
-    for name, array in made.cases[0].inputs.items():
-        assert np.array_equal(found.cases[0].inputs[name], array)
-    assert found.cases[0].expected["y"].tobytes() == made.cases[0].expected["y"].tobytes()
-
-
-@pytest.mark.parametrize("text", ["", "{}", '{"data": [], "validation_data": [], "modelport": {}}'])
-def test_a_file_that_holds_no_cases_is_refused(tmp_path: Path, text: str) -> None:
-    (tmp_path / "bad.json").write_text(text)
-    with pytest.raises(BadPayload, match=r"bad\.json: "):
-        cases.read(tmp_path / "bad.json")
-    with pytest.raises(BadPayload, match=r"missing\.json: .*No such file"):
-        cases.read(tmp_path / "missing.json")
-
-
-def test_requests_without_answers_are_no_cases(tmp_path: Path) -> None:
+def test_requests_without_right_answers_are_no_examination() -> None:
     made = Payloads(({"x": np.float32([[1]])},), {"x": "FP32"})
-    payloads.write(made, tmp_path / "asked.json")
     with pytest.raises(BadPayload, match="no right answers in it"):
-        cases.read(tmp_path / "asked.json")
-
-
-def test_texts_and_whole_numbers_have_no_tolerance() -> None:
-    expected = {"label": np.array([[50_000]]), "text": np.array([[b"yes"]], np.object_)}
-    kinds = {"label": "INT64", "text": "BYTES"}
-    one = Case({}, expected)
-    wanted = Cases((one,), {}, kinds, atol=1e-4, rtol=1e-3)
-    assert wanted.wrong(one, expected) is None
-    assert "label" in (wanted.wrong(one, {**expected, "label": np.array([[50_001]])}) or "")
-    no = np.array([[b"no"]], np.object_)
-    assert "text" in (wanted.wrong(one, {**expected, "text": no}) or "")
-
-
-def test_a_missing_output_a_shape_and_a_value_that_is_not_finite_are_wrong() -> None:
-    wanted = doubled(1)
-    case = wanted.cases[0]
-    right = case.expected["y"]
-    assert wanted.wrong(case, {"y": right}) is None
-    assert "missing" in (wanted.wrong(case, {}) or "")
-    assert "shape" in (wanted.wrong(case, {"y": right[0]}) or "")
-    assert wanted.wrong(case, {"y": np.full_like(right, np.nan)}) is not None
+        Examination(Target(Protocol.OIP_HTTP, "127.0.0.1:1", "m"), made)
 
 
 def test_a_signal_amid_a_fork_is_not_lost(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -11,26 +11,30 @@ from scipy.special import ndtri
 from loadtests import statistics
 from loadtests.gate import spending
 from loadtests.statistics import Interval, Tails, TooFewSamples
-from tests.loadtests.gating.simulation import IDENTICAL, SHARED, simulated
+from tests.loadtests.gating.simulation import SHARED, Loading, simulated
 
 #: With a true error of 5 %, more than this happens once in a thousand times.
 TRIALS, MOST_MISSES = 80, 12
 
 
-def pairs(seed: int, rounds: int) -> tuple[list[np.ndarray], list[np.ndarray]]:
+def pairs(
+    seed: int, rounds: int, loading: Loading = Loading.SLICES
+) -> tuple[list[np.ndarray], list[np.ndarray]]:
     """Latencies of two identical builds on a shared machine."""
-    stream = simulated(SHARED, IDENTICAL, np.random.default_rng(seed))
+    stream = simulated(SHARED, loading, np.random.default_rng(seed))
     found = [next(stream) for _ in range(rounds)]
     baseline = [one.baseline.latencies_ms for one in found]
     return [one.candidate.latencies_ms for one in found], baseline
 
 
+@pytest.mark.parametrize("loading", Loading)
 @pytest.mark.parametrize(("q", "rounds"), [(0.5, 4), (0.99, 8)])
 def test_a_95_percent_interval_of_a_ratio_misses_the_truth_in_at_most_5_percent(
-    q: float, rounds: int
+    q: float, rounds: int, loading: Loading
 ) -> None:
     misses = sum(
-        statistics.quantile_ratio(*pairs(seed, rounds), q).excludes(1.0) for seed in range(TRIALS)
+        statistics.quantile_ratio(*pairs(seed, rounds, loading), q).excludes(1.0)
+        for seed in range(TRIALS)
     )
     assert misses <= MOST_MISSES
 
@@ -196,6 +200,15 @@ def test_half_the_width_takes_four_times_as_long() -> None:
     assert needed == pytest.approx((math.log(1.06) / math.log(1.05 / 1.02)) ** 2)
     assert statistics.rounds_needed(wide, 2.0) == 1.0
     assert statistics.rounds_needed(wide, 1.02) == math.inf
+
+
+def test_the_quantiles_of_a_ratio_are_the_usual_ones() -> None:
+    generator = np.random.default_rng(6)
+    for q, count in ((0.5, 501), (0.99, 1500), (0.999, 10_000)):
+        sides = [[np.exp(generator.normal(0, 1, count))] * 2 for _ in range(2)]
+        found = statistics.quantile_ratio(*sides, q)
+        ratio = np.quantile(sides[0][0], q) / np.quantile(sides[1][0], q)
+        assert found.estimate == pytest.approx(ratio, rel=1e-12)
 
 
 def test_the_same_seed_gives_the_same_interval() -> None:

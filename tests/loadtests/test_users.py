@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import threading
+import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from socket import SHUT_RDWR, create_server, socket
@@ -17,10 +18,12 @@ from tritonclient.grpc import service_pb2
 from gateway.wire import tensor_proto
 from gateway.wire.proto import serving_pb2, torchserve_inference_pb2
 from loadtests.payloads import BadPayload, Payloads
-from loadtests.samples import Outcome
+from loadtests.plan import Plan
+from loadtests.samples import Load, Outcome
 from loadtests.target import Protocol, Target
-from loadtests.users import http2, oip, tfserving, torchserve
+from loadtests.users import http2, oip, signature, tfserving, torchserve
 from loadtests.users.client import Unanswered
+from loadtests.users.conductor import Conductor, Impossible
 from loadtests.users.dialects import dialect
 from loadtests.users.grpc_client import GrpcClient
 from loadtests.users.http import HttpClient
@@ -243,6 +246,67 @@ def test_the_grpc_client_speaks_to_grpcios_own_server() -> None:
         server.stop(None).wait()
     with pytest.raises(Unanswered, match="cannot connect"):
         client.ask(b"ab")
+
+
+def test_what_nobody_thought_of_ends_the_run_before_it_begins(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Locust logs what a listener raises, and goes on without a load, for ever."""
+
+    def failing(_: Target) -> None:
+        raise KeyError("surprise")
+
+    monkeypatch.setattr(signature, "ask", failing)
+    plan = Plan(((target(Protocol.OIP_HTTP), 1),), Load())
+    prepared = Conductor(plan, lambda: None, None)
+    with pytest.raises(Impossible, match="unexpected KeyError: 'surprise'"):
+        prepared.prepare()
+
+
+NOISE = {
+    "nothing": b"",
+    "another protocol": b"SSH-2.0-OpenSSH\r\n" + bytes(200),
+    "half an answer": b"HTTP/1.1 200 OK\r\ncontent-length: 9\r\n\r\n{}",
+    "a size that is none": b"HTTP/1.1 200 OK\r\ninference-header-content-length: x\r\n"
+    b"content-length: 2\r\n\r\n{}",
+    "an error": b"HTTP/1.1 500 No\r\ncontent-length: 0\r\n\r\n",
+    "short frames": http2.frame(http2.SETTINGS, 0, 0) + http2.frame(http2.WINDOW_UPDATE, 0, 0),
+    "bad headers": http2.frame(http2.SETTINGS, 0, 0) + http2.frame(http2.HEADERS, 5, 1, b"\xff"),
+    "a huge frame": b"\xff\xff\xff\x04\0" + bytes(4),
+}
+
+
+@pytest.mark.parametrize("protocol", [Protocol.OIP_HTTP, Protocol.OIP_GRPC])
+@pytest.mark.parametrize("noise", NOISE)
+def test_whatever_a_server_says_is_an_answer_or_a_failure_at_once(
+    protocol: Protocol, noise: str
+) -> None:
+    """The connection stays open: who waits for more waits until the time-out."""
+    open_until = threading.Event()
+
+    def serve(listener: socket) -> None:
+        connection, _ = listener.accept()
+        with connection:
+            connection.recv(4096)
+            connection.sendall(NOISE[noise])
+            if noise in ("nothing", "half an answer"):
+                return
+            open_until.wait(60)
+
+    with create_server(("127.0.0.1", 0)) as listener:
+        thread = threading.Thread(target=serve, args=(listener,), daemon=True)
+        thread.start()
+        where = Target(protocol, f"127.0.0.1:{listener.getsockname()[1]}", "m")
+        client = dialect(protocol).connect(where, 20.0)
+        began = time.monotonic()
+        with pytest.raises(Unanswered) as caught:
+            client.ask(b"x" if protocol.is_grpc else b"POST / HTTP/1.1\r\n\r\n")
+        assert time.monotonic() - began < 10
+        assert caught.value.outcome is Outcome.FAILED
+        assert str(caught.value)
+        client.close()
+        open_until.set()
+    thread.join()
 
 
 @pytest.mark.parametrize("protocol", [Protocol.OIP_HTTP, Protocol.OIP_GRPC])

@@ -18,6 +18,8 @@ from loadtests.peers import (
     bench,
     models,
     pausing,
+    raw,
+    tables,
 )
 from loadtests.peers.progress import Progress
 from loadtests.peers.results import Case
@@ -44,9 +46,16 @@ def test_a_slow_model_is_asked_in_the_first_protocol_that_a_server_knows() -> No
 
 def test_batching_is_measured_where_a_model_computes() -> None:
     options = bench.parse([])
-    batching = ALL["modelport-batching"]
-    assert bench.cases(X2, batching, options) == []
-    assert bench.cases(FRAUD, batching, options) == [Case("json", 16), Case("grpc", 16)]
+    for name in tables.BATCHING:
+        assert bench.cases(X2, ALL[name], options) == []
+        assert bench.cases(FRAUD, ALL[name], options) == [Case("json", 16), Case("grpc", 16)]
+
+
+def test_a_batch_gathers_while_another_of_the_preferred_size_runs() -> None:
+    for model in models.ALL.values():
+        if model.baseline == raw.NAME:
+            assert model.preferred_batch_size in model.batch_sizes
+            assert 2 * model.preferred_batch_size <= max(model.in_flight)
 
 
 def test_the_whole_run_stays_below_25_minutes() -> None:

@@ -22,6 +22,7 @@ ALL: dict[str, Server] = {
         modelport.ENVOY,
         modelport.APART,
         modelport.BATCHING,
+        modelport.BATCHING_APART,
         bare.PORTABLE,
         bare.ENVOYS,
         triton.SERVER,

@@ -54,4 +54,15 @@ APART = Server(
     functools.partial(on_front, "portable"),
     apart=True,
 )
-BATCHING = Server("modelport-batching", "default front, dynamic batching", command, batching=True)
+BATCHING = Server(
+    "modelport-batching",
+    "portable front, dynamic batching with the preferred size told below",
+    functools.partial(on_front, "portable"),
+    batching=True,
+)
+BATCHING_APART = replace(
+    BATCHING,
+    name="modelport-batching-apart",
+    about="the same, its event loop on the clients' core",
+    apart=True,
+)

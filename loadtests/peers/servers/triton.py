@@ -33,7 +33,8 @@ def models(launch: Launch) -> Path:
     home = launch.work / "models"
     shutil.rmtree(home, ignore_errors=True)
     shutil.copytree(launch.repository / launch.model, home / launch.model, copy_function=link)
-    shutil.copy(INSIDE / "triton_model.py", home / launch.model / "1" / "model.py")
+    for onnx in (home / launch.model).glob("*/model.onnx"):
+        shutil.copy(INSIDE / "triton_model.py", onnx.with_name("model.py"))
     file = home / launch.model / "config.pbtxt"
     config = re.sub(
         r"^(platform|default_model_filename|backend):.*\n", "", file.read_text(), flags=re.M

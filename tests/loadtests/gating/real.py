@@ -13,7 +13,7 @@ import json
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -21,7 +21,7 @@ from rich.progress import Progress
 
 from loadtests.environments import ROOT
 from loadtests.gate import gate, sides
-from loadtests.gate.criteria import half_of
+from loadtests.gate.criteria import Round
 from loadtests.gate.decision import Decision
 from loadtests.gate.slo import Slo, parse
 from loadtests.processes import HOST, free_ports, running
@@ -37,9 +37,9 @@ CASES = {
     "p99 +15 %": ("--tail", "1.15"),
     "1 % wrong": ("--wrong", "0.01"),
 }
+#: Of either side, in a recorded round.
+LEAST_REQUESTS = 500
 FRAUD = ROOT / "model_repository" / "fraud"
-#: Numbers kept of a half of a recorded round.
-KEPT = 4000
 
 
 def slo(seconds: float, batch_size: int) -> Slo:
@@ -70,15 +70,17 @@ def proxies(*each: tuple[str, ...], model: Path = FRAUD) -> Iterator[list[str]]:
         yield [f"http://{address}/v2/models/{model.name}" for address in addresses]
 
 
-def judged(case: str, limits: Slo, seed: int) -> Decision:
-    """One gate of ``case``."""
-    spoiled = CASES[case]
+def judged(case: str, limits: Slo, seed: int) -> tuple[Decision, tuple[Round, ...]]:
+    """One gate of ``case``, and its rounds."""
+    spoiled, seen = CASES[case], [gate.Watching(0.0, (), ())]
     with contextlib.ExitStack() as stack:
         given = [str(FRAUD), str(FRAUD)]
         if spoiled is not None:
             given = stack.enter_context(proxies((), spoiled))
         one, other = map(sides.side, given)
-        return gate.judge(gate.Asked(one, other, limits, Protocol.OIP_HTTP_BINARY, seed=seed))
+        asked = gate.Asked(one, other, limits, Protocol.OIP_HTTP_BINARY, seed=seed)
+        decision = gate.judge(asked, watch=seen.append)
+    return decision, seen[-1].rounds
 
 
 def main() -> int:
@@ -87,33 +89,36 @@ def main() -> int:
     parser.add_argument("--gates", type=int, default=3, metavar="N", help="of each case")
     parser.add_argument("--seconds", type=float, default=90.0, metavar="N", help="of one, at most")
     parser.add_argument("--batch-size", type=int, default=8, metavar="N")
-    parser.add_argument("--record", action="store_true", help="keep the rounds of identical builds")
-    parser.add_argument("--to", type=Path, metavar="FILE.json", help="add the verdicts to a file")
+    parser.add_argument(
+        "--record",
+        type=Path,
+        nargs="?",
+        const=simulation.RECORDED,
+        metavar="FILE.npz",
+        help="add the rounds of identical builds  [default: those of gate-statistics]",
+    )
+    parser.add_argument("--to", type=Path, metavar="FILE.jsonl", help="add the verdicts to a file")
     options = parser.parse_args()
-    found: list[dict[str, object]] = []
-    halves = []
     with Progress() as progress:
         task = progress.add_task("gates", total=options.gates * len(options.cases))
         for seed in range(options.gates):
             for case in options.cases:
                 progress.update(task, description=case)
-                decision = judged(
+                decision, rounds = judged(
                     case, slo(options.seconds, options.batch_size), int(time.time()) + seed
                 )
-                found.append({"case": case, "rounds": decision.rounds} | _row(decision))
-                print(json.dumps(found[-1]), flush=True)
-                if case.startswith("identical, fresh"):
-                    halves += _rounds(decision)
+                row = {"case": case, "rounds": len(rounds)} | _row(decision, rounds)
+                print(json.dumps(row), flush=True)
+                if options.to:
+                    with options.to.open("a") as file:
+                        file.write(json.dumps(row) + "\n")
+                if options.record and case.startswith("identical, fresh"):
+                    _record(rounds, options.record)
                 progress.advance(task)
-    if options.record and halves:
-        _record(halves)
-    if options.to:
-        before = json.loads(options.to.read_text()) if options.to.exists() else []
-        options.to.write_text(json.dumps(before + found, indent=1))
     return 0
 
 
-def _row(decision: Decision) -> dict[str, object]:
+def _row(decision: Decision, rounds: Sequence[Round]) -> dict[str, object]:
     seen = {
         question.name: [change(value) for value in (question.change, question.low, question.high)]
         for question in decision.questions
@@ -121,8 +126,14 @@ def _row(decision: Decision) -> dict[str, object]:
     }
     quantiles = {
         f"p{100 * q:g}": [
-            round(float(np.quantile(other, q) / np.quantile(one, q)), 3)
-            for one, other in _rounds(decision)
+            round(
+                float(
+                    np.quantile(one.candidate.latencies_ms, q)
+                    / np.quantile(one.baseline.latencies_ms, q)
+                ),
+                3,
+            )
+            for one in rounds
         ]
         for q in (0.5, 0.99)
     }
@@ -132,31 +143,29 @@ def _row(decision: Decision) -> dict[str, object]:
         "failed": failed,
         "seen": seen,
         "each_round": quantiles,
+        "requests": [len(one.baseline.latencies_ms) for one in rounds],
         "seconds": round(decision.seconds),
         "said": [one.detail for one in decision.questions if one.name == "measurement"],
     }
 
 
-def _rounds(decision: Decision) -> list[tuple[np.ndarray, np.ndarray]]:
-    """[(baseline, candidate)] milliseconds, of every round."""
-    sides_ = (decision.baseline_runs, decision.candidate_runs)
-    each = len(sides_[0]) // max(1, decision.rounds)
-    found = []
-    for begin in range(0, len(sides_[0]), max(1, each)):
-        one, other = (half_of(runs[begin : begin + each]).latencies_ms for runs in sides_)
-        found.append((one[:KEPT], other[:KEPT]))
-    return found
+def _record(rounds: Sequence[Round], path: Path) -> None:
+    """Add them to ``path``: microseconds of either side, and its seconds to the first response.
 
-
-def _record(rounds: list[tuple[np.ndarray, np.ndarray]]) -> None:
-    """Add them to those that the simulation draws from."""
+    Without rounds that are too few requests for a p99 of their own.
+    """
     arrays: dict[str, np.ndarray] = {}
-    if simulation.RECORDED.exists():
-        with np.load(simulation.RECORDED) as file:
+    if path.exists():
+        with np.load(path) as file:
             arrays = {name: file[name] for name in file.files}
-    for number, (one, other) in enumerate(rounds, len(arrays) // 2):
-        arrays |= {f"a_{number}": one.astype("f4"), f"b_{number}": other.astype("f4")}
-    np.savez_compressed(simulation.RECORDED, **arrays)
+    for one in rounds:
+        number, halves = len(arrays) // 3, (one.baseline, one.candidate)
+        if min(len(half.latencies_ms) for half in halves) < LEAST_REQUESTS:
+            continue
+        for name, half in zip("ab", halves, strict=True):
+            arrays[f"{name}_{number}"] = np.rint(1e3 * half.latencies_ms).astype("u4")
+        arrays[f"first_{number}"] = np.array([half.first_response_seconds for half in halves])
+    np.savez_compressed(path, **arrays)  # type: ignore[arg-type]  # its other keywords are bool
 
 
 if __name__ == "__main__":

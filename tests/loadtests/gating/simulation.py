@@ -1,15 +1,23 @@
 """Gates on simulated releases: latencies as a shared machine makes them.
 
-A request's latency is lognormal and resembles its predecessor's (AR(1) within a slice); one in 70
-falls into a heavy tail (Pareto, shape 2.5). The machine's speed wanders from slice to slice (AR(1)
-over the whole gate), now and then a neighbour slows part of a slice, and every start of a process
-has a speed of its own. Seeded throughout.
+One model of a machine, and both ways of loading it. A round is a row of request slots; what the
+machine does belongs to the *slot*, and so to whoever is asked in it: its speed wanders (AR(1) from
+slot to slot, and slower from slice to slice), and neighbours come in bursts, in which all is slower
+and some requests wait for a time slice. What a side does belongs to the *side*: noise and a heavy
+tail (Pareto, shape 2.5) of every request's own, and a level and a tail of every start of a
+process's own. Requests differ in size, and both sides are asked the same ones in the same order.
+
+The two ways of loading differ only in which slots a side gets: turns A B B A request by request, or
+slices A B B A of a quarter of the round each. Seeded throughout.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+import functools
+import itertools
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from enum import StrEnum
 from pathlib import Path
 
 import numpy as np
@@ -17,34 +25,63 @@ from scipy.signal import lfilter
 
 from loadtests.gate.criteria import Half, Round
 from loadtests.gate.looks import Looks
-from loadtests.gate.slo import Slo
+from loadtests.gate.slo import Duration, Slo
 from loadtests.report.checks import Status
 from loadtests.statistics import Floats
 
-SLICES = 2
-#: Requests that resemble their predecessor so much.
-REQUEST_CORRELATION = 0.6
+#: Rounds of a real gate of identical builds; see ``recorded``.
 RECORDED = Path(__file__).with_name("recorded.npz")
+#: Slices of a round, both sides together, and their length: the gate's defaults.
+SLICES = 2 * Duration().slices
+SLICE_SECONDS = Duration().slice_seconds
+#: Different requests, and the standard deviation of the logarithm of their work.
+REQUESTS, SIZES = 512, 0.45
+#: Of a slot's wandering speed, with its predecessor's.
+SLOT_CORRELATION = 0.9
+#: Of a slice's drift, with its predecessor's.
+SLICE_CORRELATION = 0.9
+#: One request in so many falls into the heavy tail, of this shape.
+TAIL_REQUESTS, TAIL_SHAPE = 70, 2.5
+#: In a burst, so many of the requests wait, for about so long.
+PREEMPTED, PREEMPTION_MS = 0.25, 4.0
+
+
+class Loading(StrEnum):
+    """Which slots of a round a side is asked in."""
+
+    TURNS = "in turn"
+    SLICES = "in slices"
 
 
 @dataclass(frozen=True)
 class Machine:
-    """How noisy it is; standard deviations of logarithms."""
+    """How noisy it is; standard deviations of logarithms where nothing else is said."""
 
-    name: str = "shared machine"
+    name: str = "shared"
+    #: From one slice to the next.
     drift: float = 0.05
-    #: Of one start of a process.
-    start: float = 0.03
-    #: How likely a slice has a neighbour's burst in it.
-    burst: float = 0.05
+    #: From slot to slot, of the machine; and of each request by itself.
+    wander: float = 0.10
+    own: float = 0.3
+    #: Of one start of a process: its speed, and how often it falls into the tail.
+    start: float = 0.02
+    start_tail: float = 0.3
+    #: How many bursts begin in a round.
+    bursts: float = 1.0
     cold: float = 0.08
-    #: A model of 1.5 ms, asked by one user for 3 seconds.
-    requests_a_slice: int = 2000
+    #: Of the median request, alone.
+    request_ms: float = 3.0
+
+    @property
+    def slots(self) -> int:
+        """Of one round."""
+        each = SLICES * 2
+        return int(SLICES * SLICE_SECONDS * 1e3 / self.request_ms) // each * each
 
 
-QUIET = Machine("quiet machine", drift=0.01, start=0.01, burst=0.01)
+QUIET = Machine("quiet", 0.01, 0.03, own=0.15, start=0.005, start_tail=0.1, bursts=0.05)
 SHARED = Machine()
-ROUGH = Machine("rough machine", drift=0.15, start=0.08, burst=0.15, cold=0.2)
+ROUGH = Machine("rough", 0.15, 0.2, own=0.4, start=0.05, start_tail=0.9, bursts=8.0, cold=0.2)
 
 
 @dataclass(frozen=True)
@@ -70,7 +107,7 @@ RELEASES = (IDENTICAL, SLIGHTLY_SLOWER_TAIL, SLOWER_TAIL, SLOWER, WRONG)
 
 @dataclass
 class Tally:
-    """Verdicts, and the mean part of the duration that they took."""
+    """Verdicts, and the rounds that they took."""
 
     counts: dict[Status, int] = field(default_factory=lambda: dict.fromkeys(Status, 0))
     rounds: int = 0
@@ -82,98 +119,175 @@ class Tally:
     def share(self, status: Status) -> float:
         return self.counts[status] / self.gates
 
+    def add(self, other: Tally) -> None:
+        for status, count in other.counts.items():
+            self.counts[status] += count
+        self.rounds += other.rounds
+
 
 def simulated(
-    machine: Machine, release: Release, generator: np.random.Generator
+    machine: Machine, loading: Loading, generator: np.random.Generator
 ) -> Iterator[Round]:
-    """One round after the other, slices in the order A B B A, B A A B, ..."""
-    speed, number = 0.0, 0
-    while True:
-        starts = generator.normal(0, machine.start, 2)
-        slices: tuple[list[Floats], list[Floats]] = ([], [])
-        for order in range(2 * SLICES):
-            side = ((order + 1) // 2 + number) % 2
-            speed = 0.9 * speed + generator.normal(0, machine.drift)
-            slices[side].append(_slice(machine, speed + starts[side], generator))
-        colds = 1.5 * np.exp(generator.normal(0, machine.cold, 2))
-        baseline = _half(np.concatenate(slices[0]), colds[0], IDENTICAL, generator)
-        candidate = _half(np.concatenate(slices[1]), colds[1], release, generator)
-        yield Round(baseline, candidate)
-        number += 1
+    """One round of identical builds after the other; who begins alternates."""
+    sizes = np.exp(generator.normal(0, SIZES, REQUESTS))
+    drift = np.zeros(1)
+    for number in itertools.count():
+        drift = _drifted(drift[-1], machine, generator)
+        speed, pressed = _slots(machine, drift, generator)
+        asked = order(loading, machine.slots, number)
+        colds = 1.5 * np.exp(drift[0] + generator.normal(0, machine.cold, 2))
+        yield Round(
+            *(
+                _half(
+                    _latencies(
+                        machine, speed[asked == side], pressed[asked == side], sizes, generator
+                    ),
+                    colds[side],
+                )
+                for side in (0, 1)
+            )
+        )
 
 
-def _slice(machine: Machine, level: float, generator: np.random.Generator) -> Floats:
-    """Milliseconds [requests]."""
-    count, rho = machine.requests_a_slice, REQUEST_CORRELATION
+def order(loading: Loading, slots: int, number: int) -> np.ndarray:
+    """[slots]: which side is asked, 0 or 1, in round ``number``: A B B A, or B A A B."""
+    turns = np.array([0, 1, 1, 0]) ^ (number % 2)
+    if loading is Loading.TURNS:
+        return np.resize(turns, slots)
+    return np.repeat(np.resize(turns, SLICES), slots // SLICES)
+
+
+def _drifted(last: float, machine: Machine, generator: np.random.Generator) -> Floats:
+    """[slices + 1]: the machine's level where each slice begins, and where the last ends."""
+    found = [last]
+    for step in generator.normal(0, machine.drift, SLICES):
+        found.append(SLICE_CORRELATION * found[-1] + step)
+    return np.array(found)
+
+
+def _slots(
+    machine: Machine, drift: Floats, generator: np.random.Generator
+) -> tuple[Floats, np.ndarray]:
+    """[slots]: the logarithm of how slow the machine is, and whether a neighbour presses."""
+    count, rho = machine.slots, SLOT_CORRELATION
     noise = generator.standard_normal(count)
     noise[0] /= np.sqrt(1 - rho**2)
-    latencies = np.exp(level + 0.35 * lfilter([np.sqrt(1 - rho**2)], [1, -rho], noise))
-    slow = generator.random(count) < 1 / 70
-    latencies[slow] *= 1 + generator.pareto(2.5, int(slow.sum()))
-    if generator.random() < machine.burst:
-        begin, length = generator.integers(0, count), generator.integers(count // 20, count // 2)
-        latencies[begin : begin + length] *= generator.uniform(1.3, 3)
-    return np.asarray(latencies, np.float64)
+    wander = lfilter([np.sqrt(1 - rho**2)], [1, -rho], noise)
+    speed = np.interp(np.arange(count), np.linspace(0, count, len(drift)), drift)
+    speed += machine.wander * wander
+    pressed = np.zeros(count, bool)
+    for _ in range(generator.poisson(machine.bursts)):
+        begin = int(generator.integers(count))
+        seconds = generator.lognormal(np.log(0.3), 1.0)
+        during = slice(begin, begin + 1 + int(1e3 * seconds / machine.request_ms))
+        speed[during] += np.log(generator.uniform(1.1, 2))
+        pressed[during] = True
+    return speed, pressed
 
 
-def _half(latencies: Floats, cold: float, release: Release, generator: np.random.Generator) -> Half:
-    changed = latencies * release.everything
-    changed[latencies > np.quantile(latencies, 0.97)] *= release.tail
-    count = len(changed)
-    cold *= release.cold
-    return Half(
-        changed,
-        0.9 * changed,
-        count,
-        int(generator.binomial(count, release.wrong)),
-        int(generator.binomial(count, release.errors)),
-        cold * 0.95,
-        cold,
+def _latencies(
+    machine: Machine,
+    speed: Floats,
+    pressed: np.ndarray,
+    sizes: Floats,
+    generator: np.random.Generator,
+) -> Floats:
+    """Milliseconds [requests] of a newly started process."""
+    count = len(speed)
+    level = generator.normal(0, machine.start) + generator.normal(0, machine.own, count)
+    found = machine.request_ms * np.resize(sizes, count) * np.exp(speed + level)
+    often = np.exp(generator.normal(0, machine.start_tail)) / TAIL_REQUESTS
+    slow = np.flatnonzero(generator.random(count) < often)
+    found[slow] *= 1 + generator.pareto(TAIL_SHAPE, len(slow))
+    waits = np.flatnonzero(pressed & (generator.random(count) < PREEMPTED))
+    found[waits] += generator.exponential(PREEMPTION_MS, len(waits))
+    return np.asarray(found, np.float64)
+
+
+def _half(latencies: Floats, cold: float) -> Half:
+    return Half(latencies, 0.9 * latencies, len(latencies), 0, 0, 0.95 * cold, cold)
+
+
+def released(rounds: Sequence[Round], release: Release, seed: int) -> list[Round]:
+    """``rounds`` with another candidate."""
+    generator = np.random.default_rng(seed)
+    return [replace(one, candidate=_changed(one.candidate, release, generator)) for one in rounds]
+
+
+def _changed(half: Half, release: Release, generator: np.random.Generator) -> Half:
+    latencies = half.latencies_ms * release.everything
+    if release.tail != 1:
+        latencies[latencies > np.quantile(latencies, 0.97)] *= release.tail
+    assert half.cold_start_seconds is not None
+    assert half.first_response_seconds is not None
+    return replace(
+        half,
+        latencies_ms=latencies,
+        first_bytes_ms=0.9 * latencies,
+        wrong=int(generator.binomial(half.asked, release.wrong)),
+        errors=int(generator.binomial(half.asked, release.errors)),
+        cold_start_seconds=half.cold_start_seconds * release.cold,
+        first_response_seconds=half.first_response_seconds * release.cold,
     )
 
 
-def recorded(path: Path, release: Release, generator: np.random.Generator) -> Iterator[Round]:
+def recorded(path: Path, generator: np.random.Generator) -> Iterator[Round]:
     """Rounds of real gates of one version against itself, drawn with replacement.
 
     Which side was which is as exchangeable as the builds: it is drawn too.
     """
-    with np.load(path) as file:
-        rounds = [
-            [file[f"{side}_{number}"].astype(np.float64) for side in ("a", "b")]
-            for number in range(len(file.files) // 2)
-        ]
+    rounds = read(path)
     while True:
-        number = int(generator.integers(len(rounds)))
-        one = int(generator.integers(2))
-        colds = 1.5 * np.exp(generator.normal(0, SHARED.cold, 2))
-        yield Round(
-            _half(rounds[number][one], colds[0], IDENTICAL, generator),
-            _half(rounds[number][1 - one], colds[1], release, generator),
+        one = rounds[int(generator.integers(len(rounds)))]
+        swapped = bool(generator.integers(2))
+        yield Round(one.candidate, one.baseline) if swapped else one
+
+
+@functools.cache
+def read(path: Path) -> tuple[Round, ...]:
+    """Rounds that ``tests.loadtests.gating.real --record`` kept, asked in turn."""
+    with np.load(path) as file:
+        return tuple(
+            Round(
+                *(
+                    _half(1e-3 * file[f"{side}_{number}"].astype(np.float64), cold)
+                    for side, cold in zip("ab", file[f"first_{number}"], strict=True)
+                )
+            )
+            for number in range(len(file.files) // 3)
         )
 
 
-def gate(stream: Iterator[Round], slo: Slo, most_rounds: int) -> tuple[Status, int]:
-    """The verdict, and the rounds that it took."""
-    looks, rounds = Looks(slo), []
-    for number in range(1, most_rounds + 1):
-        rounds.append(next(stream))
-        if looks.at(rounds, number / most_rounds):
-            break
-    return looks.status, len(rounds)
+def gate(rounds: Sequence[Round], slo: Slo) -> tuple[Status, int]:
+    """The verdict on as many rounds at most, and how many it took."""
+    looks = Looks(slo)
+    for number in range(1, len(rounds) + 1):
+        if looks.at(rounds[:number], number / len(rounds)):
+            return looks.status, number
+    raise AssertionError("the last look ends a gate")
 
 
 def gates(
     streams: Callable[[np.random.Generator], Iterator[Round]],
     slo: Slo,
     *,
+    releases: Sequence[Release],
+    most_rounds: Sequence[int],
     count: int,
-    most_rounds: int,
     seed: int = 0,
-) -> Tally:
-    """``count`` gates, each on a stream of its own."""
-    tally = Tally()
-    for generator in np.random.default_rng(seed).spawn(count):
-        status, rounds = gate(streams(generator), slo, most_rounds)
-        tally.counts[status] += 1
-        tally.rounds += rounds
-    return tally
+) -> dict[tuple[Release, int], Tally]:
+    """``count`` gates of every release and length, by both.
+
+    Each is on rounds of its own; the releases and lengths of one number are on the same ones.
+    """
+    tallies = {(one, most): Tally() for one in releases for most in most_rounds}
+    for number, generator in enumerate(np.random.default_rng(seed).spawn(count)):
+        identical = list(itertools.islice(streams(generator), max(most_rounds)))
+        for release in releases:
+            rounds = released(identical, release, seed + number)
+            for most in most_rounds:
+                status, taken = gate(rounds[:most], slo)
+                tally = tallies[release, most]
+                tally.counts[status] += 1
+                tally.rounds += taken
+    return tallies

@@ -1,0 +1,95 @@
+"""A signed candidate: who signed it and what was signed is shown before anything is measured."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner
+
+from gateway.repository import manifest, signing
+from gateway.repository.signing import PrivateKey
+from loadtests.gate import cli, integrity, sides
+from loadtests.gate.sides import Published
+from loadtests.gate.slo import Certificate
+from loadtests.report.checks import Status
+from tests.loadtests.gating.models import published
+
+
+@dataclass(frozen=True)
+class Signed:
+    """A model whose version 2 is signed; files of the key that did it, and of another."""
+
+    model: Path
+    right: Path
+    wrong: Path
+
+
+@pytest.fixture
+def signed(tmp_path: Path) -> Signed:
+    found = Signed(
+        published(tmp_path / "repository" / "tiny", versions=2),
+        tmp_path / "right.pub",
+        tmp_path / "wrong.pub",
+    )
+    key, other = PrivateKey.generate(), PrivateKey.generate()
+    signing.sign(found.model / "2", key)
+    manifest.write(found.model / "2")
+    found.right.write_bytes(key.public.pem())
+    found.wrong.write_bytes(other.public.pem())
+    return found
+
+
+def refused(signed: Signed, key: Path) -> str:
+    """Why a gate on version 2 failed; it measured nothing."""
+    slo, report = signed.right.with_name("slo.toml"), signed.right.with_name("gate.json")
+    slo.write_text("[certificate]\npublic_keys = ['right.pub']" if key == signed.right else "")
+    given = [] if key == signed.right else ["--public-key", str(key)]
+    sides_ = [str(signed.model / number) for number in ("1", "2")]
+    told = CliRunner().invoke(cli.gate, [*sides_, "--slo", str(slo), "--json", str(report), *given])
+    assert told.exit_code == 1, told.output
+    document = json.loads(report.read_text())
+    assert (document["status"], document["rounds"]) == ("fail", 0)
+    assert document["runs"] == {"baseline": [], "candidate": []}
+    (failed,) = (one for one in document["questions"] if one["status"] == "fail")
+    return str(failed["detail"])
+
+
+def test_the_key_that_signed_it_passes_and_is_named(signed: Signed) -> None:
+    side = sides.side(str(signed.model / "2"))
+    assert isinstance(side, Published)
+    found = integrity.questions(side, Certificate(public_keys=(signed.wrong, signed.right)))
+    assert {one.status for one in found} == {Status.PASS}
+    (signature,) = (one for one in found if one.name == "signature")
+    assert signing.load_public_key(signed.right).fingerprint in signature.detail
+
+
+def test_another_key_fails_unmeasured(signed: Signed) -> None:
+    assert "it is signed with key" in refused(signed, signed.wrong)
+
+
+def test_a_version_that_nobody_signed_fails_unmeasured(signed: Signed) -> None:
+    (signed.model / "2" / signing.SIGNATURE).unlink()
+    manifest.write(signed.model / "2")
+    assert "not signed" in refused(signed, signed.right)
+
+
+@pytest.mark.parametrize("file", ["model.onnx", "certificate.json"])
+def test_what_was_changed_after_signing_fails_unmeasured(signed: Signed, file: str) -> None:
+    """Also where whoever changed it wrote the manifest anew, which anyone can."""
+    path = signed.model / "2" / file
+    path.write_bytes(path.read_bytes() + b" ")
+    manifest.write(signed.model / "2")
+    said = refused(signed, signed.right)
+    assert file in said
+
+
+def test_a_signature_of_another_version_fails_unmeasured(signed: Signed, tmp_path: Path) -> None:
+    other = published(tmp_path / "other" / "tiny", factor=3.0)
+    for name in ("model.onnx", "certificate.json"):
+        shutil.copy(other / "1" / name, signed.model / "2" / name)
+    manifest.write(signed.model / "2")
+    assert "is not what" in refused(signed, signed.right)
