@@ -101,6 +101,13 @@ def build(target: str) -> Image:
     return _described(name)
 
 
+def release() -> None:
+    """Unmount what was built; the images stay, for the next build."""
+    if build.cache_info().currsize:
+        build.cache_clear()
+        _buildah("rm", "--all")
+
+
 def _described(name: str) -> Image:
     told: dict[str, Any] = json.loads(_buildah("inspect", "--type", "image", name))
     config = told["Docker"]["config"]

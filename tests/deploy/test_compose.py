@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-import os
 import re
-import shutil
 import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -15,8 +12,7 @@ import tritonclient.http
 import yaml
 
 from gateway import routes
-from loadtests import environments
-from loadtests.processes import HOST, free_ports, running
+from loadtests.processes import free_ports
 from tests import models
 from tests.deploy import DEPLOY, thorough, tools
 from tests.deploy.manifests import served_with
@@ -148,86 +144,3 @@ def test_the_probe_of_tensorflow_serving_tells_a_server_with_its_model_from_any_
             words = [word.replace("8501", str(port)) for word in probe]
             done = subprocess.run(words, capture_output=True, timeout=20, check=False)
             assert (done.returncode == 0) is answers, done.stderr
-
-
-@thorough
-def test_the_stack_serves_what_prepare_makes(tmp_path: Path) -> None:
-    """``prepare.sh`` for real; then the gateway, with the real TorchServe on our properties."""
-    made = tmp_path / "models"
-    checkpoint = DEPLOY.parent / "checkpoints" / "fraud.pt"
-    if not checkpoint.is_file():
-        tools.check(sys.executable, "-m", "gateway.cli", "demo", cwd=DEPLOY.parent)
-    path = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
-    status, said = tools.said(
-        FOLDER / "prepare.sh", checkpoint, made, cwd=DEPLOY.parent, env={"PATH": path}
-    )
-    assert status == 0, said
-    for service in SERVICES.values():
-        for source in mounts(service).values():
-            if source.startswith("./models/"):
-                assert (made / source.removeprefix("./models/")).is_dir()
-    config = (made / "tfserving" / "models.config").read_text()
-    assert 'name: "fraud-savedmodel"' in config
-    assert 'base_path: "/models/fraud-savedmodel"' in config
-    assert (made / "tfserving" / "fraud-savedmodel" / "1" / "saved_model.pb").is_file()
-    assert (made / "triton" / "fraud-onnx" / "1" / "model.onnx").is_file()
-    _ask_through_torchserve(tmp_path, made)
-
-
-def _ask_through_torchserve(work: Path, made: Path) -> None:
-    from tests.torchserve.server import REQUIREMENTS
-
-    if shutil.which("java") is None:
-        raise environments.Missing("java is missing: install Java 17")
-    programs = environments.venv("torchserve", *REQUIREMENTS)
-    inference, management, metrics, grpc, grpc_management = free_ports(5)
-    moved = {
-        "0.0.0.0:8080": f"{HOST}:{inference}",
-        "0.0.0.0:8081": f"{HOST}:{management}",
-        "127.0.0.1:8082": f"{HOST}:{metrics}",
-    }
-    text = "\n".join(_properties())
-    for old, new in moved.items():
-        assert old in text
-        text = text.replace(old, new)
-    text += f"\ngrpc_inference_port={grpc}\ngrpc_management_port={grpc_management}\n"
-    properties = work / "config.properties"
-    properties.write_text(text)
-    words = [word for word in SERVICES["torchserve"]["command"] if "/" not in word]
-    words += [f"--model-store={made / 'torchserve'}", f"--ts-config={properties}"]
-    places = dict.fromkeys(("TMPDIR", "TEMP", "LOG_LOCATION", "METRICS_LOCATION"), str(work))
-    with running(
-        [str(programs / words[0]), *words[1:]],
-        log=work / "torchserve.log",
-        ready=f"http://{HOST}:{inference}/ping",
-        env={**places, "PATH": f"{programs}:{os.environ['PATH']}"},
-        cwd=work,
-    ):
-        file = work / "routes.toml"
-        file.write_text(
-            ROUTES.replace("torchserve:7070", f"{HOST}:{grpc}").replace(
-                "torchserve:8081", f"{HOST}:{management}"
-            )
-        )
-        flags = ("--routes", str(file), "--strict-readiness", "false")
-        with serving(made / "onnx", *flags) as gateway:
-            # TorchServe is healthy before its worker is: the gateway asks until it is.
-            gateway.wait_for("model version is ready", model="fraud-torchscript")
-            _same_answers(gateway.http, "fraud-onnx", "fraud-torchscript")
-
-
-def _same_answers(address: str, *names: str) -> None:
-    import numpy as np
-
-    client = tritonclient.http.InferenceServerClient(address)
-    tokens = tritonclient.http.InferInput("tokens", [1, 3], "INT64")
-    tokens.set_data_from_numpy(np.array([[7, 99, 3]], np.int64))
-    lengths = tritonclient.http.InferInput("seq_lens", [1, 1], "INT64")
-    lengths.set_data_from_numpy(np.array([[3]], np.int64))
-    answers = []
-    for name in names:
-        output = client.get_model_metadata(name)["outputs"][0]["name"]
-        answers.append(client.infer(name, [tokens, lengths]).as_numpy(output))
-    client.close()
-    for answer in answers[1:]:
-        np.testing.assert_allclose(answer, answers[0], atol=1e-5)

@@ -11,13 +11,14 @@ import re
 import signal
 import sys
 import time
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from tests import models
 from tests.deploy import thorough, tools
-from tests.deploy.images import DOCKERFILE, START_SECONDS, Container, build, running
+from tests.deploy.images import DOCKERFILE, START_SECONDS, Container, build, release, running
 from tests.deploy.manifests import served_with
 
 TEXT = DOCKERFILE.read_text()
@@ -30,6 +31,12 @@ BACKEND = {
     "torch": "pytorch",
     "tensorflow": "tensorflow",
 }
+
+
+@pytest.fixture(scope="module", autouse=True)
+def nothing_stays_mounted() -> Iterator[None]:
+    yield
+    release()
 
 
 def blocks() -> dict[str, str]:

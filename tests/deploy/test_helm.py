@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 import json
+import math
 import shutil
+import sys
+import time
 import urllib.request
+from dataclasses import dataclass
 from pathlib import Path
 
 import click
@@ -137,6 +141,70 @@ def test_the_probes_are_answered_by_the_gateway(tmp_path: Path) -> None:
                 assert answer.status == 200
 
 
+@dataclass
+class Probe:
+    """A probe as the kubelet runs it: answers that are late, or no 2xx, are failures."""
+
+    url: str
+    timeout_seconds: float
+    period_seconds: float
+    failures: int
+    #: In a row, now.
+    failed: int = 0
+
+    @classmethod
+    def of(cls, container: Manifest, name: str, address: str) -> Probe:
+        told = container[name]
+        return cls(
+            f"http://{address}{told['httpGet']['path']}",
+            told.get("timeoutSeconds", 1),
+            told.get("periodSeconds", 10),
+            told["failureThreshold"],
+        )
+
+    def passes(self) -> bool:
+        try:
+            urllib.request.urlopen(self.url, timeout=self.timeout_seconds).close()
+            self.failed = 0
+        except OSError:
+            self.failed += 1
+        return not self.failed
+
+
+def test_a_model_that_loads_slowly_is_neither_killed_nor_asked_too_early(tmp_path: Path) -> None:
+    """A SavedModel, whose runtime alone takes seconds to import, and 256 MiB of ONNX weights."""
+    repository = tmp_path / "models"
+    script = Path(__file__).with_name("artifacts.py")
+    tools.check(sys.executable, script, "tensorflow", repository / "own", cwd=DEPLOY.parent)
+    models.weighty(repository / "large" / "1" / "model.onnx", width=2**23)
+    pod = only("Deployment", render(CHART / "values.yaml"))["spec"]["template"]["spec"]
+    (container,) = pod["containers"]
+    began = time.monotonic()
+    flags = ("--strict-readiness", "true")
+    with serving(repository, *flags, wait_for="listening") as gateway:
+        startup, live, ready = (
+            Probe.of(container, f"{name}Probe", gateway.http)
+            for name in ("startup", "liveness", "readiness")
+        )
+        while not startup.passes():
+            assert startup.failed < startup.failures
+            time.sleep(startup.period_seconds)  # as the kubelet does
+        started = time.monotonic() - began
+        early = 0
+        while not ready.passes():
+            early += 1
+            # More often than it would be asked: whichever moment it is, one may hit it.
+            assert live.passes() or live.failed < live.failures
+            time.sleep(0.1)
+        took = time.monotonic() - began
+        for name in ("own", "large"):
+            url = f"http://{gateway.http}/v2/models/{name}/ready"
+            with urllib.request.urlopen(url) as answer:
+                assert answer.status == 200
+    print(f"live after {started:.1f} s, ready after {took:.1f} s, {early} looks before it")
+    assert early, "it was ready at once: nothing was tried"
+
+
 def test_rules_and_dashboard_are_those_of_deploy() -> None:
     rendered = render(FULL)
     rules = yaml.safe_load((DEPLOY / "prometheus" / "modelport.rules.yml").read_text())
@@ -155,9 +223,16 @@ def test_a_packaged_chart_holds_what_its_links_lead_to(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("setting", "names"),
     [
-        ("workers=0", "workers"),
-        ("image.tga=x", "tga"),
-        ("modelRepository.path=models", "modelRepository.path"),
+        ("workers=0", "workers: Must be greater than or equal to 1"),
+        ("image.tga=x", "image: Additional property tga is not allowed"),
+        ("modelRepository.path=models", "'models' is no absolute folder and no s3://"),
+        ("modelRepository.path=s3://KEY:MARKED@bucket/x", "give them in envFrom"),
+        ("modelRepository.volume=null", "say in modelRepository.volume what is mounted"),
+        ("autoscaling.enabled=true,autoscaling.minReplicas=11", "autoscaling.minReplicas 11 is"),
+        ("service.grpcPort=8000", "service.grpcPort and service.metricsPort are [8000 8000"),
+        ("podDisruptionBudget.maxUnavailable=0", "no node could ever be drained: 1 or more"),
+        ("podDisruptionBudget.maxUnavailable=0%", "no node could ever be drained: 1 or more"),
+        ("temporary.sizeLimit=20GB", "'20GB' is no quantity of Kubernetes: write 20Gi"),
         ("routes.models.x.backend=foo", "routes.models.x"),
         ("autoscaling.minReplicas=none", "minReplicas"),
         ("modelRepository.path=", "nothing to serve"),
@@ -167,3 +242,59 @@ def test_values_that_cannot_be_are_refused(setting: str, names: str) -> None:
     status, said = tools.said(tools.helm(), "template", "demo", CHART, "--set", setting)
     assert status != 0
     assert names in said
+    assert "MARKED" not in said
+
+
+@pytest.mark.parametrize("replicas", [1, 2, 30])
+@pytest.mark.parametrize("values", VALUES, ids=lambda path: path.stem)
+def test_a_drain_goes_on_however_few_pods_there_are(values: Path, replicas: int) -> None:
+    """As Kubernetes reckons: a share is rounded up; what is not ready may always go."""
+    counts = ("replicaCount", "autoscaling.minReplicas", "autoscaling.maxReplicas")
+    flags = ("--set", ",".join(f"{count}={replicas}" for count in counts))
+    rendered = render(values, *flags, "--set", "podDisruptionBudget.enabled=true")
+    spec = only("PodDisruptionBudget", rendered)["spec"]
+    assert "minAvailable" not in spec
+    most = str(spec["maxUnavailable"])
+    share = int(most.removesuffix("%")) / 100 * replicas
+    assert (math.ceil(share) if most.endswith("%") else int(most)) >= 1
+    assert spec["unhealthyPodEvictionPolicy"] == "AlwaysAllow"
+
+
+NOTES = """{{ define "notes" }}%s{{ end }}
+kind: Notes
+apiVersion: v1
+metadata: {name: notes}
+text: {{ include "notes" . | quote }}
+"""
+
+
+def notes(folder: Path, *flags: str) -> str:
+    """What helm says after an installation, which it renders for a cluster alone."""
+    chart = shutil.copytree(CHART, folder / "chart", dirs_exist_ok=True)
+    templates = chart / "templates"
+    (templates / "notes.yaml").write_text(NOTES % (CHART / "templates" / "NOTES.txt").read_text())
+    rendered = tools.check(
+        *(tools.helm(), "template", "demo", chart, "-n", "ml", "-s", "templates/notes.yaml"), *flags
+    )
+    (document,) = documents(rendered)
+    text: str = document["text"]
+    return text
+
+
+def test_the_notes_name_the_service_and_what_nobody_can_reach_yet(tmp_path: Path) -> None:
+    assert "demo-modelport.ml.svc" in notes(tmp_path)
+    assert "WARNING" not in notes(tmp_path)
+    storage = ("--set", "modelRepository.path=s3://models/production")
+    assert "networkPolicy.egress" in notes(tmp_path, *storage)
+    assert "WARNING" not in notes(tmp_path, *storage, "--set", "networkPolicy.enabled=false")
+    assert "WARNING" not in notes(tmp_path, "-f", str(FULL))
+
+
+def test_keys_and_certificates_are_mounted_where_the_arguments_look() -> None:
+    pod = only("Deployment", render(FULL))["spec"]["template"]["spec"]
+    (container,) = pod["containers"]
+    (key,) = (a.partition("=")[2] for a in container["args"] if "--require-signature" in a)
+    (mount,) = (m for m in container["volumeMounts"] if key.startswith(f"{m['mountPath']}/"))
+    assert [v for v in pod["volumes"] if v["name"] == mount["name"]] == [
+        {"name": "keys", "configMap": {"name": "release-key"}}
+    ]

@@ -7,6 +7,7 @@ import re
 import shlex
 import shutil
 import sys
+import tomllib
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -65,6 +66,19 @@ def test_the_files_call_what_they_should() -> None:
     for names in called.values():
         order = [name for name in names if name in ("export", "verify", "gate", "publish")]
         assert order == ["export", "verify", "publish", "gate", "publish"]
+
+
+@pytest.mark.parametrize("path", [GITHUB, GITLAB], ids=lambda path: path.stem)
+def test_what_is_installed_are_extras_of_the_project_and_the_pytorch_that_it_pins(
+    path: Path,
+) -> None:
+    project = tomllib.loads((DEPLOY.parent / "pyproject.toml").read_text())["project"]
+    extras = project["optional-dependencies"]
+    (asked,) = re.findall(r'pip install "modelport\[([\w,]+)\]"', path.read_text())
+    assert set(asked.split(",")) <= extras.keys()
+    assert set(asked.split(",")) >= {"torch", "load", "s3"}  # export, gate, publish
+    (torch,) = re.findall(r"(torch==\S+)", path.read_text())
+    assert torch in extras["torch"]
 
 
 @thorough

@@ -10,7 +10,8 @@ import time
 import urllib.error
 import urllib.parse
 import urllib.request
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +23,7 @@ import yaml
 from loadtests.processes import HOST, free_ports, running
 from tests import models
 from tests.deploy import DEPLOY, thorough, tools
-from tests.server import Gateway
+from tests.server import Gateway, serving
 from tests.upstream import fronting, table
 
 RULES = DEPLOY / "prometheus" / "modelport.rules.yml"
@@ -84,11 +85,11 @@ class Upstream:
         self.gateway.close()
 
 
-def ask(gateway: Gateway, value: float = 1.0) -> None:
+def ask(gateway: Gateway, value: float = 1.0, names: Sequence[str] = ("x2", "there")) -> None:
     client = tritonclient.http.InferenceServerClient(gateway.http)
     tensor = tritonclient.http.InferInput("x", [1, 4], "FP32")
     tensor.set_data_from_numpy(np.full((1, 4), value, np.float32))
-    for model in ("x2", "there"):
+    for model in names:
         client.infer(model, [tensor])
     client.close()
 
@@ -246,6 +247,30 @@ def test_every_panel_has_data(watching: Watching) -> None:
                 assert watching.result(text) == []
             else:
                 eventually(lambda text=text: watching.result(text))
+
+
+def test_the_autoscaler_finds_its_metric_before_the_first_request_and_while_one_is_in_flight(
+    tmp_path: Path,
+) -> None:
+    """Without a sample it would not scale at all; and it asks for those in flight."""
+    repository = models.repository(tmp_path)
+    models.fake(repository, "slow", "FP32", "4", delay_seconds="1")
+    (rule,) = ADAPTER["rules"]["custom"]
+    name = rule["seriesQuery"].partition("{")[0]
+
+    def in_flight(gateway: Gateway) -> dict[str, float]:
+        with urllib.request.urlopen(gateway.metrics) as answer:
+            text = answer.read().decode()
+        found = re.findall(rf'^{name}{{model="(\w+)",version="1"}} (\S+)$', text, re.MULTILINE)
+        return {model: float(value) for model, value in found}
+
+    with serving(repository) as gateway, ThreadPoolExecutor(3) as pool:
+        assert in_flight(gateway) == {"slow": 0, "x2": 0}
+        asked = [pool.submit(ask, gateway, names=("slow",)) for _ in range(3)]
+        eventually(lambda: in_flight(gateway)["slow"] == 3)
+        for each in asked:
+            each.result()
+        assert in_flight(gateway)["slow"] == 0
 
 
 @thorough

@@ -7,11 +7,14 @@ import re
 import shlex
 import subprocess
 import sys
+import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 from loadtests.processes import free_ports, wait_ready
 from tests import models
 from tests.deploy import DEPLOY, thorough, tools
+from tests.deploy.booted import START_SECONDS, Booted, booted, interpreter
 
 UNIT = DEPLOY / "systemd" / "modelport.service"
 PROGRAM = "/opt/modelport/bin/modelport"
@@ -85,3 +88,84 @@ def test_systemd_finds_nothing_wrong_and_little_exposed(tmp_path: Path) -> None:
     tools.check(tools.systemd_analyze(), "security", "--offline=true", "--threshold=15", unit)
     unit.write_text(UNIT.read_text().replace("ProtectSystem", "ProtectSistem"))
     assert "ProtectSistem" in tools.said(tools.systemd_analyze(), "verify", "--man=no", unit)[1]
+
+
+READY = """
+import sys, urllib.request as u
+try:
+    u.urlopen("http://127.0.0.1:8000/v2/health/ready").close()
+    print("yes")
+except OSError as error:
+    print(error)
+"""
+ASK = """
+import json, urllib.request as u
+tensor = {"name": "x", "shape": [1, 4], "datatype": "FP32", "data": [1, 2, 3, 4]}
+url = "http://127.0.0.1:8000/v2/models/%s/infer"
+body = json.dumps({"inputs": [tensor]}).encode()
+print(json.load(u.urlopen(url, body))["outputs"][0]["data"])
+"""
+#: Run in the service's own view of the machine, as its user.
+WRITE = """
+import os, sys
+os.setgid(int(sys.argv[1])); os.setuid(int(sys.argv[1]))
+for path in sys.argv[2:]:
+    try:
+        open(path, "w").close()
+        print(path, "written")
+    except OSError as error:
+        print(path, error.strerror)
+"""
+
+
+def wait_until_ready(system: Booted) -> None:
+    give_up = time.monotonic() + START_SECONDS
+    while system.python(READY) != "yes":
+        assert time.monotonic() < give_up, system.log.read_text()
+        time.sleep(0.2)
+
+
+@thorough
+def test_the_unit_serves_under_a_real_systemd_with_no_more_than_it_needs(tmp_path: Path) -> None:
+    """Installed as its head says; asked, killed and started again, drained."""
+    folder = models.repository(tmp_path / "models")
+    models.fake(folder, "slow", "FP32", "4", delay_seconds="3")
+    with booted(UNIT, folder, tmp_path) as system:
+        wait_until_ready(system)
+        assert system.python(ASK % "x2") == "[2.0, 4.0, 6.0, 8.0]"
+        pid = system.show("MainPID")
+        status = system.status_of(pid)
+        uid = status["Uid"].split()[0]
+        assert int(uid) >= 61184  # DynamicUser's
+        assert {status[f"Cap{kind}"] for kind in ("Prm", "Eff", "Bnd", "Amb")} == {"0" * 16}
+        assert (status["NoNewPrivs"], status["Seccomp"]) == ("1", "2")
+        written = ("/etc/x", "/opt/modelport/x", "/root/x", "/var/lib/modelport/x", "/tmp/x")
+        view = ("nsenter", "--target", pid, "--mount", "--root", "--wd=/", interpreter())
+        _, said = system.inside(*view, "-c", WRITE, uid, *written)
+        told = dict(line.split(" ", 1) for line in said.splitlines())
+        assert [told[path] == "written" for path in written] == [False, False, False, True, True], (
+            said
+        )
+
+        system.inside("kill", "-KILL", pid)
+        give_up = time.monotonic() + START_SECONDS
+        while system.show("MainPID") in (pid, "0"):
+            assert time.monotonic() < give_up, system.log.read_text()
+            time.sleep(0.2)
+        wait_until_ready(system)
+        assert system.show("NRestarts") == "1"
+        drained(system)
+
+
+def drained(system: Booted) -> None:
+    """What is in flight when systemd is told to stop the service is answered."""
+    with ThreadPoolExecutor(1) as pool:
+        asked = pool.submit(system.python, ASK % "slow")
+        metrics = (
+            "import urllib.request as u; print(u.urlopen('http://127.0.0.1:8002/metrics').read())"
+        )
+        while 'pending_request_count{model="slow",version="1"} 1' not in system.python(metrics):
+            assert not asked.done(), asked.result()
+        assert system.inside("systemctl", "stop", "modelport.service")[0] == 0
+        assert asked.result() == "[1.0, 2.0, 3.0, 4.0]"
+    assert (system.show("ActiveState"), system.show("Result")) == ("inactive", "success")

@@ -255,6 +255,15 @@ class Trial:
         report.row(
             "p99 of these", seen + f"slowest {slowest * 1000:.0f} ms", slowest < NOTICED_SECONDS
         )
+        missed = [
+            t for t, s in self.watcher.history if t > at and running(s, "slow") < MOST_REPLICAS
+        ]
+        noticed = missed[0] - at if missed else float("inf")
+        report.row(
+            "the dead replicas are missed in `serve status`",
+            f"after {noticed:.1f} s",
+            noticed < NOTICED_SECONDS,
+        )
         report.check("scale down after the load", self.scale_down)
         return node
 
