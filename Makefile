@@ -8,7 +8,7 @@ READY := $(VENV)/.installed
 
 .DEFAULT_GOAL := help
 .PHONY: compare compare-faults help run serve test lint format perf-analyzer bench bench-quick bench-startup \
-	loadtest-agreement bench-hop gate-statistics gate-real report-browser bench-overload bench-memory table tflite-runtime torchserve migrate \
+	loadtest-agreement loadtest-backends bench-hop gate-statistics gate-real report-browser bench-overload bench-memory profile table tflite-runtime torchserve migrate \
 	managed matrix runtimes storage tfserving-clients triton-package upstream upstream-triton protos fuzz soak scaling \
 	envoy workers ray deploy clean
 
@@ -71,11 +71,17 @@ loadtest-agreement: $(READY) ## Hold our percentiles against wrk's, h2load's and
 bench-hop: $(READY) ## Measure what the gateway adds in front of a real Triton and a TensorFlow Serving server
 	$(BIN)/python -m loadtests.benchmarks.hop
 
+loadtest-backends: $(READY) ## Put a load on the gateway, TorchServe, Triton and what it manages in every dialect; needs Java 17
+	$(BIN)/python -m tests.loadtests.backends
+
 report-browser: $(READY) ## Open the reports in headless Chromium: light, dark, narrow, hostile names
 	$(BIN)/python -m tests.loadtests.report_browser
 
 bench-overload: $(READY) ## Send ten times what the gateway can do, and watch what becomes of it
 	$(BIN)/python -m loadtests.benchmarks.overload
+
+profile: $(READY) ## What a request costs on fraud 128, layer by layer, beside ONNX Runtime by hand (perf, py-spy)
+	$(BIN)/python -m loadtests.benchmarks.profile
 
 gate-statistics: $(READY) ## How often the gate is wrong, on thousands of simulated releases
 	$(BIN)/python -m tests.loadtests.gating
@@ -83,7 +89,8 @@ gate-statistics: $(READY) ## How often the gate is wrong, on thousands of simula
 gate-real: $(READY) ## Gate the demo's fraud model against itself, against a slower and a wrong one
 	@test -d model_repository/fraud || $(BIN)/modelport demo
 	$(BIN)/python -m tests.loadtests.gating.real
-	MODELPORT_SLOW_TESTS=1 $(BIN)/python -m pytest tests/loadtests/test_gate_attacks.py
+	MODELPORT_SLOW_TESTS=1 $(BIN)/python -m pytest tests/loadtests/test_gate_attacks.py \
+		tests/loadtests/test_gate_storage.py tests/loadtests/test_gate_cli.py
 
 bench-memory: $(READY) ## Send 10^6 requests of every kind; a gateway that leaks must be seen
 	$(BIN)/python -m loadtests.benchmarks.memory
@@ -134,7 +141,7 @@ storage: $(READY) ## Kill publishers to S3, race and cut off gateways; Azure's a
 	$(BIN)/python -m pip install --editable ".[azure,gcs]" gcp-storage-emulator
 	MODELPORT_SLOW_TESTS=1 $(BIN)/python -m pytest --timeout=900 -s \
 		tests/gateway/test_storage_kills.py tests/gateway/test_storage_emulators.py \
-		tests/gateway/test_storage_served.py
+		tests/gateway/test_storage_gateways.py tests/gateway/test_storage_served.py
 
 triton-package: $(READY) ## Prove Triton packages and warm-up samples in a real Triton
 	$(BIN)/python -m tests.triton_package

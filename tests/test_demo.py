@@ -142,5 +142,10 @@ def test_the_printed_commands_work_as_they_are(demo: tuple[Path, str]) -> None:
         assert 0.0 <= json.loads(answer.stdout)["outputs"][0]["data"][0] <= 1.0
         python = run(folder, sys.executable, "-c", script.replace("127.0.0.1:8001", gateway.grpc))
         assert re.fullmatch(r"predicted (\d) truth \1\n", python.stdout), python.stderr
+        infer = next(line for line in printed.splitlines() if line.startswith("modelport infer "))
+        sent = run(folder, *MODELPORT, *infer.split()[1:], "--json", "--url", gateway.http)
+        assert sent.returncode == 0, sent.stderr
+        ((best,),) = json.loads(sent.stdout)["logits"]
+        assert best.endswith(f":{digits.load()[1].labels[0]}")
         table = run(folder, *MODELPORT, "models", "--url", gateway.http)
         assert table.stdout.count("READY") == 2, table.stderr

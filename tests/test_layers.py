@@ -19,6 +19,7 @@ LAYERS = {
     "gateway.settings": 1,
     "gateway.routes": 1,
     "gateway.signals": 1,
+    "gateway.haste": 1,
     "gateway.allocator": 1,
     "gateway.timers": 1,
     "gateway.wire": 1,
