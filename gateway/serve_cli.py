@@ -295,6 +295,8 @@ def serve(context: click.Context, /, print_front_config: bool, **options: Any) -
 
     if print_front_config:
         click.echo(choice.front_configuration(settings))
+    elif not settings.model_repositories and not settings.routes.models:
+        raise click.UsageError("nothing to serve; give --model-repository, or --routes with models")
     elif choice.is_alone(settings):
         from gateway import server
 
@@ -362,8 +364,6 @@ def _settings(
     from gateway import routes
 
     found = routes.load(routes_file) if routes_file is not None else routes.Routes()
-    if not options["model_repositories"] and not found.models:
-        raise click.UsageError("nothing to serve; give --model-repository, or --routes with models")
     # gRPC reads this when it is imported; its failures reach us as exceptions.
     os.environ.setdefault("GRPC_VERBOSITY", "NONE")
     # Servers that are started are programs of their own: gRPC has nothing to do when we fork.

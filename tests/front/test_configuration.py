@@ -61,8 +61,8 @@ def test_envoys_own_log_is_json_by_line(tmp_path: Path) -> None:
     assert (said["level"], said["logger"]) == ("critical", "envoy.main")
 
 
-def test_print_front_config_prints_it(tmp_path: Path) -> None:
-    command = ("-m", "gateway.cli", "serve", "--model-repository", str(tmp_path))
+def test_print_front_config_prints_it_and_wants_no_models() -> None:
+    command = ("-m", "gateway.cli", "serve")
     flags = ("--front", "envoy", "--http-port", "18000", "--print-front-config")
     done = subprocess.run([sys.executable, *command, *flags], capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
