@@ -183,7 +183,7 @@ class Server:
             Unavailable: with ``exit_on_error``, a model does not load.
         """
         await self.lifecycle.start(others)
-        self._completing = asyncio.ensure_future(self._entry.complete_later())
+        self._completing = asyncio.ensure_future(self._entry.complete_when_idle())
         broken = self.lifecycle.broken()
         if broken and self._settings.exit_on_error:
             raise Unavailable(f"failed to load all models: {', '.join(broken)}")

@@ -1,20 +1,23 @@
 """The HTTP port's way in: what is hot at once, everything else through the framework.
 
 Importing the framework and building every route with it takes longer than loading a small model. So
-it is done when the first request needs it, or some time after the server has become READY: those
-who have waited for that are not to share the interpreter with it.
+it is done when the first request needs it, or when the server, once READY, has little to do: those
+who have waited for that are not to share the processor with it.
 """
 
 from __future__ import annotations
 
 import asyncio
+import math
 import sys
+import time
 from collections.abc import Awaitable, Callable
 from typing import Protocol
 
 from gateway.protocols.asgi import App, Receive, Scope, Send
 
-QUIET_SECONDS = 2.0
+#: It has little to do that used less of a processor than this for so long.
+IDLE_SECONDS, IDLE_SHARE = 0.25, 0.1
 #: How soon the event loop gets the interpreter back meanwhile; a tenth of what it waits elsewhere.
 SWITCH_SECONDS = 0.0005
 
@@ -59,8 +62,12 @@ class HttpEntry:
         self._all = await asyncio.shield(self._building)
         return self._all
 
-    async def complete_later(self) -> None:
-        await asyncio.sleep(QUIET_SECONDS)
+    async def complete_when_idle(self) -> None:
+        """``complete``, if nobody has needed it until this process has little to do."""
+        before, used = -math.inf, time.process_time()
+        while self._building is None and used - before > IDLE_SHARE * IDLE_SECONDS:
+            await asyncio.sleep(IDLE_SECONDS)
+            before, used = used, time.process_time()
         await self.complete()
 
     def _build_aside(self) -> App:

@@ -59,7 +59,8 @@ class Gateway:
 
     async def call(self, service: str, method: str, message: Any, deadline: Deadline) -> Any:
         """The reply, or the replies of a stream; raises as the handler does."""
-        row = self.methods[service][method]
+        rows = self.methods[service]
+        row = (rows() if callable(rows) else rows)[method]
         if not row.reply_streams:
             return await row.handler(message, deadline)
 

@@ -91,9 +91,7 @@ def test_a_full_queue_is_503_while_another_runs_and_those_before_it_are_answered
     pending(counting, 1)
     waits: Future[httpx.Response] = background(count, counting, 1000)
     pending(counting, 2)
-    with elapsed() as so_far:
-        refused = count(counting, 1000)
-        assert so_far() < 0.5
+    refused = count(counting, 1000)
     assert not runs.done()
     assert refused.status_code == 503
     assert refused.json() == {"error": "Exceeds maximum queue size"}
