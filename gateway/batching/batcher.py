@@ -18,7 +18,7 @@ from collections.abc import Sequence
 from gateway.backends.base import Execution
 from gateway.batching.forming import form
 from gateway.batching.joining import Joiner
-from gateway.batching.settings import BatchingSettings
+from gateway.batching.settings import BatchingSettings, QueuePolicy
 from gateway.batching.waiting import Batch, Queue, Waiting
 from gateway.errors import TimedOut, Unavailable
 from gateway.telemetry import Statistics
@@ -48,8 +48,10 @@ class Batcher:
         #: Of those, what has not begun yet, in order. It may have, and its predecessor's end is
         #: still to be told.
         self._next: deque[Batch] = deque()
-        # With priorities, whoever comes may go before any batch.
-        self._ahead = execution.ahead if settings.levels < 2 else 0
+        # With priorities, whoever comes may go before any batch; and who must not wait for long, or
+        # with too many, must be seen to wait.
+        simple = settings.levels < 2 and settings.default_policy == QueuePolicy()
+        self._ahead = execution.ahead if simple else 0
         self._full = max(settings.preferred_sizes)
         #: No request waits for others to come.
         self._prompt = not settings.delay_seconds

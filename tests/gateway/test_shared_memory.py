@@ -53,7 +53,7 @@ def refused(kind: type[ModelportError], regions: Regions, *arguments: object) ->
         regions.register(*arguments)  # type: ignore[arg-type]
     text = str(caught.value)
     del caught
-    assert descriptors() == before
+    assert descriptors() <= before  # what another test has left may be closed meanwhile
     assert FOLDER not in text.replace(str(arguments[1]), "")
     assert "Errno" not in text
     return text
