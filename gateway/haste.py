@@ -24,6 +24,6 @@ def hasten() -> None:
 
 
 def settle() -> None:
-    """Collect garbage; what is there now stays: no collection has to look at it."""
+    """Garbage is collected again, but for what is there now: no collection has to look at that."""
     gc.freeze()
     gc.enable()

@@ -25,8 +25,6 @@ from loadtests.target import Target
 LOCUSTFILE = Path(__file__).with_name("locustfile.py")
 #: How often the samples are looked at while they come.
 POLL_SECONDS = 0.1
-#: Moments are differences of a clock's readings, which round the more the longer it has run.
-CLOCK_SECONDS = 1e-6
 #: What Locust may take besides its load: to start, to rehearse, to end.
 START_SECONDS, END_SECONDS = 60.0, 15.0
 #: To end orderly, before it is killed.
@@ -220,7 +218,7 @@ def _run(
         if not state.began:
             continue
         samples = recording.read(part.samples_to, number).copy()
-        samples = samples[samples["intended"] >= load.warmup_seconds - CLOCK_SECONDS]
+        samples = samples[samples["intended"] >= load.counted_from_seconds]
         for name in ("intended", "sent", "first_byte", "done"):
             samples[name] += state.began - first
         found.append(samples)

@@ -44,6 +44,8 @@ Samples = npt.NDArray[np.void]
 
 #: Of a core.
 SATURATED_SHARE = 0.9
+#: Moments are differences of a clock's readings, which round the more the longer it has run.
+CLOCK_SECONDS = 1e-6
 
 
 @dataclass(frozen=True)
@@ -63,6 +65,11 @@ class Load:
     batch_size: int = 1
     seed: int = 0
     timeout_seconds: float = 30.0
+
+    @property
+    def counted_from_seconds(self) -> float:
+        """Of the beginning: what was due earlier is the warm-up's."""
+        return self.warmup_seconds - CLOCK_SECONDS
 
     @property
     def is_lone(self) -> bool:

@@ -257,7 +257,7 @@ class Conductor:
         begin, done = times[0], times[3]
         if self._recorder is not None:
             self._recorder.add(lane.number, *times, outcome)
-            if problem is not None and begin - self._began >= self.load.warmup_seconds:
+            if problem is not None and begin - self._began >= self.load.counted_from_seconds:
                 self._recorder.error(lane.number, problem)
         if self._report is not None:
             self._report(lane.target, done - begin, size, problem)
