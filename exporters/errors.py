@@ -13,7 +13,8 @@ ModelportError                (gateway.errors)
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import difflib
+from collections.abc import Iterable, Mapping
 from typing import IO, Any, NoReturn
 
 import click
@@ -79,6 +80,13 @@ def missing_extra(error: ImportError) -> Unsupported:
         f"'{package}' is not installed; this needs it: "
         f"pip install 'modelport[{_EXTRAS.get(package, 'torch')}]'"
     )
+
+
+def suggestion(wrong: str, known: Iterable[str]) -> str:
+    """A question that names the likeliest of ``known``; empty where none is like ``wrong``."""
+    by_folded = {name.casefold(): name for name in known}
+    close = difflib.get_close_matches(wrong.casefold(), by_folded, n=1)
+    return f"did you mean '{by_folded[close[0]]}'?" if close else ""
 
 
 def first_line(error: Exception, most: int = 200) -> str:

@@ -106,11 +106,10 @@ def signature(
         return _stored(found, max_batch_size)
     names = [name for name, _ in forward.arguments[: forward.required]]
     if handler == "image_classifier" and len(names) == 1 and forward.result == "Tensor":
-        image = parse_tensors(flags.inputs)[0] or [TensorSpec(names[0], Datatype.FP32, IMAGE_DIMS)]
-        given = parse_tensors(flags.outputs, "--output")[0] or [
-            TensorSpec("output", Datatype.FP32, (-1,))
-        ]
-        return ModelSignature(tuple(image), tuple(given), max(1, max_batch_size))
+        inputs, outputs, axes = parse_tensors(flags.inputs, flags.outputs)
+        image = inputs or [TensorSpec(names[0], Datatype.FP32, IMAGE_DIMS)]
+        given = outputs or [TensorSpec("output", Datatype.FP32, (-1,))]
+        return ModelSignature(tuple(image), tuple(given), max(1, max_batch_size), axes)
     taken = ", ".join(f"{name}: {kind}" for name, kind in forward.arguments)
     raise UsageError(
         f"TorchScript stores no datatypes and sizes, and forward({taken}) -> {forward.result} of "
@@ -141,8 +140,7 @@ def _forward(path: Path) -> torchscript.Forward:
 def _declared(
     flags: Flags, max_batch_size: int, forward: torchscript.Forward | None
 ) -> ModelSignature:
-    inputs, axes = parse_tensors(flags.inputs)
-    outputs, more = parse_tensors(flags.outputs, "--output")
+    inputs, outputs, axes = parse_tensors(flags.inputs, flags.outputs)
     if forward is not None:
         names = [name for name, _ in forward.arguments]
         if not forward.required <= len(inputs) <= len(names):
@@ -154,10 +152,7 @@ def _declared(
         count = _results(forward.result)
         if len(outputs) != count and forward.result != NAMED:
             raise UsageError(f"--output is given {len(outputs)} times, forward() gives {count}")
-    for kind, specs in (("--input", inputs), ("--output", outputs)):
-        if len({spec.name for spec in specs}) < len(specs):
-            raise UsageError(f"{kind} declares a tensor twice")
-    return ModelSignature(tuple(inputs), tuple(outputs), max_batch_size, {**more, **axes})
+    return ModelSignature(tuple(inputs), tuple(outputs), max_batch_size, axes)
 
 
 def _results(result: str) -> int:

@@ -60,7 +60,8 @@ def spec(module: nn.Module, request: SourceRequest, declared: ModelSpec | None) 
 
 def _inputs(module: nn.Module, request: SourceRequest) -> Declared:
     if request.inputs:
-        return parse_tensors(request.inputs)
+        inputs, _, axes = parse_tensors(request.inputs)
+        return inputs, axes
     for attribute in EXAMPLE_ATTRIBUTES:
         example = getattr(module, attribute, None)
         if isinstance(example, Tensor | Mapping | Sequence) and len(example):

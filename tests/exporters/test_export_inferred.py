@@ -9,9 +9,11 @@ from typing import Any
 import pytest
 import torch
 from click.testing import Result
+from hypothesis import given
+from hypothesis import strategies as st
 from torch import Tensor, nn
 
-from exporters.declaration import parse_tensor
+from exporters.declaration import DEFAULT_LONGEST, parse_tensor, parse_tensors
 from exporters.errors import UsageError
 from exporters.sources import SourceRequest, inferred
 from gateway.repository import config
@@ -97,6 +99,87 @@ def test_example_inputs_on_the_module_are_used(attribute: str) -> None:
 def test_an_input_in_another_form_is_refused_with_an_example(text: str) -> None:
     with pytest.raises(UsageError, match=r"write NAME:DATATYPE\[DIMS\], such as"):
         parse_tensor(text)
+
+
+AXES = {"sequence": (1, 64), "height": (8, 8), "width": (2, 300)}
+
+
+@st.composite
+def _declared(draw: st.DrawFn) -> tuple[list[str], list[str], set[str], set[str]]:
+    """Inputs and outputs of random axes; the axes that there are, and those with written bounds."""
+    written, bounded = set(), set()
+    texts = []
+    for number in range(draw(st.integers(1, 6))):
+        dims = []
+        for axis in draw(st.lists(st.sampled_from(sorted(AXES)), max_size=3, unique=True)):
+            low, high = AXES[axis]
+            bounds = draw(st.booleans())
+            written.add(axis)
+            bounded |= {axis} if bounds else set()
+            dims.append(f"{axis}={low}..{high}" if bounds else axis)
+        values = draw(st.sampled_from(["", "=0..999", "=..7", "=0.."]))
+        texts.append(f"t{number}:INT64[{','.join(dims)}]{values}")
+    texts = draw(st.permutations(texts))
+    split = draw(st.integers(0, len(texts)))
+    return texts[:split], texts[split:], written, bounded
+
+
+@given(_declared())
+def test_bounds_of_an_axis_hold_wherever_they_are_written(
+    declared: tuple[list[str], list[str], set[str], set[str]],
+) -> None:
+    inputs, outputs, written, bounded = declared
+    taken, given_out, axes = parse_tensors(inputs, outputs)
+    assert [spec.name for spec in (*taken, *given_out)] == [
+        text.partition(":")[0] for text in (*inputs, *outputs)
+    ]
+    assert axes == {
+        name: Axis(name, *(AXES[name] if name in bounded else (1, DEFAULT_LONGEST)))
+        for name in written
+    }
+
+
+def test_a_range_of_values_does_not_forget_the_bounds_that_another_input_gave_its_axis() -> None:
+    texts = ("ids:INT64[sequence=1..64]=0..999", "mask:INT64[sequence]=0..1")
+    for order in (texts, texts[::-1]):
+        assert parse_tensors(order)[2] == {"sequence": Axis("sequence", 1, 64)}
+
+
+@pytest.mark.parametrize(
+    ("inputs", "outputs"),
+    [
+        (("a:FP32[n=1..64]", "b:FP32[m]", "c:FP32[n=1..32]"), ()),
+        (("a:FP32[n=1..64]",), ("c:FP32[n=1..32]",)),
+    ],
+    ids=["two inputs", "an input and an output"],
+)
+def test_contradictory_bounds_are_an_error_that_names_both(
+    inputs: tuple[str, ...], outputs: tuple[str, ...]
+) -> None:
+    with pytest.raises(UsageError) as refused:
+        parse_tensors(inputs, outputs)
+    second = f"{'--output' if outputs else '--input'} 'c:FP32[n=1..32]'"
+    assert f"--input 'a:FP32[n=1..64]' and {second} give axis 'n'" in str(refused.value)
+    assert "different bounds, 1..64 and 1..32; write them once" in str(refused.value)
+
+
+@pytest.mark.parametrize(
+    ("inputs", "said"),
+    [
+        (("x:FP32[3]", "x:FP32[3]"), "--input declares 'x' twice"),
+        (("x:FP32[n=1..4,n=1..5]",), "give axis 'n' different bounds"),
+        (
+            ("x:FP32[sequence]", "lengths:INT64[]=1..sequense"),
+            "ends at axis 'sequense', which no tensor has; did you mean 'sequence'?",
+        ),
+        (("x:fp32[3]",), "'fp32' is no datatype; did you mean 'FP32'?"),
+        (("x:INT64[3]=9..3",), "the range 9..3 is empty"),
+    ],
+)
+def test_a_declaration_that_makes_no_sense_is_named(inputs: tuple[str, ...], said: str) -> None:
+    with pytest.raises(UsageError) as refused:
+        parse_tensors(inputs)
+    assert said in str(refused.value)
 
 
 def test_a_model_that_nothing_tells_about_is_told_what_to_add() -> None:
