@@ -8,7 +8,8 @@
     │   └── Decoupled        one answer is asked of a model that gives any number
     ├── Unavailable          not ready, queue full, shutting down: try again
     │   ├── TimedOut         the request's deadline passed
-    │   └── QueueFull        the queue of the model version is full
+    │   ├── QueueFull        the queue of the model version is full
+    │   └── MemoryExhausted  requests hold all the memory that they may
     └── Internal             our fault; the message is public, the cause is logged
         └── IntegrityError   an artifact is not what its manifest says
 
@@ -92,6 +93,15 @@ class QueueFull(Unavailable):
     """Triton answers 503 / UNAVAILABLE with this text, and clients match on it."""
 
     def __init__(self, message: str = "Exceeds maximum queue size") -> None:
+        super().__init__(message)
+
+
+class MemoryExhausted(Unavailable):
+    def __init__(
+        self,
+        message: str = "requests hold all the memory that they may; try again, or raise "
+        "--max-request-memory",
+    ) -> None:
         super().__init__(message)
 
 

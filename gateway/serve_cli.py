@@ -193,6 +193,13 @@ class Serve(click.Command):
     help="Largest HTTP request body, in bytes, after decompression.",
 )
 @click.option(
+    "--max-request-memory",
+    "max_request_memory_bytes",
+    type=click.IntRange(min=1),
+    show_default="a quarter of the usable memory",
+    help="Memory that requests may hold together, in bytes; one connection, half of it.",
+)
+@click.option(
     "--allow-sagemaker",
     type=bool,
     default=True,

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 import structlog
 import uvloop
 
-from gateway import haste, signals
+from gateway import haste, request_memory, signals
 from gateway.admin import metrics
 from gateway.allocator import keep_freed_memory
 from gateway.backends.base import Artifact, Host
@@ -34,7 +34,7 @@ from gateway.protocols.oip.grpc import OipGrpc
 from gateway.protocols.oip.infer_http import OipInfer
 from gateway.protocols.oip.shared_memory import SharedMemory
 from gateway.routes import Program
-from gateway.settings import ModelControlMode, Settings
+from gateway.settings import ModelControlMode, Settings, request_memory_bytes
 from gateway.shared_memory import Regions
 from gateway.standing import Standing
 from gateway.telemetry import configure_logging
@@ -75,6 +75,7 @@ class Server:
         self, settings: Settings, make_front: MakeFront, make_control: MakeControl | None = None
     ) -> None:
         keep_freed_memory()
+        request_memory.PROCESS.limit_bytes = request_memory_bytes(settings)
         self._settings = settings
         self._alone = make_control is None
         self.lifecycle = Lifecycle(settings, make_host=self._host)
@@ -149,7 +150,11 @@ class Server:
                 from gateway.telemetry.registry import registry
 
                 self._made_registry = registry(
-                    self.lifecycle.statistics, self._requests, self.lifecycle, self._alone
+                    self.lifecycle.statistics,
+                    self._requests,
+                    self.lifecycle,
+                    request_memory.PROCESS,
+                    self._alone,
                 )
             return self._made_registry
 

@@ -15,6 +15,11 @@ if TYPE_CHECKING:
     from gateway.repository.storage.location import Location
 
 
+#: By default requests may hold this part of the memory, and never less than this in a process.
+MEMORY_SHARE = 4
+MIN_REQUEST_MEMORY = 256 * 1024 * 1024
+
+
 class ModelControlMode(StrEnum):
     """``none``: load all at start. ``poll``: follow the repository. ``explicit``: on request."""
 
@@ -75,6 +80,8 @@ class Settings(NamedTuple):
     http_address: str = "127.0.0.1"
     http_port: int = 8000
     http_max_input_bytes: int = 64 * 1024 * 1024
+    #: What the requests of all processes may hold together; None: a quarter of the usable memory.
+    max_request_memory_bytes: int | None = None
     #: SageMaker's ``/invocations``, and the model of those who name none; empty: the only one.
     allow_sagemaker: bool = True
     sagemaker_default_model: str = ""
@@ -96,6 +103,24 @@ class Settings(NamedTuple):
     allow_client_shm: bool = False
     log_format: LogFormat = LogFormat.DEFAULT
     log_verbose: int = 0
+
+
+def request_memory_bytes(settings: Settings) -> int:
+    """The part of one process of what requests may hold."""
+    total = settings.max_request_memory_bytes
+    if total is None:
+        total = max(MIN_REQUEST_MEMORY * settings.workers, usable_memory_bytes() // MEMORY_SHARE)
+    return total // settings.workers
+
+
+def usable_memory_bytes() -> int:
+    """The machine's memory, capped by a cgroup v2 limit."""
+    total = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    try:
+        limit = Path("/sys/fs/cgroup/memory.max").read_text().strip()
+        return total if limit == "max" else min(total, int(limit))
+    except (OSError, ValueError):
+        return total
 
 
 def usable_cores() -> int:

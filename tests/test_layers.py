@@ -17,6 +17,7 @@ LAYERS = {
     "gateway.errors": 0,
     "gateway.repository": 1,
     "gateway.settings": 1,
+    "gateway.request_memory": 1,
     "gateway.routes": 1,
     "gateway.signals": 1,
     "gateway.haste": 1,

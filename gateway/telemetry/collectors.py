@@ -8,7 +8,7 @@ from __future__ import annotations
 import itertools
 import socket
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from typing import Any
+from typing import Any, Protocol
 
 from prometheus_client.core import (
     CounterMetricFamily,
@@ -160,6 +160,37 @@ class TfServingCollector(Collector):
             rows = _cumulative(REQUEST_BUCKETS_US, buckets)
             latency.add_metric(labels, rows, total.ns / 1000)
         yield from (requests, latency)
+
+
+class RequestMemoryUse(Protocol):
+    """The budget of memory that requests share."""
+
+    limit_bytes: int
+    used_bytes: int
+    refused: int
+
+
+class RequestMemoryCollector(Collector):
+    """The memory that requests hold, and how many were refused for want of it."""
+
+    def __init__(self, memory: RequestMemoryUse) -> None:
+        self._memory = memory
+
+    def collect(self) -> Iterator[Metric]:
+        memory = self._memory
+        yield GaugeMetricFamily(
+            "modelport_request_memory_used_bytes", "Memory that requests hold", memory.used_bytes
+        )
+        yield GaugeMetricFamily(
+            "modelport_request_memory_limit_bytes",
+            "Memory that requests may hold",
+            memory.limit_bytes,
+        )
+        yield CounterMetricFamily(
+            "modelport_request_memory_refused",
+            "Requests refused for want of memory",
+            memory.refused,
+        )
 
 
 class PlainCounter(CounterMetricFamily):

@@ -5,6 +5,8 @@ from __future__ import annotations
 from prometheus_client import CollectorRegistry, ProcessCollector
 
 from gateway.telemetry.collectors import (
+    RequestMemoryCollector,
+    RequestMemoryUse,
     StatisticsSource,
     TfServingCollector,
     TorchServeCollector,
@@ -15,7 +17,11 @@ from gateway.telemetry.tfserving import TfServingRequests
 
 
 def registry(
-    statistics: StatisticsSource, requests: TfServingRequests, conditions: Conditions, process: bool
+    statistics: StatisticsSource,
+    requests: TfServingRequests,
+    conditions: Conditions,
+    memory: RequestMemoryUse,
+    process: bool,
 ) -> CollectorRegistry:
     """``process``: the operating system's figures of this process too."""
     made = CollectorRegistry()
@@ -24,6 +30,7 @@ def registry(
         TorchServeCollector(statistics),
         TfServingCollector(requests),
         ConditionsCollector(conditions),
+        RequestMemoryCollector(memory),
     ):
         made.register(collector)
     if process:

@@ -11,7 +11,7 @@ from typing import Any
 import structlog
 from google.protobuf.message import DecodeError
 
-from gateway.errors import Code, InvalidArgument, ModelportError, TimedOut
+from gateway.errors import Code, InvalidArgument, MemoryExhausted, ModelportError, TimedOut
 from gateway.protocols.grpc_method import Method
 
 log = structlog.get_logger("modelport.front")
@@ -71,6 +71,8 @@ def status(method: Method, error: ModelportError, remaining_seconds: float | Non
     """The status of ``error``, with so much left until the call's own deadline."""
     named = method.statuses.get(type(error))
     found = Status[named] if named else OF_ERRORS[error.code]
+    if isinstance(error, MemoryExhausted):
+        found = Status.RESOURCE_EXHAUSTED  # in every dialect, as gRPC's own limits
     late = remaining_seconds is not None and remaining_seconds < CLOCK_SECONDS
     if late and isinstance(error, TimedOut):
         found = Status.DEADLINE_EXCEEDED  # as the client's own clock says

@@ -1,0 +1,102 @@
+"""The memory that requests may hold."""
+
+from __future__ import annotations
+
+import threading
+
+import pytest
+
+from gateway import request_memory
+from gateway.errors import MemoryExhausted
+from gateway.request_memory import CURRENT, RequestMemory
+from gateway.settings import MIN_REQUEST_MEMORY, Settings, request_memory_bytes
+from gateway.telemetry.collectors import RequestMemoryCollector
+
+
+def test_a_request_past_the_budget_is_refused_and_holds_nothing_more() -> None:
+    memory = RequestMemory(1000)
+    lease = memory.connection().lease()
+    lease.reserve(400)
+    with pytest.raises(MemoryExhausted):
+        lease.reserve(101)  # the connection's share is one half
+    assert (memory.used_bytes, memory.refused, lease.size) == (400, 1, 400)
+    lease.release()
+    lease.release()
+    assert memory.used_bytes == 0
+
+
+def test_connections_share_the_budget_of_the_process() -> None:
+    memory = RequestMemory(1000)
+    leases = [memory.connection().lease() for _ in range(3)]
+    leases[0].reserve(500)
+    leases[1].reserve(500)
+    with pytest.raises(MemoryExhausted):
+        leases[2].reserve(1)
+    leases[0].release()
+    leases[2].reserve(500)
+    assert memory.used_bytes == 1000
+
+
+def test_what_is_released_is_the_connections_again() -> None:
+    connection = RequestMemory(1000).connection()
+    for _ in range(100):
+        lease = connection.lease()
+        lease.reserve(500)
+        lease.release()
+    assert connection.used_bytes == 0
+
+
+def test_decoders_reserve_for_the_request_of_the_running_task() -> None:
+    request_memory.reserve(1 << 60)  # outside of a request nobody counts
+    memory = RequestMemory(1000)
+    lease = memory.connection().lease()
+    token = CURRENT.set(lease)
+    try:
+        request_memory.reserve(300)
+        with pytest.raises(MemoryExhausted, match="--max-request-memory"):
+            request_memory.reserve(300)
+    finally:
+        CURRENT.reset(token)
+    assert lease.size == 300
+
+
+def test_threads_lose_no_byte() -> None:
+    memory = RequestMemory(1 << 40)
+
+    def work() -> None:
+        connection = memory.connection()
+        for _ in range(2000):
+            lease = connection.lease()
+            lease.reserve(3)
+            lease.release()
+
+    threads = [threading.Thread(target=work) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert memory.used_bytes == 0
+
+
+def test_workers_share_what_is_given() -> None:
+    settings = Settings((), max_request_memory_bytes=4000, workers=4)
+    assert request_memory_bytes(settings) == 1000
+    assert request_memory_bytes(Settings((), workers=2)) >= MIN_REQUEST_MEMORY
+
+
+def test_use_and_refusals_are_metrics() -> None:
+    memory = RequestMemory(1000)
+    lease = memory.connection().lease()
+    lease.reserve(10)
+    with pytest.raises(MemoryExhausted):
+        lease.reserve(1000)
+    values = {
+        sample.name: sample.value
+        for family in RequestMemoryCollector(memory).collect()
+        for sample in family.samples
+    }
+    assert values == {
+        "modelport_request_memory_used_bytes": 10,
+        "modelport_request_memory_limit_bytes": 1000,
+        "modelport_request_memory_refused_total": 1,
+    }
