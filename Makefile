@@ -10,7 +10,7 @@ READY := $(VENV)/.installed
 .PHONY: compare compare-faults help run serve test lint format perf-analyzer bench bench-quick bench-startup \
 	loadtest-agreement loadtest-backends bench-hop gate-statistics gate-real report-browser bench-overload bench-memory profile table tflite-runtime torchserve migrate \
 	managed matrix runtimes storage tfserving-clients triton-package upstream upstream-triton protos fuzz soak scaling \
-	envoy workers ray deploy clean
+	workers ray deploy clean
 
 help: ## List the verbs
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-17s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -61,9 +61,9 @@ compare: $(READY) ## Compare every format and backend on the demo's fraud model;
 compare-faults: $(READY) ## Compare with a slow and a wrong backend among them, which must be found
 	$(BIN)/python -m tests.loadtests.comparing
 
-bench-quick: $(READY) ## The 4-float model on modelport, bare handlers, Triton and MLServer
+bench-quick: $(READY) ## The 4-float model on modelport, a bare handler, Triton and MLServer
 	$(BIN)/python -m loadtests.peers --models x2 --protocols json grpc --servers \
-		modelport-portable modelport-envoy bare-portable bare-envoy triton mlserver
+		modelport bare triton mlserver
 
 loadtest-agreement: $(READY) ## Hold our percentiles against wrk's, h2load's and perf_analyzer's
 	$(BIN)/python -m loadtests.benchmarks.agreement
@@ -96,17 +96,11 @@ bench-memory: $(READY) ## Send 10^6 requests of every kind; a gateway that leaks
 	$(BIN)/python -m loadtests.benchmarks.memory
 	$(BIN)/python -m loadtests.benchmarks.memory --control --requests 100000 --rounds 10
 
-scaling: $(READY) ## Measure what a second worker brings, with both fronts
-	$(BIN)/python -m loadtests.benchmarks.scaling --front portable
-	$(BIN)/python -m loadtests.benchmarks.scaling --front envoy
+scaling: $(READY) ## Measure what a second worker brings
+	$(BIN)/python -m loadtests.benchmarks.scaling
 
-envoy: $(READY) ## Run the conformance, attack and shutdown suites with the Envoy front
-	MODELPORT_FRONT=envoy $(BIN)/python -m pytest \
-		tests/conformance tests/attacks tests/front tests/faults/test_shutdown.py
-
-workers: $(READY) ## Run the conformance and shutdown suites with two workers, with both fronts
-	for front in portable envoy; do MODELPORT_WORKERS=2 MODELPORT_FRONT=$$front \
-		$(BIN)/python -m pytest tests/conformance tests/faults/test_shutdown.py || exit 1; done
+workers: $(READY) ## Run the conformance and shutdown suites with two workers
+	MODELPORT_WORKERS=2 $(BIN)/python -m pytest tests/conformance tests/faults/test_shutdown.py
 	MODELPORT_SLOW_TESTS=1 $(BIN)/python -m pytest tests/workers
 
 table: $(READY) ## Export every model to every format and write the README's table of it

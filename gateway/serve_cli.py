@@ -15,7 +15,6 @@ from gateway.haste import hasten
 from gateway.repository.storage.location import Repository
 from gateway.settings import (
     AspiredVersionPolicy,
-    FrontKind,
     LogFormat,
     ModelControlMode,
     Settings,
@@ -224,21 +223,11 @@ class Serve(click.Command):
 @click.option("--metrics-address", default="127.0.0.1", show_default=True)
 @click.option("--metrics-port", type=click.IntRange(0, 65535), default=8002, show_default=True)
 @click.option(
-    "--front",
-    type=click.Choice([kind.value for kind in FrontKind]),
-    default=FrontKind.AUTO.value,
-    show_default=True,
-    help="What holds the ports: Envoy, or this program itself; auto: what is faster here.",
-)
-@click.option(
     "--workers",
     type=click.IntRange(1, MAX_WORKERS),
     default=1,
     show_default=True,
     help="Processes that share the ports and serve every model each; one for a core.",
-)
-@click.option(
-    "--print-front-config", is_flag=True, help="Print Envoy's configuration, and serve nothing."
 )
 @click.option(
     "--cache-config",
@@ -290,7 +279,7 @@ class Serve(click.Command):
     help="1: log every request with its id.",
 )
 @click.pass_context
-def serve(context: click.Context, /, print_front_config: bool, **options: Any) -> None:
+def serve(context: click.Context, /, **options: Any) -> None:
     """Serve a model repository over HTTP and gRPC (Open Inference Protocol, Triton's flag names).
 
     Port 0 takes a free port; the line "listening" on stderr tells which.
@@ -298,13 +287,9 @@ def serve(context: click.Context, /, print_front_config: bool, **options: Any) -
     context.call_on_close(gc.enable)  # whoever calls this in a process that goes on
     hasten()
     settings = _settings(**options)
-    from gateway.workers import choice
-
-    if print_front_config:
-        click.echo(choice.front_configuration(settings))
-    elif not settings.model_repositories and not settings.routes.models:
+    if not settings.model_repositories and not settings.routes.models:
         raise click.UsageError("nothing to serve; give --model-repository, or --routes with models")
-    elif choice.is_alone(settings):
+    if settings.workers == 1:
         from gateway import server
 
         server.run(settings)
@@ -320,9 +305,7 @@ def settings_of(arguments: Sequence[str]) -> Settings:
     Raises:
         click.UsageError, ModelportError: as ``serve``.
     """
-    options = serve.make_context("serve", list(arguments)).params
-    del options["print_front_config"]
-    return _settings(**options)
+    return _settings(**serve.make_context("serve", list(arguments)).params)
 
 
 def _public_keys(files: Sequence[Path]) -> tuple[PublicKey, ...]:
@@ -351,7 +334,6 @@ def _settings(
     model_control_mode: str,
     aspired_version_policy: str,
     log_format: str,
-    front: str,
     require_signature: tuple[Path, ...],
     routes_file: Path | None,
     allow_vertex_ai: bool,
@@ -381,7 +363,6 @@ def _settings(
         model_control_mode=ModelControlMode(model_control_mode),
         aspired_version_policy=AspiredVersionPolicy(aspired_version_policy),
         log_format=LogFormat(log_format),
-        front=FrontKind(front),
         require_signature=_public_keys(require_signature),
         routes=found,
         sagemaker_default_model=os.environ.get("SAGEMAKER_TRITON_DEFAULT_MODEL_NAME", ""),

@@ -22,9 +22,8 @@ from gateway.backends.base import Artifact, Host
 from gateway.control import Control, LocalControl
 from gateway.dataplane import DataPlane
 from gateway.errors import Unavailable
-from gateway.front.base import Front
+from gateway.front.front import Front
 from gateway.front.http_listener import HttpListener
-from gateway.front.portable import PortableFront
 from gateway.lifecycle import Lifecycle
 from gateway.protocols import tfserving, torchserve
 from gateway.protocols.asgi import App
@@ -255,7 +254,7 @@ def run(settings: Settings) -> None:
 
         for number in signals.ending():
             asyncio.get_running_loop().add_signal_handler(number, stop)
-        server = Server(settings, PortableFront)
+        server = Server(settings, Front)
         start = asyncio.ensure_future(_start(server))
         await asyncio.wait(
             {start, asyncio.ensure_future(stopping.wait())}, return_when="FIRST_COMPLETED"

@@ -35,14 +35,6 @@ class AspiredVersionPolicy(StrEnum):
     RESOURCE_PRESERVING = "resource_preserving"
 
 
-class FrontKind(StrEnum):
-    """``auto``: Envoy where it is installed and the faster one, else portable."""
-
-    AUTO = "auto"
-    ENVOY = "envoy"
-    PORTABLE = "portable"
-
-
 class LogFormat(StrEnum):
     DEFAULT = "default"
     ISO8601 = "ISO8601"
@@ -92,7 +84,6 @@ class Settings(NamedTuple):
     metrics_address: str = "127.0.0.1"
     metrics_port: int = 8002
     exit_timeout_seconds: float = 30.0
-    front: FrontKind = FrontKind.AUTO
     #: Processes that share the ports.
     workers: int = 1
     #: No request takes longer, whatever its own deadline; None: as long as it says.

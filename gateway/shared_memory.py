@@ -27,8 +27,8 @@ MAX_NAME_LENGTH = 255
 #: What ``shm_open`` takes: one name, with or without its slash.
 _KEY = re.compile(r"/?([^/\0]{1,255})")
 #: Objects of servers and not of clients: Triton's Python backend, the same under servers that this
-#: gateway starts, Envoy, and named semaphores, which glibc keeps in the same folder.
-RESERVED = ("triton_python_backend_shm_region_", "modelport_", "envoy_shared_memory_", "sem.")
+#: gateway starts, and named semaphores, which glibc keeps in the same folder.
+RESERVED = ("triton_python_backend_shm_region_", "modelport_", "sem.")
 #: Files are addressed with a signed 64-bit integer.
 _END = 2**63
 DISABLED = (

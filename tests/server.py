@@ -1,6 +1,6 @@
 """A real ``modelport serve`` in a process of its own, on ports that the system chose.
 
-``MODELPORT_WORKERS`` and ``MODELPORT_FRONT`` are flags for every one of them.
+``MODELPORT_WORKERS`` is the flag ``--workers`` of every one of them.
 """
 
 from __future__ import annotations
@@ -17,12 +17,7 @@ from pathlib import Path
 from typing import Any
 
 START_SECONDS = 60.0
-FLAGS = [
-    part
-    for flag in ("workers", "front")
-    if (value := os.environ.get(f"MODELPORT_{flag.upper()}"))
-    for part in (f"--{flag}", value)
-]
+FLAGS = ["--workers", count] if (count := os.environ.get("MODELPORT_WORKERS")) else []
 
 
 class Gateway:

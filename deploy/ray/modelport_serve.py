@@ -34,6 +34,7 @@ from tritonclient.grpc import service_pb2 as pb
 
 from gateway.control import LocalControl
 from gateway.errors import ModelportError
+from gateway.front.front import Front
 from gateway.front.grpc import framing
 from gateway.front.grpc.framing import Frames
 from gateway.front.grpc.service import BUSY, CLOSING, INTERNAL, OK, Ending, Service
@@ -87,7 +88,7 @@ class Arguments(BaseModel):
     attempts: int = Field(default=ATTEMPTS, ge=1)
 
 
-class ServeFront:
+class ServeFront(Front):
     """Keeps the table of gRPC methods for Serve's proxies, which hold the sockets."""
 
     http_port = grpc_port = 0

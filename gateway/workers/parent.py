@@ -8,7 +8,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from gateway.settings import Settings
-from gateway.workers import choice
 from gateway.workers.ports import HeldPort
 from gateway.workers.process import Assignment, WorkerProcess
 
@@ -21,9 +20,7 @@ def run(settings: Settings, arguments: Sequence[str]) -> None:
 
     Raises:
         Unavailable: the gateway cannot start.
-        Unsupported: Envoy is asked for, and cannot run here.
     """
-    is_envoy = choice.is_envoy(settings)
     http = HeldPort(settings.http_address, settings.http_port, "--http-port")
     grpc = HeldPort(settings.grpc_address, settings.grpc_port, "--grpc-port")
     # Found taken now rather than when the workers have been started.
@@ -32,7 +29,7 @@ def run(settings: Settings, arguments: Sequence[str]) -> None:
     try:
         for number in range(settings.workers):
             assignment = Assignment(number, http.number, grpc.number, tuple(arguments))
-            workers.append(WorkerProcess(settings, assignment, is_envoy))
+            workers.append(WorkerProcess(assignment))
             workers[-1].spawn()
         from gateway.workers import supervisor
 

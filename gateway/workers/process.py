@@ -6,21 +6,16 @@ import contextlib
 import ctypes
 import json
 import os
-import shutil
 import signal
 import socket
 import subprocess
 import sys
-import tempfile
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 import gateway
-from gateway.errors import Unavailable
-from gateway.settings import Settings
-from gateway.workers import choice
 
 #: What a worker has to know, as JSON.
 VARIABLE = "MODELPORT_WORKER"
@@ -32,12 +27,12 @@ LAST_WAIT_SECONDS = 10.0
 STEADY_SECONDS = 60.0
 
 #: Not ``-m``, which would look for the package in the current folder first.
-_PORTABLE = """
+_MAIN = """
 import sys
 sys.path.append(sys.argv.pop(1))
 from gateway.haste import hasten
 hasten()
-from gateway.workers.portable import main
+from gateway.workers.worker import main
 main()
 """
 
@@ -49,7 +44,6 @@ class Assignment:
     Attributes:
         arguments: of ``modelport serve``.
         hub: the descriptor of a socket whose other end the parent has.
-        folder: a private one, to be removed at the end; empty: there is none.
         restarted: the others serve already: it listens when it has what they have.
     """
 
@@ -59,20 +53,13 @@ class Assignment:
     arguments: tuple[str, ...]
     restarted: bool = False
     hub: int = -1
-    folder: str = ""
 
 
 class WorkerProcess:
     """``spawn`` starts it; the parent reaps it."""
 
-    def __init__(self, settings: Settings, assignment: Assignment, is_envoy: bool) -> None:
-        self._settings = settings._replace(
-            http_port=assignment.http_port, grpc_port=assignment.grpc_port
-        )
+    def __init__(self, assignment: Assignment) -> None:
         self._assignment = assignment
-        self._is_envoy = is_envoy
-        #: Where Envoy has its configuration, and the socket of its administration.
-        self._folder: Path | None = None
         #: The parent's end of the hub, until it is taken.
         self.hub: socket.socket | None = None
         self._process: subprocess.Popen[bytes] | None = None
@@ -90,50 +77,30 @@ class WorkerProcess:
         """Start it.
 
         Raises:
-            Unavailable: it cannot be started.
+            OSError: it cannot be started.
         """
-        command, added = self._command()
         self.hub, hub = socket.socketpair()
-        assignment = replace(
-            self._assignment, restarted=restarted, hub=hub.fileno(), folder=str(self._folder or "")
-        )
+        assignment = replace(self._assignment, restarted=restarted, hub=hub.fileno())
         told = {name: getattr(assignment, name) for name in Assignment.__slots__}
         self._spawned_at = time.monotonic()
+        root = str(Path(gateway.__file__).parents[1])
         with hub:
             self._process = subprocess.Popen(
-                command,
-                env={**os.environ, **added, VARIABLE: json.dumps(told)},
+                [sys.executable, "-P", "-c", _MAIN, root],
+                env={**os.environ, VARIABLE: json.dumps(told)},
                 stdin=subprocess.DEVNULL,
                 pass_fds=(hub.fileno(),),
                 # A group of its own: the terminal's Ctrl-C is the parent's.
                 process_group=0,
-                # It dies with the parent; one that has something to remove sees the hub's end.
-                preexec_fn=None if self._is_envoy else _end_with(os.getpid()),
+                preexec_fn=_end_with(os.getpid()),
             )
 
-    def _command(self) -> tuple[Sequence[str], dict[str, str]]:
-        if not self._is_envoy:
-            root = str(Path(gateway.__file__).parents[1])
-            return [sys.executable, "-P", "-c", _PORTABLE, root], {}
-        from gateway.front.envoy import launch
-
-        try:
-            self._folder = Path(tempfile.mkdtemp(prefix="modelport-"))  # 0700
-            return launch.command(self._settings, self._folder, choice.APPLICATION)
-        except OSError as error:
-            self._clean()
-            raise Unavailable(
-                f"Envoy's configuration cannot be written: {error}; set TMPDIR to a folder that "
-                "can be written to"
-            ) from error
-
     def ended(self) -> str:
-        """How it has ended, if it has; its folder is gone then."""
+        """How it has ended, if it has."""
         status = None if self._process is None else self._process.poll()
         if status is None:
             return ""
         self._process = None
-        self._clean()
         lived = time.monotonic() - self._spawned_at
         self.failures = 1 if lived > STEADY_SECONDS else self.failures + 1
         return f"status {status}" if status >= 0 else signal.Signals(-status).name
@@ -147,11 +114,6 @@ class WorkerProcess:
         if self._process is not None:
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(self._process.pid, signal.SIGKILL)
-        self._clean()
-
-    def _clean(self) -> None:
-        if self._folder is not None:
-            shutil.rmtree(self._folder, ignore_errors=True)
 
 
 def _end_with(parent: int) -> Callable[[], None] | None:

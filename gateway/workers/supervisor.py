@@ -207,7 +207,7 @@ class Supervisor:
     def _start_again(self, worker: WorkerProcess) -> None:
         try:
             worker.spawn(restarted=True)
-        except (ModelportError, OSError) as error:
+        except OSError as error:
             worker.failures += 1
             self._replace(worker, "not started", str(error))
             return

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import ctypes
+import functools
 import json
 import os
 import select
-import shutil
 import signal
 import socket
 import sys
@@ -17,11 +16,13 @@ from collections.abc import Mapping
 from typing import Any, NoReturn
 
 import structlog
+import uvloop
 
 from gateway import serve_cli
 from gateway.control import Operation
 from gateway.errors import ModelportError
-from gateway.server import MakeFront, Server
+from gateway.front.front import Front
+from gateway.server import Server
 from gateway.settings import Settings
 from gateway.telemetry import configure_logging
 from gateway.workers import merge
@@ -48,11 +49,11 @@ class Worker:
         configure_logging(settings.log_format, settings.log_verbose, assignment.number)
         return cls(settings, assignment)
 
-    async def run(self, make_front: MakeFront) -> NoReturn:
+    async def run(self) -> NoReturn:
         """Serve until the parent says that it is the end, or is gone; then the process ends."""
         status = 1
         try:
-            await self._serve(make_front)
+            await self._serve()
             status = 0
         except ModelportError:
             pass  # the parent has been told, and says it once; or it is gone
@@ -62,9 +63,9 @@ class Worker:
             # A run that cannot be stopped, or a load, may still hold a thread: it ends with us.
             with contextlib.suppress(OSError):
                 sys.stderr.flush()
-            _end(self._assignment, status)
+            os._exit(status)
 
-    async def _serve(self, make_front: MakeFront) -> None:
+    async def _serve(self) -> None:
         handlers: dict[str, Operation] = {}
         hub = socket.socket(fileno=self._assignment.hub)
         hub.set_inheritable(False)
@@ -76,7 +77,7 @@ class Worker:
             control = HubControl(lifecycle, channel, self._settings)
             return control
 
-        server = Server(self._settings, make_front, make_control)
+        server = Server(self._settings, functools.partial(Front, reuse_port=True), make_control)
         assert control is not None
         draining = asyncio.Event()
         handlers.update(_questions(server, control, draining))
@@ -109,7 +110,6 @@ class Worker:
             await server.listen()
             await channel.request("listening")
             await server.load()
-        _leave_signals_to_parent()  # again: the front may have thought otherwise
         models = len(server.lifecycle.index(True))
         await channel.request("started", ready=server.lifecycle.ready, models=models)
 
@@ -169,11 +169,9 @@ def _questions(
 
 
 def _leave_signals_to_parent() -> None:
-    """It says when the end has come. Not by Python's module: this may not be the main thread."""
-    libc = ctypes.CDLL(None)
-    libc.signal.argtypes, libc.signal.restype = (ctypes.c_int, ctypes.c_void_p), ctypes.c_void_p
+    """It says when the end has come."""
     for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
-        libc.signal(number, signal.SIG_IGN)
+        signal.signal(number, signal.SIG_IGN)
 
 
 def _end_with_parent(assignment: Assignment) -> None:
@@ -187,13 +185,11 @@ def _end_with_parent(assignment: Assignment) -> None:
         gone = select.poll()
         gone.register(hub, getattr(select, "POLLRDHUP", select.POLLHUP))
         gone.poll()
-        _end(assignment, 1)
+        os._exit(1)
 
     threading.Thread(target=wait, name="parent", daemon=True).start()
 
 
-def _end(assignment: Assignment, status: int) -> NoReturn:
-    """Also where nobody is left who would remove what was this process' own."""
-    if assignment.folder:
-        shutil.rmtree(assignment.folder, ignore_errors=True)
-    os._exit(status)
+def main() -> None:
+    """The program of a worker's process."""
+    uvloop.run(Worker.from_environment().run())

@@ -78,7 +78,6 @@ def parse(arguments: list[str] | None) -> argparse.Namespace:
     parser.add_argument("--rounds", type=program.count, default=7)
     parser.add_argument("--seconds", type=program.positive, default=4.0)
     parser.add_argument("--share", type=program.positive, default=0.5, help="of the capacity")
-    parser.add_argument("--front", choices=["envoy", "portable", "auto"], default="auto")
     parser.add_argument(
         "--gateway-core", type=program.core, help="default: where the system puts it"
     )
@@ -142,12 +141,10 @@ def triton_server(work: Path, core: int | None) -> Iterator[str]:
 
 
 @contextlib.contextmanager
-def gateway(work: Path, name: str, core: int | None, front: str, *flags: str) -> Iterator[str]:
+def gateway(work: Path, name: str, core: int | None, *flags: str) -> Iterator[str]:
     http, port, metrics = free_ports(3)
     command = [*executable(), "serve", "--http-port", str(http), "--grpc-port", str(port)]
     command += ["--metrics-port", str(metrics), *flags]
-    if front != "auto":
-        command += ["--front", front]
     ready = f"http://{HOST}:{http}/v2/models/{copy_model.NAME}/ready"
     with running(command, log=work / f"{name}.log", ready=ready, core=core):
         yield f"{HOST}:{port}"
@@ -163,17 +160,13 @@ def both(server: str, work: Path, options: argparse.Namespace) -> Iterator[tuple
             models = work / "models"
             copy_model.write_onnx(models)
             flags = ("--model-repository", str(models))
-            direct = stack.enter_context(
-                gateway(work, "second", options.server_core, options.front, *flags)
-            )
+            direct = stack.enter_context(gateway(work, "second", options.server_core, *flags))
         routes = work / "modelport.toml"
         routes.write_text(
             f'[models.{copy_model.NAME}]\nbackend = "{server}"\nendpoints = ["{direct}"]\n'
         )
         flags = ("--routes", str(routes))
-        through = stack.enter_context(
-            gateway(work, "front", options.gateway_core, options.front, *flags)
-        )
+        through = stack.enter_context(gateway(work, "front", options.gateway_core, *flags))
         yield direct, through
 
 

@@ -69,7 +69,6 @@ def parse(arguments: list[str] | None) -> argparse.Namespace:
     )
     parser.add_argument("--requests", type=program.count, default=1_000_000)
     parser.add_argument("--rounds", type=program.count, default=40)
-    parser.add_argument("--front", choices=["envoy", "portable", "auto"], default="auto")
     parser.add_argument("--control", action="store_true", help="a gateway that leaks")
     return parser.parse_args(arguments)
 
@@ -184,8 +183,6 @@ def measure(options: argparse.Namespace, work: Path) -> list[Sample]:
     command = [*executable(), "serve", "--model-repository", str(tiny_model.repository())]
     command += ["--http-port", str(http), "--grpc-port", str(grpc_port)]
     command += ["--metrics-port", str(metrics)]
-    if options.front != "auto":
-        command += ["--front", options.front]
     ready = f"http://{HOST}:{http}/v2/health/ready"
     env = CONTROL if options.control else {}
     with running(command, log=work / "gateway.log", ready=ready, env=env) as process:

@@ -74,7 +74,6 @@ def parse(arguments: list[str] | None) -> argparse.Namespace:
     parser.add_argument(
         "--load-seconds", type=program.positive, default=8.0, help="of the other phases"
     )
-    parser.add_argument("--front", choices=["envoy", "portable", "auto"], default="auto")
     parser.add_argument("--no-control", action="store_true", help="leave the negative control out")
     cores = sorted(os.sched_getaffinity(0))
     parser.add_argument("--server-core", type=program.core, default=cores[0])
@@ -96,8 +95,6 @@ def gateway(
     http, grpc, metrics = free_ports(3)
     command = [*executable(), "serve", "--model-repository", str(models)]
     command += ["--http-port", str(http), "--grpc-port", str(grpc), "--metrics-port", str(metrics)]
-    if options.front != "auto":
-        command += ["--front", options.front]
     ready = f"http://{HOST}:{http}/v2/health/ready"
     with running(command, log=work / "gateway.log", ready=ready, core=options.server_core):
         yield f"{HOST}:{http}", f"{HOST}:{grpc}"

@@ -38,7 +38,7 @@ def parse(arguments: list[str] | None) -> argparse.Namespace:
     )
     parser.add_argument("--model", choices=COMPUTING, default="fraud128")
     parser.add_argument(
-        "--server", choices=SERVERS, default="modelport-portable", help="[default: %(default)s]"
+        "--server", choices=SERVERS, default="modelport", help="[default: %(default)s]"
     )
     parser.add_argument("--protocol", choices=("grpc", "json", "binary"), default="grpc")
     parser.add_argument("--in-flight", type=program.count, default=16, metavar="N")

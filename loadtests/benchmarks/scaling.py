@@ -67,13 +67,13 @@ def _pin(process: int, core: int) -> None:
 
 
 @contextlib.contextmanager
-def gateway(workers: int, front: str, work: Path) -> Iterator[Gateway]:
+def gateway(workers: int, work: Path) -> Iterator[Gateway]:
     """A gateway whose workers have a core each."""
     files = models.prepare(models.ALL["x2"])
     http, grpc, metrics = free_ports(3)
     flags = {"http-port": http, "grpc-port": grpc, "metrics-port": metrics}
     command = [*executable(), "serve", "--model-repository", str(files.repository)]
-    for name, value in {**flags, "front": front, "workers": workers}.items():
+    for name, value in {**flags, "workers": workers}.items():
         command += [f"--{name}", str(value)]
     ready = f"http://{HOST}:{http}/v2/health/ready"
     folder = work / str(workers)
@@ -109,7 +109,6 @@ def main() -> int:
     parser = argparse.ArgumentParser(
         prog="python -m loadtests.benchmarks.scaling", description=__doc__.partition("\n")[0]
     )
-    parser.add_argument("--front", default="portable", choices=["portable", "envoy"])
     parser.add_argument("--workers", type=program.count, default=2)
     parser.add_argument("--connections", type=program.count, default=64)
     parser.add_argument("--seconds", type=program.count, default=5, help="of each run")
@@ -121,8 +120,7 @@ def main() -> int:
     missed = False
     with tempfile.TemporaryDirectory() as folder, contextlib.ExitStack() as stack:
         pair = [
-            stack.enter_context(gateway(workers, given.front, Path(folder)))
-            for workers in (1, given.workers)
+            stack.enter_context(gateway(workers, Path(folder))) for workers in (1, given.workers)
         ]
         for protocol in ("http", "grpc"):
             rounds: dict[int, list[Round]] = {each.workers: [] for each in pair}
@@ -130,17 +128,17 @@ def main() -> int:
                 for each in pair if number % 2 else reversed(pair):
                     done = measure(each, protocol, given.connections, given.seconds)
                     rounds[each.workers].append(done)
-            missed |= report(protocol, given.front, rounds)
+            missed |= report(protocol, rounds)
     return int(missed)
 
 
-def report(protocol: str, front: str, rounds: dict[int, list[Round]]) -> bool:
+def report(protocol: str, rounds: dict[int, list[Round]]) -> bool:
     """Print a table; whether the goal is missed."""
     costs = {
         workers: [round.cpu_us_per_request for round in each] for workers, each in rounds.items()
     }
     one = statistics.median(costs[1])
-    print(f"\n{protocol}, {front} front, median of {len(costs[1])} rounds")
+    print(f"\n{protocol}, median of {len(costs[1])} rounds")
     print("| workers | requests/s, clients beside | CPU us/request | busiest | scaling |")
     print("|--:|--:|--:|--:|--:|")
     scaling = 1.0

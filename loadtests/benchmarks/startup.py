@@ -87,12 +87,10 @@ def by_hand_seconds(home: Path, more: Mapping[str, str] = NOTHING_MORE) -> float
 
 
 @contextlib.contextmanager
-def gateway(
-    home: Path, front: str, more: Mapping[str, str] = NOTHING_MORE
-) -> Iterator[tuple[float, int]]:
+def gateway(home: Path, more: Mapping[str, str] = NOTHING_MORE) -> Iterator[tuple[float, int]]:
     """Seconds from `exec` until `/v2/health/ready` is 200, and the HTTP port."""
     http_port, grpc_port, metrics_port = free_ports(3)
-    flags = ["--model-repository", str(home), "--front", front]
+    flags = ["--model-repository", str(home)]
     for name, port in (("http", http_port), ("grpc", grpc_port), ("metrics", metrics_port)):
         flags += [f"--{name}-port", str(port)]
     command, told = [*executable(), "serve", *flags], {**environment(), **more}
@@ -161,11 +159,11 @@ def import_microseconds(said: str) -> Counter[str]:
     return took
 
 
-def tell_imports(home: Path, front: str) -> None:
+def tell_imports(home: Path) -> None:
     """A table of both starts' imports: what is told costs a little itself."""
     by_hand_seconds(home, IMPORTS_TOLD)
     by_hand = import_microseconds(log().read_text())
-    with gateway(home, front, IMPORTS_TOLD):
+    with gateway(home, IMPORTS_TOLD):
         ours = import_microseconds(log().read_text())
     print(f"{'imports of':24}{'by hand':>10}{'modelport':>11}, milliseconds")
     large = [name for name, _ in ours.most_common() if max(ours[name], by_hand[name]) >= 1000]
@@ -184,16 +182,15 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument(
         "--requests", type=program.count, default=200, help="warm ones, of each batch size"
     )
-    parser.add_argument("--front", choices=["auto", "envoy", "portable"], default="auto")
     options = parser.parse_args(arguments)
     home = repository()
     by_hand_seconds(home)  # writes the bytecode, and brings the files into memory
-    with gateway(home, options.front):
+    with gateway(home):
         pass
     pairs, ratios = [], dict[int, list[float]]()
     for _ in range(options.rounds):
         by_hand = by_hand_seconds(home)
-        with gateway(home, options.front) as (seconds, port):
+        with gateway(home) as (seconds, port):
             pairs.append((by_hand, seconds))
             for batch, (first, warm) in first_and_warm(port, options.requests).items():
                 ratios.setdefault(batch, []).append(first / warm)
@@ -202,7 +199,7 @@ def main(arguments: list[str] | None = None) -> int:
     print(f"by hand {hand:.3f} s, modelport READY {ours:.3f} s: {told}")
     for batch, values in sorted(ratios.items()):
         print(f"batch {batch}: first request {spread(values)} the warm median")
-    tell_imports(home, options.front)
+    tell_imports(home)
     return 0
 
 

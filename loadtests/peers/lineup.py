@@ -110,14 +110,13 @@ def _clients(
     server: Server, files: Files, protocols: Iterable[str], launch: Launch
 ) -> dict[str, Client]:
     found: dict[str, Client] = {}
-    port = launch.http if server.one_port else launch.grpc
     for protocol in protocols:
         if protocol in server.encodings:
             exchange = server.encodings[protocol](files.model)
             found[protocol] = clients.http(exchange, files, launch.http, launch.work)
         else:
             client = {"grpc": clients.grpc, "perf_analyzer": clients.perf_analyzer}[protocol]
-            found[protocol] = client(files, port, launch.work)
+            found[protocol] = client(files, launch.grpc, launch.work)
     return found
 
 

@@ -8,8 +8,6 @@ from loadtests.peers import raw, results
 from loadtests.peers.models import Model
 from loadtests.peers.results import Case, Results, Row, median, ratio
 
-#: modelport's fronts, and the bare handler in the same front.
-FRONTS = {"modelport-portable": "bare-portable", "modelport-envoy": "bare-envoy"}
 #: modelport with dynamic batching: where its loop is.
 BATCHING = {
     "modelport-batching": "loop and model on one core",
@@ -106,22 +104,19 @@ def batches(rows: Mapping[str, Row], model: Model) -> str | None:
 
 
 def ratios(rows: Mapping[str, Row]) -> str | None:
-    """modelport beside MLServer, Triton and the bare handler in the same front."""
-    lines = []
-    for name, bare in FRONTS.items():
-        ours = rows.get(name)
-        for case in ours.cases if ours else ():
-            others = [
-                rows.get(other, Row("")).rates(case) for other in ("mlserver", "triton", bare)
-            ]
-            found = [ratio(ours.rates(case), rates) for rates in others] if ours else []
-            p50 = [_p50(rows.get(server), case) for server in (name, "triton")]
-            told = ["" if value is None else f"{value:.2f}x" for value in found]
-            told += ["" if value is None else f"{figure(value)} ms" for value in p50]
-            lines.append([f"{name}, {case.title} in flight", *told])
+    """modelport beside MLServer, Triton and the bare handler."""
+    name, lines = "modelport", []
+    ours = rows.get(name, Row(""))
+    for case in ours.cases:
+        others = [rows.get(other, Row("")).rates(case) for other in ("mlserver", "triton", "bare")]
+        found = [ratio(ours.rates(case), rates) for rates in others]
+        p50 = [_p50(rows.get(server), case) for server in (name, "triton")]
+        told = ["" if value is None else f"{value:.2f}x" for value in found]
+        told += ["" if value is None else f"{figure(value)} ms" for value in p50]
+        lines.append([f"{name}, {case.title} in flight", *told])
     if not lines:
         return None
-    head = ["", "MLServer", "Triton (Python)", "bare, same front", "p50", "Triton's p50"]
+    head = ["", "MLServer", "Triton (Python)", "bare handler", "p50", "Triton's p50"]
     return markdown(head, lines)
 
 

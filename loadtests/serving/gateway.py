@@ -39,7 +39,7 @@ class Gateway:
     Attributes:
         folder: of the model, as published: ``config.pbtxt`` and numbered versions.
         version: which of them; empty: the newest.
-        flags: more of ``modelport serve``, such as ``--front envoy``.
+        flags: more of ``modelport serve``, such as ``--workers 2``.
         managed: ``torchserve``, ``tfserving`` or ``triton``: the gateway starts that server and
             stands before it.
         command, arguments, environment: of that server, where it is not on PATH, behind those that

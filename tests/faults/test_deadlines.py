@@ -18,7 +18,7 @@ from tritonclient.grpc import service_pb2 as oip
 from gateway.backends import fake
 from gateway.control import LocalControl
 from gateway.errors import ModelportError, TimedOut
-from gateway.front.base import Front
+from gateway.front.front import Front
 from gateway.protocols.http_deadline import HEADER
 from gateway.server import Server
 from gateway.settings import Settings, VertexAi

@@ -1,22 +1,12 @@
-"""One Envoy for the folder; where Envoy cannot run, the reason instead."""
+"""These tests run on the loop that the gateway runs on."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import asyncio
+from collections.abc import Callable, Mapping
 
-import pytest
-
-from gateway.front.envoy import launch
-from tests.front.launcher import Envoy, envoy
+import uvloop
 
 
-@pytest.fixture(scope="session", autouse=True)
-def _envoy_runs_here() -> None:
-    if problem := launch.problem():
-        pytest.skip(problem)
-
-
-@pytest.fixture(scope="session")
-def probe(_envoy_runs_here: None) -> Iterator[Envoy]:
-    with envoy() as running:
-        yield running
+def pytest_asyncio_loop_factories() -> Mapping[str, Callable[[], asyncio.AbstractEventLoop]]:
+    return {"uvloop": uvloop.new_event_loop}

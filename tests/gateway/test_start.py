@@ -30,7 +30,7 @@ def test_until_ready_nothing_is_imported_that_only_others_need(
 ) -> None:
     models.repository(tmp_path)
     monkeypatch.setenv("PYTHONPROFILEIMPORTTIME", "1")
-    with serving(tmp_path, "--front", "portable", "--workers", "1") as gateway:
+    with serving(tmp_path, "--workers", "1") as gateway:
         said = [str(entry["event"]) for entry in gateway.logs]
     imported = {
         line.rpartition("|")[2].strip()
@@ -48,12 +48,12 @@ from pathlib import Path
 from gateway.haste import hasten
 hasten()
 from gateway import serve_cli
-from gateway.front.portable import PortableFront
+from gateway.front.front import Front
 from gateway.server import Server
 async def main():
     settings = serve_cli.settings_of(["--model-repository", {str(tmp_path)!r}, "--http-port=0",
                                       "--grpc-port=0", "--metrics-port=0", "--exit-timeout-secs=0"])
-    server = Server(settings, PortableFront)
+    server = Server(settings, Front)
     before = gc.isenabled()
     await server.listen()
     print(before, gc.isenabled())

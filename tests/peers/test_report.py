@@ -50,17 +50,15 @@ def measured() -> Results:
     }
     found = Results(hardware, {"date": "2026-01-02"})
     found.models["x2"] = {
-        "modelport-envoy": row(
-            json_1=[4000, 5000], json_16=[12_000, 9000], grpc_16=[15_000, 16_000]
-        ),
-        "bare-envoy": row(json_1=[8000, 8000], json_16=[18_000, 18_000], grpc_16=[20_000, 20_000]),
+        "modelport": row(json_1=[4000, 5000], json_16=[12_000, 9000], grpc_16=[15_000, 16_000]),
+        "bare": row(json_1=[8000, 8000], json_16=[18_000, 18_000], grpc_16=[20_000, 20_000]),
         "mlserver": row(json_1=[1000, 1000], json_16=[3000, 1000], grpc_16=[2000, 2000]),
         "triton": row(json_1=[2000, 2000], json_16=[6000, 6000], grpc_16=[5000, 5000]),
         "ray": Row("broken", "it ended\nno | luck"),
     }
     found.models["fraud128"] = {
         raw.NAME: row(loop_1=[500, 400], loop_8=[900, 700], loop_32=[800, 800]),
-        "modelport-envoy": row(json_16=[495, 396], grpc_16=[490, 400]),
+        "modelport": row(json_16=[495, 396], grpc_16=[490, 400]),
         "modelport-batching": row(json_16=[810, 720], grpc_16=[855, 665]),
         "modelport-batching-apart": row(grpc_16=[900, 700]),
     }
@@ -106,9 +104,7 @@ def test_the_table_of_ratios(measured: Results) -> None:
     text = tables.ratios(measured.models["x2"])
     assert text is not None
     line = next(line for line in text.splitlines() if "HTTP JSON, 16" in line)
-    assert line == (
-        "| modelport-envoy, HTTP JSON, 16 in flight | 6.50x | 1.75x | 0.58x | 1 ms | 1 ms |"
-    )
+    assert line == ("| modelport, HTTP JSON, 16 in flight | 6.50x | 1.75x | 0.58x | 1 ms | 1 ms |")
 
 
 def test_the_batcher_stands_beside_the_best_batch_by_hand(measured: Results) -> None:
@@ -127,7 +123,7 @@ def test_the_batcher_stands_beside_the_best_batch_by_hand(measured: Results) -> 
 
 def test_the_baseline_of_models_that_compute_is_the_loop(measured: Results) -> None:
     text = tables.servers(measured.models["fraud128"], FRAUD)
-    line = next(line for line in text.splitlines() if line.startswith("| modelport-envoy"))
+    line = next(line for line in text.splitlines() if line.startswith("| modelport"))
     assert "**0.99x**" in line
     assert f"| {raw.NAME}" not in text
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import itertools
 import os
-import shutil
 import signal
 import socket
 import subprocess
@@ -18,7 +17,6 @@ from pathlib import Path
 import httpx
 import pytest
 
-from gateway.front.envoy import launch
 from loadtests.processes import free_ports
 from tests.faults import probes
 from tests.faults.ledger import parameter, recorded
@@ -41,7 +39,6 @@ from tests.workers.processes import (
 
 SITE = Path(__file__).parent / "site"
 HTTP = ["http"]
-envoy = pytest.mark.skipif(bool(launch.problem()), reason="Envoy cannot run here")
 
 
 @pytest.fixture
@@ -394,53 +391,3 @@ def _ready(port: int, process: subprocess.Popen[bytes]) -> bool:
     with contextlib.suppress(httpx.TransportError):
         return httpx.get(f"http://127.0.0.1:{port}/v2/health/ready").status_code == 200
     return False
-
-
-@envoy
-@slow
-def test_envoy_is_started_again_when_there_is_a_folder_for_it_again(
-    repository: Repository, temporary: Path
-) -> None:
-    repository.version(2.0)
-    with serving(repository.root, "--front", "envoy", "--workers", "1") as gateway:
-        before = workers(gateway)
-        away = temporary.rename(temporary.with_name("away"))
-        os.kill(before[0], signal.SIGKILL)
-        gateway.wait_for("a worker has ended and is started again", how="not started")
-        away.rename(temporary)
-        gateway.wait_for("worker started again", worker=0)
-        assert factors(gateway) == {2.0}
-        shutil.rmtree(temporary)  # its administration with it
-        started = time.monotonic()
-        assert gateway.terminate() == 0
-        assert time.monotonic() - started < 15.0, "it drains without, and not until the timeout"
-
-
-@envoy
-@pytest.mark.parametrize("given", ["localhost", "::"])
-def test_envoy_listens_where_a_name_or_every_interface_is_given(
-    given: str, repository: Repository
-) -> None:
-    repository.version(2.0)
-    flags = ("--http-address", given, "--grpc-address", given)
-    with serving(repository.root, "--front", "envoy", "--workers", "1", *flags) as gateway:
-        for address in (("127.0.0.1", gateway.http_port), ("127.0.0.1", gateway.grpc_port)):
-            with socket.create_connection(address, timeout=5):
-                pass
-
-
-@envoy
-def test_envoy_leaves_nothing_where_its_parent_is_killed_as_it_starts(
-    repository: Repository, temporary: Path
-) -> None:
-    repository.version(2.0)
-    command = (sys.executable, "-m", "gateway.cli", "serve", "--front", "envoy")
-    ports = ("--http-port", "0", "--grpc-port", "0", "--metrics-port", "0")
-    process = subprocess.Popen(
-        [*command, "--model-repository", str(repository.root), *ports], stderr=subprocess.PIPE
-    )
-    eventually(lambda: any(temporary.glob("modelport-*/admin.sock")), "Envoy starts")
-    process.kill()
-    _, said = process.communicate(timeout=30)  # until whoever has its stderr has ended
-    assert b"Traceback" not in said
-    assert list(temporary.glob("modelport-*")) == []

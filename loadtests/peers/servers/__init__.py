@@ -18,13 +18,11 @@ from loadtests.peers.servers.base import Server
 ALL: dict[str, Server] = {
     server.name: server
     for server in (
-        modelport.PORTABLE,
-        modelport.ENVOY,
+        modelport.ALONE,
         modelport.APART,
         modelport.BATCHING,
         modelport.BATCHING_APART,
-        bare.PORTABLE,
-        bare.ENVOYS,
+        bare.SERVER,
         triton.SERVER,
         mlserver.SERVER,
         kserve.SERVER,

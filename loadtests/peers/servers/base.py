@@ -44,8 +44,8 @@ class Command:
 class Server:
     """A server and its dialect; the defaults are those of the Open Inference Protocol.
 
-    ``encodings``: what it understands over HTTP, ``json`` and ``binary``. ``one_port``: gRPC comes
-    to the port of HTTP. ``batching``: it is measured with dynamic batching on, and only where that
+    ``encodings``: what it understands over HTTP, ``json`` and ``binary``. ``batching``: it is
+    measured with dynamic batching on, and only where that
     matters. ``perf_analyzer``: it serves the model configuration, which that client asks for.
     ``stoppable``: it bears a SIGSTOP while others are measured. ``apart``: its event loop is on the
     clients' core, so that the model's threads have the server's core to themselves, as the raw loop
@@ -60,7 +60,6 @@ class Server:
     )
     grpc: bool = True
     perf_analyzer: bool = False
-    one_port: bool = False
     batching: bool = False
     apart: bool = False
     stoppable: bool = True

@@ -1,8 +1,7 @@
-"""modelport itself, driven by its command line only: each front, and dynamic batching."""
+"""modelport itself, driven by its command line only: plain, and with dynamic batching."""
 
 from __future__ import annotations
 
-import functools
 import sys
 from dataclasses import replace
 from pathlib import Path
@@ -31,33 +30,22 @@ def command(launch: Launch) -> Command:
     return Command([*executable(), "serve", *flags], cwd=environments.ROOT)
 
 
-def on_front(front: str, launch: Launch) -> Command:
-    chosen = command(launch)
-    return replace(chosen, arguments=[*chosen.arguments, "--front", front])
-
-
-PORTABLE = Server(
-    "modelport-portable",
-    "portable front, one process",
-    functools.partial(on_front, "portable"),
-    perf_analyzer=True,
-)
-ENVOY = Server(
-    "modelport-envoy",
-    "Envoy front, one process",
-    functools.partial(on_front, "envoy"),
+ALONE = Server(
+    "modelport",
+    "one process",
+    command,
     perf_analyzer=True,
 )
 APART = Server(
     "modelport-apart",
-    "portable front, its event loop on the clients' core: the server's is the model's alone",
-    functools.partial(on_front, "portable"),
+    "its event loop on the clients' core: the server's is the model's alone",
+    command,
     apart=True,
 )
 BATCHING = Server(
     "modelport-batching",
-    "portable front, dynamic batching with the preferred size told below",
-    functools.partial(on_front, "portable"),
+    "dynamic batching with the preferred size told below",
+    command,
     batching=True,
 )
 BATCHING_APART = replace(

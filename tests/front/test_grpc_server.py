@@ -1,4 +1,4 @@
-"""The portable front's gRPC: one connection, frame by frame, against small methods."""
+"""The gRPC listener: one connection, frame by frame, against small methods."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ from gateway.wire.http2 import (
     settings,
     window_update,
 )
-from tests.portable.grpc_peer import (
+from tests.front.grpc_peer import (
     REQUEST,
     Probe,
     Wire,

@@ -1,4 +1,4 @@
-"""What would hurt the portable front's gRPC: each ends its connection, with its code, no other.
+"""What would hurt the gRPC listener: each ends its connection, with its code, no other.
 
 The bounds are what ends them: without them (the known-bad variants) the same bytes are taken.
 """
@@ -55,7 +55,7 @@ from gateway.wire.http2 import (
     settings,
     window_update,
 )
-from tests.portable.grpc_peer import (
+from tests.front.grpc_peer import (
     INFLATED_BYTES,
     Probe,
     Wire,

@@ -1,4 +1,4 @@
-"""The portable front's HTTP/1.1: one connection, byte for byte, against small applications."""
+"""The HTTP/1.1 listener: one connection, byte for byte, against small applications."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The front that runs everywhere: HTTP/1.1, and gRPC over HTTP/2, both on the event loop."""
+"""The HTTP/1.1 and the gRPC listener of a process, started and drained together."""
 
 from __future__ import annotations
 
@@ -13,10 +13,13 @@ from gateway.settings import Settings
 from gateway.types import Deadline
 
 
-class PortableFront:
-    """Both protocols in this process.
+class Front:
+    """One ASGI application and one table of gRPC methods on sockets.
 
     ``reuse_port``: other processes serve on the same ports.
+
+    Raises:
+        Unavailable: an address cannot be bound; the message names the flag to change.
     """
 
     def __init__(
@@ -29,6 +32,7 @@ class PortableFront:
         self._grpc = GrpcListener(
             service, settings.grpc_address, settings.grpc_port, "--grpc-port", reuse_port
         )
+        #: The ports really bound; they differ from the settings' where those say 0.
         self.http_port = self._http.port
         self.grpc_port = self._grpc.port
 
@@ -36,7 +40,9 @@ class PortableFront:
         await asyncio.gather(self._http.start(), self._grpc.start())
 
     async def lame_duck(self, seconds: float) -> None:
+        """Serve on for ``seconds`` while clients are told to go elsewhere."""
         await asyncio.gather(self._http.lame_duck(seconds), self._grpc.lame_duck(seconds))
 
     async def drain(self, deadline: Deadline) -> None:
+        """Stop listening; requests in flight finish, or are refused at the deadline."""
         await asyncio.gather(self._http.drain(deadline), self._grpc.drain(deadline))
