@@ -9,7 +9,7 @@ READY := $(VENV)/.installed
 .DEFAULT_GOAL := help
 .PHONY: compare compare-faults help run serve test lint format perf-analyzer bench bench-quick bench-startup \
 	loadtest-agreement loadtest-backends bench-hop gate-statistics gate-real report-browser bench-overload bench-memory profile table tflite-runtime torchserve migrate \
-	managed matrix runtimes storage tfserving-clients triton-package upstream upstream-triton protos fuzz soak scaling \
+	managed matrix peer-suites runtimes storage tfserving-clients triton-package upstream upstream-triton protos fuzz soak scaling \
 	workers ray deploy clean
 
 help: ## List the verbs
@@ -143,6 +143,9 @@ triton-package: $(READY) ## Prove Triton packages and warm-up samples in a real 
 upstream: $(READY) ## Run the conformance suite through a second gateway, over both protocols
 	for via in grpc http; do MODELPORT_VIA=$$via $(BIN)/python -m pytest tests/conformance/test_infer.py \
 		tests/conformance/test_errors.py tests/conformance/test_parity.py || exit 1; done
+
+peer-suites: $(READY) ## Run Triton's, KServe's … own tests against a gateway; SOURCES=folder of clones, SUITES="name …"
+	$(BIN)/python -m tests.peer_suites --output docs $(if $(SOURCES),--sources "$(SOURCES)") $(SUITES)
 
 upstream-triton: $(READY) ## Compare answers through the gateway with a real Triton's own, bit by bit
 	$(BIN)/python -m tests.upstream_triton

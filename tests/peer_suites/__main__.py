@@ -1,0 +1,86 @@
+"""Run the peers' own suites, and write the table of every test.
+
+    python -m tests.peer_suites [--sources FOLDER] [--output FOLDER] [SUITE …]
+
+Exits with 1 if a test fails that is not among its suite's expected failures.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+import tempfile
+from collections.abc import Mapping
+from pathlib import Path
+
+from loadtests import environments
+from tests import verb
+from tests.peer_suites import network, report, sources, triton_examples
+from tests.peer_suites.sources import Source
+from tests.peer_suites.suite import Bench, Outcome, Suite, Verdict, reason_of
+
+SUITES: dict[str, Suite] = {suite.name: suite for suite in (triton_examples.SUITE,)}
+MARKS = {Verdict.PASS: ".", Verdict.FAIL: "F", Verdict.NOT_APPLICABLE: "s", Verdict.NOT_RUN: "?"}
+
+
+def run_suite(
+    suite: Suite, folders: Mapping[Source, Path], python: Path, stop: bool
+) -> list[Outcome]:
+    print(f"{suite.name}: {suite.title}", flush=True)
+    found: list[Outcome] = []
+    with tempfile.TemporaryDirectory(prefix="peer-suites-") as work:
+        bench = Bench(folders, Path(work), python, suite.not_applicable)
+        for outcome in suite.run(bench):
+            found.append(outcome)
+            failed = outcome.verdict is Verdict.FAIL
+            known = failed and reason_of(outcome.test, suite.expected_failures)
+            line = f"  {'x' if known else MARKS[outcome.verdict]} {outcome.test}"
+            print(line, flush=True)
+            if failed and not known:
+                print("    " + outcome.detail.replace("\n", "\n    "), flush=True)
+                if stop:
+                    break
+    return report.with_missing(suite, bench, report.judged(suite, found))
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(prog="python -m tests.peer_suites", description=__doc__)
+    parser.add_argument("suites", nargs="*", metavar="SUITE", help=f"of: {', '.join(SUITES)}")
+    parser.add_argument("--sources", type=Path, help="folder with clones (else: the user's cache)")
+    parser.add_argument(
+        "--output", type=Path, help="folder of the table; without it none is written"
+    )
+    parser.add_argument("--stop", action="store_true", help="end a suite at its first failure")
+    options = parser.parse_args()
+    unknown = sorted(set(options.suites) - set(SUITES))
+    if unknown:
+        parser.error(f"no suite '{unknown[0]}'; there are: {', '.join(SUITES)}")
+    chosen = [SUITES[name] for name in options.suites] or list(SUITES.values())
+    # All that needs the network comes first.
+    given = options.sources and options.sources.resolve()
+    folders = {
+        source: sources.checkout(source, given) for suite in chosen for source in suite.sources
+    }
+    pythons = {
+        suite.name: environments.venv(f"peer_{suite.name}", *suite.requirements) / "python"
+        for suite in chosen
+    }
+    network.enter()
+    results = {
+        suite.name: run_suite(suite, folders, pythons[suite.name], options.stop) for suite in chosen
+    }
+    problems = []
+    for suite in chosen:
+        outcomes = results[suite.name]
+        told = ", ".join(f"{count} {word}" for word, count in report.counts(outcomes).items())
+        print(f"{suite.name}: {told}")
+        problems += report.unexpected(suite, outcomes)
+    if options.output:
+        report.write(options.output, SUITES, results)
+    for problem in problems:
+        print(f"unexpected: {problem}", file=sys.stderr)
+    return int(bool(problems))
+
+
+if __name__ == "__main__":
+    verb.run(main)

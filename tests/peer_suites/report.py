@@ -1,0 +1,116 @@
+"""The table of every test: ``docs/peer-suites.md``, and the same as JSON."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+from tests.peer_suites.suite import Bench, Outcome, Suite, Verdict, reason_of
+
+HEAD = """\
+# The peers' own suites
+
+Written by `make peer-suites`: the test suites of the servers and clients that speak the gateway's
+protocols, nearly unmodified, against a running gateway. `peer-suites.json` has the same with what
+each failing test said. Not applicable are tests of a peer's own name, of GPUs, of backends that
+load native code, and of flags that only that server has; each has its reason.
+
+"""
+
+
+def judged(suite: Suite, outcomes: Iterable[Outcome]) -> list[Outcome]:
+    """Every test once, by its id; failures that are known have their reason first."""
+    found: dict[str, Outcome] = {}
+    for outcome in outcomes:
+        known = reason_of(outcome.test, suite.expected_failures)
+        if outcome.verdict is Verdict.FAIL and known:
+            outcome = outcome._replace(detail=f"{known}\n\n{outcome.detail}")
+        earlier = found.get(outcome.test)
+        if earlier is None or earlier.verdict is not Verdict.FAIL:
+            found[outcome.test] = outcome
+    return sorted(found.values())
+
+
+def with_missing(suite: Suite, bench: Bench, outcomes: list[Outcome]) -> list[Outcome]:
+    """``outcomes``, and those tests that the suite declares and that did not run."""
+    seen = {outcome.test.split(" [")[0].split("[")[0] for outcome in outcomes}
+    missing = []
+    for test in suite.declared(bench) if suite.declared else ():
+        if test not in seen:
+            reason = reason_of(test, suite.not_applicable)
+            verdict = Verdict.NOT_APPLICABLE if reason else Verdict.NOT_RUN
+            missing.append(Outcome(test, verdict, reason))
+    return sorted([*outcomes, *missing])
+
+
+def unexpected(suite: Suite, outcomes: Iterable[Outcome]) -> list[str]:
+    """One line for each failure that is not listed, and for each listed test that passes."""
+    lines = []
+    for outcome in outcomes:
+        known = reason_of(outcome.test, suite.expected_failures)
+        if outcome.verdict is Verdict.FAIL and not known:
+            last = outcome.detail.splitlines()[-1:] or [""]
+            lines.append(f"{outcome.test}: {last[0]}")
+        if outcome.verdict is Verdict.PASS and outcome.test in suite.expected_failures:
+            lines.append(f"{outcome.test} passes: take it out of the expected failures")
+    return lines
+
+
+def counts(outcomes: Iterable[Outcome]) -> dict[str, int]:
+    found = Counter(outcome.verdict for outcome in outcomes)
+    return {verdict.value: found[verdict] for verdict in Verdict}
+
+
+def document(suites: Mapping[str, Suite], results: Mapping[str, list[Outcome]]) -> dict[str, Any]:
+    return {
+        name: {
+            "source": suites[name].sources[0].link,
+            "counts": counts(outcomes),
+            "tests": [outcome._asdict() for outcome in outcomes],
+        }
+        for name, outcomes in results.items()
+    }
+
+
+def write(folder: Path, suites: Mapping[str, Suite], results: Mapping[str, list[Outcome]]) -> None:
+    """The table and the JSON; suites that did not run now keep what the JSON has of them."""
+    file = folder / "peer-suites.json"
+    told = json.loads(file.read_text()) if file.is_file() else {}
+    told = {name: each for name, each in told.items() if name in suites}
+    told |= document(suites, results)
+    told = {name: told[name] for name in suites if name in told}
+    file.write_text(json.dumps(told, indent=1) + "\n")
+    (folder / "peer-suites.md").write_text(markdown(suites, told))
+
+
+def markdown(suites: Mapping[str, Suite], told: Mapping[str, Any]) -> str:
+    columns = [verdict.value for verdict in Verdict]
+    lines = [f"| suite | {' | '.join(columns)} |", "|---|" + "---:|" * len(columns)]
+    total: Counter[str] = Counter()
+    for name, each in told.items():
+        total.update(each["counts"])
+        cells = " | ".join(str(each["counts"][column]) for column in columns)
+        lines.append(f"| [{suites[name].title}](#{name}) | {cells} |")
+    lines.append(f"| **all** | {' | '.join(str(total[column]) for column in columns)} |")
+    for name, each in told.items():
+        lines += [
+            "",
+            f"## {name}",
+            "",
+            f"{suites[name].title}, at [{each['source'].rsplit('/')[-1][:12]}]({each['source']}).",
+        ]
+        lines += ["", "| test | verdict | why |", "|---|---|---|"]
+        for test in each["tests"]:
+            why = "" if test["verdict"] == Verdict.PASS else _line(test["detail"])
+            lines.append(f"| `{test['test']}` | {test['verdict']} | {why} |")
+    return HEAD + "\n".join(lines) + "\n"
+
+
+def _line(detail: str) -> str:
+    """The reason, or the first line of a failure that says something."""
+    first = detail.split("\n\n")[0].strip().splitlines()
+    text = next((line for line in first if line.startswith("E  ")), first[0] if first else "")
+    return text.removeprefix("E").strip().replace("|", "\\|").replace("<", "&lt;")[:200]

@@ -1,0 +1,209 @@
+"""A suite, the bench its tests run on, and the outcome of one test."""
+
+from __future__ import annotations
+
+import ast
+import contextlib
+import json
+import os
+import shutil
+import subprocess
+from collections.abc import Callable, Iterator, Mapping
+from enum import StrEnum
+from pathlib import Path
+from typing import NamedTuple
+
+from tests.peer_suites.sources import Source
+from tests.server import Gateway, serving
+
+INSIDE = Path(__file__).parent / "inside"
+#: Of one test, and of a file of them.
+TEST_SECONDS, FILE_SECONDS = 60, 900
+#: Of what a test said, the end that is kept.
+DETAIL_CHARACTERS = 2000
+
+
+class Verdict(StrEnum):
+    PASS = "pass"
+    FAIL = "fail"
+    NOT_APPLICABLE = "not applicable"
+    NOT_RUN = "not run"
+
+
+class Outcome(NamedTuple):
+    """What became of one test. ``detail`` is the reason, or the end of what it said."""
+
+    test: str
+    verdict: Verdict
+    detail: str = ""
+
+
+class Suite(NamedTuple):
+    """The tests of one peer.
+
+    Attributes:
+        sources: where its tests are, and then whatever else they need.
+        requirements: packages of the environment that its tests run in.
+        not_applicable: reasons, by a test's id or the beginning of it.
+        expected_failures: reasons of tests that fail and are known to; likewise. A failure that is
+            not listed, and a listed one that passes, make the run fail.
+        declared: every test that the suite has, where its files tell; what did not run is listed.
+    """
+
+    name: str
+    title: str
+    sources: tuple[Source, ...]
+    requirements: tuple[str, ...]
+    run: Callable[[Bench], Iterator[Outcome]]
+    not_applicable: Mapping[str, str] = {}
+    expected_failures: Mapping[str, str] = {}
+    declared: Callable[[Bench], Iterator[str]] | None = None
+
+
+def reason_of(test: str, reasons: Mapping[str, str]) -> str:
+    """The reason of the longest entry that ``test`` is or begins with; empty: there is none."""
+    fitting = [prefix for prefix in reasons if test.startswith(prefix)]
+    return reasons[max(fitting, key=len)] if fitting else ""
+
+
+class Bench:
+    """What a suite's ``run`` works with.
+
+    Attributes:
+        work: a folder of this run alone.
+        python: of the suite's environment.
+    """
+
+    def __init__(
+        self,
+        folders: Mapping[Source, Path],
+        work: Path,
+        python: Path,
+        not_applicable: Mapping[str, str],
+    ) -> None:
+        self._folders, self.work, self.python = folders, work, python
+        self._not_applicable = not_applicable
+
+    def source(self, source: Source) -> Path:
+        """The tree of one of the suite's sources, which is only read."""
+        return self._folders[source]
+
+    @contextlib.contextmanager
+    def gateway(
+        self, repository: Path, *flags: str, wait_for: str = "started"
+    ) -> Iterator[Gateway]:
+        """A gateway on the ports that Triton's clients and tests take for granted."""
+        ports = ("--http-port", "8000", "--grpc-port", "8001", "--metrics-port", "8002")
+        with serving(repository, *ports, *flags, wait_for=wait_for) as gateway:
+            yield gateway
+
+    def copy(self, source: Source, *folders: str) -> Path:
+        """A writable copy of ``folders`` of a source; its root."""
+        root = self.work / source.name
+        for folder in folders:
+            shutil.copytree(self.source(source) / folder, root / folder, dirs_exist_ok=True)
+        return root
+
+    def pytest(
+        self,
+        file: Path,
+        prefix: str,
+        *,
+        label: str = "",
+        select: str = "",
+        environment: Mapping[str, str] | None = None,
+    ) -> Iterator[Outcome]:
+        """Run the tests of ``file`` in its own folder; ids are ``prefix::Class::test [label]``.
+
+        Args:
+            select: pytest's ``-k``.
+        """
+        suffix = f" [{label}]" if label else ""
+        skip = {
+            file.name + known[len(prefix) :]: reason
+            for known, reason in self._not_applicable.items()
+            if known.startswith(prefix)
+        }
+        whole = reason_of(prefix, self._not_applicable)
+        if whole:
+            skip[file.name] = whole
+        read, write = os.pipe()
+        command = [
+            *(str(self.python), "-m", "pytest", "-q", "-p", "report_tests", "-c", os.devnull),
+            *("--rootdir", str(file.parent), "-p", "no:cacheprovider", "--tb", "short"),
+            *("--timeout", str(TEST_SECONDS), *(("-k", select) if select else ()), file.name),
+        ]
+        known = os.environ | {"PEER_SUITES_PIPE": str(write), "PEER_SUITES_SKIP": json.dumps(skip)}
+        paths = os.pathsep.join((str(INSIDE), (environment or {}).get("PYTHONPATH", "")))
+        process = subprocess.Popen(
+            command,
+            cwd=file.parent,
+            env={**known, **(environment or {}), "PYTHONPATH": paths},
+            pass_fds=[write],
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+        )
+        os.close(write)
+        count = 0
+        with os.fdopen(read) as lines:
+            for line in lines:
+                told = json.loads(line)
+                count += 1
+                test = prefix + told["test"].removeprefix(file.name) + suffix
+                yield Outcome(test, _VERDICTS[told["outcome"]], _end(told["text"]))
+        said, _ = process.communicate(timeout=FILE_SECONDS)
+        if not count and process.returncode != _NONE_SELECTED:
+            yield Outcome(prefix + suffix, Verdict.FAIL, _end(said))
+
+    def script(
+        self, test: str, *command: str, cwd: Path, says: str = "", status: int = 0
+    ) -> Outcome:
+        """Run a program in the suite's environment; it passes by its exit status.
+
+        Args:
+            says: what must be in its output, too.
+        """
+        reason = reason_of(test, self._not_applicable)
+        if reason:
+            return Outcome(test, Verdict.NOT_APPLICABLE, reason)
+        try:
+            done = subprocess.run(
+                [str(self.python), *command],
+                cwd=cwd,
+                capture_output=True,
+                text=True,
+                timeout=TEST_SECONDS,
+                check=False,
+            )
+        except subprocess.TimeoutExpired:
+            return Outcome(test, Verdict.FAIL, f"no end after {TEST_SECONDS} s")
+        said = done.stdout + done.stderr
+        passed = done.returncode == status and says in said
+        return Outcome(test, *((Verdict.PASS,) if passed else (Verdict.FAIL, _end(said))))
+
+
+_NONE_SELECTED = 5
+_VERDICTS = {
+    "passed": Verdict.PASS,
+    "failed": Verdict.FAIL,
+    "skipped": Verdict.NOT_APPLICABLE,
+}
+
+
+def _end(text: str) -> str:
+    return text.strip()[-DETAIL_CHARACTERS:]
+
+
+def declared_tests(file: Path, prefix: str) -> Iterator[str]:
+    """The ids of the tests in ``file``, as pytest would name them."""
+    for node in ast.parse(file.read_text()).body:
+        if isinstance(node, ast.ClassDef):
+            for member in node.body:
+                if isinstance(member, _FUNCTIONS) and member.name.startswith("test"):
+                    yield f"{prefix}::{node.name}::{member.name}"
+        elif isinstance(node, _FUNCTIONS) and node.name.startswith("test_"):
+            yield f"{prefix}::{node.name}"
+
+
+_FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef)

@@ -1,0 +1,104 @@
+"""The runner of the peers' suites: what it counts, lists and reports."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from loadtests.environments import Missing
+from tests.peer_suites import report, sources
+from tests.peer_suites.sources import Source
+from tests.peer_suites.suite import Bench, Outcome, Suite, Verdict, declared_tests
+
+SOURCE = Source("somebody/tests", "0" * 40)
+FILE = """
+import unittest
+
+class Some(unittest.TestCase):
+    def test_good(self):
+        print("printed")
+    def test_bad(self):
+        self.assertEqual(1, 2, "one is not two")
+    def test_gpu(self):
+        raise AssertionError("it ran")
+    def test_forgotten(self):
+        pass
+"""
+
+
+def suite(run: object = None, **fields: object) -> Suite:
+    return Suite("some", "Some tests", (SOURCE,), (), run, **fields)  # type: ignore[arg-type]
+
+
+@pytest.fixture
+def bench(tmp_path: Path) -> Bench:
+    (tmp_path / "some_test.py").write_text(FILE)
+    not_applicable = {"folder/some_test.py::Some::test_gpu": "GPU"}
+    return Bench({SOURCE: tmp_path}, tmp_path, Path(sys.executable), not_applicable)
+
+
+def ran(bench: Bench, select: str = "not forgotten") -> list[Outcome]:
+    file = bench.source(SOURCE) / "some_test.py"
+    return list(bench.pytest(file, "folder/some_test.py", select=select))
+
+
+def test_each_test_of_a_file_has_its_verdict(bench: Bench) -> None:
+    found = {outcome.test.rpartition("::")[2]: outcome for outcome in ran(bench)}
+    assert {name: outcome.verdict for name, outcome in found.items()} == {
+        "test_good": Verdict.PASS,
+        "test_bad": Verdict.FAIL,
+        "test_gpu": Verdict.NOT_APPLICABLE,
+    }
+    assert found["test_gpu"].detail == "Skipped: GPU"
+    assert "one is not two" in found["test_bad"].detail
+
+
+def test_a_file_that_cannot_be_imported_is_a_failure(bench: Bench) -> None:
+    (bench.source(SOURCE) / "some_test.py").write_text("import no_such_module")
+    (outcome,) = ran(bench, select="")
+    assert outcome.verdict is Verdict.FAIL
+    assert "no_such_module" in outcome.detail
+
+
+def test_a_failure_is_unexpected_unless_it_is_listed_and_a_listed_pass_is_too(bench: Bench) -> None:
+    outcomes = ran(bench)
+    bad, good = "folder/some_test.py::Some::test_bad", "folder/some_test.py::Some::test_good"
+    assert [line.split(":: ")[0][: len(bad)] for line in report.unexpected(suite(), outcomes)] == [
+        bad
+    ]
+    assert report.unexpected(suite(expected_failures={bad: "known"}), outcomes) == []
+    listed = suite(expected_failures={bad: "known", good: "known"})
+    assert report.unexpected(listed, outcomes) == [
+        f"{good} passes: take it out of the expected failures"
+    ]
+
+
+def test_a_test_that_did_not_run_is_in_the_table(bench: Bench, tmp_path: Path) -> None:
+    def declared(bench: Bench) -> Iterator[str]:
+        return declared_tests(bench.source(SOURCE) / "some_test.py", "folder/some_test.py")
+
+    known = suite(declared=declared)
+    outcomes = report.with_missing(known, bench, report.judged(known, ran(bench)))
+    assert report.counts(outcomes) == {"pass": 1, "fail": 1, "not applicable": 1, "not run": 1}
+    report.write(tmp_path, {"some": known}, {"some": outcomes})
+    table = (tmp_path / "peer-suites.md").read_text()
+    assert "| [Some tests](#some) | 1 | 1 | 1 | 1 |" in table
+    assert "::test_bad` | fail | AssertionError: 1 != 2 : one is not two |" in table
+    assert "::test_gpu` | not applicable | Skipped: GPU |" in table
+
+
+def test_a_script_passes_by_its_exit_status_and_what_it_says(bench: Bench, tmp_path: Path) -> None:
+    for code, says, verdict in (
+        ("print('PASS')", "PASS", Verdict.PASS),
+        ("print('done')", "PASS", Verdict.FAIL),
+        ("raise SystemExit('PASS')", "PASS", Verdict.FAIL),
+    ):
+        assert bench.script("script", "-c", code, cwd=tmp_path, says=says).verdict is verdict
+
+
+def test_sources_that_are_missing_are_named(tmp_path: Path) -> None:
+    with pytest.raises(Missing, match=r"clone .* there"):
+        sources.checkout(SOURCE, tmp_path / "nowhere")
