@@ -37,11 +37,16 @@ def certify(
     target: Target,
     proof: Proof,
     artifact: Path,
+    samples: dict[str, Any] | None = None,
 ) -> dict[str, Any]:
-    """The certificate's content; ``artifact`` is the folder whose files it vouches for."""
+    """The certificate's content; ``artifact`` is the folder whose files it vouches for.
+
+    Args:
+        samples: what ``recording.record_version`` says of the checkpoint's answers there.
+    """
     checkpoint, *adapters = source.origins
     libraries = row.routes[source.framework].libraries
-    files = [name for name in files_of(artifact) if name != FILENAME]
+    files = [name for name in files_of(artifact) if name not in signing.UNLISTED]
     return {
         "format": FORMAT,
         "created": datetime.now(UTC).isoformat(timespec="seconds"),
@@ -66,6 +71,7 @@ def certify(
         },
         "parity": _parity(proof.report),
         "evaluation": None if proof.evaluation is None else asdict(proof.evaluation),
+        "samples": samples,
         "resources": {
             "export_seconds": round(proof.usage.seconds, 3),
             "peak_memory_bytes": proof.usage.peak_memory_bytes,

@@ -13,6 +13,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import Any
 
 from exporters import (
     certificate,
@@ -20,11 +21,13 @@ from exporters import (
     formats,
     inspection,
     publish,
+    recording,
     sources,
     triton_warmup,
 )
 from exporters.errors import UsageError
 from exporters.formats import Format, Target
+from exporters.parity import ParityReport
 from exporters.proof import Checks, Progress, Proof, convert, prove
 from exporters.source import Source
 from exporters.sources import SourceRequest
@@ -233,6 +236,8 @@ def _make(
 
             tensorflow_warmup.write(path, artifact.config.name, requests)
         artifact.proof = Proof(report, found, usage)
+        told("recording the checkpoint's answers", 0, 0)
+        samples = _record(request, source, artifact.staged, report)
         content = certificate.certify(
             model=artifact.config.name,
             request=request.source,
@@ -241,6 +246,7 @@ def _make(
             target=target,
             proof=artifact.proof,
             artifact=artifact.staged,
+            samples=samples,
         )
         text = json.dumps(content, indent=2) + "\n"
         (artifact.staged / certificate.FILENAME).write_text(text)
@@ -248,6 +254,26 @@ def _make(
             _furnish(source, artifact, requests)
     gc.collect()
     artifact.seconds = time.perf_counter() - started
+
+
+def _record(
+    request: ExportRequest, source: Source, version: Path, report: ParityReport
+) -> dict[str, Any] | None:
+    """The checkpoint's answers, which a release gate holds the version to; None: no version."""
+    if request.output is not None:
+        return None
+    allowed = recording.tolerance(
+        report.atol, report.rtol, report.bounds is not None, report.max_abs_error
+    )
+    return recording.record_version(
+        version,
+        source.signature,
+        source.spec.sample,
+        source.reference,
+        allowed,
+        count=report.samples,
+        seed=report.seed,
+    )
 
 
 def _check_quantized(path: Path, row: Format, precision: str) -> None:
@@ -268,7 +294,8 @@ def _furnish(source: Source, artifact: _Artifact, requests: Sequence[Mapping[str
 
 
 def _deliver(request: ExportRequest, artifact: _Artifact) -> ExportResult:
-    size = sum((artifact.staged / name).stat().st_size for name in files_of(artifact.staged))
+    names = [name for name in files_of(artifact.staged) if name != recording.FILENAME]
+    size = sum((artifact.staged / name).stat().st_size for name in names)
     with _writing_to(artifact.folder):
         if request.output is None:
             done = publish.publish(

@@ -14,6 +14,9 @@ entry is a request. Shapes are the wire's, without the batch; ``content`` is fla
 |answers|``; in perf_analyzer's own "validation_data" it would have to be the same bit by bit.
 ``reshape``: the dims behind the batch that the model itself takes, where they are not the wire's;
 TensorFlow Serving is asked with those.
+
+A published version carries such a file of its checkpoint's answers, ``samples.json``. Its
+certificate names it under "samples", so that a signature covers it; serving does not read it.
 """
 
 from __future__ import annotations
@@ -31,10 +34,17 @@ from exporters.errors import UsageError
 from exporters.samples import draw, name_axes, sizes_of
 from exporters.source import Reference
 from exporters.spec import Sampler
+from gateway.repository import manifest, signing
 from gateway.types import Array, ModelSignature, TensorSpec
 
 #: Tells the requests done and all of them.
 Progress = Callable[[int, int], None]
+
+FILENAME = signing.SAMPLES
+#: Requests and bytes of a version's own file.
+MOST_REQUESTS, MOST_BYTES = 128, 4 * 1024 * 1024
+#: Below fp32 an answer may be off by the largest error that was proven, and half as much.
+MARGIN = 1.5
 
 
 def requests(
@@ -71,14 +81,94 @@ def record(
     progress: Progress = lambda done, total: None,
 ) -> dict[str, Any]:
     """The file's content: ``asked`` and what ``reference`` answers."""
-    batched = signature.max_batch_size > 0
-    size = len(next(iter(asked[0].values()))) if batched else 0
     data: list[dict[str, Any]] = []
     answers: list[dict[str, Any]] = []
     for number, inputs in enumerate(asked):
-        data += _entries(signature.inputs, inputs, batched)
-        answers += _entries(signature.outputs, reference(inputs), batched)
+        rows, found = _answered(signature, inputs, reference)
+        data += rows
+        answers += found
         progress(number + 1, len(asked))
+    size = len(next(iter(asked[0].values()))) if signature.max_batch_size else 0
+    return _document(signature, data, answers, size, atol, rtol)
+
+
+def record_version(
+    version: Path,
+    signature: ModelSignature,
+    sample: Sampler | None,
+    reference: Reference,
+    tolerance: tuple[float, float],
+    *,
+    count: int = MOST_REQUESTS,
+    seed: int = 0,
+    most_bytes: int = MOST_BYTES,
+) -> dict[str, Any] | None:
+    """Write the ``samples.json`` of ``version``: single rows, as many as ``most_bytes`` hold.
+
+    Returns:
+        The certificate's "samples"; None where one request alone is larger, and nothing is written.
+    """
+    data: list[dict[str, Any]] = []
+    answers: list[dict[str, Any]] = []
+    left = most_bytes
+    for inputs in requests(signature, sample, min(count, MOST_REQUESTS), 1, seed):
+        rows, found = _answered(signature, inputs, reference)
+        left -= len(json.dumps([rows, found]))
+        if left < 0:
+            break
+        data += rows
+        answers += found
+    if not data:
+        return None
+    size = 1 if signature.max_batch_size else 0
+    path = version / FILENAME
+    write(path, _document(signature, data, answers, size, *tolerance))
+    return {"file": FILENAME, "sha256": manifest.sha256_of(path), "requests": len(data)}
+
+
+def add(version: Path, samples: dict[str, Any], key: signing.PrivateKey | None) -> None:
+    """Have the certificate and the manifest of ``version`` list its ``samples.json``.
+
+    Args:
+        key: signs the certificate, as a version that was signed needs.
+    """
+    path = version / signing.CERTIFICATE
+    certificate = json.loads(path.read_bytes()) | {"samples": samples}
+    write(path, certificate, indent=2)
+    if key is not None:
+        signing.sign(version, key)
+    manifest.write(version)
+
+
+def tolerance(atol: float, rtol: float, bound: bool, max_abs_error: float) -> tuple[float, float]:
+    """What a recorded answer may be off by.
+
+    Args:
+        bound: the artifact was proven by its decisions, not by ``atol`` and ``rtol``.
+    """
+    return (max(atol, MARGIN * max_abs_error) if bound else atol), rtol
+
+
+def _answered(
+    signature: ModelSignature, inputs: Mapping[str, Array], reference: Reference
+) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
+    """The entries of one request and of its answer."""
+    batched = signature.max_batch_size > 0
+    answer = reference(inputs)
+    return (
+        _entries(signature.inputs, inputs, batched),
+        _entries(signature.outputs, answer, batched),
+    )
+
+
+def _document(
+    signature: ModelSignature,
+    data: list[dict[str, Any]],
+    answers: list[dict[str, Any]],
+    size: int,
+    atol: float,
+    rtol: float,
+) -> dict[str, Any]:
     return {
         "data": data,
         "modelport": {
@@ -121,7 +211,7 @@ def _tensor(given: Array) -> dict[str, Any]:
     return {"content": content, "shape": list(array.shape)}
 
 
-def write(path: Path, document: Mapping[str, Any]) -> None:
+def write(path: Path, document: Mapping[str, Any], indent: int | None = None) -> None:
     """``document`` at ``path``, complete or not at all; what is no file (``/dev/stdout``, a pipe)
     is written to, and stays what it is.
 
@@ -132,10 +222,10 @@ def write(path: Path, document: Mapping[str, Any]) -> None:
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         if path.exists() and not path.is_file():
-            path.write_text(json.dumps(document))
+            path.write_text(json.dumps(document, indent=indent))
             return
         try:
-            part.write_text(json.dumps(document))
+            part.write_text(json.dumps(document, indent=indent))
             part.replace(path)
         finally:
             part.unlink(missing_ok=True)

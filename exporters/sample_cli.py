@@ -1,4 +1,4 @@
-"""``modelport sample``: seeded requests and the answers they must get, for load tests.
+"""``modelport sample``: seeded requests and the answers they must get, for load tests and gates.
 
 Importing this imports neither torch nor a runtime, so that ``--help`` is instant.
 """
@@ -33,9 +33,26 @@ _FILE = click.Path(path_type=Path)
 @click.option("--count", type=click.IntRange(1), default=256, show_default=True, help="Requests.")
 @click.option("--batch-size", type=click.IntRange(1), default=1, show_default=True)
 @click.option("--seed", type=click.IntRange(0), default=0, show_default=True)
-@click.option("-o", "--output", type=_FILE, required=True, metavar="FILE.json")
+@click.option(
+    "-o",
+    "--output",
+    type=_FILE,
+    metavar="FILE.json",
+    help="[default: samples.json in the published version, which its certificate then lists]",
+)
+@click.option(
+    "--sign-key",
+    type=_FILE,
+    metavar="FILE",
+    help="Sign the certificate of the published version again, with this Ed25519 key.",
+)
 def sample(
-    path: Path, model: str | None, model_kwargs: str | None, output: Path, **options: Any
+    path: Path,
+    model: str | None,
+    model_kwargs: str | None,
+    output: Path | None,
+    sign_key: Path | None,
+    **options: Any,
 ) -> None:
     """Write seeded requests for the model at PATH, and the answers they must get.
 
@@ -43,15 +60,23 @@ def sample(
     model that has one, whose artifact is run by its own runtime. The file is what perf_analyzer
     takes as --input-data, and what the load tests take.
 
+    Without --output the answers become the version's own, as 'modelport export' records them: for
+    a version that an older modelport published. 'modelport gate' holds a version to them.
+
     Exit codes: 0 done, 2 usage, 4 unsupported, 5 integrity.
     """
     kwargs = parse_kwargs(model_kwargs)
+    published = _is_published(path)
+    if output is None and not published:
+        raise UsageError(f"'{path}' is a checkpoint; say with --output where the file goes")
+    if sign_key is not None and output is not None:
+        raise UsageError("--sign-key signs a published version; leave --output")
     with progress_bar() as progress:
         progress("loading", 0, 0)
         try:
             from exporters import recording
 
-            if _is_published(path):
+            if published:
                 if model is not None or kwargs:
                     raise UsageError(f"'{path}' is published; leave --model and --model-kwargs")
                 signature, sampler, reference, atol, rtol = _published(path)
@@ -61,6 +86,9 @@ def sample(
                 )
         except ImportError as error:
             raise missing_extra(error) from error
+        if output is None:
+            _add(path, signature, reference, (atol, rtol), sign_key, options["seed"])
+            return
         asked = list(
             recording.requests(
                 signature, sampler, options["count"], options["batch_size"], options["seed"]
@@ -78,6 +106,45 @@ def sample(
     click.echo(f"{'requests':<10} {len(asked)} of {options['batch_size']} rows")
     click.echo(f"{'tolerance':<10} {atol:g} + {rtol:g} * |answer|")
     click.echo(f"{'path':<10} {output}")
+
+
+def _add(
+    path: Path,
+    signature: ModelSignature,
+    reference: Reference,
+    tolerance: tuple[float, float],
+    sign_key: Path | None,
+    seed: int,
+) -> None:
+    """Record the answers in the version itself.
+
+    Raises:
+        UsageError: it has some; it is signed, and would no longer be.
+    """
+    from exporters import recording, verify
+    from gateway.repository import signing
+
+    version = verify.find_version(path)
+    if (version / recording.FILENAME).exists():
+        raise UsageError(
+            f"'{version / recording.FILENAME}' is there already; --output writes another file"
+        )
+    key = None if sign_key is None else signing.load_private_key(sign_key)
+    if key is None and signing.signer_of(version) is not None:
+        raise UsageError(
+            f"'{version}' is signed, and its certificate would change; give the key with "
+            "--sign-key, or write a file of its own with --output"
+        )
+    samples = recording.record_version(version, signature, None, reference, tolerance, seed=seed)
+    if samples is None:
+        raise UsageError(
+            f"one request of '{version.parent.name}' is larger than {recording.MOST_BYTES} bytes; "
+            "write a file of its own with --output"
+        )
+    recording.add(version, samples, key)
+    click.echo(f"{'requests':<10} {samples['requests']}")
+    click.echo(f"{'tolerance':<10} {tolerance[0]:g} + {tolerance[1]:g} * |answer|")
+    click.echo(f"{'path':<10} {version / recording.FILENAME}")
 
 
 _Subject = tuple["ModelSignature", "Sampler | None", "Reference", float, float]
@@ -117,5 +184,5 @@ def _published(path: Path) -> _Subject:
     session = row.open_session(checked.path / row.platform.default_filename)
     text = (checked.path.parent / config.FILENAME).read_text()
     signature = config.signature(config.complete(config.parse(text), checked.model))
-    tolerance = document["parity"]["tolerance"]
-    return signature, None, session, float(tolerance["atol"]), float(tolerance["rtol"])
+    proven = document["parity"]["tolerance"]
+    return signature, None, session, float(proven["atol"]), float(proven["rtol"])

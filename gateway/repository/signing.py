@@ -1,6 +1,7 @@
 """Ed25519 signatures (RFC 8032) of published versions, and what they cover.
 
-    certificate.json       names the model and the SHA-256 of every file of the artifact
+    certificate.json       names the model and the SHA-256 of every file of the artifact, and of
+                           samples.json where there is one
     certificate.json.sig   {"format": "modelport-signature/1", "key": "…", "signature": "…"}
 
 The signature is over the exact bytes of the certificate. With the digests checked as well it covers
@@ -34,11 +35,13 @@ from gateway.repository import manifest
 
 CERTIFICATE = "certificate.json"
 SIGNATURE = "certificate.json.sig"
+#: Requests with the checkpoint's answers, which no server reads; see ``exporters.recording``.
+SAMPLES = "samples.json"
 FORMAT = "modelport-signature/1"
 #: In front of what is signed: a signature made for another purpose does not fit, nor the reverse.
 DOMAIN = FORMAT.encode() + b"\0"
-#: The files of a version that its certificate does not list.
-UNLISTED = frozenset({CERTIFICATE, SIGNATURE, manifest.FILENAME})
+#: The files of a version that are no part of the artifact.
+UNLISTED = frozenset({CERTIFICATE, SIGNATURE, SAMPLES, manifest.FILENAME})
 
 MAX_KEY_BYTES = 64 * 1024
 MAX_CERTIFICATE_BYTES = 16 * 1024 * 1024
@@ -113,12 +116,14 @@ class Certificate:
         files: SHA-256 in hex of every file of the artifact, by its path relative to the version.
         size_bytes: of all of them together.
         document: the whole of it.
+        samples: SHA-256 in hex of ``samples.json``; None: the version has none.
     """
 
     model: str
     files: Mapping[str, str]
     size_bytes: int
     document: Mapping[str, Any]
+    samples: str | None = None
 
 
 # -- keys -----------------------------------------------------------------------------------------
@@ -265,8 +270,11 @@ def verify_files(version: Path, certificate: Certificate) -> None:
     """
     _check_names(version, certificate)
     for name, digest in certificate.files.items():
-        with _open(version, name) as file:
-            _check_digest(name, hashlib.file_digest(file, "sha256").hexdigest(), digest)
+        _check_file(version, name, digest)
+    if os.path.lexists(version / SAMPLES):
+        if certificate.samples is None:
+            raise IntegrityError(f"'{SAMPLES}' is not listed in {CERTIFICATE}")
+        _check_file(version, SAMPLES, certificate.samples)
 
 
 @contextlib.contextmanager
@@ -321,6 +329,11 @@ def _check_names(version: Path, certificate: Certificate) -> None:
         raise IntegrityError(f"'{name}' is not listed in {CERTIFICATE}")
 
 
+def _check_file(version: Path, name: str, digest: str) -> None:
+    with _open(version, name) as file:
+        _check_digest(name, hashlib.file_digest(file, "sha256").hexdigest(), digest)
+
+
 def _check_digest(name: str, actual: str, expected: str) -> None:
     if actual != expected:
         raise IntegrityError(f"'{name}' does not match its SHA-256 in {CERTIFICATE}")
@@ -335,6 +348,7 @@ def _parse_certificate(content: bytes, model: str) -> Certificate:
             files={str(name): str(file["sha256"]) for name, file in artifact["files"].items()},
             size_bytes=int(artifact["size_bytes"]),
             document=document,
+            samples=str(document["samples"]["sha256"]) if document.get("samples") else None,
         )
     except MALFORMED as error:
         raise IntegrityError(

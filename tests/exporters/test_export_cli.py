@@ -62,6 +62,7 @@ def test_an_export_publishes_a_proven_version_that_any_runtime_opens(
     assert {path.name for path in version.iterdir()} == {
         "model.onnx",
         "certificate.json",
+        "samples.json",
         "manifest.json",
     }
     assert manifest.verify(version)
