@@ -18,6 +18,7 @@ from collections.abc import Iterable, Mapping
 from typing import IO, Any, NoReturn
 
 import click
+from click.core import ParameterSource
 
 from gateway.errors import (
     AlreadyExists,
@@ -110,11 +111,21 @@ class Failure(click.ClickException):
 
     def __init__(self, error: BaseException) -> None:
         text = error.format_message() if isinstance(error, click.ClickException) else str(error)
-        super().__init__(" ".join(text.split()) or type(error).__name__)
+        super().__init__(" ".join((text + _origin(error)).split()) or type(error).__name__)
         self.exit_code = exit_code(error)  # type: ignore[misc]  # click: per class or instance
 
     def show(self, file: IO[Any] | None = None) -> None:
         click.echo(f"modelport: error: {self.message}", file=file, err=True)
+
+
+def _origin(error: BaseException) -> str:
+    """Where a wrong value comes from, if not from the command line."""
+    if not isinstance(error, click.BadParameter) or error.ctx is None or error.param is None:
+        return ""
+    source = error.ctx.get_parameter_source(str(error.param.name))
+    if source is ParameterSource.ENVIRONMENT:
+        return f" It is set by {error.param.envvar}."
+    return " It is set in the configuration file." if source is ParameterSource.DEFAULT_MAP else ""
 
 
 class OneLineCommand(click.Command):

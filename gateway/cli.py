@@ -5,11 +5,13 @@ from __future__ import annotations
 import importlib
 import os
 import sys
+from pathlib import Path
 
 import click
+from click.exceptions import NoSuchCommand
 
 from exporters.errors import OneLineCommand
-from gateway import __version__
+from gateway import __version__, option_sources
 
 #: name → where the command is, and the line that ``modelport --help`` shows.
 COMMANDS = {
@@ -30,6 +32,10 @@ COMMANDS = {
     "doctor": ("gateway.doctor:doctor", "Tell which backends this machine can run."),
     "models": ("gateway.client:models", "List the models of a running gateway."),
     "infer": ("gateway.client:infer", "Send a file to a model of a running gateway."),
+    "load": ("gateway.control_cli:load", "Load or reload a model of a running gateway."),
+    "unload": ("gateway.control_cli:unload", "Unload a model of a running gateway."),
+    "label": ("gateway.versions_cli:label", "Name a version of a model in a repository."),
+    "rollback": ("gateway.versions_cli:rollback", "Go back to an earlier version of a model."),
 }
 
 
@@ -44,17 +50,47 @@ class LazyGroup(OneLineCommand, click.Group):
             return None
         module, _, attribute = COMMANDS[cmd_name][0].partition(":")
         command: click.Command = getattr(importlib.import_module(module), attribute)
+        option_sources.name_variables(command, f"MODELPORT_{cmd_name.upper()}")
+        if ctx.default_map and cmd_name in ctx.default_map:
+            table = ctx.default_map[cmd_name]
+            ctx.default_map[cmd_name] = option_sources.defaults_for(command, table, cmd_name)
         return command
+
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        if not args[0].startswith("-") and args[0] not in COMMANDS:
+            raise NoSuchCommand(args[0], possibilities=COMMANDS, ctx=ctx)
+        return super().resolve_command(ctx, args)
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         with formatter.section("Commands"):
             formatter.write_dl([(name, text) for name, (_, text) in COMMANDS.items()])
 
 
+def _read_config(ctx: click.Context, param: click.Parameter, file: Path | None) -> None:
+    if file is not None:
+        ctx.default_map = option_sources.read(file)
+        option_sources.check_verbs(ctx.default_map, COMMANDS)
+
+
 @click.group(cls=LazyGroup, context_settings={"help_option_names": ["-h", "--help"]})
 @click.version_option(__version__, prog_name="modelport")
+@click.option(
+    "--config",
+    type=click.Path(path_type=Path),
+    metavar="FILE",
+    envvar="MODELPORT_CONFIG",
+    callback=_read_config,
+    expose_value=False,
+    help="Options of the verbs, in TOML: a table for each verb.  [env: MODELPORT_CONFIG]",
+)
 def modelport() -> None:
-    """Export a trained model once, prove it, serve it behind the Open Inference Protocol."""
+    """Export a trained model once, prove it, serve it behind the Open Inference Protocol.
+
+    Every option can also be set in the environment, as MODELPORT_SERVE_HTTP_PORT=9000 for
+    --http-port of serve, or in the --config file, as http-port = 9000 under [serve].
+    """
 
 
 def main() -> None:

@@ -14,14 +14,15 @@ import numpy as np
 
 from gateway import images
 from gateway.errors import InvalidArgument, NotFound, Unavailable
+from gateway.option_sources import did_you_mean
 from gateway.types import NUMPY_DTYPES, Array, Datatype, TensorSpec
 
 DEFAULT_URLS = {"http": "127.0.0.1:8000", "grpc": "127.0.0.1:8001"}
 TIMEOUT_SECONDS = 60.0
 IMAGE_SUFFIXES = frozenset({".png", ".jpg", ".jpeg", ".bmp", ".gif", ".tif", ".tiff", ".webp"})
 
-_url = click.option("--url", "-u", help="HOST:PORT.  [default: 127.0.0.1:8000, gRPC :8001]")
-_protocol = click.option(
+url_option = click.option("--url", "-u", help="HOST:PORT.  [default: 127.0.0.1:8000, gRPC :8001]")
+protocol_option = click.option(
     "--protocol", "-i", type=click.Choice(["http", "grpc"]), default="http", show_default=True
 )
 
@@ -53,7 +54,7 @@ class Client:
             Unavailable: nobody answers at the address.
             InvalidArgument, NotFound: what the gateway refused, in its words.
         """
-        if self.protocol == "grpc" and method != "infer":
+        if self.protocol == "grpc" and method.startswith("get_"):
             options["as_json"] = True
         try:
             return getattr(self._client, method)(*arguments, **options)
@@ -84,7 +85,11 @@ class Client:
         return rows
 
     def metadata(self, model: str, version: str = "") -> dict[str, Any]:
-        document: dict[str, Any] = self.call("get_model_metadata", model, version)
+        try:
+            document: dict[str, Any] = self.call("get_model_metadata", model, version)
+        except NotFound as error:
+            known = {row["name"] for row in self.index()}
+            raise NotFound(f"{error}{did_you_mean(model, known)}") from error
         for tensor in document["inputs"] + document["outputs"]:
             tensor["shape"] = [int(size) for size in tensor["shape"]]
         return document
@@ -97,8 +102,8 @@ class Client:
 
 
 @click.command()
-@_url
-@_protocol
+@url_option
+@protocol_option
 @click.option("--json", "as_json", is_flag=True, help="Print JSON instead of a table.")
 def models(url: str | None, protocol: str, as_json: bool) -> None:
     """List the models of a running gateway: versions, states, reasons, signatures."""
@@ -133,8 +138,8 @@ def _signature(tensors: list[dict[str, Any]]) -> str:
 @click.command()
 @click.argument("model")
 @click.argument("file", type=click.Path(path_type=Path, allow_dash=True))
-@_url
-@_protocol
+@url_option
+@protocol_option
 @click.option("--model-version", default="", help="[default: the newest that is ready]")
 @click.option("--output", "-o", "outputs", multiple=True, help="Only this output. Repeatable.")
 @click.option("--class-count", type=click.IntRange(min=0), default=0, help="The top K instead.")

@@ -11,7 +11,7 @@ import structlog
 
 from gateway.backends import Versions
 from gateway.errors import InvalidArgument, ModelportError, Unavailable
-from gateway.repository import scan
+from gateway.repository import scan, standalone
 from gateway.repository.scan import MAX_CONFIG_BYTES, MAX_VERSION, ModelEntry, VersionEntry
 from gateway.repository.storage.location import Location
 from gateway.routes import Route
@@ -106,6 +106,7 @@ class Discovery:
             each if isinstance(each, Path) else Storage(each, settings)
             for each in settings.model_repositories
         ]
+        self._standalone = settings.models
         self._routes = settings.routes.models
         self._find_versions = find_versions
 
@@ -125,10 +126,12 @@ class Discovery:
             raise Unavailable(f"a model repository cannot be read: {reason}") from error
 
     def _scan(self) -> dict[str, ModelEntry]:
-        found = scan.together(
+        repositories = [
             scan.scan_folder(each) if isinstance(each, Path) else each.found or {}
             for each in self._repositories
-        )
+        ]
+        alone = [standalone.scan(path) for path in self._standalone]
+        found = scan.together([*repositories, *({entry.name: entry} for entry in alone)])
         for name, route in self._routes.items():
             if name not in found:
                 found[name] = _entry(name, route)

@@ -6,6 +6,7 @@ What is wanted is decided here, by the control mode and by requests; ``reconcile
 from __future__ import annotations
 
 import asyncio
+import difflib
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping
 
@@ -106,7 +107,9 @@ class Lifecycle(Catalogue):
         if explicit and "*" not in settings.load_models:
             self._missing = {name for name in settings.load_models if name not in self._models}
             for name in self._missing:
-                log.error("--load-model names no model of the repository", model=name)
+                close = difflib.get_close_matches(name, self._models, n=1)
+                hint = {"did_you_mean": close[0]} if close else {}
+                log.error("--load-model names no model of the repository", model=name, **hint)
             names = [name for name in settings.load_models if name in self._models]
         models = self._with_steps(names)
         await self._reconciler.reconcile_all(models)

@@ -171,8 +171,9 @@ class Reconciler:
             model.problem = (
                 "no version is allowed by version_policy"
                 if entry.versions
-                else "no version directory found"
+                else "no version directory found; versions are folders named 1, 2, ..."
             )
+            log.warning("model is not served", model=entry.name, reason=model.problem)
 
     def _snapshot(self, model: Model, content: dict[int, Hashable], making_room: bool) -> Snapshot:
         failed = {v: failure.content for v, failure in model.failed.items() if not failure.due}

@@ -11,8 +11,10 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from gateway import option_sources
 from gateway.haste import hasten
-from gateway.repository.storage.location import Repository
+from gateway.repository import standalone
+from gateway.repository.storage.location import Location, Repository
 from gateway.settings import (
     AspiredVersionPolicy,
     LogFormat,
@@ -85,11 +87,14 @@ class Serve(click.Command):
     ARGUMENTS = "modelport.serve.arguments"
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
-        ctx.meta[self.ARGUMENTS] = tuple(args)
-        return super().parse_args(ctx, args)
+        given = tuple(args)
+        rest = super().parse_args(ctx, args)
+        ctx.meta[self.ARGUMENTS] = (*option_sources.as_arguments(ctx), *given)
+        return rest
 
 
 @click.command(cls=Serve)
+@click.argument("paths", type=Repository(), nargs=-1, metavar="[PATH]...")
 @click.option(
     "--model-repository",
     "--model-store",
@@ -282,13 +287,17 @@ class Serve(click.Command):
 def serve(context: click.Context, /, **options: Any) -> None:
     """Serve a model repository over HTTP and gRPC (Open Inference Protocol, Triton's flag names).
 
+    PATH is a model repository, a model's own folder, or a model's file (model.onnx).
+
     Port 0 takes a free port; the line "listening" on stderr tells which.
     """
     context.call_on_close(gc.enable)  # whoever calls this in a process that goes on
     hasten()
     settings = _settings(**options)
-    if not settings.model_repositories and not settings.routes.models:
-        raise click.UsageError("nothing to serve; give --model-repository, or --routes with models")
+    if not (settings.model_repositories or settings.models or settings.routes.models):
+        raise click.UsageError(
+            "nothing to serve; give a model's file or --model-repository, or --routes with models"
+        )
     if settings.workers == 1:
         from gateway import server
 
@@ -305,6 +314,7 @@ def settings_of(arguments: Sequence[str]) -> Settings:
     Raises:
         click.UsageError, ModelportError: as ``serve``.
     """
+    option_sources.name_variables(serve, "MODELPORT_SERVE")
     return _settings(**serve.make_context("serve", list(arguments)).params)
 
 
@@ -314,6 +324,34 @@ def _public_keys(files: Sequence[Path]) -> tuple[PublicKey, ...]:
     from gateway.repository import signing  # no start without a key has to wait for it
 
     return tuple(signing.load_public_key(file) for file in files)
+
+
+def _check_repository(repository: Path | Location) -> None:
+    if not isinstance(repository, Path):
+        return
+    if not repository.is_dir():
+        raise click.UsageError(
+            f"--model-repository '{repository}' is not a folder; 'modelport demo' or "
+            "'modelport export' makes one"
+        )
+    if standalone.is_model(repository):
+        raise click.UsageError(
+            f"--model-repository '{repository}' is a model; pass its parent "
+            f"'{repository.parent}', or serve it alone: modelport serve {repository}"
+        )
+
+
+def _sorted_out(
+    paths: Sequence[Path | Location],
+) -> tuple[tuple[Path | Location, ...], tuple[Path, ...]]:
+    """The repositories among ``paths``, and the models outside of one."""
+    for path in paths:
+        if isinstance(path, Path) and not path.exists():
+            raise click.UsageError(f"'{path}' does not exist")
+    models = tuple(path for path in paths if isinstance(path, Path) and standalone.is_model(path))
+    for model in models:
+        standalone.scan(model)  # raises what is wrong with it
+    return tuple(path for path in paths if path not in models), models
 
 
 def _check_listeners(options: Mapping[str, Any]) -> None:
@@ -344,11 +382,9 @@ def _settings(
     if options["load_models"] and model_control_mode != ModelControlMode.EXPLICIT:
         raise click.UsageError("--load-model requires --model-control-mode=explicit as well")
     for repository in options["model_repositories"]:
-        if isinstance(repository, Path) and not repository.is_dir():
-            raise click.UsageError(
-                f"--model-repository '{repository}' is not a folder; 'modelport demo' or "
-                "'modelport export' makes one"
-            )
+        _check_repository(repository)
+    repositories, options["models"] = _sorted_out(options.pop("paths"))
+    options["model_repositories"] += repositories
     _check_listeners(options)
     from gateway import routes
 

@@ -94,6 +94,8 @@ class Settings(NamedTuple):
     allow_client_shm: bool = False
     log_format: LogFormat = LogFormat.DEFAULT
     log_verbose: int = 0
+    #: Models outside a repository, each a file or a folder.
+    models: tuple[Path, ...] = ()
 
 
 def request_memory_bytes(settings: Settings) -> int:

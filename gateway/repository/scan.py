@@ -165,7 +165,8 @@ def _read_config(root: Path, path: Path) -> str | None:
 
 
 def _scan_version(root: Path, path: Path) -> VersionEntry:
-    number, problem, files = int(path.name), "", []
+    number, problem = int(path.name), ""
+    files: list[tuple[str, int, int, int]] = []
     try:
         if _leaves(root, path):
             problem = f"version {number} is a symbolic link out of the repository"
@@ -183,14 +184,20 @@ def _scan_version(root: Path, path: Path) -> VersionEntry:
                         f"'{relative}' may run code when it is read; export the model to a "
                         "supported format instead"
                     )
-            for name in names:
-                file = Path(folder) / name
-                stat = file.stat(follow_symlinks=True) if file.exists() else file.lstat()
-                relative = file.relative_to(path).as_posix()
-                files.append((relative, stat.st_size, stat.st_mtime_ns, stat.st_ino))
+            files += fingerprint(path, (Path(folder) / name for name in names))
     except OSError as error:
         problem = _reason(error)
     return VersionEntry(number, path, tuple(sorted(files)), problem)
+
+
+def fingerprint(folder: Path, files: Iterable[Path]) -> Fingerprint:
+    """The fingerprint of those ``files`` of ``folder``; a link that leads nowhere is one."""
+    found = []
+    for file in files:
+        stat = file.stat() if file.exists() else file.lstat()
+        name = file.relative_to(folder).as_posix()
+        found.append((name, stat.st_size, stat.st_mtime_ns, stat.st_ino))
+    return tuple(sorted(found))
 
 
 def _raise(error: OSError) -> None:

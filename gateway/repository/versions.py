@@ -1,0 +1,193 @@
+"""Change which version of a model is served, in its ``config.pbtxt``, and nothing else.
+
+Text and comments of the file are kept: a setting is replaced where it stands, or added at the end.
+The result is parsed again before it is written, and must differ from what was there in that setting
+alone. The file is replaced in one step, so that a gateway that polls sees the old or the new one.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from gateway.errors import InvalidArgument, NotFound
+from gateway.repository import config as configuration
+from gateway.repository.scan import ModelEntry, scan_model
+
+LABEL = "version_label."
+LABEL_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]{0,63}\Z")
+_VERSION_POLICY = re.compile(r"\bversion_policy\s*:?\s*\{")
+
+
+class VersionChoice:
+    """Labels and version policy of the model in the folder ``path``.
+
+    Raises:
+        NotFound: there is no such folder, or no version in it.
+        InvalidArgument: its configuration does not parse.
+    """
+
+    def __init__(self, path: Path) -> None:
+        if not path.is_dir():
+            raise NotFound(f"'{path}' is no model's folder")
+        self._entry: ModelEntry = scan_model(path.parent.resolve(), path.resolve())
+        if self._entry.problem:
+            raise InvalidArgument(f"'{path.name}': {self._entry.problem}")
+        if not self._entry.versions:
+            raise NotFound(f"model '{path.name}' has no versions; they are folders named 1, 2, ...")
+        self.name = path.name
+        self._file = path / configuration.FILENAME
+        self._text = self._entry.config_text or ""
+        self._config = configuration.parse(self._text)
+
+    @property
+    def versions(self) -> list[int]:
+        """Those in the folder, ascending."""
+        return sorted(self._entry.versions)
+
+    @property
+    def labels(self) -> dict[str, str]:
+        parameters = self._config.parameters
+        found = {key: parameters[key].string_value for key in parameters if key.startswith(LABEL)}
+        return {key.removeprefix(LABEL): found[key] for key in sorted(found)}
+
+    def allowed(self) -> list[int]:
+        """The versions that the version policy serves, ascending.
+
+        Raises:
+            InvalidArgument: there is none.
+        """
+        policy = self._config.version_policy
+        if policy.HasField("specific"):
+            chosen = [v for v in self.versions if v in policy.specific.versions]
+        elif policy.HasField("all"):
+            chosen = self.versions
+        else:
+            chosen = self.versions[-max(1, policy.latest.num_versions) :]
+        if not chosen:
+            raise InvalidArgument(f"the version_policy of model '{self.name}' allows no version")
+        return chosen
+
+    def before(self, version: int) -> int:
+        """The version before ``version``.
+
+        Raises:
+            NotFound: there is none.
+        """
+        older = [each for each in self.versions if each < version]
+        if not older:
+            raise NotFound(f"version {version} is the oldest of model '{self.name}'")
+        return older[-1]
+
+    def label(self, label: str, version: int | None) -> None:
+        """Let ``label`` name ``version``; None removes it.
+
+        Raises:
+            InvalidArgument: it is no name for a label.
+            NotFound: there is no such version, or no such label to remove.
+        """
+        if not LABEL_NAME.match(label):
+            raise InvalidArgument(
+                f"'{label}' is no label; use letters, digits, '_', '.' and '-', as in 'stable'"
+            )
+        key = LABEL + label
+        if version is not None:
+            self._require(version)
+        elif key not in self._config.parameters:
+            raise NotFound(f"model '{self.name}' has no label '{label}'")
+        setting = f'parameters {{ key: "{key}" value {{ string_value: "{version}" }} }}\n'
+
+        def change(config: Any) -> None:
+            if version is None:
+                del config.parameters[key]
+            else:
+                config.parameters[key].string_value = str(version)
+
+        quoted = rf"[\"']{re.escape(key)}[\"']"
+        pattern = re.compile(rf"\bparameters\s*:?\s*\{{\s*key\s*:\s*{quoted}")
+        self._replace(pattern, setting if version is not None else "", change)
+
+    def serve_only(self, version: int) -> None:
+        """Serve ``version`` and no other.
+
+        Raises:
+            NotFound: there is no such version.
+        """
+        self._require(version)
+
+        def change(config: Any) -> None:
+            config.version_policy.specific.versions[:] = [version]
+
+        setting = f"version_policy {{ specific {{ versions: [ {version} ] }} }}\n"
+        self._replace(_VERSION_POLICY, setting, change)
+
+    def serve_latest(self) -> None:
+        """Serve the newest version again."""
+
+        def change(config: Any) -> None:
+            config.version_policy.latest.num_versions = 1
+
+        setting = "version_policy { latest { num_versions: 1 } }\n"
+        self._replace(_VERSION_POLICY, setting, change)
+
+    def _require(self, version: int) -> None:
+        if version not in self.versions:
+            known = ", ".join(map(str, self.versions))
+            raise NotFound(f"model '{self.name}' has no version {version}; it has {known}")
+
+    def _replace(
+        self, pattern: re.Pattern[str], setting: str, change: Callable[[Any], None]
+    ) -> None:
+        """Put ``setting`` in place of the block that begins with ``pattern``, or at the end."""
+        wanted = configuration.parse(self._text)
+        change(wanted)
+        match = pattern.search(self._text)
+        if match is None:
+            newline = "\n" if self._text and not self._text.endswith("\n") else ""
+            text = f"{self._text}{newline}{setting}"
+        else:
+            end = _end_of_block(self._text, match.start())
+            text = self._text[: match.start()] + setting.rstrip("\n") + self._text[end:]
+        if _parsed(text) != wanted:
+            raise InvalidArgument(
+                f"the {configuration.FILENAME} of model '{self.name}' is not written so that this "
+                f"can be changed in it; put there by hand: {setting.strip() or 'no such setting'}"
+            )
+        _write(self._file, text)
+        self._text, self._config = text, wanted
+
+
+def _end_of_block(text: str, start: int) -> int:
+    """Where the braces that open after ``start`` are closed again; the text's end if never."""
+    depth = 0
+    for match in re.compile(r"[{}]").finditer(text, start):
+        depth += 1 if match.group() == "{" else -1
+        if not depth:
+            return match.end()
+    return len(text)
+
+
+def _parsed(text: str) -> Any:
+    try:
+        return configuration.parse(text)
+    except InvalidArgument:
+        return None
+
+
+def _write(file: Path, text: str) -> None:
+    """Replace ``file`` in one step; its permissions stay."""
+    descriptor, name = tempfile.mkstemp(dir=file.parent, prefix=f".{file.name}.")
+    try:
+        with os.fdopen(descriptor, "w", encoding="utf-8") as stream:
+            stream.write(text)
+            stream.flush()
+            os.fsync(stream.fileno())
+        os.chmod(name, file.stat().st_mode if file.exists() else 0o644)
+        os.replace(name, file)
+    except BaseException:
+        Path(name).unlink(missing_ok=True)
+        raise
