@@ -8,8 +8,15 @@ from __future__ import annotations
 
 import numpy as np
 
+from gateway import slices
 from gateway.errors import InvalidArgument
-from gateway.types import Datatype, Tensor
+from gateway.slices import Slices
+from gateway.types import Array, Datatype, Tensor
+
+#: Values of more outputs than these are gone through aside.
+LARGE = 16_384
+#: Classes that are written in one slice.
+SLICE = 1024
 
 
 def classify(tensor: Tensor, count: int, labels: tuple[str, ...], batched: bool) -> Tensor:
@@ -18,21 +25,48 @@ def classify(tensor: Tensor, count: int, labels: tuple[str, ...], batched: bool)
     Raises:
         InvalidArgument: the output is not numeric.
     """
+    return slices.at_once(classifying(tensor, count, labels, batched))
+
+
+def classifying(
+    tensor: Tensor, count: int, labels: tuple[str, ...], batched: bool
+) -> Slices[Tensor]:
+    """``classify`` in slices, for what is large."""
     if tensor.datatype in (Datatype.BYTES, Datatype.BF16, Datatype.BOOL):
         raise InvalidArgument(
             f"output '{tensor.name}' is {tensor.datatype}; classification needs numbers"
         )
     rows = tensor.data.reshape(tensor.data.shape[0] if batched else 1, -1)
     count = min(count, rows.shape[1])
-    # Descending without leaving the datatype (~ reverses the order of integers, signed or not);
-    # stable, so that of equal values the lower index comes first.
-    keys = -rows if rows.dtype.kind == "f" else ~rows
-    top = np.argsort(keys, axis=1, kind="stable")[:, :count]
-    texts = np.empty(top.shape, dtype=object)
-    for row, indices in enumerate(top):
-        for rank, index in enumerate(indices):
-            value = rows[row, index]
-            text = f"{value:f}" if rows.dtype.kind == "f" else str(value)
-            label = f":{labels[index]}" if index < len(labels) else ""
-            texts[row, rank] = f"{text}:{index}{label}".encode()
+    texts = np.empty((len(rows), count), dtype=object)
+    form = "{:f}:{}{}" if rows.dtype.kind == "f" else "{}:{}{}"
+    for number, row in enumerate(rows):
+        top = largest(row, count)
+        for start in range(0, count, SLICE):
+            indices = top[start : start + SLICE]
+            values = row[indices].tolist()
+            for rank, (value, index) in enumerate(zip(values, indices.tolist(), strict=True)):
+                label = f":{labels[index]}" if index < len(labels) else ""
+                texts[number, start + rank] = form.format(value, index, label).encode()
+            yield
     return Tensor(tensor.name, Datatype.BYTES, texts if batched else texts[0])
+
+
+def largest(values: Array, count: int) -> Array:
+    """The indices of the ``count`` largest of ``values``, the largest first.
+
+    Of equal values the lower index comes first, and NaN comes last. Only the largest are sorted.
+    """
+    # Descending without leaving the datatype: ~ reverses the order of integers, signed or not.
+    keys = -values if values.dtype.kind == "f" else ~values
+    if count < len(keys):
+        last = np.partition(keys, count - 1)[count - 1] if count else keys[0]
+        if last != last:
+            before, ties = np.flatnonzero(keys == keys), np.flatnonzero(keys != keys)
+        else:
+            before, ties = np.flatnonzero(keys < last), np.flatnonzero(keys == last)
+        candidates = np.concatenate([before, ties])[:count]
+    else:
+        candidates = np.arange(len(keys))
+    chosen: Array = candidates[np.argsort(keys[candidates], kind="stable")]
+    return chosen

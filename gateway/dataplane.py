@@ -11,7 +11,8 @@ from typing import TypeVar
 
 import structlog
 
-from gateway.classification import classify
+from gateway import slices
+from gateway.classification import LARGE, classifying
 from gateway.errors import Code, Internal, ModelportError, TimedOut, Unavailable
 from gateway.lifecycle import Lifecycle
 from gateway.model import ServedVersion
@@ -112,7 +113,7 @@ class DataPlane:
                     break
                 version.validator.restore(response)
                 if request.classification:
-                    response.outputs = _classified(version, request, response)
+                    response.outputs = await _classified(version, request, response, deadline)
                 response.id = request.id
                 done = time.perf_counter_ns()
                 timing.compute_output_ns += done - answered
@@ -139,7 +140,7 @@ class DataPlane:
         answered = time.perf_counter_ns()
         version.validator.restore(response)
         if request.classification:
-            response.outputs = _classified(version, request, response)
+            response.outputs = await _classified(version, request, response, deadline)
         response.id = request.id
         done = time.perf_counter_ns()
         timing.compute_output_ns += done - answered
@@ -213,16 +214,21 @@ async def within(answer: Awaitable[T], deadline: Deadline) -> T:
         raise TimedOut from None
 
 
-def _classified(
-    version: ServedVersion, request: InferRequest, response: InferResponse
+async def _classified(
+    version: ServedVersion, request: InferRequest, response: InferResponse, deadline: Deadline
 ) -> list[Tensor]:
     wanted, batched = request.classification, version.signature.max_batch_size > 0
-    return [
-        classify(tensor, wanted[tensor.name], version.labels.get(tensor.name, ()), batched)
-        if tensor.name in wanted
-        else tensor
-        for tensor in response.outputs
-    ]
+    outputs = []
+    for tensor in response.outputs:
+        if tensor.name in wanted:
+            labels = version.labels.get(tensor.name, ())
+            work = classifying(tensor, wanted[tensor.name], labels, batched)
+            if tensor.data.size > LARGE:
+                tensor = await slices.aside(work, deadline)
+            else:
+                tensor = slices.at_once(work)
+        outputs.append(tensor)
+    return outputs
 
 
 def _request_id(request: InferRequest) -> str:

@@ -10,6 +10,7 @@
     │   ├── TimedOut         the request's deadline passed
     │   ├── QueueFull        the queue of the model version is full
     │   └── MemoryExhausted  requests hold all the memory that they may
+    ├── Cancelled            nobody waits for the answer
     └── Internal             our fault; the message is public, the cause is logged
         └── IntegrityError   an artifact is not what its manifest says
 
@@ -103,6 +104,10 @@ class MemoryExhausted(Unavailable):
         "--max-request-memory",
     ) -> None:
         super().__init__(message)
+
+
+class Cancelled(ModelportError):
+    code = Code.CANCELLED
 
 
 class Internal(ModelportError):

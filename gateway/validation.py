@@ -24,6 +24,11 @@ from gateway.types import (
     TensorSpec,
 )
 
+#: The most bytes of one number as JSON with its comma and indentation, and of all that is around
+#: the numbers: names, parameters, forms.
+NUMBER_BYTES = 64
+SURROUNDINGS_BYTES = 1024 * 1024
+
 
 class Validator:
     """Built once per loaded model version."""
@@ -36,6 +41,11 @@ class Validator:
         self._required = frozenset(s.name for s in signature.inputs if not s.optional)
         self._outputs = frozenset(s.name for s in signature.outputs)
         self._plain = self._plain_inputs(signature)
+        self.max_elements = _max_elements(signature)
+        #: The most bytes of a valid request, in any coding; None: the signature leaves it open.
+        self.max_bytes = None
+        if self.max_elements is not None:
+            self.max_bytes = self.max_elements * NUMBER_BYTES + SURROUNDINGS_BYTES
         self._reshaped = {
             s.name: Reshape(s.reshape, s.wire_dims, batched)
             for s in signature.outputs
@@ -273,6 +283,22 @@ class _Input:
             f"unexpected shape for input '{tensor.name}' for model '{self._model}'. Expected "
             f"{_dims(self._dims)}, got {_dims(tensor.data.shape)}{note}"
         )
+
+
+def _max_elements(signature: ModelSignature) -> int | None:
+    """The elements of the largest request; None: a dimension or the length of strings is open."""
+    total = 0
+    for spec in signature.inputs:
+        count = max(1, signature.max_batch_size)
+        for dim in spec.dims:
+            axis = signature.axes[dim] if isinstance(dim, str) else None
+            most = axis.maximum if axis is not None else dim
+            if most is None or most == -1 or spec.datatype is Datatype.BYTES:
+                return None
+            assert type(most) is int
+            count *= most
+        total += count
+    return total
 
 
 def _range(data: np.ndarray[Any, Any]) -> tuple[Any, Any]:

@@ -68,8 +68,7 @@ class FakeBackend:
         if type(count) is not int:
             raise InvalidArgument(f"parameter '{RESPONSES}' must be an integer")
         for _ in range(count):
-            if self._delay_seconds:
-                await asyncio.sleep(self._delay_seconds)
+            await asyncio.sleep(self._delay_seconds)  # also of 0: others have their turn
             yield self._answer(request)
         if self._error:
             raise Internal(self._error)

@@ -3,44 +3,68 @@
 from __future__ import annotations
 
 import zlib
+from collections.abc import Mapping
 
+from gateway import slices
 from gateway.errors import InvalidArgument, Unsupported
 from gateway.protocols.asgi import Receive
+from gateway.types import NO_DEADLINE, Deadline
+from gateway.wire import inflation
 
 #: Below this a compressed reply is hardly smaller, and costs more than it saves.
 MIN_COMPRESSED_BYTES = 500
+#: The most bytes of a request that carries no tensors: to load a model, to list them.
+CONTROL_BYTES = 256 * 1024
 
 
 class Disconnected(Exception):
     """The client has gone before its request was complete."""
 
 
-async def read(receive: Receive, limit: int, encoding: bytes = b"") -> bytes:
-    """The request's body, without its content coding ``encoding``; never more than ``limit`` bytes.
+async def read(
+    receive: Receive,
+    headers: Mapping[bytes, bytes],
+    limit: int,
+    deadline: Deadline = NO_DEADLINE,
+    bound: int | None = None,
+) -> bytes:
+    """The request's body, without its content coding.
+
+    Args:
+        headers: the request's, names in lower case.
+        limit: the most bytes of any body, before and after decompression.
+        bound: the most bytes of a valid one, as the model's signature has it; None: any number.
 
     Raises:
         InvalidArgument: it is larger, or not of that coding.
         Unsupported: any coding but gzip and deflate.
+        TimedOut: the deadline has passed.
         Disconnected: the client went away.
     """
+    most = limit if bound is None else min(limit, bound)
     message = await receive()
     body: bytes = message.get("body", b"")
     if message.get("more_body"):
-        chunks, size = [body], len(body)
-        while message.get("more_body"):
+        stated = headers.get(b"content-length", b"")
+        size = max(len(body), int(stated) if stated.isdigit() and len(stated) < 20 else 0)
+        chunks, size = [body], size if size > most else len(body)
+        while message.get("more_body") and size <= most:
             message = await receive()
             if message["type"] == "http.disconnect":
                 raise Disconnected
             chunks.append(message.get("body", b""))
             size += len(chunks[-1])
-            if size > limit:
-                break
+        if size > most:
+            raise _too_large(most, limit)
         body = b"".join(chunks)
     if message["type"] == "http.disconnect":
         raise Disconnected
-    if len(body) > limit:
-        raise _too_large(limit)
-    return _decompressed(body, encoding, limit) if encoding else body
+    if len(body) > most:
+        raise _too_large(most, limit)
+    encoding = headers.get(b"content-encoding")
+    if not encoding or encoding.strip().lower() == b"identity":
+        return body
+    return await _inflated(body, encoding, limit, deadline, bound)
 
 
 def header_length(stated: bytes, size: int) -> int:
@@ -58,35 +82,42 @@ def header_length(stated: bytes, size: int) -> int:
     return length
 
 
-def _too_large(limit: int) -> InvalidArgument:
+def _too_large(most: int, limit: int) -> InvalidArgument:
+    if most < limit:
+        return InvalidArgument(
+            f"the request is larger than {most} bytes, and no valid request for this model is"
+        )
     return InvalidArgument(
         f"the request exceeds the maximum allowed input size of {limit} bytes. Use "
         "--http-max-input-size to increase the limit."
     )
 
 
-def _decompressed(body: bytes, encoding: bytes, limit: int) -> bytes:
+async def _inflated(
+    body: bytes, encoding: bytes, limit: int, deadline: Deadline, bound: int | None
+) -> bytes:
     coding = encoding.strip().lower()
-    if coding == b"identity":
-        return body
-    if coding not in (b"gzip", b"deflate"):
+    if coding not in inflation.WINDOW_BITS:
         raise Unsupported(
             f"unsupported content-encoding '{encoding[:64].decode('latin-1')}'; use gzip or deflate"
         )
-    decompressor = zlib.decompressobj(zlib.MAX_WBITS | (16 if coding == b"gzip" else 0))
+    fair = inflation.limit(len(body)) if bound is None else bound
+    most = min(limit, fair)
     try:
-        plain = decompressor.decompress(body, limit + 1)
-    except zlib.error as error:
-        raise InvalidArgument(f"the body is not valid {coding.decode()} data") from error
-    if len(plain) > limit:
-        raise _too_large(limit)
-    if not decompressor.eof or decompressor.unused_data:
-        raise InvalidArgument(f"the body is not one complete {coding.decode()} stream")
-    return plain
+        return await slices.soon(inflation.inflate(body, coding, most), deadline)
+    except inflation.Malformed as error:
+        raise InvalidArgument(f"the body is not one complete {coding.decode()} stream") from error
+    except inflation.TooLarge:
+        if bound is None and fair < limit:
+            raise InvalidArgument(
+                f"the body inflates to more than {inflation.RATIO} times its size, and more than "
+                f"{inflation.FREE_BYTES} bytes; send it less compressed"
+            ) from None
+        raise _too_large(most, limit) from None
 
 
 def compress(body: bytes, coding: bytes) -> bytes:
-    compressor = zlib.compressobj(1, wbits=zlib.MAX_WBITS | (16 if coding == b"gzip" else 0))
+    compressor = zlib.compressobj(1, wbits=inflation.WINDOW_BITS[coding])
     return compressor.compress(body) + compressor.flush()
 
 

@@ -19,7 +19,7 @@ from gateway.protocols.http import Delegate
 from gateway.protocols.http_document import document
 from gateway.protocols.oip.infer_http import STATUS
 from gateway.protocols.prediction.http import PlatformWire, PredictionHandler, RequestHeaders
-from gateway.protocols.prediction.predictor import Predict
+from gateway.protocols.prediction.predictor import Predictor
 
 DEFAULT_MODEL_VARIABLE = "SAGEMAKER_TRITON_DEFAULT_MODEL_NAME"
 MEDIA_TYPE = b"application/vnd.sagemaker-triton"
@@ -35,11 +35,13 @@ class SageMakerHttp:
     segments = frozenset({"invocations", "models"})
 
     def __init__(
-        self, predictor: Predict, lifecycle: Lifecycle, default_model: str, max_input_bytes: int
+        self, predictor: Predictor, lifecycle: Lifecycle, default_model: str, max_input_bytes: int
     ) -> None:
         self._lifecycle = lifecycle
         self._default_model = default_model
-        self._predict = PredictionHandler(predictor, PlatformWire(MEDIA_TYPE), max_input_bytes)
+        self._predict = PredictionHandler(
+            predictor, PlatformWire(MEDIA_TYPE), max_input_bytes, predictor.max_bytes
+        )
 
     def serve(self, scope: Scope, receive: Receive, send: Send) -> Awaitable[None] | None:
         if scope["method"] != "POST":

@@ -16,7 +16,7 @@ from gateway.lifecycle import Lifecycle
 from gateway.protocols.asgi import App, Receive, Scope, Send
 from gateway.protocols.http_reply import JSON, reply
 from gateway.protocols.prediction.http import PlatformWire, PredictionHandler, RequestHeaders
-from gateway.protocols.prediction.predictor import Predict
+from gateway.protocols.prediction.predictor import Predictor
 from gateway.protocols.sagemaker import only_model
 from gateway.settings import VertexAi
 
@@ -39,7 +39,7 @@ class VertexApplication:
     def __init__(
         self,
         app: App,
-        predictor: Predict,
+        predictor: Predictor,
         lifecycle: Lifecycle,
         control: Control,
         settings: VertexAi,
@@ -49,7 +49,9 @@ class VertexApplication:
         self._lifecycle = lifecycle
         self._control = control
         self._settings = settings
-        self._predict = PredictionHandler(predictor, PlatformWire(MEDIA_TYPE), max_input_bytes)
+        self._predict = PredictionHandler(
+            predictor, PlatformWire(MEDIA_TYPE), max_input_bytes, predictor.max_bytes
+        )
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         path = scope["path"] if scope["type"] == "http" else None

@@ -72,10 +72,11 @@ class GenerateHttp:
         try:
             headers = dict(scope["headers"])
             deadline = http_deadline.deadline(headers)
-            encoding = headers.get(b"content-encoding", b"")
-            body = await http_body.read(receive, self._max_input_bytes, encoding)
             number = documents.parse_version(version)
-            request = generate_json.decode(body, self._lifecycle.get(name, number), number)
+            served = self._lifecycle.get(name, number)
+            bound = served.validator.max_bytes
+            body = await http_body.read(receive, headers, self._max_input_bytes, deadline, bound)
+            request = generate_json.decode(body, served, number)
             request.trace = headers.get(b"x-request-id", b"")[:128].decode("latin-1")
             deadline = oip_parameters.deadline(request, deadline)
             async with aclosing(self._dataplane.stream(request, deadline)) as responses:

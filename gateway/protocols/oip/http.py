@@ -171,7 +171,7 @@ class OipHttp(OipInfer):
             return Response(media_type="application/json")
 
     async def _json(self, request: Request) -> dict[str, Any]:
-        body = await http_body.read(request.receive, self._max_input_bytes)
+        body = await http_body.read(request.receive, {}, http_body.CONTROL_BYTES)
         value = json_text.loads(body) if body.strip() else {}
         if type(value) is not dict:
             raise InvalidArgument("the request must be a JSON object")

@@ -93,12 +93,14 @@ class OipInfer:
     ) -> None:
         try:
             number = documents.parse_version(version)
-            if self._dataplane.refuses(name, number):
+            served = self._lifecycle.get(name, number)
+            if served.refuses():
+                served.statistics.failed(Code.UNAVAILABLE, 0)
                 raise QueueFull
             headers = dict(scope["headers"])
             deadline = http_deadline.deadline(headers)
-            encoding = headers.get(b"content-encoding", b"")
-            body = await http_body.read(receive, self._max_input_bytes, encoding)
+            bound = served.validator.max_bytes
+            body = await http_body.read(receive, headers, self._max_input_bytes, deadline, bound)
             request, form = self._decode(body, headers, name, number)
             trace = headers.get(b"x-request-id")
             if trace:

@@ -109,7 +109,7 @@ class RegionsHttp:
             return _done()
 
     async def _json(self, request: Request) -> Any:
-        return json_text.loads(await http_body.read(request.receive, self._max_input_bytes))
+        return json_text.loads(await http_body.read(request.receive, {}, http_body.CONTROL_BYTES))
 
 
 def _done() -> Response:

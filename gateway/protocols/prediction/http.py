@@ -68,6 +68,8 @@ class PredictionHandler:
     predict: Predict
     wire: Wire
     max_input_bytes: int
+    #: The most bytes of a valid request for a model (name and version); it raises if there is none.
+    bound: Callable[[str, int], int | None]
     streaming: Streaming | None = None
 
     async def __call__(
@@ -81,9 +83,9 @@ class PredictionHandler:
         headers = dict(scope["headers"])
         try:
             deadline = http_deadline.deadline(headers)
-            encoding = headers.get(b"content-encoding", b"")
-            body = await http_body.read(receive, self.max_input_bytes, encoding)
             name, version = find(headers)
+            bound = self.bound(name, version)
+            body = await http_body.read(receive, headers, self.max_input_bytes, deadline, bound)
             call = self._call(name, version, body, headers)
             if self.streaming is not None and self.streaming.applies(name, version):
                 await self._stream(self.streaming.stream(call, deadline), headers, send)

@@ -111,6 +111,10 @@ class Predictor:
             async for response in responses:
                 yield encode(response)
 
+    def max_bytes(self, model: str, version: int) -> int | None:
+        """The most bytes of a valid request; None: any number; raises as ``Lifecycle.get``."""
+        return self._forms(self._lifecycle.get(model, version)).max_bytes
+
     def is_decoupled(self, model: str, version: int) -> bool:
         """Whether ``model`` gives any number of responses; raises as ``Lifecycle.get``."""
         return self._lifecycle.get(model, version).decoupled
@@ -139,6 +143,8 @@ class _Forms:
         self._batched = served.signature.max_batch_size > 0
         self._raw_input = served.validator.raw_input
         self._decoders = pictures.decoders(served)
+        # Pictures come in every size.
+        self.max_bytes = None if self._decoders else served.validator.max_bytes
         only = served.signature.inputs[0] if len(served.signature.inputs) == 1 else None
         self._picture = only if only is not None and only.name in self._decoders else None
         self._text = only if only is not None and _is_text(only) else None

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from gateway.classification import largest
 from gateway.errors import InvalidArgument
 from gateway.model import ServedVersion
 from gateway.types import Array, Datatype
@@ -37,7 +38,7 @@ class TopClasses:
             with np.errstate(all="ignore"):
                 powers = np.exp(wide - wide.max())
                 wide = powers / powers.sum()
-        top = np.argsort(-wide, kind="stable")[:TOP]
+        top = largest(wide, min(TOP, len(wide)))
         chances = wide.astype(np.float32)
         return {self._label(int(index)): float(chances[index]) for index in top}
 

@@ -122,8 +122,8 @@ class TfServingHttp:
         self, method: str, selected: Selected, headers: dict[bytes, bytes], receive: Receive
     ) -> bytes:
         deadline = http_deadline.deadline(headers)
-        encoding = headers.get(b"content-encoding", b"")
-        body = await http_body.read(receive, self._max_input_bytes, encoding)
+        bound = self._inference.servables.find(selected).max_bytes
+        body = await http_body.read(receive, headers, self._max_input_bytes, deadline, bound)
         trace = headers.get(b"x-request-id", b"")[:128].decode("latin-1")
         call = Call(selected, deadline, trace)
         if method == "predict":

@@ -157,6 +157,8 @@ class Servable:
         }
         self.outputs = {spec.name: self._output(spec) for spec in signature.outputs}
         self.has_pictures = any(e.picture is not None for e in self.inputs.values())
+        #: The most bytes of a valid request; None: any number. Pictures come in every size.
+        self.max_bytes = None if self.has_pictures else served.validator.max_bytes
         self.required = frozenset(e.name for e in self.inputs.values() if not e.optional)
 
     def _input(self, spec: TensorSpec, picture: Decoder | None) -> Endpoint:

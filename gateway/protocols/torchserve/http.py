@@ -84,7 +84,9 @@ class TorchServeHttp:
         predict = errors.in_torchserves_words(predictor, lifecycle)
         stream = errors.each_in_torchserves_words(predictor.stream, lifecycle)
         streaming = Streaming(predictor.is_decoupled, stream)
-        self._predict = PredictionHandler(predict, TorchServeWire(), max_input_bytes, streaming)
+        self._predict = PredictionHandler(
+            predict, TorchServeWire(), max_input_bytes, predictor.max_bytes, streaming
+        )
 
     def serve(self, scope: Scope, receive: Receive, send: Send) -> Awaitable[None] | None:
         path: str = scope["path"]
@@ -223,7 +225,7 @@ class TorchServeHttp:
 
     async def _registration(self, request: Request) -> dict[str, str]:
         """``url`` and ``model_name`` of the query, or of a JSON body."""
-        body = await http_body.read(request.receive, self._max_input_bytes)
+        body = await http_body.read(request.receive, {}, http_body.CONTROL_BYTES)
         given: Any = request.query_params
         if request.headers.get("content-type", "").startswith("application/json"):
             given = json_text.loads(body)

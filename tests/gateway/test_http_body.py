@@ -1,0 +1,97 @@
+"""HTTP bodies within the limits of the flags, of the model and of fair compression."""
+
+from __future__ import annotations
+
+import gzip
+import os
+import zlib
+from typing import Any
+
+import pytest
+
+from gateway import slices
+from gateway.errors import InvalidArgument, MemoryExhausted
+from gateway.protocols import http_body
+from gateway.request_memory import CURRENT, RequestMemory
+from gateway.wire import inflation
+
+LIMIT = 64 * 1024 * 1024
+
+
+async def read(body: bytes, parts: int = 1, bound: int | None = None, **headers: str) -> bytes:
+    size = -(-len(body) // parts) or 1
+    pieces = [body[at : at + size] for at in range(0, len(body), size)] or [b""]
+    messages = [
+        {"type": "http.request", "body": piece, "more_body": index + 1 < len(pieces)}
+        for index, piece in enumerate(pieces)
+    ]
+
+    async def receive() -> Any:
+        return messages.pop(0)
+
+    found = {name.replace("_", "-").encode(): value.encode() for name, value in headers.items()}
+    return await http_body.read(receive, found, LIMIT, bound=bound)
+
+
+@pytest.mark.parametrize("coding", ["gzip", "deflate"])
+@pytest.mark.parametrize("size", [0, 1, 1000, 3_000_000])
+async def test_a_compressed_body_is_what_it_was(coding: str, size: int) -> None:
+    plain = os.urandom(size)
+    sent = gzip.compress(plain) if coding == "gzip" else zlib.compress(plain)
+    assert await read(sent, parts=7, content_encoding=coding) == plain
+
+
+async def test_a_body_that_is_no_complete_stream_is_refused() -> None:
+    sent = gzip.compress(os.urandom(1_000_000))
+    for damaged in (sent[:-1], sent + b"x", b"x" + sent, sent[:500_000]):
+        with pytest.raises(InvalidArgument, match="complete gzip stream"):
+            await read(damaged, content_encoding="gzip")
+
+
+async def test_zeros_inflate_a_thousandfold_within_what_is_free() -> None:
+    plain = b"0.0," * (inflation.FREE_BYTES // 4)
+    sent = gzip.compress(plain)
+    assert len(sent) * 500 < len(plain)
+    assert await read(sent, content_encoding="gzip") == plain
+
+
+async def test_past_that_a_bomb_is_refused_and_what_compresses_fairly_is_not() -> None:
+    bomb = gzip.compress(b"0," * inflation.FREE_BYTES)
+    with pytest.raises(InvalidArgument, match="100 times its size"):
+        await read(bomb, content_encoding="gzip")
+    fair = os.urandom(200_000) * 60
+    assert await read(zlib.compress(fair, 1), content_encoding="deflate") == fair
+
+
+async def test_a_signature_bounds_what_zeros_inflate_to() -> None:
+    zeros = b"0.0," * 8_000_000
+    sent = gzip.compress(zeros)
+    assert await read(sent, bound=32_000_000, content_encoding="gzip") == zeros
+    with pytest.raises(InvalidArgument, match="no valid request for this model is"):
+        await read(sent, bound=31_999_999, content_encoding="gzip")
+
+
+async def test_a_body_past_the_models_bound_is_refused_unread() -> None:
+    with pytest.raises(InvalidArgument, match="larger than 1000 bytes"):
+        await read(b"x" * 10, parts=2, bound=1000, content_length="1001")
+    with pytest.raises(InvalidArgument, match="larger than 1000 bytes"):
+        await read(b"x" * 1001, bound=1000)
+    with pytest.raises(InvalidArgument, match="--http-max-input-size"):
+        await read(b"x" * 10, parts=2, content_length=str(LIMIT + 1))
+
+
+async def test_what_is_inflated_counts_in_the_budget() -> None:
+    lease = RequestMemory(2_000_000).connection().lease()
+    token = CURRENT.set(lease)
+    try:
+        with pytest.raises(MemoryExhausted):
+            await read(gzip.compress(b"0" * 5_000_000), content_encoding="gzip")
+    finally:
+        CURRENT.reset(token)
+
+
+def test_to_inflate_takes_time_in_proportion() -> None:
+    """The rest of the input was once copied for every part: a thousand times 64 MB."""
+    plain = os.urandom(4_000_000)
+    work = inflation.inflate(zlib.compress(plain, 0), b"deflate", LIMIT)
+    assert slices.at_once(work) == plain
