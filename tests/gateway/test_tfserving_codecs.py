@@ -27,14 +27,21 @@ from gateway.protocols.tfserving.http import STATUS
 from gateway.protocols.tfserving.servable import Selected, Servable, Servables, code
 from gateway.repository import config as configuration
 from gateway.types import NUMPY_DTYPES, Datatype, InferResponse, Tensor
+from gateway.validation import Validator
 from gateway.wire.proto import serving_pb2 as pb
 from tests import models
 
 
 def servable(*inputs: str, outputs: tuple[str, ...] = ("y FP32 -1",), batch: int = 8) -> Servable:
     config = configuration.parse(models.config("m", inputs, outputs, batch))
+    signature = configuration.signature(config)
     served: Any = SimpleNamespace(
-        name="m", number=1, config=config, labels={}, signature=configuration.signature(config)
+        name="m",
+        number=1,
+        config=config,
+        labels={},
+        signature=signature,
+        validator=Validator("m", signature),
     )
     return Servable(served)
 
@@ -179,6 +186,7 @@ def test_what_was_computed_for_a_version_goes_with_it() -> None:
         name, number, labels = "m", 1, {}
         config = configuration.parse(models.config("m", ["x FP32 1"], ["y FP32 1"]))
         signature = configuration.signature(config)
+        validator = Validator("m", signature)
 
     version: Version | None = Version()
     lifecycle: Any = SimpleNamespace(get=lambda *_: version)
