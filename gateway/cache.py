@@ -2,7 +2,8 @@
 
 Triton's semantics (its ``docs/user_guide/response_cache.md``), but that the key is a keyed hash of
 256 bits, where Triton's is one of 64, and holds what else an answer depends on: datatypes, shapes,
-the outputs asked for, the parameters. Classification is done behind it and has no place in it.
+the signature and the outputs asked for, the parameters. Classification is done behind it and has no
+place in it.
 """
 
 from __future__ import annotations
@@ -187,7 +188,7 @@ class CachedInfer:
                 for key, value in request.parameters.items()
                 if key not in _WITHOUT_EFFECT
             )
-        state.update(_framed(repr((head, request.outputs, parameters))))
+        state.update(_framed(repr((head, request.outputs, parameters, request.signature))))
         for tensor in inputs:
             if tensor.datatype is Datatype.BYTES:
                 items = tensor.data.reshape(-1).tolist()

@@ -128,7 +128,10 @@ class DataPlane:
     ) -> InferResponse:
         if self._max_seconds is not None:
             deadline = deadline.earliest(self._max_seconds)
-        batch = version.validator.check(request)
+        validator = version.validator
+        if request.signature:
+            validator = version.signatures.validator(request.signature)
+        batch = validator.check(request)
         timing = request.timing
         timing.compute_input_ns += time.perf_counter_ns() - started
         if deadline.at is None:
@@ -138,7 +141,7 @@ class DataPlane:
         else:
             response = await within(version.infer(request, deadline), deadline)
         answered = time.perf_counter_ns()
-        version.validator.restore(response)
+        validator.restore(response)
         if request.classification:
             response.outputs = await _classified(version, request, response, deadline)
         response.id = request.id

@@ -18,6 +18,7 @@ from gateway.repository.config import ModelConfig
 from gateway.repository.scan import VERSION_NAME, ModelEntry
 from gateway.routes import Route
 from gateway.settings import AspiredVersionPolicy
+from gateway.signatures import NamedSignatures
 from gateway.telemetry import Statistics
 from gateway.types import Infer, InferStream, ModelSignature
 from gateway.validation import Validator
@@ -49,7 +50,7 @@ class ServedVersion:
 
     __slots__ = (
         "__weakref__", "_drained", "backend", "config", "decoupled", "in_flight", "infer", "labels",
-        "name", "number", "refuses", "signature", "statistics", "stream", "validator",
+        "name", "number", "refuses", "signature", "signatures", "statistics", "stream", "validator",
     )  # fmt: skip
 
     def __init__(
@@ -66,6 +67,8 @@ class ServedVersion:
         self.config = backend.config
         self.signature: ModelSignature = configuration.signature(backend.config)
         self.validator = Validator(entry.name, self.signature)
+        #: Those that the artifact itself names, beside the configuration's.
+        self.signatures = NamedSignatures(entry.name, backend, statistics)
         self.labels = _labels(entry, backend.config)
         self.statistics = statistics
         self.decoupled = streaming.is_decoupled(self.config)
@@ -77,7 +80,8 @@ class ServedVersion:
         self.refuses: Callable[[], bool] = _never
         self.stream: InferStream = streaming.of(backend)
         if not self.decoupled:
-            self.infer = batching.wrap(backend, self.config, self.signature, statistics)
+            infer = batching.wrap(backend, self.config, self.signature, statistics)
+            self.infer = self.signatures.before(infer)
             guard = admission.wrap(self.infer, self.config, backend.execution)
             self.infer = cache.wrap(guard, entry.name, number, self.config, statistics, store)
             if isinstance(guard, admission.Guard) and self.infer is guard:

@@ -105,12 +105,16 @@ class TensorSpec:
 
 @dataclass(frozen=True, slots=True)
 class ModelSignature:
-    """What a model takes and gives. ``max_batch_size`` 0: ``dims`` are the whole shape."""
+    """What a model takes and gives. ``max_batch_size`` 0: ``dims`` are the whole shape.
+
+    ``any_shape``: the model itself decides which shapes it takes; ``dims`` are the usual ones.
+    """
 
     inputs: tuple[TensorSpec, ...]
     outputs: tuple[TensorSpec, ...]
     max_batch_size: int = 0
     axes: Mapping[str, Axis] = field(default_factory=dict)
+    any_shape: bool = False
 
 
 @dataclass(slots=True)
@@ -145,6 +149,8 @@ class InferRequest:
 
     ``classification`` maps an output to how many of its largest values are wanted in its place.
     ``trace`` names the request in the logs where the client gave no ``id``; it is never echoed.
+    ``signature`` is one of the model's own (those of a SavedModel), and tensors then have the
+    model's shapes; empty: the one that the configuration declares.
     """
 
     model_name: str
@@ -156,6 +162,7 @@ class InferRequest:
     classification: Mapping[str, int] = field(default_factory=dict)
     trace: str = ""
     timing: Timing = field(default_factory=Timing)
+    signature: str = ""
 
 
 @dataclass(slots=True)

@@ -40,10 +40,11 @@ class Validator:
         self._inputs = {s.name: _Input(model_name, s, signature) for s in signature.inputs}
         self._required = frozenset(s.name for s in signature.inputs if not s.optional)
         self._outputs = frozenset(s.name for s in signature.outputs)
-        self._plain = self._plain_inputs(signature)
+        self._any_shape = signature.any_shape
+        self._plain = {} if self._any_shape else self._plain_inputs(signature)
         self.max_elements = _max_elements(signature)
         #: The most bytes of a valid request, in any coding; None: the signature leaves it open.
-        self.max_bytes = None
+        self.max_bytes: int | None = None
         if self.max_elements is not None:
             self.max_bytes = self.max_elements * NUMBER_BYTES + SURROUNDINGS_BYTES
         self._reshaped = {
@@ -68,7 +69,10 @@ class Validator:
                 return batch
         if len(inputs) != len(self._inputs) or not all(t.name in self._inputs for t in inputs):
             self._check_names(inputs)
-        batch = self._batch_size(inputs) if self._max_batch_size else 1
+        if self._any_shape:
+            batch = max(1, *(t.data.shape[0] if t.data.ndim else 1 for t in inputs), 1)
+        else:
+            batch = self._batch_size(inputs) if self._max_batch_size else 1
         sizes: dict[str, int] = {}
         seen = set()
         for tensor in inputs:
@@ -212,6 +216,7 @@ class _Input:
         batched = signature.max_batch_size > 0
         self._dims = ((-1,) if batched else ()) + spec.wire_dims
         self._rank = len(self._dims)
+        self._any_shape = signature.any_shape
         offset = int(batched)
         self._fixed = [(i, d) for i, d in enumerate(self._dims) if d != -1]
         self._axes: list[tuple[int, Axis]] = [
@@ -234,6 +239,8 @@ class _Input:
                 f"inference input '{tensor.name}' data-type is '{tensor.datatype}', but model "
                 f"'{self._model}' expects '{self._datatype}'"
             )
+        if self._any_shape:
+            return
         if len(shape) != self._rank:
             raise self._unexpected(tensor)
         for index, size in self._fixed:
@@ -287,6 +294,8 @@ class _Input:
 
 def _max_elements(signature: ModelSignature) -> int | None:
     """The elements of the largest request; None: a dimension or the length of strings is open."""
+    if signature.any_shape:
+        return None
     total = 0
     for spec in signature.inputs:
         count = max(1, signature.max_batch_size)

@@ -7,13 +7,13 @@ against that signature and answers with outputs in the order asked for.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, Callable, Iterable
+from collections.abc import AsyncGenerator, Callable, Iterable, Mapping
 from pathlib import Path
 from typing import NamedTuple, Protocol, runtime_checkable
 
 from gateway.repository.config import ModelConfig
 from gateway.routes import Program, Route
-from gateway.types import Deadline, Infer, InferRequest, InferResponse
+from gateway.types import Deadline, Infer, InferRequest, InferResponse, ModelSignature
 
 
 class Host(NamedTuple):
@@ -130,6 +130,19 @@ class StreamingBackend(Protocol):
         itself when the deadline passes (``TimedOut``) only where the backend can tell; the data
         plane watches over it.
         """
+
+
+@runtime_checkable
+class SignatureBackend(Protocol):
+    """A ``Backend`` whose artifact has named signatures of its own, as a SavedModel has.
+
+    It is asked for one by ``InferRequest.signature``, in the shapes of the model.
+    """
+
+    #: Those that it serves.
+    signatures: Mapping[str, ModelSignature]
+    #: All that the artifact has, as a serialized ``tensorflow.serving.SignatureDefMap``.
+    signature_defs: bytes
 
 
 class Load(Protocol):

@@ -89,6 +89,7 @@ class Joiner:
             _union(request.outputs for request in requests),
             first.model_version,
             parameters=first.parameters if self._parameters else {},
+            signature=first.signature,
         )
 
     def split(

@@ -13,17 +13,13 @@ from gateway.wire.http2_reader import Broken
 T = TypeVar("T")
 Fields = list[tuple[bytes, bytes]]
 
-#: Of a block: each costs more to decode than the byte that it may take. Envoy allows 100.
-MAX_FIELDS = 256
 MAX_KNOWN = 64
 #: A larger block is decoded each time: what a connection keeps is bounded.
 MAX_KNOWN_BYTES = 1024
-_INDEXED, _INDEXING, _WITHOUT_TABLE = 0x80, 0x40, 0x20
+_INDEXED, _WITHOUT_TABLE = 0x80, 0x20
 #: The bits of an integer in the first byte of an index, of a literal's name, of a string.
-_INDEX, _INDEXED_NAME, _SIZE, _NAME, _STRING = 0x7F, 0x3F, 0x1F, 0x0F, 0x7F
+_INDEX, _NAME, _STRING = 0x7F, 0x0F, 0x7F
 _MORE = 0x80
-#: No length or index takes more than four bytes behind its first.
-_MAX_SHIFT = 21
 
 
 class HeaderBlocks(Generic[T]):
@@ -46,9 +42,8 @@ class HeaderBlocks(Generic[T]):
         """
         made = self._known.get(block)
         if made is None:
-            keeps_table = scan(block)
             made = self._make(self._fields(block))
-            if not keeps_table:
+            if not leaves_table(block):
                 self._known.clear()
             elif len(self._known) < MAX_KNOWN and len(block) <= MAX_KNOWN_BYTES:
                 self._known[block] = made
@@ -69,40 +64,24 @@ def text(fields: Fields) -> dict[str, str]:
     return {name.decode("latin-1"): value.decode("utf-8", "replace") for name, value in fields}
 
 
-def scan(block: bytes) -> bool:
-    """Whether ``block`` leaves the table as it is: of indices, and literals that are not indexed.
+def leaves_table(block: bytes) -> bool:
+    """Whether ``block`` leaves the table as it is; it is a sound one (RFC 7541, 6).
 
-    Raises:
-        Broken: it is damaged, or has too many fields.
+    It is of indices and of literals that are not to be indexed.
     """
-    try:
-        return _scan(block)
-    except IndexError as error:
-        raise Broken("its headers are damaged", COMPRESSION_ERROR) from error
-
-
-def _scan(block: bytes) -> bool:
-    at, end, fields, keeps_table = 0, len(block), 0, True
+    at, end = 0, len(block)
     while at < end:
-        fields += 1
-        if fields > MAX_FIELDS:
-            raise Broken("its headers are too many", ENHANCE_YOUR_CALM)
         first = block[at]
         if first >= _INDEXED:
             _, at = _integer(block, at, _INDEX)
             continue
-        prefix = _NAME
         if first >= _WITHOUT_TABLE:
-            keeps_table = False
-            if first < _INDEXING:  # the table's size
-                _, at = _integer(block, at, _SIZE)
-                continue
-            prefix = _INDEXED_NAME
-        name, at = _integer(block, at, prefix)
+            return False
+        name, at = _integer(block, at, _NAME)
         for _ in range(1 if name else 2):  # the value, or a name before it
             length, at = _integer(block, at, _STRING)
             at += length
-    return keeps_table
+    return True
 
 
 def _integer(block: bytes, at: int, prefix: int) -> tuple[int, int]:
@@ -112,8 +91,6 @@ def _integer(block: bytes, at: int, prefix: int) -> tuple[int, int]:
     if value == prefix:
         shift = 0
         while True:
-            if shift > _MAX_SHIFT:
-                raise IndexError("an integer has too many bytes")
             byte = block[at]
             at += 1
             value += (byte & (_MORE - 1)) << shift

@@ -23,10 +23,9 @@ from gateway.protocols.tfserving import examples as tfserving_examples
 from gateway.protocols.tfserving import examples_json as tfserving_examples_json
 from gateway.protocols.tfserving import json as tfserving_json
 from gateway.protocols.tfserving.json_value import quoted
-from gateway.protocols.tfserving.servable import Servable
+from gateway.protocols.tfserving.servable import ServableVersion
 from gateway.repository import config as configuration
 from gateway.types import Datatype
-from gateway.validation import Validator
 from gateway.wire import tensor_proto
 from gateway.wire.proto import serving_pb2 as pb
 from tests import models
@@ -50,20 +49,16 @@ IN_JSON = [d for d in Datatype if d not in (Datatype.FP16, Datatype.BF16)]
 ODD: tuple[Any, ...] = (*VALUES, {"b64": "YQ=="}, {"b64": "Y"}, {"b64": 1}, {"b64": "é"}, [[], [1]])
 
 
-def servable(*tensors: str, batch: int = 8) -> Servable:
+def servable(*tensors: str, batch: int = 8) -> ServableVersion:
     config = configuration.parse(
         models.config("m", tensors, [t.replace("x", "y", 1) for t in tensors], batch)
     )
-    signature = configuration.signature(config)
     served: Any = SimpleNamespace(
-        name="m",
-        number=1,
-        config=config,
-        labels={},
-        signature=signature,
-        validator=Validator("m", signature),
-    )
-    return Servable(served)
+        name="m", number=1, config=config, labels={}, signature=configuration.signature(config),
+        signatures=SimpleNamespace(known={}, definitions=b""),
+        validator=SimpleNamespace(max_bytes=None),
+    )  # fmt: skip
+    return ServableVersion(served)
 
 
 SERVABLES = [
@@ -119,12 +114,12 @@ def test_the_predict_decoder_raises_nothing_unforeseen_and_its_tensors_are_answe
         chance = random.Random(f"tfserving predict {number}")
         model, body = chance.choice(SERVABLES), mutated(chance, PREDICTS)
 
-        def run(model: Servable = model, body: bytes = body) -> None:
+        def run(model: ServableVersion = model, body: bytes = body) -> None:
             with quoting():
-                tensors, by_row = tfserving_json.decode(body, model)
-            for tensor in tensors:
+                decoded = tfserving_json.decode(body, model)
+            for tensor in decoded.inputs:
                 _check(tensor)
-            text = tfserving_json.encode(tensors, by_row)
+            text = tfserving_json.encode(decoded.inputs, decoded.by_row)
             assert type(json.loads(text)) is dict
 
         finds.run(number, body, run)
@@ -138,10 +133,10 @@ def test_the_examples_decoder_raises_nothing_unforeseen() -> None:
         chance = random.Random(f"tfserving examples {number}")
         model, body = chance.choice(SERVABLES), mutated(chance, EXAMPLES)
 
-        def run(model: Servable = model, body: bytes = body) -> None:
+        def run(model: ServableVersion = model, body: bytes = body) -> None:
             with quoting():
                 message, _ = tfserving_examples_json.decode(body)
-            for tensor in tfserving_examples.decode(message, model):
+            for tensor in tfserving_examples.decode(message, model.servable("")):
                 _check(tensor)
 
         finds.run(number, body, run)
@@ -154,10 +149,10 @@ def grpc_seeds() -> list[bytes]:
     for model in SERVABLES[:-4]:
         request = pb.PredictRequest(model_spec=pb.ModelSpec(name="x2"))
         tensor = request.inputs["x"]
-        tensor.dtype = tensor_proto.DTYPES[model.inputs["x"].datatype]
+        tensor.dtype = tensor_proto.DTYPES[model.servable("").inputs["x"].datatype]
         for size in (1, 4):
             tensor.tensor_shape.dim.add(size=size)
-        if model.inputs["x"].datatype is Datatype.BYTES:
+        if model.servable("").inputs["x"].datatype is Datatype.BYTES:
             tensor.string_val.extend([b"a", b"b"])
         else:
             tensor.tensor_content = bytes(8 * 4)

@@ -29,7 +29,7 @@ from gateway.wire.http2 import (
 )
 
 PATIENCE_SECONDS = 5.0
-MAX_MESSAGE = 2**20
+INFLATED_BYTES = 2**20
 Frame = tuple[int, int, int, bytes]
 REQUEST = {
     ":method": "POST",
@@ -62,9 +62,7 @@ class Probe:
             "Talk": Method(BytesValue, BytesValue, self._talk, True, True),
             "Slow": Method(BytesValue, BytesValue, self._slow, True, True),
         }
-        # perf_analyzer's stream: its requests are messages with bytes in field 1, too.
-        streams = {"ModelStreamInfer": rows["Talk"]}
-        return {"probe.Probe": rows, "inference.GRPCInferenceService": streams}
+        return {"probe.Probe": rows}
 
     async def _echo(self, message: Any, _: Deadline) -> Any:
         return message
@@ -105,10 +103,8 @@ class Probe:
 
 
 @contextlib.asynccontextmanager
-async def listening(
-    probe: Probe | None = None, max_message: int = MAX_MESSAGE
-) -> AsyncIterator[GrpcListener]:
-    service = Service((probe or Probe()).methods(), max_message)
+async def listening(probe: Probe | None = None) -> AsyncIterator[GrpcListener]:
+    service = Service((probe or Probe()).methods(), INFLATED_BYTES)
     listener = GrpcListener(service, "127.0.0.1", 0, "--grpc-port")
     await listener.start()
     try:

@@ -111,13 +111,28 @@ def test_a_signature_that_is_not_there_is_answered_with_those_that_are(saved: Pa
     assert "TF_SIGNATURE_DEF" in reason
 
 
-def test_an_input_of_unknown_rank_must_be_declared(saved: Path) -> None:
-    assert "'x' has no known rank in the SavedModel" in refused(saved, named("ranked"))
+def test_an_input_of_unknown_rank_is_a_vector_unless_it_is_declared(saved: Path) -> None:
+    backend = load(saved, named("ranked"))
+    assert [list(t.dims) for t in backend.config.input] == [[-1]]
+    assert backend.config.max_batch_size == 0
+    (y,) = run(backend, fp32([1, 2, 3])).outputs
+    assert y.data.tolist() == [1, 2, 3]
     declared = named("ranked") + ' input { name: "x" data_type: TYPE_FP32 dims: [ 2, 2 ] }'
     backend = load(saved, declared)
     (y,) = run(backend, fp32([[1, 2], [3, 4]])).outputs
     assert y.data.tolist() == [[1, 2], [3, 4]]
     assert list(backend.config.output[0].dims) == [-1, -1]
+
+
+def test_without_serving_default_another_signature_is_the_default(tmp_path: Path) -> None:
+    x = tf.TensorSpec([None], tf.float32, "x")
+    module = tf.Module()
+    signatures = {"second": signature(lambda x: {"y": x * 2}, x)}
+    signatures["first"] = signature(lambda x: {"y": x * 1}, x)
+    version = tmp_path / "m" / "1"
+    tf.saved_model.save(module, str(version / "model.savedmodel"), signatures=signatures)
+    (y,) = run(load(version, TEXT + "max_batch_size: 0"), fp32([3.0])).outputs
+    assert y.data.tolist() == [3.0]
 
 
 def test_what_the_graph_raises_is_an_internal_error_without_paths(saved: Path) -> None:

@@ -24,26 +24,33 @@ from gateway.errors import (
 from gateway.protocols.tfserving import examples as tfserving_examples
 from gateway.protocols.tfserving import json as tfserving_json
 from gateway.protocols.tfserving.http import STATUS
-from gateway.protocols.tfserving.servable import Selected, Servable, Servables, code
+from gateway.protocols.tfserving.servable import (
+    Selected,
+    Servable,
+    Servables,
+    ServableVersion,
+    code,
+)
 from gateway.repository import config as configuration
 from gateway.types import NUMPY_DTYPES, Datatype, InferResponse, Tensor
-from gateway.validation import Validator
 from gateway.wire.proto import serving_pb2 as pb
 from tests import models
 
 
-def servable(*inputs: str, outputs: tuple[str, ...] = ("y FP32 -1",), batch: int = 8) -> Servable:
+def version(
+    *inputs: str, outputs: tuple[str, ...] = ("y FP32 -1",), batch: int = 8
+) -> ServableVersion:
     config = configuration.parse(models.config("m", inputs, outputs, batch))
-    signature = configuration.signature(config)
     served: Any = SimpleNamespace(
-        name="m",
-        number=1,
-        config=config,
-        labels={},
-        signature=signature,
-        validator=Validator("m", signature),
-    )
-    return Servable(served)
+        name="m", number=1, config=config, labels={}, signature=configuration.signature(config),
+        signatures=SimpleNamespace(known={}, definitions=b""),
+        validator=SimpleNamespace(max_bytes=None),
+    )  # fmt: skip
+    return ServableVersion(served)
+
+
+def servable(*inputs: str, outputs: tuple[str, ...] = ("y FP32 -1",), batch: int = 8) -> Servable:
+    return version(*inputs, outputs=outputs, batch=batch).servable("")
 
 
 def tensor(name: str, datatype: Datatype, values: Any) -> Tensor:
@@ -91,21 +98,22 @@ def test_what_makes_no_rows_is_refused(outputs: list[Tensor], message: str) -> N
 
 
 def test_optional_inputs_may_be_left_out() -> None:
-    model = servable("a FP32 1", "b FP32 1 optional: true")
+    model = version("a FP32 1", "b FP32 1 optional: true")
     for body in (b'{"instances": [{"a": [1]}]}', b'{"inputs": {"a": [[1]]}}'):
-        tensors, _ = tfserving_json.decode(body, model)
+        tensors = tfserving_json.decode(body, model).inputs
         assert [t.name for t in tensors] == ["a"]
     with pytest.raises(InvalidArgument, match="keys must be equal to: a,b"):
         tfserving_json.decode(b'{"instances": [{"b": [1]}]}', model)
 
 
 def test_both_shapes_of_a_reshaped_input_become_the_wires() -> None:
-    model = servable("x FP32 6 reshape { shape: 2,3 }".replace("2,3", "[2, 3]"))
+    model = version("x FP32 6 reshape { shape: 2,3 }".replace("2,3", "[2, 3]"))
     for values in ([[[1, 2, 3], [4, 5, 6]]], [[1, 2, 3, 4, 5, 6]]):
-        (found,), _ = tfserving_json.decode(f'{{"inputs": {values}}}'.encode(), model)
-        assert found.data.tolist() == [[1, 2, 3, 4, 5, 6]]
+        decoded = tfserving_json.decode(f'{{"inputs": {values}}}'.encode(), model)
+        request = decoded.servable.request(decoded.inputs, (), "")
+        assert request.inputs[0].data.tolist() == [[1, 2, 3, 4, 5, 6]]
     response = InferResponse("m", 1, [tensor("y", Datatype.FP32, [[1.0]])])
-    assert model.answered(response)[0].data.shape == (1, 1)
+    assert decoded.servable.answered(request, response)[0].data.shape == (1, 1)
 
 
 def test_serialized_examples_go_to_a_model_that_parses_them_itself() -> None:
@@ -186,7 +194,8 @@ def test_what_was_computed_for_a_version_goes_with_it() -> None:
         name, number, labels = "m", 1, {}
         config = configuration.parse(models.config("m", ["x FP32 1"], ["y FP32 1"]))
         signature = configuration.signature(config)
-        validator = Validator("m", signature)
+        signatures = SimpleNamespace(known={}, definitions=b"")
+        validator = SimpleNamespace(max_bytes=None)
 
     version: Version | None = Version()
     lifecycle: Any = SimpleNamespace(get=lambda *_: version)
@@ -201,7 +210,7 @@ def test_what_was_computed_for_a_version_goes_with_it() -> None:
 
 
 def test_a_wrong_value_at_the_end_of_a_large_body_costs_little_more_than_a_good_one() -> None:
-    model = servable("x INT32 -1")
+    model = version("x INT32 -1")
     good = b'{"instances": [[' + b"1," * 2_000_000 + b"1]]}"
 
     def seconds(body: bytes) -> float:

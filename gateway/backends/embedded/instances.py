@@ -71,8 +71,8 @@ class Instances:
 
     def inline(self, request: InferRequest) -> bool:
         """Whether it would run on the event loop, now."""
-        if self._pending or self._inline_elements == NEVER:
-            return False
+        if self._pending or self._inline_elements == NEVER or request.signature:
+            return False  # the time that another signature takes is not known
         elements = 0
         for tensor in request.inputs:
             elements += tensor.data.size

@@ -9,7 +9,7 @@ from __future__ import annotations
 import queue
 import re
 import time
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Protocol
 
@@ -121,6 +121,9 @@ class EmbeddedBackend:
         self._name, self._version = artifact.model_name, artifact.version
         #: Set when the configuration is known to be the model's: then answers must be its too.
         self.checks_shapes = False
+        self.signatures: Mapping[str, ModelSignature] = {}
+        self.signature_defs = b""
+        self._named: dict[str, tuple[dict[str, _Output], Compute]] = {}
         self.adopt(config)
         self._session: Session | None = session
         self._compute = session.run
@@ -143,6 +146,16 @@ class EmbeddedBackend:
         self._outputs = {spec.name: _Output(spec) for spec in self._signature.outputs}
         self._output_names = list(self._outputs)
 
+    def serve_signatures(
+        self, signatures: Mapping[str, ModelSignature], runs: Mapping[str, Compute], defs: bytes
+    ) -> None:
+        """Answer requests that name one of ``signatures``; its run decides about their shapes."""
+        self.signatures, self.signature_defs = signatures, defs
+        self._named = {
+            name: ({spec.name: _Output(spec) for spec in signature.outputs}, runs[name])
+            for name, signature in signatures.items()
+        }
+
     def __call__(self, request: InferRequest, deadline: Deadline) -> Awaitable[InferResponse]:
         return self._infer(request, deadline)
 
@@ -159,18 +172,14 @@ class EmbeddedBackend:
             self._session.close()
         # Whoever still holds this backend does not hold the model.
         self._session, self._compute = None, _unloaded
+        self._named.clear()
 
     def _run(self, request: InferRequest) -> InferResponse:
+        if request.signature:
+            return self._run_named(request)
         feed = {tensor.name: _aligned(tensor.data) for tensor in request.inputs}
         names = request.outputs or self._output_names
-        started = time.perf_counter_ns()
-        try:
-            arrays = self._compute(names, feed)
-        except ModelportError:
-            raise
-        except Exception as error:  # every runtime has classes of its own
-            raise Internal(f"inference failed: {public_reason(error)}") from error
-        request.timing.compute_infer_ns = time.perf_counter_ns() - started
+        arrays = self._computed(request, self._compute, names, feed)
         batch = request.inputs[0].data.shape[:1] if self._batched and feed else ()
         outputs = []
         for name, array in zip(names, arrays, strict=True):
@@ -184,6 +193,31 @@ class EmbeddedBackend:
                 )
             outputs.append(Tensor(name, output.datatype, array))
         return InferResponse(self._name, self._version, outputs)
+
+    def _run_named(self, request: InferRequest) -> InferResponse:
+        outputs, compute = self._named.get(request.signature, ({}, _unloaded))
+        feed = {tensor.name: _aligned(tensor.data) for tensor in request.inputs}
+        names = request.outputs or list(outputs)
+        arrays = self._computed(request, compute, names, feed)
+        tensors = [
+            Tensor(name, outputs[name].datatype, array)
+            for name, array in zip(names, arrays, strict=True)
+        ]
+        return InferResponse(self._name, self._version, tensors)
+
+    @staticmethod
+    def _computed(
+        request: InferRequest, compute: Compute, names: Sequence[str], feed: dict[str, Array]
+    ) -> Sequence[Array]:
+        started = time.perf_counter_ns()
+        try:
+            arrays = compute(names, feed)
+        except ModelportError:
+            raise
+        except Exception as error:  # every runtime has classes of its own
+            raise Internal(f"inference failed: {public_reason(error)}") from error
+        request.timing.compute_infer_ns = time.perf_counter_ns() - started
+        return arrays
 
 
 class _Output:

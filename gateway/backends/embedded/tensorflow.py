@@ -1,4 +1,7 @@
-"""Embedded TensorFlow: one signature of a SavedModel, ``serving_default`` unless told otherwise.
+"""Embedded TensorFlow: a SavedModel with all its signatures.
+
+The configuration declares one of them, ``serving_default`` unless told otherwise, which every
+dialect serves; TensorFlow Serving's requests may name any.
 
 The graph runs in a session, as in TensorFlow Serving: nothing of the model is Python, and closing
 the session frees it. Parameters are those of Triton's tensorflow backend.
@@ -10,7 +13,7 @@ import functools
 import itertools
 import os
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -25,18 +28,24 @@ from gateway.errors import Internal, InvalidArgument, ModelportError, Unsupporte
 from gateway.repository import autocomplete
 from gateway.repository.autocomplete import ArtifactTensor
 from gateway.repository.config import ModelConfig
-from gateway.types import NUMPY_DTYPES, Array, Datatype
+from gateway.types import NUMPY_DTYPES, Array, Datatype, ModelSignature, TensorSpec
+from gateway.wire import tensor_proto
+from gateway.wire.proto import serving_pb2, tensorflow_pb2
 
 for _name, _value in TENSORFLOW_ENVIRONMENT.items():
     os.environ.setdefault(_name, _value)
 with quiet():
     import tensorflow as tf
+    from tensorflow.core.protobuf import config_pb2
     from tensorflow.python.framework.ops import dismantle_graph
 
 tf.get_logger().setLevel("ERROR")
 
 SIGNATURE = "serving_default"
+SIGNATURE_PARAMETER = "TF_SIGNATURE_DEF"
 TAG = "serve"
+#: Signatures that initialise a model, or train it.
+_NOT_SERVED = frozenset({"__saved_model_init_op", "__saved_model_train_op"})
 #: Combinations of outputs asked for, for which a call is kept ready.
 MAX_CALLS = 64
 
@@ -84,7 +93,18 @@ def load(artifact: Artifact) -> EmbeddedBackend:
         if isinstance(error, ModelportError):
             raise
         raise runtime.does_not_load(artifact, error) from error
-    return runtime.serve(artifact, opened, config)
+    backend = runtime.serve(artifact, opened, opened.declared(config))
+    try:
+        named = opened.named(config, backend.config)
+        backend.serve_signatures(
+            {name: saved.signature for name, saved in named.items()},
+            {name: saved.run_any for name, saved in named.items()},
+            opened.signature_defs,
+        )
+    except BaseException:
+        backend.unload()
+        raise
+    return backend
 
 
 def _why_no_gpu(index: int) -> str:
@@ -121,58 +141,60 @@ def _session_options(artifact: Artifact, gpu: int | None) -> Any:
 
 
 class SavedModelSession:
-    """As ``runtime.Session``."""
+    """As ``runtime.Session``, over the signature that the configuration names."""
 
     def __init__(self, graph: Any, session: Any, folder: Path, config: ModelConfig) -> None:
         tag = parameters.text(config, "TF_GRAPH_TAG", TAG)
         with graph.as_default():
             loaded = v1.saved_model.load(session, [tag], str(folder))
-        key = parameters.text(config, "TF_SIGNATURE_DEF", SIGNATURE)
-        if key not in loaded.signature_def:
-            there = ", ".join(repr(name) for name in sorted(loaded.signature_def)) or "none"
-            raise InvalidArgument(
-                f"'{folder.name}' has no signature '{key}'; name one of {there} in the parameter "
-                "TF_SIGNATURE_DEF"
-            )
-        signature = loaded.signature_def[key]
+        self.definitions: dict[str, Any] = dict(loaded.signature_def)
+        self.key = _default_signature(self.definitions, config, folder)
         known, _ = autocomplete.declared(config)
-        self.inputs = [_input(n, i, known.get(n)) for n, i in sorted(signature.inputs.items())]
-        self.outputs = [
-            ArtifactTensor(n, _datatype(n, i), _shape(i))
-            for n, i in sorted(signature.outputs.items())
-        ]
         self._graph, self._session = graph, session
-        self._sources = {name: info.name for name, info in signature.outputs.items()}
-        self._names = [tensor.name for tensor in self.inputs]
-        self._feeds = [signature.inputs[name].name for name in self._names]
-        tensors = (*self.inputs, *self.outputs)
-        self._bfloat16 = {t.name for t in tensors if t.datatype is Datatype.BF16}
-        self._dtypes = {t.name: NUMPY_DTYPES[t.datatype] for t in self.outputs}
-        self._call = functools.lru_cache(MAX_CALLS)(self._make_call)
+        self._default = SavedSignature(session, self.definitions[self.key], known)
+        self.inputs, self.outputs = self._default.inputs, self._default.outputs
+        self.run = self._default.run
+        self._others: list[SavedSignature] = []
 
-    def _make_call(self, names: tuple[str, ...]) -> Callable[..., Any]:
-        call: Callable[..., Any] = self._session.make_callable(
-            [self._sources[name] for name in names], feed_list=self._feeds
-        )
-        return call
+    def declared(self, config: ModelConfig) -> ModelConfig:
+        """A copy of ``config`` with what only the artifact tells: inputs of unknown rank are
+        vectors of any length.
+        """
+        completed = type(config)()
+        completed.CopyFrom(config)
+        if self.key != SIGNATURE:
+            completed.parameters[SIGNATURE_PARAMETER].string_value = self.key
+        if self._default.unknown_ranks and not config.input and not config.output:
+            for tensor in self.inputs:
+                autocomplete.declare(completed.input.add(), tensor, False)
+        return completed
 
-    def run(self, names: Sequence[str], inputs: dict[str, Array]) -> list[Array]:
-        feed = [
-            inputs[name].view(_BFLOAT16) if name in self._bfloat16 else inputs[name]
-            for name in self._names
-        ]
-        try:
-            results = self._call(tuple(names))(*feed)
-        except tf.errors.OpError as error:
-            found = _REASON.search(str(error))
-            reason = runtime.public_reason(Exception(found[1]) if found else error)
-            raise Internal(f"inference failed: {reason}") from error
-        return [self._array(name, value) for name, value in zip(names, results, strict=True)]
+    def named(self, given: ModelConfig, completed: ModelConfig) -> dict[str, SavedSignature]:
+        """Every signature that can be served, by name.
 
-    def _array(self, name: str, value: Any) -> Array:
-        if name in self._bfloat16:
-            return np.asarray(value).view(np.uint16)
-        return np.asarray(value, dtype=self._dtypes[name])
+        The default one is not among them where the configuration ``given`` declares its inputs: its
+        shapes then bind every dialect.
+        """
+        found = {}
+        for name, definition in sorted(self.definitions.items()):
+            if name == self.key and given.input:
+                continue
+            try:
+                signature = SavedSignature(self._session, definition, {}, completed.max_batch_size)
+            except Unsupported:  # of no dense tensors: an initialiser, for one
+                continue
+            found[name] = signature
+            self._others.append(signature)
+        return found
+
+    @property
+    def signature_defs(self) -> bytes:
+        """A serialized ``SignatureDefMap``, without the values of defaults, which may be large."""
+        message = serving_pb2.SignatureDefMap()
+        for name, definition in self.definitions.items():
+            message.signature_def[name].ParseFromString(definition.SerializeToString())
+            message.signature_def[name].ClearField("defaults")
+        return bytes(message.SerializeToString())
 
     @property
     def bounded(self) -> bool:
@@ -182,9 +204,124 @@ class SavedModelSession:
         return not any("While" in node.op or node.op == "NextIteration" for node in nodes)
 
     def close(self) -> None:
-        self._call.cache_clear()
+        for signature in (self._default, *self._others):
+            signature.close()
         _free(self._session, self._graph)
-        del self._session, self._graph, self._call
+        del self._session, self._graph, self._default, self._others, self.run
+
+
+class SavedSignature:
+    """One signature of an open SavedModel.
+
+    As in TensorFlow Serving, the graph decides which shapes it takes.
+    """
+
+    def __init__(
+        self,
+        session: Any,
+        definition: Any,
+        known: Mapping[str, ArtifactTensor],
+        max_batch_size: int = 0,
+    ) -> None:
+        infos = sorted(definition.inputs.items())
+        self.unknown_ranks = [n for n, i in infos if i.tensor_shape.unknown_rank and n not in known]
+        self.inputs = [_input(name, info, known.get(name)) for name, info in infos]
+        self.outputs = [
+            ArtifactTensor(n, _datatype(n, i), _shape(i))
+            for n, i in sorted(definition.outputs.items())
+        ]
+        self._session = session
+        self._max_batch_size = max_batch_size
+        self._sources = {name: info.name for name, info in definition.outputs.items()}
+        self._feeds = [info.name for _, info in infos]
+        self._defaults = {n: _default(n, value) for n, value in definition.defaults.items()}
+        tensors = (*self.inputs, *self.outputs)
+        self._bfloat16 = {t.name for t in tensors if t.datatype is Datatype.BF16}
+        self._dtypes = {t.name: NUMPY_DTYPES[t.datatype] for t in self.outputs}
+        self._call = functools.lru_cache(MAX_CALLS)(self._make_call)
+
+    @property
+    def signature(self) -> ModelSignature:
+        """Inputs and outputs in the graph's own shapes, with a batch dimension if it takes any."""
+        tensors = (*self.inputs, *self.outputs)
+        batched = not self.unknown_ranks and all(t.shape[:1] == (-1,) for t in tensors)
+        most = self._max_batch_size if batched else 0
+
+        def spec(tensor: ArtifactTensor) -> TensorSpec:
+            dims = tensor.shape[1:] if most else tensor.shape
+            optional = tensor.name in self._defaults
+            return TensorSpec(tensor.name, tensor.datatype, dims, optional=optional)
+
+        inputs, outputs = (tuple(map(spec, side)) for side in (self.inputs, self.outputs))
+        return ModelSignature(inputs, outputs, most, any_shape=True)
+
+    def _make_call(self, names: tuple[str, ...]) -> Callable[..., Any]:
+        options = config_pb2.CallableOptions()
+        options.feed.extend(self._feeds)
+        options.fetch.extend(self._sources[name] for name in names)
+        # Public calls compare shapes with those of the graph's placeholders, which need not be met.
+        call: Callable[..., Any] = self._session._make_callable_from_options(options)
+        return call
+
+    def run_any(self, names: Sequence[str], inputs: dict[str, Array]) -> list[Array]:
+        """As ``run``, for requests whose shapes nobody has checked: the graph may refuse them."""
+        try:
+            return self._run(names, self._defaults | inputs)
+        except tf.errors.InvalidArgumentError as error:
+            raise InvalidArgument(_reason(error)) from error
+        except tf.errors.OpError as error:
+            raise Internal(f"inference failed: {_reason(error)}") from error
+
+    def run(self, names: Sequence[str], inputs: dict[str, Array]) -> list[Array]:
+        try:
+            return self._run(names, self._defaults | inputs if self._defaults else inputs)
+        except tf.errors.OpError as error:
+            raise Internal(f"inference failed: {_reason(error)}") from error
+
+    def _run(self, names: Sequence[str], inputs: dict[str, Array]) -> list[Array]:
+        feed = [
+            inputs[t.name].view(_BFLOAT16) if t.name in self._bfloat16 else inputs[t.name]
+            for t in self.inputs
+        ]
+        results = self._call(tuple(names))(*feed)
+        return [self._array(name, value) for name, value in zip(names, results, strict=True)]
+
+    def _array(self, name: str, value: Any) -> Array:
+        if name in self._bfloat16:
+            return np.asarray(value).view(np.uint16)
+        return np.asarray(value, dtype=self._dtypes[name])
+
+    def close(self) -> None:
+        self._call.cache_clear()
+        del self._session, self._call
+
+
+def _default(name: str, value: Any) -> Array:
+    return tensor_proto.decode(
+        name, tensorflow_pb2.TensorProto.FromString(value.SerializeToString())
+    ).data
+
+
+def _reason(error: Exception) -> str:
+    found = _REASON.search(str(error))
+    return runtime.public_reason(Exception(found[1]) if found else error)
+
+
+def _default_signature(known: Mapping[str, Any], config: ModelConfig, folder: Path) -> str:
+    """The name of the signature that the model has in every dialect.
+
+    Without ``serving_default``, any other, as in Triton.
+    """
+    usual = [name for name in sorted(known) if name not in _NOT_SERVED]
+    fallback = SIGNATURE if SIGNATURE in known or not usual else usual[0]
+    key = parameters.text(config, SIGNATURE_PARAMETER, fallback)
+    if key not in known:
+        there = ", ".join(repr(name) for name in usual) or "none"
+        raise InvalidArgument(
+            f"'{folder.name}' has no signature '{key}'; name one of {there} in the parameter "
+            f"{SIGNATURE_PARAMETER}"
+        )
+    return key
 
 
 def _free(session: Any, graph: Any) -> None:
@@ -197,15 +334,11 @@ def _input(name: str, info: Any, declared: ArtifactTensor | None) -> ArtifactTen
     datatype = _datatype(name, info)
     if not info.tensor_shape.unknown_rank:
         return ArtifactTensor(name, datatype, _shape(info))
-    if declared is None:
-        raise InvalidArgument(
-            f"'{name}' has no known rank in the SavedModel; declare it in config.pbtxt"
-        )
-    return ArtifactTensor(name, datatype, declared.shape)
+    return ArtifactTensor(name, datatype, (-1,) if declared is None else declared.shape)
 
 
 def _datatype(name: str, info: Any) -> Datatype:
-    word = tf.as_dtype(info.dtype).name
+    word = tf.as_dtype(info.dtype).name if info.dtype else "nothing"
     if info.WhichOneof("encoding") != "name" or word not in _DATATYPES:
         raise Unsupported(f"'{name}' is not a dense tensor of a type that can be served: {word}")
     return _DATATYPES[word]

@@ -38,12 +38,14 @@ class Metadata:
     """A server's answer. ``versions`` are words: some servers name theirs otherwise, or not.
 
     ``of_model``: the shapes are the model's own, whatever ``reshape`` the configuration has.
+    ``unranked``: outputs of which the server does not even know the rank.
     """
 
     versions: tuple[str, ...]
     inputs: tuple[ArtifactTensor, ...]
     outputs: tuple[ArtifactTensor, ...]
     of_model: bool = False
+    unranked: frozenset[str] = frozenset()
 
 
 class Server(Protocol):
@@ -80,6 +82,15 @@ class StreamingServer(Protocol):
         """The answers, as they are asked for. Closing it cancels the request there."""
 
 
+@runtime_checkable
+class SignatureServer(Protocol):
+    """A ``Server`` whose models have named signatures, which ``InferRequest.signature`` names."""
+
+    #: As ``SignatureBackend``'s, of the model as it was described last.
+    signatures: Mapping[str, ModelSignature]
+    signature_defs: bytes
+
+
 @dataclass(frozen=True, slots=True)
 class Answer:
     """An answer in the model's shapes."""
@@ -91,7 +102,12 @@ class Answer:
 class Agreement:
     """What may be asked and must be answered; everything is worked out when the model loads."""
 
-    def __init__(self, config: ModelConfig, reshaped: frozenset[str]) -> None:
+    def __init__(
+        self,
+        config: ModelConfig,
+        reshaped: frozenset[str],
+        unranked: frozenset[str] = frozenset(),
+    ) -> None:
         """``reshaped``: the tensors whose ``reshape`` is the server's own work."""
         self.config = config
         self.signature: ModelSignature = configuration.signature(config)
@@ -112,7 +128,8 @@ class Agreement:
                     to_model = Reshape(spec.wire_dims, spec.reshape, batched)
                 else:
                     dims = spec.reshape
-            self._expected[spec.name] = _Output(spec.datatype, dims, to_model)
+            ranked = spec.name not in unranked
+            self._expected[spec.name] = _Output(spec.datatype, dims, to_model, ranked)
 
     def to_wire(self, request: InferRequest) -> list[Tensor]:
         """The inputs as the server wants them; the request keeps its own."""
@@ -144,9 +161,8 @@ class Agreement:
             raise EndpointFailed(Failure.DAMAGED, f"output '{name}' is no {expected.datatype}")
         dims = expected.dims if batch is None else (batch, *expected.dims)
         sizes = tuple(shape)
-        if len(sizes) != len(dims) or not all(
-            type(size) is int and size >= 0 and wanted in (-1, size)
-            for size, wanted in zip(sizes, dims, strict=True)
+        if not all(type(size) is int and size >= 0 for size in sizes) or (
+            expected.ranked and not _fits(sizes, dims)
         ):
             raise EndpointFailed(Failure.DAMAGED, f"output '{name}' is not of shape {list(dims)}")
         return name, expected.datatype, sizes
@@ -182,6 +198,13 @@ class _Output:
     datatype: Datatype
     dims: tuple[int, ...]
     to_model: Reshape | None
+    ranked: bool = True
+
+
+def _fits(shape: Sequence[int], dims: Sequence[int]) -> bool:
+    return len(shape) == len(dims) and all(
+        wanted in (-1, size) for size, wanted in zip(shape, dims, strict=True)
+    )
 
 
 def agree(declared: ModelConfig, told: Metadata, theirs: ModelConfig | None) -> Agreement:
@@ -225,7 +248,8 @@ def agree(declared: ModelConfig, told: Metadata, theirs: ModelConfig | None) -> 
         sides.append(behind)
     # A server that tells nothing is believed when it answers; until then the declaration is.
     completed = autocomplete.complete(config, *sides) if told.inputs and told.outputs else config
-    return Agreement(completed, frozenset(reshaped))
+    unranked = told.unranked - {tensor.name for tensor in declared.output}
+    return Agreement(completed, frozenset(reshaped), unranked)
 
 
 def _adopt(config: ModelConfig, theirs: ModelConfig) -> None:

@@ -8,16 +8,23 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncGenerator, Callable, Iterator
+from collections.abc import AsyncGenerator, Callable, Iterator, Mapping
 from contextlib import aclosing
 
 from gateway.backends.base import ELSEWHERE, Artifact
-from gateway.backends.remote.agreement import Answer, Metadata, Server, StreamingServer, agree
+from gateway.backends.remote.agreement import (
+    Answer,
+    Metadata,
+    Server,
+    SignatureServer,
+    StreamingServer,
+    agree,
+)
 from gateway.errors import InvalidArgument, ModelportError, NotFound, Unavailable, Unsupported
 from gateway.repository.config import ModelConfig
 from gateway.repository.scan import VERSION_NAME
 from gateway.routes import Route
-from gateway.types import Deadline, InferRequest, InferResponse
+from gateway.types import Deadline, InferRequest, InferResponse, ModelSignature
 from gateway.upstream import Endpoint, EndpointFailed, Failure, Pool, on_loop
 
 #: The version of a model whose server has none, or words instead of numbers.
@@ -123,6 +130,14 @@ class RemoteBackend:
     @property
     def problem(self) -> str:
         return self._pool.problem
+
+    @property
+    def signatures(self) -> Mapping[str, ModelSignature]:
+        return self._server.signatures if isinstance(self._server, SignatureServer) else {}
+
+    @property
+    def signature_defs(self) -> bytes:
+        return self._server.signature_defs if isinstance(self._server, SignatureServer) else b""
 
     def endpoints(self) -> Iterator[tuple[str, bool]]:
         """``host:port`` of each server, and whether it is ejected."""

@@ -20,7 +20,7 @@ from gateway.backends.remote.tfserving_model import (
 )
 from gateway.errors import InvalidArgument
 from gateway.routes import Route
-from gateway.types import Array, Deadline, InferRequest
+from gateway.types import Array, Deadline, InferRequest, Tensor
 from gateway.upstream import EndpointFailed, Failure, grpc
 from gateway.upstream.grpc import MAX_MESSAGE_BYTES, Call
 from gateway.wire import tensor_proto
@@ -108,16 +108,35 @@ class GrpcServer(TensorFlowServer):
         self._asks_all = told == set(agreement.outputs)
 
     async def infer(self, address: str, request: InferRequest, limit: Deadline) -> Answer:
+        named = request.signature
         parts: list[Buffer] = [self._head]
-        if request.outputs or not self._asks_all:
+        if named:
+            spec = self.target.spec(self.version, named)
+            parts = [pb.PredictRequest(model_spec=spec).SerializeToString()]
+            parts.append(pb.PredictRequest(output_filter=request.outputs).SerializeToString())
+        elif request.outputs or not self._asks_all:
             names = pb.PredictRequest(output_filter=wanted(self.agreement, request))
             parts.append(names.SerializeToString())
-        for tensor in self.agreement.to_wire(request):
+        for tensor in request.inputs if named else self.agreement.to_wire(request):
             parts += tensor_proto.entry(_INPUTS, tensor)
         if sum(map(len, parts)) > MAX_MESSAGE_BYTES:
             raise InvalidArgument("the request is too large for gRPC, which carries 2 GiB")
         reply = await self._ask(address, "Predict", parts, pb.PredictResponse, limit)
-        return self._decode(reply, request)
+        return self._named(reply, request) if named else self._decode(reply, request)
+
+    def _named(self, reply: pb.PredictResponse, request: InferRequest) -> Answer:
+        if not self.target.label:
+            check_version(reply.model_spec, self.version)
+        outputs: dict[str, Tensor] = {}
+        for name in reply.outputs:
+            try:
+                tensor = tensor_proto.decode(name, reply.outputs[name])
+            except InvalidArgument as error:
+                raise damaged(name) from error
+            if tensor.datatype is not self.named_output(request, name):
+                raise damaged(name)
+            outputs[name] = tensor
+        return self.named_answer(request, outputs)
 
     def _decode(self, reply: pb.PredictResponse, request: InferRequest) -> Answer:
         agreement = self.agreement

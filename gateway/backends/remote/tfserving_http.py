@@ -37,13 +37,15 @@ from gateway.wire.proto import serving_pb2 as pb
 T = TypeVar("T")
 
 BASE64_KEY = "b64"
-_NOT_IN_JSON = (Datatype.FP16, Datatype.BF16, Datatype.UINT16)
+_NOT_IN_JSON = frozenset({Datatype.FP16, Datatype.BF16, Datatype.UINT16})
 _HEADERS = {"Content-Type": "application/json"}
 _DAMAGED_JSON = "its JSON is not what TensorFlow Serving's is"
 
 
 class HttpServer(TensorFlowServer):
     """One session over all endpoints."""
+
+    unsupported = _NOT_IN_JSON
 
     def __init__(self, route: Route, target: Target) -> None:
         super().__init__(target)
@@ -88,9 +90,24 @@ class HttpServer(TensorFlowServer):
         self._specs = {spec.name: spec for spec in agreement.signature.outputs}
 
     async def infer(self, address: str, request: InferRequest, limit: Deadline) -> Answer:
-        body = _encode(self.target.signature, self.agreement.to_wire(request))
+        named = request.signature
+        inputs = request.inputs if named else self.agreement.to_wire(request)
+        body = _encode(named or self.target.signature, inputs)
         reply = await self._session.ask("POST", address, self._predict_path, limit, body, _HEADERS)
-        return self._decode(_document(reply), request)
+        document = _document(reply)
+        return self._named(document, request) if named else self._decode(document, request)
+
+    def _named(self, document: dict[str, Any], request: InferRequest) -> Answer:
+        columns, known = document.get("outputs"), self.signatures[request.signature].outputs
+        if len(known) == 1:  # its name is left out
+            columns = {known[0].name: columns}
+        if type(columns) is not dict:
+            raise EndpointFailed(Failure.DAMAGED, _DAMAGED_JSON)
+        outputs = {}
+        for name, value in columns.items():
+            datatype = self.named_output(request, name)
+            outputs[name] = Tensor(name, datatype, _decoded(name, datatype, value, _shape(value)))
+        return self.named_answer(request, outputs)
 
     def _decode(self, document: dict[str, Any], request: InferRequest) -> Answer:
         agreement = self.agreement
@@ -115,13 +132,7 @@ class HttpServer(TensorFlowServer):
         if shape[-1:] == (0,):  # what would be nested in nothing
             shape += tuple(max(0, size) for size in dims[len(shape) :])
         self.agreement.expect(name, spec.datatype.value, shape, batch)
-        try:
-            flat = _flat(value, shape)
-            if spec.datatype is Datatype.BYTES:
-                return raw.object_array([_bytes(item) for item in flat], shape)
-            return json_data.decode(name, spec.datatype, shape, flat)
-        except (InvalidArgument, ValueError) as error:
-            raise damaged(name) from error
+        return _decoded(name, spec.datatype, value, shape)
 
     async def close(self) -> None:
         await self._session.close()
@@ -148,6 +159,16 @@ def _encode(signature: str, inputs: list[Tensor]) -> bytes:
         columns[tensor.name] = data.tolist()
     document = {"signature_name": signature, "inputs": columns}
     return json_text.dumps(document) if finite else json_text.dumps_any(document)
+
+
+def _decoded(name: str, datatype: Datatype, value: Any, shape: tuple[int, ...]) -> Array:
+    try:
+        flat = _flat(value, shape)
+        if datatype is Datatype.BYTES:
+            return raw.object_array([_bytes(item) for item in flat], shape)
+        return json_data.decode(name, datatype, shape, flat)
+    except (InvalidArgument, ValueError) as error:
+        raise damaged(name) from error
 
 
 def _shape(value: Any) -> tuple[int, ...]:

@@ -7,14 +7,14 @@ tensorflow/serving, ``apis/*.proto`` and ``model_servers/``.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from gateway.backends.remote.agreement import Agreement, Answer, Metadata
 from gateway.errors import InvalidArgument, Unsupported
 from gateway.repository.autocomplete import ArtifactTensor
 from gateway.repository.config import ModelConfig
-from gateway.types import Deadline, InferRequest
+from gateway.types import Datatype, Deadline, InferRequest, ModelSignature, Tensor, TensorSpec
 from gateway.upstream import EndpointFailed, Failure
 from gateway.wire import tensor_proto
 from gateway.wire.proto import serving_pb2 as pb
@@ -63,11 +63,17 @@ class Target:
 class TensorFlowServer(ABC):
     """As ``triton_model.Server``; a transport brings the calls."""
 
+    #: Datatypes that the transport does not carry.
+    unsupported: frozenset[Datatype] = frozenset()
+
     def __init__(self, target: Target) -> None:
         self.target = target
         self.agreement: Agreement
         self.version = ""
         self.told: Metadata | None = None
+        #: Those that are asked by name, each in any shape that its graph takes.
+        self.signatures: Mapping[str, ModelSignature] = {}
+        self.signature_defs = b""
 
     @abstractmethod
     async def status(
@@ -103,15 +109,62 @@ class TensorFlowServer(ABC):
         signature = signatures.signature_def[target.signature]
         inputs = _tensors("input", signature.inputs, target.inputs)
         outputs = _tensors("output", signature.outputs, target.outputs)
-        self.told = Metadata(versions, inputs, outputs, of_model=True)
+        unranked = frozenset(
+            name
+            for side in (signature.inputs, signature.outputs)
+            for name, info in side.items()
+            if info.tensor_shape.unknown_rank
+        )
+        self.told = Metadata(versions, inputs, outputs, of_model=True, unranked=unranked)
+        self.signature_defs = signatures.SerializeToString()
+        self.signatures = dict(self._named_signatures(signatures))
         return self.told
+
+    def _named_signatures(
+        self, signatures: pb.SignatureDefMap
+    ) -> Iterator[tuple[str, ModelSignature]]:
+        for name, definition in sorted(signatures.signature_def.items()):
+            if name == self.target.signature and self.target.inputs:
+                continue  # the shapes that the configuration declares bind every dialect
+            try:
+                inputs = _specs(_tensors("input", definition.inputs, {}))
+                outputs = _specs(_tensors("output", definition.outputs, {}))
+            except Unsupported:  # of no dense tensors: an initialiser, for one
+                continue
+            if not self.unsupported.isdisjoint(s.datatype for s in (*inputs, *outputs)):
+                continue
+            yield name, ModelSignature(inputs, outputs, any_shape=True)
+
+    def named_output(self, request: InferRequest, name: str) -> Datatype:
+        """The datatype of an output of the signature that ``request`` names.
+
+        Raises:
+            EndpointFailed: it has no such output.
+        """
+        for spec in self.signatures[request.signature].outputs:
+            if spec.name == name:
+                return spec.datatype
+        raise EndpointFailed(Failure.DAMAGED, "it has an output that the signature has not")
+
+    def named_answer(self, request: InferRequest, outputs: Mapping[str, Tensor]) -> Answer:
+        """The outputs that ``request`` wants, in their order.
+
+        Raises:
+            EndpointFailed: one is missing.
+        """
+        known = [spec.name for spec in self.signatures[request.signature].outputs]
+        names = request.outputs or known
+        missing = [name for name in names if name not in outputs]
+        if missing:
+            raise EndpointFailed(Failure.DAMAGED, f"output '{missing[0]}' is missing")
+        return Answer([outputs[name] for name in names])
 
     async def config(self, address: str, version: str, limit: Deadline) -> ModelConfig | None:
         """TensorFlow Serving has none; a model whose dimensions all start open takes batches."""
         if self.target.declared or self.told is None:
             return None
         tensors = (*self.told.inputs, *self.told.outputs)
-        if not all(tensor.shape[:1] == (-1,) for tensor in tensors):
+        if self.told.unranked or not all(tensor.shape[:1] == (-1,) for tensor in tensors):
             return None
         return model_config_pb2.ModelConfig(max_batch_size=MAX_BATCH_SIZE)
 
@@ -162,14 +215,13 @@ def _tensor(
         raise Unsupported(f"{where} of the model is no dense tensor of a datatype that is served")
     if not info.tensor_shape.unknown_rank:
         shape = tuple(-1 if dim.size < 0 else dim.size for dim in info.tensor_shape.dim)
-    elif known is not None:
-        shape = known.shape
-    else:
-        raise InvalidArgument(
-            f"{where} of the model has no rank; declare it in a config.pbtxt and name it as "
-            "'config' of the route"
-        )
+    else:  # a vector, unless the configuration says otherwise
+        shape = (-1,) if known is None else known.shape
     return ArtifactTensor(name, datatype, shape)
+
+
+def _specs(tensors: Sequence[ArtifactTensor]) -> tuple[TensorSpec, ...]:
+    return tuple(TensorSpec(t.name, t.datatype, t.shape) for t in tensors)
 
 
 def check_version(spec: pb.ModelSpec, version: str) -> None:

@@ -8,23 +8,32 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 from typing import cast
 
 from gateway.front.grpc import head, limits
 from gateway.front.grpc.head import Head
-from gateway.front.grpc.limits import AbuseLimits
-from gateway.front.grpc.output import GREETING, NO_HTTP1, Output
+from gateway.front.grpc.limits import Patience
+from gateway.front.grpc.output import Output
 from gateway.front.grpc.service import BUSY
 from gateway.front.grpc.shared import Shared
-from gateway.front.grpc.stream import Stream
+from gateway.front.grpc.stream import STREAM_WINDOW_BYTES, Stream
 from gateway.overload import OVERLOADED
-from gateway.request_memory import PROCESS
 from gateway.wire import http2
 from gateway.wire.header_blocks import HeaderBlocks
 from gateway.wire.http2 import ACK, END_STREAM, MAX_WINDOW_BYTES, PREFACE, WORD
-from gateway.wire.http2_reader import Broken, Reader, widened
-from gateway.wire.http2_settings import PeerSettings
+from gateway.wire.http2_reader import MAX_DATA_BYTES, Broken, Reader, widened
+
+_GREETING = http2.settings(
+    (http2.MAX_CONCURRENT_STREAMS, limits.MAX_STREAMS),
+    (http2.INITIAL_WINDOW_SIZE, STREAM_WINDOW_BYTES),
+    (http2.MAX_FRAME_SIZE, MAX_DATA_BYTES),
+    (http2.MAX_HEADER_LIST_SIZE, http2.MAX_HEADER_BYTES),
+) + http2.window_update(0, MAX_WINDOW_BYTES - http2.WINDOW_BYTES)
+_SAID = b'{"error":"this port serves gRPC: HTTP/2 with prior knowledge"}'
+_NO_HTTP1 = (
+    b"HTTP/1.1 505 HTTP Version Not Supported\r\ncontent-type: application/json\r\n"
+    b"content-length: %d\r\nconnection: close\r\n\r\n%b" % (len(_SAID), _SAID)
+)
 
 
 class GrpcConnection(Reader, asyncio.BufferedProtocol):
@@ -38,22 +47,17 @@ class GrpcConnection(Reader, asyncio.BufferedProtocol):
         self.loop = loop
         self._shared = shared
         self._service = service = shared.service
-        self.max_message = service.max_message
         self._blocks: HeaderBlocks[Head] = HeaderBlocks(lambda fields: head.read(service, fields))
         self._streams: dict[int, Stream] = {}
         self._abandoned: dict[int, None] = {}
         self._last = 0
-        # What may be sent on the connection, and what the client has announced of streams.
-        self.window = http2.WINDOW_BYTES
-        self.peer = PeerSettings()
+        # What may be sent on the connection, on each new stream, and in a frame.
+        self.window = self._stream_window = http2.WINDOW_BYTES
+        self.max_frame = http2.DEFAULT_FRAME_BYTES
         self.writing_paused = False
-        # Streams that wait for the connection's window, or the transport.
-        self.blocked: dict[int, Stream] = {}
-        self._unsent = 0  # of the transport, when it was last looked at
         # What the client may send.
         self._credit = MAX_WINDOW_BYTES
-        self.limits = AbuseLimits()
-        self.memory = PROCESS.connection()
+        self._patience = Patience()
         # The preface, as far as it has come.
         self._preface: bytes | None = b""
         # Since when nothing has come to its end, or there is no call; and what had come by then.
@@ -99,20 +103,20 @@ class GrpcConnection(Reader, asyncio.BufferedProtocol):
 
     def resume_writing(self) -> None:
         self.writing_paused = False
-        self._flush_blocked()
+        self._flush_all()
 
     def _greet(self, data: bytes) -> bytes:
         """What follows the preface in ``data``."""
         size = len(PREFACE)
         if data[:size] == PREFACE:
             self._preface = None
-            self.output.write(GREETING)
+            self.output.write(_GREETING)
             return data[size:]
         if PREFACE.startswith(data):
             self._preface = data
         else:
             foreign = http2.settings() + http2.go_away(0, http2.PROTOCOL_ERROR)
-            self.output.write(NO_HTTP1 if b" HTTP/1." in data else foreign)
+            self.output.write(_NO_HTTP1 if b" HTTP/1." in data else foreign)
             self._linger()
         return b""
 
@@ -128,7 +132,7 @@ class GrpcConnection(Reader, asyncio.BufferedProtocol):
             raise Broken("a client's streams have odd numbers")
         self._last = stream
         if read.malformed or len(self._streams) >= limits.MAX_STREAMS:
-            self.limits.idle_frame()
+            self._patience.idle_frame()
             self._abandon(stream, ends)
             code = http2.PROTOCOL_ERROR if read.malformed else http2.REFUSED_STREAM
             self.output.write(http2.reset(stream, code))
@@ -136,7 +140,7 @@ class GrpcConnection(Reader, asyncio.BufferedProtocol):
         if self._leaving:  # after the GOAWAY: it knows that this is not looked at
             self._abandon(stream, ends)
             return
-        call = Stream(self, stream, read, self.peer.initial_window)
+        call = Stream(self, stream, read, self._stream_window)
         call.complete = ends
         self._streams[stream] = call
         self._shared.calls.add(call)
@@ -174,7 +178,7 @@ class GrpcConnection(Reader, asyncio.BufferedProtocol):
             self.output.write(http2.window_update(0, MAX_WINDOW_BYTES - self._credit))
             self._credit = MAX_WINDOW_BYTES
         if not size and not last:
-            self.limits.idle_frame()
+            self._patience.idle_frame()
         call = self._streams.get(stream)
         if call is None or call.complete:
             self._stray_data(stream, call, last)
@@ -197,7 +201,7 @@ class GrpcConnection(Reader, asyncio.BufferedProtocol):
             del self._abandoned[stream]
 
     def on_frame(self, kind: int, flags: int, stream: int, payload: bytes) -> None:
-        self.limits.idle_frame()
+        self._patience.idle_frame()
         if kind == http2.WINDOW_UPDATE:
             self._widen(stream, WORD.unpack(payload)[0] & MAX_WINDOW_BYTES)
         elif kind == http2.RST_STREAM:
@@ -207,8 +211,7 @@ class GrpcConnection(Reader, asyncio.BufferedProtocol):
             call = self._streams.get(stream)
             if call is not None:
                 call.complete = True
-                if not call.started:
-                    self.limits.reset(self.loop.time() - call.begun_at)
+                self._patience.reset(self.loop.time() - call.begun_at)
                 self._drop(call)
         elif kind == http2.PING:
             if not flags & ACK:
@@ -226,7 +229,7 @@ class GrpcConnection(Reader, asyncio.BufferedProtocol):
             if not size:
                 raise Broken("a window is opened by nothing")
             self.window = widened(self.window, size)
-            self._flush_blocked()
+            self._flush_all()
             return
         if stream > self._last:
             raise Broken("a window of a stream that has not begun")
@@ -243,15 +246,22 @@ class GrpcConnection(Reader, asyncio.BufferedProtocol):
                 call.flush()
 
     def _settings(self, payload: bytes) -> None:
-        change = self.peer.update(payload)
+        for number, value in http2.SETTING.iter_unpack(payload):
+            if number == http2.INITIAL_WINDOW_SIZE:
+                if value > MAX_WINDOW_BYTES:
+                    raise Broken("a window is larger than windows may be", http2.FLOW_CONTROL_ERROR)
+                for call in self._streams.values():
+                    call.window = widened(call.window, value - self._stream_window)
+                self._stream_window = value
+            elif number == http2.MAX_FRAME_SIZE:
+                if not http2.DEFAULT_FRAME_BYTES <= value < 2**24:
+                    raise Broken("a frame size that is not allowed")
+                self.max_frame = min(value, MAX_DATA_BYTES)
+            elif number == http2.ENABLE_PUSH and value > 1:
+                raise Broken("a setting is 0 or 1")
         self.settled = True
         self._answer(http2.frame(http2.SETTINGS, ACK, 0))
-        if change:
-            self.limits.idle_frame(len(self._streams))
-            for call in list(self._streams.values()):
-                call.window = widened(call.window, change)
-                if call.to_send and change > 0:
-                    call.flush()
+        self._flush_all()
 
     # -- calls ------------------------------------------------------------------------------------
 
@@ -275,37 +285,38 @@ class GrpcConnection(Reader, asyncio.BufferedProtocol):
         return len(self._streams) == 1
 
     def finished(self, stream: Stream) -> None:
-        self.limits.answered()
+        self._patience.finished()
         stream.close()
-        self._forget(stream)
+        del self._streams[stream.number]
+        self._shared.calls.discard(stream)
         if not stream.complete:
             self._abandon(stream.number, False)
             self.output.write(http2.reset(stream.number, http2.NO_ERROR))
         if self._leaving and not self._streams:
             self._linger()
 
+    def sent_data(self, frames: int) -> None:
+        self._patience.forgive(frames)
+
     def _fail(self, call: Stream, code: int) -> None:
         """The stream is at fault, the connection is not."""
-        self.limits.reset(self.loop.time() - call.begun_at)
+        self._patience.reset(self.loop.time() - call.begun_at)
         self._abandon(call.number, call.complete)
         self.output.write(http2.reset(call.number, code))
         self._drop(call)
 
     def _drop(self, call: Stream) -> None:
-        self._forget(call)
+        del self._streams[call.number]
+        self._shared.calls.discard(call)
         call.leave()
         if self._leaving and not self._streams:
             self._linger()
 
     def _drop_all(self) -> None:
-        for call in list(self._streams.values()):
-            self._forget(call)
+        for call in self._streams.values():
+            self._shared.calls.discard(call)
             call.leave()
-
-    def _forget(self, call: Stream) -> None:
-        del self._streams[call.number]
-        self.blocked.pop(call.number, None)
-        self._shared.calls.discard(call)
+        self._streams.clear()
 
     def _abandon(self, stream: int, ended: bool) -> None:
         """Whatever more comes of it is no fault: it was on its way."""
@@ -314,9 +325,9 @@ class GrpcConnection(Reader, asyncio.BufferedProtocol):
             if len(self._abandoned) > limits.MAX_ABANDONED:
                 del self._abandoned[next(iter(self._abandoned))]
 
-    def _flush_blocked(self) -> None:
-        for call in list(self.blocked.values()):
-            if self.writing_paused or self.window <= 0:
+    def _flush_all(self) -> None:
+        for call in list(self._streams.values()):
+            if self.writing_paused:
                 return
             call.flush()
 
@@ -331,7 +342,7 @@ class GrpcConnection(Reader, asyncio.BufferedProtocol):
         """Once a second: is anything slower than it may be?"""
         if self._closing:
             return
-        self.limits.second_passed()
+        self._patience.forgive(limits.FORGIVEN_PER_SECOND)
         if (self.settled and not self.midway) or self.progress != self._progress:
             self._midway_since, self._progress = now, self.progress
         elif now - self._midway_since > limits.HEAD_SECONDS:
@@ -340,11 +351,7 @@ class GrpcConnection(Reader, asyncio.BufferedProtocol):
             self._idle_since, self._seen = now, self._last
         elif now - self._idle_since > limits.IDLE_SECONDS:
             self.leave()
-        unsent, self._unsent = self._unsent, self.transport.get_write_buffer_size()
-        moves = self.writing_paused and self._unsent != unsent
         for call in list(self._streams.values()):
-            if moves:
-                call.sent_at = now  # the client reads, however slowly
             if now - call.touched_at > limits.BODY_IDLE_SECONDS and call.waits_for_client():
                 call.stall()
             elif call.to_send and now - call.sent_at > limits.UNREAD_SECONDS:
@@ -387,5 +394,4 @@ class GrpcConnection(Reader, asyncio.BufferedProtocol):
     def _end_sending(self) -> None:
         self.output.send()
         if not self.transport.is_closing():
-            with contextlib.suppress(OSError):  # the client has gone meanwhile
-                self.transport.write_eof()
+            self.transport.write_eof()

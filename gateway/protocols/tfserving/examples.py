@@ -27,7 +27,7 @@ _KINDS = {"float_list": "float", "int64_list": "int64", "bytes_list": "string"}
 
 
 def decode(message: pb.Input, servable: Servable) -> list[Tensor]:
-    """The inputs of the model, in the wire's shapes.
+    """The inputs of the model.
 
     Raises:
         InvalidArgument: there is no example, or its features are not the model's inputs.
@@ -41,10 +41,9 @@ def decode(message: pb.Input, servable: Servable) -> list[Tensor]:
     inputs = servable.inputs.values()
     if [(e.name, e.datatype, e.shape) for e in inputs] == [(_EXAMPLES, Datatype.BYTES, (-1,))]:
         texts = [example.SerializeToString() for example in examples]
-        data = servable.inputs[_EXAMPLES].to_wire(raw.object_array(texts, (len(texts),)))
-        return [Tensor(_EXAMPLES, Datatype.BYTES, data)]
+        return [Tensor(_EXAMPLES, Datatype.BYTES, raw.object_array(texts, (len(texts),)))]
     return [
-        Tensor(e.name, e.datatype, e.to_wire(_column(e, examples)))
+        Tensor(e.name, e.datatype, _column(e, examples))
         for e in inputs
         if not e.optional or any(e.name in example.features.feature for example in examples)
     ]

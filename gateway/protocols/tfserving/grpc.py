@@ -21,12 +21,16 @@ from gateway.protocols.grpc_method import Method
 from gateway.protocols.tfserving import MODEL_SERVICE, PREDICTION_SERVICE
 from gateway.protocols.tfserving.inference import Call, Inference
 from gateway.protocols.tfserving.servable import (
+    MAX_NAME,
     SIGNATURE,
     STATUSES,
+    Decoded,
     Endpoint,
     FailedPrecondition,
     Selected,
     Servable,
+    ServableVersion,
+    UnknownSignature,
     code,
 )
 from gateway.telemetry.tfserving import TfServingRequests
@@ -107,65 +111,78 @@ class TfServingGrpc:
     # -- inference ------------------------------------------------------------------------------
 
     async def _predict(self, message: pb.PredictRequest, deadline: Deadline) -> pb.PredictResponse:
-        selected = _selected(message)
-        if message.model_spec.signature_name not in ("", SIGNATURE):
-            name = message.model_spec.signature_name[:256]
-            raise FailedPrecondition(f'Serving signature key "{name}" not found.')
-
-        def decode(servable: Servable) -> tuple[list[Tensor], tuple[str, ...]]:
+        def decode(version: ServableVersion) -> Decoded:
+            try:
+                servable = version.servable(message.model_spec.signature_name)
+            except UnknownSignature as error:
+                raise FailedPrecondition(
+                    f'Serving signature key "{error.name}" not found.'
+                ) from error
             servable.check_inputs(message.inputs.keys())
             wanted = _filter(message.output_filter, servable)
             inputs = [
                 _input(servable.inputs[name], message.inputs[name]) for name in message.inputs
             ]
-            return inputs, wanted
+            return Decoded(servable, inputs, wanted)
 
-        servable, _, outputs = await self._inference.predict(
-            Call(selected, deadline),
+        decoded, outputs = await self._inference.predict(
+            Call(_selected(message), deadline),
             decode,
-            lambda decoded: decoded,
             pictures=any(t.dtype == _DT_STRING for t in message.inputs.values()),
         )
-        reply = pb.PredictResponse(model_spec=_spec(servable))
+        reply = pb.PredictResponse(model_spec=_spec(decoded.servable))
         for tensor in outputs:
             reply.outputs[tensor.name].CopyFrom(tensor_proto.encode_values(tensor))
         return reply
 
     async def _classify(self, message: Any, deadline: Deadline) -> pb.ClassificationResponse:
         call = Call(_selected(message), deadline)
-        _check_signature(message.model_spec)
         servable, result = await self._inference.classify(call, message.input)
         return pb.ClassificationResponse(model_spec=_spec(servable), result=result)
 
     async def _regress(self, message: Any, deadline: Deadline) -> pb.RegressionResponse:
         call = Call(_selected(message), deadline)
-        _check_signature(message.model_spec)
         servable, result = await self._inference.regress(call, message.input)
         return pb.RegressionResponse(model_spec=_spec(servable), result=result)
 
     async def _multi(self, message: Any, deadline: Deadline) -> pb.MultiInferenceResponse:
-        """One task after another, all of one model: it has one signature for either method."""
-        if not message.tasks:
-            raise InvalidArgument("Inference request must have at least one InferenceTask")
-        if len({task.model_spec.name for task in message.tasks}) > 1:
-            raise InvalidArgument(
-                "All ModelSpecs in a MultiInferenceRequest must access the same model name."
-            )
-        if len(message.tasks) > len({task.method_name for task in message.tasks}):
-            raise InvalidArgument(f"Duplicate evaluation of signature: {SIGNATURE}")
+        """One task after another, all of one model."""
+        self._check_tasks(message.tasks)
         reply = pb.MultiInferenceResponse()
         for task in message.tasks:
             call = Call(_selected(task), deadline)
-            _check_signature(task.model_spec)
             if task.method_name == _CLASSIFY:
                 servable, classes = await self._inference.classify(call, message.input)
                 reply.results.add(model_spec=_spec(servable), classification_result=classes)
-            elif task.method_name == _REGRESS:
+            else:
                 servable, values = await self._inference.regress(call, message.input)
                 reply.results.add(model_spec=_spec(servable), regression_result=values)
-            else:
-                raise Unsupported(f"Unsupported signature method_name: {task.method_name[:256]}")
         return reply
+
+    def _check_tasks(self, tasks: Sequence[Any]) -> None:
+        if not tasks:
+            raise InvalidArgument("Inference request must have at least one InferenceTask")
+        if len({task.model_spec.name for task in tasks}) > 1:
+            raise InvalidArgument(
+                "All ModelSpecs in a MultiInferenceRequest must access the same model name."
+            )
+        seen = set()
+        for task in tasks:
+            selected = _selected(task)
+            signature = selected.signature or SIGNATURE
+            # A model that is no SavedModel has one signature for both methods.
+            evaluation = (signature, task.method_name)
+            if evaluation in seen:
+                raise InvalidArgument(f"Duplicate evaluation of signature: {signature[:MAX_NAME]}")
+            seen.add(evaluation)
+            try:
+                self._inference.servables.find(selected)
+            except UnknownSignature as error:
+                raise InvalidArgument(
+                    f"Requested signature not found in model graph: {error.name}"
+                ) from error
+            if task.method_name not in (_CLASSIFY, _REGRESS):
+                raise Unsupported(f"Unsupported signature method_name: {task.method_name[:256]}")
 
     # -- metadata and state ---------------------------------------------------------------------
 
@@ -178,10 +195,10 @@ class TfServingGrpc:
         for field in message.metadata_field:
             if field != _SIGNATURE_DEF:
                 raise InvalidArgument(f"Metadata field {field[:256]} is not supported")
-        servable = self._inference.servables.find(selected)
-        reply = pb.GetModelMetadataResponse(model_spec=_spec(servable))
-        reply.model_spec.ClearField("signature_name")
-        reply.metadata[_SIGNATURE_DEF].Pack(servable.signature_map)
+        version = self._inference.servables.version(selected)
+        reply = pb.GetModelMetadataResponse(model_spec=pb.ModelSpec(name=version.name))
+        reply.model_spec.version.value = version.number
+        reply.metadata[_SIGNATURE_DEF].Pack(version.signature_map)
         return reply
 
     async def _status(self, message: Any, _: Deadline) -> pb.GetModelStatusResponse:
@@ -216,17 +233,12 @@ def _selected(message: Any) -> Selected:
     spec = message.model_spec
     choice = spec.WhichOneof("version_choice")
     if choice == "version":
-        return Selected(spec.name, spec.version.value)
-    return Selected(spec.name, label=spec.version_label or None)
-
-
-def _check_signature(spec: pb.ModelSpec) -> None:
-    if spec.signature_name not in ("", SIGNATURE):
-        raise InvalidArgument(f"No signature was found with the name: {spec.signature_name[:256]}")
+        return Selected(spec.name, spec.version.value, signature=spec.signature_name)
+    return Selected(spec.name, label=spec.version_label or None, signature=spec.signature_name)
 
 
 def _spec(servable: Servable) -> pb.ModelSpec:
-    spec = pb.ModelSpec(name=servable.name, signature_name=SIGNATURE)
+    spec = pb.ModelSpec(name=servable.name, signature_name=servable.signature_name)
     spec.version.value = servable.number
     return spec
 
@@ -251,7 +263,6 @@ def _input(endpoint: Endpoint, message: Any) -> Tensor:
         encoded = tensor.data.reshape(-1).tolist()
         tensor.data = endpoint.pictures(encoded, tensor.data.shape)
         tensor.datatype = endpoint.datatype
-    tensor.data = endpoint.to_wire(tensor.data)
     return tensor
 
 

@@ -11,6 +11,7 @@ import json
 import re
 import time
 from collections.abc import Awaitable
+from dataclasses import replace
 from typing import Annotated, Any
 from urllib.parse import unquote
 
@@ -31,7 +32,7 @@ from gateway.protocols.tfserving import examples_json as tfserving_examples_json
 from gateway.protocols.tfserving import json as tfserving_json
 from gateway.protocols.tfserving import schema as tfserving_schema
 from gateway.protocols.tfserving.inference import Call, Inference
-from gateway.protocols.tfserving.servable import SIGNATURE, Selected, code
+from gateway.protocols.tfserving.servable import Selected, code
 from gateway.telemetry.tfserving import TfServingRequests
 
 log = structlog.get_logger("modelport.http")
@@ -122,15 +123,14 @@ class TfServingHttp:
         self, method: str, selected: Selected, headers: dict[bytes, bytes], receive: Receive
     ) -> bytes:
         deadline = http_deadline.deadline(headers)
-        bound = self._inference.servables.find(selected).max_bytes
+        bound = self._inference.servables.version(selected).max_bytes
         body = await http_body.read(receive, headers, self._max_input_bytes, deadline, bound)
         trace = headers.get(b"x-request-id", b"")[:128].decode("latin-1")
         call = Call(selected, deadline, trace)
         if method == "predict":
             return await self._predict(call, body)
         message, signature = tfserving_examples_json.decode(body)
-        if signature not in ("", SIGNATURE):
-            raise InvalidArgument(f"No signature was found with the name: {signature[:256]}")
+        call = replace(call, selected=selected._replace(signature=signature))
         if method == "classify":
             _, classes = await self._inference.classify(call, message)
             return tfserving_examples_json.encode_classification(classes)
@@ -138,13 +138,12 @@ class TfServingHttp:
         return tfserving_examples_json.encode_regression(values)
 
     async def _predict(self, call: Call, body: bytes) -> bytes:
-        _, (_, by_row), outputs = await self._inference.predict(
+        decoded, outputs = await self._inference.predict(
             call,
-            lambda servable: tfserving_json.decode(body, servable),
-            lambda decoded: (decoded[0], ()),
+            lambda version: tfserving_json.decode(body, version),
             pictures=pictures.in_json(body),
         )
-        return tfserving_json.encode(outputs, by_row)
+        return tfserving_json.encode(outputs, decoded.by_row)
 
     # -- metadata and state ---------------------------------------------------------------------
 
@@ -155,15 +154,18 @@ class TfServingHttp:
     def _metadata(self, selected: Selected) -> bytes:
         if not selected.name:
             raise InvalidArgument("Missing model name in request.")
-        servable = self._inference.servables.find(selected)
-        version = str(servable.number)
+        found = self._inference.servables.version(selected)
         signatures = json_format.MessageToDict(
-            servable.signature_map,
+            found.signature_map,
             preserving_proto_field_name=True,
             always_print_fields_with_no_presence=True,
         )
         document = {
-            "model_spec": {"name": servable.name, "signature_name": "", "version": version},
+            "model_spec": {
+                "name": found.name,
+                "signature_name": "",
+                "version": str(found.number),
+            },
             "metadata": {"signature_def": signatures},
         }
         return _json(document)

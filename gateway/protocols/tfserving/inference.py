@@ -5,19 +5,24 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import TypeVar
 
 from gateway.control import Control
 from gateway.dataplane import DataPlane
+from gateway.errors import InvalidArgument
 from gateway.lifecycle import Lifecycle
 from gateway.protocols.pictures import decode_for
 from gateway.protocols.tfserving import examples as tfserving_examples
-from gateway.protocols.tfserving.servable import Selected, Servable, Servables
+from gateway.protocols.tfserving.servable import (
+    Decoded,
+    Selected,
+    Servable,
+    Servables,
+    ServableVersion,
+    UnknownSignature,
+)
 from gateway.telemetry.tfserving import TfServingRequests
-from gateway.types import Deadline, InferRequest, Tensor
+from gateway.types import Deadline, Tensor
 from gateway.wire.proto import serving_pb2 as pb
-
-Decoded = TypeVar("Decoded")
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,30 +50,25 @@ class Inference:
         self.servables = Servables(lifecycle, control)
 
     async def predict(
-        self,
-        call: Call,
-        decode: Callable[[Servable], Decoded],
-        inputs_of: Callable[[Decoded], tuple[list[Tensor], tuple[str, ...]]],
-        pictures: bool,
-    ) -> tuple[Servable, Decoded, list[Tensor]]:
-        """The version, what ``decode`` made for it of the request, and the outputs.
+        self, call: Call, decode: Callable[[ServableVersion], Decoded], pictures: bool
+    ) -> tuple[Decoded, list[Tensor]]:
+        """What ``decode`` made of the request for the version that serves now, and the outputs.
 
         Args:
-            inputs_of: inputs in the wire's shapes and the names of the wanted outputs (none: all).
             pictures: the request may hold some; they are decoded in a thread.
 
         Raises:
             ModelportError: from ``decode``, or in inference.
         """
-        servable, decoded = await decode_for(
-            lambda: self.servables.find(call.selected),
-            lambda servable: pictures and servable.has_pictures,
+        _, decoded = await decode_for(
+            lambda: self.servables.version(call.selected),
+            lambda version: pictures and version.has_pictures,
             decode,
         )
-        inputs, wanted = inputs_of(decoded)
-        request = InferRequest(servable.name, inputs, wanted, servable.number, trace=call.trace)
+        servable = decoded.servable
+        request = servable.request(decoded.inputs, decoded.wanted, call.trace)
         response = await self._dataplane.infer(request, call.deadline)
-        return servable, decoded, servable.answered(response)
+        return decoded, servable.answered(request, response)
 
     async def classify(
         self, call: Call, message: pb.Input
@@ -97,12 +97,17 @@ class Inference:
     async def _run(
         self, call: Call, message: pb.Input, outputs_of: Callable[[Servable], tuple[str, ...]]
     ) -> tuple[Servable, Sequence[Tensor]]:
-        def decode(servable: Servable) -> tuple[list[Tensor], tuple[str, ...]]:
+        def decode(version: ServableVersion) -> Decoded:
+            try:
+                servable = version.servable(call.selected.signature)
+            except UnknownSignature as error:
+                name = error.name
+                raise InvalidArgument(f"No signature was found with the name: {name}") from error
             wanted = outputs_of(servable)
-            return tfserving_examples.decode(message, servable), wanted
+            return Decoded(servable, tfserving_examples.decode(message, servable), wanted)
 
-        servable, _, outputs = await self.predict(call, decode, lambda decoded: decoded, True)
-        return servable, outputs
+        decoded, outputs = await self.predict(call, decode, pictures=True)
+        return decoded.servable, outputs
 
     def record(self, name: str, api: str, entrypoint: str, status: str, started_ns: int) -> None:
         """Count a request that began at ``started_ns`` of ``time.perf_counter_ns``."""

@@ -16,7 +16,6 @@ import numpy as np
 from gateway.errors import InvalidArgument, Unsupported
 from gateway.protocols.tfserving.json_value import (
     B64,
-    MAX_QUOTED,
     TYPES,
     WHOLE,
     examine,
@@ -27,7 +26,13 @@ from gateway.protocols.tfserving.json_value import (
     wrong_keys,
     wrong_row,
 )
-from gateway.protocols.tfserving.servable import SIGNATURE, Endpoint, Servable, type_name
+from gateway.protocols.tfserving.servable import (
+    Decoded,
+    Endpoint,
+    Servable,
+    ServableVersion,
+    type_name,
+)
 from gateway.types import NUMPY_DTYPES, Array, Datatype, Tensor
 from gateway.wire import json_text, raw
 
@@ -58,19 +63,15 @@ def parse(body: bytes, max_keys: int = MAX_KEYS) -> dict[str, Any]:
     return document
 
 
-def decode(body: bytes, servable: Servable) -> tuple[list[Tensor], bool]:
-    """The inputs of a ``:predict`` request in the wire's shapes, and whether they came as rows.
+def decode(body: bytes, version: ServableVersion) -> Decoded:
+    """A ``:predict`` request for the signature that it names.
 
     Raises:
         InvalidArgument: in TensorFlow Serving's words where it has some.
         Unsupported: an input's type has no form in JSON.
     """
     document = parse(body)
-    signature = document.get("signature_name")
-    if signature and signature != SIGNATURE:
-        raise InvalidArgument(
-            f'Serving signature name: "{signature[:MAX_QUOTED]}" not found in signature def'
-        )
+    servable = version.servable(document.get("signature_name", ""))
     if not servable.inputs:
         raise InvalidArgument("Failed to get input map for signature: DEFAULT")
     by_row = "instances" in document
@@ -85,10 +86,10 @@ def decode(body: bytes, servable: Servable) -> tuple[list[Tensor], bool]:
             raise wrong(document, "Expecting 'instances' to be an list/array")
         if not rows:
             raise wrong(document, "No values in 'instances' array")
-        return _rows(rows, servable), True
+        return Decoded(servable, _rows(rows, servable), by_row=True)
     if "inputs" not in document:
         raise InvalidArgument("Missing 'inputs' or 'instances' key")
-    return _columns(document["inputs"], servable), False
+    return Decoded(servable, _columns(document["inputs"], servable))
 
 
 def _rows(rows: list[Any], servable: Servable) -> list[Tensor]:
@@ -142,7 +143,7 @@ def _columns(value: Any, servable: Servable) -> list[Tensor]:
 
 
 def _tensor(endpoint: Endpoint, data: Array) -> Tensor:
-    return Tensor(endpoint.name, endpoint.datatype, endpoint.to_wire(data))
+    return Tensor(endpoint.name, endpoint.datatype, data)
 
 
 def _array(endpoint: Endpoint, value: Any) -> Array | None:

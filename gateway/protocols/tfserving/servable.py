@@ -1,4 +1,4 @@
-"""A served version as TensorFlow Serving's clients see it: its signature, its name, its state.
+"""A served version as TensorFlow Serving's clients see it: its signatures, its name, its state.
 
 They send and get the shapes of the model itself. Where ``config.pbtxt`` has Triton's ``reshape``
 those differ from the wire's, in which tensors enter and leave the data plane.
@@ -13,6 +13,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+from gateway.backends import parameters
 from gateway.control import Control
 from gateway.errors import (
     AlreadyExists,
@@ -29,14 +30,20 @@ from gateway.lifecycle import Lifecycle
 from gateway.model import UNLOADED, ServedVersion, State
 from gateway.protocols import pictures
 from gateway.protocols.prepared import Prepared
-from gateway.types import Array, Datatype, InferResponse, Tensor, TensorSpec
+from gateway.signatures import UsualShapes
+from gateway.types import Array, Datatype, InferRequest, InferResponse, Tensor, TensorSpec
 from gateway.validation import Reshape
 from gateway.wire import tensor_proto
 from gateway.wire.proto import error_codes_pb2, tensorflow_pb2
 from gateway.wire.proto import serving_pb2 as pb
 
-#: The one signature that a model has here, and its name where a request gives none.
+#: The signature of a request that names none. A model that is no SavedModel has no other.
 SIGNATURE = "serving_default"
+#: Triton's parameter for another one.
+_SIGNATURE_PARAMETER = "TF_SIGNATURE_DEF"
+
+#: Characters of a client's word that a message repeats.
+MAX_NAME = 256
 
 #: At a time, where the model does not say how many batch elements it takes.
 MAX_PICTURES = 64
@@ -143,23 +150,33 @@ def _fits(shape: tuple[int, ...], wanted: tuple[int, ...]) -> bool:
 
 
 class Servable:
-    """What a version's requests and replies need, computed once."""
+    """What requests for one signature of a version need, and its replies, computed once.
 
-    def __init__(self, served: ServedVersion) -> None:
+    Attributes:
+        declared: the signature is the one that the model's configuration declares.
+        named: the model has it by this name too, in any shape that its graph takes.
+    """
+
+    def __init__(self, served: ServedVersion, signature_name: str) -> None:
+        default = parameters.text(served.config, _SIGNATURE_PARAMETER, SIGNATURE)
+        self.signature_name = signature_name or default
+        self.declared = self.signature_name == default
+        self.named = self.signature_name in served.signatures.known
         signature = served.signature
+        if not self.declared:
+            signature = served.signatures.known[self.signature_name]
         self.name, self.number = served.name, served.number
         self.max_batch_size = signature.max_batch_size
         #: Class names by output, from the configuration's ``label_filename``.
-        self.labels: Mapping[str, tuple[str, ...]] = served.labels
-        decoders = pictures.decoders(served)
+        self.labels: Mapping[str, tuple[str, ...]] = served.labels if self.declared else {}
+        decoders = pictures.decoders(served) if self.declared else {}
         self.inputs = {
             spec.name: self._input(spec, decoders.get(spec.name)) for spec in signature.inputs
         }
         self.outputs = {spec.name: self._output(spec) for spec in signature.outputs}
         self.has_pictures = any(e.picture is not None for e in self.inputs.values())
-        #: The most bytes of a valid request; None: any number. Pictures come in every size.
-        self.max_bytes = None if self.has_pictures else served.validator.max_bytes
         self.required = frozenset(e.name for e in self.inputs.values() if not e.optional)
+        self._usual = UsualShapes(signature)
 
     def _input(self, spec: TensorSpec, picture: Decoder | None) -> Endpoint:
         batched, dims, convert = self.max_batch_size > 0, spec.wire_dims, None
@@ -184,10 +201,25 @@ class Servable:
     def _shape(self, dims: tuple[int, ...]) -> tuple[int, ...]:
         return (-1, *dims) if self.max_batch_size else dims
 
-    def answered(self, response: InferResponse) -> list[Tensor]:
+    def request(self, inputs: list[Tensor], wanted: tuple[str, ...], trace: str) -> InferRequest:
+        """The request for ``inputs``, which have the shapes of the model.
+
+        What the configuration declares goes the way of every other dialect, and is batched with
+        its requests. Other shapes are left to the graph, where the model is a SavedModel.
+        """
+        request = InferRequest(self.name, inputs, wanted, self.number, trace=trace)
+        if self.declared and not (self.named and not self._usual.fit(request)):
+            for tensor in inputs:
+                tensor.data = self.inputs[tensor.name].to_wire(tensor.data)
+        else:
+            request.signature = self.signature_name
+        return request
+
+    def answered(self, request: InferRequest, response: InferResponse) -> list[Tensor]:
         """The outputs in the model's shapes."""
-        for tensor in response.outputs:
-            tensor.data = self.outputs[tensor.name].to_model(tensor.data)
+        if not request.signature:
+            for tensor in response.outputs:
+                tensor.data = self.outputs[tensor.name].to_model(tensor.data)
         return response.outputs
 
     def check_inputs(self, given: Collection[str]) -> None:
@@ -207,19 +239,13 @@ class Servable:
             f"Missing but required: {{{missing}}}."
         )
 
-    @functools.cached_property
-    def signature_map(self) -> pb.SignatureDefMap:
-        """As the metadata of a SavedModel that Keras has written."""
-        signatures = pb.SignatureDefMap()
-        signature = signatures.signature_def[SIGNATURE]
-        signature.method_name = "tensorflow/serving/predict"
-        for endpoint in self.inputs.values():
-            _describe(signature.inputs[endpoint.name], endpoint, f"{SIGNATURE}_{endpoint.name}:0")
-        for index, endpoint in enumerate(self.outputs.values()):
-            _describe(
-                signature.outputs[endpoint.name], endpoint, f"StatefulPartitionedCall:{index}"
-            )
-        return signatures
+
+class UnknownSignature(InvalidArgument):
+    """The model has no signature of that name; each method says so in words of its own."""
+
+    def __init__(self, name: str) -> None:
+        self.name = name[:MAX_NAME]
+        super().__init__(f'Serving signature name: "{self.name}" not found in signature def')
 
 
 class Selected(NamedTuple):
@@ -228,6 +254,7 @@ class Selected(NamedTuple):
     name: str
     version: int | None = None
     label: str | None = None
+    signature: str = ""
 
 
 def _describe(info: tensorflow_pb2.TensorInfo, endpoint: Endpoint, name: str) -> None:
@@ -237,22 +264,84 @@ def _describe(info: tensorflow_pb2.TensorInfo, endpoint: Endpoint, name: str) ->
         info.tensor_shape.dim.add(size=size)
 
 
+class Decoded(NamedTuple):
+    """A request for ``servable``: inputs in the model's shapes, and the outputs wanted (none: all).
+
+    ``by_row``: it came as REST's ``instances``.
+    """
+
+    servable: Servable
+    inputs: list[Tensor]
+    wanted: tuple[str, ...] = ()
+    by_row: bool = False
+
+
+class ServableVersion:
+    """One READY version. It does not hold the version itself, with which it goes."""
+
+    def __init__(self, served: ServedVersion) -> None:
+        self.name, self.number = served.name, served.number
+        self._default = Servable(served, "")
+        self._servables = {name: Servable(served, name) for name in served.signatures.known}
+        self._servables.setdefault(self._default.signature_name, self._default)
+        self._definitions = served.signatures.definitions
+        self.has_pictures = self._default.has_pictures
+        #: The most bytes of a valid request; None: any number, as of pictures, and of a SavedModel,
+        #: whose graph decides.
+        self.max_bytes = served.validator.max_bytes
+        if self.has_pictures or served.signatures.known:
+            self.max_bytes = None
+
+    def servable(self, signature: str) -> Servable:
+        """The signature of that name; empty: the configuration's.
+
+        Raises:
+            UnknownSignature: the version has none such.
+        """
+        servable = self._servables.get(signature) if signature else self._default
+        if servable is None:
+            raise UnknownSignature(signature)
+        return servable
+
+    @functools.cached_property
+    def signature_map(self) -> pb.SignatureDefMap:
+        """All signatures: the SavedModel's own, else one as Keras writes it."""
+        signatures = pb.SignatureDefMap()
+        signatures.ParseFromString(self._definitions)
+        servable = self._default
+        if servable.signature_name not in signatures.signature_def:
+            signature = signatures.signature_def[servable.signature_name]
+            signature.method_name = "tensorflow/serving/predict"
+            for endpoint in servable.inputs.values():
+                name = f"{SIGNATURE}_{endpoint.name}:0"
+                _describe(signature.inputs[endpoint.name], endpoint, name)
+            for index, endpoint in enumerate(servable.outputs.values()):
+                name = f"StatefulPartitionedCall:{index}"
+                _describe(signature.outputs[endpoint.name], endpoint, name)
+        return signatures
+
+
 class Servables:
     """The versions of the lifecycle, under the names that TensorFlow Serving's requests use."""
 
     def __init__(self, lifecycle: Lifecycle, control: Control) -> None:
         self._lifecycle = lifecycle
         self._control = control
-        self._servable = Prepared(Servable)
+        self._version = Prepared(ServableVersion)
 
     def find(self, selected: Selected) -> Servable:
-        """The READY version of that number or label; with neither, the model's default.
+        """The signature that is asked for, of the READY version of that number or label; with
+        neither, of the model's default version.
 
         Raises:
             NotFound, InvalidArgument: in TensorFlow Serving's words.
             Unavailable: the version is known but not READY.
         """
-        return self._servable(self._served(selected.name, self._number(selected)))
+        return self.version(selected).servable(selected.signature)
+
+    def version(self, selected: Selected) -> ServableVersion:
+        """As ``find``, with all its signatures."""
+        return self._version(self._served(selected.name, self._number(selected)))
 
     def _served(self, name: str, version: int | None) -> ServedVersion:
         if not name:
@@ -266,7 +355,7 @@ class Servables:
             raise NotFound(f"Servable not found for request: {wanted}") from None
 
     def _number(self, selected: Selected) -> int | None:
-        name, version, label = selected
+        name, version, label, _ = selected
         if not label:
             return version
         try:
