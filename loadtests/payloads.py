@@ -35,6 +35,8 @@ from loadtests.users.signature import Signature, model_shapes
 Array = npt.NDArray[Any]
 Tensors = Mapping[str, Array]
 
+#: In an ``.npz``: what is true of each row.
+LABELS = "labels"
 #: Batches of other sizes and other kernels differ in the last bits.
 ABSOLUTE_TOLERANCE, RELATIVE_TOLERANCE = 1e-4, 1e-3
 DTYPES: Mapping[str, np.dtype[Any]] = {
@@ -74,6 +76,8 @@ class Payloads:
     output_datatypes: Mapping[str, str] = field(default_factory=dict)
     #: Rows of each request, where the model is known to batch; 0: it is not.
     batch_size: int = 0
+    #: What is true of each request's rows, where that is known.
+    labels: tuple[Array, ...] | None = None
 
 
 def write(payloads: Payloads, path: Path) -> None:
@@ -305,7 +309,8 @@ def _read_npz(path: Path, signature: Signature | None, batch_size: int) -> Paylo
     if missing := [name for name in wanted if name not in arrays]:
         raise BadPayload(f"has no '{missing[0]}', which the model takes; it has {sorted(arrays)}")
     outputs = [name for name in signature.outputs if name in arrays]
-    counts = {name: len(arrays[name]) for name in (*wanted, *outputs)}
+    labels = [LABELS] if LABELS in arrays and LABELS not in (*wanted, *outputs) else []
+    counts = {name: len(arrays[name]) for name in (*wanted, *outputs, *labels)}
     rows = counts[wanted[0]]
     if len(set(counts.values())) > 1:
         raise BadPayload(f"has different numbers of rows: {counts}")
@@ -326,6 +331,7 @@ def _read_npz(path: Path, signature: Signature | None, batch_size: int) -> Paylo
         cut(outputs) if outputs else None,
         model_shapes(signature),
         batch_size=batch_size if signature.max_batch_size else 0,
+        labels=tuple(one[LABELS] for one in cut(labels)) if labels else None,
     )
 
 

@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 import math
+import time
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from exporters.errors import UsageError
 from loadtests import drawing, payloads
 from loadtests.gate.slo import Answers
-from loadtests.payloads import BadPayload, Payloads
+from loadtests.payloads import BadPayload, Payloads, Tensors
 from loadtests.samples import Outcome
+from loadtests.serving.examination import shown
 from loadtests.target import Target
+from loadtests.users.answers import Checker
 from loadtests.users.client import Unanswered
 from loadtests.users.dialects import dialect
 from loadtests.users.signature import Signature
@@ -23,8 +26,20 @@ MOST_REQUESTS, LEAST_REQUESTS = 512, 16
 #: All of them together.
 MOST_BYTES = 64 * 1024 * 1024
 ANSWER_SECONDS = 60.0
+#: Of that, what a request gets when the time is over.
+MOST_SECONDS_LEFT = 1.0
 #: A quantised model was proven by its decisions: its error is what was measured, and half as much.
 MARGIN = 1.5
+Key = tuple[object, ...]
+
+
+@dataclass(frozen=True)
+class Given:
+    """An answer as it came, and as it was read."""
+
+    body: bytes
+    json_size: int | None
+    tensors: Tensors
 
 
 def requests(signature: Signature, data: Path | None, batch_size: int, seed: int) -> Payloads:
@@ -51,6 +66,9 @@ def tolerance(
 
     As ``slo.toml`` says; else, where right answers are recorded, as their file says; else the sum
     of what the certificates allow, because baseline and candidate may err in opposite directions.
+
+    Args:
+        certificates: of the sides whose answers are compared, each empty where there is none.
     """
     atol, rtol = asked.absolute_tolerance, asked.relative_tolerance
     if asked.expected is None:
@@ -92,20 +110,22 @@ def responds(asked: Payloads, target: Target, timeout_seconds: float) -> bool:
     return True
 
 
-def recorded(asked: Payloads, target: Target) -> Payloads:
-    """``asked`` with ``target``'s answers as the right ones.
+def given(asked: Payloads, target: Target, until: float) -> list[Given]:
+    """``target``'s answers to the requests in turn, until ``until`` (``time.monotonic()``).
 
     Raises:
-        Unanswered: it does not answer every request, or not with an answer.
+        Unanswered: it does not answer a request, or not with an answer.
     """
     spoken = dialect(target.protocol)
-    client = spoken.connect(target, ANSWER_SECONDS)
-    answers = []
+    found: list[Given] = []
+    client = spoken.connect(target, max(MOST_SECONDS_LEFT, min(ANSWER_SECONDS, _left(until))))
     try:
         client.connect()
         for number in range(len(asked.requests)):
+            if found and _left(until) <= 0:
+                break
             body, size = client.ask(spoken.prepare(target, asked, number))
-            answers.append(spoken.read(body, size))
+            found.append(Given(body, size, spoken.read(body, size)))
     except Unanswered:
         raise
     except Exception as error:  # whatever an answer of another kind leads a reader to
@@ -113,4 +133,62 @@ def recorded(asked: Payloads, target: Target) -> Payloads:
         raise Unanswered(Outcome.FAILED, said) from error
     finally:
         client.close()
-    return replace(asked, expected=tuple(answers))
+    return found
+
+
+def wrong(asked: Payloads, found: Sequence[Given], target: Target) -> tuple[int, str]:
+    """How many of the answers are not those expected, and the first of them in words."""
+    checker = Checker(asked, dialect(target.protocol).read)
+    count, first = 0, ""
+    for number, one in enumerate(found):
+        if checker.problem(number, one.body, one.json_size) is None:
+            continue
+        count += 1
+        if count == 1:
+            told = checker.explained(number, one.body, one.json_size)
+            first = f"request {number + 1} ({shown(asked.requests[number])}): {told}"
+    return count, first
+
+
+def with_recorded(asked: Payloads, recordings: Sequence[Payloads | None]) -> Payloads:
+    """``asked``, led by the requests of ``recordings``, where those are of its batch size."""
+    led: dict[Key, Tensors] = {}
+    for one in recordings:
+        if one is not None and one.batch_size == asked.batch_size:
+            led |= {key(request): request for request in one.requests}
+    every = (*led.values(), *asked.requests)
+    return replace(asked, requests=every[: max(len(led), len(asked.requests))])
+
+
+def own(asked: Payloads, found: Sequence[Given], recording: Payloads | None) -> Payloads:
+    """``asked`` with a side's own answers as the right ones, its checkpoint's where recorded."""
+    known: dict[Key, Tensors] = {}
+    if recording is not None and recording.expected is not None:
+        known = dict(zip(map(key, recording.requests), recording.expected, strict=True))
+    expected = tuple(
+        known.get(key(request), one.tensors)
+        for request, one in zip(asked.requests, found, strict=True)
+    )
+    return replace(asked, expected=expected)
+
+
+def key(request: Tensors) -> Key:
+    """What tells a request from another."""
+    return tuple(
+        (name, array.shape, tuple(array.flat) if array.dtype == object else array.tobytes())
+        for name, array in sorted(request.items())
+    )
+
+
+def first(asked: Payloads, count: int) -> Payloads:
+    """The first ``count`` of the requests, with what is known of them."""
+    return replace(
+        asked,
+        requests=asked.requests[:count],
+        expected=None if asked.expected is None else asked.expected[:count],
+        labels=None if asked.labels is None else asked.labels[:count],
+    )
+
+
+def _left(until: float) -> float:
+    return until - time.monotonic()

@@ -48,7 +48,7 @@ class GateCommand(OneLineCommand):
     type=_FILE,
     metavar="FILE",
     help="Recorded requests: perf_analyzer's JSON, or .npz rows by input name; outputs in it are "
-    "the right answers.  [default: seeded inputs, and the baseline's answers]",
+    "the right answers, 'labels' what is true.  [default: seeded inputs]",
 )
 @click.option(
     "--protocol",
@@ -60,6 +60,17 @@ class GateCommand(OneLineCommand):
 @click.option("--batch-size", type=click.IntRange(min=1), help="Rows in a request.")
 @click.option(
     "--max-duration", type=Seconds(least=1), help="Decide by then: 90s, 10m.  [default: 10m]"
+)
+@click.option(
+    "--max-drop",
+    type=click.FloatRange(0, 1),
+    help="How much accuracy or AUC may fall on --data with 'labels'.  [default: 0.01]",
+)
+@click.option(
+    "--retrained/--same-checkpoint",
+    default=None,
+    help="Hold each side to its own answers, or the candidate to the baseline's.  [default: as the "
+    "certificates say]",
 )
 @click.option(
     "--public-key",
@@ -84,15 +95,19 @@ def gate(baseline: str, candidate: str, slo_file: Path, **options: Any) -> None:
     A candidate in a folder first shows its manifest, certificate and signature. Then both are asked
     the same in turn, in rounds, each round with new processes, until every limit of the SLO file is
     decided or the longest duration is over. One user without a rate asks both in turn, request by
-    request; several users, or a rate, load one side after the other, seconds long. The candidate's
-    answers must be the baseline's, within what the certificates allow; of a model that was trained
-    anew, give what its own checkpoint answers with --data ('modelport sample' writes it). A limit
-    is held against the confidence interval (a bootstrap over rounds) of p50, p99, time to first
-    response, errors and wrong answers: beyond it, within it, or neither.
+    request; several users, or a rate, load one side after the other, seconds long. A limit is held
+    against the confidence interval (a bootstrap over rounds) of p50, p99, time to first response,
+    errors and wrong answers: beyond it, within it, or neither.
+
+    Of one checkpoint, the candidate's answers must be the baseline's, within what the certificates
+    allow. Of a model that was trained again, each side must answer as its own checkpoint did when
+    it was exported; how the two differ is a report, and accuracy or AUC on --data with 'labels' may
+    fall by --max-drop.
 
     The SLO file is TOML with the tables [limits], [regressions], [verdict], [duration], [load],
     [certificate] and [answers]; an empty one allows 5 % more at p50 and p99, 15 % more until the
-    first response, one error and one wrong answer in a thousand. docs/slo.toml shows every key.
+    first response, one error and one wrong answer in a thousand, 0.01 less accuracy or AUC.
+    docs/slo.toml shows every key.
 
     \b
     Exit codes:
@@ -172,6 +187,12 @@ def _overridden(slo: Slo, **options: Any) -> Slo:
     duration, certificate = {}, {}
     if options["max_duration"] is not None:
         duration["max_seconds"] = options["max_duration"]
+    regressions, answers = {}, {}
+    if options["max_drop"] is not None:
+        regressions["max_drop"] = options["max_drop"]
+        said.add("regressions.max_drop")
+    if options["retrained"] is not None:
+        answers["retrained"] = options["retrained"]
     if options["public_keys"]:
         certificate["public_keys"] = options["public_keys"]
     try:
@@ -183,6 +204,8 @@ def _overridden(slo: Slo, **options: Any) -> Slo:
         load=dataclasses.replace(slo.load, **load),
         duration=dataclasses.replace(slo.duration, **duration),
         certificate=dataclasses.replace(slo.certificate, **certificate),
+        regressions=dataclasses.replace(slo.regressions, **regressions),
+        answers=dataclasses.replace(slo.answers, **answers),
         said=frozenset(said),
     )
 

@@ -12,6 +12,9 @@ from loadtests.gate.slo import Slo
 from loadtests.samples import Outcome, Run
 from loadtests.statistics import Floats, Interval, Tails
 
+#: The criterion about answers that came and were not right.
+WRONG = "wrong answers"
+
 
 @dataclass(frozen=True)
 class Half:
@@ -110,7 +113,7 @@ def criteria(rounds: Sequence[Round], slo: Slo) -> list[Criterion]:
             found += _of_starts(label, field_name, limit, regression)
     for label, field_name, limit in (
         ("error share", "errors", limits.max_error_share),
-        ("wrong answers", "wrong", limits.max_wrong_share),
+        (WRONG, "wrong", limits.max_wrong_share),
     ):
         if limit is not None:
             found.append(_of_counts(label, field_name, limit))

@@ -20,6 +20,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from loadtests import statistics
+from loadtests.gate.agreement import Agreement
 from loadtests.gate.criteria import Criterion, Half, Round
 from loadtests.gate.criteria import criteria as criteria_of
 from loadtests.gate.slo import Slo
@@ -63,11 +64,15 @@ class Question:
     relative: bool = False
     #: How many times the rounds so far would decide it; 1 where it is decided.
     longer: float = 1.0
+    #: Its part of the time that the gate took.
+    seconds: float = 0.0
 
     @property
     def check(self) -> Check:
         """The same for people."""
-        return Check(self.name, self.status, self._observed(), self._bound(), self.detail)
+        return Check(
+            self.name, self.status, self._observed(), self._bound(), self.detail, self.seconds
+        )
 
     def _observed(self) -> str:
         if self.change is None:
@@ -106,11 +111,20 @@ class Decision:
     command: str = ""
     seed: int = 0
     hardware: Mapping[str, str] = field(default_factory=dict)
+    #: How the answers differ, of a candidate that was trained again, or where labels are known.
+    agreement: Agreement | None = None
     notes: tuple[str, ...] = ()
 
     @property
     def checks(self) -> tuple[Check, ...]:
         return tuple(question.check for question in self.questions)
+
+
+def timed(questions: Sequence[Question], seconds: float) -> tuple[Question, ...]:
+    """``questions``, those that are new with their parts of what has passed since the others."""
+    new = sum(not one.seconds for one in questions)
+    rest = max(0.0, seconds - sum(one.seconds for one in questions))
+    return tuple(one if one.seconds else replace(one, seconds=rest / new) for one in questions)
 
 
 def decide(

@@ -19,11 +19,13 @@ def document(decision: Decision) -> dict[str, Any]:
     told = {
         field.name: getattr(decision, field.name)
         for field in dataclasses.fields(decision)
-        if field.name not in ("questions", "baseline_runs", "candidate_runs")
+        if field.name not in ("questions", "agreement", "baseline_runs", "candidate_runs")
     }
+    differ = decision.agreement
     return {
         "format": FORMAT,
         **{name: _plain(value) for name, value in told.items()},
+        "agreement": None if differ is None else _plain(dataclasses.asdict(differ)),
         "questions": [_plain(dataclasses.asdict(one)) for one in decision.questions],
         "runs": {
             "baseline": [_run(run) for run in decision.baseline_runs],

@@ -19,35 +19,43 @@ from __future__ import annotations
 
 import contextlib
 import os
+import time
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from loadtests import payloads
 from loadtests import run as running
 from loadtests.environments import Missing
 from loadtests.gate import answers
-from loadtests.gate.criteria import Half, Round, half_of
+from loadtests.gate.criteria import WRONG, Half, Round, half_of
+from loadtests.gate.decision import BROKEN
 from loadtests.gate.sides import Published, Side
 from loadtests.gate.slo import Slo
 from loadtests.processes import ServerFailed
 from loadtests.run import NotMeasured
 from loadtests.samples import Load, Run
 from loadtests.serving.gateway import Gateway
-from loadtests.serving.served import Served, served
+from loadtests.serving.served import AnswersWrongly, Served, served
 from loadtests.target import Protocol, Target
 
 #: A baseline that fails this often is no measure for anything.
 MOST_BASELINE_ERRORS = 0.1
+#: Seconds that a load takes besides its slices: its generator has to start and to end.
+LOAD_SECONDS = 3.0
+#: For what has begun when the time is over.
+LEAST_SECONDS = 1.0
 Say = Callable[[str], None]
 
 
 class Lost(Exception):
     """A side cannot be measured any more; the message names it and says why."""
 
-    def __init__(self, message: str, *, is_candidate: bool) -> None:
+    def __init__(self, message: str, *, is_candidate: bool, name: str = BROKEN) -> None:
         super().__init__(message)
         self.is_candidate = is_candidate
+        #: Of the question that this answers.
+        self.name = name
 
 
 @dataclass(frozen=True)
@@ -91,10 +99,14 @@ class Duel:
     work: Path
     cores: Cores
     say: Say
-    #: Requests with their right answers; None: not yet recorded.
-    payloads: Path | None = None
-    #: They are the baseline's own.
+    #: When the gate must be over, on the clock of ``time.monotonic()``.
+    ends: float
+    #: The same requests for either side, with its right answers; None: not yet recorded.
+    payloads: tuple[Path, Path] | None = None
+    #: The baseline's right answers are its own.
     is_learnt: bool = False
+    #: Of the last start of either side, until it was ready.
+    start_seconds: dict[int, float] = field(default_factory=dict)
     #: Starts, so that each has a folder of its own.
     _starts: int = 0
 
@@ -103,7 +115,7 @@ class Duel:
         """Side ``number`` (0: baseline), answering inside the block.
 
         Raises:
-            Lost: it does not become ready, or does not answer rightly.
+            Lost: it does not become ready in the time that is left, or does not answer rightly.
         """
         side = self.sides[number]
         if not isinstance(side, Published):
@@ -112,6 +124,7 @@ class Duel:
         self._starts += 1
         name = ("baseline", "candidate")[number]
         backend = Gateway(side.folder, side.version, ("--exit-on-error", "true"))
+        within = max(LEAST_SECONDS, min(self.slo.duration.ready_seconds, self.left))
         with contextlib.ExitStack() as stack:
             try:
                 server = stack.enter_context(
@@ -119,13 +132,41 @@ class Duel:
                         backend,
                         self.work / f"{self._starts}-{name}",
                         cores=self.cores.server,
-                        ready_seconds=self.slo.duration.ready_seconds,
+                        ready_seconds=within,
                     )
                 )
-                first = self._first_response(server)
+                first = self._first_response(number, server, within)
+            except AnswersWrongly as error:
+                raise self._lost(number, f"answers wrongly: {error}", WRONG) from error
             except (ServerFailed, Missing) as error:
+                if self.left <= 0:
+                    raise self._out_of_time(name, within, error) from error
                 raise self._lost(number, f"does not start: {_reason(error)}") from error
+            self.start_seconds[number] = server.cold_start_seconds
             yield Live(server.targets[self.protocol], server, first)
+
+    @property
+    def left(self) -> float:
+        """Seconds until the gate must be over."""
+        return self.ends - time.monotonic()
+
+    @property
+    def round_seconds(self) -> float:
+        """What the next round takes at least."""
+        duration = self.slo.duration
+        loads = 1 if self.slo.load.is_lone else 2 * duration.slices
+        loading = 2 * duration.slices * duration.slice_seconds
+        started = sum(self.start_seconds.values())
+        return started + loading + loads * (duration.warmup_seconds + LOAD_SECONDS)
+
+    def _out_of_time(self, name: str, within: float, error: Exception) -> Lost:
+        most = self.slo.duration.max_seconds
+        said = str(error).splitlines()[0]
+        return Lost(
+            f"the {name} did not start in the {within:.0f} s that were left of --max-duration "
+            f"{most:g}s ({said}); give it longer",
+            is_candidate=False,
+        )
 
     def round(self, number: int) -> tuple[Round, tuple[list[Run], list[Run]]]:
         """Both sides next to each other, and their runs.
@@ -170,14 +211,15 @@ class Duel:
             warmup_seconds=duration.warmup_seconds,
             batch_size=traffic.batch_size,
             seed=self.seed + number,
-            timeout_seconds=traffic.timeout_seconds,
+            timeout_seconds=max(LEAST_SECONDS, min(traffic.timeout_seconds, self.left)),
         )
 
     def _together(
         self, order: tuple[int, int], live: Mapping[int, Live], load: Load
     ) -> list[tuple[int, Run]]:
         """Raises Lost, NotMeasured."""
-        data = () if self.payloads is None else (self.payloads,)
+        assert self.payloads is not None
+        data = [self.payloads[which] for which in order]
         targets = [(live[which].target, 1) for which in order]
         made = running.measure_mix(targets, load, data, core=self.cores.client)
         for which in order:
@@ -185,19 +227,20 @@ class Duel:
         return list(zip(order, made, strict=True))
 
     def _slice(self, which: int, live: Live, load: Load) -> Run:
+        assert self.payloads is not None
         try:
-            run = running.measure(live.target, load, self.payloads, core=self.cores.client)
+            run = running.measure(live.target, load, self.payloads[which], core=self.cores.client)
         except NotMeasured as error:
             self._check_alive(which, live)
-            if self._answers(live):  # nothing that the side could be failed for
+            if self._answers(which, live):  # nothing that the side could be failed for
                 raise Lost(f"no load: {_reason(error)}", is_candidate=False) from error
             raise self._lost(which, f"cannot be asked: {_reason(error)}") from error
         self._check_alive(which, live)
         return run
 
-    def _answers(self, live: Live) -> bool:
+    def _answers(self, which: int, live: Live) -> bool:
         assert self.payloads is not None
-        asked = payloads.read(self.payloads)
+        asked = payloads.read(self.payloads[which])
         return answers.responds(asked, live.target, self.slo.load.timeout_seconds)
 
     def _check_alive(self, which: int, live: Live) -> None:
@@ -205,12 +248,11 @@ class Duel:
             status = live.server.process.returncode
             raise self._lost(which, f"ended under load, with status {status}")
 
-    def _first_response(self, server: Served) -> float | None:
+    def _first_response(self, which: int, server: Served, within: float) -> float | None:
         """Process start to the first correct answer; None in the rehearsal, which learns them."""
         if self.payloads is None:
             return None
-        within = self.slo.duration.ready_seconds
-        return server.first_response(payloads.read(self.payloads), within_seconds=within)
+        return server.first_response(payloads.read(self.payloads[which]), within_seconds=within)
 
     def _check_baseline(self, half: Half, runs: list[Run]) -> None:
         said = next((message for run in runs for message in run.errors), "no answer")
@@ -224,9 +266,9 @@ class Duel:
                 f"({said}): give the right ones with --data, or allow more in [answers]",
             )
 
-    def _lost(self, which: int, why: str) -> Lost:
-        name = ("baseline", "candidate")[which]
-        return Lost(f"the {name} {why}", is_candidate=which == 1)
+    def _lost(self, which: int, why: str, name: str = BROKEN) -> Lost:
+        side = ("baseline", "candidate")[which]
+        return Lost(f"the {side} {why}", is_candidate=which == 1, name=name if which else BROKEN)
 
 
 def _reason(error: Exception) -> str:

@@ -12,12 +12,12 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 from exporters.errors import UsageError
-from loadtests import payloads
-from loadtests.gate import answers, integrity, sides, stored
+from loadtests.gate import integrity, stored
 from loadtests.gate.criteria import Round
-from loadtests.gate.decision import BROKEN, Decision, Question, more_seconds
+from loadtests.gate.decision import BROKEN, Decision, Question, more_seconds, timed
 from loadtests.gate.duel import Cores, Duel, Lost
 from loadtests.gate.looks import Looks
+from loadtests.gate.rehearsal import Rehearsal
 from loadtests.gate.sides import Published, Running, Side, Stored
 from loadtests.gate.slo import Slo
 from loadtests.gate.stored import NotAsPublished
@@ -25,8 +25,6 @@ from loadtests.hardware import hardware
 from loadtests.report.checks import Status, worst
 from loadtests.samples import Run
 from loadtests.target import Protocol
-from loadtests.users.client import Unanswered
-from loadtests.users.signature import SignatureUnknown
 
 #: Messages told of either side.
 MOST_ERRORS = 3
@@ -95,7 +93,7 @@ def judge(
         try:
             candidate = stored.fetched(asked.candidate, work / "candidate")
         except NotAsPublished as error:
-            decision = _with(decision, (integrity.failed(str(error)),))
+            decision = _with(decision, (integrity.failed(str(error)),), start)
         else:
             decision = _measured(
                 dataclasses.replace(asked, baseline=baseline, candidate=candidate),
@@ -107,6 +105,7 @@ def judge(
                     work,
                     Cores.of_this_machine(),
                     say,
+                    start + asked.slo.duration.max_seconds,
                 ),
                 decision,
                 start,
@@ -124,50 +123,25 @@ def _measured(
 ) -> Decision:
     """First what the candidate's folder proves, then what both answer."""
     if isinstance(asked.candidate, Published):
-        decision = _with(decision, integrity.questions(asked.candidate, asked.slo.certificate))
+        decision = _with(
+            decision, integrity.questions(asked.candidate, asked.slo.certificate), start
+        )
     if decision.status is Status.FAIL:
         return decision
     try:
-        problem = _rehearse(asked, duel)
+        found = Rehearsal(duel, asked.data).run()
     except (Lost, OSError) as error:
-        return _broken(decision, error)
-    if problem:
-        failed = Question("interface", "", Status.FAIL, detail=problem)
-        return _with(decision, (*decision.questions, failed))
+        return _broken(decision, error, start)
+    decision = _with(
+        dataclasses.replace(
+            decision, agreement=found.agreement, notes=(*_notes(asked), *found.notes)
+        ),
+        (*decision.questions, *found.questions),
+        start,
+    )
+    if decision.status is Status.FAIL:
+        return decision
     return _rounds(asked, decision, duel, start, watch)
-
-
-def _rehearse(asked: Asked, duel: Duel) -> str:
-    """Start both once, learn the right answers; a problem of the candidate's interface, or nothing.
-
-    The files are in the page cache after it, so that no side's first start pays for them.
-    """
-    duel.say("rehearsal: baseline")
-    signatures = []
-    for side in duel.sides:
-        try:
-            signatures.append(side.signature())
-        except SignatureUnknown as error:
-            raise sides.unknown(side, error) from error
-    if problem := sides.interface_problem(*signatures):
-        return problem
-    requests = answers.requests(signatures[0], asked.data, asked.slo.load.batch_size, asked.seed)
-    certificates = [integrity.read(side) for side in duel.sides if isinstance(side, Published)]
-    requests = answers.tolerance(requests, asked.slo.answers, certificates)
-    with duel.live(0) as baseline:
-        if requests.expected is None:
-            try:
-                requests = answers.recorded(requests, baseline.target)
-            except Unanswered as error:
-                raise Lost(f"the baseline does not answer: {error}", is_candidate=False) from error
-            duel.is_learnt = True
-    path = duel.work / "requests.json"
-    payloads.write(requests, path)
-    duel.say("rehearsal: candidate")
-    with duel.live(1):
-        pass
-    duel.payloads = path
-    return ""
 
 
 def _rounds(
@@ -183,6 +157,8 @@ def _rounds(
     most = asked.slo.duration.max_seconds
     first_round = time.monotonic()
     lost: Lost | OSError | None = None
+    if start + most * (1 + OVERTIME) < time.monotonic() + duel.round_seconds:
+        return _broken(decision, _no_room(duel), start)
     while True:
         try:
             one, made = duel.round(len(rounds))
@@ -207,19 +183,29 @@ def _rounds(
             candidate_runs=tuple(runs[1]),
             rounds=len(rounds),
             more_seconds=more_seconds(questions, time.monotonic() - start),
-            notes=(*_notes(asked), _right(duel), *_noticed(runs)),
+            notes=(*decision.notes, *_noticed(runs)),
         ),
         questions,
+        start,
     )
-    return decision if lost is None else _broken(decision, lost)
+    return decision if lost is None else _broken(decision, lost, start)
 
 
-def _with(decision: Decision, questions: tuple[Question, ...]) -> Decision:
+def _no_room(duel: Duel) -> Lost:
+    return Lost(
+        f"a round takes {duel.round_seconds:.0f} s, and {max(0.0, duel.left):.0f} s are left of "
+        f"--max-duration {duel.slo.duration.max_seconds:g}s; give it longer",
+        is_candidate=False,
+    )
+
+
+def _with(decision: Decision, questions: tuple[Question, ...], start: float) -> Decision:
     status = worst(question.check for question in questions)
-    return dataclasses.replace(decision, status=status, questions=questions)
+    told = timed(questions, time.monotonic() - start)
+    return dataclasses.replace(decision, status=status, questions=told)
 
 
-def _broken(decision: Decision, lost: Lost | OSError) -> Decision:
+def _broken(decision: Decision, lost: Lost | OSError, start: float) -> Decision:
     """A candidate that cannot be measured fails; without a baseline nothing is known.
 
     Nor where this machine itself gives up: a full disk is nobody's latency.
@@ -227,8 +213,11 @@ def _broken(decision: Decision, lost: Lost | OSError) -> Decision:
     by_candidate = isinstance(lost, Lost) and lost.is_candidate
     status = Status.FAIL if by_candidate else Status.INCONCLUSIVE
     detail = str(lost) if isinstance(lost, Lost) else f"this machine cannot go on: {lost}"
-    question = Question(BROKEN, "", status, detail=detail, longer=float("inf"))
-    return dataclasses.replace(_with(decision, (*decision.questions, question)), more_seconds=None)
+    name = lost.name if isinstance(lost, Lost) else BROKEN
+    question = Question(name, "", status, detail=detail, longer=float("inf"))
+    return dataclasses.replace(
+        _with(decision, (*decision.questions, question), start), more_seconds=None
+    )
 
 
 def _notes(asked: Asked) -> tuple[str, ...]:
@@ -246,29 +235,7 @@ def _notes(asked: Asked) -> tuple[str, ...]:
             "One side was started here and the other runs elsewhere: a difference may be the "
             "machines'."
         )
-    checkpoints = {
-        str(integrity.read(side).get("checkpoint"))
-        for side in (asked.baseline, asked.candidate)
-        if isinstance(side, Published)
-    }
-    if len(checkpoints) > 1 and asked.data is None:
-        notes.append(
-            "The two were exported from different checkpoints, and the baseline's answers are the "
-            "right ones here; of a model that was trained anew, give its own checkpoint's: "
-            "modelport sample CHECKPOINT -o requests.json, then --data requests.json."
-        )
     return tuple(notes)
-
-
-def _right(duel: Duel) -> str:
-    """What counted as right: a certificate of the candidate's own has a say in it."""
-    assert duel.payloads is not None
-    asked = payloads.read(duel.payloads)
-    whose = "the baseline's" if duel.is_learnt else "those of --data"
-    return (
-        f"Right answers were {whose}, to within {asked.absolute_tolerance:g} + "
-        f"{asked.relative_tolerance:g} x |expected|."
-    )
 
 
 def _noticed(runs: tuple[list[Run], list[Run]]) -> list[str]:
@@ -304,6 +271,8 @@ def check(asked: Asked) -> None:
             f"one round is {shortest:g} s of load (2 x duration.slices x duration.slice_seconds), "
             f"and the longest duration {duration.max_seconds:g} s; give longer, or shorter slices"
         )
+    if asked.slo.wants_labels and asked.data is None:
+        raise UsageError("max_drop is set; give rows with their labels: --data FILE.npz")
     started = not any(isinstance(one, Running) for one in (asked.baseline, asked.candidate))
     for key in (
         "limits.first_response_seconds",

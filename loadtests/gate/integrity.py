@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from exporters.errors import UsageError
+from loadtests import payloads
 from loadtests.command import INTEGRITY, INTERRUPTED, Failed, modelport
 from loadtests.gate.decision import Question
 from loadtests.gate.sides import Published
 from loadtests.gate.slo import Certificate
+from loadtests.payloads import BadPayload, Payloads
 from loadtests.report.checks import Status
 
 CERTIFICATE = "certificate.json"
+SAMPLES = "samples.json"
 
 
 def questions(candidate: Published, wanted: Certificate) -> tuple[Question, ...]:
@@ -56,6 +61,41 @@ def read(published: Published) -> dict[str, Any]:
     except (OSError, ValueError):
         return {}
     return found if isinstance(found, dict) else {}
+
+
+def retrained(certificates: Sequence[Mapping[str, Any]]) -> bool:
+    """Whether the certificates are of different checkpoints, as far as all of them name one."""
+    origins = {_origins(one) for one in certificates}
+    return len(origins) > 1 and None not in origins
+
+
+def _origins(certificate: Mapping[str, Any]) -> tuple[str, ...] | None:
+    """The digests of the checkpoint and of what was merged into it."""
+    try:
+        every = (certificate["checkpoint"], *certificate.get("adapters", ()))
+        return tuple(str(one["sha256"]) for one in every)
+    except (KeyError, TypeError):
+        return None
+
+
+def recording(side: Published) -> Payloads | None:
+    """The answers of the checkpoint that ``side`` was exported from; None: it carries none.
+
+    Raises:
+        UsageError: they are not what the certificate lists.
+    """
+    listed, path = read(side).get("samples"), side.path / SAMPLES
+    if not isinstance(listed, dict):
+        return None
+    try:
+        with path.open("rb") as file:
+            if hashlib.file_digest(file, "sha256").hexdigest() != listed.get("sha256"):
+                raise UsageError(f"'{path}' is not what its certificate lists")
+        return payloads.read(path)
+    except OSError as error:
+        raise UsageError(f"'{path}' cannot be read: {error.strerror}") from error
+    except BadPayload as error:
+        raise UsageError(str(error)) from error
 
 
 def _content(certificate: dict[str, Any], wanted: Certificate) -> list[Question]:

@@ -142,6 +142,8 @@ class Regressions:
     #: A start is one observation a round, where a load is thousands.
     max_first_response_regression: float | None = field(default=0.15, metadata=_LARGEST_CHANGE)
     max_cold_start_regression: float | None = field(default=None, metadata=_LARGEST_CHANGE)
+    #: How much accuracy or AUC may fall, in its own unit, on --data with labels.
+    max_drop: float | None = field(default=0.01, metadata=_LARGEST_SHARE)
 
 
 @dataclass(frozen=True)
@@ -201,6 +203,9 @@ class Certificate:
 class Answers:
     """Right is ``|error| <= atol + rtol * |expected|``; by default as the certificates say."""
 
+    #: The candidate is of another checkpoint, and held to its own answers; None: as the
+    #: certificates say.
+    retrained: bool | None = field(default=None, metadata=_by(_truth))
     atol: float | None = field(default=None, metadata=_by(_number(0, math.inf)))
     rtol: float | None = field(default=None, metadata=_by(_number(0, math.inf)))
 
@@ -218,6 +223,11 @@ class Slo:
     answers: Answers = field(default_factory=Answers)
     #: ``table.key`` of all that the file itself says.
     said: frozenset[str] = frozenset()
+
+    @property
+    def wants_labels(self) -> bool:
+        """Whether somebody set a limit on what accuracy may be lost."""
+        return "regressions.max_drop" in self.said and self.regressions.max_drop is not None
 
 
 def read(path: Path) -> Slo:

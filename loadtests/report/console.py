@@ -87,6 +87,10 @@ def decision(found: Decision, console: Console) -> None:
     summaries = gate_tables.summaries(found)
     if summaries is not None:
         console.print(_of(summaries))
+    if found.agreement is not None:
+        console.print(Text(gate_tables.agreement(found.agreement)))
+        if (by_label := gate_tables.labels(found.agreement)) is not None:
+            console.print(_of(by_label))
     for note in found.notes:
         console.print(Text(names.line(note), "dim"))
     console.print(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from loadtests.gate.agreement import Agreement
 from loadtests.gate.decision import Decision, Question, longer_text
 from loadtests.report import figures, names
 from loadtests.report.checks import Status
@@ -48,3 +49,38 @@ def summaries(decision: Decision) -> Table | None:
     head = ("requests", "not answered rightly", "right answers/s", *percentiles)
     caption = "All rounds, their HDR histograms merged"
     return Table(caption, head, tuple(rows), "side")
+
+
+def agreement(found: Agreement) -> str:
+    """How the candidate's answers differ from the baseline's, in one sentence."""
+    parts = [f"values differ by {found.relative_error:.2%} of their norm"]
+    if found.decisions:
+        same = 1 - found.changed / found.decisions
+        parts.insert(0, f"{same:.2%} of {found.decisions:,} decisions agree")
+    if found.metric and found.baseline is not None and found.candidate is not None:
+        parts.append(f"{found.metric} {found.baseline:.4f} → {found.candidate:.4f}")
+    return f"Candidate beside baseline: {'; '.join(parts)}."
+
+
+def labels(found: Agreement) -> Table | None:
+    """The same for each label, or, where none are known, for each of the baseline's decisions."""
+    if not found.by_label:
+        return None
+    known = bool(found.metric)
+    head: tuple[str, ...] = ("rows", "decided otherwise")
+    if known:
+        head += ("baseline right", "candidate right")
+    rows = []
+    for one in found.by_label:
+        cells: tuple[str, ...] = (f"{one.rows:,}", _part(one.changed, one.rows))
+        if known:
+            cells += tuple(
+                _part(n or 0, one.rows) for n in (one.baseline_right, one.candidate_right)
+            )
+        rows.append(Row(one.label, cells))
+    first = "label" if known else "baseline's decision"
+    return Table("Decisions, a report and no limit", head, tuple(rows), first)
+
+
+def _part(count: int, rows: int) -> str:
+    return f"{count:,} ({count / rows:.1%})"

@@ -86,12 +86,15 @@ def write_run(
 
 def write_gate(decision: Decision, path: Path) -> None:
     """The report of ``modelport gate``."""
+    differ = decision.agreement
     page = _render(
         "gate.html.j2",
         decision=decision,
         sentence=gate_tables.sentence(decision),
         figure=gate_tables.figure,
         summaries=gate_tables.summaries(decision),
+        agreement="" if differ is None else gate_tables.agreement(differ),
+        labels=None if differ is None else gate_tables.labels(differ),
         plots=gate_plots.draw(decision),
         slots=2,
     )

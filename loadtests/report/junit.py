@@ -73,7 +73,8 @@ def _case(suite: ElementTree.Element, name: str, check: Check) -> None:
     if kind is None:
         ElementTree.SubElement(case, "system-out").text = told
         return
-    attributes = {"message": names.line(seen), "type": str(check.status)}
+    message = ": ".join(part for part in (seen, check.detail) if part) or check.name
+    attributes = {"message": names.line(message), "type": str(check.status)}
     ElementTree.SubElement(case, kind, attributes).text = told
 
 

@@ -161,6 +161,10 @@ def decision(found: Decision) -> str:
     ]
     head = ("question", "verdict", "baseline", "candidate", "seen, with interval", "allowed", "why")
     parts.append(table(head, lines))
+    if found.agreement is not None:
+        parts.append(text(gate_tables.agreement(found.agreement)))
+        if (by_label := gate_tables.labels(found.agreement)) is not None:
+            parts.append(captioned(by_label))
     summaries = gate_tables.summaries(found)
     if summaries is not None:
         parts.append(f"<details><summary>Latencies</summary>\n\n{of(summaries)}\n\n</details>")

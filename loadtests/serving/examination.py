@@ -7,7 +7,9 @@ from __future__ import annotations
 
 from types import TracebackType
 
-from loadtests.payloads import BadPayload, Payloads
+import numpy as np
+
+from loadtests.payloads import BadPayload, Payloads, Tensors
 from loadtests.target import Target
 
 # The dialects are imported here, so that no first answer of a server pays for it.
@@ -16,6 +18,16 @@ from loadtests.users.answers import Checker
 from loadtests.users.dialects import dialect
 
 TIMEOUT_SECONDS = 30.0
+
+
+def shown(request: Tensors, most: int = 120) -> str:
+    """The inputs of a request in one line, long ones cut."""
+    told = ", ".join(
+        f"{name} = {np.array2string(array, separator=', ', threshold=8, edgeitems=3)}"
+        for name, array in request.items()
+    )
+    line = " ".join(told.split())
+    return line if len(line) <= most else f"{line[: most - 1]}…"
 
 
 class Examination:
@@ -44,6 +56,16 @@ class Examination:
         request = self._dialect.prepare(self._target, self._payloads, number)
         body, json_size = self._client.ask(request)
         return self._checker.problem(number, body, json_size)
+
+    def wrong(self, number: int) -> str | None:
+        """As ``problem``, with the request, the value that is wrong and the right one."""
+        body, json_size = self._client.ask(
+            self._dialect.prepare(self._target, self._payloads, number)
+        )
+        if self._checker.problem(number, body, json_size) is None:
+            return None
+        told = self._checker.explained(number, body, json_size)
+        return f"request {number + 1} ({shown(self._payloads.requests[number])}): {told}"
 
     def __enter__(self) -> Examination:
         return self

@@ -27,6 +27,12 @@ READY_SECONDS = 120.0
 #: Between two looks: far below what any server takes to start.
 POLL_SECONDS = 0.005
 PROBE_SECONDS = 2.0
+#: Wrong answers after which nothing but wrong ones is expected.
+MOST_WRONG = 3
+
+
+class AnswersWrongly(ServerFailed):
+    """The server started, and what it answers is not right."""
 
 
 @dataclass(frozen=True)
@@ -81,21 +87,26 @@ class Served:
         The Open Inference Protocol is asked where the server speaks it, else its own dialect.
 
         Raises:
-            ServerFailed: it ended, or gave no correct answer in time; the last problem is named.
+            AnswersWrongly: it answers, and not rightly.
+            ServerFailed: it ended, or did not answer in time; the last problem is named.
         """
-        problem: str | None = "no answer"
+        said, wrong = "no answer", 0
         with Examination(self.http_target, payloads) as examination:
             while time.perf_counter() - self.started < within_seconds:
                 if not self.alive:
                     raise ServerFailed(f"ended with {self.process.returncode}\n{tail(self.log)}")
                 try:
-                    problem = examination.problem(number)
+                    problem = examination.wrong(number)
                 except Unanswered as error:
-                    problem = str(error)
-                if problem is None:
-                    return time.perf_counter() - self.started
+                    said = str(error)
+                else:
+                    if problem is None:
+                        return time.perf_counter() - self.started
+                    wrong += 1
+                    if wrong == MOST_WRONG:
+                        raise AnswersWrongly(problem)
                 time.sleep(POLL_SECONDS)
-        raise ServerFailed(f"no correct answer in {within_seconds:.0f} s: {problem}")
+        raise ServerFailed(f"no answer in {within_seconds:.0f} s: {said}")
 
     @property
     def http_target(self) -> Target:

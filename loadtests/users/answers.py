@@ -9,6 +9,7 @@ import math
 from collections.abc import Callable
 
 import numpy as np
+import numpy.typing as npt
 
 from loadtests.payloads import Array, Payloads, Tensors
 
@@ -70,6 +71,32 @@ class Checker:
             self._known[number].add((body, json_size))
         return None
 
+    def explained(self, number: int, body: bytes, json_size: int | None) -> str:
+        """The first wrong value of a wrong answer to request ``number``, and the right one."""
+        try:
+            found, expected = self._read(body, json_size), self._expected[number] or {}
+        except Exception:  # ``problem`` says what it is
+            return self.problem(number, body, json_size) or ""
+        if ONLY in found and len(expected) == 1:
+            found = dict.fromkeys(expected, found[ONLY])
+        for name, wanted in expected.items():
+            if name in found and found[name].size == wanted.size:
+                bad = self._bad(found[name].ravel(), wanted.ravel())
+                if bad.any():
+                    return self._told(name, int(bad.argmax()), found[name], wanted)
+        return self.problem(number, body, json_size) or ""
+
+    def _told(self, name: str, at: int, found: Array, wanted: Array) -> str:
+        got, right = found.ravel()[at], wanted.ravel()[at]
+        place = [int(index) for index in np.unravel_index(at, wanted.shape)]
+        told = f"output '{name}' is {got} at {place}, expected {right}"
+        if right.dtype.kind != "f" or found.dtype.kind not in "fiu":
+            return told
+        return (
+            f"{told}: a difference of {abs(float(got) - float(right)):.3g}, allowed is "
+            f"{self._atol:g} + {self._rtol:g} x |expected|"
+        )
+
     def _turned(self, found: Array, wanted: Array) -> bool:
         if self._batched and found.shape[:1] != wanted.shape[:1]:
             return True
@@ -79,10 +106,18 @@ class Checker:
         if found.size != wanted.size:
             return f"has {found.size} values, not {wanted.size}"
         got, right = found.ravel(), wanted.ravel()
+        bad = self._bad(got, right)
+        if not bad.any():
+            return None
         if right.dtype.kind != "f" or got.dtype.kind not in "fiu":
-            return None if np.array_equal(got, right) else "is not what was expected"
-        bad = ~np.isclose(got, right, self._rtol, self._atol, equal_nan=True)
-        return f"is {_off(got[bad], right[bad])}" if bad.any() else None
+            return "is not what was expected"
+        return f"is {_off(got[bad], right[bad])}"
+
+    def _bad(self, got: Array, right: Array) -> npt.NDArray[np.bool_]:
+        """Which values are wrong; both are flat and of one size."""
+        if right.dtype.kind != "f" or got.dtype.kind not in "fiu":
+            return np.asarray(got != right, np.bool_)
+        return ~np.isclose(got, right, self._rtol, self._atol, equal_nan=True)
 
 
 def _off(got: Array, right: Array) -> str:

@@ -1,0 +1,298 @@
+"""Both sides started once before the rounds: is what they answer right, and how do they differ?
+
+Candidate and baseline of one checkpoint, in whatever format or precision, must answer alike: the
+baseline's answers are the right ones. Of different checkpoints each is held to its own, which its
+version carries (``samples.json``), and the difference is a report, with a limit on what accuracy
+may be lost where the true labels are known.
+
+The files are in the page cache afterwards, so that no side's first start pays for them.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from exporters.errors import UsageError
+from loadtests import payloads, statistics
+from loadtests.gate import agreement, answers, integrity, sides
+from loadtests.gate.agreement import Agreement
+from loadtests.gate.answers import Given
+from loadtests.gate.criteria import WRONG
+from loadtests.gate.decision import SHARES_PART, Question
+from loadtests.gate.duel import Duel, Live, Lost
+from loadtests.gate.sides import Published
+from loadtests.payloads import Payloads
+from loadtests.report.checks import Status
+from loadtests.users.client import Unanswered
+from loadtests.users.signature import Signature, SignatureUnknown
+
+#: Of the longest duration, what each side is asked before the rounds.
+ASKING_PART = 0.2
+NAMES = ("baseline", "candidate")
+
+
+@dataclass(frozen=True)
+class Rehearsed:
+    """What the rehearsal found out; a question that failed ends the gate."""
+
+    questions: tuple[Question, ...]
+    agreement: Agreement | None = None
+    notes: tuple[str, ...] = ()
+
+
+class _Wrong(Exception):
+    """The candidate's answers are wrong; ``question`` says which."""
+
+    def __init__(self, question: Question) -> None:
+        super().__init__(question.detail)
+        self.question = question
+
+
+class Rehearsal:
+    """One gate's rehearsal.
+
+    Args:
+        data: recorded requests; None: drawn from the model's ranges.
+    """
+
+    def __init__(self, duel: Duel, data: Path | None) -> None:
+        self._duel, self._data, self._slo = duel, data, duel.slo
+        self._certificates = [
+            integrity.read(one) if isinstance(one, Published) else {} for one in duel.sides
+        ]
+        told = self._slo.answers.retrained
+        self._retrained = integrity.retrained(self._certificates) if told is None else told
+        self._recordings = [
+            integrity.recording(one) if isinstance(one, Published) else None for one in duel.sides
+        ]
+        self._notes: list[str] = []
+
+    def run(self) -> Rehearsed:
+        """Start both, learn or check the right answers, and leave them with the duel.
+
+        Raises:
+            Lost: a side cannot be measured.
+            UsageError: something cannot be compared.
+        """
+        signatures = self._signatures()
+        if problem := sides.interface_problem(*signatures):
+            return Rehearsed((Question("interface", "", Status.FAIL, detail=problem),))
+        asked = self._requests(signatures[0])
+        try:
+            before = self._asked(0, asked)
+            asked = answers.first(asked, len(before))
+            right = self._right(asked, before)
+            after = self._asked(1, right[1])
+        except _Wrong as error:
+            return Rehearsed((error.question,), notes=tuple(self._notes))
+        right = [answers.first(one, len(after)) for one in right]
+        if right[1].expected is None:
+            right[1] = answers.own(right[1], after, self._recordings[1])
+        self._leave(right)
+        found = self._agreement(signatures[0], asked, before, after)
+        questions = [self._proven(1)] if self._recordings[1] is not None else []
+        questions += self._quality(found, len(after) < self._rows)
+        return Rehearsed(tuple(questions), found, tuple(self._notes))
+
+    # -- what is asked -----------------------------------------------------------------------------
+
+    def _signatures(self) -> list[Signature]:
+        found = []
+        for side in self._duel.sides:
+            try:
+                found.append(side.signature())
+            except SignatureUnknown as error:
+                raise sides.unknown(side, error) from error
+        return found
+
+    def _requests(self, signature: Signature) -> Payloads:
+        """Raises UsageError: they cannot be had, or there is nothing to hold the answers to."""
+        load = self._slo.load
+        asked = answers.requests(signature, self._data, load.batch_size, self._duel.seed)
+        self._rows = len(asked.requests)
+        if self._slo.wants_labels and asked.labels is None:
+            raise UsageError(f"max_drop needs '{payloads.LABELS}' in --data, an .npz of rows")
+        if not self._retrained:
+            return asked
+        candidate = self._duel.sides[1]
+        lacks = isinstance(candidate, Published) and self._recordings[1] is None
+        if lacks and asked.expected is None:
+            raise UsageError(
+                f"the candidate '{candidate.given}' was trained again and carries no answers of "
+                f"its own checkpoint; 'modelport sample {candidate.given}' records them"
+            )
+        return asked if self._data else answers.with_recorded(asked, self._recordings)
+
+    def _right(self, asked: Payloads, before: Sequence[Given]) -> list[Payloads]:
+        """The requests for either side with what must come back; None yet: its own answers."""
+        duel, wanted, certificates = self._duel, self._slo.answers, self._certificates
+        mine = [answers.tolerance(asked, wanted, [one] if one else []) for one in certificates]
+        if self._retrained:
+            duel.is_learnt = True
+            learnt = dataclasses.replace(mine[0], expected=None)
+            return [answers.own(learnt, before, self._recordings[0]), mine[1]]
+        if asked.expected is None:
+            duel.is_learnt = True
+            published = [
+                one
+                for one, side in zip(certificates, duel.sides, strict=True)
+                if isinstance(side, Published)
+            ]
+            both = answers.tolerance(asked, wanted, published)
+            expected = tuple(one.tensors for one in before)
+            mine = [dataclasses.replace(both, expected=expected)] * 2
+        return mine
+
+    # -- the sides ---------------------------------------------------------------------------------
+
+    def _asked(self, which: int, asked: Payloads) -> list[Given]:
+        """A side's answers, after those of its own checkpoint were found right.
+
+        Raises:
+            Lost: the side cannot be measured, or the baseline answers wrongly.
+            _Wrong: the candidate does.
+        """
+        self._duel.say(f"rehearsal: {NAMES[which]}")
+        with self._duel.live(which) as live:
+            recording = self._recordings[which]
+            if recording is not None:
+                allowed = dataclasses.replace(
+                    recording,
+                    absolute_tolerance=_said(self._slo.answers.atol, recording.absolute_tolerance),
+                    relative_tolerance=_said(self._slo.answers.rtol, recording.relative_tolerance),
+                )
+                found = self._given(which, live, allowed)
+                self._hold(which, live, allowed, found, "as its own checkpoint answers")
+            found = self._given(which, live, asked)
+            if which == 1 and asked.expected is not None:
+                whose = "--data's" if self._data and not self._duel.is_learnt else "the baseline's"
+                whose = "--data's" if self._retrained else whose
+                self._hold(which, live, asked, found, f"as {whose}")
+        return found
+
+    def _given(self, which: int, live: Live, asked: Payloads) -> list[Given]:
+        part = ASKING_PART * self._slo.duration.max_seconds
+        until = time.monotonic() + min(part, self._duel.left)
+        try:
+            return answers.given(asked, live.target, until)
+        except Unanswered as error:
+            why = f"the {NAMES[which]} does not answer: {error}"
+            raise Lost(why, is_candidate=which == 1) from error
+
+    def _hold(
+        self, which: int, live: Live, asked: Payloads, found: Sequence[Given], how: str
+    ) -> None:
+        """End the gate where more answers are wrong than may be; few are left to the rounds."""
+        allowed = self._slo.limits.max_wrong_share
+        count, first = answers.wrong(asked, found, live.target)
+        if allowed is None or not count:
+            return
+        error = SHARES_PART * (1 - self._slo.verdict.confidence)
+        share = statistics.share([count], [len(found)], 1 - error)
+        if share.lower <= allowed:
+            return
+        detail = f"{count} of {len(found)} answers are not {how}, such as {first}"
+        if which == 0:
+            raise Lost(f"the baseline answers wrongly: {detail}", is_candidate=False)
+        if not self._retrained and how == "as the baseline's" and not all(self._certificates):
+            detail += "; if it was trained again, say --retrained"
+        raise _Wrong(
+            Question(
+                WRONG,
+                "share",
+                Status.FAIL,
+                candidate=share.estimate,
+                change=share.estimate,
+                low=share.lower,
+                high=share.upper,
+                allowed=allowed,
+                detail=detail,
+            )
+        )
+
+    def _leave(self, right: Sequence[Payloads]) -> None:
+        """With the duel, which asks both sides the same and holds each to its own."""
+        first, second = (self._duel.work / f"{name}.json" for name in NAMES)
+        for path, one in zip((first, second), right, strict=True):
+            payloads.write(one, path)
+        self._duel.payloads = (first, second)
+        allowed = f"{right[1].absolute_tolerance:g} + {right[1].relative_tolerance:g} x |expected|"
+        if not self._retrained:
+            whose = "the baseline's" if self._duel.is_learnt else "those of --data"
+            self._notes.append(f"Right answers were {whose}, to within {allowed}.")
+            return
+        self._notes.append(
+            "The candidate was trained again: each side was held to its own checkpoint's answers, "
+            f"and elsewhere to its own first ones, the candidate to within {allowed}."
+        )
+        if self._recordings[0] is None:
+            given = self._duel.sides[0].given
+            self._notes.append(
+                f"The baseline carries no answers of its checkpoint and was held to its own first "
+                f"ones; 'modelport sample {given}' records them."
+            )
+
+    # -- the report --------------------------------------------------------------------------------
+
+    def _proven(self, which: int) -> Question:
+        recording = self._recordings[which]
+        assert recording is not None
+        detail = f"{len(recording.requests)} recorded requests"
+        return Question("answers of its own checkpoint", "", Status.PASS, detail=detail)
+
+    def _agreement(
+        self,
+        signature: Signature,
+        asked: Payloads,
+        before: Sequence[Given],
+        after: Sequence[Given],
+    ) -> Agreement | None:
+        """None where the two are of one checkpoint, and nothing is known of the labels."""
+        if not self._retrained and asked.labels is None:
+            return None
+        decided = agreement.deciding(self._certificates, signature, asked.labels is not None)
+        count = len(after)
+        try:
+            return agreement.compared(
+                [one.tensors for one in before[:count]],
+                [one.tensors for one in after],
+                decided,
+                None if asked.labels is None else asked.labels[:count],
+                self._slo.verdict.confidence,
+            )
+        except ValueError as error:
+            raise UsageError(f"--data '{self._data}': {error}") from error
+
+    def _quality(self, found: Agreement | None, is_part: bool) -> list[Question]:
+        """The limit on accuracy or AUC, held on the rows of --data."""
+        allowed = self._slo.regressions.max_drop
+        if found is None or found.drop is None or allowed is None:
+            return []
+        status = Status.PASS if found.drop <= allowed else Status.FAIL
+        detail = f"lost on {found.decisions:,} rows of {Path(str(self._data)).name}"
+        if is_part:
+            status = Status.INCONCLUSIVE
+            detail += f", and there was no time for the other {self._rows - found.requests:,}"
+        return [
+            Question(
+                f"{found.metric}, against the baseline",
+                "",
+                status,
+                baseline=found.baseline,
+                candidate=found.candidate,
+                change=found.drop,
+                low=found.low,
+                high=found.high,
+                allowed=allowed,
+                detail=detail,
+                longer=2.0 if is_part else 1.0,
+            )
+        ]
+
+
+def _said(wanted: float | None, default: float) -> float:
+    return default if wanted is None else wanted
