@@ -7,6 +7,9 @@
     protocol = "grpc"                           # or "http"
     timeout_seconds = 30
 
+    [models.fraud.outlier_detection]            # which endpoints are left out, in Envoy's words
+    consecutive_5xx = 5
+
     [models.vit]
     backend = "torchserve"
     managed = true                              # no endpoints: the gateway starts it
@@ -33,6 +36,7 @@ T = TypeVar("T")
 
 #: The servers that a route may lead to.
 BACKENDS = ("triton", "tfserving", "torchserve")
+MAX_COUNT = 2**31 - 1
 YAML_SUFFIXES = frozenset({".yaml", ".yml"})
 #: A name, an IPv4 address, or an IPv6 address in brackets; then a port.
 _ADDRESS = re.compile(r"(\[[0-9A-Fa-f:.]+\]|[A-Za-z0-9._-]+):([0-9]{1,5})\Z")
@@ -53,6 +57,38 @@ class Protocol(StrEnum):
     HTTP = "http"
 
 
+class OutlierDetection(NamedTuple):
+    """A table ``[models.<name>.outlier_detection]``: when an endpoint is ejected, in Envoy's words.
+
+    A connection that is refused, or two in a row that break, eject in any case. 0: never for this.
+
+    Attributes:
+        enabled: whether endpoints that can be reached are ejected.
+        consecutive_5xx: server errors in a row (500, INTERNAL, UNKNOWN), or slow answers.
+        consecutive_gateway_failure: failures in a row of other kinds: no answer in time, not
+            ready (502, 503, 504, UNAVAILABLE), without the model, damaged answers.
+        failure_percentage_threshold: by how many percentage points an endpoint fails more often
+            than the others.
+        failure_percentage_request_volume: fewer requests are not compared.
+        latency_factor: an answer that takes so many times as long as those of the others is slow.
+        interval_seconds: what was counted before weighs half after so long.
+        base_ejection_time_seconds: how long the first ejection lasts; the next twice as long.
+        max_ejection_time_seconds: the longest one.
+        max_ejection_percent: of the endpoints; one may be ejected in any case, and one is left.
+    """
+
+    enabled: bool = True
+    consecutive_5xx: int = 5
+    consecutive_gateway_failure: int = 3
+    failure_percentage_threshold: int = 20
+    failure_percentage_request_volume: int = 20
+    latency_factor: float = 5.0
+    interval_seconds: float = 10.0
+    base_ejection_time_seconds: float = 0.5
+    max_ejection_time_seconds: float = 4.0
+    max_ejection_percent: int = 50
+
+
 class Route(NamedTuple):
     """A table ``[models.<name>]``.
 
@@ -71,6 +107,7 @@ class Route(NamedTuple):
         config: a ``config.pbtxt`` for a model that the repository does not hold; None: the server's
             metadata tells inputs and outputs.
         managed: the gateway starts the server, one process for each version of the model.
+        outlier_detection: when an endpoint is ejected.
     """
 
     backend: str
@@ -86,6 +123,7 @@ class Route(NamedTuple):
     max_reply_bytes: int = 256 * 1024 * 1024
     config: Path | None = None
     managed: bool = False
+    outlier_detection: OutlierDetection = OutlierDetection()
 
 
 class Program(NamedTuple):
@@ -215,6 +253,12 @@ class _Table:
             raise self.wrong(key, f"must be a number of seconds above 0, not {value:g}")
         return value
 
+    def count(self, key: str, default: int, most: int) -> int:
+        value = self.take(key, int, default)
+        if not 0 <= value <= most:
+            raise self.wrong(key, f"must be from 0 to {most}, not {value}")
+        return value
+
     def address(self, key: str, value: str) -> str:
         match = _ADDRESS.match(value)
         if match is None or not 0 < int(match[2]) < 65536:
@@ -262,10 +306,27 @@ def _route(where: str, name: str, content: Any, file: Path) -> Route:
         max_reply_bytes=table.take("max_reply_bytes", int, default.max_reply_bytes),
         config=file.parent / text if (text := table.take("config", str, "")) else None,
         managed=table.take("managed", bool, False),
+        outlier_detection=_outlier_detection(where, table.take("outlier_detection", dict, {})),
     )
     table.finish()
     _check(table, route)
     return route
+
+
+def _outlier_detection(where: str, content: Any) -> OutlierDetection:
+    table, default = _Table(f"{where} [outlier_detection]", content), OutlierDetection()
+    values: dict[str, Any] = {"enabled": table.take("enabled", bool, default.enabled)}
+    for key, number in default._asdict().items():
+        if key.endswith("_seconds"):
+            values[key] = table.seconds(key, number)
+        elif type(number) is int:
+            percentage = key in ("failure_percentage_threshold", "max_ejection_percent")
+            values[key] = table.count(key, number, 100 if percentage else MAX_COUNT)
+    factor = values["latency_factor"] = table.take("latency_factor", float, default.latency_factor)
+    if factor and not 1 < factor < math.inf:
+        raise table.wrong("latency_factor", f"must be above 1, or 0, not {factor:g}")
+    table.finish()
+    return OutlierDetection(**values)
 
 
 def _check(table: _Table, route: Route) -> None:

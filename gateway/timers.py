@@ -123,12 +123,14 @@ class TimeLimit:
             assert task is not None
             self._task = task
             self._cancelling = task.cancelling()
-            self._timer = Timer(loop, self._seconds, self._expire)
+            self._timer = Timer(loop, self._seconds, self.end)
         return self
 
-    def _expire(self) -> None:
-        self.expired = True
-        self._task.cancel()
+    def end(self) -> None:
+        """End the block now, as if the time had passed."""
+        if not self.expired:
+            self.expired = True
+            self._task.cancel()
 
     def __exit__(
         self,

@@ -8,6 +8,24 @@ An attempt raises ``EndpointFailed`` for what is the endpoint's fault, and ``Mod
 what is the request's. ``gateway.upstream.grpc`` and ``gateway.upstream.http`` raise both already.
 """
 
-from gateway.upstream.pool import Endpoint, EndpointFailed, Failure, Pool, on_loop, public
+from gateway.upstream.outlier_detection import (
+    IDEMPOTENT,
+    NOT_PROCESSED,
+    Endpoint,
+    EndpointFailed,
+    Failure,
+    ServerError,
+)
+from gateway.upstream.pool import Pool, on_loop, public
 
-__all__ = ["Endpoint", "EndpointFailed", "Failure", "Pool", "on_loop", "public"]
+__all__ = [
+    "IDEMPOTENT",
+    "NOT_PROCESSED",
+    "Endpoint",
+    "EndpointFailed",
+    "Failure",
+    "Pool",
+    "ServerError",
+    "on_loop",
+    "public",
+]

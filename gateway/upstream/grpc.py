@@ -29,9 +29,11 @@ from gateway.errors import (
 )
 from gateway.routes import Route
 from gateway.types import Deadline
-from gateway.upstream.http2 import PONG_SECONDS, Connection, Reset, TooLarge
+from gateway.upstream.background import is_cancelled
+from gateway.upstream.http2 import PONG_SECONDS, SILENCE_SECONDS, Connection, Reset, TooLarge
 from gateway.upstream.http2 import Reply as _Reply
-from gateway.upstream.pool import EndpointFailed, Failure, public
+from gateway.upstream.outlier_detection import EndpointFailed, Failure, ServerError
+from gateway.upstream.pool import public
 from gateway.wire.http2 import literal
 from gateway.wire.http2_reader import Broken
 from gateway.wire.protobuf import joined
@@ -53,6 +55,7 @@ _NAMES = (
     "OUT_OF_RANGE", "UNIMPLEMENTED", "INTERNAL", "UNAVAILABLE", "DATA_LOSS", "UNAUTHENTICATED",
 )  # fmt: skip
 _STATUSES = {str(number): name for number, name in enumerate(_NAMES)}
+_SERVER = frozenset({"INTERNAL", "UNKNOWN", "DATA_LOSS"})
 _REQUEST = frozenset({"INVALID_ARGUMENT", "OUT_OF_RANGE", "FAILED_PRECONDITION", "ALREADY_EXISTS"})
 
 
@@ -74,6 +77,7 @@ class Channel:
         self._connections: list[Connection] = []
         self._connecting: asyncio.Task[Connection] | None = None
         self._keepalive: asyncio.TimerHandle | None = None
+        self.watching: asyncio.TimerHandle | None = None
 
     def method(self, path: str) -> Call:
         """What ``unary`` takes to call ``path``, ``/package.Service/Method``."""
@@ -104,10 +108,17 @@ class Channel:
             EndpointFailed: the endpoint cannot be reached, or does not speak HTTP/2.
         """
         while True:
-            if self._connecting is None:
-                self._connecting = asyncio.get_running_loop().create_task(self._connect())
-            # One that gives up must not take the connection from the others.
-            made = await asyncio.shield(self._connecting)
+            connecting = self._connecting
+            if connecting is None:
+                connecting = asyncio.get_running_loop().create_task(self._connect())
+                self._connecting = connecting
+            try:
+                # One that gives up must not take the connection from the others.
+                made = await asyncio.shield(connecting)
+            except asyncio.CancelledError:
+                if connecting.cancelled() and not is_cancelled():
+                    raise EndpointFailed(Failure.SILENT) from None
+                raise
             if made.free or not made.usable:
                 return made
 
@@ -122,18 +133,21 @@ class Channel:
                 await connection.greeted
         except Broken as error:
             raise EndpointFailed(Failure.REFUSED, "it does not speak gRPC") from error
-        except socket.gaierror as error:
+        except (socket.gaierror, UnicodeError) as error:
             raise EndpointFailed(Failure.REFUSED, "its name is unknown") from error
         except ssl.SSLError as error:
             raise EndpointFailed(Failure.REFUSED, "it cannot be trusted") from error
         except ConnectionRefusedError as error:
             raise EndpointFailed(Failure.REFUSED, "connection refused") from error
+        except TimeoutError as error:
+            raise EndpointFailed(Failure.SILENT) from error
         except OSError as error:
             raise EndpointFailed(Failure.REFUSED, "it does not answer") from error
         finally:
-            self._connecting = None
-            if not connection.greeted.done() or connection.greeted.exception() is not None:
-                connection.close()
+            if self._connecting is asyncio.current_task():
+                self._connecting = None
+            if not connection.established:
+                connection.abort()
         if connection.usable and not connection.free:  # another one would allow no more
             connection.close()
             raise EndpointFailed(Failure.REFUSED, "it takes no calls")
@@ -143,6 +157,28 @@ class Channel:
             self._keepalive = loop.call_later(KEEPALIVE_SECONDS, self._ping)
         return connection
 
+    def watch(self) -> None:
+        """Look for connections that are silent, for as long as there are calls in flight."""
+        if self.watching is None:
+            loop = asyncio.get_running_loop()
+            self.watching = loop.call_later(SILENCE_SECONDS, self._check_silence)
+
+    def _check_silence(self) -> None:
+        self.watching = None
+        for connection in self._connections:
+            connection.check_silence()
+        if any(connection.busy for connection in self._connections):
+            self.watch()
+
+    def reset(self) -> None:
+        """Use no connection again that there is now. Calls in flight go on."""
+        if self._connecting is not None:
+            self._connecting.cancel()
+            self._connecting = None
+        for connection in self._connections:
+            connection.retire()
+        self._connections = [c for c in self._connections if c.busy]
+
     def _ping(self) -> None:
         loop = asyncio.get_running_loop()
         for connection in self._connections:
@@ -151,8 +187,9 @@ class Channel:
         self._keepalive = loop.call_later(KEEPALIVE_SECONDS, self._ping)
 
     async def close(self) -> None:
-        if self._keepalive is not None:
-            self._keepalive.cancel()
+        for timer in (self._keepalive, self.watching):
+            if timer is not None:
+                timer.cancel()
         if self._connecting is not None:
             self._connecting.cancel()
             with contextlib.suppress(asyncio.CancelledError, EndpointFailed):
@@ -192,6 +229,8 @@ async def unary(
         block += literal(b"grpc-timeout", _timeout(remaining))
     channel = call.channel
     connection = channel.open() or await channel.connect()
+    if channel.watching is None:
+        channel.watch()
     try:
         body = joined((prefix, *parts))
         got = await connection.call(block, body, channel.max_reply_bytes + _PREFIX.size)
@@ -258,4 +297,5 @@ def meant(status: str, said: str) -> EndpointFailed | ModelportError:
         if "timeout expired" in lowered:
             return TimedOut()
         return EndpointFailed(Failure.UNREADY, said)
-    return Internal(said or "the server that runs the model gave no reason")
+    said = said or "the server that runs the model gave no reason"
+    return ServerError(said) if status in _SERVER else Internal(said)

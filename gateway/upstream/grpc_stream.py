@@ -6,6 +6,7 @@ and no more, and then the server waits.
 
 from __future__ import annotations
 
+import asyncio
 import re
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Sequence
 from typing import Any, TypeVar
@@ -17,7 +18,8 @@ from gateway.errors import ModelportError, TimedOut
 from gateway.routes import Route
 from gateway.types import Deadline
 from gateway.upstream.grpc import KEEPALIVE_SECONDS, MAX_MESSAGE_BYTES, meant
-from gateway.upstream.pool import EndpointFailed, Failure
+from gateway.upstream.http2 import PONG_SECONDS
+from gateway.upstream.outlier_detection import EndpointFailed, Failure
 from gateway.wire.raw import Buffer
 
 T = TypeVar("T")
@@ -59,6 +61,7 @@ class StreamChannel:
             ("grpc.max_send_message_length", MAX_MESSAGE_BYTES),
             ("grpc.max_receive_message_length", route.max_reply_bytes),
             ("grpc.keepalive_time_ms", KEEPALIVE_SECONDS * 1000),
+            ("grpc.keepalive_timeout_ms", int(PONG_SECONDS * 1000)),  # TCP_USER_TIMEOUT, too
             ("grpc.initial_reconnect_backoff_ms", int(RECONNECT_SECONDS * 1000)),
             ("grpc.max_reconnect_backoff_ms", int(MAX_RECONNECT_SECONDS * 1000)),
             # The name notwithstanding: how long a connection may take to come up.
@@ -68,11 +71,24 @@ class StreamChannel:
             ("grpc.enable_http_proxy", 0),
             ("grpc.enable_retries", 0),
         ]
-        if route.tls:
+        self._address, self._options = address, options
+        self._tls = route.tls
+        self._grace_seconds = route.timeout_seconds
+        self._closing: set[asyncio.Task[None]] = set()
+        self._channel = self._open()
+
+    def _open(self) -> grpc.aio.Channel:
+        if self._tls:
             credentials = grpc.ssl_channel_credentials()
-            self._channel = grpc.aio.secure_channel(address, credentials, options)
-        else:
-            self._channel = grpc.aio.insecure_channel(address, options)
+            return grpc.aio.secure_channel(self._address, credentials, self._options)
+        return grpc.aio.insecure_channel(self._address, self._options)
+
+    def reset(self) -> None:
+        """Use the connection no more that there is now. Calls in flight go on."""
+        old, self._channel = self._channel, self._open()
+        closing = asyncio.get_running_loop().create_task(old.close(self._grace_seconds))
+        self._closing.add(closing)
+        closing.add_done_callback(self._closing.discard)
 
     async def replies(
         self,
@@ -105,6 +121,8 @@ class StreamChannel:
             call.cancel()
 
     async def close(self) -> None:
+        for closing in self._closing:
+            closing.cancel()
         await self._channel.close(None)
 
 

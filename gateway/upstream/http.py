@@ -2,20 +2,24 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import io
+import socket
 from collections.abc import AsyncGenerator, Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 import aiohttp
+from aiohttp.connector import AddrInfoType
 from yarl import URL
 
 from gateway.errors import ModelportError, TimedOut
 from gateway.routes import Route
 from gateway.types import Deadline
 from gateway.upstream import grpc
-from gateway.upstream.pool import EndpointFailed, Failure
+from gateway.upstream.http2 import PONG_SECONDS
+from gateway.upstream.outlier_detection import EndpointFailed, Failure
 
 #: A larger body is sent in parts: the event loop serves others between them.
 WHOLE_BYTES = 1 << 20
@@ -48,6 +52,47 @@ class Reply:
     body: bytes
 
 
+class _Connections:
+    """The connections to one endpoint, until they are given up: then they are closed when the last
+    request in flight has ended."""
+
+    def __init__(self) -> None:
+        connector = aiohttp.TCPConnector(limit=0, socket_factory=_socket)
+        self.session = aiohttp.ClientSession(
+            connector=connector,
+            cookie_jar=aiohttp.DummyCookieJar(),
+            headers=HEADERS,
+            auto_decompress=False,
+        )
+        self.retired = False
+        self._in_flight = 0
+
+    async def __aenter__(self) -> aiohttp.ClientSession:
+        self._in_flight += 1
+        return self.session
+
+    async def __aexit__(self, *_: object) -> None:
+        self._in_flight -= 1
+        if self.retired and not self._in_flight:
+            await self.session.close()
+
+    @property
+    def idle(self) -> bool:
+        return not self._in_flight
+
+
+def _socket(address: AddrInfoType) -> socket.socket:
+    family, kind, protocol, _, _ = address
+    made = socket.socket(family, kind, protocol)
+    made.setblocking(False)
+    made.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+    if hasattr(socket, "TCP_USER_TIMEOUT"):  # for what is sent and never acknowledged
+        made.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, int(PONG_SECONDS))
+        made.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPINTVL, int(PONG_SECONDS))
+        made.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, int(PONG_SECONDS * 1000))
+    return made
+
+
 class Session:
     """Connections to the endpoints of one route. Made, used and closed on the event loop."""
 
@@ -55,12 +100,24 @@ class Session:
         self._scheme = "https" if route.tls else "http"
         self._max_reply_bytes = route.max_reply_bytes
         self._connect_seconds = route.connect_timeout_seconds
-        self._session = aiohttp.ClientSession(
-            connector=aiohttp.TCPConnector(limit=0),
-            cookie_jar=aiohttp.DummyCookieJar(),
-            headers=HEADERS,
-            auto_decompress=False,
-        )
+        self._connections: dict[str, _Connections] = {}
+        self._closing: set[asyncio.Task[None]] = set()
+
+    def reset(self, address: str) -> None:
+        """Use no connection to ``address`` again that there is now. Requests in flight go on."""
+        connections = self._connections.pop(address, None)
+        if connections is not None:
+            connections.retired = True
+            if connections.idle:
+                closing = asyncio.get_running_loop().create_task(connections.session.close())
+                self._closing.add(closing)
+                closing.add_done_callback(self._closing.discard)
+
+    def _to(self, address: str) -> _Connections:
+        connections = self._connections.get(address)
+        if connections is None:
+            connections = self._connections[address] = _Connections()
+        return connections
 
     async def ask(
         self,
@@ -79,7 +136,10 @@ class Session:
             TimedOut: ``limit`` has passed.
         """
         with _crossing():
-            async with self._request(method, address, path, limit, body, headers) as response:
+            async with (
+                self._to(address) as session,
+                self._request(session, method, address, path, limit, body, headers) as response,
+            ):
                 return Reply(response.status, response.headers, await self._read(response))
 
     async def parts(
@@ -99,7 +159,10 @@ class Session:
             Exception: what ``refusal`` makes of a reply whose status is not 200.
         """
         with _crossing():
-            async with self._request("POST", address, path, limit, body, headers) as response:
+            async with (
+                self._to(address) as session,
+                self._request(session, "POST", address, path, limit, body, headers) as response,
+            ):
                 if response.status != 200:
                     raise refusal(
                         Reply(response.status, response.headers, await self._read(response))
@@ -117,6 +180,7 @@ class Session:
 
     def _request(
         self,
+        session: aiohttp.ClientSession,
         method: str,
         address: str,
         path: str,
@@ -133,7 +197,7 @@ class Session:
                 raise TimedOut
             headers = {**(headers or {}), TIMEOUT_HEADER: str(max(1, int(remaining * 1000)))}
         timeout = aiohttp.ClientTimeout(total=remaining, sock_connect=self._connect_seconds)
-        return self._session.request(
+        return session.request(
             method, url, data=data, headers=headers, timeout=timeout, allow_redirects=False
         )
 
@@ -156,7 +220,10 @@ class Session:
         raise EndpointFailed(Failure.DAMAGED, _TOO_LARGE)
 
     async def close(self) -> None:
-        await self._session.close()
+        for connections in self._connections.values():
+            await connections.session.close()
+        if self._closing:
+            await asyncio.wait(self._closing)
 
 
 @contextlib.contextmanager
@@ -164,7 +231,9 @@ def _crossing() -> Iterator[None]:
     """The library's exceptions become the house's."""
     try:
         yield
-    except (aiohttp.ClientConnectorError, aiohttp.ConnectionTimeoutError) as error:
+    except aiohttp.ConnectionTimeoutError as error:
+        raise EndpointFailed(Failure.SILENT) from error
+    except aiohttp.ClientConnectorError as error:
         raise EndpointFailed(Failure.REFUSED, _reason(error)) from error
     except TimeoutError as error:
         raise TimedOut from error
@@ -178,7 +247,8 @@ def _crossing() -> Iterator[None]:
 
 def meant(status: int, said: str) -> EndpointFailed | ModelportError:
     """What a server means that answers with the HTTP status ``status`` and the text ``said``."""
-    return grpc.meant(_STATUSES.get(status, "INTERNAL"), said or f"HTTP status {status}")
+    other = "INTERNAL" if status >= 500 else "ABORTED"
+    return grpc.meant(_STATUSES.get(status, other), said or f"HTTP status {status}")
 
 
 def _reason(error: Exception) -> str:

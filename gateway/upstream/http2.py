@@ -23,6 +23,7 @@ from gateway.wire.http2 import (
     DEFAULT_FRAME_BYTES,
     END_HEADERS,
     END_STREAM,
+    FLOW_CONTROL_ERROR,
     FRAME,
     FRAME_SIZE_ERROR,
     GOAWAY,
@@ -51,7 +52,11 @@ REFILL_BYTES = 2**30
 #: Answers to pings and settings that the peer leaves unread.
 UNREAD_LIMIT_BYTES = 2**24
 #: How long a peer may leave a ping, or data, unacknowledged.
-PONG_SECONDS = 20.0
+PONG_SECONDS = 5.0
+#: A peer that sends nothing for so long, with calls in flight, is pinged.
+SILENCE_SECONDS = 1.0
+#: The largest frame that a peer may want: RFC 9113, 6.5.2.
+MAX_FRAME_BYTES = 2**24 - 1
 _GREETING = b"".join(
     (
         PREFACE,
@@ -111,7 +116,21 @@ class Connection(Reader, asyncio.BufferedProtocol):
         self._window = self._stream_window = WINDOW_BYTES
         self._max_frame = DEFAULT_FRAME_BYTES
         self._max_streams = MAX_STREAM
-        self._pinged = False
+        #: When it was pinged, until it answers; 0: it was not.
+        self._pinged_at = 0.0
+        #: Something came, or a first call began, since the last look; and it was pinged since.
+        self._heard = False
+        self._pinged_in_silence = False
+
+    @property
+    def established(self) -> bool:
+        greeted = self.greeted
+        return greeted.done() and not greeted.cancelled() and greeted.exception() is None
+
+    @property
+    def busy(self) -> bool:
+        """Whether calls are in flight."""
+        return bool(self._replies)
 
     # -- calls ------------------------------------------------------------------------------------
 
@@ -128,6 +147,8 @@ class Connection(Reader, asyncio.BufferedProtocol):
         """
         if not self.usable:  # it ended between being chosen and being used
             raise Broken("the connection has ended")
+        if not self._replies:
+            self._heard = True
         stream = self._next
         self._next += 2
         if self._next > MAX_STREAM:
@@ -183,13 +204,37 @@ class Connection(Reader, asyncio.BufferedProtocol):
 
     def ping(self) -> None:
         """Ask for a sign of life."""
-        self._pinged = True
+        self._pinged_at = self._loop.time()
         self._write(http2.frame(PING, 0, 0, bytes(8)))
 
     def check_pong(self) -> None:
         """Drop the connection if the last ping has no answer yet."""
-        if self._pinged:
+        if self._pinged_at:
             self.broken(Broken("it does not answer pings"))
+
+    def check_silence(self) -> None:
+        """Ping a peer that leaves calls unanswered and sends nothing else.
+
+        Once in each silence: gRPC servers end a connection on which pings come often.
+        """
+        if self._pinged_at and self._loop.time() - self._pinged_at >= PONG_SECONDS:
+            self.check_pong()
+        if self._heard or not self._replies:
+            self._heard = self._pinged_in_silence = False
+        elif not self._pinged_in_silence:
+            self._pinged_in_silence = True
+            self.ping()
+
+    def retire(self) -> None:
+        """Take no more calls, and close when those in flight have ended."""
+        self.usable = False
+        if not self._replies:
+            self.close()
+
+    def abort(self) -> None:
+        self.usable = False
+        if self._transport is not None:
+            self._transport.abort()
 
     def close(self) -> None:
         self.usable = False
@@ -227,6 +272,7 @@ class Connection(Reader, asyncio.BufferedProtocol):
     # -- what comes -----------------------------------------------------------------------------
 
     def on_data(self, stream: int, part: memoryview, size: int, last: bool) -> None:
+        self._heard = True
         self._received += size
         if self._received >= REFILL_BYTES:
             self._write(http2.window_update(0, self._received))
@@ -245,6 +291,10 @@ class Connection(Reader, asyncio.BufferedProtocol):
         return None if reply is None or reply.done.done() else reply.body.place()
 
     def on_frame(self, kind: int, flags: int, stream: int, payload: bytes) -> None:
+        if kind == PING and flags & ACK:
+            self._pinged_at = 0.0
+            return
+        self._heard = True
         if kind == RST_STREAM:
             reply = self._replies.get(stream)
             (code,) = WORD.unpack(payload)
@@ -255,10 +305,7 @@ class Connection(Reader, asyncio.BufferedProtocol):
             if not flags & ACK:
                 self._settings(payload)
         elif kind == PING:
-            if flags & ACK:
-                self._pinged = False
-            else:
-                self._answer(http2.frame(PING, ACK, 0, payload))
+            self._answer(http2.frame(PING, ACK, 0, payload))
         elif kind == GOAWAY:
             self.usable = False
             if len(payload) < 2 * WORD.size:
@@ -282,6 +329,7 @@ class Connection(Reader, asyncio.BufferedProtocol):
             raise Broken("it pushes, which was forbidden")
 
     def on_headers(self, stream: int, flags: int, block: bytes) -> None:
+        self._heard = True
         headers = self._blocks.decode(block)
         reply = self._replies.get(stream)
         if reply is None or reply.done.done():
@@ -303,8 +351,12 @@ class Connection(Reader, asyncio.BufferedProtocol):
             if number == http2.MAX_CONCURRENT_STREAMS:
                 self._max_streams = value
             elif number == http2.MAX_FRAME_SIZE:
+                if not DEFAULT_FRAME_BYTES <= value <= MAX_FRAME_BYTES:
+                    raise Broken("its MAX_FRAME_SIZE is none that HTTP/2 allows")
                 self._max_frame = value
             elif number == http2.INITIAL_WINDOW_SIZE:
+                if value > MAX_WINDOW_BYTES:
+                    raise Broken("its INITIAL_WINDOW_SIZE is too large", FLOW_CONTROL_ERROR)
                 for reply in self._replies.values():
                     reply.window += value - self._stream_window
                 self._stream_window = value

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import struct
 from collections.abc import Callable
 
 import pytest
 
-from gateway.upstream import EndpointFailed, Failure
+from gateway.upstream import EndpointFailed, Failure, http2
 from gateway.upstream import grpc as upstream
 from gateway.wire.http2 import (
     ACK,
@@ -209,3 +210,123 @@ async def test_a_connection_that_has_ended_takes_no_call() -> None:
         with pytest.raises(Broken):
             await asyncio.wait_for(connection.call(b"", (b"x",), 100), 5)
         assert await ask(channel) == MESSAGE
+
+
+# -- servers that are silent ----------------------------------------------------------------------
+
+
+async def test_a_server_that_accepts_and_never_greets_has_failed_for_everybody() -> None:
+    async def script(peer: Peer) -> None:
+        await peer.reader.read()
+
+    async with serving(script) as channel:
+        channel._connect_seconds = 0.05
+        asked = await asyncio.gather(*(ask(channel) for _ in range(8)), return_exceptions=True)
+        failures = [each.failure for each in asked if isinstance(each, EndpointFailed)]
+        assert failures == [Failure.SILENT] * 8, asked
+
+
+async def test_who_gives_up_waiting_for_a_connection_is_cancelled_and_the_others_wait_on() -> None:
+    async def script(peer: Peer) -> None:
+        await peer.reader.read()
+
+    async with serving(script) as channel:
+        channel._connect_seconds = 0.2
+        asked = [asyncio.ensure_future(ask(channel)) for _ in range(2)]
+        await asyncio.sleep(0)
+        asked[0].cancel()
+        results = await asyncio.gather(*asked, return_exceptions=True)
+        assert isinstance(results[0], asyncio.CancelledError)
+        assert isinstance(results[1], EndpointFailed)
+
+
+async def test_a_reset_ends_the_wait_for_a_connection_and_opens_another() -> None:
+    connections = 0
+
+    async def script(peer: Peer) -> None:
+        nonlocal connections
+        connections += 1
+        if connections == 1:
+            await peer.reader.read()
+        else:
+            await answer(peer)
+
+    async with serving(script) as channel:
+        first = asyncio.ensure_future(ask(channel))
+        while not connections:
+            await asyncio.sleep(0.001)
+        channel.reset()
+        with pytest.raises(EndpointFailed) as failed:
+            await first
+        assert failed.value.failure is Failure.SILENT
+        assert await ask(channel) == MESSAGE
+
+
+async def test_a_reset_lets_calls_in_flight_end_and_sends_the_next_over_a_new_connection() -> None:
+    connections, go_on = 0, asyncio.Event()
+
+    async def script(peer: Peer) -> None:
+        nonlocal connections
+        connections += 1
+        await peer.greet()
+        _, _, stream, _ = await peer.until(DATA, END_STREAM)
+        if connections == 1:
+            await go_on.wait()
+        peer.send(peer.reply(stream))
+
+    async with serving(script) as channel:
+        first = asyncio.ensure_future(ask(channel))
+        while channel.open() is None or not channel.open().busy:  # type: ignore[union-attr]
+            await asyncio.sleep(0.001)
+        channel.reset()
+        assert await ask(channel) == MESSAGE
+        go_on.set()
+        assert await first == MESSAGE
+        assert connections == 2
+
+
+@pytest.mark.parametrize("frozen", [True, False])
+async def test_a_silent_server_is_pinged_once_and_dropped_if_it_does_not_answer(
+    monkeypatch: pytest.MonkeyPatch, frozen: bool
+) -> None:
+    for module in (upstream, http2):
+        monkeypatch.setattr(module, "SILENCE_SECONDS", 0.02)
+        monkeypatch.setattr(module, "PONG_SECONDS", 0.05)
+    pings = 0
+
+    async def script(peer: Peer) -> None:
+        nonlocal pings
+        await peer.greet()
+        _, _, stream, _ = await peer.until(DATA, END_STREAM)
+        _, _, _, content = await peer.until(PING)
+        pings += 1
+        if frozen:
+            return
+        peer.send(frame(PING, ACK, 0, content))
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(0.3):
+                await peer.until(PING)
+                pings += 1
+        peer.send(peer.reply(stream))
+
+    async with serving(script) as channel:
+        if frozen:
+            with pytest.raises(EndpointFailed) as failed:
+                await ask(channel)
+            assert failed.value.failure is Failure.DROPPED
+        else:
+            assert await ask(channel) == MESSAGE
+    assert pings == 1, "gRPC servers end a connection on which pings come often"
+
+
+@pytest.mark.parametrize(
+    "setting", [(5, 0), (5, 2**14 - 1), (5, 2**24), (5, 2**25), (4, 2**31), (4, 2**32 - 1)]
+)
+async def test_settings_that_http2_forbids_are_refused(setting: tuple[int, int]) -> None:
+    async def script(peer: Peer) -> None:
+        await peer.greet(setting)
+
+    async with serving(script) as channel:
+        with pytest.raises(EndpointFailed) as failed:
+            await ask(channel)
+        assert failed.value.failure is Failure.REFUSED

@@ -34,6 +34,7 @@ from gateway.errors import (
 from gateway.repository import config as configuration
 from gateway.routes import Program, Protocol, Route
 from gateway.types import Datatype, Deadline, InferRequest, InferResponse, Tensor
+from gateway.upstream import ServerError
 from gateway.wire import tensor_proto
 from gateway.wire.proto import serving_pb2 as pb
 from gateway.wire.proto import tensorflow_pb2 as tf
@@ -247,7 +248,7 @@ async def test_a_good_answer_of_predict_is_taken() -> None:
         (Status("RESOURCE_EXHAUSTED", "full"), QueueFull, "maximum queue size"),
         (Status("DEADLINE_EXCEEDED", ""), TimedOut, "timeout expired"),
         (Status("UNAVAILABLE", "draining"), Unavailable, "draining"),
-        (Status("INTERNAL", "boom"), Internal, "boom"),
+        (Status("INTERNAL", "boom"), ServerError, "boom"),
     ],
 )
 async def test_what_predict_answers_wrongly_is_our_error(
@@ -308,7 +309,7 @@ async def test_a_good_answer_of_rest_is_taken() -> None:
         ((429, {"error": "full"}), QueueFull, "maximum queue size"),
         ((504, {"error": "late"}), TimedOut, "timeout expired"),
         ((503, {"error": "draining"}), Unavailable, "draining"),
-        ((500, b"<html>"), Internal, "500"),
+        ((500, b"<html>"), ServerError, "500"),
         ((302, b""), Internal, "redirect"),
     ],
 )
@@ -441,7 +442,7 @@ async def test_a_good_row_is_taken_over_both() -> None:
         *[(sent(body), kind, said) for body, kind, said in BAD_ROWS],
         (b"nonsense", Internal, "damaged answer"),
         ((400, {"error": "input 'x' must be FP64"}), InvalidArgument, "input 'x' must be FP64"),
-        ((500, {"error": "the model failed: nan"}), Internal, "the model failed: nan"),
+        ((500, {"error": "the model failed: nan"}), ServerError, "the model failed: nan"),
         ((404, {"code": 404, "type": "ModelNotFoundException", "message": "Model not found: m"}),
          Unavailable, "Model not found: m"),
         ((404, {"code": 404, "type": "ModelVersionNotFoundException",
@@ -477,7 +478,7 @@ async def test_what_torchserve_answers_wrongly_is_our_error(
         (prediction(b"nonsense"), Internal, "does not start with JSON"),
         (prediction(b"[" * 200_000), Internal, "does not start with JSON"),
         (prediction(b'{"error": "input \'x\' is given twice"}'), InvalidArgument, "given twice"),
-        (prediction(b'{"error": "the model failed: nan"}'), Internal, "the model failed: nan"),
+        (prediction(b'{"error": "the model failed: nan"}'), ServerError, "the model failed: nan"),
         (Status("INTERNAL", "Model not found: m\norg.pytorch.X"), Unavailable, "not found: m"),
         (Status("INTERNAL", "Worker died.\norg.pytorch.X"), Unavailable, "Worker died."),
         (Status("INTERNAL", 'Model "m" has no worker to serve inference request'),

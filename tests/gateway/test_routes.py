@@ -8,7 +8,7 @@ import pytest
 
 from gateway import routes
 from gateway.errors import InvalidArgument
-from gateway.routes import Program, Protocol, Route, Routes
+from gateway.routes import OutlierDetection, Program, Protocol, Route, Routes
 
 TOML = """
 [models.fraud]
@@ -67,11 +67,20 @@ def test_toml_and_yaml_say_the_same(tmp_path: Path, name: str, text: str) -> Non
     )
 
 
+def test_outlier_detection_is_set_in_envoys_words(tmp_path: Path) -> None:
+    text = OUTLIERS + "consecutive_5xx = 3\nlatency_factor = 0\nmax_ejection_time_seconds = 30\n"
+    found = routes.load(written(tmp_path, "r.toml", text)).models["m"].outlier_detection
+    assert found == OutlierDetection(
+        consecutive_5xx=3, latency_factor=0.0, max_ejection_time_seconds=30.0
+    )
+
+
 @pytest.mark.parametrize("name", ["empty.toml", "empty.yaml"])
 def test_an_empty_file_routes_nothing(tmp_path: Path, name: str) -> None:
     assert routes.load(written(tmp_path, name, "")) == Routes()
 
 
+OUTLIERS = '[models.m]\nbackend = "triton"\nendpoints = ["h:1"]\n[models.m.outlier_detection]\n'
 GOOD = '[models.m]\nbackend = "triton"\nendpoints = ["h:1"]\n'
 
 
@@ -105,6 +114,13 @@ GOOD = '[models.m]\nbackend = "triton"\nendpoints = ["h:1"]\n'
         (GOOD + 'management = "h:2"', "'management' is for 'backend' torchserve only"),
         (GOOD + "max_reply_bytes = 0", "'max_reply_bytes' must be above 0"),
         (GOOD + 'config = "none.pbtxt"', "'config' names no file"),
+        (OUTLIERS + "consecutive_4xx = 1", "[outlier_detection] 'consecutive_4xx' is unknown"),
+        (OUTLIERS + "consecutive_5xx = -1", "'consecutive_5xx' must be from 0 to 2147483647"),
+        (OUTLIERS + "consecutive_5xx = 1.5", "'consecutive_5xx' must be an integer, not 1.5"),
+        (OUTLIERS + "max_ejection_percent = 101", "must be from 0 to 100, not 101"),
+        (OUTLIERS + "base_ejection_time_seconds = 0", "must be a number of seconds above 0"),
+        (OUTLIERS + "latency_factor = 1", "'latency_factor' must be above 1, or 0, not 1"),
+        (OUTLIERS + "latency_factor = nan", "'latency_factor' must be above 1, or 0, not nan"),
         ("[servers.nginx]", "a server is one of triton, tfserving, torchserve"),
         ('[servers.triton]\ncommand = "t"', "'command' must be a list of strings"),
         ("[servers.triton]\nenvironment = {A = 1}", "'environment' must be a table of strings"),

@@ -84,7 +84,7 @@ async def test_a_cancellation_at_the_moment_of_the_limit_stays_one() -> None:
     limit = TimeLimit(30.0)
     task = asyncio.create_task(work(limit))
     await entered.wait()
-    limit._expire()
+    limit.end()
     task.cancel()
     with pytest.raises(asyncio.CancelledError):
         await task

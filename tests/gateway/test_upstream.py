@@ -10,14 +10,40 @@ from collections.abc import Callable
 import pytest
 
 from gateway.errors import Internal, InvalidArgument, QueueFull, TimedOut, Unavailable
+from gateway.routes import OutlierDetection
+from gateway.timers import TimeLimit
 from gateway.types import NO_DEADLINE, Deadline
-from gateway.upstream import Endpoint, EndpointFailed, Failure, Pool, pool, public
+from gateway.upstream import (
+    NOT_PROCESSED,
+    Endpoint,
+    EndpointFailed,
+    Failure,
+    Pool,
+    ServerError,
+    background,
+    http,
+    pool,
+    public,
+)
 from gateway.upstream.grpc import meant
-from gateway.upstream.pool import choose, ejection_seconds, ejects
+from gateway.upstream.outlier_detection import (
+    choose,
+    ejection_seconds,
+    is_outlier,
+    may_eject,
+    slow_seconds,
+)
+
+#: An ejection outlasts any test.
+DEFAULT = OutlierDetection(base_ejection_time_seconds=99.0, max_ejection_time_seconds=99.0)
+QUICK = OutlierDetection(base_ejection_time_seconds=0.02, max_ejection_time_seconds=0.05)
 
 
 def endpoints(*in_flight: int, ejected: tuple[int, ...] = ()) -> list[Endpoint]:
-    return [Endpoint(f"h:{i}", n, ejected=i in ejected) for i, n in enumerate(in_flight)]
+    return [
+        Endpoint(f"h:{i}", {TimeLimit(None): 0.0 for _ in range(n)}, ejected=i in ejected)
+        for i, n in enumerate(in_flight)
+    ]
 
 
 def chosen(of: list[Endpoint], turn: int = 0, tried: int | None = None) -> int | None:
@@ -49,27 +75,91 @@ def test_nothing_is_chosen_when_all_are_ejected() -> None:
     assert chosen(endpoints(0, 0, ejected=(0, 1))) is None
 
 
-def test_one_refused_connection_ejects_and_the_last_endpoint_too() -> None:
-    assert ejects(Failure.REFUSED, 1, others=True)
-    assert ejects(Failure.REFUSED, 1, others=False)
+def test_an_endpoint_on_trial_gets_one_request_at_a_time() -> None:
+    some = endpoints(0, 9)
+    some[0].trial = True
+    assert chosen(some) == 0
+    some = endpoints(1, 9)
+    some[0].trial = True
+    assert chosen(some) == 1
+    assert chosen(endpoints(1)) == 0, "there is no other"
+
+
+def ejects(failure: Failure, failures: int, of: int = 2, ejected: tuple[int, ...] = ()) -> bool:
+    some = endpoints(*[0] * of, ejected=ejected)
+    some[0].failures = failures
+    others = [each for each in some[1:] if not each.ejected]
+    outlier = is_outlier(some[0], failure, others, DEFAULT)
+    return outlier and may_eject(some[0], failure, some, DEFAULT)
+
+
+@pytest.mark.parametrize("failure", [Failure.REFUSED, Failure.SILENT])
+def test_one_refused_connection_ejects_and_the_last_endpoint_too(failure: Failure) -> None:
+    assert ejects(failure, 1)
+    assert ejects(failure, 1, of=1)
 
 
 def test_one_dropped_connection_may_have_been_stale_two_in_a_row_eject() -> None:
-    assert not ejects(Failure.DROPPED, 1, others=True)
-    assert ejects(Failure.DROPPED, 2, others=False)
+    assert not ejects(Failure.DROPPED, 1)
+    assert ejects(Failure.DROPPED, 2, of=1)
 
 
 @pytest.mark.parametrize(
     "failure", [Failure.DAMAGED, Failure.HUNG, Failure.UNREADY, Failure.MISSING]
 )
 def test_bad_answers_in_a_row_eject_but_never_the_last_endpoint(failure: Failure) -> None:
-    assert not ejects(failure, 2, others=True)
-    assert ejects(failure, 3, others=True)
-    assert not ejects(failure, 100, others=False)
+    assert not ejects(failure, 2)
+    assert ejects(failure, 3)
+    assert not ejects(failure, 100, of=1)
+    assert not ejects(failure, 100, of=2, ejected=(1,))
+
+
+def test_five_server_errors_in_a_row_eject_and_full_queues_in_a_row_do_not() -> None:
+    assert not ejects(Failure.ERRORED, 4)
+    assert ejects(Failure.ERRORED, 5)
+    assert not ejects(Failure.FULL, 100)
+
+
+def test_at_most_half_of_the_endpoints_are_ejected_for_what_they_answer() -> None:
+    assert ejects(Failure.ERRORED, 5, of=3)
+    assert not ejects(Failure.ERRORED, 5, of=3, ejected=(1,))
+    assert ejects(Failure.ERRORED, 5, of=4, ejected=(1,))
+    assert not ejects(Failure.ERRORED, 5, of=4, ejected=(1, 2))
+    assert ejects(Failure.REFUSED, 1, of=4, ejected=(1, 2)), "who cannot be reached always is"
+
+
+@pytest.mark.parametrize(
+    ("failed", "elsewhere", "out"),
+    [(20, 0, True), (6, 0, True), (3, 0, False), (6, 6, False), (18, 6, True)],
+)
+def test_who_fails_more_often_than_the_others_is_an_outlier(
+    failed: int, elsewhere: int, out: bool
+) -> None:
+    one, other = endpoints(0, 0)
+    one.failed, one.answered, one.failures = failed, 20 - failed, 1
+    other.failed, other.answered = elsewhere, 20 - elsewhere
+    assert is_outlier(one, Failure.FULL, [other], DEFAULT) is out
+    one.answered -= 1
+    assert not is_outlier(one, Failure.FULL, [other], DEFAULT), "too few requests to tell"
+
+
+def test_one_failure_on_trial_is_enough() -> None:
+    one, other = endpoints(0, 0)
+    one.trial = True
+    assert is_outlier(one, Failure.ERRORED, [other], DEFAULT)
+
+
+def test_slow_is_what_takes_five_times_as_long_as_elsewhere() -> None:
+    some = endpoints(0, 0, 0, ejected=(2,))
+    some[1].latency_seconds, some[2].latency_seconds = 0.02, 7.0
+    assert slow_seconds(some[0], some, DEFAULT) == pytest.approx(0.2)
+    assert slow_seconds(some[1], some, DEFAULT) == float("inf"), "nobody to compare with"
+    assert slow_seconds(some[0], some, OutlierDetection(latency_factor=0)) == float("inf")
 
 
 def test_each_ejection_in_a_row_lasts_twice_as_long_up_to_a_maximum() -> None:
-    assert [ejection_seconds(n) for n in (1, 2, 3, 4, 5, 6, 10_000)] == [0.5, 1, 2, 4, 8, 10, 10]
+    seconds = [ejection_seconds(n, OutlierDetection()) for n in (1, 2, 3, 4, 5, 10_000)]
+    assert seconds == [0.5, 1, 2, 4, 4, 4]
 
 
 # -- the effects ----------------------------------------------------------------------------------
@@ -78,17 +168,32 @@ def test_each_ejection_in_a_row_lasts_twice_as_long_up_to_a_maximum() -> None:
 class Servers:
     """Fake endpoints ``a``, ``b`` ...: each does what ``behave`` says, for requests and probes."""
 
-    def __init__(self, names: str = "ab", timeout: float = 5.0) -> None:
+    def __init__(
+        self, names: str = "ab", timeout: float = 5.0, settings: OutlierDetection = DEFAULT
+    ) -> None:
         self.asked: list[str] = []
         self.probed: list[str] = []
         self.wrong: dict[str, Exception] = {}
         self.hangs: set[str] = set()
+        #: Probes hang, too.
+        self.dead: set[str] = set()
+        #: Extra seconds of each answer.
+        self.slow: dict[str, float] = {}
+        self.resets: list[str] = []
         self.pool = Pool(
-            "m", list(names), self.probe, timeout_seconds=timeout, connect_timeout_seconds=0.2
+            "m",
+            list(names),
+            self.probe,
+            timeout_seconds=timeout,
+            connect_timeout_seconds=0.2,
+            outlier_detection=settings,
+            reset=lambda endpoint: self.resets.append(endpoint.address),
         )
 
     async def probe(self, endpoint: Endpoint) -> None:
         self.probed.append(endpoint.address)
+        if endpoint.address in self.dead:
+            await asyncio.Event().wait()
         if endpoint.address in self.wrong:
             raise self.wrong[endpoint.address]
 
@@ -98,16 +203,16 @@ class Servers:
             await asyncio.Event().wait()
         if endpoint.address in self.wrong:
             raise self.wrong[endpoint.address]
+        if endpoint.address in self.slow:
+            await asyncio.sleep(self.slow[endpoint.address])
         return endpoint.address
+
+    @property
+    def ejected(self) -> set[str]:
+        return {endpoint.address for endpoint in self.pool.endpoints if endpoint.ejected}
 
     async def ask(self, deadline: Deadline = NO_DEADLINE) -> str:
         return await self.pool.call(self.attempt, deadline)
-
-
-@pytest.fixture
-def quick(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(pool, "EJECTION_SECONDS", 0.02)
-    monkeypatch.setattr(pool, "MAX_EJECTION_SECONDS", 0.05)
 
 
 async def until(condition: Callable[[], bool]) -> None:
@@ -150,9 +255,8 @@ async def test_all_dead_is_unavailable_at_once_with_the_reason_and_asks_nobody()
     servers.pool.close()
 
 
-@pytest.mark.usefixtures("quick")
 async def test_a_probe_and_no_request_brings_an_endpoint_back() -> None:
-    servers = Servers()
+    servers = Servers(settings=QUICK)
     servers.wrong = {"a": refused(), "b": refused()}
     with pytest.raises(Unavailable):
         await servers.ask()
@@ -164,6 +268,7 @@ async def test_a_probe_and_no_request_brings_an_endpoint_back() -> None:
     assert servers.asked == []
     await until(lambda: not any(e.ejected for e in servers.pool.endpoints))
     assert {await servers.ask() for _ in range(4)} == {"a", "b"}
+    assert set(servers.resets) == {"a", "b"}, "the probe went over a new connection"
 
 
 async def test_start_ejects_what_does_not_serve_and_fails_when_nothing_does() -> None:
@@ -194,7 +299,9 @@ async def test_a_stale_connection_is_tried_again_on_the_only_endpoint() -> None:
     assert not servers.pool.problem
 
 
-@pytest.mark.parametrize("error", [InvalidArgument("x"), Internal("x"), QueueFull()])
+@pytest.mark.parametrize(
+    "error", [InvalidArgument("x"), Internal("x"), http.meant(401, "x"), http.meant(413, "x")]
+)
 async def test_what_the_model_says_is_final_and_ejects_nobody(error: Exception) -> None:
     servers = Servers()
     servers.wrong = {"a": error, "b": error}
@@ -224,20 +331,16 @@ async def test_a_hung_server_costs_the_routes_timeout_and_is_ejected_where_other
     servers.hangs.add("a")
     timed_out = 0
     for _ in range(20):
-        started = time.monotonic()
         try:
             assert await servers.ask() == "b"
         except TimedOut:
             timed_out += 1
-        assert time.monotonic() - started < 0.15
     assert timed_out == 3
     servers.pool.close()
 
 
-async def test_the_last_endpoint_that_hangs_is_ejected_once_a_probe_finds_the_same(
-    quick: None,
-) -> None:
-    servers = Servers("a", timeout=0.02)
+async def test_the_last_endpoint_that_hangs_is_ejected_once_a_probe_finds_the_same() -> None:
+    servers = Servers("a", 0.02, QUICK)
     servers.hangs.add("a")
     for _ in range(5):
         with pytest.raises(TimedOut):
@@ -265,7 +368,8 @@ async def test_a_clients_own_short_deadline_ejects_nobody() -> None:
     for _ in range(10):
         with pytest.raises(TimedOut):
             await servers.ask(Deadline.after(0.01))
-    assert not any(e.ejected or e.failures for e in servers.pool.endpoints)
+    assert not servers.ejected, "nobody else answers either"
+    servers.pool.close()
 
 
 async def test_nothing_is_tried_again_after_the_deadline() -> None:
@@ -288,12 +392,244 @@ async def test_a_caller_that_goes_away_cancels_its_attempt_and_leaves_no_trace()
     servers.hangs.add("a")
     asking = asyncio.ensure_future(servers.ask())
     await until(lambda: servers.asked == ["a"])
-    assert servers.pool.endpoints[0].in_flight == 1
+    assert len(servers.pool.endpoints[0].waiting) == 1
     asking.cancel()
     with pytest.raises(asyncio.CancelledError):
         await asking
-    assert servers.pool.endpoints[0].in_flight == 0
+    assert not servers.pool.endpoints[0].waiting
     assert servers.pool.endpoints[0].failures == 0
+
+
+# -- what the client saw --------------------------------------------------------------------------
+
+
+class Clock:
+    """The pool's, which moves as a test says."""
+
+    def __init__(self) -> None:
+        self.now = 0.0
+
+    def monotonic(self) -> float:
+        return self.now
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
+    made = Clock()
+    monkeypatch.setattr(pool, "time", made)
+    monkeypatch.setattr(pool, "WATCH_SECONDS", 0.0)
+    return made
+
+
+class TimedServers(Servers):
+    """An answer takes as long as ``slow`` says on ``clock``; a hung endpoint, as the client waits:
+    then its deadline has passed, or it ``hangs_up``."""
+
+    def __init__(self, clock: Clock, waits: float = 0.02, hangs_up: bool = False) -> None:
+        super().__init__()
+        self.clock, self.waits, self.hangs_up = clock, waits, hangs_up
+
+    async def attempt(self, endpoint: Endpoint, limit: Deadline) -> str:
+        self.asked.append(endpoint.address)
+        await asyncio.sleep(0.0)  # the pool may look
+        took = self.slow.get(endpoint.address, 0.001)
+        if endpoint.address in self.hangs or (self.waits and took > self.waits):
+            self.clock.now += self.waits
+            if self.hangs_up:
+                raise asyncio.CancelledError
+            raise TimedOut
+        self.clock.now += took
+        return endpoint.address
+
+    async def gave_up(self, requests: int) -> int:
+        """How many of ``requests`` have no answer."""
+        count = 0
+        for _ in range(requests):
+            try:
+                await self.pool.call(self.attempt, NO_DEADLINE, ())
+            except (TimedOut, asyncio.CancelledError):
+                count += 1
+        self.pool.close()
+        return count
+
+
+async def test_a_hung_endpoint_is_ejected_whatever_deadline_the_clients_have(clock: Clock) -> None:
+    servers = TimedServers(clock)
+    servers.hangs.add("a")
+    assert await servers.gave_up(50) == 3
+    assert servers.ejected == {"a"}
+
+
+async def test_clients_that_hang_up_say_what_those_with_a_deadline_say(clock: Clock) -> None:
+    servers = TimedServers(clock, waits=1.0, hangs_up=True)
+    servers.hangs.add("a")
+    assert await servers.gave_up(50) == 3
+    assert servers.ejected == {"a"}
+
+
+async def test_deadlines_that_the_others_hardly_meet_either_eject_nobody(clock: Clock) -> None:
+    servers = TimedServers(clock, waits=0.02)
+    servers.slow = {"a": 0.021, "b": 0.015}
+    assert await servers.gave_up(50) == 25
+    assert not servers.ejected
+
+
+async def test_requests_at_an_endpoint_that_answers_no_probe_are_answered_elsewhere(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(pool, "STALL_SECONDS", 0.02)
+    monkeypatch.setattr(pool, "WATCH_SECONDS", 0.01)
+    servers = Servers(timeout=60)
+    servers.hangs.add("a")
+    servers.dead.add("a")
+    assert await asyncio.gather(*(servers.ask() for _ in range(20))) == ["b"] * 20
+    assert servers.ejected == {"a"}
+    assert "a" in servers.asked
+    assert not servers.pool.endpoints[0].waiting
+    servers.pool.close()
+
+
+async def test_an_endpoint_that_takes_long_and_answers_probes_is_left_alone(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(pool, "STALL_SECONDS", 0.02)
+    monkeypatch.setattr(pool, "WATCH_SECONDS", 0.01)
+    servers = Servers(timeout=60)
+    servers.slow = {"a": 0.1, "b": 0.1}
+    assert sorted(await asyncio.gather(*(servers.ask() for _ in range(4)))) == list("aabb")
+    assert servers.probed
+    assert not servers.ejected
+    servers.pool.close()
+
+
+async def test_a_hung_endpoint_is_asked_on_and_on_without_outlier_detection(clock: Clock) -> None:
+    servers = TimedServers(clock)
+    servers.pool._settings = OutlierDetection(enabled=False)
+    servers.hangs.add("a")
+    assert await servers.gave_up(50) == 25
+
+
+@pytest.mark.parametrize(("slow", "ejected"), [(0.12, {"a"}), (0.1, set())])
+async def test_an_endpoint_much_slower_than_the_others_is_ejected(
+    clock: Clock, slow: float, ejected: set[str]
+) -> None:
+    servers = TimedServers(clock, waits=0)
+    servers.slow = {"a": slow, "b": 0.001}
+    await servers.gave_up(50)
+    assert servers.ejected == ejected
+
+
+# -- errors and full queues -----------------------------------------------------------------------
+
+
+async def test_a_server_error_is_retried_elsewhere_and_the_endpoint_ejected_after_five() -> None:
+    servers = Servers()
+    servers.wrong["a"] = ServerError("broken")
+    assert [await servers.ask() for _ in range(20)] == ["b"] * 20
+    assert servers.asked.count("a") == 5
+    servers.pool.close()
+
+
+async def test_a_request_that_fails_everywhere_is_told_so_and_ejects_nobody() -> None:
+    servers = Servers()
+    servers.wrong = {"a": ServerError("poison"), "b": ServerError("poison")}
+    for _ in range(20):
+        with pytest.raises(Internal, match=r"^poison$"):
+            await servers.ask()
+    assert not servers.ejected
+    assert len(servers.asked) == 40
+
+
+async def test_a_full_queue_is_tried_elsewhere_and_full_everywhere_is_full() -> None:
+    servers = Servers()
+    servers.wrong["a"] = QueueFull()
+    assert [await servers.ask() for _ in range(18)] == ["b"] * 18
+    assert not servers.ejected, "it may be empty again soon"
+    assert [await servers.ask() for _ in range(30)] == ["b"] * 30
+    assert servers.ejected == {"a"}, "the others have room"
+    servers.pool.close()
+    servers = Servers()
+    servers.wrong = {"a": QueueFull(), "b": QueueFull()}
+    for _ in range(50):
+        with pytest.raises(QueueFull):
+            await servers.ask()
+    assert not servers.ejected
+    servers.pool.close()
+
+
+async def test_an_endpoint_that_fails_now_and_then_is_ejected_for_its_success_rate() -> None:
+    servers, asked = Servers(), 0
+
+    async def attempt(endpoint: Endpoint, limit: Deadline) -> str:
+        nonlocal asked
+        if endpoint.address == "a":
+            asked += 1
+            if asked % 2:
+                raise ServerError("now and then")
+        return endpoint.address
+
+    for _ in range(100):
+        await servers.pool.call(attempt, NO_DEADLINE)
+    assert servers.ejected == {"a"}
+    assert asked <= 21
+    servers.pool.close()
+
+
+@pytest.mark.parametrize(
+    ("error", "again"),
+    [(ServerError("x"), 0), (EndpointFailed(Failure.DROPPED), 0), (QueueFull(), 1)],
+)
+async def test_a_step_of_a_sequence_is_not_taken_twice(error: Exception, again: int) -> None:
+    servers = Servers()
+    servers.wrong = {"a": error, "b": error}
+    with pytest.raises((Internal, Unavailable)):
+        await servers.pool.call(servers.attempt, NO_DEADLINE, NOT_PROCESSED)
+    assert len(servers.asked) == 1 + again
+
+
+async def test_an_endpoint_that_comes_back_and_fails_again_is_ejected_at_once_and_longer() -> None:
+    servers = Servers(settings=QUICK)
+    servers.wrong["a"] = ServerError("broken")
+    probe, servers.probe = servers.probe, lambda _: asyncio.sleep(0)  # type: ignore[method-assign]
+    servers.pool._probe = servers.probe
+    for _ in range(10):
+        await servers.ask()
+    assert servers.asked.count("a") == 5
+    for ejections in (2, 3):
+        await until(lambda: not servers.ejected)
+        asked = servers.asked.count("a")
+        assert [await servers.ask() for _ in range(4)] == ["b"] * 4
+        assert servers.asked.count("a") == asked + 1
+        assert servers.pool.endpoints[0].ejections == ejections
+    servers.pool.close()
+    assert probe
+
+
+@pytest.mark.parametrize("error", [RuntimeError("a bug"), asyncio.CancelledError()])
+async def test_no_exception_of_a_probe_keeps_an_endpoint_away(
+    error: BaseException, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(background, "RESTART_SECONDS", 0.01)
+    servers, raised = Servers(settings=QUICK), 0
+
+    async def probe(endpoint: Endpoint) -> None:
+        nonlocal raised
+        raised += 1
+        if raised < 3:
+            raise error
+
+    def reset(endpoint: Endpoint) -> None:
+        if raised < 2:
+            raise error
+
+    servers.pool._probe, servers.pool._reset = probe, reset
+    servers.wrong["a"] = refused()
+    await servers.ask()
+    await servers.ask()
+    assert servers.ejected == {"a"}
+    raised = 2
+    await until(lambda: not servers.ejected)
+    servers.pool.close()
 
 
 async def amplification(requests: int) -> float:
@@ -338,7 +674,9 @@ def test_what_another_server_says_is_cleaned_of_folders_addresses_and_traces() -
         ("UNAVAILABLE", "Request timeout expired", TimedOut),
         ("RESOURCE_EXHAUSTED", "", QueueFull),
         ("DEADLINE_EXCEEDED", "", TimedOut),
-        ("UNKNOWN", "", Internal),
+        ("UNKNOWN", "", ServerError),
+        ("INTERNAL", "", ServerError),
+        ("PERMISSION_DENIED", "", Internal),
     ],
 )
 def test_statuses_keep_their_meaning(status: str, said: str, kind: type[Exception]) -> None:

@@ -69,6 +69,9 @@ class Server(Protocol):
 
     async def infer(self, address: str, request: InferRequest, limit: Deadline) -> Answer: ...
 
+    def reset(self, address: str) -> None:
+        """Open a new connection for the next request. Requests in flight go on."""
+
     async def close(self) -> None: ...
 
 

@@ -25,13 +25,26 @@ from gateway.repository.config import ModelConfig
 from gateway.repository.scan import VERSION_NAME
 from gateway.routes import Route
 from gateway.types import Deadline, InferRequest, InferResponse, ModelSignature
-from gateway.upstream import Endpoint, EndpointFailed, Failure, Pool, on_loop
+from gateway.upstream import (
+    IDEMPOTENT,
+    NOT_PROCESSED,
+    Endpoint,
+    EndpointFailed,
+    Failure,
+    Pool,
+    on_loop,
+)
 
 #: The version of a model whose server has none, or words instead of numbers.
 UNVERSIONED = 1
 #: How long a server may take to describe a model, besides the time for connecting.
 DESCRIBE_SECONDS = 10.0
 
+
+#: A request with it is a step of a sequence, which may not be taken twice.
+SEQUENCE = "sequence_id"
+#: A model that answers any number of times may do anything else, too, before it fails.
+STREAM_RETRIED = NOT_PROCESSED | {Failure.DROPPED}
 
 #: What asks the servers of a route for a model, by its name there.
 Connect = Callable[[Route, str], Server]
@@ -100,7 +113,7 @@ async def _described(server: Server, route: Route, address: str) -> Metadata | E
     except EndpointFailed as error:
         return error
     except TimeoutError:
-        return EndpointFailed(Failure.REFUSED, "it does not answer")
+        return EndpointFailed(Failure.SILENT)
     except ModelportError as error:
         return EndpointFailed(Failure.UNREADY, str(error))
 
@@ -125,6 +138,8 @@ class RemoteBackend:
             self._probe,
             timeout_seconds=route.timeout_seconds,
             connect_timeout_seconds=route.connect_timeout_seconds,
+            outlier_detection=route.outlier_detection,
+            reset=lambda endpoint: server.reset(endpoint.address),
         )
 
     @property
@@ -185,7 +200,8 @@ class RemoteBackend:
             name, version = self._artifact.model_name, self._artifact.version
             return InferResponse(name, version, answer.outputs, parameters=answer.parameters)
 
-        response = await self._pool.call(attempt, deadline)
+        retried = NOT_PROCESSED if SEQUENCE in request.parameters else IDEMPOTENT
+        response = await self._pool.call(attempt, deadline, retried)
         request.timing.compute_infer_ns = time.perf_counter_ns() - started
         return response
 
@@ -208,7 +224,7 @@ class RemoteBackend:
         async def following(_: Endpoint, __: Deadline) -> Answer | None:
             return await anext(answers, None)
 
-        endpoint, answer = await self._pool.call(first, deadline)
+        endpoint, answer = await self._pool.call(first, deadline, STREAM_RETRIED)
         name, version = self._artifact.model_name, self._artifact.version
         async with aclosing(answers):
             while answer is not None:

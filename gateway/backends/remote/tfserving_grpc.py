@@ -157,5 +157,8 @@ class GrpcServer(TensorFlowServer):
                 raise damaged(name) from error
         return Answer(agreement.ordered(arrays, len(arrays), request))
 
+    def reset(self, address: str) -> None:
+        self._channels[address].reset()
+
     async def close(self) -> None:
         await asyncio.gather(*(channel.close() for channel in self._channels.values()))

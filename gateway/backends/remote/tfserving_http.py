@@ -134,6 +134,9 @@ class HttpServer(TensorFlowServer):
         self.agreement.expect(name, spec.datatype.value, shape, batch)
         return _decoded(name, spec.datatype, value, shape)
 
+    def reset(self, address: str) -> None:
+        self._session.reset(address)
+
     async def close(self) -> None:
         await self._session.close()
 

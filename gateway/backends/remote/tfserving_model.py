@@ -89,6 +89,9 @@ class TensorFlowServer(ABC):
     @abstractmethod
     async def infer(self, address: str, request: InferRequest, limit: Deadline) -> Answer: ...
 
+    @abstractmethod
+    def reset(self, address: str) -> None: ...
+
     async def metadata(self, address: str, version: str, limit: Deadline) -> Metadata:
         target = self.target
         if not target.label:

@@ -15,11 +15,11 @@ from gateway.backends.remote import torchserve_model
 from gateway.backends.remote.agreement import Agreement, Answer
 from gateway.backends.remote.torchserve_http import HttpServer
 from gateway.backends.remote.triton_http import HEADER_LENGTH
-from gateway.errors import Internal, InvalidArgument, ModelportError
+from gateway.errors import InvalidArgument, ModelportError
 from gateway.repository.config import ModelConfig
 from gateway.routes import Route
 from gateway.types import Deadline, InferRequest
-from gateway.upstream import EndpointFailed, Failure, grpc, public
+from gateway.upstream import EndpointFailed, Failure, ServerError, grpc, public
 from gateway.upstream.grpc import MAX_MESSAGE_BYTES, Call
 from gateway.upstream.grpc_stream import StreamChannel
 from gateway.upstream.http import Reply
@@ -96,6 +96,12 @@ class GrpcServer(HttpServer):
         headers = {} if self._raw else {HEADER_LENGTH: str(_json_size(prediction))}
         return self.answer(Reply(200, headers, prediction), request)
 
+    def reset(self, address: str) -> None:
+        super().reset(address)
+        self._channels[address].reset()
+        if address in self._streams:
+            self._streams[address].reset()
+
     async def close(self) -> None:
         await asyncio.gather(
             super().close(),
@@ -122,5 +128,5 @@ def _json_size(body: bytes) -> int:
     if type(said) is str:
         said = public(said)
         failed = said.startswith(torchserve_model.MODEL_FAILED)
-        raise Internal(said) if failed else InvalidArgument(said)
+        raise ServerError(said) if failed else InvalidArgument(said)
     return size

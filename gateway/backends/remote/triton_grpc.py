@@ -220,6 +220,11 @@ class GrpcServer:
             return Answer(outputs)
         return Answer(outputs, {key: _value(p) for key, p in message.parameters.items()})
 
+    def reset(self, address: str) -> None:
+        self._channels[address].reset()
+        if address in self._streams:
+            self._streams[address].reset()
+
     async def close(self) -> None:
         await asyncio.gather(
             *(channel.close() for channel in self._channels.values()),

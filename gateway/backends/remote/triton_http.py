@@ -151,6 +151,9 @@ class HttpServer:
         tensors = self._agreement.ordered(arrays, len(outputs), request)
         return Answer(tensors, _parameters(document))
 
+    def reset(self, address: str) -> None:
+        self._session.reset(address)
+
     async def close(self) -> None:
         await self._session.close()
 

@@ -1,0 +1,210 @@
+"""Outlier detection: which endpoint of a route is asked next, and which is ejected. Pure policy.
+
+The words are Envoy's. An endpoint is *ejected* for consecutive failures, for failing much more
+often than the other endpoints, or for answering much more slowly. Each ejection in a row lasts
+twice as long. An endpoint that comes back is on *trial*: it gets one request at a time, and one
+failure ejects it again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from enum import Enum
+
+from gateway.errors import Internal, ModelportError
+from gateway.routes import OutlierDetection
+from gateway.timers import TimeLimit
+
+#: Failures in a row that eject, of those that the network itself reports.
+CONNECT_FAILURES = 1
+DROPPED_CONNECTIONS = 2  # one may be a connection that was idle for too long
+#: A slow answer takes so much longer than ``latency_factor`` times those of the other endpoints.
+SLOWER_SECONDS = 0.1
+#: The weight of the last answer in an endpoint's mean latency.
+WEIGHT = 0.1
+
+
+class Failure(Enum):
+    """What is wrong with an endpoint; the value is what its clients are told, less the reason."""
+
+    REFUSED = "cannot be reached"
+    DROPPED = "closed the connection before the answer was complete"
+    UNREADY = "is not ready"
+    MISSING = "does not have the model"
+    DAMAGED = "gave a damaged answer"
+    SILENT = "does not answer"
+    HUNG = "did not answer in time"
+    ERRORED = "failed"
+    FULL = "has a full queue"
+    SLOW = "answers much more slowly than the others"
+
+
+#: These eject the last endpoint that is left, too. The others may be one client's doing: then a
+#: probe decides, and it must find one of these.
+UNREACHABLE = frozenset({Failure.REFUSED, Failure.SILENT, Failure.DROPPED})
+#: The endpoint has not begun to compute: the request can be sent elsewhere, whatever it does.
+NOT_PROCESSED = frozenset(
+    {Failure.REFUSED, Failure.SILENT, Failure.UNREADY, Failure.MISSING, Failure.FULL}
+)
+#: An inference has no effect but its answer, so that it can be sent elsewhere after any failure.
+IDEMPOTENT = frozenset(Failure)
+
+
+class ServerError(Internal):
+    """A server's own error: INTERNAL, UNKNOWN, HTTP status 500."""
+
+
+class EndpointFailed(Exception):
+    """An attempt failed, and the endpoint is to blame. ``reason`` is public, and may be empty.
+
+    It never leaves the pool. ``error``: what the client is told where no other endpoint answers.
+    """
+
+    def __init__(
+        self, failure: Failure, reason: str = "", error: ModelportError | None = None
+    ) -> None:
+        super().__init__(f"{failure.value}: {reason}" if reason else failure.value)
+        self.failure = failure
+        self.error = error
+
+
+@dataclass(slots=True, eq=False)
+class Endpoint:
+    """``host:port`` and its health. The pool alone changes it, on the event loop."""
+
+    address: str
+    #: Attempts in flight, oldest first, and when each began.
+    waiting: dict[TimeLimit, float] = field(default_factory=dict)
+    #: In a row, since its last answer; and when the first of them was.
+    failures: int = 0
+    failing_since: float = 0.0
+    #: In a row: answers slower than ``slow_seconds``.
+    slow: int = 0
+    slow_seconds: float = float("inf")
+    #: Attempts that were answered and that failed, recently: they decay.
+    answered: float = 0.0
+    failed: float = 0.0
+    #: Mean latency of its answers; 0: there were none.
+    latency_seconds: float = 0.0
+    last_answer: float = 0.0
+    ejected: bool = False
+    #: In a row: each doubles the time.
+    ejections: int = 0
+    returned_at: float = 0.0
+    #: It has come back, and has not answered since.
+    trial: bool = False
+    #: A probe is to decide whether it is ejected.
+    suspected: bool = False
+
+    def count_answer(self, now: float, seconds: float) -> None:
+        self.failures = 0
+        self.answered += 1
+        self.last_answer = now
+        known = self.latency_seconds
+        self.latency_seconds = known + WEIGHT * (seconds - known) if known else seconds
+
+    def count_failure(self, now: float) -> None:
+        if not self.failures:
+            self.failing_since = now
+        self.failures += 1
+        self.failed += 1
+
+    def come_back(self, now: float) -> None:
+        self.ejected, self.trial = False, True
+        self.failures = self.slow = 0
+        self.answered = self.failed = 0.0
+        self.returned_at = self.last_answer = now
+
+
+def choose(endpoints: Sequence[Endpoint], turn: int, tried: Endpoint | None) -> Endpoint | None:
+    """The endpoint with the least in flight; among equals they take turns. None: all are ejected.
+
+    ``tried`` has just failed and is left out. One on trial gets a second request only where no
+    other endpoint is left.
+    """
+    best: Endpoint | None = None
+    least = 0.0
+    for index in range(len(endpoints)):
+        endpoint = endpoints[(turn + index) % len(endpoints)]
+        if endpoint.ejected or endpoint is tried:
+            continue
+        in_flight: float = len(endpoint.waiting)
+        if endpoint.trial and in_flight:
+            in_flight = float("inf")
+        if best is None or in_flight < least:
+            best, least = endpoint, in_flight
+    return best
+
+
+def is_outlier(
+    endpoint: Endpoint, failure: Failure, others: Sequence[Endpoint], settings: OutlierDetection
+) -> bool:
+    """Whether ``endpoint``, which has just failed, has failed too often."""
+    if endpoint.trial:
+        return True
+    consecutive = _consecutive(failure, settings)
+    if consecutive and endpoint.failures >= consecutive:
+        return True
+    return _fails_more_often(endpoint, others, settings)
+
+
+def _consecutive(failure: Failure, settings: OutlierDetection) -> int:
+    """Failures in a row, the last of this kind, that eject an endpoint; 0: none do."""
+    if failure in (Failure.REFUSED, Failure.SILENT):
+        return CONNECT_FAILURES
+    if failure is Failure.DROPPED:
+        return DROPPED_CONNECTIONS
+    if failure is Failure.ERRORED:
+        return settings.consecutive_5xx
+    # A full queue is no fault in itself, only where the queues of the others are not.
+    return 0 if failure is Failure.FULL else settings.consecutive_gateway_failure
+
+
+def _fails_more_often(
+    endpoint: Endpoint, others: Sequence[Endpoint], settings: OutlierDetection
+) -> bool:
+    total = endpoint.answered + endpoint.failed
+    threshold = settings.failure_percentage_threshold
+    if not threshold or total < settings.failure_percentage_request_volume:
+        return False
+    failed = sum(each.failed for each in others)
+    elsewhere = sum(each.answered for each in others) + failed
+    share = failed / elsewhere if elsewhere else 0.0
+    return 100 * (endpoint.failed / total - share) >= threshold
+
+
+def may_eject(
+    endpoint: Endpoint, failure: Failure, endpoints: Sequence[Endpoint], settings: OutlierDetection
+) -> bool:
+    """Whether enough endpoints are left without ``endpoint``.
+
+    One that cannot be reached is always ejected. For any other failure one stays, and no more than
+    ``max_ejection_percent`` are ejected, but at least one may be.
+    """
+    if failure in UNREACHABLE:
+        return True
+    ejected = sum(each.ejected for each in endpoints)
+    if ejected + 1 >= len(endpoints):
+        return False
+    return not ejected or (ejected + 1) * 100 <= len(endpoints) * settings.max_ejection_percent
+
+
+def slow_seconds(
+    endpoint: Endpoint, endpoints: Sequence[Endpoint], settings: OutlierDetection
+) -> float:
+    """How long an answer of ``endpoint`` may take before it counts as slow."""
+    others = [
+        each.latency_seconds
+        for each in endpoints
+        if each is not endpoint and not each.ejected and each.latency_seconds
+    ]
+    if not others or not settings.latency_factor:
+        return float("inf")
+    return settings.latency_factor * sum(others) / len(others) + SLOWER_SECONDS
+
+
+def ejection_seconds(ejections: int, settings: OutlierDetection) -> float:
+    """How long the ``ejections``-th ejection in a row lasts; the first is 1."""
+    seconds = settings.base_ejection_time_seconds * 2.0 ** min(ejections - 1, 30)
+    return min(settings.max_ejection_time_seconds, seconds)
