@@ -29,6 +29,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from gateway import image_cost
 from gateway.errors import InvalidArgument
 from gateway.repository.config import ModelConfig
 from gateway.types import NUMPY_DTYPES, Array, Datatype, TensorSpec
@@ -152,11 +153,18 @@ class _Prepare:
     def _picture(self, data: bytes) -> Image:
         pillow = _pillow()
         try:
-            with pillow.open(BytesIO(data), formats=self.formats) as opened:
+            # Of what clients send; others' pictures are of every format.
+            content = data if self.formats is None else image_cost.checked(data)
+            with pillow.open(BytesIO(content), formats=self.formats) as opened:
                 self._check(opened.width * opened.height, MAX_PIXELS)
                 return self._resized(_in_eight_bits(opened).convert(self.mode))
         except InvalidArgument:
             raise
+        except image_cost.TooCostly as error:
+            raise InvalidArgument(
+                f"input '{self.name}': the image has {error}, and would take too long; send a "
+                "smaller one, or one that is less compressed"
+            ) from error
         except pillow.DecompressionBombError as error:
             raise self._too_large(MAX_PIXELS) from error
         except Exception as error:  # the decoders raise whatever damaged bytes make them

@@ -14,6 +14,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
+from gateway import image_cost
 from gateway.errors import InvalidArgument
 from gateway.images import MAX_PIXELS, decoder, from_parameters
 from gateway.repository import config as configuration
@@ -188,7 +189,7 @@ def test_a_parameter_that_is_wrong_is_named(parameters: dict[str, str], message:
     assert message in str(caught.value)
 
 
-def chunk(kind: bytes, data: bytes) -> bytes:
+def chunk(kind: bytes, data: bytes = b"") -> bytes:
     check = struct.pack(">I", zlib.crc32(kind + data))
     return struct.pack(">I", len(data)) + kind + data + check
 
@@ -213,7 +214,7 @@ def test_a_pixel_bomb_is_refused_by_its_header(sides: tuple[int, int]) -> None:
 
 def test_open_dims_take_no_picture_that_becomes_hundreds_of_megabytes() -> None:
     stream = io.BytesIO()
-    Image.new("L", (4096, 1025)).save(stream, "PNG")
+    Image.effect_noise((4096, 1025), 50).save(stream, "PNG")
     with pytest.raises(InvalidArgument, match="more than 4194304 pixels"):
         decode(stream.getvalue(), {}, spec(1, -1, -1))
     assert decode(stream.getvalue(), {}, spec(1, 4, 4)).shape == (1, 4, 4)
@@ -263,3 +264,76 @@ def test_mutated_bytes_are_a_picture_or_an_invalid_argument(form: str) -> None:
         except InvalidArgument:
             outcomes[False] += 1
     assert all(outcomes.values()), outcomes
+
+
+# -- cost ------------------------------------------------------------------------------------------
+
+
+def png(width: int, height: int, before: bytes = b"", idat_bytes: int = 1 << 30) -> bytes:
+    """Grey zeros, with chunks ``before`` the pixels, which are cut into chunks of so many bytes."""
+    content = zlib.compress(bytes((width + 1) * height), 9)
+    parts = [content[at : at + idat_bytes] for at in range(0, len(content), idat_bytes)]
+    head = chunk(b"IHDR", struct.pack(">IIBBBBB", width, height, 8, 0, 0, 0, 0))
+    pixels = b"".join(chunk(b"IDAT", part) for part in parts)
+    return b"\x89PNG\r\n\x1a\n" + head + before + pixels + chunk(b"IEND")
+
+
+def progressive(side: int, more_scans: int) -> bytes:
+    """Grey, with its last scan again and again."""
+    stream = io.BytesIO()
+    Image.new("L", (side, side), 90).save(stream, "JPEG", progressive=True)
+    data = stream.getvalue()
+    return data[:-2] + data[data.rindex(b"\xff\xda") : -2] * more_scans + b"\xff\xd9"
+
+
+@pytest.mark.parametrize(
+    ("what", "data"),
+    [
+        ("pixels", png(1, 1 << 25)),
+        ("pixels", png(1 << 25, 1)),
+        ("pixels", progressive(5760, 0)),
+        ("scans", progressive(2048, 500)),
+        ("chunks", png(8, 8, before=chunk(b"tEXt") * 100_000)),
+        ("chunks", png(8, 8, before=chunk(b"IDAT") * 100_000)),
+        ("chunks", b"\xff\xd8" + b"\xff\xfe\x00\x02" * 100_000 + progressive(8, 0)[2:]),
+        ("chunks", b"\xff\xd8" * 100_000 + progressive(8, 0)[2:]),
+    ],
+    ids=range(8),
+)
+def test_what_costs_more_than_its_bytes_deserve_is_refused_unread(what: str, data: bytes) -> None:
+    started = time.process_time()
+    with pytest.raises(InvalidArgument, match=f"{what}.* in {len(data)} bytes"):
+        decode(data, {}, spec(3, 8, 8))
+    assert time.process_time() - started < 0.2  # one of them took hours
+
+
+def test_compressed_text_in_a_picture_is_not_inflated() -> None:
+    text = chunk(b"zTXt", b"a\0\0" + zlib.compress(bytes(1_000_000), 9)) * 500
+    assert image_cost.checked(png(8, 8, before=text)) == png(8, 8)
+
+
+def test_ordinary_pictures_of_every_size_are_decoded() -> None:
+    one_colour = io.BytesIO()
+    Image.new("RGB", (5000, 5000), (200, 30, 30)).save(one_colour, "JPEG", quality=75)
+    for data in (
+        photo(700, 500, "JPEG"),
+        photo(2500, 2000, "PNG"),
+        progressive(2048, 0),
+        one_colour.getvalue(),
+        png(2048, 2048, idat_bytes=2000),
+        photo(300, 200, "PNG", "RGBA"),
+    ):
+        assert image_cost.checked(data) == data
+        assert decode(data, {}, spec(3, 8, 8)).shape == (3, 8, 8)
+
+
+def test_markers_within_a_scan_or_a_segment_are_no_scans() -> None:
+    """A photograph has thousands of FF 00 and restarts; EXIF holds a whole small JPEG."""
+    stream = io.BytesIO()
+    thumbnail = photo(30, 30, "JPEG") * 3
+    pixels = np.random.default_rng(0).integers(0, 256, (600, 600, 3), np.uint8)
+    exif = b"Exif\0\0" + thumbnail
+    Image.fromarray(pixels).save(stream, "JPEG", exif=exif, restart_marker_blocks=1)
+    data = stream.getvalue()
+    assert data.count(b"\xff\xda") > 1
+    assert image_cost._jpeg(data).scans == 1

@@ -39,6 +39,7 @@ LAYERS = {
     "gateway.validation": 2,
     "gateway.classification": 2,
     "gateway.images": 2,
+    "gateway.image_cost": 2,
     "gateway.model": 3,
     "gateway.loader": 3,
     "gateway.reconciler": 3,

@@ -26,6 +26,7 @@ from gateway.protocols.tfserving.json_value import quoted
 from gateway.protocols.tfserving.servable import ServableVersion
 from gateway.repository import config as configuration
 from gateway.types import Datatype
+from gateway.validation import Validator
 from gateway.wire import tensor_proto
 from gateway.wire.proto import serving_pb2 as pb
 from tests import models
@@ -53,10 +54,11 @@ def servable(*tensors: str, batch: int = 8) -> ServableVersion:
     config = configuration.parse(
         models.config("m", tensors, [t.replace("x", "y", 1) for t in tensors], batch)
     )
+    signature = configuration.signature(config)
     served: Any = SimpleNamespace(
-        name="m", number=1, config=config, labels={}, signature=configuration.signature(config),
+        name="m", number=1, config=config, labels={}, signature=signature,
         signatures=SimpleNamespace(known={}, definitions=b""),
-        validator=SimpleNamespace(max_bytes=None),
+        validator=Validator("m", signature),
     )  # fmt: skip
     return ServableVersion(served)
 

@@ -33,6 +33,7 @@ from gateway.protocols.tfserving.servable import (
 )
 from gateway.repository import config as configuration
 from gateway.types import NUMPY_DTYPES, Datatype, InferResponse, Tensor
+from gateway.validation import Validator
 from gateway.wire.proto import serving_pb2 as pb
 from tests import models
 
@@ -41,10 +42,11 @@ def version(
     *inputs: str, outputs: tuple[str, ...] = ("y FP32 -1",), batch: int = 8
 ) -> ServableVersion:
     config = configuration.parse(models.config("m", inputs, outputs, batch))
+    signature = configuration.signature(config)
     served: Any = SimpleNamespace(
-        name="m", number=1, config=config, labels={}, signature=configuration.signature(config),
+        name="m", number=1, config=config, labels={}, signature=signature,
         signatures=SimpleNamespace(known={}, definitions=b""),
-        validator=SimpleNamespace(max_bytes=None),
+        validator=Validator("m", signature),
     )  # fmt: skip
     return ServableVersion(served)
 

@@ -1,0 +1,115 @@
+"""The cost of decoding a JPEG or PNG, read from its structure before any of it is decoded.
+
+A few kilobytes may say that they are a picture of 33 million pixels, or of 2,000 scans that each go
+through all of them, or hold millions of chunks. The size, the scans and the chunks are bounded by
+the number of bytes: a picture whose every pixel is alike is the smallest that is still decoded.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import NamedTuple
+
+#: Pixels that a picture of any number of bytes may have, and how often a decoder may touch them.
+FREE_PIXELS = 1 << 22
+FREE_TOUCHES = 16 * FREE_PIXELS
+#: Past those: decoded bytes for each byte sent. JPEGs of one colour have 190, photographs 10 to 40.
+RATIO = 256
+#: Chunks or segments that a picture of any size may have, and bytes for each one more.
+FREE_CHUNKS, CHUNK_BYTES = 1000, 1024
+_BYTES_PER_PIXEL = 3
+_WINDOW_BYTES = 128 * 1024
+_PNG = b"\x89PNG\r\n\x1a\n"
+#: The chunks that pixels are made of. Others may be compressed, and nothing here reads them.
+_PNG_CHUNKS = frozenset({b"IHDR", b"PLTE", b"tRNS", b"IDAT", b"IEND"})
+#: A marker; within a scan, zeros and restarts (D0 to D7) are none.
+_MARKER = re.compile(rb"\xff+[^\x00\xff]")
+_MARKER_IN_SCAN = re.compile(rb"\xff+[^\x00\xd0-\xd7\xff]")
+_START, _END, _SCAN, _ALONE = 0xD8, 0xD9, 0xDA, 0x01
+#: Start of frame, of every process: C0 to CF without DHT, JPG and DAC.
+_FRAMES = frozenset(range(0xC0, 0xD0)) - {0xC4, 0xC8, 0xCC}
+
+
+class TooCostly(Exception):
+    """The message says what there is too much of, for so few bytes."""
+
+
+class Picture(NamedTuple):
+    """``data`` is all that a decoder needs."""
+
+    data: bytes
+    pixels: int = 0
+    scans: int = 1
+
+
+def checked(data: bytes) -> bytes:
+    """``data``, or as much of it as a decoder needs.
+
+    What is no JPEG or PNG, or a damaged one, is left to the decoder.
+
+    Raises:
+        TooCostly: decoding would cost more than the bytes deserve.
+    """
+    size = len(data)
+    picture = _png(data) if data.startswith(_PNG) else _jpeg(data)
+    if picture.pixels > max(FREE_PIXELS, RATIO * size // _BYTES_PER_PIXEL):
+        raise TooCostly(f"{picture.pixels} pixels in {size} bytes")
+    if picture.pixels * picture.scans > max(FREE_TOUCHES, RATIO * size):
+        raise TooCostly(f"{picture.scans} scans of {picture.pixels} pixels in {size} bytes")
+    return picture.data
+
+
+def _bound_chunks(count: int, size: int) -> None:
+    if count > FREE_CHUNKS + size // CHUNK_BYTES:
+        raise TooCostly(f"more than {count - 1} chunks in {size} bytes")
+
+
+def _png(data: bytes) -> Picture:
+    view, offset, count, pixels = memoryview(data), len(_PNG), 0, 0
+    kept: list[memoryview] = [view[:offset]]
+    while offset + 8 <= len(data):
+        end = offset + 12 + int.from_bytes(view[offset : offset + 4])
+        kind = bytes(view[offset + 4 : offset + 8])
+        count += 1
+        _bound_chunks(count, len(data))
+        if kind == b"IHDR":
+            width, height = (int.from_bytes(view[at : at + 4]) for at in (offset + 8, offset + 12))
+            pixels = max(pixels, width * height)
+        if kind in _PNG_CHUNKS:
+            kept.append(view[offset:end])
+        offset = end
+    return Picture(data if len(kept) == count + 1 else b"".join(kept), pixels)
+
+
+def _jpeg(data: bytes) -> Picture:
+    offset = count = pixels = scans = 0
+    pattern = _MARKER
+    while (found := _search(pattern, data, offset)) is not None:
+        marker, offset = data[found.end() - 1], found.end()
+        if marker == _END:
+            break
+        if marker in (_START, _ALONE) or 0xD0 <= marker <= 0xD7:
+            count += 1
+            _bound_chunks(count, len(data))
+            continue
+        count += 1
+        _bound_chunks(count, len(data))
+        if marker in _FRAMES:
+            height, width = (int.from_bytes(data[at : at + 2]) for at in (offset + 3, offset + 5))
+            pixels = max(pixels, width * height)
+        pattern = _MARKER
+        if marker == _SCAN:
+            scans += 1
+            pattern = _MARKER_IN_SCAN
+        offset += max(2, int.from_bytes(data[offset : offset + 2]))
+    return Picture(data, pixels, max(1, scans))
+
+
+def _search(pattern: re.Pattern[bytes], data: bytes, offset: int) -> re.Match[bytes] | None:
+    """The first match from ``offset`` on; between two windows other threads have their turn."""
+    for start in range(offset, len(data), _WINDOW_BYTES):
+        # A marker may begin in one window and end in the next.
+        found = pattern.search(data, max(offset, start - 1), start + _WINDOW_BYTES)
+        if found is not None:
+            return found
+    return None
