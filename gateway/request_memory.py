@@ -91,6 +91,13 @@ class Lease:
         self._connection.process.move(self._connection, size)
         self.size += size
 
+    def give_back(self, size: int) -> None:
+        """Hold ``size`` bytes less, of those that are held."""
+        size = min(size, self.size)
+        if size:
+            self.size -= size
+            self._connection.process.move(self._connection, -size)
+
     def release(self) -> None:
         """Give everything back; a second time there is nothing to give."""
         size, self.size = self.size, 0

@@ -115,6 +115,8 @@ class Call:
         self._content = content
         self.answer: Answer = (INTERNAL.status, INTERNAL.message, b"")
 
+    def running(self) -> None: ...
+
     async def body(self) -> bytes:
         return framing.frame(self._content)
 

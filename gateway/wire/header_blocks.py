@@ -13,13 +13,17 @@ from gateway.wire.http2_reader import Broken
 T = TypeVar("T")
 Fields = list[tuple[bytes, bytes]]
 
+#: Of a block: each costs more to decode than the byte that it may take. Envoy allows 100.
+MAX_FIELDS = 256
 MAX_KNOWN = 64
 #: A larger block is decoded each time: what a connection keeps is bounded.
 MAX_KNOWN_BYTES = 1024
-_INDEXED, _WITHOUT_TABLE = 0x80, 0x20
+_INDEXED, _INDEXING, _WITHOUT_TABLE = 0x80, 0x40, 0x20
 #: The bits of an integer in the first byte of an index, of a literal's name, of a string.
-_INDEX, _NAME, _STRING = 0x7F, 0x0F, 0x7F
+_INDEX, _INDEXED_NAME, _SIZE, _NAME, _STRING = 0x7F, 0x3F, 0x1F, 0x0F, 0x7F
 _MORE = 0x80
+#: No length or index takes more than four bytes behind its first.
+_MAX_SHIFT = 21
 
 
 class HeaderBlocks(Generic[T]):
@@ -42,8 +46,9 @@ class HeaderBlocks(Generic[T]):
         """
         made = self._known.get(block)
         if made is None:
+            keeps_table = scan(block)
             made = self._make(self._fields(block))
-            if not leaves_table(block):
+            if not keeps_table:
                 self._known.clear()
             elif len(self._known) < MAX_KNOWN and len(block) <= MAX_KNOWN_BYTES:
                 self._known[block] = made
@@ -64,24 +69,40 @@ def text(fields: Fields) -> dict[str, str]:
     return {name.decode("latin-1"): value.decode("utf-8", "replace") for name, value in fields}
 
 
-def leaves_table(block: bytes) -> bool:
-    """Whether ``block`` leaves the table as it is; it is a sound one (RFC 7541, 6).
+def scan(block: bytes) -> bool:
+    """Whether ``block`` leaves the table as it is: of indices, and literals that are not indexed.
 
-    It is of indices and of literals that are not to be indexed.
+    Raises:
+        Broken: it is damaged, or has too many fields.
     """
-    at, end = 0, len(block)
+    try:
+        return _scan(block)
+    except IndexError as error:
+        raise Broken("its headers are damaged", COMPRESSION_ERROR) from error
+
+
+def _scan(block: bytes) -> bool:
+    at, end, fields, keeps_table = 0, len(block), 0, True
     while at < end:
+        fields += 1
+        if fields > MAX_FIELDS:
+            raise Broken("its headers are too many", ENHANCE_YOUR_CALM)
         first = block[at]
         if first >= _INDEXED:
             _, at = _integer(block, at, _INDEX)
             continue
+        prefix = _NAME
         if first >= _WITHOUT_TABLE:
-            return False
-        name, at = _integer(block, at, _NAME)
+            keeps_table = False
+            if first < _INDEXING:  # the table's size
+                _, at = _integer(block, at, _SIZE)
+                continue
+            prefix = _INDEXED_NAME
+        name, at = _integer(block, at, prefix)
         for _ in range(1 if name else 2):  # the value, or a name before it
             length, at = _integer(block, at, _STRING)
             at += length
-    return True
+    return keeps_table
 
 
 def _integer(block: bytes, at: int, prefix: int) -> tuple[int, int]:
@@ -91,6 +112,8 @@ def _integer(block: bytes, at: int, prefix: int) -> tuple[int, int]:
     if value == prefix:
         shift = 0
         while True:
+            if shift > _MAX_SHIFT:
+                raise IndexError("an integer has too many bytes")
             byte = block[at]
             at += 1
             value += (byte & (_MORE - 1)) << shift

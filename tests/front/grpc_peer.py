@@ -29,7 +29,7 @@ from gateway.wire.http2 import (
 )
 
 PATIENCE_SECONDS = 5.0
-INFLATED_BYTES = 2**20
+MAX_MESSAGE = 2**20
 Frame = tuple[int, int, int, bytes]
 REQUEST = {
     ":method": "POST",
@@ -103,8 +103,10 @@ class Probe:
 
 
 @contextlib.asynccontextmanager
-async def listening(probe: Probe | None = None) -> AsyncIterator[GrpcListener]:
-    service = Service((probe or Probe()).methods(), INFLATED_BYTES)
+async def listening(
+    probe: Probe | None = None, max_message: int = MAX_MESSAGE
+) -> AsyncIterator[GrpcListener]:
+    service = Service((probe or Probe()).methods(), max_message)
     listener = GrpcListener(service, "127.0.0.1", 0, "--grpc-port")
     await listener.start()
     try:

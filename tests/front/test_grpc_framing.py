@@ -17,7 +17,7 @@ from gateway.front.grpc.framing import Frames, MalformedFrame, MessageTooLarge
 @given(st.lists(st.binary(max_size=300)), st.lists(st.integers(1, 50), min_size=1))
 def test_messages_are_found_however_they_are_cut(messages: list[bytes], cuts: list[int]) -> None:
     wire_bytes = b"".join(framing.frame(message) for message in messages)
-    frames, found = Frames(b"identity", 2**20, 2**20), []
+    frames, found = Frames(b"identity", 2**20), []
     step = 0
     while wire_bytes:
         cut = cuts[step % len(cuts)]
@@ -53,14 +53,14 @@ def test_a_body_that_is_not_one_message_is_refused(
     encoding: bytes, body: bytes, error: type[Exception]
 ) -> None:
     with pytest.raises(error):
-        Frames(encoding, 1000, 100).only(body)
+        Frames(encoding, 1000).only(body)
 
 
 def test_a_message_is_measured_after_it_is_decompressed() -> None:
     body = b"\1" + struct.pack(">I", len(PACKED)) + PACKED
-    assert Frames(b"gzip", 1000, 100).only(body) == b"a" * 100
+    assert Frames(b"gzip", 100).only(body) == b"a" * 100
     with pytest.raises(MessageTooLarge):
-        Frames(b"gzip", 1000, 99).only(body)
+        Frames(b"gzip", 99).only(body)
 
 
 @pytest.mark.parametrize(

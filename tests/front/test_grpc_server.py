@@ -233,7 +233,7 @@ async def test_a_call_whose_time_is_over_is_cut_off() -> None:
 async def test_a_message_of_any_size_comes_back_to_grpcs_own_client(size: int) -> None:
     options = [("grpc.max_receive_message_length", -1), ("grpc.max_send_message_length", -1)]
     async with (
-        listening() as server,
+        listening(max_message=2**26) as server,
         grpc.aio.insecure_channel(f"127.0.0.1:{server.port}", options) as channel,
     ):
         message = BytesValue(value=bytes(size)).SerializeToString()

@@ -56,7 +56,7 @@ from gateway.wire.http2 import (
     window_update,
 )
 from tests.front.grpc_peer import (
-    INFLATED_BYTES,
+    MAX_MESSAGE,
     Probe,
     Wire,
     connected,
@@ -309,7 +309,7 @@ def mutated(rng: random.Random) -> bytes:
 async def test_no_bytes_break_more_than_their_own_connection() -> None:
     """Each is served on, or is told why not; nothing else is raised, or left behind."""
     rng, loop = random.Random(7), asyncio.get_running_loop()
-    shared = Shared(Service(Probe().methods(), INFLATED_BYTES), 10**6)
+    shared = Shared(Service(Probe().methods(), MAX_MESSAGE), 10**6)
     told = served = 0
     before = asyncio.all_tasks()
     for case in range(FUZZ_CASES):

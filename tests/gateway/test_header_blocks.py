@@ -5,7 +5,7 @@ from __future__ import annotations
 import hpack
 import pytest
 
-from gateway.wire.header_blocks import HeaderBlocks, leaves_table, text
+from gateway.wire.header_blocks import HeaderBlocks, scan, text
 from tests.gateway.http2_peer import OK, TRAILERS
 
 
@@ -38,4 +38,4 @@ def test_a_block_that_fills_the_table_changes_what_the_next_means() -> None:
     ],
 )
 def test_which_blocks_leave_the_table_alone(block: bytes, leaves: bool) -> None:
-    assert leaves_table(block) is leaves
+    assert scan(block) is leaves

@@ -12,16 +12,18 @@ from typing import cast
 
 from gateway.front.grpc import head, limits
 from gateway.front.grpc.head import Head
-from gateway.front.grpc.limits import Patience
+from gateway.front.grpc.limits import AbuseLimits
 from gateway.front.grpc.output import Output
 from gateway.front.grpc.service import BUSY
 from gateway.front.grpc.shared import Shared
 from gateway.front.grpc.stream import STREAM_WINDOW_BYTES, Stream
 from gateway.overload import OVERLOADED
+from gateway.request_memory import PROCESS
 from gateway.wire import http2
 from gateway.wire.header_blocks import HeaderBlocks
 from gateway.wire.http2 import ACK, END_STREAM, MAX_WINDOW_BYTES, PREFACE, WORD
 from gateway.wire.http2_reader import MAX_DATA_BYTES, Broken, Reader, widened
+from gateway.wire.http2_settings import PeerSettings
 
 _GREETING = http2.settings(
     (http2.MAX_CONCURRENT_STREAMS, limits.MAX_STREAMS),
@@ -47,17 +49,22 @@ class GrpcConnection(Reader, asyncio.BufferedProtocol):
         self.loop = loop
         self._shared = shared
         self._service = service = shared.service
+        self.max_message = service.max_message
         self._blocks: HeaderBlocks[Head] = HeaderBlocks(lambda fields: head.read(service, fields))
         self._streams: dict[int, Stream] = {}
         self._abandoned: dict[int, None] = {}
         self._last = 0
-        # What may be sent on the connection, on each new stream, and in a frame.
-        self.window = self._stream_window = http2.WINDOW_BYTES
-        self.max_frame = http2.DEFAULT_FRAME_BYTES
+        # What may be sent on the connection, and what the client has announced of streams.
+        self.window = http2.WINDOW_BYTES
+        self.peer = PeerSettings()
         self.writing_paused = False
+        # Streams that wait for the connection's window, or the transport.
+        self.blocked: dict[int, Stream] = {}
+        self._unsent = 0  # of the transport, when it was last looked at
         # What the client may send.
         self._credit = MAX_WINDOW_BYTES
-        self._patience = Patience()
+        self.limits = AbuseLimits()
+        self.memory = PROCESS.connection()
         # The preface, as far as it has come.
         self._preface: bytes | None = b""
         # Since when nothing has come to its end, or there is no call; and what had come by then.
@@ -103,7 +110,7 @@ class GrpcConnection(Reader, asyncio.BufferedProtocol):
 
     def resume_writing(self) -> None:
         self.writing_paused = False
-        self._flush_all()
+        self._flush_blocked()
 
     def _greet(self, data: bytes) -> bytes:
         """What follows the preface in ``data``."""
@@ -132,7 +139,7 @@ class GrpcConnection(Reader, asyncio.BufferedProtocol):
             raise Broken("a client's streams have odd numbers")
         self._last = stream
         if read.malformed or len(self._streams) >= limits.MAX_STREAMS:
-            self._patience.idle_frame()
+            self.limits.idle_frame()
             self._abandon(stream, ends)
             code = http2.PROTOCOL_ERROR if read.malformed else http2.REFUSED_STREAM
             self.output.write(http2.reset(stream, code))
@@ -140,7 +147,7 @@ class GrpcConnection(Reader, asyncio.BufferedProtocol):
         if self._leaving:  # after the GOAWAY: it knows that this is not looked at
             self._abandon(stream, ends)
             return
-        call = Stream(self, stream, read, self._stream_window)
+        call = Stream(self, stream, read, self.peer.initial_window)
         call.complete = ends
         self._streams[stream] = call
         self._shared.calls.add(call)
@@ -178,7 +185,7 @@ class GrpcConnection(Reader, asyncio.BufferedProtocol):
             self.output.write(http2.window_update(0, MAX_WINDOW_BYTES - self._credit))
             self._credit = MAX_WINDOW_BYTES
         if not size and not last:
-            self._patience.idle_frame()
+            self.limits.idle_frame()
         call = self._streams.get(stream)
         if call is None or call.complete:
             self._stray_data(stream, call, last)
@@ -201,7 +208,7 @@ class GrpcConnection(Reader, asyncio.BufferedProtocol):
             del self._abandoned[stream]
 
     def on_frame(self, kind: int, flags: int, stream: int, payload: bytes) -> None:
-        self._patience.idle_frame()
+        self.limits.idle_frame()
         if kind == http2.WINDOW_UPDATE:
             self._widen(stream, WORD.unpack(payload)[0] & MAX_WINDOW_BYTES)
         elif kind == http2.RST_STREAM:
@@ -211,7 +218,8 @@ class GrpcConnection(Reader, asyncio.BufferedProtocol):
             call = self._streams.get(stream)
             if call is not None:
                 call.complete = True
-                self._patience.reset(self.loop.time() - call.begun_at)
+                if not call.started:
+                    self.limits.reset(self.loop.time() - call.begun_at)
                 self._drop(call)
         elif kind == http2.PING:
             if not flags & ACK:
@@ -229,7 +237,7 @@ class GrpcConnection(Reader, asyncio.BufferedProtocol):
             if not size:
                 raise Broken("a window is opened by nothing")
             self.window = widened(self.window, size)
-            self._flush_all()
+            self._flush_blocked()
             return
         if stream > self._last:
             raise Broken("a window of a stream that has not begun")
@@ -246,22 +254,15 @@ class GrpcConnection(Reader, asyncio.BufferedProtocol):
                 call.flush()
 
     def _settings(self, payload: bytes) -> None:
-        for number, value in http2.SETTING.iter_unpack(payload):
-            if number == http2.INITIAL_WINDOW_SIZE:
-                if value > MAX_WINDOW_BYTES:
-                    raise Broken("a window is larger than windows may be", http2.FLOW_CONTROL_ERROR)
-                for call in self._streams.values():
-                    call.window = widened(call.window, value - self._stream_window)
-                self._stream_window = value
-            elif number == http2.MAX_FRAME_SIZE:
-                if not http2.DEFAULT_FRAME_BYTES <= value < 2**24:
-                    raise Broken("a frame size that is not allowed")
-                self.max_frame = min(value, MAX_DATA_BYTES)
-            elif number == http2.ENABLE_PUSH and value > 1:
-                raise Broken("a setting is 0 or 1")
+        change = self.peer.update(payload)
         self.settled = True
         self._answer(http2.frame(http2.SETTINGS, ACK, 0))
-        self._flush_all()
+        if change:
+            self.limits.idle_frame(len(self._streams))
+            for call in list(self._streams.values()):
+                call.window = widened(call.window, change)
+                if call.to_send and change > 0:
+                    call.flush()
 
     # -- calls ------------------------------------------------------------------------------------
 
@@ -285,38 +286,37 @@ class GrpcConnection(Reader, asyncio.BufferedProtocol):
         return len(self._streams) == 1
 
     def finished(self, stream: Stream) -> None:
-        self._patience.finished()
+        self.limits.answered()
         stream.close()
-        del self._streams[stream.number]
-        self._shared.calls.discard(stream)
+        self._forget(stream)
         if not stream.complete:
             self._abandon(stream.number, False)
             self.output.write(http2.reset(stream.number, http2.NO_ERROR))
         if self._leaving and not self._streams:
             self._linger()
 
-    def sent_data(self, frames: int) -> None:
-        self._patience.forgive(frames)
-
     def _fail(self, call: Stream, code: int) -> None:
         """The stream is at fault, the connection is not."""
-        self._patience.reset(self.loop.time() - call.begun_at)
+        self.limits.reset(self.loop.time() - call.begun_at)
         self._abandon(call.number, call.complete)
         self.output.write(http2.reset(call.number, code))
         self._drop(call)
 
     def _drop(self, call: Stream) -> None:
-        del self._streams[call.number]
-        self._shared.calls.discard(call)
+        self._forget(call)
         call.leave()
         if self._leaving and not self._streams:
             self._linger()
 
     def _drop_all(self) -> None:
-        for call in self._streams.values():
-            self._shared.calls.discard(call)
+        for call in list(self._streams.values()):
+            self._forget(call)
             call.leave()
-        self._streams.clear()
+
+    def _forget(self, call: Stream) -> None:
+        del self._streams[call.number]
+        self.blocked.pop(call.number, None)
+        self._shared.calls.discard(call)
 
     def _abandon(self, stream: int, ended: bool) -> None:
         """Whatever more comes of it is no fault: it was on its way."""
@@ -325,9 +325,9 @@ class GrpcConnection(Reader, asyncio.BufferedProtocol):
             if len(self._abandoned) > limits.MAX_ABANDONED:
                 del self._abandoned[next(iter(self._abandoned))]
 
-    def _flush_all(self) -> None:
-        for call in list(self._streams.values()):
-            if self.writing_paused:
+    def _flush_blocked(self) -> None:
+        for call in list(self.blocked.values()):
+            if self.writing_paused or self.window <= 0:
                 return
             call.flush()
 
@@ -342,7 +342,7 @@ class GrpcConnection(Reader, asyncio.BufferedProtocol):
         """Once a second: is anything slower than it may be?"""
         if self._closing:
             return
-        self._patience.forgive(limits.FORGIVEN_PER_SECOND)
+        self.limits.second_passed()
         if (self.settled and not self.midway) or self.progress != self._progress:
             self._midway_since, self._progress = now, self.progress
         elif now - self._midway_since > limits.HEAD_SECONDS:
@@ -351,7 +351,11 @@ class GrpcConnection(Reader, asyncio.BufferedProtocol):
             self._idle_since, self._seen = now, self._last
         elif now - self._idle_since > limits.IDLE_SECONDS:
             self.leave()
+        unsent, self._unsent = self._unsent, self.transport.get_write_buffer_size()
+        moves = self.writing_paused and self._unsent != unsent
         for call in list(self._streams.values()):
+            if moves:
+                call.sent_at = now  # the client reads, however slowly
             if now - call.touched_at > limits.BODY_IDLE_SECONDS and call.waits_for_client():
                 call.stall()
             elif call.to_send and now - call.sent_at > limits.UNREAD_SECONDS:

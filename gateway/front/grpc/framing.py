@@ -12,6 +12,8 @@ from urllib.parse import quote
 PREFIX_BYTES = 5
 #: gRPC's own default is 4 MB; Triton's limit, and protobuf's, is 2 GiB.
 MAX_MESSAGE_BYTES = 2**31 - 1
+#: For both protocols there is one limit.
+REMEDY = "raise --http-max-input-size"
 IDENTITY = b"identity"
 #: Printable ASCII without the percent sign, besides what ``quote`` never touches.
 _PLAIN = " !\"#$&'()*+,/:;<=>?@[\\]^`{|}"
@@ -41,7 +43,7 @@ def frame(content: bytes) -> bytes:
 
 
 def too_large(length: int, limit: int = MAX_MESSAGE_BYTES) -> MessageTooLarge:
-    return MessageTooLarge(f"Received message larger than max ({length} vs. {limit})")
+    return MessageTooLarge(f"Received message larger than max ({length} vs. {limit}); {REMEDY}")
 
 
 def not_one_message() -> MalformedFrame:
@@ -74,14 +76,13 @@ class Frames:
 
     Args:
         encoding: what the client states in ``grpc-encoding``; one that is ``known``.
-        limit: the largest message, in bytes.
-        inflated_limit: the largest that a compressed message becomes.
+        limit: the largest message, in bytes, also after decompression.
     """
 
-    __slots__ = ("_encoding", "_inflated_limit", "_limit", "_offset", "buffer")
+    __slots__ = ("_encoding", "_limit", "_offset", "buffer")
 
-    def __init__(self, encoding: bytes, limit: int, inflated_limit: int) -> None:
-        self._encoding, self._limit, self._inflated_limit = encoding, limit, inflated_limit
+    def __init__(self, encoding: bytes, limit: int) -> None:
+        self._encoding, self._limit = encoding, limit
         #: What has come and is not taken yet, from ``_offset`` on.
         self.buffer = bytearray()
         self._offset = 0
@@ -148,12 +149,12 @@ class Frames:
             raise MalformedFrame("a message is marked as compressed, but no grpc-encoding is given")
         inflater = zlib.decompressobj(bits)
         try:
-            plain = inflater.decompress(content, self._inflated_limit + 1)
+            plain = inflater.decompress(content, self._limit + 1)
         except zlib.error as error:
             raise MalformedFrame("a message is not compressed as grpc-encoding says") from error
-        if len(plain) > self._inflated_limit:
+        if len(plain) > self._limit:
             raise MessageTooLarge(
-                f"Received message that decompresses to more than max ({self._inflated_limit})"
+                f"Received message that decompresses to more than max ({self._limit}); {REMEDY}"
             )
         if not inflater.eof or inflater.unused_data:
             raise MalformedFrame("a message is not one complete compressed stream")

@@ -69,6 +69,9 @@ class Call(Protocol):
 
     deadline: Deadline
 
+    def running(self) -> None:
+        """The task that serves the call has begun: cancelled from now on, it is answered there."""
+
     async def body(self) -> bytes | memoryview:
         """All of the request's body.
 
@@ -100,10 +103,10 @@ class Call(Protocol):
 
 
 class Service:
-    """``inflated_limit``: the size in bytes up to which a compressed message is taken."""
+    """``max_message``: the largest message of a request, in bytes, also after decompression."""
 
-    def __init__(self, methods: Methods, inflated_limit: int) -> None:
-        self._inflated_limit = inflated_limit
+    def __init__(self, methods: Methods, max_message: int) -> None:
+        self.max_message = min(max_message, MAX_MESSAGE_BYTES)
         self._methods: dict[bytes, Method] = {}
         #: What makes the rows of those services that nobody has called yet.
         self._makes: dict[bytes, Callable[[], Rows]] = {}
@@ -153,6 +156,7 @@ class Service:
 
     async def serve(self, target: Target, call: Call) -> None:
         """Answer ``call``."""
+        call.running()
         method = target.method
         if method is None:
             call.end(target.refusal)
@@ -181,12 +185,12 @@ class Service:
     def _content(self, encoding: bytes, body: bytes | memoryview) -> bytes | memoryview:
         """The only message of the request."""
         length = len(body) - framing.PREFIX_BYTES
-        if length >= 0 and body[:5] == framing.prefix(length) and length <= MAX_MESSAGE_BYTES:
+        if length >= 0 and body[:5] == framing.prefix(length) and length <= self.max_message:
             return memoryview(body)[framing.PREFIX_BYTES :]
         return self._frames(encoding).only(body)
 
     def _frames(self, encoding: bytes) -> Frames:
-        return Frames(encoding, MAX_MESSAGE_BYTES, self._inflated_limit)
+        return Frames(encoding, self.max_message)
 
     async def _stream(self, method: Method, encoding: bytes, call: Call) -> None:
         if method.request_streams:

@@ -9,19 +9,15 @@ from collections.abc import Sequence
 from functools import lru_cache
 from typing import Protocol
 
+from gateway.errors import MemoryExhausted
 from gateway.front.grpc import framing
-from gateway.front.grpc.framing import MAX_MESSAGE_BYTES, Frames, MalformedFrame
+from gateway.front.grpc.framing import Frames, MalformedFrame
 from gateway.front.grpc.head import Head
+from gateway.front.grpc.limits import MESSAGE_BITS, AbuseLimits
 from gateway.front.grpc.output import Output
-from gateway.front.grpc.service import (
-    CLOSING,
-    LATE,
-    OK,
-    STALLED,
-    Ending,
-    Gone,
-)
+from gateway.front.grpc.service import CLOSING, LATE, OK, STALLED, Ending, Gone
 from gateway.front.grpc.status import Status
+from gateway.request_memory import CURRENT, ConnectionMemory
 from gateway.timers import Timer
 from gateway.types import NO_DEADLINE, Deadline
 from gateway.wire.body import Body
@@ -38,10 +34,13 @@ from gateway.wire.http2 import (
     take,
     window_update,
 )
+from gateway.wire.http2_settings import PeerSettings
 from gateway.wire.raw import Buffer
 
 #: What a call may send before it is read.
 STREAM_WINDOW_BYTES = 1024 * 1024
+#: A request that comes whole and small is not counted as held memory.
+UNCOUNTED_BYTES = 4096
 #: After the client's own deadline: whoever observes it has answered by then.
 GRACE_SECONDS = 0.05
 #: Up to this, what goes out is copied into one piece; and so much is handed on at once.
@@ -65,18 +64,21 @@ class Connection(Protocol):
     transport: asyncio.Transport
     output: Output
     loop: asyncio.AbstractEventLoop
+    limits: AbuseLimits
+    #: The largest message of a request, in bytes.
+    max_message: int
+    memory: ConnectionMemory
+    peer: PeerSettings
     #: What may be sent, of all calls.
     window: int
-    max_frame: int
+    #: Calls that wait for that, or for the transport.
+    blocked: dict[int, Stream]
     #: The transport has enough to write.
     writing_paused: bool
 
     @property
     def single(self) -> bool:
         """Whether there is one call on it."""
-
-    def sent_data(self, frames: int) -> None:
-        """So many frames of it."""
 
     def finished(self, stream: Stream) -> None:
         """All is sent."""
@@ -86,9 +88,9 @@ class Stream:
     """``Call`` for the gRPC service. ``number`` is HTTP/2's."""
 
     __slots__ = (
-        "_body", "_connection", "_expired", "_frames", "_gathered", "_method", "_room",
-        "_started", "_tail", "_timer", "_waiter", "begun_at", "complete", "credit", "deadline",
-        "ended", "gone", "head", "number", "received", "sent_at", "stalled", "task", "to_send",
+        "_body", "_connection", "_expired", "_frames", "_gathered", "_method", "_room", "_running",
+        "_tail", "_timer", "_waiter", "begun_at", "complete", "credit", "deadline", "ended", "gone",
+        "head", "lease", "number", "received", "sent_at", "stalled", "started", "task", "to_send",
         "touched_at", "window",
     )  # fmt: skip
 
@@ -98,7 +100,10 @@ class Stream:
         self._method = head.target.method
         self.deadline: Deadline = NO_DEADLINE
         self.task: asyncio.Task[None] | None = None
+        self._running = False  # the task has taken its first step
         self.begun_at = self.touched_at = connection.loop.time()
+        #: The memory that the request holds.
+        self.lease = connection.memory.lease()
         # Of the request: what has come, what the client may still send, whether that is all.
         self.received = 0
         self.credit = STREAM_WINDOW_BYTES
@@ -115,7 +120,7 @@ class Stream:
         self._tail = b""
         self._room: asyncio.Future[None] | None = None
         #: Whether its head is out, and whether nothing can be added.
-        self._started = self.ended = False
+        self.started = self.ended = False
         #: Nobody waits for it; the body stood still; its time is over.
         self.gone = self.stalled = self._expired = False
         self._timer: Timer | None = None
@@ -136,10 +141,10 @@ class Stream:
         self.cancel()
 
     def cancel(self) -> None:
-        """Cut the handler off; it says why. Without one, that is said here."""
+        """Cut the handler off; it says why. If it has not begun, that is said here."""
         if self.task is not None:
             self.task.cancel()
-        else:
+        if not self._running:
             self.end(self.cut_off())
 
     def leave(self) -> None:
@@ -152,6 +157,7 @@ class Stream:
 
     def close(self) -> None:
         """All that will be is sent."""
+        self.lease.release()
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
@@ -162,11 +168,15 @@ class Stream:
         """More of the body; ``last``: and that is all."""
         self.received += len(part)
         self.complete = last
-        if self.ended:
-            return
-        if self.head.http_status is not None:
-            pass  # nobody reads it
-        elif self._frames is not None:
+        if self.ended or self.head.http_status is not None:
+            return  # nobody reads it
+        if not last or len(part) > UNCOUNTED_BYTES:
+            try:
+                self.lease.reserve(len(part))
+            except MemoryExhausted as error:
+                self.end(Ending(Status.RESOURCE_EXHAUSTED, str(error)))
+                return
+        if self._frames is not None:
             self._frames.buffer += part
             if self._waiter is not None and not self._waiter.done():
                 self._waiter.set_result(None)
@@ -185,8 +195,9 @@ class Stream:
         if self._method is None or self._method.request_streams or not body.expected:
             return
         length = body.expected - framing.PREFIX_BYTES
-        if length > MAX_MESSAGE_BYTES:
-            self.end(Ending(Status.RESOURCE_EXHAUSTED, str(framing.too_large(length))))
+        limit = self._connection.max_message
+        if length > limit:
+            self.end(Ending(Status.RESOURCE_EXHAUSTED, str(framing.too_large(length, limit))))
         elif body.size > body.expected:
             self.end(Ending(Status.INTERNAL, str(framing.not_one_message())))
 
@@ -223,6 +234,10 @@ class Stream:
 
     # -- the service's call -----------------------------------------------------------------------
 
+    def running(self) -> None:
+        self._running = True
+        CURRENT.set(self.lease)
+
     async def body(self) -> bytes | memoryview:
         body = self.come()
         self._body, self._gathered = b"", None
@@ -246,6 +261,8 @@ class Stream:
                 raise StopAsyncIteration
             self._waiter = self._connection.loop.create_future()
             await self._waiter
+        self.lease.give_back(len(content) + framing.PREFIX_BYTES)
+        self._connection.limits.advanced()
         if self.credit < STREAM_WINDOW_BYTES // 2:
             self._grant()
         return content
@@ -256,7 +273,7 @@ class Stream:
         connection, number = self._connection, self.number
         size = sum(map(len, content))
         body = size + framing.PREFIX_BYTES
-        whole = body <= self.window and body <= connection.window and body <= connection.max_frame
+        whole = body <= min(self.window, connection.window, connection.peer.max_frame)
         if not whole or connection.writing_paused:
             self._push(content, size)
             self.end(OK)
@@ -278,9 +295,12 @@ class Stream:
     async def message(self, content: bytes) -> None:
         if self.gone or self.ended:
             raise Gone
+        self._connection.limits.advanced()
         self._push((content,), len(content))
         self.flush()
         while self.to_send or self._connection.writing_paused:
+            if self._connection.writing_paused:
+                self._connection.blocked[self.number] = self
             self._room = self._connection.loop.create_future()
             await self._room
             if self.gone or self.ended:
@@ -291,7 +311,7 @@ class Stream:
             return
         self.ended = True
         fields = _block(ending)
-        block = fields if self._started else _HEAD + fields
+        block = fields if self.started else _HEAD + fields
         self._tail = headers(self.number, block, True)
         self._gathered = None
         self.flush()
@@ -310,8 +330,8 @@ class Stream:
 
     def _push(self, content: Sequence[Buffer], size: int) -> None:
         """A message behind those that wait, and its head before the first."""
-        if not self._started:
-            self._started = True
+        if not self.started:
+            self.started = True
             self._connection.output.write(headers(self.number, _HEAD))
         parts = (framing.prefix(size), *content)
         if size <= COPIED_BYTES:
@@ -328,27 +348,32 @@ class Stream:
         connection, waiting = self._connection, self.to_send
         while waiting and not connection.writing_paused:
             out: list[Buffer] = []
-            frames = gathered = 0
+            gathered = 0
             while waiting and gathered < GATHERED_BYTES:
-                limit = min(connection.max_frame, connection.window, self.window)
+                limit = min(connection.peer.max_frame, connection.window, self.window)
                 if limit <= 0:
                     break
                 parts, size = take(waiting, limit)
                 connection.window -= size
                 self.window -= size
                 gathered += size
-                frames += 1
                 out += (FRAME.pack(size >> 8, size & 255, DATA, 0, self.number), *parts)
             if not out:
-                return
-            connection.sent_data(frames)
+                break
+            connection.limits.advanced(gathered >> MESSAGE_BITS)
             self.sent_at = connection.loop.time()
             if gathered <= COPIED_BYTES:
                 connection.output.write(b"".join(out))
             else:
                 connection.output.write_parts(out)
         if waiting:
+            if self.window > 0:
+                connection.blocked[self.number] = self
+            else:  # its own window is what it waits for
+                connection.blocked.pop(self.number, None)
             return
+        if connection.blocked:
+            connection.blocked.pop(self.number, None)
         if self.ended:
             connection.output.write(self._tail)
             connection.finished(self)
