@@ -194,7 +194,7 @@ class Serve(click.Command):
     type=click.IntRange(min=1),
     default=64 * 1024 * 1024,
     show_default=True,
-    help="Largest HTTP request body, in bytes, after decompression.",
+    help="Largest HTTP request body, and gRPC message, in bytes, after decompression.",
 )
 @click.option(
     "--max-request-memory",

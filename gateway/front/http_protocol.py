@@ -13,6 +13,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import math
 import socket
 from collections import deque
@@ -387,7 +388,8 @@ class HttpConnection(asyncio.Protocol):
         """Closing with bytes unread would reset the connection before the answer is seen."""
         self._closing = True
         if not self.transport.is_closing():
-            self.transport.write_eof()
+            with contextlib.suppress(OSError):  # the client has gone meanwhile
+                self.transport.write_eof()
             if self._reading_paused:
                 self.transport.resume_reading()
             self.loop.call_later(LINGER_SECONDS, self.transport.close)

@@ -62,7 +62,9 @@ class Probe:
             "Talk": Method(BytesValue, BytesValue, self._talk, True, True),
             "Slow": Method(BytesValue, BytesValue, self._slow, True, True),
         }
-        return {"probe.Probe": rows}
+        # perf_analyzer's stream: its requests are messages with bytes in field 1, too.
+        streams = {"ModelStreamInfer": rows["Talk"]}
+        return {"probe.Probe": rows, "inference.GRPCInferenceService": streams}
 
     async def _echo(self, message: Any, _: Deadline) -> Any:
         return message

@@ -226,6 +226,39 @@ async def test_a_call_whose_time_is_over_is_cut_off() -> None:
         await within(probe.cancelled.wait())
 
 
+@pytest.mark.parametrize(("end", "status"), [("_expire", "4"), ("stall", "1"), ("cancel", "14")])
+async def test_a_call_that_is_cut_off_before_its_handler_begins_is_answered(
+    end: str, status: str
+) -> None:
+    """A task that is cancelled before its first step never runs, and cannot answer."""
+    wire, loop = Wire(), asyncio.get_running_loop()
+    shared = Shared(Service(Probe().methods(), 2**20), 1)
+    opened = GrpcConnection(shared, loop)
+    opened.connection_made(wire)
+    opened.data_received(PREFACE + settings() + head(1) + frame(DATA, END_STREAM, 1, ASKED))
+    (call,) = shared.calls
+    getattr(call, end)()
+    assert b"grpc-status" + bytes((len(status),)) + status.encode() in wire.written
+    assert not shared.calls
+    await asyncio.sleep(0)
+    opened.connection_lost(None)
+
+
+@pytest.mark.parametrize("value", ["ends in a blank ", " begins with one", "\t"])
+async def test_metadata_with_blanks_at_its_ends_is_taken(value: str) -> None:
+    async with listening() as server, connected(server.port) as peer:
+        assert (await peer.answer(peer.ask(x_note=value)))[1] == {"grpc-status": "0"}
+
+
+async def test_a_message_past_the_limit_is_refused_before_it_comes() -> None:
+    async with listening(max_message=1000) as server, connected(server.port) as peer:
+        peer.send(head(1), frame(DATA, 0, 1, b"\0" + (1001).to_bytes(4)))
+        _, fields = await peer.answer(1)
+        assert fields["grpc-status"] == "8"
+        assert "1001 vs. 1000" in fields["grpc-message"]
+        assert "--http-max-input-size" in fields["grpc-message"]
+
+
 # -- flow control ---------------------------------------------------------------------------------
 
 

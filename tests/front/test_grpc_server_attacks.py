@@ -23,6 +23,7 @@ from gateway.front.grpc.connection import GrpcConnection
 from gateway.front.grpc.listener import GrpcListener
 from gateway.front.grpc.service import Service
 from gateway.front.grpc.shared import Shared
+from gateway.request_memory import PROCESS
 from gateway.wire import header_blocks
 from gateway.wire.http2 import (
     ACK,
@@ -57,6 +58,7 @@ from gateway.wire.http2 import (
 )
 from tests.front.grpc_peer import (
     MAX_MESSAGE,
+    Peer,
     Probe,
     Wire,
     connected,
@@ -131,6 +133,11 @@ BROKEN: dict[str, tuple[bytes, int]] = {
                     COMPRESSION_ERROR),
     "large table": (settings() + frame(HEADERS, END_HEADERS, 1, b"\x3f\xe1\xff\x03"),
                     COMPRESSION_ERROR),
+    "too many settings": (settings(*[(INITIAL_WINDOW_SIZE, 1000)] * 33), ENHANCE_YOUR_CALM),
+    "too many fields": (settings() + frame(HEADERS, END_HEADERS, 1, b"\x88" * 300),
+                        ENHANCE_YOUR_CALM),
+    "endless integer": (settings() + frame(HEADERS, END_HEADERS, 1, b"\xff" * 60_000),
+                        COMPRESSION_ERROR),
     "header bomb": (
         settings() + frame(HEADERS, END_HEADERS, 1,
                            b"\x40" + literal(b"a", bytes(3000))[1:] + b"\xbe" * 100),
@@ -182,6 +189,22 @@ FLOODS: dict[str, tuple[bytes, int]] = {
         ENHANCE_YOUR_CALM,
     ),
 }
+
+
+def windows_of_many(peer: Peer, calls: int) -> None:
+    """Each of these settings has every call's window changed."""
+    peer.send(*(head(2 * n + 1) for n in range(calls)))
+    peer.send(*(settings((INITIAL_WINDOW_SIZE, 1000 + n % 2)) for n in range(40)))
+
+
+async def test_settings_that_change_many_windows_count_for_more(server: GrpcListener) -> None:
+    async with connected(server.port) as peer:
+        windows_of_many(peer, 500)
+        assert await peer.code() == ENHANCE_YOUR_CALM
+    async with connected(server.port) as peer:
+        windows_of_many(peer, 5)
+        peer._next = 11
+        await peer.serves()
 
 
 @pytest.mark.parametrize("case", FLOODS)
@@ -263,6 +286,40 @@ async def test_a_reply_that_its_client_reads_slowly_is_sent_whole(
             peer.send(window_update(1, 1))
         peer.send(window_update(1, 1000))
         assert await peer.answer(1) == (ASKED, {"grpc-status": "0"})
+
+
+@pytest.mark.parametrize("method", ["Echo", "Slow"])
+async def test_bodies_that_never_end_hold_no_more_than_the_budget(
+    method: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(PROCESS, "limit_bytes", 2**20)
+    part = b"\0" + (200_000).to_bytes(4) + bytes(100_000)
+    async with listening(Probe()) as server, connected(server.port) as other:
+        async with connected(server.port) as peer:
+            for stream in range(1, 21, 2):
+                peer.send(head(stream, path=f"/probe.Probe/{method}"))
+                for at in range(0, len(part), 16_000):
+                    peer.send(frame(DATA, 0, stream, part[at : at + 16_000]))
+            for _ in range(5):  # the others fit into a half of the budget, which is a connection's
+                *_, block = await peer.until(HEADERS)
+                assert dict(peer.decoder.decode(block))["grpc-status"] == "8"
+            assert PROCESS.used_bytes <= 2**19
+            await other.serves()
+        while PROCESS.used_bytes:
+            await asyncio.sleep(0)
+
+
+async def test_messages_of_a_long_stream_give_back_what_they_held(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(PROCESS, "limit_bytes", 2**17)
+    content = prefixed(BytesValue(value=bytes(10_000)).SerializeToString())
+    async with listening() as server, connected(server.port) as peer:
+        peer.send(head(1, path="/probe.Probe/Talk"), window_update(0, 2**30))
+        for _ in range(50):
+            peer.send(frame(DATA, 0, 1, content), window_update(1, len(content)))
+            assert (await peer.until(DATA))[3] == content
+        assert PROCESS.used_bytes == 0
 
 
 def test_what_a_connection_remembers_of_headers_is_bounded() -> None:

@@ -8,34 +8,23 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from typing import cast
 
 from gateway.front.grpc import head, limits
 from gateway.front.grpc.head import Head
 from gateway.front.grpc.limits import AbuseLimits
-from gateway.front.grpc.output import Output
+from gateway.front.grpc.output import GREETING, NO_HTTP1, Output
 from gateway.front.grpc.service import BUSY
 from gateway.front.grpc.shared import Shared
-from gateway.front.grpc.stream import STREAM_WINDOW_BYTES, Stream
+from gateway.front.grpc.stream import Stream
 from gateway.overload import OVERLOADED
 from gateway.request_memory import PROCESS
 from gateway.wire import http2
 from gateway.wire.header_blocks import HeaderBlocks
 from gateway.wire.http2 import ACK, END_STREAM, MAX_WINDOW_BYTES, PREFACE, WORD
-from gateway.wire.http2_reader import MAX_DATA_BYTES, Broken, Reader, widened
+from gateway.wire.http2_reader import Broken, Reader, widened
 from gateway.wire.http2_settings import PeerSettings
-
-_GREETING = http2.settings(
-    (http2.MAX_CONCURRENT_STREAMS, limits.MAX_STREAMS),
-    (http2.INITIAL_WINDOW_SIZE, STREAM_WINDOW_BYTES),
-    (http2.MAX_FRAME_SIZE, MAX_DATA_BYTES),
-    (http2.MAX_HEADER_LIST_SIZE, http2.MAX_HEADER_BYTES),
-) + http2.window_update(0, MAX_WINDOW_BYTES - http2.WINDOW_BYTES)
-_SAID = b'{"error":"this port serves gRPC: HTTP/2 with prior knowledge"}'
-_NO_HTTP1 = (
-    b"HTTP/1.1 505 HTTP Version Not Supported\r\ncontent-type: application/json\r\n"
-    b"content-length: %d\r\nconnection: close\r\n\r\n%b" % (len(_SAID), _SAID)
-)
 
 
 class GrpcConnection(Reader, asyncio.BufferedProtocol):
@@ -117,13 +106,13 @@ class GrpcConnection(Reader, asyncio.BufferedProtocol):
         size = len(PREFACE)
         if data[:size] == PREFACE:
             self._preface = None
-            self.output.write(_GREETING)
+            self.output.write(GREETING)
             return data[size:]
         if PREFACE.startswith(data):
             self._preface = data
         else:
             foreign = http2.settings() + http2.go_away(0, http2.PROTOCOL_ERROR)
-            self.output.write(_NO_HTTP1 if b" HTTP/1." in data else foreign)
+            self.output.write(NO_HTTP1 if b" HTTP/1." in data else foreign)
             self._linger()
         return b""
 
@@ -398,4 +387,5 @@ class GrpcConnection(Reader, asyncio.BufferedProtocol):
     def _end_sending(self) -> None:
         self.output.send()
         if not self.transport.is_closing():
-            self.transport.write_eof()
+            with contextlib.suppress(OSError):  # the client has gone meanwhile
+                self.transport.write_eof()

@@ -5,10 +5,27 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Sequence
 
+from gateway.front.grpc import limits
+from gateway.wire import http2
+from gateway.wire.http2 import MAX_WINDOW_BYTES
+from gateway.wire.http2_reader import MAX_DATA_BYTES
 from gateway.wire.raw import Buffer
 
+#: What a call may send before it is read.
+STREAM_WINDOW_BYTES = 1024 * 1024
 #: Replies that are written together, at most.
 MAX_GATHERED = 64
+GREETING = http2.settings(
+    (http2.MAX_CONCURRENT_STREAMS, limits.MAX_STREAMS),
+    (http2.INITIAL_WINDOW_SIZE, STREAM_WINDOW_BYTES),
+    (http2.MAX_FRAME_SIZE, MAX_DATA_BYTES),
+    (http2.MAX_HEADER_LIST_SIZE, http2.MAX_HEADER_BYTES),
+) + http2.window_update(0, MAX_WINDOW_BYTES - http2.WINDOW_BYTES)
+_SAID = b'{"error":"this port serves gRPC: HTTP/2 with prior knowledge"}'
+NO_HTTP1 = (
+    b"HTTP/1.1 505 HTTP Version Not Supported\r\ncontent-type: application/json\r\n"
+    b"content-length: %d\r\nconnection: close\r\n\r\n%b" % (len(_SAID), _SAID)
+)
 
 
 class Output:

@@ -14,7 +14,7 @@ from gateway.front.grpc import framing
 from gateway.front.grpc.framing import Frames, MalformedFrame
 from gateway.front.grpc.head import Head
 from gateway.front.grpc.limits import MESSAGE_BITS, AbuseLimits
-from gateway.front.grpc.output import Output
+from gateway.front.grpc.output import STREAM_WINDOW_BYTES, Output
 from gateway.front.grpc.service import CLOSING, LATE, OK, STALLED, Ending, Gone
 from gateway.front.grpc.status import Status
 from gateway.request_memory import CURRENT, ConnectionMemory
@@ -37,8 +37,6 @@ from gateway.wire.http2 import (
 from gateway.wire.http2_settings import PeerSettings
 from gateway.wire.raw import Buffer
 
-#: What a call may send before it is read.
-STREAM_WINDOW_BYTES = 1024 * 1024
 #: A request that comes whole and small is not counted as held memory.
 UNCOUNTED_BYTES = 4096
 #: After the client's own deadline: whoever observes it has answered by then.
