@@ -8,15 +8,14 @@ from __future__ import annotations
 
 import numpy as np
 
-from gateway import slices
+from gateway import offload
 from gateway.errors import InvalidArgument
-from gateway.slices import Slices
 from gateway.types import Array, Datatype, Tensor
 
-#: Values of more outputs than these are gone through aside.
+#: Values of more outputs than these are gone through off the event loop.
 LARGE = 16_384
-#: Classes that are written in one slice.
-SLICE = 1024
+#: Classes that are written between two checkpoints.
+PIECE = 1024
 
 
 def classify(tensor: Tensor, count: int, labels: tuple[str, ...], batched: bool) -> Tensor:
@@ -25,13 +24,6 @@ def classify(tensor: Tensor, count: int, labels: tuple[str, ...], batched: bool)
     Raises:
         InvalidArgument: the output is not numeric.
     """
-    return slices.at_once(classifying(tensor, count, labels, batched))
-
-
-def classifying(
-    tensor: Tensor, count: int, labels: tuple[str, ...], batched: bool
-) -> Slices[Tensor]:
-    """``classify`` in slices, for what is large."""
     if tensor.datatype in (Datatype.BYTES, Datatype.BF16, Datatype.BOOL):
         raise InvalidArgument(
             f"output '{tensor.name}' is {tensor.datatype}; classification needs numbers"
@@ -42,13 +34,13 @@ def classifying(
     form = "{:f}:{}{}" if rows.dtype.kind == "f" else "{}:{}{}"
     for number, row in enumerate(rows):
         top = largest(row, count)
-        for start in range(0, count, SLICE):
-            indices = top[start : start + SLICE]
+        for start in range(0, count, PIECE):
+            indices = top[start : start + PIECE]
             values = row[indices].tolist()
             for rank, (value, index) in enumerate(zip(values, indices.tolist(), strict=True)):
                 label = f":{labels[index]}" if index < len(labels) else ""
                 texts[number, start + rank] = form.format(value, index, label).encode()
-            yield
+            offload.checkpoint()
     return Tensor(tensor.name, Datatype.BYTES, texts if batched else texts[0])
 
 

@@ -7,12 +7,13 @@ import time
 import uuid
 from collections.abc import AsyncGenerator, Awaitable
 from contextlib import aclosing
+from functools import partial
 from typing import TypeVar
 
 import structlog
 
-from gateway import slices
-from gateway.classification import LARGE, classifying
+from gateway import offload
+from gateway.classification import LARGE, classify
 from gateway.errors import Code, Internal, ModelportError, TimedOut, Unavailable
 from gateway.lifecycle import Lifecycle
 from gateway.model import ServedVersion
@@ -225,11 +226,9 @@ async def _classified(
     for tensor in response.outputs:
         if tensor.name in wanted:
             labels = version.labels.get(tensor.name, ())
-            work = classifying(tensor, wanted[tensor.name], labels, batched)
-            if tensor.data.size > LARGE:
-                tensor = await slices.aside(work, deadline)
-            else:
-                tensor = slices.at_once(work)
+            work = partial(classify, tensor, wanted[tensor.name], labels, batched)
+            large = tensor.data.size > LARGE
+            tensor = await offload.run(work, deadline) if large else work()
         outputs.append(tensor)
     return outputs
 

@@ -20,7 +20,7 @@ LAYERS = {
     "gateway.request_memory": 1,
     "gateway.routes": 1,
     "gateway.signals": 1,
-    "gateway.slices": 1,
+    "gateway.offload": 1,
     "gateway.haste": 1,
     "gateway.allocator": 1,
     "gateway.timers": 1,

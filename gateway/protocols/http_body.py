@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import zlib
 from collections.abc import Mapping
 
-from gateway import slices
+from gateway import offload
 from gateway.errors import InvalidArgument, Unsupported
 from gateway.protocols.asgi import Receive
 from gateway.types import NO_DEADLINE, Deadline
@@ -13,6 +14,8 @@ from gateway.wire import inflation
 
 #: Below this a compressed reply is hardly smaller, and costs more than it saves.
 MIN_COMPRESSED_BYTES = 500
+#: Small bodies are inflated at once if they become no more than this.
+INFLATED_INLINE_BYTES = 256 * 1024
 #: The most bytes of a request that carries no tensors: to load a model, to list them.
 CONTROL_BYTES = 256 * 1024
 
@@ -104,7 +107,10 @@ async def _inflated(
     fair = inflation.limit(len(body)) if bound is None else bound
     most = min(limit, fair)
     try:
-        return await slices.soon(inflation.inflate(body, coding, most), deadline)
+        if len(body) <= offload.INLINE_BYTES:
+            with contextlib.suppress(inflation.TooLarge):
+                return inflation.inflate(body, coding, min(most, INFLATED_INLINE_BYTES))
+        return await offload.run(lambda: inflation.inflate(body, coding, most), deadline)
     except inflation.Malformed as error:
         raise InvalidArgument(f"the body is not one complete {coding.decode()} stream") from error
     except inflation.TooLarge:

@@ -2,23 +2,18 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from typing import TypeVar
 
-from gateway import images
+from gateway import images, offload
 from gateway.errors import InvalidArgument
 from gateway.images import Decoder
 from gateway.model import ServedVersion
-from gateway.settings import usable_cores
-from gateway.types import Array, TensorSpec
+from gateway.types import Array, Deadline, TensorSpec
 
 Version = TypeVar("Version")
 Decoded = TypeVar("Decoded")
-
-#: Their own: pictures without end shall not keep a model from loading.
-_THREADS = ThreadPoolExecutor(usable_cores(), thread_name_prefix="pictures")
 
 
 def in_json(body: bytes) -> bool:
@@ -51,16 +46,17 @@ async def decode_for(
     find: Callable[[], Version],
     slow: Callable[[Version], bool],
     decode: Callable[[Version], Decoded],
+    deadline: Deadline,
 ) -> tuple[Version, Decoded]:
     """The version that ``find`` gives, and what ``decode`` makes for it of the request.
 
-    What is ``slow`` is decoded in a thread. Another version may have become the one to ask
-    meanwhile: then it is decoded for that.
+    What is ``slow`` is decoded in a thread, where a ``checkpoint`` ends it. Another version may
+    have become the one to ask meanwhile: then it is decoded for that.
     """
     while True:
         version = find()
         if not slow(version):
             return version, decode(version)
-        decoded = await asyncio.get_running_loop().run_in_executor(_THREADS, decode, version)
+        decoded = await offload.run(partial(decode, version), deadline)
         if find() is version:
             return version, decoded

@@ -10,14 +10,13 @@ from __future__ import annotations
 
 import zlib
 
-from gateway import request_memory
-from gateway.slices import Slices
+from gateway import offload, request_memory
 from gateway.wire.raw import Buffer
 
 FREE_BYTES = 8 * 1024 * 1024
 RATIO = 100
-#: Made in one slice; zlib does not hold the interpreter's lock meanwhile.
-_SLICE_BYTES = 256 * 1024
+#: Made in one piece; zlib does not hold the interpreter's lock meanwhile.
+_PIECE_BYTES = 256 * 1024
 #: Content codings, as ``zlib`` takes them.
 WINDOW_BITS = {b"gzip": 16 + zlib.MAX_WBITS, b"deflate": zlib.MAX_WBITS}
 
@@ -35,7 +34,7 @@ def limit(sent_bytes: int) -> int:
     return max(FREE_BYTES, RATIO * sent_bytes)
 
 
-def inflate(content: Buffer, coding: bytes, limit_bytes: int) -> Slices[bytes]:
+def inflate(content: Buffer, coding: bytes, limit_bytes: int) -> bytes:
     """``content`` without its ``coding``, one of ``WINDOW_BITS``.
 
     Raises:
@@ -49,8 +48,8 @@ def inflate(content: Buffer, coding: bytes, limit_bytes: int) -> Slices[bytes]:
     try:
         while not inflater.eof:
             if not rest:  # of all at once, every part would copy what is left
-                rest, at = sent[at : at + _SLICE_BYTES], at + _SLICE_BYTES
-            part = inflater.decompress(rest, _SLICE_BYTES)
+                rest, at = sent[at : at + _PIECE_BYTES], at + _PIECE_BYTES
+            part = inflater.decompress(rest, _PIECE_BYTES)
             rest = inflater.unconsumed_tail
             size += len(part)
             if size > limit_bytes:
@@ -60,7 +59,7 @@ def inflate(content: Buffer, coding: bytes, limit_bytes: int) -> Slices[bytes]:
                 parts.append(part)
             elif not rest and at >= len(sent) and not inflater.eof:
                 raise Malformed
-            yield
+            offload.checkpoint()
     except zlib.error as error:
         raise Malformed from error
     if inflater.unused_data or at < len(sent):

@@ -4,7 +4,7 @@ What it means is read from TensorFlow's ``tensor.cc`` (``Tensor::FromProto``): v
 ``tensor_content``, else in the ``*_val`` field of the type, where the last one stands for all that
 are missing, and none at all for zeros or empty strings. Stricter than TensorFlow, which wraps or
 drops them: a value that its type cannot hold, and more values than elements, are refused. So is a
-tensor that a few bytes blow up to more than ``MAX_REPEATED_BYTES``.
+tensor that few values blow up to more than their bytes may stand for (``inflation``).
 """
 
 from __future__ import annotations
@@ -18,13 +18,10 @@ import numpy as np
 
 from gateway.errors import InvalidArgument
 from gateway.types import NUMPY_DTYPES, Array, Datatype, Tensor
-from gateway.wire import raw
+from gateway.wire import inflation, raw
 from gateway.wire.proto import tensorflow_pb2 as pb
 from gateway.wire.protobuf import tag, varint
 from gateway.wire.raw import Buffer
-
-#: How large a tensor may be of whose values only some are sent.
-MAX_REPEATED_BYTES = 64 * 1024 * 1024
 
 DATATYPES = {
     pb.DT_BOOL: Datatype.BOOL,
@@ -44,6 +41,8 @@ DATATYPES = {
 }
 DTYPES = {datatype: dtype for dtype, datatype in DATATYPES.items()}
 
+#: What a string is counted with besides its own bytes.
+_ITEM_BYTES = 8
 #: Where the values are if not in ``tensor_content``, and the dtype that the field itself has.
 _VALUES = {
     Datatype.BOOL: ("bool_val", np.dtype("?")),
@@ -86,7 +85,7 @@ def decode(name: str, message: pb.TensorProto) -> Tensor:
     content = message.tensor_content
     if datatype is Datatype.BYTES:
         items = _strings(name, shape, content) if content else message.string_val
-        data = raw.object_array(_repeated(name, shape, 8, items, b""), shape)
+        data = raw.object_array(_repeated(name, shape, items, message), shape)
     elif content:
         data = raw.decode(name, datatype, shape, content)
     else:
@@ -111,7 +110,7 @@ def _from_values(
     field, held = _VALUES[datatype]
     values = getattr(message, field)
     dtype = _BITS.get(datatype, NUMPY_DTYPES[datatype])
-    missing = _missing(name, shape, dtype.itemsize, len(values))
+    missing = _missing(name, shape, dtype.itemsize, len(values), message)
     array = _at_once(datatype, len(values), held, message)
     if array is None:
         array = np.fromiter(values, held, len(values))
@@ -145,26 +144,31 @@ def _at_once(
     return np.frombuffer(content, held, count, start)
 
 
-def _missing(name: str, shape: tuple[int, ...], item_bytes: int, given: int) -> int:
-    """How many elements ``given`` values leave open."""
+def _missing(
+    name: str, shape: tuple[int, ...], item_bytes: int, given: int, message: pb.TensorProto
+) -> int:
+    """How many elements ``given`` values leave open; each stands for so many bytes."""
     count = math.prod(shape)
     if given > count:
         raise InvalidArgument(
             f"input '{name}' of shape {list(shape)} has {count} elements, but {given} values"
         )
-    if given < count and count * item_bytes > MAX_REPEATED_BYTES:
-        raise InvalidArgument(
-            f"input '{name}' of shape {list(shape)} has {count} elements, but {given} values; "
-            f"beyond {MAX_REPEATED_BYTES} bytes each must be sent"
-        )
+    if given < count and count * item_bytes > inflation.FREE_BYTES:
+        most_bytes = inflation.limit(message.ByteSize())
+        if count * item_bytes > most_bytes:
+            raise InvalidArgument(
+                f"input '{name}' of shape {list(shape)} has {count} elements, but {given} values; "
+                f"beyond {most_bytes} bytes each must be sent"
+            )
     return count - given
 
 
 def _repeated(
-    name: str, shape: tuple[int, ...], item_bytes: int, items: Sequence[bytes], empty: bytes
+    name: str, shape: tuple[int, ...], items: Sequence[bytes], message: pb.TensorProto
 ) -> list[bytes]:
-    missing = _missing(name, shape, item_bytes, len(items))
-    return [*items, *[items[-1] if items else empty] * missing]
+    last = items[-1] if items else b""
+    missing = _missing(name, shape, _ITEM_BYTES + len(last), len(items), message)
+    return [*items, *[last] * missing]
 
 
 def _strings(name: str, shape: tuple[int, ...], content: bytes) -> list[bytes]:

@@ -269,3 +269,14 @@ def test_the_generated_files_are_those_that_make_protos_writes(tmp_path: Path) -
     assert names == sorted(path.name for path in made.iterdir())
     for name in names:
         assert (made / name).read_bytes() == (here / name).read_bytes(), name
+
+
+@pytest.mark.parametrize("bytes_each", [0, 60_000])
+def test_a_string_is_not_repeated_beyond_what_its_bytes_deserve(bytes_each: int) -> None:
+    message = pb.TensorProto(dtype=pb.DT_STRING)
+    message.string_val.append(b"x" * bytes_each)
+    size = message.tensor_shape.dim.add(size=100)
+    assert len(tensor_proto.decode("x", message).data) == 100
+    size.size = 8_000_000
+    with pytest.raises(InvalidArgument, match="each must be sent"):
+        tensor_proto.decode("x", message)

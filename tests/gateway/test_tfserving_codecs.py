@@ -225,3 +225,37 @@ def test_a_wrong_value_at_the_end_of_a_large_body_costs_little_more_than_a_good_
     with pytest.raises(InvalidArgument, match="input 'x' is no rectangle of values of type int32"):
         tfserving_json.decode(bad, model)
     assert seconds(bad) < 3 * seconds(good) + 0.5
+
+
+# -- a context that all examples share -------------------------------------------------------------
+
+
+def with_context(features: int, examples: int) -> pb.Input:
+    message = pb.Input()
+    shared = message.example_list_with_context
+    shared.context.features.feature["x"].float_list.value.extend([0.5] * features)
+    for _ in range(examples):
+        shared.examples.add()
+    return message
+
+
+def test_a_context_is_every_example_s_that_has_no_feature_of_its_own() -> None:
+    message = with_context(2, 3)
+    own = message.example_list_with_context.examples[1].features.feature["x"].float_list
+    own.value.extend([1, 2])
+    (found,) = tfserving_examples.decode(message, servable("x FP32 2"))
+    assert found.data.tolist() == [[0.5, 0.5], [1, 2], [0.5, 0.5]]
+
+
+@pytest.mark.parametrize("inputs", ["x FP32 -1", "inputs BYTES 1 reshape { shape: [] }"])
+def test_a_context_is_not_copied_into_more_examples_than_its_bytes_deserve(inputs: str) -> None:
+    message = with_context(8000, 16_000)
+    model = servable(inputs, batch=100_000)
+    with pytest.raises(InvalidArgument, match="the context, repeated for every example"):
+        tfserving_examples.decode(message, model)
+    assert tfserving_examples.decode(with_context(8000, 100), model)[0].data.shape[0] == 100
+
+
+def test_more_examples_than_the_model_takes_are_refused_before_they_are_looked_at() -> None:
+    with pytest.raises(InvalidArgument, match="batch-size must be <= 8 for 'm'"):
+        tfserving_examples.decode(with_context(1, 9), servable("x FP32 1"))

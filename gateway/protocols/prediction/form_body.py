@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-import logging
-from dataclasses import dataclass, field
+import re
+from dataclasses import dataclass
 from urllib.parse import unquote_to_bytes
 
 import numpy as np
-from python_multipart.exceptions import FormParserError
-from python_multipart.multipart import MultipartParser, parse_options_header
+from python_multipart.multipart import parse_options_header
 
+from gateway import offload
 from gateway.errors import InvalidArgument
 
 MULTIPART, URLENCODED = b"multipart/form-data", b"application/x-www-form-urlencoded"
@@ -17,13 +17,15 @@ MULTIPART, URLENCODED = b"multipart/form-data", b"application/x-www-form-urlenco
 FIELDS = ("body", "data")
 #: A form has one field that counts, and few beside it.
 MAX_FIELDS = 100
+#: The most bytes of a field's name, as it is encoded; of a boundary (RFC 2046), and of the spaces
+#: behind it; of the headers of one part.
+MAX_NAME, MAX_BOUNDARY, MAX_PADDING, MAX_PART_HEADERS = 64, 70, 64, 8192
+#: A header's name (RFC 9110, 5.6.2).
+_TOKEN = re.compile(rb"[!#$%&'*+.^_`|~0-9A-Za-z-]+")
 #: The value of a hexadecimal digit, by its character; -1: it is none.
 _HEX = np.full(256, -1, np.int16)
 for _digit in "0123456789abcdefABCDEF":
     _HEX[ord(_digit)] = int(_digit, 16)
-
-# It warns of every damaged form; whoever sent that is told.
-logging.getLogger("python_multipart").setLevel(logging.CRITICAL)
 
 
 @dataclass(slots=True)
@@ -61,14 +63,29 @@ def _urlencoded(body: bytes) -> dict[str, Field]:
     fields = {}
     for part in body.split(b"&", MAX_FIELDS)[:MAX_FIELDS]:
         name, _, value = part.partition(b"=")
+        if len(name) > MAX_NAME:
+            continue
         text = unquote_to_bytes(name.replace(b"+", b" ")).decode(errors="replace")
         if text in FIELDS:
-            fields[text] = Field(_unquote(value.replace(b"+", b" ")))
+            fields[text] = Field(_unquote(value))
     return fields
 
 
 def _unquote(text: bytes) -> bytes:
-    """As ``unquote_to_bytes``, of megabytes: that makes a list with an item for every ``%``."""
+    """As ``unquote_to_bytes`` with ``+`` as a space, of megabytes, piece by piece."""
+    parts, start = [], 0
+    while start < len(text):
+        end = start + offload.PIECE_BYTES
+        cut = text.find(b"%", end - 2, end)
+        if cut >= 0 and end < len(text):  # what it begins is not cut
+            end = cut
+        parts.append(_unquoted(text[start:end].replace(b"+", b" ")))
+        start = end
+        offload.checkpoint()
+    return b"".join(parts)
+
+
+def _unquoted(text: bytes) -> bytes:
     letters = np.frombuffer(text, np.uint8)
     places = np.flatnonzero(letters[:-2] == ord("%"))
     high, low = _HEX[letters[places + 1]], _HEX[letters[places + 2]]
@@ -81,57 +98,51 @@ def _unquote(text: bytes) -> bytes:
     return decoded[keep].tobytes()
 
 
-@dataclass(slots=True)
-class _Part:
-    headers: dict[bytes, bytes] = field(default_factory=dict)
-    chunks: list[bytes] = field(default_factory=list)
-
-
 def _multipart(body: bytes, header: bytes) -> dict[str, Field]:
+    """The parts of ``body`` (RFC 2046, 5.1.1). What is before the first is passed over."""
     boundary = parse_options_header(header)[1].get(b"boundary")
     if not boundary:
         raise InvalidArgument("the Content-Type multipart/form-data has no boundary")
-    parts: list[_Part] = []
-    key, value = bytearray(), bytearray()
-    complete = False
-
-    def begin() -> None:
-        if len(parts) == MAX_FIELDS:
-            raise InvalidArgument(f"the form has more than {MAX_FIELDS} fields")
-        parts.append(_Part())
-
-    def header_end() -> None:
-        parts[-1].headers[bytes(key).lower()] = bytes(value)
-        key.clear()
-        value.clear()
-
-    def end() -> None:
-        nonlocal complete
-        complete = True
-
-    try:
-        parser = MultipartParser(
-            boundary,
-            {
-                "on_part_begin": begin,
-                "on_part_data": lambda data, start, stop: parts[-1].chunks.append(data[start:stop]),
-                "on_header_field": lambda data, start, stop: key.extend(data[start:stop]),
-                "on_header_value": lambda data, start, stop: value.extend(data[start:stop]),
-                "on_header_end": header_end,
-                "on_end": end,
-            },
-        )
-        parser.write(body)
-        parser.finalize()
-    except FormParserError as error:
-        raise InvalidArgument("the body is not valid multipart/form-data") from error
-    if not complete:
-        raise InvalidArgument("the multipart/form-data body is cut short")
-    return {name: found for part in parts for name, found in [_field(part)] if name}
+    if len(boundary) > MAX_BOUNDARY:
+        raise InvalidArgument(f"the boundary of the form is longer than {MAX_BOUNDARY} bytes")
+    delimiter = b"\r\n--" + boundary
+    at = 0 if body.startswith(delimiter[2:]) else body.find(delimiter) + 2
+    if at == 1:
+        raise InvalidArgument("the body is not valid multipart/form-data")
+    fields: dict[str, Field] = {}
+    at += len(delimiter) - 2
+    for _ in range(MAX_FIELDS + 1):
+        if body.startswith(b"--", at):
+            return fields
+        line = body.find(b"\r\n", at, at + MAX_PADDING + 2)
+        if line < 0 or body[at:line].strip(b" \t"):
+            raise InvalidArgument("the body is not valid multipart/form-data")
+        end = body.find(delimiter, line)
+        if end < 0:
+            raise InvalidArgument("the multipart/form-data body is cut short")
+        name, found = _part(body, line + 2, end)
+        if name:
+            fields[name] = found
+        at = end + len(delimiter)
+        offload.checkpoint()
+    raise InvalidArgument(f"the form has more than {MAX_FIELDS} fields")
 
 
-def _field(part: _Part) -> tuple[str, Field]:
-    options = parse_options_header(part.headers.get(b"content-disposition", b""))[1]
+def _part(body: bytes, start: int, end: int) -> tuple[str, Field]:
+    """The field between two delimiters: headers, an empty line and the content."""
+    headers: dict[bytes, bytes] = {}
+    last = start + MAX_PART_HEADERS
+    while not body.startswith(b"\r\n", start):
+        stop = body.find(b"\r\n", start, min(last, end + 2))
+        key, colon, value = body[start:stop].partition(b":")
+        if stop < 0 or not colon or not _TOKEN.fullmatch(key):
+            raise InvalidArgument("the body is not valid multipart/form-data")
+        headers[key.lower()] = value.strip(b" \t")
+        start = stop + 2
+    return _field(headers, body[min(start + 2, end) : end])
+
+
+def _field(headers: dict[bytes, bytes], content: bytes) -> tuple[str, Field]:
+    options = parse_options_header(headers.get(b"content-disposition", b""))[1]
     name = options.get(b"name", b"").decode(errors="replace")
-    kind = media_type(part.headers.get(b"content-type", b""))
-    return name, Field(b"".join(part.chunks), kind)
+    return name, Field(content, media_type(headers.get(b"content-type", b"")))

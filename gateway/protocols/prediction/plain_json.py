@@ -21,6 +21,7 @@ from typing import Any
 
 import numpy as np
 
+from gateway import offload
 from gateway.errors import InvalidArgument
 from gateway.images import Decoder
 from gateway.types import Array, Datatype, InferResponse, ModelSignature, Tensor, TensorSpec
@@ -124,7 +125,10 @@ def _array(spec: TensorSpec, value: Any, decoders: Mapping[str, Decoder], most: 
     if spec.name in decoders and flat and all(map(_is_base64, flat)):
         if len(flat) > most:
             raise InvalidArgument(f"input '{spec.name}' has {len(flat)} images, at most {most}")
-        pictures = [decoders[spec.name](_bytes(spec.name, item)) for item in flat]
+        pictures = []
+        for item in flat:
+            offload.checkpoint()
+            pictures.append(decoders[spec.name](_bytes(spec.name, item)))
         first = pictures[0].shape
         if any(picture.shape != first for picture in pictures):
             raise InvalidArgument(f"the images of input '{spec.name}' have different sizes")

@@ -23,6 +23,7 @@ from typing import Any
 
 import numpy as np
 
+from gateway import offload
 from gateway.dataplane import DataPlane
 from gateway.errors import InvalidArgument
 from gateway.lifecycle import Lifecycle
@@ -129,7 +130,7 @@ class Predictor:
             return forms.decode(call)
 
         _, (request, encode) = await pictures.decode_for(
-            find, lambda forms: forms.slow(call), decode
+            find, lambda forms: forms.slow(call), decode, deadline
         )
         request.trace = call.trace
         return request, encode, oip_parameters.deadline(request, deadline)
@@ -151,7 +152,9 @@ class _Forms:
         self._classes, self._problem = _classes(served)
 
     def slow(self, call: Call) -> bool:
-        """Whether there may be a picture in the body."""
+        """Whether the body is large, or there may be a picture in it."""
+        if len(call.body) > offload.INLINE_BYTES:
+            return True
         if not self._decoders or call.header_length is not None:
             return False
         return self._is_picture(call) or pictures.in_json(call.body)

@@ -13,10 +13,11 @@ from typing import Any
 
 import numpy as np
 
+from gateway import offload
 from gateway.errors import InvalidArgument, Unsupported
 from gateway.protocols.tfserving.servable import Endpoint, Servable, type_name
 from gateway.types import NUMPY_DTYPES, Array, Datatype, Tensor
-from gateway.wire import raw
+from gateway.wire import inflation, raw
 from gateway.wire.proto import serving_pb2 as pb
 from gateway.wire.proto import tensorflow_pb2
 
@@ -30,22 +31,31 @@ def decode(message: pb.Input, servable: Servable) -> list[Tensor]:
     """The inputs of the model.
 
     Raises:
-        InvalidArgument: there is no example, or its features are not the model's inputs.
+        InvalidArgument: there is no example, there are more than the model takes, or their features
+            are not the model's inputs.
     """
     examples = examples_of(message)
     if not examples:
         raise InvalidArgument("Input is empty.")
+    # Of a SavedModel's signatures the graph decides.
+    if not servable.named and 0 < servable.max_batch_size < len(examples):
+        raise InvalidArgument(
+            f"inference request batch-size must be <= {servable.max_batch_size} for "
+            f"'{servable.name}'"
+        )
+    context = None
     if message.WhichOneof("kind") == "example_list_with_context":
         context = message.example_list_with_context.context
-        examples = [_merged(context, example) for example in examples]
+    most_bytes = servable.max_bytes or inflation.limit(message.ByteSize())
     inputs = servable.inputs.values()
     if [(e.name, e.datatype, e.shape) for e in inputs] == [(_EXAMPLES, Datatype.BYTES, (-1,))]:
-        texts = [example.SerializeToString() for example in examples]
+        texts = _texts(context, examples, most_bytes)
         return [Tensor(_EXAMPLES, Datatype.BYTES, raw.object_array(texts, (len(texts),)))]
+    features = _Features(context, examples)
     return [
-        Tensor(e.name, e.datatype, _column(e, examples))
+        Tensor(e.name, e.datatype, _column(e, features, most_bytes))
         for e in inputs
-        if not e.optional or any(e.name in example.features.feature for example in examples)
+        if not e.optional or features.has(e.name)
     ]
 
 
@@ -56,38 +66,92 @@ def examples_of(message: pb.Input) -> Sequence[Any]:
     return examples
 
 
-def _merged(context: Any, example: Any) -> Any:
-    merged = tensorflow_pb2.Example()
-    merged.CopyFrom(context)
-    merged.MergeFrom(example)
-    return merged
+def _texts(context: Any, examples: Sequence[Any], most_bytes: int) -> list[bytes]:
+    """The examples as bytes, each with the context in it."""
+    if context is None:
+        return [example.SerializeToString() for example in examples]
+    _bound(context.ByteSize() * len(examples), most_bytes)
+    texts = []
+    for example in examples:
+        merged = tensorflow_pb2.Example()
+        merged.CopyFrom(context)
+        merged.MergeFrom(example)
+        texts.append(merged.SerializeToString())
+        offload.checkpoint()
+    return texts
 
 
-def _column(endpoint: Endpoint, examples: Sequence[Any]) -> Array:
+def _bound(size: int, most_bytes: int) -> None:
+    if size > most_bytes:
+        raise InvalidArgument(
+            f"the context, repeated for every example, is {size} bytes; at most {most_bytes} for a "
+            "request of this size"
+        )
+
+
+class _Features:
+    """The features of examples. Those of the context are every example's that has not its own."""
+
+    def __init__(self, context: Any, examples: Sequence[Any]) -> None:
+        self._context = {} if context is None else context.features.feature
+        self._examples = [example.features.feature for example in examples]
+
+    def has(self, name: str) -> bool:
+        return name in self._context or any(name in features for features in self._examples)
+
+    def rows(self, endpoint: Endpoint) -> list[Any]:
+        """The values of every example; those of the context are one object."""
+        name = endpoint.name
+        shared = _values(endpoint, self._context) if name in self._context else None
+        rows = []
+        for features in self._examples:
+            own = shared is None or name in features
+            rows.append(_values(endpoint, features) if own else shared)
+            offload.checkpoint()
+        return rows
+
+
+def _column(endpoint: Endpoint, features: _Features, most_bytes: int) -> Array:
     """One feature of every example, ``[examples, ...]``."""
     name, datatype = endpoint.name, endpoint.datatype
-    if endpoint.shape[:1] not in ((-1,), (len(examples),)):
-        raise InvalidArgument(f"input '{name}' has no batch dimension for {len(examples)} examples")
-    rows = [_values(endpoint, example.features.feature) for example in examples]
+    rows = features.rows(endpoint)
+    if endpoint.shape[:1] not in ((-1,), (len(rows),)):
+        raise InvalidArgument(f"input '{name}' has no batch dimension for {len(rows)} examples")
     if endpoint.picture is not None and any(type(row[0]) is bytes for row in rows):
         if not all(type(row[0]) is bytes for row in rows):
             raise InvalidArgument(f"feature {name} is a picture in some examples, not in all")
         return endpoint.pictures([data for row in rows for data in row], [len(rows)])
     shape = _shape(endpoint, len(rows[0]))
+    count = math.prod(shape)
     for index, row in enumerate(rows):
-        if len(row) != math.prod(shape):
+        if len(row) != count:
             raise InvalidArgument(
-                f"Feature: {name} has {len(row)} values in example {index}, expected "
-                f"{math.prod(shape)}"
+                f"Feature: {name} has {len(row)} values in example {index}, expected {count}"
             )
-    flat = [value for row in rows for value in row]
-    if datatype is Datatype.BYTES:
-        return raw.object_array(flat, (len(rows), *shape))
+    dtype = NUMPY_DTYPES[datatype]
+    _bound(len(rows) * count * dtype.itemsize, most_bytes)
+    column = np.empty((len(rows), count), dtype)
+    last: Any = None
+    for index, row in enumerate(rows):
+        if row is not last:  # the context's is one object
+            values, last = _numbers(endpoint, row), row
+        column[index] = values
+        offload.checkpoint()
+    return column.reshape(len(rows), *shape)
+
+
+def _numbers(endpoint: Endpoint, row: Any) -> Array:
+    """The values of one example's feature."""
+    dtype = NUMPY_DTYPES[endpoint.datatype]
+    if endpoint.datatype is Datatype.BYTES:
+        return raw.object_array(list(row), (len(row),))
     try:
         with np.errstate(over="ignore"):  # FP16: beyond it is infinity
-            return np.array(flat, NUMPY_DTYPES[datatype]).reshape(len(rows), *shape)
+            return np.fromiter(row, dtype, len(row))
     except OverflowError:
-        raise InvalidArgument(f"a value of feature {name} does not fit {datatype}") from None
+        raise InvalidArgument(
+            f"a value of feature {endpoint.name} does not fit {endpoint.datatype}"
+        ) from None
 
 
 def _values(endpoint: Endpoint, features: Any) -> Any:

@@ -129,6 +129,7 @@ class TfServingGrpc:
             Call(_selected(message), deadline),
             decode,
             pictures=any(t.dtype == _DT_STRING for t in message.inputs.values()),
+            size=message.ByteSize(),
         )
         reply = pb.PredictResponse(model_spec=_spec(decoded.servable))
         for tensor in outputs:

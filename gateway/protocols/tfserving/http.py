@@ -12,6 +12,7 @@ import re
 import time
 from collections.abc import Awaitable
 from dataclasses import replace
+from functools import partial
 from typing import Annotated, Any
 from urllib.parse import unquote
 
@@ -19,6 +20,7 @@ import structlog
 from fastapi import FastAPI, Path, Response
 from google.protobuf import json_format
 
+from gateway import offload
 from gateway.control import Control
 from gateway.dataplane import DataPlane
 from gateway.errors import InvalidArgument, ModelportError
@@ -34,6 +36,8 @@ from gateway.protocols.tfserving import schema as tfserving_schema
 from gateway.protocols.tfserving.inference import Call, Inference
 from gateway.protocols.tfserving.servable import Selected, code
 from gateway.telemetry.tfserving import TfServingRequests
+from gateway.types import Deadline
+from gateway.wire.proto import serving_pb2 as pb
 
 log = structlog.get_logger("modelport.http")
 
@@ -129,7 +133,7 @@ class TfServingHttp:
         call = Call(selected, deadline, trace)
         if method == "predict":
             return await self._predict(call, body)
-        message, signature = tfserving_examples_json.decode(body)
+        message, signature = await self._examples(body, deadline)
         call = replace(call, selected=selected._replace(signature=signature))
         if method == "classify":
             _, classes = await self._inference.classify(call, message)
@@ -137,11 +141,16 @@ class TfServingHttp:
         _, values = await self._inference.regress(call, message)
         return tfserving_examples_json.encode_regression(values)
 
+    async def _examples(self, body: bytes, deadline: Deadline) -> tuple[pb.Input, str]:
+        work = partial(tfserving_examples_json.decode, body)
+        return await offload.run(work, deadline) if len(body) > offload.INLINE_BYTES else work()
+
     async def _predict(self, call: Call, body: bytes) -> bytes:
         decoded, outputs = await self._inference.predict(
             call,
             lambda version: tfserving_json.decode(body, version),
             pictures=pictures.in_json(body),
+            size=len(body),
         )
         return tfserving_json.encode(outputs, decoded.by_row)
 

@@ -6,6 +6,7 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
+from gateway import offload
 from gateway.control import Control
 from gateway.dataplane import DataPlane
 from gateway.errors import InvalidArgument
@@ -50,20 +51,23 @@ class Inference:
         self.servables = Servables(lifecycle, control)
 
     async def predict(
-        self, call: Call, decode: Callable[[ServableVersion], Decoded], pictures: bool
+        self, call: Call, decode: Callable[[ServableVersion], Decoded], pictures: bool, size: int
     ) -> tuple[Decoded, list[Tensor]]:
         """What ``decode`` made of the request for the version that serves now, and the outputs.
 
         Args:
             pictures: the request may hold some; they are decoded in a thread.
+            size: the request's, in bytes; a large one is decoded in a thread too.
 
         Raises:
             ModelportError: from ``decode``, or in inference.
         """
+        large = size > offload.INLINE_BYTES
         _, decoded = await decode_for(
             lambda: self.servables.version(call.selected),
-            lambda version: pictures and version.has_pictures,
+            lambda version: large or (pictures and version.has_pictures),
             decode,
+            call.deadline,
         )
         servable = decoded.servable
         request = servable.request(decoded.inputs, decoded.wanted, call.trace)
@@ -106,7 +110,7 @@ class Inference:
             wanted = outputs_of(servable)
             return Decoded(servable, tfserving_examples.decode(message, servable), wanted)
 
-        decoded, outputs = await self.predict(call, decode, pictures=True)
+        decoded, outputs = await self.predict(call, decode, True, message.ByteSize())
         return decoded.servable, outputs
 
     def record(self, name: str, api: str, entrypoint: str, status: str, started_ns: int) -> None:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import base64
 import json
+import string
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import Any
 
@@ -21,6 +22,7 @@ MAX_QUOTED = 256
 #: How many values are gone through to find the wrong one: some tenths of a second.
 MAX_EXAMINED = 200_000
 B64 = "b64"
+_SPACE = string.whitespace.encode()
 #: The JSON types an element may have, by datatype; else whole numbers.
 TYPES: Mapping[Datatype, frozenset[type]] = {
     Datatype.BOOL: frozenset({bool}),
@@ -47,9 +49,9 @@ def unescape(value: dict[str, Any]) -> bytes:
     """Of ``{"b64": ...}``; padding may be left out and white space is passed over, as there."""
     if not is_base64(value):
         raise wrong(value, "not formatted correctly for base64 data")
-    text = "".join(value[B64].split())
-    padding = "" if text.endswith("=") else "=" * (-len(text) % 4)
     try:
+        text = value[B64].encode("ascii").translate(None, _SPACE)
+        padding = b"" if text.endswith(b"=") else b"=" * (-len(text) % 4)
         return base64.b64decode(text + padding, validate=True)
     except ValueError as error:
         raise InvalidArgument("Unable to base64 decode") from error

@@ -13,6 +13,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+from gateway import offload
 from gateway.backends import parameters
 from gateway.control import Control
 from gateway.errors import (
@@ -132,7 +133,10 @@ class Endpoint:
             raise InvalidArgument(
                 f"input '{self.name}' takes at most {self.most_pictures} pictures at a time"
             )
-        decoded = [self.picture(data) for data in encoded]
+        decoded = []
+        for data in encoded:
+            offload.checkpoint()
+            decoded.append(self.picture(data))
         try:
             if decoded and decoded[0].ndim == len(self.shape):  # with the batch dimension, if any
                 return np.concatenate(decoded)
@@ -176,6 +180,8 @@ class Servable:
         self.outputs = {spec.name: self._output(spec) for spec in signature.outputs}
         self.has_pictures = any(e.picture is not None for e in self.inputs.values())
         self.required = frozenset(e.name for e in self.inputs.values() if not e.optional)
+        #: The most bytes of a valid request; None: any number.
+        self.max_bytes = None if self.named else served.validator.max_bytes
         self._usual = UsualShapes(signature)
 
     def _input(self, spec: TensorSpec, picture: Decoder | None) -> Endpoint:
