@@ -7,7 +7,7 @@ BIN := $(VENV)/bin
 READY := $(VENV)/.installed
 
 .DEFAULT_GOAL := help
-.PHONY: compare compare-faults help run serve test lint format perf-analyzer bench bench-quick bench-startup \
+.PHONY: compare compare-faults help run serve test lint format long-streams perf-analyzer bench bench-quick bench-startup \
 	loadtest-agreement loadtest-backends bench-hop gate-statistics gate-real report-browser bench-overload bench-memory profile table tflite-runtime torchserve migrate \
 	managed matrix peer-suites runtimes storage tfserving-clients triton-package upstream upstream-triton protos fuzz soak scaling \
 	workers ray deploy clean
@@ -44,6 +44,9 @@ lint: $(READY) ## Check style and types
 format: $(READY) ## Format the code
 	$(BIN)/ruff format .
 	$(BIN)/ruff check --fix .
+
+long-streams: $(READY) ## Keep gRPC streams of real clients up for a million messages; 20 minutes
+	$(BIN)/python -m tests.long_streams
 
 perf-analyzer: $(READY) ## Drive the gateway with Triton's unmodified perf_analyzer
 	$(BIN)/python -m loadtests.benchmarks.perf_analyzer
