@@ -164,7 +164,9 @@ class Server:
             return metrics.text(self.registry())
 
         address, port = settings.metrics_address, settings.metrics_port
-        return HttpListener(metrics.application(scrape), address, port, "--metrics-port")
+        return HttpListener(
+            metrics.application(scrape), address, port, "--metrics-port", most=metrics.CONNECTIONS
+        )
 
     async def listen(self) -> None:
         """Be live, not yet ready.

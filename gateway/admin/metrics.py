@@ -20,6 +20,8 @@ _SUFFIX = re.compile(
 )
 #: Content type and body.
 Text = tuple[str, bytes]
+#: At a time: they are taken when there is no room for others.
+CONNECTIONS = 64
 _PATHS = ("/metrics", "/monitoring/prometheus/metrics")
 
 

@@ -12,6 +12,9 @@ from gateway.protocols.grpc_method import Methods
 from gateway.settings import Settings
 from gateway.types import Deadline
 
+#: The paths that tell whether the server is live and ready.
+HEALTH = (b"/v2/health/live", b"/v2/health/ready", b"/ping")
+
 
 class Front:
     """One ASGI application and one table of gRPC methods on sockets.
@@ -25,9 +28,11 @@ class Front:
     def __init__(
         self, app: App, methods: Methods, settings: Settings, reuse_port: bool = False
     ) -> None:
+        route = settings.vertex_ai.health_route if settings.vertex_ai else ""
         self._http = HttpListener(
-            app, settings.http_address, settings.http_port, "--http-port", reuse_port
-        )
+            app, settings.http_address, settings.http_port, "--http-port", reuse_port,
+            [*HEALTH, *([route.encode()] if route else [])],
+        )  # fmt: skip
         service = Service(methods, settings.http_max_input_bytes)
         self._grpc = GrpcListener(
             service, settings.grpc_address, settings.grpc_port, "--grpc-port", reuse_port

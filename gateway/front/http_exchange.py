@@ -10,9 +10,14 @@ from typing import Protocol
 import structlog
 
 from gateway.protocols.asgi import App, Message, Scope
+from gateway.request_memory import CURRENT, ConnectionMemory
 
 log = structlog.get_logger("modelport.front")
 
+#: A piece of a body is an object, which takes memory besides its bytes.
+PIECE_BYTES = 64
+#: A small request is not counted as held memory.
+UNCOUNTED_BYTES = 4096
 #: Up to this an answer is copied behind its head; past it the two are written one after the other.
 COPIED_BYTES = 64 * 1024
 STATUS_LINES = {
@@ -52,6 +57,7 @@ class Connection(Protocol):
     transport: asyncio.Transport
     loop: asyncio.AbstractEventLoop
     clock: Clock
+    memory: ConnectionMemory
     #: The transport has enough to write; ``writable`` waits until it takes more, or is lost.
     writing_paused: bool
 
@@ -74,9 +80,9 @@ class Exchange:
     """
 
     __slots__ = (
-        "_bodiless", "_chunked", "_chunks", "_connection", "_continue", "_delivered", "_head",
-        "_remaining", "_running", "_waiter", "begun", "buffered", "complete", "done", "gone",
-        "keep_alive", "scope", "task",
+        "_bodiless", "_cancelled", "_chunked", "_chunks", "_connection", "_continue", "_delivered",
+        "_head", "_received", "_remaining", "_running", "_waiter", "begun", "buffered", "complete",
+        "done", "gone", "keep_alive", "lease", "scope", "task",
     )  # fmt: skip
 
     def __init__(
@@ -86,7 +92,11 @@ class Exchange:
         #: Whether another request may follow on the connection.
         self.keep_alive = keep_alive
         self.task: asyncio.Task[None] | None = None
-        #: The request's body: what has come and is not received yet, and whether that is all.
+        #: The memory that the request holds.
+        self.lease = connection.memory.lease()
+        self._received = 0
+        #: The request's body: what has come and is not received yet, with what each piece of it
+        #: takes besides, and whether that is all.
         self.buffered = 0
         self.complete = False
         #: Of the answer: whether its head is out, whether it is all out.
@@ -97,7 +107,7 @@ class Exchange:
         self._connection = connection
         self._continue = expects_continue
         self._chunks: list[bytes] = []
-        self._delivered = self._running = False
+        self._delivered = self._running = self._cancelled = False
         self._waiter: asyncio.Future[None] | None = None
         self._head: bytes | None = None
         self._bodiless = self._chunked = False
@@ -107,7 +117,10 @@ class Exchange:
         if self.gone:
             return
         self._running = True
+        CURRENT.set(self.lease)
         try:
+            if self._cancelled:
+                raise asyncio.CancelledError
             await app(self.scope, self.receive, self.send)
             if not self.done and not self.gone:
                 raise RuntimeError("the application returned before its response was complete")
@@ -122,16 +135,29 @@ class Exchange:
     # -- the request ----------------------------------------------------------------------------
 
     def add(self, body: bytes) -> None:
-        """More of the request's body."""
+        """More of the request's body.
+
+        Raises:
+            MemoryExhausted: requests hold all that they may.
+        """
         if not self.done:
+            self._received += len(body) + PIECE_BYTES
+            if self._received > UNCOUNTED_BYTES:
+                self.lease.reserve(len(body) + PIECE_BYTES)
             self._chunks.append(body)
-            self.buffered += len(body)
+            self.buffered += len(body) + PIECE_BYTES
             self._wake()
 
     def end(self) -> None:
         """The request's body is complete."""
         self.complete = True
         self._wake()
+
+    def cancel(self) -> None:
+        """Cut the application off; the client is told."""
+        self._cancelled = True  # should it not have begun: a task that never runs says nothing
+        if self._running and self.task is not None:
+            self.task.cancel()
 
     def disconnect(self) -> None:
         """The client is gone, and with it the need for an answer."""

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Collection
 
 from gateway.front.http_protocol import HttpConnection
 from gateway.front.http_shared import Shared
 from gateway.front.listening import (
     CUT_OFF_SECONDS,
     QUIET_SECONDS,
+    ConnectionLimit,
     Listening,
-    max_connections,
     until_no,
 )
 from gateway.protocols.asgi import App
@@ -23,12 +24,21 @@ class HttpListener:
     Args:
         flag: the one that chooses the port.
         reuse_port: other processes serve on the same port.
+        health: the paths that are answered where there is no room for more connections.
+        most: connections, for a listener that may have files which are kept from the others.
     """
 
     def __init__(
-        self, app: App, address: str, port: int, flag: str, reuse_port: bool = False
+        self,
+        app: App,
+        address: str,
+        port: int,
+        flag: str,
+        reuse_port: bool = False,
+        health: Collection[bytes] = (),
+        most: int | None = None,
     ) -> None:
-        self._shared = shared = Shared(app, max_connections())
+        self._shared = shared = Shared(app, ConnectionLimit(most), health)
         self._listening = Listening(
             lambda: HttpConnection(shared, asyncio.get_running_loop()),
             *(address, port, flag, reuse_port),
@@ -51,8 +61,7 @@ class HttpListener:
         await until_no(shared.connections, deadline.earliest(QUIET_SECONDS))
         await until_no(shared.exchanges, deadline)
         for exchange in list(shared.exchanges):
-            if exchange.task is not None:
-                exchange.task.cancel()  # the application answers 503
+            exchange.cancel()  # the application answers 503
         await until_no(shared.exchanges, Deadline.after(CUT_OFF_SECONDS))
         for each in list(shared.connections):
             each.leave()

@@ -14,22 +14,26 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import math
 import socket
 from collections import deque
 from typing import Any
-from urllib.parse import unquote
 
 import httptools
 
-from gateway.front import http_refusal
+from gateway.front import http_head, http_refusal
+from gateway.front.expiry import Expiry
 from gateway.front.http_exchange import CONTINUE, Exchange
-from gateway.front.http_refusal import Refusal
+from gateway.front.http_head import MAX_HEAD_BYTES, MAX_HEADERS, LongHead
+from gateway.front.http_refusal import Crowded, Refusal
 from gateway.front.http_shared import Shared
+from gateway.front.intake import SLICE_BYTES, Intake
+from gateway.front.listening import Room
 from gateway.overload import OVERLOADED
+from gateway.request_memory import PROCESS
 
-MAX_HEAD_BYTES = 64 * 1024
 HEAD_SECONDS = 10.0
+#: As long where there is no room but for questions about health.
+CROWDED_SECONDS = 1.0
 #: A body may take long, but not stand still for longer than this.
 BODY_IDLE_SECONDS = 30.0
 #: nginx's default. A client that reuses a connection just as it is closed sees an error.
@@ -52,6 +56,7 @@ class HttpConnection(asyncio.Protocol):
         self.loop = loop
         self.clock = shared.clock
         self.writing_paused = False
+        self.memory = PROCESS.connection()
         self._shared = shared
         self._scope: dict[str, Any] = {}  # what the requests' have in common
         self._parser = httptools.HttpRequestParser(self)
@@ -70,22 +75,29 @@ class HttpConnection(asyncio.Protocol):
         self._queue: deque[Exchange] = deque()
         #: What is said once nothing is left to answer; nothing more is parsed.
         self._refusal: Refusal | None = None
-        self._closing = False
+        self._closing = self._crowded = False
         self._ended = False  # the client has ended its side
         self._probed = False
-        self._reading_paused = False
+        self._intake = Intake(loop, self._take)
+        # Whether the slice at hand brought any of a body, and what came since that brought none.
+        self._fed = False
+        self._stray_bytes = 0
         self._writable: asyncio.Future[None] | None = None
-        # One timer: when it is due it looks whether the moment has moved on.
-        self._expires = math.inf
-        self._timer: asyncio.TimerHandle | None = None
+        self._expiry = Expiry(loop, self._expired)
 
     # -- asyncio --------------------------------------------------------------------------------
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         self.transport = transport
-        if len(self._shared.connections) >= self._shared.max_connections:
-            self._refuse(http_refusal.CROWDED)
+        self._intake.open(transport)
+        number = transport.get_extra_info("socket").fileno()
+        room = self._shared.limit.room(len(self._shared.connections), number)
+        if room is Room.NONE:
+            transport.write(http_refusal.whole(http_refusal.CROWDED))
+            transport.close()  # at once: to linger takes a file
+            self._closing = True
             return
+        self._crowded = room is Room.HEALTH
         self._shared.connections.add(self)
         client, server = (transport.get_extra_info(key) for key in ("peername", "sockname"))
         self._scope = {
@@ -96,12 +108,17 @@ class HttpConnection(asyncio.Protocol):
             "client": client[:2] if client else None,
             "server": server[:2] if server else None,
         }
-        self._expire_in(HEAD_SECONDS)
+        self._expiry.after(CROWDED_SECONDS if self._crowded else HEAD_SECONDS)
 
     def data_received(self, data: bytes) -> None:
+        if self._closing:
+            return
+        self._intake.receive(data)
+
+    def _take(self, data: bytes | memoryview) -> None:
         if self._closing or self._refusal is not None:
             return
-        was_in_head, self._begun = self._place == _HEAD, 0
+        was_in_head, self._begun, self._fed = self._place == _HEAD, 0, False
         self._segment_bytes = len(data)
         try:
             self._feed(data)
@@ -122,13 +139,15 @@ class HttpConnection(asyncio.Protocol):
         return True
 
     def connection_lost(self, exc: Exception | None) -> None:
-        self._closing, self._expires = True, math.inf
+        self._closing = True
+        self._expiry.close()
         self._shared.connections.discard(self)
-        if self._timer is not None:
-            self._timer.cancel()
         if self._answering is not None:
             self._answering.disconnect()
+        for exchange in self._queue:
+            exchange.lease.release()
         self._queue.clear()
+        self._intake.drop()
         self.resume_writing()
 
     def pause_writing(self) -> None:
@@ -146,21 +165,18 @@ class HttpConnection(asyncio.Protocol):
         await asyncio.shield(self._writable)
 
     def resume_reading(self) -> None:
-        if self._reading_paused and not self._queue and not self.transport.is_closing():
-            self._reading_paused = False
-            self.transport.resume_reading()
+        if self._intake.held and not self._queue:
+            self._intake.resume()
             if self._place == _BODY:
-                self._expire_in(BODY_IDLE_SECONDS)
+                self._expiry.after(BODY_IDLE_SECONDS)
 
-    def _pause_reading(self) -> None:
-        self._expires = math.inf  # it is not the client that is slow
-        if not self._reading_paused and not self.transport.is_closing():
-            self._reading_paused = True
-            self.transport.pause_reading()
+    def _hold(self) -> None:
+        self._expiry.stop()  # it is not the client that is slow
+        self._intake.hold()
 
     # -- httptools ------------------------------------------------------------------------------
 
-    def _feed(self, data: bytes) -> None:
+    def _feed(self, data: bytes | memoryview) -> None:
         while True:
             try:
                 self._parser.feed_data(data)
@@ -169,7 +185,11 @@ class HttpConnection(asyncio.Protocol):
                 if not self._upgrades:
                     return  # CONNECT: what follows is not for us
                 # The parser leaves the body to the other protocol: once more, without the offer.
-                data = self._head_without_offer() + data[error.args[0] :]
+                parser, rest = self._parser, bytes(data[error.args[0] :])
+                data = http_head.without_offer(
+                    parser.get_method(), parser.get_http_version(), self._url, self._headers
+                )
+                data += rest
                 self._parser = httptools.HttpRequestParser(self)
 
     def on_message_begin(self) -> None:
@@ -186,44 +206,38 @@ class HttpConnection(asyncio.Protocol):
             name = name.lower()
             if name == b"expect" and value.lower() == b"100-continue":
                 self._expects_continue = True
+            if len(self._headers) >= MAX_HEADERS:
+                raise LongHead
             self._headers.append((name, value))
 
     def on_headers_complete(self) -> None:
-        if self._head_bytes + self._segment_bytes > MAX_HEAD_BYTES:
+        # Where in its slices the head begins is not always known: near the limit it is measured.
+        if self._head_bytes + self._segment_bytes > MAX_HEAD_BYTES - SLICE_BYTES:
             self._head_bytes = 0
-            http_refusal.bound_head(self._url, self._headers, MAX_HEAD_BYTES)
+            http_head.bound(self._url, self._headers)
         parser = self._parser
         method, version = parser.get_method().decode(), parser.get_http_version()
         self._upgrades = parser.should_upgrade() and method != "CONNECT"
         if self._upgrades:
             return
         url = self._url
+        if self._crowded and url not in self._shared.health:
+            raise Crowded
         if OVERLOADED and self._answering is None and self._shared.refuses_unread(parser, url):
             self._place, self._overloaded = _BODY, True
             return
-        if url.startswith(b"/") and b"#" not in url:
-            raw_path, _, query = url.partition(b"?")
-        else:
-            parsed = httptools.parse_url(url)
-            raw_path, query = parsed.path or b"/", parsed.query or b""
-        path = raw_path.decode("ascii")
-        scope = self._scope.copy()
-        scope["http_version"] = version
-        scope["method"] = method
-        scope["path"] = unquote(path) if "%" in path else path
-        scope["raw_path"] = raw_path
-        scope["query_string"] = query
-        scope["headers"] = self._headers
-        keep_alive = version == "1.1" and parser.should_keep_alive()
+        scope = http_head.scope(self._scope, method, version, url, self._headers)
+        keep_alive = version == "1.1" and parser.should_keep_alive() and not self._crowded
         exchange = Exchange(self, scope, keep_alive, self._expects_continue and version == "1.1")
         self._place, self._receiving = _BODY, exchange
         if self._answering is None:
             self._answering = exchange
         else:
             self._queue.append(exchange)
-            self._pause_reading()
+            self._hold()
 
     def on_body(self, body: bytes) -> None:
+        self._fed = True
         if self._receiving is not None:
             self._receiving.add(body)
 
@@ -233,24 +247,18 @@ class HttpConnection(asyncio.Protocol):
         if self._overloaded:
             self._overloaded, self._place = False, _BETWEEN
             self.transport.write(http_refusal.TRY_AGAIN)
-            self._expire_in(KEEP_ALIVE_SECONDS)
+            self._expiry.after(KEEP_ALIVE_SECONDS)
             return
         assert self._receiving is not None
         exchange, self._receiving = self._receiving, None
         self._place = _BETWEEN
         exchange.end()
         if exchange is self._answering:
-            self._expires = math.inf
+            self._expiry.stop()
             if exchange.task is None:
                 self._start(exchange)
         elif self._answering is None:  # it was answered before its body was complete
-            self._expire_in(KEEP_ALIVE_SECONDS)
-
-    def _head_without_offer(self) -> bytes:
-        version = self._parser.get_http_version().encode()
-        lines = [b"%b %b HTTP/%b" % (self._parser.get_method(), self._url, version)]
-        lines += [b"%b: %b" % header for header in self._headers if header[0] != b"upgrade"]
-        return b"\r\n".join([*lines, b"", b""])
+            self._expiry.after(KEEP_ALIVE_SECONDS)
 
     # -- requests in turn -----------------------------------------------------------------------
 
@@ -267,6 +275,7 @@ class HttpConnection(asyncio.Protocol):
             await exchange.run(self._shared.app)
         finally:
             self._shared.exchanges.discard(exchange)
+            exchange.lease.release()
 
     def answered(self, exchange: Exchange) -> None:
         """The next one's turn, or the connection's end."""
@@ -284,10 +293,8 @@ class HttpConnection(asyncio.Protocol):
         elif self._ended:
             self._close()
         elif self._place == _BETWEEN:
-            self._expires = self.loop.time() + KEEP_ALIVE_SECONDS
-            if self._timer is None:
-                self._timer = self.loop.call_at(self._expires, self._check_time)
-        if self._reading_paused:
+            self._expiry.after(KEEP_ALIVE_SECONDS)
+        if self._intake.held:
             self.resume_reading()
 
     def leave(self) -> None:
@@ -306,15 +313,19 @@ class HttpConnection(asyncio.Protocol):
         assert exchange is not None
         if exchange is self._answering and exchange.task is None:
             self._start(exchange)
-        if exchange.buffered > HIGH_WATER_BYTES and not exchange.done:
-            self._pause_reading()
-        elif not self._reading_paused:
-            self._expire_in(BODY_IDLE_SECONDS)
+        # Trailers, and extensions of a chunk, are bounded as a head is.
+        self._stray_bytes = 0 if self._fed else self._stray_bytes + self._segment_bytes
+        if self._stray_bytes > MAX_HEAD_BYTES:
+            self._reject(http_refusal.LONG)
+        elif exchange.buffered > HIGH_WATER_BYTES and not exchange.done:
+            self._hold()
+        elif not self._intake.held:
+            self._expiry.after(BODY_IDLE_SECONDS)
 
     def _bound_head(self, was_in_head: bool) -> None:
         """Of a head that has no end yet."""
         if not was_in_head:
-            self._expire_in(HEAD_SECONDS)
+            self._expiry.after(HEAD_SECONDS)
         if self._begun:  # where in the segment is not known, unless it is all of it
             self._head_bytes = self._segment_bytes if self._begun == 1 and not was_in_head else 0
         else:
@@ -324,20 +335,8 @@ class HttpConnection(asyncio.Protocol):
 
     # -- ends -----------------------------------------------------------------------------------
 
-    def _expire_in(self, seconds: float) -> None:
-        self._expires = self.loop.time() + seconds
-        if self._timer is None or self._timer.when() > self._expires:
-            if self._timer is not None:
-                self._timer.cancel()
-            self._timer = self.loop.call_at(self._expires, self._check_time)
-
-    def _check_time(self) -> None:
-        self._timer = None
-        if self._expires == math.inf:
-            return
-        if self.loop.time() < self._expires:
-            self._timer = self.loop.call_at(self._expires, self._check_time)
-        elif self._closing or (self._place == _BETWEEN and self._url):
+    def _expired(self) -> None:
+        if self._closing or (self._place == _BETWEEN and self._url):
             self.transport.close()
         else:
             self._reject(http_refusal.SLOW)
@@ -359,8 +358,11 @@ class HttpConnection(asyncio.Protocol):
 
     def _reject(self, refusal: Refusal) -> None:
         """Take nothing more, and say why once what came before is answered."""
-        self._refusal, self._expires = refusal, math.inf
+        self._refusal = refusal
+        self._expiry.stop()
         broken, self._receiving = self._receiving, None
+        if broken is not None:
+            broken.lease.release()
         if broken is not None and broken in self._queue:
             self._queue.remove(broken)
         elif broken is not None:
@@ -390,6 +392,6 @@ class HttpConnection(asyncio.Protocol):
         if not self.transport.is_closing():
             with contextlib.suppress(OSError):  # the client has gone meanwhile
                 self.transport.write_eof()
-            if self._reading_paused:
-                self.transport.resume_reading()
+            self._intake.drop()
+            self._intake.resume()
             self.loop.call_later(LINGER_SECONDS, self.transport.close)

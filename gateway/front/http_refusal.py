@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-
-from gateway.errors import QueueFull
+from gateway.errors import MemoryExhausted, QueueFull
+from gateway.front.http_head import LongHead
 
 #: A status line's end, and the reason.
 Refusal = tuple[str, str]
@@ -13,25 +12,22 @@ INVALID: Refusal = ("400 Bad Request", "Invalid HTTP request received.")
 SLOW: Refusal = ("408 Request Timeout", "Request Timeout")
 LONG: Refusal = ("431 Request Header Fields Too Large", "Request Header Fields Too Large")
 CROWDED: Refusal = ("503 Service Unavailable", "too many connections")
+SCARCE: Refusal = ("503 Service Unavailable", MemoryExhausted().message)
 OVERLOADED: Refusal = ("503 Service Unavailable", QueueFull().message)
 
 
-class LongHead(Exception):
-    """A request's head is longer than it may be."""
-
-
-def bound_head(url: bytes, headers: Iterable[tuple[bytes, bytes]], most: int) -> None:
-    """Raise ``LongHead`` where target and headers, each with its line's end, exceed ``most`` bytes.
-
-    For a head that is complete: its end may have come in the segment that made it too long.
-    """
-    if len(url) + sum(len(name) + len(value) + 4 for name, value in headers) > most:
-        raise LongHead
+class Crowded(Exception):
+    """There is no room but for questions about health."""
 
 
 def of(error: Exception) -> Refusal:
     """What is said of a request that ``error`` of the parser, or of one of its callbacks, ended."""
-    return LONG if isinstance(error.__context__, LongHead) else INVALID
+    reason = error.__context__
+    if isinstance(reason, MemoryExhausted):
+        return SCARCE
+    if isinstance(reason, Crowded):
+        return CROWDED
+    return LONG if isinstance(reason, LongHead) else INVALID
 
 
 def whole(refusal: Refusal, last: bool = True) -> bytes:

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from typing import TYPE_CHECKING
 
 import httptools
 
 from gateway.front.http_exchange import Clock, Exchange
+from gateway.front.listening import ConnectionLimit
 from gateway.protocols.asgi import App
 
 if TYPE_CHECKING:
@@ -15,9 +16,10 @@ if TYPE_CHECKING:
 
 
 class Shared:
-    def __init__(self, app: App, max_connections: int) -> None:
+    def __init__(self, app: App, limit: ConnectionLimit, health: Collection[bytes]) -> None:
         self.app = app
-        self.max_connections = max_connections
+        self.limit = limit
+        self.health = frozenset(health)
         self.connections: set[HttpConnection] = set()
         self.exchanges: set[Exchange] = set()
         self.clock = Clock()

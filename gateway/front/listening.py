@@ -5,11 +5,13 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import ctypes
+import math
 import resource
 import socket
 import struct
 import sys
 from collections.abc import Callable, Collection, Iterator
+from enum import Enum, auto
 from typing import Any
 
 from gateway.errors import Unavailable
@@ -22,10 +24,12 @@ CUT_OFF_SECONDS = 0.05
 BACKLOG = 2048
 #: How long a handshake that is under way may take to end: less, on one machine or in one network.
 HANDSHAKE_SECONDS = 0.02
-#: Whoever comes when so many are there is told to try again.
+#: A client that connects when so many are there is told to try again.
 MAX_CONNECTIONS = 16_384
-#: Of the process' files; the connections may have the others.
+#: Of the process's files: connections may have the others.
 RESERVED_FILES = 256
+#: So many connections more are taken, to ask whether the server is live and ready.
+HEALTH_CONNECTIONS = 64
 SO_ATTACH_FILTER = 26  # asm-generic/socket.h; Python's socket module does not name it
 #: Classic BPF (code, if true, if false, k): drop a segment whose flags are SYN without ACK.
 _NO_NEWCOMERS = (
@@ -89,11 +93,34 @@ async def until_no(remaining: Collection[Any], deadline: Deadline) -> None:
         await asyncio.sleep(0.01)
 
 
-def max_connections() -> int:
-    files, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
-    if files == resource.RLIM_INFINITY:
-        return MAX_CONNECTIONS
-    return min(MAX_CONNECTIONS, max(files - RESERVED_FILES, files // 2))
+class Room(Enum):
+    """Room for another connection."""
+
+    FREE = auto()
+    #: For questions about health alone.
+    HEALTH = auto()
+    NONE = auto()
+
+
+class ConnectionLimit:
+    """The connections that a listener may have, so that the process keeps files for other uses.
+
+    A new file has the lowest free number: by the number of its socket a connection tells how many
+    files are open, whoever opened them. ``most``: of a listener that may have reserved files.
+    """
+
+    def __init__(self, most: int | None = None) -> None:
+        files, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+        unlimited = files == resource.RLIM_INFINITY or most is not None
+        self._files = math.inf if unlimited else max(files - RESERVED_FILES, files // 2)
+        self._most = MAX_CONNECTIONS if most is None else most
+
+    def room(self, connections: int, number: int) -> Room:
+        """The room for a connection whose socket is file ``number``, beside ``connections``."""
+        over = max(connections - self._most, number - self._files) + 1
+        if over <= 0:
+            return Room.FREE
+        return Room.HEALTH if over <= HEALTH_CONNECTIONS else Room.NONE
 
 
 def bind(address: str, port: int, flag: str, reuse_port: bool) -> socket.socket:

@@ -22,7 +22,8 @@ class Method(NamedTuple):
     streams, or only the reply is. ``statuses`` names the gRPC status of an error's class where the
     dialect's differs from the Open Inference Protocol's. ``refuses`` is asked in an overload, of a
     request's bytes: whether they need not be read, since it is refused whatever it holds.
-    ``parts`` are the bytes of a reply.
+    ``parts`` are the bytes of a reply. ``health``: it tells whether the server is live and ready,
+    and is answered where there is no room for other calls.
     """
 
     request: Any
@@ -33,6 +34,7 @@ class Method(NamedTuple):
     statuses: Mapping[type[ModelportError], str] = MappingProxyType({})
     refuses: Callable[[bytes | memoryview], bool] | None = None
     parts: Callable[[Any], Sequence[Buffer]] = _whole
+    health: bool = False
 
 
 #: method → row

@@ -79,6 +79,7 @@ class Supervisor:
             settings.metrics_address,
             settings.metrics_port,
             "--metrics-port",
+            most=metrics.CONNECTIONS,
         )
         await self._metrics.start()
         for worker in self._workers.values():

@@ -55,6 +55,7 @@ class Probe:
     def methods(self) -> Methods:
         rows = {
             "Echo": Method(BytesValue, BytesValue, self._echo),
+            "Health": Method(BytesValue, BytesValue, self._echo, health=True),
             "Wait": Method(BytesValue, BytesValue, self._wait),
             "Fail": Method(BytesValue, BytesValue, self._fail),
             "Break": Method(BytesValue, BytesValue, self._break),
@@ -191,6 +192,9 @@ class Wire(asyncio.Transport):
         return self
 
     def setsockopt(self, *_: int) -> None: ...
+
+    def fileno(self) -> int:
+        return 3
 
     def write(self, data: object) -> None:
         assert not self.ended

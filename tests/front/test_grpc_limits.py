@@ -18,6 +18,7 @@ from gateway.front.grpc import limits
 from gateway.front.grpc.connection import GrpcConnection
 from gateway.front.grpc.service import Service
 from gateway.front.grpc.shared import Shared
+from gateway.front.listening import ConnectionLimit
 from gateway.wire.http2 import ENHANCE_YOUR_CALM, GOAWAY, PREFACE
 from tests.front import recording
 from tests.front.grpc_peer import MAX_MESSAGE, Probe, Wire, listening
@@ -59,7 +60,7 @@ async def replay(content: bytes, seconds_per_frame: float = 0.0) -> tuple[Peaks,
     """The peaks, and the code of the GOAWAY if there was one."""
     clock = Clock(asyncio.get_running_loop())
     wire, peaks = Wire(), Peaks()
-    shared = Shared(Service(Probe().methods(), MAX_MESSAGE), 1)
+    shared = Shared(Service(Probe().methods(), MAX_MESSAGE), ConnectionLimit())
     connection = GrpcConnection(shared, clock)  # type: ignore[arg-type]
     connection.connection_made(wire)
     connection.data_received(PREFACE)

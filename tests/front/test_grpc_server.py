@@ -15,6 +15,7 @@ from gateway.front.grpc import limits, listener, stream
 from gateway.front.grpc.connection import GrpcConnection
 from gateway.front.grpc.service import Service
 from gateway.front.grpc.shared import Shared
+from gateway.front.listening import ConnectionLimit
 from gateway.types import Deadline
 from gateway.wire.http2 import (
     ACK,
@@ -116,7 +117,7 @@ async def test_calls_at_once_are_each_answered() -> None:
 @pytest.mark.parametrize("calls", [1, 4, 300])
 async def test_replies_that_are_made_at_once_are_written_together(calls: int) -> None:
     wire, loop = Wire(), asyncio.get_running_loop()
-    opened = GrpcConnection(Shared(Service(Probe().methods(), 2**20), 1), loop)
+    opened = GrpcConnection(Shared(Service(Probe().methods(), 2**20), ConnectionLimit()), loop)
     opened.connection_made(wire)
     opened.data_received(PREFACE + settings())
     before = wire.writes
@@ -232,7 +233,7 @@ async def test_a_call_that_is_cut_off_before_its_handler_begins_is_answered(
 ) -> None:
     """A task that is cancelled before its first step never runs, and cannot answer."""
     wire, loop = Wire(), asyncio.get_running_loop()
-    shared = Shared(Service(Probe().methods(), 2**20), 1)
+    shared = Shared(Service(Probe().methods(), 2**20), ConnectionLimit())
     opened = GrpcConnection(shared, loop)
     opened.connection_made(wire)
     opened.data_received(PREFACE + settings() + head(1) + frame(DATA, END_STREAM, 1, ASKED))
@@ -533,7 +534,14 @@ async def test_a_connection_too_many_is_told_so(monkeypatch: pytest.MonkeyPatch)
     async with listening() as server, connected(server.port) as first:
         await first.serves()
         async with connected(server.port) as second:
-            assert (await second.until(GOAWAY))[3].endswith(b"too many connections")
+            asked = second.ask(path="/probe.Probe/Health")
+            assert (await second.answer(asked))[1] == {"grpc-status": "0"}
+            _, fields = await second.answer(second.ask())
+            assert (fields["grpc-status"], fields["grpc-message"]) == ("14", "too many connections")
+            await second.until(GOAWAY)
+        monkeypatch.setattr(listening_socket, "HEALTH_CONNECTIONS", 0)
+        async with connected(server.port) as third:
+            assert (await third.until(GOAWAY))[3].endswith(b"too many connections")
         await first.serves()
 
 

@@ -23,6 +23,7 @@ from gateway.front.grpc.connection import GrpcConnection
 from gateway.front.grpc.listener import GrpcListener
 from gateway.front.grpc.service import Service
 from gateway.front.grpc.shared import Shared
+from gateway.front.listening import ConnectionLimit
 from gateway.request_memory import PROCESS
 from gateway.wire import header_blocks
 from gateway.wire.http2 import (
@@ -366,7 +367,7 @@ def mutated(rng: random.Random) -> bytes:
 async def test_no_bytes_break_more_than_their_own_connection() -> None:
     """Each is served on, or is told why not; nothing else is raised, or left behind."""
     rng, loop = random.Random(7), asyncio.get_running_loop()
-    shared = Shared(Service(Probe().methods(), MAX_MESSAGE), 10**6)
+    shared = Shared(Service(Probe().methods(), MAX_MESSAGE), ConnectionLimit(10**6))
     told = served = 0
     before = asyncio.all_tasks()
     for case in range(FUZZ_CASES):

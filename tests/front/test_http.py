@@ -14,6 +14,7 @@ from gateway.front import http_exchange, http_protocol
 from gateway.front import listening as listening_socket
 from gateway.front.http_listener import HttpListener
 from gateway.protocols.asgi import App, Receive, Scope, Send
+from gateway.request_memory import PROCESS
 from gateway.types import Deadline
 
 PATIENCE_SECONDS = 5.0
@@ -507,16 +508,135 @@ async def test_a_client_that_goes_ends_a_stream_that_has_nowhere_to_go() -> None
 # -- limits ---------------------------------------------------------------------------------------
 
 
+async def test_health_is_told_where_there_is_no_room_for_more(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(listening_socket, "MAX_CONNECTIONS", 1)
+    listener = HttpListener(echo, "127.0.0.1", 0, "--http-port", health=[b"/ready"])
+    await listener.start()
+    async with connected(listener.port) as first, connected(listener.port) as second:
+        await first.send(post(b"1"))
+        assert (await first.reply())[0].startswith(OK)
+        await second.send(b"GET /ready HTTP/1.1\r\nHost: a\r\n\r\n")
+        head, _ = await second.reply()
+        assert head.startswith(OK)
+        assert b"connection: close" in head
+    await listener.drain(Deadline.after(0))
+
+
+def test_the_number_of_a_file_tells_how_many_are_open(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whatever has opened them: the reserve is the process's, and not of each listener."""
+    monkeypatch.setattr(listening_socket.resource, "getrlimit", lambda _: (1024, 1024))
+    limit = listening_socket.ConnectionLimit()
+    rooms = [limit.room(10, number) for number in (700, 767, 768, 831, 832)]
+    free, health, none = listening_socket.Room
+    assert rooms == [free, free, health, health, none]
+    assert listening_socket.ConnectionLimit(64).room(10, 1000) is free
+
+
+#: What is sent behind a head that announces chunks, without an end.
+ENDLESS = {
+    "trailers": b"0\r\n" + b"x-trailer: y\r\n" * 20_000,
+    "one trailer": b"0\r\nx: " + b"y" * 200_000,
+    "an extension": b"1;" + b"x" * 200_000,
+    "empty trailers": b"0\r\n" + b"x:\r\n" * 40_000,
+}
+CHUNKED_HEAD = b"POST /a HTTP/1.1\r\nHost: a\r\nTransfer-Encoding: chunked\r\n\r\n"
+
+
+@pytest.mark.parametrize("what", ENDLESS)
+async def test_what_follows_the_chunks_without_end_is_refused(what: str) -> None:
+    async with listening(echo) as port, connected(port) as client:
+        await client.send(CHUNKED_HEAD + b"1\r\na\r\n" + ENDLESS[what])
+        assert (await client.reply())[0].startswith(b"HTTP/1.1 431 ")
+
+
+@pytest.mark.parametrize("what", ENDLESS)
+async def test_without_its_bound_it_is_taken_on_and_on(
+    what: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The known-bad variant."""
+    monkeypatch.setattr(http_protocol, "MAX_HEAD_BYTES", 10**9)
+    monkeypatch.setattr(http_protocol, "BODY_IDLE_SECONDS", 0.3)
+    async with listening(echo) as port, connected(port) as client:
+        await client.send(CHUNKED_HEAD + b"1\r\na\r\n" + ENDLESS[what])
+        assert (await client.reply())[0].startswith(b"HTTP/1.1 408 ")
+
+
+async def test_headers_without_number_are_refused() -> None:
+    async with listening(echo) as port, connected(port) as client:
+        await client.send(b"GET / HTTP/1.1\r\n" + b"a:\r\n" * 1001 + b"\r\n")
+        assert (await client.reply())[0].startswith(b"HTTP/1.1 431 ")
+
+
+async def test_pieces_of_a_body_count_for_what_they_hold() -> None:
+    """A byte in each chunk: its objects are larger than it is, and reading stops for them."""
+    release = asyncio.Event()
+    held: list[int] = []
+
+    async def app(scope: Scope, receive: Receive, send: Send) -> None:
+        await release.wait()
+        await reply(send, str(len(await body_of(receive))).encode())
+
+    async with listening(app) as port, connected(port) as client:
+        content = b"2\r\nab\r\n" * 100_000
+        sending = asyncio.ensure_future(client.send(CHUNKED_HEAD + content + b"0\r\n\r\n"))
+        while not PROCESS.used_bytes:
+            await asyncio.sleep(0)
+        for _ in range(100):
+            held.append(PROCESS.used_bytes)
+            await asyncio.sleep(0)
+        assert max(held) < 2 * http_protocol.HIGH_WATER_BYTES
+        release.set()
+        assert (await client.reply())[1] == b"200000"
+        await sending
+        assert PROCESS.used_bytes == 0
+
+
+async def test_bodies_that_never_end_hold_no_more_than_the_budget(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(PROCESS, "limit_bytes", 500_000)
+    length = b"POST /a HTTP/1.1\r\nHost: a\r\nContent-Length: 1000000\r\n\r\n"
+    async with contextlib.AsyncExitStack() as stack:
+        port = await stack.enter_async_context(listening(echo))
+        clients = [await stack.enter_async_context(connected(port)) for _ in range(6)]
+        for client in clients:
+            await client.send(length + bytes(150_000))
+        heads = [(await client.reply())[0] for client in clients[3:]]
+        assert all(head.startswith(b"HTTP/1.1 503 ") for head in heads)
+        assert all(b"retry-after: 1" in head for head in heads)
+        assert PROCESS.used_bytes <= 500_000
+    assert PROCESS.used_bytes == 0
+
+
+async def test_a_request_that_is_cut_off_before_its_application_begins_is_told_so() -> None:
+    stuck = Stuck()
+    listener = HttpListener(stuck, "127.0.0.1", 0, "--http-port")
+    await listener.start()
+    async with connected(listener.port) as client:
+        await client.send(post(b""))
+        while not listener._shared.exchanges:
+            await asyncio.sleep(0)
+        (exchange,) = listener._shared.exchanges
+        exchange.cancel()
+        assert (await client.reply())[0].startswith(b"HTTP/1.1 503 ")
+    await listener.drain(Deadline.after(0))
+
+
 async def test_one_connection_too_many_is_told_so(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(listening_socket, "MAX_CONNECTIONS", 2)
     async with listening(echo) as port, connected(port) as first, connected(port) as second:
         for client in (first, second):
             await client.send(post(b"1"))
             assert (await client.reply())[0].startswith(OK)
-        async with connected(port) as third:
-            head, body = await third.reply()
-            assert head.startswith(b"HTTP/1.1 503 ")
-            assert body == b'{"error":"too many connections"}'
+        for most, sent in ((64, post(b"3")), (0, b"")):  # with room for questions about health
+            monkeypatch.setattr(listening_socket, "HEALTH_CONNECTIONS", most)
+            async with connected(port) as third:
+                await third.send(sent)
+                head, body = await third.reply()
+                assert head.startswith(b"HTTP/1.1 503 ")
+                assert body == b'{"error":"too many connections"}'
         await first.send(post(b"2"))
         assert (await first.reply())[0].startswith(OK)
         second.writer.close()

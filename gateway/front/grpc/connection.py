@@ -15,9 +15,10 @@ from gateway.front.grpc import head, limits
 from gateway.front.grpc.head import Head
 from gateway.front.grpc.limits import AbuseLimits
 from gateway.front.grpc.output import GREETING, NO_HTTP1, Output
-from gateway.front.grpc.service import BUSY
+from gateway.front.grpc.service import BUSY, CROWDED
 from gateway.front.grpc.shared import Shared
 from gateway.front.grpc.stream import Stream
+from gateway.front.listening import Room
 from gateway.overload import OVERLOADED
 from gateway.request_memory import PROCESS
 from gateway.wire import http2
@@ -28,8 +29,6 @@ from gateway.wire.http2_settings import PeerSettings
 
 
 class GrpcConnection(Reader, asyncio.BufferedProtocol):
-    """One connection."""
-
     transport: asyncio.Transport
     output: Output
 
@@ -59,8 +58,9 @@ class GrpcConnection(Reader, asyncio.BufferedProtocol):
         # Since when nothing has come to its end, or there is no call; and what had come by then.
         self._midway_since = self._idle_since = loop.time()
         self._progress = self._seen = 0
-        # It was told of the end; no further call is taken; nothing more is read.
-        self._warned = self._leaving = self._closing = False
+        # There is room for questions about health alone; it was told of the end; no further call is
+        # taken; nothing more is read.
+        self._crowded = self._warned = self._leaving = self._closing = False
 
     # -- asyncio --------------------------------------------------------------------------------
 
@@ -68,10 +68,14 @@ class GrpcConnection(Reader, asyncio.BufferedProtocol):
         self.transport = cast(asyncio.Transport, transport)  # uvloop's is none by name
         self.output = Output(self.transport, self.loop)
         limits.notice_dead_peers(transport.get_extra_info("socket"))
-        if len(self._shared.connections) >= self._shared.max_connections:
+        number = transport.get_extra_info("socket").fileno()
+        room = self._shared.limit.room(len(self._shared.connections), number)
+        self._crowded = room is Room.HEALTH
+        if room is Room.NONE:
             said = http2.go_away(0, http2.ENHANCE_YOUR_CALM, b"too many connections")
             self.transport.write(http2.settings() + said)
-            self._linger()
+            self.transport.close()  # at once: to linger takes a file
+            self._closing = True
             return
         self._shared.connections.add(self)
 
@@ -146,6 +150,9 @@ class GrpcConnection(Reader, asyncio.BufferedProtocol):
                 self._completed(call)
         elif target.method is None:
             call.end(target.refusal)
+        elif self._crowded and not target.method.health:
+            call.end(CROWDED)
+            self.leave()
         else:
             call.begin()
             if ends:

@@ -10,8 +10,8 @@ from gateway.front.grpc.shared import Shared
 from gateway.front.listening import (
     CUT_OFF_SECONDS,
     QUIET_SECONDS,
+    ConnectionLimit,
     Listening,
-    max_connections,
     until_no,
 )
 from gateway.types import Deadline
@@ -31,7 +31,7 @@ class GrpcListener:
     def __init__(
         self, service: Service, address: str, port: int, flag: str, reuse_port: bool = False
     ) -> None:
-        self._shared = shared = Shared(service, max_connections())
+        self._shared = shared = Shared(service, ConnectionLimit())
         self._listening = Listening(
             lambda: GrpcConnection(shared, asyncio.get_running_loop()),
             *(address, port, flag, reuse_port),

@@ -46,6 +46,7 @@ INTERNAL = Ending(Status.INTERNAL, "internal error")
 NO_METHOD = Ending(Status.UNIMPLEMENTED, "Method not found!")
 STALLED = Ending(Status.CANCELLED, "the request's body stands still")
 BUSY = Ending(Status.UNAVAILABLE, QueueFull().message)
+CROWDED = Ending(Status.UNAVAILABLE, "too many connections")
 LATE = Ending(Status.DEADLINE_EXCEEDED, "Deadline Exceeded")
 CLOSING = Ending(Status.UNAVAILABLE, "the server is shutting down")
 NO_ENCODING = Ending(

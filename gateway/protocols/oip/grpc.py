@@ -92,7 +92,14 @@ class OipGrpc:
             True,
             True,
         )
-        check = Method(health_pb2.HealthCheckRequest, health_pb2.HealthCheckResponse, self._check)
+        for name in ("ServerLive", "ServerReady"):
+            table[name] = table[name]._replace(health=True)
+        check = Method(
+            health_pb2.HealthCheckRequest,
+            health_pb2.HealthCheckResponse,
+            self._check,
+            health=True,
+        )
         watch = Method(
             health_pb2.HealthCheckRequest,
             health_pb2.HealthCheckResponse,
