@@ -4,10 +4,14 @@ PYTHON ?= python3
 TORCH ?= torch==2.13.0
 VENV := .venv
 BIN := $(VENV)/bin
-READY := $(VENV)/.installed
+PIP := $(BIN)/python -m pip --disable-pip-version-check
+INSTALL := $(PIP) install --constraint constraints.txt
+# One environment, filled in two steps: what the demo needs, and what the other verbs need besides.
+DEMO := $(VENV)/.demo
+READY := $(VENV)/.dev
 
 .DEFAULT_GOAL := help
-.PHONY: compare compare-faults help run serve test lint format long-streams perf-analyzer bench bench-quick bench-startup \
+.PHONY: compare compare-faults constraints help run serve test lint format long-streams perf-analyzer bench bench-quick bench-startup \
 	loadtest-agreement loadtest-backends bench-hop gate-statistics gate-real report-browser bench-overload bench-memory profile table tflite-runtime torchserve migrate \
 	managed matrix peer-suites runtimes storage tfserving-clients triton-package upstream upstream-triton protos fuzz soak scaling \
 	workers ray deploy clean
@@ -15,19 +19,23 @@ READY := $(VENV)/.installed
 help: ## List the verbs
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-17s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
-$(READY): pyproject.toml
+$(DEMO): pyproject.toml constraints.txt
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' \
 		|| { echo "modelport needs Python 3.11 or newer; try: make PYTHON=python3.11 ..." >&2; exit 1; }
 	$(PYTHON) -m venv $(VENV)
-	$(BIN)/python -m pip install --upgrade pip
-	$(BIN)/python -m pip install "$(TORCH)"
-	$(BIN)/python -m pip install --editable ".[torch,tensorflow,litert,huggingface,load,dev]"
+	$(INSTALL) --upgrade pip setuptools
+	$(INSTALL) "$(TORCH)"
+	$(INSTALL) --no-build-isolation --editable ".[torch]"
 	@touch $@
 
-run: $(READY) ## Train, export, prove, publish, serve and call the two demo models
+$(READY): $(DEMO)
+	$(INSTALL) --no-build-isolation --editable ".[all,dev]"
+	@touch $@
+
+run: $(DEMO) ## Train, export, prove, publish, serve and call the two demo models
 	$(BIN)/modelport demo
 
-serve: $(READY) ## Keep the demo's gateway running: HTTP 8000, gRPC 8001, metrics 8002
+serve: $(DEMO) ## Keep the demo's gateway running: HTTP 8000, gRPC 8001, metrics 8002
 	@test -d model_repository/fraud -a -d model_repository/vit || $(BIN)/modelport demo
 	$(BIN)/modelport serve --model-repository model_repository
 
@@ -47,6 +55,15 @@ format: $(READY) ## Format the code
 
 long-streams: $(READY) ## Keep gRPC streams of real clients up for a million messages; 20 minutes
 	$(BIN)/python -m tests.long_streams
+
+constraints: ## Resolve every extra anew and pin the versions in constraints.txt; Python 3.11
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info[:2] != (3, 11))' \
+		|| { echo "pins hold for later Pythons, not earlier ones: make PYTHON=python3.11 $@" >&2; exit 1; }
+	rm -rf $(VENV)/constraints && $(PYTHON) -m venv $(VENV)/constraints
+	$(VENV)/constraints/bin/python -m pip install --upgrade pip
+	$(VENV)/constraints/bin/python .ci/constraints.py
+	$(VENV)/constraints/bin/python .ci/constraints.py --check 3.12 3.13 3.14
+	rm -rf $(VENV)/constraints
 
 perf-analyzer: $(READY) ## Drive the gateway with Triton's unmodified perf_analyzer
 	$(BIN)/python -m loadtests.benchmarks.perf_analyzer
@@ -135,7 +152,7 @@ managed: $(READY) ## Kill -9 managed TorchServe and Triton, the real ones, under
 	$(BIN)/python -m tests.managed
 
 storage: $(READY) ## Kill publishers to S3, race and cut off gateways; Azure's and Google's emulators (needs Node)
-	$(BIN)/python -m pip install --editable ".[azure,gcs]" gcp-storage-emulator
+	$(INSTALL) --no-build-isolation --editable ".[azure,gcs]" gcp-storage-emulator
 	MODELPORT_SLOW_TESTS=1 $(BIN)/python -m pytest --timeout=900 -s \
 		tests/gateway/test_storage_kills.py tests/gateway/test_storage_emulators.py \
 		tests/gateway/test_storage_gateways.py tests/gateway/test_storage_served.py
