@@ -27,7 +27,7 @@ from gateway.model import (
     resource_preserving,
 )
 from gateway.policy import Load, Snapshot, Unload, next_action, wanted
-from gateway.repository.scan import VersionEntry
+from gateway.repository.scan import VersionEntry, is_unreadable
 from gateway.settings import Settings
 from gateway.telemetry import Statistics
 
@@ -195,7 +195,8 @@ class Reconciler:
                     self._loader.load, model.entry, entry, model.config, statistics
                 )
         except Exception as error:
-            failure = self._failure(content, error, failed, isinstance(error, Unavailable))
+            transient = isinstance(error, Unavailable) or _may_be_readable_later(error)
+            failure = self._failure(content, error, failed, transient)
             model.failed[number] = failure
             model.load_failures += 1
             model.troubled = True
@@ -350,6 +351,12 @@ class Reconciler:
             await asyncio.gather(*(task for tasks in unloading for task in tasks))
         await asyncio.gather(*self._background, return_exceptions=True)
         self._threads.shutdown(wait=False)
+
+
+def _may_be_readable_later(error: Exception) -> bool:
+    """Whether a load failed for a file that is there and could not be read."""
+    causes = (error, error.__cause__)
+    return any(is_unreadable(e) and not isinstance(e, FileNotFoundError) for e in causes)
 
 
 def _discard(loading: Future[ServedVersion]) -> None:

@@ -9,8 +9,10 @@ one bad model costs nothing but itself.
 
 from __future__ import annotations
 
+import errno
 import os
 import re
+import stat
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -35,13 +37,17 @@ Fingerprint = tuple[tuple[str, int, int, int], ...]
 
 @dataclass(frozen=True, slots=True)
 class VersionEntry:
-    """``fetch``: brings the files to ``path``, where they are elsewhere; blocking."""
+    """``fetch``: brings the files to ``path``, where they are elsewhere; blocking.
+
+    ``unreadable``: ``problem`` is that this look could not see it; the next one may.
+    """
 
     number: int
     path: Path
     fingerprint: Fingerprint
     problem: str = ""
     fetch: Callable[[], None] | None = field(default=None, compare=False, repr=False)
+    unreadable: bool = False
 
 
 class ModelEntry(NamedTuple):
@@ -102,21 +108,30 @@ def settled(
 ) -> ModelEntry | None:
     """``found`` without what may still be being written: what was otherwise a look ``before``.
 
-    In place of that stays what was ``accepted``. A version with a manifest needs no second look: it
-    is whole, or does not match. None: nothing is accepted of the model yet.
+    In place of that, and of what this look could not read, stays what was ``accepted``. A version
+    with a manifest needs no second look: it is whole, or does not match. None: nothing is accepted
+    of the model yet.
     """
-    if found.remote or found.problem:
+    if accepted is not None and accepted.problem and not accepted.versions:
+        accepted = None  # nothing of it was ever seen
+    if found.remote:
         return found
-    still = before is not None and before.config_text == found.config_text
+    if found.problem:
+        return accepted._replace(problem=found.problem) if accepted is not None else found
+    still = before is not None and not before.problem and before.config_text == found.config_text
     if accepted is None and not still:
         return None
     versions = {}
     for number, version in found.versions.items():
+        kept = accepted.versions.get(number) if accepted is not None else None
         seen = before.versions.get(number) if before is not None else None
-        if seen == version or any(name == manifest.FILENAME for name, *_ in version.fingerprint):
+        written_last = any(name == manifest.FILENAME for name, *_ in version.fingerprint)
+        if version.unreadable and kept is not None:
+            versions[number] = kept
+        elif seen == version or written_last:
             versions[number] = version
-        elif accepted is not None and number in accepted.versions:
-            versions[number] = accepted.versions[number]
+        elif kept is not None:
+            versions[number] = kept
     text = found.config_text if still or accepted is None else accepted.config_text
     return found._replace(versions=versions, config_text=text)
 
@@ -128,9 +143,11 @@ def _folders(path: Path, pattern: re.Pattern[str]) -> list[Path]:
 
 def _is_folder(path: Path) -> bool:
     try:
-        return path.is_dir()
-    except OSError:  # told where it is read: it may not hide the others
-        return True
+        return stat.S_ISDIR(path.stat().st_mode)
+    except (FileNotFoundError, NotADirectoryError):
+        return False
+    except OSError as error:  # told where it is read: it may not hide the others
+        return error.errno != errno.ELOOP
 
 
 def scan_model(root: Path, path: Path) -> ModelEntry:
@@ -153,19 +170,22 @@ def scan_model(root: Path, path: Path) -> ModelEntry:
 
 def _read_config(root: Path, path: Path) -> str | None:
     config = path / configuration.FILENAME
-    if not os.path.lexists(config):
+    try:
+        config.lstat()
+    except FileNotFoundError:
         return None
     if _leaves(root, config):
         raise ValueError(f"'{config.name}' is a symbolic link out of the repository")
-    if not config.is_file():
+    found = config.stat()
+    if not stat.S_ISREG(found.st_mode):
         raise ValueError(f"'{config.name}' is not a file")
-    if config.stat().st_size > MAX_CONFIG_BYTES:
+    if found.st_size > MAX_CONFIG_BYTES:
         raise ValueError(f"'{config.name}' is larger than {MAX_CONFIG_BYTES} bytes")
     return config.read_text(encoding="utf-8")
 
 
 def _scan_version(root: Path, path: Path) -> VersionEntry:
-    number, problem = int(path.name), ""
+    number, problem, unreadable = int(path.name), "", False
     files: list[tuple[str, int, int, int]] = []
     try:
         if _leaves(root, path):
@@ -177,7 +197,7 @@ def _scan_version(root: Path, path: Path) -> VersionEntry:
                 relative = file.relative_to(path).as_posix()
                 if file.is_symlink() and _leaves(root, file):
                     problem = problem or f"'{relative}' is a symbolic link out of the repository"
-                elif name in names and not file.is_file():
+                elif name in names and not stat.S_ISREG(_stat(file).st_mode):
                     problem = problem or f"'{relative}' is not a file"
                 elif file.suffix.lower() in REFUSED_SUFFIXES:
                     problem = problem or (
@@ -186,18 +206,28 @@ def _scan_version(root: Path, path: Path) -> VersionEntry:
                     )
             files += fingerprint(path, (Path(folder) / name for name in names))
     except OSError as error:
-        problem = _reason(error)
-    return VersionEntry(number, path, tuple(sorted(files)), problem)
+        problem, unreadable = _reason(error), True
+    return VersionEntry(number, path, tuple(sorted(files)), problem, unreadable=unreadable)
 
 
 def fingerprint(folder: Path, files: Iterable[Path]) -> Fingerprint:
     """The fingerprint of those ``files`` of ``folder``; a link that leads nowhere is one."""
     found = []
     for file in files:
-        stat = file.stat() if file.exists() else file.lstat()
+        seen = _stat(file)
         name = file.relative_to(folder).as_posix()
-        found.append((name, stat.st_size, stat.st_mtime_ns, stat.st_ino))
+        found.append((name, seen.st_size, seen.st_mtime_ns, seen.st_ino))
     return tuple(sorted(found))
+
+
+def _stat(file: Path) -> os.stat_result:
+    """Of the file, or of a link that leads nowhere."""
+    try:
+        return file.stat()
+    except OSError as error:
+        if error.errno in (errno.ENOENT, errno.ELOOP) and file.is_symlink():
+            return file.lstat()
+        raise
 
 
 def _raise(error: OSError) -> None:
@@ -212,6 +242,17 @@ def _leaves(root: Path, path: Path) -> bool:
         return True
 
 
+def is_unreadable(error: BaseException | None) -> bool:
+    """Whether a file could not be read as it is now: not allowed, failing, or half written."""
+    if isinstance(error, OSError):
+        return error.errno is not None  # a library that cannot be loaded has none
+    return isinstance(error, UnicodeDecodeError)
+
+
 def _reason(error: Exception) -> str:
     """The reason without the path: an index is public."""
-    return (error.strerror or "unreadable") if isinstance(error, OSError) else str(error)
+    if isinstance(error, OSError):
+        return error.strerror or "unreadable"
+    if isinstance(error, UnicodeDecodeError):
+        return f"'{configuration.FILENAME}' is not UTF-8"
+    return str(error)
