@@ -5,9 +5,9 @@ Importing this imports neither torch nor a runtime, so that ``--help`` is instan
 
 from __future__ import annotations
 
-import contextlib
+import dataclasses
 import json
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -15,6 +15,7 @@ import click
 
 from exporters.errors import OneLineCommand, UsageError, missing_extra
 from exporters.models import REGISTRY
+from exporters.progress import progress_bar
 from gateway.repository.storage.location import Repository
 
 if TYPE_CHECKING:
@@ -135,6 +136,8 @@ FORMAT_NAMES = "onnx|torchscript|savedmodel|tflite|pt2|aoti|all"
     type=click.Path(path_type=Path),
     help="Write the artifact and its certificate here instead of publishing.",
 )
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON document.")
+@click.option("--quiet", "-q", is_flag=True, help="No progress.")
 def export(**options: Any) -> None:
     """Export CHECKPOINT, prove each artifact equal to it, and publish it.
 
@@ -146,7 +149,7 @@ def export(**options: Any) -> None:
     for bound in ("atol", "rtol", "max_drop", "min_agreement", "max_relative_error"):
         _check_finite(bound, options[bound])
     kwargs = parse_kwargs(options["model_kwargs"])
-    with progress_bar() as progress:
+    with progress_bar(options["quiet"]) as progress:
         # torch and the runtime come with this import.
         progress("starting", 0, 0)
         try:
@@ -171,7 +174,10 @@ def export(**options: Any) -> None:
             **{key: options[key] for key in _PASSED_ON},
         )
         results = pipeline.export(request, progress)
-    _print(results)
+    if options["as_json"]:
+        click.echo(json.dumps([_document(result) for result in results], indent=2))
+    else:
+        _print(results)
 
 
 #: Options that go into a request as they are.
@@ -196,28 +202,23 @@ def _check_finite(name: str, value: float | None) -> None:
         raise UsageError(f"--{name.replace('_', '-')} must be a finite number")
 
 
-@contextlib.contextmanager
-def progress_bar() -> Iterator[Callable[[str, int, int], None]]:
-    """A bar on stderr that follows the stages; nothing where stderr is not a terminal."""
-    from rich.console import Console
-    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
-
-    console = Console(stderr=True)
-    columns = (
-        TextColumn("{task.description}"),
-        BarColumn(),
-        MofNCompleteColumn(),
-        TimeElapsedColumn(),
-    )
-    hidden = not console.is_terminal
-    with Progress(*columns, console=console, transient=True, disable=hidden) as bar:
-        task = bar.add_task("", total=None)
-
-        def show(stage: str, done: int, total: int) -> None:
-            bar.tasks[task].total = total or None  # update() would take None for "as before"
-            bar.update(task, description=stage, completed=done)
-
-        yield show
+def _document(result: ExportResult) -> dict[str, Any]:
+    report, found, usage = result.proof.report, result.proof.evaluation, result.proof.usage
+    return {
+        "model": result.name,
+        "format": result.format,
+        "precision": result.precision,
+        "version": result.version,
+        "path": str(result.path),
+        "size_bytes": result.size_bytes,
+        "samples": report.samples + report.edge_samples,
+        "max_abs_error": report.max_abs_error,
+        "tolerance": {"atol": report.atol, "rtol": report.rtol},
+        "agreement": report.agreement,
+        "evaluation": None if found is None else dataclasses.asdict(found),
+        "seconds": round(result.seconds, 3),
+        "peak_memory_bytes": usage.peak_memory_bytes,
+    }
 
 
 def _print(results: Sequence[ExportResult]) -> None:

@@ -10,8 +10,9 @@ from typing import TYPE_CHECKING
 
 import click
 
-from exporters.cli import parse_kwargs, progress_bar
+from exporters.cli import parse_kwargs
 from exporters.errors import OneLineCommand, missing_extra
+from exporters.progress import progress_bar
 
 if TYPE_CHECKING:
     from exporters.conversion.report import Report

@@ -13,7 +13,10 @@ ModelportError                (gateway.errors)
 
 from __future__ import annotations
 
+import contextlib
 import difflib
+import importlib.util
+import os
 from collections.abc import Iterable, Mapping
 from typing import IO, Any, NoReturn
 
@@ -70,8 +73,15 @@ _EXTRAS = {
     "ai_edge_litert": "litert",
     "transformers": "huggingface",
     "peft": "huggingface",
-    **dict.fromkeys(("locust", "hdrh", "psutil", "scipy", "jinja2", "matplotlib"), "load"),
+    **dict.fromkeys(
+        ("locust", "gevent", "geventhttpclient", "hdrh", "psutil", "scipy", "jinja2", "matplotlib"),
+        "load",
+    ),
 }
+
+
+#: Packages whose absence an extra mends.
+_LIBRARIES = frozenset(_EXTRAS) | {"torch", "onnx", "onnxscript", "safetensors", "sklearn"}
 
 
 def missing_extra(error: ImportError) -> Unsupported:
@@ -81,6 +91,15 @@ def missing_extra(error: ImportError) -> Unsupported:
         f"'{package}' is not installed; this needs it: "
         f"pip install 'modelport[{_EXTRAS.get(package, 'torch')}]'"
     )
+
+
+def require_extra(extra: str) -> None:
+    """Raise ``Unsupported`` unless every package of ``extra`` is installed; import none."""
+    for package in [name for name, brought_by in _EXTRAS.items() if brought_by == extra]:
+        with contextlib.suppress(ValueError):  # a module without a specification, as None
+            if importlib.util.find_spec(package) is not None:
+                continue
+        raise missing_extra(ModuleNotFoundError(name=package))
 
 
 def suggestion(wrong: str, known: Iterable[str]) -> str:
@@ -116,6 +135,16 @@ class Failure(click.ClickException):
 
     def show(self, file: IO[Any] | None = None) -> None:
         click.echo(f"modelport: error: {self.message}", file=file, err=True)
+        annotate(self.message)
+
+
+def annotate(message: str, title: str = "modelport") -> None:
+    """Have GitHub Actions show ``message`` beside the job; nothing happens elsewhere."""
+    if os.environ.get("GITHUB_ACTIONS") != "true":
+        return
+    text = message.replace("%", "%25").replace("\r", "%0D").replace("\n", "%0A")
+    name = title.replace("%", "%25").replace(":", "%3A").replace(",", "%2C")
+    click.echo(f"::error title={name}::{text}", err=True)
 
 
 def _origin(error: BaseException) -> str:
@@ -152,7 +181,14 @@ class OneLineCommand(click.Command):
         except KeyboardInterrupt as error:
             _fail(error)
         except Exception as error:
+            if isinstance(error, ModuleNotFoundError) and _is_foreign(error):
+                _fail(missing_extra(error), error)
             _fail(RuntimeError(f"unexpected {type(error).__name__}: {error}"), error)
+
+
+def _is_foreign(error: ModuleNotFoundError) -> bool:
+    """Whether what is missing is a library, not a module of ours or of the user's."""
+    return (error.name or "").partition(".")[0] in _LIBRARIES
 
 
 def _fail(error: BaseException, cause: BaseException | None = None) -> NoReturn:

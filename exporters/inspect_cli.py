@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from exporters.cli import progress_bar
 from exporters.errors import OneLineCommand
+from exporters.progress import progress_bar
 
 if TYPE_CHECKING:
     from rich.table import Table

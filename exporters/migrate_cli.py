@@ -12,9 +12,9 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from exporters.cli import progress_bar
 from exporters.errors import OneLineCommand, ParityError, UsageError, missing_extra
 from exporters.inspect_cli import printable
+from exporters.progress import progress_bar
 
 if TYPE_CHECKING:
     from rich.table import Table

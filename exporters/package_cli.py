@@ -9,9 +9,9 @@ from pathlib import Path
 
 import click
 
-from exporters.cli import progress_bar
 from exporters.errors import OneLineCommand, UsageError, missing_extra
 from exporters.packaging import SERVERS
+from exporters.progress import progress_bar
 
 
 @click.command("package", cls=OneLineCommand)

@@ -10,8 +10,9 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from exporters.cli import parse_kwargs, progress_bar
+from exporters.cli import parse_kwargs
 from exporters.errors import OneLineCommand, UsageError, missing_extra
+from exporters.progress import progress_bar
 
 if TYPE_CHECKING:
     from exporters.source import Reference
@@ -46,6 +47,7 @@ _FILE = click.Path(path_type=Path)
     metavar="FILE",
     help="Sign the certificate of the published version again, with this Ed25519 key.",
 )
+@click.option("--quiet", "-q", is_flag=True, help="No progress.")
 def sample(
     path: Path,
     model: str | None,
@@ -71,7 +73,7 @@ def sample(
         raise UsageError(f"'{path}' is a checkpoint; say with --output where the file goes")
     if sign_key is not None and output is not None:
         raise UsageError("--sign-key signs a published version; leave --output")
-    with progress_bar() as progress:
+    with progress_bar(options["quiet"]) as progress:
         progress("loading", 0, 0)
         try:
             from exporters import recording

@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from exporters.cli import progress_bar
 from exporters.errors import OneLineCommand, UsageError, missing_extra
+from exporters.progress import progress_bar
 from gateway.repository.storage.location import Location, Repository
 
 if TYPE_CHECKING:
@@ -51,11 +51,13 @@ _FILE = click.Path(path_type=Path)
     help="Run this code, which an unsigned certificate names.",
 )
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON document.")
+@click.option("--quiet", "-q", is_flag=True, help="No progress.")
 def verify(
     path: Path | Location,
     integrity: bool,
     public_keys: tuple[Path, ...],
     as_json: bool,
+    quiet: bool,
     **given: Any,
 ) -> None:
     """Check the version at PATH, or the newest version of the model at PATH: a folder, or
@@ -70,7 +72,7 @@ def verify(
     if integrity and any(given.values()):
         flag = next(name for name, value in given.items() if value)
         raise UsageError(f"--integrity proves nothing again; leave --{flag}")
-    with progress_bar() as progress:
+    with progress_bar(quiet) as progress:
         progress("checking", 0, 0)
         try:
             from exporters import verify as verification

@@ -1,4 +1,4 @@
-"""Cached environments for tools and peers, under the git-ignored `.peers/` of the repository.
+"""Cached environments for tools and peers: in `.peers/` of a checkout, else in the user's cache.
 
 Each environment is made once and reused while its requirements stay the same. Only the standard
 library is imported here: a fresh machine starts with Python, apt and pip.
@@ -14,18 +14,27 @@ import tarfile
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
-PEERS = ROOT / ".peers"
 
 
 class Missing(RuntimeError):
     """Something this machine lacks, said so that a person can supply it."""
 
 
+def cache() -> Path:
+    """modelport's folder in the user's cache, which may not exist yet."""
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "modelport"
+
+
+def peers() -> Path:
+    """The folder of all environments: an installed package writes nothing beside itself."""
+    return ROOT / ".peers" if (ROOT / "pyproject.toml").is_file() else cache() / "peers"
+
+
 def folder(name: str) -> Path:
-    """A folder under `.peers/`, which hides itself from git."""
-    PEERS.mkdir(exist_ok=True)
-    (PEERS / ".gitignore").write_text("*\n")
-    path = PEERS / name
+    """A folder under ``peers()``, which hides itself from git."""
+    peers().mkdir(parents=True, exist_ok=True)
+    (peers() / ".gitignore").write_text("*\n")
+    path = peers() / name
     path.mkdir(parents=True, exist_ok=True)
     return path
 

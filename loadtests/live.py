@@ -110,7 +110,7 @@ def _lines(load: Load, console: Console) -> Callable[[Progress], None]:
     def progress(seen: Progress) -> None:
         nonlocal told
         recent.add(seen.samples)
-        if seen.seconds and time.monotonic() - told >= LINE_SECONDS:
+        if time.monotonic() - told >= LINE_SECONDS:
             told = time.monotonic()
             console.print(f"{seen.seconds:.0f} s: {recent.line()}", highlight=False)
 

@@ -10,7 +10,7 @@ from typing import Any
 import click
 from rich.console import Console
 
-from exporters.errors import Failure, OneLineCommand, UsageError
+from exporters.errors import Failure, OneLineCommand, UsageError, annotate, require_extra
 from loadtests import objectives, payloads, plan, shapes
 from loadtests.arguments import Positive, Seconds, check_writable, interruptible
 from loadtests.live import live
@@ -129,8 +129,9 @@ def loadtest(target_url: str, **options: Any) -> None:
 
     Every answer is checked against --data's, or against the server's own first ones; a wrong one is
     an error. Exit status: 0; 1 when nothing could be asked, something was not answered rightly, or
-    an objective is missed; 2 usage; 130 interrupted.
+    an objective is missed; 2 usage; 4 the extra 'load' is not installed; 130 interrupted.
     """
+    require_extra("load")
     target = _target(target_url, options)
     load = _load(options)
     check_writable(options[f"{kind}_file"] for kind in FILES)
@@ -238,7 +239,7 @@ def _finish(run: Run, options: dict[str, Any]) -> None:
 
     summary = summarise(run)
     checks = objectives.judge(run, summary, list(options["slos"]))
-    tables.run(run, checks, Console())
+    tables.run(run, checks, tables.standard())
     command = shlex.join(["modelport", *sys.argv[1:]])
     files = {f"{kind}_file": options[f"{kind}_file"] for kind in FILES}
     written, problem = document.write_all(run, summary, checks, command, **files)
@@ -253,5 +254,8 @@ def _finish(run: Run, options: dict[str, Any]) -> None:
         said = " ".join(run.failure.split())
         click.echo(f"modelport: error: {said}; this is what came until then", err=True)
         sys.exit(EXIT_MISSED)
-    if any(check.status != "pass" for check in checks):
+    missed = [check for check in checks if check.status != "pass"]
+    for check in missed:
+        annotate(f"{check.name}: {check.observed}, {check.bound}", "modelport loadtest")
+    if missed:
         sys.exit(EXIT_MISSED)

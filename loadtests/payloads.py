@@ -316,6 +316,10 @@ def _read_npz(path: Path, signature: Signature | None, batch_size: int) -> Paylo
         raise BadPayload(f"has different numbers of rows: {counts}")
     if rows < batch_size:
         raise BadPayload(f"{rows} rows are no batch of {batch_size}")
+    for spec in signature.inputs:  # rows may have the shape that the model itself takes
+        fixed = [dim for dim in spec.dims if not isinstance(dim, str)]
+        if len(fixed) == len(spec.dims) and arrays[spec.name].shape[1:] == spec.reshape:
+            arrays[spec.name] = arrays[spec.name].reshape(rows, *fixed)
     known = {spec.name: spec.datatype for spec in signature.inputs}
     starts = range(0, rows - batch_size + 1, batch_size)
 

@@ -7,14 +7,15 @@ import shlex
 import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
-from exporters.errors import EXIT_FAILURE, Failure, OneLineCommand, UsageError, missing_extra
-from loadtests import temporary
+from exporters.errors import EXIT_FAILURE, Failure, OneLineCommand, UsageError, require_extra
+from exporters.progress import Heartbeat, to_log
+from loadtests import environments, temporary
 from loadtests.arguments import Positive, Seconds, check_writable, interruptible
 from loadtests.target import Protocol
 
@@ -155,6 +156,7 @@ def _words(ctx: Any, param: Any, values: tuple[str, ...]) -> tuple[str, ...]:
     help="One round of short loads, whatever --rounds and --duration say: a look, not a verdict.",
 )
 @click.option("--seed", type=click.IntRange(0), default=0, show_default=True)
+@click.option("--quiet", "-q", is_flag=True, help="No progress.")
 @click.pass_context
 def compare(context: click.Context, /, subjects: tuple[str, ...], **options: Any) -> None:
     """Compare formats and backends on this machine, and say which won at what.
@@ -167,11 +169,12 @@ def compare(context: click.Context, /, subjects: tuple[str, ...], **options: Any
     time, many in flight, then the highest rate whose p99 stays within the bound. Every answer is
     checked; who answers wrongly is disqualified, however fast.
 
-    Exit codes: 0 done, 1 no candidate qualified, 2 usage, 130 interrupted (what was measured until
-    then is written). A disqualified candidate is information, not a failure: 'modelport gate'
-    decides.
+    Exit codes: 0 done, 1 no candidate qualified, 2 usage, 4 the extra 'load' is not installed, 130
+    interrupted (what was measured until then is written). A disqualified candidate is information,
+    not a failure: 'modelport gate' decides.
     """
     started = time.monotonic()
+    require_extra("load")
     check_writable((options["output"], options["json_file"]))
     with interruptible():
         try:
@@ -199,12 +202,9 @@ def _measure(
 
     with (
         temporary.folder("modelport-compare-") as work,
-        _progress(Console(stderr=True)) as tell,
+        _progress(Console(stderr=True, quiet=options["quiet"])) as tell,
     ):
-        try:
-            lineup = _lineup(subjects, options, work, tell.what)
-        except ImportError as error:
-            raise missing_extra(error) from error
+        lineup = _lineup(subjects, options, work, tell.what)
         if not lineup.contenders:
             why = "; ".join(f"{one.name}: {one.why}" for one in lineup.absent)
             raise UsageError(f"there is nothing to measure: {why}")
@@ -255,8 +255,7 @@ def _wanted(options: dict[str, Any]) -> Wanted:
 
 
 def _cache(given: Path | None) -> Path:
-    home = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
-    return (given or Path(home) / "modelport" / "compare").absolute()
+    return (given or environments.cache() / "compare").absolute()
 
 
 def _settings(options: dict[str, Any]) -> Settings:
@@ -325,6 +324,7 @@ class _Progress:
         self.task = self.bar.add_task("starting", total=None)
         self.console = console
         self.said = ""
+        self.heartbeat = Heartbeat(to_log)
 
     def what(self, text: str) -> None:
         self.bar.update(self.task, description=text)
@@ -336,6 +336,7 @@ class _Progress:
         self._say(step.what.rpartition(" · ")[0] or step.what)
 
     def _say(self, text: str) -> None:
+        self.heartbeat.text = text
         if not self.console.is_terminal and text != self.said:
             self.said = text
             self.console.print(text, highlight=False)
@@ -344,19 +345,18 @@ class _Progress:
 @contextmanager
 def _progress(console: Console) -> Iterator[_Progress]:
     progress = _Progress(console)
-    with progress.bar:
+    in_log = not console.is_terminal and not console.quiet
+    with progress.bar, progress.heartbeat if in_log else nullcontext():
         yield progress
 
 
 def tell_and_write(result: Comparison, output: Path, json_file: Path | None) -> str:
     """On the terminal and as files; why the first that could not be written was not, or nothing."""
-    from rich.console import Console
-
     from loadtests.compare import document
     from loadtests.report import console as printed
     from loadtests.report import html
 
-    console = Console()
+    console = printed.standard()
     printed.comparison(result, console)
     problem = ""
     for path, write in ((json_file, document.write), (output, html.write_comparison)):

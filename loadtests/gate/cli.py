@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from exporters.errors import Failure, OneLineCommand, UsageError
+from exporters.errors import Failure, OneLineCommand, UsageError, annotate, require_extra
 from loadtests.arguments import Positive, Seconds, check_writable, interruptible
 from loadtests.target import Protocol
 
@@ -85,7 +85,8 @@ class GateCommand(OneLineCommand):
 @click.option("--junit", "junit_file", type=_FILE, help="Write JUnit XML, for a pipeline.")
 @click.option("--markdown", "markdown_file", type=_FILE, help="Write it for a pull request.")
 @click.option("--html", "html_file", type=_FILE, help="Write one page with plots.")
-def gate(baseline: str, candidate: str, slo_file: Path, **options: Any) -> None:
+@click.option("--quiet", "-q", is_flag=True, help="No progress.")
+def gate(baseline: str, candidate: str, slo_file: Path, quiet: bool, **options: Any) -> None:
     """Decide whether CANDIDATE may replace BASELINE.
 
     Each is a published version (model_repository/fraud/2) or a model's folder (its newest version),
@@ -115,13 +116,15 @@ def gate(baseline: str, candidate: str, slo_file: Path, **options: Any) -> None:
       1    fail: a limit is broken, or the candidate is not what was published
       2    usage: an argument, the SLO file, or a model that is not there
       3    inconclusive: neither; it says how much longer it would need, or what broke here
+      4    the extra 'load' is not installed
       130  interrupted
     """
+    require_extra("load")
     files = {kind: options[f"{kind}_file"] for kind in ("json", "junit", "markdown", "html")}
     _check(files)
     asked = _asked(baseline, candidate, slo_file, **options)
     with interruptible():
-        decision = _judged(asked)
+        decision = _judged(asked, quiet)
         unwritten = _report(decision, files)
     for problem in unwritten:
         click.echo(f"modelport: error: {problem}", err=True)
@@ -139,13 +142,9 @@ def _check(files: Mapping[str, Path | None]) -> None:
 
 
 def _asked(baseline: str, candidate: str, slo_file: Path, **options: Any) -> Asked:
-    try:
-        from loadtests.gate import gate as gating
-        from loadtests.gate import sides, slo
-    except ImportError as error:
-        raise UsageError(
-            f"'{error.name}' is not installed; this needs it: pip install 'modelport[load]'"
-        ) from error
+    from loadtests.gate import gate as gating
+    from loadtests.gate import sides, slo
+
     limits = _overridden(slo.read(slo_file), **options)
     for key in limits.certificate.public_keys:
         if not key.is_file():
@@ -210,24 +209,28 @@ def _overridden(slo: Slo, **options: Any) -> Slo:
     )
 
 
-def _judged(asked: Asked) -> Decision:
+def _judged(asked: Asked, quiet: bool) -> Decision:
     from rich.console import Console
 
     from loadtests.gate.gate import judge
     from loadtests.gate.live import Live
 
+    if quiet:
+        return judge(asked)
     with Live(asked, Console(stderr=True)) as live:
         return judge(asked, say=live.say, watch=live.watch)
 
 
 def _report(decision: Decision, files: Mapping[str, Path | None]) -> list[str]:
     """Print it, and write the files; those that could not be written, with the reason."""
-    from rich.console import Console
-
     from loadtests.gate.document import document
     from loadtests.report import blocks, console, html, junit, markdown
 
-    console.decision(decision, Console())
+    console.decision(decision, console.standard())
+    for check in decision.checks:
+        if check.status != "pass":
+            told = ": ".join(part for part in (check.observed, check.bound, check.detail) if part)
+            annotate(f"{check.name}: {check.status}: {told}", "modelport gate")
     told = {"verdict": str(decision.status), "baseline": decision.baseline}
     writers: dict[str, Callable[[Path], None]] = {
         "json": lambda path: blocks.write(path, json.dumps(document(decision), indent=2) + "\n"),

@@ -43,6 +43,8 @@ from loadtests.target import Protocol, Target
 MOST_BASELINE_ERRORS = 0.1
 #: Seconds that a load takes besides its slices: its generator has to start and to end.
 LOAD_SECONDS = 3.0
+#: The question whether a candidate starts at all.
+START = "start"
 #: For what has begun when the time is over.
 LEAST_SECONDS = 1.0
 Say = Callable[[str], None]
@@ -141,7 +143,7 @@ class Duel:
             except (ServerFailed, Missing) as error:
                 if self.left <= 0:
                     raise self._out_of_time(name, within, error) from error
-                raise self._lost(number, f"does not start: {_reason(error)}") from error
+                raise self._lost(number, f"does not start: {_reason(error)}", START) from error
             self.start_seconds[number] = server.cold_start_seconds
             yield Live(server.targets[self.protocol], server, first)
 

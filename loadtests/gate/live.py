@@ -1,4 +1,4 @@
-"""What a gate shows while it measures: a bar on a terminal, a line a look in a log."""
+"""Progress of a gate: a bar on a terminal; in a log a line a look, and one every ten seconds."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ import numpy as np
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
 
+from exporters.progress import Heartbeat, to_log
 from loadtests.gate.criteria import Half
 from loadtests.gate.gate import Asked, Watching
 from loadtests.report.figures import change, duration
@@ -29,11 +30,15 @@ class Live:
             TextColumn("{task.description}"),
             console=console,
             transient=True,
+            disable=not console.is_terminal,
         )
+        self._heartbeat = Heartbeat(to_log)
         self._task: TaskID = self._progress.add_task("", total=self._most)
 
     def __enter__(self) -> Live:
         self._progress.start()
+        if not self._console.is_terminal:
+            self._heartbeat.__enter__()
         return self
 
     def __exit__(
@@ -43,11 +48,14 @@ class Live:
         traceback: TracebackType | None,
     ) -> None:
         self._progress.stop()
+        if not self._console.is_terminal:
+            self._heartbeat.__exit__(kind, error, traceback)
 
     def say(self, text: str) -> None:
         described = f"{text}{self._found}"
         elapsed = self._progress.tasks[self._task].elapsed or 0.0
         self._progress.update(self._task, description=described, completed=elapsed)
+        self._heartbeat.text = described
 
     def watch(self, watching: Watching) -> None:
         self._found = f" · so far {_so_far(watching)}"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Sequence
 
 from rich import box
@@ -17,8 +18,18 @@ from loadtests.report.tables import Table
 from loadtests.samples import Run
 from loadtests.summary import summarise
 
+#: Of a pipe: no cell is folded, so that whatever reads it finds a reason in one piece.
+PIPE_WIDTH = 100_000
 STYLES = {Status.PASS: "green", Status.FAIL: "bold red", Status.INCONCLUSIVE: "yellow"}
 NOISE_STYLES = {"beyond": "green", "within": "yellow", "alone": "dim", "nobody": "dim"}
+
+
+def standard() -> Console:
+    """Standard output: as wide as the terminal, and in a file or a pipe as wide as its tables."""
+    console = Console()
+    if console.is_terminal or "COLUMNS" in os.environ:
+        return console
+    return Console(width=PIPE_WIDTH)
 
 
 def comparison(found: Comparison, console: Console) -> None:

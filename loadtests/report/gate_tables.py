@@ -17,7 +17,7 @@ def sentence(decision: Decision) -> str:
     if decision.status is Status.INCONCLUSIVE:
         return longer_text(decision)
     failed = [q.name for q in decision.questions if q.status is Status.FAIL]
-    return f"The candidate breaks: {', '.join(names.line(name, 80) for name in failed)}."
+    return f"The candidate fails: {', '.join(names.line(name, 80) for name in failed)}."
 
 
 def figure(question: Question, value: float | None) -> str:

@@ -170,7 +170,7 @@ def test_a_terminal_gets_the_same_facts_without_their_control_characters() -> No
         "tritonserver is not",
         "p99 latency",
         "FAIL",
-        "breaks: p99",
+        "fails: p99",
     ):
         assert text in told
     assert "\x1b" not in told

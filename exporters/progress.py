@@ -1,0 +1,98 @@
+"""Progress of a command on standard error: a bar on a terminal, a line now and then elsewhere."""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+import time
+from collections.abc import Callable, Iterator
+from types import TracebackType
+from typing import TYPE_CHECKING
+
+import click
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+#: Between two lines in a log: many CI systems end a job that says nothing for minutes.
+LINE_SECONDS = 10.0
+#: Told the stage's name, and how much of it is done of how much (0 of 0: unknown).
+Show = Callable[[str, int, int], None]
+
+
+class Heartbeat:
+    """Repeats ``text`` with the time that has passed; use it as a context.
+
+    A thread of its own, as the work may not come back for minutes.
+    """
+
+    def __init__(self, tell: Callable[[str], None], seconds: float | None = None) -> None:
+        self.text = "starting"
+        self._tell = tell
+        self._seconds = LINE_SECONDS if seconds is None else seconds
+        self._began = time.monotonic()
+        self._done = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="heartbeat", daemon=True)
+
+    def _run(self) -> None:
+        while not self._done.wait(self._seconds):
+            self._tell(f"{time.monotonic() - self._began:.0f} s: {self.text}")
+
+    def __enter__(self) -> Heartbeat:
+        self._thread.start()
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self._done.set()
+        self._thread.join()
+
+
+def to_log(text: str) -> None:
+    """Write a line to standard error, which may have been closed."""
+    with contextlib.suppress(OSError, ValueError):
+        click.echo(f"modelport: {text}", err=True)
+
+
+@contextlib.contextmanager
+def progress_bar(quiet: bool = False) -> Iterator[Show]:
+    """What follows the stages of a command, on standard error."""
+    from rich.console import Console
+
+    console = Console(stderr=True)
+    if quiet:
+        yield lambda stage, done, total: None
+    elif console.is_terminal:
+        with _bar(console) as show:
+            yield show
+    else:
+        with Heartbeat(to_log) as heartbeat:
+            yield lambda stage, done, total: setattr(heartbeat, "text", _line(stage, done, total))
+
+
+def _line(stage: str, done: int, total: int) -> str:
+    return f"{stage}, {done} of {total}" if total else stage
+
+
+@contextlib.contextmanager
+def _bar(console: Console) -> Iterator[Show]:
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+
+    columns = (
+        TextColumn("{task.description}"),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TimeElapsedColumn(),
+    )
+    with Progress(*columns, console=console, transient=True) as bar:
+        task = bar.add_task("", total=None)
+
+        def show(stage: str, done: int, total: int) -> None:
+            bar.tasks[task].total = total or None  # update() would take None for "as before"
+            bar.update(task, description=stage, completed=done)
+
+        yield show
