@@ -14,6 +14,8 @@ from gateway.types import Array, Datatype, Tensor
 
 #: Values of more outputs than these are gone through off the event loop.
 LARGE = 16_384
+#: Triton classifies no larger output, either.
+MAX_ELEMENTS = 1_000_000
 #: Classes that are written between two checkpoints.
 PIECE = 1024
 
@@ -22,11 +24,17 @@ def classify(tensor: Tensor, count: int, labels: tuple[str, ...], batched: bool)
     """The ``count`` largest values of ``tensor`` per batch element, largest first.
 
     Raises:
-        InvalidArgument: the output is not numeric.
+        InvalidArgument: the output is not numeric, or too large.
     """
     if tensor.datatype in (Datatype.BYTES, Datatype.BF16, Datatype.BOOL):
         raise InvalidArgument(
-            f"output '{tensor.name}' is {tensor.datatype}; classification needs numbers"
+            "class result not available for output due to unsupported type "
+            f"'{tensor.datatype}': '{tensor.name}' must hold numbers"
+        )
+    if tensor.data.size > MAX_ELEMENTS:
+        raise InvalidArgument(
+            f"classification output tensor too large: '{tensor.name}' has {tensor.data.size} "
+            f"elements, at most {MAX_ELEMENTS} are classified"
         )
     rows = tensor.data.reshape(tensor.data.shape[0] if batched else 1, -1)
     count = min(count, rows.shape[1])

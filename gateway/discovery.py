@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
+from typing import TypeVar
 
 import structlog
 
@@ -18,6 +19,8 @@ from gateway.routes import Route
 from gateway.settings import ModelControlMode, Settings
 
 log = structlog.get_logger("modelport.lifecycle")
+
+P = TypeVar("P", Path, Path | Location)
 
 #: What a server may take to tell its versions, besides the time for connecting.
 ANSWER_SECONDS = 5.0
@@ -98,15 +101,22 @@ class Storage:
             )  # fmt: skip
 
 
+def _distinct(places: Iterable[P]) -> list[P]:
+    """``places`` without those that are another's folder, by whatever path."""
+    return list(
+        {each.resolve() if isinstance(each, Path) else each: each for each in places}.values()
+    )
+
+
 class Discovery:
     """Looks; changes nothing."""
 
     def __init__(self, settings: Settings, find_versions: Callable[[str], Versions]) -> None:
         self._repositories = [
             each if isinstance(each, Path) else Storage(each, settings)
-            for each in settings.model_repositories
+            for each in _distinct(settings.model_repositories)
         ]
-        self._standalone = settings.models
+        self._standalone = _distinct(settings.models)
         self._routes = settings.routes.models
         self._find_versions = find_versions
 

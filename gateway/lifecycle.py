@@ -111,6 +111,8 @@ class Lifecycle(Catalogue):
                 hint = {"did_you_mean": close[0]} if close else {}
                 log.error("--load-model names no model of the repository", model=name, **hint)
             names = [name for name in settings.load_models if name in self._models]
+        for name in names:
+            self._models[name].asked = True
         models = self._with_steps(names)
         await self._reconciler.reconcile_all(models)
         if settings.exit_on_error:
@@ -189,7 +191,12 @@ class Lifecycle(Catalogue):
         """
         self.require_explicit()
         if override is not None:
-            configuration.parse_json(override)
+            try:
+                configuration.parse_json(override)
+            except InvalidArgument as error:
+                raise InvalidArgument(
+                    f"failed to load '{name}', invalid config override: {error}"
+                ) from error
         # A caller that gives up must not leave the model half loaded: the work goes on without it.
         await asyncio.shield(self._reconciler.in_background(self._load(name, override)))
 
@@ -203,6 +210,8 @@ class Lifecycle(Catalogue):
         steps = self._with_steps([name])[1:]
         await self._reconciler.reconcile_all([step for step in steps if not step.served])
         await self._reconciler.reconcile(model)
+        idle = [each for each in self._ensembles_of(name) if each.asked and not each.served]
+        await self._reconciler.reconcile_all(idle)
         await self._settled(model)
 
     def _with_steps(self, names: Iterable[str]) -> list[Model]:
@@ -274,21 +283,41 @@ class Lifecycle(Catalogue):
                 entry = await self._discovery.ask(entry)
             model.check_labels(asked, entry.versions, self._route(entry.name))
 
-    async def unload(self, name: str) -> None:
-        """Stop serving a model; requests in flight finish first.
+    def _ensembles_of(self, name: str) -> list[Model]:
+        return [
+            model
+            for model in self._models.values()
+            if model.is_ensemble and name in model.step_names(self._route(model.entry.name))
+        ]
+
+    async def unload(self, name: str, dependents: bool = False) -> None:
+        """Stop serving a model, and ensembles that need it; requests in flight finish first.
+
+        With ``dependents``, the models of an ensemble's steps are unloaded too, but for those that
+        were asked for themselves and those that another ensemble needs.
 
         Raises:
             Unavailable: the control mode does not allow it.
             NotFound: no such model.
         """
         self.require_explicit()
-        await asyncio.shield(self._reconciler.in_background(self._unload(name)))
+        await asyncio.shield(self._reconciler.in_background(self._unload(name, dependents)))
 
-    async def _unload(self, name: str) -> None:
+    async def _unload(self, name: str, dependents: bool = False) -> None:
         self._missing.discard(name)
         if name not in self._models:
             raise NotFound(f"failed to unload '{name}': the model is not found")
         model = self._models[name]
+        model.asked = False
+        for ensemble in self._ensembles_of(name):
+            await self._stop(ensemble)
+        await self._stop(model)
+        for step in model.step_names(self._route(name)) if dependents else ():
+            needed = any(ensemble.served for ensemble in self._ensembles_of(step))
+            if step in self._models and not self._models[step].asked and not needed:
+                await self._unload(step, dependents)
+
+    async def _stop(self, model: Model) -> None:
         unloading = await self._reconciler.unload_all(model)
         model.problem, model.troubled = "", False
         for number, (state, _) in model.states.items():

@@ -145,6 +145,8 @@ class Model:
     config: ModelConfig | None = None
     override: str | None = None
     wanted: Wanted = field(default_factory=Wanted)
+    #: Asked for by its own name, not only as a step of an ensemble, and not unloaded since.
+    asked: bool = False
     problem: str = ""
     #: A version was wanted and could not be served; true until one is, or none is wanted.
     troubled: bool = False
@@ -196,7 +198,7 @@ class Model:
 
     def ask(self, wanted: Wanted, override: str | None = None) -> None:
         """Everything that is wanted is to be tried anew."""
-        self.wanted, self.override = wanted, override
+        self.wanted, self.override, self.asked = wanted, override, True
         self.requests += 1
         self.withheld.clear()
         self.forget_failures()

@@ -26,6 +26,7 @@ def _of(model: Model) -> dict[str, Any]:
     return {
         **wanted_json(model.wanted),
         "override": model.override,
+        "asked": model.asked,
         "versions": sorted(versions.keys() - model.withheld),
         "withheld": sorted(model.withheld & versions.keys()),
         "pinned": model.pinned,
@@ -58,6 +59,7 @@ async def restore(
 def _ask(model: Model, asked: Mapping[str, Any]) -> None:
     """Ask of ``model`` what was asked of the other."""
     model.ask(wanted(asked), asked["override"])
+    model.asked = asked["asked"]
     model.withheld |= set(asked["withheld"])
     if not model.entry.remote:
         model.withheld |= model.entry.versions.keys() - set(asked["versions"])

@@ -87,8 +87,9 @@ class Validator:
                 raise InvalidArgument(
                     f"unexpected inference output '{name}' for model '{self._model}'"
                 )
-        if len(set(request.outputs)) != len(request.outputs):
-            raise InvalidArgument(f"an output of model '{self._model}' is requested twice")
+        twice = _twice(request.outputs)
+        if twice is not None:
+            raise InvalidArgument(f"output '{twice}' already exists in request")
         return batch
 
     def _plain_inputs(
@@ -188,22 +189,38 @@ class Validator:
 
     def _check_names(self, inputs: Sequence[Tensor]) -> None:
         got = [tensor.name for tensor in inputs]
+        twice = _twice(got)
+        if twice is not None:
+            raise InvalidArgument(f"input '{twice}' already exists in request")
         for name in got:
             if name not in self._inputs:
                 raise InvalidArgument(
                     f"unexpected inference input '{name}' for model '{self._model}'"
                 )
-            if got.count(name) > 1:
-                raise InvalidArgument(
-                    f"input '{name}' is given more than once for model '{self._model}'"
-                )
-        missing = sorted(self._required - set(got))
+        missing = [name for name in self._inputs if name in self._required and name not in got]
         if missing:
+            least, most = len(self._required), len(self._inputs)
+            expected = f"number of inputs between {least} and {most}"
             raise InvalidArgument(
-                f"expected {len(self._inputs)} inputs but got {len(got)} inputs for model "
-                f"'{self._model}'. Got input(s) {got}, but missing required input(s) {missing}. "
-                "Please provide all required input(s)."
+                f"expected {f'{most} inputs' if least == most else expected} but got {len(got)} "
+                f"inputs for model '{self._model}'. Got input(s) {_quoted(got)}, but missing "
+                f"required input(s) {_quoted(missing)}. Please provide all required input(s)."
             )
+
+
+def _twice(names: Sequence[str]) -> str | None:
+    """The first of ``names`` that is there twice."""
+    seen: set[str] = set()
+    for name in names:
+        if name in seen:
+            return name
+        seen.add(name)
+    return None
+
+
+def _quoted(names: Sequence[str]) -> str:
+    """Triton's form, which clients match on: ``['a','b']``."""
+    return "[" + ",".join(f"'{name}'" for name in names) + "]"
 
 
 class _Input:

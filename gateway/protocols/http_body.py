@@ -18,6 +18,7 @@ MIN_COMPRESSED_BYTES = 500
 INFLATED_INLINE_BYTES = 256 * 1024
 #: The most bytes of a request that carries no tensors: to load a model, to list them.
 CONTROL_BYTES = 256 * 1024
+_NOT_JSON = {b"content-encoding", b"inference-header-content-length"}
 
 
 class Disconnected(Exception):
@@ -58,12 +59,12 @@ async def read(
             chunks.append(message.get("body", b""))
             size += len(chunks[-1])
         if size > most:
-            raise _too_large(most, limit)
+            raise _too_large(most, limit, headers, size)
         body = b"".join(chunks)
     if message["type"] == "http.disconnect":
         raise Disconnected
     if len(body) > most:
-        raise _too_large(most, limit)
+        raise _too_large(most, limit, headers, len(body))
     encoding = headers.get(b"content-encoding")
     if not encoding or encoding.strip().lower() == b"identity":
         return body
@@ -85,14 +86,17 @@ def header_length(stated: bytes, size: int) -> int:
     return length
 
 
-def _too_large(most: int, limit: int) -> InvalidArgument:
+def _too_large(most: int, limit: int, headers: Mapping[bytes, bytes], size: int) -> InvalidArgument:
+    """Triton's words, which differ for JSON and for all else."""
     if most < limit:
         return InvalidArgument(
             f"the request is larger than {most} bytes, and no valid request for this model is"
         )
+    of = f"request JSON size of {size} bytes exceeds the maximum allowed input size"
+    if headers.keys() & _NOT_JSON:
+        of = "request size exceeds the maximum allowed value"
     return InvalidArgument(
-        f"the request exceeds the maximum allowed input size of {limit} bytes. Use "
-        "--http-max-input-size to increase the limit."
+        f"{of} of {limit} bytes. Use --http-max-input-size to increase the limit."
     )
 
 
@@ -119,7 +123,7 @@ async def _inflated(
                 f"the body inflates to more than {inflation.RATIO} times its size, and more than "
                 f"{inflation.FREE_BYTES} bytes; send it less compressed"
             ) from None
-        raise _too_large(most, limit) from None
+        raise _too_large(most, limit, {b"content-encoding": coding}, most) from None
 
 
 def compress(body: bytes, coding: bytes) -> bytes:

@@ -27,6 +27,8 @@ _ELEMENTS: Mapping[Datatype, tuple[set[type], str]] = {
     Datatype.FP64: (_NUMBERS, "d"),
     **{datatype: (_INTEGERS, "") for datatype in Datatype if datatype.startswith(("INT", "UINT"))},
 }
+#: Triton's names of them, which clients match on.
+_KINDS = {Datatype.BOOL: "boolean", Datatype.BYTES: "string"}
 _JSON_NAMES = {
     bool: "booleans",
     int: "integers",
@@ -65,7 +67,11 @@ def decode(name: str, datatype: Datatype, shape: tuple[int, ...], data: Any) -> 
         )
     if not types <= allowed:
         wrong = ", ".join(sorted(_JSON_NAMES[kind] for kind in types - allowed))
-        raise InvalidArgument(f"input '{name}' is {datatype}, but its 'data' holds {wrong}")
+        kind = _KINDS.get(datatype, "number")
+        raise InvalidArgument(
+            f"attempt to access JSON non-{kind} as {kind}: input '{name}' is {datatype}, but its "
+            f"'data' holds {wrong}"
+        )
     if datatype is Datatype.BYTES:
         try:
             return raw.object_array([text.encode() for text in data], shape)

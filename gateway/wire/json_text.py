@@ -86,7 +86,7 @@ def _check_size(text: bytes, max_keys: int) -> None:
         steps = np.where(outside, _DEPTH_STEP[letters], 0)
         depths = np.cumsum(steps, dtype=np.int32)
         if depth + int(depths.max()) > MAX_DEPTH:
-            raise InvalidArgument(f"the request JSON is nested deeper than {MAX_DEPTH} levels")
+            raise InvalidArgument(f"JSON nesting depth exceeds maximum allowed limit ({MAX_DEPTH})")
         keys += int(np.count_nonzero((letters == _COLON) & outside))
         if keys > max_keys:
             raise InvalidArgument(f"the request JSON has more than {max_keys} keys")

@@ -61,7 +61,7 @@ def parse_shape(name: str, shape: Sequence[Any]) -> tuple[int, ...]:
         count *= size or 1
     if count > MAX_ELEMENTS:
         raise InvalidArgument(
-            f"invalid shape for input '{name}': it causes the total element count to exceed "
+            f"shape of input '{name}' causes total element count to exceed maximum size of "
             f"{MAX_ELEMENTS}"
         )
     return tuple(shape)
@@ -80,8 +80,7 @@ def decode(name: str, datatype: Datatype, shape: tuple[int, ...], data: Buffer) 
     expected = count * dtype.itemsize
     if len(data) != expected:
         raise InvalidArgument(
-            f"input byte size mismatch for input '{name}': {datatype} of shape {list(shape)} is "
-            f"{expected} bytes, got {len(data)}"
+            f"input byte size mismatch for input '{name}'. Expected {expected}, got {len(data)}"
         )
     if datatype is Datatype.BOOL and np.frombuffer(data, np.uint8).max(initial=0) > 1:
         raise InvalidArgument(f"input '{name}' is BOOL; every byte must be 0 or 1")
@@ -94,8 +93,8 @@ def _decode_bytes(name: str, shape: tuple[int, ...], count: int, data: Buffer) -
     # Each element costs at least its length field: a lying shape is refused before allocation.
     if count * _LENGTH.size > len(data):
         raise InvalidArgument(
-            f"unexpected number of string elements for input '{name}': expecting {count}, the "
-            f"data is only {len(data)} bytes"
+            f"expected {count} string elements for inference input '{name}', got at "
+            f"most {len(data) // _LENGTH.size}"
         )
     items, offset, end = [], 0, len(data)
     while offset < end:
@@ -110,10 +109,14 @@ def _decode_bytes(name: str, shape: tuple[int, ...], count: int, data: Buffer) -
             )
         items.append(bytes(data[offset : offset + length]))
         offset += length
-    if len(items) != count:
+    if len(items) < count:
         raise InvalidArgument(
-            f"unexpected number of string elements {len(items)} for input '{name}', expecting "
-            f"{count}"
+            f"expected {count} string elements for inference input '{name}', got {len(items)}"
+        )
+    if len(items) > count:
+        raise InvalidArgument(
+            f"unexpected number of string elements {count + 1} for inference input "
+            f"'{name}', expecting {count}"
         )
     return object_array(items, shape)
 

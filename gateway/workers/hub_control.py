@@ -65,8 +65,8 @@ class HubControl:
     async def load(self, name: str, override: str | None = None) -> None:
         await self._change("load", name=name, override=override)
 
-    async def unload(self, name: str) -> None:
-        await self._change("unload", name=name)
+    async def unload(self, name: str, dependents: bool = False) -> None:
+        await self._change("unload", name=name, dependents=dependents)
 
     async def unload_version(self, name: str, number: int) -> None:
         await self._change("unload_version", name=name, number=number)

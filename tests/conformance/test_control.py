@@ -56,6 +56,7 @@ def test_the_server_names_what_works_and_nothing_else(control: Control) -> None:
         "extensions": [
             "classification",
             "model_repository",
+            "model_repository(unload_dependents)",
             "schedule_policy",
             "model_configuration",
             "binary_tensor_data",

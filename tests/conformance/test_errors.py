@@ -110,19 +110,19 @@ REFUSALS = {
         Ask("add_and_subtract", [*PAIR, PAIR[0]]),
         400,
         "INVALID_ARGUMENT",
-        "input 'a' is given more than once for model 'add_and_subtract'",
+        "input 'a' already exists in request",
     ),
     "an input given twice in another's place": Refusal(
         Ask("add_and_subtract", [PAIR[0], PAIR[0]]),
         400,
         "INVALID_ARGUMENT",
-        "input 'a' is given more than once for model 'add_and_subtract'",
+        "input 'a' already exists in request",
     ),
     "an output asked for twice": Refusal(
         Ask("x2", [("x", ROW)], outputs=[Output("y"), Output("y")]),
         400,
         "INVALID_ARGUMENT",
-        "an output of model 'x2' is requested twice",
+        "output 'y' already exists in request",
     ),
     "a timeout that has passed": Refusal(
         Ask("x2", [("x", ROW)], timeout_microseconds=1),
@@ -134,7 +134,8 @@ REFUSALS = {
         Ask("echo_bytes", [("x", np.array([[b"a"]], object))], [Output("y", class_count=1)]),
         400,
         "INVALID_ARGUMENT",
-        "output 'y' is BYTES; classification needs numbers",
+        "class result not available for output due to unsupported type 'BYTES': 'y' must hold "
+        "numbers",
     ),
     "a model that fails": Refusal(
         Ask("failing", [("x", ROW)]), 500, "INTERNAL", "the model failed on purpose"

@@ -88,7 +88,7 @@ def test_generate_wants_exactly_one_response(client: httpx.Client, model: str) -
         ({"x": ["a", "b", "c", "d"]}, "input 'x' is FP32, but its 'data' holds strings"),
         ({"x": [1, 2, 3]}, "The schema can not convert input 'x' to tensor with proper shape"),
         ({"x": {"USER": 1}}, "to tensor with proper shape"),
-        ({"x": VALUES, "p": {"q": 1}}, "parameter 'p' has an invalid type"),
+        ({"x": VALUES, "p": {"q": 1}}, "parameter 'p' has invalid type. It should be either"),
         ({"x": VALUES, "parameters": 1}, "Expected JSON object for keyword: 'parameters'"),
         ({"x": VALUES, "parameters": {"x": VALUES}}, "input 'x' already exists in request"),
         ({"x": VALUES, "id": 7}, "'id'"),

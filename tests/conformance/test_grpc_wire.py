@@ -377,6 +377,6 @@ def test_health_of_a_server_that_does_not_serve_every_model(tmp_path: Any) -> No
         reply = health.Check(health_pb2.HealthCheckRequest(), timeout=TIMEOUT_SECONDS)
         assert reply.status == health_pb2.HealthCheckResponse.NOT_SERVING
         reply = wire.send(gateway.http, "GET", "/v2/health/ready")
-        assert (reply.status, reply.body) == (400, b"")
+        assert (reply.status, reply.json) == (400, {"ready": False})
         assert wire.send(gateway.http, "GET", "/v2/health/live").status == 200
         assert wire.send(gateway.http, "GET", "/v2/models/x2/ready").status == 200

@@ -188,7 +188,10 @@ def test_base64_comes_in_and_goes_out_of_outputs_named_so(connection: Connection
         ),
         (b'{"instances": [[1,2,3]]}', "unexpected shape for input 'x' for model 'x2'"),
         (b'{"inputs": 1}', "has no shape but model requires batch dimension"),
-        (b'{"instances": ' + b"[" * 150 + b"]" * 150 + b"}", "nested deeper than 100 levels"),
+        (
+            b'{"instances": ' + b"[" * 150 + b"]" * 150 + b"}",
+            "JSON nesting depth exceeds maximum allowed limit (100)",
+        ),
     ],
 )
 def test_a_malformed_request_is_told_so_in_tensorflow_servings_words(

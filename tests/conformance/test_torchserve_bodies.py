@@ -167,7 +167,7 @@ def test_bytes_of_a_bytes_model_are_taken_and_given_as_they_are(served: Gateway)
         ("x2", b'{"instances": [{"x": [1, 2, 3, 4]}, [1, 2, 3, 4]]}', "same inputs, or values"),
         ("x2", b'{"data": [[1, 2, 3, 4]]} behind', "7 bytes follow the JSON value"),
         ("x2", b"[[1, 2, 3, 4]]x", "1 bytes follow"),
-        ("x2", b"[" * 200, "nested deeper|is not found|JSON"),
+        ("x2", b"[" * 200, "nesting depth|is not found|JSON"),
         ("add_and_subtract", b"[[1]]", "the inputs 'a', 'b': give an object"),
         (
             "add_and_subtract",

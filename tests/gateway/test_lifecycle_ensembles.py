@@ -177,3 +177,55 @@ async def test_the_check_sees_steps_that_are_refused_while_the_server_shuts_down
     await gateway.lifecycle.stop()
     with pytest.raises(Unavailable, match="shutting down"):
         await request
+
+
+@pytest.mark.parametrize("dependents", [False, True])
+async def test_a_step_is_unloaded_with_its_ensemble_where_that_is_asked_for(
+    root: Path, dependents: bool
+) -> None:
+    gateway = Gateway(root, ModelControlMode.EXPLICIT, "second")
+    await gateway.lifecycle.start()
+    await gateway.lifecycle.load("all")
+    await gateway.lifecycle.unload("all", dependents)
+    served = [name for name in ("all", "first", "second") if served_now(gateway, name)]
+    # The second was asked for by itself.
+    assert served == (["second"] if dependents else ["first", "second"])
+    await gateway.lifecycle.stop()
+
+
+async def test_an_ensemble_goes_and_comes_with_a_step_unless_it_was_unloaded_itself(
+    root: Path,
+) -> None:
+    gateway = Gateway(root, ModelControlMode.EXPLICIT, "all")
+    lifecycle = gateway.lifecycle
+    await lifecycle.start()
+    await lifecycle.unload("first")
+    assert not served_now(gateway, "all")
+    assert lifecycle.ready
+    await lifecycle.load("first")
+    await gateway.ask()
+    await lifecycle.unload("first")
+    await lifecycle.unload("all")
+    await lifecycle.load("first")
+    assert served_now(gateway, "first")
+    assert not served_now(gateway, "all")
+    await lifecycle.stop()
+
+
+def served_now(gateway: Gateway, name: str) -> bool:
+    return any(state is State.READY for _, state, _ in gateway.lifecycle.states(name))
+
+
+async def test_the_same_repository_given_twice_is_one(root: Path, tmp_path: Path) -> None:
+    (tmp_path / "by another path").symlink_to(root)
+    other = tmp_path / "other"
+    for repositories, served in (
+        ((root, root / ".." / root.name, tmp_path / "by another path"), True),
+        ((root, other), False),
+    ):
+        (other / "first" / "1").mkdir(parents=True, exist_ok=True)
+        lifecycle = Lifecycle(Settings(repositories, ModelControlMode.EXPLICIT, ("first",)))
+        await lifecycle.start()
+        states = [state for _, state, _ in lifecycle.states("first")]
+        assert (states == [State.READY]) is served
+        await lifecycle.stop()

@@ -15,21 +15,21 @@ from pathlib import Path
 
 from loadtests import environments
 from tests import verb
-from tests.peer_suites import network, report, sources, triton_examples
+from tests.peer_suites import network, report, sources, triton_examples, triton_qa
 from tests.peer_suites.sources import Source
 from tests.peer_suites.suite import Bench, Outcome, Suite, Verdict, reason_of
 
-SUITES: dict[str, Suite] = {suite.name: suite for suite in (triton_examples.SUITE,)}
+SUITES: dict[str, Suite] = {suite.name: suite for suite in (triton_examples.SUITE, triton_qa.SUITE)}
 MARKS = {Verdict.PASS: ".", Verdict.FAIL: "F", Verdict.NOT_APPLICABLE: "s", Verdict.NOT_RUN: "?"}
 
 
 def run_suite(
-    suite: Suite, folders: Mapping[Source, Path], python: Path, stop: bool
+    suite: Suite, folders: Mapping[Source, Path], python: Path, only: str
 ) -> list[Outcome]:
     print(f"{suite.name}: {suite.title}", flush=True)
     found: list[Outcome] = []
     with tempfile.TemporaryDirectory(prefix="peer-suites-") as work:
-        bench = Bench(folders, Path(work), python, suite.not_applicable)
+        bench = Bench(folders, Path(work), python, suite.not_applicable, only)
         for outcome in suite.run(bench):
             found.append(outcome)
             failed = outcome.verdict is Verdict.FAIL
@@ -38,8 +38,6 @@ def run_suite(
             print(line, flush=True)
             if failed and not known:
                 print("    " + outcome.detail.replace("\n", "\n    "), flush=True)
-                if stop:
-                    break
     return report.with_missing(suite, bench, report.judged(suite, found))
 
 
@@ -50,7 +48,7 @@ def main() -> int:
     parser.add_argument(
         "--output", type=Path, help="folder of the table; without it none is written"
     )
-    parser.add_argument("--stop", action="store_true", help="end a suite at its first failure")
+    parser.add_argument("--only", default="", help="run files whose path holds this alone")
     options = parser.parse_args()
     unknown = sorted(set(options.suites) - set(SUITES))
     if unknown:
@@ -67,7 +65,7 @@ def main() -> int:
     }
     network.enter()
     results = {
-        suite.name: run_suite(suite, folders, pythons[suite.name], options.stop) for suite in chosen
+        suite.name: run_suite(suite, folders, pythons[suite.name], options.only) for suite in chosen
     }
     problems = []
     for suite in chosen:

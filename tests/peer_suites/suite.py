@@ -80,9 +80,15 @@ class Bench:
         work: Path,
         python: Path,
         not_applicable: Mapping[str, str],
+        only: str = "",
     ) -> None:
         self._folders, self.work, self.python = folders, work, python
+        self._only = only
         self._not_applicable = not_applicable
+
+    def wanted(self, file: str) -> bool:
+        """Whether the tests of ``file`` are asked for."""
+        return self._only in file
 
     def source(self, source: Source) -> Path:
         """The tree of one of the suite's sources, which is only read."""

@@ -12,9 +12,10 @@ from onnx import TensorProto, helper, numpy_helper
 from tests.peer_suites import triton_models
 from tests.peer_suites.sources import Source
 from tests.peer_suites.suite import Bench, Outcome, Suite
+from tests.peer_suites.triton_models import SERVER
 
 CLIENT = Source("triton-inference-server/client", "58a44caa0dce77303115302e6dbdf64626b2b093")
-SERVER = Source("triton-inference-server/server", "e1db8a603d863b1317ee859bdeea2be19959462e")
+
 #: The environment of everything that talks through tritonclient.
 REQUIREMENTS = (
     *("tritonclient[grpc,http]==2.73.0", "numpy<3", "pillow", "pytest", "pytest-timeout"),
@@ -71,7 +72,7 @@ def _vulture(path: Path) -> None:
 
 def repository(bench: Bench) -> Path:
     """The seven models of ``qa/L0_http/models``."""
-    root = bench.work / "models"
+    root = bench.work / "examples"
     if not root.is_dir():
         examples = bench.source(SERVER) / triton_models.EXAMPLES
         triton_models.copy(examples, root, *_MODELS, *_SEQUENCES, "densenet_onnx")
@@ -80,6 +81,8 @@ def repository(bench: Bench) -> Path:
 
 
 def run(bench: Bench) -> Iterator[Outcome]:
+    if not bench.wanted(_EXAMPLES):
+        return
     root = repository(bench)
     image = str(bench.source(SERVER) / "qa" / "images" / "vulture.jpeg")
     folder = bench.source(CLIENT) / _EXAMPLES

@@ -6,37 +6,48 @@ import re
 import shutil
 import subprocess
 import sys
-from collections.abc import Sequence
 from pathlib import Path
 
+from tests.peer_suites.sources import Source
+from tests.peer_suites.suite import Bench
+
+SERVER = Source("triton-inference-server/server", "e1db8a603d863b1317ee859bdeea2be19959462e")
 EXAMPLES = "docs/examples/model_repository"
 #: Backends of Triton's own tests that echo, and need nothing but a configuration here.
-_ECHOES = re.compile(
-    r'^\s*(backend|platform)\s*:\s*"(python|identity|repeat|custom)"', re.MULTILINE
-)
+_ECHOES = re.compile(r'^\s*(backend|platform)\s*:\s*"(python|identity|custom)"', re.MULTILINE)
 
 
 def copy(source: Path, root: Path, *names: str) -> None:
-    """Models ``names`` of the repository folder ``source``; those that echo run on ``fake``."""
+    """Models ``names`` of the repository folder ``source``; those that echo run on ``fake``.
+
+    A name may be a pattern. A model without a version folder gets one.
+    """
     for name in names:
-        folder = root / name
-        shutil.copytree(source / name, folder, dirs_exist_ok=True)
-        config = folder / "config.pbtxt"
-        if config.is_file():
-            config.write_text(_ECHOES.sub('backend: "fake"', config.read_text()))
-        for code in folder.glob("*/model.py"):
-            code.unlink()
+        for folder in sorted(source.glob(name)):
+            target = root / folder.name
+            shutil.copytree(folder, target, dirs_exist_ok=True)
+            config = target / "config.pbtxt"
+            text = config.read_text() if config.is_file() else ""
+            if _ECHOES.search(text):
+                config.write_text(_ECHOES.sub('backend: "fake"', text))
+                for code in target.rglob("model.py"):
+                    code.unlink()
+            if not any(path.is_dir() for path in target.iterdir()):
+                (target / "1").mkdir()
 
 
-def generate(source: Path, root: Path, generator: str, *flags: str) -> Path:
-    """The models that a generator of ``qa/common`` makes for ONNX Runtime."""
-    folder = root / generator
-    folder.mkdir(parents=True)
-    command = [sys.executable, f"{generator}.py", "--onnx", "--onnx_opset=17", *flags]
-    common = source / "qa" / "common"
-    subprocess.run(
-        [*command, f"--models_dir={folder}"], cwd=common, check=True, capture_output=True
-    )
+def generated(bench: Bench, generator: str, *flags: str) -> Path:
+    """The models of a generator of ``qa/common``, made once for each run."""
+    folder = bench.work / "generated" / "-".join([generator, *flags]).replace("--", "")
+    if not folder.is_dir():
+        folder.mkdir(parents=True)
+        command = [sys.executable, f"{generator}.py", "--onnx_opset=17", *flags]
+        subprocess.run(
+            [*command, f"--models_dir={folder}"],
+            cwd=bench.source(SERVER) / "qa" / "common",
+            check=True,
+            capture_output=True,
+        )
     return folder
 
 
@@ -49,11 +60,9 @@ def edit(root: Path, name: str, *replacements: tuple[str, str], append: str = ""
     config.write_text(text + append)
 
 
-def renamed(root: Path, name: str, copy_name: str, *replacements: tuple[str, str]) -> None:
+def renamed(
+    root: Path, name: str, new: str, *replacements: tuple[str, str], append: str = ""
+) -> None:
     """A copy of the model ``name`` under another name."""
-    shutil.copytree(root / name, root / copy_name)
-    edit(root, copy_name, (f'name: "{name}"', f'name: "{copy_name}"'), *replacements)
-
-
-def names(folder: Path, keep: Sequence[str] = ("*",)) -> list[str]:
-    return sorted({path.name for pattern in keep for path in folder.glob(pattern)})
+    shutil.copytree(root / name, root / new)
+    edit(root, new, (f'^name: "{name}"', f'name: "{new}"'), *replacements, append=append)

@@ -2,21 +2,26 @@
 
 from __future__ import annotations
 
+import contextlib
 from typing import Any
 
 from gateway import __version__
 from gateway.control import Control
-from gateway.errors import InvalidArgument, NotFound, Unsupported
+from gateway.errors import Internal, InvalidArgument, NotFound, Unsupported
 from gateway.lifecycle import Lifecycle
 from gateway.repository import config as configuration
 from gateway.repository.scan import MAX_VERSION
 from gateway.types import TensorSpec
 
 SERVER_NAME = "modelport"
+_FILE = "file:"
+#: Of one part of a path, in bytes (Linux, NAME_MAX).
+MAX_FILE_NAME = 255
 #: Every extension that works and none that does not; shared memory only where it is allowed.
 EXTENSIONS = (
     "classification",
     "model_repository",
+    "model_repository(unload_dependents)",
     "schedule_policy",
     "model_configuration",
     "system_shared_memory",
@@ -85,20 +90,49 @@ async def model_statistics(
     return {"model_stats": await control.statistics(name, version)}
 
 
-def load_override(parameters: Any) -> str | None:
-    """The ``config`` parameter of a load request.
+def load_override(name: str, parameters: Any) -> str | None:
+    """The ``config`` parameter of a request to load the model ``name``.
 
     Raises:
         Unsupported: model files in the request; models come from the repository only.
-        InvalidArgument: a parameter that is not known.
+        InvalidArgument: the name is none of a model, or a parameter is not known.
+        Internal: a file's name is one that no file system has.
     """
+    if not name.strip():
+        raise InvalidArgument("Model name cannot be empty. Please enter a valid name to deploy.")
+    if "/" in name or name.strip() == "..":
+        raise InvalidArgument("model name must not contain path traversal characters")
     override = None
-    if type(parameters) is not dict:
-        raise InvalidArgument("Unable to parse 'parameters': it must be an object")
-    for key, value in parameters.items():
-        if key.startswith("file:"):
+    for key, value in _object(parameters).items():
+        if key.startswith(_FILE):
+            if max(map(len, key.removeprefix(_FILE).encode().split(b"/"))) > MAX_FILE_NAME:
+                raise Internal(f"failed to load '{name}', failed to poll from model repository")
             raise Unsupported("model files are loaded from the repository, never from a request")
         if key != "config" or type(value) is not str:
             raise InvalidArgument(f"unknown load parameter '{key}'; 'config' takes a JSON string")
         override = value
     return override
+
+
+async def unload(control: Control, name: str, parameters: Any) -> None:
+    """Unload a model, as the extension has it: one that is not there is unloaded already.
+
+    Raises:
+        InvalidArgument: a parameter is not known.
+        Unavailable: the control mode does not allow it.
+    """
+    dependents = False
+    for key, value in _object(parameters).items():
+        if key != "unload_dependents" or type(value) is not bool:
+            raise InvalidArgument(
+                f"unknown unload parameter '{key}'; 'unload_dependents' takes true or false"
+            )
+        dependents = value
+    with contextlib.suppress(NotFound):
+        await control.unload(name, dependents)
+
+
+def _object(parameters: Any) -> dict[str, Any]:
+    if type(parameters) is not dict:
+        raise InvalidArgument("Unable to parse 'parameters': it must be an object")
+    return parameters

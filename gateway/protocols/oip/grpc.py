@@ -217,16 +217,15 @@ class OipGrpc:
 
     async def _repository_load(self, message: Any, _: Deadline) -> Any:
         _refuse_repository(message)
-        parameters = {
-            key: getattr(value, value.WhichOneof("parameter_choice") or "string_param")
-            for key, value in message.parameters.items()
-        }
-        await self._control.load(message.model_name, documents.load_override(parameters))
+        parameters = _chosen(message.parameters)
+        await self._control.load(
+            message.model_name, documents.load_override(message.model_name, parameters)
+        )
         return pb.RepositoryModelLoadResponse()
 
     async def _repository_unload(self, message: Any, _: Deadline) -> Any:
         _refuse_repository(message)
-        await self._control.unload(message.model_name)
+        await documents.unload(self._control, message.model_name, _chosen(message.parameters))
         return pb.RepositoryModelUnloadResponse()
 
 
@@ -234,6 +233,13 @@ def _message(document: dict[str, Any], message: Any) -> Any:
     from google.protobuf import json_format  # no start has to wait for it
 
     return json_format.ParseDict(document, message)
+
+
+def _chosen(parameters: Any) -> dict[str, Any]:
+    return {
+        key: getattr(value, value.WhichOneof("parameter_choice") or "string_param")
+        for key, value in parameters.items()
+    }
 
 
 def _refuse_repository(message: Any) -> None:

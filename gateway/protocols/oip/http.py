@@ -45,13 +45,15 @@ class OipHttp(OipInfer):
         @app.get("/v2/health/live", tags=["health"], response_class=Response)
         async def server_live() -> Response:
             """200 while the process answers."""
-            return Response()
+            return document({"live": True})
 
         @app.get("/v2/health/ready", tags=["health"], responses={400: {}}, response_class=Response)
         async def server_ready() -> Response:
             """200 when traffic may come, else 400."""
-            return Response(status_code=200 if await control.ready() else 400)
+            ready = await control.ready()
+            return document({"ready": ready}, 200 if ready else 400)
 
+        @app.get("/v2/", tags=["metadata"], name="server metadata, with a slash")
         @app.get("/v2", tags=["metadata"], response_model=oip_schema.ServerMetadata)
         async def server_metadata() -> Response:
             """Name, version and the protocol extensions that work."""
@@ -100,7 +102,7 @@ class OipHttp(OipInfer):
                 await control.require_ready(*selected)
             except ModelportError as error:
                 return document({"error": str(error)}, 400)
-            return Response()
+            return document({"name": selected[0], "ready": True})
 
         @app.get(
             f"{path}/config", tags=["metadata"], name=f"model config{suffix}", responses=failures
@@ -145,7 +147,7 @@ class OipHttp(OipInfer):
             body = await self._json(request)
             ready = body.get("ready", False)
             if type(ready) is not bool:
-                raise InvalidArgument("Unable to parse 'ready': it must be true or false")
+                raise InvalidArgument("Invalid value for 'ready': expected a boolean")
             return document(await control.index(ready))
 
         @app.post(
@@ -156,7 +158,7 @@ class OipHttp(OipInfer):
         async def repository_load(model: Model, request: Request) -> Response:
             """Load or reload a model (`--model-control-mode explicit`)."""
             parameters = (await self._json(request)).get("parameters") or {}
-            await control.load(model, documents.load_override(parameters))
+            await control.load(model, documents.load_override(model, parameters))
             return Response(media_type="application/json")
 
         @app.post(
@@ -166,8 +168,8 @@ class OipHttp(OipInfer):
         )
         async def repository_unload(model: Model, request: Request) -> Response:
             """Unload a model once its requests in flight are done."""
-            await self._json(request)
-            await control.unload(model)
+            parameters = (await self._json(request)).get("parameters") or {}
+            await documents.unload(control, model, parameters)
             return Response(media_type="application/json")
 
     async def _json(self, request: Request) -> dict[str, Any]:

@@ -42,7 +42,13 @@ TARGETS, KEPT_TARGET = 1024, 512
 _RAW_PREFIX, _RAW_SUFFIX, _RAW_VERSIONS = (text.encode() for text in (_PREFIX, _SUFFIX, _VERSIONS))
 #: Of a version's number: what is longer is looked at in earnest.
 _DIGITS = 18
-_LIVE, _READY = _PROBES = ("/v2/health/live", "/v2/health/ready")
+_LIVE, _READY = "/v2/health/live", "/v2/health/ready"
+#: The bodies of the Open Inference Protocol; Triton has none.
+_PROBES = {
+    (_LIVE, True): b'{"live":true}',
+    (_READY, True): b'{"ready":true}',
+    (_READY, False): b'{"ready":false}',
+}
 
 
 class OipInfer:
@@ -64,7 +70,7 @@ class OipInfer:
 
     def serve(self, scope: Scope, receive: Receive, send: Send) -> Awaitable[None] | None:
         path: str = scope["path"]
-        if path in _PROBES and scope["method"] == "GET":
+        if path in (_LIVE, _READY) and scope["method"] == "GET":
             return self._probe(path, send)
         if scope["method"] == "POST" and path.endswith(_SUFFIX):
             target = (_target if len(path) <= KEPT_TARGET else _parsed)(path)
@@ -84,7 +90,7 @@ class OipInfer:
 
     async def _probe(self, path: str, send: Send) -> None:
         good = path == _LIVE or await self._control.ready()
-        await reply(send, 200 if good else 400, b"", [])
+        await reply(send, 200 if good else 400, _PROBES[path, good], JSON)
 
     # -- infer ----------------------------------------------------------------------------------
 

@@ -63,7 +63,8 @@ def check(key: str, value: Any) -> None:
         )
     elif type(value) not in (bool, int, float, str):
         raise InvalidArgument(
-            f"parameter '{key}' has an invalid type; it must be a boolean, number or string"
+            f"parameter '{key}' has invalid type. It should be either 'bool', 'int', 'double' or "
+            "'string'."
         )
 
 

@@ -9,6 +9,10 @@ import json
 import os
 
 import pytest
+from _pytest.unittest import TestCaseFunction
+
+# Triton's ``TestResultCollector`` reads the counts of unittest's own results from the runner.
+TestCaseFunction.testsRun, TestCaseFunction.errors, TestCaseFunction.failures = 0, (), ()
 
 _LINES = os.fdopen(int(os.environ["PEER_SUITES_PIPE"]), "w", buffering=1)
 _SKIP = json.loads(os.environ["PEER_SUITES_SKIP"])

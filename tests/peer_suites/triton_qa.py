@@ -1,0 +1,301 @@
+"""Triton's own tests (``qa/``), each with the models and flags that its ``test.sh`` gives it."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import NamedTuple
+from unittest import mock
+
+from tests.peer_suites import triton_examples, triton_models
+from tests.peer_suites.suite import Bench, Outcome, Suite, Verdict, declared_tests
+from tests.peer_suites.triton_examples import REQUIREMENTS
+from tests.peer_suites.triton_models import SERVER
+
+Build = Callable[[Bench, Path], None]
+#: The gateway is told to go on where a model of a shared repository does not load.
+_LENIENT = ("--strict-readiness", "false")
+
+
+class Stage(NamedTuple):
+    """A gateway, and the tests that run against it.
+
+    Attributes:
+        file: below ``qa/``.
+        models: fills the gateway's repository.
+        select: pytest's ``-k``.
+        label: tells apart the runs of one file.
+        environment: of the tests; ``settings`` is the gateway's.
+    """
+
+    file: str
+    models: Build
+    flags: tuple[str, ...] = ()
+    select: str = ""
+    label: str = ""
+    environment: Mapping[str, str] = {}
+    settings: Mapping[str, str] = {}
+
+
+def run(bench: Bench) -> Iterator[Outcome]:
+    qa = bench.copy(SERVER, "qa") / "qa"
+    for number, stage in enumerate(STAGES):
+        if not bench.wanted(stage.file):
+            continue
+        root = bench.work / "models" / str(number)
+        root.mkdir(parents=True)
+        stage.models(bench, root)
+        file = qa / stage.file
+        try:
+            with (
+                mock.patch.dict(os.environ, stage.settings),
+                bench.gateway(root, *_LENIENT, *stage.flags),
+            ):
+                yield from bench.pytest(
+                    file,
+                    stage.file,
+                    label=stage.label,
+                    select=stage.select,
+                    environment=stage.environment,
+                )
+        except AssertionError as error:
+            yield Outcome(f"{stage.file} [{stage.label}]", Verdict.FAIL, str(error)[-1000:])
+
+
+def declared(bench: Bench) -> Iterator[str]:
+    qa = bench.source(SERVER) / "qa"
+    for file in sorted(qa.glob("*/*.py")):
+        yield from declared_tests(file, str(file.relative_to(qa)))
+
+
+# -- models ---------------------------------------------------------------------------------------
+
+
+def _examples(bench: Bench, root: Path) -> None:
+    shutil.copytree(triton_examples.repository(bench), root, dirs_exist_ok=True)
+
+
+def _python(bench: Bench, root: Path, *names: str) -> None:
+    triton_models.copy(bench.source(SERVER) / "qa" / "python_models", root, *names)
+
+
+def _own(folder: str, *names: str) -> Build:
+    """The repository beside the test."""
+
+    def build(bench: Bench, root: Path) -> None:
+        triton_models.copy(bench.source(SERVER) / "qa" / folder, root, *(names or ("*",)))
+
+    return build
+
+
+def _identity(bench: Bench) -> Path:
+    return triton_models.generated(bench, "gen_qa_identity_models", "--onnx")
+
+
+def _http(bench: Bench, root: Path) -> None:
+    one, many = "onnx_zero_1_float32", "onnx_zero_1_object"
+    names = (one, many, "onnx_zero_1_float16", "onnx_zero_3_float32")
+    triton_models.copy(_identity(bench), root, *names)
+    triton_models.renamed(root, many, f"{many}_1_element", ("-1", "1"))
+    triton_models.renamed(
+        *(root, one, f"{one}_queue"),
+        append="dynamic_batching { max_queue_delay_microseconds: 1000000 "
+        "preferred_batch_size: [ 8 ] default_queue_policy { max_queue_size: 1 } }",
+    )
+    triton_models.copy(bench.source(SERVER) / triton_models.EXAMPLES, root, "simple_identity")
+    string = ("TYPE_STRING", "TYPE_INT64")
+    triton_models.renamed(root, "simple_identity", "simple_identity_int64", string)
+
+
+def _sizes(bench: Bench, root: Path) -> None:
+    triton_models.copy(_identity(bench), root, "onnx_zero_1_float32")
+    triton_models.copy(bench.source(SERVER) / triton_models.EXAMPLES, root, "simple_identity")
+
+
+def _grpc(bench: Bench, root: Path) -> None:
+    triton_models.copy(bench.source(SERVER) / triton_models.EXAMPLES, root, "simple")
+    _python(bench, root, "string_identity")
+    triton_models.edit(root, "string_identity", (r"dims: \[ 1 \]", "dims: [ -1 ]"))
+
+
+def _kinds(root: Path) -> None:
+    for config in root.glob("onnx*/config.pbtxt"):
+        config.write_text(config.read_text() + "\ninstance_group [ { kind: KIND_CPU }]\n")
+
+
+def _infer(bench: Bench, root: Path) -> None:
+    triton_models.copy(triton_models.generated(bench, "gen_qa_models", "--onnx"), root, "onnx_*")
+    ensembles = triton_models.generated(bench, "gen_qa_models", "--ensemble")
+    triton_models.copy(ensembles, root, "*_onnx_*", "nop_*")
+    triton_models.copy(
+        *(bench.source(SERVER) / "qa" / "ensemble_models", root),
+        *("wrong_label_*", "label_override_*", "mix_type_*", "batch_to_*", "nobatch_to_*"),
+        "mix_nobatch_*",
+    )
+    custom = bench.source(SERVER) / "qa" / "custom_models"
+    triton_models.copy(custom, root, "custom_zero_1_float32")
+    dims = r"dims: \[ 1 \]"
+    triton_models.renamed(
+        *(root, "custom_zero_1_float32", "custom_nobatch_zero_1_float32"),
+        *(("max_batch_size: 1", "max_batch_size: 0"), (dims, "dims: [ -1, -1 ]")),
+    )
+    triton_models.edit(
+        *(root, "custom_zero_1_float32"),
+        *(("max_batch_size: 1", "max_batch_size: 8"), (dims, "dims: [ -1 ]")),
+    )
+    _kinds(root)
+
+
+def _reshape(bench: Bench, root: Path) -> None:
+    onnx = triton_models.generated(bench, "gen_qa_reshape_models", "--onnx", "--variable")
+    ensembles = triton_models.generated(bench, "gen_qa_reshape_models", "--ensemble")
+    triton_models.copy(onnx, root, "*")
+    triton_models.copy(ensembles, root, "*")
+    for folder in sorted(root.glob("onnx_*")):
+        new = folder.name.replace("onnx_", "custom_")
+        platform = (r"^platform:.*", 'backend: "fake"')
+        triton_models.renamed(root, folder.name, new, platform)
+
+
+def _variable(bench: Bench, root: Path) -> None:
+    onnx = triton_models.generated(bench, "gen_qa_models", "--onnx", "--variable")
+    ensembles = triton_models.generated(bench, "gen_qa_models", "--ensemble", "--variable")
+    triton_models.copy(onnx, root, "onnx_*")
+    triton_models.copy(ensembles, root, "*_onnx_*", "nop_*")
+    _kinds(root)
+
+
+def _zero(bench: Bench, root: Path) -> None:
+    triton_models.copy(_identity(bench), root, "*")
+    ensembles = triton_models.generated(bench, "gen_qa_identity_models", "--ensemble")
+    triton_models.copy(ensembles, root, "*")
+
+
+def _class_counts(bench: Bench, root: Path) -> None:
+    _python(bench, root, "identity_fp32")
+    floats = ("TYPE_FP32", "TYPE_STRING")
+    triton_models.renamed(root, "identity_fp32", "identity_bytes", floats)
+
+
+def _shapes(bench: Bench, root: Path) -> None:
+    """``pt_identity`` echoes; here it needs no TorchScript for that."""
+    onnx = triton_models.generated(bench, "gen_qa_models", "--onnx")
+    triton_models.copy(onnx, root, "onnx_object_int32_int32")
+    _python(bench, root, "identity_fp32")
+    (root / "identity_fp32").rename(root / "pt_identity")
+    triton_models.edit(
+        root, "pt_identity", ("identity_fp32", "pt_identity"), (r"dims: \[.*\]", "dims: [ 8 ]")
+    )
+
+
+def _nothing(bench: Bench, root: Path) -> None:
+    """Models are loaded by the tests, or none is there."""
+
+
+def _strings(bench: Bench, root: Path) -> None:
+    triton_models.copy(_identity(bench), root, "onnx_zero_1_object")
+    _python(bench, root, "string_identity")
+    triton_models.edit(root, "string_identity", (r"\[ 1 \]", "[ 8 ]"))
+
+
+def _scalars(bench: Bench, root: Path) -> None:
+    triton_models.copy(triton_models.generated(bench, "gen_qa_ort_scalar_models"), root, "*")
+
+
+def _output_names(bench: Bench, root: Path) -> None:
+    triton_models.copy(_identity(bench), root, "*_nobatch_zero_1_float32")
+
+
+def _status(bench: Bench, root: Path) -> None:
+    triton_models.copy(triton_models.generated(bench, "gen_qa_models", "--onnx"), root, "*")
+
+
+def _large(bench: Bench, root: Path) -> None:
+    triton_models.copy(_identity(bench), root, "onnx_nobatch_zero_1_float32")
+
+
+def _add_and_subtract(*names: str) -> Build:
+    def build(bench: Bench, root: Path) -> None:
+        name = "onnx_int32_int32_int32"
+        onnx = triton_models.generated(bench, "gen_qa_models", "--onnx")
+        triton_models.copy(onnx, root, name)
+        for new in names:
+            triton_models.renamed(root, name, new)
+        (root / name).rename(root.parent / f"{root.name}.unused")
+
+    return build
+
+
+# -- stages ---------------------------------------------------------------------------------------
+
+_SHARED = ("--allow-client-shm", "true")
+_EXPLICIT = ("--model-control-mode", "explicit")
+_INFER = {"BACKENDS": "onnx", "ENSEMBLES": "1", "BATCH": "1", "NOBATCH": "1"}
+_SIZES = "L0_http/http_input_size_limit_test.py"
+_VALIDATION = "L0_input_validation/input_validation_test.py"
+_CLASSES = "L0_parameters/class_count_test.py"
+
+STAGES = (
+    Stage("L0_http/http_test.py", _http, (*_EXPLICIT, "--load-model", "*")),
+    Stage("L0_http/python_http_aio_test.py", _examples, _SHARED),
+    Stage("L0_http/http_client_plugin_test.py", _examples),
+    Stage(_SIZES, _sizes, select="not large_input"),
+    Stage(_SIZES, _sizes, ("--http-max-input-size", str(2**27)), select="large_input"),
+    Stage("L0_grpc/python_unit_test.py", _grpc, select="GrpcTest"),
+    Stage("L0_grpc/python_grpc_aio_test.py", _examples, _SHARED),
+    Stage("L0_infer/infer_test.py", _infer, environment=_INFER),
+    Stage(
+        *("L0_infer/infer_test.py", _infer, _SHARED),
+        label="system shared memory",
+        environment={**_INFER, "TEST_SYSTEM_SHARED_MEMORY": "1"},
+    ),
+    Stage("L0_infer_reshape/infer_reshape_test.py", _reshape),
+    Stage("L0_infer_variable/infer_variable_test.py", _variable),
+    Stage("L0_infer_zero/infer_zero_test.py", _zero),
+    Stage(_VALIDATION, _own("L0_input_validation/models"), select="InputValTest"),
+    Stage(_VALIDATION, _shapes, _SHARED, select="InputShapeTest"),
+    Stage(_VALIDATION, _nothing, _EXPLICIT, select="ModelNameValidationTest"),
+    Stage(_CLASSES, _class_counts, label="http", environment={"CLIENT_TYPE": "http"}),
+    Stage(_CLASSES, _class_counts, label="grpc", environment={"CLIENT_TYPE": "grpc"}),
+    Stage("L0_string_io/string_client_test.py", _strings),
+    Stage("L0_scalar_io/scalar_test.py", _scalars),
+    Stage("L0_optional_input/optional_input_test.py", _own("L0_optional_input/models")),
+    Stage("L0_output_name/output_name_test.py", _output_names),
+    Stage("L0_client_nobatch/client_test.py", _status),
+)
+
+_NAME = "wants the server's name to be 'triton'"
+_PROCESS = "reads the memory of Triton's own process"
+_TRACE = "trace settings come with tracing"
+NOT_APPLICABLE = {
+    f"{_SIZES}::InferSizeLimitTest::test_no_leak": _PROCESS,
+    "L0_http/http_test.py::HttpTest::test_loading_large_invalid_model": "sends 2.8 GB, which is "
+    "refused by the header",
+    "L0_http/python_http_aio_test.py::TestHttpAioClient::test_get_server_metadata": _NAME,
+    "L0_grpc/python_grpc_aio_test.py::TestGrpcAioClient::test_get_server_metadata": _NAME,
+}
+EXPECTED_FAILURES = {
+    "L0_http/http_test.py::HttpTest::test_negative_dimensions": "wants 500 for what the client "
+    "does wrong; it is 400 here",
+    "L0_http/http_test.py::HttpTest::test_repository_index_deeply_nested_json": "the nesting is "
+    "refused before 'ready' is looked at",
+    "L0_http/http_test.py::HttpTest::test_content_encoding_chunked_manually": "has both "
+    "Content-Length and Transfer-Encoding, which smuggled requests have",
+    "L0_http/python_http_aio_test.py::TestHttpAioClient::test_get_trace_settings": _TRACE,
+    "L0_http/python_http_aio_test.py::TestHttpAioClient::test_update_trace_settings": _TRACE,
+    "L0_grpc/python_grpc_aio_test.py::TestGrpcAioClient::test_get_trace_settings": _TRACE,
+    "L0_grpc/python_grpc_aio_test.py::TestGrpcAioClient::test_update_trace_settings": _TRACE,
+}
+
+SUITE = Suite(
+    name="triton-qa",
+    title="Triton 26.09's own tests (qa/)",
+    sources=(SERVER,),
+    requirements=REQUIREMENTS,
+    run=run,
+    not_applicable=NOT_APPLICABLE,
+    expected_failures=EXPECTED_FAILURES,
+    declared=declared,
+)
