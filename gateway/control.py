@@ -11,6 +11,7 @@ import os
 from collections.abc import Awaitable, Callable, Mapping
 from typing import Any, Protocol
 
+from gateway.errors import Unsupported
 from gateway.lifecycle import Lifecycle
 from gateway.model import State, Wanted
 
@@ -50,6 +51,10 @@ class Control(Protocol):
     async def set_default(self, name: str, number: int) -> None: ...
 
     async def reload(self, wanted: Mapping[str, Wanted]) -> None: ...
+
+    async def metrics(self) -> tuple[str, bytes]:
+        """Content type and text of the metrics of all workers."""
+        ...
 
     def register(
         self,
@@ -145,6 +150,9 @@ class LocalControl:
 
     async def pending(self, name: str, number: int) -> int:
         return self._lifecycle.get(name, number).statistics.pending
+
+    async def metrics(self) -> tuple[str, bytes]:
+        raise Unsupported("the only process has its metrics itself")
 
     async def set_default(self, name: str, number: int) -> None:
         self._lifecycle.set_default(name, number)

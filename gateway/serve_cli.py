@@ -55,6 +55,12 @@ def _cache_sizes(ctx: Any, param: Any, values: tuple[str, ...]) -> tuple[int, ..
     return tuple(sizes)
 
 
+def _prometheus_path(ctx: Any, param: Any, value: str | None) -> str:
+    from gateway.admin.monitoring import prometheus_path  # with protobuf's text format
+
+    return prometheus_path(Path(value)) if value else ""
+
+
 def _cache_bytes(configured: tuple[int, ...], deprecated: int | None) -> int:
     if len(configured) + (deprecated is not None) > 1:
         raise click.UsageError(
@@ -227,6 +233,13 @@ class Serve(click.Command):
 @click.option("--grpc-port", type=click.IntRange(0, 65535), default=8001, show_default=True)
 @click.option("--metrics-address", default="127.0.0.1", show_default=True)
 @click.option("--metrics-port", type=click.IntRange(0, 65535), default=8002, show_default=True)
+@click.option(
+    "--monitoring-config-file",
+    "prometheus_path",
+    callback=_prometheus_path,
+    metavar="FILE",
+    help="TensorFlow Serving's: with prometheus_config { enable: true } metrics on the HTTP port.",
+)
 @click.option(
     "--workers",
     type=click.IntRange(1, MAX_WORKERS),

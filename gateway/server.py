@@ -104,14 +104,15 @@ class Server:
         limit = settings.http_max_input_bytes
         hot = OipInfer(self._dataplane, lifecycle, control, limit, self._shared)
         self._entry = HttpEntry(hot, self._complete)
+        app: App = self._entry
+        if settings.prometheus_path:
+            app = metrics.beside(app, settings.prometheus_path, self._scrape)
         if settings.vertex_ai is None:
-            return self._entry
+            return app
         from gateway.protocols.vertex import VertexApplication
 
         predictor = self._dialects().predictor
-        return VertexApplication(
-            self._entry, predictor, lifecycle, control, settings.vertex_ai, limit
-        )
+        return VertexApplication(app, predictor, lifecycle, control, settings.vertex_ai, limit)
 
     def _complete(self) -> App:
         """Make what the start has left out; blocking."""
@@ -158,15 +159,15 @@ class Server:
             return self._made_registry
 
     def _metrics_listener(self) -> HttpListener:
-        settings = self._settings
+        address, port = self._settings.metrics_address, self._settings.metrics_port
+        app = metrics.application(self._scrape)
+        return HttpListener(app, address, port, "--metrics-port", most=metrics.CONNECTIONS)
 
-        async def scrape() -> metrics.Text:
+    async def _scrape(self) -> metrics.Text:
+        """The metrics of the gateway: this process's, or those of all workers together."""
+        if self._alone:
             return metrics.text(self.registry())
-
-        address, port = settings.metrics_address, settings.metrics_port
-        return HttpListener(
-            metrics.application(scrape), address, port, "--metrics-port", most=metrics.CONNECTIONS
-        )
+        return await self.control.metrics()
 
     async def listen(self) -> None:
         """Be live, not yet ready.

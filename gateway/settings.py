@@ -83,6 +83,8 @@ class Settings(NamedTuple):
     grpc_port: int = 8001
     metrics_address: str = "127.0.0.1"
     metrics_port: int = 8002
+    #: Where the HTTP port has the metrics too; empty: nowhere.
+    prometheus_path: str = ""
     exit_timeout_seconds: float = 30.0
     #: Processes that share the ports.
     workers: int = 1

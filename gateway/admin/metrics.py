@@ -16,13 +16,16 @@ if TYPE_CHECKING:
 
 #: The library's text format ends a counter's name in ``_total``; these names do not.
 _SUFFIX = re.compile(
-    rb"^(# (?:HELP|TYPE) (?:nv_\w+|ts_\w+_microseconds|:tensorflow:\S+))_total ", re.MULTILINE
+    rb"^(# (?:HELP|TYPE) (?:nv_\w+|ts_\w+_microseconds|Requests\dXX|:tensorflow:\S+))_total ",
+    re.MULTILINE,
 )
 #: Content type and body.
 Text = tuple[str, bytes]
 #: At a time: they are taken when there is no room for others.
 CONNECTIONS = 64
-_PATHS = ("/metrics", "/monitoring/prometheus/metrics")
+TFSERVING_PATH = "/monitoring/prometheus/metrics"
+_PATHS = ("/metrics", TFSERVING_PATH)
+Scrape = Callable[[], Awaitable[Text]]
 
 
 def text(registry: CollectorRegistry) -> Text:
@@ -34,20 +37,36 @@ def text(registry: CollectorRegistry) -> Text:
     )
 
 
-def application(scrape: Callable[[], Awaitable[Text]]) -> App:
+def application(scrape: Scrape) -> App:
     """An ASGI application that answers with the text that ``scrape`` gives."""
 
     async def app(scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
             return
-        status, content_type, body = 404, "application/json", b'{"error":"Not Found"}'
         if scope["path"] in _PATHS and scope["method"] in ("GET", "HEAD"):
-            status, (content_type, body) = 200, await scrape()
-        headers = [
-            (b"content-type", content_type.encode()),
-            (b"content-length", str(len(body)).encode()),
-        ]
-        await send({"type": "http.response.start", "status": status, "headers": headers})
-        await send({"type": "http.response.body", "body": body})
+            await _answer(send, 200, *await scrape())
+        else:
+            await _answer(send, 404, "application/json", b'{"error":"Not Found"}')
 
     return app
+
+
+def beside(app: App, path: str, scrape: Scrape) -> App:
+    """``app``, with the metrics at ``path``."""
+
+    async def both(scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] == "http" and scope["path"] == path and scope["method"] in ("GET", "HEAD"):
+            await _answer(send, 200, *await scrape())
+        else:
+            await app(scope, receive, send)
+
+    return both
+
+
+async def _answer(send: Send, status: int, content_type: str, body: bytes) -> None:
+    headers = [
+        (b"content-type", content_type.encode()),
+        (b"content-length", str(len(body)).encode()),
+    ]
+    await send({"type": "http.response.start", "status": status, "headers": headers})
+    await send({"type": "http.response.body", "body": body})

@@ -135,6 +135,24 @@ class TorchServeCollector(Collector):
             latency.add_metric(key, statistics.success.ns / 1000)
             queue.add_metric(key, statistics.queue.ns / 1000)
         yield from (requests, latency, queue)
+        yield from self._by_status()
+
+    def _by_status(self) -> Iterator[Metric]:
+        """The requests for inference, in every dialect."""
+        counts = dict.fromkeys(("2XX", "4XX", "5XX"), 0)
+        for _, _, statistics in self._source():
+            failures = statistics.failures
+            counts["2XX"] += statistics.success.count
+            counts["4XX"] += failures["OTHER"]
+            counts["5XX"] += failures["REJECTED"] + failures["BACKEND"]
+        for status, count in counts.items():
+            counter = PlainCounter(
+                f"Requests{status}",
+                f"Total number of requests with response in the {status} range.",
+                labels=("Level", "Hostname"),
+            )
+            counter.add_metric(("Host", self._host), count)
+            yield counter
 
 
 class TfServingCollector(Collector):

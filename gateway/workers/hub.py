@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from typing import Any
 
 import structlog
@@ -53,8 +53,9 @@ class Member:
 class Hub:
     """Called from the parent's event loop alone."""
 
-    def __init__(self, workers: int) -> None:
+    def __init__(self, workers: int, scrape: Callable[[], Awaitable[tuple[str, bytes]]]) -> None:
         self._workers = workers
+        self._scrape = scrape
         self.members: dict[int, Member] = {}
         self.counts = Counts()
         self.draining = False
@@ -76,6 +77,7 @@ class Hub:
             "index": self._index,
             "statistics": self._statistics,
             "pending": self._pending,
+            "metrics": self._metrics,
             "broadcast": broadcast,
         }
 
@@ -147,6 +149,10 @@ class Hub:
     async def _pending(self, arguments: dict[str, Any]) -> int:
         answers = await self._ask("pending", **arguments)
         return sum(answer for _, answer in answers if isinstance(answer, int))
+
+    async def _metrics(self, _: dict[str, Any]) -> tuple[str, str]:
+        content_type, text = await self._scrape()
+        return content_type, text.decode()
 
     async def look(self) -> None:
         """Have every worker tell what it has counted."""

@@ -60,6 +60,10 @@ class HubControl:
     async def pending(self, name: str, number: int) -> int:
         return int(await self._channel.request("pending", name=name, number=number))
 
+    async def metrics(self) -> tuple[str, bytes]:
+        content_type, text = await self._channel.request("metrics")
+        return content_type, text.encode()
+
     # -- changing ---------------------------------------------------------------------------------
 
     async def load(self, name: str, override: str | None = None) -> None:

@@ -54,7 +54,7 @@ class Supervisor:
         self._settings = settings
         self._workers = {worker.number: worker for worker in workers}
         self._ports = ports
-        self._hub = Hub(len(workers))
+        self._hub = Hub(len(workers), self._scrape)
         self._told = Told()
         #: What each worker said when it had loaded.
         self._started: dict[int, Mapping[str, Any]] = {}

@@ -76,6 +76,7 @@ def outputs(reply: Reply, prefix: str) -> bytes:
     kind = reply.headers["content-type"]
     assert kind.startswith(f"{prefix};json-header-size=")
     headers = {HEADER_LENGTH.lower(): kind.partition("=")[2]}
+    assert headers.items() <= reply.headers.items()
     return wire.binary_outputs(Reply(reply.status, headers, reply.body))["y"][2]
 
 
@@ -261,6 +262,7 @@ OWNERS = {
     "models": "TorchServe's management, SageMaker's multi-model endpoints",
     "openapi.json": "the description",
     "ping": "TorchServe's and SageMaker's health",
+    "explanations": "TorchServe",
     "predictions": "TorchServe",
     "redoc": "the description",
     "v1": "TensorFlow Serving",

@@ -222,7 +222,7 @@ def test_a_whole_number_that_does_not_fit_is_refused(
         (f"{X2}/versions/0:predict", 404, "Servable not found for request: Specific(x2, 0)"),
         (f"{X2}/labels/stable:predict", 400, "Unrecognized servable version label: stable"),
         (f"{X2}/versions/{2**63}:predict", 400, f"Failed to convert version: {2**63} to numeric."),
-        (f"{X2}:explain", 400, f"Malformed request: POST {X2}:explain"),
+        (f"{X2}:generate", 400, f"Malformed request: POST {X2}:generate"),
         (f"{X2}/versions/x:predict", 400, f"Malformed request: POST {X2}/versions/x:predict"),
         (X2, 400, f"Malformed request: POST {X2}"),
     ],
@@ -323,7 +323,8 @@ def test_the_state_of_versions(connection: Connection) -> None:
         return {"version": str(version), "state": "AVAILABLE", "status": status}
 
     reply = connection.send("GET", "/v1/models/two_versions")
-    assert reply.json == {"model_version_status": [row(1), row(2)]}
+    kserve = {"name": "two_versions", "ready": True}
+    assert reply.json == {"model_version_status": [row(1), row(2)], **kserve}
     reply = connection.send("GET", "/v1/models/two_versions/versions/2")
     assert reply.json == {"model_version_status": [row(2)]}
     for path, message in (
@@ -333,7 +334,7 @@ def test_the_state_of_versions(connection: Connection) -> None:
     ):
         reply = connection.send("GET", path)
         assert (reply.status, reply.json) == (404, {"error": message})
-    assert connection.send("GET", "/v1/models").status == 400
+    assert "x2" in connection.send("GET", "/v1/models").json["models"]
     assert connection.send("PUT", X2).json == {"error": f"Malformed request: PUT {X2}"}
 
 

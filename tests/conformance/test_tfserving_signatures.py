@@ -230,6 +230,12 @@ def test_the_metadata_holds_every_signature(rest: Connection, ask: Ask) -> None:
     assert set(found.signature_def) == set(signatures)
 
 
+def test_the_state_of_a_model_is_tensorflow_servings_to_the_letter(rest: Connection) -> None:
+    ok = {"error_code": "OK", "error_message": ""}
+    row = {"version": "123", "state": "AVAILABLE", "status": ok}
+    assert rest.send("GET", f"/v1/models/{MODEL}").json == {"model_version_status": [row]}
+
+
 def test_inputs_of_unknown_rank_take_every_rank(rest: Connection) -> None:
     for values in (2.0, [2.0], [[1.0, 2.0]], [[[1.0]], [[2.0]]]):
         expected = (np.array(values) * 6).tolist()

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import re
+import urllib.request
 
 import pytest
 
@@ -125,6 +127,42 @@ def test_a_url_names_a_model_of_the_repository_or_nothing(
 ) -> None:
     found, _, text = error(ask(explicit, "POST", f"/models?url={url}"))
     assert (found, message in text) == (status, True), text
+
+
+def test_a_slash_may_stand_before_the_query(explicit: Gateway) -> None:
+    assert ask(explicit, "POST", "/models/?url=classes.mar&model_name=classes").status == 200
+    assert ask(explicit, "GET", "/models/?limit=1").json["models"] != []
+    assert ask(explicit, "GET", "/models/classes/").json[0]["modelName"] == "classes"
+    gone = {"status": 'Model "classes" unregistered'}
+    assert ask(explicit, "DELETE", "/models/classes/?synchronous=true").json == gone
+
+
+def test_a_runtime_and_a_time_to_start_are_held_to(explicit: Gateway) -> None:
+    reply = error(ask(explicit, "POST", "/models?url=classes&runtime=python4"))
+    assert reply == (400, "BadRequestException", "Invalid RuntimeType value: python4")
+    path = "/models?url=classes&initial_workers=3&startup_timeout=0"
+    status, kind, text = error(ask(explicit, "POST", path))
+    assert (status, kind) == (500, "InternalServerException")
+    assert text == "Failed to start workers for model classes within its startup_timeout"
+    for rest in ("startup_timeout=0", "initial_workers=1&startup_timeout=60&runtime=python3"):
+        assert ask(explicit, "POST", f"/models?url=classes&{rest}").status == 200
+        assert ask(explicit, "DELETE", "/models/classes").status == 200
+
+
+def test_requests_are_counted_by_status_under_torchserves_names(served: Gateway) -> None:
+    before = by_status(served)
+    assert predict(served, "x2", ROW).status == 200
+    assert predict(served, "x2", b"[1]").status == 400
+    after = by_status(served)
+    assert [after[name] - before[name] for name in sorted(after)] == [1, 1, 0]
+
+
+def by_status(gateway: Gateway) -> dict[str, float]:
+    with urllib.request.urlopen(gateway.metrics) as reply:
+        text = reply.read().decode()
+    found = dict(re.findall(r'^(Requests.XX)\{Hostname="[^"]+",Level="Host"\} (\S+)$', text, re.M))
+    assert sorted(found) == ["Requests2XX", "Requests4XX", "Requests5XX"]
+    return {name: float(count) for name, count in found.items()}
 
 
 @pytest.mark.parametrize("body", [b"", b"[]", b'"x2"', b'{"url": 1}', b'{"url": null}', b"\xff"])

@@ -27,10 +27,10 @@ from gateway.protocols.tfserving.http import STATUS
 from gateway.protocols.tfserving.servable import (
     Selected,
     Servable,
-    Servables,
     ServableVersion,
     code,
 )
+from gateway.protocols.tfserving.servables import Servables
 from gateway.repository import config as configuration
 from gateway.types import NUMPY_DTYPES, Datatype, InferResponse, Tensor
 from gateway.validation import Validator

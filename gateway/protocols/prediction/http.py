@@ -29,6 +29,7 @@ log = structlog.get_logger("modelport.http")
 RequestHeaders = dict[bytes, bytes]
 TRACE = b"x-request-id"
 MAX_TRACE = 128
+HEADER_LENGTH = b"inference-header-content-length"
 #: What comes before the size of the JSON part in Triton's content types for these platforms.
 JSON_HEADER_SIZE = b".binary+json;json-header-size="
 
@@ -146,7 +147,10 @@ class PredictionHandler:
 
 @dataclass(frozen=True, slots=True)
 class PlatformWire:
-    """Triton's, for SageMaker and Vertex: the size of the JSON part is in the content type."""
+    """Triton's, for SageMaker and Vertex: the size of the JSON part is in the content type.
+
+    A reply has it as a header too: Triton's own replies on Vertex have it only there.
+    """
 
     #: ``application/vnd.PLATFORM-triton``
     media_type: bytes
@@ -167,7 +171,8 @@ class PlatformWire:
         if reply.header_length is None:
             return [(b"content-type", reply.content_type)]
         size = b"%d" % reply.header_length
-        return [(b"content-type", self.media_type + JSON_HEADER_SIZE + size)]
+        kind = self.media_type + JSON_HEADER_SIZE + size
+        return [(b"content-type", kind), (HEADER_LENGTH, size)]
 
     def failure(self, error: ModelportError, request: RequestHeaders) -> tuple[int, bytes, Headers]:
         return STATUS[error.code], orjson.dumps({"error": str(error)}), JSON

@@ -1,7 +1,9 @@
 """TensorFlow Serving over REST: ``/v1/models``.
 
 Wire contract: tensorflow/serving ``g3doc/api_rest.md``, ``model_servers/http_rest_api_handler.cc``
-and ``http_rest_api_util.cc``: paths in any case, and 400 for those that it does not know.
+and ``http_rest_api_util.cc``: paths in any case, and 400 for those that it does not know. KServe's
+v1 protocol has the same paths; what it has beside (``protocol/rest/v1_endpoints.py`` of
+kserve/kserve) is here too: the list of models, ``ready``, ``:explain``.
 """
 
 from __future__ import annotations
@@ -54,7 +56,7 @@ STATUS = {
 }
 _VERSION = r"(?:/versions/(?P<version>[0-9]+)|/labels/(?P<label>[^/:]+))?"
 _POST = re.compile(
-    rf"/v1/models/(?P<name>[^/:]+){_VERSION}:(?P<method>classify|regress|predict)", re.I
+    rf"/v1/models/(?P<name>[^/:]+){_VERSION}:(?P<method>classify|regress|predict|explain)", re.I
 )
 _GET = re.compile(rf"/v1/models(?:/(?P<name>[^/:]+))?{_VERSION}(?P<metadata>/metadata)?", re.I)
 _MAX_VERSION = 2**63 - 1
@@ -133,6 +135,8 @@ class TfServingHttp:
         call = Call(selected, deadline, trace)
         if method == "predict":
             return await self._predict(call, body)
+        if method == "explain":
+            return await self._explain(call, body)
         message, signature = await self._examples(body, deadline)
         call = replace(call, selected=selected._replace(signature=signature))
         if method == "classify":
@@ -145,20 +149,30 @@ class TfServingHttp:
         work = partial(tfserving_examples_json.decode, body)
         return await offload.run(work, deadline) if len(body) > offload.INLINE_BYTES else work()
 
-    async def _predict(self, call: Call, body: bytes) -> bytes:
+    async def _predict(self, call: Call, body: bytes, rows: str = "predictions") -> bytes:
         decoded, outputs = await self._inference.predict(
             call,
             lambda version: tfserving_json.decode(body, version),
             pictures=pictures.in_json(body),
             size=len(body),
         )
-        return tfserving_json.encode(outputs, decoded.by_row)
+        return tfserving_json.encode(outputs, decoded.by_row, rows)
+
+    async def _explain(self, call: Call, body: bytes) -> bytes:
+        """What the model's explainer predicts, under the name that KServe's clients look for."""
+        call = replace(call, selected=self._inference.servables.explainer(call.selected))
+        return await self._predict(call, body, "explanations")
 
     # -- metadata and state ---------------------------------------------------------------------
 
     async def _status(self, selected: Selected) -> bytes:
-        status = await self._inference.servables.status(selected)
-        return _json(json_format.MessageToDict(status, always_print_fields_with_no_presence=True))
+        servables = self._inference.servables
+        if selected == Selected(""):
+            return _json({"models": servables.names()})  # KServe's; TensorFlow Serving has no list
+        status = await servables.status(selected)
+        told = json_format.MessageToDict(status, always_print_fields_with_no_presence=True)
+        plain = selected.version is None and selected.label is None
+        return _json({**told, **(servables.kserve(selected.name) if plain else {})})
 
     def _metadata(self, selected: Selected) -> bytes:
         if not selected.name:
@@ -182,7 +196,18 @@ class TfServingHttp:
     # -- documentation --------------------------------------------------------------------------
 
     def add_routes(self, app: FastAPI) -> None:
-        """``serve`` answers all of them; here they are described."""
+        """``serve`` answers all but the first; here they are described."""
+
+        @app.get("/", tags=["KServe"])
+        async def alive() -> Response:
+            """Whether the server is live, for KServe's v1 clients."""
+            return document({"status": "alive"})
+
+        @app.get("/v1/models", tags=["KServe"])
+        async def models() -> Response:
+            """The models that are READY."""
+            return Delegate(self._serve)
+
         for path, select, suffix in (
             ("/v1/models/{model}", _model, ""),
             ("/v1/models/{model}/versions/{version}", _model_version, " of a version"),

@@ -17,10 +17,10 @@ from gateway.protocols.tfserving.servable import (
     Decoded,
     Selected,
     Servable,
-    Servables,
     ServableVersion,
     UnknownSignature,
 )
+from gateway.protocols.tfserving.servables import Servables
 from gateway.telemetry.tfserving import TfServingRequests
 from gateway.types import Deadline, Tensor
 from gateway.wire.proto import serving_pb2 as pb

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import base64
 import itertools
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import numpy as np
@@ -39,6 +39,7 @@ from gateway.wire import json_text, raw
 #: Rows of named inputs and base64 objects have a key for every value.
 MAX_KEYS = 500_000
 _BYTES_SUFFIX = "_bytes"
+_DATA, _ENVELOPE = "data", {"data", "target"}
 _BINARY_ONLY = (Datatype.FP16, Datatype.BF16)
 
 
@@ -94,6 +95,8 @@ def decode(body: bytes, version: ServableVersion) -> Decoded:
 
 def _rows(rows: list[Any], servable: Servable) -> list[Tensor]:
     inputs = servable.inputs
+    if len(inputs) == 1 and _are_in_envelopes(rows, inputs):
+        rows = _contents(rows, next(iter(inputs.values())))
     if type(rows[0]) is not dict or is_base64(rows[0]):
         if len(inputs) > 1:
             raise InvalidArgument(
@@ -117,6 +120,21 @@ def _rows(rows: list[Any], servable: Servable) -> list[Tensor]:
             raise wrong_row(column, inputs[name], named=True)
         tensors.append(_tensor(inputs[name], data))
     return tensors
+
+
+def _are_in_envelopes(rows: list[Any], inputs: Mapping[str, Endpoint]) -> bool:
+    """Whether rows are ``{"data": ..., "target": ...}``, as TorchServe's KServe handlers take."""
+    return _DATA not in inputs and all(
+        type(row) is dict and _DATA in row and row.keys() <= _ENVELOPE for row in rows
+    )
+
+
+def _contents(rows: list[Any], endpoint: Endpoint) -> list[Any]:
+    """What is in the envelopes; a picture is base64 there."""
+    contents = [row[_DATA] for row in rows]
+    if endpoint.picture is None:
+        return contents
+    return [{B64: each} if type(each) is str else each for each in contents]
 
 
 def _columns(value: Any, servable: Servable) -> list[Tensor]:
@@ -198,8 +216,8 @@ def _string(item: Any) -> bytes:
 # -- replies ---------------------------------------------------------------------------------------
 
 
-def encode(outputs: Iterable[Tensor], by_row: bool) -> bytes:
-    """``predictions``, a row for each batch element, or ``outputs``; one output has no name.
+def encode(outputs: Iterable[Tensor], by_row: bool, rows_name: str = "predictions") -> bytes:
+    """Rows, one for each batch element, or ``outputs``; one output has no name.
 
     Raises:
         InvalidArgument: an output has no form in JSON, or no batch dimension to make rows of.
@@ -220,14 +238,10 @@ def encode(outputs: Iterable[Tensor], by_row: bool) -> bytes:
             )
         batch = len(value)
     if len(values) == 1:
-        return json_text.dumps({"predictions": _column(next(iter(values.values())))})
+        return json_text.dumps({rows_name: _column(next(iter(values.values())))})
     rows = {name: _each(value) for name, value in values.items()}
     return json_text.dumps(
-        {
-            "predictions": [
-                dict(zip(rows, row, strict=True)) for row in zip(*rows.values(), strict=True)
-            ]
-        }
+        {rows_name: [dict(zip(rows, row, strict=True)) for row in zip(*rows.values(), strict=True)]}
     )
 
 

@@ -45,6 +45,14 @@ METHODS = (
         ),
         "Run the model: `instances` answer `predictions`, `inputs` answer `outputs`.",
     ),
+    (
+        "explain",
+        _body(
+            {"instances": {"type": "array", "items": {}, "description": "a row an instance"}},
+            {"instances": [[1.0, 2.0, 3.0, 4.0]]},
+        ),
+        "KServe's: run the model's explainer: `instances` answer `explanations`.",
+    ),
     ("classify", _EXAMPLES, "Labels and scores of examples."),
     ("regress", _EXAMPLES, "A value for each example."),
 )

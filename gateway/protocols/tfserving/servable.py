@@ -15,7 +15,6 @@ import numpy as np
 
 from gateway import offload
 from gateway.backends import parameters
-from gateway.control import Control
 from gateway.errors import (
     AlreadyExists,
     InvalidArgument,
@@ -27,16 +26,14 @@ from gateway.errors import (
     Unsupported,
 )
 from gateway.images import Decoder
-from gateway.lifecycle import Lifecycle
-from gateway.model import UNLOADED, ServedVersion, State
+from gateway.model import ServedVersion
 from gateway.protocols import pictures
-from gateway.protocols.prepared import Prepared
 from gateway.signatures import UsualShapes
 from gateway.types import Array, Datatype, InferRequest, InferResponse, Tensor, TensorSpec
 from gateway.validation import Reshape
 from gateway.wire import tensor_proto
-from gateway.wire.proto import error_codes_pb2, tensorflow_pb2
 from gateway.wire.proto import serving_pb2 as pb
+from gateway.wire.proto import tensorflow_pb2
 
 #: The signature of a request that names none. A model that is no SavedModel has no other.
 SIGNATURE = "serving_default"
@@ -67,12 +64,6 @@ _CODES: tuple[tuple[type[ModelportError], str], ...] = (
 )
 #: What gRPC's table of methods needs of it.
 STATUSES = dict(_CODES)
-_STATES = {
-    State.LOADING: pb.ModelVersionStatus.LOADING,
-    State.READY: pb.ModelVersionStatus.AVAILABLE,
-    State.UNLOADING: pb.ModelVersionStatus.UNLOADING,
-    State.UNAVAILABLE: pb.ModelVersionStatus.END,
-}
 _TYPE_NAMES = {
     Datatype.FP16: "half",
     Datatype.FP32: "float",
@@ -325,78 +316,3 @@ class ServableVersion:
                 name = f"StatefulPartitionedCall:{index}"
                 _describe(signature.outputs[endpoint.name], endpoint, name)
         return signatures
-
-
-class Servables:
-    """The versions of the lifecycle, under the names that TensorFlow Serving's requests use."""
-
-    def __init__(self, lifecycle: Lifecycle, control: Control) -> None:
-        self._lifecycle = lifecycle
-        self._control = control
-        self._version = Prepared(ServableVersion)
-
-    def find(self, selected: Selected) -> Servable:
-        """The signature that is asked for, of the READY version of that number or label; with
-        neither, of the model's default version.
-
-        Raises:
-            NotFound, InvalidArgument: in TensorFlow Serving's words.
-            Unavailable: the version is known but not READY.
-        """
-        return self.version(selected).servable(selected.signature)
-
-    def version(self, selected: Selected) -> ServableVersion:
-        """As ``find``, with all its signatures."""
-        return self._version(self._served(selected.name, self._number(selected)))
-
-    def _served(self, name: str, version: int | None) -> ServedVersion:
-        if not name:
-            raise InvalidArgument("ModelSpec has no name specified.")
-        try:
-            if version is not None and version < 1:
-                raise NotFound
-            return self._lifecycle.get(name, version or 0)
-        except NotFound:
-            wanted = f"Latest({name})" if version is None else f"Specific({name}, {version})"
-            raise NotFound(f"Servable not found for request: {wanted}") from None
-
-    def _number(self, selected: Selected) -> int | None:
-        name, version, label, _ = selected
-        if not label:
-            return version
-        try:
-            number = self._lifecycle.labels(name).get(label)
-        except NotFound:
-            raise NotFound(f"Servable not found for request: Latest({name})") from None
-        if number is None:
-            raise InvalidArgument(f"Unrecognized servable version label: {label}")
-        return number
-
-    async def status(self, selected: Selected) -> pb.GetModelStatusResponse:
-        """The states of a model's versions, or of one.
-
-        Raises:
-            NotFound, InvalidArgument: in TensorFlow Serving's words.
-        """
-        name = selected.name
-        if not name:
-            raise InvalidArgument("Missing model name in request.")
-        version = self._number(selected)
-        reply = pb.GetModelStatusResponse()
-        for number, state, reason in await self._states(name):
-            if version in (None, number):
-                row = reply.model_version_status.add(version=number, state=_STATES[state])
-                row.status.SetInParent()
-                if state is State.UNAVAILABLE and reason != UNLOADED:
-                    row.status.error_code = error_codes_pb2.UNAVAILABLE
-                    row.status.error_message = reason
-        if not reply.model_version_status:
-            wanted = "any versions" if version is None else f"version {version}"
-            raise NotFound(f"Could not find {wanted} of model {name}")
-        return reply
-
-    async def _states(self, name: str) -> list[tuple[int, State, str]]:
-        try:
-            return await self._control.states(name)
-        except NotFound:
-            return []

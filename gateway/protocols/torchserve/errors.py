@@ -49,6 +49,11 @@ class DefaultVersion(InvalidArgument):
         )
 
 
+class WorkersNotStarted(Internal):
+    def __init__(self, name: str) -> None:
+        super().__init__(f"Failed to start workers for model {name} within its startup_timeout")
+
+
 class ApiDisabled(Unsupported):
     """TorchServe's model API is off unless ``enable_model_api`` is set; here, the control mode."""
 

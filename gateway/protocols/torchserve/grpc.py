@@ -20,7 +20,7 @@ from gateway.protocols.grpc_method import Method
 from gateway.protocols.prediction.form_body import FIELDS
 from gateway.protocols.prediction.predictor import Call, Predictor
 from gateway.protocols.torchserve import INFERENCE_SERVICE, MANAGEMENT_SERVICE, errors
-from gateway.protocols.torchserve.management import MAX_PAGE, Management
+from gateway.protocols.torchserve.management import MAX_PAGE, Management, Registration
 from gateway.types import Deadline
 from gateway.wire.proto import torchserve_inference_pb2 as inference
 from gateway.wire.proto import torchserve_management_pb2 as management
@@ -169,7 +169,14 @@ class TorchServeGrpc:
         )
 
     async def _register(self, message: Any, _: Deadline) -> Any:
-        return _message(await self._models.register(message.url, message.model_name))
+        asked = Registration(
+            message.url,
+            message.model_name,
+            message.runtime,
+            message.initial_workers,
+            message.startup_timeout or None,
+        )
+        return _message(await self._models.register(asked))
 
     async def _scale(self, message: Any, _: Deadline) -> Any:
         minimum = message.min_worker if message.min_worker > 0 else 1

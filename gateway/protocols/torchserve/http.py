@@ -16,11 +16,12 @@ from fastapi import FastAPI, Path, Request, Response
 from gateway.control import Control
 from gateway.errors import InvalidArgument, ModelportError
 from gateway.lifecycle import Lifecycle
-from gateway.protocols import http_body
+from gateway.protocols import explainer, http_body
 from gateway.protocols.asgi import Receive, Scope, Send
 from gateway.protocols.http import Delegate
 from gateway.protocols.http_reply import Headers
 from gateway.protocols.prediction.http import (
+    HEADER_LENGTH,
     MAX_TRACE,
     TRACE,
     PredictionHandler,
@@ -29,14 +30,13 @@ from gateway.protocols.prediction.http import (
 )
 from gateway.protocols.prediction.predictor import Predictor, Reply
 from gateway.protocols.torchserve import errors
-from gateway.protocols.torchserve.management import MAX_PAGE, Management
+from gateway.protocols.torchserve.management import MAX_PAGE, Management, Registration
 from gateway.wire import json_text
 
 Model = Annotated[str, Path(description="Model name")]
 Version = Annotated[str, Path(description="Model version: a number, or a label")]
-_PREDICTIONS = "/predictions/"
+_PREDICTIONS, _EXPLANATIONS, _MODELS = "/predictions/", "/explanations/", "/models/"
 _NUMBER = re.compile(r"-?[0-9]{1,9}")
-_HEADER_LENGTH = b"inference-header-content-length"
 _NO_CACHE: Headers = [
     (b"pragma", b"no-cache"),
     (b"cache-control", b"no-cache; no-store, must-revalidate, private"),
@@ -50,13 +50,13 @@ class TorchServeWire:
     """A ``Wire``: OIP's header for the JSON part, TorchServe's errors."""
 
     def header_length(self, headers: RequestHeaders, size: int) -> int | None:
-        stated = headers.get(_HEADER_LENGTH)
+        stated = headers.get(HEADER_LENGTH)
         return None if stated is None else http_body.header_length(stated, size)
 
     def headers(self, reply: Reply, request: RequestHeaders) -> Headers:
         found = [(b"content-type", reply.content_type), _request_id(request), *_NO_CACHE]
         if reply.header_length is not None:
-            found.append((_HEADER_LENGTH, b"%d" % reply.header_length))
+            found.append((HEADER_LENGTH, b"%d" % reply.header_length))
         return found
 
     def failure(self, error: ModelportError, request: RequestHeaders) -> tuple[int, bytes, Headers]:
@@ -67,7 +67,7 @@ class TorchServeWire:
 class TorchServeHttp:
     """The dialect of ``/predictions``, ``/ping`` and ``/models``."""
 
-    segments = frozenset({"api-description", "models", "ping", "predictions"})
+    segments = frozenset({"api-description", "explanations", "models", "ping", "predictions"})
 
     def __init__(
         self,
@@ -90,12 +90,27 @@ class TorchServeHttp:
 
     def serve(self, scope: Scope, receive: Receive, send: Send) -> Awaitable[None] | None:
         path: str = scope["path"]
-        if scope["method"] not in ("POST", "PUT") or not path.startswith(_PREDICTIONS):
+        if path.startswith(_MODELS) and path.endswith("/"):  # ``/models/?url=``, as clients write
+            scope["path"] = path.rstrip("/")
+            scope["raw_path"] = scope["path"].encode()
             return None
-        name, slash, version = path[len(_PREDICTIONS) :].partition("/")
+        prefix = next((each for each in (_PREDICTIONS, _EXPLANATIONS) if path.startswith(each)), "")
+        if scope["method"] not in ("POST", "PUT") or not prefix:
+            return None
+        name, slash, version = path[len(prefix) :].partition("/")
         if not name or "/" in version or (slash and not version):
             return None
-        return self._predict(self._find(name, version), scope, receive, send)
+        find = self._find if prefix == _PREDICTIONS else self._find_explainer
+        return self._predict(find(name, version), scope, receive, send)
+
+    def _find_explainer(
+        self, name: str, version: str
+    ) -> Callable[[RequestHeaders], tuple[str, int]]:
+        def find(_: RequestHeaders) -> tuple[str, int]:
+            number = errors.known_version(self._lifecycle, name, version)
+            return explainer.of(self._lifecycle, name, number), 0
+
+        return find
 
     def _find(self, name: str, version: str) -> Callable[[RequestHeaders], tuple[str, int]]:
         """That there is no such model is said before anything of the body, as TorchServe does."""
@@ -136,6 +151,11 @@ class TorchServeHttp:
         async def predict_with_version(model: Model, version: Version) -> Response:
             """As without a version."""
             return Delegate(self._predict, self._find(model, version))
+
+        @app.post("/explanations/{model}", tags=["torchserve"], openapi_extra=_ANY_BODY)
+        async def explain(model: Model) -> Response:
+            """As a prediction, of the model's explainer: its parameter `explainer` names it."""
+            return Delegate(self._predict, self._find_explainer(model, ""))
 
         @app.options("/predictions/{model}", tags=["torchserve"])
         async def prediction_api(model: Model, request: Request) -> Response:
@@ -186,8 +206,7 @@ class TorchServeHttp:
         @app.post("/models", tags=["torchserve"])
         async def register_model(request: Request) -> Response:
             """Load a model of the repository (`--model-control-mode explicit`); `url` names it."""
-            given = await self._registration(request)
-            status = await management.register(given["url"], given["model_name"])
+            status = await management.register(await self._registration(request))
             return _answer({"status": status}, request)
 
         @app.put("/models/{model}", tags=["torchserve"])
@@ -223,19 +242,20 @@ class TorchServeHttp:
             return _answer({"status": status}, request)
         return _answer({"status": "Processing worker updates..."}, request, 202)
 
-    async def _registration(self, request: Request) -> dict[str, str]:
-        """``url`` and ``model_name`` of the query, or of a JSON body."""
+    async def _registration(self, request: Request) -> Registration:
+        """Of the query, or of a JSON body."""
         body = await http_body.read(request.receive, {}, http_body.CONTROL_BYTES)
         given: Any = request.query_params
         if request.headers.get("content-type", "").startswith("application/json"):
             given = json_text.loads(body)
         if not hasattr(given, "get"):
             raise InvalidArgument("the request must be a JSON object")
-        found = {key: given.get(key) or "" for key in ("url", "model_name")}
-        for key, value in found.items():
+        texts = {key: given.get(key) or "" for key in ("url", "model_name", "runtime")}
+        for key, value in texts.items():
             if type(value) is not str:
                 raise InvalidArgument(f"Parameter {key} must be a string.")
-        return found
+        workers, seconds = (_integer(given.get(k)) for k in ("initial_workers", "startup_timeout"))
+        return Registration(**texts, initial_workers=workers or 0, startup_timeout=seconds)
 
 
 def _answer(value: Any, request: Any, status: int = 200) -> Response:
@@ -256,9 +276,14 @@ def _request_id(headers: RequestHeaders) -> tuple[bytes, bytes]:
 
 
 def _number(request: Request, key: str, default: int) -> int:
+    number = _integer(request.query_params.get(key))
+    return default if number is None else number
+
+
+def _integer(value: Any) -> int | None:
     """TorchServe takes what is no number for what is not there."""
-    text = request.query_params.get(key, "")
-    return int(text) if _NUMBER.fullmatch(text) else default
+    text = str(value)
+    return int(text) if _NUMBER.fullmatch(text) else None
 
 
 def _is_set(request: Request, key: str) -> bool:

@@ -6,7 +6,9 @@ version's workers are to TorchServe is its ``instance_group`` here, which a requ
 
 from __future__ import annotations
 
+import asyncio
 import re
+from dataclasses import dataclass
 from typing import Any
 
 from gateway.control import Control
@@ -21,6 +23,7 @@ from gateway.protocols.torchserve.errors import (
     ModelNotFound,
     UrlRefused,
     VersionNotFound,
+    WorkersNotStarted,
     version_number,
 )
 from gateway.repository import config as configuration
@@ -28,7 +31,29 @@ from gateway.repository import config as configuration
 ARCHIVE_SUFFIX = ".mar"
 ALL = "all"
 MAX_PAGE = 100
+#: Those of TorchServe's archives. What runs a model here is its backend.
+RUNTIMES = frozenset({"", "python", "python3", "lsp"})
 _URL = re.compile(r"[a-z][a-z0-9+.-]*:", re.IGNORECASE)
+
+
+@dataclass(frozen=True, slots=True)
+class Registration:
+    """What a request to register a model asks for.
+
+    ``startup_timeout`` in seconds bounds the load where workers are asked for; None: it may take
+    its time, as it may without workers, which TorchServe then starts later.
+    """
+
+    url: str
+    model_name: str = ""
+    runtime: str = ""
+    initial_workers: int = 0
+    startup_timeout: int | None = None
+
+    @property
+    def seconds_to_start(self) -> float | None:
+        bounded = self.initial_workers > 0 and self.startup_timeout is not None
+        return self.startup_timeout if bounded else None
 
 
 class Management:
@@ -71,18 +96,22 @@ class Management:
             rows[0]["customizedMetadata"] = metadata
         return rows
 
-    async def register(self, url: str, model_name: str = "") -> str:
-        """Load, or load again, the model of the repository that ``url`` names.
+    async def register(self, asked: Registration) -> str:
+        """Load, or load again, the model of the repository that the URL names.
 
         Raises:
             ApiDisabled: the control mode is not explicit.
-            UrlRefused: ``url`` is no name of a model of the repository.
+            UrlRefused: the URL is no name of a model of the repository.
             Conflict: what the repository has of it is served already.
-            InvalidArgument: no ``url``; or it does not load, and why.
+            WorkersNotStarted: it was not READY within the time it was given.
+            InvalidArgument: no URL, an unknown runtime; or it does not load, and why.
         """
         self._require_explicit()
+        url, model_name = asked.url, asked.model_name
         if not url:
             raise InvalidArgument("Parameter url is required.")
+        if asked.runtime.lower() not in RUNTIMES:
+            raise InvalidArgument(f"Invalid RuntimeType value: {asked.runtime[:64]}")
         name = _repository_name(url)
         if model_name not in ("", name):
             raise InvalidArgument(
@@ -90,10 +119,16 @@ class Management:
                 f"that, not as '{model_name}'"
             )
         before = [self._lifecycle.get(name, n) for n in self._lifecycle.versions(name)]
+        seconds = asked.seconds_to_start
+        if seconds is not None and seconds <= 0:
+            raise WorkersNotStarted(name)
         try:
-            await self._control.load(name)
+            async with asyncio.timeout(seconds):
+                await self._control.load(name)
         except NotFound:
             raise UrlRefused(f"Model not found at: {url}") from None
+        except TimeoutError:
+            raise WorkersNotStarted(name) from None
         served = self._get(name, 0)
         after = [self._lifecycle.get(name, n) for n in self._lifecycle.versions(name)]
         if before and before == after:

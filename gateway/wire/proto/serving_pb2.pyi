@@ -348,3 +348,17 @@ class ReloadConfigResponse(_message.Message):
     status: StatusProto
     metric: _containers.RepeatedCompositeFieldContainer[Metric]
     def __init__(self, status: _Optional[_Union[StatusProto, _Mapping]] = ..., metric: _Optional[_Iterable[_Union[Metric, _Mapping]]] = ...) -> None: ...
+
+class PrometheusConfig(_message.Message):
+    __slots__ = ("enable", "path")
+    ENABLE_FIELD_NUMBER: _ClassVar[int]
+    PATH_FIELD_NUMBER: _ClassVar[int]
+    enable: bool
+    path: str
+    def __init__(self, enable: bool = ..., path: _Optional[str] = ...) -> None: ...
+
+class MonitoringConfig(_message.Message):
+    __slots__ = ("prometheus_config",)
+    PROMETHEUS_CONFIG_FIELD_NUMBER: _ClassVar[int]
+    prometheus_config: PrometheusConfig
+    def __init__(self, prometheus_config: _Optional[_Union[PrometheusConfig, _Mapping]] = ...) -> None: ...

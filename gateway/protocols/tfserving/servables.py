@@ -1,0 +1,124 @@
+"""Versions that are served, as TensorFlow Serving's and KServe's requests name them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from gateway.control import Control
+from gateway.errors import InvalidArgument, NotFound
+from gateway.lifecycle import Lifecycle
+from gateway.model import UNLOADED, ServedVersion, State
+from gateway.protocols import explainer
+from gateway.protocols.prepared import Prepared
+from gateway.protocols.tfserving.servable import Selected, Servable, ServableVersion
+from gateway.wire.proto import error_codes_pb2
+from gateway.wire.proto import serving_pb2 as pb
+
+#: The backends whose models TensorFlow Serving could run.
+_TENSORFLOW = frozenset({"tensorflow", "tflite", "tfserving"})
+_STATES = {
+    State.LOADING: pb.ModelVersionStatus.LOADING,
+    State.READY: pb.ModelVersionStatus.AVAILABLE,
+    State.UNLOADING: pb.ModelVersionStatus.UNLOADING,
+    State.UNAVAILABLE: pb.ModelVersionStatus.END,
+}
+
+
+class Servables:
+    """The versions of the lifecycle."""
+
+    def __init__(self, lifecycle: Lifecycle, control: Control) -> None:
+        self._lifecycle = lifecycle
+        self._control = control
+        self._version = Prepared(ServableVersion)
+
+    def find(self, selected: Selected) -> Servable:
+        """The signature that is asked for, of the READY version of that number or label; with
+        neither, of the model's default version.
+
+        Raises:
+            NotFound, InvalidArgument: in TensorFlow Serving's words.
+            Unavailable: the version is known but not READY.
+        """
+        return self.version(selected).servable(selected.signature)
+
+    def version(self, selected: Selected) -> ServableVersion:
+        """As ``find``, with all its signatures."""
+        return self._version(self._served(selected.name, self._number(selected)))
+
+    def _served(self, name: str, version: int | None) -> ServedVersion:
+        if not name:
+            raise InvalidArgument("ModelSpec has no name specified.")
+        try:
+            if version is not None and version < 1:
+                raise NotFound
+            return self._lifecycle.get(name, version or 0)
+        except NotFound:
+            wanted = f"Latest({name})" if version is None else f"Specific({name}, {version})"
+            raise NotFound(f"Servable not found for request: {wanted}") from None
+
+    def _number(self, selected: Selected) -> int | None:
+        name, version, label, _ = selected
+        if not label:
+            return version
+        try:
+            number = self._lifecycle.labels(name).get(label)
+        except NotFound:
+            raise NotFound(f"Servable not found for request: Latest({name})") from None
+        if number is None:
+            raise InvalidArgument(f"Unrecognized servable version label: {label}")
+        return number
+
+    def explainer(self, selected: Selected) -> Selected:
+        """The default version of the model that explains the one selected.
+
+        Raises:
+            NotFound, InvalidArgument, Unavailable: as ``find``.
+            Unsupported: it has none.
+        """
+        found = self.version(selected)
+        return Selected(explainer.of(self._lifecycle, found.name, found.number))
+
+    def kserve(self, name: str) -> dict[str, Any]:
+        """What KServe's clients read of a model's state, beside TensorFlow Serving's answer.
+
+        Nothing for a model that TensorFlow runs: KServe has TensorFlow Serving run those, whose
+        answers are then as its own clients compare them, member by member.
+        """
+        served = self._lifecycle.find(name, 0)
+        if served is not None and served.config.backend in _TENSORFLOW:
+            return {}
+        return {"name": name, "ready": served is not None and not served.backend.problem}
+
+    def names(self) -> list[str]:
+        """The models that have a READY version."""
+        return [name for name in self._lifecycle.names() if self._lifecycle.versions(name)]
+
+    async def status(self, selected: Selected) -> pb.GetModelStatusResponse:
+        """The states of a model's versions, or of one.
+
+        Raises:
+            NotFound, InvalidArgument: in TensorFlow Serving's words.
+        """
+        name = selected.name
+        if not name:
+            raise InvalidArgument("Missing model name in request.")
+        version = self._number(selected)
+        reply = pb.GetModelStatusResponse()
+        for number, state, reason in await self._states(name):
+            if version in (None, number):
+                row = reply.model_version_status.add(version=number, state=_STATES[state])
+                row.status.SetInParent()
+                if state is State.UNAVAILABLE and reason != UNLOADED:
+                    row.status.error_code = error_codes_pb2.UNAVAILABLE
+                    row.status.error_message = reason
+        if not reply.model_version_status:
+            wanted = "any versions" if version is None else f"version {version}"
+            raise NotFound(f"Could not find {wanted} of model {name}")
+        return reply
+
+    async def _states(self, name: str) -> list[tuple[int, State, str]]:
+        try:
+            return await self._control.states(name)
+        except NotFound:
+            return []
