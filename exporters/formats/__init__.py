@@ -1,6 +1,6 @@
 """The formats a model can be exported to: one row each, and everything else is format-neutral.
 
-A format is opened by one module, ``open_session(path)``, and written by one module per framework it
+A format is opened by one module, ``open_session(path, trusted)``, and written by one module per framework it
 has a route from, ``export(source, path, target)``. The rows name modules by string, so that
 choosing ONNX imports no TensorFlow.
 """
@@ -73,7 +73,7 @@ class Route:
 
 @dataclass(frozen=True, slots=True)
 class Format:
-    """A row of ``FORMATS``; ``opener`` is the module with ``open_session(path) -> Session``."""
+    """A row of ``FORMATS``; ``opener`` is the module with ``open_session``."""
 
     name: str
     opener: str
@@ -91,8 +91,14 @@ class Format:
         """
         _load(self.routes[source.framework].module).export(source, path, target)
 
-    def open_session(self, path: Path) -> Session:
-        session: Session = _load(self.opener).open_session(path)
+    def open_session(self, path: Path, trusted: bool = True) -> Session:
+        """Open ``path`` as it is served.
+
+        Args:
+            trusted: it was made here, or someone vouches for it. Otherwise what would run native
+                code or reach files is refused.
+        """
+        session: Session = _load(self.opener).open_session(path, trusted)
         return session
 
 

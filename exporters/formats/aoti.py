@@ -26,7 +26,12 @@ from exporters.formats.torch_binding import TorchSession, by_position, signature
 from exporters.silence import quiet
 from exporters.source import Source
 from gateway.errors import IntegrityError, ModelportError, Unsupported
-from gateway.repository.torch_archive import COMPILED_MODEL, Archive, check_machine
+from gateway.repository.torch_archive import (
+    COMPILED_MODEL,
+    Archive,
+    check_machine,
+    native_code_refused,
+)
 
 #: The generated sources: the library is built from them, and does not need them.
 SOURCES = (".cpp", ".kernel_metadata.json")
@@ -79,13 +84,15 @@ def _options(compiler: str, folder: Path) -> dict[str, Any]:
     }
 
 
-def open_session(path: Path) -> TorchSession:
+def open_session(path: Path, trusted: bool = True) -> TorchSession:
     """Load the library in ``path``.
 
     Raises:
         Unsupported: it was compiled for another processor, or names no inputs and outputs.
         IntegrityError: it is damaged.
     """
+    if not trusted:
+        raise native_code_refused(path.name)
     signature = signature_of(path)
     check_machine(Archive(path), torch.backends.cpu.get_cpu_capability())
     try:

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import onnxruntime
 
+from gateway.repository import onnx_guard
 from gateway.types import Array
 
 ORT_ERRORS_ONLY = 3
@@ -17,6 +18,7 @@ class OnnxSession:
 
     def __init__(self, path: Path) -> None:
         options = onnxruntime.SessionOptions()
+        options.add_session_config_entry("session.load_model_format", "ONNX")
         options.log_severity_level = ORT_ERRORS_ONLY
         # Eager runs in turn with this session: threads that spin between runs would starve it.
         options.add_session_config_entry("session.intra_op.allow_spinning", "0")
@@ -31,5 +33,8 @@ class OnnxSession:
         return dict(zip(self.outputs, values, strict=True))
 
 
-def open_session(path: Path) -> OnnxSession:
+def open_session(path: Path, trusted: bool = True) -> OnnxSession:
+    """Raises ``IntegrityError``: it uses other code, or files elsewhere."""
+    if not trusted:
+        onnx_guard.check(path)
     return OnnxSession(path)

@@ -27,7 +27,9 @@ from exporters.silence import quiet
 from exporters.source import Source
 from exporters.sources.eager import inference_mode
 from gateway.errors import IntegrityError, ModelportError
-from gateway.repository.torch_archive import Archive, arguments, refuse_pickles
+from gateway.repository import pt2_program
+from gateway.repository.load_guard import no_code
+from gateway.repository.torch_archive import Archive, arguments
 
 
 def export(source: Source, path: Path, target: Target) -> None:
@@ -82,7 +84,7 @@ def program(source: Source, target: Target) -> ExportedProgram:
     return exported
 
 
-def open_session(path: Path) -> TorchSession:
+def open_session(path: Path, trusted: bool = True) -> TorchSession:
     """Load ``path``; nothing pickled in it is loaded.
 
     Raises:
@@ -90,10 +92,15 @@ def open_session(path: Path) -> TorchSession:
         IntegrityError: it is damaged, or holds pickled objects.
     """
     signature = signature_of(path)
-    refuse_pickles(Archive(path))
+    pt2_program.check(Archive(path), trusted)
+    import torch._inductor.cpp_builder  # now: it is no part of the artifact
+    import torch.export.pt2_archive._package
+
     try:
-        with quiet():
+        with quiet(), no_code(path.name):
             module = torch.export.load(path).module()
+    except ModelportError:
+        raise
     except Exception as error:
         raise IntegrityError(
             f"'{path.name}' is damaged, or of another version of torch; export the model again"

@@ -21,6 +21,7 @@ from exporters.tensorflow_runtime import tf
 from exporters.twins import find_twin
 from exporters.twins.weights import port
 from gateway.errors import IntegrityError, Unsupported
+from gateway.repository import saved_model
 from gateway.types import NUMPY_DTYPES, Array, ModelSignature, TensorSpec
 
 SIGNATURE = "serving_default"
@@ -129,6 +130,8 @@ class SavedModelSession:
         return {name: value.numpy() for name, value in results.items()}
 
 
-def open_session(path: Path) -> SavedModelSession:
-    """Raises ``IntegrityError``: it is damaged, or has no ``serving_default``."""
+def open_session(path: Path, trusted: bool = True) -> SavedModelSession:
+    """Raises ``IntegrityError``: it is damaged, has no ``serving_default``, or does too much."""
+    if not trusted:
+        saved_model.check(path)
     return SavedModelSession(path)

@@ -17,6 +17,7 @@ from exporters.formats import Target
 from exporters.silence import muted
 from exporters.source import Source
 from gateway.errors import IntegrityError, Unsupported
+from gateway.repository import tflite_guard
 from gateway.types import Array
 
 SIGNATURE = "serving_default"
@@ -97,6 +98,8 @@ class TfliteSession:
         return results
 
 
-def open_session(path: Path) -> TfliteSession:
-    """Raises ``IntegrityError``: it is damaged, or has no ``serving_default``."""
+def open_session(path: Path, trusted: bool = True) -> TfliteSession:
+    """Raises ``IntegrityError``: it is damaged, has no ``serving_default``, or does too much."""
+    if not trusted:
+        tflite_guard.check(path.read_bytes(), path.name)
     return TfliteSession(path)

@@ -17,6 +17,9 @@ from exporters.silence import quiet
 from exporters.source import Source
 from exporters.sources.eager import inference_mode
 from gateway.errors import IntegrityError, ModelportError
+from gateway.repository import torchscript_guard
+from gateway.repository.load_guard import no_code
+from gateway.repository.torch_archive import Archive
 
 #: Source lines of every operator, for stack traces: they hold the exporting machine's paths.
 DEBUG_RECORDS = (".debug_pkl",)
@@ -55,7 +58,7 @@ def _pack(results: Sequence[Tensor]) -> Tensor | tuple[Tensor, ...]:
     return results[0] if len(results) == 1 else tuple(results)
 
 
-def open_session(path: Path) -> TorchSession:
+def open_session(path: Path, trusted: bool = True) -> TorchSession:
     """Load ``path`` onto the CPU.
 
     Raises:
@@ -63,11 +66,15 @@ def open_session(path: Path) -> TorchSession:
         IntegrityError: it is damaged.
     """
     signature = signature_of(path)
+    if not trusted:
+        torchscript_guard.check_archive(Archive(path))
     try:
-        with quiet():
+        with quiet(), no_code(path.name):
             module = torch.jit.load(path, map_location="cpu")  # type: ignore[no-untyped-call]
     except RuntimeError as error:
         raise IntegrityError(
             f"'{path.name}' is damaged, or of another version of torch; export the model again"
         ) from error
+    if not trusted:
+        torchscript_guard.check_operators(module, path.name)
     return TorchSession(module, signature)

@@ -11,7 +11,7 @@ from exporters.declaration import parse_tensors
 from exporters.errors import UsageError
 from exporters.inspection import DAMAGE, Inspection, TensorInfo, torchscript
 from gateway.errors import IntegrityError, Unsupported
-from gateway.repository import config, torch_archive
+from gateway.repository import config, pt2_program, torch_archive, torchscript_guard
 from gateway.repository.config import Platform
 from gateway.types import Axis, Datatype, ModelSignature, TensorSpec
 
@@ -63,7 +63,9 @@ def platform_of(path: Path, eager: bool) -> Platform:
     except Unsupported as error:
         raise Unsupported(f"'{path.name}' is a checkpoint, which is not opened; {how}") from error
     if kind is torch_archive.Kind.EXPORTED:
-        torch_archive.refuse_pickles(archive)
+        pt2_program.check(archive)
+    elif kind is torch_archive.Kind.TORCHSCRIPT:
+        torchscript_guard.check_archive(archive)
     return rows[kind.value]
 
 

@@ -10,7 +10,6 @@ import errno
 import gzip
 import re
 import shutil
-import stat
 import tarfile
 import zipfile
 from collections.abc import Callable, Iterator
@@ -20,6 +19,7 @@ from pathlib import Path, PurePosixPath
 from typing import IO, Any
 
 from gateway.errors import IntegrityError
+from gateway.repository import zip_guard
 from gateway.repository.torch_archive import DAMAGE
 
 MAX_MEMBERS = 10_000
@@ -54,7 +54,7 @@ def unpack(path: Path, space: Path) -> None:
     most = max(ALWAYS_ALLOWED_BYTES, path.stat().st_size * MAX_GROWTH)
     total = 0
     try:
-        tarred = not zipfile.is_zipfile(path) and _starts(path, GZIP)
+        tarred = not zip_guard.is_zip(path) and _starts(path, GZIP)
         members = _tarred(path, most) if tarred else _zipped(path)
         for count, member in enumerate(members):
             total += member.size
@@ -80,16 +80,10 @@ def _starts(path: Path, magic: bytes) -> bool:
 
 def _zipped(path: Path) -> Iterator[_Member]:
     with zipfile.ZipFile(path) as file:
+        zip_guard.check(path)
         for info in file.infolist():
-            problem = ""
-            if stat.S_IFMT(info.external_attr >> 16) not in (0, stat.S_IFREG, stat.S_IFDIR):
-                problem = f"'{info.filename}' is not a plain file"
-            elif info.flag_bits & 1:
-                problem = f"'{info.filename}' is encrypted"
-            elif info.orig_filename != info.filename:  # a NUL in it cut the name
-                problem = f"the member name {info.orig_filename!r} is not safe"
             size, opened = info.file_size, partial(file.open, info)
-            yield _Member(info.filename, size, info.is_dir(), problem, opened)
+            yield _Member(info.filename, size, info.is_dir(), "", opened)
 
 
 def _tarred(path: Path, most: int) -> Iterator[_Member]:

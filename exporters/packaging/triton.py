@@ -25,6 +25,9 @@ from exporters.packaging.selection import Model
 from exporters.silence import quiet
 from gateway.errors import IntegrityError, Unsupported
 from gateway.repository import config as configuration
+from gateway.repository import torchscript_guard
+from gateway.repository.load_guard import no_code
+from gateway.repository.torch_archive import Archive
 from gateway.types import Datatype
 
 #: pytorch_backend's ``ModelConfigDataTypeToTorchType``.
@@ -89,8 +92,9 @@ def _forward_arguments(artifact: Path) -> list[str]:
     import torch
 
     load: Any = torch.jit.load  # without type information
+    torchscript_guard.check_archive(Archive(artifact))
     try:
-        with quiet():
+        with quiet(), no_code(artifact.name):
             module = load(str(artifact), map_location="cpu")
     except RuntimeError as error:
         raise IntegrityError(f"'{artifact.name}' is no TorchScript archive") from error

@@ -43,6 +43,9 @@ class Artifact(NamedTuple):
     ``config`` may lack inputs and outputs: the artifact then tells them. ``path`` may be a copy
     that is there while it loads and no longer; a model that only a route names has none of its own,
     and ``path`` is then the current folder. ``host`` is None in tests of embedded runtimes only.
+
+    ``native``: the artifact may run native code, and operators that reach files: its signature was
+    verified, or ``--allow-native-code`` says so. What else it may not do, it may not do then either.
     """
 
     model_name: str
@@ -52,6 +55,7 @@ class Artifact(NamedTuple):
     threads: int
     route: Route | None = None
     host: Host | None = None
+    native: bool = False
 
 
 def _awaits(_: InferRequest) -> bool:

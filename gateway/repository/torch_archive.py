@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from gateway.errors import IntegrityError, InvalidArgument, Unsupported
-from gateway.repository import config
+from gateway.repository import config, zip_guard
 from gateway.types import ModelSignature
 
 SIGNATURE = "modelport/signature.json"
@@ -42,9 +42,6 @@ DAMAGE = (
     zipfile.BadZipFile,
     zlib.error,
 )
-
-#: Where ``torch.export`` keeps what is not code.
-EXPORTED_DATA = ("data/weights/", "data/constants/", "data/sample_inputs/")
 
 #: Where AOTInductor keeps the compiled model that its archives call ``model``.
 COMPILED_MODEL = "model"
@@ -86,9 +83,14 @@ class Archive:
                 }
         except DAMAGE as error:
             raise self._damaged(error) from error
+        zip_guard.check(path, one_root=True)
 
     def __contains__(self, name: str) -> bool:
         return name in self._records
+
+    def names(self) -> list[str]:
+        """Every record's."""
+        return list(self._records)
 
     def below(self, folder: str, suffix: str = "") -> list[str]:
         """The records in ``folder``, at any depth, whose names end in ``suffix``."""
@@ -153,6 +155,15 @@ class Archive:
         )
 
 
+def native_code_refused(file: str) -> Unsupported:
+    """Why a compiled archive that nobody vouches for is not loaded."""
+    return Unsupported(
+        f"'{file}' is native code, which does as it likes when it is loaded; sign the version and "
+        "give --require-signature, or give --allow-native-code (modelport verify: --public-key, or "
+        "--trust)"
+    )
+
+
 def arguments(signature: ModelSignature) -> list[str]:
     """What the inputs are called where a name must be an identifier; its own name if it is one."""
     names = [spec.name for spec in signature.inputs]
@@ -163,25 +174,6 @@ def arguments(signature: ModelSignature) -> list[str]:
 def _is_identifier(name: str) -> bool:
     plain = name.isascii() and name.isidentifier() and not name.startswith("_")
     return plain and not keyword.iskeyword(name) and name not in RESERVED
-
-
-def refuse_pickles(archive: Archive) -> None:
-    """Raises ``IntegrityError`` where ``torch.export.load`` would unpickle, and so run, anything.
-
-    Tensors are stored raw; what else there may be is a pickle. Archives that the exporters write
-    hold none.
-    """
-    for name in (name for folder in EXPORTED_DATA for name in archive.below(folder)):
-        if name.endswith("_config.json"):
-            payloads = archive.json(name).get("config", {}).values()
-            pickled = any(payload.get("use_pickle") for payload in payloads)
-        else:  # a folder's legacy layout, or example inputs; empty where there are none
-            pickled = name.endswith(".pt") and archive.size(name) > 0
-        if pickled:
-            raise IntegrityError(
-                f"'{archive.path.name}' holds pickled objects in '{name}', which run code when "
-                "they are loaded; export the model again with modelport"
-            )
 
 
 def check_machine(archive: Archive, capability: str) -> dict[str, Any]:

@@ -102,23 +102,23 @@ def has_a_name_of_a_megabyte(path: Path) -> Path:
     return zipped(path / "m.mar", ("a" * 60_000, "x"))
 
 
-@attack("not a plain file")
+@attack("a link or a device")
 def is_a_symlink(path: Path) -> Path:
     return zipped(path / "m.mar", (entry("model.pt", 0o120777), "/etc/passwd"))
 
 
-@attack("not a plain file")
+@attack("a link or a device")
 def is_a_device(path: Path) -> Path:
     return zipped(path / "m.mar", (entry("model.pt", 0o020666), ""))
 
 
-@attack("twice")
+@attack("one name")
 def is_there_twice(path: Path) -> Path:
     with pytest.warns(UserWarning, match="Duplicate name"):
         return zipped(path / "m.mar", ("model.pt", "good"), ("model.pt", "bad"))
 
 
-@attack("twice")
+@attack("a file and a folder")
 def is_file_and_folder(path: Path) -> Path:
     return zipped(path / "m.mar", ("model.pt", "x"), ("model.pt/x", "y"))
 
@@ -138,7 +138,7 @@ def is_a_bomb(path: Path) -> Path:
     return zipped(path / "m.mar", ("model.pt", bytes(128 << 20)))
 
 
-@attack("damaged")
+@attack("not as in the directory")
 def lies_about_its_size(path: Path) -> Path:
     """The directory says 1 byte, the data are more."""
     made = zipped(path / "m.mar", ("model.pt", bytes(1000)))

@@ -17,6 +17,7 @@ from gateway.backends.base import Artifact
 from gateway.backends.embedded import onnxruntime_options, placement, runtime
 from gateway.backends.embedded.runtime import Compute, EmbeddedBackend
 from gateway.errors import InvalidArgument, Unsupported
+from gateway.repository import onnx_guard
 from gateway.repository.autocomplete import ArtifactTensor
 from gateway.types import Array, Datatype
 
@@ -45,6 +46,7 @@ def load(artifact: Artifact) -> EmbeddedBackend:
 
     Raises:
         InvalidArgument: the file is no ONNX model this runtime takes, or contradicts its config.
+        IntegrityError: it uses other code or files elsewhere, and nobody vouches for it.
         Unsupported: the model has an input or output that is not a tensor; or the config asks for a
             GPU or an accelerator that is not there.
     """
@@ -59,6 +61,8 @@ def load(artifact: Artifact) -> EmbeddedBackend:
 
 def _open(artifact: Artifact) -> tuple[ort.InferenceSession, int | None]:
     file = runtime.artifact_file(artifact)
+    if not artifact.native:
+        onnx_guard.check(file)
     options = onnxruntime_options.session_options(artifact)
     gpu, providers = onnxruntime_options.providers(artifact)
     try:

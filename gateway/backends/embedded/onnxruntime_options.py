@@ -64,6 +64,8 @@ def session_options(artifact: Artifact) -> ort.SessionOptions:
     config = artifact.config
     options = ort.SessionOptions()
     options.log_severity_level = 3
+    # Not by the file's name or first bytes: what was checked is ONNX.
+    options.add_session_config_entry("session.load_model_format", "ONNX")
     # A spinning pool takes the cores from the event loop and from every other model's pool.
     options.add_session_config_entry("session.intra_op.allow_spinning", "0")
     options.add_session_config_entry("session.inter_op.allow_spinning", "0")

@@ -28,17 +28,18 @@ from gateway.backends.embedded import placement, runtime
 from gateway.backends.embedded.runtime import EmbeddedBackend
 from gateway.backends.embedded.warmup import Contradiction
 from gateway.errors import InvalidArgument, ModelportError, Unsupported
-from gateway.repository import autocomplete
+from gateway.repository import autocomplete, pt2_program, torchscript_guard
 from gateway.repository import config as configuration
 from gateway.repository.autocomplete import ArtifactTensor
 from gateway.repository.config import ModelConfig
+from gateway.repository.load_guard import no_code
 from gateway.repository.torch_archive import (
     COMPILED_MODEL,
     Archive,
     Kind,
     arguments,
     check_machine,
-    refuse_pickles,
+    native_code_refused,
 )
 from gateway.types import NUMPY_DTYPES, Array, Datatype, ModelSignature
 
@@ -90,6 +91,7 @@ def load(artifact: Artifact) -> EmbeddedBackend:
         raise InvalidArgument(f"'{path.name}' of version {artifact.version} is not a file")
     archive = Archive(path)
     kind, signature = archive.kind(), archive.signature()
+    _check(archive, kind, artifact.native)
     gpu = placement.gpu_of(artifact, lambda index: _why_no_gpu(kind, index))
     config = placement.as_placed(artifact.config, gpu)
     config.platform = kind.value
@@ -100,7 +102,9 @@ def load(artifact: Artifact) -> EmbeddedBackend:
     device = torch.device("cpu" if gpu is None else f"cuda:{gpu}")
     try:
         with _opening, warnings.catch_warnings(action="ignore"):  # "torch.jit is deprecated"
-            forward, release = _OPENERS[kind](path, archive, signature, device, config)
+            forward, release = _OPENERS[kind](
+                path, archive, signature, device, config, artifact.native
+            )
         if signature is None:
             inputs, outputs = _in_order(forward, list(inputs), list(outputs))
     except ModelportError:
@@ -109,6 +113,16 @@ def load(artifact: Artifact) -> EmbeddedBackend:
         raise runtime.does_not_load(artifact, error) from error
     session = TorchSession(forward, release, inputs, outputs, device, config)
     return runtime.serve(artifact, session, config, WARMUP_REPEATS)
+
+
+def _check(archive: Archive, kind: Kind, native: bool) -> None:
+    """What loading may not do; the operators of TorchScript are seen when torch has read them."""
+    if kind is Kind.EXPORTED:
+        pt2_program.check(archive, native)
+    elif not native:
+        if kind is Kind.COMPILED:
+            raise native_code_refused(archive.path.name)
+        torchscript_guard.check_archive(archive)
 
 
 def _why_no_gpu(kind: Kind, index: int) -> str:
@@ -209,8 +223,12 @@ def _open_torchscript(
     signature: ModelSignature | None,
     device: torch.device,
     config: ModelConfig,
+    native: bool,
 ) -> Opened:
-    module = torch.jit.load(path, map_location=device)  # type: ignore[no-untyped-call]
+    with no_code(path.name):
+        module = torch.jit.load(path, map_location=device)  # type: ignore[no-untyped-call]
+    if not native:
+        torchscript_guard.check_operators(module, path.name)
     return module.eval().forward, _nothing
 
 
@@ -220,12 +238,14 @@ def _open_exported(
     signature: ModelSignature | None,
     device: torch.device,
     config: ModelConfig,
+    native: bool,
 ) -> Opened:
-    import torch.export
+    import torch._inductor.cpp_builder  # now: it is no part of the artifact
+    import torch.export.pt2_archive._package
 
-    refuse_pickles(archive)
-    program = torch.export.load(path)
-    module = program.module()
+    with no_code(path.name):
+        program = torch.export.load(path)
+        module = program.module()
     program.state_dict.clear()
     program.constants.clear()
     _forget_shapes(program)
@@ -249,6 +269,7 @@ def _open_compiled(
     signature: ModelSignature | None,
     device: torch.device,
     config: ModelConfig,
+    native: bool,
 ) -> Opened:
     from torch.export.pt2_archive._package import AOTICompiledModel
 

@@ -25,7 +25,7 @@ from gateway.backends.embedded import placement, runtime
 from gateway.backends.embedded.quiet import TENSORFLOW_ENVIRONMENT, quiet
 from gateway.backends.embedded.runtime import EmbeddedBackend
 from gateway.errors import Internal, InvalidArgument, ModelportError, Unsupported
-from gateway.repository import autocomplete
+from gateway.repository import autocomplete, saved_model
 from gateway.repository.autocomplete import ArtifactTensor
 from gateway.repository.config import ModelConfig
 from gateway.types import NUMPY_DTYPES, Array, Datatype, ModelSignature, TensorSpec
@@ -78,11 +78,14 @@ def load(artifact: Artifact) -> EmbeddedBackend:
     Raises:
         InvalidArgument: it is not a whole SavedModel, lacks the signature, or contradicts its
             configuration.
+        IntegrityError: it can do more than compute, and nobody vouches for it.
         Unsupported: an input or output is not a dense tensor, or the GPU asked for is not there.
     """
     folder = runtime.artifact_file(artifact)
     gpu = placement.gpu_of(artifact, _why_no_gpu)
     config = placement.as_placed(artifact.config, gpu)
+    if not artifact.native:
+        saved_model.check(folder)
     options = _session_options(artifact, gpu)
     graph = tf.Graph()
     session = v1.Session(graph=graph, config=options)

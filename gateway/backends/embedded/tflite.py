@@ -19,6 +19,7 @@ from gateway.backends.embedded.quiet import quiet
 from gateway.backends.embedded.runtime import EmbeddedBackend, Pool
 from gateway.errors import InvalidArgument, ModelportError, Unsupported
 from gateway.repository import config as configuration
+from gateway.repository import tflite_guard
 from gateway.repository.autocomplete import ArtifactTensor
 from gateway.types import NUMPY_DTYPES, Array, Datatype
 
@@ -43,6 +44,7 @@ def load(artifact: Artifact) -> EmbeddedBackend:
 
     Raises:
         InvalidArgument: the file is no model that this runtime takes, or contradicts its config.
+        IntegrityError: it needs other operators than the built-in ones, and nobody vouches for it.
         Unsupported: an input or output is of a type that is not served, or a GPU is asked for.
     """
     path = runtime.artifact_file(artifact)
@@ -53,6 +55,8 @@ def load(artifact: Artifact) -> EmbeddedBackend:
     try:
         # One copy in memory: a file that is written over would change under a mapped one.
         content = path.read_bytes()
+        if not artifact.native:
+            tflite_guard.check(content, path.name)
         with quiet():  # "INFO: Created TensorFlow Lite XNNPACK delegate for CPU."
             sessions = [
                 _open(content, path, threads, wanted)

@@ -1,0 +1,83 @@
+"""No code from data while a model loads, whatever a library does with the file.
+
+Artifacts are checked before a framework sees them. This is the second line: while ``no_code`` is
+entered, Python itself refuses, in this thread, to unpickle an object by name, to start a process, to
+open a connection and to load a native library. It does so by an audit hook (PEP 578), which is
+added when the first model is loaded that is opened by a framework written in Python.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import sys
+import threading
+from collections.abc import Iterator
+from typing import Any
+
+from gateway.errors import IntegrityError
+
+#: Audit events → what they are called in a message.
+_REFUSED = {
+    "pickle.find_class": "unpickle {1}.{0}",
+    **dict.fromkeys(
+        ("os.system", "os.exec", "os.posix_spawn", "os.spawn", "os.fork", "os.forkpty",
+         "subprocess.Popen", "os.startfile", "pty.spawn", "_winapi.CreateProcess"),
+        "start a program",
+    ),
+    **dict.fromkeys(
+        ("socket.connect", "socket.bind", "socket.sendto", "socket.getaddrinfo", "urllib.Request"),
+        "use the network",
+    ),
+    **dict.fromkeys(("ctypes.dlopen", "ctypes.dlsym"), "load native code"),
+    **dict.fromkeys(("os.remove", "os.rename", "os.rmdir", "shutil.rmtree"), "remove files"),
+}  # fmt: skip
+
+_thread = threading.local()
+
+
+@contextlib.contextmanager
+def no_code(name: str) -> Iterator[None]:
+    """Refuse, in this thread, what no artifact needs to be loaded.
+
+    Libraries are imported before: an import may load native code of its own.
+
+    Args:
+        name: of the artifact's file.
+
+    Raises:
+        IntegrityError: something was refused, even where the library went on without it.
+    """
+    _add_hook()
+    _thread.refused = refused = list[str]()
+    try:
+        yield
+    except Exception as error:
+        if refused:
+            raise _wants(name, refused) from error
+        raise
+    finally:
+        _thread.refused = None
+    if refused:
+        raise _wants(name, refused)
+
+
+def _wants(name: str, refused: list[str]) -> IntegrityError:
+    return IntegrityError(
+        f"'{name}' wants to {refused[0]} while loading: refused and not run; export the model again"
+    )
+
+
+@functools.cache
+def _add_hook() -> None:
+    sys.addaudithook(_audit)
+
+
+def _audit(event: str, arguments: tuple[Any, ...]) -> None:
+    if event not in _REFUSED:
+        return
+    refused: list[str] | None = getattr(_thread, "refused", None)
+    if refused is not None:
+        names = [*map(str, arguments[::-1]), "", ""]
+        refused.append(_REFUSED[event].format(*names))
+        raise PermissionError(f"refused while a model loads: {event}")

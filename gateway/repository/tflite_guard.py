@@ -1,0 +1,112 @@
+"""What a TensorFlow Lite file may use, judged before an interpreter is made of it.
+
+Built-in operators compute, and so do the few custom ones that every interpreter brings. Any other
+custom operator is code of somebody's: ``Flex`` ones are TensorFlow's, all of them, where it happens
+to be in the same process. The schema is LiteRT's ``schema.fbs``; only as much of it is read here.
+"""
+
+from __future__ import annotations
+
+import struct
+
+from gateway.errors import IntegrityError
+
+IDENTIFIER = b"TFL3"
+MAX_OPERATOR_CODES = 10_000
+
+#: ``BuiltinOperator``
+_CUSTOM, _DELEGATE = 32, 51
+#: Of LiteRT's own resolver: they compute.
+_KNOWN = frozenset(
+    [
+        "AudioSpectrogram",
+        "Convolution2DTransposeBias",
+        "MaxPoolingWithArgmax2D",
+        "MaxUnpooling2D",
+        "Mfcc",
+        "NumericVerify",
+        "TFLite_Detection_PostProcess",
+    ]
+)
+#: Fields of ``Model`` and of ``OperatorCode`` by their number.
+_OPERATOR_CODES, _EXTERNAL = 1, (8, 9)
+_DEPRECATED_CODE, _CUSTOM_CODE, _CODE = 0, 1, 3
+
+
+def check(content: bytes, file: str) -> None:
+    """Refuse a model that needs more than built-in operators, or other files.
+
+    Raises:
+        IntegrityError: naming the operator; or it is no such file.
+    """
+    try:
+        if content[4:8] != IDENTIFIER:
+            raise ValueError("it does not begin as one")
+        model = _Table(content, _offset(content, 0))
+        if any(model.place(field) for field in _EXTERNAL):
+            raise _refused(file, "keeps weights in other files")
+        for code in model.tables(_OPERATOR_CODES):
+            number = max(code.integer(_DEPRECATED_CODE, "<b"), code.integer(_CODE, "<i"))
+            name = code.text(_CUSTOM_CODE)
+            if number == _DELEGATE or (number == _CUSTOM and name not in _KNOWN):
+                raise _refused(file, f"uses operator '{name}', which is not TensorFlow Lite's own")
+    except (struct.error, ValueError) as error:
+        raise IntegrityError(
+            f"'{file}' does not load: it is damaged or no TensorFlow Lite file ({error}); export it "
+            "again"
+        ) from error
+
+
+def _refused(file: str, what: str) -> IntegrityError:
+    return IntegrityError(
+        f"'{file}' {what}: refused and not loaded; convert the model with built-in operators alone"
+    )
+
+
+def _offset(content: bytes, position: int) -> int:
+    """Where the unsigned offset at ``position`` leads."""
+    (distance,) = struct.unpack_from("<I", content, position)
+    return position + int(distance)
+
+
+class _Table:
+    """A table of a flatbuffer."""
+
+    def __init__(self, content: bytes, position: int) -> None:
+        self._content, self._position = content, position
+        (back,) = struct.unpack_from("<i", content, position)
+        self._fields = position - back
+        if self._fields < 0:
+            raise ValueError("a table has no fields")
+        (self._size,) = struct.unpack_from("<H", content, self._fields)
+
+    def place(self, field: int) -> int:
+        """Where a field is; 0: not set."""
+        where = 4 + 2 * field
+        if where + 2 > self._size:
+            return 0
+        (distance,) = struct.unpack_from("<H", self._content, self._fields + where)
+        return self._position + int(distance) if distance else 0
+
+    def integer(self, field: int, form: str) -> int:
+        place = self.place(field)
+        return int(struct.unpack_from(form, self._content, place)[0]) if place else 0
+
+    def text(self, field: int) -> str:
+        place = self.place(field)
+        if not place:
+            return ""
+        begin = _offset(self._content, place)
+        (length,) = struct.unpack_from("<I", self._content, begin)
+        return self._content[begin + 4 : begin + 4 + length].decode(errors="backslashreplace")
+
+    def tables(self, field: int) -> list[_Table]:
+        place = self.place(field)
+        if not place:
+            return []
+        begin = _offset(self._content, place)
+        (length,) = struct.unpack_from("<I", self._content, begin)
+        if length > MAX_OPERATOR_CODES:
+            raise ValueError("it has more kinds of operators than there are")
+        places = range(begin + 4, begin + 4 + 4 * length, 4)
+        return [_Table(self._content, _offset(self._content, place)) for place in places]

@@ -1,0 +1,114 @@
+"""What TorchScript may do, judged before torch reads it and once more before it runs.
+
+Loading runs ``__setstate__`` of the archive's classes and of native ones, so archives with either
+are refused unread. The operators are those of the graph that torch has compiled of the code: torch
+is the only reader of that language, and compiling runs nothing.
+"""
+
+from __future__ import annotations
+
+import pickletools
+import re
+from collections.abc import Iterator
+from typing import Any
+
+from gateway.errors import IntegrityError
+from gateway.repository.torch_archive import DAMAGE, Archive
+from gateway.repository.torch_operators import is_pure
+
+_RECORD = re.compile(
+    r"(data|constants|traced_inputs)(\.pkl|/\d+)|code/.+\.(py|debug_pkl)|version|byteorder"
+    r"|\.(format_version|storage_alignment)|\.data/[\w.]+|extra/.+",
+    re.ASCII,
+)
+#: In code, and in the names of classes: what runs while the archive is loaded.
+_RUNS = {
+    b"__setstate__": "has a class with __setstate__, which runs while it is loaded",
+    b"torch.classes": "uses a class of native code",
+}
+#: An operator as torch writes it; what is written in another way is seen in the graph.
+_CALL = re.compile(rb"\b(?:torch|ops\.(\w+))\.(\w+)\(")
+#: What torch writes of its own; the classes of the archive are below ``__torch__``.
+_GLOBAL = re.compile(
+    r"collections OrderedDict|torch (\w*Storage|device|dtype|Size|[bcfiqu]\w+|per_\w+)"
+    r"|torch\._utils _rebuild_\w+|torch\.jit\._pickle \w+|torch\.serialization _get_layout"
+    r"|__torch__(?!\.torch\.classes)[\w.]* \w+",
+    re.ASCII,
+)
+_OTHER_WAYS = frozenset({"INST", "OBJ", "NEWOBJ_EX", "STACK_GLOBAL", "EXT1"}) | {
+    "EXT2", "EXT4", "PERSID", "NEXT_BUFFER", "READONLY_BUFFER",
+}  # fmt: skip
+
+
+def check_archive(archive: Archive) -> None:
+    """Refuse an archive of which loading runs something.
+
+    Raises:
+        IntegrityError: naming the record.
+    """
+    for name in archive.names():
+        if not _RECORD.fullmatch(name):
+            raise _refused(archive.path.name, f"holds '{name}', which no TorchScript archive has")
+        if name.endswith("pkl"):
+            _check_pickle(archive, name)
+        elif name.startswith("code/"):
+            code = archive.read(name)
+            for word, why in _RUNS.items():
+                if word in code:
+                    raise _refused(archive.path.name, f"{why} ('{name}')")
+            for namespace, operator in _CALL.findall(code):
+                kind = f"{namespace.decode() or 'aten'}::{operator.decode()}"
+                if not is_pure(kind):
+                    raise _impure(archive.path.name, kind)
+
+
+def _check_pickle(archive: Archive, name: str) -> None:
+    content = archive.read(name)
+    try:
+        for opcode, argument, _ in pickletools.genops(content):
+            named = opcode.name == "GLOBAL" and not _GLOBAL.fullmatch(str(argument))
+            if named or opcode.name in _OTHER_WAYS:
+                what = str(argument or opcode.name).replace(" ", ".")
+                raise _refused(archive.path.name, f"wants '{what}' in '{name}'")
+    except DAMAGE as error:
+        raise IntegrityError(
+            f"'{archive.path.name}' is damaged ('{name}': {error}); export the model again, or "
+            "copy it again"
+        ) from error
+
+
+def check_operators(module: Any, file: str) -> None:
+    """Refuse a loaded module, none of which has run, that would do more than compute.
+
+    Raises:
+        IntegrityError: naming the operator.
+    """
+    for node in _nodes(module.forward.inlined_graph):
+        if not is_pure(node.kind()):
+            raise _impure(file, node.kind())
+
+
+def _nodes(graph: Any) -> Iterator[Any]:
+    """Every node of ``graph`` and of the graphs in its nodes."""
+    waiting = list(graph.nodes())
+    while waiting:
+        node = waiting.pop()
+        yield node
+        for block in node.blocks():
+            waiting += block.nodes()
+        for name in node.attributeNames():
+            if node.kindOf(name) == "g":
+                waiting += node.g(name).nodes()
+            elif node.kindOf(name) == "gs":
+                waiting += (inner for graph in node.gs(name) for inner in graph.nodes())
+
+
+def _impure(file: str, kind: str) -> IntegrityError:
+    return _refused(file, f"uses operator {kind}, which does more than compute")
+
+
+def _refused(file: str, what: str) -> IntegrityError:
+    return IntegrityError(
+        f"'{file}' {what}: refused and not run; export the model's computation alone, or sign the "
+        "version"
+    )
