@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from gateway import __version__
-from gateway.repository import signing
+from gateway.repository import signed_config, signing
 from gateway.repository.manifest import files_of, sha256_of
 
 if TYPE_CHECKING:
@@ -37,11 +37,13 @@ def certify(
     target: Target,
     proof: Proof,
     artifact: Path,
+    configuration: dict[str, Any],
     samples: dict[str, Any] | None = None,
 ) -> dict[str, Any]:
     """The certificate's content; ``artifact`` is the folder whose files it vouches for.
 
     Args:
+        configuration: what ``signed_config.document`` says of the model's.
         samples: what ``recording.record_version`` says of the checkpoint's answers there.
     """
     checkpoint, *adapters = source.origins
@@ -59,6 +61,7 @@ def certify(
             "output_names": list(request.output_names),
             "parameters": source.parameter_count,
         },
+        signed_config.KEY: configuration,
         "checkpoint": _origin(checkpoint),
         "adapters": [_origin(adapter) for adapter in adapters],
         "artifact": {

@@ -32,7 +32,7 @@ from exporters.proof import Checks, Progress, Proof, convert, prove
 from exporters.source import Source
 from exporters.sources import SourceRequest
 from gateway.errors import Unsupported
-from gateway.repository import config, signing
+from gateway.repository import config, signed_config, signing
 from gateway.repository.config import PLATFORMS, ModelConfig
 from gateway.repository.manifest import files_of
 from gateway.repository.storage.location import Location
@@ -230,7 +230,9 @@ def _make(
         gc.collect()  # a converter's graphs hold a copy of the weights
         if target.quantize:
             _check_quantized(path, row, target.quantize)
-        report, found = prove(source, row.open_session(path), target.precision, checks, told)
+        report, found = prove(
+            source, row.open_session(path, trusted=True), target.precision, checks, told
+        )
         if row.name == "savedmodel":
             from exporters.formats import tensorflow_warmup
 
@@ -247,6 +249,7 @@ def _make(
             proof=artifact.proof,
             artifact=artifact.staged,
             samples=samples,
+            configuration=signed_config.document(artifact.config),
         )
         text = json.dumps(content, indent=2) + "\n"
         (artifact.staged / certificate.FILENAME).write_text(text)

@@ -48,12 +48,18 @@ _FILE = click.Path(path_type=Path)
     help="Sign the certificate of the published version again, with this Ed25519 key.",
 )
 @click.option("--quiet", "-q", is_flag=True, help="No progress.")
+@click.option(
+    "--trust",
+    is_flag=True,
+    help="Run what a published version holds, though it is native code or reaches files.",
+)
 def sample(
     path: Path,
     model: str | None,
     model_kwargs: str | None,
     output: Path | None,
     sign_key: Path | None,
+    trust: bool,
     **options: Any,
 ) -> None:
     """Write seeded requests for the model at PATH, and the answers they must get.
@@ -81,7 +87,7 @@ def sample(
             if published:
                 if model is not None or kwargs:
                     raise UsageError(f"'{path}' is published; leave --model and --model-kwargs")
-                signature, sampler, reference, atol, rtol = _published(path)
+                signature, sampler, reference, atol, rtol = _published(path, trust)
             else:
                 signature, sampler, reference, atol, rtol = _checkpoint(
                     path, model, kwargs, options["max_batch_size"]
@@ -171,7 +177,7 @@ def _checkpoint(
     return source.signature, spec.sample, source.reference, spec.atol, spec.rtol
 
 
-def _published(path: Path) -> _Subject:
+def _published(path: Path, trusted: bool) -> _Subject:
     """Signature from ``config.pbtxt``, tolerance from the certificate, answers from the artifact.
 
     Raises:
@@ -183,7 +189,7 @@ def _published(path: Path) -> _Subject:
     checked = verify.check(verify.find_version(path))
     document = checked.certificate.document
     row = formats.find_format(document["artifact"]["format"])
-    session = row.open_session(checked.path / row.platform.default_filename)
+    session = row.open_session(checked.path / row.platform.default_filename, trusted)
     text = (checked.path.parent / config.FILENAME).read_text()
     signature = config.signature(config.complete(config.parse(text), checked.model))
     proven = document["parity"]["tolerance"]

@@ -38,7 +38,7 @@ class Checked:
 
     Attributes:
         signer: fingerprint of the key that it says it is signed with; None: not signed.
-        trusted: the signature was verified with a key that the caller gave.
+        keys: those that the caller gave; the signature was verified with one of them.
     """
 
     path: Path
@@ -46,7 +46,12 @@ class Checked:
     number: int
     certificate: Certificate
     signer: str | None
-    trusted: bool
+    keys: tuple[PublicKey, ...] = ()
+
+    @property
+    def trusted(self) -> bool:
+        """Whether somebody whom the caller trusts signed it."""
+        return bool(self.keys)
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,12 +82,15 @@ class Given:
         lora: the adapters, where the certificate names some.
         model: the certificate's factory, to say that its code may run.
         data: the held-out inputs, where the certificate has an evaluation.
+        trust: what the version holds and its certificate names may run, though it is not signed
+            with a key that the caller gave.
     """
 
     checkpoint: Path | None = None
     lora: Path | None = None
     model: str | None = None
     data: Path | None = None
+    trust: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -133,7 +141,7 @@ def check(version: Path, keys: Collection[PublicKey] = ()) -> Checked:
         certificate = signing.read_certificate(version, model)
     signing.verify_files(version, certificate)
     signer = signing.signer_of(version)
-    return Checked(version, model, int(version.name), certificate, signer, trusted=bool(keys))
+    return Checked(version, model, int(version.name), certificate, signer, tuple(keys))
 
 
 def prove(
@@ -141,7 +149,11 @@ def prove(
 ) -> Proven:
     """Run artifact and checkpoint on the inputs that the certificate describes.
 
+    An artifact that can do more than compute runs only if it is signed, or ``given.trust``; a
+    signed one is run from a copy that nobody can change meanwhile.
+
     Raises:
+        Unsupported: it is native code, and nobody vouches for it.
         UsageError: what the certificate names is not there, or something else is.
         ParityError: the artifact does not compute what the checkpoint computes.
         IntegrityError: the certificate does not say what was proven; the checkpoint is damaged.
@@ -152,12 +164,19 @@ def prove(
     source = _load(claim, given)
     checks = replace(claim.checks, data=_held_out(claim, given, source))
     where = f"version {version.number} of '{version.model}'"
-    session = _open(claim, version, where)
-    try:
-        report, found = proof.prove(source, session, claim.target.precision, checks, progress)
-    except ParityError as error:
-        raise ParityError(f"{where} is not what was proven: {error}") from error
+    with _as_verified(version) as folder:
+        session = _open(claim, folder, where, version.trusted or given.trust)
+        try:
+            report, found = proof.prove(source, session, claim.target.precision, checks, progress)
+        except ParityError as error:
+            raise ParityError(f"{where} is not what was proven: {error}") from error
     return Proven(claim, report, found)
+
+
+def _as_verified(version: Checked) -> contextlib.AbstractContextManager[Path]:
+    if version.trusted:
+        return signing.verified_copy(version.path, version.certificate)
+    return contextlib.nullcontext(version.path)
 
 
 # -- the certificate ------------------------------------------------------------------------------
@@ -235,11 +254,11 @@ def _check_factory(factory: str | None, version: Checked, given: Given) -> None:
     if given.model is not None and given.model != factory:
         raise UsageError(f"--model '{given.model}' is not the certificate's, '{factory}'")
     known = registered()
-    if version.trusted or given.model or factory in (None, *known, *known.values()):
+    if version.trusted or given.trust or given.model or factory in (None, *known, *known.values()):
         return
     raise UsageError(
         f"the proof runs '{factory}', which the certificate names and nobody vouches for; say "
-        f"--model {factory} if you trust it, or check the signature with --public-key"
+        f"--model {factory} or --trust if you trust it, or check the signature with --public-key"
     )
 
 
@@ -294,9 +313,9 @@ def _held_out(claim: Claim, given: Given, source: Source) -> evaluation.HeldOut 
     return None
 
 
-def _open(claim: Claim, version: Checked, where: str) -> Session:
+def _open(claim: Claim, folder: Path, where: str, trusted: bool) -> Session:
     try:
-        return claim.format.open_session(version.path / claim.format.platform.default_filename)
+        return claim.format.open_session(folder / claim.format.platform.default_filename, trusted)
     except ModelportError:
         raise
     except Exception as error:

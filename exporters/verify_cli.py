@@ -50,6 +50,12 @@ _FILE = click.Path(path_type=Path)
     metavar="package.module:factory",
     help="Run this code, which an unsigned certificate names.",
 )
+@click.option(
+    "--trust",
+    is_flag=True,
+    help="Run what the version holds and its certificate names, though no --public-key vouches for "
+    "it: native code (aoti), operators that reach files, factories.",
+)
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON document.")
 @click.option("--quiet", "-q", is_flag=True, help="No progress.")
 def verify(
@@ -64,7 +70,9 @@ def verify(
     s3://, gs:// or az://BUCKET/PREFIX/MODEL/VERSION.
 
     First its files: manifest, certificate, signature. Then the proof, with the certificate's seed,
-    samples and tolerances, against the checkpoint that it names; this runs the artifact.
+    samples and tolerances, against the checkpoint that it names; this runs the artifact. Nothing
+    that can do more than compute runs unless it is signed with a --public-key, or --trust is given:
+    what only computes is safe to run without either.
 
     Exit codes: 0 it holds, 2 usage, 3 the proof fails, 4 unsupported, 5 the files are not as
     published.

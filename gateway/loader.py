@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager, nullcontext
+import os
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -72,8 +73,10 @@ class Loader:
         if route is not None:
             kind = "managed" if route.managed else route.backend
         load = self._find_backend(kind)
-        with _verified(version.path, name, keys) if keys else nullcontext(version.path) as path:
-            artifact = Artifact(name, number, path, config, self._threads, route, self.host)
+        here = route is None or route.managed
+        with _verified(version.path, config, keys, here) as (path, config):
+            native = bool(keys) or self._settings.allow_native_code
+            artifact = Artifact(name, number, path, config, self._threads, route, self.host, native)
             backend = load(artifact)
             try:
                 return ServedVersion(entry, number, backend, statistics, self._store)
@@ -82,7 +85,28 @@ class Loader:
                 raise
 
 
-def _verified(version: Path, name: str, keys: Sequence[PublicKey]) -> AbstractContextManager[Path]:
-    from gateway.repository import signing  # no start without a key has to wait for it
+@contextmanager
+def _verified(
+    version: Path, config: ModelConfig, keys: Sequence[PublicKey], here: bool
+) -> Iterator[tuple[Path, ModelConfig]]:
+    """Where the files of ``version`` may be loaded from, and by which configuration.
 
-    return signing.verified_copy(version, name, keys)
+    Args:
+        here: this gateway loads them, or has them loaded.
+    """
+    if not keys and not (here and os.path.lexists(version / manifest.CERTIFICATE)):
+        yield version, config
+        return
+    from gateway.repository import signed_config, signing  # no other start has to wait for them
+
+    if not keys:
+        certificate = signing.read_certificate(version, config.name)
+        signed_config.check_format(config, certificate, required=False)
+        yield version, config
+        return
+    certificate = signing.verify_signature(version, config.name, keys)
+    if here:
+        signed_config.check_format(config, certificate, required=True)
+        config = signed_config.apply(config, certificate)
+    with signing.verified_copy(version, certificate) as copy:
+        yield copy, config

@@ -174,6 +174,12 @@ class Serve(click.Command):
     help="Serve only versions signed with this key, a PEM file. Repeatable: any one of the keys.",
 )
 @click.option(
+    "--allow-native-code",
+    is_flag=True,
+    help="Serve unsigned versions that run native code (AOTInductor, custom operators and classes) "
+    "or reach files. Without it only what is signed with a key of --require-signature may.",
+)
+@click.option(
     "--strict-readiness",
     type=bool,
     default=True,

@@ -65,6 +65,8 @@ class Settings(NamedTuple):
     require_manifest: bool = False
     #: Where there are any, only versions signed with one of them are served.
     require_signature: tuple[PublicKey, ...] = ()
+    #: Unsigned versions may run native code, and operators that reach files.
+    allow_native_code: bool = False
     #: Which models other servers run.
     routes: Routes = Routes()
     strict_readiness: bool = True

@@ -1,8 +1,8 @@
 """The formats a model can be exported to: one row each, and everything else is format-neutral.
 
-A format is opened by one module, ``open_session(path, trusted)``, and written by one module per framework it
-has a route from, ``export(source, path, target)``. The rows name modules by string, so that
-choosing ONNX imports no TensorFlow.
+A format is opened by one module, ``open_session(path, trusted)``, and written by one module per
+framework it has a route from, ``export(source, path, target)``. The rows name modules by string, so
+that choosing ONNX imports no TensorFlow.
 """
 
 from __future__ import annotations
@@ -91,7 +91,7 @@ class Format:
         """
         _load(self.routes[source.framework].module).export(source, path, target)
 
-    def open_session(self, path: Path, trusted: bool = True) -> Session:
+    def open_session(self, path: Path, trusted: bool = False) -> Session:
         """Open ``path`` as it is served.
 
         Args:

@@ -84,7 +84,7 @@ def _options(compiler: str, folder: Path) -> dict[str, Any]:
     }
 
 
-def open_session(path: Path, trusted: bool = True) -> TorchSession:
+def open_session(path: Path, trusted: bool = False) -> TorchSession:
     """Load the library in ``path``.
 
     Raises:

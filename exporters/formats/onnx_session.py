@@ -33,7 +33,7 @@ class OnnxSession:
         return dict(zip(self.outputs, values, strict=True))
 
 
-def open_session(path: Path, trusted: bool = True) -> OnnxSession:
+def open_session(path: Path, trusted: bool = False) -> OnnxSession:
     """Raises ``IntegrityError``: it uses other code, or files elsewhere."""
     if not trusted:
         onnx_guard.check(path)

@@ -84,7 +84,7 @@ def program(source: Source, target: Target) -> ExportedProgram:
     return exported
 
 
-def open_session(path: Path, trusted: bool = True) -> TorchSession:
+def open_session(path: Path, trusted: bool = False) -> TorchSession:
     """Load ``path``; nothing pickled in it is loaded.
 
     Raises:

@@ -130,7 +130,7 @@ class SavedModelSession:
         return {name: value.numpy() for name, value in results.items()}
 
 
-def open_session(path: Path, trusted: bool = True) -> SavedModelSession:
+def open_session(path: Path, trusted: bool = False) -> SavedModelSession:
     """Raises ``IntegrityError``: it is damaged, has no ``serving_default``, or does too much."""
     if not trusted:
         saved_model.check(path)

@@ -98,7 +98,7 @@ class TfliteSession:
         return results
 
 
-def open_session(path: Path, trusted: bool = True) -> TfliteSession:
+def open_session(path: Path, trusted: bool = False) -> TfliteSession:
     """Raises ``IntegrityError``: it is damaged, has no ``serving_default``, or does too much."""
     if not trusted:
         tflite_guard.check(path.read_bytes(), path.name)

@@ -58,7 +58,7 @@ def _pack(results: Sequence[Tensor]) -> Tensor | tuple[Tensor, ...]:
     return results[0] if len(results) == 1 else tuple(results)
 
 
-def open_session(path: Path, trusted: bool = True) -> TorchSession:
+def open_session(path: Path, trusted: bool = False) -> TorchSession:
     """Load ``path`` onto the CPU.
 
     Raises:

@@ -45,7 +45,7 @@ class Artifact(NamedTuple):
     and ``path`` is then the current folder. ``host`` is None in tests of embedded runtimes only.
 
     ``native``: the artifact may run native code, and operators that reach files: its signature was
-    verified, or ``--allow-native-code`` says so. What else it may not do, it may not do then either.
+    verified, or ``--allow-native-code`` says so. It may not unpickle objects even then.
     """
 
     model_name: str

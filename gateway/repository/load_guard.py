@@ -1,8 +1,8 @@
 """No code from data while a model loads, whatever a library does with the file.
 
 Artifacts are checked before a framework sees them. This is the second line: while ``no_code`` is
-entered, Python itself refuses, in this thread, to unpickle an object by name, to start a process, to
-open a connection and to load a native library. It does so by an audit hook (PEP 578), which is
+entered, Python itself refuses, in this thread, to unpickle an object by name, to start a process,
+to open a connection and to load a native library. It does so by an audit hook (PEP 578), which is
 added when the first model is loaded that is opened by a framework written in Python.
 """
 

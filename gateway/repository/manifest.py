@@ -16,6 +16,8 @@ from pathlib import Path
 from gateway.errors import IntegrityError
 
 FILENAME = "manifest.json"
+#: The file in which the exporters say what was proven (``signing``).
+CERTIFICATE = "certificate.json"
 FORMAT = "modelport-manifest/1"
 MAX_MANIFEST_BYTES = 16 * 1024 * 1024
 

@@ -1,7 +1,7 @@
 """What an ONNX file may use, judged before ONNX Runtime reads it.
 
-Operators of ONNX's own domains and of ONNX Runtime's compute, but for the few that hand the graph to
-a library. Weights may lie in files beside the model and nowhere else. The message is that of
+Operators of ONNX's own domains and of ONNX Runtime's compute, but for the few that hand the graph
+to a library. Weights may lie in files beside the model and nowhere else. The message is that of
 ``onnx.proto``; it is walked where it lies, so that weights are skipped and not read.
 """
 

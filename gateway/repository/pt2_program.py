@@ -42,61 +42,16 @@ MAX_POWER = 64
 
 #: sympy's functions and torch's own for sizes; with any other name only symbols are made.
 _FUNCTIONS = frozenset(
-    [
-        "Abs",
-        "Add",
-        "And",
-        "CeilDiv",
-        "CeilToInt",
-        "CleanDiv",
-        "Equality",
-        "Eq",
-        "ExprCondPair",
-        "Float",
-        "FloatPow",
-        "FloatTrueDiv",
-        "FloorDiv",
-        "FloorToInt",
-        "Ge",
-        "GreaterThan",
-        "Gt",
-        "Identity",
-        "IntTrueDiv",
-        "Integer",
-        "IsNonOverlappingAndDenseIndicator",
-        "Le",
-        "LessThan",
-        "Lt",
-        "Max",
-        "Min",
-        "Mod",
-        "ModularIndexing",
-        "Mul",
-        "Ne",
-        "Not",
-        "Or",
-        "Piecewise",
-        "Pow",
-        "PowByNatural",
-        "PythonMod",
-        "RShift",
-        "Rational",
-        "RoundDecimal",
-        "RoundToInt",
-        "StrictGreaterThan",
-        "StrictLessThan",
-        "Symbol",
-        "ToFloat",
-        "TruncToFloat",
-        "TruncToInt",
-        "Unequality",
-        "Where",
-        "ceiling",
-        "floor",
-        "max",
-        "min",
-        "sqrt",
-    ]
+    str.split(
+        """
+        Abs Add And CeilDiv CeilToInt CleanDiv Equality Eq ExprCondPair Float FloatPow
+        FloatTrueDiv FloorDiv FloorToInt Ge GreaterThan Gt Identity IntTrueDiv Integer
+        IsNonOverlappingAndDenseIndicator Le LessThan Lt Max Min Mod ModularIndexing Mul Ne Not Or
+        Piecewise Pow PowByNatural PythonMod RShift Rational RoundDecimal RoundToInt
+        StrictGreaterThan StrictLessThan Symbol ToFloat TruncToFloat TruncToInt Unequality Where
+        ceiling floor max min sqrt
+        """
+    )
 )
 _QUOTING = frozenset({"Symbol", "Float", "Integer"})
 _POWERS = frozenset({"Pow", "PowByNatural", "FloatPow"})

@@ -2,10 +2,10 @@
 
 A graph is a program: it can read and write files, open connections and call into Python, and some
 of it runs while it is loaded. Only operators of ``tensorflow_operators.PURE`` pass, in whatever
-loading the model, a signature or a function of it can run. Two kinds of operators read files all the
-same: those that restore variables, and those that fill a table from a vocabulary. They pass where the
-path is the one that the loader feeds: the checkpoint or an asset of this folder. What only saves
-variables is in every SavedModel and never run.
+loading the model, a signature or a function of it can run. Two kinds of operators read files all
+the same: those that restore variables, and those that fill a table from a vocabulary. They pass
+where the path is the one that the loader feeds: the checkpoint or an asset of this folder. What
+only saves variables is in every SavedModel and never run.
 """
 
 from __future__ import annotations

@@ -5,9 +5,9 @@
     certificate.json.sig   {"format": "modelport-signature/1", "key": "…", "signature": "…"}
 
 The signature is over the exact bytes of the certificate. With the digests checked as well it covers
-every file of a version but itself and ``manifest.json``, which anyone can write anew. It does not
-cover what lies beside the versions and is the operator's, ``config.pbtxt`` and label files, nor a
-version's number: a release keeps its signature when it moves to another repository, and an older
+every file of a version but itself and ``manifest.json``, which anyone can write anew, and of
+``config.pbtxt`` what the certificate holds (``signed_config``). It does not cover label files, nor
+a version's number: a release keeps its signature when it moves to another repository, and an older
 one can be served again. To take releases back, sign those that stay with a new key.
 
 ``cryptography`` is imported when something is signed or verified, not before.
@@ -33,7 +33,7 @@ from typing import Any
 from gateway.errors import IntegrityError, Internal, InvalidArgument
 from gateway.repository import manifest
 
-CERTIFICATE = "certificate.json"
+CERTIFICATE = manifest.CERTIFICATE
 SIGNATURE = "certificate.json.sig"
 #: Requests with the checkpoint's answers, which no server reads; see ``exporters.recording``.
 SAMPLES = "samples.json"
@@ -278,22 +278,24 @@ def verify_files(version: Path, certificate: Certificate) -> None:
 
 
 @contextlib.contextmanager
-def verified_copy(version: Path, model: str, keys: Collection[PublicKey]) -> Iterator[Path]:
+def verified_copy(version: Path, certificate: Certificate) -> Iterator[Path]:
     """A private copy of the artifact in ``version``, each file verified while it was copied.
 
     Between a check and its use nobody can change what was checked. The copy lies in the folder
     for temporary files (``TMPDIR``) and is gone afterwards.
 
+    Args:
+        certificate: of the version, its signature verified.
+
     Raises:
-        IntegrityError: as ``verify_signature`` and ``verify_files``.
+        IntegrityError: as ``verify_files``.
         Internal: there is no room for the copy.
     """
-    certificate = verify_signature(version, model, keys)
     _check_names(version, certificate)
     with contextlib.ExitStack() as stack:
         try:
             folder = tempfile.TemporaryDirectory(prefix="modelport-", ignore_cleanup_errors=True)
-            copy = Path(stack.enter_context(folder)) / model / version.name
+            copy = Path(stack.enter_context(folder)) / certificate.model / version.name
             copy.mkdir(parents=True)
             left = certificate.size_bytes
             for name, digest in certificate.files.items():

@@ -18,15 +18,12 @@ MAX_OPERATOR_CODES = 10_000
 _CUSTOM, _DELEGATE = 32, 51
 #: Of LiteRT's own resolver: they compute.
 _KNOWN = frozenset(
-    [
-        "AudioSpectrogram",
-        "Convolution2DTransposeBias",
-        "MaxPoolingWithArgmax2D",
-        "MaxUnpooling2D",
-        "Mfcc",
-        "NumericVerify",
-        "TFLite_Detection_PostProcess",
-    ]
+    str.split(
+        """
+        AudioSpectrogram Convolution2DTransposeBias MaxPoolingWithArgmax2D MaxUnpooling2D Mfcc
+        NumericVerify TFLite_Detection_PostProcess
+        """
+    )
 )
 #: Fields of ``Model`` and of ``OperatorCode`` by their number.
 _OPERATOR_CODES, _EXTERNAL = 1, (8, 9)
@@ -52,8 +49,8 @@ def check(content: bytes, file: str) -> None:
                 raise _refused(file, f"uses operator '{name}', which is not TensorFlow Lite's own")
     except (struct.error, ValueError) as error:
         raise IntegrityError(
-            f"'{file}' does not load: it is damaged or no TensorFlow Lite file ({error}); export it "
-            "again"
+            f"'{file}' does not load: it is damaged or no TensorFlow Lite file ({error}); export "
+            "the model again"
         ) from error
 
 

@@ -10,20 +10,12 @@ import re
 
 #: Public, and no pure computation: files, other machines, autograd, and memory by its address.
 _NOT_PURE = frozenset(
-    [
-        "backward",
-        "confirmed_by_owner",
-        "from_file",
-        "is_owner",
-        "owner",
-        "owner_name",
-        "record_stream",
-        "retain_grad",
-        "save",
-        "set_",
-        "set_data",
-        "to_here",
-    ]
+    str.split(
+        """
+        backward confirmed_by_owner from_file is_owner owner owner_name record_stream retain_grad
+        save set_ set_data to_here
+        """
+    )
 )
 
 #: Names that begin with an underscore; those that trust sizes they do not check are not among them.
@@ -54,117 +46,37 @@ _PRIVATE = re.compile(
 
 #: What TorchScript's own interpreter does: values, containers and control flow.
 _PRIM = frozenset(
-    [
-        "AutogradAdd",
-        "AutogradZero",
-        "BroadcastSizes",
-        "ChunkSizes",
-        "Constant",
-        "ConstantChunk",
-        "CreateObject",
-        "DictConstruct",
-        "EnumName",
-        "EnumValue",
-        "GetAttr",
-        "If",
-        "Loop",
-        "ListConstruct",
-        "ListUnpack",
-        "ModuleContainerIndex",
-        "NumToTensor",
-        "Print",
-        "RaiseException",
-        "SetAttr",
-        "StringIndex",
-        "TupleConstruct",
-        "TupleIndex",
-        "TupleSlice",
-        "TupleUnpack",
-        "Uninitialized",
-        "VarConcat",
-        "VarStack",
-        "abs",
-        "annotate",
-        "data",
-        "device",
-        "dtype",
-        "grad",
-        "index",
-        "is_cpu",
-        "is_cuda",
-        "is_meta",
-        "is_mkldnn",
-        "is_mps",
-        "is_nested",
-        "is_quantized",
-        "is_sparse",
-        "is_sparse_csr",
-        "is_vulkan",
-        "is_xla",
-        "is_xpu",
-        "isinstance",
-        "itemsize",
-        "layout",
-        "max",
-        "min",
-        "name",
-        "nbytes",
-        "rangelist",
-        "requires_grad",
-        "shape",
-        "tolist",
-        "type",
-        "unchecked_cast",
-        "unchecked_unwrap_optional",
-        "unpackedTuple",
-    ]
+    str.split(
+        """
+        AutogradAdd AutogradZero BroadcastSizes ChunkSizes Constant ConstantChunk CreateObject
+        DictConstruct EnumName EnumValue GetAttr If Loop ListConstruct ListUnpack
+        ModuleContainerIndex NumToTensor Print RaiseException SetAttr StringIndex TupleConstruct
+        TupleIndex TupleSlice TupleUnpack Uninitialized VarConcat VarStack abs annotate data
+        device dtype grad index is_cpu is_cuda is_meta is_mkldnn is_mps is_nested is_quantized
+        is_sparse is_sparse_csr is_vulkan is_xla is_xpu isinstance itemsize layout max min name
+        nbytes rangelist requires_grad shape tolist type unchecked_cast unchecked_unwrap_optional
+        unpackedTuple
+        """
+    )
 )
 
 #: Control flow of ``torch.export``, whose branches are graphs of the same operators.
 _HIGHER_ORDER = frozenset(
-    [
-        "associative_scan",
-        "checkpoint",
-        "cond",
-        "flex_attention",
-        "invoke_subgraph",
-        "map",
-        "map_impl",
-        "scan",
-        "while_loop",
-        "wrap_with_autocast",
-        "wrap_with_set_grad_enabled",
-    ]
+    str.split(
+        """
+        associative_scan checkpoint cond flex_attention invoke_subgraph map map_impl scan
+        while_loop wrap_with_autocast wrap_with_set_grad_enabled
+        """
+    )
 )
 
 _PYTHON = frozenset(
-    [
-        "abs",
-        "add",
-        "and_",
-        "eq",
-        "floordiv",
-        "ge",
-        "getitem",
-        "gt",
-        "index",
-        "invert",
-        "le",
-        "lshift",
-        "lt",
-        "mod",
-        "mul",
-        "ne",
-        "neg",
-        "not_",
-        "or_",
-        "pos",
-        "pow",
-        "rshift",
-        "sub",
-        "truediv",
-        "xor",
-    ]
+    str.split(
+        """
+        abs add and_ eq floordiv ge getitem gt index invert le lshift lt mod mul ne neg not_ or_
+        pos pow rshift sub truediv xor
+        """
+    )
 )
 
 _MATH = re.compile(r"a?(cos|sin|tan)h?|ceil|floor|trunc|sqrt|exp|log2?|log10|pow|isqrt|fabs|fmod")

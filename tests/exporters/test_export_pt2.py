@@ -193,7 +193,7 @@ def test_a_compiled_model_agrees_and_holds_nothing_of_this_machine(
     compiled: tuple[Source, Path],
 ) -> None:
     model, path = compiled
-    session = aoti.open_session(path)
+    session = aoti.open_session(path, trusted=True)
     assert worst(model, session) <= 2e-6
     assert Archive(path).signature() == model.signature
     assert_nothing_of_this_machine(path)
@@ -207,9 +207,9 @@ def test_a_compiled_model_is_not_opened_on_another_kind_of_machine(
     metadata = Archive(compiled[1]).json(record)
     other = json.dumps({**metadata, "AOTI_MACHINE": "vax"}).encode()
     with pytest.raises(Unsupported, match=r"compiled for linux on vax .* export the model here"):
-        aoti.open_session(rewritten(compiled[1], {record: other}))
+        aoti.open_session(rewritten(compiled[1], {record: other}), trusted=True)
     with pytest.raises(IntegrityError, match="holds no compiled model"):
-        aoti.open_session(rewritten(compiled[1], {record: None}))
+        aoti.open_session(rewritten(compiled[1], {record: None}), trusted=True)
 
 
 @pytest.mark.parametrize(
@@ -228,10 +228,10 @@ def test_vector_instructions_that_are_not_there_are_refused_before_they_run(
     changed = rewritten(compiled[1], {record: json.dumps(metadata).encode()})
     monkeypatch.setattr(torch.backends.cpu, "get_cpu_capability", lambda: here)
     if opens:
-        aoti.open_session(changed)
+        aoti.open_session(changed, trusted=True)
     else:
         with pytest.raises(Unsupported, match=r"with AVX512, this is .* with AVX2"):
-            aoti.open_session(changed)
+            aoti.open_session(changed, trusted=True)
 
 
 def test_without_a_compiler_the_message_says_what_to_install(

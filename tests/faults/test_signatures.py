@@ -12,7 +12,7 @@ import pytest
 from gateway.backends.base import Artifact
 from gateway.backends.fake import FakeBackend
 from gateway.lifecycle import Lifecycle
-from gateway.repository import manifest, signing
+from gateway.repository import config, manifest, signed_config, signing
 from gateway.repository.signing import PrivateKey
 from gateway.settings import Settings
 from tests import models
@@ -46,10 +46,19 @@ def scratch(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def certify(version: Path, model: str = "m") -> None:
     files = [name for name in manifest.files_of(version) if name not in signing.UNLISTED]
     artifact = {
+        "format": "onnx",
         "size_bytes": sum((version / name).stat().st_size for name in files),
         "files": {name: {"sha256": manifest.sha256_of(version / name)} for name in files},
     }
-    certificate = {"model": {"name": model}, "artifact": artifact}
+    path = version.parent / config.FILENAME
+    text = path.read_text() if path.exists() else 'backend: "onnxruntime"'
+    certificate = {
+        "model": {"name": model},
+        "configuration": signed_config.document(
+            config.complete(config.parse(text), version.parent.name)
+        ),
+        "artifact": artifact,
+    }
     (version / signing.CERTIFICATE).write_text(json.dumps(certificate))
 
 
@@ -134,7 +143,7 @@ def test_a_served_version_that_is_tampered_with_serves_on_as_it_was(
 async def test_what_is_changed_between_the_check_and_the_load_is_not_loaded(
     repository: Repository, key: PrivateKey
 ) -> None:
-    version = sign(repository.version(2.0, 1, backend="fake"), key)
+    version = sign(repository.version(2.0, 1), key)
     original, loaded = (version / "model.onnx").read_bytes(), []
 
     def load(artifact: Artifact) -> FakeBackend:

@@ -74,7 +74,7 @@ def _in_place(version: Path, keys: tuple[PublicKey, ...], model: str) -> None:
 
 
 def _copied(version: Path, keys: tuple[PublicKey, ...], model: str) -> None:
-    with signing.verified_copy(version, model, keys) as copy:
+    with signing.verified_copy(version, signing.verify_signature(version, model, keys)) as copy:
         found = {name: (copy / name).read_bytes() for name in manifest.files_of(copy)}
     assert found == {
         name: (version / name).read_bytes()
@@ -192,7 +192,9 @@ def test_a_signed_version_is_verified_with_any_of_the_keys(version: Path, key: P
 
 
 def test_the_copy_is_private_and_gone_afterwards(version: Path, key: PrivateKey) -> None:
-    with signing.verified_copy(version, "m", [key.public]) as copy:
+    with signing.verified_copy(
+        version, signing.verify_signature(version, "m", [key.public])
+    ) as copy:
         assert copy.parts[-2:] == ("m", "1")
         root = copy.parents[1]
         assert root.stat().st_mode & 0o077 == 0
@@ -200,7 +202,9 @@ def test_the_copy_is_private_and_gone_afterwards(version: Path, key: PrivateKey)
 
 
 def test_what_was_verified_cannot_be_changed_any_more(version: Path, key: PrivateKey) -> None:
-    with signing.verified_copy(version, "m", [key.public]) as copy:
+    with signing.verified_copy(
+        version, signing.verify_signature(version, "m", [key.public])
+    ) as copy:
         (version / "model.onnx").write_bytes(b"another model")
         assert (copy / "model.onnx").read_bytes() == CONTENT
 
@@ -390,7 +394,7 @@ def test_an_artifact_of_endless_size_is_not_copied_to_its_end(
     os.truncate(version / "model.onnx", 2**40)
     with (
         pytest.raises(IntegrityError, match="is larger than certificate"),
-        signing.verified_copy(version, "m", [key.public]),
+        signing.verified_copy(version, signing.verify_signature(version, "m", [key.public])),
     ):
         pass
 
@@ -457,7 +461,7 @@ def test_without_a_place_for_the_copy_the_reason_says_so(
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "nowhere"))
     with (
         pytest.raises(Internal, match="TMPDIR names a folder with 1031 bytes of room") as caught,
-        signing.verified_copy(version, "m", [key.public]),
+        signing.verified_copy(version, signing.verify_signature(version, "m", [key.public])),
     ):
         pass
     assert str(tmp_path) not in str(caught.value)
