@@ -67,8 +67,14 @@ class DataPlane:
         """As ``infer``, for the steps of an ensemble: those of a request in flight are finished."""
         return self.infer(request, deadline, step=True)
 
-    async def stream(
+    def stream_step(
         self, request: InferRequest, deadline: Deadline
+    ) -> AsyncGenerator[InferResponse, None]:
+        """As ``stream``, for the steps of an ensemble."""
+        return self.stream(request, deadline, step=True)
+
+    async def stream(
+        self, request: InferRequest, deadline: Deadline, step: bool = False
     ) -> AsyncGenerator[InferResponse, None]:
         """The responses to ``request`` as they are made: of a decoupled model any number, else one.
 
@@ -79,10 +85,10 @@ class DataPlane:
             ModelportError: as ``infer``, before any response or after some.
         """
         if not self._lifecycle.get(request.model_name, request.model_version).decoupled:
-            yield await self.infer(request, deadline)
+            yield await self.infer(request, deadline, step)
             return
         started = time.perf_counter_ns()
-        if self._lifecycle.closing.is_set():
+        if not step and self._lifecycle.closing.is_set():
             raise Unavailable("the server is shutting down")
         version = self._lifecycle.acquire(request.model_name, request.model_version)
         with _Counted(version, request, started, self._verbose):

@@ -141,6 +141,7 @@ class Server:
             config_of=lambda name, number: lifecycle.get(name, number).config,
             package=_package,
             program=lambda server: programs.get(server, Program()),
+            stream=self._dataplane.stream_step,
         )
 
     def registry(self) -> CollectorRegistry:

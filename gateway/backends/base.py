@@ -13,7 +13,7 @@ from typing import NamedTuple, Protocol, runtime_checkable
 
 from gateway.repository.config import ModelConfig
 from gateway.routes import Program, Route
-from gateway.types import Deadline, Infer, InferRequest, InferResponse, ModelSignature
+from gateway.types import Deadline, Infer, InferRequest, InferResponse, InferStream, ModelSignature
 
 
 class Host(NamedTuple):
@@ -23,6 +23,7 @@ class Host(NamedTuple):
         loop: the gateway's event loop, on which backends are called; clients of remote servers are
             made there.
         infer: a request to any model that is READY, with its own handle, checks and statistics.
+        stream: the same of a decoupled model.
         config_of: the completed configuration of a READY model, by name and version (0: newest);
             raises ``NotFound`` or ``Unavailable``.
         package: writes the artifact as the named server wants it (``torchserve``, ``tfserving``,
@@ -35,6 +36,7 @@ class Host(NamedTuple):
     config_of: Callable[[str, int], ModelConfig]
     package: Callable[[Artifact, str, Path], None]
     program: Callable[[str], Program]
+    stream: InferStream
 
 
 class Artifact(NamedTuple):

@@ -1,8 +1,9 @@
 """Ensembles: Triton's ``ensemble_scheduling``, a graph of the repository's other models.
 
 A step runs as soon as its tensors are there, as a request to its model like any other: with its own
-handle, checks and statistics, and what is left of the deadline. Checked at load against the models
-as they are then; a model that is loaded anew may differ, and then its own checks refuse.
+handle, checks and statistics, and what is left of the deadline. Behind a decoupled step the rest of
+the graph runs once for each of its responses. Checked at load against the models as they are then;
+a model that is loaded anew may differ, and then its own checks refuse.
 """
 
 from __future__ import annotations
@@ -10,25 +11,29 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import AsyncGenerator, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from gateway.backends.base import ELSEWHERE, Artifact, Host
 from gateway.backends.ensemble_check import check
 from gateway.errors import Internal, NotFound, Unavailable
 from gateway.repository import config as configuration
 from gateway.repository.config import ModelConfig
-from gateway.types import Deadline, InferRequest, InferResponse, Tensor, TensorSpec
+from gateway.types import Array, Deadline, InferRequest, InferResponse, Tensor, TensorSpec
+from gateway.wire.triton_messages import model_config_pb2 as pb
 
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """``inputs``: the model's name of each, and the ensemble's; ``outputs``: the same."""
+    """``inputs``: the model's name of each, the ensemble's, and the rank that the model takes;
+    ``outputs``: the names."""
 
     model: str
     version: int
-    inputs: tuple[tuple[str, str], ...]
+    inputs: tuple[tuple[str, str, int], ...]
     outputs: tuple[tuple[str, str], ...]
+    decoupled: bool
 
 
 def load(artifact: Artifact) -> EnsembleBackend:
@@ -41,46 +46,90 @@ def load(artifact: Artifact) -> EnsembleBackend:
     """
     if artifact.host is None:
         raise Internal("an ensemble is served by a gateway only")
-    check(artifact.model_name, artifact.config, artifact.host.config_of)
-    return EnsembleBackend(artifact, artifact.host)
+    models = check(artifact.model_name, artifact.config, artifact.host.config_of)
+    return EnsembleBackend(artifact, artifact.host, models)
 
 
 class EnsembleBackend:
     problem = ""
     execution = ELSEWHERE
 
-    def __init__(self, artifact: Artifact, host: Host) -> None:
+    def __init__(self, artifact: Artifact, host: Host, models: Sequence[ModelConfig]) -> None:
         self.config: ModelConfig = artifact.config
         self._name, self._version = artifact.model_name, artifact.version
-        self._infer = host.infer
+        self._host = host
         signature = configuration.signature(self.config)
         self._inputs = frozenset(spec.name for spec in signature.inputs)
         self._outputs = {spec.name: spec for spec in signature.outputs}
         self._batch = (-1,) if signature.max_batch_size else ()
-        self._steps = tuple(
-            Step(
-                step.model_name,
-                max(0, step.model_version),
-                tuple(sorted(step.input_map.items())),
-                tuple(sorted(step.output_map.items())),
-            )
-            for step in self.config.ensemble_scheduling.step
-        )
+        steps = zip(self.config.ensemble_scheduling.step, models, strict=True)
+        self._steps = tuple(_step(step, model) for step, model in steps)
         self._maker = {ours: step for step in self._steps for _, ours in step.outputs}
+        if any(step.decoupled for step in self._steps):
+            self.config = pb.ModelConfig()
+            self.config.CopyFrom(artifact.config)
+            self.config.model_transaction_policy.decoupled = True
 
     async def __call__(self, request: InferRequest, deadline: Deadline) -> InferResponse:
         started = time.perf_counter_ns()
-        wanted = request.outputs or tuple(self._outputs)
-        tensors = {tensor.name: tensor for tensor in request.inputs}
-        absent = self._inputs - tensors.keys()  # optional: its models do without, or refuse
-        waiting = self._steps if not request.outputs else self._needed(wanted)
+        tensors, _ = await self._advance(
+            self._wanted(request), {t.name: t for t in request.inputs}, request, deadline
+        )
+        request.timing.compute_infer_ns = time.perf_counter_ns() - started
+        return self._response(request, tensors)
+
+    async def stream(
+        self, request: InferRequest, deadline: Deadline
+    ) -> AsyncGenerator[InferResponse, None]:
+        """One response for each of the last decoupled step's."""
+        start = {tensor.name: tensor for tensor in request.inputs}
+        results = self._branch(self._wanted(request), start, request, deadline)
+        async with contextlib.aclosing(results):
+            async for tensors in results:
+                response = self._response(request, tensors)
+                if response.outputs:
+                    yield response
+
+    async def _branch(
+        self,
+        waiting: tuple[Step, ...],
+        tensors: dict[str, Tensor],
+        request: InferRequest,
+        deadline: Deadline,
+    ) -> AsyncGenerator[dict[str, Tensor], None]:
+        tensors, waiting = await self._advance(waiting, tensors, request, deadline)
+        if not waiting:
+            yield tensors
+            return
+        step = next((step for step in waiting if self._ready(step, tensors)), None)
+        if step is None:  # a decoupled model has left out what it needs
+            return
+        rest = tuple(each for each in waiting if each is not step)
+        asked = self._request(step, tensors, request)
+        async with contextlib.aclosing(self._host.stream(asked, deadline)) as responses:
+            async for response in responses:
+                found = {**tensors, **_outputs(step, response)}
+                async with contextlib.aclosing(
+                    self._branch(rest, found, request, deadline)
+                ) as results:
+                    async for result in results:
+                        yield result
+
+    async def _advance(
+        self,
+        waiting: tuple[Step, ...],
+        tensors: dict[str, Tensor],
+        request: InferRequest,
+        deadline: Deadline,
+    ) -> tuple[dict[str, Tensor], tuple[Step, ...]]:
+        """All tensors that can be had without a decoupled step, and the steps that are left."""
         running: set[asyncio.Task[None]] = set()
         try:
-            while waiting or running:
-                ready = [
-                    s for s in waiting if all(o in tensors or o in absent for _, o in s.inputs)
-                ]
+            while True:
+                ready = [s for s in waiting if not s.decoupled and self._ready(s, tensors)]
                 waiting = tuple(step for step in waiting if step not in ready)
+                if not ready and not running:
+                    return tensors, waiting
                 if len(ready) == 1 and not running:
                     await self._run(ready[0], tensors, request, deadline)
                     continue
@@ -97,49 +146,67 @@ class EnsembleBackend:
             for task in running:
                 with contextlib.suppress(asyncio.CancelledError, Exception):
                     await task
-        outputs = [self._output(self._outputs[name], tensors[name]) for name in wanted]
-        request.timing.compute_infer_ns = time.perf_counter_ns() - started
-        return InferResponse(self._name, self._version, outputs)
 
-    def _needed(self, wanted: Sequence[str]) -> tuple[Step, ...]:
-        """The steps that ``wanted`` depends on, as Triton leaves out the others."""
+    def _ready(self, step: Step, tensors: Mapping[str, Tensor]) -> bool:
+        """Whether its tensors are there; an optional input that is not given never comes."""
+        return all(ours in tensors or ours in self._inputs for _, ours, _ in step.inputs)
+
+    def _wanted(self, request: InferRequest) -> tuple[Step, ...]:
+        """The steps that the outputs depend on, as Triton leaves out the others."""
+        if not request.outputs:
+            return self._steps
         needed: list[Step] = []
-        names = list(wanted)
+        names = list(request.outputs)
         while names:
             step = self._maker.get(names.pop())
             if step is not None and step not in needed:
                 needed.append(step)
-                names += [ours for _, ours in step.inputs]
+                names += [ours for _, ours, _ in step.inputs]
         return tuple(needed)
 
-    async def _run(
-        self, step: Step, tensors: dict[str, Tensor], request: InferRequest, deadline: Deadline
-    ) -> None:
+    def _request(
+        self, step: Step, tensors: Mapping[str, Tensor], request: InferRequest
+    ) -> InferRequest:
         inputs = [
             # Tensors of its own: a model's checks reshape what they get.
-            Tensor(theirs, tensors[ours].datatype, tensors[ours].data)
-            for theirs, ours in step.inputs
+            Tensor(theirs, tensors[ours].datatype, _of_rank(tensors[ours].data, rank))
+            for theirs, ours, rank in step.inputs
             if ours in tensors
         ]
-        asked = InferRequest(
+        return InferRequest(
             step.model,
             inputs,
             tuple(theirs for theirs, _ in step.outputs),
             step.version,
             id=request.id,
+            parameters=request.parameters,
             trace=request.trace,
         )
+
+    async def _run(
+        self, step: Step, tensors: dict[str, Tensor], request: InferRequest, deadline: Deadline
+    ) -> None:
         try:
-            response = await self._infer(asked, deadline)
+            response = await self._host.infer(self._request(step, tensors, request), deadline)
         except NotFound as error:  # it was there when the ensemble was loaded
             raise Unavailable(f"in ensemble '{self._name}': {error}") from error
-        answers: Mapping[str, Tensor] = {tensor.name: tensor for tensor in response.outputs}
-        for theirs, ours in step.outputs:
-            tensors[ours] = Tensor(ours, answers[theirs].datatype, answers[theirs].data)
+        tensors.update(_outputs(step, response))
+
+    def _response(self, request: InferRequest, tensors: Mapping[str, Tensor]) -> InferResponse:
+        wanted = request.outputs or self._outputs
+        streams = self.config.model_transaction_policy.decoupled
+        outputs = [
+            self._output(self._outputs[name], tensors[name])
+            for name in wanted
+            if name in tensors or not streams
+        ]
+        return InferResponse(self._name, self._version, outputs)
 
     def _output(self, spec: TensorSpec, tensor: Tensor) -> Tensor:
         """``tensor``, unless its model has been loaded anew with another signature."""
-        shape, dims = tensor.data.shape, (*self._batch, *spec.model_dims)
+        dims = (*self._batch, *spec.model_dims)
+        data = _of_rank(tensor.data, len(dims))
+        shape = data.shape
         fits = len(shape) == len(dims) and all(
             says in (-1, has) for says, has in zip(dims, shape, strict=True)
         )
@@ -149,7 +216,39 @@ class EnsembleBackend:
                 f"with shape {list(dims)}, but model '{self._maker[spec.name].model}' now gives "
                 f"{tensor.datatype} with shape {list(shape)}; load the ensemble again"
             )
-        return tensor
+        return Tensor(spec.name, spec.datatype, data)
 
     def unload(self) -> None:
         """Its models are not its own."""
+
+
+def _step(step: Any, model: ModelConfig) -> Step:
+    batch = 1 if model.max_batch_size > 0 else 0
+    ranks = {tensor.name: batch + len(tensor.dims) for tensor in model.input}
+    return Step(
+        step.model_name,
+        max(0, step.model_version),
+        tuple((theirs, ours, ranks[theirs]) for theirs, ours in sorted(step.input_map.items())),
+        tuple(sorted(step.output_map.items())),
+        model.model_transaction_policy.decoupled,
+    )
+
+
+def _outputs(step: Step, response: InferResponse) -> dict[str, Tensor]:
+    """The step's outputs by the ensemble's names; a decoupled model may leave some out."""
+    answers = {tensor.name: tensor for tensor in response.outputs}
+    return {
+        ours: Tensor(ours, answers[theirs].datatype, answers[theirs].data)
+        for theirs, ours in step.outputs
+        if theirs in answers or not step.decoupled
+    }
+
+
+def _of_rank(data: Array, rank: int) -> Array:
+    """``data`` with a batch dimension of 1 more or less, between models that batch and others."""
+    shape = data.shape
+    if len(shape) == rank - 1:
+        return data.reshape(1, *shape)
+    if len(shape) == rank + 1 and shape[0] == 1:
+        return data.reshape(shape[1:])
+    return data

@@ -27,8 +27,8 @@ class Node:
         return (-1, *self.dims) if self.batched else self.dims
 
 
-def check(name: str, config: ModelConfig, config_of: ConfigOf) -> None:
-    """Raise unless the ensemble can run.
+def check(name: str, config: ModelConfig, config_of: ConfigOf) -> list[ModelConfig]:
+    """The configurations of the steps' models, where the ensemble can run.
 
     Raises:
         InvalidArgument: the steps are no graph from the inputs to the outputs, or contradict the
@@ -44,11 +44,6 @@ def check(name: str, config: ModelConfig, config_of: ConfigOf) -> None:
         for t in (*config.input, *config.output)
     }
     for step, model in zip(config.ensemble_scheduling.step, models, strict=True):
-        if model.model_transaction_policy.decoupled:
-            raise InvalidArgument(
-                f"ensemble '{name}' contains model '{step.model_name}' which is decoupled: a step "
-                "must give one response to each request"
-            )
         if 0 < model.max_batch_size < config.max_batch_size:
             raise InvalidArgument(
                 f"ensemble '{name}' allows maximum batch size {config.max_batch_size}, but it "
@@ -56,6 +51,35 @@ def check(name: str, config: ModelConfig, config_of: ConfigOf) -> None:
                 f"{model.max_batch_size}"
             )
         _check_step(name, step, model, tensors)
+    _check_streams(name, config, models)
+    return models
+
+
+def _check_streams(name: str, config: ModelConfig, models: Sequence[ModelConfig]) -> None:
+    """Each tensor comes of one chain of decoupled steps: what two give has no common order."""
+    chains: dict[str, tuple[int, ...]] = {tensor.name: () for tensor in config.input}
+    waiting = list(enumerate(config.ensemble_scheduling.step))
+    while waiting:
+        for index, step in list(waiting):
+            if not chains.keys() >= set(step.input_map.values()):
+                continue
+            waiting.remove((index, step))
+            chain = _longest(name, step, [chains[ours] for ours in step.input_map.values()])
+            if models[index].model_transaction_policy.decoupled:
+                chain = (*chain, index)
+            chains |= dict.fromkeys(step.output_map.values(), chain)
+    _longest(name, None, [chains[output.name] for output in config.output])
+
+
+def _longest(name: str, step: Any, chains: Sequence[tuple[int, ...]]) -> tuple[int, ...]:
+    longest = max(chains, key=len, default=())
+    if any(chain != longest[: len(chain)] for chain in chains):
+        where = f"step of model '{step.model_name}'" if step else "output"
+        raise InvalidArgument(
+            f"in ensemble '{name}', the {where} depends on several decoupled models whose "
+            "responses are not of one another"
+        )
+    return longest
 
 
 # -- the graph ------------------------------------------------------------------------------------
@@ -185,7 +209,8 @@ def _check_same(where: str, one: Node, other: Node) -> None:
             f"model '{one.model}' while {pb.DataType.Name(other.data_type)} is inferred from model "
             f"'{other.model}'"
         )
-    if not _fits(one.full, other.full):
+    apart = one.batched != other.batched  # the one gets, or loses, a batch of 1 when it runs
+    if not _fits(one.full, other.full) and not (apart and _fits(one.dims, other.dims)):
         raise InvalidArgument(
             f"{where}: inconsistent shape: {_text(one.full)} is inferred from model '{one.model}' "
             f"while {_text(other.full)} is inferred from model '{other.model}'"

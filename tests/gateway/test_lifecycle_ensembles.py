@@ -56,6 +56,7 @@ class Gateway:
             config_of=lambda name, number: lifecycle.get(name, number).config,
             package=lambda artifact, server, path: None,
             program=lambda server: Program(),
+            stream=self.dataplane.stream_step,
         )
 
     async def ask(self, model: str = "all") -> InferResponse:
