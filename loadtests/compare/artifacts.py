@@ -37,6 +37,8 @@ class Certified:
     metric: float | None
     checkpoint: str
     checkpoint_sha256: str
+    #: ``parity.decision``.
+    decision: Mapping[str, Any] | None = None
 
 
 @dataclass(frozen=True)
@@ -191,4 +193,5 @@ def _certified(document: Mapping[str, Any]) -> Certified:
         metric=found.get("artifact"),
         checkpoint=str(document["checkpoint"]["file"]),
         checkpoint_sha256=str(document["checkpoint"]["sha256"]),
+        decision=parity["decision"],
     )

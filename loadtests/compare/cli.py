@@ -57,8 +57,8 @@ def _words(ctx: Any, param: Any, values: tuple[str, ...]) -> tuple[str, ...]:
     "--data",
     type=_FILE,
     metavar="FILE.npz",
-    help="Held-out rows: int8 is proven by the metric.  [default: CHECKPOINT-held-out.npz beside "
-    "the checkpoint, where it is there]",
+    help="Held-out rows: int8 is proven by the metric, and with 'labels' accuracy (or AUC) is "
+    "measured.  [default: CHECKPOINT-held-out.npz beside the checkpoint, where it is there]",
 )
 @click.option(
     "--formats",
@@ -234,7 +234,9 @@ def _lineup(
     wanted = _wanted(options)
     try:
         if not subjects.is_checkpoint(names):
-            return subjects.from_published(names, options["repository"], wanted, work, tell)
+            return subjects.from_published(
+                names, options["repository"], wanted, work, tell, options["data"]
+            )
         given = subjects.checkpoint(
             Path(names[0]), options["model"], options["data"], options["model_kwargs"]
         )

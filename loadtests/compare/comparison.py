@@ -58,6 +58,8 @@ class Candidate:
     decisions: int | None = None
     metric_name: str | None = None
     metric: float | None = None
+    #: Of the metric, where it was measured here on labelled rows, and not read in the certificate.
+    metric_interval: tuple[float, float] | None = None
     #: Process start → READY, each round.
     cold_start_seconds: tuple[float, ...] = ()
     #: Process start → first correct answer, each round.
@@ -91,7 +93,8 @@ class Verdict:
     concern: str
     #: What was compared, with its unit.
     measure: str
-    #: None where nobody qualified.
+    #: None where nobody qualified, and where the first is not better than the noise (a margin then
+    #: says by how much it seems to be).
     winner: str | None
     #: Best first: (candidate, its median, spread as printed).
     ranking: tuple[tuple[str, float, str], ...]

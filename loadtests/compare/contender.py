@@ -7,16 +7,20 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from statistics import median
 
+from loadtests import answers, quality
 from loadtests.compare.artifacts import Artifact
 from loadtests.compare.comparison import Candidate, Measured
 from loadtests.compare.plan import Entry
 from loadtests.payloads import Payloads
+from loadtests.quality import Deciding, Quality
 from loadtests.serving.examination import Examination
 from loadtests.serving.served import Backend, Served
 from loadtests.users.client import Unanswered
 
 SECONDS_IN_HOUR = 3600.0
 MILLION = 1e6
+#: Of the interval of accuracy or AUC.
+CONFIDENCE = 0.95
 
 
 @dataclass
@@ -26,6 +30,7 @@ class Contender:
     Attributes:
         requests: the file of ``payloads``: the same seeded inputs for every candidate, and the
             answers of the checkpoint (fp32), or of the proven artifact itself (below fp32).
+        labelled: rows whose labels are known, and what is decided of them; None: there are none.
     """
 
     name: str
@@ -34,6 +39,8 @@ class Contender:
     backend: Backend
     requests: Path
     payloads: Payloads
+    labelled: tuple[Payloads, Deciding] | None = None
+    quality: Quality | None = None
     cold_start_seconds: list[float] = field(default_factory=list)
     cold_first_response_seconds: list[float] = field(default_factory=list)
     memory_bytes: list[int] = field(default_factory=list)
@@ -48,7 +55,7 @@ class Contender:
 
     def candidate(self, price_per_hour: float | None) -> Candidate:
         """What is known by now."""
-        proven = self.artifact.certificate
+        proven, measured = self.artifact.certificate, self.quality
         return Candidate(
             name=self.name,
             format=self.artifact.variant.format,
@@ -59,8 +66,9 @@ class Contender:
             max_abs_error=proven.max_abs_error,
             agreement=proven.agreement,
             decisions=proven.decisions,
-            metric_name=proven.metric_name,
-            metric=proven.metric,
+            metric_name=measured.metric if measured else proven.metric_name,
+            metric=measured.value if measured else proven.metric,
+            metric_interval=(measured.low, measured.high) if measured else None,
             cold_start_seconds=tuple(self.cold_start_seconds),
             cold_first_response_seconds=tuple(self.cold_first_response_seconds),
             memory_bytes=tuple(self.memory_bytes),
@@ -81,6 +89,23 @@ def cost_per_million(rates: Sequence[float | None], price_per_hour: float | None
     if price_per_hour is None or rate <= 0:
         return None
     return price_per_hour / SECONDS_IN_HOUR / rate * MILLION
+
+
+def evaluate(contender: Contender, server: Served) -> str | None:
+    """Measure what the server makes of the labelled rows; why that cannot be done, or None."""
+    if contender.labelled is None:
+        return None
+    asked, decided = contender.labelled
+    labels = asked.labels
+    assert labels is not None
+    try:
+        found = answers.given(asked, server.http_target)
+        side = quality.scored(decided, [one.tensors for one in found])
+        truth = quality.truth_of(labels, side.decisions.size)
+    except (Unanswered, ValueError) as error:
+        return f"the labelled rows are not answered: {error}"
+    contender.quality = quality.quality(decided, truth, side, CONFIDENCE)
+    return None
 
 
 def check(contender: Contender, server: Served) -> str | None:

@@ -7,22 +7,26 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from exporters.errors import UsageError
-from loadtests import payloads
+from loadtests import payloads, quality
 from loadtests.command import Failed, modelport
 from loadtests.compare.artifacts import Artifact
 from loadtests.compare.comparison import Absent
 from loadtests.compare.contender import Contender
 from loadtests.compare.plan import Entry
 from loadtests.environments import Missing
-from loadtests.payloads import BadPayload
+from loadtests.payloads import BadPayload, Payloads
+from loadtests.quality import Deciding
 from loadtests.serving import tfserving, torchserve, triton
 from loadtests.serving.gateway import Gateway, only_version
 from loadtests.serving.served import Backend
 from loadtests.serving.tfserving import TensorFlowServing
 from loadtests.serving.torchserve import TorchServe
 from loadtests.serving.triton import Triton
+from loadtests.users.signature import SignatureUnknown, read_file
 
 Tell = Callable[[str], None]
+#: Rows of a request on which accuracy is measured.
+EVALUATION_BATCH = 8
 
 
 def backend(entry: Entry, artifact: Artifact, work: Path) -> Backend:
@@ -79,12 +83,17 @@ def contenders(
     work: Path,
     tell: Tell,
     prefix: Callable[[Artifact], str] = lambda artifact: "",
+    data: Path | None = None,
 ) -> tuple[list[Contender], list[Absent]]:
     """Those that can be started, and the others with why not.
 
     Args:
         requests: the file of requests and right answers for an artifact.
         prefix: of the names, where several models are compared.
+        data: held-out rows; accuracy is measured on them where their labels are known.
+
+    Raises:
+        UsageError: ``data`` cannot be read.
     """
     found: list[Contender] = []
     absent: list[Absent] = []
@@ -94,10 +103,28 @@ def contenders(
         try:
             server = backend(entry, artifact, work / "packages" / f"{len(found)}-{len(absent)}")
             file = requests(artifact)
-            found.append(Contender(name, entry, artifact, server, file, payloads.read(file)))
+            rows = None if data is None else labelled(artifact, data)
+            asked = payloads.read(file)
+            found.append(Contender(name, entry, artifact, server, file, asked, rows))
         except (Missing, Failed, BadPayload) as error:
             absent.append(Absent(name, " ".join(str(error).split())))
     return found, absent
+
+
+def labelled(artifact: Artifact, data: Path) -> tuple[Payloads, Deciding] | None:
+    """The rows of ``data`` in batches, and what is decided of them; None: nothing, or no labels.
+
+    Raises:
+        UsageError: they cannot be read, or do not fit the model.
+    """
+    try:
+        signature = read_file(artifact.folder / "config.pbtxt")
+        batch = max(1, min(EVALUATION_BATCH, signature.max_batch_size))
+        rows = payloads.read(data, signature, batch)
+    except (BadPayload, SignatureUnknown) as error:
+        raise UsageError(f"--data: {error}") from error
+    decided = quality.deciding([artifact.certificate.decision], signature, True)
+    return None if rows.labels is None or decided is None else (rows, decided)
 
 
 def sampled(

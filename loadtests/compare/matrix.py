@@ -1,5 +1,5 @@
 """The verdict matrix: for each thing that a team may care about, who won, by how much, and whether
-that is more than noise.
+that is more than noise. Where it is not, nobody has won.
 
 A pure function of the candidates. Every figure has one value for each interleaved round; the ratio
 of the first to the second is taken within rounds, and is beyond the noise where the interval of
@@ -65,10 +65,12 @@ def matrix(candidates: Sequence[Candidate], slo_p99_ms: float) -> tuple[Verdict,
     users = max(
         (run.users for c in candidates for run in c.runs if run.loop == "closed"), default=1
     )
-    return tuple(_verdict(one, qualified, out) for one in concerns(users, slo_p99_ms))
+    return tuple(_verdict(one, qualified, out) for one in concerns(users, slo_p99_ms, qualified))
 
 
-def concerns(users: int, slo_p99_ms: float) -> tuple[Concern, ...]:
+def concerns(
+    users: int, slo_p99_ms: float, qualified: Sequence[Candidate] = ()
+) -> tuple[Concern, ...]:
     return (
         Concern(
             "Tail latency",
@@ -102,15 +104,7 @@ def concerns(users: int, slo_p99_ms: float) -> tuple[Concern, ...]:
             lambda found: _measured(found, lambda c: (float(c.artifact_bytes),)),
             noisy=False,
         ),
-        Concern(
-            "Accuracy",
-            "decisions as the checkpoint's, %",
-            "%",
-            _accuracy,
-            higher_is_better=True,
-            noisy=False,
-            differs=_agreement_differs,
-        ),
+        _accuracy_concern(qualified),
         Concern(
             "Edge deployment",
             "artifact and native runtime, without Python or a server, bytes",
@@ -126,6 +120,32 @@ def concerns(users: int, slo_p99_ms: float) -> tuple[Concern, ...]:
             higher_is_better=True,
             noisy=False,
         ),
+    )
+
+
+def _accuracy_concern(qualified: Sequence[Candidate]) -> Concern:
+    """The metric, where it was measured on labelled rows; else parity with the checkpoint."""
+    measured = {c.metric_name for c in qualified if c.metric_interval is not None}
+    if len(measured) == 1 and all(c.metric_interval is not None for c in qualified):
+        (metric,) = measured
+        percent = metric != "AUC"
+        return Concern(
+            "Accuracy",
+            f"{metric} on labelled rows{', %' if percent else ''}",
+            "%" if percent else "",
+            lambda found: _metric(found, 100.0 if percent else 1.0),
+            higher_is_better=True,
+            noisy=False,
+            differs=_metric_differs,
+        )
+    return Concern(
+        "Accuracy",
+        "decisions as the checkpoint's, %",
+        "%",
+        _accuracy,
+        higher_is_better=True,
+        noisy=False,
+        differs=_agreement_differs,
     )
 
 
@@ -173,6 +193,18 @@ def _accuracy(candidates: Sequence[Candidate]) -> tuple[list[Row], str]:
         )
     )
     return rows, told and f"held out: {told}"
+
+
+def _metric(candidates: Sequence[Candidate], scale: float) -> tuple[list[Row], str]:
+    return [Row(c.name, (scale * c.metric,)) for c in candidates if c.metric is not None], ""
+
+
+def _metric_differs(one: Candidate, other: Candidate) -> bool:
+    """Whether the intervals of the metric on the same rows are apart."""
+    first, second = one.metric_interval, other.metric_interval
+    if first is None or second is None:
+        return False
+    return first[1] < second[0] or second[1] < first[0]
 
 
 def _agreement_differs(one: Candidate, other: Candidate) -> bool:
@@ -224,8 +256,8 @@ def _verdict(concern: Concern, qualified: Sequence[Candidate], out: Sequence[str
         winner = rows[0].name if usable else None
         margin, beyond = None, False
     else:
-        winner = rows[0].name
         margin, beyond, why = _margin(concern, rows[0], rows[1], qualified)
+        winner = rows[0].name if beyond or margin is None else None
         level = [row.name for row in rows[1:] if row.middle == rows[0].middle]
         notes += [why, f"level with {', '.join(level)}" if level else ""]
         notes.append(_far_behind(concern, rows))

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Protocol as Structural
 
 from loadtests.compare.comparison import Measured
-from loadtests.compare.contender import Contender, check
+from loadtests.compare.contender import Contender, check, evaluate
 from loadtests.compare.plan import protocol_for
 from loadtests.compare.search import highest_rate
 from loadtests.environments import Missing
@@ -271,7 +271,7 @@ def verify(contender: Contender, settings: Settings, work: Path) -> None:
     """Start it once without counting, and hold every answer against what is right."""
     try:
         with fresh(contender, settings, work) as server:
-            if problem := check(contender, server):
+            if problem := check(contender, server) or evaluate(contender, server):
                 contender.disqualify(problem)
             elif not any(protocol_for(p, server.targets) for p in settings.protocols):
                 asked: Sequence[str] = [str(protocol) for protocol in settings.protocols]

@@ -122,6 +122,7 @@ def from_checkpoint(
         ),
         work,
         tell,
+        data=given.data,
     )
     digest = artifacts.sha256_of(given.path) if given.path.is_file() else home.name
     source = f"{given.path.name}, SHA-256 {digest}"
@@ -129,7 +130,12 @@ def from_checkpoint(
 
 
 def from_published(
-    names: Sequence[str], repository: Path, wanted: Wanted, work: Path, tell: Tell
+    names: Sequence[str],
+    repository: Path,
+    wanted: Wanted,
+    work: Path,
+    tell: Tell,
+    data: Path | None = None,
 ) -> Lineup:
     """Published models, ``NAME`` or ``NAME:VERSION``, each on the backends that run its format.
 
@@ -137,6 +143,8 @@ def from_published(
         UsageError: one is not there, or they are not of one signature.
         Failed: an artifact does not run.
     """
+    if data is not None and not data.is_file():
+        raise UsageError(f"--data '{data}' does not exist")
     found = [_published(name, repository) for name in names]
     lineup.check_alike(found)
     allowed = wanted.backends or tuple(EMBEDDED.values())
@@ -162,6 +170,7 @@ def from_published(
         work,
         tell,
         prefix=lambda artifact: f"{artifact.folder.name}:{artifact.version} · ",
+        data=data,
     )
     source = ", ".join(f"{a.folder.name}:{a.version}" for a in found)
     return Lineup(

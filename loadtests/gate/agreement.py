@@ -7,33 +7,17 @@ argmax) or AUC (of a threshold) may fall by so much.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Any
 
 import numpy as np
 
+from loadtests import quality
 from loadtests.payloads import Array, Tensors
-from loadtests.users.answers import ONLY
-from loadtests.users.signature import Signature
+from loadtests.quality import Deciding
 
 #: Of labels, the most rows first.
 MOST_LABELS = 20
-#: Samples of the bootstrap that says how sure a difference is.
-RESAMPLES = 200
-
-
-@dataclass(frozen=True)
-class Deciding:
-    """The output that a caller decides from: ``>= threshold``, or the argmax of the last axis."""
-
-    output: str
-    threshold: float | None = None
-
-    def decisions(self, values: Array) -> Array:
-        if self.threshold is None:
-            return np.asarray(values.argmax(-1))
-        return np.asarray(values >= self.threshold, np.int64)
 
 
 @dataclass(frozen=True)
@@ -76,29 +60,6 @@ class Agreement:
         return self.baseline - self.candidate
 
 
-def deciding(
-    certificates: Sequence[Mapping[str, Any]], signature: Signature, labelled: bool
-) -> Deciding | None:
-    """What is decided, as the first certificate says that does.
-
-    Where none does and there are labels, the one output of the model is: its argmax, or, of a
-    single number, whether it is at least 0.5.
-    """
-    for one in certificates:
-        try:
-            declared = one["parity"]["decision"]
-            kind = str(declared["kind"])
-            threshold = None if kind == "argmax" else float(kind.removeprefix(">= "))
-            return Deciding(str(declared["output"]), threshold)
-        except (KeyError, TypeError, ValueError):
-            continue
-    if not labelled or len(signature.outputs) != 1:
-        return None
-    ((name, output),) = signature.outputs.items()
-    single = not output.dims or output.dims[-1] == 1
-    return Deciding(name, 0.5 if single else None)
-
-
 def compared(
     baseline: Sequence[Tensors],
     candidate: Sequence[Tensors],
@@ -114,35 +75,29 @@ def compared(
     found = Agreement(len(baseline), _relative_error(baseline, candidate))
     if decided is None:
         return found
-    values = [
-        [np.asarray(_output(answer, decided.output), np.float64) for answer in side]
-        for side in (baseline, candidate)
-    ]
-    before, after = (
-        np.concatenate([decided.decisions(one).ravel() for one in side]) for side in values
-    )
+    before, after = (quality.scored(decided, side) for side in (baseline, candidate))
     known = labels is not None
-    truth = before if labels is None else np.concatenate([one.ravel() for one in labels])
-    if truth.size != before.size:
-        raise ValueError(f"{truth.size} labels for {before.size} decisions; give one for each")
+    truth = before.decisions
+    if labels is not None:
+        truth = quality.truth_of(labels, truth.size)
     found = replace(
         found,
-        decisions=len(before),
-        changed=int((before != after).sum()),
-        by_label=_by_label(truth, before, after, known=known),
+        decisions=truth.size,
+        changed=int((before.decisions != after.decisions).sum()),
+        by_label=_by_label(truth, before.decisions, after.decisions, known=known),
     )
     if not known:
         return found
-    scores = [np.concatenate([one.ravel() for one in side]) for side in values]
-    metric, (mine, other) = _measured(decided, truth, (before, after), scores)
-    low, high = _interval(decided, truth, (before, after), scores, confidence)
-    return replace(found, metric=metric, baseline=mine, candidate=other, low=low, high=high)
-
-
-def _output(answer: Tensors, name: str) -> Array:
-    if name not in answer and ONLY not in answer:
-        raise ValueError(f"there is no output '{name}' in the answer")
-    return answer.get(name, answer[ONLY] if ONLY in answer else np.empty(0))
+    metric = quality.metric_of(decided, truth)
+    low, high = quality.interval(metric, truth, (before, after), confidence)
+    return replace(
+        found,
+        metric=metric,
+        baseline=quality.measure(metric, truth, before),
+        candidate=quality.measure(metric, truth, after),
+        low=low,
+        high=high,
+    )
 
 
 def _relative_error(baseline: Sequence[Tensors], candidate: Sequence[Tensors]) -> float:
@@ -174,51 +129,3 @@ def _by_label(
             told = replace(told, baseline_right=rights[0], candidate_right=rights[1])
         found.append(told)
     return tuple(found)
-
-
-def _measured(
-    decided: Deciding, truth: Array, decisions: Sequence[Array], scores: Sequence[Array]
-) -> tuple[str, list[float]]:
-    """The metric, and each side's."""
-    if decided.threshold is None or len(np.unique(truth)) != 2:
-        return "accuracy", [float((side == truth).mean()) for side in decisions]
-    positive = truth == truth.max()
-    return "AUC", [_auc(positive, side) for side in scores]
-
-
-def _auc(positive: Array, scores: Array) -> float:
-    """The part of pairs of a positive and a negative that ``scores`` orders rightly."""
-    from scipy.stats import mannwhitneyu
-
-    of, rest = scores[positive], scores[~positive]
-    if not len(of) or not len(rest):
-        return float("nan")
-    return float(mannwhitneyu(of, rest).statistic) / (len(of) * len(rest))
-
-
-def _interval(
-    decided: Deciding,
-    truth: Array,
-    decisions: Sequence[Array],
-    scores: Sequence[Array],
-    confidence: float,
-) -> tuple[float, float]:
-    """Of what the candidate lost, by a bootstrap over rows: both sides keep their pairs."""
-    generator = np.random.default_rng(0)
-    lost = []
-    for _ in range(RESAMPLES):
-        rows = generator.integers(0, len(truth), len(truth))
-        if len(np.unique(truth[rows])) < len(np.unique(truth)):
-            continue
-        _, (before, after) = _measured(
-            decided,
-            truth[rows],
-            [side[rows] for side in decisions],
-            [side[rows] for side in scores],
-        )
-        lost.append(before - after)
-    if not lost:
-        return float("-inf"), float("inf")
-    tail = (1 - confidence) / 2
-    low, high = np.quantile(lost, (tail, 1 - tail))
-    return float(low), float(high)

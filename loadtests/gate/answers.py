@@ -3,21 +3,19 @@
 from __future__ import annotations
 
 import math
-import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from exporters.errors import UsageError
 from loadtests import drawing, payloads
+from loadtests.answers import Given
 from loadtests.gate.slo import Answers
 from loadtests.payloads import BadPayload, Payloads, Tensors
-from loadtests.samples import Outcome
 from loadtests.serving.examination import shown
 from loadtests.target import Target
 from loadtests.users.answers import Checker
-from loadtests.users.client import Unanswered
 from loadtests.users.dialects import dialect
 from loadtests.users.signature import Signature
 
@@ -25,21 +23,9 @@ from loadtests.users.signature import Signature
 MOST_REQUESTS, LEAST_REQUESTS = 512, 16
 #: All of them together.
 MOST_BYTES = 64 * 1024 * 1024
-ANSWER_SECONDS = 60.0
-#: Of that, what a request gets when the time is over.
-MOST_SECONDS_LEFT = 1.0
 #: A quantised model was proven by its decisions: its error is what was measured, and half as much.
 MARGIN = 1.5
 Key = tuple[object, ...]
-
-
-@dataclass(frozen=True)
-class Given:
-    """An answer as it came, and as it was read."""
-
-    body: bytes
-    json_size: int | None
-    tensors: Tensors
 
 
 def requests(signature: Signature, data: Path | None, batch_size: int, seed: int) -> Payloads:
@@ -110,32 +96,6 @@ def responds(asked: Payloads, target: Target, timeout_seconds: float) -> bool:
     return True
 
 
-def given(asked: Payloads, target: Target, until: float) -> list[Given]:
-    """``target``'s answers to the requests in turn, until ``until`` (``time.monotonic()``).
-
-    Raises:
-        Unanswered: it does not answer a request, or not with an answer.
-    """
-    spoken = dialect(target.protocol)
-    found: list[Given] = []
-    client = spoken.connect(target, max(MOST_SECONDS_LEFT, min(ANSWER_SECONDS, _left(until))))
-    try:
-        client.connect()
-        for number in range(len(asked.requests)):
-            if found and _left(until) <= 0:
-                break
-            body, size = client.ask(spoken.prepare(target, asked, number))
-            found.append(Given(body, size, spoken.read(body, size)))
-    except Unanswered:
-        raise
-    except Exception as error:  # whatever an answer of another kind leads a reader to
-        said = f"its answer is not one of {target.protocol} ({type(error).__name__}: {error})"
-        raise Unanswered(Outcome.FAILED, said) from error
-    finally:
-        client.close()
-    return found
-
-
 def wrong(asked: Payloads, found: Sequence[Given], target: Target) -> tuple[int, str]:
     """How many of the answers are not those expected, and the first of them in words."""
     checker = Checker(asked, dialect(target.protocol).read)
@@ -188,7 +148,3 @@ def first(asked: Payloads, count: int) -> Payloads:
         expected=None if asked.expected is None else asked.expected[:count],
         labels=None if asked.labels is None else asked.labels[:count],
     )
-
-
-def _left(until: float) -> float:
-    return until - time.monotonic()

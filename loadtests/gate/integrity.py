@@ -78,6 +78,13 @@ def _origins(certificate: Mapping[str, Any]) -> tuple[str, ...] | None:
         return None
 
 
+def decision(certificate: Mapping[str, Any]) -> Mapping[str, Any] | None:
+    """What a certificate declares that is decided; None: nothing."""
+    parity = certificate.get("parity")
+    found = parity.get("decision") if isinstance(parity, dict) else None
+    return found if isinstance(found, dict) else None
+
+
 def recording(side: Published) -> Payloads | None:
     """The answers of the checkpoint that ``side`` was exported from; None: it carries none.
 

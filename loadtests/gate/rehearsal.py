@@ -17,10 +17,10 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from exporters.errors import UsageError
-from loadtests import payloads, statistics
+from loadtests import payloads, quality, statistics
+from loadtests.answers import Given, given
 from loadtests.gate import agreement, answers, integrity, sides
 from loadtests.gate.agreement import Agreement
-from loadtests.gate.answers import Given
 from loadtests.gate.criteria import WRONG
 from loadtests.gate.decision import SHARES_PART, Question
 from loadtests.gate.duel import Duel, Live, Lost
@@ -178,7 +178,7 @@ class Rehearsal:
         part = ASKING_PART * self._slo.duration.max_seconds
         until = time.monotonic() + min(part, self._duel.left)
         try:
-            return answers.given(asked, live.target, until)
+            return given(asked, live.target, until)
         except Unanswered as error:
             why = f"the {NAMES[which]} does not answer: {error}"
             raise Lost(why, is_candidate=which == 1) from error
@@ -254,7 +254,8 @@ class Rehearsal:
         """None where the two are of one checkpoint, and nothing is known of the labels."""
         if not self._retrained and asked.labels is None:
             return None
-        decided = agreement.deciding(self._certificates, signature, asked.labels is not None)
+        declared = [integrity.decision(one) for one in self._certificates]
+        decided = quality.deciding(declared, signature, asked.labels is not None)
         count = len(after)
         try:
             return agreement.compared(

@@ -40,7 +40,7 @@ def comparison(found: Comparison, console: Console) -> None:
         if line.winner is not None:
             winner = Text(_name(line.winner.number, line.winner.name), "bold")
             winner.append(f" {names.line(line.winner.figure)}", "dim not bold")
-        margin = line.margin
+        margin = names.line(line.margin)
         if line.second is not None:
             margin += f" {_name(line.second.number, line.second.name)}"
         style = NOISE_STYLES[line.noise]

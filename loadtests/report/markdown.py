@@ -64,7 +64,7 @@ def verdicts(comparison: Comparison) -> str:
     """The matrix."""
     lines = []
     for line in matrix.lines(comparison):
-        margin = line.margin
+        margin = text(line.margin)
         if line.second is not None:
             margin += f" {_name(line.second.number, line.second.name)}"
         winner = figures.NOTHING

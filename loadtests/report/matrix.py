@@ -26,7 +26,7 @@ class Line:
     concern: str
     measure: str
     winner: Place | None
-    #: "1.42 x better than", "level with" or "before" the second.
+    #: "1.42 x better than", "level with" or "before" the second; of a tie, the first's name too.
     margin: str
     second: Place | None
     #: "beyond", "within", "alone" or "nobody": also the row's class in CSS.
@@ -38,7 +38,7 @@ class Line:
 #: What each kind of certainty is called.
 NOISE = {
     "beyond": "beyond the noise",
-    "within": "within the noise",
+    "within": "no winner: within the noise",
     "alone": "nothing to compare with",
     "nobody": "nobody qualified",
 }
@@ -69,12 +69,13 @@ def _line(verdict: Verdict, numbers: dict[str, int]) -> Line:
     winner = next((place for place in ranking if place.name == verdict.winner), None)
     if verdict.winner is not None and winner is None:
         winner = Place(numbers.get(verdict.winner), verdict.winner, "", "")
-    second = ranking[1] if winner is not None and len(ranking) > 1 else None
+    is_tie = winner is None and verdict.margin is not None
+    second = ranking[1] if (winner is not None or is_tie) and len(ranking) > 1 else None
     return Line(
         concern=verdict.concern,
         measure=verdict.measure,
         winner=winner,
-        margin=_margin(verdict, winner, second),
+        margin=_tie(verdict, ranking[0]) if is_tie else _margin(verdict, winner, second),
         second=second,
         noise=_noise(verdict, winner, second),
         ranking=ranking,
@@ -93,9 +94,16 @@ def _margin(verdict: Verdict, winner: Place | None, second: Place | None) -> str
     return "level with" if told == figures.times(1) else f"{told} better than"
 
 
+def _tie(verdict: Verdict, first: Place) -> str:
+    """What comes before the second's name where nobody has won."""
+    told = figures.times(verdict.margin or 1.0)
+    behind = "is level with" if told == figures.times(1) else f"seems {told} better than"
+    return f"{first.name} {behind}"
+
+
 def _noise(verdict: Verdict, winner: Place | None, second: Place | None) -> str:
     if winner is None:
-        return "nobody"
+        return "nobody" if verdict.margin is None else "within"
     if second is None:
         return "alone"
     return "beyond" if verdict.beyond_noise else "within"

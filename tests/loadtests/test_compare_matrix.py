@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
 from loadtests.compare import facts
-from loadtests.compare.comparison import Candidate, Verdict
+from loadtests.compare.comparison import Candidate, Comparison, Verdict
 from loadtests.compare.matrix import matrix
+from loadtests.report.matrix import lines
 from tests.loadtests.contenders import SLO_P99_MS, candidate
 
 CONCERNS = (
@@ -23,6 +26,11 @@ CONCERNS = (
 
 def verdicts(*candidates: Candidate) -> dict[str, Verdict]:
     return {verdict.concern: verdict for verdict in matrix(candidates, SLO_P99_MS)}
+
+
+def comparison(*candidates: Candidate) -> Comparison:
+    made = matrix(candidates, SLO_P99_MS)
+    return Comparison("m", "", "", 1.0, {}, SLO_P99_MS, 3, candidates, matrix=made)
 
 
 def names(verdict: Verdict) -> list[str]:
@@ -42,17 +50,19 @@ def test_who_is_twice_as_fast_in_every_round_wins_beyond_the_noise() -> None:
         assert found[concern].beyond_noise
 
 
-def test_a_lead_that_not_every_round_confirms_is_within_the_noise() -> None:
+def test_a_lead_that_not_every_round_confirms_has_no_winner() -> None:
     found = verdicts(candidate("a", p99=(10, 14, 9)), candidate("b", p99=(11, 10, 12)))
-    assert found["Tail latency"].winner is not None
-    assert not found["Tail latency"].beyond_noise
+    tail = found["Tail latency"]
+    assert (tail.winner, tail.beyond_noise) == (None, False)
+    assert tail.margin is not None
+    assert names(tail) == ["a", "b"]
 
 
 def test_of_one_round_nothing_is_beyond_the_noise() -> None:
     found = verdicts(
         candidate("a", p99=(1.0,), rates=(900.0,)), candidate("b", p99=(50.0,), rates=(9.0,))
     )["Tail latency"]
-    assert (found.winner, found.beyond_noise) == ("a", False)
+    assert (found.winner, found.beyond_noise) == (None, False)
     assert found.margin == pytest.approx(50.0)
     assert "one round" in found.note
 
@@ -99,7 +109,7 @@ def test_the_larger_file_loses_by_its_ratio_which_no_noise_moves() -> None:
 
 def test_candidates_that_are_level_are_said_to_be() -> None:
     found = verdicts(candidate("a"), candidate("b"))["Artifact size"]
-    assert (found.margin, found.beyond_noise) == (1.0, False)
+    assert (found.winner, found.margin, found.beyond_noise) == (None, 1.0, False)
     assert "level with b" in found.note
 
 
@@ -110,11 +120,41 @@ def test_fewer_decisions_kept_lose_beyond_the_noise_only_if_there_are_enough() -
     assert verdicts(off, exact)["Accuracy"].winner == "exact"
     assert verdicts(off, exact)["Accuracy"].beyond_noise
     assert not verdicts(few, exact)["Accuracy"].beyond_noise
+    assert verdicts(few, exact)["Accuracy"].winner is None
 
 
 def test_of_equally_accurate_candidates_the_smaller_error_is_first() -> None:
     found = verdicts(candidate("a", max_abs_error=1e-3), candidate("b"))["Accuracy"]
-    assert (found.winner, found.beyond_noise) == ("b", False)
+    assert (found.winner, found.beyond_noise) == (None, False)
+    assert names(found) == ["b", "a"]
+
+
+def test_where_labels_are_known_accuracy_is_measured_and_not_parity() -> None:
+    def measured(name: str, accuracy: float, metric: str = "accuracy", **more: Any) -> Candidate:
+        known = {"metric_name": metric, "metric": accuracy}
+        return candidate(name, metric_interval=(accuracy - 0.01, accuracy + 0.01), **known, **more)
+
+    exact = measured("exact", 0.9)
+    better = measured("better", 0.95, agreement=0.9)  # other decisions, and better ones
+    found = verdicts(exact, better)["Accuracy"]
+    assert (found.winner, found.beyond_noise) == ("better", True)
+    assert found.measure == "accuracy on labelled rows, %"
+    assert found.ranking[0][1] == pytest.approx(95.0)
+    level = verdicts(exact, measured("level", 0.91, agreement=0.9))["Accuracy"]
+    assert (level.winner, level.beyond_noise) == (None, False)
+    auc = verdicts(measured("a", 0.9, "AUC"), measured("b", 0.8, "AUC"))["Accuracy"]
+    assert (auc.winner, auc.measure) == ("a", "AUC on labelled rows")
+
+
+def test_a_tie_is_told_without_a_winner() -> None:
+    found = comparison(candidate("a", p99=(10, 14, 9)), candidate("b", p99=(11, 10, 12)))
+    (line,) = (one for one in lines(found) if one.concern == "Tail latency")
+    assert (line.winner, line.noise) == (None, "within")
+    assert line.margin.startswith("a ")
+    assert line.second is not None
+    assert line.second.name == "b"
+    (size,) = (one for one in lines(found) if one.concern == "Artifact size")
+    assert size.margin == "a is level with"
 
 
 def test_servers_and_formats_that_need_python_are_not_for_the_edge() -> None:

@@ -5,18 +5,21 @@ from __future__ import annotations
 import json
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
+import numpy as np
 import pytest
 
 from exporters.errors import UsageError
-from loadtests.compare import document, plan, subjects
+from loadtests.compare import document, lineup, plan, subjects
 from loadtests.compare.comparison import Absent, Comparison
-from loadtests.compare.contender import cost_per_million
+from loadtests.compare.contender import cost_per_million, evaluate
 from loadtests.compare.matrix import matrix
 from loadtests.compare.plan import Entry, Variant
 from loadtests.compare.search import highest_rate
-from loadtests.target import Protocol
-from tests.loadtests.contenders import SLO_P99_MS, candidate
+from loadtests.target import Protocol, Target
+from tests.loadtests import oip_server
+from tests.loadtests.contenders import SLO_P99_MS, candidate, contender
 
 
 def test_every_format_meets_the_backend_that_runs_it() -> None:
@@ -169,3 +172,24 @@ def test_a_round_less_of_a_candidate_is_still_a_comparison() -> None:
     short = replace(candidate("b"), runs=candidate("b").runs[:2], rate_under_slo=(500.0, 501.0))
     found = {v.concern: v for v in matrix([candidate("a"), short], SLO_P99_MS)}
     assert len(found["Tail latency"].ranking) == 2
+
+
+def test_the_quality_of_a_server_is_measured_on_labelled_rows(tmp_path: Path) -> None:
+    """By what the server answers, whatever the certificate says."""
+    rows = np.random.default_rng(0).normal(size=(40, 4)).astype(np.float32)
+    labels = rows.argmax(1)
+    labels[:10] = (labels[:10] + 1) % 4
+    np.savez(tmp_path / "held-out.npz", x=rows, labels=labels)
+    one = contender("one", tmp_path)
+    found = lineup.labelled(one.artifact, tmp_path / "held-out.npz")
+    assert found is not None
+    one.labelled = found
+    with oip_server.serving() as server:
+        target = Target(Protocol.OIP_HTTP, server.address, "double")
+        assert evaluate(one, SimpleNamespace(http_target=target)) is None  # type: ignore[arg-type]
+    made = one.candidate(None)
+    assert (made.metric_name, made.metric) == ("accuracy", 0.75)
+    assert made.metric_interval is not None
+    assert made.metric_interval[0] < 0.75 < made.metric_interval[1]
+    np.savez(tmp_path / "rows.npz", x=rows)
+    assert lineup.labelled(one.artifact, tmp_path / "rows.npz") is None

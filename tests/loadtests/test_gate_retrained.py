@@ -20,12 +20,12 @@ from click.testing import CliRunner
 
 from exporters.errors import UsageError
 from loadtests.gate import agreement, cli, duel
-from loadtests.gate.agreement import Deciding
 from loadtests.gate.decision import Question
 from loadtests.gate.duel import Cores, Duel, Live, Lost
 from loadtests.gate.rehearsal import Rehearsal, Rehearsed
 from loadtests.gate.sides import Published
 from loadtests.gate.slo import Slo, parse
+from loadtests.quality import Deciding
 from loadtests.serving.gateway import Gateway
 from loadtests.serving.served import Launch
 from loadtests.target import Protocol, Target
