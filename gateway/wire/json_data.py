@@ -13,6 +13,7 @@ import numpy as np
 from gateway.errors import InvalidArgument
 from gateway.types import NUMPY_DTYPES, Array, Datatype, Tensor
 from gateway.wire import raw
+from gateway.wire.long_array import LongArray
 
 BINARY_ONLY = (Datatype.FP16, Datatype.BF16)
 _LISTS = {list}
@@ -53,25 +54,15 @@ def decode(name: str, datatype: Datatype, shape: tuple[int, ...], data: Any) -> 
             f"for input '{name}'"
         )
     allowed, code = elements
+    if type(data) is LongArray:
+        return _long(name, datatype, shape, data, allowed)
     if type(data) is not list:
         raise InvalidArgument(f"Unable to parse 'data' of input '{name}': it must be an array")
     types = set(map(type, data))
     while types == _LISTS:
         data = list(itertools.chain.from_iterable(data))
         types = set(map(type, data))
-    count = math.prod(shape)
-    if len(data) != count:
-        raise InvalidArgument(
-            f"unexpected number of elements for input '{name}': shape {list(shape)} needs "
-            f"{count}, got {len(data)}"
-        )
-    if not types <= allowed:
-        wrong = ", ".join(sorted(_JSON_NAMES[kind] for kind in types - allowed))
-        kind = _KINDS.get(datatype, "number")
-        raise InvalidArgument(
-            f"attempt to access JSON non-{kind} as {kind}: input '{name}' is {datatype}, but its "
-            f"'data' holds {wrong}"
-        )
+    _check(name, datatype, shape, len(data), types, allowed)
     if datatype is Datatype.BYTES:
         try:
             return raw.object_array([text.encode() for text in data], shape)
@@ -83,6 +74,40 @@ def decode(name: str, datatype: Datatype, shape: tuple[int, ...], data: Any) -> 
         return np.ndarray(shape, NUMPY_DTYPES[datatype], array(code, data))
     except OverflowError:
         raise InvalidArgument(f"a value of input '{name}' does not fit {datatype}") from None
+
+
+def _long(
+    name: str, datatype: Datatype, shape: tuple[int, ...], data: LongArray, allowed: set[type]
+) -> Array:
+    _check(name, datatype, shape, data.size, data.types, allowed)
+    try:
+        return data.array(NUMPY_DTYPES[datatype]).reshape(shape)
+    except OverflowError:
+        raise InvalidArgument(f"a value of input '{name}' does not fit {datatype}") from None
+
+
+def _check(
+    name: str,
+    datatype: Datatype,
+    shape: tuple[int, ...],
+    given: int,
+    types: set[type],
+    allowed: set[type],
+) -> None:
+    """Raise unless there are as many values as the shape has, of types that are allowed."""
+    count = math.prod(shape)
+    if given != count:
+        raise InvalidArgument(
+            f"unexpected number of elements for input '{name}': shape {list(shape)} needs "
+            f"{count}, got {given}"
+        )
+    if not types <= allowed:
+        wrong = ", ".join(sorted(_JSON_NAMES[kind] for kind in types - allowed))
+        kind = _KINDS.get(datatype, "number")
+        raise InvalidArgument(
+            f"attempt to access JSON non-{kind} as {kind}: input '{name}' is {datatype}, but its "
+            f"'data' holds {wrong}"
+        )
 
 
 def encode(tensor: Tensor) -> Array:

@@ -11,6 +11,7 @@ import itertools
 import json
 import re
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -18,6 +19,8 @@ import orjson
 
 from gateway.errors import InvalidArgument
 from gateway.types import Array
+from gateway.wire import json_pieces
+from gateway.wire.long_array import LongArray
 from gateway.wire.raw import Buffer
 
 MAX_DEPTH = 100
@@ -40,18 +43,29 @@ _DEPTH_STEP[list(b"]}")] = -1
 
 
 def loads(text: Buffer, max_keys: int = MAX_KEYS) -> Any:
-    """The value of ``text``.
+    """The value of ``text``; of a long text, long arrays are a ``LongArray``.
 
     Raises:
         InvalidArgument: not JSON, nested deeper than ``MAX_DEPTH``, more than ``max_keys`` keys or
             ``MAX_CONTAINERS`` arrays and objects.
     """
     text = bytes(text)
+    if len(text) > json_pieces.LONG_BYTES:
+        limits = json_pieces.Limits(MAX_DEPTH, max_keys, MAX_CONTAINERS)
+        return json_pieces.loads(text, limits, partial(_uncollected, _parse))
     containers = text.count(b"[") + text.count(b"{")
     if containers > MAX_DEPTH or text.count(b":") > max_keys:
         _check_size(text, max_keys)
+    return _parse(text) if containers <= _MANY else _uncollected(_parse, text)
+
+
+def is_array(value: Any) -> bool:
+    return type(value) is list or type(value) is LongArray
+
+
+def _parse(text: bytes) -> Any:
     try:
-        return orjson.loads(text) if containers <= _MANY else _uncollected(orjson.loads, text)
+        return orjson.loads(text)
     except orjson.JSONDecodeError as error:
         if _TOKENS.search(text):
             try:

@@ -33,6 +33,7 @@ from gateway.protocols.oip import grpc_request
 from gateway.protocols.oip import json as oip_json
 from gateway.types import NUMPY_DTYPES, Datatype, InferResponse, Tensor, TensorSpec
 from gateway.wire import contents, json_text, raw
+from gateway.wire.long_array import LongArray
 from tests.conformance import wire
 from tests.conformance.wire import HEADER_LENGTH, Connection, json_body, json_input
 from tests.server import Gateway
@@ -444,24 +445,14 @@ def test_a_bomb_is_refused_within_a_tenth_of_a_second(what: str) -> None:
     assert min(seconds() for _ in range(3)) < 0.1
 
 
-@pytest.mark.parametrize("empty", [b"[]", b"{}"])
-def test_millions_of_empty_values_are_built_at_once_and_no_more_than_so_many(empty: bytes) -> None:
-    """Python's collector would go through all of them again and again."""
-    runs: list[str] = []
-
-    def note(phase: str, _: object) -> None:
-        runs.append(phase)
-
-    gc.callbacks.append(note)
-    try:
-        json_text.loads(b"[" + b",".join([empty] * 1_000_000) + b"]")
-    finally:
-        gc.callbacks.remove(note)
-    assert runs.count("start") <= 1, "once they are built it may"
-    assert gc.isenabled()
+def test_no_more_arrays_are_taken_than_so_many() -> None:
+    value = json_text.loads(b"[" + b",".join([b"[]"] * 1_000_000) + b"]")
+    assert isinstance(value, LongArray)
+    assert value.shape == (1_000_000, 0)
     with pytest.raises(InvalidArgument, match="more than 4000000 arrays and objects"):
-        json_text.loads(b"[" + b",".join([empty] * 4_000_000) + b"]")
-    json_text.loads(b'["' + empty * 4_000_000 + b'"]')
+        json_text.loads(b"[" + b",".join([b"[]"] * 4_000_000) + b"]")
+    json_text.loads(b'["' + b"[]" * 4_000_000 + b'"]')
+    assert gc.isenabled()
 
 
 TRICKY = st.text(st.sampled_from('"\\[]{}:,a\n\u2028'), max_size=8)

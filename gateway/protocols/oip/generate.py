@@ -10,6 +10,7 @@ import asyncio
 import re
 from collections.abc import AsyncGenerator, Awaitable, Callable
 from contextlib import aclosing
+from functools import partial
 from typing import Annotated
 
 import orjson
@@ -17,6 +18,7 @@ import structlog
 from fastapi import FastAPI, Path, Response
 from starlette.exceptions import HTTPException
 
+from gateway import offload
 from gateway.dataplane import DataPlane
 from gateway.errors import Code, Internal, ModelportError
 from gateway.lifecycle import Lifecycle
@@ -76,7 +78,9 @@ class GenerateHttp:
             served = self._lifecycle.get(name, number)
             bound = served.validator.max_bytes
             body = await http_body.read(receive, headers, self._max_input_bytes, deadline, bound)
-            request = generate_json.decode(body, served, number)
+            work = partial(generate_json.decode, body, served, number)
+            large = len(body) > offload.INLINE_BYTES
+            request = await offload.run(work, deadline) if large else work()
             request.trace = headers.get(b"x-request-id", b"")[:128].decode("latin-1")
             deadline = oip_parameters.deadline(request, deadline)
             async with aclosing(self._dataplane.stream(request, deadline)) as responses:

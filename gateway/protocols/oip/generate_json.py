@@ -62,7 +62,7 @@ def decode(body: Buffer, served: ServedVersion, model_version: int) -> InferRequ
 
 
 def _tensor(spec: TensorSpec, batch: tuple[int, ...], value: Any) -> Tensor:
-    values = value if type(value) is list else [value]
+    values = value if json_text.is_array(value) else [value]
     shape = _shape(spec, (*batch, *spec.wire_dims), len(values))
     return Tensor(
         spec.name, spec.datatype, json_data.decode(spec.name, spec.datatype, shape, values)

@@ -7,10 +7,11 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable
-from functools import lru_cache
+from functools import lru_cache, partial
 
 import structlog
 
+from gateway import offload
 from gateway.control import Control
 from gateway.dataplane import DataPlane
 from gateway.errors import Code, Decoupled, ModelportError, QueueFull
@@ -107,7 +108,11 @@ class OipInfer:
             deadline = http_deadline.deadline(headers)
             bound = served.validator.max_bytes
             body = await http_body.read(receive, headers, self._max_input_bytes, deadline, bound)
-            request, form = self._decode(body, headers, name, number)
+            if len(body) <= offload.INLINE_BYTES:
+                request, form = self._decode(body, headers, name, number)
+            else:
+                work = partial(self._decode, body, headers, name, number)
+                request, form = await offload.run(work, deadline)
             trace = headers.get(b"x-request-id")
             if trace:
                 request.trace = trace[:128].decode("latin-1")

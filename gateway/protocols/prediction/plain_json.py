@@ -24,8 +24,17 @@ import numpy as np
 from gateway import offload
 from gateway.errors import InvalidArgument
 from gateway.images import Decoder
-from gateway.types import Array, Datatype, InferResponse, ModelSignature, Tensor, TensorSpec
+from gateway.types import (
+    NUMPY_DTYPES,
+    Array,
+    Datatype,
+    InferResponse,
+    ModelSignature,
+    Tensor,
+    TensorSpec,
+)
 from gateway.wire import json_data, json_text, raw
+from gateway.wire.long_array import LongArray
 
 BASE64_KEY = "b64"
 
@@ -89,6 +98,8 @@ def _single(value: Any, signature: ModelSignature) -> dict[str, Any]:
 
 def _columns(rows: Any, signature: ModelSignature, batches: bool) -> dict[str, Any]:
     """Elements, turned into inputs with a batch dimension."""
+    if type(rows) is LongArray:
+        return _whole(rows, signature, batches)
     if type(rows) is not list or not rows:
         raise InvalidArgument("'instances' must be an array with at least one element")
     if not batches and len(rows) != 1:
@@ -101,6 +112,12 @@ def _columns(rows: Any, signature: ModelSignature, batches: bool) -> dict[str, A
     else:
         raise InvalidArgument("'instances' must be objects with the same inputs, or values")
     return columns if batches else {name: column[0] for name, column in columns.items()}
+
+
+def _whole(rows: LongArray, signature: ModelSignature, batches: bool) -> dict[str, Any]:
+    if not batches:
+        raise InvalidArgument("the model takes no batch: 'instances' must have one element")
+    return _single(rows, signature)
 
 
 def _tensors(
@@ -121,6 +138,8 @@ def _tensors(
 
 def _array(spec: TensorSpec, value: Any, decoders: Mapping[str, Decoder], most: int) -> Array:
     """``most`` images are decoded at most: each costs milliseconds."""
+    if type(value) is LongArray:
+        return _long(spec, value)
     shape, flat = _flatten(spec.name, value)
     if spec.name in decoders and flat and all(map(_is_base64, flat)):
         if len(flat) > most:
@@ -142,6 +161,14 @@ def _array(spec: TensorSpec, value: Any, decoders: Mapping[str, Decoder], most: 
             wide = json_data.decode(spec.name, Datatype.FP32, shape, flat)
             return wide.astype(np.float16)
     return json_data.decode(spec.name, spec.datatype, shape, flat)
+
+
+def _long(spec: TensorSpec, value: LongArray) -> Array:
+    shape = raw.parse_shape(spec.name, value.shape)
+    datatype = Datatype.FP32 if spec.datatype is Datatype.FP16 else spec.datatype
+    data = json_data.decode(spec.name, datatype, shape, value)
+    with np.errstate(over="ignore"):
+        return data.astype(NUMPY_DTYPES[spec.datatype], copy=False)
 
 
 def _flatten(name: str, value: Any) -> tuple[tuple[int, ...], list[Any]]:

@@ -13,6 +13,7 @@ from gateway.errors import InvalidArgument
 from gateway.protocols.tfserving import json as tfserving_json
 from gateway.protocols.tfserving.json_value import is_base64, json_name, unescape, wrong
 from gateway.wire import json_text
+from gateway.wire.long_array import LongArray
 from gateway.wire.proto import serving_pb2 as pb
 from gateway.wire.proto import tensorflow_pb2
 
@@ -45,6 +46,8 @@ def decode(body: bytes) -> tuple[pb.Input, str]:
             document, "When method is classify, key 'examples' is expected and was not found"
         )
     examples = document["examples"]
+    if type(examples) is LongArray:
+        raise InvalidArgument("Example must be JSON object")
     if type(examples) is not list:
         raise wrong(document, "Expecting 'examples' value to be an list/array")
     if not examples:
@@ -61,7 +64,13 @@ def _example(value: Any, example: tensorflow_pb2.Example) -> None:
     if type(value) is not dict:
         raise InvalidArgument(f"Example must be JSON object but got JSON {json_name(value)}")
     for name, content in value.items():
-        _fill(example.features.feature[name], name, content if type(content) is list else [content])
+        _fill(example.features.feature[name], name, _listed(content))
+
+
+def _listed(content: Any) -> list[Any]:
+    if type(content) is LongArray:
+        return content.tolist()
+    return content if type(content) is list else [content]
 
 
 def _fill(feature: tensorflow_pb2.Feature, name: str, values: list[Any]) -> None:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import base64
 import itertools
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -35,6 +35,7 @@ from gateway.protocols.tfserving.servable import (
 )
 from gateway.types import NUMPY_DTYPES, Array, Datatype, Tensor
 from gateway.wire import json_text, raw
+from gateway.wire.long_array import LongArray
 
 #: Rows of named inputs and base64 objects have a key for every value.
 MAX_KEYS = 500_000
@@ -83,9 +84,9 @@ def decode(body: bytes, version: ServableVersion) -> Decoded:
         )
     if by_row:
         rows = document["instances"]
-        if type(rows) is not list:
+        if not json_text.is_array(rows):
             raise wrong(document, "Expecting 'instances' to be an list/array")
-        if not rows:
+        if not len(rows):
             raise wrong(document, "No values in 'instances' array")
         return Decoded(servable, _rows(rows, servable), by_row=True)
     if "inputs" not in document:
@@ -93,11 +94,11 @@ def decode(body: bytes, version: ServableVersion) -> Decoded:
     return Decoded(servable, _columns(document["inputs"], servable))
 
 
-def _rows(rows: list[Any], servable: Servable) -> list[Tensor]:
+def _rows(rows: Any, servable: Servable) -> list[Tensor]:
     inputs = servable.inputs
-    if len(inputs) == 1 and _are_in_envelopes(rows, inputs):
+    if type(rows) is not LongArray and len(inputs) == 1 and _are_in_envelopes(rows, inputs):
         rows = _contents(rows, next(iter(inputs.values())))
-    if type(rows[0]) is not dict or is_base64(rows[0]):
+    if type(rows) is LongArray or type(rows[0]) is not dict or is_base64(rows[0]):
         if len(inputs) > 1:
             raise InvalidArgument(
                 "instances is a plain list, but expecting list of objects as multiple input "
@@ -106,7 +107,7 @@ def _rows(rows: list[Any], servable: Servable) -> list[Tensor]:
         (endpoint,) = inputs.values()
         data = _array(endpoint, rows)
         if data is None:
-            raise wrong_row(rows, endpoint)
+            raise wrong_row(_plain(rows), endpoint)
         return [_tensor(endpoint, data)]
     names = rows[0].keys()
     fits = servable.required <= names <= inputs.keys()
@@ -154,7 +155,7 @@ def _columns(value: Any, servable: Servable) -> list[Tensor]:
             raise InvalidArgument(f"Missing named input: {name} in 'inputs' object.")
         data = _array(endpoint, value[name])
         if data is None:
-            examine(value[name], endpoint)
+            examine(_plain(value[name]), endpoint)
             raise InvalidArgument(f"input '{name}' holds a value out of range")
         tensors.append(_tensor(endpoint, data))
     return tensors
@@ -166,24 +167,18 @@ def _tensor(endpoint: Endpoint, data: Array) -> Tensor:
 
 def _array(endpoint: Endpoint, value: Any) -> Array | None:
     """``value``, nested lists, as an array; None where it is none: ``wrong_row`` knows why."""
+    if type(value) is LongArray:
+        return _long(endpoint, value)
     shape, items = _flatten(value)
     if shape is None:
         return None
-    if len(shape) > raw.MAX_RANK:
-        raise InvalidArgument(
-            f"input '{endpoint.name}' has {len(shape)} dimensions, at most {raw.MAX_RANK}"
-        )
     types = set(map(type, items))
-    datatype = endpoint.datatype
     if types == {dict} and endpoint.picture is not None:
+        _check_rank(endpoint, shape)
         return endpoint.pictures([unescape(item) for item in items], shape)
-    if datatype in _BINARY_ONLY:
-        raise Unsupported(
-            f"Conversion of JSON Value: {quoted(value)} to type: {type_name(datatype)}; send "
-            f"input '{endpoint.name}' over gRPC"
-        )
-    if not types <= TYPES.get(datatype, WHOLE):
+    if not _takes(endpoint, shape, types, value):
         return None
+    datatype = endpoint.datatype
     if datatype is Datatype.BYTES:
         return raw.object_array([_string(item) for item in items], tuple(shape))
     try:
@@ -191,6 +186,39 @@ def _array(endpoint: Endpoint, value: Any) -> Array | None:
             return np.array(items, NUMPY_DTYPES[datatype]).reshape(shape)
     except OverflowError:
         return None
+
+
+def _long(endpoint: Endpoint, value: LongArray) -> Array | None:
+    if not _takes(endpoint, value.shape, value.types, value):
+        return None
+    try:
+        return value.array(NUMPY_DTYPES[endpoint.datatype])
+    except OverflowError:
+        return None
+
+
+def _check_rank(endpoint: Endpoint, shape: Sequence[int]) -> None:
+    if len(shape) > raw.MAX_RANK:
+        raise InvalidArgument(
+            f"input '{endpoint.name}' has {len(shape)} dimensions, at most {raw.MAX_RANK}"
+        )
+
+
+def _takes(endpoint: Endpoint, shape: Sequence[int], types: set[type], value: Any) -> bool:
+    """Whether the input's values may have these JSON types."""
+    _check_rank(endpoint, shape)
+    datatype = endpoint.datatype
+    if datatype in _BINARY_ONLY:
+        raise Unsupported(
+            f"Conversion of JSON Value: {quoted(value)} to type: {type_name(datatype)}; send "
+            f"input '{endpoint.name}' over gRPC"
+        )
+    return types <= TYPES.get(datatype, WHOLE)
+
+
+def _plain(value: Any) -> Any:
+    """The beginning of a long array, to say what is wrong with it."""
+    return value.head() if type(value) is LongArray else value
 
 
 def _flatten(value: Any) -> tuple[list[int] | None, list[Any]]:

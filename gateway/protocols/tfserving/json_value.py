@@ -17,6 +17,7 @@ import numpy as np
 from gateway.errors import InvalidArgument
 from gateway.protocols.tfserving.servable import Endpoint, type_name
 from gateway.types import NUMPY_DTYPES, Datatype
+from gateway.wire.long_array import LongArray
 
 MAX_QUOTED = 256
 #: How many values are gone through to find the wrong one: some tenths of a second.
@@ -37,6 +38,7 @@ _JSON_NAMES = {
     str: "String",
     list: "Array",
     dict: "Object",
+    LongArray: "Array",
     type(None): "Null",
 }
 
@@ -176,7 +178,7 @@ def quoted(value: Any) -> str:
     """The beginning of ``value``, written as JSON."""
     text = ""
     # What looks for circles keeps the whole value when it is left half-way.
-    encoder = json.JSONEncoder(separators=(",", ":"), check_circular=False)
+    encoder = json.JSONEncoder(separators=(",", ":"), check_circular=False, default=LongArray.head)
     for part in encoder.iterencode(value):
         text += part[:MAX_QUOTED]
         if len(text) > MAX_QUOTED:

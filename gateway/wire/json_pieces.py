@@ -1,0 +1,327 @@
+"""Long JSON, parsed piece by piece: its long arrays become ``LongArray``, all else is as ever.
+
+Python's lock is held while orjson parses, and its lists take ten times the memory of the text. So
+the text is cut at commas. A piece such as ``3],[4`` of ``{"data":[[1,2,3],[4]]}`` gets the brackets
+that were open where it begins, and those that are where it ends: ``{"":[[3],[4]]}``. What that
+gives continues what the pieces before it gave. Depth, keys and containers are bounded on the way.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import numpy as np
+import orjson
+
+from gateway import offload
+from gateway.errors import InvalidArgument
+from gateway.wire.long_array import LongArray
+
+#: Longer texts are cut. A piece is as long at least, and longer where a string is.
+LONG_BYTES = 256 * 1024
+PIECE_BYTES = 64 * 1024
+#: No number is longer, nor any other run of text without a comma, a string or a space.
+MAX_TOKEN_BYTES = 256 * 1024
+#: Arrays of fewer values are lists, wherever the text was cut.
+SMALL = 4096
+_MARK = os.urandom(16).hex()
+#: The key of a member that goes on. Nobody can send it.
+_CONTINUED = b'"%b":' % _MARK.encode()
+_QUOTE, _COMMA, _COLON, _OBJECT = b'",:{'
+_SPACE = b" \t\r\n"
+_CLOSING = {ord("["): b"]", ord("{"): b"}"}
+_STEPS = np.zeros(256, np.int8)
+_STEPS[list(b"[{")] = 1
+_STEPS[list(b"]}")] = -1
+
+
+class Limits(NamedTuple):
+    """What is refused beyond; ``keys`` bounds objects too."""
+
+    depth: int
+    keys: int
+    containers: int
+
+
+class _Open(NamedTuple):
+    """An array or object that is open: its bracket, and its key where it is a member."""
+
+    bracket: int
+    key: str | None
+
+
+class _Cut(NamedTuple):
+    """A piece of the text, and what is open behind it. ``kept``: so much of that was open ahead."""
+
+    end: int
+    spine: list[_Open]
+    kept: int
+
+
+class _Array:
+    """An array that is open."""
+
+    def __init__(self) -> None:
+        self._long = LongArray()
+        self._plain: list[Any] | None = None
+
+    def add(self, items: list[Any]) -> None:
+        if not items:
+            return
+        if self._plain is None:
+            if self._long.add(items):
+                return
+            if len(self._long.shape) > 1 and len(self._long) > SMALL:
+                raise InvalidArgument("the rows of an array have different lengths or types")
+            self._plain, self._long = self._long.tolist(), LongArray()
+        self._plain += items
+
+    def close(self, _: str | None, value: Any) -> None:
+        """The element that was open."""
+        self.add([value])
+
+    def value(self) -> Any:
+        if self._plain is not None:
+            return self._plain
+        few = max(len(self._long), self._long.size) <= SMALL
+        return self._long.tolist() if few else self._long
+
+
+class _Object:
+    """An object that is open."""
+
+    def __init__(self) -> None:
+        self._members: dict[str, Any] = {}
+
+    def add(self, members: dict[str, Any]) -> None:
+        self._members.update(members)
+
+    def close(self, key: str | None, value: Any) -> None:
+        """The member that was open."""
+        assert key is not None
+        self._members[key] = value
+
+    def value(self) -> Any:
+        return self._members
+
+
+class _Reader:
+    """What was read, as far as it is open."""
+
+    def __init__(self) -> None:
+        self._spine: list[_Open] = []
+        self._nodes: list[_Array | _Object] = []
+
+    def take(self, value: Any, cut: _Cut) -> Any:
+        """``value`` is what a piece gave; returned is the document once it is closed."""
+        rests = self._rests(value)
+        kept, whole = cut.kept, None
+        for level in reversed(range(kept, len(self._nodes))):
+            node = self._nodes[level]
+            node.add(rests[level])
+            if level:
+                self._nodes[level - 1].close(self._spine[level].key, node.value())
+            else:
+                whole = node.value()
+        del self._nodes[kept:]
+        self._spine = cut.spine
+        rest: Any = rests[kept - 1] if kept else [value]
+        for level in range(kept, len(cut.spine)):
+            child = self._last(rest, cut.spine[level])
+            if level:
+                self._nodes[level - 1].add(rest)
+            self._nodes.append(_Object() if cut.spine[level].bracket == _OBJECT else _Array())
+            rest = child
+        if self._nodes:
+            self._nodes[-1].add(rest)
+        return whole
+
+    def _rests(self, value: Any) -> list[Any]:
+        """What is new of each level, without what goes on in it."""
+        rests = []
+        for level in range(len(self._nodes)):
+            rests.append(value)
+            if level + 1 < len(self._nodes):
+                if type(value) is list:
+                    rests[level], value = value[1:], value[0]
+                else:
+                    value = value.pop(_MARK)
+        return rests
+
+    def _last(self, rest: Any, opened: _Open) -> Any:
+        """What is still open of ``rest``, taken out of it."""
+        return rest.pop() if opened.key is None else rest.pop(opened.key)
+
+
+def loads(text: bytes, limits: Limits, parse: Callable[[bytes], Any]) -> Any:
+    """The value of ``text``; ``parse`` parses a short one.
+
+    Raises:
+        InvalidArgument: it is no JSON, or more than ``limits`` allow.
+    """
+    reader, scanner = _Reader(), _Scanner(text, limits)
+    spine: list[_Open] = []
+    start, value = 0, None
+    while start <= len(text):
+        cut = scanner.cut(start, spine)
+        piece = b"".join((_opening(spine), text[start : cut.end], _closing(cut.spine)))
+        if start == 0 and not cut.spine:
+            return parse(piece)
+        value = reader.take(parse(piece), cut)
+        start, spine = cut.end + 1, cut.spine
+        offload.checkpoint()
+    return value
+
+
+def _opening(spine: list[_Open]) -> bytes:
+    parts = []
+    for level, opened in enumerate(spine):
+        parts.append(b"{" if opened.bracket == _OBJECT else b"[")
+        if opened.bracket == _OBJECT and level + 1 < len(spine):
+            parts.append(_CONTINUED)
+    return b"".join(parts)
+
+
+def _closing(spine: list[_Open]) -> bytes:
+    return b"".join(_CLOSING[opened.bracket] for opened in reversed(spine))
+
+
+class _Window:
+    """The text from ``start`` to ``end``; what is within long strings, and long space, is left out.
+
+    ``gaps`` are where that was, and how much.
+    """
+
+    def __init__(self, start: int) -> None:
+        self.start = self.end = start
+        self.text = b""
+        self.gaps: list[tuple[int, int]] = []
+
+    def place(self, offset: int) -> int:
+        """Where ``offset`` is in the whole text."""
+        return self.start + offset + sum(size for at, size in self.gaps if at <= offset)
+
+    def cut_out(self, offset: int, end: int) -> None:
+        """Leave out what lies between ``offset`` and ``end``, a place in the whole text."""
+        self.gaps.append((offset, end - self.place(offset)))
+        self.text, self.end = self.text[:offset], end
+
+
+class _Scanner:
+    """Finds where to cut."""
+
+    def __init__(self, text: bytes, limits: Limits) -> None:
+        self._text, self._limits = text, limits
+        self._keys = self._objects = self._containers = 0
+
+    def cut(self, start: int, spine: list[_Open]) -> _Cut:
+        """The piece that begins at ``start``, where ``spine`` is open."""
+        window = _Window(start)
+        while True:
+            window.text += self._text[window.end : window.end + PIECE_BYTES]
+            window.end = min(window.end + PIECE_BYTES, len(self._text))
+            found = self._try(window, spine, window.end == len(self._text))
+            if found is not None:
+                return found
+            self._pass_over(window)
+
+    def _pass_over(self, window: _Window) -> None:
+        """Leave out the string or the space at the end of ``window``, which has no comma."""
+        clean = _without_escapes(window.text)
+        space = len(clean) - len(clean.rstrip(_SPACE))
+        if clean.count(b'"') % 2:
+            quote = clean.rfind(b'"')
+            window.cut_out(quote + 1, self._string_end(window.place(quote) + 1))
+        elif space:
+            window.cut_out(len(clean) - space, window.end)
+        elif len(clean) > MAX_TOKEN_BYTES:
+            raise InvalidArgument("failed to parse the request JSON buffer: no comma is found")
+
+    def _string_end(self, place: int) -> int:
+        """Where the string ends in which ``place`` is."""
+        while place < len(self._text):
+            part = _without_escapes(self._text[place : place + PIECE_BYTES])
+            quote = part.find(b'"')
+            if quote >= 0:
+                return place + quote
+            # What is left of a run of backslashes escapes what follows it.
+            place += len(part) + part.endswith(b"\\")
+            offload.checkpoint()
+        return len(self._text)
+
+    def _try(self, window: _Window, spine: list[_Open], last: bool) -> _Cut | None:
+        piece = _without_escapes(window.text)
+        letters = np.frombuffer(piece, np.uint8)
+        outside = (np.cumsum(letters == _QUOTE, dtype=np.int32) & 1) == 0
+        steps = np.where(outside, _STEPS[letters], 0)
+        depths = np.cumsum(steps, dtype=np.int32) + len(spine)
+        end = len(piece)
+        if not last:
+            commas = np.flatnonzero((letters == _COMMA) & outside)
+            if not len(commas):
+                return None
+            later = commas[commas >= len(piece) // 2]
+            commas = later if len(later) else commas[-1:]
+            at = depths[commas]
+            end = int(commas[at == at.min()][-1])
+        steps, depths, letters = steps[:end], depths[:end], letters[:end]
+        self._bound(letters, outside[:end], steps, depths)
+        if window.start and piece[:end].lstrip(_SPACE)[:1] in (b"", b"]", b"}"):
+            raise _unexpected(piece[:end].lstrip(_SPACE)[:1], window.start)
+        if last:
+            return _Cut(window.place(end), [], 0)
+        depth = int(depths[-1]) if end else len(spine)
+        kept = min(len(spine), int(depths.min())) if end else depth
+        before = piece[:end].rstrip(_SPACE)[-1:]
+        if depth < 1 or (kept < 1 and window.start) or before in (b"", b"[", b"{"):
+            raise _unexpected(b",", window.place(end))
+        opened = spine[:kept]
+        openings = np.flatnonzero(steps > 0)
+        for level in range(kept, depth):
+            place = int(openings[depths[openings] == level + 1][-1])
+            is_member = bool(opened) and opened[-1].bracket == _OBJECT
+            opened.append(_Open(piece[place], _key(window, piece, place) if is_member else None))
+        return _Cut(window.place(end), opened, kept)
+
+    def _bound(self, letters: Any, outside: Any, steps: Any, depths: Any) -> None:
+        limits = self._limits
+        if len(depths) and int(depths.max()) > limits.depth:
+            raise InvalidArgument(f"the request JSON is nested deeper than {limits.depth} levels")
+        self._keys += int(np.count_nonzero((letters == _COLON) & outside))
+        self._objects += int(np.count_nonzero((letters == _OBJECT) & outside))
+        if self._keys > limits.keys or self._objects > limits.keys:
+            raise InvalidArgument(f"the request JSON has more than {limits.keys} keys")
+        self._containers += int(np.count_nonzero(steps > 0))
+        if self._containers > limits.containers:
+            raise InvalidArgument(
+                f"the request JSON has more than {limits.containers} arrays and objects; send "
+                "fewer elements, or tensors as bytes"
+            )
+
+
+def _without_escapes(text: bytes) -> bytes:
+    """``text`` with other letters for escaped quotes, and backslashes, as long as it was."""
+    if b"\\" in text:  # pairs first: what is left of a run escapes what follows it
+        return text.replace(b"\\\\", b"__").replace(b'\\"', b"__")
+    return text
+
+
+def _key(window: _Window, piece: bytes, place: int) -> str:
+    """The key of the member whose value begins at ``place``."""
+    head = piece[:place].rstrip(_SPACE)
+    end = head[:-1].rstrip(_SPACE).rfind(b'"') if head.endswith(b":") else -1
+    begin = piece.rfind(b'"', 0, max(0, end))
+    if begin >= 0 and all(at != begin + 1 for at, _ in window.gaps):
+        with contextlib.suppress(orjson.JSONDecodeError):
+            return str(orjson.loads(window.text[begin : end + 1]))
+    raise InvalidArgument(
+        "failed to parse the request JSON buffer: a member of an object has no key, or a long one"
+    )
+
+
+def _unexpected(found: bytes, place: int) -> InvalidArgument:
+    what = f"unexpected '{found.decode()}'" if found else "unexpected end"
+    return InvalidArgument(f"failed to parse the request JSON buffer: {what} at {place}")
