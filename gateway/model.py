@@ -84,7 +84,7 @@ class ServedVersion:
             self.infer = self.signatures.before(infer)
             guard = admission.wrap(self.infer, self.config, backend.execution)
             self.infer = cache.wrap(guard, entry.name, number, self.config, statistics, store)
-            if isinstance(guard, admission.Guard) and self.infer is guard:
+            if isinstance(guard, admission.OverloadGuard) and self.infer is guard:
                 self.refuses = guard.refuses  # what is cached is answered under any load
         self.in_flight = 0
         self._drained: asyncio.Event | None = None

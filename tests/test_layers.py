@@ -29,7 +29,6 @@ LAYERS = {
     "gateway.backends": 2,
     "gateway.upstream": 2,
     "gateway.admission": 2,
-    "gateway.overload": 2,
     "gateway.batching": 2,
     "gateway.cache": 2,
     "gateway.shared_memory": 2,

@@ -20,6 +20,7 @@ from typing import Any
 
 import httptools
 
+from gateway.admission import OVERLOADED
 from gateway.front import http_head, http_refusal
 from gateway.front.expiry import Expiry
 from gateway.front.http_exchange import CONTINUE, Exchange
@@ -28,7 +29,6 @@ from gateway.front.http_refusal import Crowded, Refusal
 from gateway.front.http_shared import Shared
 from gateway.front.intake import SLICE_BYTES, Intake
 from gateway.front.listening import Room
-from gateway.overload import OVERLOADED
 from gateway.request_memory import PROCESS
 
 HEAD_SECONDS = 10.0

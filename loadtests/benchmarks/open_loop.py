@@ -159,16 +159,26 @@ class HttpClient:
         """As ``Client.run``."""
         return uvloop.run(self._run(requests_per_second, seconds))
 
+    def insist(self, in_flight: int, seconds: float) -> list[tuple[float, bool]]:
+        """A closed loop that tries again at once whatever it is told: when each answer came, in
+        seconds from the first, and whether it was good."""
+        return uvloop.run(self._insist(in_flight, seconds))
+
     async def _saturate(self, in_flight: int, seconds: float) -> float:
+        return sum(good for _, good in await self._insist(in_flight, seconds)) / seconds
+
+    async def _insist(self, in_flight: int, seconds: float) -> list[tuple[float, bool]]:
         loop = asyncio.get_running_loop()
-        until, count, ended = time.perf_counter() + seconds, 0, loop.create_future()
+        connections = [await self._connect() for _ in range(in_flight)]
+        start, ended = time.perf_counter(), loop.create_future()
+        answers: list[tuple[float, bool]] = []
         open_connections = in_flight
 
         def drive(connection: _Connection) -> None:
             def again(good: bool) -> None:
-                nonlocal count, open_connections
-                count += good
-                if time.perf_counter() < until:
+                nonlocal open_connections
+                answers.append((time.perf_counter() - start, good))
+                if answers[-1][0] < seconds and not connection.transport.is_closing():
                     drive(connection)
                     return
                 connection.transport.close()
@@ -179,10 +189,10 @@ class HttpClient:
             connection.answered = again
             connection.transport.write(self._request)
 
-        for connection in [await self._connect() for _ in range(in_flight)]:
+        for connection in connections:
             drive(connection)
         await ended
-        return count / seconds
+        return answers
 
     async def _run(self, rate: float, seconds: float) -> Outcomes:
         loop = asyncio.get_running_loop()

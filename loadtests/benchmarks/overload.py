@@ -2,7 +2,8 @@
 
 Capacity is measured first (closed loop), then 80 % of it, then 10 times as much (open loop, an even
 rate), then 80 % again. Latency counts from the intended moment of sending, and the overload from
-its first request. The model has no queue policy: what holds, holds by default. With its admission
+its first request. Over HTTP a pulse of 10 times the capacity meets 16 clients that wait for each
+answer and, when refused, try again at once: 5 s after it, they are refused no more. The model has no queue policy: what holds, holds by default. With its admission
 control off it is the negative control, which must fail.
 """
 
@@ -19,6 +20,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
@@ -35,6 +37,9 @@ OVERLOAD, LOAD = 10.0, 0.8
 #: What must hold.
 GOODPUT, SLOWER, REFUSAL_SECONDS, RECOVERY_SECONDS = 0.9, 3.0, 0.05, 5.0
 IN_FLIGHT = 4
+#: Clients beside the pulse, its length, how long they are watched after they must be served again,
+#: and the share that may be refused then.
+CLIENTS, PULSE_SECONDS, WATCHED_SECONDS, REFUSED_AFTER_PULSE = 16, 6.0, 3.0, 0.01
 OFF = 'parameters { key: "admission_control" value { string_value: "false" } }'
 #: The negative control's queue is only answered after the overload.
 CONTROL_SECONDS = 2.0
@@ -50,6 +55,8 @@ class Result:
     accepted_p99_seconds: float
     refused_p99_seconds: float
     recovery_seconds: float
+    #: Of the requests of clients that try again at once; None: not measured.
+    refused_after_pulse: float | None = None
 
     def missed(self) -> list[str]:
         """What does not hold."""
@@ -59,6 +66,7 @@ class Result:
             f"refusals < {REFUSAL_SECONDS * 1e3:.0f} ms": self.refused_p99_seconds
             < REFUSAL_SECONDS,
             f"recovery < {RECOVERY_SECONDS:.0f} s": self.recovery_seconds < RECOVERY_SECONDS,
+            "normal after the pulse": (self.refused_after_pulse or 0.0) < REFUSED_AFTER_PULSE,
         }
         return [name for name, held in holds.items() if not held]
 
@@ -121,6 +129,17 @@ def recovery(after: Outcomes, limit_seconds: float) -> float:
     return max(bad)
 
 
+def refused_after_pulse(one: HttpClient, rate: float) -> float:
+    """The share that is refused of clients that try again at once, 5 s after a pulse."""
+    until = 1.0 + PULSE_SECONDS + RECOVERY_SECONDS
+    with ThreadPoolExecutor(1) as thread:
+        insisting = thread.submit(one.insist, CLIENTS, until + WATCHED_SECONDS)
+        time.sleep(1.0)
+        one.run(rate, PULSE_SECONDS)
+        late = [good for when, good in insisting.result() if when > until]
+    return late.count(False) / len(late)
+
+
 def measure(
     protocol: str, addresses: tuple[str, str], control: bool, options: argparse.Namespace
 ) -> Result:
@@ -133,20 +152,23 @@ def measure(
     load_p99 = load.quantile(0.99)
     after = one.run(LOAD * rate, max(options.load_seconds, RECOVERY_SECONDS + 1))
     one.close()
+    refused = None
+    if isinstance(one, HttpClient) and not control:
+        refused = refused_after_pulse(one, OVERLOAD * rate)
     # What was accepted in the last moments is answered later: it counts, and so does that time.
     last = max((due + took for due, took, good in over.due if good), default=seconds)
     goodput = len(over.answered) / max(seconds, last)
     return Result(
         protocol, not control, rate, goodput, load_p99, over.quantile(0.99),
-        quantile(over.failed, 0.99), recovery(after, SLOWER * load_p99),
+        quantile(over.failed, 0.99), recovery(after, SLOWER * load_p99), refused,
     )  # fmt: skip
 
 
 def table(results: list[Result]) -> str:
     lines = [
         "| protocol | admission control | capacity | goodput at 10 x | p99 at 80 % | "
-        "accepted p99 at 10 x | refusals p99 | recovery | |",
-        "|---|---|---|---|---|---|---|---|---|",
+        "accepted p99 at 10 x | refusals p99 | recovery | refused 5 s after a pulse | |",
+        "|---|---|---|---|---|---|---|---|---|---|",
     ]
     for r in results:
         missed = r.missed()
@@ -154,7 +176,8 @@ def table(results: list[Result]) -> str:
             f"| {r.protocol} | {'on' if r.admission_control else 'off'} | {r.capacity:.0f}/s | "
             f"{r.goodput / r.capacity:.0%} | {r.load_p99_seconds * 1e3:.0f} ms | "
             f"{r.accepted_p99_seconds * 1e3:.0f} ms | {r.refused_p99_seconds * 1e3:.0f} ms | "
-            f"{r.recovery_seconds:.1f} s | {'misses ' + ', '.join(missed) if missed else 'holds'} |"
+            f"{r.recovery_seconds:.1f} s | "
+            f"{'-' if r.refused_after_pulse is None else f'{r.refused_after_pulse:.1%}'} | {'misses ' + ', '.join(missed) if missed else 'holds'} |"
         )
     return "\n".join(lines)
 

@@ -10,10 +10,10 @@ import grpc
 import pytest
 from tritonclient.grpc import service_pb2 as pb
 
+from gateway.admission import OVERLOADED, OverloadController
 from gateway.front.grpc.listener import GrpcListener
 from gateway.front.grpc.service import Service
 from gateway.front.http_listener import HttpListener
-from gateway.overload import OVERLOADED, Detector
 from gateway.protocols.asgi import Receive, Scope, Send
 from gateway.protocols.grpc_method import Method
 from gateway.protocols.oip.grpc_request import RawRequest, model_of
@@ -39,12 +39,17 @@ class Application:
         await send({"type": "http.response.body", "body": b""})
 
 
+@pytest.fixture(autouse=True)
+def no_overload() -> None:
+    OVERLOADED.clear()  # of models of other tests, until they are collected
+
+
 @pytest.fixture
 def overload() -> Iterator[None]:
-    detector = Detector(1, 1)
-    OVERLOADED.add(detector)
+    controller = OverloadController(1, 1)
+    OVERLOADED.add(controller)
     yield
-    OVERLOADED.discard(detector)
+    OVERLOADED.discard(controller)
 
 
 @contextlib.asynccontextmanager

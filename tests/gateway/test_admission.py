@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import math
 
 import numpy as np
 import pytest
@@ -106,7 +107,7 @@ async def test_it_recovers_at_once_and_a_failure_or_a_cancel_leaves_nothing_behi
     for task in tasks:
         task.cancel()
     await asyncio.gather(*tasks, return_exceptions=True)
-    assert isinstance(infer, admission.Admission)
+    assert isinstance(infer, admission.QueueTimeLimit)
     assert infer.wait_seconds(0) == 0
     await infer(request(), NO_DEADLINE)
 
@@ -132,7 +133,7 @@ async def test_those_of_a_lower_priority_are_not_in_front() -> None:
     await warm(infer)
     behind = [asyncio.ensure_future(infer(request(priority=2), NO_DEADLINE)) for _ in range(30)]
     await asyncio.sleep(0)
-    assert isinstance(infer, admission.Admission)
+    assert isinstance(infer, admission.QueueTimeLimit)
     assert infer.wait_seconds(2) > 0.1
     await infer(request(priority=1), NO_DEADLINE)
     ahead = [asyncio.ensure_future(infer(request(priority=1), NO_DEADLINE)) for _ in range(30)]
@@ -146,7 +147,7 @@ async def test_nobody_waits_while_an_instance_is_free() -> None:
     infer = admitted(Server(), two)
     for _ in range(5):
         await infer(request(), NO_DEADLINE)
-    assert isinstance(infer, admission.Admission)
+    assert isinstance(infer, admission.QueueTimeLimit)
     running = asyncio.ensure_future(infer(request(), NO_DEADLINE))
     await asyncio.sleep(0)
     assert infer.wait_seconds(0) == 0
@@ -183,6 +184,32 @@ def guarded(infer: Infer, text: str = "", execution: Execution = QUEUES) -> Infe
     return admission.wrap(infer, config, execution)
 
 
+def overloaded(guard: admission.OverloadGuard, limit: int, probes: bool = False) -> None:
+    guard._controller.limit = limit
+    guard._controller._probe_at = 0.0 if probes else math.inf
+
+
+@pytest.mark.parametrize("many", [3, 40])
+async def test_a_probe_holds_what_comes_and_lets_it_in_unless_more_keep_coming(many: int) -> None:
+    infer = guarded(Server())
+    assert isinstance(infer, admission.OverloadGuard)
+    running = [asyncio.ensure_future(infer(request(), NO_DEADLINE)) for _ in range(2)]
+    await asyncio.sleep(0)
+    overloaded(infer, 2, probes=True)
+    assert not infer.refuses(), "it begins the probe"
+    held = [asyncio.ensure_future(infer(request(), NO_DEADLINE)) for _ in range(3)]
+    await asyncio.sleep(0)
+    assert infer._controller.held == 3
+    held.pop().cancel()
+    infer._controller._probe_began -= 0.03  # its second half
+    held += [asyncio.ensure_future(infer(request(), NO_DEADLINE)) for _ in range(many - 3)]
+    results = await asyncio.gather(*running, *held, return_exceptions=True)
+    refused = sum(isinstance(result, QueueFull) for result in results)
+    assert refused == (0 if many == 3 else many - 1)
+    assert infer._controller.held == 0
+    assert (infer._controller.limit == math.inf) is (many == 3)
+
+
 async def test_by_default_an_overload_is_refused_and_the_queue_it_made_is_cut() -> None:
     server = Server()
     infer = guarded(server, LEAST % 20)
@@ -190,17 +217,17 @@ async def test_by_default_an_overload_is_refused_and_the_queue_it_made_is_cut() 
     assert refused > 4 * answered
     late = sorted(server.waits)[len(server.waits) * 3 // 4]
     assert late < 8 * SERVICE_SECONDS
-    assert isinstance(infer, admission.Guard)
+    assert isinstance(infer, admission.OverloadGuard)
     assert infer.wait_seconds == 0
 
 
 async def test_a_request_that_is_cut_is_refused_and_one_that_is_cancelled_is_cancelled() -> None:
     infer = guarded(Server(), LEAST % 20)
-    assert isinstance(infer, admission.Guard)
+    assert isinstance(infer, admission.OverloadGuard)
     tasks = [asyncio.ensure_future(infer(request(), NO_DEADLINE)) for _ in range(30)]
     await asyncio.sleep(0)
     tasks[20].cancel()
-    infer._detector.limit = 3
+    overloaded(infer, 3)
     infer._shorten()
     results = await asyncio.gather(*tasks, return_exceptions=True)
     assert isinstance(results[0], InferResponse)  # it had begun
@@ -235,12 +262,12 @@ async def test_a_deadline_is_held_against_those_in_front_alone() -> None:
 
 async def test_an_overload_is_cut_from_the_lowest_priority_up() -> None:
     infer = guarded(Server(), LEVELS % "")
-    assert isinstance(infer, admission.Guard)
+    assert isinstance(infer, admission.OverloadGuard)
     levels = [2, 1, 1, 2, 2, 1, 2]
     asked = [infer(request(priority=level), NO_DEADLINE) for level in levels]
     tasks = [asyncio.ensure_future(each) for each in asked]
     await asyncio.sleep(0)
-    infer._detector.limit = 4
+    overloaded(infer, 4)
     assert not infer.refuses()  # it may be one that goes first
     infer._shorten()
     with pytest.raises(QueueFull):
@@ -259,7 +286,7 @@ async def test_what_is_answered_at_once_is_not_counted() -> None:
     guard = guarded(infer, LEAST % 1, execution)
     for _ in range(1000):
         await guard(request(), NO_DEADLINE)
-    assert isinstance(guard, admission.Guard)
+    assert isinstance(guard, admission.OverloadGuard)
     assert not guard.refuses()
 
 
@@ -278,7 +305,7 @@ async def test_what_is_answered_at_once_is_not_counted() -> None:
 def test_it_is_on_where_requests_wait_here_and_no_policy_bounds_their_queue(
     text: str, execution: Execution, on: bool
 ) -> None:
-    assert isinstance(guarded(pytest.fail, text, execution), admission.Guard) is on
+    assert isinstance(guarded(pytest.fail, text, execution), admission.OverloadGuard) is on
 
 
 @pytest.mark.parametrize("text", [LEAST % 0, ON.replace("true", "perhaps")])

@@ -11,6 +11,7 @@ import asyncio
 import contextlib
 from typing import cast
 
+from gateway.admission import OVERLOADED
 from gateway.front.grpc import head, limits
 from gateway.front.grpc.head import Head
 from gateway.front.grpc.limits import AbuseLimits
@@ -19,7 +20,6 @@ from gateway.front.grpc.service import BUSY, CROWDED
 from gateway.front.grpc.shared import Shared
 from gateway.front.grpc.stream import Stream
 from gateway.front.listening import Room
-from gateway.overload import OVERLOADED
 from gateway.request_memory import PROCESS
 from gateway.wire import http2
 from gateway.wire.header_blocks import HeaderBlocks

@@ -9,11 +9,11 @@ from typing import Any, NamedTuple, Protocol
 
 import structlog
 
+from gateway.admission import OVERLOADED
 from gateway.errors import ModelportError, QueueFull
 from gateway.front.grpc import framing
 from gateway.front.grpc.framing import MAX_MESSAGE_BYTES, Frames, MalformedFrame, MessageTooLarge
 from gateway.front.grpc.status import Status, parse, status
-from gateway.overload import OVERLOADED
 from gateway.protocols.grpc_method import Method, Methods, Rows
 from gateway.types import Deadline
 from gateway.wire.raw import Buffer
