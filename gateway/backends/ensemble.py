@@ -194,11 +194,12 @@ class EnsembleBackend:
 
     def _response(self, request: InferRequest, tensors: Mapping[str, Tensor]) -> InferResponse:
         wanted = request.outputs or self._outputs
-        streams = self.config.model_transaction_policy.decoupled
+        if not self.config.model_transaction_policy.decoupled:
+            for name in wanted:
+                if name not in tensors:
+                    raise Internal(f"in ensemble '{self._name}', no model has given '{name}'")
         outputs = [
-            self._output(self._outputs[name], tensors[name])
-            for name in wanted
-            if name in tensors or not streams
+            self._output(self._outputs[name], tensors[name]) for name in wanted if name in tensors
         ]
         return InferResponse(self._name, self._version, outputs)
 
@@ -235,12 +236,12 @@ def _step(step: Any, model: ModelConfig) -> Step:
 
 
 def _outputs(step: Step, response: InferResponse) -> dict[str, Tensor]:
-    """The step's outputs by the ensemble's names; a decoupled model may leave some out."""
+    """The step's outputs by the ensemble's names; a model elsewhere may leave some out."""
     answers = {tensor.name: tensor for tensor in response.outputs}
     return {
         ours: Tensor(ours, answers[theirs].datatype, answers[theirs].data)
         for theirs, ours in step.outputs
-        if theirs in answers or not step.decoupled
+        if theirs in answers
     }
 
 

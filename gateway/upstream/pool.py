@@ -389,7 +389,10 @@ def on_loop(loop: asyncio.AbstractEventLoop, work: Coroutine[Any, Any, T]) -> T:
 
 
 _FOLDERS = re.compile(r"(?<![\w./])/(?:[^\s\"':/]+/)+")
-_ADDRESSES = re.compile(r"(?:ipv[46]:)?(?:\[[0-9a-f:%]+\]|\d+\.\d+\.\d+\.\d+)(?::\d+)?")
+#: An IPv6 address has two colons at least; ``[1]`` and ``[-1,4]`` are shapes.
+_ADDRESSES = re.compile(
+    r"(?:ipv[46]:)?(?:\[[0-9a-f.]*:[0-9a-f.]*:[0-9a-f:.]*(?:%\w+)?\]|\d+\.\d+\.\d+\.\d+)(?::\d+)?"
+)
 
 
 def public(text: str) -> str:

@@ -71,7 +71,7 @@ async def grpc_server(fake: Fake) -> AsyncIterator[Fake]:
             method = details.method.rsplit("/", 1)[1]
 
             async def answer(message: bytes, context: Any) -> bytes:
-                reply = fake.infer if method in ("Predict", "Predictions") else fake.tell(method)
+                reply = fake.infer if method in ("Predict", "Predictions", "ModelInfer") else fake.tell(method)
                 if reply is None:
                     await fake.held.wait()
                 if isinstance(reply, Status):
@@ -125,9 +125,12 @@ async def http_server(fake: Fake) -> AsyncIterator[Fake]:
 
 @contextlib.asynccontextmanager
 async def loaded(
-    module: Any, fake: Fake, config: Any = CONFIG, **keys: Any
+    module: Any, fake: Fake, config: Any = CONFIG, whole: bool = False, **keys: Any
 ) -> AsyncIterator[Callable[..., Any]]:
-    """A function that asks the backend in front of ``fake`` with ``X``."""
+    """A function that asks the backend in front of ``fake`` with ``X``.
+
+    It returns the first output's data, or the ``whole`` response.
+    """
 
     def unused(*_: Any) -> Any:
         raise AssertionError
@@ -142,7 +145,7 @@ async def loaded(
         datatype = Datatype.BYTES if data.dtype == object else Datatype.FP32
         request = InferRequest("m", [Tensor(name, datatype, data)])
         response: InferResponse = await backend(request, Deadline.after(seconds))
-        return response.outputs[0].data
+        return response if whole else response.outputs[0].data
 
     try:
         yield ask

@@ -663,6 +663,9 @@ def test_what_another_server_says_is_cleaned_of_folders_addresses_and_traces() -
     said = "in ensemble, failed to open '/opt/models/x/1/model.py' at 10.0.0.5:8001\nAt:\n  File"
     assert public(said) == "in ensemble, failed to open 'model.py' at the server"
     assert public("ipv4:127.0.0.1:80: broken") == "the server: broken"
+    assert public("expected [1], got [16] and [::1]:80 [fe80::1%eth0]:9") == (
+        "expected [1], got [16] and the server the server"
+    )
     assert public("shape [1,4] / 3.5 and/or 1/2") == "shape [1,4] / 3.5 and/or 1/2"
 
 

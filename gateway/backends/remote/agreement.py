@@ -160,10 +160,13 @@ class Agreement:
         expected = self._expected.get(name) if isinstance(name, str) else None
         if expected is None or not isinstance(name, str):
             raise EndpointFailed(Failure.DAMAGED, "it has an output that the model has not")
-        if datatype != expected.datatype.value:
-            raise EndpointFailed(Failure.DAMAGED, f"output '{name}' is no {expected.datatype}")
         dims = expected.dims if batch is None else (batch, *expected.dims)
         sizes = tuple(shape)
+        own = dims[: len(dims) - len(expected.dims)]
+        if _is_empty(sizes) and sizes[: len(own)] == own and expected.to_model is None:
+            return name, expected.datatype, sizes  # Triton's backends do not mind of which type
+        if datatype != expected.datatype.value:
+            raise EndpointFailed(Failure.DAMAGED, f"output '{name}' is no {expected.datatype}")
         if not all(type(size) is int and size >= 0 for size in sizes) or (
             expected.ranked and not _fits(sizes, dims)
         ):
@@ -171,9 +174,16 @@ class Agreement:
         return name, expected.datatype, sizes
 
     def ordered(
-        self, arrays: Mapping[str, Array], announced: int, request: InferRequest
+        self,
+        arrays: Mapping[str, Array],
+        announced: int,
+        request: InferRequest,
+        *,
+        omits: bool = False,
     ) -> list[Tensor]:
         """``arrays``, of wire shapes, as the outputs that ``request`` wants.
+
+        ``omits``: the server may leave outputs out, as Triton's backends do.
 
         Raises:
             EndpointFailed: one is missing, or one of those ``announced`` is there twice.
@@ -183,7 +193,7 @@ class Agreement:
         outputs = []
         for name in request.outputs or self.outputs:
             if name not in arrays:
-                if self.decoupled:
+                if self.decoupled or omits:
                     continue
                 raise EndpointFailed(Failure.DAMAGED, f"output '{name}' is missing")
             expected = self._expected[name]
@@ -192,6 +202,10 @@ class Agreement:
                 data = expected.to_model(data)
             outputs.append(Tensor(name, expected.datatype, data))
         return outputs
+
+
+def _is_empty(sizes: Sequence[Any]) -> bool:
+    return all(type(size) is int and size >= 0 for size in sizes) and 0 in sizes
 
 
 @dataclass(frozen=True, slots=True)

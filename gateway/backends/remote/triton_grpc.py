@@ -178,7 +178,7 @@ class GrpcServer:
             if len(blob) != size:
                 return None
             arrays[name] = np.ndarray(shape, NUMPY_DTYPES[datatype], blob)
-        return Answer(self._agreement.ordered(arrays, len(announced), request))
+        return Answer(self._agreement.ordered(arrays, len(announced), request, omits=True))
 
     def _announce(self, head: bytes, batch: int | None) -> tuple[_Announced, ...] | None:
         """What ``head`` says of the outputs; None: ``_decode`` has to look at every such reply."""
@@ -215,7 +215,7 @@ class GrpcServer:
                 raise EndpointFailed(
                     Failure.DAMAGED, f"output '{name}' does not hold what its shape needs"
                 ) from error
-        outputs = agreement.ordered(arrays, len(message.outputs), request)
+        outputs = agreement.ordered(arrays, len(message.outputs), request, omits=True)
         if not message.parameters:
             return Answer(outputs)
         return Answer(outputs, {key: _value(p) for key, p in message.parameters.items()})

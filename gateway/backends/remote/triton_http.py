@@ -148,7 +148,7 @@ class HttpServer:
                 ) from error
         if offset != len(view):
             raise EndpointFailed(Failure.DAMAGED, "bytes are left over behind its outputs")
-        tensors = self._agreement.ordered(arrays, len(outputs), request)
+        tensors = self._agreement.ordered(arrays, len(outputs), request, omits=True)
         return Answer(tensors, _parameters(document))
 
     def reset(self, address: str) -> None:
