@@ -2,9 +2,10 @@
 
 It ships, as httpx's ``MockTransport`` does: for trying clients, for load tests that measure the
 gateway alone, and for tests that need a slow or failing model. Config ``parameters``:
-``delay_seconds`` before each answer, ``error`` a message to fail with. Where the configuration says
-``model_transaction_policy { decoupled: true }`` it answers ``responses`` times (1; a request's own
-parameter ``responses`` goes first), and fails behind those answers.
+``delay_seconds``, or Triton's ``execute_delay_ms``, before each answer, ``error`` a message to fail
+with. Where the configuration says ``model_transaction_policy { decoupled: true }`` it answers
+``responses`` times (1; a request's own parameter ``responses`` goes first), and fails behind those
+answers.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ from collections.abc import AsyncGenerator
 
 import numpy as np
 
+from gateway.backends import parameters
 from gateway.backends.base import Artifact, Execution
 from gateway.errors import Internal, InvalidArgument
 from gateway.repository import config as configuration
@@ -42,14 +44,14 @@ class FakeBackend:
         self._name, self._version = artifact.model_name, artifact.version
         self._signature = configuration.signature(self.config)
         self._specs = {spec.name: (i, spec) for i, spec in enumerate(self._signature.outputs)}
-        self._delay_seconds = float(self._parameter("delay_seconds", "0"))
+        milliseconds = parameters.integer(self.config, "execute_delay_ms", 0)
+        self._delay_seconds = float(self._parameter("delay_seconds", "0")) + milliseconds / 1000
         self._error = self._parameter("error", "")
         self.execution = Execution(batches=False, parameters=False, inline=self._inline)
         self._responses = int(self._parameter(RESPONSES, "1"))
 
     def _parameter(self, key: str, default: str) -> str:
-        parameters = self.config.parameters
-        return parameters[key].string_value if key in parameters else default
+        return parameters.text(self.config, key, default)
 
     def _inline(self, _: InferRequest) -> bool:
         return not self._delay_seconds

@@ -123,7 +123,7 @@ def _check(
             )
         dims = declaration.reshape.shape if declaration.HasField("reshape") else declaration.dims
         shape = [*batch, *dims]
-        if kind == "output" and not tensor.shape:
+        if not tensor.shape and (kind == "output" or not declaration.HasField("reshape")):
             continue  # a scalar, or of unknown rank: the runtime reports both alike
         if batch and tensor.shape and tensor.shape[0] != -1:
             raise InvalidArgument(

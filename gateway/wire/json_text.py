@@ -133,5 +133,6 @@ def numbers(array: Array) -> Any:
         text = b"".join(itertools.chain(*zip(parts, wanted, strict=False), parts[-1:]))
         return orjson.Fragment(text if array.ndim else text[1:-1])
     if not array.ndim:
-        return array[()]
+        value = array[()]  # orjson knows not every type of numpy's integers, which are many
+        return int(value) if array.dtype.kind in "iu" else value
     return array if array.flags.c_contiguous else array.copy()

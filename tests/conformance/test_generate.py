@@ -104,6 +104,31 @@ def test_what_is_wrong_is_told_as_json_before_anything_runs(
     assert said in reply.json()["error"]
 
 
+@pytest.mark.parametrize("ending", ["generate", "generate_stream"])
+@pytest.mark.parametrize(
+    ("text", "key"),
+    [
+        ('{"x": [1, 2, 3, 4], "x": [1, 2, 3, 4]}', "x"),
+        ('{"x": [1, 2, 3, 4], "p": "a:b", "p": 1, "x": 1}', "p"),
+        ('{"x": [1, 2, 3, 4], "parameters": {"q": 1, "q": 2}}', "q"),
+        ('{"x": [1, 2, 3, 4], "\\u0078": [1, 2, 3, 4]}', "x"),
+    ],
+)
+def test_a_key_that_is_there_twice_is_refused(
+    client: httpx.Client, ending: str, text: str, key: str
+) -> None:
+    reply = client.post(f"/once/{ending}", content=text)
+    assert (reply.status_code, reply.json()) == (
+        400,
+        {"error": f"input '{key}' already exists in request"},
+    )
+
+
+def test_colons_in_strings_are_no_keys(client: httpx.Client) -> None:
+    body = {"x": VALUES, "p": "a:b:c", "q": ":", "parameters": {"r": "::"}}
+    assert client.post("/once/generate", json=body).json()["y"] == VALUES
+
+
 def test_unknown_models_paths_and_methods(client: httpx.Client) -> None:
     assert client.post("/nobody/generate", json={}).status_code == 404
     assert client.post("/once/versions/9/generate_stream", json={"x": VALUES}).status_code == 404

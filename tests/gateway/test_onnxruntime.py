@@ -151,6 +151,39 @@ def test_bytes_that_are_no_text_are_refused_naming_the_input(tmp_path: Path) -> 
         run(served(tmp_path), Tensor("x", Datatype.BYTES, data))
 
 
+def test_bytes_of_any_kind_pass_through_where_the_configuration_says_latin_1(
+    tmp_path: Path,
+) -> None:
+    models.identity(tmp_path / "model.onnx", "BYTES", ("batch", 3))
+    text = models.config("m", ["x BYTES 3"], ["y BYTES 3"], 4, "")
+    text = text.replace('backend: ""', "")
+    encoding = 'parameters { key: "string_encoding" value { string_value: "%s" } }'
+    backend = served(tmp_path, text + encoding % "latin-1")
+    data = np.array([[bytes(range(256)), b"", "Zürich".encode()]], object)
+    (y,) = run(backend, Tensor("x", Datatype.BYTES, data)).outputs
+    assert y.data.tolist() == data.tolist()
+    said = refused(tmp_path, text + encoding % "utf-16")
+    assert said == "parameter 'string_encoding' must be 'utf-8' or 'latin-1', not 'utf-16'"
+
+
+@pytest.mark.parametrize("shape", [(), None])
+@pytest.mark.parametrize("dims", [[1], [1, 1], [2, 3]])
+def test_a_scalar_and_a_tensor_without_rank_may_be_declared_with_dims(
+    shape: tuple[int, ...] | None, dims: list[int], tmp_path: Path
+) -> None:
+    """The runtime reports both as ``[]``, and takes what it is given."""
+    tensors = [helper.make_tensor_value_info(n, TensorProto.FLOAT, shape) for n in ("x", "y")]
+    node = helper.make_node("Identity", ["x"], ["y"])
+    graph = helper.make_graph([node], "g", tensors[:1], tensors[1:])
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 20)], ir_version=10)
+    onnx.save(model, tmp_path / "model.onnx")
+    sizes = ",".join(map(str, dims))
+    text = models.config("m", [f"x FP32 {sizes}"], [f"y FP32 {sizes}"], 0, "")
+    text = text.replace('backend: ""', "")
+    (y,) = run(served(tmp_path, text), fp32(np.ones(dims))).outputs
+    assert y.data.shape == tuple(dims)
+
+
 # -- outputs --------------------------------------------------------------------------------------
 
 

@@ -71,7 +71,11 @@ async def grpc_server(fake: Fake) -> AsyncIterator[Fake]:
             method = details.method.rsplit("/", 1)[1]
 
             async def answer(message: bytes, context: Any) -> bytes:
-                reply = fake.infer if method in ("Predict", "Predictions", "ModelInfer") else fake.tell(method)
+                reply = (
+                    fake.infer
+                    if method in ("Predict", "Predictions", "ModelInfer")
+                    else fake.tell(method)
+                )
                 if reply is None:
                     await fake.held.wait()
                 if isinstance(reply, Status):

@@ -13,15 +13,21 @@ from typing import Any
 import numpy as np
 import onnxruntime as ort
 
+from gateway.backends import parameters
 from gateway.backends.base import Artifact
 from gateway.backends.embedded import onnxruntime_options, placement, runtime
 from gateway.backends.embedded.runtime import Compute, EmbeddedBackend
-from gateway.errors import InvalidArgument, Unsupported
+from gateway.errors import Internal, InvalidArgument, Unsupported
 from gateway.repository import onnx_guard
 from gateway.repository.autocomplete import ArtifactTensor
 from gateway.types import Array, Datatype
 
 _BFLOAT16_ELEMENT_TYPE = 16  # onnx.TensorProto.BFLOAT16
+
+#: A model's parameter: how the bytes of BYTES become the runtime's text. Latin-1 has a character
+#: for each byte, so that any bytes pass; but text beyond ASCII is then other text to the model.
+ENCODING = "string_encoding"
+UTF8, LATIN1 = "utf-8", "latin-1"
 
 _DATATYPES = {
     "tensor(bool)": Datatype.BOOL,
@@ -53,10 +59,19 @@ def load(artifact: Artifact) -> EmbeddedBackend:
     session, gpu = _open(artifact)
     config = placement.as_placed(artifact.config, gpu)
     try:
-        opened = OnnxSession(session, runtime.artifact_file(artifact))
+        opened = OnnxSession(session, runtime.artifact_file(artifact), _encoding(artifact))
     except UnicodeDecodeError as error:  # the runtime takes names that are no text
         raise runtime.does_not_load(artifact, error) from error
     return runtime.serve(artifact, opened, config)
+
+
+def _encoding(artifact: Artifact) -> str:
+    encoding = parameters.text(artifact.config, ENCODING, UTF8)
+    if encoding not in (UTF8, LATIN1):
+        raise InvalidArgument(
+            f"parameter '{ENCODING}' must be '{UTF8}' or '{LATIN1}', not '{encoding}'"
+        )
+    return encoding
 
 
 def _open(artifact: Artifact) -> tuple[ort.InferenceSession, int | None]:
@@ -88,8 +103,8 @@ class OnnxSession:
     where it does not fall back either, the number of inputs says as much.
     """
 
-    def __init__(self, session: ort.InferenceSession, file: Path) -> None:
-        self._session, self._file = session, file
+    def __init__(self, session: ort.InferenceSession, file: Path, encoding: str = UTF8) -> None:
+        self._session, self._file, self._encoding = session, file, encoding
         self.inputs = [_tensor(meta) for meta in session.get_inputs()]
         self.outputs = [_tensor(meta) for meta in session.get_outputs()]
         used = {tensor.datatype for tensor in (*self.inputs, *self.outputs)}
@@ -127,8 +142,9 @@ class OnnxSession:
         return outputs
 
     def _run_bytes(self, names: Sequence[str], inputs: dict[str, Array]) -> list[Array]:
-        feed = {name: _to_strings(name, data) for name, data in inputs.items()}
-        return [_to_bytes(array) for array in self._session.run(names, feed)]
+        feed = {name: self._to_strings(name, data) for name, data in inputs.items()}
+        arrays = self._session.run(names, feed)
+        return [self._to_bytes(n, array) for n, array in zip(names, arrays, strict=True)]
 
     def _run_bfloat16(self, names: Sequence[str], inputs: dict[str, Array]) -> list[Array]:
         """numpy has no bfloat16: its bits go in and out through the runtime's own values."""
@@ -140,12 +156,39 @@ class OnnxSession:
                     data, _BFLOAT16_ELEMENT_TYPE
                 )
             else:
-                feed[name] = ort.OrtValue.ortvalue_from_numpy(_to_strings(name, data))
+                feed[name] = ort.OrtValue.ortvalue_from_numpy(self._to_strings(name, data))
         values = self._session.run_with_ort_values(names, feed)
         return [
-            _bits(value) if name in self._bfloat16 else _to_bytes(value.numpy())
+            _bits(value) if name in self._bfloat16 else self._to_bytes(name, value.numpy())
             for name, value in zip(names, values, strict=True)
         ]
+
+    def _to_strings(self, name: str, data: Array) -> Array:
+        """ONNX strings are UTF-8 text (onnx.proto, ``string_data``); the runtime takes ``str``."""
+        if data.dtype != object:
+            return data
+        texts = np.empty(data.shape, dtype=object)
+        try:
+            texts.reshape(-1)[:] = [item.decode(self._encoding) for item in data.reshape(-1)]
+        except UnicodeDecodeError as error:
+            raise InvalidArgument(
+                f"input '{name}' holds bytes that are not UTF-8, which is what ONNX strings are; a "
+                f"model that only hands them on takes any with the parameter '{ENCODING}' "
+                f"'{LATIN1}' in its config.pbtxt"
+            ) from error
+        return texts
+
+    def _to_bytes(self, name: str, data: Array) -> Array:
+        if data.dtype != object:
+            return data
+        encoded = np.empty(data.shape, dtype=object)
+        try:
+            encoded.reshape(-1)[:] = [item.encode(self._encoding) for item in data.reshape(-1)]
+        except UnicodeEncodeError as error:
+            raise Internal(
+                f"output '{name}' holds characters that {self._encoding} does not have"
+            ) from error
+        return encoded
 
 
 def _tensor(meta: Any) -> ArtifactTensor:
@@ -153,26 +196,6 @@ def _tensor(meta: Any) -> ArtifactTensor:
         raise Unsupported(f"'{meta.name}' is a {meta.type}; only dense tensors are served")
     shape = tuple(d if isinstance(d, int) and d >= 0 else -1 for d in meta.shape)
     return ArtifactTensor(meta.name, _DATATYPES[meta.type], shape)
-
-
-def _to_strings(name: str, data: Array) -> Array:
-    """ONNX strings are UTF-8 text (onnx.proto, ``string_data``), and the runtime takes ``str``."""
-    if data.dtype != object:
-        return data
-    texts = np.empty(data.shape, dtype=object)
-    try:
-        texts.reshape(-1)[:] = [item.decode() for item in data.reshape(-1)]
-    except UnicodeDecodeError as error:
-        raise InvalidArgument(f"input '{name}' holds bytes that are not UTF-8") from error
-    return texts
-
-
-def _to_bytes(data: Array) -> Array:
-    if data.dtype != object:
-        return data
-    encoded = np.empty(data.shape, dtype=object)
-    encoded.reshape(-1)[:] = [item.encode() for item in data.reshape(-1)]
-    return encoded
 
 
 def _bits(value: Any) -> Array:

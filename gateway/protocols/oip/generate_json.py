@@ -6,6 +6,7 @@ Wire contract: triton-inference-server/server ``docs/protocol/extension_generate
 
 from __future__ import annotations
 
+import json
 from typing import Any
 
 import numpy as np
@@ -29,6 +30,7 @@ def decode(body: Buffer, served: ServedVersion, model_version: int) -> InferRequ
     document = json_text.loads(body) if len(body) else {}
     if type(document) is not dict:
         raise InvalidArgument("the request must be a JSON object")
+    _check_unique(bytes(body), document)
     batch = (-1,) if served.signature.max_batch_size else ()
     specs = {spec.name: spec for spec in served.signature.inputs}
     tensors: dict[str, Tensor] = {}
@@ -59,6 +61,24 @@ def decode(body: Buffer, served: ServedVersion, model_version: int) -> InferRequ
     return InferRequest(
         served.name, list(tensors.values()), (), model_version, request_id, parameters
     )
+
+
+def _check_unique(text: bytes, document: dict[str, Any]) -> None:
+    """Raise where ``text``, which ``document`` was read from, has a key twice.
+
+    A colon for each key is the common case; others are in strings, or of keys that were dropped.
+    """
+    nested = document.get(_PARAMETERS)
+    if text.count(b":") > len(document) + (len(nested) if type(nested) is dict else 0):
+        json.loads(text, object_pairs_hook=_unique)
+
+
+def _unique(pairs: list[tuple[str, Any]]) -> None:
+    seen: set[str] = set()
+    for key, _ in pairs:
+        if key in seen:
+            raise InvalidArgument(f"input '{key}' already exists in request")
+        seen.add(key)
 
 
 def _tensor(spec: TensorSpec, batch: tuple[int, ...], value: Any) -> Tensor:

@@ -1,0 +1,47 @@
+"""The fake backend's delays, and integers of every kind as JSON."""
+
+from __future__ import annotations
+
+import json
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from gateway.backends import fake
+from gateway.backends.base import Artifact
+from gateway.errors import InvalidArgument
+from gateway.repository import config
+from gateway.types import NO_DEADLINE, Datatype, InferRequest, Tensor
+from gateway.wire import json_text
+from tests import models
+
+
+def loaded(value: str) -> fake.FakeBackend:
+    delay = 'parameters { key: "execute_delay_ms" value { string_value: "%s" } }'
+    text = models.config("m", ["x FP32 1"], ["y FP32 1"], 0, "fake", delay % value)
+    completed = config.complete(config.parse(text), "m")
+    return fake.load(Artifact("m", 1, Path(), completed, 1))
+
+
+async def test_tritons_delay_in_milliseconds_is_waited_for() -> None:
+    request = InferRequest("m", [Tensor("x", Datatype.FP32, np.ones(1, np.float32))])
+    started = time.monotonic()
+    await loaded("30")(request, NO_DEADLINE)
+    assert time.monotonic() - started >= 0.03
+    assert not loaded("30").execution.inline(request)
+    assert loaded("0").execution.inline(request)
+
+
+@pytest.mark.parametrize("value", ["-1", "soon", "1.5"])
+def test_a_delay_that_is_none_is_refused(value: str) -> None:
+    with pytest.raises(InvalidArgument, match="parameter 'execute_delay_ms' must be a whole"):
+        loaded(value)
+
+
+@pytest.mark.parametrize("kind", "bhilqBHILQpP?fd")
+def test_a_scalar_of_every_type_that_numpy_has_is_json(kind: str) -> None:
+    """ONNX Runtime's INT64 outputs are ``longlong``, which is not ``int64`` to everyone."""
+    text = json_text.dumps({"value": json_text.numbers(np.array(1, dtype=kind))})
+    assert json.loads(text) == {"value": 1}
