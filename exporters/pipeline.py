@@ -25,13 +25,13 @@ from exporters import (
     sources,
     triton_warmup,
 )
-from exporters.errors import UsageError
-from exporters.formats import Format, Target
+from exporters.errors import UsageError, first_line
+from exporters.formats import Format, Session, Target
 from exporters.parity import ParityReport
 from exporters.proof import Checks, Progress, Proof, convert, prove
 from exporters.source import Source
 from exporters.sources import SourceRequest
-from gateway.errors import Unsupported
+from gateway.errors import ModelportError, Unsupported
 from gateway.repository import config, signed_config, signing
 from gateway.repository.config import PLATFORMS, ModelConfig
 from gateway.repository.manifest import files_of
@@ -230,9 +230,8 @@ def _make(
         gc.collect()  # a converter's graphs hold a copy of the weights
         if target.quantize:
             _check_quantized(path, row, target.quantize)
-        report, found = prove(
-            source, row.open_session(path, trusted=True), target.precision, checks, told
-        )
+        session = _opened(row, path)
+        report, found = prove(source, session, target.precision, checks, told)
         if row.name == "savedmodel":
             from exporters.formats import tensorflow_warmup
 
@@ -277,6 +276,19 @@ def _record(
         count=report.samples,
         seed=report.seed,
     )
+
+
+def _opened(row: Format, path: Path) -> Session:
+    """The artifact in the runtime that will serve it, which may lack an operator of its format."""
+    try:
+        return row.open_session(path, trusted=True)
+    except (ModelportError, OSError):
+        raise
+    except Exception as error:
+        raise Unsupported(
+            f"the runtime of {row.name} cannot run this model ({first_line(error)}); use another "
+            "--format or --dtype"
+        ) from error
 
 
 def _check_quantized(path: Path, row: Format, precision: str) -> None:

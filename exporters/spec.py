@@ -31,6 +31,11 @@ if TYPE_CHECKING:
 
 ATTRIBUTE = "modelport_spec"
 
+DEFAULT_RTOL = 1e-4
+
+#: From one bfloat16 to the next, relative: another runtime may round to the neighbour.
+BFLOAT16_STEP = 2.0**-7
+
 Shape = tuple[int, ...]
 Factory = Callable[..., "nn.Module"]
 Sampler = Callable[[ModelSignature, int, Mapping[str, int], np.random.Generator], dict[str, Array]]
@@ -69,7 +74,7 @@ class ModelSpec:
     infer_kwargs: Callable[[Mapping[str, Shape], Mapping[str, Any]], dict[str, Any]] | None = None
     sample: Sampler | None = None
     atol: float = 1e-5
-    rtol: float = 1e-4
+    rtol: float = DEFAULT_RTOL
     decision: Decision | None = None
     parameters: Mapping[str, str] = field(default_factory=dict)
     twin: str | None = None

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from exporters.samples import draw, model_dims, name_axes, sizes_of
+from exporters.sources.eager import Widened
 from gateway.types import NUMPY_DTYPES, Axis, ModelSignature
 
 EXAMPLE_BATCH = 2  # torch.export takes a 1 for a constant
@@ -50,8 +51,8 @@ def dynamic_shapes(signature: ModelSignature, module: nn.Module) -> tuple[Any, .
         dims = enumerate(model_dims(spec), start=offset)
         shape = {i: axes[dim] for i, dim in dims if isinstance(dim, str) and axes[dim] is not None}
         shapes.append({0: batch, **shape} if offset else shape)
-    # Recast takes all its inputs as one variadic argument.
-    return (tuple(shapes),) if isinstance(module, Recast) else tuple(shapes)
+    # These take all their inputs as one variadic argument.
+    return (tuple(shapes),) if isinstance(module, Recast | Widened) else tuple(shapes)
 
 
 def _dim(axis: Axis) -> Any:

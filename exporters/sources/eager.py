@@ -5,12 +5,23 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Iterator, Mapping, Sequence
 
+import numpy as np
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from exporters.errors import UsageError
 from gateway.errors import Unsupported
-from gateway.types import Array, ModelSignature
+from gateway.types import NUMPY_DTYPES, Array, Datatype, ModelSignature
+
+#: What tensors are published as; a bfloat16 is published as the float32 of the same value.
+DATATYPES: Mapping[torch.dtype, Datatype] = {
+    torch.bfloat16: Datatype.FP32,
+    **{
+        torch.from_numpy(np.empty(0, dtype)).dtype: datatype
+        for datatype, dtype in NUMPY_DTYPES.items()
+        if datatype not in (Datatype.BF16, Datatype.BYTES)
+    },
+}
 
 
 @contextlib.contextmanager
@@ -44,8 +55,43 @@ class Eager:
                 f"forward() returns {len(results)} tensors, the signature declares "
                 f"{len(self._outputs)} outputs; declare each"
             )
-        arrays = (value.numpy() for value in results)
-        return dict(zip(self._outputs, arrays, strict=True))
+        for name, value in zip(self._outputs, results, strict=True):
+            datatype_of(name, value)
+        return {name: x.numpy() for name, x in zip(self._outputs, results, strict=True)}
+
+
+class Widened(nn.Module):
+    """A module that gives bfloat16, as one that gives float32: every value has its equal there."""
+
+    def __init__(self, module: nn.Module) -> None:
+        super().__init__()
+        self.module = module
+
+    def forward(self, *inputs: Tensor) -> tuple[Tensor, ...]:
+        results = as_tensors(self.module(*inputs))
+        return tuple(x.float() if x.dtype is torch.bfloat16 else x for x in results)
+
+
+def widen_weights(module: nn.Module) -> None:
+    """Make float32 of bfloat16 weights: ``--dtype`` says what an artifact computes in."""
+    for tensor in (*module.parameters(), *module.buffers()):
+        if tensor.dtype is torch.bfloat16:
+            tensor.data = tensor.data.float()
+
+
+def datatype_of(name: str, value: Tensor) -> Datatype:
+    """What the output ``name`` is published as.
+
+    Raises:
+        Unsupported: no protocol has it.
+    """
+    if value.dtype not in DATATYPES or value.layout is not torch.strided:
+        kind = value.dtype if value.layout is torch.strided else value.layout
+        raise Unsupported(
+            f"output '{name}' is {kind}, which no protocol has; return dense tensors of floats, "
+            "integers or booleans"
+        )
+    return DATATYPES[value.dtype]
 
 
 def as_tensors(result: object) -> Sequence[torch.Tensor]:

@@ -27,9 +27,9 @@ from exporters.declaration import DEFAULT_LONGEST, parse_tensors
 from exporters.errors import UsageError, first_line
 from exporters.samples import draw, sizes_of
 from exporters.sources import SourceRequest
-from exporters.sources.eager import as_tensors, inference_mode
+from exporters.sources.eager import as_tensors, datatype_of, inference_mode
 from exporters.spec import ModelSpec
-from gateway.types import NUMPY_DTYPES, Axis, Datatype, ModelSignature, TensorSpec
+from gateway.types import Axis, Datatype, ModelSignature, TensorSpec
 
 EXAMPLE_ATTRIBUTES = ("example_inputs", "example_input_array", "dummy_inputs")
 
@@ -86,7 +86,7 @@ def _from_example(module: nn.Module, example: Any, attribute: str) -> Declared:
         if not isinstance(value, Tensor) or value.dim() == 0:
             raise UsageError(f"'{attribute}' of the model holds no batch for '{name}'; add --input")
         dims = tuple(value.shape[1:])
-        datatype = _datatype(value)
+        datatype = datatype_of(name, value)
         if dims and not value.is_floating_point():
             specs.append(TensorSpec(name, datatype, dims, 0, _largest_id(module, value)))
         elif dims:
@@ -162,7 +162,9 @@ def _outputs(
                     same = dims[position] == base[axis_name]
                     dims[position] = axis_name if follows and same else -1
         reshape = None if dims else ()
-        specs.append(TensorSpec(name, _datatype(value), tuple(dims or [1]), reshape=reshape))
+        specs.append(
+            TensorSpec(name, datatype_of(name, value), tuple(dims or [1]), reshape=reshape)
+        )
     return tuple(specs)
 
 
@@ -181,8 +183,3 @@ def _run(
             "with --input, or all with 'modelport_spec' on the factory"
         ) from error
     return list(as_tensors(result))
-
-
-def _datatype(value: Tensor) -> Datatype:
-    dtype = value.numpy().dtype
-    return next(d for d, known in NUMPY_DTYPES.items() if known == dtype and d != Datatype.BF16)

@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
+import numpy as np
+import torch
 from torch import nn
 
 from exporters import checkpoint, spec
 from exporters.errors import UsageError
+from exporters.samples import draw, name_axes, sizes_of
 from exporters.source import Framework, Origin, Source
 from exporters.sources import SourceRequest, inferred
-from exporters.sources.eager import Eager
-from exporters.spec import ModelSpec
+from exporters.sources.eager import Eager, Widened, as_tensors, inference_mode, widen_weights
+from exporters.spec import BFLOAT16_STEP, ModelSpec
 from gateway.types import ModelSignature
 
 
@@ -32,6 +36,7 @@ def load(request: SourceRequest) -> Source:
     known = {**read.model_kwargs, **request.model_kwargs}
     module, declared, kwargs = spec.build(request.model, read.shapes, known)
     checkpoint.load_into(module, read)
+    widen_weights(module)
     if declared is not None and request.output_names and not request.inputs:
         raise UsageError(f"--model '{request.model}' names its own outputs; leave --output-name")
     if declared is None or request.inputs:
@@ -49,6 +54,9 @@ def source(
     labels: tuple[str, ...] = (),
 ) -> Source:
     """``module`` as the thing to export; its weights are in it already."""
+    if _gives_bfloat16(module, signature):
+        module = Widened(module)
+        spec = replace(spec, rtol=max(spec.rtol, BFLOAT16_STEP))
     return Source(
         framework=Framework.PYTORCH,
         model=module.eval(),
@@ -60,3 +68,18 @@ def source(
         model_kwargs=dict(model_kwargs or {}),
         labels=labels,
     )
+
+
+def _gives_bfloat16(module: nn.Module, signature: ModelSignature) -> bool:
+    """Whether it does for its smallest inputs; a module that fails on them fails in the proof."""
+    signature = name_axes(signature)
+    sizes = {name: sizes_of(axis)[0] for name, axis in signature.axes.items()}
+    try:
+        inputs = draw(signature, 1, sizes, np.random.default_rng(0))
+        with inference_mode(module):
+            results = as_tensors(
+                module(*(torch.from_numpy(inputs[s.name]) for s in signature.inputs))
+            )
+    except Exception:
+        return False
+    return any(result.dtype is torch.bfloat16 for result in results)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +13,7 @@ from exporters.errors import UsageError
 from exporters.silence import quiet
 from exporters.source import Framework, Origin, Source, digest_of
 from exporters.sources import SourceRequest, bounds, keras_file, saved_model
-from exporters.spec import ModelSpec
+from exporters.spec import BFLOAT16_STEP, DEFAULT_RTOL, ModelSpec
 from exporters.tensorflow_runtime import keras, tf
 from gateway.errors import IntegrityError, Unsupported
 from gateway.repository.manifest import sha256_of
@@ -25,6 +25,8 @@ DATATYPES: Mapping[str, Datatype] = {
     for datatype, dtype in NUMPY_DTYPES.items()
     if datatype not in (Datatype.BF16, Datatype.BYTES)
 }
+
+BFLOAT16 = "bfloat16"
 
 Call = Callable[[Mapping[str, Any]], Mapping[str, Any]]
 
@@ -60,6 +62,7 @@ class _Loaded:
     inputs: Sequence[_Tensor]
     outputs: Sequence[_Tensor]
     parameter_count: int
+    rtol: float = DEFAULT_RTOL
 
 
 def load(request: SourceRequest) -> Source:
@@ -77,7 +80,7 @@ def load(request: SourceRequest) -> Source:
     if request.model is not None or request.model_kwargs:
         raise UsageError(f"'{path}' holds its own architecture; leave --model and --model-kwargs")
     with quiet():
-        loaded = _load_saved_model(path) if path.is_dir() else _load_keras(path)
+        loaded = _widened(_load_saved_model(path) if path.is_dir() else _load_keras(path))
     signature = _signature(loaded, request.max_batch_size)
     reference = Eager(loaded.model)
     signature = bounds.settle(signature, reference)
@@ -85,7 +88,7 @@ def load(request: SourceRequest) -> Source:
     return Source(
         framework=Framework.TENSORFLOW,
         model=loaded.model,
-        spec=ModelSpec(name=name, signature=lambda model, max_batch_size: signature),
+        spec=ModelSpec(name, lambda model, max_batch_size: signature, rtol=loaded.rtol),
         signature=signature,
         reference=reference,
         parameter_count=loaded.parameter_count,
@@ -103,6 +106,31 @@ class Eager:
         with tf.device("CPU"):
             results = self._model({name: tf.constant(value) for name, value in inputs.items()})
         return {name: value.numpy() for name, value in results.items()}
+
+
+def _widened(loaded: _Loaded) -> _Loaded:
+    """``loaded`` with float32 for every bfloat16 that it takes or gives: no protocol's JSON has it,
+    and every value of the one is one of the other."""
+    names = {t.name for t in (*loaded.inputs, *loaded.outputs) if t.dtype == BFLOAT16}
+    if not names:
+        return loaded
+    taken = {t.name for t in loaded.inputs if t.dtype == BFLOAT16}
+
+    def call(tensors: Mapping[str, Any]) -> Mapping[str, Any]:
+        cast = {n: tf.cast(x, tf.bfloat16) if n in taken else x for n, x in tensors.items()}
+        results = loaded.model(cast)
+        return {n: tf.cast(x, tf.float32) if n in names else x for n, x in results.items()}
+
+    def widened(tensors: Sequence[_Tensor]) -> list[_Tensor]:
+        return [replace(t, dtype="float32") if t.name in names else t for t in tensors]
+
+    return replace(
+        loaded,
+        model=Model(call, loaded.model),
+        inputs=widened(loaded.inputs),
+        outputs=widened(loaded.outputs),
+        rtol=BFLOAT16_STEP,
+    )
 
 
 def _load_keras(path: Path) -> _Loaded:
