@@ -1,8 +1,11 @@
-"""A watcher of ``grpc.health.v1.Health`` is told of the end, whenever it comes."""
+"""Watchers of ``grpc.health.v1.Health``: what they are told, and what they cost."""
 
 from __future__ import annotations
 
+import asyncio
+from collections.abc import AsyncIterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 from grpc_health.v1 import health_pb2
@@ -10,7 +13,8 @@ from grpc_health.v1 import health_pb2
 from gateway.control import LocalControl
 from gateway.dataplane import DataPlane
 from gateway.lifecycle import Lifecycle
-from gateway.protocols.oip.grpc import HEALTH_SERVICE, OipGrpc
+from gateway.protocols.oip import health_grpc
+from gateway.protocols.oip.grpc import OipGrpc
 from gateway.protocols.oip.shared_memory import SharedMemory
 from gateway.settings import Settings
 from gateway.shared_memory import Regions
@@ -22,10 +26,76 @@ async def test_an_end_that_comes_while_a_status_is_sent_is_told(tmp_path: Path) 
     await lifecycle.start()
     control = LocalControl(lifecycle)
     shared = SharedMemory(Regions(allowed=False), control, 0)
-    methods = OipGrpc(DataPlane(lifecycle), lifecycle, control, shared).methods()[HEALTH_SERVICE]
+    methods = OipGrpc(DataPlane(lifecycle), lifecycle, control, shared).methods()[
+        health_grpc.SERVICE
+    ]
     watch = methods["Watch"].handler(health_pb2.HealthCheckRequest(), NO_DEADLINE)
     assert (await anext(watch)).status == health_pb2.HealthCheckResponse.SERVING
     lifecycle.draining.set()
     assert (await anext(watch)).status == health_pb2.HealthCheckResponse.NOT_SERVING
     with pytest.raises(StopAsyncIteration):
         await anext(watch)
+
+
+class Counting:
+    """A control that counts how often it is asked."""
+
+    def __init__(self) -> None:
+        self.asked = 0
+        self.is_ready = True
+
+    async def ready(self) -> bool:
+        self.asked += 1
+        return self.is_ready
+
+
+WATCHERS = 500
+SERVING = health_pb2.HealthCheckResponse.SERVING
+NOT_SERVING = health_pb2.HealthCheckResponse.NOT_SERVING
+
+
+async def test_however_many_watch_readiness_is_looked_at_once(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(health_grpc, "WATCH_SECONDS", 0.01)
+    control, draining = Counting(), asyncio.Event()
+    health = health_grpc.HealthGrpc(control, draining, ())  # type: ignore[arg-type]
+    handler = health.methods()[health_grpc.SERVICE]["Watch"].handler
+    told: list[list[int]] = [[] for _ in range(WATCHERS)]
+
+    async def watch(statuses: list[int]) -> None:
+        replies: AsyncIterator[Any] = handler(health_pb2.HealthCheckRequest(), NO_DEADLINE)
+        async for reply in replies:
+            statuses.append(reply.status)  # noqa: PERF401
+
+    async def all_told(*statuses: int) -> None:
+        while told != [list(statuses)] * WATCHERS:
+            await asyncio.sleep(0.001)
+
+    watching = [asyncio.ensure_future(watch(statuses)) for statuses in told]
+    await all_told(SERVING)
+    asked = control.asked
+    while control.asked < asked + 5:
+        await asyncio.sleep(0.001)
+    assert control.asked < WATCHERS / 10
+    control.is_ready = False
+    await all_told(SERVING, NOT_SERVING)
+    control.is_ready = True
+    await all_told(SERVING, NOT_SERVING, SERVING)
+    draining.set()
+    await asyncio.gather(*watching)
+    assert told == [[SERVING, NOT_SERVING, SERVING, NOT_SERVING]] * WATCHERS
+
+
+async def test_when_nobody_watches_nobody_looks(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(health_grpc, "WATCH_SECONDS", 0.0)
+    control = Counting()
+    readiness = health_grpc.Readiness(control, asyncio.Event())  # type: ignore[arg-type]
+    before = asyncio.all_tasks()
+    for _ in range(2):
+        changes = readiness.changes()
+        assert await anext(changes) is True
+        await changes.aclose()
+        await asyncio.sleep(0)
+        await asyncio.sleep(0)
+        assert asyncio.all_tasks() == before

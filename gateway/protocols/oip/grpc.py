@@ -6,12 +6,9 @@ function from a request to a reply, or from a stream to a stream, that raises ``
 
 from __future__ import annotations
 
-import asyncio
-from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable
-from contextlib import aclosing, suppress
+from collections.abc import AsyncGenerator, Awaitable, Callable
+from contextlib import aclosing
 from typing import Any
-
-from grpc_health.v1 import health_pb2
 
 from gateway.control import Control
 from gateway.dataplane import DataPlane
@@ -19,16 +16,16 @@ from gateway.errors import (
     Code,
     Decoupled,
     ModelportError,
-    NotFound,
     Unsupported,
 )
 from gateway.lifecycle import Lifecycle
-from gateway.protocols.grpc_method import Method
+from gateway.protocols.grpc_method import Method, Rows
 from gateway.protocols.oip import documents
 from gateway.protocols.oip import parameters as oip_parameters
 from gateway.protocols.oip.grpc_reply import RawReply, encode
 from gateway.protocols.oip.grpc_request import RawRequest, decode, model_of
 from gateway.protocols.oip.grpc_stream import StreamInfer
+from gateway.protocols.oip.health_grpc import HealthGrpc
 from gateway.protocols.oip.regions_grpc import RegionsGrpc
 from gateway.protocols.oip.shared_memory import REFUSED, Exchange, SharedMemory
 from gateway.types import (
@@ -39,9 +36,6 @@ from gateway.types import (
 from gateway.wire.triton_messages import service_pb2 as pb
 
 SERVICE = "inference.GRPCInferenceService"
-HEALTH_SERVICE = "grpc.health.v1.Health"
-#: How soon a health watcher learns of a change.
-WATCH_SECONDS = 0.5
 
 Unary = Callable[[Any, Deadline], Awaitable[Any]]
 
@@ -60,8 +54,9 @@ class OipGrpc:
         self._dataplane = dataplane
         self._lifecycle = lifecycle
         self._control = control
+        self._health = HealthGrpc(control, lifecycle.draining, [SERVICE])
 
-    def methods(self) -> dict[str, dict[str, Method]]:
+    def methods(self) -> dict[str, Rows]:
         """service → method → row."""
         unary: dict[str, Unary] = {
             "ServerLive": self._server_live,
@@ -94,19 +89,7 @@ class OipGrpc:
         )
         for name in ("ServerLive", "ServerReady"):
             table[name] = table[name]._replace(health=True)
-        check = Method(
-            health_pb2.HealthCheckRequest,
-            health_pb2.HealthCheckResponse,
-            self._check,
-            health=True,
-        )
-        watch = Method(
-            health_pb2.HealthCheckRequest,
-            health_pb2.HealthCheckResponse,
-            self._watch,
-            reply_streams=True,
-        )
-        return {SERVICE: table, HEALTH_SERVICE: {"Check": check, "Watch": watch}}
+        return {SERVICE: table, **self._health.methods()}
 
     # -- infer ----------------------------------------------------------------------------------
 
@@ -180,33 +163,6 @@ class OipGrpc:
             self._lifecycle, self._control, message.name, version
         )
         return _message(document, pb.ModelStatisticsResponse())
-
-    async def _check(self, message: Any, _: Deadline) -> Any:
-        return health_pb2.HealthCheckResponse(status=await self._health(message.service))
-
-    async def _watch(self, message: Any, _: Deadline) -> AsyncIterator[Any]:
-        """The status now and at every change, until the server drains."""
-        last = None
-        while True:
-            last_look = self._lifecycle.draining.is_set()  # before the status: it must be told
-            try:
-                status = await self._health(message.service)
-            except NotFound:
-                status = health_pb2.HealthCheckResponse.SERVICE_UNKNOWN
-            if status != last:
-                yield health_pb2.HealthCheckResponse(status=status)
-            if last_look:
-                return
-            last = status
-            with suppress(TimeoutError):
-                await asyncio.wait_for(self._lifecycle.draining.wait(), WATCH_SECONDS)
-
-    async def _health(self, service: str) -> Any:
-        serving = health_pb2.HealthCheckResponse.SERVING
-        if service in ("", SERVICE, HEALTH_SERVICE):
-            ready = await self._control.ready()
-            return serving if ready else health_pb2.HealthCheckResponse.NOT_SERVING
-        raise NotFound(f"unknown service '{service}'")
 
     # -- repository -----------------------------------------------------------------------------
 

@@ -1,0 +1,111 @@
+"""``grpc.health.v1.Health``: the readiness of the gateway, asked and watched."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator, Collection
+from contextlib import aclosing
+from typing import Any
+
+from grpc_health.v1 import health_pb2
+
+from gateway.control import Control
+from gateway.errors import ModelportError, NotFound
+from gateway.protocols.grpc_method import Method, Rows
+from gateway.types import Deadline
+
+SERVICE = "grpc.health.v1.Health"
+#: How soon a watcher learns of a change.
+WATCH_SECONDS = 0.5
+_Response = health_pb2.HealthCheckResponse
+
+
+class Readiness:
+    """The gateway's readiness, looked at once for all who watch it, while there are any."""
+
+    def __init__(self, control: Control, draining: asyncio.Event) -> None:
+        self._control, self._draining = control, draining
+        self._watchers = 0
+        self._looking: asyncio.Task[None] | None = None
+        self._ready: bool | None = None
+        #: Set, and replaced, at every change.
+        self._changed = asyncio.Event()
+
+    async def changes(self) -> AsyncGenerator[bool, None]:
+        """The readiness now and at every change, until the server drains."""
+        self._watchers += 1
+        try:
+            if self._looking is None:
+                self._looking = asyncio.get_running_loop().create_task(self._look())
+            last = None
+            while True:
+                changed, ready, ends = self._changed, self._ready, self._draining.is_set()
+                if ends:
+                    ready = False  # said before the end, whatever was seen
+                if ready is not None and ready != last:
+                    yield ready
+                    last = ready
+                if ends:
+                    return
+                await changed.wait()
+        finally:
+            self._watchers -= 1
+            if not self._watchers and self._looking is not None:
+                self._looking.cancel()
+                self._looking = self._ready = None
+
+    async def _look(self) -> None:
+        draining = asyncio.ensure_future(self._draining.wait())
+        try:
+            while not self._draining.is_set():
+                try:
+                    ready = await self._control.ready()
+                except ModelportError:
+                    ready = False  # nobody can tell
+                if ready != self._ready:
+                    self._ready = ready
+                    self._tell()
+                await asyncio.wait({draining}, timeout=WATCH_SECONDS)
+        finally:
+            draining.cancel()
+        self._tell()
+
+    def _tell(self) -> None:
+        changed, self._changed = self._changed, asyncio.Event()
+        changed.set()
+
+
+class HealthGrpc:
+    """``services`` are those whose health is the gateway's."""
+
+    def __init__(
+        self, control: Control, draining: asyncio.Event, services: Collection[str]
+    ) -> None:
+        self._control = control
+        self._readiness = Readiness(control, draining)
+        self._services = frozenset(("", SERVICE, *services))
+
+    def methods(self) -> dict[str, Rows]:
+        """service → method → row."""
+        messages = health_pb2.HealthCheckRequest, _Response
+        check = Method(*messages, self._check, health=True)
+        watch = Method(*messages, self._watch, reply_streams=True)
+        return {SERVICE: {"Check": check, "Watch": watch}}
+
+    async def _check(self, message: Any, _: Deadline) -> Any:
+        if message.service not in self._services:
+            raise NotFound(f"unknown service '{message.service}'")
+        return _response(await self._control.ready())
+
+    async def _watch(self, message: Any, _: Deadline) -> AsyncGenerator[Any, None]:
+        """The status now and at every change, until the server drains."""
+        if message.service not in self._services:
+            yield _Response(status=_Response.SERVICE_UNKNOWN)
+        async with aclosing(self._readiness.changes()) as changes:
+            async for ready in changes:
+                if message.service in self._services:
+                    yield _response(ready)
+
+
+def _response(ready: bool) -> Any:
+    return _Response(status=_Response.SERVING if ready else _Response.NOT_SERVING)
