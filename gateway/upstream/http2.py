@@ -20,10 +20,8 @@ from gateway.wire.http2 import (
     ACK,
     CANCEL,
     DATA,
-    DEFAULT_FRAME_BYTES,
     END_HEADERS,
     END_STREAM,
-    FLOW_CONTROL_ERROR,
     FRAME,
     FRAME_SIZE_ERROR,
     GOAWAY,
@@ -35,13 +33,13 @@ from gateway.wire.http2 import (
     PUSH_PROMISE,
     REFUSED_STREAM,
     RST_STREAM,
-    SETTING,
     SETTINGS,
     WINDOW_BYTES,
     WINDOW_UPDATE,
     WORD,
 )
-from gateway.wire.http2_reader import MAX_DATA_BYTES, Broken, Reader
+from gateway.wire.http2_reader import MAX_DATA_BYTES, Broken, Reader, widened
+from gateway.wire.http2_settings import PeerSettings
 from gateway.wire.protobuf import joined
 from gateway.wire.raw import Buffer
 
@@ -55,8 +53,6 @@ UNREAD_LIMIT_BYTES = 2**24
 PONG_SECONDS = 5.0
 #: A peer that sends nothing for so long, with calls in flight, is pinged.
 SILENCE_SECONDS = 1.0
-#: The largest frame that a peer may want: RFC 9113, 6.5.2.
-MAX_FRAME_BYTES = 2**24 - 1
 _GREETING = b"".join(
     (
         PREFACE,
@@ -113,9 +109,8 @@ class Connection(Reader, asyncio.BufferedProtocol):
         self._next = 1
         self._blocks = HeaderBlocks(text)
         self._received = 0
-        self._window = self._stream_window = WINDOW_BYTES
-        self._max_frame = DEFAULT_FRAME_BYTES
-        self._max_streams = MAX_STREAM
+        self._window = WINDOW_BYTES
+        self._peer = PeerSettings()
         #: When it was pinged, until it answers; 0: it was not.
         self._pinged_at = 0.0
         #: Something came, or a first call began, since the last look; and it was pinged since.
@@ -137,7 +132,7 @@ class Connection(Reader, asyncio.BufferedProtocol):
     @property
     def free(self) -> bool:
         """Whether it takes another call."""
-        return self.usable and len(self._replies) < self._max_streams
+        return self.usable and len(self._replies) < self._peer.max_streams
 
     async def call(self, block: bytes, body: Sequence[Buffer], limit: int) -> Reply:
         """Send ``block`` (a header block) and ``body``; its parts are sent as they are.
@@ -153,7 +148,7 @@ class Connection(Reader, asyncio.BufferedProtocol):
         self._next += 2
         if self._next > MAX_STREAM:
             self.usable = False
-        reply = Reply(self._loop.create_future(), limit, self._stream_window)
+        reply = Reply(self._loop.create_future(), limit, self._peer.initial_window)
         self._replies[stream] = reply
         head = http2.frame(HEADERS, END_HEADERS, stream, block)
         reply.to_send.extend(memoryview(part) for part in body if len(part))
@@ -176,7 +171,7 @@ class Connection(Reader, asyncio.BufferedProtocol):
         out: list[Buffer] = [head] if head else []
         waiting = reply.to_send
         while waiting:
-            limit = min(self._max_frame, self._window, reply.window)
+            limit = min(self._peer.max_frame, self._window, reply.window)
             if limit <= 0:
                 break
             parts, size = http2.take(waiting, limit)
@@ -319,11 +314,11 @@ class Connection(Reader, asyncio.BufferedProtocol):
         elif kind == WINDOW_UPDATE:
             (size,) = WORD.unpack(payload)
             if stream == 0:
-                self._window += size
+                self._window = widened(self._window, size)
                 self._send_waiting()
             elif stream in self._replies:
                 reply = self._replies[stream]
-                reply.window += size
+                reply.window = widened(reply.window, size)
                 self._send(stream, reply)
         elif kind == PUSH_PROMISE:
             raise Broken("it pushes, which was forbidden")
@@ -347,19 +342,9 @@ class Connection(Reader, asyncio.BufferedProtocol):
             reply.done.set_result(None)
 
     def _settings(self, payload: bytes) -> None:
-        for number, value in SETTING.iter_unpack(payload):
-            if number == http2.MAX_CONCURRENT_STREAMS:
-                self._max_streams = value
-            elif number == http2.MAX_FRAME_SIZE:
-                if not DEFAULT_FRAME_BYTES <= value <= MAX_FRAME_BYTES:
-                    raise Broken("its MAX_FRAME_SIZE is none that HTTP/2 allows")
-                self._max_frame = value
-            elif number == http2.INITIAL_WINDOW_SIZE:
-                if value > MAX_WINDOW_BYTES:
-                    raise Broken("its INITIAL_WINDOW_SIZE is too large", FLOW_CONTROL_ERROR)
-                for reply in self._replies.values():
-                    reply.window += value - self._stream_window
-                self._stream_window = value
+        change = self._peer.update(payload)
+        for reply in self._replies.values() if change else ():
+            reply.window = widened(reply.window, change)
         self.settled = True
         self._answer(http2.frame(SETTINGS, ACK, 0))
         if not self.greeted.done():
