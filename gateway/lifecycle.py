@@ -68,6 +68,15 @@ class Lifecycle(Catalogue):
             return False
         return not self._settings.strict_readiness or not self.broken()
 
+    @property
+    def loading(self) -> bool:
+        """Whether a model version loads."""
+        return any(
+            state is State.LOADING
+            for model in self._models.values()
+            for state, _ in model.states.values()
+        )
+
     def broken(self) -> list[str]:
         """Models that were asked for and do not answer a request without a version."""
         broken = {name for name, model in self._models.items() if model.broken}

@@ -209,6 +209,13 @@ class Serve(click.Command):
     help="Largest HTTP request body, and gRPC message, in bytes, after decompression.",
 )
 @click.option(
+    "--allowed-host",
+    "allowed_hosts",
+    metavar="NAME",
+    multiple=True,
+    help="Host name whose web pages may load, unload and configure; '*': any. Repeatable.",
+)
+@click.option(
     "--max-request-memory",
     "max_request_memory_bytes",
     type=click.IntRange(min=1),

@@ -6,11 +6,8 @@ import asyncio
 import contextlib
 import os
 import sys
-import threading
 from collections.abc import Callable
-from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import structlog
 import uvloop
@@ -25,25 +22,19 @@ from gateway.errors import Unavailable
 from gateway.front.front import Front
 from gateway.front.http_listener import HttpListener
 from gateway.lifecycle import Lifecycle
-from gateway.protocols import tfserving, torchserve
 from gateway.protocols.asgi import App
-from gateway.protocols.grpc_method import Methods, Rows
-from gateway.protocols.http_entry import HttpEntry
-from gateway.protocols.oip.grpc import OipGrpc
-from gateway.protocols.oip.infer_http import OipInfer
+from gateway.protocols.dialects import Dialects
+from gateway.protocols.grpc_method import Methods
 from gateway.protocols.oip.shared_memory import SharedMemory
 from gateway.routes import Program
 from gateway.settings import ModelControlMode, Settings, request_memory_bytes
 from gateway.shared_memory import Regions
 from gateway.standing import Standing
 from gateway.telemetry import configure_logging
+from gateway.telemetry.registry import registry
 from gateway.telemetry.tfserving import TfServingRequests
 from gateway.types import Deadline
-
-if TYPE_CHECKING:
-    from prometheus_client import CollectorRegistry
-
-    from gateway.protocols.dialects import Dialects
+from gateway.watchdog import Beat, Watchdog
 
 log = structlog.get_logger("modelport.server")
 
@@ -51,14 +42,6 @@ log = structlog.get_logger("modelport.server")
 LAME_DUCK_SECONDS = 1.0
 #: What is left of the exit timeout when requests are cut off, for telling them and for closing.
 CLOSING_SECONDS = 0.1
-#: gRPC services whose methods are made when the first call to them comes.
-LATE_SERVICES = (
-    tfserving.PREDICTION_SERVICE,
-    tfserving.MODEL_SERVICE,
-    torchserve.INFERENCE_SERVICE,
-    torchserve.MANAGEMENT_SERVICE,
-)
-
 MakeFront = Callable[[App, Methods, Settings], Front]
 MakeControl = Callable[[Lifecycle], Control]
 
@@ -67,11 +50,16 @@ class Server:
     """One process: everything composed once, in the order in which a request passes it.
 
     Without ``make_control`` the process is the gateway, alone: it follows the repository, serves
-    the metrics port and says how it is. Else it is a worker, and others do that.
+    the metrics port and says how it is. Else it is a worker, and others do that. ``tell`` hears
+    how its event loop does, from a thread.
     """
 
     def __init__(
-        self, settings: Settings, make_front: MakeFront, make_control: MakeControl | None = None
+        self,
+        settings: Settings,
+        make_front: MakeFront,
+        make_control: MakeControl | None = None,
+        tell: Callable[[Beat], None] = lambda _: None,
     ) -> None:
         keep_freed_memory()
         request_memory.PROCESS.limit_bytes = request_memory_bytes(settings)
@@ -83,55 +71,24 @@ class Server:
             self.lifecycle, settings.log_verbose > 0, settings.max_request_timeout_seconds
         )
         regions = Regions(settings.allow_client_shm)
-        self._shared = SharedMemory(regions, self.control, settings.http_max_input_bytes)
-        self._requests = TfServingRequests()
-        # What no start waits for: one thread makes it, another may ask for it meanwhile.
-        self._making = threading.Lock()
-        self._made_dialects: Dialects | None = None
-        self._made_registry: CollectorRegistry | None = None
-        methods: Methods = {
-            **OipGrpc(dataplane, self.lifecycle, self.control, self._shared).methods(),
-            **{service: partial(self._rows, service) for service in LATE_SERVICES},
-        }
-        self._front = make_front(self._http(), methods, settings)
-        self._metrics = self._metrics_listener() if self._alone else None
-        self._poller: asyncio.Task[None] | None = None
-        self._completing: asyncio.Future[None] | None = None
-
-    def _http(self) -> App:
-        """The application of the HTTP port: what is hot, and behind it the dialects."""
-        settings, lifecycle, control = self._settings, self.lifecycle, self.control
-        limit = settings.http_max_input_bytes
-        hot = OipInfer(self._dataplane, lifecycle, control, limit, self._shared)
-        self._entry = HttpEntry(hot, self._complete)
-        app: App = self._entry
+        shared = SharedMemory(regions, self.control, settings.http_max_input_bytes)
+        requests = TfServingRequests()
+        dialects = Dialects(settings, dataplane, self.lifecycle, self.control, shared, requests)
+        self.registry = registry(
+            self.lifecycle.statistics,
+            requests,
+            self.lifecycle,
+            request_memory.PROCESS,
+            self._alone,
+        )
+        app = dialects.http
         if settings.prometheus_path:
             app = metrics.beside(app, settings.prometheus_path, self._scrape)
-        if settings.vertex_ai is None:
-            return app
-        from gateway.protocols.vertex import VertexApplication
-
-        predictor = self._dialects().predictor
-        return VertexApplication(app, predictor, lifecycle, control, settings.vertex_ai, limit)
-
-    def _complete(self) -> App:
-        """Make what the start has left out; blocking."""
-        self.registry()
-        return self._dialects().http()
-
-    def _dialects(self) -> Dialects:
-        with self._making:
-            if self._made_dialects is None:
-                from gateway.protocols.dialects import Dialects
-
-                self._made_dialects = Dialects(
-                    self._settings, self._dataplane, self.lifecycle, self.control, self._shared,
-                    self._requests,
-                )  # fmt: skip
-            return self._made_dialects
-
-    def _rows(self, service: str) -> Rows:
-        return self._dialects().rows[service]
+        self._front = make_front(app, dialects.grpc, settings)
+        self._metrics = self._metrics_listener() if self._alone else None
+        self._poller: asyncio.Task[None] | None = None
+        self._tell = tell
+        self._watchdog: Watchdog | None = None
 
     def _host(self, lifecycle: Lifecycle) -> Host:
         programs = self._settings.routes.servers
@@ -144,21 +101,6 @@ class Server:
             stream=self._dataplane.stream_step,
         )
 
-    def registry(self) -> CollectorRegistry:
-        """The metrics of this process."""
-        with self._making:
-            if self._made_registry is None:
-                from gateway.telemetry.registry import registry
-
-                self._made_registry = registry(
-                    self.lifecycle.statistics,
-                    self._requests,
-                    self.lifecycle,
-                    request_memory.PROCESS,
-                    self._alone,
-                )
-            return self._made_registry
-
     def _metrics_listener(self) -> HttpListener:
         address, port = self._settings.metrics_address, self._settings.metrics_port
         app = metrics.application(self._scrape)
@@ -167,7 +109,7 @@ class Server:
     async def _scrape(self) -> metrics.Text:
         """The metrics of the gateway: this process's, or those of all workers together."""
         if self._alone:
-            return metrics.text(self.registry())
+            return metrics.text(self.registry)
         return await self.control.metrics()
 
     async def listen(self) -> None:
@@ -179,6 +121,7 @@ class Server:
         if self._metrics is not None:
             await self._metrics.start()
         haste.settle()
+        self._watchdog = Watchdog(self._tell, lambda: self.lifecycle.loading)
         await self._front.start()
         if self._metrics is not None:
             http, grpc, port = self._front.http_port, self._front.grpc_port, self._metrics.port
@@ -191,7 +134,6 @@ class Server:
             Unavailable: with ``exit_on_error``, a model does not load.
         """
         await self.lifecycle.start(others)
-        self._completing = asyncio.ensure_future(self._entry.complete_when_idle())
         broken = self.lifecycle.broken()
         if broken and self._settings.exit_on_error:
             raise Unavailable(f"failed to load all models: {', '.join(broken)}")
@@ -219,6 +161,8 @@ class Server:
         if self._metrics is not None:
             ending.append(self._metrics.drain(deadline))
         await asyncio.gather(*ending, return_exceptions=True)
+        if self._watchdog is not None:
+            self._watchdog.close()
         if self._alone:
             log.info("stopped")
 

@@ -73,6 +73,8 @@ class Settings(NamedTuple):
     exit_on_error: bool = False
     http_address: str = "127.0.0.1"
     http_port: int = 8000
+    #: Names of this gateway whose web pages may change what is served; ``*``: any.
+    allowed_hosts: tuple[str, ...] = ()
     http_max_input_bytes: int = 64 * 1024 * 1024
     #: What the requests of all processes may hold together; None: a quarter of the usable memory.
     max_request_memory_bytes: int | None = None

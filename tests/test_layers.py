@@ -24,6 +24,7 @@ LAYERS = {
     "gateway.haste": 1,
     "gateway.allocator": 1,
     "gateway.timers": 1,
+    "gateway.watchdog": 1,
     "gateway.wire": 1,
     "gateway.telemetry": 1,
     "gateway.backends": 2,
@@ -191,13 +192,3 @@ def test_help_is_as_cheap_as_starting_python_and_click() -> None:
         return min(times)
 
     assert best("-m", "gateway.cli", "--help") < 3 * best("-c", "import click")
-
-
-def test_the_server_starts_without_the_framework_that_documents_its_routes() -> None:
-    """Importing it takes longer than loading a small model; ``HttpEntry`` does it when needed."""
-    code = (
-        "import gateway.server, sys; heavy = ('fastapi', 'pydantic', 'starlette', 'PIL', "
-        "'aiohttp', 'cryptography', 'uvicorn'); print([m for m in heavy if m in sys.modules])"
-    )
-    printed = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
-    assert printed.stdout.strip() == "[]", printed.stderr

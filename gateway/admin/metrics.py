@@ -7,12 +7,10 @@ from __future__ import annotations
 
 import re
 from collections.abc import Awaitable, Callable
-from typing import TYPE_CHECKING
+
+from prometheus_client import CollectorRegistry, exposition
 
 from gateway.protocols.asgi import App, Receive, Scope, Send
-
-if TYPE_CHECKING:
-    from prometheus_client import CollectorRegistry
 
 #: The library's text format ends a counter's name in ``_total``; these names do not.
 _SUFFIX = re.compile(
@@ -30,8 +28,6 @@ Scrape = Callable[[], Awaitable[Text]]
 
 def text(registry: CollectorRegistry) -> Text:
     """What the collectors of ``registry`` have now."""
-    from prometheus_client import exposition  # no start has to wait for it
-
     return exposition.CONTENT_TYPE_LATEST, _SUFFIX.sub(
         rb"\1 ", exposition.generate_latest(registry)
     )

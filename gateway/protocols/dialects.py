@@ -1,7 +1,4 @@
-"""Every dialect: what only inference over the Open Inference Protocol can do without.
-
-Importing this and making it takes longer than loading a small model: no start waits for it.
-"""
+"""Every dialect: the application of the HTTP port, and the table of gRPC methods."""
 
 from __future__ import annotations
 
@@ -9,18 +6,28 @@ from gateway.control import Control
 from gateway.dataplane import DataPlane
 from gateway.lifecycle import Lifecycle
 from gateway.protocols.asgi import App
-from gateway.protocols.grpc_method import Rows
+from gateway.protocols.grpc_method import Methods
+from gateway.protocols.http import HttpApplication, HttpDialect
+from gateway.protocols.oip.generate import GenerateHttp
+from gateway.protocols.oip.grpc import OipGrpc
+from gateway.protocols.oip.http import OipHttp
+from gateway.protocols.oip.regions import RegionsHttp
 from gateway.protocols.oip.shared_memory import SharedMemory
+from gateway.protocols.origins import Origins
 from gateway.protocols.prediction.predictor import Predictor
+from gateway.protocols.sagemaker import SageMakerHttp
 from gateway.protocols.tfserving.grpc import TfServingGrpc
+from gateway.protocols.tfserving.http import TfServingHttp
 from gateway.protocols.torchserve.grpc import TorchServeGrpc
+from gateway.protocols.torchserve.http import TorchServeHttp
 from gateway.protocols.torchserve.management import Management
+from gateway.protocols.vertex import VertexApplication
 from gateway.settings import ModelControlMode, Settings
 from gateway.telemetry.tfserving import TfServingRequests
 
 
 class Dialects:
-    """``rows``: service → method → row of the gRPC services besides the protocol's own."""
+    """``http`` answers every route of the HTTP port, ``grpc`` is the table of methods."""
 
     def __init__(
         self,
@@ -31,16 +38,29 @@ class Dialects:
         shared: SharedMemory,
         requests: TfServingRequests,
     ) -> None:
-        self._composed = settings, dataplane, lifecycle, control, shared, requests
-        self.predictor = Predictor(dataplane, lifecycle)
+        limit = settings.http_max_input_bytes
+        predictor = Predictor(dataplane, lifecycle)
         explicit = settings.model_control_mode is ModelControlMode.EXPLICIT
-        self._management = Management(lifecycle, control, explicit)
-        tfserving = TfServingGrpc(dataplane, lifecycle, control, requests)
-        torchserve = TorchServeGrpc(self.predictor, lifecycle, control, self._management)
-        self.rows: dict[str, Rows] = {**tfserving.methods(), **torchserve.methods()}
-
-    def http(self) -> App:
-        """The application of every route of the HTTP port."""
-        from gateway.protocols import http_dialects  # and with it the framework: gRPC needs none
-
-        return http_dialects.application(*self._composed, self.predictor, self._management)
+        management = Management(lifecycle, control, explicit)
+        self.grpc: Methods = {
+            **OipGrpc(dataplane, lifecycle, control, shared).methods(),
+            **TfServingGrpc(dataplane, lifecycle, control, requests).methods(),
+            **TorchServeGrpc(predictor, lifecycle, control, management).methods(),
+        }
+        oip = OipHttp(dataplane, lifecycle, control, limit, shared)
+        dialects: list[HttpDialect] = [
+            oip,
+            RegionsHttp(shared, limit),
+            GenerateHttp(dataplane, lifecycle, limit),
+            TfServingHttp(dataplane, lifecycle, control, limit, requests),
+            TorchServeHttp(predictor, lifecycle, control, management, limit),
+        ]
+        if settings.allow_sagemaker:
+            default_model = settings.sagemaker_default_model
+            dialects.append(SageMakerHttp(predictor, lifecycle, default_model, limit))
+        origins = Origins(settings.http_address, settings.allowed_hosts)
+        self.http: App = HttpApplication(oip, dialects, origins)
+        if settings.vertex_ai is not None:
+            self.http = VertexApplication(
+                self.http, predictor, lifecycle, control, settings.vertex_ai, limit
+            )

@@ -39,5 +39,5 @@ class Method(NamedTuple):
 
 #: method → row
 Rows = Mapping[str, Method]
-#: service → its rows; or what makes them when the first call to it comes: no start waits for them.
-Methods = Mapping[str, Rows | Callable[[], Rows]]
+#: service → its rows
+Methods = Mapping[str, Rows]

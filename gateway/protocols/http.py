@@ -18,6 +18,7 @@ from gateway import __version__
 from gateway.errors import Internal, ModelportError
 from gateway.protocols.asgi import Receive, Scope, Send
 from gateway.protocols.http_reply import RETRY
+from gateway.protocols.origins import Origins
 
 _RETRY = {name.decode(): value.decode() for name, value in RETRY}
 _UNSAFE = re.compile(rb"[/\\\x00-\x1f\x7f]")
@@ -42,14 +43,23 @@ class HttpDialect(Protocol):
         """``error`` with its status, in the dialect's form."""
 
 
-class HttpApplication:
-    """``dialects``: the first one's errors answer for paths that are nobody's.
+class Hot(HttpDialect, Protocol):
+    """A dialect whose requests may be refused unread."""
 
-    Of those that share a first segment the first one's errors answer for paths that are no route.
+    def refuses(self, raw_path: bytes) -> bool:
+        """Whether a POST to this path is refused for an overload; it is then counted."""
+
+
+class HttpApplication:
+    """``first``, one of ``dialects``, is asked ahead of all; its errors answer for other paths.
+
+    Of dialects that share a first segment the first one's errors answer for paths that are no
+    route.
     """
 
-    def __init__(self, dialects: Sequence[HttpDialect]) -> None:
-        self._default = dialects[0]
+    def __init__(self, first: Hot, dialects: Sequence[HttpDialect], origins: Origins) -> None:
+        self._first, self._origins = first, origins
+        self.refuses = first.refuses
         self._dialects: dict[str, list[HttpDialect]] = {}
         for dialect in dialects:
             for segment in dialect.segments:
@@ -58,9 +68,14 @@ class HttpApplication:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "http":
+            if b"%" not in scope["raw_path"]:
+                answer = self._first.serve(scope, receive, send)
+                if answer is not None:
+                    await answer
+                    return
             dialects = self._dialects.get(scope["path"][1:].partition("/")[0], ())
-            if b"%" in scope["raw_path"] and not _plain_segments(scope["raw_path"]):
-                refusal = (dialects[0] if dialects else self._default).refusal(404, "Not Found")
+            refusal = self._refusal(scope, dialects[0] if dialects else self._first)
+            if refusal is not None:
                 await refusal(scope, receive, send)
                 return
             for dialect in dialects:
@@ -69,6 +84,13 @@ class HttpApplication:
                     await answer
                     return
         await self._framework(scope, receive, send)
+
+    def _refusal(self, scope: Scope, dialect: HttpDialect) -> Response | None:
+        """What says no before any route is looked up."""
+        if b"%" in scope["raw_path"] and not _plain_segments(scope["raw_path"]):
+            return dialect.refusal(404, "Not Found")
+        objection = self._origins.objection(scope)
+        return dialect.refusal(403, objection) if objection else None
 
     def _build(self, dialects: Sequence[HttpDialect]) -> FastAPI:
         app = FastAPI(
@@ -81,7 +103,7 @@ class HttpApplication:
 
         def dialect(request: Request) -> HttpDialect:
             segment = request.scope["path"][1:].partition("/")[0]
-            return next(iter(self._dialects.get(segment, ())), self._default)
+            return next(iter(self._dialects.get(segment, ())), self._first)
 
         @app.exception_handler(HTTPException)
         async def refuse(request: Request, error: HTTPException) -> Response:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import socket
 import time
 from collections.abc import Awaitable, Callable, Mapping
 from typing import Any
@@ -10,6 +12,7 @@ from typing import Any
 import structlog
 
 from gateway.errors import ModelportError, Unavailable
+from gateway.watchdog import Beat
 from gateway.workers import merge
 from gateway.workers.channel import Channel, Gone
 from gateway.workers.counts import Counts
@@ -19,9 +22,11 @@ log = structlog.get_logger("modelport.workers")
 #: An answer is not held up for longer by a worker that hangs.
 ANSWER_SECONDS = 2.0
 #: A worker that changes its models and says nothing else for so long hangs.
-HUNG_SECONDS = 10.0
-#: One that answers no question at all for so long is killed, and started again; as gunicorn does.
-KILL_SECONDS = 30.0
+SILENT_SECONDS = 10.0
+#: One is replaced whose watchdog says nothing, or whose event loop waits, for so long; ...
+HUNG_SECONDS = 7.0
+#: ... but where it computes, or loads a model, this long: libraries hold the interpreter meanwhile.
+BUSY_SECONDS = 60.0
 #: How often every worker is asked what it has counted: so much may be lost with it.
 LOOK_SECONDS = 1.0
 
@@ -38,8 +43,30 @@ class Member:
         self.joined = False
         #: The last that it said of its models, for when it says nothing any more.
         self.index: list[merge.Row] = []
+        #: What its watchdog said last, and when; nothing while it starts.
+        self._beat: Beat | None = None
+        self._beat_at = 0.0
         #: When the question was asked that it has not answered in time.
         self.silent_since: float | None = None
+
+    def heard(self, beats: socket.socket) -> None:
+        """Its watchdog has said something; the last of it counts."""
+        with contextlib.suppress(BlockingIOError):
+            while content := beats.recv(64):
+                self._beat, self._beat_at = Beat.unpacked(content), time.monotonic()
+
+    def excuse(self) -> None:
+        """This process itself stood still: what it has not heard is no sign."""
+        self._beat_at = time.monotonic()
+
+    def hangs(self) -> str:
+        """Why it is of no use any more; empty: it is."""
+        if self._beat is None:
+            return ""
+        limit = BUSY_SECONDS if self._beat.computing else HUNG_SECONDS
+        if time.monotonic() - self._beat_at > limit:
+            return "it does not run"
+        return "its event loop is blocked" if self._beat.blocked_seconds > limit else ""
 
     @property
     def silent_seconds(self) -> float | None:
@@ -213,7 +240,7 @@ class Hub:
             done, _ = await asyncio.wait({asked}, timeout=LOOK_SECONDS)
             if done:
                 return asked.result()
-            if time.monotonic() - max(since, member.channel.heard_at) > HUNG_SECONDS:
+            if time.monotonic() - max(since, member.channel.heard_at) > SILENT_SECONDS:
                 asked.cancel()
                 raise Unavailable(f"worker {member.number} does not answer")
 
@@ -234,11 +261,15 @@ class Hub:
     async def watch(self) -> None:
         """Ask around, for ever."""
         while True:
+            slept_at = time.monotonic()
             await asyncio.sleep(LOOK_SECONDS)
+            late = time.monotonic() - slept_at > 2 * LOOK_SECONDS
             await self.look()
             for member in self.joined():
-                if (member.silent_seconds or 0.0) > KILL_SECONDS:
-                    log.error("a worker hangs and is killed", worker=member.number)
+                if late:
+                    member.excuse()
+                elif reason := member.hangs():
+                    log.error("a worker hangs and is killed", worker=member.number, reason=reason)
                     member.channel.close()  # whoever says nothing any more is killed
 
     async def follow(self, seconds: float) -> None:

@@ -19,6 +19,8 @@ import gateway
 
 #: What a worker has to know, as JSON.
 VARIABLE = "MODELPORT_WORKER"
+#: A spare is told the number of its worker in so many bytes.
+NUMBER_BYTES = 4
 PR_SET_PDEATHSIG = 1
 #: Wait so long before a worker is started again, and then twice as long, ...
 FIRST_WAIT_SECONDS = 0.1
@@ -44,6 +46,8 @@ class Assignment:
     Attributes:
         arguments: of ``modelport serve``.
         hub: the descriptor of a socket whose other end the parent has.
+        beats: the descriptor of a socket of datagrams: how the worker's event loop does.
+        spare: it takes the place of whichever worker ends first; the hub says of which.
         restarted: the others serve already: it listens when it has what they have.
     """
 
@@ -53,6 +57,8 @@ class Assignment:
     arguments: tuple[str, ...]
     restarted: bool = False
     hub: int = -1
+    beats: int = -1
+    spare: bool = False
 
 
 class WorkerProcess:
@@ -62,6 +68,7 @@ class WorkerProcess:
         self._assignment = assignment
         #: The parent's end of the hub, until it is taken.
         self.hub: socket.socket | None = None
+        self.beats: socket.socket | None = None
         self._process: subprocess.Popen[bytes] | None = None
         self._spawned_at = 0.0
         #: Ends in a row, each soon after the start.
@@ -73,27 +80,54 @@ class WorkerProcess:
         """While it runs."""
         return None if self._process is None else self._process.pid
 
-    def spawn(self, restarted: bool = False) -> None:
+    def spawn(self, restarted: bool = False, spare: bool = False) -> None:
         """Start it.
 
         Raises:
             OSError: it cannot be started.
         """
         self.hub, hub = socket.socketpair()
-        assignment = replace(self._assignment, restarted=restarted, hub=hub.fileno())
+        self.beats, beats = socket.socketpair(socket.AF_UNIX, socket.SOCK_DGRAM)
+        self.beats.setblocking(False)
+        assignment = replace(
+            self._assignment,
+            restarted=restarted or spare,
+            hub=hub.fileno(),
+            beats=beats.fileno(),
+            spare=spare,
+        )
         told = {name: getattr(assignment, name) for name in Assignment.__slots__}
         self._spawned_at = time.monotonic()
         root = str(Path(gateway.__file__).parents[1])
-        with hub:
+        with hub, beats:
             self._process = subprocess.Popen(
                 [sys.executable, "-P", "-c", _MAIN, root],
                 env={**os.environ, VARIABLE: json.dumps(told)},
                 stdin=subprocess.DEVNULL,
-                pass_fds=(hub.fileno(),),
+                pass_fds=(hub.fileno(), beats.fileno()),
                 # A group of its own: the terminal's Ctrl-C is the parent's.
                 process_group=0,
                 preexec_fn=_end_with(os.getpid()),
             )
+
+    def spare(self, number: int) -> WorkerProcess:
+        """Another process, to take a worker's place: ``spawn`` it as a spare."""
+        return WorkerProcess(replace(self._assignment, number=number))
+
+    def adopt(self, spare: WorkerProcess) -> None:
+        """Have the process of ``spare``, which has been spawned as one, take this one's place.
+
+        Raises:
+            OSError: it has ended.
+        """
+        assert spare.hub is not None
+        spare.hub.sendall(self.number.to_bytes(NUMBER_BYTES, "big"))
+        if spare.pid is not None and hasattr(os, "SCHED_OTHER"):
+            with contextlib.suppress(OSError):
+                os.sched_setscheduler(spare.pid, os.SCHED_OTHER, os.sched_param(0))
+        self._process, spare._process = spare._process, None
+        self.hub, self.beats, spare.hub, spare.beats = spare.hub, spare.beats, None, None
+        self._spawned_at = time.monotonic()
 
     def ended(self) -> str:
         """How it has ended, if it has."""

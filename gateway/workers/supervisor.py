@@ -32,6 +32,10 @@ log = structlog.get_logger("modelport.workers")
 START_TRIES = 3
 #: How long the workers have to hear that the end has come.
 TOLD_SECONDS = 1.0
+#: The place of every worker that ends is taken by a spare, which has all its imports done.
+SPARE = -1
+#: A spare that ended is not started again at once.
+SPARE_SECONDS = 10.0
 #: How long after the exit timeout a worker is killed.
 KILL_SECONDS = 0.5
 
@@ -54,6 +58,8 @@ class Supervisor:
         self._settings = settings
         self._workers = {worker.number: worker for worker in workers}
         self._ports = ports
+        self._spare = workers[0].spare(SPARE)
+        self._spare_timer: asyncio.TimerHandle | None = None
         self._hub = Hub(len(workers), self._scrape)
         self._told = Told()
         #: What each worker said when it had loaded.
@@ -115,7 +121,7 @@ class Supervisor:
         return registry
 
     def _pids(self) -> list[int]:
-        pids = [worker.pid for worker in self._workers.values()]
+        pids = [worker.pid for worker in (self._spare, *self._workers.values())]
         return [os.getpid(), *(pid for pid in pids if pid is not None)]
 
     # -- what workers say -------------------------------------------------------------------------
@@ -125,8 +131,11 @@ class Supervisor:
         pid = worker.pid
         hub, worker.hub = worker.hub, None
         handlers: dict[str, Any] = {}
+        beats, worker.beats = worker.beats, None
+        assert beats is not None
         channel = Channel(*await asyncio.open_connection(sock=hub), handlers)
         member = Member(worker.number, channel)
+        asyncio.get_running_loop().add_reader(beats, member.heard, beats)
         handlers.update(self._hub.handlers(member))
 
         async def hello(_: dict[str, Any]) -> dict[str, Any]:
@@ -146,7 +155,11 @@ class Supervisor:
             self._reasons[member.number] = arguments["reason"]
 
         handlers.update({each.__name__: each for each in (hello, join, listening, started, failed)})
-        await channel.serve()
+        try:
+            await channel.serve()
+        finally:
+            asyncio.get_running_loop().remove_reader(beats)
+            beats.close()
         self._hub.lost(member)
         # Whoever says nothing any more is of no use; the next one may be there already.
         if not self._stopping.is_set() and worker.pid == pid:
@@ -172,6 +185,8 @@ class Supervisor:
             log.info("started", ready=ready, models=models, workers=len(self._workers))
         elif not first:
             log.info("worker started again", worker=number)
+        if self._all_started:
+            self._keep_spare()
 
     @property
     def _all_started(self) -> bool:
@@ -180,7 +195,24 @@ class Supervisor:
 
     # -- ends -------------------------------------------------------------------------------------
 
+    def _keep_spare(self) -> None:
+        """Start a spare, if there is none."""
+        self._spare_timer = None
+        if self._spare.pid is None and not self._stopping.is_set():
+            try:
+                self._spare.spawn(spare=True)
+            except OSError as error:
+                log.warning("no spare worker can be started", error=str(error))
+                self._keep_spare_later()
+
+    def _keep_spare_later(self) -> None:
+        if self._spare_timer is None:
+            loop = asyncio.get_running_loop()
+            self._spare_timer = loop.call_later(SPARE_SECONDS, self._keep_spare)
+
     def _reap(self) -> None:
+        if self._spare.ended():
+            self._keep_spare_later()
         for number, worker in self._workers.items():
             how = worker.ended()
             if how:
@@ -207,7 +239,10 @@ class Supervisor:
 
     def _start_again(self, worker: WorkerProcess) -> None:
         try:
-            worker.spawn(restarted=True)
+            if self._spare.pid is None:
+                worker.spawn(restarted=True)
+            else:
+                worker.adopt(self._spare)
         except OSError as error:
             worker.failures += 1
             self._replace(worker, "not started", str(error))
@@ -216,7 +251,7 @@ class Supervisor:
 
     def _stop_or_end(self) -> None:
         if self._stopping.is_set():
-            for worker in self._workers.values():
+            for worker in (self._spare, *self._workers.values()):
                 worker.kill()
             os._exit(1)
         self._stopping.set()
@@ -226,6 +261,9 @@ class Supervisor:
         timeout = self._settings.exit_timeout_seconds
         deadline = Deadline.after(timeout + KILL_SECONDS)
         self._hub.draining = True
+        self._spare.kill()
+        if self._spare_timer is not None:
+            self._spare_timer.cancel()
         for restart in self._restarts.values():
             restart.cancel()
         connected = self._hub.members

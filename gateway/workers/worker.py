@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import functools
+import importlib
 import json
 import os
 import select
@@ -12,7 +13,9 @@ import signal
 import socket
 import sys
 import threading
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from pathlib import Path
 from typing import Any, NoReturn
 
 import structlog
@@ -25,10 +28,11 @@ from gateway.front.front import Front
 from gateway.server import Server
 from gateway.settings import Settings
 from gateway.telemetry import configure_logging
+from gateway.watchdog import Beat
 from gateway.workers import merge
 from gateway.workers.channel import Channel
 from gateway.workers.hub_control import MODELS, HubControl
-from gateway.workers.process import VARIABLE, Assignment
+from gateway.workers.process import NUMBER_BYTES, VARIABLE, Assignment
 
 log = structlog.get_logger("modelport.workers")
 
@@ -43,6 +47,9 @@ class Worker:
         """As the parent says; programs that this process starts are not told."""
         told = json.loads(os.environ.pop(VARIABLE))
         assignment = Assignment(**{**told, "arguments": tuple(told["arguments"])})
+        if assignment.spare:
+            assignment = replace(assignment, number=_wait_for_number(assignment.hub))
+        _call_process(f"modelport:{assignment.number}")
         settings = serve_cli.settings_of(assignment.arguments)._replace(
             http_port=assignment.http_port, grpc_port=assignment.grpc_port
         )
@@ -77,7 +84,9 @@ class Worker:
             control = HubControl(lifecycle, channel, self._settings)
             return control
 
-        server = Server(self._settings, functools.partial(Front, reuse_port=True), make_control)
+        server = Server(
+            self._settings, functools.partial(Front, reuse_port=True), make_control, self._beats()
+        )
         assert control is not None
         draining = asyncio.Event()
         handlers.update(_questions(server, control, draining))
@@ -99,6 +108,18 @@ class Worker:
             starting.cancel()
         await server.stop()
         listening.cancel()
+
+    def _beats(self) -> Callable[[Beat], None]:
+        """Tells the parent how the event loop does; should it not listen, there is a next time."""
+        beats = socket.socket(fileno=self._assignment.beats)
+        beats.setblocking(False)
+        beats.set_inheritable(False)
+
+        def tell(beat: Beat) -> None:
+            with contextlib.suppress(OSError):
+                beats.send(beat.packed())
+
+        return tell
 
     async def _start(self, server: Server, control: HubControl, channel: Channel) -> None:
         standing = await channel.request("hello", number=self._assignment.number)
@@ -139,7 +160,7 @@ def _questions(
         draining.set()
 
     async def telemetry(_: dict[str, Any]) -> dict[str, Any]:
-        families = merge.told(server.registry().collect())
+        families = merge.told(server.registry.collect())
         documents, rows = await local.statistics(), await local.index()
         return {"documents": documents, "families": families, "index": rows}
 
@@ -166,6 +187,34 @@ def _questions(
 
     asked = (drain, telemetry, ready, require_ready, index, pending, run, states, follow)
     return {question.__name__: question for question in asked}
+
+
+def _wait_for_number(hub: int) -> int:
+    """Be ready to take a worker's place, with all that takes long to import; then wait for it.
+
+    Meanwhile it takes processor time that nobody else wants.
+    """
+    _call_process("modelport:spare")
+    if hasattr(os, "SCHED_IDLE"):
+        with contextlib.suppress(OSError):
+            os.sched_setscheduler(0, os.SCHED_IDLE, os.sched_param(0))
+    with contextlib.suppress(ImportError):
+        importlib.import_module("onnxruntime")
+    _leave_signals_to_parent()
+    with socket.socket(fileno=os.dup(hub)) as waiting:
+        number = waiting.recv(NUMBER_BYTES, socket.MSG_WAITALL)
+    if len(number) < NUMBER_BYTES:
+        os._exit(0)  # the parent has ended
+    if hasattr(os, "SCHED_OTHER"):
+        with contextlib.suppress(OSError):
+            os.sched_setscheduler(0, os.SCHED_OTHER, os.sched_param(0))
+    return int.from_bytes(number, "big")
+
+
+def _call_process(name: str) -> None:
+    """Name the process for ``ps`` and ``top``."""
+    with contextlib.suppress(OSError):
+        Path("/proc/self/comm").write_text(name)
 
 
 def _leave_signals_to_parent() -> None:

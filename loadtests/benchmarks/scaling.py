@@ -79,7 +79,8 @@ def gateway(workers: int, work: Path) -> Iterator[Gateway]:
     folder = work / str(workers)
     folder.mkdir()
     with running(command, log=folder / "log", ready=ready) as process:
-        found = [process.pid, *_children(process.pid)]
+        # The parent, the workers in the order of their start, and after them a spare.
+        found = [process.pid, *_children(process.pid)[:workers]]
         for core, worker in enumerate(found[-workers:]):
             _pin(worker, core)
         asked = {

@@ -60,7 +60,7 @@ class Gateway:
     async def call(self, service: str, method: str, message: Any, deadline: Deadline) -> Any:
         """The reply, or the replies of a stream; raises as the handler does."""
         rows = self.methods[service]
-        row = (rows() if callable(rows) else rows)[method]
+        row = rows[method]
         if not row.reply_streams:
             return await row.handler(message, deadline)
 

@@ -1,28 +1,34 @@
-"""What a start does not wait for, and that it is there when it is asked for."""
+"""What a start waits for, and what it does not."""
 
 from __future__ import annotations
 
 import subprocess
 import sys
 from pathlib import Path
-from typing import Any
 
+import httpx
 import pytest
 
-from gateway.front.grpc.service import Service
-from gateway.protocols.grpc_method import Method, Rows
 from tests import models
 from tests.server import serving
 
-#: First needed by a request of another dialect, a scrape, a key, a file of routes; or never.
+INFER = b'{"inputs": [{"name": "x", "shape": [1, 4], "datatype": "FP32", "data": [1, 2, 3, 4]}]}'
+#: Needed by a key, a file of routes or another format than ONNX; or never.
 LATE = {
-    *("fastapi", "starlette", "pydantic", "uvicorn", "PIL", "python_multipart"),
-    *("prometheus_client", "http.server", "email", "aiohttp", "grpc", "cryptography"),
-    *("rich.console", "tomllib", "yaml", "torch", "tensorflow", "onnx"),
-    *("gateway.protocols.dialects", "gateway.protocols.prediction", "gateway.images"),
-    *("gateway.protocols.tfserving.grpc", "gateway.protocols.torchserve.grpc"),
-    *("gateway.repository.signing", "gateway.telemetry.registry", "gateway.wire.proto"),
+    *("uvicorn", "aiohttp", "grpc", "cryptography", "rich.console"),
+    *("torch", "tensorflow", "onnx", "gateway.repository.signing"),
 }
+#: A request of each dialect, and a scrape: method, path, body.
+ASKED = [
+    ("GET", "/v2/models/x2", b""),
+    ("POST", "/v2/models/x2/infer", INFER),
+    ("GET", "/v1/models/x2", b""),
+    ("POST", "/v1/models/x2:predict", b'{"instances": [[1, 2, 3, 4]]}'),
+    ("POST", "/predictions/x2", INFER),
+    ("GET", "/models", b""),
+    ("POST", "/models/x2/invoke", INFER),
+    ("GET", "/openapi.json", b""),
+]
 
 
 def test_until_ready_nothing_is_imported_that_only_others_need(
@@ -32,13 +38,33 @@ def test_until_ready_nothing_is_imported_that_only_others_need(
     monkeypatch.setenv("PYTHONPROFILEIMPORTTIME", "1")
     with serving(tmp_path, "--workers", "1") as gateway:
         said = [str(entry["event"]) for entry in gateway.logs]
-    imported = {
-        line.rpartition("|")[2].strip()
-        for line in said[: said.index("started")]
-        if line.startswith("import time:")
-    }
+    imported = names(said[: said.index("started")])
     assert "onnxruntime" in imported
     assert imported & LATE == set()
+
+
+def names(said: list[str]) -> set[str]:
+    """The modules that Python says it imports."""
+    return {line.rpartition("|")[2].strip() for line in said if line.startswith("import time:")}
+
+
+def test_once_ready_the_first_request_of_a_dialect_imports_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    models.repository(tmp_path)
+    monkeypatch.setenv("PYTHONPROFILEIMPORTTIME", "1")
+    with serving(tmp_path, "--workers", "1") as gateway:
+        with httpx.Client(base_url=f"http://{gateway.http}") as client:
+            for method, path, body in ASKED:
+                assert client.request(method, path, content=body).status_code == 200, path
+        assert httpx.get(gateway.metrics).status_code == 200
+        gateway.terminate()
+        gateway.wait_for("stopped")
+        said = [str(entry["event"]) for entry in gateway.logs]
+    imported = names(said[said.index("started") : said.index("draining")])
+    assert not {
+        name for name in imported if not name.startswith(("encodings.", "email.", "anyio."))
+    }
 
 
 def test_garbage_is_collected_again_once_the_server_listens(tmp_path: Path) -> None:
@@ -62,23 +88,3 @@ asyncio.run(main())
 """
     printed = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
     assert "False True" in printed.stdout.splitlines(), printed.stderr
-
-
-def test_the_methods_of_a_service_are_made_once_when_the_first_call_to_it_comes() -> None:
-    made = []
-
-    async def handler(message: Any, _: Any) -> Any:
-        return message
-
-    def make() -> Rows:
-        made.append("late")
-        return {"Echo": Method(None, None, handler)}
-
-    service = Service({"a.Early": {"Echo": Method(None, None, handler)}, "a.Late": make}, 1000)
-    assert service.target(b"/a.Early/Echo", {}).method is not None
-    assert service.target(b"/a.Later/Echo", {}).method is None
-    assert service.target(b"nothing", {}).method is None
-    assert made == []
-    assert service.target(b"/a.Late/Other", {}).method is None
-    assert service.target(b"/a.Late/Echo", {}).method is not None
-    assert made == ["late"]

@@ -7,7 +7,7 @@ import http.client
 import json
 import os
 import socket
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -27,17 +27,23 @@ T = TypeVar("T")
 
 def workers(gateway: Gateway) -> dict[int, int]:
     """Number of the worker → process."""
-    found = {}
+    return {int(role): process for process, role in _roles(gateway) if role.isdigit()}
+
+
+def spare(gateway: Gateway) -> set[int]:
+    """The process that waits to take a worker's place."""
+    return {process for process, role in _roles(gateway) if role == "spare"}
+
+
+def _roles(gateway: Gateway) -> Iterator[tuple[int, str]]:
     for process in _children(gateway.process.pid):
         try:
-            environment = Path(f"/proc/{process}/environ").read_bytes().split(b"\0")
+            name = Path(f"/proc/{process}/comm").read_text()
         except OSError:
             continue
-        for variable in environment:
-            name, _, value = variable.partition(b"=")
-            if name == b"MODELPORT_WORKER":
-                found[json.loads(value)["number"]] = process
-    return found
+        kind, _, role = name.strip().partition(":")
+        if kind == "modelport":
+            yield process, role
 
 
 def _children(parent: int) -> list[int]:

@@ -33,6 +33,7 @@ from tests.workers.processes import (
     running,
     served,
     slow,
+    spare,
     statistics,
     workers,
 )
@@ -266,16 +267,34 @@ def test_the_exit_timeout_holds_for_a_worker_that_hangs(repository: Repository) 
         gateway.wait_for("a worker did not end in time and is killed", worker=1)
 
 
-@slow
 def test_a_worker_that_hangs_is_killed_and_replaced(repository: Repository) -> None:
     repository.version(2.0)
     with serving(repository.root, *TWO) as gateway:
         before = workers(gateway)
+        eventually(lambda: spare(gateway), "there is a spare")
+        waits = spare(gateway)
         os.kill(before[1], signal.SIGSTOP)
         gateway.wait_for("a worker hangs and is killed", worker=1)
         eventually(lambda: restarted(before, workers(gateway), 1), "it is replaced")
         gateway.wait_for("worker started again", worker=1)
+        assert workers(gateway)[1] in waits, "the spare has taken its place"
+        eventually(lambda: spare(gateway) - waits, "and there is another")
         assert factors(gateway) == {2.0}
+
+
+def test_a_spare_that_dies_costs_nothing_but_its_help(repository: Repository) -> None:
+    repository.version(2.0)
+    with serving(repository.root, *TWO) as gateway:
+        eventually(lambda: spare(gateway), "there is a spare")
+        (waits,) = spare(gateway)
+        os.kill(waits, signal.SIGKILL)
+        eventually(lambda: not running(waits), "it is gone")
+        before = workers(gateway)
+        os.kill(before[0], signal.SIGKILL)
+        gateway.wait_for("worker started again", worker=0)
+        eventually(lambda: probes.ready(gateway), "both are there")
+        assert factors(gateway) == {2.0}
+        assert gateway.terminate() == 0
 
 
 # -- starts that fail -----------------------------------------------------------------------------

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Mapping, Sequence
 from typing import Any, NamedTuple, Protocol
 
 import structlog
@@ -14,7 +14,7 @@ from gateway.errors import ModelportError, QueueFull
 from gateway.front.grpc import framing
 from gateway.front.grpc.framing import MAX_MESSAGE_BYTES, Frames, MalformedFrame, MessageTooLarge
 from gateway.front.grpc.status import Status, parse, status
-from gateway.protocols.grpc_method import Method, Methods, Rows
+from gateway.protocols.grpc_method import Method, Methods
 from gateway.types import Deadline
 from gateway.wire.raw import Buffer
 
@@ -109,31 +109,13 @@ class Service:
     def __init__(self, methods: Methods, max_message: int) -> None:
         self.max_message = min(max_message, MAX_MESSAGE_BYTES)
         self._methods: dict[bytes, Method] = {}
-        #: What makes the rows of those services that nobody has called yet.
-        self._makes: dict[bytes, Callable[[], Rows]] = {}
         for service, rows in methods.items():
-            if callable(rows):
-                self._makes[f"/{service}".encode()] = rows
-            else:
-                self._add(f"/{service}".encode(), rows)
-
-    def _add(self, service: bytes, rows: Rows) -> None:
-        self._methods.update({b"%b/%b" % (service, name.encode()): rows[name] for name in rows})
-
-    def _method(self, path: bytes) -> Method | None:
-        method = self._methods.get(path)
-        if method is None and self._makes:
-            service = path.rpartition(b"/")[0]
-            make = self._makes.get(service)
-            if make is not None:
-                self._add(service, make())
-                del self._makes[service]
-                return self._methods.get(path)
-        return method
+            for name, row in rows.items():
+                self._methods[f"/{service}/{name}".encode()] = row
 
     def target(self, path: bytes, headers: Mapping[bytes, bytes]) -> Target:
         """What ``headers``, of which the names are in lower case, ask for."""
-        method = self._method(path)
+        method = self._methods.get(path)
         if method is None:
             return Target()
         seconds = None

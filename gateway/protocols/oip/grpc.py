@@ -10,6 +10,8 @@ from collections.abc import AsyncGenerator, Awaitable, Callable
 from contextlib import aclosing
 from typing import Any
 
+from google.protobuf import json_format
+
 from gateway.control import Control
 from gateway.dataplane import DataPlane
 from gateway.errors import (
@@ -186,8 +188,6 @@ class OipGrpc:
 
 
 def _message(document: dict[str, Any], message: Any) -> Any:
-    from google.protobuf import json_format  # no start has to wait for it
-
     return json_format.ParseDict(document, message)
 
 

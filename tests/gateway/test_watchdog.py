@@ -1,0 +1,90 @@
+"""The watchdog of an event loop: what it tells of one that stands still, and why it does."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+import time
+
+import pytest
+import structlog
+
+from gateway import watchdog
+from gateway.watchdog import Beat, Watchdog
+
+
+@pytest.fixture(autouse=True)
+def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(watchdog, "TICK_SECONDS", 0.01)
+    monkeypatch.setattr(watchdog, "BEAT_SECONDS", 0.02)
+    monkeypatch.setattr(watchdog, "BLOCKED_SECONDS", 0.1)
+
+
+class Heard:
+    """What a watchdog tells; the thread that blocks the loop waits for it."""
+
+    def __init__(self) -> None:
+        self.beats: list[Beat] = []
+        self._come = threading.Condition()
+
+    def __call__(self, beat: Beat) -> None:
+        with self._come:
+            self.beats.append(beat)
+            self._come.notify_all()
+
+    def wait_for(self, blocked_seconds: float) -> Beat:
+        """Blocks the caller's thread, without computing."""
+        with self._come:
+            assert self._come.wait_for(
+                lambda: self.beats and self.beats[-1].blocked_seconds > blocked_seconds, 30
+            )
+            return self.beats[-1]
+
+
+def compute_until(heard: Heard, blocked_seconds: float) -> Beat:
+    deadline = time.monotonic() + 30
+    while not heard.beats or heard.beats[-1].blocked_seconds <= blocked_seconds:
+        sum(range(1000))
+        assert time.monotonic() < deadline
+    return heard.beats[-1]
+
+
+async def test_a_loop_that_waits_is_told_from_one_that_computes() -> None:
+    heard = Heard()
+    watching = Watchdog(heard)
+    assert heard.wait_for(0.3).computing is False
+    await asyncio.sleep(0.05)
+    assert compute_until(heard, 0.3).computing is True
+    watching.close()
+
+
+async def test_while_a_model_loads_a_loop_that_waits_is_excused() -> None:
+    heard = Heard()
+    watching = Watchdog(heard, lambda: True)
+    assert heard.wait_for(0.3).computing is True
+    watching.close()
+
+
+async def test_what_blocks_the_loop_is_named_once_and_its_end_told() -> None:
+    heard = Heard()
+    with structlog.testing.capture_logs() as logs:
+        watching = Watchdog(heard)
+        heard.wait_for(0.3)
+        while not any(entry["event"] == "the event loop goes on" for entry in logs):
+            await asyncio.sleep(0.01)
+        watching.close()
+    blocked = [entry for entry in logs if entry["event"] == "the event loop is blocked"]
+    assert len(blocked) == 1
+    assert any("wait_for" in frame for frame in blocked[0]["blocked_in"])
+    assert any("test_what_blocks_the_loop" in frame for frame in blocked[0]["blocked_in"])
+
+
+async def test_a_loop_that_turns_is_worth_no_word() -> None:
+    heard = Heard()
+    with structlog.testing.capture_logs() as logs:
+        watching = Watchdog(heard)
+        while len(heard.beats) < 5:
+            await asyncio.sleep(0.005)
+        watching.close()
+    assert logs == []
+    assert Beat.unpacked(heard.beats[-1].packed()) == heard.beats[-1]

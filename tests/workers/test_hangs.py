@@ -1,0 +1,80 @@
+"""When a worker is of no use any more: by what its watchdog says, and not by what it answers."""
+
+from __future__ import annotations
+
+import socket
+from collections.abc import Iterator
+from types import SimpleNamespace
+
+import pytest
+
+from gateway.watchdog import Beat
+from gateway.workers import hub
+from gateway.workers.hub import Member
+
+
+class Worker:
+    """A member, and the end of the socket on which its watchdog tells."""
+
+    def __init__(self) -> None:
+        self.end, self.beats = socket.socketpair(socket.AF_UNIX, socket.SOCK_DGRAM)
+        self.beats.setblocking(False)
+        self.member = Member(0, SimpleNamespace())  # type: ignore[arg-type]
+
+    def tells(self, blocked_seconds: float = 0.0, computing: bool = False) -> None:
+        self.end.send(Beat(blocked_seconds, computing).packed())
+        self.member.heard(self.beats)
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> SimpleNamespace:
+    now = SimpleNamespace(seconds=1000.0)
+    monkeypatch.setattr(hub.time, "monotonic", lambda: now.seconds)
+    return now
+
+
+@pytest.fixture
+def worker(clock: SimpleNamespace) -> Iterator[Worker]:
+    made = Worker()
+    yield made
+    made.end.close()
+    made.beats.close()
+
+
+def test_one_that_starts_has_not_said_anything_yet(worker: Worker, clock: SimpleNamespace) -> None:
+    clock.seconds += 1000
+    assert worker.member.hangs() == ""
+
+
+def test_one_that_does_not_run_is_replaced_in_time(worker: Worker, clock: SimpleNamespace) -> None:
+    worker.tells()
+    clock.seconds += hub.HUNG_SECONDS - 0.5
+    assert worker.member.hangs() == ""
+    clock.seconds += 1.0
+    assert worker.member.hangs() == "it does not run"
+    assert hub.HUNG_SECONDS + hub.LOOK_SECONDS < 10
+
+
+def test_one_whose_loop_waits_is_replaced_and_one_that_computes_goes_on(worker: Worker) -> None:
+    """Eight requests that each took the loop four seconds had both workers killed."""
+    worker.tells(hub.HUNG_SECONDS + 0.1)
+    assert worker.member.hangs() == "its event loop is blocked"
+    worker.tells(hub.HUNG_SECONDS + 0.1, computing=True)
+    assert worker.member.hangs() == ""
+    worker.tells(40.0, computing=True)
+    assert worker.member.hangs() == ""
+    worker.tells(hub.BUSY_SECONDS + 0.1, computing=True)
+    assert worker.member.hangs() == "its event loop is blocked"
+
+
+def test_one_that_loads_may_be_silent_for_longer(worker: Worker, clock: SimpleNamespace) -> None:
+    worker.tells(computing=True)
+    clock.seconds += hub.BUSY_SECONDS - 1
+    assert worker.member.hangs() == ""
+
+
+def test_who_was_not_listening_blames_nobody(worker: Worker, clock: SimpleNamespace) -> None:
+    worker.tells()
+    clock.seconds += 100
+    worker.member.excuse()
+    assert worker.member.hangs() == ""
