@@ -106,11 +106,13 @@ profile: $(READY) ## What a request costs on fraud 128, layer by layer, beside O
 gate-statistics: $(READY) ## How often the gate is wrong, on thousands of simulated releases
 	$(BIN)/python -m tests.loadtests.gating
 
-gate-real: $(READY) ## Gate the demo's fraud model against itself, against a slower and a wrong one
+gate-real: $(READY) ## Gate the demo's fraud model against itself, a slower, a wrong and a retrained one
 	@test -d model_repository/fraud || $(BIN)/modelport demo
 	$(BIN)/python -m tests.loadtests.gating.real
 	MODELPORT_SLOW_TESTS=1 $(BIN)/python -m pytest tests/loadtests/test_gate_attacks.py \
-		tests/loadtests/test_gate_storage.py tests/loadtests/test_gate_cli.py
+		tests/loadtests/test_gate_storage.py tests/loadtests/test_gate_cli.py \
+		tests/loadtests/test_gate_retrained.py
+	MODELPORT_DEPLOY_TESTS=1 $(BIN)/python -m pytest tests/deploy/test_pipelines.py -k trained_again
 
 bench-memory: $(READY) ## Send 10^6 requests of every kind; a gateway that leaks must be seen
 	$(BIN)/python -m loadtests.benchmarks.memory

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import contextlib
+import os
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -52,10 +54,31 @@ class Heartbeat:
         self._thread.join()
 
 
-def to_log(text: str) -> None:
-    """Write a line to standard error, which may have been closed."""
-    with contextlib.suppress(OSError, ValueError):
-        click.echo(f"modelport: {text}", err=True)
+@contextlib.contextmanager
+def log() -> Iterator[Callable[[str], None]]:
+    """Write lines to standard error as it is now, though converters are muted meanwhile."""
+    stream = sys.stderr
+    try:
+        descriptor = os.dup(stream.fileno())
+    except (OSError, ValueError, AttributeError):  # a stream of Python's alone, or none
+        yield lambda text: click.echo(f"modelport: {text}", file=stream)
+        return
+
+    def write(text: str) -> None:
+        with contextlib.suppress(OSError):
+            os.write(descriptor, f"modelport: {text}\n".encode(errors="replace"))
+
+    try:
+        yield write
+    finally:
+        os.close(descriptor)
+
+
+@contextlib.contextmanager
+def heartbeat() -> Iterator[Heartbeat]:
+    """A line on standard error every ``LINE_SECONDS``."""
+    with log() as tell, Heartbeat(tell) as beating:
+        yield beating
 
 
 @contextlib.contextmanager
@@ -70,8 +93,8 @@ def progress_bar(quiet: bool = False) -> Iterator[Show]:
         with _bar(console) as show:
             yield show
     else:
-        with Heartbeat(to_log) as heartbeat:
-            yield lambda stage, done, total: setattr(heartbeat, "text", _line(stage, done, total))
+        with heartbeat() as beating:
+            yield lambda stage, done, total: setattr(beating, "text", _line(stage, done, total))
 
 
 def _line(stage: str, done: int, total: int) -> str:

@@ -11,6 +11,8 @@ from loadtests.serving.gateway import MODELPORT
 _PREFIX = "modelport: error: "
 #: Exit codes of ``modelport``: the checkpoint or an argument is wrong, or the user gave up.
 USAGE, INTEGRITY, INTERRUPTED = 2, 5, 130
+#: Of a command that took too long, as of timeout(1).
+TIMED_OUT = 124
 
 
 class Failed(Exception):
@@ -21,11 +23,11 @@ class Failed(Exception):
         self.status = status
 
 
-def modelport(arguments: Sequence[str]) -> str:
+def modelport(arguments: Sequence[str], within_seconds: float | None = None) -> str:
     """Standard output of ``modelport ARGUMENTS``. What goes wrong here ends it too.
 
     Raises:
-        Failed: its exit status was not 0.
+        Failed: its exit status was not 0, or it took longer than ``within_seconds``.
     """
     process: subprocess.Popen[str] = start(
         [*MODELPORT, *arguments],
@@ -37,7 +39,11 @@ def modelport(arguments: Sequence[str]) -> str:
         preexec_fn=die_with_parent,
     )
     try:
-        out, err = process.communicate()
+        out, err = process.communicate(timeout=within_seconds)
+    except subprocess.TimeoutExpired as error:
+        process.terminate()
+        process.communicate()
+        raise Failed(f"{arguments[0]} took longer than {within_seconds:g} s", TIMED_OUT) from error
     except BaseException:
         process.terminate()
         process.communicate()

@@ -7,14 +7,14 @@ import shlex
 import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, nullcontext
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
 from exporters.errors import EXIT_FAILURE, Failure, OneLineCommand, UsageError, require_extra
-from exporters.progress import Heartbeat, to_log
+from exporters.progress import Heartbeat, heartbeat
 from loadtests import environments, temporary
 from loadtests.arguments import Positive, Seconds, check_writable, interruptible
 from loadtests.target import Protocol
@@ -326,7 +326,7 @@ class _Progress:
         self.task = self.bar.add_task("starting", total=None)
         self.console = console
         self.said = ""
-        self.heartbeat = Heartbeat(to_log)
+        self.heartbeat: Heartbeat | None = None
 
     def what(self, text: str) -> None:
         self.bar.update(self.task, description=text)
@@ -338,7 +338,8 @@ class _Progress:
         self._say(step.what.rpartition(" · ")[0] or step.what)
 
     def _say(self, text: str) -> None:
-        self.heartbeat.text = text
+        if self.heartbeat is not None:
+            self.heartbeat.text = text
         if not self.console.is_terminal and text != self.said:
             self.said = text
             self.console.print(text, highlight=False)
@@ -347,8 +348,9 @@ class _Progress:
 @contextmanager
 def _progress(console: Console) -> Iterator[_Progress]:
     progress = _Progress(console)
-    in_log = not console.is_terminal and not console.quiet
-    with progress.bar, progress.heartbeat if in_log else nullcontext():
+    with progress.bar, ExitStack() as stack:
+        if not console.is_terminal and not console.quiet:
+            progress.heartbeat = stack.enter_context(heartbeat())
         yield progress
 
 

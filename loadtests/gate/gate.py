@@ -87,13 +87,11 @@ def judge(
         work = Path(folder)
         say("baseline and candidate: files and certificate")
         try:
-            baseline = stored.fetched(asked.baseline, work / "baseline")
-        except NotAsPublished as error:
-            raise UsageError(f"the baseline is not what was published: {error}") from error
-        try:
-            candidate = stored.fetched(asked.candidate, work / "candidate")
+            baseline, candidate = _fetched(asked, work, start)
         except NotAsPublished as error:
             decision = _with(decision, (integrity.failed(str(error)),), start)
+        except Lost as error:
+            decision = _broken(decision, error, start)
         else:
             decision = _measured(
                 dataclasses.replace(asked, baseline=baseline, candidate=candidate),
@@ -197,6 +195,25 @@ def _no_room(duel: Duel) -> Lost:
         f"--max-duration {duel.slo.duration.max_seconds:g}s; give it longer",
         is_candidate=False,
     )
+
+
+def _fetched(asked: Asked, work: Path, start: float) -> tuple[Side, Side]:
+    """Both sides, here.
+
+    Raises:
+        NotAsPublished: the candidate's files.
+        Lost: there was no time for it.
+    """
+    try:
+        baseline = stored.fetched(asked.baseline, work / "baseline", _left(asked, start))
+    except NotAsPublished as error:
+        raise UsageError(f"the baseline is not what was published: {error}") from error
+    return baseline, stored.fetched(asked.candidate, work / "candidate", _left(asked, start))
+
+
+def _left(asked: Asked, start: float) -> float:
+    """Seconds until the gate must be over, a little at least for what has to be tried."""
+    return max(1.0, asked.slo.duration.max_seconds - (time.monotonic() - start))
 
 
 def _with(decision: Decision, questions: tuple[Question, ...], start: float) -> Decision:

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 from types import TracebackType
 
 import numpy as np
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
 
-from exporters.progress import Heartbeat, to_log
+from exporters.progress import Heartbeat, heartbeat
 from loadtests.gate.criteria import Half
 from loadtests.gate.gate import Asked, Watching
 from loadtests.report.figures import change, duration
@@ -32,13 +33,14 @@ class Live:
             transient=True,
             disable=not console.is_terminal,
         )
-        self._heartbeat = Heartbeat(to_log)
+        self._stack = contextlib.ExitStack()
+        self._heartbeat: Heartbeat | None = None
         self._task: TaskID = self._progress.add_task("", total=self._most)
 
     def __enter__(self) -> Live:
         self._progress.start()
         if not self._console.is_terminal:
-            self._heartbeat.__enter__()
+            self._heartbeat = self._stack.enter_context(heartbeat())
         return self
 
     def __exit__(
@@ -48,14 +50,14 @@ class Live:
         traceback: TracebackType | None,
     ) -> None:
         self._progress.stop()
-        if not self._console.is_terminal:
-            self._heartbeat.__exit__(kind, error, traceback)
+        self._stack.close()
 
     def say(self, text: str) -> None:
         described = f"{text}{self._found}"
         elapsed = self._progress.tasks[self._task].elapsed or 0.0
         self._progress.update(self._task, description=described, completed=elapsed)
-        self._heartbeat.text = described
+        if self._heartbeat is not None:
+            self._heartbeat.text = described
 
     def watch(self, watching: Watching) -> None:
         self._found = f" · so far {_so_far(watching)}"

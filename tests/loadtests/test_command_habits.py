@@ -12,7 +12,7 @@ import click
 import pytest
 from click.testing import CliRunner
 
-from exporters import errors, progress
+from exporters import errors, progress, silence
 from exporters.errors import Failure, OneLineCommand, UsageError
 from exporters.progress import Heartbeat
 from loadtests import environments
@@ -123,24 +123,26 @@ def test_work_that_takes_long_says_in_a_log_that_it_goes_on() -> None:
     assert not heartbeat._thread.is_alive()
 
 
-def test_progress_in_a_log_is_a_line_now_and_then_and_none_if_quiet(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+def test_progress_in_a_log_is_a_line_now_and_then_even_while_converters_are_muted(
+    monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(progress, "LINE_SECONDS", 0.001)
-    spoke = threading.Event()
-    said = progress.to_log
-    monkeypatch.setattr(progress, "to_log", lambda text: (said(text), spoke.set()))
-    with progress.progress_bar() as show:
+    told = ""
+    with progress.progress_bar() as show, silence.muted(), silence.quiet():
         show("converting", 1, 2)
-        spoke.wait(60)
-        spoke.clear()
-        spoke.wait(60)
-    assert "s: converting, 1 of 2" in capsys.readouterr().err
-    spoke.clear()
+        while "s: converting, 1 of 2" not in told:
+            told += capfd.readouterr().err
+
+
+def test_nothing_is_said_of_the_progress_of_a_quiet_command(
+    monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(progress, "LINE_SECONDS", 0.001)
+    before = threading.active_count()
     with progress.progress_bar(quiet=True) as show:
         show("converting", 1, 2)
-        assert not spoke.wait(0.05)
-    assert capsys.readouterr().err == ""
+        assert threading.active_count() == before
+    assert capfd.readouterr().err == ""
 
 
 def test_a_table_in_a_pipe_keeps_every_reason_in_one_piece(

@@ -19,11 +19,11 @@ import pytest
 from click.testing import CliRunner
 
 from exporters.errors import UsageError
-from loadtests.gate import agreement, cli, duel
+from loadtests.gate import agreement, cli, duel, stored
 from loadtests.gate.decision import Question
 from loadtests.gate.duel import Cores, Duel, Live, Lost
 from loadtests.gate.rehearsal import Rehearsal, Rehearsed
-from loadtests.gate.sides import Published
+from loadtests.gate.sides import Published, Stored
 from loadtests.gate.slo import Slo, parse
 from loadtests.quality import Deciding
 from loadtests.serving.gateway import Gateway
@@ -293,6 +293,12 @@ def test_the_rounds_fit_into_the_longest_duration(tmp_path: Path) -> None:
     slo = SLO.replace("max_p99_regression = false", "max_p99_regression = 0.001")
     found = gate(model / "1", model / "2", "--max-duration", "30s", slo=slo, tmp_path=tmp_path)
     assert found.document["seconds"] < 1.1 * 30 + 5, found
+
+
+def test_what_cannot_be_fetched_in_time_decides_nothing(tmp_path: Path) -> None:
+    with pytest.raises(Lost, match="fetching the baseline took all of --max-duration") as lost:
+        stored.fetched(Stored("s3://bucket/model/1"), tmp_path / "baseline", 0.001)
+    assert not lost.value.is_candidate
 
 
 def answers(values: object) -> list[dict[str, Any]]:

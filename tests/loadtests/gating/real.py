@@ -1,8 +1,8 @@
 """Gates on real servers of the demo's fraud model: ``make gate-real``.
 
-The same published version against itself, in processes of its own each round; and one running
-gateway against itself behind two proxies, one of which raises the p99 by 15 % or spoils one answer
-in a hundred. Counts are written as they are.
+The same published version against itself, in processes of its own each round, or against another
+training of it; and one running gateway against itself behind two proxies, one of which raises the
+p99 by 15 % or spoils one answer in a hundred. Counts are written as they are.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ from __future__ import annotations
 import argparse
 import contextlib
 import json
+import shutil
 import sys
 import tempfile
 import time
@@ -17,8 +18,12 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import numpy as np
+import onnx
+from onnx import numpy_helper
 from rich.progress import Progress
 
+from gateway.repository import manifest
+from loadtests.command import modelport
 from loadtests.environments import ROOT
 from loadtests.gate import gate, sides
 from loadtests.gate.criteria import Round
@@ -26,7 +31,7 @@ from loadtests.gate.decision import Decision
 from loadtests.gate.slo import Slo, parse
 from loadtests.processes import HOST, free_ports, running
 from loadtests.report.figures import change
-from loadtests.serving.gateway import Gateway
+from loadtests.serving.gateway import Gateway, newest_version
 from loadtests.serving.served import served
 from loadtests.target import Protocol
 from tests.loadtests.gating import simulation
@@ -37,6 +42,9 @@ CASES = {
     "p99 +15 %": ("--tail", "1.15"),
     "1 % wrong": ("--wrong", "0.01"),
 }
+#: Other weights of the same model: with their own answers, or with those of yet others.
+AGAIN, AGAIN_WRONG = "trained again", "trained again, wrong"
+ALL_CASES = [*CASES, AGAIN, AGAIN_WRONG]
 #: Of either side, in a recorded round.
 LEAST_REQUESTS = 500
 FRAUD = ROOT / "model_repository" / "fraud"
@@ -70,11 +78,52 @@ def proxies(*each: tuple[str, ...], model: Path = FRAUD) -> Iterator[list[str]]:
         yield [f"http://{address}/v2/models/{model.name}" for address in addresses]
 
 
+def retrained(folder: Path, *, wrong: bool = False, source: Path = FRAUD) -> tuple[Path, Path]:
+    """``source``'s newest version, and a version of other weights as its successor.
+
+    The weights are those of the first with noise: certificate and record are what an export makes
+    of them. Args: wrong: the record is the predecessor's.
+    """
+    version = source / newest_version(source)
+    model = folder / source.name
+    shutil.copytree(version, model / "1")
+    shutil.copytree(version, model / "2")
+    for file in source.iterdir():
+        if file.is_file():
+            shutil.copy(file, model)
+    shutil.copytree(source / "warmup", model / "warmup")
+    graph = onnx.load(model / "2" / "model.onnx")
+    generator = np.random.default_rng(1)
+    for tensor in graph.graph.initializer:
+        values = numpy_helper.to_array(tensor)
+        if values.dtype == np.float32 and values.ndim > 1:
+            noisy = values + 0.01 * generator.standard_normal(values.shape).astype(np.float32)
+            tensor.CopyFrom(numpy_helper.from_array(noisy, tensor.name))
+    onnx.save(graph, model / "2" / "model.onnx")
+    path = model / "2" / "certificate.json"
+    certificate = json.loads(path.read_text())
+    certificate["checkpoint"]["sha256"] = 64 * "2"
+    artifact = model / "2" / "model.onnx"
+    certificate["artifact"]["files"][artifact.name]["sha256"] = manifest.sha256_of(artifact)
+    certificate["artifact"]["size_bytes"] = artifact.stat().st_size
+    if not wrong:
+        del certificate["samples"]
+        (model / "2" / "samples.json").unlink()
+    path.write_text(json.dumps(certificate))
+    manifest.write(model / "2")
+    if not wrong:
+        modelport(["sample", str(model / "2")])
+    return model / "1", model / "2"
+
+
 def judged(case: str, limits: Slo, seed: int) -> tuple[Decision, tuple[Round, ...]]:
     """One gate of ``case``, and its rounds."""
-    spoiled, seen = CASES[case], [gate.Watching(0.0, (), ())]
+    spoiled, seen = CASES.get(case), [gate.Watching(0.0, (), ())]
     with contextlib.ExitStack() as stack:
         given = [str(FRAUD), str(FRAUD)]
+        if case in (AGAIN, AGAIN_WRONG):
+            folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
+            given = [str(one) for one in retrained(folder, wrong=case == AGAIN_WRONG)]
         if spoiled is not None:
             given = stack.enter_context(proxies((), spoiled))
         one, other = map(sides.side, given)
@@ -85,7 +134,7 @@ def judged(case: str, limits: Slo, seed: int) -> tuple[Decision, tuple[Round, ..
 
 def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m tests.loadtests.gating.real")
-    parser.add_argument("--cases", nargs="+", choices=list(CASES), default=list(CASES))
+    parser.add_argument("--cases", nargs="+", choices=ALL_CASES, default=ALL_CASES)
     parser.add_argument("--gates", type=int, default=3, metavar="N", help="of each case")
     parser.add_argument("--seconds", type=float, default=90.0, metavar="N", help="of one, at most")
     parser.add_argument("--batch-size", type=int, default=8, metavar="N")
