@@ -19,9 +19,12 @@ import safetensors.torch
 import torch
 from torch import Tensor, nn
 
+from exporters import safetensors_header
 from exporters.errors import UsageError, first_line
 from exporters.silence import quiet
 from gateway.errors import IntegrityError
+from gateway.repository import zip_guard
+from gateway.repository.load_guard import no_code
 from gateway.repository.manifest import sha256_of
 
 PICKLED = frozenset({".pt", ".pth", ".bin"})
@@ -78,6 +81,7 @@ def read(path: Path) -> Checkpoint:
 
 
 def _read_safetensors(path: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
+    safetensors_header.check(path)
     try:
         state = safetensors.torch.load_file(path)
         with safetensors.safe_open(path, framework="pt") as file:
@@ -95,8 +99,12 @@ def _read_safetensors(path: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
 
 def _read_pickled(path: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
     try:
-        with quiet():  # it warns of pickles that other tools wrote
+        if zip_guard.is_zip(path):
+            zip_guard.check(path, one_root=True)
+        with quiet(), no_code(path.name):  # it warns of pickles that other tools wrote
             content = torch.load(path, map_location="cpu", weights_only=True)
+    except IntegrityError:
+        raise
     except pickle.UnpicklingError as error:
         raise _refused(path, error) from error
     except Exception as error:  # zip, struct, seek, recursion: whatever damage leads to

@@ -21,6 +21,7 @@ from exporters.samples import model_dims
 from exporters.source import Source
 from exporters.spec import Decision
 from gateway.errors import ModelportError
+from gateway.repository import zip_guard
 from gateway.repository.manifest import sha256_of
 from gateway.types import NUMPY_DTYPES, Array, TensorSpec
 
@@ -69,6 +70,8 @@ def read(path: Path, source: Source) -> HeldOut:
         UsageError: it cannot be read, or an input is missing or has the wrong shape or datatype.
     """
     try:
+        if zip_guard.is_zip(path):
+            zip_guard.check(path)
         with np.load(path, allow_pickle=False) as file:
             arrays = {name: file[name] for name in file.files}
     except Exception as error:  # zip, zlib, numpy: whatever damage leads to

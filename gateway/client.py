@@ -15,6 +15,7 @@ import numpy as np
 from gateway import images
 from gateway.errors import InvalidArgument, NotFound, Unavailable
 from gateway.option_sources import did_you_mean
+from gateway.repository import zip_guard
 from gateway.types import NUMPY_DTYPES, Array, Datatype, TensorSpec
 
 DEFAULT_URLS = {"http": "127.0.0.1:8000", "grpc": "127.0.0.1:8001"}
@@ -209,6 +210,7 @@ def _read(
         if suffix == ".npy":
             found = {_only(specs, file): np.load(file, allow_pickle=False)}
         elif suffix == ".npz":
+            zip_guard.check(file)
             with np.load(file, allow_pickle=False) as archive:
                 found = dict(archive)
         elif suffix in IMAGE_SUFFIXES:

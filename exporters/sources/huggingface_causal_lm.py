@@ -15,7 +15,7 @@ import safetensors
 import torch
 from torch import Tensor
 
-from exporters import checkpoint
+from exporters import checkpoint, safetensors_header
 from exporters.errors import ParityError, UsageError, missing_extra
 from exporters.models.causal_lm import DEFAULT_MAX_POSITIONS, CausalLanguageModel
 from exporters.silence import quiet
@@ -106,6 +106,8 @@ def _build(folder: Folder) -> Any:
     for file in folder.weights:
         if file.suffix in checkpoint.PICKLED:
             checkpoint.read(file)
+        else:
+            safetensors_header.check(file)
     with _translated(f"'{folder.path}'", Unsupported):
         loaded: Any = AutoModelForCausalLM.from_pretrained(
             folder.path,

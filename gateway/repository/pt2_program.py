@@ -72,12 +72,18 @@ def check(archive: Archive, native: bool = False) -> None:
     Raises:
         IntegrityError: naming the record or the operator.
     """
-    for name in archive.names():
-        _check_record(archive, name)
-    for folder, kind in PAYLOADS.items():
-        for name in archive.below(folder, "_config.json"):
-            _check_payloads(archive, name, folder, kind)
-    _Program(archive.path.name, native).check("", archive.json(PROGRAM))
+    try:
+        for folder, kind in PAYLOADS.items():
+            for name in archive.below(folder, "_config.json"):
+                _check_payloads(archive, name, folder, kind)
+        for name in archive.names():
+            _check_record(archive, name)
+        _Program(archive.path.name, native).check("", archive.json(PROGRAM))
+    except (LookupError, TypeError, AttributeError, ValueError, RecursionError) as error:
+        raise IntegrityError(
+            f"'{archive.path.name}' is damaged ({type(error).__name__}: {error}); export the model "
+            "again"
+        ) from error
 
 
 def _check_record(archive: Archive, name: str) -> None:

@@ -98,13 +98,16 @@ class Archive:
 
     def size(self, name: str) -> int:
         """In bytes."""
-        return self._records[name].file_size
+        return self._info(name).file_size
+
+    def _info(self, name: str) -> zipfile.ZipInfo:
+        if name not in self._records:
+            raise IntegrityError(f"'{self.path.name}' is damaged: it has no record '{name}'")
+        return self._records[name]
 
     def read(self, name: str) -> bytes:
         """The content of a record."""
-        if name not in self._records:
-            raise IntegrityError(f"'{self.path.name}' is damaged: it has no record '{name}'")
-        info = self._records[name]
+        info = self._info(name)
         if info.file_size > MAX_RECORD_BYTES:
             raise IntegrityError(f"'{self.path.name}': record '{name}' is larger than 1 GiB")
         try:

@@ -76,8 +76,8 @@ def check(path: Path, one_root: bool = False) -> None:
             f"'{path.name}' is no plain zip, so that two readers may read it differently: {error}; "
             "refused: write it again, with one record for each name and nothing else in the file"
         ) from error
-    except struct.error as error:
-        raise IntegrityError(f"'{path.name}' is damaged: it is cut off; copy it again") from error
+    except (struct.error, EOFError) as error:
+        raise IntegrityError(f"'{path.name}' is truncated or damaged; copy it again") from error
 
 
 def is_zip(path: Path) -> bool:
@@ -105,10 +105,13 @@ def _directory(file: IO[bytes]) -> tuple[int, int, int]:
     """Where the central directory begins and ends, and how many records it lists."""
     length = file.seek(0, os.SEEK_END)
     if length < _END.size:
-        raise _Ambiguous("it does not end as a zip does")
+        raise EOFError
     file.seek(length - _END.size)
     magic, disk, first, here, count, size, begin, comment = _END.unpack(file.read(_END.size))
     if magic != b"PK\x05\x06" or comment:
+        file.seek(max(0, length - _END.size - _FULL_SHORT))
+        if b"PK\x05\x06" not in file.read():
+            raise EOFError
         raise _Ambiguous("it has a comment, or something else, behind its central directory")
     end = length - _END.size
     small = {"here": here, "count": count, "size": size, "begin": begin}

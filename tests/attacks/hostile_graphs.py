@@ -1,0 +1,276 @@
+"""SavedModels, TensorFlow Lite and ONNX files that want to do more than compute."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import flatbuffers
+import onnx
+from ai_edge_litert import schema_py_generated as schema
+from onnx import TensorProto, helper
+
+from exporters.tensorflow_runtime import tf
+
+TENSORFLOW = 'backend: "tensorflow" platform: "tensorflow_savedmodel"\n'
+LITE = 'backend: "tflite"\n'
+ONNX = 'backend: "onnxruntime" platform: "onnxruntime_onnx"\n'
+
+Fill = Callable[[Any, Any], str]
+
+
+def _text(text: str) -> Any:
+    return tf.make_tensor_proto(text)
+
+
+def _node(holder: Any, name: str, op: str, *inputs: str, **attributes: Any) -> Any:
+    node = holder.add(name=name, op=op, input=inputs)
+    for key, value in attributes.items():
+        if isinstance(value, str):
+            node.attr[key].s = value.encode()
+        elif isinstance(value, int):
+            node.attr[key].type = value
+        elif isinstance(value, list):
+            node.attr[key].list.type.extend(value)
+        elif hasattr(value, "tensor_shape"):
+            node.attr[key].tensor.CopyFrom(value)
+        else:
+            node.attr[key].func.CopyFrom(value)
+    return node
+
+
+def _constant(holder: Any, name: str, text: str) -> str:
+    _node(holder, name, "Const", dtype=tf.string.as_datatype_enum, value=_text(text))
+    return name
+
+
+def saved_model(folder: Path, fill: Callable[[Any], str]) -> Path:
+    """A SavedModel of ``y = x``, after what ``fill`` adds to its graph and names."""
+    from tensorflow.core.protobuf import saved_model_pb2
+
+    saved = saved_model_pb2.SavedModel(saved_model_schema_version=1)
+    meta = saved.meta_graphs.add()
+    meta.meta_info_def.tags.append("serve")
+    meta.graph_def.versions.producer = 1882
+    nodes, real = meta.graph_def.node, tf.float32.as_datatype_enum
+    x = _node(nodes, "x", "Placeholder", dtype=real)
+    x.attr["shape"].shape.unknown_rank = True
+    after = fill(meta)
+    _node(nodes, "y", "Identity", "x", *([f"^{after}"] if after else []), T=real)
+    signature = meta.signature_def["serving_default"]
+    signature.method_name = "tensorflow/serving/predict"
+    for name, holder in (("x", signature.inputs), ("y", signature.outputs)):
+        holder[name].name, holder[name].dtype = f"{name}:0", real
+        holder[name].tensor_shape.dim.add(size=4)
+    folder.mkdir(parents=True)
+    (folder / "saved_model.pb").write_bytes(saved.SerializeToString())
+    return folder
+
+
+def _writing(nodes: Any, mark: Path) -> str:
+    name = _constant(nodes, "name", str(mark))
+    content = _constant(nodes, "content", "hi")
+    _node(nodes, "write", "WriteFile", name, content)
+    return "write"
+
+
+def graphs(mark: Path) -> dict[str, tuple[Callable[[Any], str], str]]:
+    """What is added to a SavedModel's graph, and what the refusal names."""
+    string, real = tf.string.as_datatype_enum, tf.float32.as_datatype_enum
+
+    def with_file(op: str, **attributes: Any) -> Callable[[Any], str]:
+        def fill(meta: Any) -> str:
+            name = _constant(meta.graph_def.node, "name", str(mark))
+            _node(meta.graph_def.node, "op", op, name, **attributes)
+            return "op"
+
+        return fill
+
+    def plain(op: str, **attributes: Any) -> Callable[[Any], str]:
+        def fill(meta: Any) -> str:
+            _node(meta.graph_def.node, "op", op, "x", **attributes)
+            return "op"
+
+        return fill
+
+    def at_load(meta: Any) -> str:
+        initial = meta.signature_def["__saved_model_init_op"]
+        initial.outputs["__saved_model_init_op"].name = _writing(meta.graph_def.node, mark)
+        return ""
+
+    def at_load_of_old(meta: Any) -> str:
+        meta.collection_def["legacy_init_op"].node_list.value.append(
+            _writing(meta.graph_def.node, mark)
+        )
+        return ""
+
+    def at_restore(meta: Any) -> str:
+        meta.saver_def.restore_op_name = _writing(meta.graph_def.node, mark)
+        meta.saver_def.filename_tensor_name = "name:0"
+        return ""
+
+    def function(meta: Any, name: str) -> Any:
+        added = meta.graph_def.library.function.add()
+        added.signature.name = name
+        _writing(added.node_def, mark)
+        return added
+
+    def in_a_function(meta: Any) -> str:
+        function(meta, "evil")
+        _node(meta.graph_def.node, "call", "evil")
+        return "call"
+
+    def in_a_branch(meta: Any) -> str:
+        function(meta, "evil")
+        node = _node(meta.graph_def.node, "branch", "StatelessIf", "x")
+        node.attr["then_branch"].func.name = node.attr["else_branch"].func.name = "evil"
+        return "branch"
+
+    def in_an_object(meta: Any) -> str:
+        function(meta, "evil")
+        meta.object_graph_def.concrete_functions["evil"].bound_inputs.extend([])
+        return ""
+
+    def asset(meta: Any) -> str:
+        added = meta.asset_file_def.add(filename="../../../secret")
+        added.tensor_info.name = "name:0"
+        return ""
+
+    def vocabulary(meta: Any) -> str:
+        nodes = meta.graph_def.node
+        _node(nodes, "table", "HashTableV2", key_dtype=string, value_dtype=string)
+        _node(
+            nodes, "fill", "InitializeTableFromTextFileV2", "table",
+            _constant(nodes, "name", "/etc/passwd"),
+        )  # fmt: skip
+        meta.collection_def["table_initializer"].node_list.value.append("fill")
+        return ""
+
+    def checkpoint(meta: Any) -> str:
+        nodes = meta.graph_def.node
+        names = [_constant(nodes, key, str(mark)) for key in ("prefix", "names", "slices")]
+        _node(nodes, "restore", "RestoreV2", *names, dtypes=[real])
+        return "restore"
+
+    return {
+        "writes a file": (lambda m: _writing(m.graph_def.node, mark), "WriteFile"),
+        "writes a file while it loads": (at_load, "WriteFile"),
+        "writes a file in an old initialiser": (at_load_of_old, "WriteFile"),
+        "writes a file where it restores": (at_restore, "WriteFile"),
+        "writes a file in a function": (in_a_function, "WriteFile"),
+        "writes a file in a branch": (in_a_branch, "WriteFile"),
+        "writes a file in an object's function": (in_an_object, "WriteFile"),
+        "reads a file": (with_file("ReadFile"), "ReadFile"),
+        "lists files": (with_file("MatchingFiles"), "MatchingFiles"),
+        "maps a file": (with_file("ImmutableConst"), "ImmutableConst"),
+        "opens a TFRecord": (with_file("TFRecordReaderV2"), "TFRecordReaderV2"),
+        "merges checkpoints": (with_file("MergeV2Checkpoints"), "MergeV2Checkpoints"),
+        "saves a checkpoint": (with_file("SaveV2"), "SaveV2"),
+        "restores another checkpoint": (checkpoint, "not an asset"),
+        "takes an asset from elsewhere": (asset, "outside of its folder"),
+        "takes a vocabulary from elsewhere": (vocabulary, "not an asset"),
+        "calls Python": (plain("PyFunc", token="evil"), "PyFunc"),
+        "calls Python eagerly": (plain("EagerPyFunc", token="evil"), "EagerPyFunc"),
+        "calls Python without state": (plain("PyFuncStateless", token="evil"), "PyFuncStateless"),
+        "prints to a file": (plain("PrintV2", output_stream=f"file://{mark}"), "PrintV2"),
+        "debugs to a file": (plain("DebugIdentityV2"), "DebugIdentityV2"),
+        "samples words of a file": (plain("FixedUnigramCandidateSampler"), "FixedUnigram"),
+        "talks to a queue": (plain("QueueDequeueV2"), "QueueDequeueV2"),
+        "talks to a server": (plain("RpcCall"), "RpcCall"),
+        "ends the process": (plain("Abort"), "Abort"),
+        "compiles": (plain("XlaCallModule"), "XlaCallModule"),
+        "uses a library": (plain("SimpleMLInferenceOp"), "SimpleMLInferenceOp"),
+    }
+
+
+def lites() -> dict[str, tuple[bytes, str]]:
+    """TensorFlow Lite files, and what the refusal names."""
+
+    def model(code: Any, external: bool = False) -> bytes:
+        made = schema.ModelT()
+        made.version, made.description = 3, "hostile"
+        made.operatorCodes, made.subgraphs, made.buffers = [code], [], [schema.BufferT()]
+        if external:
+            group = schema.ExternalBufferGroupT()
+            group.name = "/etc/passwd"
+            made.externalBufferGroups = [group]
+        builder = flatbuffers.Builder(1024)
+        builder.Finish(made.Pack(builder), b"TFL3")
+        return bytes(builder.Output())
+
+    def custom(name: str, builtin: int = schema.BuiltinOperator.CUSTOM) -> Any:
+        code = schema.OperatorCodeT()
+        code.deprecatedBuiltinCode, code.builtinCode = min(builtin, 127), builtin
+        code.customCode = name.encode()
+        return code
+
+    delegate = custom("d", schema.BuiltinOperator.DELEGATE)
+    hidden = custom("FlexWriteFile")
+    hidden.deprecatedBuiltinCode = 0
+    return {
+        "runs TensorFlow": (model(custom("FlexWriteFile")), "FlexWriteFile"),
+        "hides that it runs TensorFlow": (model(hidden), "FlexWriteFile"),
+        "runs a custom operator": (model(custom("Evil")), "Evil"),
+        "brings a delegate": (model(delegate), "not TensorFlow Lite's own"),
+        "keeps weights elsewhere": (model(custom("Mfcc"), external=True), "in other files"),
+    }
+
+
+def onnxes(folder: Path) -> dict[str, tuple[bytes, str]]:
+    """ONNX files, and what the refusal names; ``folder`` is where they will lie."""
+    x = helper.make_tensor_value_info("x", TensorProto.FLOAT, [4])
+    y = helper.make_tensor_value_info("y", TensorProto.FLOAT, [4])
+
+    def model(*nodes: Any, weights: Any = None, functions: Any = ()) -> bytes:
+        graph = helper.make_graph(nodes, "g", [x], [y], initializer=weights or [])
+        opsets = [helper.make_opsetid("", 20), helper.make_opsetid("com.microsoft", 1)]
+        made = helper.make_model(graph, opset_imports=opsets, functions=functions)
+        content: bytes = made.SerializeToString()
+        return content
+
+    def uses(op: str, domain: str = "") -> bytes:
+        return model(helper.make_node(op, ["x"], ["y"], domain=domain))
+
+    def takes(location: str) -> bytes:
+        weight = TensorProto(name="w", data_type=TensorProto.FLOAT, dims=[4])
+        weight.data_location = TensorProto.EXTERNAL
+        weight.external_data.add(key="location", value=location)
+        return model(helper.make_node("Add", ["x", "w"], ["y"]), weights=[weight])
+
+    inner = helper.make_graph([helper.make_node("Evil", [], ["z"], domain="evil")], "i", [], [y])
+    branch = helper.make_node("If", ["c"], ["y"], then_branch=inner, else_branch=inner)
+    body = [helper.make_node("Evil", ["a"], ["b"], domain="evil")]
+    function = helper.make_function("mine", "F", ["a"], ["b"], body, [])
+    (folder / "link").symlink_to("/etc/passwd")
+    return {
+        "uses a custom operator": (uses("Evil", "evil"), "evil.Evil"),
+        "uses an extension": (uses("PyOp", "ai.onnx.contrib"), "ai.onnx.contrib.PyOp"),
+        "runs a compiled context": (uses("EPContext", "com.microsoft"), "EPContext"),
+        "runs Python": (uses("PythonOp", "com.microsoft"), "PythonOp"),
+        "uses a custom operator in a branch": (model(branch), "evil.Evil"),
+        "uses a custom operator in a function": (
+            model(helper.make_node("F", ["x"], ["y"], domain="mine"), functions=[function]),
+            "evil.Evil",
+        ),
+        "takes weights from elsewhere": (takes("/etc/passwd"), "no file beside it"),
+        "takes weights from above": (takes("../../../secret"), "no file beside it"),
+        "takes weights behind a link": (takes("link"), "no file beside it"),
+        "takes weights from memory": (takes("*/_ORT_MEM_ADDR_/*"), "no file beside it"),
+        "takes weights from a folder": (takes("."), "no file beside it"),
+        "is of another format": (b"\x18\0\0\0ORTM" + bytes(64), "does not load"),
+    }
+
+
+def check_honest(folder: Path) -> bytes:
+    """A plain ONNX file, as the ground of the others."""
+    node = helper.make_node("Identity", ["x"], ["y"])
+    graph = helper.make_graph(
+        [node],
+        "g",
+        [helper.make_tensor_value_info("x", TensorProto.FLOAT, [4])],
+        [helper.make_tensor_value_info("y", TensorProto.FLOAT, [4])],
+    )
+    content: bytes = helper.make_model(graph).SerializeToString()
+    assert onnx.load_from_string(content).graph.node
+    return content

@@ -1,0 +1,291 @@
+"""PyTorch's archives that want to run something: each leaves a mark where it succeeds."""
+
+from __future__ import annotations
+
+import io
+import itertools
+import json
+import os
+import pickle
+import platform
+import shutil
+import subprocess
+import zipfile
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from exporters.silence import quiet
+
+CONFIG = """max_batch_size: 0
+input { name: "x" data_type: TYPE_FP32 dims: 4 }
+output { name: "y" data_type: TYPE_FP32 dims: 4 }
+"""
+TORCHSCRIPT = 'backend: "pytorch" platform: "pytorch_libtorch"\n' + CONFIG
+EXPORTED = 'backend: "pytorch" platform: "torch_export"\n' + CONFIG
+COMPILED = 'backend: "pytorch" platform: "torch_aoti"\n' + CONFIG
+
+
+_numbers = itertools.count()
+
+
+class Touch:
+    """A pickle that makes the folder ``mark``."""
+
+    def __init__(self, mark: Path) -> None:
+        self.mark = mark
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return os.mkdir, (str(self.mark),)
+
+
+class Plain(nn.Module):
+    def forward(self, x: Tensor) -> Tensor:
+        return x + 1
+
+
+def scripted(forward: str, *more: str) -> bytes:
+    """A module with this body of ``forward(x)``, as TorchScript."""
+    # torch knows a class by its name, and its methods are defined once.
+    module: Any = type(f"Hostile{next(_numbers)}", (torch.jit.ScriptModule,), {})()
+    with quiet():
+        body = "".join(f"    {line}\n" for line in forward.splitlines())
+        for method in (*more, f"def forward(self, x: Tensor) -> Tensor:\n{body}"):
+            module.define(method)
+        buffer = io.BytesIO()
+        torch.jit.save(module, buffer)
+    return buffer.getvalue()
+
+
+def exported() -> bytes:
+    """What ``torch.export.save`` writes, without example inputs."""
+    buffer = io.BytesIO()
+    with quiet():
+        program = torch.export.export(Plain(), (torch.rand(4),))
+        program._example_inputs = None
+        torch.export.save(program, buffer)
+    return buffer.getvalue()
+
+
+def edited(archive: bytes, records: dict[str, Callable[[bytes], bytes] | bytes | None]) -> bytes:
+    """``archive`` with records replaced, added or, where they are None, left out."""
+    changed, out = dict(records), io.BytesIO()
+    with zipfile.ZipFile(io.BytesIO(archive)) as old, zipfile.ZipFile(out, "w") as new:
+        root = old.namelist()[0].partition("/")[0]
+        for name in old.namelist():
+            content = old.read(name)
+            change = changed.pop(name.partition("/")[2], content)
+            if change is not None:
+                new.writestr(name, change(content) if callable(change) else change)
+        for name, change in changed.items():
+            assert isinstance(change, bytes)
+            new.writestr(f"{root}/{name}", change)
+    return out.getvalue()
+
+
+def program(archive: bytes, edit: Callable[[dict[str, Any]], None]) -> bytes:
+    """``archive`` with its program edited."""
+
+    def change(content: bytes) -> bytes:
+        document = json.loads(content)
+        edit(document)
+        return json.dumps(document).encode()
+
+    return edited(archive, {"models/model.json": change})
+
+
+def _graph(document: dict[str, Any]) -> dict[str, Any]:
+    graph: dict[str, Any] = document["graph_module"]["graph"]
+    return graph
+
+
+def _payload(path: str, pickled: bool) -> bytes:
+    meta = {
+        "dtype": 7, "sizes": [{"as_int": 0}], "requires_grad": False,
+        "device": {"type": "cpu", "index": None}, "strides": [{"as_int": 1}],
+        "storage_offset": {"as_int": 0}, "layout": 7,
+    }  # fmt: skip
+    entry = {"path_name": path, "is_param": False, "use_pickle": pickled, "tensor_meta": meta}
+    return json.dumps({"config": {"c": entry}}).encode()
+
+
+def torchscripts(mark: Path) -> dict[str, tuple[bytes, str]]:
+    """TorchScript, and what the refusal names."""
+    plain = scripted("return x + 1")
+    touch = pickle.dumps(Touch(mark), 2)
+    stacked = b"\x80\x04\x8c\x02os\x8c\x06system\x93."
+    code = "class M(Module):\n  def __setstate__(self, s: Tensor) -> None:\n    return\n"
+    custom = "x: __torch__.torch.classes.quantized.LinearPackedParamsBase\n"
+    return {
+        "reads a file": (
+            scripted(f'return x + torch.from_file("{mark}", False, 4)'),
+            "aten::from_file",
+        ),
+        "writes a file": (scripted(f'torch.save(x, "{mark}")\nreturn x'), "aten::save"),
+        "writes a file in a branch": (
+            scripted(f'if bool(x.sum() > -1):\n  torch.save(x, "{mark}")\nreturn x'),
+            "aten::save",
+        ),
+        "trusts a size": (
+            scripted("return torch.ops.aten._reshape_alias(x, [999], [1])"),
+            "aten::_reshape_alias",
+        ),
+        "uses another namespace": (
+            scripted("return torch.ops.mkldnn._reorder_linear_weight(x, None)"),
+            "mkldnn::_reorder_linear_weight",
+        ),
+        "forks": (
+            scripted(
+                "f = torch.jit.fork(self.go, x)\nreturn torch.jit.wait(f)",
+                "def go(self, x: Tensor) -> Tensor:\n    return x\n",
+            ),
+            "prim::fork",
+        ),
+        "runs a class while it loads": (edited(plain, {"code/evil.py": code.encode()}), "__setst"),
+        "uses a native class": (edited(plain, {"code/evil.py": custom.encode()}), "native code"),
+        "pickles a call": (edited(plain, {"data.pkl": touch}), "mkdir' in 'data.pkl'"),
+        "pickles a constant": (edited(plain, {"constants.pkl": touch}), "in 'constants.pkl'"),
+        "pickles a stacked name": (edited(plain, {"data.pkl": stacked}), "STACK_GLOBAL"),
+        "is of an older layout": (edited(plain, {"model.json": b"{}"}), "model.json"),
+        "holds bytecode": (edited(plain, {"bytecode.pkl": touch}), "bytecode.pkl"),
+    }
+
+
+def programs(mark: Path) -> dict[str, tuple[bytes, str]]:
+    """``torch.export`` programs, and what the refusal names."""
+    plain, touch = exported(), pickle.dumps(Touch(mark))
+    call = f"__import__('pathlib').Path({str(mark)!r}).touch()"
+    constants = "data/constants/model_constants_config.json"
+    weights = "data/weights/model_weights_config.json"
+
+    def opaque(kind: str) -> bytes:
+        records = {constants: _payload(f"{kind}_0", False), f"data/constants/{kind}_0": touch}
+        return edited(plain, records)  # type: ignore[arg-type]
+
+    def changed(edit: Callable[[dict[str, Any]], None]) -> bytes:
+        return program(plain, edit)
+
+    def retarget(target: str) -> bytes:
+        return changed(lambda d: _graph(d)["nodes"][0].update(target=target))
+
+    def respecify(spec: object) -> bytes:
+        def edit(document: dict[str, Any]) -> None:
+            signature = document["graph_module"]["module_call_graph"][0]["signature"]
+            signature["in_spec"] = json.dumps(spec)
+
+        return changed(edit)
+
+    def resize(text: str) -> bytes:
+        size = {"as_expr": {"expr_str": text, "hint": {"as_int": 4}}}
+
+        def edit(document: dict[str, Any]) -> None:
+            for value in _graph(document)["tensor_values"].values():
+                value["sizes"] = [size]
+
+        return changed(edit)
+
+    enum = {"type": "builtins.dict", "context": '[{"__enum__": true, "fqn": "os:x", "name": "y"}]'}
+    default = {"type": "collections.defaultdict", "context": '{"default_factory_module": "os"}'}
+    return {
+        "unpickles an opaque constant": (opaque("opaque_obj"), "pickled objects"),
+        "unpickles a custom constant": (opaque("custom_obj"), "pickled objects"),
+        "unpickles a constant": (
+            edited(
+                plain, {constants: _payload("tensor_0", True), "data/constants/tensor_0": touch}
+            ),
+            "pickled objects",
+        ),
+        "unpickles a weight": (
+            edited(plain, {weights: _payload("weight_0", True), "data/weights/weight_0": touch}),
+            "pickled objects",
+        ),
+        "unpickles weights of an older layout": (
+            edited(plain, {"data/weights/model.pt": touch}),
+            "pickled objects",
+        ),
+        "unpickles its sample inputs": (
+            edited(plain, {"data/sample_inputs/model.pt": touch}),
+            "pickled objects",
+        ),
+        "executes a guard": (changed(lambda d: d.update(guards_code=[call])), "is no size"),
+        "ends a guard's message": (
+            changed(lambda d: d.update(guards_code=["L['\"+x+\"'].size()[0] == 4"])),
+            "is no size",
+        ),
+        "evaluates a size": (resize(call), "is no size"),
+        "evaluates a size by sympy's names": (resize("sympify('x')"), "is no size"),
+        "evaluates a size for ever": (resize("9**9**9"), "is no size"),
+        "evaluates the name of a range": (
+            changed(lambda d: d.update(range_constraints={call: {"min_val": 0, "max_val": 1}})),
+            "is no size",
+        ),
+        "reads a file": (retarget("torch.ops.aten.from_file.default"), "from_file"),
+        "calls a function of torch": (retarget("torch.hub.load"), "torch.hub.load"),
+        "calls a method by name": (retarget("_operator.methodcaller"), "methodcaller"),
+        "calls an extension": (retarget("#evil:op"), "#evil"),
+        "calls another library": (retarget("torch.ops.evil.op.default"), "torch.ops.evil"),
+        "ends a name in generated code": (
+            changed(lambda d: _graph(d)["inputs"].append({"as_tensor": {"name": f"x={call}"}})),
+            "is no name",
+        ),
+        "ends a keyword in generated code": (
+            changed(lambda d: _graph(d)["nodes"][0]["inputs"][0].update(name=f"x={call}")),
+            "is no name",
+        ),
+        "ends a string in generated code": (
+            changed(lambda d: _graph(d)["tensor_values"].update({'x"]+': {}})),
+            "is no name",
+        ),
+        "imports a module for an enumeration": (respecify([1, enum]), "no plain container"),
+        "imports a module for a default": (respecify([1, default]), "no plain container"),
+        "uses a native class": (
+            changed(lambda d: _graph(d).update(custom_obj_values={"o": {}})),
+            "custom_obj_values",
+        ),
+        "takes a native class": (
+            changed(lambda d: _graph(d)["inputs"].append({"as_custom_obj": {"name": "o"}})),
+            "as_custom_obj",
+        ),
+        "allocates what it does not hold": (
+            edited(
+                plain,
+                {
+                    weights: _payload("weight_0", False).replace(
+                        b'"as_int": 0}], "req', b'"as_int": 99999999999}], "req'
+                    ),
+                    "data/weights/weight_0": b"",
+                },
+            ),
+            "no content",
+        ),
+        "brings another program": (edited(plain, {"models/other.json": b"{}"}), "other.json"),
+        "brings machine code": (
+            edited(plain, {"data/aotinductor/model/evil.wrapper.so": b"\x7fELF"}),
+            "native code",
+        ),
+    }
+
+
+def compiled(folder: Path, mark: Path) -> bytes | None:
+    """An AOTInductor archive whose library leaves the mark; None: there is no compiler."""
+    compiler = shutil.which("gcc") or shutil.which("cc")
+    if compiler is None:
+        return None
+    source, library = folder / "evil.c", folder / "evil.so"
+    source.write_text(
+        "#include <stdio.h>\n__attribute__((constructor)) static void run(void)"
+        f'{{ FILE *f = fopen("{mark}", "w"); if (f) fclose(f); }}\n'
+    )
+    subprocess.run([compiler, "-shared", "-fPIC", "-o", library, source], check=True)
+    metadata = {"AOTI_DEVICE_KEY": "cpu", "AOTI_PLATFORM": "linux", "AOTI_CPU_ISA": "DEFAULT"}
+    metadata["AOTI_MACHINE"] = platform.machine()
+    base = "data/aotinductor/model/"
+    records: dict[str, Any] = {
+        "models/model.json": None,
+        f"{base}evil.wrapper.so": library.read_bytes(),
+        f"{base}evil.wrapper_metadata.json": json.dumps(metadata).encode(),
+    }
+    return edited(exported(), records)
