@@ -15,11 +15,21 @@ from pathlib import Path
 
 from loadtests import environments
 from tests import verb
-from tests.peer_suites import network, report, sources, triton_examples, triton_qa
+from tests.peer_suites import (
+    network,
+    report,
+    sources,
+    tensorflow_serving,
+    triton_examples,
+    triton_qa,
+)
 from tests.peer_suites.sources import Source
 from tests.peer_suites.suite import Bench, Outcome, Suite, Verdict, reason_of
 
-SUITES: dict[str, Suite] = {suite.name: suite for suite in (triton_examples.SUITE, triton_qa.SUITE)}
+SUITES: dict[str, Suite] = {
+    suite.name: suite
+    for suite in (triton_examples.SUITE, triton_qa.SUITE, tensorflow_serving.SUITE)
+}
 MARKS = {Verdict.PASS: ".", Verdict.FAIL: "F", Verdict.NOT_APPLICABLE: "s", Verdict.NOT_RUN: "?"}
 
 

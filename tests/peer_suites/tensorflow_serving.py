@@ -1,0 +1,81 @@
+"""``tensorflow_model_server_test.py``: TensorFlow Serving's own tests of its server, over the wire.
+
+Its C++ tests of the REST API are restated in ``tests/conformance/test_tfserving_rest_handler.py``.
+"""
+
+from __future__ import annotations
+
+import shutil
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+from tests.peer_suites.sources import Source
+from tests.peer_suites.suite import INSIDE, Bench, Outcome, Suite, declared_tests
+
+SERVING = Source("tensorflow/serving", "9d981c5c2708d23c5407c7c1e30309e6f9798874")
+
+_SERVERS = "tensorflow_serving/model_servers"
+_DATA = "tensorflow_serving/servables/tensorflow/testdata"
+_FILE = "tensorflow_model_server_test.py"
+_CLASS = f"{_FILE}::TensorflowModelServerTest"
+_MODELS = (
+    "bad_half_plus_two",
+    "saved_model_half_plus_two_cpu",
+    "saved_model_half_plus_two_tf2_cpu",
+    "saved_model_half_plus_two_tflite",
+    "saved_model_half_plus_two_tflite_with_sigdef",
+    "saved_model_half_plus_three",
+)
+_PROGRAM = """#!/bin/sh
+exec env -u PYTHONPATH PYTHONPATH="{root}" "{python}" "{script}" "$@"
+"""
+NOT_APPLICABLE = {
+    f"{_CLASS}::testBadModelConfig": "the words of its own flag's parser",
+    f"{_CLASS}::testPredictUDS": "its own flag: a Unix domain socket for gRPC",
+    f"{_CLASS}::test_profiler_service_with_valid_trace_request": "TensorFlow's profiler",
+    f"{_CLASS}::test_tf_text": "operators of TensorFlow Text, native code that is not loaded",
+    f"{_CLASS}::test_session": "TensorFlow's helper, no test",
+}
+
+
+def run(bench: Bench) -> Iterator[Outcome]:
+    if not bench.wanted(_FILE):
+        return
+    source = bench.source(SERVING)
+    root = bench.work / "tf_serving"
+    servers, data = root / _SERVERS, root / _DATA
+    servers.mkdir(parents=True)
+    shutil.copy(source / _SERVERS / _FILE, servers / _FILE)
+    shutil.copytree(source / _SERVERS / "test_util", servers / "test_util")
+    for name in _MODELS:
+        shutil.copytree(source / _DATA / name, data / name)
+    for file in (source / _DATA).iterdir():
+        if file.suffix in (".txt", ".json"):
+            shutil.copy(file, data / file.name)
+    program = servers / "tensorflow_model_server"
+    script = INSIDE / "tensorflow_model_server.py"
+    here = Path(__file__).parents[2]
+    program.write_text(_PROGRAM.format(root=here, python=sys.executable, script=script))
+    program.chmod(0o755)
+    shutil.copy(INSIDE / "tensorflow_serving_conftest.py", servers / "conftest.py")
+    environment = {"TEST_SRCDIR": str(bench.work), "TF_CPP_MIN_LOG_LEVEL": "3"}
+    yield from bench.pytest(servers / _FILE, _FILE, environment=environment)
+
+
+def declared(bench: Bench) -> Iterator[str]:
+    yield from declared_tests(bench.source(SERVING) / _SERVERS / _FILE, _FILE)
+
+
+SUITE = Suite(
+    name="tensorflow-serving",
+    title="TensorFlow Serving's tests of its server",
+    sources=(SERVING,),
+    requirements=(
+        *("tensorflow-cpu==2.21.0", "tensorflow-serving-api==2.21.0", "portpicker", "six"),
+        *("pytest", "pytest-timeout"),
+    ),
+    run=run,
+    not_applicable=NOT_APPLICABLE,
+    declared=declared,
+)
