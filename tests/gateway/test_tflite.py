@@ -97,6 +97,31 @@ async def test_instances_run_side_by_side_and_never_mix(version: Path) -> None:
     backend.unload()
 
 
+def test_other_shapes_are_taken_by_name_where_the_interpreter_can(tmp_path: Path) -> None:
+    weights = tf.constant([[1.0, 2.0], [3.0, 4.0]])
+    spec = tf.TensorSpec([1, 2], tf.float32, "x")
+    function = tf.function(lambda x: {"y": tf.linalg.matmul(x, weights)}, input_signature=[spec])
+    module = tf.Module()
+    tf.saved_model.save(module, str(tmp_path / "saved"), {"serving_default": function})
+    converter = tf.lite.TFLiteConverter.from_saved_model(str(tmp_path / "saved"))
+    (tmp_path / "model.tflite").write_bytes(converter.convert())
+    backend = load(tmp_path, TEXT)
+
+    def ask(*shape: int) -> Any:
+        data = np.ones(shape, np.float32)
+        request = InferRequest("m", [Tensor("x", Datatype.FP32, data)])
+        request.signature = "serving_default"
+        return asyncio.run(backend(request, NO_DEADLINE)).outputs[0].data.tolist()
+
+    for _ in range(2):
+        assert ask(3, 2) == [[4.0, 6.0]] * 3
+        with pytest.raises(InvalidArgument):
+            ask(3, 5)
+        assert ask(1, 2) == [[4.0, 6.0]]
+    declared = TEXT + 'input { name: "x" data_type: TYPE_FP32 dims: [ 1, 2 ] }'
+    assert load(tmp_path, declared).signatures == {}  # type: ignore[attr-defined]
+
+
 def test_text_goes_through(tmp_path: Path, files: dict[str, bytes]) -> None:
     (tmp_path / "model.tflite").write_bytes(files["text"])
     data = np.array([b"", b"\xff\0x", b"text"], object)

@@ -27,8 +27,7 @@ from tests.peer_suites.sources import Source
 from tests.peer_suites.suite import Bench, Outcome, Suite, Verdict, reason_of
 
 SUITES: dict[str, Suite] = {
-    suite.name: suite
-    for suite in (triton_examples.SUITE, triton_qa.SUITE, tensorflow_serving.SUITE)
+    module.SUITE.name: module.SUITE for module in (triton_examples, triton_qa, tensorflow_serving)
 }
 MARKS = {Verdict.PASS: ".", Verdict.FAIL: "F", Verdict.NOT_APPLICABLE: "s", Verdict.NOT_RUN: "?"}
 

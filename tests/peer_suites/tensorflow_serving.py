@@ -59,7 +59,12 @@ def run(bench: Bench) -> Iterator[Outcome]:
     program.write_text(_PROGRAM.format(root=here, python=sys.executable, script=script))
     program.chmod(0o755)
     shutil.copy(INSIDE / "tensorflow_serving_conftest.py", servers / "conftest.py")
-    environment = {"TEST_SRCDIR": str(bench.work), "TF_CPP_MIN_LOG_LEVEL": "3"}
+    environment = {
+        "TEST_SRCDIR": str(bench.work),
+        "TEST_TMPDIR": str(bench.work),
+        "TF_USE_LEGACY_KERAS": "1",  # the file names inputs as Keras 2 does
+        "TF_CPP_MIN_LOG_LEVEL": "3",
+    }
     yield from bench.pytest(servers / _FILE, _FILE, environment=environment)
 
 
@@ -72,7 +77,8 @@ SUITE = Suite(
     title="TensorFlow Serving's tests of its server",
     sources=(SERVING,),
     requirements=(
-        *("tensorflow-cpu==2.21.0", "tensorflow-serving-api==2.21.0", "portpicker", "six"),
+        *("tensorflow-cpu==2.21.0", "tensorflow-serving-api==2.21.0", "tf-keras==2.21.0"),
+        *("portpicker", "six"),
         *("pytest", "pytest-timeout"),
     ),
     run=run,

@@ -16,12 +16,12 @@ from gateway.backends import parameters
 from gateway.backends.base import Artifact
 from gateway.backends.embedded import placement, runtime
 from gateway.backends.embedded.quiet import quiet
-from gateway.backends.embedded.runtime import EmbeddedBackend, Pool
+from gateway.backends.embedded.runtime import Compute, EmbeddedBackend, Pool
 from gateway.errors import InvalidArgument, ModelportError, Unsupported
 from gateway.repository import config as configuration
 from gateway.repository import tflite_guard
 from gateway.repository.autocomplete import ArtifactTensor
-from gateway.types import NUMPY_DTYPES, Array, Datatype
+from gateway.types import NUMPY_DTYPES, Array, Datatype, ModelSignature, TensorSpec
 
 try:
     from ai_edge_litert.interpreter import Interpreter
@@ -66,7 +66,30 @@ def load(artifact: Artifact) -> EmbeddedBackend:
         raise
     except (OSError, RuntimeError, ValueError) as error:
         raise runtime.does_not_load(artifact, error) from error
-    return runtime.serve(artifact, Pool(sessions), config)
+    pool = Pool(sessions)
+    backend = runtime.serve(artifact, pool, config)
+    if not config.input:  # what a configuration declares binds every dialect
+        backend.serve_signatures({wanted: _any_shape(pool)}, {wanted: _of_any_shape(pool)}, b"")
+    return backend
+
+
+def _any_shape(pool: Pool) -> ModelSignature:
+    """The signature as TensorFlow Serving has it: interpreters take other shapes where they can."""
+    inputs, outputs = (
+        tuple(TensorSpec(t.name, t.datatype, t.shape) for t in side)
+        for side in (pool.inputs, pool.outputs)
+    )
+    return ModelSignature(inputs, outputs, any_shape=True)
+
+
+def _of_any_shape(pool: Pool) -> Compute:
+    def run(names: Sequence[str], inputs: dict[str, Array]) -> Sequence[Array]:
+        try:
+            return pool.run(names, inputs)
+        except (RuntimeError, ValueError) as error:
+            raise InvalidArgument(runtime.public_reason(error)) from error
+
+    return run
 
 
 def _open(content: bytes, path: Path, threads: int, wanted: str) -> TfliteSession | PlainSession:
@@ -120,6 +143,7 @@ class PlainSession:
     def run(self, names: Sequence[str], inputs: dict[str, Array]) -> list[Array]:
         shapes = {name: data.shape for name, data in inputs.items()}
         if shapes != self._shapes:
+            self._shapes = {}  # none, until the interpreter has taken them
             for name, shape in shapes.items():
                 self._interpreter.resize_tensor_input(self._inputs[name], shape)
             self._interpreter.allocate_tensors()

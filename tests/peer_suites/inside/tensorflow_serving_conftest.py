@@ -26,6 +26,7 @@ from tensorflow_serving.model_servers.test_util import (  # noqa: E402
 
 tf.compat.v1.enable_eager_execution()
 flags.FLAGS(["pytest"])
+Path(flags.FLAGS.test_tmpdir).mkdir(parents=True, exist_ok=True)
 SERVERS = base.TensorflowModelServerTestBase.model_servers_dict
 START = base.TensorflowModelServerTestBase.RunServer.__func__
 
