@@ -16,19 +16,20 @@ from pathlib import Path
 from loadtests import environments
 from tests import verb
 from tests.peer_suites import (
+    kserve,
     network,
     report,
     sources,
     tensorflow_serving,
+    torchserve,
     triton_examples,
     triton_qa,
 )
 from tests.peer_suites.sources import Source
 from tests.peer_suites.suite import Bench, Outcome, Suite, Verdict, reason_of
 
-SUITES: dict[str, Suite] = {
-    module.SUITE.name: module.SUITE for module in (triton_examples, triton_qa, tensorflow_serving)
-}
+MODULES = (triton_examples, triton_qa, tensorflow_serving, torchserve, kserve)
+SUITES: dict[str, Suite] = {module.SUITE.name: module.SUITE for module in MODULES}
 MARKS = {Verdict.PASS: ".", Verdict.FAIL: "F", Verdict.NOT_APPLICABLE: "s", Verdict.NOT_RUN: "?"}
 
 
