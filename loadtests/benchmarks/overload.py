@@ -3,8 +3,9 @@
 Capacity is measured first (closed loop), then 80 % of it, then 10 times as much (open loop, an even
 rate), then 80 % again. Latency counts from the intended moment of sending, and the overload from
 its first request. Over HTTP a pulse of 10 times the capacity meets 16 clients that wait for each
-answer and, when refused, try again at once: 5 s after it, they are refused no more. The model has no queue policy: what holds, holds by default. With its admission
-control off it is the negative control, which must fail.
+answer and, when refused, try again at once: 5 s after it, they are refused no more. The model has
+no queue policy: what holds, holds by default. With its admission control off it is the negative
+control, which must fail.
 """
 
 from __future__ import annotations
@@ -177,7 +178,8 @@ def table(results: list[Result]) -> str:
             f"{r.goodput / r.capacity:.0%} | {r.load_p99_seconds * 1e3:.0f} ms | "
             f"{r.accepted_p99_seconds * 1e3:.0f} ms | {r.refused_p99_seconds * 1e3:.0f} ms | "
             f"{r.recovery_seconds:.1f} s | "
-            f"{'-' if r.refused_after_pulse is None else f'{r.refused_after_pulse:.1%}'} | {'misses ' + ', '.join(missed) if missed else 'holds'} |"
+            f"{'-' if r.refused_after_pulse is None else f'{r.refused_after_pulse:.1%}'} | "
+            f"{'misses ' + ', '.join(missed) if missed else 'holds'} |"
         )
     return "\n".join(lines)
 
