@@ -12,7 +12,7 @@ READY := $(VENV)/.dev
 
 .DEFAULT_GOAL := help
 .PHONY: compare compare-faults constraints help run serve test lint format long-streams perf-analyzer bench bench-quick bench-startup \
-	loadtest-agreement loadtest-backends bench-hop gate-statistics gate-real report-browser bench-overload bench-memory profile table tflite-runtime torchserve migrate \
+	loadtest-agreement loadtest-backends bench-hop gate-statistics gate-real report-browser bench-overload bench-memory chaos profile table tflite-runtime torchserve migrate \
 	managed matrix peer-suites runtimes storage tfserving-clients triton-package upstream upstream-triton protos fuzz soak scaling \
 	workers ray deploy clean
 
@@ -99,6 +99,9 @@ report-browser: $(READY) ## Open the reports in headless Chromium: light, dark, 
 
 bench-overload: $(READY) ## Send ten times what the gateway can do, and watch what becomes of it
 	$(BIN)/python -m loadtests.benchmarks.overload
+
+chaos: $(READY) ## Break one of two endpoints in every way, for every kind of route; 12 minutes
+	$(BIN)/python -m tests.faults.chaos
 
 profile: $(READY) ## What a request costs on fraud 128, layer by layer, beside ONNX Runtime by hand (perf, py-spy)
 	$(BIN)/python -m loadtests.benchmarks.profile

@@ -32,8 +32,8 @@ from gateway.types import Deadline
 from gateway.upstream.background import is_cancelled
 from gateway.upstream.http2 import PONG_SECONDS, SILENCE_SECONDS, Connection, Reset, TooLarge
 from gateway.upstream.http2 import Reply as _Reply
+from gateway.upstream.messages import public
 from gateway.upstream.outlier_detection import EndpointFailed, Failure, ServerError
-from gateway.upstream.pool import public
 from gateway.wire.http2 import literal
 from gateway.wire.http2_reader import Broken
 from gateway.wire.protobuf import joined

@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from enum import Enum
+from itertools import islice
 
 from gateway.errors import Internal, ModelportError
 from gateway.routes import OutlierDetection
@@ -172,6 +173,17 @@ def _fails_more_often(
     elsewhere = sum(each.answered for each in others) + failed
     share = failed / elsewhere if elsewhere else 0.0
     return 100 * (endpoint.failed / total - share) >= threshold
+
+
+def is_stalled(
+    endpoint: Endpoint, now: float, longest_seconds: float, settings: OutlierDetection
+) -> bool:
+    """Whether as many requests as eject it wait for longer, and nothing was answered meanwhile."""
+    enough = 1 if endpoint.trial else settings.consecutive_gateway_failure
+    oldest = list(islice(endpoint.waiting.values(), enough))
+    if not enough or len(oldest) < enough:
+        return False
+    return now - max(oldest[-1], endpoint.last_answer) > longest_seconds
 
 
 def may_eject(

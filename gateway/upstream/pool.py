@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import asyncio
 import math
-import re
 import time
 from collections.abc import Awaitable, Callable, Collection, Coroutine, Sequence
 from typing import Any, TypeVar
@@ -33,6 +32,7 @@ from gateway.upstream.outlier_detection import (
     choose,
     ejection_seconds,
     is_outlier,
+    is_stalled,
     may_eject,
     slow_seconds,
 )
@@ -54,7 +54,6 @@ STALL_SECONDS = 0.5
 PROBE_SECONDS = 2.0
 #: The longest time from one failed probe of an ejected endpoint to the next.
 MAX_PROBE_INTERVAL_SECONDS = 2.0
-MAX_REASON = 500
 
 
 class Pool:
@@ -288,7 +287,7 @@ class Pool:
             return
         if any(each is not endpoint and not each.ejected for each in self.endpoints):
             self._eject(endpoint, EndpointFailed(Failure.HUNG) if silent else failed)
-        elif failed.failure in UNREACHABLE:
+        elif failed.failure in UNREACHABLE and seconds >= self._connect_seconds:
             self._eject(endpoint, failed)
 
     def _eject(self, endpoint: Endpoint, error: EndpointFailed) -> None:
@@ -371,9 +370,19 @@ class Pool:
                 endpoint.failed /= 2
             endpoint.slow_seconds = slow_seconds(endpoint, endpoints, settings)
             if endpoint.waiting and not endpoint.ejected and serving > 1:
-                since = max(next(iter(endpoint.waiting.values())), endpoint.last_answer)
-                if now - since > STALL_SECONDS:
-                    self._suspect(endpoint, min(PROBE_SECONDS, self._connect_seconds))
+                self._look_for_stall(endpoint, now)
+
+    def _look_for_stall(self, endpoint: Endpoint, now: float) -> None:
+        """Probe an endpoint that answers nothing; eject one that takes much longer than others."""
+        if now - max(next(iter(endpoint.waiting.values())), endpoint.last_answer) <= STALL_SECONDS:
+            return
+        longest = max(STALL_SECONDS, endpoint.slow_seconds)
+        if is_stalled(endpoint, now, longest, self._settings) and self._may_eject(
+            endpoint, Failure.HUNG
+        ):
+            self._eject(endpoint, EndpointFailed(Failure.HUNG))
+        else:
+            self._suspect(endpoint, min(PROBE_SECONDS, self._connect_seconds))
 
     def close(self) -> None:
         """Stop probing."""
@@ -386,16 +395,3 @@ class Pool:
 def on_loop(loop: asyncio.AbstractEventLoop, work: Coroutine[Any, Any, T]) -> T:
     """``work``'s result, from a thread beside ``loop``: loaders and ``unload`` run in one."""
     return asyncio.run_coroutine_threadsafe(work, loop).result()
-
-
-_FOLDERS = re.compile(r"(?<![\w./])/(?:[^\s\"':/]+/)+")
-#: An IPv6 address has two colons at least; ``[1]`` and ``[-1,4]`` are shapes.
-_ADDRESSES = re.compile(
-    r"(?:ipv[46]:)?(?:\[[0-9a-f.]*:[0-9a-f.]*:[0-9a-f:.]*(?:%\w+)?\]|\d+\.\d+\.\d+\.\d+)(?::\d+)?"
-)
-
-
-def public(text: str) -> str:
-    """The first line of what another server says, without folders and addresses."""
-    lines = text.strip().splitlines() or [""]
-    return _ADDRESSES.sub("the server", _FOLDERS.sub("", lines[0]))[:MAX_REASON]

@@ -489,6 +489,38 @@ async def test_requests_at_an_endpoint_that_answers_no_probe_are_answered_elsewh
     servers.pool.close()
 
 
+@pytest.mark.parametrize(("asked", "ejected"), [(20, {"a"}), (4, set())])
+async def test_inferences_that_hang_are_answered_elsewhere_though_probes_are_answered(
+    asked: int, ejected: set[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(pool, "STALL_SECONDS", 0.02)
+    monkeypatch.setattr(pool, "WATCH_SECONDS", 0.01)
+    servers = Servers(timeout=2.0)
+    servers.pool.endpoints[1].latency_seconds = 0.001
+    servers.slow = {"b": 0.001}
+    servers.hangs.add("a")
+    limit = Deadline.after(0.6)
+    answers = await asyncio.gather(
+        *(servers.ask(limit) for _ in range(asked)), return_exceptions=True
+    )
+    assert servers.ejected == ejected, "two may be large requests"
+    assert sum(isinstance(each, TimedOut) for each in answers) == (0 if ejected else 2)
+    servers.pool.close()
+
+
+async def test_the_last_endpoint_is_not_ejected_for_a_probe_that_had_little_time(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    servers = Servers("ab")
+    servers.dead.add("b")
+    servers.pool.endpoints[0].ejected = True
+    await servers.pool._decide(servers.pool.endpoints[1], 0.01)
+    assert servers.ejected == {"a"}
+    await servers.pool._decide(servers.pool.endpoints[1], 0.2)
+    assert servers.ejected == {"a", "b"}
+    servers.pool.close()
+
+
 async def test_an_endpoint_that_takes_long_and_answers_probes_is_left_alone(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
