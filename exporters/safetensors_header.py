@@ -40,8 +40,8 @@ def check(path: Path) -> None:
             raise ValueError("its tensors overlap, or leave bytes to nobody")
     except (ValueError, LookupError, TypeError, AttributeError, RecursionError) as error:
         raise IntegrityError(
-            f"'{path.name}' is truncated or damaged, or was made to be read in two ways ({error}); save or copy "
-            "it again"
+            f"'{path.name}' is truncated or damaged, or was made to be read in two ways ({error}); "
+            "save or copy it again"
         ) from error
 
 
