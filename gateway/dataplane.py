@@ -12,7 +12,7 @@ from typing import TypeVar
 
 import structlog
 
-from gateway import offload
+from gateway import hops, offload
 from gateway.classification import LARGE, classify
 from gateway.errors import Code, Internal, ModelportError, TimedOut, Unavailable
 from gateway.lifecycle import Lifecycle
@@ -49,6 +49,7 @@ class DataPlane:
         if not step and self._lifecycle.closing.is_set():
             raise Unavailable("the server is shutting down")
         version = self._lifecycle.acquire(request.model_name, request.model_version)
+        request.via = hops.CURRENT.get()
         with _Counted(version, request, started, self._verbose):
             return await self._run(version, request, deadline, started)
 
@@ -91,6 +92,7 @@ class DataPlane:
         if not step and self._lifecycle.closing.is_set():
             raise Unavailable("the server is shutting down")
         version = self._lifecycle.acquire(request.model_name, request.model_version)
+        request.via = hops.CURRENT.get()
         with _Counted(version, request, started, self._verbose):
             async with aclosing(self._responses(version, request, deadline, started)) as responses:
                 async for response in responses:

@@ -150,7 +150,8 @@ class InferRequest:
     ``classification`` maps an output to how many of its largest values are wanted in its place.
     ``trace`` names the request in the logs where the client gave no ``id``; it is never echoed.
     ``signature`` is one of the model's own (those of a SavedModel), and tensors then have the
-    model's shapes; empty: the one that the configuration declares.
+    model's shapes; empty: the one that the configuration declares. ``via`` are the gateways that it
+    has come through.
     """
 
     model_name: str
@@ -163,6 +164,7 @@ class InferRequest:
     trace: str = ""
     timing: Timing = field(default_factory=Timing)
     signature: str = ""
+    via: str = ""
 
 
 @dataclass(slots=True)

@@ -22,6 +22,7 @@ LAYERS = {
     "gateway.signals": 1,
     "gateway.offload": 1,
     "gateway.haste": 1,
+    "gateway.hops": 1,
     "gateway.allocator": 1,
     "gateway.timers": 1,
     "gateway.watchdog": 1,

@@ -90,6 +90,7 @@ class Joiner:
             first.model_version,
             parameters=first.parameters if self._parameters else {},
             signature=first.signature,
+            via=max((request.via for request in requests), key=len),
         )
 
     def split(

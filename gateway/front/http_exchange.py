@@ -9,6 +9,7 @@ from typing import Protocol
 
 import structlog
 
+from gateway import hops
 from gateway.protocols.asgi import App, Message, Scope
 from gateway.request_memory import CURRENT, ConnectionMemory
 
@@ -82,7 +83,7 @@ class Exchange:
     __slots__ = (
         "_bodiless", "_cancelled", "_chunked", "_chunks", "_connection", "_continue", "_delivered",
         "_head", "_received", "_remaining", "_running", "_waiter", "begun", "buffered", "complete",
-        "done", "gone", "keep_alive", "lease", "scope", "task",
+        "done", "gone", "keep_alive", "lease", "scope", "task", "via",
     )  # fmt: skip
 
     def __init__(
@@ -94,6 +95,8 @@ class Exchange:
         self.task: asyncio.Task[None] | None = None
         #: The memory that the request holds.
         self.lease = connection.memory.lease()
+        #: The gateways that it has come through.
+        self.via = b""
         self._received = 0
         #: The request's body: what has come and is not received yet, with what each piece of it
         #: takes besides, and whether that is all.
@@ -118,6 +121,8 @@ class Exchange:
             return
         self._running = True
         CURRENT.set(self.lease)
+        if self.via:
+            hops.CURRENT.set(self.via.decode("latin-1"))
         try:
             if self._cancelled:
                 raise asyncio.CancelledError

@@ -20,12 +20,13 @@ from typing import Any
 
 import httptools
 
+from gateway import hops
 from gateway.admission import OVERLOADED
 from gateway.front import http_head, http_refusal
 from gateway.front.expiry import Expiry
 from gateway.front.http_exchange import CONTINUE, Exchange
 from gateway.front.http_head import MAX_HEAD_BYTES, MAX_HEADERS, LongHead
-from gateway.front.http_refusal import Crowded, Refusal
+from gateway.front.http_refusal import Crowded, Looping, Refusal
 from gateway.front.http_shared import Shared
 from gateway.front.intake import SLICE_BYTES, Intake
 from gateway.front.listening import Room
@@ -62,7 +63,7 @@ class HttpConnection(asyncio.Protocol):
         self._parser = httptools.HttpRequestParser(self)
         # The request being parsed.
         self._place = _BETWEEN
-        self._url = b""
+        self._url = self._via = b""
         self._headers: list[tuple[bytes, bytes]] = []
         self._expects_continue = self._upgrades = False
         self._begun = 0  # requests in the segment at hand
@@ -186,16 +187,14 @@ class HttpConnection(asyncio.Protocol):
                     return  # CONNECT: what follows is not for us
                 # The parser leaves the body to the other protocol: once more, without the offer.
                 parser, rest = self._parser, bytes(data[error.args[0] :])
-                data = http_head.without_offer(
-                    parser.get_method(), parser.get_http_version(), self._url, self._headers
-                )
-                data += rest
+                method, version = parser.get_method(), parser.get_http_version()
+                data = http_head.without_offer(method, version, self._url, self._headers) + rest
                 self._parser = httptools.HttpRequestParser(self)
 
     def on_message_begin(self) -> None:
         self._place = _HEAD
         self._begun += 1
-        self._url, self._headers = b"", []
+        self._url, self._via, self._headers = b"", b"", []
         self._expects_continue = self._upgrades = False
 
     def on_url(self, url: bytes) -> None:
@@ -204,7 +203,9 @@ class HttpConnection(asyncio.Protocol):
     def on_header(self, name: bytes, value: bytes) -> None:
         if self._place == _HEAD:  # else a trailer
             name = name.lower()
-            if name == b"expect" and value.lower() == b"100-continue":
+            if name == b"via":
+                self._via += b", " + value if self._via else value
+            elif name == b"expect" and value.lower() == b"100-continue":
                 self._expects_continue = True
             if len(self._headers) >= MAX_HEADERS:
                 raise LongHead
@@ -215,20 +216,22 @@ class HttpConnection(asyncio.Protocol):
         if self._head_bytes + self._segment_bytes > MAX_HEAD_BYTES - SLICE_BYTES:
             self._head_bytes = 0
             http_head.bound(self._url, self._headers)
-        parser = self._parser
+        parser, url = self._parser, self._url
         method, version = parser.get_method().decode(), parser.get_http_version()
         self._upgrades = parser.should_upgrade() and method != "CONNECT"
         if self._upgrades:
             return
-        url = self._url
         if self._crowded and url not in self._shared.health:
             raise Crowded
+        if self._via and hops.loops(self._via):
+            raise Looping
         if OVERLOADED and self._answering is None and self._shared.refuses_unread(parser, url):
             self._place, self._overloaded = _BODY, True
             return
         scope = http_head.scope(self._scope, method, version, url, self._headers)
         keep_alive = version == "1.1" and parser.should_keep_alive() and not self._crowded
         exchange = Exchange(self, scope, keep_alive, self._expects_continue and version == "1.1")
+        exchange.via = self._via
         self._place, self._receiving = _BODY, exchange
         if self._answering is None:
             self._answering = exchange

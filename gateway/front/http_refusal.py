@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from gateway import hops
 from gateway.errors import MemoryExhausted, QueueFull
 from gateway.front.http_head import LongHead
 
@@ -12,8 +13,13 @@ INVALID: Refusal = ("400 Bad Request", "Invalid HTTP request received.")
 SLOW: Refusal = ("408 Request Timeout", "Request Timeout")
 LONG: Refusal = ("431 Request Header Fields Too Large", "Request Header Fields Too Large")
 CROWDED: Refusal = ("503 Service Unavailable", "too many connections")
+LOOP: Refusal = ("508 Loop Detected", hops.MESSAGE)
 SCARCE: Refusal = ("503 Service Unavailable", MemoryExhausted().message)
 OVERLOADED: Refusal = ("503 Service Unavailable", QueueFull().message)
+
+
+class Looping(Exception):
+    """The request has come through this gateway before."""
 
 
 class Crowded(Exception):
@@ -25,6 +31,8 @@ def of(error: Exception) -> Refusal:
     reason = error.__context__
     if isinstance(reason, MemoryExhausted):
         return SCARCE
+    if isinstance(reason, Looping):
+        return LOOP
     if isinstance(reason, Crowded):
         return CROWDED
     return LONG if isinstance(reason, LongHead) else INVALID

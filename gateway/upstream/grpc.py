@@ -19,6 +19,7 @@ from urllib.parse import unquote
 
 from google.protobuf.message import DecodeError
 
+from gateway import hops
 from gateway.errors import (
     Internal,
     InvalidArgument,
@@ -40,6 +41,7 @@ from gateway.wire.protobuf import joined
 from gateway.wire.raw import Buffer
 
 T = TypeVar("T")
+_VIA = hops.HEADER.encode()
 
 MAX_MESSAGE_BYTES = 2**31 - 1
 #: Every gRPC server allows a ping this rarely; one more often may cost the connection.
@@ -221,7 +223,7 @@ async def unary(
     """
     parts = (message,) if isinstance(message, bytes) else message
     prefix = _PREFIX.pack(0, sum(map(len, parts)))
-    block = call.block
+    block = call.block + literal(_VIA, hops.onward("2").encode("latin-1"))
     remaining = limit.remaining()
     if remaining is not None:
         if not remaining:

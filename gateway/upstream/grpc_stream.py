@@ -14,6 +14,7 @@ from typing import Any, TypeVar
 import grpc
 from google.protobuf.message import DecodeError
 
+from gateway import hops
 from gateway.errors import ModelportError, TimedOut
 from gateway.routes import Route
 from gateway.types import Deadline
@@ -109,7 +110,11 @@ class StreamChannel:
             raise TimedOut
         content = message if isinstance(message, bytes) else b"".join(message)
         open_call: Any = self._channel.stream_stream
-        call = open_call(method)(_once(content), timeout=deadline.remaining())
+        call = open_call(method)(
+            _once(content),
+            timeout=deadline.remaining(),
+            metadata=((hops.HEADER, hops.onward("2")),),
+        )
         try:
             async for part in call:
                 yield reply(part)

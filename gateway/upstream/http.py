@@ -14,6 +14,7 @@ import aiohttp
 from aiohttp.connector import AddrInfoType
 from yarl import URL
 
+from gateway import hops
 from gateway.errors import ModelportError, TimedOut
 from gateway.routes import Route
 from gateway.types import Deadline
@@ -191,11 +192,12 @@ class Session:
         """The exchange as a context; what is left of ``limit`` is told to the server."""
         url = URL(f"{self._scheme}://{address}{path}", encoded=True)
         data = io.BytesIO(body) if body is not None and len(body) > WHOLE_BYTES else body
+        headers = {**(headers or {}), hops.HEADER: hops.onward("1.1")}
         remaining = limit.remaining()
         if remaining is not None:
             if not remaining:  # which the library takes for "no limit"
                 raise TimedOut
-            headers = {**(headers or {}), TIMEOUT_HEADER: str(max(1, int(remaining * 1000)))}
+            headers[TIMEOUT_HEADER] = str(max(1, int(remaining * 1000)))
         timeout = aiohttp.ClientTimeout(total=remaining, sock_connect=self._connect_seconds)
         return session.request(
             method, url, data=data, headers=headers, timeout=timeout, allow_redirects=False

@@ -11,6 +11,7 @@ import time
 from collections.abc import AsyncGenerator, Callable, Iterator, Mapping
 from contextlib import aclosing
 
+from gateway import hops
 from gateway.backends.base import ELSEWHERE, Artifact
 from gateway.backends.remote.agreement import (
     Answer,
@@ -194,6 +195,7 @@ class RemoteBackend:
 
     async def __call__(self, request: InferRequest, deadline: Deadline) -> InferResponse:
         started = time.perf_counter_ns()
+        hops.CURRENT.set(request.via)  # of a batch: this task may have begun with another request
 
         async def attempt(endpoint: Endpoint, limit: Deadline) -> InferResponse:
             answer = await self._server.infer(endpoint.address, request, limit)
@@ -214,6 +216,7 @@ class RemoteBackend:
         """
         server = self._server
         assert isinstance(server, StreamingServer)  # or it would not have been loaded
+        hops.CURRENT.set(request.via)
         answers: AsyncGenerator[Answer, None]
 
         async def first(endpoint: Endpoint, _: Deadline) -> tuple[Endpoint, Answer | None]:

@@ -9,6 +9,7 @@ from typing import Any, NamedTuple, Protocol
 
 import structlog
 
+from gateway import hops
 from gateway.admission import OVERLOADED
 from gateway.errors import ModelportError, QueueFull
 from gateway.front.grpc import framing
@@ -49,6 +50,7 @@ BUSY = Ending(Status.UNAVAILABLE, QueueFull().message)
 CROWDED = Ending(Status.UNAVAILABLE, "too many connections")
 LATE = Ending(Status.DEADLINE_EXCEEDED, "Deadline Exceeded")
 CLOSING = Ending(Status.UNAVAILABLE, "the server is shutting down")
+LOOP = Ending(Status.FAILED_PRECONDITION, hops.MESSAGE)
 NO_ENCODING = Ending(
     Status.UNIMPLEMENTED,
     "the message encoding is not supported; use gzip, deflate or none",
@@ -63,6 +65,7 @@ class Target(NamedTuple):
     encoding: bytes = framing.IDENTITY
     timeout_seconds: float | None = None
     refusal: Ending = NO_METHOD
+    via: str = ""
 
 
 class Call(Protocol):
@@ -128,7 +131,10 @@ class Service:
         encoding = headers.get(b"grpc-encoding", framing.IDENTITY)
         if not framing.known(encoding):
             return Target(refusal=NO_ENCODING)
-        return Target(method, encoding, seconds)
+        via = headers.get(b"via", b"")
+        if via and hops.loops(via):
+            return Target(refusal=LOOP)
+        return Target(method, encoding, seconds, via=via.decode("latin-1"))
 
     def refuses(self, target: Target, body: bytes | memoryview) -> bool:
         """Whether a call with this body is refused for an overload whatever it holds: ``BUSY``."""

@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from functools import lru_cache
 from typing import Protocol
 
+from gateway import hops
 from gateway.errors import MemoryExhausted
 from gateway.front.grpc import framing
 from gateway.front.grpc.framing import Frames, MalformedFrame
@@ -235,6 +236,8 @@ class Stream:
     def running(self) -> None:
         self._running = True
         CURRENT.set(self.lease)
+        if self.head.target.via:
+            hops.CURRENT.set(self.head.target.via)
 
     async def body(self) -> bytes | memoryview:
         body = self.come()
