@@ -8,7 +8,6 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Callable, Collection, Coroutine, Hashable, Mapping
-from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import nullcontext
 from typing import Any
 
@@ -16,6 +15,7 @@ import structlog
 
 from gateway.discovery import Discovery
 from gateway.errors import InvalidArgument, ModelportError, NotFound, Unavailable
+from gateway.load_threads import LoadThreads
 from gateway.loader import Loader
 from gateway.model import (
     UNLOADED,
@@ -36,8 +36,6 @@ log = structlog.get_logger("modelport.lifecycle")
 #: What waits for something is tried again after the first of these, then after twice as long, ...
 FIRST_RETRY_SECONDS = 0.5
 LAST_RETRY_SECONDS = 30.0
-#: Loads at once; those that compute here are further limited to one for each core.
-MAX_LOADS = 64
 
 
 class Reconciler:
@@ -55,8 +53,7 @@ class Reconciler:
         self._loader = loader
         self._discovery = discovery
         self._models = models
-        self._threads = ThreadPoolExecutor(MAX_LOADS, "load")
-        self._cores = asyncio.Semaphore(cores)
+        self._threads = LoadThreads(cores)
         self._background: set[asyncio.Task[None]] = set()
         #: Those of them that nobody asked for and that an end need not wait for.
         self._reconciling: set[asyncio.Task[None]] = set()
@@ -189,11 +186,12 @@ class Reconciler:
         statistics = self.statistics.get(name, {}).get(number) or Statistics()
         try:
             if entry.fetch is not None and not entry.problem:
-                await asyncio.wrap_future(self._threads.submit(entry.fetch))
-            async with self._cores if self._loader.computes_here(name) else nullcontext():
-                version = await self._in_thread(
-                    self._loader.load, model.entry, entry, model.config, statistics
-                )
+                await self._threads.run(None, entry.fetch)
+            async with self._threads.core() if self._loader.computes_here(name) else nullcontext():
+                version = await self._threads.run(
+                    self._settings.model_load_timeout_seconds,
+                    self._loader.load, model.entry, entry, model.config, statistics,
+                )  # fmt: skip
         except Exception as error:
             transient = isinstance(error, Unavailable) or _may_be_readable_later(error)
             failure = self._failure(content, error, failed, transient)
@@ -222,16 +220,6 @@ class Reconciler:
         for other in self._models.values():  # an ensemble waits for the models of its steps
             if other.is_ensemble and other.mark_due(waiting=True):
                 self.reconcile_soon(other, retrying=True)
-
-    async def _in_thread(self, load: Callable[..., ServedVersion], *args: Any) -> ServedVersion:
-        """What is loaded when nobody waits for it any more is unloaded again."""
-        loading = self._threads.submit(load, *args)
-        try:
-            return await asyncio.wrap_future(loading)
-        except asyncio.CancelledError:
-            if not loading.cancel():
-                loading.add_done_callback(_discard)
-            raise
 
     def unload(self, model: Model, number: int) -> asyncio.Task[None]:
         """Out of service at once; drained and unloaded by the task, which nobody need await."""
@@ -342,6 +330,7 @@ class Reconciler:
     async def stop(self) -> None:
         """Unload everything, ensembles before the models of their steps."""
         self._stopped = True
+        self._threads.stop()
         for task in self._reconciling:
             task.cancel()
         ensembles = [model for model in self._models.values() if model.is_ensemble]
@@ -350,15 +339,9 @@ class Reconciler:
             unloading = await asyncio.gather(*(self.unload_all(model) for model in models))
             await asyncio.gather(*(task for tasks in unloading for task in tasks))
         await asyncio.gather(*self._background, return_exceptions=True)
-        self._threads.shutdown(wait=False)
 
 
 def _may_be_readable_later(error: Exception) -> bool:
     """Whether a load failed for a file that is there and could not be read."""
     causes = (error, error.__cause__)
     return any(is_unreadable(e) and not isinstance(e, FileNotFoundError) for e in causes)
-
-
-def _discard(loading: Future[ServedVersion]) -> None:
-    if not loading.cancelled() and loading.exception() is None:
-        loading.result().backend.unload()

@@ -165,6 +165,14 @@ class Serve(click.Command):
     show_default=True,
     help="Seconds between those.",
 )
+@click.option(
+    "--model-load-timeout-secs",
+    "model_load_timeout_seconds",
+    type=Seconds(min=0, min_open=True),
+    default=1200.0,
+    show_default=True,
+    help="A load that takes longer has failed.",
+)
 @click.option("--require-manifest", is_flag=True, help="Serve only versions with a manifest.")
 @click.option(
     "--require-signature",

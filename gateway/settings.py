@@ -62,6 +62,8 @@ class Settings(NamedTuple):
     #: How often a load that fails is tried again, besides what is tried until it is available.
     model_load_retry_count: int = 0
     load_retry_interval_seconds: float = 1.0
+    #: A load that takes longer has failed.
+    model_load_timeout_seconds: float = 1200.0
     require_manifest: bool = False
     #: Where there are any, only versions signed with one of them are served.
     require_signature: tuple[PublicKey, ...] = ()

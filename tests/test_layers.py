@@ -43,6 +43,7 @@ LAYERS = {
     "gateway.image_cost": 2,
     "gateway.model": 3,
     "gateway.loader": 3,
+    "gateway.load_threads": 3,
     "gateway.reconciler": 3,
     "gateway.discovery": 3,
     "gateway.standing": 3,

@@ -4,6 +4,11 @@ from __future__ import annotations
 
 from gateway.errors import InvalidArgument
 from gateway.repository.config import ModelConfig
+from gateway.settings import usable_cores
+
+#: Each costs memory: stacks, arenas, scratch space of every operator.
+THREADS_PER_CORE = 8
+LEAST_MAX_THREADS = 64
 
 _WORDS = {
     **dict.fromkeys(("true", "yes", "on", "1"), True),
@@ -30,6 +35,22 @@ def integer(config: ModelConfig, key: str, default: int, minimum: int = 0) -> in
             f"parameter '{key}' must be a whole number of at least {minimum}, not '{value}'"
         )
     return number
+
+
+def threads(config: ModelConfig, key: str, default: int, minimum: int = 0) -> int:
+    """As ``integer``, and no more than the machine has use for."""
+    number, most = integer(config, key, default, minimum), max_threads()
+    if number > most:
+        raise InvalidArgument(
+            f"parameter '{key}' must be at most {most}, {THREADS_PER_CORE} for each core of this "
+            f"machine, not {number}"
+        )
+    return number
+
+
+def max_threads() -> int:
+    """The most threads of one kind that a model may ask for."""
+    return max(LEAST_MAX_THREADS, THREADS_PER_CORE * usable_cores())
 
 
 def boolean(config: ModelConfig, key: str, default: bool) -> bool:

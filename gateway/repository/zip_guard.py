@@ -110,7 +110,9 @@ def _directory(file: IO[bytes]) -> tuple[int, int, int]:
     magic, disk, first, here, count, size, begin, comment = _END.unpack(file.read(_END.size))
     if magic != b"PK\x05\x06" or comment:
         file.seek(max(0, length - _END.size - _FULL_SHORT))
-        if b"PK\x05\x06" not in file.read():
+        tail = file.read()
+        found = tail.rfind(b"PK\x05\x06")
+        if found < 0 or len(tail) - found < _END.size:
             raise EOFError
         raise _Ambiguous("it has a comment, or something else, behind its central directory")
     end = length - _END.size

@@ -8,15 +8,15 @@ from pathlib import Path
 import pytest
 
 from gateway import lifecycle as lifecycles
-from gateway import reconciler
-from gateway.errors import InvalidArgument, NotFound, Unavailable
+from gateway import load_threads, reconciler
+from gateway.errors import InvalidArgument, ModelportError, NotFound, Unavailable
 from gateway.lifecycle import Lifecycle
 from gateway.model import State, Wanted
 from gateway.policy import VersionPolicy
 from gateway.repository import manifest
 from gateway.repository.scan import ModelEntry
 from gateway.routes import Route
-from gateway.settings import AspiredVersionPolicy, ModelControlMode
+from gateway.settings import AspiredVersionPolicy, ModelControlMode, usable_cores
 from tests.gateway.lifecycles import World, served, until
 
 ROOM = {"aspired_version_policy": AspiredVersionPolicy.RESOURCE_PRESERVING}
@@ -187,6 +187,54 @@ async def test_a_load_that_is_under_way_at_the_end_holds_up_nothing_and_is_unloa
     assert world.events == [("load", 1)]
     world.gate.set()
     await until(lambda: world.events == [("load", 1), ("unload", 1)])
+
+
+async def test_a_load_on_request_that_is_under_way_at_the_end_holds_up_nothing(
+    world: World,
+) -> None:
+    world.publish(1)
+    world.gate.clear()
+    lifecycle = await world.serve(load="")
+    loading = asyncio.create_task(lifecycle.load("m"))
+    await until(lambda: world.events)
+    await asyncio.wait_for(lifecycle.stop(), 1)
+    with pytest.raises(ModelportError, match="shutting down"):
+        await loading
+    world.gate.set()
+    await until(lambda: world.events == [("load", 1), ("unload", 1)])
+
+
+async def test_a_load_that_never_ends_fails_when_its_time_is_up(world: World) -> None:
+    world.publish(1)
+    world.gate.clear()
+    lifecycle = await world.serve(load="", model_load_timeout_seconds=0.05)
+    with pytest.raises(ModelportError, match=r"not ended within 0\.05 s.*model-load-timeout-secs"):
+        await lifecycle.load("m")
+    ((number, state, reason),) = lifecycle.states("m")
+    assert (number, state) == (1, State.UNAVAILABLE)
+    assert "has not ended" in reason
+    await lifecycle.stop()
+    world.gate.set()
+    await until(lambda: world.events == [("load", 1), ("unload", 1)])
+
+
+async def test_loads_that_never_end_take_no_core_from_the_others(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(load_threads, "CORE_SECONDS", 0.01)
+    world.gate.clear()
+    stuck = [f"stuck{number}" for number in range(2 * usable_cores())]
+    for model in stuck:
+        world.publish(1, model=model)
+    world.publish(2, model="quick")
+    lifecycle = await world.serve(load="")
+    loading = [asyncio.create_task(lifecycle.load(model)) for model in stuck]
+    await until(lambda: world.events.count(("load", 1)) == len(stuck))
+    await lifecycle.load("quick")
+    assert lifecycle.versions("quick") == [2]
+    world.gate.set()
+    await asyncio.gather(*loading)
+    await lifecycle.stop()
 
 
 # -- making room ----------------------------------------------------------------------------------

@@ -447,7 +447,7 @@ def test_warming_uses_the_largest_valid_input(
 def test_a_batch_whose_inputs_are_too_large_is_not_warmed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    models.multiply(tmp_path / "model.onnx")  # 16 bytes an element
+    models.multiply(tmp_path / "model.onnx")  # 16 bytes in and 16 out an element
     batches: set[int] = set()
     real = EmbeddedBackend._run
 
@@ -456,11 +456,43 @@ def test_a_batch_whose_inputs_are_too_large_is_not_warmed(
         return real(self, request)
 
     monkeypatch.setattr(EmbeddedBackend, "_run", counted)
-    monkeypatch.setattr(warmup, "WARMUP_MAX_BYTES", 40)
+    monkeypatch.setattr(warmup, "WARMUP_MAX_BYTES", 70)
     backend = served(tmp_path, " max_batch_size: 6")
     assert batches == {1, 2}
     (y,) = run(backend, fp32(np.ones((6, 4)))).outputs
     assert y.data.shape == (6, 4)
+
+
+@pytest.mark.parametrize(
+    ("text", "reason"),
+    [
+        (" max_batch_size: 2147483647", "'max_batch_size' 2147483647 allows a batch"),
+        (" instance_group { kind: KIND_CPU count: 1505 }", "asks for 1505 instances"),
+    ],
+)
+def test_what_no_machine_can_hold_is_refused_by_the_field_that_asks_for_it(
+    text: str, reason: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    models.multiply(tmp_path / "model.onnx")
+    monkeypatch.setattr(EmbeddedBackend, "_run", None)  # nothing is run for it
+    assert reason in refused(tmp_path, text)
+
+
+def test_a_large_batch_is_warmed_no_further_than_its_declared_sizes_are_small(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    models.multiply(tmp_path / "model.onnx")  # 16 bytes in, 16 out
+    batches: list[int] = []
+    real = EmbeddedBackend._run
+
+    def counted(self: EmbeddedBackend, request: InferRequest) -> InferResponse:
+        batches.append(request.inputs[0].data.shape[0])
+        return real(self, request)
+
+    monkeypatch.setattr(EmbeddedBackend, "_run", counted)
+    monkeypatch.setattr(warmup, "WARMUP_MAX_BATCH_BYTES", 32 * 1000)
+    served(tmp_path, " max_batch_size: 1048576").unload()
+    assert max(batches) == 512
 
 
 def of_unknown_rank(path: Path) -> None:

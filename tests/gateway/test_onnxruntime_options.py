@@ -57,6 +57,11 @@ def test_parameters_are_those_of_tritons_backend() -> None:
     ("text", "reason"),
     [
         (parameter("intra_op_thread_count", "many"), "must be a whole number of at least 0"),
+        (parameter("intra_op_thread_count", 1505), "'intra_op_thread_count' must be at most"),
+        (
+            parameter("execution_mode", 1) + parameter("inter_op_thread_count", 1505),
+            "'inter_op_thread_count' must be at most",
+        ),
         (parameter("execution_mode", 2), "'execution_mode' must be 0 or 1"),
         (parameter("enable_mem_arena", "perhaps"), "must be true or false"),
         (" optimization { graph { level: 7 } }", "level must be -1, 0, 1 or 2"),

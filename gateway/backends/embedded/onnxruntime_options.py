@@ -70,12 +70,12 @@ def session_options(artifact: Artifact) -> ort.SessionOptions:
     options.add_session_config_entry("session.intra_op.allow_spinning", "0")
     options.add_session_config_entry("session.inter_op.allow_spinning", "0")
     options.intra_op_num_threads = (
-        parameters.integer(config, "intra_op_thread_count", 0) or artifact.threads
+        parameters.threads(config, "intra_op_thread_count", 0) or artifact.threads
     )
     mode = parameters.integer(config, "execution_mode", 0)
     if mode > 1:
         raise InvalidArgument(f"parameter 'execution_mode' must be 0 or 1, not '{mode}'")
-    inter = parameters.integer(config, "inter_op_thread_count", 0)
+    inter = parameters.threads(config, "inter_op_thread_count", 0)
     options.inter_op_num_threads = (inter or artifact.threads) if mode else 1
     if mode:
         options.execution_mode = ort.ExecutionMode.ORT_PARALLEL

@@ -6,8 +6,10 @@ from collections.abc import Callable
 
 import structlog
 
+from gateway.backends import parameters
 from gateway.backends.base import Artifact
-from gateway.errors import Unsupported
+from gateway.errors import InvalidArgument, Unsupported
+from gateway.repository import config as configuration
 from gateway.wire.triton_messages import model_config_pb2 as pb
 
 log = structlog.get_logger("modelport.backends")
@@ -25,10 +27,17 @@ def gpu_of(artifact: Artifact, why_not: Callable[[int], str]) -> int | None:
         why_not: why the GPU of that index cannot be used, as a public reason; empty if it can.
 
     Raises:
+        InvalidArgument: the groups ask for more instances than the machine can run.
         Unsupported: the GPU that is asked for cannot be used, or the groups ask for something that
             this gateway does not do.
     """
     groups = artifact.config.instance_group
+    count, most = configuration.instance_count(artifact.config), parameters.max_threads()
+    if count > most:
+        raise InvalidArgument(
+            f"instance_group of '{artifact.model_name}' asks for {count} instances, this machine "
+            f"runs at most {most}, {parameters.THREADS_PER_CORE} for each core; lower 'count'"
+        )
     kinds = {group.kind for group in groups} or {_GROUP.KIND_CPU}
     if kinds == {_GROUP.KIND_CPU}:
         return None

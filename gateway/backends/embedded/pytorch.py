@@ -141,7 +141,7 @@ def _set_threads(artifact: Artifact) -> None:
         ("INTRA_OP_THREAD_COUNT", artifact.threads, torch.set_num_threads),
         ("INTER_OP_THREAD_COUNT", 0, torch.set_num_interop_threads),
     ):
-        asked = parameters.integer(config, key, 0)
+        asked = parameters.threads(config, key, 0)
         with _counts_lock:
             if asked and _counts.setdefault(key, asked) != asked:
                 log.warning(

@@ -161,6 +161,7 @@ class EmbeddedBackend:
 
     def warm(self, repeats: int = 1) -> InferResponse | None:
         """As ``warmup.warm``; the answer to the largest batch, if there is one."""
+        warmup.check_size(self._signature)
         warmth = warmup.warm(self._run, self._name, self._signature, repeats)
         if warmth.inline_elements and self._session is not None and self._session.bounded:
             self._infer.allow_inline(warmth.inline_elements)

@@ -126,10 +126,10 @@ def _session_options(artifact: Artifact, gpu: int | None) -> Any:
         config, "TF_USE_PER_SESSION_THREADS", "TF_NUM_INTER_THREADS" in config.parameters
     )
     options = v1.ConfigProto(
-        intra_op_parallelism_threads=parameters.integer(
+        intra_op_parallelism_threads=parameters.threads(
             config, "TF_NUM_INTRA_THREADS", artifact.threads
         ),
-        inter_op_parallelism_threads=parameters.integer(
+        inter_op_parallelism_threads=parameters.threads(
             config, "TF_NUM_INTER_THREADS", artifact.threads
         ),
         use_per_session_threads=own,

@@ -50,7 +50,7 @@ def load(artifact: Artifact) -> EmbeddedBackend:
     path = runtime.artifact_file(artifact)
     gpu = placement.gpu_of(artifact, lambda index: "TensorFlow Lite models run on the CPU here")
     config = placement.as_placed(artifact.config, gpu)
-    threads = parameters.integer(config, "tflite_num_threads", artifact.threads, minimum=1)
+    threads = parameters.threads(config, "tflite_num_threads", artifact.threads, minimum=1)
     wanted = parameters.text(config, "TF_SIGNATURE_DEF", SIGNATURE)
     try:
         # One copy in memory: a file that is written over would change under a mapped one.

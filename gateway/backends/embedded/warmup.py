@@ -12,6 +12,7 @@ import structlog
 
 from gateway.backends.embedded.instances import INLINE_SECONDS
 from gateway.errors import Internal, InvalidArgument
+from gateway.settings import usable_memory_bytes
 from gateway.types import (
     NUMPY_DTYPES,
     Array,
@@ -28,8 +29,11 @@ log = structlog.get_logger("modelport.backends")
 
 #: Largest batch first, so that arenas grow once; past this many seconds warming stops.
 WARMUP_BUDGET_SECONDS = 10.0
-#: A batch whose inputs are larger is left to the client that really sends one.
+#: A batch whose inputs are larger is left to the client that really sends one; what the model needs
+#: between its inputs and its outputs is many times that.
 WARMUP_MAX_BYTES = 256 * 1024 * 1024
+#: The same of batches of more than one element, outputs included.
+WARMUP_MAX_BATCH_BYTES = 64 * 1024 * 1024
 MAX_WARM_BATCHES = 64
 #: A dynamic dimension without an upper bound is warmed, and may run inline, up to this size.
 WARMUP_UNBOUNDED_SIZE = 1
@@ -73,7 +77,7 @@ def warm(
     first: InferResponse | None = None
     inline_elements = 0
     for batch in batch_sizes(signature.max_batch_size):
-        if batch * sample_bytes(signature) > WARMUP_MAX_BYTES:
+        if not _is_worth_warming(signature, batch):
             continue
         request = InferRequest(model_name, list(samples(signature, batch)))
         try:
@@ -95,6 +99,28 @@ def warm(
         if time.monotonic() > deadline:
             break
     return Warmth(first, inline_elements)
+
+
+def _is_worth_warming(signature: ModelSignature, batch: int) -> bool:
+    size = batch * sample_bytes(signature)
+    if batch == 1:
+        return size <= WARMUP_MAX_BYTES
+    return size + batch * result_bytes(signature) <= min(WARMUP_MAX_BYTES, WARMUP_MAX_BATCH_BYTES)
+
+
+def check_size(signature: ModelSignature) -> None:
+    """Raise ``InvalidArgument`` unless the largest batch fits the machine.
+
+    Declared sizes alone: what no machine could hold would otherwise fail request by request.
+    """
+    batch, most = max(1, signature.max_batch_size), usable_memory_bytes()
+    size = batch * (sample_bytes(signature) + result_bytes(signature))
+    if size > most:
+        raise InvalidArgument(
+            f"'max_batch_size' {signature.max_batch_size} allows a batch whose inputs and outputs "
+            f"take {size >> 20:,} MiB, this machine has {most >> 20:,} MiB; lower "
+            "'max_batch_size', 'dims' or the bounds of axes"
+        )
 
 
 def _inline_elements(signature: ModelSignature, request: InferRequest, seconds: float) -> int:
@@ -141,6 +167,14 @@ def sample_bytes(signature: ModelSignature) -> int:
     return sum(
         math.prod(_model_dims(spec, signature.axes)) * NUMPY_DTYPES[spec.datatype].itemsize
         for spec in signature.inputs
+    )
+
+
+def result_bytes(signature: ModelSignature) -> int:
+    """Of one batch element's outputs, as far as they are declared."""
+    return sum(
+        math.prod(_model_dims(spec, signature.axes)) * NUMPY_DTYPES[spec.datatype].itemsize
+        for spec in signature.outputs
     )
 
 
