@@ -28,8 +28,12 @@ _ELEMENTS: Mapping[Datatype, tuple[set[type], str]] = {
     Datatype.FP64: (_NUMBERS, "d"),
     **{datatype: (_INTEGERS, "") for datatype in Datatype if datatype.startswith(("INT", "UINT"))},
 }
-#: Triton's names of them, which clients match on.
-_KINDS = {Datatype.BOOL: "boolean", Datatype.BYTES: "string"}
+#: Triton's words for values of another type, which clients match on.
+_ACCESSES = {
+    Datatype.BOOL: "non-boolean as boolean",
+    Datatype.BYTES: "non-string as string",
+    **dict.fromkeys((Datatype.FP32, Datatype.FP64), "non-number as double"),
+}
 _JSON_NAMES = {
     bool: "booleans",
     int: "integers",
@@ -103,10 +107,11 @@ def _check(
         )
     if not types <= allowed:
         wrong = ", ".join(sorted(_JSON_NAMES[kind] for kind in types - allowed))
-        kind = _KINDS.get(datatype, "number")
+        kind = "unsigned-integer" if datatype.startswith("U") else "signed-integer"
+        access = _ACCESSES.get(datatype, f"non-{kind} as {kind}")
         raise InvalidArgument(
-            f"attempt to access JSON non-{kind} as {kind}: input '{name}' is {datatype}, but its "
-            f"'data' holds {wrong}"
+            f"attempt to access JSON {access}: input '{name}' is {datatype}, but its 'data' holds "
+            f"{wrong}"
         )
 
 

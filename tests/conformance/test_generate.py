@@ -124,6 +124,17 @@ def test_a_key_that_is_there_twice_is_refused(
     )
 
 
+def test_a_key_twice_in_a_long_request_is_refused_and_colons_in_its_strings_are_none(
+    client: httpx.Client,
+) -> None:
+    long = ":" * 300_000
+    good = {"x": VALUES, "p": long}
+    assert client.post("/once/generate", json=good).json()["y"] == VALUES
+    twice = f'{{"x": [1, 2, 3, 4], "p": "{long}", "p": 1}}'
+    reply = client.post("/once/generate", content=twice)
+    assert reply.json() == {"error": "an input or a parameter already exists in request"}
+
+
 def test_colons_in_strings_are_no_keys(client: httpx.Client) -> None:
     body = {"x": VALUES, "p": "a:b:c", "q": ":", "parameters": {"r": "::"}}
     assert client.post("/once/generate", json=body).json()["y"] == VALUES

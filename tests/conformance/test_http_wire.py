@@ -726,3 +726,21 @@ def test_not_a_number_is_a_bare_token_both_ways(gateway: Gateway) -> None:
     reply = wire.send(gateway.http, "POST", "/v2/models/x2/infer", body)
     assert reply.status == 200
     assert b'"data":[NaN,Infinity,-Infinity,2.0]' in reply.body
+
+
+def test_null_is_what_is_left_out(connection: Connection) -> None:
+    tensor = json_input("x", "FP32", [1, 4], VALUES)
+    body = {
+        "id": None,
+        "parameters": None,
+        "inputs": [{**tensor, "parameters": None}],
+        "outputs": None,
+    }
+    for given in (body, {**body, "outputs": [{"name": "y", "parameters": None}]}):
+        reply = connection.send("POST", "/v2/models/x2/infer", json.dumps(given).encode())
+        assert (reply.status, reply.json["outputs"][0]["data"]) == (200, [2, 4, 6, 8])
+        assert "id" not in reply.json
+    body["inputs"] = [{**tensor, "data": None}]
+    wire.assert_error(
+        connection.send("POST", "/v2/models/x2/infer", json.dumps(body).encode()), 400
+    )

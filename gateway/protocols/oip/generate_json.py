@@ -15,7 +15,7 @@ from gateway.errors import InvalidArgument
 from gateway.model import ServedVersion
 from gateway.protocols.oip import parameters as oip_parameters
 from gateway.types import InferRequest, InferResponse, Parameter, Tensor, TensorSpec
-from gateway.wire import json_data, json_text
+from gateway.wire import json_data, json_pieces, json_text
 from gateway.wire.raw import Buffer
 
 _ID, _PARAMETERS = "id", "parameters"
@@ -69,8 +69,13 @@ def _check_unique(text: bytes, document: dict[str, Any]) -> None:
     A colon for each key is the common case; others are in strings, or of keys that were dropped.
     """
     nested = document.get(_PARAMETERS)
-    if text.count(b":") > len(document) + (len(nested) if type(nested) is dict else 0):
+    keys = len(document) + (len(nested) if type(nested) is dict else 0)
+    if text.count(b":") <= keys:
+        return
+    if len(text) <= json_pieces.LONG_BYTES:
         json.loads(text, object_pairs_hook=_unique)
+    elif json_text.count_keys(text) > keys:
+        raise InvalidArgument("an input or a parameter already exists in request")
 
 
 def _unique(pairs: list[tuple[str, Any]]) -> None:

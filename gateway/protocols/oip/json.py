@@ -25,7 +25,6 @@ from gateway.wire.raw import Buffer
 
 #: Beginnings of replies and of outputs that are kept, each of some hundred bytes.
 HEADS = 4096
-_UNSET = object()
 
 
 @dataclass(slots=True)
@@ -67,7 +66,9 @@ def decode_document(
     if type(document) is not dict:
         raise InvalidArgument("the request must be a JSON object")
     parameters = _parameters(document) if "parameters" in document else {}
-    request_id = document.get("id", "")
+    request_id = document.get("id")
+    if request_id is None:  # many clients send null for what they leave out
+        request_id = ""
     if type(request_id) is not str:
         raise InvalidArgument("Unable to parse 'id': it must be a string")
     inputs = document.get("inputs")
@@ -83,7 +84,7 @@ def decode_document(
         )
     form = ReplyForm(bool(parameters) and bool(parameters.get("binary_data_output", False)))
     request = InferRequest(model_name, tensors, (), model_version, request_id, parameters)
-    if "outputs" in document:
+    if document.get("outputs") is not None:
         read_outputs(document["outputs"], request, form, shared)
     return request, form
 
@@ -123,24 +124,24 @@ def _input(item: Any, body: Buffer, offset: int, shared: Exchange) -> tuple[Tens
     if type(shape) is not list:
         raise InvalidArgument(f"Unable to parse 'shape' of input '{name}': it must be an array")
     shape = raw.parse_shape(name, shape)
-    data = item.get("data", _UNSET)
+    data = item.get("data")
     size = None
     if "parameters" in item:
         parameters = _parameters(item)
         size = parameters.get("binary_data_size")
         if REGION in parameters:
-            if data is not _UNSET or size is not None:
+            if data is not None or size is not None:
                 raise InvalidArgument(
                     "must specify only one of 'data', 'binary_data_size' and "
                     f"'shared_memory_region' for input '{name}'"
                 )
             return Tensor(name, datatype, shared.read(name, datatype, shape, parameters)), offset
-    if (data is _UNSET) == (size is None):
+    if (data is None) == (size is None):
         raise InvalidArgument(
             f"must specify either 'data' or parameter 'binary_data_size' for input '{name}', not "
             + ("both" if size is not None else "neither")
         )
-    if data is not _UNSET:
+    if data is not None:
         return Tensor(name, datatype, json_data.decode(name, datatype, shape, data)), offset
     assert type(size) is int
     if size > len(body) - offset:
