@@ -59,6 +59,8 @@ def parse_shape(name: str, shape: Sequence[Any]) -> tuple[int, ...]:
                 f"{size!r}"
             )
         count *= size or 1
+    if MAX_ELEMENTS < count < 2**63:
+        raise InvalidArgument(f"byte size overflow for input '{name}' of shape {list(shape)}")
     if count > MAX_ELEMENTS:
         raise InvalidArgument(
             f"shape of input '{name}' causes total element count to exceed maximum size of "
@@ -67,20 +69,25 @@ def parse_shape(name: str, shape: Sequence[Any]) -> tuple[int, ...]:
     return tuple(shape)
 
 
-def decode(name: str, datatype: Datatype, shape: tuple[int, ...], data: Buffer) -> Array:
+def decode(
+    name: str, datatype: Datatype, shape: tuple[int, ...], data: Buffer, model: str = ""
+) -> Array:
     """``data`` as an array of ``shape``; a view where alignment allows, else a copy.
+
+    ``model`` is the one whose input it is, for the message.
 
     Raises:
         InvalidArgument: the bytes are not exactly what datatype and shape need.
     """
     count = math.prod(shape)
     if datatype is Datatype.BYTES:
-        return _decode_bytes(name, shape, count, data)
+        return _decode_bytes(name, shape, count, data, model)
     dtype = NUMPY_DTYPES[datatype]
     expected = count * dtype.itemsize
     if len(data) != expected:
         raise InvalidArgument(
-            f"input byte size mismatch for input '{name}'. Expected {expected}, got {len(data)}"
+            f"input byte size mismatch for input '{name}'{_of(model)}. Expected {expected}, got "
+            f"{len(data)}"
         )
     if datatype is Datatype.BOOL and np.frombuffer(data, np.uint8).max(initial=0) > 1:
         raise InvalidArgument(f"input '{name}' is BOOL; every byte must be 0 or 1")
@@ -89,11 +96,15 @@ def decode(name: str, datatype: Datatype, shape: tuple[int, ...], data: Buffer) 
     return array if array.flags.aligned else array.copy()
 
 
-def _decode_bytes(name: str, shape: tuple[int, ...], count: int, data: Buffer) -> Array:
+def _of(model: str) -> str:
+    return f" for model '{model}'" if model else ""
+
+
+def _decode_bytes(name: str, shape: tuple[int, ...], count: int, data: Buffer, model: str) -> Array:
     # Each element costs at least its length field: a lying shape is refused before allocation.
     if count * _LENGTH.size > len(data):
         raise InvalidArgument(
-            f"expected {count} string elements for inference input '{name}', got at "
+            f"expected {count} string elements for inference input '{name}'{_of(model)}, got at "
             f"most {len(data) // _LENGTH.size}"
         )
     items, offset, end = [], 0, len(data)
@@ -111,12 +122,13 @@ def _decode_bytes(name: str, shape: tuple[int, ...], count: int, data: Buffer) -
         offset += length
     if len(items) < count:
         raise InvalidArgument(
-            f"expected {count} string elements for inference input '{name}', got {len(items)}"
+            f"expected {count} string elements for inference input '{name}'{_of(model)}, got "
+            f"{len(items)}"
         )
     if len(items) > count:
         raise InvalidArgument(
             f"unexpected number of string elements {count + 1} for inference input "
-            f"'{name}', expecting {count}"
+            f"'{name}'{_of(model)}, expecting {count}"
         )
     return object_array(items, shape)
 

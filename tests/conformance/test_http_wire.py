@@ -393,7 +393,11 @@ def test_a_raw_tensor_for_a_model_without_batching(gateway: Gateway) -> None:
 @pytest.mark.parametrize(
     ("model", "body", "begins"),
     [
-        ("x2", RAW[:-1], "input byte size mismatch"),
+        (
+            "x2",
+            RAW[:-1],
+            "input byte size mismatch for input 'x' for model 'x2'. Expected 16, got 15",
+        ),
         ("x2", RAW + b"\0", "input byte size mismatch"),
         ("x2", b"", "input byte size mismatch"),
         ("identity_int16", b"\1\0\2", "input byte size mismatch"),

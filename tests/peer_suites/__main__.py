@@ -18,6 +18,7 @@ from tests import verb
 from tests.peer_suites import (
     kserve,
     network,
+    oip,
     report,
     sources,
     tensorflow_serving,
@@ -28,7 +29,7 @@ from tests.peer_suites import (
 from tests.peer_suites.sources import Source
 from tests.peer_suites.suite import Bench, Outcome, Suite, Verdict, reason_of
 
-MODULES = (triton_examples, triton_qa, tensorflow_serving, torchserve, kserve)
+MODULES = (triton_examples, triton_qa, tensorflow_serving, torchserve, kserve, oip)
 SUITES: dict[str, Suite] = {module.SUITE.name: module.SUITE for module in MODULES}
 MARKS = {Verdict.PASS: ".", Verdict.FAIL: "F", Verdict.NOT_APPLICABLE: "s", Verdict.NOT_RUN: "?"}
 

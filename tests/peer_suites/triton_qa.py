@@ -77,6 +77,11 @@ def _examples(bench: Bench, root: Path) -> None:
     shutil.copytree(triton_examples.repository(bench), root, dirs_exist_ok=True)
 
 
+def _grpc_examples(bench: Bench, root: Path) -> None:
+    _examples(bench, root)
+    triton_models.renamed(root, "simple_dyna_sequence", "simple_string_dyna_sequence")
+
+
 def _python(bench: Bench, root: Path, *names: str) -> None:
     triton_models.copy(bench.source(SERVER) / "qa" / "python_models", root, *names)
 
@@ -244,7 +249,7 @@ STAGES = (
     Stage(_SIZES, _sizes, select="not large_input"),
     Stage(_SIZES, _sizes, ("--http-max-input-size", str(2**27)), select="large_input"),
     Stage("L0_grpc/python_unit_test.py", _grpc, select="GrpcTest"),
-    Stage("L0_grpc/python_grpc_aio_test.py", _examples, _SHARED),
+    Stage("L0_grpc/python_grpc_aio_test.py", _grpc_examples, _SHARED),
     Stage("L0_infer/infer_test.py", _infer, environment=_INFER),
     Stage(
         *("L0_infer/infer_test.py", _infer, _SHARED),

@@ -148,7 +148,7 @@ def decode(message: Any, shared: Exchange = REFUSED) -> InferRequest:
                     "contents field must not be specified when using raw_input_contents for "
                     f"'{name}' for model '{message.model_name}'"
                 )
-            data = raw.decode(name, datatype, shape, blobs[index])
+            data = raw.decode(name, datatype, shape, blobs[index], message.model_name)
             index += 1
         else:
             data = contents.decode(name, datatype, shape, item.contents)

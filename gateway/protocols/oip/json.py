@@ -76,7 +76,7 @@ def decode_document(
         raise InvalidArgument("Unable to parse 'inputs': it must be an array")
     tensors, offset = [], header_length
     for item in inputs:
-        tensor, offset = _input(item, body, offset, shared)
+        tensor, offset = _input(item, body, offset, shared, model_name)
         tensors.append(tensor)
     if offset != len(body):
         raise InvalidArgument(
@@ -96,7 +96,7 @@ def decode_raw(
     if spec.datatype is Datatype.BYTES:  # without its length field
         data = raw.object_array([bytes(body)], shape)
     else:
-        data = raw.decode(spec.name, spec.datatype, shape, body)
+        data = raw.decode(spec.name, spec.datatype, shape, body, model_name)
     tensor = Tensor(spec.name, spec.datatype, data)
     return InferRequest(model_name, [tensor], model_version=model_version), ReplyForm(binary=True)
 
@@ -112,7 +112,9 @@ def _parameters(owner: dict[str, Any]) -> dict[str, Parameter]:
     return parameters
 
 
-def _input(item: Any, body: Buffer, offset: int, shared: Exchange) -> tuple[Tensor, int]:
+def _input(
+    item: Any, body: Buffer, offset: int, shared: Exchange, model: str
+) -> tuple[Tensor, int]:
     """One input and the offset behind its bytes."""
     if type(item) is not dict:
         raise InvalidArgument("Unable to parse 'inputs': each must be an object")
@@ -149,7 +151,7 @@ def _input(item: Any, body: Buffer, offset: int, shared: Exchange) -> tuple[Tens
             f"unexpected size for input '{name}', expecting {size} bytes, got {len(body) - offset}"
         )
     part = memoryview(body)[offset : offset + size]
-    return Tensor(name, datatype, raw.decode(name, datatype, shape, part)), offset + size
+    return Tensor(name, datatype, raw.decode(name, datatype, shape, part, model)), offset + size
 
 
 def read_outputs(outputs: Any, request: InferRequest, form: ReplyForm, shared: Exchange) -> None:
