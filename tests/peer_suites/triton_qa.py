@@ -125,6 +125,12 @@ def _grpc(bench: Bench, root: Path) -> None:
     triton_models.edit(root, "string_identity", (r"dims: \[ 1 \]", "dims: [ -1 ]"))
 
 
+def _torch(bench: Bench, root: Path, generator: str, *flags: str) -> None:
+    """The generator's TorchScript models, beside the ONNX ones that are there already."""
+    made = triton_models.generated(bench, generator, "--libtorch", *flags)
+    triton_models.copy(made, root, "libtorch_*")
+
+
 def _kinds(root: Path) -> None:
     for config in root.glob("onnx*/config.pbtxt"):
         config.write_text(config.read_text() + "\ninstance_group [ { kind: KIND_CPU }]\n")
@@ -157,6 +163,7 @@ def _reshape(bench: Bench, root: Path) -> None:
     onnx = triton_models.generated(bench, "gen_qa_reshape_models", "--onnx", "--variable")
     ensembles = triton_models.generated(bench, "gen_qa_reshape_models", "--ensemble")
     triton_models.copy(onnx, root, "*")
+    _torch(bench, root, "gen_qa_reshape_models", "--variable")
     triton_models.copy(ensembles, root, "*")
     for folder in sorted(root.glob("onnx_*")):
         new = folder.name.replace("onnx_", "custom_")
@@ -168,12 +175,14 @@ def _variable(bench: Bench, root: Path) -> None:
     onnx = triton_models.generated(bench, "gen_qa_models", "--onnx", "--variable")
     ensembles = triton_models.generated(bench, "gen_qa_models", "--ensemble", "--variable")
     triton_models.copy(onnx, root, "onnx_*")
-    triton_models.copy(ensembles, root, "*_onnx_*", "nop_*")
+    _torch(bench, root, "gen_qa_models", "--variable")
+    triton_models.copy(ensembles, root, "*_onnx_*", "*_libtorch_*", "nop_*")
     _kinds(root)
 
 
 def _zero(bench: Bench, root: Path) -> None:
     triton_models.copy(_identity(bench), root, "*")
+    _torch(bench, root, "gen_qa_identity_models")
     ensembles = triton_models.generated(bench, "gen_qa_identity_models", "--ensemble")
     triton_models.copy(ensembles, root, "*")
 
@@ -210,15 +219,18 @@ def _scalars(bench: Bench, root: Path) -> None:
 
 
 def _output_names(bench: Bench, root: Path) -> None:
-    triton_models.copy(_identity(bench), root, "*_nobatch_zero_1_float32")
+    onnx = "onnx_nobatch_zero_1_float32"
+    triton_models.copy(_identity(bench), root, onnx)
+    for platform in ("libtorch", "plan"):  # the test is of names alone
+        triton_models.renamed(root, onnx, onnx.replace("onnx", platform))
 
 
 def _status(bench: Bench, root: Path) -> None:
     triton_models.copy(triton_models.generated(bench, "gen_qa_models", "--onnx"), root, "*")
 
 
-def _large(bench: Bench, root: Path) -> None:
-    triton_models.copy(_identity(bench), root, "onnx_nobatch_zero_1_float32")
+def _simple(bench: Bench, root: Path) -> None:
+    triton_models.copy(bench.source(SERVER) / triton_models.EXAMPLES, root, "simple")
 
 
 def _add_and_subtract(*names: str) -> Build:
@@ -240,6 +252,8 @@ _EXPLICIT = ("--model-control-mode", "explicit")
 _INFER = {"BACKENDS": "onnx", "ENSEMBLES": "1", "BATCH": "1", "NOBATCH": "1"}
 _SIZES = "L0_http/http_input_size_limit_test.py"
 _VALIDATION = "L0_input_validation/input_validation_test.py"
+_SHM, _SHM_TESTS = "L0_shared_memory/shared_memory_test.py", "SharedMemoryTest and not default"
+_VERTEX = {"AIP_HEALTH_ROUTE": "/health", "AIP_PREDICT_ROUTE": "/predict"}
 _CLASSES = "L0_parameters/class_count_test.py"
 
 STAGES = (
@@ -269,29 +283,97 @@ STAGES = (
     Stage("L0_optional_input/optional_input_test.py", _own("L0_optional_input/models")),
     Stage("L0_output_name/output_name_test.py", _output_names),
     Stage("L0_client_nobatch/client_test.py", _status),
+    Stage(_SHM, _simple, _SHARED, _SHM_TESTS, "http", {"CLIENT_TYPE": "http"}),
+    Stage(_SHM, _simple, _SHARED, _SHM_TESTS, "grpc", {"CLIENT_TYPE": "grpc"}),
+    Stage(_SHM, _simple, (), "disabled_by_default", "http", {"CLIENT_TYPE": "http"}),
+    Stage(_SHM, _simple, (), "disabled_by_default", "grpc", {"CLIENT_TYPE": "grpc"}),
+    Stage("L0_client_timeout/client_infer_timeout_test.py", _own("L0_client_timeout/models")),
+    Stage(
+        *("L0_sagemaker/sagemaker_test.py", _add_and_subtract("sm_model")),
+        ("--http-port", "8080", "--allow-sagemaker", "true"),
+        settings={"SAGEMAKER_TRITON_DEFAULT_MODEL_NAME": "sm_model"},
+    ),
+    Stage(
+        *("L0_vertex_ai/vertex_ai_test.py", _add_and_subtract("addsub", "subadd")),
+        ("--http-port", "8080", "--allow-vertex-ai", "true", "--vertex-ai-default-model", "addsub"),
+        environment=_VERTEX,
+        settings=_VERTEX,
+    ),
 )
 
 _NAME = "wants the server's name to be 'triton'"
-_PROCESS = "reads the memory of Triton's own process"
+_PRIVATE = "sets a delay in the server by an environment variable of Triton's own"
+_TENSORRT = "TensorRT"
 _TRACE = "trace settings come with tracing"
+_SIZE, _HTTP = f"{_SIZES}::InferSizeLimitTest", "L0_http/http_test.py::HttpTest"
+_HTTP_AIO = "L0_http/python_http_aio_test.py::TestHttpAioClient"
+_GRPC_AIO = "L0_grpc/python_grpc_aio_test.py::TestGrpcAioClient"
+_GPU = "GPU"
+_PROCESS = "reads the memory of Triton's own process"
+#: By a test's id or the beginning of it.
 NOT_APPLICABLE = {
-    f"{_SIZES}::InferSizeLimitTest::test_no_leak": _PROCESS,
-    "L0_http/http_test.py::HttpTest::test_loading_large_invalid_model": "sends 2.8 GB, which is "
-    "refused by the header",
-    "L0_http/python_http_aio_test.py::TestHttpAioClient::test_get_server_metadata": _NAME,
-    "L0_grpc/python_grpc_aio_test.py::TestGrpcAioClient::test_get_server_metadata": _NAME,
+    f"{_SIZE}::test_no_leak": _PROCESS,
+    f"{_HTTP}::test_loading_large_invalid_model": "sends 2.8 GB, which the header refuses",
+    f"{_HTTP_AIO}::test_get_server_metadata": _NAME,
+    f"{_GRPC_AIO}::test_get_server_metadata": _NAME,
+    f"{_GRPC_AIO}::test_register_cuda_shared_memory": f"{_GPU}: CUDA shared memory",
+    f"{_VALIDATION}::InputShapeTest::test_wrong_input_shape_tensor_size": _TENSORRT,
+    f"{_SHM}::SharedMemoryTest::test_python_client_leak": "watches the client's own memory",
+    "L0_client_timeout/client_non_infer_timeout_test.py": _PRIVATE,
+    "L0_http/http_basic_auth_test.py": "asks nginx for a password",
+    "L0_grpc/grpc_basic_auth_test.py": "asks nginx for a password",
+    "common/": "helpers of other tests",
+    "python_models/": "code of models for Triton's Python backend",
+    **dict.fromkeys(
+        (
+            *("L0_async_work_queue", "L0_backend_bls", "L0_backend_config", "L0_backend_python"),
+            *("L0_backend_identity", "L0_backend_fastertransformer", "L0_backend_onnxruntime"),
+            *("L0_backend_output_detail", "L0_backend_tutorial", "L0_custom_ops", "L0_query"),
+            *("L0_passive_instance", "L0_python_api", "L0_pytorch_python_runtime", "L0_register"),
+            *("L0_triton_repo_agent", "L0_repoagent_checksum", "L0_rate_limiter", "L0_mlflow"),
+            *("L0_additional_dependency_dirs", "L0_buffer_attributes", "L0_openai", "L0_orca"),
+        ),
+        "Triton's backends, agents and in-process API",
+    ),
+    **dict.fromkeys(
+        (
+            *("L0_cuda_graph", "L0_cuda_shared_memory", "L0_dlpack_multi_gpu", "L0_compute"),
+            *("L0_device_memory_tracker", "L0_parallel_copy", "L0_pinned_memory", "L0_torch_aoti"),
+            "L0_libtorch",
+        ),
+        _GPU,
+    ),
+    "L0_trt": _TENSORRT,
 }
+_SEQUENCES = dict.fromkeys(
+    (
+        *("L0_sequence_batcher", "L0_sequence_corrid_batcher", "L0_sequence_stress"),
+        *("L0_dyna_sequence_batcher", "L0_dyna_implicit_state", "L0_implicit_state"),
+        "L0_iterative_sequence",
+    ),
+    "sequence batching is not implemented",
+)
+NOT_APPLICABLE |= dict.fromkeys(("L0_perf", "L0_long"), "measures, and tests nothing")
+NOT_APPLICABLE |= dict.fromkeys(("L0_java", "L0_simple_go", "L0_simple_nodejs"), "other languages")
 EXPECTED_FAILURES = {
-    "L0_http/http_test.py::HttpTest::test_negative_dimensions": "wants 500 for what the client "
-    "does wrong; it is 400 here",
-    "L0_http/http_test.py::HttpTest::test_repository_index_deeply_nested_json": "the nesting is "
-    "refused before 'ready' is looked at",
-    "L0_http/http_test.py::HttpTest::test_content_encoding_chunked_manually": "has both "
-    "Content-Length and Transfer-Encoding, which smuggled requests have",
-    "L0_http/python_http_aio_test.py::TestHttpAioClient::test_get_trace_settings": _TRACE,
-    "L0_http/python_http_aio_test.py::TestHttpAioClient::test_update_trace_settings": _TRACE,
-    "L0_grpc/python_grpc_aio_test.py::TestGrpcAioClient::test_get_trace_settings": _TRACE,
-    "L0_grpc/python_grpc_aio_test.py::TestGrpcAioClient::test_update_trace_settings": _TRACE,
+    **_SEQUENCES,
+    f"{_HTTP}::test_negative_dimensions": "wants 500 for what the client does wrong; it is 400",
+    f"{_HTTP}::test_repository_index_deeply_nested_json": "the nesting is refused before 'ready' "
+    "is looked at",
+    f"{_HTTP}::test_content_encoding_chunked_manually": "has both Content-Length and "
+    "Transfer-Encoding, as smuggled requests have",
+    f"{_SIZE}::test_json_dtype_size": "sends /generate a header that it does not have",
+    f"{_SIZE}::test_default_limit_compressed": "a body of 1000 times its size is refused",
+    f"{_SIZE}::test_large_input_compressed": "a body of 1000 times its size is refused",
+    f"{_VALIDATION}::InputShapeTest::test_input_string": "names the other one of two wrong inputs",
+    f"{_GRPC_AIO}::test_register_system_shared_memory": "wants INTERNAL for a region that is not "
+    "there; it is INVALID_ARGUMENT",
+    f"{_HTTP_AIO}::test_get_trace_settings": _TRACE,
+    f"{_HTTP_AIO}::test_update_trace_settings": _TRACE,
+    f"{_GRPC_AIO}::test_get_trace_settings": _TRACE,
+    f"{_GRPC_AIO}::test_update_trace_settings": _TRACE,
+    f"{_GRPC_AIO}::test_get_log_settings": "log settings come with logging",
+    f"{_GRPC_AIO}::test_update_log_settings": "log settings come with logging",
 }
 
 SUITE = Suite(
