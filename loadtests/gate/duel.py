@@ -60,6 +60,10 @@ class Lost(Exception):
         self.name = name
 
 
+class OutOfTime(Lost):
+    """The longest duration is over before a side was ready."""
+
+
 @dataclass(frozen=True)
 class Cores:
     """Where servers and load generator run, so that they do not take each other's time."""
@@ -161,10 +165,10 @@ class Duel:
         started = sum(self.start_seconds.values())
         return started + loading + loads * (duration.warmup_seconds + LOAD_SECONDS)
 
-    def _out_of_time(self, name: str, within: float, error: Exception) -> Lost:
+    def _out_of_time(self, name: str, within: float, error: Exception) -> OutOfTime:
         most = self.slo.duration.max_seconds
         said = str(error).splitlines()[0]
-        return Lost(
+        return OutOfTime(
             f"the {name} did not start in the {within:.0f} s that were left of --max-duration "
             f"{most:g}s ({said}); give it longer",
             is_candidate=False,

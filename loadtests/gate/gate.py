@@ -15,7 +15,7 @@ from exporters.errors import UsageError
 from loadtests.gate import integrity, stored
 from loadtests.gate.criteria import Round
 from loadtests.gate.decision import BROKEN, Decision, Question, more_seconds, timed
-from loadtests.gate.duel import Cores, Duel, Lost
+from loadtests.gate.duel import Cores, Duel, Lost, OutOfTime
 from loadtests.gate.looks import Looks
 from loadtests.gate.rehearsal import Rehearsal
 from loadtests.gate.sides import Published, Running, Side, Stored
@@ -28,7 +28,7 @@ from loadtests.target import Protocol
 
 #: Messages told of either side.
 MOST_ERRORS = 3
-#: A round that would end so much after the longest duration is begun all the same.
+#: No round begins that is not expected to be over by the longest duration; so much later all ends.
 OVERTIME = 0.1
 
 
@@ -103,7 +103,7 @@ def judge(
                     work,
                     Cores.of_this_machine(),
                     say,
-                    start + asked.slo.duration.max_seconds,
+                    start + asked.slo.duration.max_seconds * (1 + OVERTIME),
                 ),
                 decision,
                 start,
@@ -155,20 +155,23 @@ def _rounds(
     most = asked.slo.duration.max_seconds
     first_round = time.monotonic()
     lost: Lost | OSError | None = None
-    if start + most * (1 + OVERTIME) < time.monotonic() + duel.round_seconds:
+    if time.monotonic() + duel.round_seconds > start + most:
         return _broken(decision, _no_room(duel), start)
     while True:
         try:
             one, made = duel.round(len(rounds))
         except (Lost, OSError) as error:
-            lost = error
+            if rounds and isinstance(error, OutOfTime):  # those before decide what they can
+                looks.at(rounds, 1.0)
+            else:
+                lost = error
             break
         rounds.append(one)
         for all_of_it, new in zip(runs, made, strict=True):
             all_of_it.extend(new)
         seconds = time.monotonic() - start
         each = (time.monotonic() - first_round) / len(rounds)
-        last = seconds + each > most * (1 + OVERTIME)
+        last = seconds + each > most
         done = looks.at(rounds, 1.0 if last else min(seconds / most, 0.999))
         watch(Watching(seconds, tuple(rounds), looks.questions))
         if done:

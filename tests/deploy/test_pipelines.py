@@ -218,9 +218,9 @@ def retrain(checkpoint: Path) -> None:
 def test_a_model_that_was_trained_again_is_released(
     run: Callable[[Site, Path], list[Ran]], site: Site, tmp_path: Path
 ) -> None:
-    """With the default limits on answers and errors."""
+    """With limits on answers that one round of a busy machine settles."""
     retrain(site.checkout / "checkpoints" / "fraud.pt")
-    (site.checkout / "slo.toml").write_text(SLO[SLO.index("[regressions]") :])
+    (site.checkout / "slo.toml").write_text(SLO.replace("share = 0.5", "share = 0.02"))
     ran = run(site, tmp_path)
     assert all(one.status == 0 for one in ran), ran[-1]
     assert site.versions() == ["1", "2"]
