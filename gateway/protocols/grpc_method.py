@@ -15,6 +15,18 @@ def _whole(reply: Any) -> Sequence[Buffer]:
     return (reply.SerializeToString(),)
 
 
+#: The most bytes of a request that carries no tensors: to load a model, to list them.
+CONTROL_BYTES = 256 * 1024
+
+
+def _control(_: Buffer) -> int:
+    return CONTROL_BYTES
+
+
+def _no_glance(_: Buffer) -> None:
+    return None
+
+
 class Method(NamedTuple):
     """``handler`` is an async function from a request to a reply, or an async generator of replies.
 
@@ -24,6 +36,9 @@ class Method(NamedTuple):
     request's bytes: whether they need not be read, since it is refused whatever it holds.
     ``parts`` are the bytes of a reply. ``health``: it tells whether the server is live and ready,
     and is answered where there is no room for other calls.
+
+    ``bound`` is asked of a large request by its beginning: how large a valid one may be; None: as
+    large as any. It raises where there is no such model.
     """
 
     request: Any
@@ -35,6 +50,8 @@ class Method(NamedTuple):
     refuses: Callable[[bytes | memoryview], bool] | None = None
     parts: Callable[[Any], Sequence[Buffer]] = _whole
     health: bool = False
+    bound: Callable[[Buffer], int | None] = _control
+    glance: Callable[[Buffer], Any] = _no_glance
 
 
 #: method → row

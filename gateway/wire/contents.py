@@ -7,10 +7,15 @@ from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
+from google.protobuf.message import DecodeError
 
+from gateway import offload
 from gateway.errors import InvalidArgument
 from gateway.types import NUMPY_DTYPES, Array, Datatype
-from gateway.wire import raw
+from gateway.wire import protobuf_pieces, raw
+from gateway.wire.protobuf import tag
+from gateway.wire.raw import Buffer
+from gateway.wire.triton_messages import service_pb2 as pb
 
 #: The field of ``InferTensorContents`` that carries a datatype; FP16 and BF16 are raw only.
 FIELDS = {
@@ -27,6 +32,10 @@ FIELDS = {
     Datatype.FP64: "fp64_contents",
     Datatype.BYTES: "bytes_contents",
 }
+
+_BYTES = tag(pb.InferTensorContents, "bytes_contents")
+#: Elements between two checkpoints.
+_PIECE = 8192
 
 
 def decode(name: str, datatype: Datatype, shape: tuple[int, ...], contents: Any) -> Array:
@@ -47,7 +56,48 @@ def decode(name: str, datatype: Datatype, shape: tuple[int, ...], contents: Any)
         )
     if datatype is Datatype.BYTES:
         return raw.object_array(list(values), shape)
+    dtype = NUMPY_DTYPES[datatype]
     try:
-        return np.array(list(values), NUMPY_DTYPES[datatype]).reshape(shape)
+        if len(values) <= _PIECE:
+            return np.array(list(values), dtype).reshape(shape)
+        array = np.empty(len(values), dtype)
+        for start in range(0, len(values), _PIECE):
+            array[start : start + _PIECE] = values[start : start + _PIECE]
+            offload.checkpoint()
+        return array.reshape(shape)
     except OverflowError:
         raise InvalidArgument(f"a value of input '{name}' does not fit {datatype}") from None
+
+
+def decode_bytes(name: str, datatype: Datatype, shape: tuple[int, ...], content: Buffer) -> Array:
+    """As ``decode``, of a long ``InferTensorContents`` that is not parsed.
+
+    Raises:
+        InvalidArgument: it does not hold exactly what datatype and shape need, or is no message.
+    """
+    try:
+        if datatype is Datatype.BYTES:
+            return _elements(name, shape, content)
+        return decode(name, datatype, shape, protobuf_pieces.parse(pb.InferTensorContents, content))
+    except DecodeError as error:
+        raise InvalidArgument(f"the contents of input '{name}' are no valid message") from error
+
+
+def _elements(name: str, shape: tuple[int, ...], content: Buffer) -> Array:
+    items: list[bytes] = []
+    count = math.prod(shape)
+    for field in protobuf_pieces.fields(content):
+        if field.tag != _BYTES:
+            continue
+        items.append(bytes(content[field.start : field.end]))
+        if len(items) > count:
+            break
+        if not len(items) % _PIECE:
+            offload.checkpoint()
+    if len(items) != count:
+        given = len(items) if len(items) < count else "more"
+        raise InvalidArgument(
+            f"unexpected number of elements for input '{name}': shape {list(shape)} needs "
+            f"{count} in bytes_contents, got {given}"
+        )
+    return raw.object_array(items, shape)

@@ -13,6 +13,8 @@ from typing import Any
 from gateway.wire.raw import COPIED_BYTES, Buffer
 
 _LENGTH_DELIMITED = 2
+#: Messages with more are left to whoever reads large ones.
+MAX_BLOBS = 1024
 #: Of any length that a message can have.
 _LENGTH_BYTES = 5
 _ONE_BYTE = [bytes((number,)) for number in range(128)]
@@ -97,6 +99,8 @@ def split(
             if field == blob:
                 if not blobs:
                     head_end = offset
+                if len(blobs) == MAX_BLOBS:
+                    return None
                 part = content[start:stop]
                 # In place, hardly any would lie where its datatype has to.
                 blobs.append(bytes(part) if length <= COPIED_BYTES else part)

@@ -43,6 +43,10 @@ REQUEST = {
 SETTLED = frame(SETTINGS, 0, 0)
 
 
+def of_any_size(_: object) -> None:
+    """A ``bound`` of a method."""
+
+
 class Probe:
     """Methods, and what became of them."""
 
@@ -54,14 +58,14 @@ class Probe:
 
     def methods(self) -> Methods:
         rows = {
-            "Echo": Method(BytesValue, BytesValue, self._echo),
+            "Echo": Method(BytesValue, BytesValue, self._echo, bound=of_any_size),
             "Health": Method(BytesValue, BytesValue, self._echo, health=True),
             "Wait": Method(BytesValue, BytesValue, self._wait),
             "Fail": Method(BytesValue, BytesValue, self._fail),
             "Break": Method(BytesValue, BytesValue, self._break),
             "Count": Method(Int64Value, BytesValue, self._count, False, True),
-            "Talk": Method(BytesValue, BytesValue, self._talk, True, True),
-            "Slow": Method(BytesValue, BytesValue, self._slow, True, True),
+            "Talk": Method(BytesValue, BytesValue, self._talk, True, True, bound=of_any_size),
+            "Slow": Method(BytesValue, BytesValue, self._slow, True, True, bound=of_any_size),
         }
         # perf_analyzer's stream: its requests are messages with bytes in field 1, too.
         streams = {"ModelStreamInfer": rows["Talk"]}

@@ -5,9 +5,12 @@ https://github.com/grpc/grpc/blob/master/doc/PROTOCOL-HTTP2.md
 
 from __future__ import annotations
 
+import contextlib
 import struct
 import zlib
 from urllib.parse import quote
+
+from gateway.wire import inflation
 
 PREFIX_BYTES = 5
 #: gRPC's own default is 4 MB; Triton's limit, and protobuf's, is 2 GiB.
@@ -19,8 +22,8 @@ IDENTITY = b"identity"
 _PLAIN = " !\"#$&'()*+,/:;<=>?@[\\]^`{|}"
 _UNITS_SECONDS = {"H": 3600.0, "M": 60.0, "S": 1.0, "m": 1e-3, "u": 1e-6, "n": 1e-9}
 _MAX_TIMEOUT_DIGITS = 8
-#: Message encodings, as ``zlib`` takes them.
-_WINDOW_BITS = {b"gzip": 16 + zlib.MAX_WBITS, b"deflate": zlib.MAX_WBITS}
+#: Enough of a compressed message to tell the model it names.
+BEGINNING_BYTES = 4096
 ENCODINGS = b"identity,deflate,gzip"
 _prefix = struct.Struct(">BI")
 
@@ -51,7 +54,7 @@ def not_one_message() -> MalformedFrame:
 
 
 def known(encoding: bytes) -> bool:
-    return encoding == IDENTITY or encoding in _WINDOW_BITS
+    return encoding == IDENTITY or encoding in inflation.WINDOW_BITS
 
 
 def timeout_seconds(value: bytes) -> float:
@@ -100,7 +103,7 @@ class Frames:
         return max(0, PREFIX_BYTES + length - held)
 
     def take(self) -> bytes | None:
-        """The next message, if it is complete.
+        """The next message, if it is complete; ``Compressed`` where it is.
 
         Raises:
             MalformedFrame: it is not framed or compressed as the protocol says.
@@ -144,18 +147,37 @@ class Frames:
     def _plain(self, compressed: int, content: bytes | memoryview) -> bytes:
         if not compressed:
             return bytes(content)
-        bits = _WINDOW_BITS.get(self._encoding)
-        if compressed != 1 or bits is None:
+        if compressed != 1 or self._encoding not in inflation.WINDOW_BITS:
             raise MalformedFrame("a message is marked as compressed, but no grpc-encoding is given")
-        inflater = zlib.decompressobj(bits)
+        found = Compressed(content)
+        found.encoding = self._encoding
+        return found
+
+
+class Compressed(bytes):
+    """A message as it came."""
+
+    encoding: bytes
+
+    def beginning(self) -> bytes:
+        """Its first plain bytes, as far as they are any."""
+        inflater = zlib.decompressobj(inflation.WINDOW_BITS[self.encoding])
+        with contextlib.suppress(zlib.error):
+            return inflater.decompress(self[:BEGINNING_BYTES], BEGINNING_BYTES)
+        return b""
+
+    def plain(self, limit: int) -> bytes:
+        """The message.
+
+        Raises:
+            MalformedFrame: it is not compressed as the protocol says.
+            MessageTooLarge: it becomes larger than the limit.
+        """
         try:
-            plain = inflater.decompress(content, self._limit + 1)
-        except zlib.error as error:
+            return inflation.inflate(self, self.encoding, limit)
+        except inflation.Malformed as error:
             raise MalformedFrame("a message is not compressed as grpc-encoding says") from error
-        if len(plain) > self._limit:
+        except inflation.TooLarge as error:
             raise MessageTooLarge(
-                f"Received message that decompresses to more than max ({self._limit}); {REMEDY}"
-            )
-        if not inflater.eof or inflater.unused_data:
-            raise MalformedFrame("a message is not one complete compressed stream")
-        return plain
+                f"Received message that decompresses to more than max ({limit}); {REMEDY}"
+            ) from error

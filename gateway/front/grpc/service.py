@@ -5,18 +5,26 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections.abc import AsyncIterator, Mapping, Sequence
+from functools import partial
 from typing import Any, NamedTuple, Protocol
 
 import structlog
 
-from gateway import hops
+from gateway import hops, offload
 from gateway.admission import OVERLOADED
-from gateway.errors import ModelportError, QueueFull
+from gateway.errors import InvalidArgument, ModelportError, QueueFull
 from gateway.front.grpc import framing
-from gateway.front.grpc.framing import MAX_MESSAGE_BYTES, Frames, MalformedFrame, MessageTooLarge
+from gateway.front.grpc.framing import (
+    MAX_MESSAGE_BYTES,
+    Compressed,
+    Frames,
+    MalformedFrame,
+    MessageTooLarge,
+)
 from gateway.front.grpc.status import Status, parse, status
 from gateway.protocols.grpc_method import Method, Methods
 from gateway.types import Deadline
+from gateway.wire import inflation
 from gateway.wire.raw import Buffer
 
 log = structlog.get_logger("modelport.front")
@@ -155,9 +163,15 @@ class Service:
                 await self._stream(method, target.encoding, call)
             else:
                 content = self._content(target.encoding, await call.body())
+                if len(content) > offload.INLINE_BYTES or type(content) is Compressed:
+                    content = await self._bounded(method, content, call.deadline)
                 if OVERLOADED and method.refuses is not None and method.refuses(content):
                     raise QueueFull
-                reply = await method.handler(parse(method, content), call.deadline)
+                if len(content) <= offload.INLINE_BYTES:
+                    message = parse(method, content)
+                else:
+                    message = await _read(method, content, call.deadline)
+                reply = await method.handler(message, call.deadline)
                 call.only(method.parts(reply))
         except ModelportError as error:
             call.end(Ending(status(method, error, call.deadline.remaining()), str(error)))
@@ -183,15 +197,60 @@ class Service:
 
     async def _stream(self, method: Method, encoding: bytes, call: Call) -> None:
         if method.request_streams:
-            argument: Any = _parsed(method, call.messages(self._frames(encoding)))
+            contents = call.messages(self._frames(encoding))
+            argument: Any = self._messages(method, contents, call.deadline)
         else:
-            argument = parse(method, self._content(encoding, await call.body()))
+            content = self._content(encoding, await call.body())
+            argument = await self._message(method, content, call.deadline)
         async with contextlib.aclosing(method.handler(argument, call.deadline)) as replies:
             async for each in replies:
                 await call.message(each.SerializeToString())
         call.end(OK)
 
+    async def _messages(
+        self, method: Method, contents: AsyncIterator[bytes], deadline: Deadline
+    ) -> AsyncIterator[Any]:
+        async for content in contents:
+            yield await self._message(method, content, deadline)
 
-async def _parsed(method: Method, contents: AsyncIterator[bytes]) -> AsyncIterator[Any]:
-    async for content in contents:
-        yield parse(method, content)
+    async def _message(self, method: Method, content: Buffer, deadline: Deadline) -> Any:
+        if len(content) > offload.INLINE_BYTES or type(content) is Compressed:
+            content = await self._bounded(method, content, deadline)
+        if len(content) > offload.INLINE_BYTES:
+            return await _read(method, content, deadline)
+        return parse(method, content)
+
+    async def _bounded(self, method: Method, content: Buffer, deadline: Deadline) -> Buffer:
+        """``content`` without its compression, if it is no larger than a valid request is."""
+        if type(content) is not Compressed:
+            most = method.bound(content)
+            if most is not None and len(content) > most:
+                raise _larger_than_valid(most)
+            return content
+        if len(content) <= offload.INLINE_BYTES:
+            with contextlib.suppress(MessageTooLarge):
+                return content.plain(min(offload.INLINE_BYTES, self.max_message))
+        most = method.bound(content.beginning())
+        limit = inflation.limit(len(content)) if most is None else most
+        try:
+            work = partial(content.plain, min(limit, self.max_message))
+            return await offload.run(work, deadline)
+        except MessageTooLarge as error:
+            if most is not None and most < self.max_message:
+                raise _larger_than_valid(most) from error
+            raise
+
+
+async def _read(method: Method, content: Buffer, deadline: Deadline) -> Any:
+    """The large message in ``content``."""
+    found = method.glance(content)
+    if found is not None:
+        return found
+    return await offload.run(partial(parse, method, content), deadline)
+
+
+def _larger_than_valid(most: int) -> InvalidArgument:
+    return InvalidArgument(
+        f"the request is larger than {most} bytes, and no valid request for this method and model "
+        "is"
+    )

@@ -9,10 +9,12 @@ from enum import IntEnum
 from typing import Any
 
 import structlog
-from google.protobuf.message import DecodeError
+from google.protobuf.message import DecodeError, Message
 
+from gateway import offload
 from gateway.errors import Code, InvalidArgument, MemoryExhausted, ModelportError, TimedOut
 from gateway.protocols.grpc_method import Method
+from gateway.wire import protobuf_pieces
 
 log = structlog.get_logger("modelport.front")
 
@@ -60,11 +62,19 @@ def parse(method: Method, content: bytes | memoryview) -> Any:
         InvalidArgument: it is none.
     """
     try:
+        if len(content) > offload.INLINE_BYTES:
+            return _piecewise(method.request, content)
         return method.request.FromString(content)
     except DecodeError as error:
         raise InvalidArgument(
             f"the request is not a valid {method.request.DESCRIPTOR.name} message"
         ) from error
+
+
+def _piecewise(request: Any, content: bytes | memoryview) -> Any:
+    if isinstance(request, type) and issubclass(request, Message):
+        return protobuf_pieces.parse(request, content)
+    return request.FromString(content)  # it knows how large messages are read
 
 
 def status(method: Method, error: ModelportError, remaining_seconds: float | None) -> Status:

@@ -8,10 +8,12 @@ from __future__ import annotations
 
 from collections.abc import AsyncGenerator, Awaitable, Callable
 from contextlib import aclosing
+from functools import partial
 from typing import Any
 
 from google.protobuf import json_format
 
+from gateway import offload
 from gateway.control import Control
 from gateway.dataplane import DataPlane
 from gateway.errors import (
@@ -25,7 +27,14 @@ from gateway.protocols.grpc_method import Method, Rows
 from gateway.protocols.oip import documents
 from gateway.protocols.oip import parameters as oip_parameters
 from gateway.protocols.oip.grpc_reply import RawReply, encode
-from gateway.protocols.oip.grpc_request import RawRequest, decode, model_of
+from gateway.protocols.oip.grpc_request import (
+    LargeMessage,
+    LargeRequest,
+    RawRequest,
+    decode,
+    model_of,
+    named_model,
+)
 from gateway.protocols.oip.grpc_stream import StreamInfer
 from gateway.protocols.oip.health_grpc import HealthGrpc
 from gateway.protocols.oip.regions_grpc import RegionsGrpc
@@ -81,13 +90,16 @@ class OipGrpc:
             *(RawRequest, RawReply, self._raw_infer),
             refuses=self._refuses_infer,
             parts=RawReply.parts,
+            bound=self._bound_infer,
+            glance=RawRequest.glance,
         )
         table["ModelStreamInfer"] = Method(
-            pb.ModelInferRequest,
+            LargeRequest,
             pb.ModelStreamInferResponse,
             StreamInfer(self._lifecycle, self._model_infer, self._responses),
             True,
             True,
+            bound=self._bound_infer,
         )
         for name in ("ServerLive", "ServerReady"):
             table[name] = table[name]._replace(health=True)
@@ -98,6 +110,9 @@ class OipGrpc:
     async def _model_infer(self, message: Any, deadline: Deadline) -> Any:
         response, shared = await self._answer(message, deadline)
         return encode(response, shared)
+
+    def _bound_infer(self, content: bytes | memoryview) -> int | None:
+        return self._lifecycle.get(*named_model(content)).validator.max_bytes
 
     def _refuses_infer(self, content: bytes | memoryview) -> bool:
         name, number = model_of(content)
@@ -112,7 +127,7 @@ class OipGrpc:
         if type(message) is InferRequest:
             request = message
         else:
-            request = decode(message, shared := self._shared.exchange())
+            request = await self._decode(message, shared := self._shared.exchange(), deadline)
             deadline = oip_parameters.deadline(request, deadline)
         try:
             response = await self._dataplane.infer(request, deadline)
@@ -122,8 +137,13 @@ class OipGrpc:
             ) from error
         return response, shared
 
+    async def _decode(self, message: Any, shared: Exchange, deadline: Deadline) -> InferRequest:
+        if type(message) is LargeMessage:
+            return await offload.run(partial(decode, message, shared), deadline)
+        return decode(message, shared)
+
     async def _responses(self, message: Any, deadline: Deadline) -> AsyncGenerator[Any, None]:
-        request = decode(message, shared := self._shared.exchange())
+        request = await self._decode(message, shared := self._shared.exchange(), deadline)
         deadline = oip_parameters.deadline(request, deadline)
         async with aclosing(self._dataplane.stream(request, deadline)) as responses:
             async for response in responses:

@@ -13,13 +13,14 @@ from typing import Any, NamedTuple
 import numpy as np
 from google.protobuf.message import DecodeError
 
+from gateway import offload
 from gateway.errors import InvalidArgument, ModelportError
 from gateway.protocols.oip import documents
 from gateway.protocols.oip import parameters as oip_parameters
 from gateway.protocols.oip.grpc_stream import EMPTY_FINAL_RESPONSE
 from gateway.protocols.oip.shared_memory import REFUSED, REGION, Exchange
 from gateway.types import NUMPY_DTYPES, Array, Datatype, InferRequest, Parameter, Tensor
-from gateway.wire import contents, protobuf, raw
+from gateway.wire import contents, protobuf, protobuf_pieces, raw
 from gateway.wire.protobuf import tag
 from gateway.wire.triton_messages import service_pb2 as pb
 
@@ -30,6 +31,11 @@ _TAGS = {field: tag(pb.ModelInferRequest, field) for field in (
     "id", "raw_input_contents", "model_name", "model_version", "inputs", "outputs"
 )}  # fmt: skip
 _ID, _RAW = _TAGS.pop("id"), _TAGS.pop("raw_input_contents")
+_INPUTS, _OUTPUTS = _TAGS["inputs"], _TAGS["outputs"]
+_TENSORS = frozenset({_RAW, _INPUTS, _OUTPUTS})
+_CONTENTS = tag(pb.ModelInferRequest.InferInputTensor, "contents")
+#: Of one request, its inputs and outputs together; no model has so many.
+MAX_TENSORS = 10_000
 _NAME, _VERSION = _TAGS["model_name"], _TAGS["model_version"]
 #: The fields that make a head. One with parameters is not kept: those may be new every time.
 _HEAD_FIELDS = frozenset(_TAGS.values())
@@ -48,7 +54,70 @@ class RawRequest:
             DecodeError: it is no message.
         """
         request = _plain(content)
-        return pb.ModelInferRequest.FromString(content) if request is None else request
+        return LargeRequest.FromString(content) if request is None else request
+
+    @staticmethod
+    def glance(content: bytes | memoryview) -> InferRequest | None:
+        """The request, if it is one whose tensors are all raw, and nothing is wrong with it."""
+        return _plain(content)
+
+
+class LargeMessage:
+    """A ``ModelInferRequest``, of which the contents of inputs are still bytes where they are long.
+
+    Attributes:
+        contents: an input's, by its place.
+    """
+
+    def __init__(self) -> None:
+        self.message = pb.ModelInferRequest()
+        self.contents: dict[int, memoryview] = {}
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.message, name)
+
+
+class LargeRequest:
+    """``ModelInferRequest`` as a front needs it, of any size."""
+
+    DESCRIPTOR = pb.ModelInferRequest.DESCRIPTOR
+
+    @staticmethod
+    def FromString(content: bytes | memoryview) -> Any:  # noqa: N802 - as protobuf names it
+        """A ``ModelInferRequest``, or a ``LargeMessage``.
+
+        Raises:
+            DecodeError: it is no message.
+            InvalidArgument: it has more tensors than any model.
+        """
+        if len(content) <= offload.INLINE_BYTES:
+            return pb.ModelInferRequest.FromString(content)
+        large, view, begin, tensors = LargeMessage(), memoryview(content), 0, 0
+        for field in protobuf_pieces.fields(content):
+            if field.tag in _TENSORS:
+                tensors += 1
+                if tensors > MAX_TENSORS:
+                    raise InvalidArgument(f"the request has more than {MAX_TENSORS} tensors")
+            if field.tag == _INPUTS and field.end - field.start > protobuf_pieces.PIECE_BYTES:
+                protobuf_pieces.merge(large.message, view[begin : field.begin])
+                begin = field.end
+                large.contents |= _input(large.message, view[field.start : field.end])
+        protobuf_pieces.merge(large.message, view[begin:])
+        return large
+
+
+def _input(message: Any, content: memoryview) -> dict[int, memoryview]:
+    """A long input of ``message``; its contents stay where they are."""
+    item, index, begin = message.inputs.add(), len(message.inputs) - 1, 0
+    found: dict[int, memoryview] = {}
+    for field in protobuf_pieces.fields(content):
+        if field.tag == _CONTENTS and not found:
+            protobuf_pieces.merge(item, content[begin : field.begin])
+            begin = field.end
+            found[index] = content[field.start : field.end]
+            item.contents.SetInParent()
+    protobuf_pieces.merge(item, content[begin:])
+    return found
 
 
 class _Head(NamedTuple):
@@ -101,6 +170,17 @@ def model_of(content: bytes | memoryview) -> tuple[str, int]:
         return "", 0
 
 
+def named_model(content: bytes | memoryview) -> tuple[str, int]:
+    """As ``model_of``.
+
+    Raises:
+        InvalidArgument: the message does not begin with them, as every serializer writes it.
+    """
+    if not content or content[0] != _NAME:
+        raise InvalidArgument("a large request must begin with its model_name")
+    return model_of(content)
+
+
 @lru_cache(HEADS)
 def _head(content: bytes) -> _Head | None:
     """None: ``decode`` has to look at every such request."""
@@ -136,7 +216,7 @@ def decode(message: Any, shared: Exchange = REFUSED) -> InferRequest:
     if blobs and len(blobs) != len(message.inputs):
         _check_count(message)
     tensors, index = [], 0
-    for item in message.inputs:
+    for place, item in enumerate(message.inputs):
         name = item.name
         datatype = raw.parse_datatype(name, item.datatype)
         shape = raw.parse_shape(name, item.shape)
@@ -151,7 +231,11 @@ def decode(message: Any, shared: Exchange = REFUSED) -> InferRequest:
             data = raw.decode(name, datatype, shape, blobs[index], message.model_name)
             index += 1
         else:
-            data = contents.decode(name, datatype, shape, item.contents)
+            long = message.contents.get(place) if type(message) is LargeMessage else None
+            if long is None:
+                data = contents.decode(name, datatype, shape, item.contents)
+            else:
+                data = contents.decode_bytes(name, datatype, shape, long)
         tensors.append(Tensor(name, datatype, data))
     if index != len(blobs):
         _check_count(message)

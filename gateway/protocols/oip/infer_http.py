@@ -41,6 +41,7 @@ _PREFIX, _SUFFIX, _VERSIONS = "/v2/models/", "/infer", "/versions/"
 #: Paths that are kept, parsed, and the length of the longest.
 TARGETS, KEPT_TARGET = 1024, 512
 _RAW_PREFIX, _RAW_SUFFIX, _RAW_VERSIONS = (text.encode() for text in (_PREFIX, _SUFFIX, _VERSIONS))
+_HEADER_LENGTH = b"inference-header-content-length"
 #: Of a version's number: what is longer is looked at in earnest.
 _DIGITS = 18
 _LIVE, _READY = "/v2/health/live", "/v2/health/ready"
@@ -111,8 +112,11 @@ class OipInfer:
             if len(body) <= offload.INLINE_BYTES:
                 request, form = self._decode(body, headers, name, number)
             else:
-                work = partial(self._decode, body, headers, name, number)
-                request, form = await offload.run(work, deadline)
+                plain = self._glance(body, headers, name, number)
+                if plain is None:
+                    work = partial(self._decode, body, headers, name, number)
+                    plain = await offload.run(work, deadline)
+                request, form = plain
             trace = headers.get(b"x-request-id")
             if trace:
                 request.trace = trace[:128].decode("latin-1")
@@ -145,11 +149,20 @@ class OipInfer:
                 reply_headers = [*reply_headers, (b"content-encoding", coding)]
             await reply(send, 200, json, reply_headers)
 
+    def _glance(
+        self, body: bytes, headers: dict[bytes, bytes], name: str, version: int
+    ) -> tuple[InferRequest, oip_json.ReplyForm] | None:
+        stated = headers.get(_HEADER_LENGTH)
+        if stated is None:
+            return None
+        length = http_body.header_length(stated, len(body))
+        return json_head.glance(body, length, name, version) if length else None
+
     def _decode(
         self, body: bytes, headers: dict[bytes, bytes], name: str, version: int
     ) -> tuple[InferRequest, oip_json.ReplyForm]:
         header_length = len(body)
-        stated = headers.get(b"inference-header-content-length")
+        stated = headers.get(_HEADER_LENGTH)
         if stated is not None:
             header_length = http_body.header_length(stated, len(body))
             if not header_length:

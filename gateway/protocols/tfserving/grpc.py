@@ -11,6 +11,8 @@ import time
 from collections.abc import Awaitable, Callable, Sequence
 from typing import Any
 
+from google.protobuf.message import DecodeError
+
 from gateway.control import Control
 from gateway.dataplane import DataPlane
 from gateway.errors import InvalidArgument, ModelportError, Unsupported
@@ -35,13 +37,18 @@ from gateway.protocols.tfserving.servable import (
 )
 from gateway.telemetry.tfserving import TfServingRequests
 from gateway.types import Datatype, Deadline, Tensor
-from gateway.wire import tensor_proto
+from gateway.wire import protobuf_pieces, tensor_proto
 from gateway.wire.proto import serving_pb2 as pb
+from gateway.wire.protobuf import tag
+from gateway.wire.raw import Buffer
 
 _SIGNATURE_DEF = "signature_def"
 _CLASSIFY, _REGRESS = "tensorflow/serving/classify", "tensorflow/serving/regress"
 
 _DT_STRING = tensor_proto.DTYPES[Datatype.BYTES]
+
+_MODEL_SPEC = tag(pb.PredictRequest, "model_spec")
+_TASKS = tag(pb.MultiInferenceRequest, "tasks")
 
 Handler = Callable[[Any, Deadline], Awaitable[Any]]
 
@@ -65,17 +72,22 @@ class TfServingGrpc:
         def method(request: Any, reply: Any, handler: Handler) -> Method:
             return Method(request, reply, handler, statuses=STATUSES)
 
+        def inference(request: Any, reply: Any, handler: Handler) -> Method:
+            return method(request, reply, handler)._replace(bound=self._bound)
+
         predict = self._counted("Predict", self._predict)
         classify = self._counted("Classify", self._classify)
         regress = self._counted("Regress", self._regress)
         return {
             PREDICTION_SERVICE: {
-                "Predict": method(pb.PredictRequest, pb.PredictResponse, predict),
-                "Classify": method(pb.ClassificationRequest, pb.ClassificationResponse, classify),
-                "Regress": method(pb.RegressionRequest, pb.RegressionResponse, regress),
+                "Predict": inference(pb.PredictRequest, pb.PredictResponse, predict),
+                "Classify": inference(
+                    pb.ClassificationRequest, pb.ClassificationResponse, classify
+                ),
+                "Regress": inference(pb.RegressionRequest, pb.RegressionResponse, regress),
                 "MultiInference": method(
                     pb.MultiInferenceRequest, pb.MultiInferenceResponse, self._multi
-                ),
+                )._replace(bound=self._bound_multi),
                 "GetModelMetadata": method(
                     pb.GetModelMetadataRequest, pb.GetModelMetadataResponse, self._metadata
                 ),
@@ -89,6 +101,24 @@ class TfServingGrpc:
                 ),
             },
         }
+
+    def _bound(self, content: Buffer) -> int | None:
+        """Of a message that begins with its ``ModelSpec``, as every serializer writes it."""
+        spec = protobuf_pieces.first(content, _MODEL_SPEC)
+        if spec is None:
+            raise InvalidArgument("a large request must begin with its model_spec")
+        try:
+            message = pb.PredictRequest(model_spec=pb.ModelSpec.FromString(spec))
+        except DecodeError as error:
+            raise InvalidArgument("the model_spec is not a valid ModelSpec message") from error
+        return self._inference.servables.version(_selected(message)).max_bytes
+
+    def _bound_multi(self, content: Buffer) -> int | None:
+        """Its tasks, of which each begins so, are all of one model."""
+        task = protobuf_pieces.first(content, _TASKS)
+        if task is None:
+            raise InvalidArgument("a large request must begin with its tasks")
+        return self._bound(task)
 
     def _counted(self, api: str, handler: Handler) -> Handler:
         async def counted(message: Any, deadline: Deadline) -> Any:

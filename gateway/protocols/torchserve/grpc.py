@@ -22,8 +22,11 @@ from gateway.protocols.prediction.predictor import Call, Predictor
 from gateway.protocols.torchserve import INFERENCE_SERVICE, MANAGEMENT_SERVICE, errors
 from gateway.protocols.torchserve.management import MAX_PAGE, Management, Registration
 from gateway.types import Deadline
+from gateway.wire import protobuf_pieces
 from gateway.wire.proto import torchserve_inference_pb2 as inference
 from gateway.wire.proto import torchserve_management_pb2 as management
+from gateway.wire.protobuf import tag
+from gateway.wire.raw import Buffer
 
 _PREDICTION_STATUSES: Mapping[type[ModelportError], str] = {
     errors.ModelNotFound: "INTERNAL",
@@ -45,6 +48,10 @@ _NUMBERS = {
 }
 
 
+_NAME = tag(inference.PredictionsRequest, "model_name")
+_VERSION = tag(inference.PredictionsRequest, "model_version")
+
+
 class TorchServeGrpc:
     """The methods of ``InferenceAPIsService`` and ``ManagementAPIsService``."""
 
@@ -53,6 +60,7 @@ class TorchServeGrpc:
     ) -> None:
         self._predict = errors.in_torchserves_words(predictor, lifecycle)
         self._predict_each = errors.each_in_torchserves_words(predictor.stream, lifecycle)
+        self._predictor = predictor
         self._lifecycle = lifecycle
         self._control = control
         self._models = models
@@ -63,12 +71,19 @@ class TorchServeGrpc:
         statuses = _PREDICTION_STATUSES
         predictions = {
             "Ping": Method(empty_pb2.Empty, inference.TorchServeHealthResponse, self._ping),
-            "Predictions": Method(request, reply, self._predictions, statuses=statuses),
+            "Predictions": Method(
+                request, reply, self._predictions, statuses=statuses, bound=self._bound
+            ),
             "StreamPredictions": Method(
-                request, reply, self._stream, reply_streams=True, statuses=statuses
+                request,
+                reply,
+                self._stream,
+                reply_streams=True,
+                statuses=statuses,
+                bound=self._bound,
             ),
             "StreamPredictions2": Method(
-                request, reply, self._stream2, True, True, statuses=statuses
+                request, reply, self._stream2, True, True, statuses=statuses, bound=self._bound
             ),
         }
         handlers = {
@@ -86,6 +101,15 @@ class TorchServeGrpc:
             for name, (message, handler) in handlers.items()
         }
         return {INFERENCE_SERVICE: predictions, MANAGEMENT_SERVICE: changes}
+
+    def _bound(self, content: Buffer) -> int | None:
+        """Of a message that begins with model and version, as every serializer writes it."""
+        name = (protobuf_pieces.first(content, _NAME) or b"").decode(errors="replace")
+        version = (protobuf_pieces.first(content, _VERSION) or b"").decode(errors="replace")
+        if not name:
+            raise InvalidArgument("a large request must begin with its model_name")
+        number = errors.known_version(self._lifecycle, name, version)
+        return self._predictor.max_bytes(name, number)
 
     # -- inference ------------------------------------------------------------------------------
 

@@ -1,0 +1,137 @@
+"""Large messages in pieces: what the whole would give, and tensors that are never parsed."""
+
+from __future__ import annotations
+
+import random
+import time
+from typing import Any
+
+import numpy as np
+import pytest
+from google.protobuf.message import DecodeError
+
+from gateway.errors import InvalidArgument
+from gateway.protocols.oip.grpc_request import LargeMessage, LargeRequest, decode, named_model
+from gateway.wire import protobuf_pieces
+from gateway.wire.proto import serving_pb2, torchserve_inference_pb2
+from gateway.wire.triton_messages import service_pb2 as pb
+
+
+def infer(chance: random.Random) -> Any:
+    message = pb.ModelInferRequest(model_name="m" * chance.randrange(3), id="i")
+    values = {
+        "int64_contents": chance.randrange(-(2**62), 2**62),
+        "fp32_contents": 1.5,
+        "bool_contents": True,
+        "bytes_contents": b"x" * chance.randrange(5),
+    }
+    for _ in range(chance.randrange(3)):
+        item = message.inputs.add(name="x", datatype="FP32", shape=[chance.randrange(300)])
+        item.parameters["a"].string_param = "x" * chance.randrange(50)
+        for field, value in values.items():
+            getattr(item.contents, field).extend([value] * chance.randrange(20))
+    for _ in range(chance.randrange(4)):
+        message.raw_input_contents.append(bytes(chance.randrange(60)))
+    return message
+
+
+def predict(chance: random.Random) -> Any:
+    message = serving_pb2.PredictRequest()
+    message.model_spec.name = "m"
+    for number in range(chance.randrange(4)):
+        tensor = message.inputs["k" * number]
+        tensor.tensor_shape.dim.add(size=3)
+        tensor.float_val.extend([1.0] * chance.randrange(30))
+        tensor.int_val.extend([-1, 300] * chance.randrange(20))
+        tensor.tensor_content = b"c" * chance.randrange(50)
+    return message
+
+
+def classify(chance: random.Random) -> Any:
+    message = serving_pb2.ClassificationRequest()
+    into = message.input.example_list_with_context
+    for _ in range(chance.randrange(5)):
+        features = into.examples.add().features.feature
+        features["f"].int64_list.value.extend([chance.randrange(2**40)] * chance.randrange(20))
+    into.context.features.feature["c"].bytes_list.value.extend([b"ab"] * chance.randrange(20))
+    return message
+
+
+def torchserve(chance: random.Random) -> Any:
+    message = torchserve_inference_pb2.PredictionsRequest(model_name="a")
+    message.input["data"] = b"x" * chance.randrange(100)
+    message.input["é"] = b""
+    return message
+
+
+@pytest.mark.parametrize("make", [infer, predict, classify, torchserve])
+def test_pieces_give_the_message_that_the_whole_gives(
+    make: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for number in range(500):
+        chance = random.Random(f"{make.__name__} {number}")
+        monkeypatch.setattr(protobuf_pieces, "PIECE_BYTES", 8 * chance.randrange(1, 8))
+        message = make(chance)
+        content = message.SerializeToString()
+        assert protobuf_pieces.parse(type(message), content) == message, number
+        with pytest.raises(DecodeError):
+            protobuf_pieces.parse(type(message), content + b"\x0a\x7f")
+
+
+def strings(items: list[bytes], shape: list[int]) -> bytes:
+    message = pb.ModelInferRequest(model_name="m", id="7")
+    item = message.inputs.add(name="x", datatype="BYTES", shape=shape)
+    item.contents.bytes_contents.extend(items)
+    message.outputs.add(name="y")
+    content: bytes = message.SerializeToString()
+    return content
+
+
+def test_a_million_strings_are_read_without_a_message_of_them() -> None:
+    """They took 5.9 s."""
+    items = [b"%d" % number for number in range(1_000_000)]
+    content = strings(items, [len(items)])
+    started = time.process_time()
+    message = LargeRequest.FromString(content)
+    assert type(message) is LargeMessage
+    request = decode(message)
+    assert time.process_time() - started < 3
+    assert request.inputs[0].data.tolist() == items
+    assert (request.id, request.outputs) == ("7", ("y",))
+
+
+@pytest.mark.parametrize("shape", [[999_999], [1_000_001], [2**40]])
+def test_a_shape_of_other_strings_is_refused(shape: list[int]) -> None:
+    content = strings([b"a"] * 1_000_000, shape)
+    with pytest.raises(InvalidArgument, match="unexpected number of elements"):
+        decode(LargeRequest.FromString(content))
+
+
+@pytest.mark.parametrize(
+    ("datatype", "field", "value"),
+    [("FP32", "fp32_contents", 0.1), ("INT64", "int64_contents", -5), ("BOOL", "bool_contents", 1)],
+)
+def test_long_typed_contents_are_what_was_sent(datatype: str, field: str, value: Any) -> None:
+    message = pb.ModelInferRequest(model_name="m")
+    item = message.inputs.add(name="x", datatype=datatype, shape=[100_000])
+    getattr(item.contents, field).extend([value] * 100_000)
+    (found,) = decode(LargeRequest.FromString(message.SerializeToString())).inputs
+    assert found.data.shape == (100_000,)
+    assert (found.data == np.asarray(value, found.data.dtype)).all()
+
+
+@pytest.mark.parametrize("field", ["raw_input_contents", "inputs", "outputs"])
+def test_more_tensors_than_any_model_has_are_refused_before_they_are_built(field: str) -> None:
+    tag = pb.ModelInferRequest.DESCRIPTOR.fields_by_name[field].number << 3 | 2
+    content = b"\x0a\x01m" + bytes((tag, 0)) * 4_000_000
+    started = time.process_time()
+    with pytest.raises(InvalidArgument, match="more than 10000 tensors"):
+        LargeRequest.FromString(content)
+    assert time.process_time() - started < 0.5
+
+
+def test_a_large_request_names_its_model_first() -> None:
+    message = pb.ModelInferRequest(model_name="m", model_version="3")
+    assert named_model(message.SerializeToString()) == ("m", 3)
+    with pytest.raises(InvalidArgument, match="must begin with its model_name"):
+        named_model(b"\x3a\x00" + message.SerializeToString())
