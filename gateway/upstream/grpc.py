@@ -113,6 +113,8 @@ class Channel:
             connecting = self._connecting
             if connecting is None:
                 connecting = asyncio.get_running_loop().create_task(self._connect())
+                # Where everybody has given up nobody asks for its exception.
+                connecting.add_done_callback(lambda done: done.cancelled() or done.exception())
                 self._connecting = connecting
             try:
                 # One that gives up must not take the connection from the others.

@@ -331,7 +331,7 @@ class Pool:
                 await self._probe(endpoint)
         except EndpointFailed as error:
             return error
-        except TimeoutError:
+        except (TimeoutError, TimedOut):
             return EndpointFailed(Failure.SILENT)
         except ModelportError as error:
             return EndpointFailed(Failure.UNREADY, str(error))

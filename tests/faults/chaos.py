@@ -44,6 +44,8 @@ FAULTS = [fault for fault in Fault if fault is not Fault.NONE]
 FAILED_SHARE, EJECTED_SECONDS, EJECTED_REQUESTS, BACK_SECONDS, SLOWER = 0.005, 3.0, 5, 5.0, 1.5
 #: How long a client waits for an answer.
 CLIENT_SECONDS = 4.0
+#: Between an answer and the next request: the endpoints, not the clients' core, are to be measured.
+THINK_SECONDS = 0.005
 
 
 @dataclass
@@ -120,7 +122,7 @@ class Clients:
     async def _drive(self) -> None:
         while True:
             await self.ask()
-            await asyncio.sleep(0)
+            await asyncio.sleep(THINK_SECONDS)
 
     @contextlib.asynccontextmanager
     async def asking(self) -> Any:

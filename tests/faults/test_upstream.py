@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
+import socket
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -16,7 +18,7 @@ import pytest
 from loadtests.processes import free_ports
 from tests.faults.probes import Repository, answer, ask, elapsed, eventually, index, ready
 from tests.faults.traffic import failures, flowing
-from tests.server import Gateway
+from tests.server import Gateway, serving
 from tests.upstream import fronting, table
 
 #: ``make soak`` asks for more.
@@ -196,3 +198,35 @@ def test_a_gateway_started_before_its_server_serves_once_that_is_there(
             assert answer(front) == ("1", FACTOR)
     finally:
         replica.kill()
+
+
+@contextlib.contextmanager
+def black_hole() -> Iterator[str]:
+    """An address that accepts connections and never says anything."""
+    with socket.create_server(("127.0.0.1", 0), backlog=512) as listening:
+        yield f"127.0.0.1:{listening.getsockname()[1]}"
+
+
+@pytest.mark.parametrize("protocol", ["grpc", "http"])
+def test_a_server_that_accepts_and_never_speaks_costs_no_request_and_no_start(
+    repository: Repository, tmp_path: Path, protocol: str
+) -> None:
+    repository.slow(0.0, "m")
+    keys = {"protocol": protocol, "connect_timeout_seconds": 0.5, "timeout_seconds": 5.0}
+    with serving(repository.root) as server, black_hole() as silent:
+        address = server.grpc if protocol == "grpc" else server.http
+        tables = [
+            table("m", [silent, address], **keys),
+            table("alone", [silent], model="m", **keys),
+        ]
+        with fronting(tmp_path / "front", *tables) as front:
+            front.wait_for("an endpoint is ejected", endpoint=silent)
+            assert [ask(front).status_code for _ in range(20)] == [200] * 20
+            assert ask(front, "alone").status_code == 503
+            ((state, reason),) = index(front, "alone").values()
+            assert (state, reason) == (
+                "UNAVAILABLE",
+                "the server that runs 'alone' does not answer",
+            )
+            assert not [entry for entry in front.logs if "exception" in entry]
+            assert front.process.poll() is None

@@ -21,7 +21,14 @@ from gateway.backends.remote.agreement import (
     StreamingServer,
     agree,
 )
-from gateway.errors import InvalidArgument, ModelportError, NotFound, Unavailable, Unsupported
+from gateway.errors import (
+    InvalidArgument,
+    ModelportError,
+    NotFound,
+    TimedOut,
+    Unavailable,
+    Unsupported,
+)
 from gateway.repository.config import ModelConfig
 from gateway.repository.scan import VERSION_NAME
 from gateway.routes import Route
@@ -113,7 +120,7 @@ async def _described(server: Server, route: Route, address: str) -> Metadata | E
             return await server.metadata(address, route.version, Deadline.after(seconds))
     except EndpointFailed as error:
         return error
-    except TimeoutError:
+    except (TimeoutError, TimedOut):
         return EndpointFailed(Failure.SILENT)
     except ModelportError as error:
         return EndpointFailed(Failure.UNREADY, str(error))
