@@ -66,7 +66,7 @@ constraints: ## Resolve every extra anew and pin the versions in constraints.txt
 	rm -rf $(VENV)/constraints
 
 perf-analyzer: $(READY) ## Drive the gateway with Triton's unmodified perf_analyzer
-	$(BIN)/python -m loadtests.benchmarks.perf_analyzer
+	$(BIN)/python -m loadtests.benchmarks.perf_analyzer --window-ms $(or $(WINDOW_MS),1000)
 
 bench: $(READY) ## Measure beside every peer, and write tables and plots into the README; 25 minutes
 	$(BIN)/python -m loadtests.peers --readme README.md
