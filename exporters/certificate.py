@@ -46,29 +46,17 @@ def certify(
         configuration: what ``signed_config.document`` says of the model's.
         samples: what ``recording.record_version`` says of the checkpoint's answers there.
     """
-    checkpoint, *adapters = source.origins
-    libraries = row.routes[source.framework].libraries
+    known = provenance(model, request, source, row, target)
     files = [name for name in files_of(artifact) if name not in signing.UNLISTED]
     return {
         "format": FORMAT,
         "created": datetime.now(UTC).isoformat(timespec="seconds"),
-        "model": {
-            "name": model,
-            "factory": request.model,
-            "model_kwargs": dict(source.model_kwargs),
-            "max_batch_size": request.max_batch_size,
-            "inputs": list(request.inputs),
-            "output_names": list(request.output_names),
-            "parameters": source.parameter_count,
-        },
+        "model": known["model"],
         signed_config.KEY: configuration,
-        "checkpoint": _origin(checkpoint),
-        "adapters": [_origin(adapter) for adapter in adapters],
+        "checkpoint": known["checkpoint"],
+        "adapters": known["adapters"],
         "artifact": {
-            "format": row.name,
-            "opset": target.opset,
-            "dtype": target.dtype,
-            "quantize": target.quantize,
+            **known["artifact"],
             "size_bytes": sum((artifact / name).stat().st_size for name in files),
             "files": {name: {"sha256": sha256_of(artifact / name)} for name in files},
         },
@@ -79,15 +67,43 @@ def certify(
             "export_seconds": round(proof.usage.seconds, 3),
             "peak_memory_bytes": proof.usage.peak_memory_bytes,
         },
-        "versions": {
-            "modelport": __version__,
-            "python": platform.python_version(),
-            **{name: importlib.metadata.version(name) for name in ("numpy", *libraries)},
-        },
+        "versions": known["versions"],
         "hardware": {
             "cpu": _cpu_model(),
             "machine": platform.machine(),
             "cores": len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else 1,
+        },
+    }
+
+
+def provenance(
+    model: str, request: SourceRequest, source: Source, row: Format, target: Target
+) -> dict[str, Any]:
+    """What an artifact is made from and with: the part of a certificate known beforehand."""
+    checkpoint, *adapters = source.origins
+    libraries = row.routes[source.framework].libraries
+    return {
+        "model": {
+            "name": model,
+            "factory": request.model,
+            "model_kwargs": dict(source.model_kwargs),
+            "max_batch_size": request.max_batch_size,
+            "inputs": list(request.inputs),
+            "output_names": list(request.output_names),
+            "parameters": source.parameter_count,
+        },
+        "checkpoint": _origin(checkpoint),
+        "adapters": [_origin(adapter) for adapter in adapters],
+        "artifact": {
+            "format": row.name,
+            "opset": target.opset,
+            "dtype": target.dtype,
+            "quantize": target.quantize,
+        },
+        "versions": {
+            "modelport": __version__,
+            "python": platform.python_version(),
+            **{name: importlib.metadata.version(name) for name in ("numpy", *libraries)},
         },
     }
 

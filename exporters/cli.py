@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -23,6 +23,25 @@ if TYPE_CHECKING:
     from exporters.pipeline import ExportResult
 
 FORMAT_NAMES = "onnx|torchscript|savedmodel|tflite|pt2|aoti|all"
+
+
+#: ``--image-NAME``, the parameter ``image.NAME`` of ``config.pbtxt``, and what it says.
+IMAGE_FLAGS: Mapping[str, str] = {
+    "mean": "Subtracted from a picture's pixels as fractions of full scale, a number or one for "
+    "each channel: 0.485,0.456,0.406.  [default: preprocessor_config.json's or the spec's]",
+    "std": "Divided by then, likewise: 0.229,0.224,0.225.",
+    "scale": "What a pixel, 0 to 255, is multiplied by first.  [default: 1/255, for UINT8 1]",
+    "size": "Side, or HEIGHT,WIDTH of the model's picture, where its input leaves them open.",
+    "resize": "First the shorter side to this, then the middle of --image-size.",
+    "interpolation": "nearest, bilinear, bicubic, lanczos, box or hamming.",
+    "layout": "CHW or HWC.  [default: where the channels are]",
+}
+
+
+def _image_flags(command: Callable[..., None]) -> Callable[..., None]:
+    for name, text in reversed(list(IMAGE_FLAGS.items())):
+        command = click.option(f"--image-{name}", metavar=name.upper(), help=text)(command)
+    return command
 
 
 @click.command(cls=OneLineCommand)
@@ -124,6 +143,13 @@ FORMAT_NAMES = "onnx|torchscript|savedmodel|tflite|pt2|aoti|all"
     help="The same for a model that declares no decision.  [default: fp16 0.01, bf16 0.05, "
     "int8 0.1]",
 )
+@_image_flags
+@click.option(
+    "--labels",
+    type=click.Path(path_type=Path),
+    metavar="FILE",
+    help="Names of the classes, one a line.  [default: a Hugging Face folder's]",
+)
 @click.option(
     "--sign-key",
     type=click.Path(path_type=Path),
@@ -171,6 +197,11 @@ def export(**options: Any) -> None:
                 max_drop=options["max_drop"],
             ),
             version=publish.parse_version(options["model_version"]),
+            image={
+                name: options[f"image_{name}"]
+                for name in IMAGE_FLAGS
+                if options[f"image_{name}"] is not None
+            },
             **{key: options[key] for key in _PASSED_ON},
         )
         results = pipeline.export(request, progress)
@@ -182,7 +213,16 @@ def export(**options: Any) -> None:
 
 #: Options that go into a request as they are.
 _SOURCE = ("checkpoint", "model", "max_batch_size", "lora", "inputs", "output_names")
-_PASSED_ON = ("formats", "name", "name_template", "repository", "data", "sign_key", "output")
+_PASSED_ON = (
+    "formats",
+    "name",
+    "name_template",
+    "repository",
+    "data",
+    "labels",
+    "sign_key",
+    "output",
+)
 
 
 def parse_kwargs(text: str | None) -> dict[str, Any]:

@@ -17,8 +17,10 @@ from typing import Any
 
 from exporters import (
     certificate,
+    differences,
     evaluation,
     formats,
+    image_flags,
     inspection,
     publish,
     recording,
@@ -31,7 +33,7 @@ from exporters.parity import ParityReport
 from exporters.proof import Checks, Progress, Proof, convert, prove
 from exporters.source import Source
 from exporters.sources import SourceRequest
-from gateway.errors import ModelportError, Unsupported
+from gateway.errors import AlreadyExists, ModelportError, Unsupported
 from gateway.repository import config, signed_config, signing
 from gateway.repository.config import PLATFORMS, ModelConfig
 from gateway.repository.manifest import files_of
@@ -58,6 +60,7 @@ class ExportRequest:
             one format and ``{name}-{format}`` for several.
         version: None is the next free one.
         data: held-out inputs, see ``evaluation``.
+        image, labels: see ``image_flags.describe``.
         sign_key: a private key to sign the certificates with.
         output: a file or folder to write to instead of publishing into ``repository``.
     """
@@ -71,6 +74,8 @@ class ExportRequest:
     repository: Path | Location = DEFAULT_REPOSITORY
     version: int | None = None
     data: Path | None = None
+    image: Mapping[str, str] = field(default_factory=dict)
+    labels: Path | None = None
     sign_key: Path | None = None
     output: Path | None = None
 
@@ -117,7 +122,7 @@ def export(
     rows = _rows(request)
     key = None if request.sign_key is None else signing.load_private_key(request.sign_key)
     progress("loading", 0, 0)
-    source = sources.load(request.source)
+    source = image_flags.describe(sources.load(request.source), request.image, request.labels)
     for row in rows:
         formats.check_route(source, row, request.target)
     checks = request.checks
@@ -133,7 +138,7 @@ def export(
         for artifact in artifacts:
             with _writing_to(artifact.folder):
                 if request.output is None:  # better known before the work than after it
-                    publish.free_version(artifact.folder, artifact.config, request.version)
+                    _check_free(request, source, artifact)
                 artifact.staged = stack.enter_context(publish.staging(artifact.folder))
         for artifact in artifacts:
             _make(request, source, checks, artifact, progress)
@@ -141,6 +146,30 @@ def export(
                 signing.sign(artifact.staged, key)
         progress("publishing", 0, 0)
         return [_deliver(request, artifact) for artifact in artifacts]
+
+
+def _check_free(request: ExportRequest, source: Source, artifact: _Artifact) -> None:
+    """Raise unless the version may be published; the message names what differs from it."""
+    name = artifact.config.name
+    try:
+        publish.free_version(artifact.folder, artifact.config, request.version)
+    except AlreadyExists as error:
+        assert request.version is not None
+        there = publish.certificate_of(artifact.folder, name, request.version)
+        here = certificate.provenance(name, request.source, source, artifact.row, artifact.target)
+        parts = {part: there[part] for part in here if part in there}
+        if not parts:
+            raise
+        parts["artifact"] = {key: parts["artifact"].get(key) for key in here["artifact"]}
+        found = differences.between(parts, here)
+        raise AlreadyExists(
+            f"{error}; "
+            + (
+                f"they differ: {found}"
+                if found
+                else "it has the same checkpoint, options and versions"
+            )
+        ) from error
 
 
 def _rows(request: ExportRequest) -> list[Format]:

@@ -15,6 +15,7 @@ from __future__ import annotations
 import contextlib
 import errno
 import fcntl
+import json
 import os
 import re
 import shutil
@@ -22,10 +23,11 @@ import tempfile
 from collections.abc import Collection, Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
-from exporters import certificate
+from exporters import certificate, differences
 from exporters.errors import UsageError
-from gateway.errors import AlreadyExists, InvalidArgument
+from gateway.errors import AlreadyExists, InvalidArgument, ModelportError
 from gateway.repository import config, manifest, signing
 from gateway.repository.config import ModelConfig
 from gateway.repository.scan import MAX_VERSION, VERSION_NAME
@@ -202,23 +204,38 @@ def check_contract(content: bytes | None, wanted: ModelConfig) -> None:
         )
     try:
         there = config.complete(config.parse(content.decode()), wanted.name)
-        same = _contract(there) == _contract(config.complete(wanted, wanted.name))
+        here = config.complete(wanted, wanted.name)
+        found = differences.between(differences.contract(there), differences.contract(here))
     except (InvalidArgument, UnicodeDecodeError) as error:
         raise UsageError(
             f"the {config.FILENAME} of '{wanted.name}' does not parse: {error}; correct it, or use "
             "another --name"
         ) from error
-    if not same:
+    declared = differences.image_parameters(here)
+    known = differences.image_parameters(there)
+    pictures = differences.between({key: known.get(key) for key in declared}, declared)
+    if found or pictures:
         raise UsageError(
-            f"the {config.FILENAME} of '{wanted.name}' declares other inputs, outputs, "
-            "max_batch_size or platform; use another --name, or the same --max-batch-size and "
-            "--model-kwargs"
+            f"the {config.FILENAME} of '{wanted.name}' declares something else: "
+            f"{', '.join(filter(None, (found, pictures)))}; use another --name, or the same "
+            "--max-batch-size, --model-kwargs and --image flags"
         )
 
 
-def _contract(there: ModelConfig) -> object:
-    """What a client relies on, and what the gateway loads by."""
-    return config.signature(there), there.platform, there.default_model_filename
+def certificate_of(repository: Path | Location, name: str, version: int) -> dict[str, Any]:
+    """The certificate of a published version; empty where there is none that can be read."""
+    path = f"{name}/{version}/{certificate.FILENAME}"
+    try:
+        if isinstance(repository, Location):
+            from exporters import publish_storage
+
+            content = publish_storage.read(repository, path)
+        else:
+            content = (repository / path).read_bytes()
+        found = json.loads(content)
+    except (OSError, ValueError, RecursionError, ModelportError):
+        return {}
+    return found if isinstance(found, dict) else {}
 
 
 def _move(source: Path, target: Path) -> bool:

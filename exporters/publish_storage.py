@@ -38,6 +38,15 @@ def free_version(location: Location, wanted: ModelConfig, version: int | None) -
     return _free_version(objects, _look(objects, wanted.name), wanted, version)
 
 
+def read(location: Location, key: str) -> bytes:
+    """A small file of a model.
+
+    Raises:
+        NotFound: there is none.
+    """
+    return Objects(location).read(key, MAX_CONFIG_BYTES)
+
+
 def publish(
     staged: Path, location: Location, wanted: ModelConfig, version: int | None
 ) -> Published:

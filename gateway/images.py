@@ -1,7 +1,8 @@
 """JPEG and PNG bytes as a model's input, prepared as the model's configuration declares.
 
-An input of a float type or UINT8 with one or three channels is an image. The ``parameters`` of
-``config.pbtxt`` say the rest; all of them are optional:
+An input of a float type or UINT8 with one or three channels may be an image. The ``parameters`` of
+``config.pbtxt`` say what becomes of a picture: each of them is optional, but without any of them
+pictures are refused, because a guess would be answered with wrong numbers:
 
     image.layout         CHW or HWC; else the input's ``format``, else where the channels are
     image.size           "224", or height and width "224,256": where ``dims`` leave them open
@@ -63,8 +64,8 @@ def decoder(config: ModelConfig, spec: TensorSpec) -> Decoder | None:
     milliseconds, most of them without Python's lock: call it in a thread.
 
     Raises:
-        InvalidArgument: from here, naming the parameter that is wrong; from the decoder, naming the
-            input whose bytes are no such picture, or whose picture has too many pixels.
+        InvalidArgument: from here, naming the parameter that is wrong or missing; from the decoder,
+            naming the input whose bytes are no such picture, or whose picture has too many pixels.
     """
     parameters = {
         key: value.string_value
@@ -72,7 +73,7 @@ def decoder(config: ModelConfig, spec: TensorSpec) -> Decoder | None:
         if key.startswith("image.")
     }
     for tensor in config.input:
-        if tensor.name == spec.name and "image.layout" not in parameters:
+        if parameters and tensor.name == spec.name and "image.layout" not in parameters:
             layout = _LAYOUTS.get(type(tensor).Format.Name(tensor.format))
             parameters |= {"image.layout": layout} if layout else {}
     return from_parameters(parameters, spec)
@@ -89,6 +90,12 @@ def from_parameters(
     layout = _layout(parameters.get("image.layout"), dims[-3:])
     if layout is None:
         return None
+    if not parameters:
+        raise InvalidArgument(
+            f"input '{spec.name}' takes no pictures, because nothing says how one becomes its "
+            "values; add image.mean and image.std (or image.scale) to the parameters of its "
+            "config.pbtxt, as 'modelport export --image-mean --image-std' does, or send the tensor"
+        )
     channels, *sides = dims[-3:] if layout == "CHW" else (dims[-1], *dims[-3:-1])
     interpolation = parameters.get("image.interpolation", "bilinear").lower()
     if interpolation not in _INTERPOLATIONS:

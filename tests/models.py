@@ -146,6 +146,10 @@ def heavy(path: Path, size: int = 1024, rounds: int = 6) -> Path:
     )
 
 
+#: For ``config(extra=...)`` of a model on pictures: their pixels as fractions of full scale.
+PICTURES = 'parameters { key: "image.layout" value { string_value: "CHW" } }'
+
+
 def config(
     name: str,
     inputs: Sequence[str],

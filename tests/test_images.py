@@ -20,6 +20,7 @@ from gateway.images import MAX_PIXELS, decoder, from_parameters
 from gateway.repository import config as configuration
 from gateway.types import Array, Datatype, TensorSpec
 
+PLAIN = {"image.interpolation": "bilinear"}  # the default: something must be declared
 IMAGENET = {"image.mean": "0.485,0.456,0.406", "image.std": "0.229,0.224,0.225"}
 
 
@@ -36,7 +37,7 @@ def photo(width: int, height: int, form: str = "PNG", mode: str = "RGB", seed: i
 
 
 def decode(data: bytes, parameters: dict[str, str], wanted: TensorSpec) -> Array:
-    found = from_parameters(parameters, wanted)
+    found = from_parameters(parameters or PLAIN, wanted)
     assert found is not None
     return found(data)
 

@@ -65,7 +65,13 @@ LAYERS = {
     "gateway.workers": 5,
 }
 #: What the exporters may know of the gateway.
-EXPORTERS_MAY_IMPORT = ("gateway.types", "gateway.errors", "gateway.repository", "gateway.__init__")
+EXPORTERS_MAY_IMPORT = (
+    "gateway.types",
+    "gateway.errors",
+    "gateway.images",
+    "gateway.repository",
+    "gateway.__init__",
+)
 #: Clients of other servers, and what they may know of the web besides the rest of the core.
 CLIENTS = ("gateway.upstream", "gateway.backends.remote", "gateway.backends.managed")
 CLIENT_LIBRARIES = ("grpc", "aiohttp")
@@ -142,7 +148,7 @@ def test_there_is_no_cycle_between_modules() -> None:
         visit(name, ())
 
 
-def test_the_exporters_know_only_types_errors_and_the_repository_of_the_gateway() -> None:
+def test_the_exporters_know_only_types_errors_images_and_the_repository_of_the_gateway() -> None:
     for name, path in modules("exporters").items():
         for target in imports(path):
             if target.startswith("gateway."):

@@ -174,18 +174,51 @@ def labels(config: Mapping[str, Any], num_classes: int, folder: Path) -> tuple[s
     return () if found == tuple(f"LABEL_{number}" for number in numbers) else found
 
 
+#: Pillow's numbers, as ``resample`` has them.
+_INTERPOLATIONS = ("nearest", "lanczos", "bilinear", "bicubic", "box", "hamming")
+
+
+def _geometry(processor: Mapping[str, Any], path: Path) -> dict[str, str]:
+    """How a picture gets the model's size: resized whole, or resized and cropped."""
+    if not processor.get("do_resize", True):
+        return {}
+    found = {}
+    resample = processor.get("resample", 2)
+    if type(resample) is not int or not 0 <= resample < len(_INTERPOLATIONS):
+        raise IntegrityError(f"'{path}': resample is {resample!r}; copy the folder again")
+    if resample != 2:
+        found["image.interpolation"] = _INTERPOLATIONS[resample]
+    size, crop = processor.get("size"), processor.get("crop_size")
+    if processor.get("do_center_crop", False):
+        found["image.resize"] = _sides(size, path, "size")
+        found["image.size"] = _sides(crop, path, "crop_size")
+    return found
+
+
+def _sides(size: Any, path: Path, name: str) -> str:
+    """``"256"`` for the shorter side, ``"256,320"`` for height and width."""
+    sides: list[Any] = [size] if isinstance(size, int) else []
+    if isinstance(size, dict):
+        keys = ("shortest_edge",) if "shortest_edge" in size else ("height", "width")
+        sides = [size.get(key) for key in keys]
+    if not sides or not all(type(side) is int and side > 0 for side in sides):
+        raise IntegrityError(f"'{path}': {name} is {size!r}, not a side; copy the folder again")
+    return ",".join(map(str, sides))
+
+
 def image_parameters(processor: Mapping[str, Any], channels: int, path: Path) -> dict[str, str]:
     """``preprocessor_config.json`` as parameters of ``config.pbtxt``.
 
     ``image.mean`` and ``image.std`` are of pixels as fractions of full scale, by channel, joined by
-    commas; a ``rescale_factor`` other than 1/255 is taken into account.
+    commas; a ``rescale_factor`` other than 1/255 is taken into account. ``image.resize`` and
+    ``image.size`` are where the middle is cropped.
 
     Raises:
         IntegrityError: they are no numbers, one for each channel, or a deviation is not positive.
     """
     rescale = processor.get("rescale_factor", 1 / 255) if processor.get("do_rescale", True) else 1
     normalize = processor.get("do_normalize", True)
-    found = {"image.layout": "CHW"}
+    found = {"image.layout": "CHW", **_geometry(processor, path)}
     for name, neutral, usual in (("mean", 0, 0.5), ("std", 1, 0.5)):
         value = processor.get(f"image_{name}", usual) if normalize else neutral
         values = value if isinstance(value, list) else [value]

@@ -65,7 +65,8 @@ MODELS: dict[str, tuple[list[str], list[str], int]] = {
 def forms(name: str) -> Any:
     """What bodies mean to one of the models."""
     inputs, outputs, most = MODELS[name]
-    config = configuration.parse(models.config(name, inputs, outputs, max_batch_size=most))
+    text = models.config(name, inputs, outputs, max_batch_size=most, extra=models.PICTURES)
+    config = configuration.parse(text)
     signature = configuration.signature(config)
     served: Any = SimpleNamespace(
         name=name,
@@ -235,7 +236,7 @@ def test_a_part_of_line_ends_costs_no_call_for_each() -> None:
 @pytest.fixture(scope="module")
 def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Gateway]:
     root = models.repository(tmp_path_factory.mktemp("fuzz") / "models")
-    text = models.config("pictures", ["x FP32 3,2,2"], ["y FP32 12"])
+    text = models.config("pictures", ["x FP32 3,2,2"], ["y FP32 12"], extra=models.PICTURES)
     models.flatten(add(root, "pictures", text))
     models.fake(root, "words", "BYTES", "-1")
     with serving(root) as gateway:

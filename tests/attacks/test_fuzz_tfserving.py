@@ -52,7 +52,9 @@ ODD: tuple[Any, ...] = (*VALUES, {"b64": "YQ=="}, {"b64": "Y"}, {"b64": 1}, {"b6
 
 def servable(*tensors: str, batch: int = 8) -> ServableVersion:
     config = configuration.parse(
-        models.config("m", tensors, [t.replace("x", "y", 1) for t in tensors], batch)
+        models.config(
+            "m", tensors, [t.replace("x", "y", 1) for t in tensors], batch, extra=models.PICTURES
+        )
     )
     signature = configuration.signature(config)
     served: Any = SimpleNamespace(

@@ -28,10 +28,9 @@ VERTEX = {"AIP_MODE": "PREDICTION", "AIP_PREDICT_ROUTE": PREDICT, "AIP_HEALTH_RO
 
 def build(root: Path) -> Path:
     models.repository(root)
-    text = models.config(
-        "picture", ["x FP32 3,2,2"], ["y FP32 12"],
-        extra='parameters { key: "classification.y" value { string_value: "logits" } }',
-    )  # fmt: skip
+    logits = 'parameters { key: "classification.y" value { string_value: "logits" } }'
+    extra = models.PICTURES + logits
+    text = models.config("picture", ["x FP32 3,2,2"], ["y FP32 12"], extra=extra)
     models.flatten(add(root, "picture", text))
     return root
 

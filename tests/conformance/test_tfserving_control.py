@@ -47,7 +47,7 @@ def controlled(root: Path) -> Iterator[Gateway]:
     )
     add(root, "m", text)
     models.multiply(add(root, "other", models.config("other", ["x FP32 4"], ["y FP32 4"])))
-    picture = models.config("picture", ["x FP32 3,2,2"], ["y FP32 3,2,2"])
+    picture = models.config("picture", ["x FP32 3,2,2"], ["y FP32 3,2,2"], extra=models.PICTURES)
     models.identity(add(root, "picture", picture), "FP32", ("batch", 3, 2, 2))
     flags = ("--model-control-mode", "explicit", "--load-model", "*")
     (root / "broken" / "1").mkdir(parents=True)

@@ -37,7 +37,7 @@ def build(root: Path) -> Path:
         ),
         ("features", "", "y FP32 12"),
     ):
-        text = models.config(name, ["x FP32 3,2,2"], [output], extra=extra)
+        text = models.config(name, ["x FP32 3,2,2"], [output], extra=models.PICTURES + extra)
         models.flatten(add(root, name, text))
         (root / name / "labels.txt").write_text("\n".join(LABELS))
     text = models.config(
@@ -66,7 +66,8 @@ def serving_on_request(folder: Path) -> Iterator[Gateway]:
         (root / name / "config.pbtxt").write_text(
             models.config(name, ["x FP32 4"], ["y FP32 4"], extra="version_policy { all {} }")
         )
-    models.flatten(add(root, "classes", models.config("classes", ["x FP32 3,2,2"], ["y FP32 12"])))
+    text = models.config("classes", ["x FP32 3,2,2"], ["y FP32 12"], extra=models.PICTURES)
+    models.flatten(add(root, "classes", text))
     with serving(root, "--model-control-mode", "explicit", "--load-model", "x2") as gateway:
         yield gateway
 

@@ -92,7 +92,8 @@ def invoke(tmp_path: Path) -> Callable[..., Result]:
         fixed = ["--model", model]
         if "--format" not in arguments:
             fixed += ["--format", "onnx"]
-        place = ["--repository", str(tmp_path / "repository"), "--samples", "40"]
+        # Errors are one line on stderr; on a busy machine there would be some of progress, too.
+        place = ["--repository", str(tmp_path / "repository"), "--samples", "40", "--quiet"]
         return CliRunner().invoke(export, [str(checkpoint), *fixed, *place, *arguments])
 
     return run

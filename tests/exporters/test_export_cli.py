@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import json
+import re
 import resource
 import subprocess
 from collections.abc import Callable
@@ -392,3 +393,21 @@ print([name for name in web if name in sys.modules])
 def test_help_and_a_missing_argument_work_through_the_module(python: Python) -> None:
     assert "CHECKPOINT" in python("-m", "exporters", "--help").stdout
     assert "Missing argument 'CHECKPOINT'" in failed(python("-m", "exporters"), 2)
+
+
+def test_a_version_published_again_is_refused_with_what_differs(
+    invoke: Callable[..., Result], fraud: nn.Module, fraud_checkpoint: Path
+) -> None:
+    assert invoke(fraud_checkpoint).exit_code == 0
+    again = invoke(fraud_checkpoint, "--model-version", "1")
+    assert again.exit_code == 2
+    assert "it has the same checkpoint, options and versions" in again.stderr
+    content = torch.load(fraud_checkpoint, weights_only=True)
+    content["model_state_dict"]["head.bias"] += 1
+    torch.save(content, fraud_checkpoint)
+    other = invoke(fraud_checkpoint, "--model-version", "1", "--dtype", "fp16")
+    assert other.exit_code == 2
+    (line,) = other.stderr.splitlines()
+    assert "version 1 of 'fraud' is published and never overwritten" in line
+    assert "artifact.dtype is fp32 there and fp16 here" in line
+    assert re.search(r"checkpoint.sha256 is [0-9a-f]{12}… there and [0-9a-f]{12}… here", line)

@@ -131,13 +131,27 @@ def test_a_known_model_keeps_the_configuration_its_operator_edited(repository: P
     assert path.read_text() == edited
 
 
-@pytest.mark.parametrize("other", [wanted(batch=4), wanted(width=5)])
-def test_another_signature_is_refused_and_nothing_changes(
-    repository: Path, snapshot: Snapshot, other: config.ModelConfig
+def picture(mean: str) -> config.ModelConfig:
+    found = wanted()
+    found.parameters["image.mean"].string_value = mean
+    return found
+
+
+@pytest.mark.parametrize(
+    ("other", "said"),
+    [
+        (wanted(batch=4), r"max_batch_size is 8 there and 4 here;"),
+        (wanted(width=5), r"'\w+' is FP32\[\w+\] there and FP32\[5\] here"),
+        (picture("0.5"), "image.mean is absent there and 0.5 here;"),
+    ],
+    ids=["batch", "width", "pictures"],
+)
+def test_another_signature_is_refused_by_its_difference_and_nothing_changes(
+    repository: Path, snapshot: Snapshot, other: config.ModelConfig, said: str
 ) -> None:
     put(repository)
     before = snapshot(repository)
-    with pytest.raises(UsageError, match="declares other inputs, outputs, max_batch_size"):
+    with pytest.raises(UsageError, match=f"declares something else: .*{said}"):
         put(repository, other)
     assert snapshot(repository) == before
 
