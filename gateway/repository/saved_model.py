@@ -73,6 +73,10 @@ class _MetaGraph:
         self._folder, self._graph = folder, graph
         self._nodes = {node.name: node for node in graph.graph_def.node}
         self._functions = {f.signature.name: f for f in graph.graph_def.library.function}
+        #: Whether a function has variables of its own, which could be those of the graph.
+        self._shares = any(
+            node.op == "VarHandleOp" for f in self._functions.values() for node in f.node_def
+        )
         self._seen: set[tuple[str, frozenset[str]]] = set()
         #: Functions to look at, with those of their arguments that are a path of the loader's.
         self._waiting: list[tuple[str, frozenset[str]]] = []
@@ -137,7 +141,7 @@ class _MetaGraph:
                     waiting += map(_node_name, node.input)
 
     def _check_node(self, nodes: Mapping[str, Any], node: Any, given: frozenset[str]) -> None:
-        paths = [_source(nodes, name, given) in given for name in node.input]
+        paths = [self._source(nodes, name, given) in given for name in node.input]
         called = node.op if node.op in self._functions else ""
         if node.op in _CALLS:
             called = node.attr["f"].func.name
@@ -154,6 +158,19 @@ class _MetaGraph:
                 if function.name in self._functions and function.name != called:
                     self._call(function.name, ())
 
+    def _source(self, nodes: Mapping[str, Any], tensor: str, given: frozenset[str]) -> str:
+        """The node whose value ``tensor`` is, whatever hands it on."""
+        name = _node_name(tensor)
+        for _ in range(len(nodes)):
+            node = nodes.get(name)
+            if name in given or node is None or node.op not in _PASSES or not node.input:
+                break
+            name = _node_name(node.input[0])
+        node = nodes.get(name)
+        if node is None or node.op != "ReadVariableOp" or name in given or self._shares:
+            return name
+        return _stored(nodes, _node_name(node.input[0]), given) or name
+
     def _refused(self, node: Any, why: str) -> IntegrityError:
         return IntegrityError(
             f"SavedModel '{self._folder.name}': operator {node.op} ('{node.name}') {why}: refused "
@@ -161,15 +178,24 @@ class _MetaGraph:
         )
 
 
-def _source(nodes: Mapping[str, Any], tensor: str, given: frozenset[str]) -> str:
-    """The node whose value ``tensor`` is, whatever hands it on."""
-    name = _node_name(tensor)
-    for _ in range(len(nodes)):
-        node = nodes.get(name)
-        if name in given or node is None or node.op not in _PASSES or not node.input:
-            break
-        name = _node_name(node.input[0])
-    return name
+def _stored(nodes: Mapping[str, Any], handle: str, given: frozenset[str]) -> str:
+    """The path that is all that a variable can hold, as Keras keeps a vocabulary's; empty: none."""
+    variable = nodes.get(handle)
+    if variable is None or variable.op != "VarHandleOp":
+        return ""
+    key = variable.attr["shared_name"].s
+    for node in nodes.values():
+        if node.op == "VarHandleOp" and node.name != handle and node.attr["shared_name"].s == key:
+            return ""  # the same variable under another name
+    users = [node for node in nodes.values() if handle in map(_node_name, node.input)]
+    values = [
+        _node_name(node.input[1])
+        for node in users
+        if node.op == "AssignVariableOp" and _node_name(node.input[0]) == handle
+    ]
+    others = {node.op for node in users} - {"AssignVariableOp", "ReadVariableOp"}
+    known = len(set(values)) == 1 and values[0] in given and others <= {"VarIsInitializedOp"}
+    return values[0] if known else ""
 
 
 def _node_name(tensor: str) -> str:

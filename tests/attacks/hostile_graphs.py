@@ -147,6 +147,18 @@ def graphs(mark: Path) -> dict[str, tuple[Callable[[Any], str], str]]:
         meta.collection_def["table_initializer"].node_list.value.append("fill")
         return ""
 
+    def vocabulary_by_variable(meta: Any) -> str:
+        nodes = meta.graph_def.node
+        _node(nodes, "v", "VarHandleOp", dtype=string, shared_name="v")
+        for name, path in (("good", "asset"), ("evil", "/etc/passwd")):
+            _node(nodes, f"set_{name}", "AssignVariableOp", "v", _constant(nodes, name, path))
+        meta.asset_file_def.add(filename="asset").tensor_info.name = "good:0"
+        _node(nodes, "read", "ReadVariableOp", "v", dtype=string)
+        _node(nodes, "table", "HashTableV2", key_dtype=string, value_dtype=string)
+        _node(nodes, "fill", "InitializeTableFromTextFileV2", "table", "read")
+        meta.collection_def["table_initializer"].node_list.value.append("fill")
+        return ""
+
     def checkpoint(meta: Any) -> str:
         nodes = meta.graph_def.node
         names = [_constant(nodes, key, str(mark)) for key in ("prefix", "names", "slices")]
@@ -170,6 +182,7 @@ def graphs(mark: Path) -> dict[str, tuple[Callable[[Any], str], str]]:
         "restores another checkpoint": (checkpoint, "not an asset"),
         "takes an asset from elsewhere": (asset, "outside of its folder"),
         "takes a vocabulary from elsewhere": (vocabulary, "not an asset"),
+        "takes a vocabulary by a variable": (vocabulary_by_variable, "not an asset"),
         "calls Python": (plain("PyFunc", token="evil"), "PyFunc"),
         "calls Python eagerly": (plain("EagerPyFunc", token="evil"), "EagerPyFunc"),
         "calls Python without state": (plain("PyFuncStateless", token="evil"), "PyFuncStateless"),

@@ -74,6 +74,26 @@ def refused(version: Path, text: str) -> str:
     return str(caught.value)
 
 
+def test_a_vocabulary_that_the_model_brings_is_read(tmp_path: Path) -> None:
+    (tmp_path / "words.txt").write_text("no\nyes\n")
+    module = tf.Module()
+    keys, values = tf.lookup.TextFileIndex.WHOLE_LINE, tf.lookup.TextFileIndex.LINE_NUMBER
+    initializer = tf.lookup.TextFileInitializer(
+        str(tmp_path / "words.txt"), tf.string, keys, tf.int64, values
+    )
+    module.table = tf.lookup.StaticHashTable(initializer, -1)
+    x = tf.TensorSpec([None], tf.string, "x")
+    tf.saved_model.save(
+        module,
+        str(tmp_path / "m" / "1" / "model.savedmodel"),
+        signatures=signature(lambda x: {"y": module.table.lookup(x)}, x),
+    )
+    (tmp_path / "words.txt").unlink()
+    backend = load(tmp_path / "m" / "1", TEXT)
+    (y,) = run(backend, Tensor("x", Datatype.BYTES, np.array([b"yes", b"?"], object))).outputs
+    assert y.data.tolist() == [1, -1]
+
+
 @pytest.mark.parametrize("datatype", list(Datatype))
 def test_every_datatype_comes_back_bit_by_bit(datatype: Datatype, saved: Path) -> None:
     backend = load(saved, named(datatype.value))
