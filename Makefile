@@ -13,7 +13,7 @@ READY := $(VENV)/.dev
 .DEFAULT_GOAL := help
 .PHONY: compare compare-faults constraints help run serve test lint format long-streams perf-analyzer bench bench-quick bench-startup \
 	loadtest-agreement loadtest-backends bench-hop gate-statistics gate-real report-browser bench-overload bench-memory chaos profile table tflite-runtime torchserve migrate \
-	managed matrix peer-suites runtimes storage tfserving-clients triton-package upstream upstream-triton protos fuzz soak scaling \
+	managed matrix peer-suites runtimes storage tfserving-clients triton-package upstream upstream-triton protos fuzz attacks-cost soak scaling \
 	workers ray deploy clean
 
 help: ## List the verbs
@@ -186,6 +186,9 @@ deploy: $(READY) ## Build images, render the chart, check and run what is in dep
 fuzz: $(READY) ## Ten times the default fuzz: 10^6 decoder cases, 10^5 requests on the wire
 	MODELPORT_FUZZ_CASES=1000000 MODELPORT_FUZZ_WIRE_CASES=100000 \
 		$(BIN)/python -m pytest --timeout=3600 tests/attacks/test_fuzz.py tests/attacks/test_fuzz_tfserving.py
+
+attacks-cost: $(READY) ## What every request costs: a large sample of all routes, places, sizes and codings; 30 minutes
+	$(BIN)/python -m tests.attacks.cost --requests 10000
 
 soak: $(READY) ## The long fault tests: SIGTERM under load x 50, reloads x 200
 	MODELPORT_TRIALS=50 MODELPORT_RELOADS=200 \

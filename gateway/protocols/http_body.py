@@ -126,7 +126,13 @@ async def _inflated(
         raise _too_large(most, limit, {b"content-encoding": coding}, most) from None
 
 
-def compress(body: bytes, coding: bytes) -> bytes:
+async def compress(body: bytes, coding: bytes) -> bytes:
+    if len(body) <= offload.PIECE_BYTES:
+        return _deflated(body, coding)
+    return await offload.run(lambda: _deflated(body, coding))
+
+
+def _deflated(body: bytes, coding: bytes) -> bytes:
     compressor = zlib.compressobj(1, wbits=inflation.WINDOW_BITS[coding])
     return compressor.compress(body) + compressor.flush()
 

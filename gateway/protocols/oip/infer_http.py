@@ -122,7 +122,10 @@ class OipInfer:
                 request.trace = trace[:128].decode("latin-1")
             deadline = oip_parameters.deadline(request, deadline)
             response = await self._dataplane.infer(request, deadline)
-            json, blobs = oip_json.encode(response, form)
+            if oip_json.is_large(response, form):
+                json, blobs = await offload.run(partial(oip_json.encode, response, form), deadline)
+            else:
+                json, blobs = oip_json.encode(response, form)
         except Decoupled:
             await refuse(send, 501, _DECOUPLED)
         except ModelportError as error:
@@ -145,7 +148,7 @@ class OipInfer:
             accepted = headers.get(b"accept-encoding")
             coding = http_body.chosen_coding(accepted, len(json)) if accepted else None
             if coding:
-                json = http_body.compress(json, coding)
+                json = await http_body.compress(json, coding)
                 reply_headers = [*reply_headers, (b"content-encoding", coding)]
             await reply(send, 200, json, reply_headers)
 

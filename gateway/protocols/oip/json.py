@@ -9,10 +9,12 @@ from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import Any
 
+from gateway import offload
 from gateway.errors import InvalidArgument
 from gateway.protocols.oip import parameters as oip_parameters
 from gateway.protocols.oip.shared_memory import REFUSED, REGION, Exchange
 from gateway.types import (
+    Array,
     Datatype,
     InferRequest,
     InferResponse,
@@ -25,6 +27,8 @@ from gateway.wire.raw import Buffer
 
 #: Beginnings of replies and of outputs that are kept, each of some hundred bytes.
 HEADS = 4096
+#: Values of an output that are written at once.
+PIECE = 16_384
 
 
 @dataclass(slots=True)
@@ -214,8 +218,27 @@ def _output_head(name: str, datatype: Datatype, shape: tuple[int, ...]) -> bytes
     return json_text.dumps({"name": name, "datatype": datatype.value, "shape": shape})[:-1]
 
 
+def is_large(response: InferResponse, form: ReplyForm) -> bool:
+    """Whether to write the reply takes more than a millisecond; what is sent as bytes does not."""
+    return any(
+        tensor.data.size > PIECE
+        and (tensor.datatype is Datatype.BYTES or not form.by_output.get(tensor.name, form.binary))
+        for tensor in response.outputs
+    )
+
+
 def _data(tensor: Tensor) -> bytes:
     data = json_data.encode(tensor)
+    if len(data) <= PIECE:
+        return _values(data)
+    parts = []
+    for start in range(0, len(data), PIECE):
+        parts.append(_values(data[start : start + PIECE])[1:-1])
+        offload.checkpoint()
+    return b"[%b]" % b",".join(parts)
+
+
+def _values(data: Array) -> bytes:
     if data.dtype == object:
         return json_text.dumps(data.tolist())
     text = json_text.dumps(data)

@@ -60,6 +60,8 @@ _POST = re.compile(
 )
 _GET = re.compile(rf"/v1/models(?:/(?P<name>[^/:]+))?{_VERSION}(?P<metadata>/metadata)?", re.I)
 _MAX_VERSION = 2**63 - 1
+#: Values of a reply that is written off the event loop.
+LARGE_REPLY = 16_384
 
 
 class TfServingHttp:
@@ -118,7 +120,7 @@ class TfServingHttp:
             coding = http_body.chosen_coding(headers.get(b"accept-encoding"), len(body))
             reply_headers = JSON
             if coding:
-                body = http_body.compress(body, coding)
+                body = await http_body.compress(body, coding)
                 reply_headers = [*JSON, (b"content-encoding", coding)]
             await reply(send, 200, body, reply_headers)
         self._inference.record(name, method, "REST", status, started)

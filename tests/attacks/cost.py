@@ -1,0 +1,454 @@
+"""The cost of every request: CPU, memory and the event loop's longest stall, against one rule.
+
+    python -m tests.attacks.cost [--requests N] [--seed N]
+
+Routes come from the server's own OpenAPI document and methods from its table of gRPC methods, so a
+new one is tried without being listed. Their bodies are made of what is known to be dear to somebody
+(``FILLINGS``) in every place that a body has for it (``PLACES``), in several sizes and codings; of
+a gRPC message, in every field. A request that costs more than its bytes deserve is a finding.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import gzip
+import http.client
+import itertools
+import json
+import multiprocessing
+import os
+import random
+import sys
+import tempfile
+import time
+import zlib
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import grpc
+from google.protobuf.descriptor import Descriptor, FieldDescriptor
+
+from gateway.dataplane import DataPlane
+from gateway.lifecycle import Lifecycle
+from gateway.protocols.dialects import Dialects
+from gateway.protocols.oip.shared_memory import SharedMemory
+from gateway.settings import Settings
+from gateway.shared_memory import Regions
+from gateway.telemetry.tfserving import TfServingRequests
+from gateway.wire import inflation
+from tests import models
+from tests.server import Gateway, serving
+
+#: The rule: what a request of n bytes may cost, where n counts after decompression.
+CPU_SECONDS, CPU_SECONDS_PER_BYTE = 0.15, 600e-9
+MEMORY_BYTES, MEMORY_PER_BYTE = 2**20, 8
+#: Allocators keep more than is asked for, and threads have stacks.
+NOISE_BYTES = 24 * 2**20
+STALL_SECONDS = 0.020
+MAX_INPUT_BYTES = 16 * 2**20
+SIZES = (1_000, 40_000, 1_000_000, 8_000_000)
+MODELS = ("x2", "open", "words", "pictures", "missing")
+SECONDS = 60.0
+
+FILLINGS: dict[str, bytes] = {
+    "zeros": b"0,",
+    "fractions": b"1.5,",
+    "not numbers": b"NaN,",
+    "rows": b"[1,2],",
+    "empty rows": b"[],",
+    "empty strings": b'"",',
+    "strings": b'"ab",',
+    "nulls": b"null,",
+    "objects": b"{},",
+    "members": b'{"x":1},',
+    "base64": b'{"b64":"AAAA"},',
+    "escapes": b'"\\u0041",',
+}
+#: What a body is but for its filling: beginning, end, content type.
+PLACES: dict[str, tuple[bytes, bytes, str]] = {
+    "oip": (b'{"inputs":[{"name":"x","datatype":"FP32","shape":[9],"data":[', b"0]}]}", ""),
+    "oip text": (b'{"inputs":[{"name":"x","datatype":"BYTES","shape":[9],"data":[', b'""]}]}', ""),
+    "inputs": (b'{"inputs":[', b"0]}", ""),
+    "outputs": (b'{"inputs":[],"outputs":[', b"0]}", ""),
+    "parameters": (b'{"parameters":{"a":[', b"0]}}", ""),
+    "by name": (b'{"x":[', b"0]}", ""),
+    "instances": (b'{"instances":[', b"0]}", ""),
+    "named instances": (b'{"instances":[{"x":[', b"0]}]}", ""),
+    "examples": (b'{"examples":[', b"{}]}", ""),
+    "feature": (b'{"examples":[{"x":[', b"0]}]}", ""),
+    "context": (b'{"context":{"x":[1]},"examples":[', b"{}]}", ""),
+    "data": (b'{"data":[', b"0]}", "application/json"),
+    "bare": (b"[", b"0]", "application/json"),
+    "string": (b'{"x":"', b'"}', "application/json"),
+    "key": (b'{"', b'":1}', "application/json"),
+    "form": (b"data=", b"", "application/x-www-form-urlencoded"),
+    "form name": (b"", b"=1", "application/x-www-form-urlencoded"),
+    "multipart": (
+        b'--b\r\nContent-Disposition: form-data; name="data"\r\n\r\n',
+        b"\r\n--b--\r\n",
+        "multipart/form-data; boundary=b",
+    ),
+    "raw": (b"", b"", "application/octet-stream"),
+}
+#: Fillings of places that hold no JSON values.
+RAW: dict[str, bytes] = {
+    "nul": b"\0\0\0\0",
+    "short": b"\x02\0\0\0ab",
+    "line ends": b"\r\n",
+    "escapes": b"%41",
+    "backslashes": b"\\\\",
+    "brackets": b"[",
+    "spaces": b" ",
+    "quotes": b'\\"',
+}
+OPAQUE = ("string", "key", "form", "form name", "multipart", "raw")
+
+
+class Attack(NamedTuple):
+    """One request."""
+
+    name: str
+    size: int
+    send: Callable[[], int]
+
+
+class Cost(NamedTuple):
+    cpu_seconds: float
+    memory_bytes: int
+    stall_seconds: float
+    answer_bytes: int
+
+
+class Meter:
+    """What the server process uses."""
+
+    def __init__(self, pid: int) -> None:
+        self._root = Path(f"/proc/{pid}")
+
+    def cpu_seconds(self) -> float:
+        return self._sum(0)
+
+    def waited_seconds(self) -> float:
+        """How long threads that could run waited for a processor: that is the machine's fault."""
+        return self._sum(1)
+
+    def _sum(self, column: int) -> float:
+        total = 0
+        for task in (self._root / "task").iterdir():
+            try:
+                total += int((task / "schedstat").read_text().split()[column])
+            except OSError:
+                continue  # the thread has ended
+        return total / 1e9
+
+    def reset_peak(self) -> int:
+        """Returns what is held now."""
+        (self._root / "clear_refs").write_text("5")
+        return self._status("VmRSS")
+
+    def peak_bytes(self) -> int:
+        return self._status("VmHWM")
+
+    def _status(self, key: str) -> int:
+        for line in (self._root / "status").read_text().splitlines():
+            if line.startswith(key):
+                return int(line.split()[1]) * 1024
+        raise AssertionError(key)
+
+
+class Probe:
+    """A process that asks for ``/v2/health/live`` all the time, and notes the longest answer.
+
+    Of the time an answer took, no more counts than the server computed meanwhile, and not what its
+    threads or the probe waited for a processor: a machine that is busy answers late, too.
+    """
+
+    def __init__(self, gateway: Gateway) -> None:
+        context = multiprocessing.get_context("spawn")
+        self._longest = context.Value("d", 0.0)
+        self._process = context.Process(
+            target=_probe, args=(gateway.process.pid, gateway.http_port, self._longest), daemon=True
+        )
+        self._process.start()
+
+    def take(self) -> float:
+        with self._longest.get_lock():
+            longest, self._longest.value = self._longest.value, 0.0
+        return float(longest)
+
+    def close(self) -> None:
+        self._process.kill()
+        self._process.join()
+
+
+def _probe(pid: int, port: int, longest: Any) -> None:
+    server, own = Meter(pid), Meter(os.getpid())
+    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=60)
+    with contextlib.suppress(OSError, http.client.HTTPException):  # the server has ended
+        while True:
+            waited, cpu = server.waited_seconds() + own.waited_seconds(), server.cpu_seconds()
+            started = time.perf_counter()
+            connection.request("GET", "/v2/health/live")
+            connection.getresponse().read()
+            elapsed = time.perf_counter() - started
+            used = server.cpu_seconds() - cpu
+            late = elapsed - (server.waited_seconds() + own.waited_seconds() - waited)
+            with longest.get_lock():
+                longest.value = max(longest.value, min(late, used))
+            time.sleep(0.002)
+
+
+# -- what is sent ----------------------------------------------------------------------------------
+
+
+def filled(place: str, filling: bytes, size: int) -> bytes:
+    before, after, _ = PLACES[place]
+    return before + filling * max(1, (size - len(before) - len(after)) // len(filling)) + after
+
+
+def fillings(place: str) -> dict[str, bytes]:
+    return RAW if place in OPAQUE else FILLINGS
+
+
+def fair_bytes(sent: int, plain: int) -> int:
+    """The bytes that count: what a fair compression would have made of those that were sent."""
+    return max(sent, min(plain, inflation.limit(sent), MAX_INPUT_BYTES))
+
+
+def routes(gateway: Gateway) -> list[tuple[str, str]]:
+    """Method and path of every route that takes a body, as the server documents them."""
+    connection = http.client.HTTPConnection("127.0.0.1", gateway.http_port, timeout=60)
+    connection.request("GET", "/openapi.json")
+    paths = json.loads(connection.getresponse().read())["paths"]
+    connection.close()
+    found = [
+        (method.upper(), path)
+        for path, operations in paths.items()
+        for method in operations
+        if method in ("post", "put")
+    ]
+    return sorted(found)
+
+
+def methods() -> list[tuple[str, str, Any]]:
+    """Service, method and request class of every gRPC method."""
+    settings = Settings(())
+    lifecycle = Lifecycle(settings)
+    control: Any = _NoControl()
+    shared = SharedMemory(Regions(False), control, 1)
+    dataplane = DataPlane(lifecycle)
+    table = Dialects(settings, dataplane, lifecycle, control, shared, TfServingRequests()).grpc
+    found = []
+    for service, rows in table.items():
+        found += [(service, name, row) for name, row in rows.items()]
+    return found
+
+
+class _NoControl:
+    def register(self, *_: Any, **__: Any) -> None:
+        """Nobody asks."""
+
+
+def http_attacks(gateway: Gateway) -> Iterator[Attack]:
+    """Without end of combinations: a sample of them is taken."""
+    for (method, path), model, place in itertools.product(routes(gateway), MODELS, PLACES):
+        if "{model}" not in path and model != MODELS[0]:
+            continue
+        target = path.replace("{model}", model).replace("{version}", "1").replace("{label}", "a")
+        if "{" in target:
+            target = target.replace("{region}", "r").replace("{", "").replace("}", "")
+        for (name, filling), size, coding in itertools.product(
+            fillings(place).items(), SIZES, ("identity", "gzip", "deflate", "chunked")
+        ):
+            yield _http(gateway, method, target, place, name, filling, size, coding)
+
+
+def _http(
+    gateway: Gateway, method: str, path: str, place: str, name: str, filling: bytes,
+    size: int, coding: str,
+) -> Attack:  # fmt: skip
+    def send() -> int:
+        body = filled(place, filling, size)
+        headers = {"Content-Type": PLACES[place][2]} if PLACES[place][2] else {}
+        if place == "raw":
+            headers["Inference-Header-Content-Length"] = "0"
+        if coding in ("gzip", "deflate"):
+            body = gzip.compress(body, 6) if coding == "gzip" else zlib.compress(body)
+            headers["Content-Encoding"] = coding
+        connection = http.client.HTTPConnection("127.0.0.1", gateway.http_port, timeout=SECONDS)
+        try:
+            pieces = (body[at : at + 8192] for at in range(0, len(body), 8192))
+            content: Any = pieces if coding == "chunked" else body
+            connection.request(method, path, content, headers, encode_chunked=coding == "chunked")
+            return len(connection.getresponse().read())
+        except (http.client.HTTPException, OSError):
+            return 0  # it was answered before all was sent
+        finally:
+            connection.close()
+
+    plain = size
+    sent = size if coding in ("identity", "chunked") else size // 1000 + 100
+    title = f"{method} {path} {place} of {name}, {size} bytes, {coding}"
+    return Attack(title, fair_bytes(sent, plain), send)
+
+
+def grpc_attacks(gateway: Gateway) -> Iterator[Attack]:
+    for (service, name, row), model in itertools.product(methods(), MODELS):
+        if row.health or name == "ServerMetadata":
+            continue
+        for field, size, packed in itertools.product(
+            field_paths(row.request.DESCRIPTOR), SIZES, (False, True)
+        ):
+            yield _grpc(gateway, service, name, row, model, field, size, packed)
+
+
+def field_paths(kind: Descriptor, depth: int = 4) -> list[tuple[FieldDescriptor, ...]]:
+    """Every repeated field, string and map of a message, however deep, as the way to it."""
+    if not depth:
+        return []
+    found: list[tuple[FieldDescriptor, ...]] = []
+    for field in kind.fields:
+        if field.is_repeated or field.message_type is None:
+            found.append((field,))
+        if field.message_type is not None:
+            found += [(field, *inner) for inner in field_paths(field.message_type, depth - 1)]
+    return found
+
+
+def tagged(field: FieldDescriptor, content: bytes) -> bytes:
+    return _varint(field.number << 3 | 2) + _varint(len(content)) + content
+
+
+def _varint(number: int) -> bytes:
+    parts = bytearray()
+    while number > 0x7F:
+        parts.append(number & 0x7F | 0x80)
+        number >>= 7
+    parts.append(number)
+    return bytes(parts)
+
+
+def message_of(row: Any, model: str, path: tuple[FieldDescriptor, ...], size: int) -> bytes:
+    """A message that names ``model`` and repeats the last field of ``path``, empty."""
+    *way, last = path
+    delimited = last.message_type is not None or last.type in (9, 12)
+    one = tagged(last, b"") if delimited else tagged(last, b"\1" * 8)
+    content = one * (size // len(one))
+    for field in reversed(way):
+        content = tagged(field, content)
+    head = b""
+    for field in row.request.DESCRIPTOR.fields:
+        if field.name in ("model_name", "name") and field.type == FieldDescriptor.TYPE_STRING:
+            head = tagged(field, model.encode())
+        elif field.name == "model_spec":
+            head = tagged(field, tagged(field.message_type.fields_by_name["name"], model.encode()))
+        elif field.name == "tasks":
+            spec = field.message_type.fields_by_name["model_spec"]
+            name = spec.message_type.fields_by_name["name"]
+            head = tagged(field, tagged(spec, tagged(name, model.encode())))
+    return head + content
+
+
+def _grpc(
+    gateway: Gateway, service: str, name: str, row: Any, model: str,
+    path: tuple[FieldDescriptor, ...], size: int, packed: bool,
+) -> Attack:  # fmt: skip
+    def send() -> int:
+        content = message_of(row, model, path, size)
+        compression = grpc.Compression.Gzip if packed else grpc.Compression.NoCompression
+        options = [("grpc.max_send_message_length", -1), ("grpc.max_receive_message_length", -1)]
+        with grpc.insecure_channel(gateway.grpc, options, compression) as opened:
+            channel: Any = opened
+            target = f"/{service}/{name}"
+            try:
+                if row.request_streams:
+                    replies = channel.stream_stream(target)(iter([content]), timeout=SECONDS)
+                elif row.reply_streams:
+                    replies = channel.unary_stream(target)(content, timeout=SECONDS)
+                else:
+                    return len(channel.unary_unary(target)(content, timeout=SECONDS))
+                return sum(len(reply) for reply in itertools.islice(replies, 3))
+            except grpc.RpcError:
+                return 0
+
+    field = ".".join(each.name for each in path)
+    coding = "gzip" if packed else "identity"
+    sent = size // 1000 + 100 if packed else size
+    title = f"{name} of {model}, {field}, {size} bytes, {coding}"
+    return Attack(title, fair_bytes(sent, size), send)
+
+
+# -- the rule --------------------------------------------------------------------------------------
+
+
+def measured(gateway: Gateway, meter: Meter, probe: Probe, attack: Attack) -> Cost:
+    probe.take()
+    held, cpu = meter.reset_peak(), meter.cpu_seconds()
+    answer = attack.send()
+    cpu = meter.cpu_seconds() - cpu
+    return Cost(cpu, max(0, meter.peak_bytes() - held), probe.take(), answer)
+
+
+def broken(attack: Attack, cost: Cost) -> list[str]:
+    """What of the rule a request breaks."""
+    size = attack.size + cost.answer_bytes
+    found = []
+    if cost.cpu_seconds > CPU_SECONDS + CPU_SECONDS_PER_BYTE * size:
+        found.append(f"{cost.cpu_seconds:.2f} s of CPU for {size} bytes")
+    if cost.memory_bytes > MEMORY_BYTES + MEMORY_PER_BYTE * size + NOISE_BYTES:
+        found.append(f"{cost.memory_bytes / 1e6:.0f} MB for {size} bytes")
+    if cost.stall_seconds > STALL_SECONDS:
+        found.append(f"everybody else waited {cost.stall_seconds * 1000:.0f} ms")
+    return found
+
+
+def repository(root: Path) -> Path:
+    """A model whose signature is closed, one that is open, one of strings, one of pictures."""
+    models.repository(root)
+    models.fake(root, "open", "FP32", "-1")
+    models.fake(root, "words", "BYTES", "-1")
+    text = models.config("pictures", ["x FP32 3,8,8"], ["y FP32 192"], backend="fake")
+    (root / "pictures" / "1").mkdir(parents=True)
+    (root / "pictures" / "config.pbtxt").write_text(text)
+    return root
+
+
+def findings(
+    gateway: Gateway, requests: int | None, seed: int, tell: Callable[[str], None] = print
+) -> tuple[int, list[str]]:
+    """How many requests were sent, and which of them broke the rule."""
+    attacks = [*http_attacks(gateway), *grpc_attacks(gateway)]
+    random.Random(seed).shuffle(attacks)
+    meter, found = Meter(gateway.process.pid), []
+    probe = Probe(gateway)
+    try:
+        for number, attack in enumerate(attacks[:requests]):
+            wrong = broken(attack, measured(gateway, meter, probe, attack))
+            # Once more: threads begin, modules are imported, pages come back.
+            if wrong and (wrong := broken(attack, measured(gateway, meter, probe, attack))):
+                found.append(f"{attack.name}: {'; '.join(wrong)}")
+                tell(found[-1])
+            if number % 500 == 499:
+                tell(f"{number + 1} of {len(attacks)} requests, {len(found)} findings")
+    finally:
+        probe.close()
+    return len(attacks[:requests]), found
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--requests", type=int, help="a sample of so many  [default: all]")
+    parser.add_argument("--seed", type=int, default=0)
+    arguments = parser.parse_args()
+    with tempfile.TemporaryDirectory() as folder:
+        root = repository(Path(folder) / "models")
+        with serving(root, "--http-max-input-size", str(MAX_INPUT_BYTES)) as gateway:
+            sent, found = findings(gateway, arguments.requests, arguments.seed)
+    print(f"{sent} requests, {len(found)} broke the rule")
+    return 1 if found else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
