@@ -100,6 +100,10 @@ def test_torchserve_explains_too(gateway: Gateway, rest: Connection) -> None:
     row = b"[1, 2, 3, 4]"
     for path in ("/explanations/x2", "/explanations/x2/1"):
         assert rest.send("POST", path, row).json == predict(gateway, "reasons", row).json
+    tensor = {"name": "x", "shape": [1, 4], "datatype": "FP32", "data": [1, 2, 3, 4]}
+    reply = post(rest, "/v2/models/x2/explain", {"inputs": [tensor]}).json
+    assert reply["outputs"][0]["data"] == [10, 20, 30, 40]
+    assert post(rest, "/v2/models/reasons/explain", {"inputs": [tensor]}).status == 501
     for path, status in (("/explanations/reasons", 501), ("/explanations/nope", 404)):
         assert error(rest.send("POST", path, row))[0] == status
 

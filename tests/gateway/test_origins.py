@@ -80,7 +80,7 @@ def test_names_that_are_allowed_pass() -> None:
 #: What changes nothing may be asked by any page; whether it reads the answer is the browser's rule.
 HARMLESS = (
     "/infer", "/generate", "/generate_stream", ":predict", ":classify", ":regress", "/invoke",
-    "/invocations",
+    "/invocations", "/explain",
 )  # fmt: skip
 
 

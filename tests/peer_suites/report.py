@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections import Counter
 from collections.abc import Iterable, Mapping
 from pathlib import Path
@@ -19,6 +20,9 @@ each failing test said. Not applicable are tests of a peer's own name, of GPUs, 
 load native code, and of flags that only that server has; each has its reason.
 
 """
+
+
+_FOLDERS = re.compile(r"(?<![\w.:/])/(?:[\w.@+-]+/)+(?=[\w.-]+\.\w+)")
 
 
 def judged(suite: Suite, outcomes: Iterable[Outcome]) -> list[Outcome]:
@@ -69,10 +73,18 @@ def document(suites: Mapping[str, Suite], results: Mapping[str, list[Outcome]]) 
         name: {
             "source": suites[name].sources[0].link,
             "counts": counts(outcomes),
-            "tests": [outcome._asdict() for outcome in outcomes],
+            "tests": [
+                {**outcome._asdict(), "detail": _without_folders(outcome.detail)}
+                for outcome in outcomes
+            ],
         }
         for name, outcomes in results.items()
     }
+
+
+def _without_folders(detail: str) -> str:
+    """``detail`` without the places of files on the machine of this run."""
+    return _FOLDERS.sub("", detail)
 
 
 def write(folder: Path, suites: Mapping[str, Suite], results: Mapping[str, list[Outcome]]) -> None:

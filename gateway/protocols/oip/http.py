@@ -10,7 +10,7 @@ from fastapi import Depends, FastAPI, Path, Request, Response
 from starlette.exceptions import HTTPException
 
 from gateway.errors import InvalidArgument, ModelportError
-from gateway.protocols import http_body
+from gateway.protocols import explainer, http_body
 from gateway.protocols.http import Delegate
 from gateway.protocols.http_document import document
 from gateway.protocols.oip import documents
@@ -137,6 +137,18 @@ class OipHttp(OipInfer):
             """
             name, number = selected
             return Delegate(self._infer, name, str(number or ""))
+
+        @app.post(
+            f"{path}/explain",
+            tags=["inference"],
+            name=f"explain{suffix}",
+            response_model=oip_schema.InferReply,
+            responses=failures,
+            openapi_extra=oip_schema.INFER_BODY,
+        )
+        async def explain(selected: Selected = Depends(select)) -> Response:
+            """Run the model's explainer, as TorchServe has it: `explainer` in its parameters."""
+            return Delegate(self._infer, explainer.of(lifecycle, *selected), "")
 
     def _add_repository_routes(self, app: FastAPI) -> None:
         control = self._control
