@@ -32,6 +32,7 @@ from gateway.types import Array, Datatype, Deadline, InferRequest, Tensor, Tenso
 from gateway.upstream import EndpointFailed, Failure, http
 from gateway.upstream.http import Reply
 from gateway.wire import json_data, json_text, raw
+from gateway.wire.long_array import LongArray
 from gateway.wire.proto import serving_pb2 as pb
 
 T = TypeVar("T")
@@ -166,6 +167,8 @@ def _encode(signature: str, inputs: list[Tensor]) -> bytes:
 
 def _decoded(name: str, datatype: Datatype, value: Any, shape: tuple[int, ...]) -> Array:
     try:
+        if type(value) is LongArray and datatype is not Datatype.BYTES:
+            return json_data.decode(name, datatype, shape, value)
         flat = _flat(value, shape)
         if datatype is Datatype.BYTES:
             return raw.object_array([_bytes(item) for item in flat], shape)
@@ -176,6 +179,8 @@ def _decoded(name: str, datatype: Datatype, value: Any, shape: tuple[int, ...]) 
 
 def _shape(value: Any) -> tuple[int, ...]:
     """As TensorFlow Serving itself tells a shape: by the first elements."""
+    if type(value) is LongArray:
+        return value.shape
     shape = []
     while type(value) is list:
         shape.append(len(value))
@@ -187,7 +192,7 @@ def _shape(value: Any) -> tuple[int, ...]:
 
 def _flat(value: Any, shape: tuple[int, ...]) -> list[Any]:
     """The elements in order. Raises ``ValueError``: the lists are not of ``shape``."""
-    items = [value]
+    items = [value.tolist() if type(value) is LongArray else value]
     for size in shape:
         if not all(type(item) is list and len(item) == size for item in items):
             raise ValueError
