@@ -88,6 +88,8 @@ class Rehearsal:
             right = self._right(asked, before)
             after = self._asked(1, right[1])
         except _Wrong as error:
+            if self._duel.is_learnt and not self._retrained:
+                self._confirm(right[0])
             return Rehearsed((error.question,), notes=tuple(self._notes))
         right = [answers.first(one, len(after)) for one in right]
         if right[1].expected is None:
@@ -173,6 +175,19 @@ class Rehearsal:
                 whose = "--data's" if self._retrained else whose
                 self._hold(which, live, asked, found, f"as {whose}")
         return found
+
+    def _confirm(self, right: Payloads) -> None:
+        """Raise ``Lost`` where the baseline does not give again the answers that it gave."""
+        self._duel.say("rehearsal: baseline, once more")
+        with self._duel.live(0) as live:
+            count, first = answers.wrong(right, self._given(0, live, right), live.target)
+        if count:
+            raise Lost(
+                f"the baseline gives other answers than before to {count} of "
+                f"{len(right.requests)} requests, such as {first}; give the right ones with "
+                "--data, or allow more in [answers]",
+                is_candidate=False,
+            )
 
     def _given(self, which: int, live: Live, asked: Payloads) -> list[Given]:
         part = ASKING_PART * self._slo.duration.max_seconds

@@ -97,12 +97,13 @@ def rehearse(
     slo: Mapping[str, Any] | None = None,
     data: Path | None = None,
     candidate: int = 2,
+    kind: type[InThreads] = InThreads,
 ) -> Rehearsed:
     """The rehearsal of version 1 against ``candidate``, served by ``factors``."""
     work = model.parent / "work"
     work.mkdir(exist_ok=True)
     limits: Slo = parse(slo or {})
-    held = InThreads(
+    held = kind(
         tuple(Published(str(model / str(n)), model, str(n)) for n in (1, candidate)),  # type: ignore[arg-type]
         *(Protocol.OIP_HTTP, limits, 0, work, Cores(), lambda text: None),
         time.monotonic() + 600,
@@ -179,6 +180,22 @@ def test_one_checkpoint_in_two_versions_keeps_the_strict_comparison(tmp_path: Pa
     told = rehearse(model, (2.0, 2.01), slo={"answers": {"retrained": True}})
     assert told.agreement is not None
     assert not [one for one in told.questions if one.status != "pass"]
+
+
+def test_a_baseline_that_contradicts_itself_is_not_the_candidates_fault(tmp_path: Path) -> None:
+    model = published(tmp_path / "tiny", versions=2)
+    starts = iter((2.0, 2.5, 2.2))  # the baseline's, the candidate's, the baseline's again
+
+    class Fickle(InThreads):
+        @contextlib.contextmanager
+        def live(self, number: int) -> Iterator[Live]:
+            self.factors = (next(starts),) * 2
+            with super().live(number) as live:
+                yield live
+
+    with pytest.raises(Lost, match="the baseline gives other answers than before to") as lost:
+        rehearse(model, (0.0, 0.0), kind=Fickle)
+    assert not lost.value.is_candidate
 
 
 def test_a_candidate_without_its_checkpoints_answers_is_told_what_to_do(tmp_path: Path) -> None:
