@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from exporters.errors import UsageError
+from exporters.errors import UsageError, suggestion
 from exporters.models import registered
 from gateway.types import Array, Datatype, ModelSignature, TensorSpec
 
@@ -113,7 +113,8 @@ def find_factory(model: str) -> Factory:
     module_name, separator, attribute = path.partition(":")
     if not (separator and module_name and attribute):
         raise UsageError(
-            f"--model '{model}' is not registered; use {', '.join(known)}, or name your own "
+            f"--model '{model}' is not registered; {suggestion(model, known)} "
+            f"use {', '.join(known)}, or name your own "
             "as package.module:factory"
         )
     if path == model and os.getcwd() not in sys.path:

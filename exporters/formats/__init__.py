@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
-from exporters.errors import missing_extra
+from exporters.errors import missing_extra, suggestion
 from exporters.source import Framework, Source
 from gateway.errors import Unsupported
 from gateway.repository.config import PLATFORMS, Platform
@@ -175,7 +175,10 @@ def find_format(name: str) -> Format:
         Unsupported: there is none.
     """
     if name not in FORMATS:
-        raise Unsupported(f"--format '{name}' is not supported; use {', '.join(FORMATS)} or all")
+        likely = suggestion(name, (*FORMATS, "all"))
+        raise Unsupported(
+            f"--format '{name}' is not supported; {likely} use {', '.join(FORMATS)} or all"
+        )
     return FORMATS[name]
 
 

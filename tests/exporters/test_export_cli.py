@@ -411,3 +411,12 @@ def test_a_version_published_again_is_refused_with_what_differs(
     assert "version 1 of 'fraud' is published and never overwritten" in line
     assert "artifact.dtype is fp32 there and fp16 here" in line
     assert re.search(r"checkpoint.sha256 is [0-9a-f]{12}… there and [0-9a-f]{12}… here", line)
+
+
+def test_misspelled_names_are_answered_with_the_likeliest(
+    invoke: Invoke, fraud_checkpoint: Path
+) -> None:
+    wrong = invoke(fraud_checkpoint, "--format", "onxx")
+    assert "'onxx' is not supported; did you mean 'onnx'? use" in failed(wrong, 4)
+    wrong = invoke(fraud_checkpoint, model="frued")
+    assert "'frued' is not registered; did you mean 'fraud'? use" in failed(wrong, 2)
