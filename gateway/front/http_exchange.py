@@ -146,11 +146,12 @@ class Exchange:
             MemoryExhausted: requests hold all that they may.
         """
         if not self.done:
-            self._received += len(body) + PIECE_BYTES
+            size = len(body) + PIECE_BYTES
+            self._received += size
             if self._received > UNCOUNTED_BYTES:
-                self.lease.reserve(len(body) + PIECE_BYTES)
+                self.lease.reserve(size)
             self._chunks.append(body)
-            self.buffered += len(body) + PIECE_BYTES
+            self.buffered += size
             self._wake()
 
     def end(self) -> None:

@@ -76,9 +76,8 @@ class HttpConnection(asyncio.Protocol):
         self._queue: deque[Exchange] = deque()
         #: What is said once nothing is left to answer; nothing more is parsed.
         self._refusal: Refusal | None = None
-        self._closing = self._crowded = False
+        self._closing = self._crowded = self._probed = False
         self._ended = False  # the client has ended its side
-        self._probed = False
         self._intake = Intake(loop, self._take)
         # Whether the slice at hand brought any of a body, and what came since that brought none.
         self._fed = False
@@ -207,8 +206,6 @@ class HttpConnection(asyncio.Protocol):
                 self._via += b", " + value if self._via else value
             elif name == b"expect" and value.lower() == b"100-continue":
                 self._expects_continue = True
-            if len(self._headers) >= MAX_HEADERS:
-                raise LongHead
             self._headers.append((name, value))
 
     def on_headers_complete(self) -> None:
@@ -218,6 +215,8 @@ class HttpConnection(asyncio.Protocol):
             http_head.bound(self._url, self._headers)
         parser, url = self._parser, self._url
         method, version = parser.get_method().decode(), parser.get_http_version()
+        if len(self._headers) > MAX_HEADERS:
+            raise LongHead
         self._upgrades = parser.should_upgrade() and method != "CONNECT"
         if self._upgrades:
             return
@@ -278,7 +277,8 @@ class HttpConnection(asyncio.Protocol):
             await exchange.run(self._shared.app)
         finally:
             self._shared.exchanges.discard(exchange)
-            exchange.lease.release()
+            if exchange.lease.size:
+                exchange.lease.release()
 
     def answered(self, exchange: Exchange) -> None:
         """The next one's turn, or the connection's end."""

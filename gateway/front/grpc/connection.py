@@ -311,7 +311,8 @@ class GrpcConnection(Reader, asyncio.BufferedProtocol):
 
     def _forget(self, call: Stream) -> None:
         del self._streams[call.number]
-        self.blocked.pop(call.number, None)
+        if self.blocked:
+            self.blocked.pop(call.number, None)
         self._shared.calls.discard(call)
 
     def _abandon(self, stream: int, ended: bool) -> None:

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Sequence
+from functools import lru_cache
 
 from gateway.front.grpc import limits
+from gateway.front.grpc.service import Ending
 from gateway.wire import http2
 from gateway.wire.http2 import MAX_WINDOW_BYTES
 from gateway.wire.http2_reader import MAX_DATA_BYTES
@@ -26,6 +28,15 @@ NO_HTTP1 = (
     b"HTTP/1.1 505 HTTP Version Not Supported\r\ncontent-type: application/json\r\n"
     b"content-length: %d\r\nconnection: close\r\n\r\n%b" % (len(_SAID), _SAID)
 )
+
+#: Of endings as they are sent: in an overload most are alike.
+KEPT_ENDINGS = 64
+
+
+@lru_cache(KEPT_ENDINGS)
+def block_of(ending: Ending) -> bytes:
+    """The header block of ``ending``."""
+    return b"".join(http2.literal(*field) for field in ending.fields())
 
 
 class Output:

@@ -6,7 +6,6 @@ import asyncio
 import struct
 from collections import deque
 from collections.abc import Sequence
-from functools import lru_cache
 from typing import Protocol
 
 from gateway import hops
@@ -15,10 +14,10 @@ from gateway.front.grpc import framing
 from gateway.front.grpc.framing import Frames, MalformedFrame
 from gateway.front.grpc.head import Head
 from gateway.front.grpc.limits import MESSAGE_BITS, AbuseLimits
-from gateway.front.grpc.output import STREAM_WINDOW_BYTES, Output
+from gateway.front.grpc.output import STREAM_WINDOW_BYTES, Output, block_of
 from gateway.front.grpc.service import CLOSING, LATE, OK, STALLED, Ending, Gone
 from gateway.front.grpc.status import Status
-from gateway.request_memory import CURRENT, ConnectionMemory
+from gateway.request_memory import CURRENT, ConnectionMemory, Lease
 from gateway.timers import Timer
 from gateway.types import NO_DEADLINE, Deadline
 from gateway.wire.body import Body
@@ -45,8 +44,6 @@ GRACE_SECONDS = 0.05
 #: Up to this, what goes out is copied into one piece; and so much is handed on at once.
 COPIED_BYTES = 64 * 1024
 GATHERED_BYTES = 1024 * 1024
-#: Of endings as they are sent: in an overload most are alike.
-KEPT_ENDINGS = 64
 #: An HTTP status is answered in words too.
 _NO_GRPC = b'{"error":"this port serves gRPC: POST, content-type application/grpc, HTTP/2"}'
 #: ":status: 200" of the static table, and a literal: whoever reads it needs to keep nothing.
@@ -101,8 +98,8 @@ class Stream:
         self.task: asyncio.Task[None] | None = None
         self._running = False  # the task has taken its first step
         self.begun_at = self.touched_at = connection.loop.time()
-        #: The memory that the request holds.
-        self.lease = connection.memory.lease()
+        #: The memory that the request holds, if it is worth counting.
+        self.lease: Lease | None = None
         # Of the request: what has come, what the client may still send, whether that is all.
         self.received = 0
         self.credit = STREAM_WINDOW_BYTES
@@ -156,7 +153,8 @@ class Stream:
 
     def close(self) -> None:
         """All that will be is sent."""
-        self.lease.release()
+        if self.lease is not None:
+            self.lease.release()
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
@@ -171,7 +169,7 @@ class Stream:
             return  # nobody reads it
         if not last or len(part) > UNCOUNTED_BYTES:
             try:
-                self.lease.reserve(len(part))
+                self._counted().reserve(len(part))
             except MemoryExhausted as error:
                 self.end(Ending(Status.RESOURCE_EXHAUSTED, str(error)))
                 return
@@ -185,6 +183,11 @@ class Stream:
             self._gather(part)
         if not last and self.credit < STREAM_WINDOW_BYTES // 2:
             self._grant()
+
+    def _counted(self) -> Lease:
+        if self.lease is None:
+            self.lease = self._connection.memory.lease()
+        return self.lease
 
     def _gather(self, part: memoryview) -> None:
         if self._gathered is None:
@@ -235,9 +238,11 @@ class Stream:
 
     def running(self) -> None:
         self._running = True
-        CURRENT.set(self.lease)
-        if self.head.target.via:
-            hops.CURRENT.set(self.head.target.via)
+        target = self.head.target
+        if self.lease is not None or target.encoding != framing.IDENTITY:
+            CURRENT.set(self._counted())
+        if target.via:
+            hops.CURRENT.set(target.via)
 
     async def body(self) -> bytes | memoryview:
         body = self.come()
@@ -262,7 +267,8 @@ class Stream:
                 raise StopAsyncIteration
             self._waiter = self._connection.loop.create_future()
             await self._waiter
-        self.lease.give_back(len(content) + framing.PREFIX_BYTES)
+        if self.lease is not None:
+            self.lease.give_back(len(content) + framing.PREFIX_BYTES)
         self._connection.limits.advanced()
         if self.credit < STREAM_WINDOW_BYTES // 2:
             self._grant()
@@ -274,7 +280,8 @@ class Stream:
         connection, number = self._connection, self.number
         size = sum(map(len, content))
         body = size + framing.PREFIX_BYTES
-        whole = body <= min(self.window, connection.window, connection.peer.max_frame)
+        room = connection.window if connection.window < self.window else self.window
+        whole = body <= room and body <= connection.peer.max_frame
         if not whole or connection.writing_paused:
             self._push(content, size)
             self.end(OK)
@@ -311,7 +318,7 @@ class Stream:
         if self.gone or self.ended:
             return
         self.ended = True
-        fields = _block(ending)
+        fields = block_of(ending)
         block = fields if self.started else _HEAD + fields
         self._tail = headers(self.number, block, True)
         self._gathered = None
@@ -389,8 +396,3 @@ class Stream:
         if self._expired:
             return LATE
         return STALLED if self.stalled else CLOSING
-
-
-@lru_cache(KEPT_ENDINGS)
-def _block(ending: Ending) -> bytes:
-    return b"".join(literal(*field) for field in ending.fields())
