@@ -25,7 +25,7 @@ CONTROL_SECONDS = 0.4
 def flooded(repository: Repository, config: str, seconds: float) -> tuple[float, Outcomes]:
     """Answers a second of a client that waits for each, and what becomes of ten times as many."""
     repository.count(config)
-    with serving(repository.root, "--front", "portable") as gateway:
+    with serving(repository.root) as gateway:
         turns = 20_000
         for _ in range(3):  # how long a turn takes here and now
             one = client(gateway.grpc, turns)
