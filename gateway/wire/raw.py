@@ -13,6 +13,7 @@ from typing import Any
 
 import numpy as np
 
+from gateway import offload
 from gateway.errors import InvalidArgument
 from gateway.types import NUMPY_DTYPES, Array, Datatype, Tensor
 
@@ -24,6 +25,8 @@ MAX_RANK = 32
 MAX_ELEMENTS = 2**59
 #: To copy so few costs less than a view of them.
 COPIED_BYTES = 4096
+#: BYTES elements between two checkpoints; more of them are read and written off the event loop.
+PIECE = 8192
 _LENGTH = struct.Struct("<I")
 _DATATYPES = {datatype.value: datatype for datatype in Datatype}
 
@@ -120,6 +123,8 @@ def _decode_bytes(name: str, shape: tuple[int, ...], count: int, data: Buffer, m
             )
         items.append(bytes(data[offset : offset + length]))
         offset += length
+        if not len(items) % PIECE:
+            offload.checkpoint()
     if len(items) < count:
         raise InvalidArgument(
             f"expected {count} string elements for inference input '{name}'{_of(model)}, got "
@@ -142,10 +147,13 @@ def object_array(items: list[bytes], shape: tuple[int, ...]) -> Array:
 def encode(tensor: Tensor) -> Buffer:
     """The bytes of ``tensor``; a view of its memory where that is contiguous, and not small."""
     if tensor.datatype is Datatype.BYTES:
-        parts: list[bytes] = []
-        for item in tensor.data.reshape(-1):
-            parts += (_LENGTH.pack(len(item)), item)
-        return b"".join(parts)
+        encoded = bytearray()
+        for index, item in enumerate(tensor.data.reshape(-1)):
+            encoded += _LENGTH.pack(len(item))
+            encoded += item
+            if not index % PIECE:
+                offload.checkpoint()
+        return bytes(encoded)
     dtype = NUMPY_DTYPES[tensor.datatype]
     if tensor.data.nbytes <= COPIED_BYTES and tensor.data.dtype == dtype:
         return tensor.data.tobytes()

@@ -40,10 +40,12 @@ from gateway.protocols.oip.health_grpc import HealthGrpc
 from gateway.protocols.oip.regions_grpc import RegionsGrpc
 from gateway.protocols.oip.shared_memory import REFUSED, Exchange, SharedMemory
 from gateway.types import (
+    Datatype,
     Deadline,
     InferRequest,
     InferResponse,
 )
+from gateway.wire import raw
 from gateway.wire.triton_messages import service_pb2 as pb
 
 SERVICE = "inference.GRPCInferenceService"
@@ -120,6 +122,9 @@ class OipGrpc:
 
     async def _raw_infer(self, message: Any, deadline: Deadline) -> RawReply:
         response, shared = await self._answer(message, deadline)
+        for tensor in response.outputs:
+            if tensor.datatype is Datatype.BYTES and tensor.data.size > raw.PIECE:
+                return await offload.run(partial(RawReply, response, shared), deadline)
         return RawReply(response, shared)
 
     async def _answer(self, message: Any, deadline: Deadline) -> tuple[InferResponse, Exchange]:

@@ -220,11 +220,12 @@ def _output_head(name: str, datatype: Datatype, shape: tuple[int, ...]) -> bytes
 
 def is_large(response: InferResponse, form: ReplyForm) -> bool:
     """Whether to write the reply takes more than a millisecond; what is sent as bytes does not."""
-    return any(
-        tensor.data.size > PIECE
-        and (tensor.datatype is Datatype.BYTES or not form.by_output.get(tensor.name, form.binary))
-        for tensor in response.outputs
-    )
+    for tensor in response.outputs:  # a loop, since every reply comes here
+        if tensor.data.size > PIECE and (
+            tensor.datatype is Datatype.BYTES or not form.by_output.get(tensor.name, form.binary)
+        ):
+            return True
+    return False
 
 
 def _data(tensor: Tensor) -> bytes:
