@@ -117,12 +117,14 @@ class Bench:
         *,
         label: str = "",
         select: str = "",
+        test: str = "",
         environment: Mapping[str, str] | None = None,
     ) -> Iterator[Outcome]:
         """Run the tests of ``file`` in its own folder; ids are ``prefix::Class::test [label]``.
 
         Args:
             select: pytest's ``-k``.
+            test: ``Class::test``, to run this one alone.
         """
         suffix = f" [{label}]" if label else ""
         skip = {
@@ -137,14 +139,15 @@ class Bench:
         command = [
             *(str(self.python), "-m", "pytest", "-q", "-p", "report_tests", "-c", os.devnull),
             *("--rootdir", str(file.parent), "-p", "no:cacheprovider", "--tb", "short"),
-            *("--timeout", str(TEST_SECONDS), *(("-k", select) if select else ()), file.name),
+            *("--timeout", str(TEST_SECONDS), *(("-k", select) if select else ())),
+            f"{file.name}::{test}" if test else file.name,
         ]
-        known = os.environ | {"PEER_SUITES_PIPE": str(write), "PEER_SUITES_SKIP": json.dumps(skip)}
+        asked = {"PEER_SUITES_PIPE": str(write), "PEER_SUITES_SKIP": json.dumps(skip)}
         paths = os.pathsep.join((str(INSIDE), (environment or {}).get("PYTHONPATH", "")))
         process = subprocess.Popen(
             command,
             cwd=file.parent,
-            env={**known, **(environment or {}), "PYTHONPATH": paths},
+            env={**os.environ, **asked, **(environment or {}), "PYTHONPATH": paths},
             pass_fds=[write],
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
@@ -156,8 +159,8 @@ class Bench:
             for line in lines:
                 told = json.loads(line)
                 count += 1
-                test = prefix + told["test"].removeprefix(file.name) + suffix
-                yield Outcome(test, _VERDICTS[told["outcome"]], _end(told["text"]))
+                name = prefix + told["test"].removeprefix(file.name) + suffix
+                yield Outcome(name, _VERDICTS[told["outcome"]], _end(told["text"]))
         said, _ = process.communicate(timeout=FILE_SECONDS)
         if not count and process.returncode != _NONE_SELECTED:
             yield Outcome(prefix + suffix, Verdict.FAIL, _end(said))

@@ -33,11 +33,17 @@ def suite(run: object = None, **fields: object) -> Suite:
     return Suite("some", "Some tests", (SOURCE,), (), run, **fields)  # type: ignore[arg-type]
 
 
-@pytest.fixture
-def bench(tmp_path: Path) -> Bench:
-    (tmp_path / "some_test.py").write_text(FILE)
+@pytest.fixture(scope="module")
+def bench(tmp_path_factory: pytest.TempPathFactory) -> Bench:
+    folder = tmp_path_factory.mktemp("source")
+    (folder / "some_test.py").write_text(FILE)
     not_applicable = {"folder/some_test.py::Some::test_gpu": "GPU"}
-    return Bench({SOURCE: tmp_path}, tmp_path, Path(sys.executable), not_applicable)
+    return Bench({SOURCE: folder}, folder, Path(sys.executable), not_applicable)
+
+
+@pytest.fixture(scope="module")
+def outcomes(bench: Bench) -> list[Outcome]:
+    return ran(bench)
 
 
 def ran(bench: Bench, select: str = "not forgotten") -> list[Outcome]:
@@ -45,8 +51,8 @@ def ran(bench: Bench, select: str = "not forgotten") -> list[Outcome]:
     return list(bench.pytest(file, "folder/some_test.py", select=select))
 
 
-def test_each_test_of_a_file_has_its_verdict(bench: Bench) -> None:
-    found = {outcome.test.rpartition("::")[2]: outcome for outcome in ran(bench)}
+def test_each_test_of_a_file_has_its_verdict(outcomes: list[Outcome]) -> None:
+    found = {outcome.test.rpartition("::")[2]: outcome for outcome in outcomes}
     assert {name: outcome.verdict for name, outcome in found.items()} == {
         "test_good": Verdict.PASS,
         "test_bad": Verdict.FAIL,
@@ -57,14 +63,15 @@ def test_each_test_of_a_file_has_its_verdict(bench: Bench) -> None:
 
 
 def test_a_file_that_cannot_be_imported_is_a_failure(bench: Bench) -> None:
-    (bench.source(SOURCE) / "some_test.py").write_text("import no_such_module")
-    (outcome,) = ran(bench, select="")
+    (bench.source(SOURCE) / "broken_test.py").write_text("import no_such_module")
+    (outcome,) = bench.pytest(bench.source(SOURCE) / "broken_test.py", "folder/broken_test.py")
     assert outcome.verdict is Verdict.FAIL
     assert "no_such_module" in outcome.detail
 
 
-def test_a_failure_is_unexpected_unless_it_is_listed_and_a_listed_pass_is_too(bench: Bench) -> None:
-    outcomes = ran(bench)
+def test_a_failure_is_unexpected_unless_it_is_listed_and_a_listed_pass_is_too(
+    outcomes: list[Outcome],
+) -> None:
     bad, good = "folder/some_test.py::Some::test_bad", "folder/some_test.py::Some::test_good"
     assert [line.split(":: ")[0][: len(bad)] for line in report.unexpected(suite(), outcomes)] == [
         bad
@@ -76,14 +83,16 @@ def test_a_failure_is_unexpected_unless_it_is_listed_and_a_listed_pass_is_too(be
     ]
 
 
-def test_a_test_that_did_not_run_is_in_the_table(bench: Bench, tmp_path: Path) -> None:
+def test_a_test_that_did_not_run_is_in_the_table(
+    bench: Bench, outcomes: list[Outcome], tmp_path: Path
+) -> None:
     def declared(bench: Bench) -> Iterator[str]:
         return declared_tests(bench.source(SOURCE) / "some_test.py", "folder/some_test.py")
 
     known = suite(declared=declared)
-    outcomes = report.with_missing(known, bench, report.judged(known, ran(bench)))
-    assert report.counts(outcomes) == {"pass": 1, "fail": 1, "not applicable": 1, "not run": 1}
-    report.write(tmp_path, {"some": known}, {"some": outcomes})
+    listed = report.with_missing(known, bench, report.judged(known, outcomes))
+    assert report.counts(listed) == {"pass": 1, "fail": 1, "not applicable": 1, "not run": 1}
+    report.write(tmp_path, {"some": known}, {"some": listed})
     table = (tmp_path / "peer-suites.md").read_text()
     assert "| [Some tests](#some) | 1 | 1 | 1 | 1 |" in table
     assert "::test_bad` | fail | AssertionError: 1 != 2 : one is not two |" in table

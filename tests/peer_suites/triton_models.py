@@ -51,6 +51,18 @@ def generated(bench: Bench, generator: str, *flags: str) -> Path:
     return folder
 
 
+def without_commas(root: Path) -> None:
+    """Rename the generators' ``nop_TYPE_FP32_-1,-1``: a gateway serves no name with a comma."""
+    names = [folder.name for folder in root.iterdir() if "," in folder.name]
+    for name in names:
+        (root / name).rename(root / name.replace(",", "_"))
+    for config in root.glob("*/config.pbtxt"):
+        text = config.read_text()
+        for name in names:
+            text = text.replace(f'"{name}"', f'"{name.replace(",", "_")}"')
+        config.write_text(text)
+
+
 def edit(root: Path, name: str, *replacements: tuple[str, str], append: str = "") -> None:
     """Change ``config.pbtxt`` of ``name`` as ``sed`` does in ``test.sh``: regular expressions."""
     config = root / name / "config.pbtxt"

@@ -27,6 +27,7 @@ class Stage(NamedTuple):
         models: fills the gateway's repository.
         select: pytest's ``-k``.
         label: tells apart the runs of one file.
+        alone: every test of this class has a gateway of its own, as in ``test.sh``.
         environment: of the tests; ``settings`` is the gateway's.
     """
 
@@ -37,6 +38,7 @@ class Stage(NamedTuple):
     label: str = ""
     environment: Mapping[str, str] = {}
     settings: Mapping[str, str] = {}
+    alone: str = ""
 
 
 def run(bench: Bench) -> Iterator[Outcome]:
@@ -47,21 +49,31 @@ def run(bench: Bench) -> Iterator[Outcome]:
         root = bench.work / "models" / str(number)
         root.mkdir(parents=True)
         stage.models(bench, root)
-        file = qa / stage.file
-        try:
-            with (
-                mock.patch.dict(os.environ, stage.settings),
-                bench.gateway(root, *_LENIENT, *stage.flags),
-            ):
-                yield from bench.pytest(
-                    file,
-                    stage.file,
-                    label=stage.label,
-                    select=stage.select,
-                    environment=stage.environment,
-                )
-        except AssertionError as error:
-            yield Outcome(f"{stage.file} [{stage.label}]", Verdict.FAIL, str(error)[-1000:])
+        triton_models.without_commas(root)
+        tests = [""]
+        if stage.alone:
+            found = declared_tests(qa / stage.file, stage.file)
+            tests = [t.partition("::")[2] for t in found if stage.alone in t]
+        for test in tests:
+            yield from _run(bench, stage, root, qa / stage.file, test)
+
+
+def _run(bench: Bench, stage: Stage, root: Path, file: Path, test: str) -> Iterator[Outcome]:
+    try:
+        with (
+            mock.patch.dict(os.environ, stage.settings),
+            bench.gateway(root, *_LENIENT, *stage.flags),
+        ):
+            yield from bench.pytest(
+                file,
+                stage.file,
+                label=stage.label,
+                select=stage.select,
+                test=test,
+                environment=stage.environment,
+            )
+    except AssertionError as error:
+        yield Outcome(f"{stage.file} [{stage.label}]", Verdict.FAIL, str(error)[-1000:])
 
 
 def declared(bench: Bench) -> Iterator[str]:
@@ -238,6 +250,8 @@ def _add_and_subtract(*names: str) -> Build:
         name = "onnx_int32_int32_int32"
         onnx = triton_models.generated(bench, "gen_qa_models", "--onnx")
         triton_models.copy(onnx, root, name)
+        for version in ("2", "3"):
+            shutil.rmtree(root / name / version)
         for new in names:
             triton_models.renamed(root, name, new)
         (root / name).rename(root.parent / f"{root.name}.unused")
@@ -252,7 +266,7 @@ _EXPLICIT = ("--model-control-mode", "explicit")
 _INFER = {"BACKENDS": "onnx", "ENSEMBLES": "1", "BATCH": "1", "NOBATCH": "1"}
 _SIZES = "L0_http/http_input_size_limit_test.py"
 _VALIDATION = "L0_input_validation/input_validation_test.py"
-_SHM, _SHM_TESTS = "L0_shared_memory/shared_memory_test.py", "SharedMemoryTest and not default"
+_SHM, _NOT = "L0_shared_memory/shared_memory_test.py", "not disabled_by_default"
 _VERTEX = {"AIP_HEALTH_ROUTE": "/health", "AIP_PREDICT_ROUTE": "/predict"}
 _CLASSES = "L0_parameters/class_count_test.py"
 
@@ -283,8 +297,8 @@ STAGES = (
     Stage("L0_optional_input/optional_input_test.py", _own("L0_optional_input/models")),
     Stage("L0_output_name/output_name_test.py", _output_names),
     Stage("L0_client_nobatch/client_test.py", _status),
-    Stage(_SHM, _simple, _SHARED, _SHM_TESTS, "http", {"CLIENT_TYPE": "http"}),
-    Stage(_SHM, _simple, _SHARED, _SHM_TESTS, "grpc", {"CLIENT_TYPE": "grpc"}),
+    Stage(_SHM, _simple, _SHARED, _NOT, "http", {"CLIENT_TYPE": "http"}, alone="::SharedMemory"),
+    Stage(_SHM, _simple, _SHARED, _NOT, "grpc", {"CLIENT_TYPE": "grpc"}, alone="::SharedMemory"),
     Stage(_SHM, _simple, (), "disabled_by_default", "http", {"CLIENT_TYPE": "http"}),
     Stage(_SHM, _simple, (), "disabled_by_default", "grpc", {"CLIENT_TYPE": "grpc"}),
     Stage("L0_client_timeout/client_infer_timeout_test.py", _own("L0_client_timeout/models")),
@@ -355,8 +369,19 @@ _SEQUENCES = dict.fromkeys(
 )
 NOT_APPLICABLE |= dict.fromkeys(("L0_perf", "L0_long"), "measures, and tests nothing")
 NOT_APPLICABLE |= dict.fromkeys(("L0_java", "L0_simple_go", "L0_simple_nodejs"), "other languages")
+_TIMING = "batches of Triton's own scheduler, told from its delays"
 EXPECTED_FAILURES = {
     **_SEQUENCES,
+    "L0_optional_input/optional_input_test.py::OptionalInputTest::test_": _TIMING,
+    "L0_infer_variable/infer_variable_test.py::InferVariableTest::test_raw_ooo": "TorchScript has "
+    "no strings",
+    "L0_infer_reshape/infer_reshape_test.py::InferReshapeTest::test_oo": "TorchScript has no "
+    "strings",
+    "L0_client_timeout/client_infer_timeout_test.py::ClientInferTimeoutTest::test_grpc": "the "
+    "gateway's own text may come before the client's",
+    f"{_SHM}::SharedMemoryTest::test_register_reserved_names": "names that only Triton's Python "
+    "backend reserves",
+    f"{_SHM}::SharedMemoryTest::test_large_shm": "its model is one of TensorRT or OpenVINO",
     f"{_HTTP}::test_negative_dimensions": "wants 500 for what the client does wrong; it is 400",
     f"{_HTTP}::test_repository_index_deeply_nested_json": "the nesting is refused before 'ready' "
     "is looked at",
