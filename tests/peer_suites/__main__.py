@@ -30,7 +30,9 @@ from tests.peer_suites.sources import Source
 from tests.peer_suites.suite import Bench, Outcome, Suite, Verdict, reason_of
 
 MODULES = (triton_examples, triton_qa, tensorflow_serving, torchserve, kserve, oip)
-SUITES: dict[str, Suite] = {module.SUITE.name: module.SUITE for module in MODULES}
+SUITES: dict[str, Suite] = {
+    suite.name: suite for suite in (*(module.SUITE for module in MODULES), triton_qa.INFER)
+}
 MARKS = {Verdict.PASS: ".", Verdict.FAIL: "F", Verdict.NOT_APPLICABLE: "s", Verdict.NOT_RUN: "?"}
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import shutil
 from collections.abc import Callable, Iterator, Mapping
+from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 from unittest import mock
@@ -14,6 +15,8 @@ from tests.peer_suites.suite import Bench, Outcome, Suite, Verdict, declared_tes
 from tests.peer_suites.triton_examples import REQUIREMENTS
 from tests.peer_suites.triton_models import SERVER
 
+#: They take half of the time, and are a suite of their own.
+_INFER_TESTS = "L0_infer"
 Build = Callable[[Bench, Path], None]
 #: The gateway is told to go on where a model of a shared repository does not load.
 _LENIENT = ("--strict-readiness", "false")
@@ -41,10 +44,11 @@ class Stage(NamedTuple):
     alone: str = ""
 
 
-def run(bench: Bench) -> Iterator[Outcome]:
+def run(bench: Bench, infers: bool) -> Iterator[Outcome]:
+    """``infers``: those of every datatype and shape, or all others."""
     qa = bench.copy(SERVER, "qa") / "qa"
     for number, stage in enumerate(STAGES):
-        if not bench.wanted(stage.file):
+        if stage.file.startswith(_INFER_TESTS) is not infers or not bench.wanted(stage.file):
             continue
         root = bench.work / "models" / str(number)
         root.mkdir(parents=True)
@@ -76,10 +80,12 @@ def _run(bench: Bench, stage: Stage, root: Path, file: Path, test: str) -> Itera
         yield Outcome(f"{stage.file} [{stage.label}]", Verdict.FAIL, str(error)[-1000:])
 
 
-def declared(bench: Bench) -> Iterator[str]:
+def declared(bench: Bench, infers: bool) -> Iterator[str]:
     qa = bench.source(SERVER) / "qa"
     for file in sorted(qa.glob("*/*.py")):
-        yield from declared_tests(file, str(file.relative_to(qa)))
+        name = str(file.relative_to(qa))
+        if name.startswith(_INFER_TESTS) is infers:
+            yield from declared_tests(file, name)
 
 
 # -- models ---------------------------------------------------------------------------------------
@@ -294,7 +300,10 @@ STAGES = (
     Stage(_CLASSES, _class_counts, label="grpc", environment={"CLIENT_TYPE": "grpc"}),
     Stage("L0_string_io/string_client_test.py", _strings),
     Stage("L0_scalar_io/scalar_test.py", _scalars),
-    Stage("L0_optional_input/optional_input_test.py", _own("L0_optional_input/models")),
+    Stage(
+        *("L0_optional_input/optional_input_test.py", _own("L0_optional_input/models")),
+        alone="::OptionalInputTest::",
+    ),
     Stage("L0_output_name/output_name_test.py", _output_names),
     Stage("L0_client_nobatch/client_test.py", _status),
     Stage(_SHM, _simple, _SHARED, _NOT, "http", {"CLIENT_TYPE": "http"}, alone="::SharedMemory"),
@@ -369,10 +378,10 @@ _SEQUENCES = dict.fromkeys(
 )
 NOT_APPLICABLE |= dict.fromkeys(("L0_perf", "L0_long"), "measures, and tests nothing")
 NOT_APPLICABLE |= dict.fromkeys(("L0_java", "L0_simple_go", "L0_simple_nodejs"), "other languages")
-_TIMING = "batches of Triton's own scheduler, told from its delays"
+_MIX = "a request of other inputs ends no batch that waits: it waits for its own kind"
 EXPECTED_FAILURES = {
     **_SEQUENCES,
-    "L0_optional_input/optional_input_test.py::OptionalInputTest::test_": _TIMING,
+    "L0_optional_input/optional_input_test.py::OptionalInputTest::test_": _MIX,
     "L0_infer_variable/infer_variable_test.py::InferVariableTest::test_raw_ooo": "TorchScript has "
     "no strings",
     "L0_infer_reshape/infer_reshape_test.py::InferReshapeTest::test_oo": "TorchScript has no "
@@ -401,13 +410,19 @@ EXPECTED_FAILURES = {
     f"{_GRPC_AIO}::test_update_log_settings": "log settings come with logging",
 }
 
-SUITE = Suite(
-    name="triton-qa",
-    title="Triton 26.09's own tests (qa/)",
-    sources=(SERVER,),
-    requirements=REQUIREMENTS,
-    run=run,
-    not_applicable=NOT_APPLICABLE,
-    expected_failures=EXPECTED_FAILURES,
-    declared=declared,
-)
+
+def _suite(name: str, title: str, infers: bool) -> Suite:
+    return Suite(
+        name=name,
+        title=title,
+        sources=(SERVER,),
+        requirements=REQUIREMENTS,
+        run=partial(run, infers=infers),
+        not_applicable=NOT_APPLICABLE,
+        expected_failures=EXPECTED_FAILURES,
+        declared=partial(declared, infers=infers),
+    )
+
+
+SUITE = _suite("triton-qa", "Triton 26.09's own tests (qa/)", False)
+INFER = _suite("triton-infer", "Triton 26.09's tests of every datatype and shape", True)
