@@ -94,6 +94,19 @@ def test_one_raw_entry_for_each_output_in_its_place(stub: Any) -> None:
     assert (difference, total) == ([0, 0, 0, 0], [2, 4, 6, 8])
 
 
+@pytest.mark.parametrize("blobs", [1, 2])
+def test_contents_beside_raw_ones_are_refused_whatever_their_number(stub: Any, blobs: int) -> None:
+    inputs = [("a", "FP32", [1, 4]), ("b", "FP32", [1, 4])]
+    request = message("add_and_subtract", *inputs, raw=[ROW] * blobs)
+    request.inputs[0].contents.fp32_contents.extend([1, 2, 3, 4])
+    with pytest.raises(grpc.RpcError) as caught:
+        infer(stub, request)
+    assert caught.value.details() == (
+        "contents field must not be specified when using raw_input_contents for 'a' for model "
+        "'add_and_subtract'"
+    )
+
+
 def test_an_empty_output_has_its_raw_entry_too(stub: Any) -> None:
     request = message("add_and_subtract", ("a", "FP32", [1, 0]), ("b", "FP32", [1, 0]))
     assert list(infer(stub, request).raw_output_contents) == [b"", b""]

@@ -224,10 +224,7 @@ def decode(message: Any, shared: Exchange = REFUSED) -> InferRequest:
             data = _shared_input(item, datatype, shape, shared)
         elif blobs:
             if item.HasField("contents"):
-                raise InvalidArgument(
-                    "contents field must not be specified when using raw_input_contents for "
-                    f"'{name}' for model '{message.model_name}'"
-                )
+                raise _contents_too(name, message.model_name)
             data = raw.decode(name, datatype, shape, blobs[index], message.model_name)
             index += 1
         else:
@@ -252,8 +249,18 @@ def decode(message: Any, shared: Exchange = REFUSED) -> InferRequest:
     return request
 
 
+def _contents_too(name: str, model: str) -> InvalidArgument:
+    return InvalidArgument(
+        "contents field must not be specified when using raw_input_contents for "
+        f"'{name}' for model '{model}'"
+    )
+
+
 def _check_count(message: Any) -> None:
     """Raw contents are of those inputs, in order, that are not in shared memory."""
+    for item in message.inputs:
+        if item.HasField("contents") and REGION not in item.parameters:
+            raise _contents_too(item.name, message.model_name)
     expected = sum(REGION not in item.parameters for item in message.inputs)
     if len(message.raw_input_contents) != expected:
         raise InvalidArgument(
