@@ -14,7 +14,8 @@ import torch
 from gateway import routes
 from gateway.cli import modelport
 
-ELSEWHERE = {"--strict", "--service-kind", "--shared-memory"}  # mypy's and perf_analyzer's
+#: mypy's, perf_analyzer's and pip's.
+ELSEWHERE = {"--strict", "--service-kind", "--shared-memory", "--constraint"}
 
 README = (Path(__file__).parents[1] / "README.md").read_text()
 

@@ -223,7 +223,8 @@ class _Entry:
 
     def _deliver_certificate(self) -> None:
         archive = self.archive
-        files = [f for f in (signing.CERTIFICATE, signing.SIGNATURE) if f in archive.files]
+        names = (signing.CERTIFICATE, signing.SIGNATURE, signing.SAMPLES)
+        files = [name for name in names if name in archive.files]
         if files and self.name != archive.manifest.model_name:
             detail = "it is of the model under its old name"
             self.report.add(signing.CERTIFICATE, State.NOTED, detail)

@@ -46,9 +46,10 @@ class Model:
         return self.versions[version].path / str(self.config.default_model_filename)
 
     def certificates(self, version: int) -> list[Path]:
-        """The certificate and its signature, as far as they are there."""
+        """The certificate, its signature and the samples it lists, as far as they are there."""
         folder = self.versions[version].path
-        files = [folder / name for name in (signing.CERTIFICATE, signing.SIGNATURE)]
+        names = (signing.CERTIFICATE, signing.SIGNATURE, signing.SAMPLES)
+        files = [folder / name for name in names]
         return [file for file in files if file.is_file()]
 
     def companions(self) -> list[PurePosixPath]:

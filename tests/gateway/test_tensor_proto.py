@@ -124,7 +124,7 @@ def test_the_last_value_stands_for_those_that_are_missing(
             pb.TensorProto(dtype=1, tensor_shape=pb.TensorShapeProto(unknown_rank=True)),  # type: ignore[arg-type]
             "unknown rank",
         ),
-        (proto(pb.DT_FLOAT, (2,), tensor_content=b"1234567"), "is 8 bytes, got 7"),
+        (proto(pb.DT_FLOAT, (2,), tensor_content=b"1234567"), "Expected 8, got 7"),
         (proto(pb.DT_BOOL, (1,), tensor_content=b"\x02"), "must be 0 or 1"),
         (proto(pb.DT_FLOAT, (1,), float_val=[1, 2]), "has 1 elements, but 2 values"),
         (proto(pb.DT_STRING, (1,), string_val=[b"", b""]), "has 1 elements, but 2 values"),
