@@ -171,7 +171,7 @@ class GrpcServer:
             return None
         head, _, blobs = split
         announced = self._announced(head, self._agreement.batch_size(request))
-        if announced is None or len(announced) != len(blobs):
+        if not announced or len(announced) != len(blobs):
             return None
         arrays: dict[str, Array] = {}
         for (name, datatype, shape, size), blob in zip(announced, blobs, strict=True):
@@ -200,6 +200,8 @@ class GrpcServer:
         agreement = self._agreement
         batch = agreement.batch_size(request)
         blobs = message.raw_output_contents
+        if not message.outputs and not message.model_name:  # an empty message is no answer
+            raise EndpointFailed(Failure.DAMAGED, "it has neither a model's name nor an output")
         if blobs and len(blobs) != len(message.outputs):
             raise EndpointFailed(Failure.DAMAGED, "its outputs and their contents do not match")
         arrays: dict[str, Array] = {}

@@ -122,7 +122,7 @@ class HttpServer:
         length = _header_length(reply)
         document = _document(reply, length)
         outputs = document.get("outputs")
-        if type(outputs) is not list:
+        if type(outputs) is not list or not (outputs or document.get("model_name")):
             raise EndpointFailed(Failure.DAMAGED, _DAMAGED_JSON)
         batch = self._agreement.batch_size(request)
         view, offset = memoryview(reply.body), length
