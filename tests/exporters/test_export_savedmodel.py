@@ -221,7 +221,8 @@ def _no_weights(path: Path) -> None:
 def test_a_damaged_savedmodel_is_one_line(fraud_path: Path, tmp_path: Path, damage: Any) -> None:
     shutil.copytree(fraud_path, tmp_path / "damaged")
     damage(tmp_path / "damaged")
-    with pytest.raises(IntegrityError, match=r"'damaged' (is not a whole SavedModel|does not load: .* is damaged)") as caught:
+    said = r"'damaged' (is not a whole SavedModel|does not load: .* is damaged)"
+    with pytest.raises(IntegrityError, match=said) as caught:
         savedmodel.open_session(tmp_path / "damaged")
     assert "\n" not in str(caught.value)
     assert exit_code(caught.value) == 5
