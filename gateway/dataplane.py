@@ -233,7 +233,7 @@ async def _classified(
     outputs = []
     for tensor in response.outputs:
         if tensor.name in wanted:
-            labels = version.labels.get(tensor.name, ())
+            labels = version.labels_of(tensor.name)
             work = partial(classify, tensor, wanted[tensor.name], labels, batched)
             large = tensor.data.size > LARGE
             tensor = await offload.run(work, deadline) if large else work()

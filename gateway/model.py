@@ -10,7 +10,7 @@ from enum import StrEnum
 from typing import NamedTuple
 
 from gateway import admission, batching, cache, streaming
-from gateway.backends.base import Backend
+from gateway.backends.base import Backend, LabelledBackend
 from gateway.errors import InvalidArgument
 from gateway.policy import Snapshot, VersionPolicy, wanted
 from gateway.repository import config as configuration
@@ -49,8 +49,9 @@ class ServedVersion:
     """A loaded version and its counted handles. Nothing of it changes but the counts."""
 
     __slots__ = (
-        "__weakref__", "_drained", "backend", "config", "decoupled", "in_flight", "infer", "labels",
-        "name", "number", "refuses", "signature", "signatures", "statistics", "stream", "validator",
+        "__weakref__", "_drained", "_labels", "backend", "config", "decoupled", "in_flight",
+        "infer", "name", "number", "refuses", "signature", "signatures", "statistics", "stream",
+        "validator",
     )  # fmt: skip
 
     def __init__(
@@ -69,7 +70,7 @@ class ServedVersion:
         self.validator = Validator(entry.name, self.signature)
         #: Those that the artifact itself names, beside the configuration's.
         self.signatures = NamedSignatures(entry.name, backend, statistics)
-        self.labels = _labels(entry, backend.config)
+        self._labels = _labels(entry, backend.config)
         self.statistics = statistics
         self.decoupled = streaming.is_decoupled(self.config)
         batching.check(self.config)
@@ -88,6 +89,17 @@ class ServedVersion:
                 self.refuses = guard.refuses  # what is cached is answered under any load
         self.in_flight = 0
         self._drained: asyncio.Event | None = None
+
+    def labels_of(self, output: str) -> tuple[str, ...]:
+        """The class labels of ``output``: the configuration's, else the backend's own.
+
+        Raises:
+            Unavailable: the model of an ensemble's step, which has them, is not there.
+        """
+        labels = self._labels.get(output)
+        if labels is None and isinstance(self.backend, LabelledBackend):
+            return self.backend.labels_of(output)
+        return labels or ()
 
     def release(self) -> None:
         self.in_flight -= 1

@@ -99,6 +99,7 @@ class Server:
             package=_package,
             program=lambda server: programs.get(server, Program()),
             stream=self._dataplane.stream_step,
+            labels_of=lambda name, number, output: lifecycle.get(name, number).labels_of(output),
         )
 
     def _metrics_listener(self) -> HttpListener:

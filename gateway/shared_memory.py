@@ -31,6 +31,8 @@ _KEY = re.compile(r"/?([^/\0]{1,255})")
 RESERVED = ("triton_python_backend_shm_region_", "modelport_", "sem.")
 #: Files are addressed with a signed 64-bit integer.
 _END = 2**63
+#: Of C's ``size_t``, in which Triton adds offset and size.
+_MAX_SIZE = 2**64 - 1
 DISABLED = (
     "Client shared memory is disabled. Start the server with '--allow-client-shm=true' to enable."
 )
@@ -65,6 +67,11 @@ class Region:
         """
         if offset < 0 or offset >= self.byte_size:
             raise InvalidArgument(f"Invalid offset for shared memory region: '{self.name}'")
+        if byte_size > _MAX_SIZE - offset:
+            raise InvalidArgument(
+                f"Integer overflow detected: byte_size ({byte_size}) + offset ({offset}) exceeds "
+                f"maximum value ({_MAX_SIZE}) for region '{self.name}'"
+            )
         if byte_size < 0 or byte_size > self.byte_size - offset:
             raise InvalidArgument(
                 f"Invalid offset + byte size for shared memory region: '{self.name}'"

@@ -26,6 +26,8 @@ class Host(NamedTuple):
         stream: the same of a decoupled model.
         config_of: the completed configuration of a READY model, by name and version (0: newest);
             raises ``NotFound`` or ``Unavailable``.
+        labels_of: the class labels of a READY model's output, by model, version and output; raises
+            the same.
         package: writes the artifact as the named server wants it (``torchserve``, ``tfserving``,
             ``triton``) to a path that is not there yet.
         program: how to start the named server.
@@ -37,6 +39,7 @@ class Host(NamedTuple):
     package: Callable[[Artifact, str, Path], None]
     program: Callable[[str], Program]
     stream: InferStream
+    labels_of: Callable[[str, int, str], tuple[str, ...]]
 
 
 class Artifact(NamedTuple):
@@ -117,6 +120,18 @@ class RoutedBackend(Protocol):
 
     def endpoints(self) -> Iterable[tuple[str, bool]]:
         """``host:port`` of each, and whether it is ejected."""
+
+
+@runtime_checkable
+class LabelledBackend(Protocol):
+    """A ``Backend`` whose outputs have class labels that are not its configuration's."""
+
+    def labels_of(self, output: str) -> tuple[str, ...]:
+        """Empty where the output has none.
+
+        Raises:
+            Unavailable: a model that has them is not there.
+        """
 
 
 @runtime_checkable

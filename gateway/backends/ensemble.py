@@ -188,8 +188,8 @@ class EnsembleBackend:
     ) -> None:
         try:
             response = await self._host.infer(self._request(step, tensors, request), deadline)
-        except NotFound as error:  # it was there when the ensemble was loaded
-            raise Unavailable(f"in ensemble '{self._name}': {error}") from error
+        except NotFound as error:
+            raise self._gone(error) from error
         tensors.update(_outputs(step, response))
 
     def _response(self, request: InferRequest, tensors: Mapping[str, Tensor]) -> InferResponse:
@@ -218,6 +218,19 @@ class EnsembleBackend:
                 f"{tensor.datatype} with shape {list(shape)}; load the ensemble again"
             )
         return Tensor(spec.name, spec.datatype, data)
+
+    def labels_of(self, output: str) -> tuple[str, ...]:
+        """The labels of the step's output that becomes ``output``, as in Triton."""
+        step = self._maker[output]
+        theirs = next(theirs for theirs, ours in step.outputs if ours == output)
+        try:
+            return self._host.labels_of(step.model, step.version, theirs)
+        except NotFound as error:
+            raise self._gone(error) from error
+
+    def _gone(self, error: NotFound) -> Unavailable:
+        """A step's model was there when the ensemble was loaded."""
+        return Unavailable(f"in ensemble '{self._name}': {error}")
 
     def unload(self) -> None:
         """Its models are not its own."""

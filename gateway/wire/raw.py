@@ -88,15 +88,18 @@ def decode(
     dtype = NUMPY_DTYPES[datatype]
     expected = count * dtype.itemsize
     if len(data) != expected:
-        raise InvalidArgument(
-            f"input byte size mismatch for input '{name}'{_of(model)}. Expected {expected}, got "
-            f"{len(data)}"
-        )
+        raise size_mismatch(name, expected, len(data), model)
     if datatype is Datatype.BOOL and np.frombuffer(data, np.uint8).max(initial=0) > 1:
         raise InvalidArgument(f"input '{name}' is BOOL; every byte must be 0 or 1")
     array: Array = np.ndarray(shape, dtype, data)
     # Runtimes may read with aligned instructions; a view into a body may start anywhere.
     return array if array.flags.aligned else array.copy()
+
+
+def size_mismatch(name: str, expected: int, got: int, model: str) -> InvalidArgument:
+    return InvalidArgument(
+        f"input byte size mismatch for input '{name}'{_of(model)}. Expected {expected}, got {got}"
+    )
 
 
 def _of(model: str) -> str:

@@ -175,7 +175,7 @@ async def _load(backend: str, protocol: Protocol, addresses: list[str], plan: Pl
         raise AssertionError
 
     loop = asyncio.get_running_loop()
-    host = Host(loop, unused, unused, unused, lambda name: Program(), unused)
+    host = Host(loop, unused, unused, unused, lambda name: Program(), unused, unused)
     route = Route(
         backend,
         tuple(addresses),

@@ -86,6 +86,7 @@ def host(known: Mapping[str, config.ModelConfig], answer: Answer = twice) -> Hos
         package=lambda artifact, server, path: None,
         program=lambda server: Program(),
         stream=streamed,
+        labels_of=lambda name, version, output: (),
     )
 
 

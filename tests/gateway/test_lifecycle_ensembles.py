@@ -57,6 +57,7 @@ class Gateway:
             package=lambda artifact, server, path: None,
             program=lambda server: Program(),
             stream=self.dataplane.stream_step,
+            labels_of=lambda name, number, output: lifecycle.get(name, number).labels_of(output),
         )
 
     async def ask(self, model: str = "all") -> InferResponse:
@@ -126,6 +127,40 @@ async def test_a_reload_that_lists_an_ensemble_keeps_and_loads_the_models_of_its
     await lifecycle.reload(dict.fromkeys(["all", "first", "second"], Wanted()))
     assert lifecycle.ready
     await lifecycle.stop()
+
+
+async def test_an_ensembles_output_takes_the_labels_of_the_step_that_gives_it(root: Path) -> None:
+    labelled = STEP.replace('name: "y"', 'name: "y" label_filename: "labels.txt"')
+    (root / "second" / "config.pbtxt").write_text(labelled)
+    (root / "second" / "labels.txt").write_text("cat\ndog\n")
+    (root / "outer" / "1").mkdir(parents=True)
+    outer = ENSEMBLE.replace('"second"', '"all"')
+    (root / "outer" / "config.pbtxt").write_text(outer)
+    gateway = Gateway(root, ModelControlMode.EXPLICIT, "outer", "all")
+    await gateway.lifecycle.start()
+
+    async def top(model: str) -> list[bytes]:
+        data = np.array([[0, 1]], np.float32)
+        request = InferRequest(model, [Tensor("x", Datatype.FP32, data)], ("y",))
+        request.classification = {"y": 1}
+        (output,) = (await gateway.dataplane.infer(request, Deadline.after(10))).outputs
+        return list(output.data.flat)
+
+    assert [await top(name) for name in ("second", "all", "outer")] == [[b"1.000000:1:dog"]] * 3
+    assert await top("first") == [b"1.000000:1"]
+    (root / "second" / "labels.txt").write_text("cow\nhen\n")  # a reload of the step is enough
+    (root / "second" / "config.pbtxt").write_text(labelled + "# again")
+    await gateway.lifecycle.load("second")
+    assert await top("outer") == [b"1.000000:1:hen"]
+    (root / "outer" / "labels.txt").write_text("own\nwords\n")  # its own go first
+    own = outer.replace('output { name: "y"', 'output { name: "y" label_filename: "labels.txt"')
+    (root / "outer" / "config.pbtxt").write_text(own)
+    await gateway.lifecycle.load("outer")
+    assert await top("outer") == [b"1.000000:1:words"]
+    await gateway.lifecycle.unload("second")
+    with pytest.raises(Unavailable):
+        await top("all")
+    await gateway.lifecycle.stop()
 
 
 async def test_an_ensemble_loads_by_itself_once_a_missing_model_is_there(root: Path) -> None:

@@ -140,7 +140,7 @@ async def loaded(
         raise AssertionError
 
     loop = asyncio.get_running_loop()
-    host = Host(loop, unused, unused, unused, lambda name: Program(), unused)
+    host = Host(loop, unused, unused, unused, lambda name: Program(), unused, unused)
     route = Route(module.__name__.rsplit(".", 1)[1], (fake.address,), **keys)
     artifact = Artifact("m", 1, Path(), config, 1, route, host)
     backend = await asyncio.to_thread(module.load, artifact)

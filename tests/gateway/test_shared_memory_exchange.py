@@ -63,6 +63,27 @@ def test_nothing_is_read_where_the_shape_needs_another_size(
         Exchange(regions, 100).read("x", Datatype.BYTES, (4,), huge)  # type: ignore[arg-type]
 
 
+def test_an_input_of_another_size_is_refused_in_the_name_of_its_model(
+    regions: Regions, new_object: NewObject
+) -> None:
+    regions.register("r", new_object(), 0, SIZE)
+    expected = "^input byte size mismatch for input 'x' for model 'm'. Expected 12, got 16$"
+    with pytest.raises(InvalidArgument, match=expected):
+        Exchange(regions, SIZE).read("x", Datatype.FP32, (3,), parameters(), "m")  # type: ignore[arg-type]
+
+
+def test_an_offset_and_a_size_past_64_bits_are_an_overflow(
+    regions: Regions, new_object: NewObject
+) -> None:
+    regions.register("r", new_object(), 0, SIZE)
+    place = parameters(shared_memory_offset=8, shared_memory_byte_size=2**64 - 8)
+    with pytest.raises(InvalidArgument, match=r"^Integer overflow detected: byte_size \(1844"):
+        Exchange(regions, SIZE).expect("y", place)  # type: ignore[arg-type]
+    place["shared_memory_byte_size"] = 2**64 - 9
+    with pytest.raises(InvalidArgument, match=r"^Invalid offset \+ byte size"):
+        Exchange(regions, SIZE).expect("y", place)  # type: ignore[arg-type]
+
+
 def test_an_output_that_needs_more_room_is_not_written(
     regions: Regions, new_object: NewObject
 ) -> None:

@@ -221,7 +221,7 @@ def decode(message: Any, shared: Exchange = REFUSED) -> InferRequest:
         datatype = raw.parse_datatype(name, item.datatype)
         shape = raw.parse_shape(name, item.shape)
         if item.parameters and REGION in item.parameters:
-            data = _shared_input(item, datatype, shape, shared)
+            data = _shared_input(item, datatype, shape, shared, message.model_name)
         elif blobs:
             if item.HasField("contents"):
                 raise _contents_too(name, message.model_name)
@@ -269,13 +269,15 @@ def _check_count(message: Any) -> None:
         )
 
 
-def _shared_input(item: Any, datatype: Datatype, shape: tuple[int, ...], shared: Exchange) -> Array:
+def _shared_input(
+    item: Any, datatype: Datatype, shape: tuple[int, ...], shared: Exchange, model: str
+) -> Array:
     if item.HasField("contents"):
         raise InvalidArgument(
             f"contents field must not be specified when using shared memory for '{item.name}'"
         )
     parameters = {key: _parameter(key, p) for key, p in item.parameters.items()}
-    return shared.read(item.name, datatype, shape, parameters)
+    return shared.read(item.name, datatype, shape, parameters, model)
 
 
 def _parameter(key: str, parameter: Any) -> Parameter:

@@ -141,7 +141,8 @@ def _input(
                     "must specify only one of 'data', 'binary_data_size' and "
                     f"'shared_memory_region' for input '{name}'"
                 )
-            return Tensor(name, datatype, shared.read(name, datatype, shape, parameters)), offset
+            array = shared.read(name, datatype, shape, parameters, model)
+            return Tensor(name, datatype, array), offset
     if (data is None) == (size is None):
         raise InvalidArgument(
             f"must specify either 'data' or parameter 'binary_data_size' for input '{name}', not "

@@ -47,8 +47,9 @@ class Exchange:
         datatype: Datatype,
         shape: tuple[int, ...],
         parameters: Mapping[str, Parameter],
+        model: str = "",
     ) -> Array:
-        """The input ``name``: a copy, made once.
+        """The input ``name`` of ``model``: a copy, made once.
 
         Raises:
             Unsupported: shared memory is not allowed.
@@ -59,17 +60,14 @@ class Exchange:
         if datatype is not Datatype.BYTES:
             expected = math.prod(shape) * NUMPY_DTYPES[datatype].itemsize
             if byte_size != expected:  # before anything is allocated
-                raise InvalidArgument(
-                    f"input byte size mismatch for input '{name}': {datatype} of shape "
-                    f"{list(shape)} is {expected} bytes, got {byte_size}"
-                )
+                raise raw.size_mismatch(name, expected, byte_size, model)
         if byte_size > self._left_bytes:
             raise InvalidArgument(
                 f"inputs in shared memory are too large for the limit of {self._max_bytes} bytes "
                 "a request (--http-max-input-size)"
             )
         self._left_bytes -= byte_size
-        return raw.decode(name, datatype, shape, region.read(offset, byte_size))
+        return raw.decode(name, datatype, shape, region.read(offset, byte_size), model)
 
     def expect(self, name: str, parameters: Mapping[str, Parameter]) -> None:
         """The output ``name`` goes where ``parameters`` say.
