@@ -49,9 +49,8 @@ class ServedVersion:
     """A loaded version and its counted handles. Nothing of it changes but the counts."""
 
     __slots__ = (
-        "__weakref__", "_drained", "_labels", "backend", "config", "decoupled", "in_flight",
-        "infer", "name", "number", "refuses", "signature", "signatures", "statistics", "stream",
-        "validator",
+        "__weakref__", "_drained", "backend", "config", "decoupled", "in_flight", "infer", "labels",
+        "name", "number", "refuses", "signature", "signatures", "statistics", "stream", "validator",
     )  # fmt: skip
 
     def __init__(
@@ -70,7 +69,8 @@ class ServedVersion:
         self.validator = Validator(entry.name, self.signature)
         #: Those that the artifact itself names, beside the configuration's.
         self.signatures = NamedSignatures(entry.name, backend, statistics)
-        self._labels = _labels(entry, backend.config)
+        #: By output, those that the configuration names; ``labels_of`` has the others.
+        self.labels = _labels(entry, backend.config)
         self.statistics = statistics
         self.decoupled = streaming.is_decoupled(self.config)
         batching.check(self.config)
@@ -96,7 +96,7 @@ class ServedVersion:
         Raises:
             Unavailable: the model of an ensemble's step, which has them, is not there.
         """
-        labels = self._labels.get(output)
+        labels = self.labels.get(output)
         if labels is None and isinstance(self.backend, LabelledBackend):
             return self.backend.labels_of(output)
         return labels or ()
