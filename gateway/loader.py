@@ -13,7 +13,7 @@ import structlog
 from gateway.backends import base
 from gateway.backends.base import Artifact, Host
 from gateway.cache import Store
-from gateway.errors import InvalidArgument
+from gateway.errors import InvalidArgument, Unsupported
 from gateway.model import ServedVersion
 from gateway.repository import manifest
 from gateway.repository.config import ENSEMBLE, ModelConfig
@@ -58,8 +58,14 @@ class Loader:
         keys = self._settings.require_signature
         if version.problem:
             raise InvalidArgument(version.problem)
+        if keys and config.platform == ENSEMBLE:
+            raise Unsupported(
+                "an ensemble has no signature, and --require-signature is set: any of the signed "
+                "models could answer in its name; let clients call its models, or serve it from a "
+                "gateway without --require-signature"
+            )
         if entry.remote or (config.platform == ENSEMBLE and not version.fingerprint):
-            keys = ()  # nothing to verify: the models of an ensemble are verified themselves
+            keys = ()  # nothing to verify
         elif not manifest.verify(version.path):
             if self._settings.require_manifest:
                 raise InvalidArgument(

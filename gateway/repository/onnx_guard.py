@@ -68,8 +68,9 @@ class _Model:
 
     def check(self) -> None:
         self._message("model", 0, len(self._content), 0)
-        for domain, name in sorted(self._used - self._functions):
-            if domain not in DOMAINS or name in FORBIDDEN:
+        for domain, name in sorted(self._used):
+            own = (domain, name) in self._functions  # it does not replace what ONNX Runtime has
+            if name in FORBIDDEN if domain in DOMAINS else not own:
                 operator = f"{domain}.{name}" if domain else name
                 raise IntegrityError(
                     f"'{self._path.name}' uses operator '{operator}', which is neither ONNX's nor "

@@ -10,6 +10,7 @@ only saves variables is in every SavedModel and never run.
 
 from __future__ import annotations
 
+from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping
 from pathlib import Path, PurePosixPath
 from typing import Any
@@ -34,6 +35,8 @@ READERS: Mapping[str, int] = {
 _CALLS = frozenset({"PartitionedCall", "StatefulPartitionedCall"})
 #: What hands a path on as it is.
 _PASSES = frozenset({"Identity", "PlaceholderWithDefault"})
+#: Calls with different arguments being paths; each has its function looked at once more.
+MAX_CALLS_WITH_PATHS = 1000
 
 
 def read(folder: Path) -> Any:
@@ -71,13 +74,15 @@ class _MetaGraph:
 
     def __init__(self, folder: Path, graph: Any) -> None:
         self._folder, self._graph = folder, graph
-        self._nodes = {node.name: node for node in graph.graph_def.node}
+        self._body = _Body(graph.graph_def.node)
         self._functions = {f.signature.name: f for f in graph.graph_def.library.function}
         #: Whether a function has variables of its own, which could be those of the graph.
         self._shares = any(
             node.op == "VarHandleOp" for f in self._functions.values() for node in f.node_def
         )
         self._seen: set[tuple[str, frozenset[str]]] = set()
+        #: What was looked at of the graph itself, by what the loader feeds then.
+        self._fetched: dict[frozenset[str], _Paths] = {}
         #: Functions to look at, with those of their arguments that are a path of the loader's.
         self._waiting: list[tuple[str, frozenset[str]]] = []
 
@@ -101,12 +106,14 @@ class _MetaGraph:
         self._add_objects()
         while self._waiting:
             name, arguments = self._waiting.pop()
-            nodes = {node.name: node for node in self._functions[name].node_def}
-            self._check(nodes, list(nodes), arguments)
+            body = _Body(self._functions[name].node_def)
+            self._check(_Paths(body, arguments, self._shares), list(body.nodes))
 
     def _check_fetched(self, tensors: Iterable[str], fed: Iterable[str]) -> None:
-        paths = frozenset(name for tensor in fed if (name := _node_name(tensor)))
-        self._check(self._nodes, map(_node_name, tensors), paths)
+        given = frozenset(name for tensor in fed if (name := _node_name(tensor)))
+        if given not in self._fetched:
+            self._fetched[given] = _Paths(self._body, given, self._shares)
+        self._check(self._fetched[given], map(_node_name, tensors))
 
     def _add_objects(self) -> None:
         """Functions of the model's objects, which ``tf.saved_model.load`` may call by itself."""
@@ -126,30 +133,35 @@ class _MetaGraph:
     def _call(self, name: str, paths: Iterable[str]) -> None:
         call = name, frozenset(paths)
         if call not in self._seen:
+            if len(self._seen) > len(self._functions) + MAX_CALLS_WITH_PATHS:
+                raise IntegrityError(
+                    f"SavedModel '{self._folder.name}' hands paths to more than "
+                    f"{MAX_CALLS_WITH_PATHS} functions: refused and not loaded; save it again"
+                )
             self._seen.add(call)
             self._waiting.append(call)
 
-    def _check(self, nodes: Mapping[str, Any], names: Iterable[str], given: frozenset[str]) -> None:
+    def _check(self, paths: _Paths, names: Iterable[str]) -> None:
         """``names`` and all that they are computed from."""
-        waiting, seen = list(names), set[str]()
+        waiting = list(names)
         while waiting:
-            node = nodes.get(waiting.pop())
-            if node is not None and node.name not in seen:
-                seen.add(node.name)
-                if node.name not in given:  # its value is fed
-                    self._check_node(nodes, node, given)
+            node = paths.body.nodes.get(waiting.pop())
+            if node is not None and node.name not in paths.seen:
+                paths.seen.add(node.name)
+                if node.name not in paths.given:  # its value is fed
+                    self._check_node(node, paths)
                     waiting += map(_node_name, node.input)
 
-    def _check_node(self, nodes: Mapping[str, Any], node: Any, given: frozenset[str]) -> None:
-        paths = [self._source(nodes, name, given) in given for name in node.input]
+    def _check_node(self, node: Any, given: _Paths) -> None:
         called = node.op if node.op in self._functions else ""
         if node.op in _CALLS:
             called = node.attr["f"].func.name
         if called in self._functions:
+            paths = [given.holds(name) for name in node.input]
             arguments = [each.name for each in self._functions[called].signature.input_arg]
             self._call(called, (a for a, path in zip(arguments, paths, strict=False) if path))
         elif node.op in READERS:
-            if not any(paths[READERS[node.op] : READERS[node.op] + 1]):
+            if not any(map(given.holds, node.input[READERS[node.op] : READERS[node.op] + 1])):
                 raise self._refused(node, "reads a file that is not an asset of the model")
         elif node.op not in PURE:
             raise self._refused(node, "may run code or reach files, devices or the network")
@@ -158,19 +170,6 @@ class _MetaGraph:
                 if function.name in self._functions and function.name != called:
                     self._call(function.name, ())
 
-    def _source(self, nodes: Mapping[str, Any], tensor: str, given: frozenset[str]) -> str:
-        """The node whose value ``tensor`` is, whatever hands it on."""
-        name = _node_name(tensor)
-        for _ in range(len(nodes)):
-            node = nodes.get(name)
-            if name in given or node is None or node.op not in _PASSES or not node.input:
-                break
-            name = _node_name(node.input[0])
-        node = nodes.get(name)
-        if node is None or node.op != "ReadVariableOp" or name in given or self._shares:
-            return name
-        return _stored(nodes, _node_name(node.input[0]), given) or name
-
     def _refused(self, node: Any, why: str) -> IntegrityError:
         return IntegrityError(
             f"SavedModel '{self._folder.name}': operator {node.op} ('{node.name}') {why}: refused "
@@ -178,24 +177,79 @@ class _MetaGraph:
         )
 
 
-def _stored(nodes: Mapping[str, Any], handle: str, given: frozenset[str]) -> str:
-    """The path that is all that a variable can hold, as Keras keeps a vocabulary's; empty: none."""
-    variable = nodes.get(handle)
-    if variable is None or variable.op != "VarHandleOp":
-        return ""
-    key = variable.attr["shared_name"].s
-    for node in nodes.values():
-        if node.op == "VarHandleOp" and node.name != handle and node.attr["shared_name"].s == key:
+class _Body:
+    """The nodes of a graph or a function, and how they hang together."""
+
+    def __init__(self, nodes: Iterable[Any]) -> None:
+        self.nodes = {node.name: node for node in nodes}
+        self.users: Mapping[str, list[Any]] = defaultdict(list)
+        for node in self.nodes.values():
+            for name in set(map(_node_name, node.input)):
+                self.users[name].append(node)
+        #: A variable may be there under several names.
+        self.handles = Counter(
+            node.attr["shared_name"].s for node in self.nodes.values() if node.op == "VarHandleOp"
+        )
+
+
+class _Paths:
+    """Where a body hands on the paths that are ``given``; each node is asked once.
+
+    Args:
+        shares: what a variable holds is not known from this body alone.
+    """
+
+    def __init__(self, body: _Body, given: frozenset[str], shares: bool) -> None:
+        self.body, self.given, self._shares = body, given, shares
+        #: The nodes that were looked at.
+        self.seen: set[str] = set()
+        self._sources: dict[str, str] = {}
+        #: What a variable holds, by its handle.
+        self._values: dict[str, str] = {}
+
+    def holds(self, tensor: str) -> bool:
+        """Whether ``tensor`` is one of the paths."""
+        return self._source(_node_name(tensor)) in self.given
+
+    def _source(self, name: str) -> str:
+        """The node whose value the node ``name`` hands on, or its own."""
+        chain = dict.fromkeys([name])
+        while name not in self._sources:
+            node = self.body.nodes.get(name)
+            if name in self.given or node is None:
+                break
+            if node.op in _PASSES and node.input:
+                name = _node_name(node.input[0])
+            elif node.op == "ReadVariableOp" and not self._shares:
+                name = self._stored(_node_name(node.input[0])) or name
+            if name in chain:
+                break
+            chain[name] = None
+        source = self._sources.get(name, name)
+        self._sources.update(dict.fromkeys(chain, source))
+        return source
+
+    def _stored(self, handle: str) -> str:
+        """The path that is all a variable can hold, as Keras keeps a vocabulary's; empty: none."""
+        if handle not in self._values:
+            self._values[handle] = self._only_value(handle)
+        return self._values[handle]
+
+    def _only_value(self, handle: str) -> str:
+        variable = self.body.nodes.get(handle)
+        if variable is None or variable.op != "VarHandleOp":
+            return ""
+        if self.body.handles[variable.attr["shared_name"].s] > 1:
             return ""  # the same variable under another name
-    users = [node for node in nodes.values() if handle in map(_node_name, node.input)]
-    values = [
-        _node_name(node.input[1])
-        for node in users
-        if node.op == "AssignVariableOp" and _node_name(node.input[0]) == handle
-    ]
-    others = {node.op for node in users} - {"AssignVariableOp", "ReadVariableOp"}
-    known = len(set(values)) == 1 and values[0] in given and others <= {"VarIsInitializedOp"}
-    return values[0] if known else ""
+        users = self.body.users[handle]
+        values = {
+            _node_name(node.input[1])
+            for node in users
+            if node.op == "AssignVariableOp" and _node_name(node.input[0]) == handle
+        }
+        others = {node.op for node in users} - {"AssignVariableOp", "ReadVariableOp"}
+        known = len(values) == 1 and values <= self.given and others <= {"VarIsInitializedOp"}
+        return values.pop() if known else ""
 
 
 def _node_name(tensor: str) -> str:

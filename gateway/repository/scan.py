@@ -28,6 +28,7 @@ MODEL_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]{0,127}\Z")
 VERSION_NAME = re.compile(r"[1-9][0-9]{0,18}\Z")
 MAX_VERSION = 2**63 - 1  # Triton's versions are int64
 MAX_CONFIG_BYTES = 1024 * 1024
+MAX_LABEL_BYTES = 16 * 1024 * 1024
 #: Files that run code when they are read; a version that holds one is not served.
 REFUSED_SUFFIXES = frozenset({".pkl", ".pickle", ".h5", ".hdf5", ".joblib"})
 
@@ -67,12 +68,14 @@ class ModelEntry(NamedTuple):
         """The lines of a label file that lies directly in the model's folder.
 
         Raises:
-            OSError: there is no such file.
+            OSError: there is no such file, or it is too large for one.
         """
         file = self.path / filename
         inside = not self.remote and file.name == filename
         if not inside or not file.is_file() or _leaves(self.path.parent, file):
             raise FileNotFoundError(f"'{filename}' is not a file of the model's folder")
+        if file.stat().st_size > MAX_LABEL_BYTES:
+            raise OSError(errno.EFBIG, f"is larger than {MAX_LABEL_BYTES} bytes", filename)
         return tuple(file.read_text(encoding="utf-8").splitlines())
 
 
@@ -207,6 +210,8 @@ def _scan_version(root: Path, path: Path) -> VersionEntry:
             files += fingerprint(path, (Path(folder) / name for name in names))
     except OSError as error:
         problem, unreadable = _reason(error), True
+    except RecursionError:  # os.walk goes down by recursion before Python 3.12
+        problem = "its folders are nested too deeply"
     return VersionEntry(number, path, tuple(sorted(files)), problem, unreadable=unreadable)
 
 

@@ -30,7 +30,9 @@ SIGNATURE = "modelport/signature.json"
 EXTRA = "extra/"
 
 #: A record that is read whole: code, a graph, a description. Weights are not read.
-MAX_RECORD_BYTES = 1 << 30
+MAX_RECORD_BYTES = 1 << 28
+#: What a record may inflate to, by what it takes in the archive, once it is larger than that.
+MAX_RATIO, SMALL_RECORD_BYTES = 100, 8 << 20
 
 #: What reading a damaged zip comes to; encryption is a RuntimeError.
 DAMAGE = (
@@ -109,7 +111,12 @@ class Archive:
         """The content of a record."""
         info = self._info(name)
         if info.file_size > MAX_RECORD_BYTES:
-            raise IntegrityError(f"'{self.path.name}': record '{name}' is larger than 1 GiB")
+            raise IntegrityError(f"'{self.path.name}': record '{name}' is larger than 256 MiB")
+        if info.file_size > max(SMALL_RECORD_BYTES, MAX_RATIO * info.compress_size):
+            raise IntegrityError(
+                f"'{self.path.name}': record '{name}' inflates to more than {MAX_RATIO} times what "
+                "it takes; write the archive again without compression"
+            )
         try:
             with zipfile.ZipFile(self.path) as file:
                 return file.read(info)

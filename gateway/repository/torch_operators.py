@@ -8,19 +8,25 @@ from __future__ import annotations
 
 import re
 
-#: Public, and no pure computation: files, other machines, autograd, and memory by its address.
+#: Public, and no pure computation: files, other machines, autograd, and memory by its address;
+#: those that trust the sizes they are given, or hand out indices that others trust.
 _NOT_PURE = frozenset(
     str.split(
         """
-        backward confirmed_by_owner from_file is_owner owner owner_name record_stream retain_grad
-        save set_ set_data to_here
+        backward ccol_indices col_indices confirmed_by_owner crow_indices
+        fbgemm_linear_fp16_weight fbgemm_linear_fp16_weight_fp32_activation
+        fbgemm_linear_int8_weight fbgemm_linear_int8_weight_fp32_activation
+        fbgemm_linear_quantize_weight fbgemm_pack_gemm_matrix_fp16 fbgemm_pack_quantized_matrix
+        from_file indices is_owner owner owner_name record_stream retain_grad row_indices save
+        segment_reduce set_ set_data to_here
         """
     )
 )
 
 #: Names that begin with an underscore; those that trust sizes they do not check are not among them.
 _PRIVATE = re.compile(
-    r"__\w+__|__(derive_index|range_length|round_to_zero_floordiv|interpolate|upsample\w*)"
+    r"__(and|contains|getitem|i?(and|or|xor|[lr]shift)|is|isnot|not|or|xor|[lr]shift)__"
+    r"|__(derive_index|range_length|round_to_zero_floordiv|interpolate|upsample\w*)"
     r"|_(adaptive_avg_pool[23]d|addmm_activation|aminmax|assert_(async|scalar|tensor_metadata)"
     r"|batch_norm_\w+|native_batch_norm_\w+|cast_\w+|cdist_forward|pdist_forward|euclidean_dist"
     r"|chunk_cat|convolution(_mode)?|conv_depthwise2d|cumm(ax|in)_helper|dim_arange|dirichlet_grad"
@@ -32,16 +38,16 @@ _PRIVATE = re.compile(
     r"|neg_view|conj(_\w+)?|nnpack_\w+|mkldnn_(reshape|transpose)|pack_padded_sequence|pad_\w+"
     r"|prelu_kernel|print|resize_output_?|rowwise_prune|safe_softmax|scaled_\w+|scatter_reduce"
     r"|set_item|shape_as_tensor|size_if_not_equal|sample_dirichlet|softmax|stack|cat|standard_gamma"
-    r"|sobol_engine_\w+|test_check_tensor|thnn_\w+|to_copy|transform_bias_rescale_qkv"
+    r"|test_check_tensor|thnn_\w+|to_copy|transform_bias_rescale_qkv"
     r"|transformer_encoder_layer_fwd|trilinear|triton_\w+|unique2?|unsafe_(index|view)"
     r"|unsafe_index_put|unwrap_optional|upsample_\w+|weight_(norm|norm_interface|int[48]pack_mm)"
     r"|weight_int4pack_mm_for_cpu|convert_weight_to_int4pack\w*|weight_norm_interface|wrapped_\w+"
-    r"|segment_reduce_\w+|sparse_mm|sparse_softmax|sparse_sum|sparse_log_softmax|nested_tensor_\w+"
+    r"|sparse_mm|sparse_softmax|sparse_sum|sparse_log_softmax|nested_tensor_from_\w+"
     r"|batch_norm_impl_index|assert|dyn_quant_\w+|efficientzerotensor|ctc_loss|spdiags"
     r"|add_relu_?|is_(all|any)_true|to_(cpu|dense|sparse\w*)|tensor_to_list|grouped_mm|no_grad_\w+"
     r"|(flash|efficient)_attention_forward|cudnn_rnn|slow_conv2d_forward|unsafe_masked_index\w*"
-    r"|values|indices|nnz|coalesced_?|reshape_copy|reshape_from_tensor|compute_linear_combination"
-    r"|choose_qparams_per_tensor|sparse_csr_(sum|prod)|amp_\w+|jagged_to_padded_dense_forward|padded_dense_to_jagged_forward)"
+    r"|values|nnz|coalesced|reshape_copy|reshape_from_tensor|compute_linear_combination"
+    r"|choose_qparams_per_tensor|sparse_csr_(sum|prod)|amp_\w+)"
 )
 
 #: What TorchScript's own interpreter does: values, containers and control flow.
@@ -81,7 +87,8 @@ _PYTHON = frozenset(
 
 _MATH = re.compile(r"a?(cos|sin|tan)h?|ceil|floor|trunc|sqrt|exp|log2?|log10|pow|isqrt|fabs|fmod")
 _SYMBOLIC = re.compile(r"_?sym_\w+")
-_OPERATOR = re.compile(r"torch\.ops\.(\w+)\.(\w+)(?:\.(\w+))?", re.ASCII)
+#: No overload begins with an underscore: what does belongs to Python's object of the operator.
+_OPERATOR = re.compile(r"torch\.ops\.(\w+)\.(\w+)(?:\.([^\W_]\w*))?", re.ASCII)
 
 
 def is_pure(kind: str) -> bool:
@@ -98,7 +105,8 @@ def is_pure_target(target: str) -> bool:
         namespace, name, _ = found.groups()
         if namespace == "higher_order":
             return name in _HIGHER_ORDER
-        return is_pure(f"{namespace}::{name}") or namespace == "quantized_decomposed"
+        known = is_pure(f"{namespace}::{name}") or namespace == "quantized_decomposed"
+        return known and (namespace == "aten" or not name.startswith("__"))
     module, _, name = target.partition(".")
     if module == "_operator":
         return name in _PYTHON

@@ -197,6 +197,28 @@ def graphs(mark: Path) -> dict[str, tuple[Callable[[Any], str], str]]:
     }
 
 
+def large(kind: str, count: int) -> bytes:
+    """A SavedModel of ``count`` variables that are read, or of as many nodes one after another."""
+    from tensorflow.core.protobuf import saved_model_pb2
+
+    saved = saved_model_pb2.SavedModel()
+    meta = saved.meta_graphs.add()
+    nodes = meta.graph_def.node
+    if kind == "variables":
+        for number in range(count):
+            _node(nodes, f"v{number}", "VarHandleOp", shared_name=f"v{number}")
+            _node(nodes, f"r{number}", "ReadVariableOp", f"v{number}")
+        _node(nodes, "y", "AddN", *(f"r{number}" for number in range(count)))
+    else:
+        _node(nodes, "i0", "Const")
+        for number in range(1, count):
+            _node(nodes, f"i{number}", "Identity", f"i{number - 1}")
+        _node(nodes, "y", "Identity", f"i{count - 1}")
+    meta.signature_def["serving_default"].outputs["y"].name = "y:0"
+    content: bytes = saved.SerializeToString()
+    return content
+
+
 def lites() -> dict[str, tuple[bytes, str]]:
     """TensorFlow Lite files, and what the refusal names."""
 
@@ -255,11 +277,17 @@ def onnxes(folder: Path) -> dict[str, tuple[bytes, str]]:
     branch = helper.make_node("If", ["c"], ["y"], then_branch=inner, else_branch=inner)
     body = [helper.make_node("Evil", ["a"], ["b"], domain="evil")]
     function = helper.make_function("mine", "F", ["a"], ["b"], body, [])
+    context = helper.make_node("EPContext", ["x"], ["y"], domain="com.microsoft")
+    namesake = helper.make_function("com.microsoft", "EPContext", ["a"], ["b"], [], [])
     (folder / "link").symlink_to("/etc/passwd")
     return {
         "uses a custom operator": (uses("Evil", "evil"), "evil.Evil"),
         "uses an extension": (uses("PyOp", "ai.onnx.contrib"), "ai.onnx.contrib.PyOp"),
         "runs a compiled context": (uses("EPContext", "com.microsoft"), "EPContext"),
+        "hides a compiled context behind a function": (
+            model(context, functions=[namesake]),
+            "EPContext",
+        ),
         "runs Python": (uses("PythonOp", "com.microsoft"), "PythonOp"),
         "uses a custom operator in a branch": (model(branch), "evil.Evil"),
         "uses a custom operator in a function": (

@@ -86,6 +86,15 @@ def edited(archive: bytes, records: dict[str, Callable[[bytes], bytes] | bytes |
     return out.getvalue()
 
 
+def bomb(archive: bytes, record: str) -> bytes:
+    """``archive`` with a record of spaces that takes a thousandth of what it inflates to."""
+    out = io.BytesIO(edited(edited(archive, {record: b""}), {record: None}))
+    with zipfile.ZipFile(out, "a") as file:
+        name = f"{file.namelist()[0].partition('/')[0]}/{record}"
+        file.writestr(name, bytes(9 << 20).replace(b"\0", b" "), zipfile.ZIP_DEFLATED)
+    return out.getvalue()
+
+
 def program(archive: bytes, edit: Callable[[dict[str, Any]], None]) -> bytes:
     """``archive`` with its program edited."""
 
@@ -133,6 +142,24 @@ def torchscripts(mark: Path) -> dict[str, tuple[bytes, str]]:
             scripted("return torch.ops.aten._reshape_alias(x, [999], [1])"),
             "aten::_reshape_alias",
         ),
+        "changes the indices of a sparse tensor": (
+            scripted(
+                "s = torch.eye(4).to_sparse()\ns.indices().add_(1 << 40)\nreturn s.to_dense()"
+            ),
+            "aten::indices",
+        ),
+        "changes the rows of a sparse tensor": (
+            scripted(
+                "s = torch.eye(4).to_sparse_csr()\ns.crow_indices().add_(1 << 40)\n"
+                "return s.to_dense()"
+            ),
+            "aten::crow_indices",
+        ),
+        "takes weights by their address": (
+            scripted("return torch.fbgemm_linear_fp16_weight(x, x, x)"),
+            "aten::fbgemm_linear_fp16_weight",
+        ),
+        "inflates": (bomb(plain, "code/evil.py"), "inflates to more than 100 times"),
         "uses another namespace": (
             scripted("return torch.ops.mkldnn._reorder_linear_weight(x, None)"),
             "mkldnn::_reorder_linear_weight",
@@ -225,6 +252,10 @@ def programs(mark: Path) -> dict[str, tuple[bytes, str]]:
         "reads a file": (retarget("torch.ops.aten.from_file.default"), "from_file"),
         "calls a function of torch": (retarget("torch.hub.load"), "torch.hub.load"),
         "calls a method by name": (retarget("_operator.methodcaller"), "methodcaller"),
+        "changes an operator": (retarget("torch.ops.aten.add.__init__"), "add.__init__"),
+        "changes all operators": (retarget("torch.ops.aten.__setattr__"), "aten.__setattr__"),
+        "changes another namespace": (retarget("torch.ops.prims.__init__"), "prims.__init__"),
+        "inflates": (bomb(plain, "models/model.json"), "inflates to more than 100 times"),
         "calls an extension": (retarget("#evil:op"), "#evil"),
         "calls another library": (retarget("torch.ops.evil.op.default"), "torch.ops.evil"),
         "ends a name in generated code": (

@@ -10,9 +10,12 @@ import contextlib
 import functools
 import io
 import json
+import os
 import pickle
 import shutil
+import subprocess
 import tempfile
+import time
 import zipfile
 from collections.abc import Callable, Iterator
 from dataclasses import replace
@@ -321,6 +324,15 @@ def test_without_the_check_a_saved_model_writes_its_file(
     assert mark.exists()
 
 
+@pytest.mark.parametrize("kind", ["variables", "nodes in a row"])
+def test_a_saved_model_costs_no_more_than_its_nodes_deserve(kind: str, tmp_path: Path) -> None:
+    """Ten thousand of either took minutes where each was looked for among all of them."""
+    (tmp_path / saved_model.FILENAME).write_bytes(hostile_graphs.large(kind, 10_000))
+    before = time.process_time()
+    saved_model.check(tmp_path)
+    assert time.process_time() - before < 10
+
+
 def test_a_lite_model_that_needs_more_than_built_in_operators_is_not_opened(
     repository: Repository, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -500,7 +512,7 @@ RECONFIGURED: dict[str, tuple[Callable[[str], str], str]] = {
             'platform: "ensemble" ensemble_scheduling { step { model_name: "o" } }\n'
             + t.replace(hostile_graphs.ONNX, "")
         ),
-        "asks for backend 'ensemble'",
+        "no signature",
     ),
     "another batch size": (lambda t: t.replace("_size: 8", "_size: 2147483647"), "max_batch_size"),
     "another range": (lambda t: t.replace("0..1", "0..9"), "parameter 'range.x'"),
@@ -594,6 +606,21 @@ def test_what_is_signed_of_a_configuration_cannot_be_changed(repository: Reposit
         backend.unload()
 
 
+def test_an_ensemble_does_not_take_the_name_of_a_signed_model(repository: Repository) -> None:
+    """It has no file that could be signed: any signed model would answer in the name of another."""
+    key = signing.PrivateKey.generate()
+    _signed(
+        repository,
+        key,
+        'platform: "ensemble" ensemble_scheduling { step { model_name: "o" model_version: -1 '
+        'input_map { key: "x" value: "x" } output_map { key: "y" value: "y" } } }\n'
+        + LINE.replace(hostile_graphs.ONNX, ""),
+    )
+    shutil.rmtree(repository.version)
+    repository.version.mkdir()
+    refused(functools.partial(repository.serve, require_signature=(key.public,)), "no signature")
+
+
 def test_an_unsigned_certificate_binds_the_backend_too(repository: Repository) -> None:
     repository.put("model.onnx", _multiply(), 'backend: "fake"\n' + hostile_torch.CONFIG)
     repository.certify("onnx")
@@ -650,6 +677,34 @@ def test_a_version_with_a_file_that_runs_code_when_it_is_read_is_not_served(
     repository.put("model.onnx", _multiply(), LINE)
     (repository.version / f"weights{suffix}").write_bytes(b"")
     refused(repository.serve, "may run code when it is read")
+
+
+def test_folders_without_end_cost_their_version_alone(repository: Repository) -> None:
+    repository.put("model.onnx", _multiply(), LINE)
+    other = repository.root / "o" / "1"
+    shutil.copytree(repository.version, other)
+    descriptor = os.open(repository.version, os.O_RDONLY)
+    for _ in range(1500):
+        os.mkdir("a", dir_fd=descriptor)
+        below = os.open("a", os.O_RDONLY, dir_fd=descriptor)
+        os.close(descriptor)
+        descriptor = below
+    os.close(descriptor)
+    try:
+        found = scan.scan([repository.root])
+        assert found["m"].versions[1].problem
+        assert not found["o"].versions[1].problem
+    finally:
+        subprocess.run(["rm", "-rf", repository.version], check=True)
+
+
+def test_labels_without_end_are_not_read(repository: Repository) -> None:
+    repository.put("model.onnx", _multiply(), LINE)
+    labels = repository.version.parent / "labels.txt"
+    with labels.open("wb") as file:
+        file.truncate(scan.MAX_LABEL_BYTES + 1)
+    with pytest.raises(OSError, match="larger than"):
+        scan.scan([repository.root])["m"].labels("labels.txt")
 
 
 def test_every_attack_is_listed_with_its_verdict(mark: Path, tmp_path: Path) -> None:
