@@ -21,6 +21,7 @@ from gateway.errors import Internal, InvalidArgument
 from gateway.repository import config as configuration
 from gateway.types import (
     NUMPY_DTYPES,
+    Datatype,
     Deadline,
     InferRequest,
     InferResponse,
@@ -85,7 +86,9 @@ class FakeBackend:
             return Tensor(spec.name, spec.datatype, request.inputs[index].data)
         batch = request.inputs[0].data.shape[:1] if self._signature.max_batch_size else ()
         shape = (*batch, *(max(1, d) for d in spec.wire_dims))
-        return Tensor(spec.name, spec.datatype, np.zeros(shape, NUMPY_DTYPES[spec.datatype]))
+        zero = b"" if spec.datatype is Datatype.BYTES else 0
+        data = np.full(shape, zero, NUMPY_DTYPES[spec.datatype])
+        return Tensor(spec.name, spec.datatype, data)
 
     def unload(self) -> None:
         """Nothing is held."""

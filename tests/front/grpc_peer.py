@@ -11,7 +11,7 @@ from typing import Any
 import hpack
 from google.protobuf.wrappers_pb2 import BytesValue, Int64Value
 
-from gateway.errors import NotFound
+from gateway.errors import NotFound, TimedOut
 from gateway.front.grpc.listener import GrpcListener
 from gateway.front.grpc.service import Service
 from gateway.protocols.grpc_method import Method, Methods
@@ -62,6 +62,7 @@ class Probe:
             "Health": Method(BytesValue, BytesValue, self._echo, health=True),
             "Wait": Method(BytesValue, BytesValue, self._wait),
             "Fail": Method(BytesValue, BytesValue, self._fail),
+            "Late": Method(BytesValue, BytesValue, self._late),
             "Break": Method(BytesValue, BytesValue, self._break),
             "Count": Method(Int64Value, BytesValue, self._count, False, True),
             "Talk": Method(BytesValue, BytesValue, self._talk, True, True, bound=of_any_size),
@@ -76,6 +77,9 @@ class Probe:
 
     async def _fail(self, message: Any, _: Deadline) -> Any:
         raise NotFound(message.value.decode())
+
+    async def _late(self, _: Any, __: Deadline) -> Any:
+        raise TimedOut
 
     async def _break(self, _: Any, __: Deadline) -> Any:
         raise ValueError("a secret")

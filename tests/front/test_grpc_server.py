@@ -136,6 +136,10 @@ async def test_replies_that_are_made_at_once_are_written_together(calls: int) ->
         ({"path": "/Nobody/Echo"}, "12", "Method not found!"),
         ({"path": "/probe.Probe/Fail"}, "5", "100 %25 na%C3%AFve"),
         ({"path": "/probe.Probe/Break"}, "13", "internal error"),
+        # The client's own deadline has the words of gRPC's libraries, a model's limit has Triton's.
+        ({"path": "/probe.Probe/Late", "grpc_timeout": "10m"}, "4", "Deadline Exceeded"),
+        ({"path": "/probe.Probe/Late", "grpc_timeout": "60S"}, "14", "Request timeout expired"),
+        ({"path": "/probe.Probe/Late"}, "14", "Request timeout expired"),
         ({"grpc_encoding": "snappy"}, "12", "the message encoding is not supported; use gzip, "),
         ({"grpc_timeout": "soon"}, "13", "invalid grpc-timeout: "),
     ],

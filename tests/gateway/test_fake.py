@@ -14,7 +14,7 @@ from gateway.backends.base import Artifact
 from gateway.errors import InvalidArgument
 from gateway.repository import config
 from gateway.types import NO_DEADLINE, Datatype, InferRequest, Tensor
-from gateway.wire import json_text
+from gateway.wire import json_text, raw
 from tests import models
 
 
@@ -45,3 +45,13 @@ def test_a_scalar_of_every_type_that_numpy_has_is_json(kind: str) -> None:
     """ONNX Runtime's INT64 outputs are ``longlong``, which is not ``int64`` to everyone."""
     text = json_text.dumps({"value": json_text.numbers(np.array(1, dtype=kind))})
     assert json.loads(text) == {"value": 1}
+
+
+async def test_an_output_that_no_input_fits_is_of_zeros_or_of_empty_strings() -> None:
+    text = models.config("m", ["x FP32 2"], ["y BYTES 2", "z INT32 2"], 0, "fake")
+    completed = config.complete(config.parse(text), "m")
+    backend = fake.load(Artifact("m", 1, Path(), completed, 1))
+    request = InferRequest("m", [Tensor("x", Datatype.FP32, np.ones(2, np.float32))])
+    y, z = (await backend(request, NO_DEADLINE)).outputs
+    assert (y.data.tolist(), z.data.tolist()) == ([b"", b""], [0, 0])
+    assert bytes(raw.encode(y)) == bytes(8)

@@ -87,7 +87,7 @@ def main() -> int:
         print(f"{suite.name}: {told}")
         problems += report.unexpected(suite, outcomes)
     if options.output:
-        report.write(options.output, SUITES, results)
+        report.write(options.output, SUITES, results, options.only)
     for problem in problems:
         print(f"unexpected: {problem}", file=sys.stderr)
     return int(bool(problems))

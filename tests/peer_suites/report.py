@@ -87,15 +87,41 @@ def _without_folders(detail: str) -> str:
     return _FOLDERS.sub("", detail)
 
 
-def write(folder: Path, suites: Mapping[str, Suite], results: Mapping[str, list[Outcome]]) -> None:
-    """The table and the JSON; suites that did not run now keep what the JSON has of them."""
+def write(
+    folder: Path,
+    suites: Mapping[str, Suite],
+    results: Mapping[str, list[Outcome]],
+    only: str = "",
+) -> None:
+    """The table and the JSON; what did not run now keeps what the JSON has of it.
+
+    Args:
+        only: part of the paths of the files that ran; empty: all did.
+    """
     file = folder / "peer-suites.json"
     told = json.loads(file.read_text()) if file.is_file() else {}
     told = {name: each for name, each in told.items() if name in suites}
+    results = {
+        name: _joined(outcomes, told.get(name, {}).get("tests", []), only)
+        for name, outcomes in results.items()
+    }
     told |= document(suites, results)
     told = {name: told[name] for name in suites if name in told}
     file.write_text(json.dumps(told, indent=1) + "\n")
     (folder / "peer-suites.md").write_text(markdown(suites, told))
+
+
+def _joined(outcomes: list[Outcome], earlier: list[dict[str, str]], only: str) -> list[Outcome]:
+    """``outcomes`` of the files that ``only`` is part of, and what the JSON has of all others."""
+    if not only or not earlier:
+        return outcomes
+    kept = [Outcome(each["test"], Verdict(each["verdict"]), each["detail"]) for each in earlier]
+    new = [outcome for outcome in outcomes if only in _file(outcome)]
+    return sorted([*new, *(outcome for outcome in kept if only not in _file(outcome))])
+
+
+def _file(outcome: Outcome) -> str:
+    return outcome.test.partition("::")[0]
 
 
 def markdown(suites: Mapping[str, Suite], told: Mapping[str, Any]) -> str:

@@ -99,6 +99,24 @@ def test_a_test_that_did_not_run_is_in_the_table(
     assert "::test_gpu` | not applicable | Skipped: GPU |" in table
 
 
+def test_a_run_of_one_file_keeps_what_the_table_has_of_the_others(tmp_path: Path) -> None:
+    def write(only: str, *outcomes: Outcome) -> str:
+        report.write(tmp_path, {"some": suite()}, {"some": list(outcomes)}, only)
+        return (tmp_path / "peer-suites.md").read_text()
+
+    ran, other = "a/a_test.py::T::test_one", "b/b_test.py::T::test_two"
+    gone = Outcome(f"{ran} [http]", Verdict.FAIL, "before")
+    write("", gone, Outcome(other, Verdict.FAIL, "it broke"))
+    table = write("a_test", Outcome(ran, Verdict.PASS), Outcome(other, Verdict.NOT_RUN))
+    assert f"`{ran}` | pass" in table
+    assert f"`{other}` | fail | it broke" in table
+    assert "[http]" not in table
+    assert "| [Some tests](#some) | 1 | 1 | 0 | 0 |" in table
+    assert "| [Some tests](#some) | 1 | 0 | 0 | 1 |" in write(
+        "", Outcome(ran, Verdict.PASS), Outcome(other, Verdict.NOT_RUN)
+    )
+
+
 def test_a_script_passes_by_its_exit_status_and_what_it_says(bench: Bench, tmp_path: Path) -> None:
     for code, says, verdict in (
         ("print('PASS')", "PASS", Verdict.PASS),

@@ -21,7 +21,7 @@ from gateway.front.grpc.framing import (
     MalformedFrame,
     MessageTooLarge,
 )
-from gateway.front.grpc.status import Status, parse, status
+from gateway.front.grpc.status import Status, is_late, parse, status
 from gateway.protocols.grpc_method import Method, Methods
 from gateway.types import Deadline
 from gateway.wire import inflation
@@ -174,7 +174,10 @@ class Service:
                 reply = await method.handler(message, call.deadline)
                 call.only(method.parts(reply))
         except ModelportError as error:
-            call.end(Ending(status(method, error, call.deadline.remaining()), str(error)))
+            if is_late(error, call.deadline.remaining()):
+                call.end(LATE)  # as the client's own clock says, whichever of the two is first
+            else:
+                call.end(Ending(status(method, error), str(error)))
         except (Gone, asyncio.CancelledError):
             call.end(call.cut_off())
         except MessageTooLarge as error:

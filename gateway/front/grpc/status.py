@@ -77,14 +77,17 @@ def _piecewise(request: Any, content: bytes | memoryview) -> Any:
     return request.FromString(content)  # it knows how large messages are read
 
 
-def status(method: Method, error: ModelportError, remaining_seconds: float | None) -> Status:
-    """The status of ``error``, with so much left until the call's own deadline."""
+def is_late(error: ModelportError, remaining_seconds: float | None) -> bool:
+    """Whether ``error`` is the end of the call's own deadline, with so much left until it."""
+    late = remaining_seconds is not None and remaining_seconds < CLOCK_SECONDS
+    return late and isinstance(error, TimedOut)
+
+
+def status(method: Method, error: ModelportError) -> Status:
+    """The status of ``error``."""
     named = method.statuses.get(type(error))
     found = Status[named] if named else OF_ERRORS[error.code]
     if isinstance(error, MemoryExhausted):
         found = Status.RESOURCE_EXHAUSTED  # in every dialect, as gRPC's own limits
-    late = remaining_seconds is not None and remaining_seconds < CLOCK_SECONDS
-    if late and isinstance(error, TimedOut):
-        found = Status.DEADLINE_EXCEEDED  # as the client's own clock says
     log.debug("rpc failed", status=found.name, error=str(error))
     return found

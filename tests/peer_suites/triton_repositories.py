@@ -1,0 +1,312 @@
+"""Model repositories that the ``test.sh`` beside Triton's own tests make."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+
+from tests.peer_suites import triton_examples, triton_models
+from tests.peer_suites.suite import Bench
+from tests.peer_suites.triton_models import SERVER
+
+Build = Callable[[Bench, Path], None]
+
+
+def examples(bench: Bench, root: Path) -> None:
+    shutil.copytree(triton_examples.repository(bench), root, dirs_exist_ok=True)
+
+
+def grpc_examples(bench: Bench, root: Path) -> None:
+    examples(bench, root)
+    triton_models.renamed(root, "simple_dyna_sequence", "simple_string_dyna_sequence")
+
+
+def _python(bench: Bench, root: Path, *names: str) -> None:
+    triton_models.copy(bench.source(SERVER) / "qa" / "python_models", root, *names)
+
+
+def own(folder: str, *names: str) -> Build:
+    """The repository beside the test."""
+
+    def build(bench: Bench, root: Path) -> None:
+        triton_models.copy(bench.source(SERVER) / "qa" / folder, root, *(names or ("*",)))
+
+    return build
+
+
+def _identity(bench: Bench) -> Path:
+    return triton_models.generated(bench, "gen_qa_identity_models", "--onnx")
+
+
+def http(bench: Bench, root: Path) -> None:
+    one, many = "onnx_zero_1_float32", "onnx_zero_1_object"
+    names = (one, many, "onnx_zero_1_float16", "onnx_zero_3_float32")
+    triton_models.copy(_identity(bench), root, *names)
+    triton_models.renamed(root, many, f"{many}_1_element", ("-1", "1"))
+    triton_models.renamed(
+        *(root, one, f"{one}_queue"),
+        append="dynamic_batching { max_queue_delay_microseconds: 1000000 "
+        "preferred_batch_size: [ 8 ] default_queue_policy { max_queue_size: 1 } }",
+    )
+    triton_models.copy(bench.source(SERVER) / triton_models.EXAMPLES, root, "simple_identity")
+    string = ("TYPE_STRING", "TYPE_INT64")
+    triton_models.renamed(root, "simple_identity", "simple_identity_int64", string)
+
+
+def sizes(bench: Bench, root: Path) -> None:
+    triton_models.copy(_identity(bench), root, "onnx_zero_1_float32")
+    triton_models.copy(bench.source(SERVER) / triton_models.EXAMPLES, root, "simple_identity")
+
+
+def grpc(bench: Bench, root: Path) -> None:
+    triton_models.copy(bench.source(SERVER) / triton_models.EXAMPLES, root, "simple")
+    _python(bench, root, "string_identity")
+    triton_models.edit(root, "string_identity", (r"dims: \[ 1 \]", "dims: [ -1 ]"))
+
+
+def _torch(bench: Bench, root: Path, generator: str, *flags: str) -> None:
+    """The generator's TorchScript models, beside the ONNX ones that are there already."""
+    made = triton_models.generated(bench, generator, "--libtorch", *flags)
+    triton_models.copy(made, root, "libtorch_*")
+
+
+def _kinds(root: Path) -> None:
+    for config in root.glob("onnx*/config.pbtxt"):
+        config.write_text(config.read_text() + "\ninstance_group [ { kind: KIND_CPU }]\n")
+
+
+def infer(bench: Bench, root: Path) -> None:
+    triton_models.copy(triton_models.generated(bench, "gen_qa_models", "--onnx"), root, "onnx_*")
+    ensembles = triton_models.generated(bench, "gen_qa_models", "--ensemble")
+    triton_models.copy(ensembles, root, "*_onnx_*", "nop_*")
+    triton_models.copy(
+        *(bench.source(SERVER) / "qa" / "ensemble_models", root),
+        *("wrong_label_*", "label_override_*", "mix_type_*", "batch_to_*", "nobatch_to_*"),
+        "mix_nobatch_*",
+    )
+    custom = bench.source(SERVER) / "qa" / "custom_models"
+    triton_models.copy(custom, root, "custom_zero_1_float32")
+    dims = r"dims: \[ 1 \]"
+    triton_models.renamed(
+        *(root, "custom_zero_1_float32", "custom_nobatch_zero_1_float32"),
+        *(("max_batch_size: 1", "max_batch_size: 0"), (dims, "dims: [ -1, -1 ]")),
+    )
+    triton_models.edit(
+        *(root, "custom_zero_1_float32"),
+        *(("max_batch_size: 1", "max_batch_size: 8"), (dims, "dims: [ -1 ]")),
+    )
+    _kinds(root)
+
+
+def reshape(bench: Bench, root: Path) -> None:
+    onnx = triton_models.generated(bench, "gen_qa_reshape_models", "--onnx", "--variable")
+    ensembles = triton_models.generated(bench, "gen_qa_reshape_models", "--ensemble")
+    triton_models.copy(onnx, root, "*")
+    _torch(bench, root, "gen_qa_reshape_models", "--variable")
+    triton_models.copy(ensembles, root, "*")
+    for folder in sorted(root.glob("onnx_*")):
+        new = folder.name.replace("onnx_", "custom_")
+        platform = (r"^platform:.*", 'backend: "fake"')
+        triton_models.renamed(root, folder.name, new, platform)
+
+
+def variable(bench: Bench, root: Path) -> None:
+    onnx = triton_models.generated(bench, "gen_qa_models", "--onnx", "--variable")
+    ensembles = triton_models.generated(bench, "gen_qa_models", "--ensemble", "--variable")
+    triton_models.copy(onnx, root, "onnx_*")
+    _torch(bench, root, "gen_qa_models", "--variable")
+    triton_models.copy(ensembles, root, "*_onnx_*", "*_libtorch_*", "nop_*")
+    _kinds(root)
+
+
+def zero(bench: Bench, root: Path) -> None:
+    triton_models.copy(_identity(bench), root, "*")
+    _torch(bench, root, "gen_qa_identity_models")
+    ensembles = triton_models.generated(bench, "gen_qa_identity_models", "--ensemble")
+    triton_models.copy(ensembles, root, "*")
+
+
+def class_counts(bench: Bench, root: Path) -> None:
+    _python(bench, root, "identity_fp32")
+    floats = ("TYPE_FP32", "TYPE_STRING")
+    triton_models.renamed(root, "identity_fp32", "identity_bytes", floats)
+
+
+def shapes(bench: Bench, root: Path) -> None:
+    """``pt_identity`` echoes; here it needs no TorchScript for that."""
+    onnx = triton_models.generated(bench, "gen_qa_models", "--onnx")
+    triton_models.copy(onnx, root, "onnx_object_int32_int32")
+    _python(bench, root, "identity_fp32")
+    (root / "identity_fp32").rename(root / "pt_identity")
+    triton_models.edit(
+        root, "pt_identity", ("identity_fp32", "pt_identity"), (r"dims: \[.*\]", "dims: [ 8 ]")
+    )
+
+
+def nothing(bench: Bench, root: Path) -> None:
+    """Models are loaded by the tests, or none is there."""
+
+
+def strings(bench: Bench, root: Path) -> None:
+    triton_models.copy(_identity(bench), root, "onnx_zero_1_object")
+    _python(bench, root, "string_identity")
+    triton_models.edit(root, "string_identity", (r"\[ 1 \]", "[ 8 ]"))
+
+
+def scalars(bench: Bench, root: Path) -> None:
+    triton_models.copy(triton_models.generated(bench, "gen_qa_ort_scalar_models"), root, "*")
+
+
+def output_names(bench: Bench, root: Path) -> None:
+    onnx = "onnx_nobatch_zero_1_float32"
+    triton_models.copy(_identity(bench), root, onnx)
+    for platform in ("libtorch", "plan"):  # the test is of names alone
+        triton_models.renamed(root, onnx, onnx.replace("onnx", platform))
+
+
+def status(bench: Bench, root: Path) -> None:
+    triton_models.copy(triton_models.generated(bench, "gen_qa_models", "--onnx"), root, "*")
+
+
+def simple(bench: Bench, root: Path) -> None:
+    triton_models.copy(bench.source(SERVER) / triton_models.EXAMPLES, root, "simple")
+
+
+def add_and_subtract(*names: str) -> Build:
+    def build(bench: Bench, root: Path) -> None:
+        name = "onnx_int32_int32_int32"
+        onnx = triton_models.generated(bench, "gen_qa_models", "--onnx")
+        triton_models.copy(onnx, root, name)
+        for version in ("2", "3"):
+            shutil.rmtree(root / name / version)
+        for new in names:
+            triton_models.renamed(root, name, new)
+        (root / name).rename(root.parent / f"{root.name}.unused")
+
+    return build
+
+
+def parameters(bench: Bench, root: Path) -> None:
+    """``parameter`` answers with its parameters by Python code; here it only has its signature."""
+    repository = bench.source(SERVER) / "qa/L0_parameters/model_repository"
+    triton_models.copy(repository, root, "identity", "ensemble")
+    (root / "parameter" / "1").mkdir(parents=True)
+    (root / "parameter" / "config.pbtxt").write_text(
+        'backend: "fake" input { name: "INPUT0" data_type: TYPE_FP32 dims: 1 }\n'
+        'output { name: "key" data_type: TYPE_STRING dims: -1 }\n'
+        'output { name: "value" data_type: TYPE_STRING dims: -1 }\n'
+    )
+
+
+def repeating(bench: Bench, root: Path) -> None:
+    """``repeat_int32`` is code of Triton's; here it has its signature, and is decoupled."""
+    (root / "repeat_int32" / "1").mkdir(parents=True)
+    (root / "repeat_int32" / "config.pbtxt").write_text(
+        'backend: "fake" model_transaction_policy { decoupled: true }\n'
+        'input { name: "IN" data_type: TYPE_INT32 dims: -1 }\n'
+        'input { name: "DELAY" data_type: TYPE_UINT32 dims: -1 }\n'
+        'input { name: "WAIT" data_type: TYPE_UINT32 dims: 1 }\n'
+        'output { name: "OUT" data_type: TYPE_INT32 dims: 1 }\n'
+        'output { name: "IDX" data_type: TYPE_UINT32 dims: 1 }\n'
+    )
+
+
+_FLOATS = "onnx_float32_float32_float32"
+
+
+def _floats(bench: Bench, root: Path) -> None:
+    triton_models.copy(triton_models.generated(bench, "gen_qa_models", "--onnx"), root, _FLOATS)
+
+
+def _simple_ensemble(bench: Bench, root: Path) -> None:
+    _floats(bench, root)
+    ensembles = triton_models.generated(bench, "gen_qa_models", "--ensemble")
+    triton_models.copy(ensembles, root, f"simple_{_FLOATS}")
+
+
+def _beside(bench: Bench, root: Path, link: str) -> Path:
+    """Give the tests of ``qa/`` ``root`` where they change it; the folder of the test."""
+    path = bench.work / SERVER.name / "qa" / link
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.unlink(missing_ok=True)
+    path.symlink_to(root)
+    return path.parent
+
+
+def cached(bench: Bench, root: Path) -> None:
+    _simple_ensemble(bench, root)
+    _beside(bench, root, "L0_response_cache/models/ensemble_models")
+
+
+def slow_queue(bench: Bench, root: Path) -> None:
+    (root / "dynamic_batch" / "1").mkdir(parents=True)
+    (root / "dynamic_batch" / "config.pbtxt").write_text(
+        'backend: "fake" max_batch_size: 1\n'
+        'input { name: "INPUT0" data_type: TYPE_FP32 dims: -1 }\n'
+        'output { name: "OUTPUT0" data_type: TYPE_FP32 dims: -1 }\n'
+        "instance_group { count: 1 kind: KIND_CPU }\n"
+        "dynamic_batching { preferred_batch_size: 1 default_queue_policy {\n"
+        "  timeout_action: REJECT default_timeout_microseconds: 1000000 max_queue_size: 8 } }\n"
+        'parameters { key: "execute_delay_ms" value { string_value: "8000" } }\n'
+    )
+
+
+def batching(bench: Bench, root: Path) -> None:
+    _floats(bench, root)
+    _batch(root)
+
+
+def batching_shapes(bench: Bench, root: Path) -> None:
+    variable = triton_models.generated(bench, "gen_qa_models", "--onnx", "--variable")
+    triton_models.copy(variable, root, _FLOATS)
+    _batch(root)
+
+
+def _batch(root: Path) -> None:
+    triton_models.edit(
+        *(root, _FLOATS),
+        *(("^max_batch_size:.*", "max_batch_size: 8"),),
+        ("^version_policy:.*", "version_policy: { specific { versions: [1] }}"),
+        append="dynamic_batching { preferred_batch_size: [ 2, 6 ] "
+        "max_queue_delay_microseconds: 10000000 }",
+    )
+
+
+def version_named(name: str) -> Build:
+    """The last version in a folder that is no version's."""
+
+    def build(bench: Bench, root: Path) -> None:
+        libtorch = triton_models.generated(bench, "gen_qa_models", "--libtorch")
+        model = _FLOATS.replace("onnx", "libtorch")
+        triton_models.copy(libtorch, root, model)
+        (root / model / "3").rename(root / model / name)
+
+    return build
+
+
+def changing(bench: Bench, root: Path) -> None:
+    _floats(bench, root)
+    folder = _beside(bench, root, "L0_lifecycle/models")
+    model = _FLOATS.replace("onnx", "libtorch")
+    shutil.rmtree(folder / model, ignore_errors=True)
+    triton_models.copy(triton_models.generated(bench, "gen_qa_models", "--libtorch"), folder, model)
+
+
+def changing_versions(bench: Bench, root: Path) -> None:
+    libtorch = triton_models.generated(bench, "gen_qa_models", "--libtorch")
+    triton_models.copy(libtorch, root, "libtorch_int32_int32_int32")
+    _beside(bench, root, "L0_lifecycle/models")
+
+
+def controlled(bench: Bench, root: Path) -> None:
+    _simple_ensemble(bench, root)
+    for name in (_FLOATS, f"simple_{_FLOATS}"):
+        triton_models.edit(root, name, ("^max_batch_size:.*", "max_batch_size: 1"))
+    _beside(bench, root, "L0_lifecycle/models")
+
+
+def generating(bench: Bench, root: Path) -> None:
+    """``mock_llm`` echoes its prompt; what else its Python code can do, it cannot here."""
+    models = bench.source(SERVER) / "qa/python_models/generate_models"
+    triton_models.copy(models, root, "mock_llm")
