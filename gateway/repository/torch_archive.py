@@ -31,8 +31,8 @@ EXTRA = "extra/"
 
 #: A record that is read whole: code, a graph, a description. Weights are not read.
 MAX_RECORD_BYTES = 1 << 28
-#: What a record may inflate to, by what it takes in the archive, once it is larger than that.
-MAX_RATIO, SMALL_RECORD_BYTES = 100, 8 << 20
+#: What an archive may inflate to, by its own size, once that is more than a little.
+MAX_RATIO, LITTLE_BYTES = 100, 8 << 20
 
 #: What reading a damaged zip comes to; encryption is a RuntimeError.
 DAMAGE = (
@@ -86,6 +86,12 @@ class Archive:
         except DAMAGE as error:
             raise self._damaged(error) from error
         zip_guard.check(path, one_root=True)
+        total = sum(info.file_size for info in self._records.values())
+        if total > max(LITTLE_BYTES, MAX_RATIO * path.stat().st_size):
+            raise IntegrityError(
+                f"'{path.name}' inflates to more than {MAX_RATIO} times its size: refused; write "
+                "it again without compression"
+            )
 
     def __contains__(self, name: str) -> bool:
         return name in self._records
@@ -112,11 +118,6 @@ class Archive:
         info = self._info(name)
         if info.file_size > MAX_RECORD_BYTES:
             raise IntegrityError(f"'{self.path.name}': record '{name}' is larger than 256 MiB")
-        if info.file_size > max(SMALL_RECORD_BYTES, MAX_RATIO * info.compress_size):
-            raise IntegrityError(
-                f"'{self.path.name}': record '{name}' inflates to more than {MAX_RATIO} times what "
-                "it takes; write the archive again without compression"
-            )
         try:
             with zipfile.ZipFile(self.path) as file:
                 return file.read(info)

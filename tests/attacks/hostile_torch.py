@@ -160,6 +160,7 @@ def torchscripts(mark: Path) -> dict[str, tuple[bytes, str]]:
             "aten::fbgemm_linear_fp16_weight",
         ),
         "inflates": (bomb(plain, "code/evil.py"), "inflates to more than 100 times"),
+        "inflates weights": (bomb(plain, "data/0"), "inflates to more than 100 times"),
         "uses another namespace": (
             scripted("return torch.ops.mkldnn._reorder_linear_weight(x, None)"),
             "mkldnn::_reorder_linear_weight",
@@ -256,6 +257,10 @@ def programs(mark: Path) -> dict[str, tuple[bytes, str]]:
         "changes all operators": (retarget("torch.ops.aten.__setattr__"), "aten.__setattr__"),
         "changes another namespace": (retarget("torch.ops.prims.__init__"), "prims.__init__"),
         "inflates": (bomb(plain, "models/model.json"), "inflates to more than 100 times"),
+        "inflates weights": (
+            bomb(plain, "data/weights/weight_0"),
+            "inflates to more than 100 times",
+        ),
         "calls an extension": (retarget("#evil:op"), "#evil"),
         "calls another library": (retarget("torch.ops.evil.op.default"), "torch.ops.evil"),
         "ends a name in generated code": (
