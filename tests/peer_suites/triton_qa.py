@@ -290,12 +290,14 @@ NOT_APPLICABLE |= dict.fromkeys(("L0_java", "L0_simple_go", "L0_simple_nodejs"),
 _UNKNOWN = "no record is kept of what has gone from the disk: it is 'not found'"
 _UNCACHED = "an ensemble is not cached: its answers would outlive the models of its steps"
 _ECHO = "its model answers with its parameters, by Python code"
-_MIX = "a request of other inputs ends no batch that waits: it waits for its own kind"
+_MIX = "a request of other inputs or shapes ends no batch that waits: it waits for its own kind"
 EXPECTED_FAILURES = {
     **_SEQUENCES,
     f"{_PARAMETERS}::InferenceParametersTest::test_params": _ECHO,
     f"{_LIFE}::LifeCycleTest::test_dynamic_model_load_unload": _UNKNOWN,
     f"{_LIFE}::LifeCycleTest::test_dynamic_version_load_unload": _UNKNOWN,
+    f"{_BATCHER}::BatcherTest::test_multi_batch_different_shape": _MIX,
+    f"{_BATCHER}::BatcherTest::test_multi_batch_preferred_different_shape": _MIX,
     f"{_CACHE}::EnsembleCacheTest::test_ensemble_top_level": _UNCACHED,
     f"{_CACHE}::EnsembleCacheTest::test_ensemble_all_models": _UNCACHED,
     f"{_CACHE}::EnsembleCacheTest::test_ensemble_cache_insertion": _UNCACHED,
