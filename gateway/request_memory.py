@@ -16,6 +16,8 @@ Any thread may reserve. What is reserved is an estimate of what is allocated: no
 from __future__ import annotations
 
 import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
 from contextvars import ContextVar
 
 from gateway.errors import MemoryExhausted
@@ -120,3 +122,19 @@ def reserve(size: int) -> None:
     lease = CURRENT.get()
     if lease is not None and size > 0:
         lease.reserve(size)
+
+
+@contextmanager
+def reserved(size: int) -> Iterator[None]:
+    """Hold ``size`` more bytes as long as the block runs.
+
+    Raises:
+        MemoryExhausted: there are not so many left.
+    """
+    reserve(size)
+    try:
+        yield
+    finally:
+        lease = CURRENT.get()
+        if lease is not None:
+            lease.give_back(size)

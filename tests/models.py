@@ -77,6 +77,21 @@ def weighty(path: Path, factor: float = 2.0, width: int = 2**17) -> Path:
     )
 
 
+def spread(path: Path, width: int) -> Path:
+    """FP32 ``y = x * values``, of ``[batch, 1]``; ``values`` are ``width`` different fractions."""
+    values = (0.5 + np.arange(width) / (2 * width)).astype(np.float32).reshape(1, width)
+    return save(
+        path,
+        helper.make_graph(
+            [helper.make_node("Mul", ["x", "values"], ["y"])],
+            "spread",
+            [helper.make_tensor_value_info("x", TensorProto.FLOAT, ["batch", 1])],
+            [helper.make_tensor_value_info("y", TensorProto.FLOAT, ["batch", width])],
+            [numpy_helper.from_array(values, "values")],
+        ),
+    )
+
+
 def identity(path: Path, datatype: str, shape: Sequence[str | int] = ("batch", 4)) -> Path:
     """``y = x`` of any datatype."""
     onnx_type = ONNX_TYPES[datatype]

@@ -247,12 +247,14 @@ class Exchange:
         self._head = b"".join(lines)
 
     def _body(self, body: bytes, more: bool) -> None:
+        before = after = b""
         if self._bodiless:
             body = b""
         elif self._chunked:
-            body = b"%x\r\n%b\r\n" % (len(body), body) if body else b""
+            if body:
+                before, after = b"%x\r\n" % len(body), b"\r\n"
             if not more:
-                body += b"0\r\n\r\n"
+                after += b"0\r\n\r\n"
         elif self._remaining is not None:
             self._remaining -= len(body)
             if self._remaining < 0 or (self._remaining and not more):
@@ -260,12 +262,11 @@ class Exchange:
         transport, head = self._connection.transport, self._head
         if head is not None:
             self._head, self.begun = None, True
-            if len(body) > COPIED_BYTES:
-                transport.writelines((head, body))
-            else:
-                transport.write(head + body)
-        elif body:
-            transport.write(body)
+            before = head + before
+        if len(body) > COPIED_BYTES:
+            transport.writelines((before, body, after))
+        elif before or body or after:
+            transport.write(b"".join((before, body, after)))
         if not more:
             self.done = True
             self._wake()

@@ -8,11 +8,24 @@ from typing import Any, NamedTuple
 
 from gateway.errors import ModelportError
 from gateway.types import Deadline
+from gateway.wire.protobuf import joined
 from gateway.wire.raw import Buffer
 
 
+class Serialized:
+    """A reply whose bytes are there, in parts; those that are large lie where they were."""
+
+    __slots__ = ("parts",)
+
+    def __init__(self, *parts: Buffer) -> None:
+        self.parts = joined(parts)
+
+    def SerializeToString(self) -> bytes:  # noqa: N802 - as protobuf names it
+        return b"".join(self.parts)
+
+
 def _whole(reply: Any) -> Sequence[Buffer]:
-    return (reply.SerializeToString(),)
+    return reply.parts if type(reply) is Serialized else (reply.SerializeToString(),)
 
 
 #: The most bytes of a request that carries no tensors: to load a model, to list them.

@@ -11,6 +11,7 @@ from gateway.errors import InvalidArgument, Unsupported
 from gateway.protocols.asgi import Receive
 from gateway.types import NO_DEADLINE, Deadline
 from gateway.wire import inflation
+from gateway.wire.raw import Buffer
 
 #: Below this a compressed reply is hardly smaller, and costs more than it saves.
 MIN_COMPRESSED_BYTES = 500
@@ -126,13 +127,13 @@ async def _inflated(
         raise _too_large(most, limit, {b"content-encoding": coding}, most) from None
 
 
-async def compress(body: bytes, coding: bytes) -> bytes:
+async def compress(body: Buffer, coding: bytes) -> bytes:
     if len(body) <= offload.PIECE_BYTES:
         return _deflated(body, coding)
     return await offload.run(lambda: _deflated(body, coding))
 
 
-def _deflated(body: bytes, coding: bytes) -> bytes:
+def _deflated(body: Buffer, coding: bytes) -> bytes:
     compressor = zlib.compressobj(1, wbits=inflation.WINDOW_BITS[coding])
     return compressor.compress(body) + compressor.flush()
 

@@ -6,6 +6,7 @@ import orjson
 import structlog
 
 from gateway.protocols.asgi import Send
+from gateway.wire.raw import Buffer
 
 Headers = list[tuple[bytes, bytes]]
 
@@ -17,7 +18,7 @@ RETRY: Headers = [(b"retry-after", b"1")]
 TRY_AGAIN = (429, 503)
 
 
-async def reply(send: Send, status: int, body: bytes, headers: Headers) -> None:
+async def reply(send: Send, status: int, body: Buffer, headers: Headers) -> None:
     length = (b"content-length", b"%d" % len(body))
     await send({"type": "http.response.start", "status": status, "headers": [*headers, length]})
     await send({"type": "http.response.body", "body": body})

@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 
+from gateway import offload
 from gateway.errors import InvalidArgument
 from gateway.types import NUMPY_DTYPES, Array, Datatype, Tensor
 from gateway.wire import raw
@@ -131,7 +132,10 @@ def encode(tensor: Tensor) -> Array:
         return data
     texts = np.empty(data.shape, dtype=object)
     try:
-        texts[:] = [item.decode() for item in data]
+        for start in range(0, len(data), raw.PIECE):
+            items = data[start : start + raw.PIECE]
+            texts[start : start + raw.PIECE] = [item.decode() for item in items]
+            offload.checkpoint()
     except UnicodeDecodeError as error:
         raise InvalidArgument(
             f"output '{tensor.name}' holds bytes that are not UTF-8. Please use the binary data "

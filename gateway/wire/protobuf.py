@@ -40,6 +40,11 @@ def varint(number: int) -> bytes:
     return bytes(parts)
 
 
+def nested(field: int, parts: Sequence[Buffer]) -> list[Buffer]:
+    """A field that is a message: ``field`` is its tag, ``parts`` are its bytes."""
+    return [bytes((field,)) + varint(sum(map(len, parts))), *parts]
+
+
 def joined(parts: Sequence[Buffer]) -> list[Buffer]:
     """``parts`` with those beside each other in one piece that are small."""
     together: list[Buffer] = []

@@ -10,17 +10,18 @@ tensor that few values blow up to more than their bytes may stand for (``inflati
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from functools import lru_cache
 from typing import Any
 
 import numpy as np
 
+from gateway import offload
 from gateway.errors import InvalidArgument
 from gateway.types import NUMPY_DTYPES, Array, Datatype, Tensor
 from gateway.wire import inflation, raw
 from gateway.wire.proto import tensorflow_pb2 as pb
-from gateway.wire.protobuf import tag, varint
+from gateway.wire.protobuf import nested, tag, varint
 from gateway.wire.raw import Buffer
 
 DATATYPES = {
@@ -239,25 +240,40 @@ def _head(datatype: Datatype, shape: tuple[int, ...]) -> bytes:
     return bytes(_heading(Tensor("", datatype, empty), None).SerializeToString())
 
 
-def encode_values(tensor: Tensor, into: pb.TensorProto | None = None) -> pb.TensorProto:
-    """``tensor`` with its values in the ``*_val`` field of its type.
+def values_entry(field: int, tensor: Tensor) -> list[Buffer]:
+    """As ``entry``, with the values as ``values`` has them."""
+    name = tensor.name.encode()
+    head = b"".join((_KEY, varint(len(name)), name))
+    return nested(field, [head, *nested(_VALUE[0], values(tensor))])
+
+
+def values(tensor: Tensor) -> list[Buffer]:
+    """The bytes of ``tensor`` with its values in the ``*_val`` field of its type.
 
     TensorFlow Serving answers so (``PredictResponseTensorSerializationOption::kAsProtoField``), and
     clients read the fields.
     """
+    head: Buffer = _head(tensor.datatype, tensor.data.shape)
+    packed = _PACKED.get(tensor.datatype)
+    if packed is None:
+        return [head, *_pieces(tensor)]
+    content = raw.encode(tensor)
+    return [head, packed + varint(len(content)), content]
+
+
+def _pieces(tensor: Tensor) -> Iterator[bytes]:
+    """The values, some at a time: a field may come in parts, packed or not."""
     if tensor.datatype is Datatype.BYTES:
-        return encode(tensor, into)
-    message = _heading(tensor, into)
-    tag = _PACKED.get(tensor.datatype)
-    if tag is not None:
-        content = bytes(raw.encode(tensor))
-        message.MergeFromString(tag + varint(len(content)) + content)
-        return message
-    data: Array = np.ascontiguousarray(tensor.data, NUMPY_DTYPES[tensor.datatype]).reshape(-1)
-    field, _ = _VALUES[tensor.datatype]
-    values: Any = data.view(_BITS.get(tensor.datatype, data.dtype)).tolist()
-    getattr(message, field).extend(values)
-    return message
+        field, data = "string_val", tensor.data.reshape(-1)
+    else:
+        data = np.ascontiguousarray(tensor.data, NUMPY_DTYPES[tensor.datatype]).reshape(-1)
+        data = data.view(_BITS.get(tensor.datatype, data.dtype))
+        field, _ = _VALUES[tensor.datatype]
+    for start in range(0, len(data), raw.PIECE):
+        message = pb.TensorProto()
+        getattr(message, field).extend(data[start : start + raw.PIECE].tolist())
+        yield message.SerializeToString()
+        offload.checkpoint()
 
 
 def _heading(tensor: Tensor, into: pb.TensorProto | None) -> pb.TensorProto:

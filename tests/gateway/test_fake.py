@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import time
 from pathlib import Path
@@ -55,3 +56,23 @@ async def test_an_output_that_no_input_fits_is_of_zeros_or_of_empty_strings() ->
     y, z = (await backend(request, NO_DEADLINE)).outputs
     assert (y.data.tolist(), z.data.tolist()) == ([b"", b""], [0, 0])
     assert bytes(raw.encode(y)) == bytes(8)
+
+
+async def test_a_decoupled_stream_without_a_delay_lets_others_run_after_every_response() -> None:
+    request = InferRequest("m", [Tensor("x", Datatype.FP32, np.ones(1, np.float32))])
+    request.parameters = {"responses": 100}
+    turns, between = 0, []
+
+    async def other() -> None:
+        nonlocal turns
+        while True:
+            turns += 1
+            await asyncio.sleep(0)
+
+    task = asyncio.create_task(other())
+    try:
+        async for _ in loaded("0").stream(request, NO_DEADLINE):
+            between.append(turns)
+    finally:
+        task.cancel()
+    assert len(between) == 100 and len(set(between)) == 100

@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import threading
 
+import numpy as np
 import pytest
 
 from gateway import request_memory
 from gateway.errors import MemoryExhausted
+from gateway.protocols.reply_encoding import JSON_BYTES, encode
 from gateway.request_memory import CURRENT, RequestMemory
 from gateway.settings import MIN_REQUEST_MEMORY, Settings, request_memory_bytes
 from gateway.telemetry.collectors import RequestMemoryCollector
+from gateway.types import NO_DEADLINE, Datatype, Tensor
 
 
 def test_a_request_past_the_budget_is_refused_and_holds_nothing_more() -> None:
@@ -100,3 +103,20 @@ def test_use_and_refusals_are_metrics() -> None:
         "modelport_request_memory_limit_bytes": 1000,
         "modelport_request_memory_refused_total": 1,
     }
+
+
+async def test_a_large_reply_is_reserved_while_it_is_written_and_refused_without_memory() -> None:
+    tensor = Tensor("y", Datatype.FP32, np.zeros(100_000, np.float32))
+    memory = RequestMemory(2 * 100_000 * JSON_BYTES)
+    lease = memory.connection().lease()
+    token = CURRENT.set(lease)
+    try:
+        held = await encode(lambda: lease.size, [tensor], NO_DEADLINE)
+        assert (held, lease.size) == (100_000 * JSON_BYTES, 0)
+        lease.reserve(1)
+        with pytest.raises(MemoryExhausted):
+            await encode(lambda: lease.size, [tensor], NO_DEADLINE)
+        small = Tensor("y", Datatype.FP32, np.zeros(4, np.float32))
+        assert await encode(lambda: lease.size, [small], NO_DEADLINE) == 1
+    finally:
+        CURRENT.reset(token)

@@ -23,6 +23,7 @@ from gateway.errors import (
 )
 from gateway.protocols.tfserving import examples as tfserving_examples
 from gateway.protocols.tfserving import json as tfserving_json
+from gateway.protocols.tfserving import results
 from gateway.protocols.tfserving.http import STATUS
 from gateway.protocols.tfserving.servable import (
     Selected,
@@ -143,6 +144,11 @@ def test_a_dynamic_dimension_has_as_many_values_as_the_examples() -> None:
         tfserving_examples.decode(message, servable("x INT64 -1,-1"))
 
 
+def classified(classes: results.Classes) -> Any:
+    content = b"".join(results.classification_fields(classes))
+    return pb.ClassificationResult.FromString(content).classifications
+
+
 def test_classes_and_scores_are_those_of_the_outputs_of_that_name() -> None:
     model = servable("x FP32 1", outputs=("classes BYTES -1", "scores FP32 -1", "z FP32 -1"))
     assert tfserving_examples.classification_outputs(model) == ("classes", "scores")
@@ -150,11 +156,11 @@ def test_classes_and_scores_are_those_of_the_outputs_of_that_name() -> None:
         tensor("classes", Datatype.BYTES, [[b"a", b"b"]]),
         tensor("scores", Datatype.FP32, [[0.5, 0.25]]),
     ]
-    (row,) = tfserving_examples.classify(outputs, model, 1).classifications
+    (row,) = classified(tfserving_examples.classify(outputs, model, 1))
     assert [(c.label, c.score) for c in row.classes] == [("a", 0.5), ("b", 0.25)]
-    (row,) = tfserving_examples.classify(outputs[:1], model, 1).classifications
+    (row,) = classified(tfserving_examples.classify(outputs[:1], model, 1))
     assert [(c.label, c.score) for c in row.classes] == [("a", 0.0), ("b", 0.0)]
-    (row,) = tfserving_examples.classify(outputs[1:], model, 1).classifications
+    (row,) = classified(tfserving_examples.classify(outputs[1:], model, 1))
     assert [(c.label, c.score) for c in row.classes] == [("", 0.5), ("", 0.25)]
     outputs[1].data = outputs[1].data[:, :1]
     with pytest.raises(InvalidArgument, match=r"should match in dim_size\(1\). Got 2 vs. 1"):
@@ -166,11 +172,12 @@ def test_classes_and_scores_are_those_of_the_outputs_of_that_name() -> None:
 def test_one_value_an_example_is_a_regression() -> None:
     model = servable("x FP32 1", outputs=("outputs FP32 1", "more FP32 1"))
     assert tfserving_examples.regression_output(model) == ("outputs",)
-    result = tfserving_examples.regress([tensor("y", Datatype.FP32, [[1.0], [2.0]])], 2)
+    values = tfserving_examples.regress([tensor("y", Datatype.FP32, [[1.0], [2.0]])], 2)
+    result = pb.RegressionResult.FromString(b"".join(results.regression_fields(values)))
     assert [regression.value for regression in result.regressions] == [1.0, 2.0]
-    for values in ([[1.0, 2.0]], 1.0):
+    for wrong in ([[1.0, 2.0]], 1.0):
         with pytest.raises(InvalidArgument, match="Expected output Tensor shape to be either"):
-            tfserving_examples.regress([tensor("y", Datatype.FP32, values)], 1)
+            tfserving_examples.regress([tensor("y", Datatype.FP32, wrong)], 1)
 
 
 # -- names ----------------------------------------------------------------------------------------

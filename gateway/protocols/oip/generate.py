@@ -22,7 +22,7 @@ from gateway import offload
 from gateway.dataplane import DataPlane
 from gateway.errors import Code, Internal, ModelportError
 from gateway.lifecycle import Lifecycle
-from gateway.protocols import http_body, http_deadline
+from gateway.protocols import http_body, http_deadline, reply_encoding
 from gateway.protocols.asgi import Receive, Scope, Send
 from gateway.protocols.http import Delegate
 from gateway.protocols.http_document import document
@@ -31,7 +31,8 @@ from gateway.protocols.oip import documents, generate_json
 from gateway.protocols.oip import parameters as oip_parameters
 from gateway.protocols.oip import schema as oip_schema
 from gateway.protocols.oip.infer_http import STATUS
-from gateway.types import InferResponse
+from gateway.types import Deadline, InferResponse
+from gateway.wire.raw import Buffer
 
 log = structlog.get_logger("modelport.http")
 
@@ -63,7 +64,7 @@ class GenerateHttp:
 
     async def _serve(
         self,
-        answer: Callable[[AsyncGenerator[InferResponse, None], Send], Awaitable[None]],
+        answer: Callable[[AsyncGenerator[InferResponse, None], Send, Deadline], Awaitable[None]],
         name: str,
         version: str,
         scope: Scope,
@@ -84,7 +85,7 @@ class GenerateHttp:
             request.trace = headers.get(b"x-request-id", b"")[:128].decode("latin-1")
             deadline = oip_parameters.deadline(request, deadline)
             async with aclosing(self._dataplane.stream(request, deadline)) as responses:
-                await answer(responses, send)
+                await answer(responses, send, deadline)
         except ModelportError as error:
             await refuse(send, STATUS[error.code], str(error))
         except http_body.Disconnected:
@@ -95,10 +96,12 @@ class GenerateHttp:
             log.exception("request failed")
             await refuse(send, 500, "internal error")
 
-    async def _once(self, responses: AsyncGenerator[InferResponse, None], send: Send) -> None:
+    async def _once(
+        self, responses: AsyncGenerator[InferResponse, None], send: Send, deadline: Deadline
+    ) -> None:
         first, more = await anext(responses, None), None
         if first is not None:
-            body = generate_json.encode(first)
+            body = await _encoded(generate_json.encode, first, deadline)
             more = await anext(responses, None)
         if first is None or more is not None:
             raise Internal(
@@ -107,11 +110,15 @@ class GenerateHttp:
             )
         await reply(send, 200, body, JSON)
 
-    async def _events(self, responses: AsyncGenerator[InferResponse, None], send: Send) -> None:
-        status, event = 200, b""
+    async def _events(
+        self, responses: AsyncGenerator[InferResponse, None], send: Send, deadline: Deadline
+    ) -> None:
+        status = 200
+        event: Buffer = b""
         try:
             first = await anext(responses, None)
-            event = b"" if first is None else _event(generate_json.encode(first))
+            if first is not None:
+                event = await _encoded(generate_json.event, first, deadline)
         except ModelportError as error:
             if error.code is not Code.INTERNAL:
                 raise  # it says that there was no inference
@@ -122,7 +129,9 @@ class GenerateHttp:
             while event:
                 await send({"type": "http.response.body", "body": event, "more_body": True})
                 response = await anext(responses, None)
-                event = b"" if response is None else _event(generate_json.encode(response))
+                event = b""
+                if response is not None:
+                    event = await _encoded(generate_json.event, response, deadline)
         except ModelportError as error:
             event = _failure(str(error))
         except asyncio.CancelledError:
@@ -176,9 +185,11 @@ def _versioned(
     return route
 
 
-def _event(body: bytes) -> bytes:
-    return b"data: %b\n\n" % body
+async def _encoded(
+    encode: Callable[[InferResponse], Buffer], response: InferResponse, deadline: Deadline
+) -> Buffer:
+    return await reply_encoding.encode(partial(encode, response), response.outputs, deadline)
 
 
 def _failure(message: str) -> bytes:
-    return _event(orjson.dumps({"error": message}))
+    return b"data: %b\n\n" % orjson.dumps({"error": message})

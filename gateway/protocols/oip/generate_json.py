@@ -15,7 +15,7 @@ from gateway.errors import InvalidArgument
 from gateway.model import ServedVersion
 from gateway.protocols.oip import parameters as oip_parameters
 from gateway.types import InferRequest, InferResponse, Parameter, Tensor, TensorSpec
-from gateway.wire import json_data, json_pieces, json_text
+from gateway.wire import json_data, json_pieces, json_text, json_writer
 from gateway.wire.raw import Buffer
 
 _ID, _PARAMETERS = "id", "parameters"
@@ -114,7 +114,7 @@ def _shape(spec: TensorSpec, dims: tuple[int, ...], count: int) -> tuple[int, ..
     return tuple(shape)
 
 
-def encode(response: InferResponse) -> bytes:
+def encode(response: InferResponse) -> Buffer:
     """``response`` as one object: outputs and parameters by name, in alphabetical order.
 
     Raises:
@@ -127,11 +127,14 @@ def encode(response: InferResponse) -> bytes:
     if response.id:
         document[_ID] = response.id
     document.update(response.parameters)
-    finite = True
     for tensor in response.outputs:
         data = json_data.encode(tensor)
-        finite = finite and (data.dtype.kind != "f" or bool(np.isfinite(data).all()))
-        values = data.tolist()
-        document[tensor.name] = values[0] if len(values) == 1 else values
-    ordered = dict(sorted(document.items()))
-    return json_text.dumps(ordered) if finite else json_text.dumps_any(ordered)
+        if data.dtype.kind == "f":
+            data = data.astype(np.float64)  # with all digits, as Triton writes them
+        document[tensor.name] = data.reshape(()) if data.size == 1 else data
+    return json_writer.dumps(dict(sorted(document.items())))
+
+
+def event(response: InferResponse) -> Buffer:
+    """``encode`` as a server-sent event."""
+    return json_writer.join((b"data: ", encode(response), b"\n\n"))

@@ -16,7 +16,7 @@ from gateway.control import Control
 from gateway.dataplane import DataPlane
 from gateway.errors import Code, Decoupled, ModelportError, QueueFull
 from gateway.lifecycle import Lifecycle
-from gateway.protocols import http_body, http_deadline
+from gateway.protocols import http_body, http_deadline, reply_encoding
 from gateway.protocols.asgi import Receive, Scope, Send
 from gateway.protocols.http_reply import JSON, refuse, reply
 from gateway.protocols.oip import documents, json_head
@@ -24,6 +24,7 @@ from gateway.protocols.oip import json as oip_json
 from gateway.protocols.oip import parameters as oip_parameters
 from gateway.protocols.oip.shared_memory import SharedMemory
 from gateway.types import InferRequest
+from gateway.wire import json_writer
 
 log = structlog.get_logger("modelport.http")
 
@@ -114,8 +115,8 @@ class OipInfer:
             else:
                 plain = self._glance(body, headers, name, number)
                 if plain is None:
-                    work = partial(self._decode, body, headers, name, number)
-                    plain = await offload.run(work, deadline)
+                    decode = partial(self._decode, body, headers, name, number)
+                    plain = await offload.run(decode, deadline)
                 request, form = plain
             trace = headers.get(b"x-request-id")
             if trace:
@@ -123,7 +124,8 @@ class OipInfer:
             deadline = oip_parameters.deadline(request, deadline)
             response = await self._dataplane.infer(request, deadline)
             if oip_json.is_large(response, form):
-                json, blobs = await offload.run(partial(oip_json.encode, response, form), deadline)
+                work = partial(oip_json.encode, response, form)
+                json, blobs = await reply_encoding.encode(work, response.outputs, deadline)
             else:
                 json, blobs = oip_json.encode(response, form)
         except Decoupled:
@@ -144,7 +146,7 @@ class OipInfer:
                     (b"content-type", b"application/octet-stream"),
                     (b"inference-header-content-length", b"%d" % len(json)),
                 ]
-                json = b"".join((json, *blobs))
+                json = json_writer.join((json, *blobs))
             accepted = headers.get(b"accept-encoding")
             coding = http_body.chosen_coding(accepted, len(json)) if accepted else None
             if coding:

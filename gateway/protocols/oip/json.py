@@ -9,7 +9,6 @@ from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import Any
 
-from gateway import offload
 from gateway.errors import InvalidArgument
 from gateway.protocols.oip import parameters as oip_parameters
 from gateway.protocols.oip.shared_memory import REFUSED, REGION, Exchange
@@ -22,13 +21,12 @@ from gateway.types import (
     Tensor,
     TensorSpec,
 )
-from gateway.wire import json_data, json_text, raw
+from gateway.wire import json_data, json_text, json_writer, raw
+from gateway.wire.json_writer import PIECE
 from gateway.wire.raw import Buffer
 
 #: Beginnings of replies and of outputs that are kept, each of some hundred bytes.
 HEADS = 4096
-#: Values of an output that are written at once.
-PIECE = 16_384
 
 
 @dataclass(slots=True)
@@ -181,13 +179,14 @@ def read_outputs(outputs: Any, request: InferRequest, form: ReplyForm, shared: E
     request.classification = classification
 
 
-def encode(response: InferResponse, form: ReplyForm) -> tuple[bytes, list[Buffer]]:
+def encode(response: InferResponse, form: ReplyForm) -> tuple[Buffer, list[Buffer]]:
     """The JSON part and the binary parts behind it.
 
     Raises:
         InvalidArgument: an output cannot be written as JSON.
     """
-    outputs: list[bytes] = []
+    outputs: list[Buffer] = []
+    large = False
     blobs: list[Buffer] = []
     for tensor in response.outputs:
         head = _output_head(tensor.name, tensor.datatype, tensor.data.shape)
@@ -197,13 +196,22 @@ def encode(response: InferResponse, form: ReplyForm) -> tuple[bytes, list[Buffer
             blob = raw.encode(tensor)
             blobs.append(blob)
             outputs.append(b'%b,"parameters":{"binary_data_size":%d}}' % (head, len(blob)))
+        elif tensor.data.size <= PIECE:
+            outputs.append(b'%b,"data":%b}' % (head, _values(json_data.encode(tensor))))
         else:
-            outputs.append(b'%b,"data":%b}' % (head, _data(tensor)))
+            large = True
+            parts = json_writer.parts(json_data.encode(tensor))
+            outputs.append(json_writer.join((head, b',"data":', *parts, b"}")))
     head = _reply_head(response.model_name, response.model_version)
     if response.id:
         head = b'{"id":%b,%b' % (json_text.dumps(response.id), head[1:])
     if response.parameters:
         head += b'"parameters":%b,' % json_text.dumps_any(response.parameters)
+    if large:
+        pieces: list[Buffer] = []
+        for output in outputs:
+            pieces += (b"," if pieces else b'"outputs":[', output)
+        return json_writer.join((head, *pieces, b"]}")), blobs
     return b'%b"outputs":[%b]}' % (head, b",".join(outputs)), blobs
 
 
@@ -227,17 +235,6 @@ def is_large(response: InferResponse, form: ReplyForm) -> bool:
         ):
             return True
     return False
-
-
-def _data(tensor: Tensor) -> bytes:
-    data = json_data.encode(tensor)
-    if len(data) <= PIECE:
-        return _values(data)
-    parts = []
-    for start in range(0, len(data), PIECE):
-        parts.append(_values(data[start : start + PIECE])[1:-1])
-        offload.checkpoint()
-    return b"[%b]" % b",".join(parts)
 
 
 def _values(data: Array) -> bytes:

@@ -33,8 +33,9 @@ from gateway.types import (
     Tensor,
     TensorSpec,
 )
-from gateway.wire import json_data, json_text, raw
+from gateway.wire import json_data, json_writer, raw
 from gateway.wire.long_array import LongArray
+from gateway.wire.raw import Buffer
 
 BASE64_KEY = "b64"
 
@@ -204,38 +205,37 @@ def _bytes(name: str, item: Any) -> bytes:
         raise InvalidArgument(f"a 'b64' of input '{name}' is not base64") from None
 
 
-def encode(response: InferResponse, form: Form) -> bytes:
+def encode(response: InferResponse, form: Form) -> Buffer:
     """The outputs of ``response`` as they were asked for.
 
     Raises:
         InvalidArgument: an output cannot be written as JSON.
     """
-    finite, columns = True, {}
+    columns = {}
     for tensor in response.outputs:
-        data, bounded = _values(tensor)
-        finite = finite and bounded
-        columns[tensor.name] = data[0] if form.single else data
+        data = _values(tensor)
+        columns[tensor.name] = data[0, ...] if form.single else data
     value: Any = columns
     if len(columns) == 1:
         (value,) = columns.values()
     elif form.batched:
-        rows = zip(*columns.values(), strict=True)
-        value = [dict(zip(columns, row, strict=True)) for row in rows]
+        value = json_writer.Rows(columns)
     value = [value] if form.listed else value
-    value = {"predictions": value} if form.wrapped else value
-    return json_text.dumps(value) if finite else json_text.dumps_any(value)
+    return json_writer.dumps({"predictions": value} if form.wrapped else value)
 
 
-def _values(tensor: Tensor) -> tuple[list[Any], bool]:
+def _values(tensor: Tensor) -> Array:
     if tensor.datatype is Datatype.BF16:
         raise InvalidArgument(f"output '{tensor.name}' is BF16; ask for it as bytes, with 'inputs'")
     data = tensor.data
     if tensor.datatype is not Datatype.BYTES:
-        return data.tolist(), data.dtype.kind != "f" or bool(np.isfinite(data).all())
+        return data.astype(np.float64) if data.dtype.kind == "f" else data
     texts = np.empty(data.size, dtype=object)
     for index, item in enumerate(data.reshape(-1)):
         try:
             texts[index] = item.decode()
         except UnicodeDecodeError:
             texts[index] = {BASE64_KEY: base64.b64encode(item).decode()}
-    return texts.reshape(data.shape).tolist(), True
+        if not index % raw.PIECE:
+            offload.checkpoint()
+    return texts.reshape(data.shape)

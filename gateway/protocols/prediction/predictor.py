@@ -19,6 +19,7 @@ import re
 from collections.abc import AsyncGenerator, Awaitable, Callable
 from contextlib import aclosing
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -28,7 +29,7 @@ from gateway.dataplane import DataPlane
 from gateway.errors import InvalidArgument
 from gateway.lifecycle import Lifecycle
 from gateway.model import ServedVersion
-from gateway.protocols import pictures
+from gateway.protocols import pictures, reply_encoding
 from gateway.protocols.oip import json as oip_json
 from gateway.protocols.oip import parameters as oip_parameters
 from gateway.protocols.prediction import plain_json
@@ -43,7 +44,8 @@ from gateway.types import (
     Tensor,
     TensorSpec,
 )
-from gateway.wire import json_text, raw
+from gateway.wire import json_text, json_writer, raw
+from gateway.wire.raw import Buffer
 
 JSON, BINARY = b"application/json", b"application/octet-stream"
 _SPACE = b" \t\r\n"
@@ -78,7 +80,7 @@ class Call:
 class Reply:
     """``header_length`` is the size of the JSON part where bytes follow it."""
 
-    body: bytes
+    body: Buffer
     content_type: bytes = JSON
     header_length: int | None = None
 
@@ -103,14 +105,16 @@ class Predictor:
             ModelportError: as ``DataPlane.infer``; ``InvalidArgument`` names what is wrong.
         """
         request, encode, deadline = await self._decode(call, deadline)
-        return encode(await self._dataplane.infer(request, deadline))
+        response = await self._dataplane.infer(request, deadline)
+        return await reply_encoding.encode(partial(encode, response), response.outputs, deadline)
 
     async def stream(self, call: Call, deadline: Deadline) -> AsyncGenerator[Reply, None]:
         """Every response to ``call``, as ``DataPlane.stream`` gives and raises them."""
         request, encode, deadline = await self._decode(call, deadline)
         async with aclosing(self._dataplane.stream(request, deadline)) as responses:
             async for response in responses:
-                yield encode(response)
+                work = partial(encode, response)
+                yield await reply_encoding.encode(work, response.outputs, deadline)
 
     def max_bytes(self, model: str, version: int) -> int | None:
         """The most bytes of a valid request; None: any number; raises as ``Lifecycle.get``."""
@@ -240,7 +244,7 @@ class _Oip:
         text, blobs = oip_json.encode(response, self._form)
         if not any(map(len, blobs)):
             return Reply(text)
-        return Reply(b"".join((text, *blobs)), BINARY, len(text))
+        return Reply(json_writer.join((text, *blobs)), BINARY, len(text))
 
 
 def _classes(served: ServedVersion) -> tuple[TopClasses | None, InvalidArgument | None]:

@@ -15,6 +15,7 @@ import numpy as np
 
 from gateway import offload
 from gateway.errors import InvalidArgument, Unsupported
+from gateway.protocols.tfserving.results import Classes
 from gateway.protocols.tfserving.servable import Endpoint, Servable, type_name
 from gateway.types import NUMPY_DTYPES, Array, Datatype, Tensor
 from gateway.wire import inflation, raw
@@ -217,9 +218,7 @@ def classification_outputs(servable: Servable) -> tuple[str, ...]:
     return named or (tables[0],)
 
 
-def classify(
-    outputs: Sequence[Tensor], servable: Servable, examples: int
-) -> pb.ClassificationResult:
+def classify(outputs: Sequence[Tensor], servable: Servable, examples: int) -> Classes:
     """Every class of every example with its label, if it has one, and its score, if it has one.
 
     Raises:
@@ -232,7 +231,7 @@ def classify(
         wanted = Datatype.BYTES if is_classes else Datatype.FP32
         _check(tensor, wanted, "classes" if is_classes else "scores", examples)
         if is_classes:
-            labels = [[_text(label) for label in row] for row in tensor.data]
+            labels = [_texts_of(row) for row in tensor.data]
         else:
             scores = tensor.data
             known = servable.labels.get(tensor.name, ())
@@ -243,20 +242,13 @@ def classify(
             f"Tensors class and score should match in dim_size(1). Got {len(labels[0])} vs. "
             f"{scores.shape[1]}"
         )
-    result = pb.ClassificationResult()
-    for index in range(examples):
-        row = result.classifications.add()
-        count = len(labels[index]) if labels is not None else len(scores[index])  # type: ignore[index]
-        names = labels[index] if labels is not None else ("",) * count
-        values = scores[index].tolist() if scores is not None else (0.0,) * count
-        for name, value in zip(names, values, strict=True):
-            row.classes.add(label=name, score=value)
-    return result
+    return Classes(labels, scores)
 
 
-def _text(label: bytes) -> str:
+def _texts_of(labels: Array) -> list[str]:
+    offload.checkpoint()
     try:
-        return label.decode()
+        return [label.decode() for label in labels]
     except UnicodeDecodeError as error:
         raise InvalidArgument("a label of output 'classes' is not UTF-8") from error
 
@@ -289,7 +281,7 @@ def regression_output(servable: Servable) -> tuple[str, ...]:
     return tuple(servable.outputs)
 
 
-def regress(outputs: Sequence[Tensor], examples: int) -> pb.RegressionResult:
+def regress(outputs: Sequence[Tensor], examples: int) -> Array:
     """The value of every example.
 
     Raises:
@@ -310,10 +302,7 @@ def regress(outputs: Sequence[Tensor], examples: int) -> pb.RegressionResult:
         raise InvalidArgument(
             f"Expected output Tensor of DT_FLOAT.  Got: DT_{type_name(tensor.datatype).upper()}"
         )
-    result = pb.RegressionResult()
-    for value in tensor.data.reshape(-1).tolist():
-        result.regressions.add(value=value)
-    return result
+    return tensor.data.reshape(-1)
 
 
 def _dims(shape: Sequence[int]) -> str:

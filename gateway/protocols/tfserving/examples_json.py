@@ -1,4 +1,4 @@
-"""``:classify`` and ``:regress`` over REST: JSON ↔ the messages of Classify and Regress.
+"""``:classify`` and ``:regress`` over REST: JSON → the messages of Classify and Regress.
 
 Wire contract: tensorflow/serving ``util/json_tensor.cc``.
 """
@@ -7,12 +7,9 @@ from __future__ import annotations
 
 from typing import Any
 
-import numpy as np
-
 from gateway.errors import InvalidArgument
 from gateway.protocols.tfserving import json as tfserving_json
 from gateway.protocols.tfserving.json_value import is_base64, json_name, unescape, wrong
-from gateway.wire import json_text
 from gateway.wire.long_array import LongArray
 from gateway.wire.proto import serving_pb2 as pb
 from gateway.wire.proto import tensorflow_pb2
@@ -109,21 +106,3 @@ def _unexpected(name: str, value: Any) -> InvalidArgument:
     return InvalidArgument(
         f"Feature: {name} has element with unexpected JSON type: {json_name(value)}"
     )
-
-
-def encode_classification(result: pb.ClassificationResult) -> bytes:
-    """``results``: for each example a list of ``[label, score]``."""
-    return json_text.dumps(
-        {
-            "results": [
-                [[c.label, json_text.numbers(np.array(c.score, np.float32))] for c in row.classes]
-                for row in result.classifications
-            ]
-        }
-    )
-
-
-def encode_regression(result: pb.RegressionResult) -> bytes:
-    """``results``: a value for each example."""
-    values = np.array([regression.value for regression in result.regressions], np.float32)
-    return json_text.dumps({"results": json_text.numbers(values)})

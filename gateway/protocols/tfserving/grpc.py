@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Awaitable, Callable, Sequence
+from functools import partial
 from typing import Any
 
 from google.protobuf.message import DecodeError
@@ -19,9 +20,12 @@ from gateway.errors import InvalidArgument, ModelportError, Unsupported
 from gateway.lifecycle import Lifecycle
 from gateway.model import Wanted
 from gateway.policy import VersionPolicy
-from gateway.protocols.grpc_method import Method
-from gateway.protocols.tfserving import MODEL_SERVICE, PREDICTION_SERVICE
+from gateway.protocols import reply_encoding
+from gateway.protocols.grpc_method import Method, Serialized
+from gateway.protocols.reply_encoding import PROTOBUF_BYTES
+from gateway.protocols.tfserving import MODEL_SERVICE, PREDICTION_SERVICE, results
 from gateway.protocols.tfserving.inference import Call, Inference
+from gateway.protocols.tfserving.results import Classes
 from gateway.protocols.tfserving.servable import (
     MAX_NAME,
     SIGNATURE,
@@ -36,10 +40,10 @@ from gateway.protocols.tfserving.servable import (
     code,
 )
 from gateway.telemetry.tfserving import TfServingRequests
-from gateway.types import Datatype, Deadline, Tensor
+from gateway.types import Array, Datatype, Deadline, Tensor
 from gateway.wire import protobuf_pieces, tensor_proto
 from gateway.wire.proto import serving_pb2 as pb
-from gateway.wire.protobuf import tag
+from gateway.wire.protobuf import nested, tag
 from gateway.wire.raw import Buffer
 
 _SIGNATURE_DEF = "signature_def"
@@ -49,6 +53,12 @@ _DT_STRING = tensor_proto.DTYPES[Datatype.BYTES]
 
 _MODEL_SPEC = tag(pb.PredictRequest, "model_spec")
 _TASKS = tag(pb.MultiInferenceRequest, "tasks")
+_OUTPUTS = tag(pb.PredictResponse, "outputs")
+_CLASSES = tag(pb.ClassificationResponse, "result")
+_VALUES = tag(pb.RegressionResponse, "result")
+_RESULTS = tag(pb.MultiInferenceResponse, "results")
+_CLASSIFICATION = tag(pb.InferenceResult, "classification_result")
+_REGRESSION = tag(pb.InferenceResult, "regression_result")
 
 Handler = Callable[[Any, Deadline], Awaitable[Any]]
 
@@ -140,7 +150,7 @@ class TfServingGrpc:
 
     # -- inference ------------------------------------------------------------------------------
 
-    async def _predict(self, message: pb.PredictRequest, deadline: Deadline) -> pb.PredictResponse:
+    async def _predict(self, message: pb.PredictRequest, deadline: Deadline) -> Serialized:
         def decode(version: ServableVersion) -> Decoded:
             try:
                 servable = version.servable(message.model_spec.signature_name)
@@ -161,34 +171,38 @@ class TfServingGrpc:
             pictures=any(t.dtype == _DT_STRING for t in message.inputs.values()),
             size=message.ByteSize(),
         )
-        reply = pb.PredictResponse(model_spec=_spec(decoded.servable))
-        for tensor in outputs:
-            reply.outputs[tensor.name].CopyFrom(tensor_proto.encode_values(tensor))
-        return reply
+        work = partial(_prediction, decoded.servable, outputs)
+        return await reply_encoding.encode(work, outputs, deadline, PROTOBUF_BYTES)
 
-    async def _classify(self, message: Any, deadline: Deadline) -> pb.ClassificationResponse:
+    async def _classify(self, message: Any, deadline: Deadline) -> Serialized:
         call = Call(_selected(message), deadline)
-        servable, result = await self._inference.classify(call, message.input)
-        return pb.ClassificationResponse(model_spec=_spec(servable), result=result)
 
-    async def _regress(self, message: Any, deadline: Deadline) -> pb.RegressionResponse:
+        def write(servable: Servable, classes: Classes) -> Serialized:
+            head = pb.ClassificationResponse(model_spec=_spec(servable)).SerializeToString()
+            return Serialized(head, *nested(_CLASSES, results.classification_fields(classes)))
+
+        return await self._inference.classify(call, message.input, write)
+
+    async def _regress(self, message: Any, deadline: Deadline) -> Serialized:
         call = Call(_selected(message), deadline)
-        servable, result = await self._inference.regress(call, message.input)
-        return pb.RegressionResponse(model_spec=_spec(servable), result=result)
 
-    async def _multi(self, message: Any, deadline: Deadline) -> pb.MultiInferenceResponse:
+        def write(servable: Servable, values: Array) -> Serialized:
+            head = pb.RegressionResponse(model_spec=_spec(servable)).SerializeToString()
+            return Serialized(head, *nested(_VALUES, results.regression_fields(values)))
+
+        return await self._inference.regress(call, message.input, write)
+
+    async def _multi(self, message: Any, deadline: Deadline) -> Serialized:
         """One task after another, all of one model."""
         self._check_tasks(message.tasks)
-        reply = pb.MultiInferenceResponse()
+        fields: list[Buffer] = []
         for task in message.tasks:
             call = Call(_selected(task), deadline)
             if task.method_name == _CLASSIFY:
-                servable, classes = await self._inference.classify(call, message.input)
-                reply.results.add(model_spec=_spec(servable), classification_result=classes)
+                fields += await self._inference.classify(call, message.input, _classified)
             else:
-                servable, values = await self._inference.regress(call, message.input)
-                reply.results.add(model_spec=_spec(servable), regression_result=values)
-        return reply
+                fields += await self._inference.regress(call, message.input, _regressed)
+        return Serialized(*fields)
 
     def _check_tasks(self, tasks: Sequence[Any]) -> None:
         if not tasks:
@@ -272,6 +286,26 @@ def _spec(servable: Servable) -> pb.ModelSpec:
     spec = pb.ModelSpec(name=servable.name, signature_name=servable.signature_name)
     spec.version.value = servable.number
     return spec
+
+
+def _prediction(servable: Servable, outputs: Sequence[Tensor]) -> Serialized:
+    parts: list[Buffer] = [pb.PredictResponse(model_spec=_spec(servable)).SerializeToString()]
+    for tensor in outputs:
+        parts += tensor_proto.values_entry(_OUTPUTS, tensor)
+    return Serialized(*parts)
+
+
+def _classified(servable: Servable, classes: Classes) -> list[Buffer]:
+    """A result of MultiInference."""
+    head = pb.InferenceResult(model_spec=_spec(servable)).SerializeToString()
+    fields = nested(_CLASSIFICATION, results.classification_fields(classes))
+    return nested(_RESULTS, [head, *fields])
+
+
+def _regressed(servable: Servable, values: Array) -> list[Buffer]:
+    """A result of MultiInference."""
+    head = pb.InferenceResult(model_spec=_spec(servable)).SerializeToString()
+    return nested(_RESULTS, [head, *nested(_REGRESSION, results.regression_fields(values))])
 
 
 def _filter(names: Sequence[str], servable: Servable) -> tuple[str, ...]:

@@ -27,19 +27,21 @@ from gateway.control import Control
 from gateway.dataplane import DataPlane
 from gateway.errors import InvalidArgument, ModelportError
 from gateway.lifecycle import Lifecycle
-from gateway.protocols import http_body, http_deadline, pictures
+from gateway.protocols import http_body, http_deadline, pictures, reply_encoding
 from gateway.protocols.asgi import Receive, Scope, Send
 from gateway.protocols.http import Delegate
 from gateway.protocols.http_document import document
 from gateway.protocols.http_reply import JSON, refuse, reply
 from gateway.protocols.tfserving import examples_json as tfserving_examples_json
 from gateway.protocols.tfserving import json as tfserving_json
+from gateway.protocols.tfserving import results
 from gateway.protocols.tfserving import schema as tfserving_schema
 from gateway.protocols.tfserving.inference import Call, Inference
 from gateway.protocols.tfserving.servable import Selected, code
 from gateway.telemetry.tfserving import TfServingRequests
 from gateway.types import Deadline
 from gateway.wire.proto import serving_pb2 as pb
+from gateway.wire.raw import Buffer
 
 log = structlog.get_logger("modelport.http")
 
@@ -60,8 +62,6 @@ _POST = re.compile(
 )
 _GET = re.compile(rf"/v1/models(?:/(?P<name>[^/:]+))?{_VERSION}(?P<metadata>/metadata)?", re.I)
 _MAX_VERSION = 2**63 - 1
-#: Values of a reply that is written off the event loop.
-LARGE_REPLY = 16_384
 
 
 class TfServingHttp:
@@ -98,6 +98,7 @@ class TfServingHttp:
             found = _parse(scope)
             selected = _selected(found)
             name, method = selected.name, found.get("method", "").lower()
+            body: Buffer
             if method:
                 body = await self._run(method, selected, headers, receive)
             elif "metadata" in found:
@@ -129,7 +130,7 @@ class TfServingHttp:
 
     async def _run(
         self, method: str, selected: Selected, headers: dict[bytes, bytes], receive: Receive
-    ) -> bytes:
+    ) -> Buffer:
         deadline = http_deadline.deadline(headers)
         bound = self._inference.servables.version(selected).max_bytes
         body = await http_body.read(receive, headers, self._max_input_bytes, deadline, bound)
@@ -142,25 +143,28 @@ class TfServingHttp:
         message, signature = await self._examples(body, deadline)
         call = replace(call, selected=selected._replace(signature=signature))
         if method == "classify":
-            _, classes = await self._inference.classify(call, message)
-            return tfserving_examples_json.encode_classification(classes)
-        _, values = await self._inference.regress(call, message)
-        return tfserving_examples_json.encode_regression(values)
+            return await self._inference.classify(
+                call, message, lambda _, classes: results.classification_json(classes)
+            )
+        return await self._inference.regress(
+            call, message, lambda _, values: results.regression_json(values)
+        )
 
     async def _examples(self, body: bytes, deadline: Deadline) -> tuple[pb.Input, str]:
         work = partial(tfserving_examples_json.decode, body)
         return await offload.run(work, deadline) if len(body) > offload.INLINE_BYTES else work()
 
-    async def _predict(self, call: Call, body: bytes, rows: str = "predictions") -> bytes:
+    async def _predict(self, call: Call, body: bytes, rows: str = "predictions") -> Buffer:
         decoded, outputs = await self._inference.predict(
             call,
             lambda version: tfserving_json.decode(body, version),
             pictures=pictures.in_json(body),
             size=len(body),
         )
-        return tfserving_json.encode(outputs, decoded.by_row, rows)
+        work = partial(tfserving_json.encode, outputs, decoded.by_row, rows)
+        return await reply_encoding.encode(work, outputs, call.deadline)
 
-    async def _explain(self, call: Call, body: bytes) -> bytes:
+    async def _explain(self, call: Call, body: bytes) -> Buffer:
         """What the model's explainer predicts, under the name that KServe's clients look for."""
         call = replace(call, selected=self._inference.servables.explainer(call.selected))
         return await self._predict(call, body, "explanations")

@@ -5,14 +5,18 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import TypeVar
 
 from gateway import offload
 from gateway.control import Control
 from gateway.dataplane import DataPlane
 from gateway.errors import InvalidArgument
 from gateway.lifecycle import Lifecycle
+from gateway.protocols import reply_encoding
 from gateway.protocols.pictures import decode_for
+from gateway.protocols.reply_encoding import PROTOBUF_BYTES
 from gateway.protocols.tfserving import examples as tfserving_examples
+from gateway.protocols.tfserving.results import Classes
 from gateway.protocols.tfserving.servable import (
     Decoded,
     Selected,
@@ -22,8 +26,10 @@ from gateway.protocols.tfserving.servable import (
 )
 from gateway.protocols.tfserving.servables import Servables
 from gateway.telemetry.tfserving import TfServingRequests
-from gateway.types import Deadline, Tensor
+from gateway.types import Array, Deadline, Tensor
 from gateway.wire.proto import serving_pb2 as pb
+
+Written = TypeVar("Written")
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,9 +81,9 @@ class Inference:
         return decoded, servable.answered(request, response)
 
     async def classify(
-        self, call: Call, message: pb.Input
-    ) -> tuple[Servable, pb.ClassificationResult]:
-        """The classes of every example.
+        self, call: Call, message: pb.Input, write: Callable[[Servable, Classes], Written]
+    ) -> Written:
+        """What ``write`` makes of the classes of every example.
 
         Raises:
             ModelportError: as ``predict``, or the model's outputs are no classes.
@@ -85,18 +91,28 @@ class Inference:
         servable, outputs = await self._run(
             call, message, tfserving_examples.classification_outputs
         )
-        examples = tfserving_examples.examples_of(message)
-        return servable, tfserving_examples.classify(outputs, servable, len(examples))
+        examples = len(tfserving_examples.examples_of(message))
 
-    async def regress(self, call: Call, message: pb.Input) -> tuple[Servable, pb.RegressionResult]:
-        """The value of every example.
+        def work() -> Written:
+            return write(servable, tfserving_examples.classify(outputs, servable, examples))
+
+        return await reply_encoding.encode(work, outputs, call.deadline, PROTOBUF_BYTES)
+
+    async def regress(
+        self, call: Call, message: pb.Input, write: Callable[[Servable, Array], Written]
+    ) -> Written:
+        """What ``write`` makes of the value of every example.
 
         Raises:
             ModelportError: as ``predict``, or the model's output is no such value.
         """
         servable, outputs = await self._run(call, message, tfserving_examples.regression_output)
-        examples = tfserving_examples.examples_of(message)
-        return servable, tfserving_examples.regress(outputs, len(examples))
+        examples = len(tfserving_examples.examples_of(message))
+
+        def work() -> Written:
+            return write(servable, tfserving_examples.regress(outputs, examples))
+
+        return await reply_encoding.encode(work, outputs, call.deadline, PROTOBUF_BYTES)
 
     async def _run(
         self, call: Call, message: pb.Input, outputs_of: Callable[[Servable], tuple[str, ...]]

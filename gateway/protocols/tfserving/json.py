@@ -13,6 +13,7 @@ from typing import Any
 
 import numpy as np
 
+from gateway import offload
 from gateway.errors import InvalidArgument, Unsupported
 from gateway.protocols.tfserving.json_value import (
     B64,
@@ -34,8 +35,9 @@ from gateway.protocols.tfserving.servable import (
     type_name,
 )
 from gateway.types import NUMPY_DTYPES, Array, Datatype, Tensor
-from gateway.wire import json_text, raw
+from gateway.wire import json_text, json_writer, raw
 from gateway.wire.long_array import LongArray
+from gateway.wire.raw import Buffer
 
 #: Rows of named inputs and base64 objects have a key for every value.
 MAX_KEYS = 500_000
@@ -244,7 +246,7 @@ def _string(item: Any) -> bytes:
 # -- replies ---------------------------------------------------------------------------------------
 
 
-def encode(outputs: Iterable[Tensor], by_row: bool, rows_name: str = "predictions") -> bytes:
+def encode(outputs: Iterable[Tensor], by_row: bool, rows_name: str = "predictions") -> Buffer:
     """Rows, one for each batch element, or ``outputs``; one output has no name.
 
     Raises:
@@ -252,10 +254,8 @@ def encode(outputs: Iterable[Tensor], by_row: bool, rows_name: str = "prediction
     """
     values = {tensor.name: _values(tensor) for tensor in outputs}
     if not by_row:
-        columns = {name: _column(value) for name, value in values.items()}
-        return json_text.dumps(
-            {"outputs": next(iter(columns.values())) if len(columns) == 1 else columns}
-        )
+        columns = next(iter(values.values())) if len(values) == 1 else values
+        return json_writer.dumps({"outputs": columns})
     batch = -1
     for name, value in values.items():
         if not value.ndim:
@@ -265,12 +265,8 @@ def encode(outputs: Iterable[Tensor], by_row: bool, rows_name: str = "prediction
                 f"Tensor name: {name} has inconsistent batch size: {len(value)} expecting: {batch}"
             )
         batch = len(value)
-    if len(values) == 1:
-        return json_text.dumps({rows_name: _column(next(iter(values.values())))})
-    rows = {name: _each(value) for name, value in values.items()}
-    return json_text.dumps(
-        {rows_name: [dict(zip(rows, row, strict=True)) for row in zip(*rows.values(), strict=True)]}
-    )
+    rows = next(iter(values.values())) if len(values) == 1 else json_writer.Rows(values)
+    return json_writer.dumps({rows_name: rows})
 
 
 def _values(tensor: Tensor) -> Array:
@@ -282,30 +278,19 @@ def _values(tensor: Tensor) -> Array:
         )
     if tensor.datatype is not Datatype.BYTES:
         return tensor.data
-    written = np.empty(tensor.data.shape, dtype=object)
-    flat = tensor.data.reshape(-1)
-    if tensor.name.endswith(_BYTES_SUFFIX):
-        written.reshape(-1)[:] = [{B64: base64.b64encode(item).decode()} for item in flat]
-        return written
+    flat, written = tensor.data.reshape(-1), np.empty(tensor.data.size, dtype=object)
+    as_base64 = tensor.name.endswith(_BYTES_SUFFIX)
     try:
-        written.reshape(-1)[:] = [item.decode() for item in flat]
+        for start in range(0, len(flat), raw.PIECE):
+            items = flat[start : start + raw.PIECE]
+            written[start : start + raw.PIECE] = [
+                {B64: base64.b64encode(item).decode()} if as_base64 else item.decode()
+                for item in items
+            ]
+            offload.checkpoint()
     except UnicodeDecodeError as error:
         raise InvalidArgument(
             f"output '{tensor.name}' holds bytes that are not UTF-8; only outputs whose names end "
             f"in '{_BYTES_SUFFIX}' are written as base64, or ask for it over gRPC"
         ) from error
-    return written
-
-
-def _column(value: Array) -> Any:
-    return value.tolist() if value.dtype == object else json_text.numbers(value)
-
-
-def _each(value: Array) -> Iterable[Any]:
-    """The rows of ``value``."""
-    if value.dtype == object:
-        rows: list[Any] = value.tolist()
-        return rows
-    if value.dtype.kind != "f" or np.isfinite(value).all():
-        return np.ascontiguousarray(value)
-    return [json_text.numbers(np.asarray(row)) for row in value]
+    return written.reshape(tensor.data.shape)

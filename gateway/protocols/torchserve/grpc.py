@@ -16,7 +16,7 @@ from google.protobuf import empty_pb2
 from gateway.control import Control
 from gateway.errors import Code, InvalidArgument, ModelportError, Unavailable
 from gateway.lifecycle import Lifecycle
-from gateway.protocols.grpc_method import Method
+from gateway.protocols.grpc_method import Method, Serialized
 from gateway.protocols.prediction.form_body import FIELDS
 from gateway.protocols.prediction.predictor import Call, Predictor
 from gateway.protocols.torchserve import INFERENCE_SERVICE, MANAGEMENT_SERVICE, errors
@@ -25,7 +25,7 @@ from gateway.types import Deadline
 from gateway.wire import protobuf_pieces
 from gateway.wire.proto import torchserve_inference_pb2 as inference
 from gateway.wire.proto import torchserve_management_pb2 as management
-from gateway.wire.protobuf import tag
+from gateway.wire.protobuf import nested, tag
 from gateway.wire.raw import Buffer
 
 _PREDICTION_STATUSES: Mapping[type[ModelportError], str] = {
@@ -50,6 +50,7 @@ _NUMBERS = {
 
 _NAME = tag(inference.PredictionsRequest, "model_name")
 _VERSION = tag(inference.PredictionsRequest, "model_version")
+_PREDICTION = tag(inference.PredictionResponse, "prediction")
 
 
 class TorchServeGrpc:
@@ -120,7 +121,7 @@ class TorchServeGrpc:
 
     async def _predictions(self, message: Any, deadline: Deadline) -> Any:
         reply = await self._predict(self._call(message), deadline)
-        return inference.PredictionResponse(prediction=reply.body)
+        return Serialized(*nested(_PREDICTION, [reply.body]))
 
     def _call(self, message: Any) -> Call:
         if not message.model_name:
@@ -135,7 +136,7 @@ class TorchServeGrpc:
         """Every response of a decoupled model, the one of any other."""
         async with aclosing(self._predict_each(self._call(message), deadline)) as replies:
             async for reply in replies:
-                yield inference.PredictionResponse(prediction=reply.body)
+                yield inference.PredictionResponse(prediction=bytes(reply.body))
 
     async def _stream2(
         self, messages: AsyncIterator[Any], deadline: Deadline

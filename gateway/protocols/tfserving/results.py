@@ -1,0 +1,101 @@
+"""Results of Classify and Regress as the fields of their replies, and as REST's JSON.
+
+A message is the concatenation of its fields, so a large result is written in pieces.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator, Sequence
+from typing import NamedTuple
+
+import numpy as np
+
+from gateway import offload
+from gateway.types import Array
+from gateway.wire import json_text, json_writer
+from gateway.wire.proto import serving_pb2 as pb
+from gateway.wire.protobuf import nested, tag
+from gateway.wire.raw import Buffer
+
+#: Classes, or values, that are written at once.
+PIECE = 2048
+
+_ROW = tag(pb.ClassificationResult, "classifications")
+
+
+class Classes(NamedTuple):
+    """The classes of every example: their labels, if they have some, and their scores, if any."""
+
+    labels: Sequence[Sequence[str]] | None
+    scores: Array | None
+
+    def pieces(self) -> Iterator[Iterator[list[tuple[str, np.float32]]]]:
+        """For each example its classes, in lists of no more than ``PIECE``."""
+        rows = self.labels if self.labels is not None else self.scores
+        assert rows is not None
+        for index, row in enumerate(rows):
+            yield self._row(index, len(row))
+
+    def _row(self, index: int, count: int) -> Iterator[list[tuple[str, np.float32]]]:
+        for start in range(0, count, PIECE):
+            yield self._piece(index, start, count)
+
+    def _piece(self, index: int, start: int, count: int) -> list[tuple[str, np.float32]]:
+        stop = min(start + PIECE, count)
+        labels: Sequence[str] = ("",) * (stop - start)
+        scores: Sequence[np.float32] = (np.float32(0),) * (stop - start)
+        if self.labels is not None:
+            labels = self.labels[index][start:stop]
+        if self.scores is not None:
+            scores = list(self.scores[index][start:stop])
+        offload.checkpoint()
+        return list(zip(labels, scores, strict=True))
+
+
+def classification_fields(classes: Classes) -> list[Buffer]:
+    """The bytes of a ``ClassificationResult``."""
+    fields: list[Buffer] = []
+    for pieces in classes.pieces():
+        fields += nested(_ROW, [_classes(piece) for piece in pieces])
+    return fields
+
+
+def _classes(piece: Sequence[tuple[str, np.float32]]) -> bytes:
+    message = pb.Classifications()
+    for label, score in piece:
+        message.classes.add(label=label, score=score)
+    return bytes(message.SerializeToString())
+
+
+def regression_fields(values: Array) -> list[Buffer]:
+    """The bytes of a ``RegressionResult``."""
+    fields: list[Buffer] = []
+    for start in range(0, len(values), PIECE):
+        message = pb.RegressionResult()
+        for value in values[start : start + PIECE].tolist():
+            message.regressions.add(value=value)
+        fields.append(message.SerializeToString())
+        offload.checkpoint()
+    return fields
+
+
+def classification_json(classes: Classes) -> Buffer:
+    """``results``: for each example a list of ``[label, score]``."""
+    rows = []
+    for pieces in classes.pieces():
+        texts = []
+        for piece in pieces:
+            pairs = [[label, json_text.numbers(np.asarray(score))] for label, score in piece]
+            texts.append(json_text.dumps(pairs)[1:-1])
+        rows.append(b"[%b]" % b",".join(texts))
+    return json_writer.join((b'{"results":[', *_separated(rows), b"]}"))
+
+
+def _separated(rows: Sequence[bytes]) -> list[bytes]:
+    return list(itertools.chain.from_iterable((b",", row) for row in rows))[1:]
+
+
+def regression_json(values: Array) -> Buffer:
+    """``results``: a value for each example."""
+    return json_writer.dumps({"results": values})

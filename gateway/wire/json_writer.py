@@ -1,0 +1,134 @@
+"""JSON documents that hold numpy arrays, written piece by piece where they are large.
+
+Every piece takes a millisecond or less, and behind each there is a ``checkpoint``. The pieces are
+put together by numpy, which gives Python's lock away while it copies.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from gateway import offload
+from gateway.types import Array
+from gateway.wire import json_text
+from gateway.wire.raw import Buffer
+
+#: Values that are written at once.
+PIECE = 16_384
+#: To copy so much at once takes a fraction of a millisecond.
+_COPIED_BYTES = 1 << 20
+
+
+class Rows(NamedTuple):
+    """An object for each row of ``columns``, which are as long as each other."""
+
+    columns: Mapping[str, Array]
+
+    def listed(self, start: int = 0, stop: int | None = None) -> list[dict[str, Any]]:
+        parts = [_each(column[start:stop]) for column in self.columns.values()]
+        return [dict(zip(self.columns, row, strict=True)) for row in zip(*parts, strict=True)]
+
+
+def dumps(document: Any) -> Buffer:
+    """``document`` as JSON: numpy arrays as lists, with NaN and the infinities as bare tokens.
+
+    Arrays may hold objects, which are JSON values. They and ``Rows`` are looked for in dicts and
+    lists; lists that hold anything else are not large.
+    """
+    if _size(document) <= PIECE:
+        return json_text.dumps(_plain(document))
+    return join(list(parts(document)))
+
+
+def join(pieces: Sequence[Buffer]) -> Buffer:
+    """``pieces``, one behind the other."""
+    if sum(map(len, pieces)) <= _COPIED_BYTES:
+        return b"".join(pieces)
+    return np.concatenate([np.frombuffer(piece, np.uint8) for piece in pieces if piece]).data
+
+
+def parts(document: Any) -> Iterator[bytes]:
+    """The pieces of ``dumps(document)``."""
+    if _size(document) <= PIECE:
+        yield json_text.dumps(_plain(document))
+    elif type(document) is dict:
+        before = b"{"
+        for key, value in document.items():
+            yield b"%b%b:" % (before, json_text.dumps(key))
+            yield from parts(value)
+            before = b","
+        yield b"}"
+    elif type(document) is Rows:
+        yield from _rows(document)
+    elif type(document) is list:
+        before = b"["
+        for item in document:
+            yield before
+            yield from parts(item)
+            before = b","
+        yield b"]"
+    else:
+        yield from _array(document)
+
+
+def _array(array: Array) -> Iterator[bytes]:
+    width, before = array[0].size if array.ndim > 1 else 1, b"["
+    step = max(1, PIECE // width)
+    for start in range(0, len(array), step):
+        yield before
+        if width > PIECE:
+            yield from _array(array[start])
+        else:
+            yield json_text.dumps(_plain(array[start : start + step]))[1:-1]
+        before = b","
+        offload.checkpoint()
+    yield b"]"
+
+
+def _rows(rows: Rows) -> Iterator[bytes]:
+    count = len(next(iter(rows.columns.values())))
+    width, before = _size(rows) // count, b"["
+    step = max(1, PIECE // max(1, width))
+    for start in range(0, count, step):
+        yield before
+        if width > PIECE:
+            yield from parts({name: column[start] for name, column in rows.columns.items()})
+        else:
+            yield json_text.dumps(rows.listed(start, start + step))[1:-1]
+        before = b","
+        offload.checkpoint()
+    yield b"]"
+
+
+def _size(document: Any) -> int:
+    """How many values the arrays in ``document`` hold."""
+    if isinstance(document, np.ndarray):
+        return document.size
+    if type(document) is dict:
+        return sum(map(_size, document.values()))
+    if type(document) is Rows:
+        return sum(column.size for column in document.columns.values())
+    return sum(map(_size, document)) if type(document) is list else 0
+
+
+def _plain(document: Any) -> Any:
+    """``document`` for ``json_text.dumps``."""
+    if isinstance(document, np.ndarray):
+        return document.tolist() if document.dtype == object else json_text.numbers(document)
+    if type(document) is dict:
+        return {key: _plain(value) for key, value in document.items()}
+    if type(document) is Rows:
+        return document.listed()
+    return list(map(_plain, document)) if type(document) is list else document
+
+
+def _each(column: Array) -> Any:
+    """The rows of ``column``."""
+    if column.dtype == object:
+        return column.tolist()
+    if column.dtype.kind != "f" or np.isfinite(column).all():
+        return np.ascontiguousarray(column)
+    return [json_text.numbers(np.asarray(row)) for row in column]
