@@ -95,7 +95,7 @@ def _rows(rows: Rows) -> Iterator[bytes]:
     for start in range(0, count, step):
         yield before
         if width > PIECE:
-            yield from parts({name: column[start] for name, column in rows.columns.items()})
+            yield from parts({name: column[start, ...] for name, column in rows.columns.items()})
         else:
             yield json_text.dumps(rows.listed(start, start + step))[1:-1]
         before = b","

@@ -61,7 +61,7 @@ async def test_an_output_that_no_input_fits_is_of_zeros_or_of_empty_strings() ->
 async def test_a_decoupled_stream_without_a_delay_lets_others_run_after_every_response() -> None:
     request = InferRequest("m", [Tensor("x", Datatype.FP32, np.ones(1, np.float32))])
     request.parameters = {"responses": 100}
-    turns, between = 0, []
+    turns = 0
 
     async def other() -> None:
         nonlocal turns
@@ -71,8 +71,8 @@ async def test_a_decoupled_stream_without_a_delay_lets_others_run_after_every_re
 
     task = asyncio.create_task(other())
     try:
-        async for _ in loaded("0").stream(request, NO_DEADLINE):
-            between.append(turns)
+        between = [turns async for _ in loaded("0").stream(request, NO_DEADLINE)]
     finally:
         task.cancel()
-    assert len(between) == 100 and len(set(between)) == 100
+    assert len(between) == 100
+    assert len(set(between)) == 100

@@ -35,6 +35,7 @@ from gateway.protocols.tfserving.servables import Servables
 from gateway.repository import config as configuration
 from gateway.types import NUMPY_DTYPES, Datatype, InferResponse, Tensor
 from gateway.validation import Validator
+from gateway.wire import json_writer
 from gateway.wire.proto import serving_pb2 as pb
 from tests import models
 
@@ -266,3 +267,50 @@ def test_a_context_is_not_copied_into_more_examples_than_its_bytes_deserve(input
 def test_more_examples_than_the_model_takes_are_refused_before_they_are_looked_at() -> None:
     with pytest.raises(InvalidArgument, match="batch-size must be <= 8 for 'm'"):
         tfserving_examples.decode(with_context(1, 9), servable("x FP32 1"))
+
+
+# -- large replies ---------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("shape", [(40,), (1, 40), (40, 1), (3, 5, 2), (2, 0), (0, 2), ()])
+@pytest.mark.parametrize("datatype", [Datatype.FP32, Datatype.INT64, Datatype.BYTES])
+def test_a_reply_in_pieces_is_the_reply_at_once(
+    shape: tuple[int, ...], datatype: Datatype, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    count = int(np.prod(shape))
+    flat: Any = [b"t%d" % index for index in range(count)]
+    if datatype is Datatype.BYTES:
+        data = np.empty(count, object)
+        data[:] = flat
+    else:
+        data = np.arange(count).astype(NUMPY_DTYPES[datatype])
+        if datatype is Datatype.FP32:
+            data[::3] = [np.nan, np.inf, -np.inf, 0.1][count % 4]
+    one = Tensor("a", datatype, data.reshape(shape))
+    outputs = [one, Tensor("b", datatype, one.data)]
+    rows = (True, False) if shape else (False,)
+    replies = []
+    for piece in (1 << 20, 1, 7):
+        monkeypatch.setattr(json_writer, "PIECE", piece)
+        replies.append(
+            [bytes(tfserving_json.encode(o, r)) for o in (outputs, outputs[:1]) for r in rows]
+        )
+    assert replies[0] == replies[1] == replies[2]
+
+
+def test_results_in_pieces_are_the_results_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    scores = np.linspace(0, 1, 20, dtype=np.float32).reshape(2, 10)
+    names = [[f"l{index}" for index in range(10)]] * 2
+    found = []
+    for piece in (100, 3):
+        monkeypatch.setattr(results, "PIECE", piece)
+        classes = [results.Classes(a, b) for a, b in ((names, scores), (None, scores))]
+        classes.append(results.Classes(names, None))
+        found.append(
+            [
+                *(b"".join(results.classification_fields(each)) for each in classes),
+                *(bytes(results.classification_json(each)) for each in classes),
+                b"".join(results.regression_fields(scores.reshape(-1))),
+            ]
+        )
+    assert found[0] == found[1]
