@@ -184,7 +184,7 @@ class OverloadController:
             self._interval_seconds = FIRST_PROBE_SECONDS
         self.limit = self._lowest()
         self._probe_at = now + self._interval_seconds
-        OVERLOADED.add(self)
+        OVERLOADED.add(weakref.ref(self, OVERLOADED.discard))
 
     def _end(self, now: float, in_flight: int) -> None:
         self.limit = math.inf
@@ -192,7 +192,7 @@ class OverloadController:
         self._probation_ends = now + PROBATION_SECONDS
         self._sustained = PROBATION_GROWTH * in_flight + PROBATION_GRACE
         self._interval_seconds = min(MAX_PROBE_INTERVAL_SECONDS, 2 * self._interval_seconds)
-        OVERLOADED.discard(self)
+        OVERLOADED.discard(weakref.ref(self))
 
     def _lowest(self) -> float:
         """So few in flight that no instance is ever without work, and no more."""
@@ -201,5 +201,6 @@ class OverloadController:
 
 
 #: The controllers of models that are overloaded now: while there are none the fronts need not ask
-#: whose request has come. The event loop alone changes it.
-OVERLOADED: weakref.WeakSet[OverloadController] = weakref.WeakSet()
+#: whose request has come. The event loop alone changes it. Every request looks at it, and to ask a
+#: ``WeakSet`` for its truth is a call.
+OVERLOADED: set[weakref.ref[OverloadController]] = set()

@@ -11,7 +11,7 @@ import structlog
 
 from gateway import hops
 from gateway.protocols.asgi import App, Message, Scope
-from gateway.request_memory import CURRENT, ConnectionMemory
+from gateway.request_memory import CURRENT, ConnectionMemory, Lease
 
 log = structlog.get_logger("modelport.front")
 
@@ -93,8 +93,8 @@ class Exchange:
         #: Whether another request may follow on the connection.
         self.keep_alive = keep_alive
         self.task: asyncio.Task[None] | None = None
-        #: The memory that the request holds.
-        self.lease = connection.memory.lease()
+        #: The memory that the request holds; None: it is not worth counting.
+        self.lease: Lease | None = None
         #: The gateways that it has come through.
         self.via = b""
         self._received = 0
@@ -120,7 +120,10 @@ class Exchange:
         if self.gone:
             return
         self._running = True
-        CURRENT.set(self.lease)
+        if not self.complete:
+            self.count()
+        if self.lease is not None:
+            CURRENT.set(self.lease)
         if self.via:
             hops.CURRENT.set(self.via.decode("latin-1"))
         try:
@@ -149,10 +152,21 @@ class Exchange:
             size = len(body) + PIECE_BYTES
             self._received += size
             if self._received > UNCOUNTED_BYTES:
-                self.lease.reserve(size)
+                self.count().reserve(size)
             self._chunks.append(body)
             self.buffered += size
             self._wake()
+
+    def count(self) -> Lease:
+        """Count the memory that the request holds, from now on."""
+        if self.lease is None:
+            self.lease = self._connection.memory.lease()
+        return self.lease
+
+    def release(self) -> None:
+        """Give back the memory that the request holds."""
+        if self.lease is not None:
+            self.lease.release()
 
     def end(self) -> None:
         """The request's body is complete."""
@@ -219,8 +233,6 @@ class Exchange:
         lines = [STATUS_LINES[status], self._connection.clock.line()]
         length: int | None = None
         for name, value in message.get("headers", ()):
-            if b"\n" in value or b"\r" in value or b"\n" in name or b"\r" in name:
-                raise RuntimeError("a response header holds a line break")
             if name == b"content-length":
                 length = int(value)
             elif name == b"connection":
@@ -230,12 +242,15 @@ class Exchange:
             elif name == b"transfer-encoding":
                 continue  # the connection's matter
             lines.append(b"%b: %b\r\n" % (name, value))
+        head = b"".join(lines)
+        if not head.count(b"\n") == head.count(b"\r") == len(lines):
+            raise RuntimeError("a response header holds a line break")
         self._bodiless = self.scope["method"] == "HEAD" or status in _BODILESS
         self._remaining = length
         if length is None and not self._bodiless:
             if self.scope["http_version"] == "1.1":
                 self._chunked = True
-                lines.append(b"transfer-encoding: chunked\r\n")
+                head += b"transfer-encoding: chunked\r\n"
             else:
                 self.keep_alive = False  # the end of the connection is the body's
             # Whoever waits for the first part of a stream gets its head meanwhile.
@@ -243,8 +258,7 @@ class Exchange:
         # Whether a body follows that was not asked for, nobody can tell.
         if self._continue or self._connection.leaving():
             self.keep_alive = False
-        lines.append(b"\r\n" if self.keep_alive else b"connection: close\r\n\r\n")
-        self._head = b"".join(lines)
+        self._head = head + (b"\r\n" if self.keep_alive else b"connection: close\r\n\r\n")
 
     def _body(self, body: bytes, more: bool) -> None:
         before = after = b""

@@ -46,6 +46,8 @@ PROBE_SECONDS = 0.1
 HIGH_WATER_BYTES = 256 * 1024
 #: Where the parser is.
 _BETWEEN, _HEAD, _BODY = range(3)
+#: Headers that matter here.
+_NOTED = frozenset({b"via", b"content-encoding", b"expect"})
 
 
 class HttpConnection(asyncio.Protocol):
@@ -65,7 +67,7 @@ class HttpConnection(asyncio.Protocol):
         self._place = _BETWEEN
         self._url = self._via = b""
         self._headers: list[tuple[bytes, bytes]] = []
-        self._expects_continue = self._upgrades = False
+        self._encoded = self._expects_continue = self._upgrades = False
         self._begun = 0  # requests in the segment at hand
         self._segment_bytes = 0
         self._head_bytes = 0  # of a head without end, in the segments until now
@@ -111,9 +113,10 @@ class HttpConnection(asyncio.Protocol):
         self._expiry.after(CROWDED_SECONDS if self._crowded else HEAD_SECONDS)
 
     def data_received(self, data: bytes) -> None:
-        if self._closing:
-            return
-        self._intake.receive(data)
+        if len(data) <= SLICE_BYTES:
+            self._take(data)
+        elif not self._closing:
+            self._intake.receive(data)
 
     def _take(self, data: bytes | memoryview) -> None:
         if self._closing or self._refusal is not None:
@@ -145,7 +148,7 @@ class HttpConnection(asyncio.Protocol):
         if self._answering is not None:
             self._answering.disconnect()
         for exchange in self._queue:
-            exchange.lease.release()
+            exchange.release()
         self._queue.clear()
         self._intake.drop()
         self.resume_writing()
@@ -194,7 +197,7 @@ class HttpConnection(asyncio.Protocol):
         self._place = _HEAD
         self._begun += 1
         self._url, self._via, self._headers = b"", b"", []
-        self._expects_continue = self._upgrades = False
+        self._encoded = self._expects_continue = self._upgrades = False
 
     def on_url(self, url: bytes) -> None:
         self._url += url
@@ -202,11 +205,17 @@ class HttpConnection(asyncio.Protocol):
     def on_header(self, name: bytes, value: bytes) -> None:
         if self._place == _HEAD:  # else a trailer
             name = name.lower()
-            if name == b"via":
-                self._via += b", " + value if self._via else value
-            elif name == b"expect" and value.lower() == b"100-continue":
-                self._expects_continue = True
+            if name in _NOTED:
+                self._note(name, value)
             self._headers.append((name, value))
+
+    def _note(self, name: bytes, value: bytes) -> None:
+        if name == b"via":
+            self._via += b", " + value if self._via else value
+        elif name == b"content-encoding":
+            self._encoded = True
+        elif value.lower() == b"100-continue":
+            self._expects_continue = True
 
     def on_headers_complete(self) -> None:
         # Where in its slices the head begins is not always known: near the limit it is measured.
@@ -231,6 +240,8 @@ class HttpConnection(asyncio.Protocol):
         keep_alive = version == "1.1" and parser.should_keep_alive() and not self._crowded
         exchange = Exchange(self, scope, keep_alive, self._expects_continue and version == "1.1")
         exchange.via = self._via
+        if self._encoded:
+            exchange.count()  # it becomes larger than it came
         self._place, self._receiving = _BODY, exchange
         if self._answering is None:
             self._answering = exchange
@@ -277,8 +288,7 @@ class HttpConnection(asyncio.Protocol):
             await exchange.run(self._shared.app)
         finally:
             self._shared.exchanges.discard(exchange)
-            if exchange.lease.size:
-                exchange.lease.release()
+            exchange.release()
 
     def answered(self, exchange: Exchange) -> None:
         """The next one's turn, or the connection's end."""
@@ -365,7 +375,7 @@ class HttpConnection(asyncio.Protocol):
         self._expiry.stop()
         broken, self._receiving = self._receiving, None
         if broken is not None:
-            broken.lease.release()
+            broken.release()
         if broken is not None and broken in self._queue:
             self._queue.remove(broken)
         elif broken is not None:

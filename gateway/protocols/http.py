@@ -66,13 +66,16 @@ class HttpApplication:
                 self._dialects.setdefault(segment, []).append(dialect)
         self._framework = self._build(dialects)
 
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+    def __call__(self, scope: Scope, receive: Receive, send: Send) -> Awaitable[None]:
+        # ``find``: ``in`` takes ten times as long.
+        if scope["type"] == "http" and scope["raw_path"].find(b"%") < 0:
+            answer = self._first.serve(scope, receive, send)
+            if answer is not None:
+                return answer
+        return self._serve(scope, receive, send)
+
+    async def _serve(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "http":
-            if b"%" not in scope["raw_path"]:
-                answer = self._first.serve(scope, receive, send)
-                if answer is not None:
-                    await answer
-                    return
             dialects = self._dialects.get(scope["path"][1:].partition("/")[0], ())
             refusal = self._refusal(scope, dialects[0] if dialects else self._first)
             if refusal is not None:

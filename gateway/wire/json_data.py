@@ -67,7 +67,8 @@ def decode(name: str, datatype: Datatype, shape: tuple[int, ...], data: Any) -> 
     while types == _LISTS:
         data = list(itertools.chain.from_iterable(data))
         types = set(map(type, data))
-    _check(name, datatype, shape, len(data), types, allowed)
+    if len(data) != math.prod(shape) or not types <= allowed:
+        raise _mismatch(name, datatype, shape, len(data), types - allowed)
     if datatype is Datatype.BYTES:
         try:
             return raw.object_array([text.encode() for text in data], shape)
@@ -84,36 +85,30 @@ def decode(name: str, datatype: Datatype, shape: tuple[int, ...], data: Any) -> 
 def _long(
     name: str, datatype: Datatype, shape: tuple[int, ...], data: LongArray, allowed: set[type]
 ) -> Array:
-    _check(name, datatype, shape, data.size, data.types, allowed)
+    if data.size != math.prod(shape) or not data.types <= allowed:
+        raise _mismatch(name, datatype, shape, data.size, data.types - allowed)
     try:
         return data.array(NUMPY_DTYPES[datatype]).reshape(shape)
     except OverflowError:
         raise InvalidArgument(f"a value of input '{name}' does not fit {datatype}") from None
 
 
-def _check(
-    name: str,
-    datatype: Datatype,
-    shape: tuple[int, ...],
-    given: int,
-    types: set[type],
-    allowed: set[type],
-) -> None:
-    """Raise unless there are as many values as the shape has, of types that are allowed."""
+def _mismatch(
+    name: str, datatype: Datatype, shape: tuple[int, ...], given: int, wrong: set[type]
+) -> InvalidArgument:
+    """There are not as many values as the shape has, or some are of types that are ``wrong``."""
     count = math.prod(shape)
     if given != count:
-        raise InvalidArgument(
+        return InvalidArgument(
             f"unexpected number of elements for input '{name}': shape {list(shape)} needs "
             f"{count}, got {given}"
         )
-    if not types <= allowed:
-        wrong = ", ".join(sorted(_JSON_NAMES[kind] for kind in types - allowed))
-        kind = "unsigned-integer" if datatype.startswith("U") else "signed-integer"
-        access = _ACCESSES.get(datatype, f"non-{kind} as {kind}")
-        raise InvalidArgument(
-            f"attempt to access JSON {access}: input '{name}' is {datatype}, but its 'data' holds "
-            f"{wrong}"
-        )
+    kind = "unsigned-integer" if datatype.startswith("U") else "signed-integer"
+    access = _ACCESSES.get(datatype, f"non-{kind} as {kind}")
+    return InvalidArgument(
+        f"attempt to access JSON {access}: input '{name}' is {datatype}, but its 'data' holds "
+        f"{', '.join(sorted(_JSON_NAMES[kind] for kind in wrong))}"
+    )
 
 
 def encode(tensor: Tensor) -> Array:

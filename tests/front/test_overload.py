@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import weakref
 from collections.abc import AsyncIterator, Iterator
 
 import grpc
@@ -47,9 +48,9 @@ def no_overload() -> None:
 @pytest.fixture
 def overload() -> Iterator[None]:
     controller = OverloadController(1, 1)
-    OVERLOADED.add(controller)
+    OVERLOADED.add(weakref.ref(controller))
     yield
-    OVERLOADED.discard(controller)
+    OVERLOADED.discard(weakref.ref(controller))
 
 
 @contextlib.asynccontextmanager

@@ -176,40 +176,13 @@ class EmbeddedBackend:
         self._named.clear()
 
     def _run(self, request: InferRequest) -> InferResponse:
+        specs, every, compute = self._outputs, self._output_names, self._compute
+        checks = self.checks_shapes
         if request.signature:
-            return self._run_named(request)
+            specs, compute = self._named.get(request.signature, ({}, _unloaded))
+            every, checks = list(specs), False
         feed = {tensor.name: _aligned(tensor.data) for tensor in request.inputs}
-        names = request.outputs or self._output_names
-        arrays = self._computed(request, self._compute, names, feed)
-        batch = request.inputs[0].data.shape[:1] if self._batched and feed else ()
-        outputs = []
-        for name, array in zip(names, arrays, strict=True):
-            output = self._outputs[name]
-            # Most have no dynamic dimension.
-            same = array.shape == batch + output.dims
-            if not same and self.checks_shapes and not output.fits(array.shape, batch):
-                raise Internal(
-                    f"output '{name}' must be of shape {[*batch, *output.dims]}, but the model "
-                    f"gives {list(array.shape)}"
-                )
-            outputs.append(Tensor(name, output.datatype, array))
-        return InferResponse(self._name, self._version, outputs)
-
-    def _run_named(self, request: InferRequest) -> InferResponse:
-        outputs, compute = self._named.get(request.signature, ({}, _unloaded))
-        feed = {tensor.name: _aligned(tensor.data) for tensor in request.inputs}
-        names = request.outputs or list(outputs)
-        arrays = self._computed(request, compute, names, feed)
-        tensors = [
-            Tensor(name, outputs[name].datatype, array)
-            for name, array in zip(names, arrays, strict=True)
-        ]
-        return InferResponse(self._name, self._version, tensors)
-
-    @staticmethod
-    def _computed(
-        request: InferRequest, compute: Compute, names: Sequence[str], feed: dict[str, Array]
-    ) -> Sequence[Array]:
+        names = request.outputs or every
         started = time.perf_counter_ns()
         try:
             arrays = compute(names, feed)
@@ -218,7 +191,19 @@ class EmbeddedBackend:
         except Exception as error:  # every runtime has classes of its own
             raise Internal(f"inference failed: {public_reason(error)}") from error
         request.timing.compute_infer_ns = time.perf_counter_ns() - started
-        return arrays
+        batch = request.inputs[0].data.shape[:1] if self._batched and feed else ()
+        outputs = []
+        for name, array in zip(names, arrays, strict=True):
+            output = specs[name]
+            # Most have no dynamic dimension.
+            same = not checks or array.shape == batch + output.dims
+            if not same and not output.fits(array.shape, batch):
+                raise Internal(
+                    f"output '{name}' must be of shape {[*batch, *output.dims]}, but the model "
+                    f"gives {list(array.shape)}"
+                )
+            outputs.append(Tensor(name, output.datatype, array))
+        return InferResponse(self._name, self._version, outputs)
 
 
 class _Output:

@@ -84,13 +84,8 @@ class Call(Protocol):
     def running(self) -> None:
         """The task that serves the call has begun: cancelled from now on, it is answered there."""
 
-    async def body(self) -> bytes | memoryview:
-        """All of the request's body.
-
-        Raises:
-            Gone: it does not come.
-            MessageTooLarge: no message is so large.
-        """
+    def body(self) -> bytes | memoryview:
+        """All of the request's body; the call is not served before it has come."""
 
     def messages(self, frames: Frames) -> AsyncIterator[bytes]:
         """The request's messages, as ``frames`` cuts them; read a little ahead.
@@ -162,7 +157,7 @@ class Service:
             if method.reply_streams:
                 await self._stream(method, target.encoding, call)
             else:
-                content = self._content(target.encoding, await call.body())
+                content = self._content(target.encoding, call.body())
                 if len(content) > offload.INLINE_BYTES or type(content) is Compressed:
                     content = await self._bounded(method, content, call.deadline)
                 if OVERLOADED and method.refuses is not None and method.refuses(content):
@@ -203,7 +198,7 @@ class Service:
             contents = call.messages(self._frames(encoding))
             argument: Any = self._messages(method, contents, call.deadline)
         else:
-            content = self._content(encoding, await call.body())
+            content = self._content(encoding, call.body())
             argument = await self._message(method, content, call.deadline)
         async with contextlib.aclosing(method.handler(argument, call.deadline)) as replies:
             async for each in replies:

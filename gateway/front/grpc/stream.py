@@ -244,7 +244,7 @@ class Stream:
         if target.via:
             hops.CURRENT.set(target.via)
 
-    async def body(self) -> bytes | memoryview:
+    def body(self) -> bytes | memoryview:
         body = self.come()
         self._body, self._gathered = b"", None
         return body

@@ -242,6 +242,6 @@ def _values(data: Array) -> bytes:
         return json_text.dumps(data.tolist())
     text = json_text.dumps(data)
     # What is not finite orjson writes as null, and nothing else in an array of numbers.
-    if b"null" in text and data.dtype.kind == "f":
+    if data.dtype.kind == "f" and text.find(b"null") >= 0:
         return json_text.dumps_any(data.tolist())
     return text
