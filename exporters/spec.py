@@ -113,9 +113,8 @@ def find_factory(model: str) -> Factory:
     module_name, separator, attribute = path.partition(":")
     if not (separator and module_name and attribute):
         raise UsageError(
-            f"--model '{model}' is not registered; {suggestion(model, known)} "
-            f"use {', '.join(known)}, or name your own "
-            "as package.module:factory"
+            f"--model '{model}' is not registered; use {', '.join(known)}, or name your own as "
+            f"package.module:factory; {suggestion(model, known)}".removesuffix("; ")
         )
     if path == model and os.getcwd() not in sys.path:
         sys.path.insert(0, os.getcwd())

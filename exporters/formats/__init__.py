@@ -177,7 +177,8 @@ def find_format(name: str) -> Format:
     if name not in FORMATS:
         likely = suggestion(name, (*FORMATS, "all"))
         raise Unsupported(
-            f"--format '{name}' is not supported; {likely} use {', '.join(FORMATS)} or all"
+            f"--format '{name}' is not supported; use {', '.join(FORMATS)} or all; "
+            f"{likely}".removesuffix("; ")
         )
     return FORMATS[name]
 

@@ -40,12 +40,19 @@ def _no_glance(_: Buffer) -> None:
     return None
 
 
+class RefusedMessage(NamedTuple):
+    """A message of a client's stream that was not decoded: ``error`` is the answer to it alone."""
+
+    error: ModelportError
+
+
 class Method(NamedTuple):
     """``handler`` is an async function from a request to a reply, or an async generator of replies.
 
     It raises ``ModelportError``. ``request_streams`` implies ``reply_streams``: both sides are
-    streams, or only the reply is. ``statuses`` names the gRPC status of an error's class where the
-    dialect's differs from the Open Inference Protocol's. ``refuses`` is asked in an overload, of a
+    streams, or only the reply is; a request's stream may hold a ``RefusedMessage``. ``statuses``
+    names the gRPC status of an error's class where the dialect's differs from the Open Inference
+    Protocol's. ``refuses`` is asked in an overload, of a
     request's bytes: whether they need not be read, since it is refused whatever it holds.
     ``parts`` are the bytes of a reply. ``health``: it tells whether the server is live and ready,
     and is answered where there is no room for other calls.

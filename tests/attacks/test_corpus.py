@@ -212,10 +212,10 @@ _WRONG: Mapping[str, Any] = {
     "a huge number": 10**30,
 }
 _RIGHT: Mapping[str, set[str]] = {
-    "id": {"text"},
+    "id": {"null", "text"},
     "parameters": {"null", "an object"},
     "inputs": set(),
-    "outputs": set(),
+    "outputs": {"null"},
     "inputs[0]": set(),
     "outputs[0]": set(),
     "name": {"text"},

@@ -117,6 +117,8 @@ POST_ROUTES = (
     "/v2/models/x2/generate_stream",
     "/v2/models/x2/versions/1/generate",
     "/v2/models/x2/versions/1/generate_stream",
+    "/v2/models/x2/explain",
+    "/v2/models/x2/versions/1/explain",
     "/v2/repository/index",
     "/v2/repository/models/x2/load",
     "/v2/repository/models/x2/unload",

@@ -337,7 +337,7 @@ def user_project(tmp_path: Path) -> Path:
 def test_a_users_own_factory_is_exported_from_the_working_directory(
     python: Python, user_project: Path
 ) -> None:
-    command = ("-m", "exporters", "mine.pt", "--format", "onnx", "--samples", "30")
+    command = ("-m", "exporters", "mine.pt", "--format", "onnx", "--samples", "30", "--quiet")
     result = python(*command, "--model", "my_models:make")
     assert result.returncode == 0, result.stderr
     assert result.stderr == ""
@@ -417,6 +417,10 @@ def test_misspelled_names_are_answered_with_the_likeliest(
     invoke: Invoke, fraud_checkpoint: Path
 ) -> None:
     wrong = invoke(fraud_checkpoint, "--format", "onxx")
-    assert "'onxx' is not supported; did you mean 'onnx'? use" in failed(wrong, 4)
+    said = failed(wrong, 4)
+    assert "'onxx' is not supported; use onnx, " in said
+    assert said.endswith("; did you mean 'onnx'?")
     wrong = invoke(fraud_checkpoint, model="frued")
-    assert "'frued' is not registered; did you mean 'fraud'? use" in failed(wrong, 2)
+    said = failed(wrong, 2)
+    assert "'frued' is not registered; use fraud, " in said
+    assert said.endswith("; did you mean 'fraud'?")

@@ -139,4 +139,5 @@ async def test_a_stop_ends_a_load_of_many_versions_after_the_one_it_is_at(world:
     async with asyncio.timeout(5):
         await stopping
         await asyncio.wait([loading])
+        await until(lambda: len(world.events) > 1)
     assert world.events == [("load", 3), ("unload", 3)]

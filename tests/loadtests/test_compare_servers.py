@@ -81,7 +81,7 @@ def test_the_slow_one_is_ranked_last_and_the_wrong_one_not_at_all(tmp_path: Path
     result = compared.result()
     assert ranked(result, "Tail latency") == ["plain", "slow"]
     tail = result.matrix[0]
-    assert tail.winner == "plain"
+    assert tail.winner is None  # one round: nothing is known of the noise
     assert tail.ranking[-1][1] >= DELAY_MS
     found = {candidate.name: candidate for candidate in result.candidates}
     assert found["plain"].disqualified is None

@@ -9,6 +9,7 @@ from functools import partial
 from typing import Any, NamedTuple, Protocol
 
 import structlog
+from google.protobuf.message import DecodeError
 
 from gateway import hops, offload
 from gateway.admission import OVERLOADED
@@ -22,7 +23,7 @@ from gateway.front.grpc.framing import (
     MessageTooLarge,
 )
 from gateway.front.grpc.status import Status, is_late, parse, status
-from gateway.protocols.grpc_method import Method, Methods
+from gateway.protocols.grpc_method import Method, Methods, RefusedMessage
 from gateway.types import Deadline
 from gateway.wire import inflation
 from gateway.wire.raw import Buffer
@@ -209,7 +210,13 @@ class Service:
         self, method: Method, contents: AsyncIterator[bytes], deadline: Deadline
     ) -> AsyncIterator[Any]:
         async for content in contents:
-            yield await self._message(method, content, deadline)
+            try:
+                message = await self._message(method, content, deadline)
+            except ModelportError as error:
+                if isinstance(error.__cause__, DecodeError):  # no message: the stream is damaged
+                    raise
+                message = RefusedMessage(error)
+            yield message
 
     async def _message(self, method: Method, content: Buffer, deadline: Deadline) -> Any:
         if len(content) > offload.INLINE_BYTES or type(content) is Compressed:

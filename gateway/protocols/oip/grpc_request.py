@@ -176,9 +176,12 @@ def named_model(content: bytes | memoryview) -> tuple[str, int]:
     Raises:
         InvalidArgument: the message does not begin with them, as every serializer writes it.
     """
-    if not content or content[0] != _NAME:
-        raise InvalidArgument("a large request must begin with its model_name")
-    return model_of(content)
+    named = model_of(content) if content and content[0] == _NAME else ("", 0)
+    if not named[0]:
+        raise InvalidArgument(
+            "a large request must begin with its model_name and a valid model_version, if any"
+        )
+    return named
 
 
 @lru_cache(HEADS)

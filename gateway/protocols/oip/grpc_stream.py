@@ -19,6 +19,7 @@ from typing import Any
 
 from gateway.errors import ModelportError, TimedOut, Unavailable
 from gateway.lifecycle import Lifecycle
+from gateway.protocols.grpc_method import RefusedMessage
 from gateway.protocols.oip import documents
 from gateway.types import Deadline
 from gateway.wire.triton_messages import service_pb2 as pb
@@ -117,7 +118,7 @@ class _Session:
         loop = asyncio.get_running_loop()
         async for message in messages:
             await self._window.acquire()
-            if self._asked.is_decoupled(message):
+            if type(message) is not RefusedMessage and self._asked.is_decoupled(message):
                 stream = loop.create_task(self._forward(message))
                 self._streams.add(stream)
                 stream.add_done_callback(self._stream_is_over)
@@ -146,13 +147,14 @@ class _Session:
     # -- models that answer once ----------------------------------------------------------------
 
     async def _answer(self, message: Any) -> Any:
+        if type(message) is RefusedMessage:
+            return _refusal(message.error)
         try:
             reply = await self._asked.infer(message, self._deadline)
         except ModelportError as error:
             if self._is_over(error):
                 raise
-            failed = pb.ModelInferResponse(id=message.id)
-            return pb.ModelStreamInferResponse(error_message=str(error), infer_response=failed)
+            return _refusal(error, message.id)
         reply.parameters[_FINAL].bool_param = True
         return pb.ModelStreamInferResponse(infer_response=reply)
 
@@ -196,6 +198,11 @@ class _Session:
         if not task.cancelled() and (error := task.exception()) is not None:
             self._failure = error
         self._changed.set()
+
+
+def _refusal(error: ModelportError, id: str = "") -> Any:
+    failed = pb.ModelInferResponse(id=id)
+    return pb.ModelStreamInferResponse(error_message=str(error), infer_response=failed)
 
 
 def _last(message: Any, error: str = "") -> Any:

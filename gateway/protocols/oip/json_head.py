@@ -117,7 +117,7 @@ def _with_bytes(
     view, offset, tensors = memoryview(body), header_length, []
     for name, datatype, shape, size in head.inputs:
         part = view[offset : offset + size]
-        tensors.append(Tensor(name, datatype, raw.decode(name, datatype, shape, part)))
+        tensors.append(Tensor(name, datatype, raw.decode(name, datatype, shape, part, model_name)))
         offset += size
     return head.request(model_name, model_version, tensors)
 

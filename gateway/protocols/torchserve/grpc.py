@@ -16,7 +16,7 @@ from google.protobuf import empty_pb2
 from gateway.control import Control
 from gateway.errors import Code, InvalidArgument, ModelportError, Unavailable
 from gateway.lifecycle import Lifecycle
-from gateway.protocols.grpc_method import Method, Serialized
+from gateway.protocols.grpc_method import Method, RefusedMessage, Serialized
 from gateway.protocols.prediction.form_body import FIELDS
 from gateway.protocols.prediction.predictor import Call, Predictor
 from gateway.protocols.torchserve import INFERENCE_SERVICE, MANAGEMENT_SERVICE, errors
@@ -145,12 +145,14 @@ class TorchServeGrpc:
         async for message in self._until_closing(messages):
             async with aclosing(self._answers(message, deadline)) as answers:
                 async for answer in answers:
-                    if message.HasField("sequence_id"):
+                    if type(message) is not RefusedMessage and message.HasField("sequence_id"):
                         answer.sequence_id = message.sequence_id
                     yield answer
 
     async def _answers(self, message: Any, deadline: Deadline) -> AsyncGenerator[Any, None]:
         try:
+            if type(message) is RefusedMessage:
+                raise message.error
             async with aclosing(self._stream(message, deadline)) as answers:
                 async for answer in answers:
                     yield answer
