@@ -194,7 +194,7 @@ class HttpConnection(asyncio.Protocol):
                 self._parser = httptools.HttpRequestParser(self)
 
     def on_message_begin(self) -> None:
-        self._place = _HEAD
+        self._place, self._stray_bytes = _HEAD, 0
         self._begun += 1
         self._url, self._via, self._headers = b"", b"", []
         self._encoded = self._expects_continue = self._upgrades = False

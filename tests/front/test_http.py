@@ -10,7 +10,7 @@ from collections.abc import AsyncIterator, Awaitable
 
 import pytest
 
-from gateway.front import http_exchange, http_protocol
+from gateway.front import http_exchange, http_head, http_protocol
 from gateway.front import listening as listening_socket
 from gateway.front.http_listener import HttpListener
 from gateway.protocols.asgi import App, Receive, Scope, Send
@@ -240,6 +240,25 @@ async def test_large_bodies_in_a_pipeline_do_not_count_as_heads() -> None:
         await client.send(stream[:150_000], stream[150_000:210_000], stream[210_000:])
         for _ in range(4):
             assert (await client.reply())[1] == b"POST /a False " + body
+
+
+async def test_heads_that_come_before_their_bodies_do_not_add_up() -> None:
+    """Clients that send head and body apart keep one connection for as long as they like."""
+    begun = asyncio.Event()
+
+    async def telling(scope: Scope, receive: Receive, send: Send) -> None:
+        begun.set()
+        await echo(scope, receive, send)
+
+    head = b"POST / HTTP/1.1\r\nHost: a\r\nContent-Length: 4\r\nFiller: %b\r\n\r\n" % (b"x" * 4096)
+    async with listening(telling) as port, connected(port) as client:
+        for _ in range(2 * http_head.MAX_HEAD_BYTES // len(head)):
+            begun.clear()
+            client.writer.write(head)
+            await asyncio.wait_for(begun.wait(), PATIENCE_SECONDS)  # the head is a segment of its own
+            client.writer.write(b"body")
+            answer, body = await client.reply()
+            assert (answer.startswith(OK), body) == (True, b"POST / False body")
 
 
 async def test_continue_is_said_when_the_body_is_asked_for() -> None:
