@@ -43,9 +43,9 @@ class Member:
         self.joined = False
         #: The last that it said of its models, for when it says nothing any more.
         self.index: list[merge.Row] = []
-        #: What its watchdog said last, and when; nothing while it starts.
-        self._beat: Beat | None = None
-        self._beat_at = 0.0
+        #: What its watchdog said last, and when; it need not say anything before it has joined.
+        self._beat = Beat(0.0, False)
+        self._beat_at = time.monotonic()
         #: When the question was asked that it has not answered in time.
         self.silent_since: float | None = None
 
@@ -56,13 +56,11 @@ class Member:
                 self._beat, self._beat_at = Beat.unpacked(content), time.monotonic()
 
     def excuse(self) -> None:
-        """This process itself stood still: what it has not heard is no sign."""
+        """What was not heard until now is no sign: this process stood still, or it is new."""
         self._beat_at = time.monotonic()
 
     def hangs(self) -> str:
         """Why it is of no use any more; empty: it is."""
-        if self._beat is None:
-            return ""
         limit = BUSY_SECONDS if self._beat.computing else HUNG_SECONDS
         if time.monotonic() - self._beat_at > limit:
             return "it does not run"
@@ -253,6 +251,7 @@ class Hub:
             if revision != self.revision:
                 return {"joined": False, **self.standing()}
             member.joined = True
+            member.excuse()
             return {"joined": True}
 
     def standing(self) -> dict[str, Any]:

@@ -255,7 +255,9 @@ async def test_heads_that_come_before_their_bodies_do_not_add_up() -> None:
         for _ in range(2 * http_head.MAX_HEAD_BYTES // len(head)):
             begun.clear()
             client.writer.write(head)
-            await asyncio.wait_for(begun.wait(), PATIENCE_SECONDS)  # the head is a segment of its own
+            await asyncio.wait_for(
+                begun.wait(), PATIENCE_SECONDS
+            )  # the head is a segment of its own
             client.writer.write(b"body")
             answer, body = await client.reply()
             assert (answer.startswith(OK), body) == (True, b"POST / False body")

@@ -41,9 +41,15 @@ def worker(clock: SimpleNamespace) -> Iterator[Worker]:
     made.beats.close()
 
 
-def test_one_that_starts_has_not_said_anything_yet(worker: Worker, clock: SimpleNamespace) -> None:
-    clock.seconds += 1000
+def test_one_that_stops_before_its_first_beat_is_replaced_in_time(
+    worker: Worker, clock: SimpleNamespace
+) -> None:
+    clock.seconds += 1000  # it starts
+    worker.member.excuse()  # and joins
+    clock.seconds += hub.HUNG_SECONDS - 0.5
     assert worker.member.hangs() == ""
+    clock.seconds += 1.0
+    assert worker.member.hangs() == "it does not run"
 
 
 def test_one_that_does_not_run_is_replaced_in_time(worker: Worker, clock: SimpleNamespace) -> None:
