@@ -8,7 +8,8 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Callable, Collection, Coroutine, Hashable, Mapping
-from contextlib import nullcontext
+from contextlib import nullcontext, suppress
+from graphlib import CycleError, TopologicalSorter
 from typing import Any
 
 import structlog
@@ -58,6 +59,8 @@ class Reconciler:
         #: Those of them that nobody asked for and that an end need not wait for.
         self._reconciling: set[asyncio.Task[None]] = set()
         self._stopped = False
+        #: Counts the versions that became READY.
+        self._loaded = 0
         #: By model and version.
         self.statistics: dict[str, dict[int, Statistics]] = {}
 
@@ -184,6 +187,7 @@ class Reconciler:
         if before is None and not (failed is not None and failed.transient):
             model.states[number] = (State.LOADING, "")
         statistics = self.statistics.get(name, {}).get(number) or Statistics()
+        loaded = self._loaded
         try:
             if entry.fetch is not None and not entry.problem:
                 await self._threads.run(None, entry.fetch)
@@ -195,6 +199,8 @@ class Reconciler:
         except Exception as error:
             transient = isinstance(error, Unavailable) or _may_be_readable_later(error)
             failure = self._failure(content, error, failed, transient)
+            if transient and model.is_ensemble and self._loaded != loaded:
+                failure.retry_at = time.monotonic()  # the model it waits for may be READY by now
             model.failed[number] = failure
             model.load_failures += 1
             model.troubled = True
@@ -213,6 +219,7 @@ class Reconciler:
         self.statistics.setdefault(name, {})[number] = statistics
         model.served[number], model.serving[number] = version, content
         model.states[number] = (State.READY, "")
+        self._loaded += 1
         model.select()
         log.info("model version is ready", model=name, version=number)
         if before is not None:
@@ -300,13 +307,22 @@ class Reconciler:
     # -- many, and the end ------------------------------------------------------------------------
 
     async def reconcile_all(self, models: Collection[Model]) -> None:
-        """Side by side, and again those that waited for others of them."""
-        await asyncio.gather(*(self.reconcile(model) for model in models))
-        waiting = [model for model in models if model.is_ensemble]
-        served = -1
-        while served < (served := sum(len(model.served) for model in models)):
-            again = [model for model in waiting if model.mark_due(waiting=True)]
-            await asyncio.gather(*(self.reconcile(model, retrying=True) for model in again))
+        """Side by side, but an ensemble after those of ``models`` that its steps need."""
+        named = {model.entry.name: model for model in models}
+        order = TopologicalSorter[str]()
+        for name, model in named.items():
+            route = self._settings.routes.models.get(name)
+            order.add(name, *(step for step in model.step_names(route) if step in named))
+        with suppress(CycleError):  # ensembles of a circle come last, and their load says why
+            order.prepare()
+
+        async def work(name: str) -> None:
+            await self.reconcile(named.pop(name))
+            order.done(name)
+            await asyncio.gather(*map(work, order.get_ready()))
+
+        await asyncio.gather(*map(work, order.get_ready()))
+        await asyncio.gather(*map(self.reconcile, named.values()))
 
     def reconcile_soon(self, model: Model, retrying: bool = False) -> None:
         async def work() -> None:

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import asyncio
+import threading
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
 import pytest
 
-from gateway.backends.base import Host
+from gateway import backends, lifecycle, reconciler
+from gateway.backends.base import Artifact, Backend, Host, Load
 from gateway.dataplane import DataPlane
 from gateway.errors import Unavailable
 from gateway.lifecycle import Lifecycle
@@ -17,7 +20,7 @@ from gateway.repository import manifest
 from gateway.routes import Program
 from gateway.settings import ModelControlMode, Settings
 from gateway.types import Datatype, Deadline, InferRequest, InferResponse, Tensor
-from tests.gateway.lifecycles import until
+from tests.gateway.lifecycles import WAIT_SECONDS, until
 
 TENSORS = """
 max_batch_size: 4
@@ -43,10 +46,15 @@ ensemble_scheduling {
 
 class Gateway:
     def __init__(
-        self, root: Path, mode: ModelControlMode, *load: str, require_manifest: bool = False
+        self,
+        root: Path,
+        mode: ModelControlMode,
+        *load: str,
+        require_manifest: bool = False,
+        find_backend: Callable[[str], Load] = backends.find,
     ) -> None:
         settings = Settings((root,), mode, load, require_manifest=require_manifest)
-        self.lifecycle = Lifecycle(settings, make_host=self._host)
+        self.lifecycle = Lifecycle(settings, find_backend, make_host=self._host)
         self.dataplane = DataPlane(self.lifecycle)
 
     def _host(self, lifecycle: Lifecycle) -> Host:
@@ -69,6 +77,12 @@ class Gateway:
         return {n: (s.inference_count, s.success.count) for n, _, s in self.lifecycle.statistics()}
 
 
+@pytest.fixture(autouse=True)
+def cores(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two loads at once on any machine: here one waits for the other."""
+    monkeypatch.setattr(lifecycle, "usable_cores", lambda: 2)
+
+
 @pytest.fixture
 def root(tmp_path: Path) -> Path:
     for name, config in {"all": ENSEMBLE, "first": SLOW, "second": STEP}.items():
@@ -85,6 +99,80 @@ async def test_the_models_of_its_steps_come_first_whatever_they_are_called(
     await gateway.lifecycle.start()
     assert gateway.lifecycle.ready
     assert gateway.lifecycle.versions("all") == [1]
+    await gateway.lifecycle.stop()
+
+
+async def test_an_ensemble_is_not_tried_before_the_models_of_its_steps_are_ready(
+    root: Path,
+) -> None:
+    tried: list[str] = []
+    gate = threading.Event()
+
+    def find(backend: str) -> Load:
+        def load(artifact: Artifact) -> Backend:
+            tried.append(artifact.model_name)
+            if artifact.model_name == "second":
+                assert gate.wait(WAIT_SECONDS)
+            return backends.find(backend)(artifact)
+
+        return load
+
+    (root / "outer" / "1").mkdir(parents=True)
+    (root / "outer" / "config.pbtxt").write_text(ENSEMBLE.replace('"second"', '"all"'))
+    gateway = Gateway(root, ModelControlMode.NONE, find_backend=find)
+    starting = asyncio.create_task(gateway.lifecycle.start())
+    await until(lambda: "second" in tried and served_now(gateway, "first"))
+    assert sorted(tried) == ["first", "second"]
+    gate.set()
+    await starting
+    assert tried[2:] == ["all", "outer"]
+    assert gateway.lifecycle.ready
+    assert set(gateway.lifecycle.load_failures().values()) == {0}
+    await gateway.lifecycle.stop()
+
+
+async def test_ensembles_of_a_circle_are_refused_and_hold_up_no_other_model(root: Path) -> None:
+    for name, step in (("all", "outer"), ("outer", "all"), ("beyond", "outer")):
+        (root / name / "1").mkdir(parents=True, exist_ok=True)
+        config = ENSEMBLE.replace('"second"', f'"{step}"')
+        (root / name / "config.pbtxt").write_text(config)
+    gateway = Gateway(root, ModelControlMode.NONE)
+    await gateway.lifecycle.start()
+    assert gateway.lifecycle.broken() == ["all", "beyond", "outer"]
+    assert served_now(gateway, "first")
+    await gateway.lifecycle.stop()
+
+
+async def test_a_model_that_becomes_ready_while_its_ensemble_is_refused_is_not_missed(
+    root: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(reconciler, "FIRST_RETRY_SECONDS", 3600.0)
+    refused, ready = threading.Event(), threading.Event()
+
+    def find(backend: str) -> Load:
+        def load(artifact: Artifact) -> Backend:
+            if artifact.model_name == "second":
+                assert refused.wait(WAIT_SECONDS)
+            try:
+                return backends.find(backend)(artifact)
+            except Unavailable:
+                refused.set()
+                assert ready.wait(WAIT_SECONDS)
+                raise
+
+        return load
+
+    for name in ("all", "second"):
+        (root / name).rename(root / f".{name}")
+    gateway = Gateway(root, ModelControlMode.POLL, find_backend=find)
+    await gateway.lifecycle.start()
+    for name in ("all", "second"):
+        (root / f".{name}").rename(root / name)
+    await gateway.lifecycle.follow()
+    await gateway.lifecycle.follow()  # the second look finds the folders settled
+    await until(lambda: "second" in gateway.lifecycle.names() and served_now(gateway, "second"))
+    ready.set()
+    await until(lambda: served_now(gateway, "all"))
     await gateway.lifecycle.stop()
 
 
