@@ -1,6 +1,8 @@
-"""Reloads under load free what they replace: memory stays where it was after the first ones.
+"""Reloads under load free what they replace: no reload keeps as much as half of a model.
 
-``MODELPORT_RELOADS=200`` (``make soak``) is the run that the figure is taken from.
+``MODELPORT_RELOADS=200`` (``make soak``) is the run that the figure is taken from. The gateway has
+one malloc arena: with more, each grows to the peak of a load when a load's thread first takes it,
+which is 25 MiB at a time that no number of reloads foretells.
 """
 
 from __future__ import annotations
@@ -24,12 +26,11 @@ from tests.faults.probes import CONFIG, EXPLICIT, Repository, eventually
 from tests.faults.traffic import failures, flowing
 from tests.server import Gateway
 
-RELOADS = int(os.environ.get("MODELPORT_RELOADS", "30"))
+RELOADS = int(os.environ.get("MODELPORT_RELOADS", "20"))
 #: Memory is compared with what it was after so many reloads, ...
-SETTLED = 20
+SETTLED = 10
 #: ... each time the median after this many of them.
 WINDOW = 5
-GROWTH = 0.10
 FACTORS = (2.0, 3.0)
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
@@ -52,6 +53,11 @@ def put(repository: Repository, factor: float) -> None:
         shutil.rmtree(away)
     else:
         staged.rename(place)
+
+
+@pytest.fixture(autouse=True)
+def one_arena(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("MALLOC_ARENA_MAX", "1")
 
 
 @contextmanager
@@ -78,19 +84,22 @@ def reload_under_load(gateway: Gateway, repository: Repository, reloads: int) ->
     return sizes
 
 
-def growth(sizes: list[int]) -> float:
+def models_kept(repository: Repository, sizes: list[int]) -> float:
+    """The growth of a reload, in models as large as their files."""
     early = statistics.median(sizes[SETTLED - WINDOW : SETTLED])
     late = statistics.median(sizes[-WINDOW:])
     print(f"RSS after {SETTLED} reloads {early / 2**20:.1f} MiB, after {len(sizes)}: "
           f"{late / 2**20:.1f} MiB")  # fmt: skip
-    return late / early - 1
+    model = (repository.root / "m" / "1" / "model.onnx").stat().st_size
+    return (late - early) / (len(sizes) - SETTLED) / model
 
 
 def test_memory_after_many_reloads_is_what_it_was_after_the_first(
     repository: Repository, tmp_path: Path
 ) -> None:
     with weighty(repository, tmp_path / "ledger") as gateway:
-        assert growth(reload_under_load(gateway, repository, RELOADS)) < GROWTH
+        sizes = reload_under_load(gateway, repository, RELOADS)
+    assert models_kept(repository, sizes) < 0.5
 
 
 def test_the_check_sees_a_backend_that_keeps_what_it_loads(
@@ -98,4 +107,4 @@ def test_the_check_sees_a_backend_that_keeps_what_it_loads(
 ) -> None:
     with weighty(repository, tmp_path / "ledger", parameter("leak", 1)) as gateway:
         sizes = reload_under_load(gateway, repository, SETTLED + WINDOW)
-    assert growth(sizes) > GROWTH
+    assert models_kept(repository, sizes) > 1
