@@ -70,11 +70,11 @@ def open_session(path: Path, trusted: bool = False) -> TorchSession:
         torchscript_guard.check_archive(Archive(path))
     try:
         with quiet(), no_code(path.name):
-            module = torch.jit.load(path, map_location="cpu")  # type: ignore[no-untyped-call]
+            module, functions = torchscript_guard.load(path)
     except RuntimeError as error:
         raise IntegrityError(
             f"'{path.name}' is damaged, or of another version of torch; export the model again"
         ) from error
     if not trusted:
-        torchscript_guard.check_operators(module, path.name)
+        torchscript_guard.check_operators(module, functions, path.name)
     return TorchSession(module, signature)

@@ -9,10 +9,12 @@ from __future__ import annotations
 
 import mmap
 import os
+from collections import Counter
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 from gateway.errors import IntegrityError
+from gateway.repository import inlining
 
 #: ONNX's, and ONNX Runtime's own, which every build of it has.
 DOMAINS = frozenset({"", "ai.onnx", "ai.onnx.ml", "com.microsoft", "com.microsoft.nchwc"})
@@ -63,12 +65,14 @@ class _Model:
 
     def __init__(self, path: Path, content: mmap.mmap) -> None:
         self._path, self._content = path, content
-        self._used: set[tuple[str, str]] = set()
-        self._functions: set[tuple[str, str]] = set()
+        #: The operators of the message that is walked: the model's graph, or a function.
+        self._body: Counter[tuple[str, str]] = Counter()
+        self._functions: dict[tuple[str, str], Counter[tuple[str, str]]] = {}
 
     def check(self) -> None:
         self._message("model", 0, len(self._content), 0)
-        for domain, name in sorted(self._used):
+        bodies = self._functions | {("", "graph"): self._body}
+        for domain, name in sorted(set[tuple[str, str]]().union(*bodies.values())):
             own = (domain, name) in self._functions  # it does not replace what ONNX Runtime has
             if name in FORBIDDEN if domain in DOMAINS else not own:
                 operator = f"{domain}.{name}" if domain else name
@@ -77,10 +81,14 @@ class _Model:
                     "one of ONNX Runtime's that compute: refused and not loaded; export the model "
                     "with ONNX's own operators"
                 )
+        inlining.check(f"'{self._path.name}'", bodies)
 
     def _message(self, form: str, begin: int, end: int, depth: int) -> None:
         if depth > MAX_DEPTH:
             raise _damaged(self._path)
+        outer = self._body
+        if form == "function":
+            self._body = Counter()
         texts: dict[str, set[str]] = {}
         for field, start, stop in self._fields(begin, end):
             leads = _FORMS[form].get(field, "")
@@ -93,9 +101,13 @@ class _Model:
         # A field that is there twice counts as the last: here each of them counts.
         domains = texts.get("DOMAIN", {""})
         if form == "node":
-            self._used.update((d, o) for d in domains for o in texts.get("OPERATOR", {""}))
-        elif form == "function" and len(domains) == len(texts.get("NAME", "")) == 1:
-            self._functions.update((d, n) for d in domains for n in texts["NAME"])
+            self._body.update((d, o) for d in domains for o in texts.get("OPERATOR", {""}))
+        elif form == "function":
+            body, self._body = self._body, outer
+            if not len(domains) == len(texts.get("NAME", "")) == 1:
+                raise _damaged(self._path)
+            key = domains.pop(), texts["NAME"].pop()
+            self._functions[key] = self._functions.get(key, Counter()) | body  # of any overload
         elif form == "external" and texts.get("KEY", set()) & {"location"}:
             for value in texts.get("VALUE", {""}):
                 self._check_location(value)

@@ -18,6 +18,7 @@ from typing import Any
 from google.protobuf.message import DecodeError
 
 from gateway.errors import IntegrityError
+from gateway.repository import inlining
 from gateway.repository.tensorflow_operators import PURE
 
 FILENAME = "saved_model.pb"
@@ -88,6 +89,10 @@ class _MetaGraph:
 
     def check(self) -> None:
         graph = self._graph
+        bodies = {name: _uses(f.node_def) for name, f in self._functions.items()}
+        inlining.check(
+            f"SavedModel '{self._folder.name}'", bodies | {"": _uses(graph.graph_def.node)}
+        )
         for asset in graph.asset_file_def:
             path = PurePosixPath(asset.filename)
             if path.is_absolute() or ".." in path.parts or "\\" in asset.filename:
@@ -250,6 +255,20 @@ class _Paths:
         others = {node.op for node in users} - {"AssignVariableOp", "ReadVariableOp"}
         known = len(values) == 1 and values <= self.given and others <= {"VarIsInitializedOp"}
         return values.pop() if known else ""
+
+
+def _uses(nodes: Iterable[Any]) -> Counter[str]:
+    """How often ``nodes`` use each operator, and name each function."""
+    used: Counter[str] = Counter()
+    for node in nodes:
+        used[node.op] += 1
+        for value in node.attr.values():
+            kind = value.WhichOneof("value")
+            if kind == "func":
+                used[value.func.name] += 1
+            elif kind == "list":
+                used.update(function.name for function in value.list.func)
+    return used
 
 
 def _node_name(tensor: str) -> str:

@@ -9,12 +9,18 @@ from __future__ import annotations
 
 import pickletools
 import re
-from collections.abc import Iterator
+from collections import Counter
+from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 from gateway.errors import IntegrityError
+from gateway.repository import inlining
 from gateway.repository.torch_archive import DAMAGE, Archive
 from gateway.repository.torch_operators import is_pure
+
+#: A module's functions and methods by their qualified names; None where there is none.
+Functions = Callable[[str], Any]
 
 _RECORD = re.compile(
     r"(data|constants|traced_inputs)(\.pkl|/\d+)|code/.+\.(py|debug_pkl)|version|byteorder"
@@ -77,19 +83,55 @@ def _check_pickle(archive: Archive, name: str) -> None:
         ) from error
 
 
-def check_operators(module: Any, file: str) -> None:
+def load(path: Path, device: Any = "cpu") -> tuple[Any, Functions]:
+    """The module in ``path``, as ``torch.jit.load`` gives it, and its functions by their names.
+
+    The steps are those of ``torch.jit.load``, which keeps the functions to itself.
+    """
+    import torch
+    from torch.jit._recursive import wrap_cpp_module
+
+    unit = torch._C.CompilationUnit()
+    where = torch.device(device)
+    module = torch._C.import_ir_module(unit, str(path), where, {}, False)  # type: ignore[call-arg]
+    return wrap_cpp_module(module), unit.find_function  # type: ignore[no-untyped-call]
+
+
+def check_operators(module: Any, functions: Functions, file: str) -> None:
     """Refuse a loaded module, none of which has run, that would do more than compute.
 
     Raises:
-        IntegrityError: naming the operator.
+        IntegrityError: naming the operator; or its functions inline to too many operators.
     """
-    for node in _nodes(module.forward.inlined_graph):
-        if not is_pure(node.kind()):
-            raise _impure(file, node.kind())
+    graphs = {"": module.forward.graph}
+    bodies: dict[str, Counter[str]] = {}
+    while graphs:
+        name, graph = graphs.popitem()
+        bodies[name] = Counter()
+        for node in _nodes(graph):
+            used = _called(node)
+            callee = functions(used) if used else None
+            if callee is None:
+                used = node.kind()
+                if not is_pure(used):
+                    raise _impure(file, used)
+            elif used not in bodies:
+                graphs[used] = callee.graph
+            bodies[name][used] += 1
+    inlining.check(f"'{file}'", bodies)
+
+
+def _called(node: Any) -> str:
+    """The name of the function that ``node`` calls; empty if it calls none."""
+    if node.kind() == "prim::CallMethod":
+        return f"{next(node.inputs()).type()}.{node.s('name')}"
+    if node.kind() == "prim::CallFunction":
+        return str(next(node.inputs()).type())
+    return ""
 
 
 def _nodes(graph: Any) -> Iterator[Any]:
-    """Every node of ``graph`` and of the graphs in its nodes."""
+    """Every node of ``graph`` and of the graphs in its nodes, but for functions as constants."""
     waiting = list(graph.nodes())
     while waiting:
         node = waiting.pop()

@@ -132,6 +132,20 @@ def graphs(mark: Path) -> dict[str, tuple[Callable[[Any], str], str]]:
         meta.object_graph_def.concrete_functions["evil"].bound_inputs.extend([])
         return ""
 
+    def calling(levels: int, times: int) -> Callable[[Any], str]:
+        def fill(meta: Any) -> str:
+            functions = meta.graph_def.library.function
+            _node(functions.add(signature={"name": "f0"}).node_def, "y", "Identity", "x")
+            for level in range(levels):
+                body = functions.add(signature={"name": f"f{level + 1}"}).node_def
+                for time in range(times):
+                    called = functions[0].node_def[0].attr["f"].func.__class__(name=f"f{level}")
+                    _node(body, f"y{time}", "PartitionedCall", f=called)
+            _node(meta.graph_def.node, "call", f"f{levels}")
+            return "call"
+
+        return fill
+
     def asset(meta: Any) -> str:
         added = meta.asset_file_def.add(filename="../../../secret")
         added.tensor_info.name = "name:0"
@@ -173,6 +187,8 @@ def graphs(mark: Path) -> dict[str, tuple[Callable[[Any], str], str]]:
         "writes a file in a function": (in_a_function, "WriteFile"),
         "writes a file in a branch": (in_a_branch, "WriteFile"),
         "writes a file in an object's function": (in_an_object, "WriteFile"),
+        "calls functions that double": (calling(30, 2), "inline to more than"),
+        "calls functions too deeply": (calling(250, 1), "levels deep"),
         "reads a file": (with_file("ReadFile"), "ReadFile"),
         "lists files": (with_file("MatchingFiles"), "MatchingFiles"),
         "maps a file": (with_file("ImmutableConst"), "ImmutableConst"),
@@ -257,6 +273,19 @@ def onnxes(folder: Path) -> dict[str, tuple[bytes, str]]:
     x = helper.make_tensor_value_info("x", TensorProto.FLOAT, [4])
     y = helper.make_tensor_value_info("y", TensorProto.FLOAT, [4])
 
+    def calling(levels: int, times: int) -> bytes:
+        opsets = [helper.make_opsetid("mine", 1)]
+        functions = [helper.make_function("mine", "f0", ["x"], ["y"], [], opsets)]
+        for level in range(levels):
+            calls = [
+                helper.make_node(f"f{level}", ["x"], [f"y{time}"], domain="mine")
+                for time in range(times)
+            ]
+            name = f"f{level + 1}"
+            functions.append(helper.make_function("mine", name, ["x"], ["y0"], calls, opsets))
+        call = helper.make_node(f"f{levels}", ["x"], ["y"], domain="mine")
+        return model(call, functions=functions)
+
     def model(*nodes: Any, weights: Any = None, functions: Any = ()) -> bytes:
         graph = helper.make_graph(nodes, "g", [x], [y], initializer=weights or [])
         opsets = [helper.make_opsetid("", 20), helper.make_opsetid("com.microsoft", 1)]
@@ -278,6 +307,8 @@ def onnxes(folder: Path) -> dict[str, tuple[bytes, str]]:
     body = [helper.make_node("Evil", ["a"], ["b"], domain="evil")]
     function = helper.make_function("mine", "F", ["a"], ["b"], body, [])
     context = helper.make_node("EPContext", ["x"], ["y"], domain="com.microsoft")
+    itself = helper.make_node("F", ["a"], ["b"], domain="mine")
+    recursive = helper.make_function("mine", "F", ["a"], ["b"], [itself], [])
     namesake = helper.make_function("com.microsoft", "EPContext", ["a"], ["b"], [], [])
     (folder / "link").symlink_to("/etc/passwd")
     return {
@@ -293,6 +324,12 @@ def onnxes(folder: Path) -> dict[str, tuple[bytes, str]]:
         "uses a custom operator in a function": (
             model(helper.make_node("F", ["x"], ["y"], domain="mine"), functions=[function]),
             "evil.Evil",
+        ),
+        "calls functions that double": (calling(30, 2), "inline to more than"),
+        "calls functions too deeply": (calling(250, 1), "levels deep"),
+        "calls a function that calls itself": (
+            model(itself, functions=[recursive]),
+            "call themselves",
         ),
         "takes weights from elsewhere": (takes("/etc/passwd"), "no file beside it"),
         "takes weights from above": (takes("../../../secret"), "no file beside it"),

@@ -60,6 +60,18 @@ def scripted(forward: str, *more: str) -> bytes:
     return buffer.getvalue()
 
 
+def calling(levels: int, times: int) -> bytes:
+    """Methods that call each other so many ``times``, so many ``levels`` deep."""
+    signature = "(self, x: Tensor) -> Tensor:\n    return "
+    methods = [f"def f0{signature}x + 1\n"]
+    for level in range(levels):
+        inner = "x"
+        for _ in range(times):
+            inner = f"self.f{level}({inner})"
+        methods.append(f"def f{level + 1}{signature}{inner}\n")
+    return scripted(f"return self.f{levels}(x)", *methods)
+
+
 def exported() -> bytes:
     """What ``torch.export.save`` writes, without example inputs."""
     buffer = io.BytesIO()
@@ -159,6 +171,8 @@ def torchscripts(mark: Path) -> dict[str, tuple[bytes, str]]:
             scripted("return torch.fbgemm_linear_fp16_weight(x, x, x)"),
             "aten::fbgemm_linear_fp16_weight",
         ),
+        "calls functions that double": (calling(30, 2), "inline to more than"),
+        "calls functions too deeply": (calling(250, 1), "levels deep"),
         "inflates": (bomb(plain, "code/evil.py"), "inflates to more than 100 times"),
         "inflates weights": (bomb(plain, "data/0"), "inflates to more than 100 times"),
         "uses another namespace": (

@@ -283,7 +283,7 @@ def test_without_the_check_torchscript_writes_its_file(
     monkeypatch.setattr(torchscript_guard, "check_archive", lambda archive: None)
     refused(repository.serve, reason)
     assert not mark.exists()
-    monkeypatch.setattr(torchscript_guard, "check_operators", lambda module, file: None)
+    monkeypatch.setattr(torchscript_guard, "check_operators", lambda *_: None)
     repository.serve().unload()
     assert mark.exists()
 

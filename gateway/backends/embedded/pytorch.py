@@ -226,9 +226,9 @@ def _open_torchscript(
     native: bool,
 ) -> Opened:
     with no_code(path.name):
-        module = torch.jit.load(path, map_location=device)  # type: ignore[no-untyped-call]
+        module, functions = torchscript_guard.load(path, device)
     if not native:
-        torchscript_guard.check_operators(module, path.name)
+        torchscript_guard.check_operators(module, functions, path.name)
     return module.eval().forward, _nothing
 
 
