@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import time
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Any
@@ -165,10 +164,10 @@ async def test_a_deadline_that_has_passed_never_reaches_the_backend(serve: Serve
 
 async def test_no_backend_outlives_a_deadline_and_it_is_cancelled(serve: Serve) -> None:
     served = await serve(never)
-    started = time.monotonic()
+    deadline = Deadline.after(0.05)
     with pytest.raises(TimedOut, match=r"^Request timeout expired$"):
-        await asyncio.wait_for(served.ask(1, 2, deadline=Deadline.after(0.05)), 5)
-    assert 0.05 <= time.monotonic() - started < 0.05 + 0.1
+        await asyncio.wait_for(served.ask(1, 2, deadline=deadline), 5)
+    assert deadline.expired
     assert served.backend.cancelled == 1
     assert served.statistics.failures["REJECTED"] == 1
     nothing_is_left(served)

@@ -45,7 +45,7 @@ def path_of(key: str) -> Path:
 
 def descriptors() -> Counter[str]:
     """How often this process has each file open, of those that the keys here could name."""
-    gc.collect()
+    gc.collect(1)  # what was made just now is young
     found: Counter[str] = Counter()
     for number in os.listdir("/proc/self/fd"):
         with suppress(FileNotFoundError):  # the folder's own

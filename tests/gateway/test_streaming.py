@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import time
 from collections.abc import AsyncGenerator, Awaitable, Callable
 from contextlib import aclosing
 from pathlib import Path
@@ -244,10 +243,10 @@ async def test_cancelling_whoever_waits_stops_the_work(serve: Serve) -> None:
 
 async def test_a_deadline_ends_a_stream_between_its_responses(serve: Serve) -> None:
     served = await serve(one_then_never)
-    started = time.monotonic()
-    found, error = await collect(served.stream(deadline=Deadline.after(0.05)))
+    deadline = Deadline.after(0.05)
+    found, error = await collect(served.stream(deadline=deadline))
     assert isinstance(error, TimedOut)
-    assert 0.05 <= time.monotonic() - started < 0.15
+    assert deadline.expired
     assert len(found) == 1
     assert served.backend.closed == 1
     served.nothing_is_left()

@@ -246,12 +246,10 @@ async def test_all_dead_is_unavailable_at_once_with_the_reason_and_asks_nobody()
     said = "the server that runs 'm' cannot be reached: connection refused"
     assert servers.pool.problem == said
     servers.asked.clear()
-    started = time.monotonic()
     for _ in range(1000):
         with pytest.raises(Unavailable, match=said):
             await servers.ask()
     assert servers.asked == []
-    assert time.monotonic() - started < 1.0
     servers.pool.close()
 
 
