@@ -207,10 +207,11 @@ def bomb(width: int, height: int) -> bytes:
 @pytest.mark.parametrize("sides", [(1 << 13, (1 << 12) + 1), (30_000, 30_000), (1 << 30, 1 << 30)])
 def test_a_pixel_bomb_is_refused_by_its_header(sides: tuple[int, int]) -> None:
     assert sides[0] * sides[1] > MAX_PIXELS
-    started = time.perf_counter()
+    data = bomb(*sides)
+    started = time.process_time()
     with pytest.raises(InvalidArgument, match=r"input 'image': .*send a smaller one|not a JPEG"):
-        decode(bomb(*sides), {}, spec(3, 4, 4))
-    assert time.perf_counter() - started < 1
+        decode(data, {}, spec(3, 4, 4))
+    assert time.process_time() - started < 1
 
 
 def test_open_dims_take_no_picture_that_becomes_hundreds_of_megabytes() -> None:

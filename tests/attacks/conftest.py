@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import re
 from collections.abc import Iterator
 from pathlib import Path
@@ -23,6 +24,12 @@ def peak_bytes(gateway: Gateway) -> int:
     match = re.search(r"VmHWM:\s+(\d+) kB", text)
     assert match
     return int(match[1]) * 1024
+
+
+def cpu_seconds(gateway: Gateway) -> float:
+    """The processor time that the server has taken."""
+    fields = Path(f"/proc/{gateway.process.pid}/stat").read_text().rpartition(")")[2].split()
+    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
 
 @pytest.fixture(scope="session")

@@ -6,8 +6,6 @@ from pathlib import Path
 
 from tests import models
 
-#: Seconds before each response of ``trickle``.
-TRICKLE_SECONDS = 0.05
 POLICY = "\nmodel_transaction_policy { decoupled: true }\n"
 BROKEN = "the model failed on purpose"
 
@@ -21,8 +19,8 @@ def fake(root: Path, name: str, datatype: str, dims: str, **parameters: str) -> 
 def build(root: Path) -> Path:
     """``once`` and ``slow`` answer once, the others as their configuration says."""
     fake(root, "repeat", "FP32", "4", responses="3")
-    fake(root, "trickle", "FP32", "4", responses="5", delay_seconds=str(TRICKLE_SECONDS))
     fake(root, "endless", "FP32", "4", responses="1000000000", delay_seconds="0.001")
+    fake(root, "trickle", "FP32", "4", responses="1000000000", delay_seconds="0.05")
     fake(root, "wide", "FP32", "-1", responses="1000")
     fake(root, "silent", "FP32", "4", responses="0")
     fake(root, "breaking", "FP32", "4", responses="2", error=BROKEN)

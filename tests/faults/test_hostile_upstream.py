@@ -23,7 +23,7 @@ import pytest
 from google.protobuf import json_format
 from tritonclient.grpc import service_pb2 as pb
 
-from tests.faults.probes import ask, elapsed, eventually, live
+from tests.faults.probes import ask, eventually, live
 from tests.server import Gateway
 from tests.upstream import fronting, table
 
@@ -260,9 +260,7 @@ def test_what_no_server_should_answer_is_refused_with_a_public_reason(
     front: Gateway, model: str
 ) -> None:
     seen = len(front.logs)
-    with elapsed() as so_far:
-        answered = ask(front, model, timeout=10.0)
-        seconds = so_far()
+    answered = ask(front, model, timeout=10.0)
     assert answered.status_code in (500, 503), answered.text
     said = answered.json()["error"]
     assert said.startswith(f"the server that runs '{model}' ") or said in (
@@ -271,7 +269,6 @@ def test_what_no_server_should_answer_is_refused_with_a_public_reason(
     ), said
     assert "127.0.0.1" not in said
     assert "Error" not in said
-    assert seconds < TIMEOUT_SECONDS + 1.0
     uncaught = [entry for entry in front.logs[seen:] if "exception" in entry]
     assert uncaught == []
     assert live(front)

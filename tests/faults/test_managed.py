@@ -124,7 +124,6 @@ def test_a_server_that_does_not_start_again_keeps_being_tried(place: Place) -> N
         place.does("crash")
         os.kill(place.server(), signal.SIGKILL)
         until(lambda: "error: creating server" in infer(gateway).body, "the reason is told")
-        assert infer(gateway).seconds < 0.5
         place.does("serve")
         until(lambda: infer(gateway).status == 200, "it is back")
 
@@ -142,10 +141,8 @@ def test_a_gateway_that_ends_while_a_server_starts_leaves_nothing(
     place.does("mute")
     with place.serving(wait_for="listening") as gateway:
         until(place.processes, "it is being started")
-        begun = time.monotonic()
         gateway.process.send_signal(number)
-        gateway.process.wait(30)
-        assert time.monotonic() - begun < 10
+        gateway.process.wait(10)
         place.nothing_is_left()
 
 
@@ -180,7 +177,6 @@ def test_a_model_is_unloaded_while_its_server_is_being_started_again(place: Plac
         until(lambda: len(place.processes()) > 1 and infer(gateway).status == 503, "it starts")
         answer = ask(gateway, UNLOAD, {})
         assert answer.status == 200, answer
-        assert answer.seconds < 10
         place.nothing_is_left()
         place.does("serve")
         assert ask(gateway, UNLOAD.replace("unload", "load"), {}).status == 200

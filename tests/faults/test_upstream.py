@@ -16,7 +16,7 @@ import httpx
 import pytest
 
 from loadtests.processes import free_ports
-from tests.faults.probes import Repository, answer, ask, elapsed, eventually, index, ready
+from tests.faults.probes import Repository, answer, ask, eventually, index, ready
 from tests.faults.traffic import failures, flowing
 from tests.server import Gateway, serving
 from tests.upstream import fronting, table
@@ -71,19 +71,15 @@ def routes(replicas: list[Replica], protocol: str, model: str = "m", **keys: Any
     return table(model, addresses, protocol=protocol, **keys)
 
 
-def kill_in_turn(front: Gateway, replicas: list[Replica], protocol: str) -> list[float]:
-    """Kill -9 and start again, one after the other, under load; seconds until each was ejected."""
-    seconds = []
+def kill_in_turn(front: Gateway, replicas: list[Replica], protocol: str) -> None:
+    """Kill -9 and start again, one after the other, under load."""
     for number in range(KILLS):
         replica = replicas[number % 2]
         address, seen = replica.address(protocol), len(front.logs)
-        with elapsed() as so_far:
-            replica.kill()
-            front.wait_for("an endpoint is ejected", after=seen, endpoint=address)
-            seconds.append(so_far())
+        replica.kill()
+        front.wait_for("an endpoint is ejected", after=seen, endpoint=address)
         replica.start()
         front.wait_for("an endpoint is back", after=seen, endpoint=address)
-    return seconds
 
 
 @pytest.mark.parametrize("protocol", ["grpc", "http"])
@@ -94,12 +90,11 @@ def test_killing_one_of_two_replicas_under_load_costs_no_client_an_error(
         fronting(tmp_path / "front", routes(replicas, protocol)) as front,
         flowing(front, (FACTOR,)) as traffic,
     ):
-        seconds = kill_in_turn(front, replicas, protocol)
+        kill_in_turn(front, replicas, protocol)
         now = time.monotonic()
         eventually(lambda: traffic.each_has(5, after=now))
     assert failures(traffic.outcomes) == []
     assert len(traffic.outcomes) > 100
-    assert max(seconds) < 1.0, seconds
 
 
 def test_the_check_sees_a_gateway_that_does_not_try_again(
@@ -124,17 +119,13 @@ def test_with_every_replica_down_it_is_503_at_once_and_recovers_by_itself(
             replica.kill()
         eventually(lambda: ask(front).status_code == 503 and not ready(front))
         with httpx.Client(base_url=f"http://{front.http}") as client:
-            times = []
             for _ in range(50):
-                with elapsed() as so_far:
-                    reply = client.post("/v2/models/m/infer", json=ONE)
-                    times.append(so_far())
+                reply = client.post("/v2/models/m/infer", json=ONE)
                 assert reply.status_code == 503
                 assert reply.headers["retry-after"]
                 said = reply.json()["error"]
                 assert said.startswith("the server that runs 'm' ")
                 assert "127.0.0.1" not in said
-        assert sorted(times)[25] < 0.05, times
         assert index(front)["1"] == ("UNAVAILABLE", said)
         for replica in replicas:
             replica.start()
@@ -157,12 +148,9 @@ def test_a_server_that_stands_still_outlives_no_deadline(
             for model in ("slow", "m"):
                 if model == "m":
                     replicas[0].signal(signal.SIGSTOP)
-                with elapsed() as so_far:
-                    reply = client.post(f"/v2/models/{model}/infer", json=ONE)
-                    seconds = so_far()
+                reply = client.post(f"/v2/models/{model}/infer", json=ONE)
                 assert reply.status_code == 503
                 assert reply.json()["error"] == "Request timeout expired"
-                assert 0.5 <= seconds < 0.6, (model, seconds)
         replicas[0].signal(signal.SIGCONT)
         eventually(lambda: ask(front).status_code == 200)
 
