@@ -66,13 +66,13 @@ constraints: ## Resolve every extra anew and pin the versions in constraints.txt
 	rm -rf $(VENV)/constraints
 
 perf-analyzer: $(READY) ## Drive the gateway with Triton's unmodified perf_analyzer
-	$(BIN)/python -m loadtests.benchmarks.perf_analyzer --window-ms $(or $(WINDOW_MS),1000)
+	$(BIN)/python -m modelport.loadtests.benchmarks.perf_analyzer --window-ms $(or $(WINDOW_MS),1000)
 
 bench: $(READY) ## Measure beside every peer, and write tables and plots into the README; 25 minutes
-	$(BIN)/python -m loadtests.peers --readme README.md
+	$(BIN)/python -m modelport.loadtests.peers --readme README.md
 
 bench-startup: $(READY) ## How long until READY, against loading by hand; and every batch size's first request
-	$(BIN)/python -m loadtests.benchmarks.startup
+	$(BIN)/python -m modelport.loadtests.benchmarks.startup
 
 compare: $(READY) ## Compare every format and backend on the demo's fraud model; under 10 minutes, needs Java 17
 	@test -f checkpoints/fraud.pt || $(BIN)/modelport demo
@@ -82,14 +82,14 @@ compare-faults: $(READY) ## Compare with a slow and a wrong backend among them, 
 	$(BIN)/python -m tests.loadtests.comparing
 
 bench-quick: $(READY) ## The 4-float model on modelport, a bare handler, Triton and MLServer
-	$(BIN)/python -m loadtests.peers --models x2 --protocols json grpc --servers \
+	$(BIN)/python -m modelport.loadtests.peers --models x2 --protocols json grpc --servers \
 		modelport bare triton mlserver
 
 loadtest-agreement: $(READY) ## Hold our percentiles against wrk's, h2load's and perf_analyzer's
-	$(BIN)/python -m loadtests.benchmarks.agreement
+	$(BIN)/python -m modelport.loadtests.benchmarks.agreement
 
 bench-hop: $(READY) ## Measure what the gateway adds in front of a real Triton and a TensorFlow Serving server
-	$(BIN)/python -m loadtests.benchmarks.hop
+	$(BIN)/python -m modelport.loadtests.benchmarks.hop
 
 loadtest-backends: $(READY) ## Put a load on the gateway, TorchServe, Triton and what it manages in every dialect; needs Java 17
 	$(BIN)/python -m tests.loadtests.backends
@@ -98,13 +98,13 @@ report-browser: $(READY) ## Open the reports in headless Chromium: light, dark, 
 	$(BIN)/python -m tests.loadtests.report_browser
 
 bench-overload: $(READY) ## Send ten times what the gateway can do, and watch what becomes of it
-	$(BIN)/python -m loadtests.benchmarks.overload
+	$(BIN)/python -m modelport.loadtests.benchmarks.overload
 
 chaos: $(READY) ## Break one of two endpoints in every way, for every kind of route; 12 minutes
 	$(BIN)/python -m tests.faults.chaos
 
 profile: $(READY) ## What a request costs on fraud 128, layer by layer, beside ONNX Runtime by hand (perf, py-spy)
-	$(BIN)/python -m loadtests.benchmarks.profile
+	$(BIN)/python -m modelport.loadtests.benchmarks.profile
 
 gate-statistics: $(READY) ## How often the gate is wrong, on thousands of simulated releases
 	$(BIN)/python -m tests.loadtests.gating
@@ -118,18 +118,18 @@ gate-real: $(READY) ## Gate the demo's fraud model against itself, a slower, a w
 	MODELPORT_DEPLOY_TESTS=1 $(BIN)/python -m pytest tests/deploy/test_pipelines.py -k trained_again
 
 bench-memory: $(READY) ## Send 10^6 requests of every kind; a gateway that leaks must be seen
-	$(BIN)/python -m loadtests.benchmarks.memory
-	$(BIN)/python -m loadtests.benchmarks.memory --control --requests 100000 --rounds 10
+	$(BIN)/python -m modelport.loadtests.benchmarks.memory
+	$(BIN)/python -m modelport.loadtests.benchmarks.memory --control --requests 100000 --rounds 10
 
 scaling: $(READY) ## Measure what a second worker brings
-	$(BIN)/python -m loadtests.benchmarks.scaling
+	$(BIN)/python -m modelport.loadtests.benchmarks.scaling
 
 workers: $(READY) ## Run the conformance and shutdown suites with two workers
 	MODELPORT_WORKERS=2 $(BIN)/python -m pytest tests/conformance tests/faults/test_shutdown.py
 	MODELPORT_SLOW_TESTS=1 $(BIN)/python -m pytest tests/workers
 
 table: $(READY) ## Export every model to every format and write the README's table of it
-	$(BIN)/python -m exporters.zoo.table
+	$(BIN)/python -m modelport.exporters.demo_models.table
 
 tflite-runtime: $(READY) ## Run fp32 and fp16 TFLite files on tflite-runtime 2.14, in its own environment
 	$(BIN)/python -m tests.tflite_runtime
@@ -176,9 +176,9 @@ upstream-triton: $(READY) ## Compare answers through the gateway with a real Tri
 	$(BIN)/python -m tests.upstream_triton
 
 protos: $(READY) ## Generate the messages of gateway/wire, exporters/formats and loadtests/users anew
-	$(BIN)/python -m gateway.wire.proto
-	$(BIN)/python -m exporters.formats.proto
-	$(BIN)/python -m loadtests.users.proto
+	$(BIN)/python -m modelport.gateway.wire.proto
+	$(BIN)/python -m modelport.exporters.formats.proto
+	$(BIN)/python -m modelport.loadtests.users.proto
 
 deploy: $(READY) ## Build images, render the chart, check and run what is in deploy/; Debian, root; 20 minutes
 	MODELPORT_DEPLOY_TESTS=1 PATH=$(CURDIR)/$(BIN):$$PATH $(BIN)/python -m pytest tests/deploy

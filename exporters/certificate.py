@@ -13,16 +13,16 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from gateway import __version__
-from gateway.repository import signed_config, signing
-from gateway.repository.manifest import files_of, sha256_of
+from modelport import __version__
+from modelport.gateway.repository import signed_config, signing
+from modelport.gateway.repository.manifest import files_of, sha256_of
 
 if TYPE_CHECKING:
-    from exporters.formats import Format, Target
-    from exporters.parity import ParityReport
-    from exporters.proof import Proof
-    from exporters.source import Origin, Source
-    from exporters.sources import SourceRequest
+    from modelport.exporters.formats import Format, Target
+    from modelport.exporters.parity import ParityReport
+    from modelport.exporters.proof import Proof
+    from modelport.exporters.source import Origin, Source
+    from modelport.exporters.sources import SourceRequest
 
 FILENAME = signing.CERTIFICATE
 FORMAT = "modelport-certificate/1"

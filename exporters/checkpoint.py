@@ -19,13 +19,13 @@ import safetensors.torch
 import torch
 from torch import Tensor, nn
 
-from exporters import safetensors_header
-from exporters.errors import UsageError, first_line
-from exporters.silence import quiet
-from gateway.errors import IntegrityError
-from gateway.repository import zip_guard
-from gateway.repository.load_guard import no_code
-from gateway.repository.manifest import sha256_of
+from modelport.exporters import safetensors_header
+from modelport.exporters.output_capture import quiet
+from modelport.gateway.cli.errors import UsageError, first_line
+from modelport.gateway.errors import IntegrityError
+from modelport.gateway.repository import zip_guard
+from modelport.gateway.repository.load_guard import no_code
+from modelport.gateway.repository.manifest import sha256_of
 
 PICKLED = frozenset({".pt", ".pth", ".bin"})
 SAFETENSORS = frozenset({".safetensors"})

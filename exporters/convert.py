@@ -19,18 +19,18 @@ import h5py
 import safetensors.torch
 import torch
 
-from exporters import checkpoint, spec
-from exporters.conversion import behaviour, comparison, report
-from exporters.conversion.keras_weights import MODEL_KWARGS_KEY, STATED
-from exporters.conversion.report import Report
-from exporters.conversion.sides import Pair, Side, framework_of, open_side
-from exporters.errors import ParityError, UsageError
-from exporters.silence import quiet
-from exporters.source import Framework
-from exporters.spec import ModelSpec
-from exporters.twins import Twin, find_twin
-from exporters.twins.weights import extract, port
-from gateway.errors import AlreadyExists, Unsupported
+from modelport.exporters import checkpoint, spec
+from modelport.exporters.conversion import behaviour, comparison, report
+from modelport.exporters.conversion.keras_weights import MODEL_KWARGS_KEY, STATED
+from modelport.exporters.conversion.report import Report
+from modelport.exporters.conversion.sides import Pair, Side, framework_of, open_side
+from modelport.exporters.keras_ports import Twin, find_twin
+from modelport.exporters.keras_ports.weights import extract, port
+from modelport.exporters.output_capture import quiet
+from modelport.exporters.source import Framework
+from modelport.exporters.spec import ModelSpec
+from modelport.gateway.cli.errors import ParityError, UsageError
+from modelport.gateway.errors import AlreadyExists, Unsupported
 
 DEFAULT_SAMPLES = 1000
 

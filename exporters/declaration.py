@@ -6,8 +6,8 @@ import re
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from exporters.errors import UsageError, suggestion
-from gateway.types import Axis, Datatype, TensorSpec
+from modelport.gateway.cli.errors import UsageError, suggestion
+from modelport.gateway.types import Axis, Datatype, TensorSpec
 
 #: Longest axis of an input whose length nothing bounds.
 DEFAULT_LONGEST = 128

@@ -6,9 +6,9 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from gateway.repository import config
-from gateway.repository.config import ModelConfig
-from gateway.types import TensorSpec
+from modelport.gateway.repository import config
+from modelport.gateway.repository.config import ModelConfig
+from modelport.gateway.types import TensorSpec
 
 #: So many hexadecimal digits tell two files apart.
 _DIGEST = re.compile(r"\b([0-9a-f]{12})[0-9a-f]{52}\b")

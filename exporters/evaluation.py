@@ -13,17 +13,17 @@ from pathlib import Path
 
 import numpy as np
 
-from exporters import parity
-from exporters.errors import ParityError, UsageError, first_line
-from exporters.formats import Session
-from exporters.parity import Bounds, Progress
-from exporters.samples import model_dims
-from exporters.source import Source
-from exporters.spec import Decision
-from gateway.errors import ModelportError
-from gateway.repository import zip_guard
-from gateway.repository.manifest import sha256_of
-from gateway.types import NUMPY_DTYPES, Array, TensorSpec
+from modelport.exporters import parity
+from modelport.exporters.formats import Session
+from modelport.exporters.parity import Bounds, Progress
+from modelport.exporters.samples import model_dims
+from modelport.exporters.source import Source
+from modelport.exporters.spec import Decision
+from modelport.gateway.cli.errors import ParityError, UsageError, first_line
+from modelport.gateway.errors import ModelportError
+from modelport.gateway.repository import zip_guard
+from modelport.gateway.repository.manifest import sha256_of
+from modelport.gateway.types import NUMPY_DTYPES, Array, TensorSpec
 
 LABELS = "labels"
 #: Batches are this large, or the model's largest.

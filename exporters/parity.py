@@ -15,13 +15,13 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from exporters.errors import ParityError, UsageError, first_line
-from exporters.formats import Session
-from exporters.samples import corners, draw, name_axes, sizes_of
-from exporters.source import Source
-from exporters.spec import Decision, ModelSpec
-from gateway.errors import ModelportError
-from gateway.types import NUMPY_DTYPES, Array, ModelSignature, TensorSpec
+from modelport.exporters.formats import Session
+from modelport.exporters.samples import corners, draw, name_axes, sizes_of
+from modelport.exporters.source import Source
+from modelport.exporters.spec import Decision, ModelSpec
+from modelport.gateway.cli.errors import ParityError, UsageError, first_line
+from modelport.gateway.errors import ModelportError
+from modelport.gateway.types import NUMPY_DTYPES, Array, ModelSignature, TensorSpec
 
 #: Samples by parameter count, so that a proof takes seconds for a small model and about a minute
 #: for a large one. The first row that is large enough counts.

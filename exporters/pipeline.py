@@ -15,30 +15,30 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from exporters import (
+from modelport.exporters import (
     certificate,
     differences,
     evaluation,
     formats,
-    image_flags,
     inspection,
     publish,
     recording,
     sources,
     triton_warmup,
 )
-from exporters.errors import UsageError, first_line
-from exporters.formats import Format, Session, Target
-from exporters.parity import ParityReport
-from exporters.proof import Checks, Progress, Proof, convert, prove
-from exporters.source import Source
-from exporters.sources import SourceRequest
-from gateway.errors import AlreadyExists, ModelportError, Unsupported
-from gateway.repository import config, signed_config, signing
-from gateway.repository.config import PLATFORMS, ModelConfig
-from gateway.repository.manifest import files_of
-from gateway.repository.storage.location import Location
-from gateway.types import Array
+from modelport.exporters.cli import image_flags
+from modelport.exporters.formats import Format, Session, Target
+from modelport.exporters.parity import ParityReport
+from modelport.exporters.proof import Checks, Progress, Proof, convert, prove
+from modelport.exporters.source import Source
+from modelport.exporters.sources import SourceRequest
+from modelport.gateway.cli.errors import UsageError, first_line
+from modelport.gateway.errors import AlreadyExists, ModelportError, Unsupported
+from modelport.gateway.repository import config, signed_config, signing
+from modelport.gateway.repository.config import PLATFORMS, ModelConfig
+from modelport.gateway.repository.manifest import files_of
+from modelport.gateway.repository.storage.location import Location
+from modelport.gateway.types import Array
 
 DTYPES = ("fp32", "fp16", "bf16")
 QUANTIZATIONS = ("int8",)
@@ -262,7 +262,7 @@ def _make(
         session = _opened(row, path)
         report, found = prove(source, session, target.precision, checks, told)
         if row.name == "savedmodel":
-            from exporters.formats import tensorflow_warmup
+            from modelport.exporters.formats import tensorflow_warmup
 
             tensorflow_warmup.write(path, artifact.config.name, requests)
         artifact.proof = Proof(report, found, usage)

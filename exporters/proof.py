@@ -6,13 +6,13 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-from exporters import evaluation, parity
-from exporters.evaluation import Evaluation, HeldOut
-from exporters.formats import Format, Session, Target
-from exporters.parity import BOUNDS, Bounds, ParityReport
-from exporters.resources import Usage, measured
-from exporters.source import Source
-from gateway.errors import Unsupported
+from modelport.exporters import evaluation, parity
+from modelport.exporters.evaluation import Evaluation, HeldOut
+from modelport.exporters.formats import Format, Session, Target
+from modelport.exporters.parity import BOUNDS, Bounds, ParityReport
+from modelport.exporters.resources import Usage, measured
+from modelport.exporters.source import Source
+from modelport.gateway.errors import Unsupported
 
 #: Told the stage's name, and how much of it is done of how much (0 of 0: unknown).
 Progress = Callable[[str, int, int], None]

@@ -25,13 +25,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from exporters import certificate, differences
-from exporters.errors import UsageError
-from gateway.errors import AlreadyExists, InvalidArgument, ModelportError
-from gateway.repository import config, manifest, signing
-from gateway.repository.config import ModelConfig
-from gateway.repository.scan import MAX_VERSION, VERSION_NAME
-from gateway.repository.storage.location import Location
+from modelport.exporters import certificate, differences
+from modelport.gateway.cli.errors import UsageError
+from modelport.gateway.errors import AlreadyExists, InvalidArgument, ModelportError
+from modelport.gateway.repository import config, manifest, signing
+from modelport.gateway.repository.config import ModelConfig
+from modelport.gateway.repository.scan import MAX_VERSION, VERSION_NAME
+from modelport.gateway.repository.storage.location import Location
 
 STAGING_PREFIX = ".modelport-"
 _STAGED_MODEL = "model"
@@ -120,7 +120,7 @@ def publish(
     model = staged.parent
     (model / config.FILENAME).write_text(config.to_text(wanted))
     if isinstance(repository, Location):
-        from exporters import publish_storage
+        from modelport.exporters import publish_storage
 
         return publish_storage.publish(staged, repository, wanted, version)
     _sync_tree(model)
@@ -143,7 +143,7 @@ def publish(
 def free_version(repository: Path | Location, wanted: ModelConfig, version: int | None) -> int:
     """The number that ``wanted`` may be published under now; errors as ``publish``."""
     if isinstance(repository, Location):
-        from exporters import publish_storage
+        from modelport.exporters import publish_storage
 
         return publish_storage.free_version(repository, wanted, version)
     return next_version(_existing_versions(repository / wanted.name, wanted), wanted, version)
@@ -227,7 +227,7 @@ def certificate_of(repository: Path | Location, name: str, version: int) -> dict
     path = f"{name}/{version}/{certificate.FILENAME}"
     try:
         if isinstance(repository, Location):
-            from exporters import publish_storage
+            from modelport.exporters import publish_storage
 
             content = publish_storage.read(repository, path)
         else:

@@ -18,15 +18,15 @@ import uuid
 from collections.abc import Mapping
 from pathlib import Path
 
-from exporters.errors import UsageError
-from exporters.publish import Published, check_contract, next_version
-from gateway.errors import AlreadyExists, InvalidArgument, ModelportError, NotFound
-from gateway.repository import config, manifest
-from gateway.repository.config import ModelConfig
-from gateway.repository.scan import MAX_CONFIG_BYTES
-from gateway.repository.storage.location import Location
-from gateway.repository.storage.objects import Object, Objects
-from gateway.repository.storage.survey import CLAIM, Surveyed, group
+from modelport.exporters.publish import Published, check_contract, next_version
+from modelport.gateway.cli.errors import UsageError
+from modelport.gateway.errors import AlreadyExists, InvalidArgument, ModelportError, NotFound
+from modelport.gateway.repository import config, manifest
+from modelport.gateway.repository.config import ModelConfig
+from modelport.gateway.repository.scan import MAX_CONFIG_BYTES
+from modelport.gateway.repository.storage.location import Location
+from modelport.gateway.repository.storage.objects import Object, Objects
+from modelport.gateway.repository.storage.survey import CLAIM, Surveyed, group
 
 #: A version that nobody has written to for so long, and that is not whole, was left behind.
 LEFT_BEHIND_SECONDS = 24 * 3600.0

@@ -12,8 +12,8 @@ from pathlib import Path
 import onnx
 from onnxruntime.quantization import QuantType, quantize_dynamic
 
-from exporters.errors import converter_refused
-from exporters.silence import quiet
+from modelport.exporters.output_capture import quiet
+from modelport.gateway.cli.errors import converter_refused
 
 
 def to_int8(path: Path, external_data: bool) -> None:

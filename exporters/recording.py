@@ -30,12 +30,12 @@ from typing import Any
 
 import numpy as np
 
-from exporters.errors import UsageError
-from exporters.samples import draw, name_axes, sizes_of
-from exporters.source import Reference
-from exporters.spec import Sampler
-from gateway.repository import manifest, signing
-from gateway.types import Array, ModelSignature, TensorSpec
+from modelport.exporters.samples import draw, name_axes, sizes_of
+from modelport.exporters.source import Reference
+from modelport.exporters.spec import Sampler
+from modelport.gateway.cli.errors import UsageError
+from modelport.gateway.repository import manifest, signing
+from modelport.gateway.types import Array, ModelSignature, TensorSpec
 
 #: Tells the requests done and all of them.
 Progress = Callable[[int, int], None]

@@ -11,7 +11,7 @@ import json
 from pathlib import Path
 from typing import Any
 
-from gateway.errors import IntegrityError
+from modelport.gateway.errors import IntegrityError
 
 MAX_HEADER_BYTES = 100_000_000
 METADATA = "__metadata__"

@@ -11,8 +11,8 @@ from enum import Enum
 
 import numpy as np
 
-from gateway.errors import Unsupported
-from gateway.types import NUMPY_DTYPES, Array, Axis, Datatype, ModelSignature, TensorSpec
+from modelport.gateway.errors import Unsupported
+from modelport.gateway.types import NUMPY_DTYPES, Array, Axis, Datatype, ModelSignature, TensorSpec
 
 DEFAULT_LONGEST = 64  # a dynamic axis without a maximum is tried up to here past its minimum
 DEFAULT_LARGEST = 127  # an integer input without a range is drawn from 0 up to here

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
-from gateway.errors import Internal, Unavailable
+from modelport.gateway.errors import Internal, Unavailable
 
 STOP_SECONDS = 120.0
 
@@ -23,7 +23,7 @@ def serving(repository: Path, *flags: str) -> Iterator[dict[str, int]]:
         Unavailable: it does not start; the message has the last reason that it gave.
         Internal: it did not end well.
     """
-    command = [sys.executable, "-m", "gateway.cli", "serve"]
+    command = [sys.executable, "-m", "modelport", "serve"]
     command += ["--model-repository", str(repository), "--log-format", "json"]
     command += ["--http-port", "0", "--grpc-port", "0", "--metrics-port", "0", *flags]
     process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True)

@@ -9,9 +9,9 @@ from enum import StrEnum
 from pathlib import Path
 from typing import Any
 
-from exporters.spec import ModelSpec
-from gateway.repository.manifest import sha256_of
-from gateway.types import Array, ModelSignature
+from modelport.exporters.spec import ModelSpec
+from modelport.gateway.repository.manifest import sha256_of
+from modelport.gateway.types import Array, ModelSignature
 
 #: Inputs by name, batch dimension first, to outputs by name.
 Reference = Callable[[Mapping[str, Array]], dict[str, Array]]

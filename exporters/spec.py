@@ -22,9 +22,9 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from exporters.errors import UsageError, suggestion
-from exporters.models import registered
-from gateway.types import Array, Datatype, ModelSignature, TensorSpec
+from modelport.exporters.models import registered
+from modelport.gateway.cli.errors import UsageError, suggestion
+from modelport.gateway.types import Array, Datatype, ModelSignature, TensorSpec
 
 if TYPE_CHECKING:
     from torch import nn
@@ -65,8 +65,8 @@ class ModelSpec:
         sample: inputs for a batch size and axis sizes; None: drawn from the signature's ranges.
         atol, rtol: an output is right if ``|error| <= atol + rtol * |reference|``.
         parameters: further entries for ``config.pbtxt``.
-        twin: ``module:attribute`` of the ``exporters.twins.Twin`` that computes the same in Keras;
-            without one there is no route to TensorFlow's formats.
+        twin: ``module:attribute`` of the ``exporters.keras_ports.Twin`` that computes the same in
+            Keras; without one there is no route to TensorFlow's formats.
     """
 
     name: str
@@ -163,7 +163,7 @@ def build(
     if spec is not None and not isinstance(spec, ModelSpec):
         raise UsageError(
             f"--model '{model}': '{ATTRIBUTE}' is a {type(spec).__name__}; set it to an "
-            "exporters.spec.ModelSpec"
+            "modelport.exporters.spec.ModelSpec"
         )
     return module, spec, kwargs
 

@@ -16,11 +16,11 @@ from pathlib import Path
 
 import numpy as np
 
-from exporters.samples import draw, name_axes, sizes_of
-from exporters.spec import Sampler
-from gateway.repository import config as configuration
-from gateway.repository.config import ModelConfig
-from gateway.types import NUMPY_DTYPES, Array, ModelSignature, TensorSpec
+from modelport.exporters.samples import draw, name_axes, sizes_of
+from modelport.exporters.spec import Sampler
+from modelport.gateway.repository import config as configuration
+from modelport.gateway.repository.config import ModelConfig
+from modelport.gateway.types import NUMPY_DTYPES, Array, ModelSignature, TensorSpec
 
 FOLDER = configuration.WARMUP
 

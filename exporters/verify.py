@@ -13,20 +13,20 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from exporters import evaluation, formats, proof, sources
-from exporters.errors import ParityError, UsageError, first_line
-from exporters.evaluation import Evaluation
-from exporters.formats import Format, Session, Target
-from exporters.models import registered
-from exporters.parity import BOUNDS, ParityReport
-from exporters.proof import Checks, Progress
-from exporters.source import Origin, Source
-from exporters.sources import SourceRequest
-from gateway.errors import IntegrityError, ModelportError
-from gateway.repository import manifest, signing
-from gateway.repository.manifest import sha256_of
-from gateway.repository.scan import VERSION_NAME
-from gateway.repository.signing import Certificate, PublicKey
+from modelport.exporters import evaluation, formats, proof, sources
+from modelport.exporters.evaluation import Evaluation
+from modelport.exporters.formats import Format, Session, Target
+from modelport.exporters.models import registered
+from modelport.exporters.parity import BOUNDS, ParityReport
+from modelport.exporters.proof import Checks, Progress
+from modelport.exporters.source import Origin, Source
+from modelport.exporters.sources import SourceRequest
+from modelport.gateway.cli.errors import ParityError, UsageError, first_line
+from modelport.gateway.errors import IntegrityError, ModelportError
+from modelport.gateway.repository import manifest, signing
+from modelport.gateway.repository.manifest import sha256_of
+from modelport.gateway.repository.scan import VERSION_NAME
+from modelport.gateway.repository.signing import Certificate, PublicKey
 
 #: Where a checkpoint is looked for by the name in the certificate.
 CHECKPOINT_FOLDERS = (Path(), Path("checkpoints"))

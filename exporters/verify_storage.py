@@ -8,13 +8,13 @@ from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
-from exporters.errors import UsageError
-from gateway.repository import manifest
-from gateway.repository.config import WARMUP
-from gateway.repository.scan import VERSION_NAME
-from gateway.repository.storage.location import Location
-from gateway.repository.storage.objects import Objects
-from gateway.repository.storage.survey import group, in_whole
+from modelport.gateway.cli.errors import UsageError
+from modelport.gateway.repository import manifest
+from modelport.gateway.repository.config import WARMUP
+from modelport.gateway.repository.scan import VERSION_NAME
+from modelport.gateway.repository.storage.location import Location
+from modelport.gateway.repository.storage.objects import Objects
+from modelport.gateway.repository.storage.survey import group, in_whole
 
 
 @contextlib.contextmanager

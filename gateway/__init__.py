@@ -1,3 +1,1 @@
-"""modelport's gateway: one model repository, every protocol, any backend (``gateway.server``)."""
-
-__version__ = "0.1.0"
+"""The inference gateway: one model repository, every protocol, any backend."""

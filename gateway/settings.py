@@ -8,11 +8,11 @@ from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
-from gateway.routes import Routes
+from modelport.gateway.repository.routes import Routes
 
 if TYPE_CHECKING:
-    from gateway.repository.signing import PublicKey
-    from gateway.repository.storage.location import Location
+    from modelport.gateway.repository.signing import PublicKey
+    from modelport.gateway.repository.storage.location import Location
 
 
 #: By default requests may hold this part of the memory, and never less than this in a process.

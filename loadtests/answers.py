@@ -6,11 +6,11 @@ import math
 import time
 from dataclasses import dataclass
 
-from loadtests.payloads import Payloads, Tensors
-from loadtests.samples import Outcome
-from loadtests.target import Target
-from loadtests.users.client import Unanswered
-from loadtests.users.dialects import dialect
+from modelport.loadtests.payloads import Payloads, Tensors
+from modelport.loadtests.samples import Outcome
+from modelport.loadtests.target import Target
+from modelport.loadtests.users.client import Unanswered
+from modelport.loadtests.users.dialects import dialect
 
 #: Of a request, and what one gets at least when the time is over.
 ANSWER_SECONDS, LEAST_SECONDS = 60.0, 1.0

@@ -5,8 +5,8 @@ from __future__ import annotations
 import subprocess
 from collections.abc import Sequence
 
-from loadtests.processes import die_with_parent, start
-from loadtests.serving.gateway import MODELPORT
+from modelport.loadtests.processes import die_with_parent, start
+from modelport.loadtests.serving.gateway import MODELPORT
 
 _PREFIX = "modelport: error: "
 #: Exit codes of ``modelport``: the checkpoint or an argument is wrong, or the user gave up.

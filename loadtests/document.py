@@ -10,11 +10,11 @@ from typing import Any
 
 import numpy as np
 
-from loadtests.hardware import hardware
-from loadtests.report import blocks, html, junit
-from loadtests.report.checks import Check, worst
-from loadtests.samples import Run
-from loadtests.summary import Summary, curve, first_bytes, histogram, latencies
+from modelport.loadtests.hardware import hardware
+from modelport.loadtests.report import blocks, html, junit
+from modelport.loadtests.report.checks import Check, worst
+from modelport.loadtests.samples import Run
+from modelport.loadtests.summary import Summary, curve, first_bytes, histogram, latencies
 
 FORMAT = "modelport-loadtest/1"
 

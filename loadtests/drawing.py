@@ -6,8 +6,8 @@ from collections.abc import Mapping
 
 import numpy as np
 
-from loadtests.payloads import DTYPES, Array, BadPayload, Payloads
-from loadtests.users.signature import Input, Signature, model_shapes
+from modelport.loadtests.payloads import DTYPES, Array, BadPayload, Payloads
+from modelport.loadtests.users.signature import Input, Signature, model_shapes
 
 #: Drawn for one run; asked in turn.
 DEFAULT_COUNT = 32

@@ -14,9 +14,9 @@ from rich.progress import BarColumn, SpinnerColumn, TextColumn
 from rich.progress import Progress as Bars
 from rich.table import Table
 
-from loadtests.run import Progress
-from loadtests.samples import Load, Outcome, Samples
-from loadtests.target import Target
+from modelport.loadtests.run import Progress
+from modelport.loadtests.samples import Load, Outcome, Samples
+from modelport.loadtests.target import Target
 
 #: The last seconds' figures are shown, not all of the run's: what happens is seen at once.
 WINDOW_SECONDS = 3.0

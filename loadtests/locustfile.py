@@ -14,24 +14,23 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 # Locust puts this folder first, and takes the first entry away again: here it would hide modules
 # of the standard library (statistics).
-sys.path[0] = str(Path(__file__).resolve().parent.parent)
+sys.path[0] = sys.path[1]
 
 import gevent  # noqa: E402
 from locust import events  # noqa: E402
 from locust.env import Environment  # noqa: E402
 
-from loadtests import plan as plans  # noqa: E402
-from loadtests.recording import EXIT_UNWRITTEN  # noqa: E402
-from loadtests.target import Target  # noqa: E402
-from loadtests.users import timers  # noqa: E402
-from loadtests.users.conductor import Conductor, Impossible, Lane  # noqa: E402
-from loadtests.users.sockets import Sockets  # noqa: E402
-from loadtests.users.user import (  # noqa: E402, F401  # Locust finds them by their names here
+from modelport.loadtests import plan as plans  # noqa: E402
+from modelport.loadtests.recording import EXIT_UNWRITTEN  # noqa: E402
+from modelport.loadtests.target import Target  # noqa: E402
+from modelport.loadtests.users import timers  # noqa: E402
+from modelport.loadtests.users.conductor import Conductor, Impossible, Lane  # noqa: E402
+from modelport.loadtests.users.sockets import Sockets  # noqa: E402
+from modelport.loadtests.users.user import (  # noqa: E402, F401  # Locust finds them by their names here
     USERS,
     ModelUser,
     OipGrpcUser,

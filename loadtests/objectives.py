@@ -5,10 +5,10 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 
-from loadtests.report.checks import Check, Status
-from loadtests.report.figures import with_unit
-from loadtests.samples import Run
-from loadtests.summary import Percentiles, Summary
+from modelport.loadtests.report.checks import Check, Status
+from modelport.loadtests.report.figures import with_unit
+from modelport.loadtests.samples import Run
+from modelport.loadtests.summary import Percentiles, Summary
 
 #: What is told of latency and, after ``ttfb-``, of the time to the first byte → its field.
 QUANTILES = {

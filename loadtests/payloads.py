@@ -30,7 +30,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from loadtests.users.signature import Signature, model_shapes
+from modelport.loadtests.users.signature import Signature, model_shapes
 
 Array = npt.NDArray[Any]
 Tensors = Mapping[str, Array]

@@ -8,9 +8,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from loadtests import shapes
-from loadtests.samples import Load
-from loadtests.target import Protocol, Target, address, parse
+from modelport.loadtests import shapes
+from modelport.loadtests.samples import Load
+from modelport.loadtests.target import Protocol, Target, address, parse
 
 #: Where no end is set: longer than somebody watches the web page.
 ENDLESS_SECONDS = 3600.0

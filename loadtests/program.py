@@ -10,8 +10,8 @@ import sys
 from collections.abc import Callable
 from typing import NoReturn
 
-from loadtests.environments import Missing
-from loadtests.processes import ServerFailed
+from modelport.loadtests.environments import Missing
+from modelport.loadtests.processes import ServerFailed
 
 
 def count(text: str) -> int:

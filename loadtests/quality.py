@@ -8,9 +8,9 @@ from typing import Any
 
 import numpy as np
 
-from loadtests.payloads import Array, Tensors
-from loadtests.users.answers import ONLY
-from loadtests.users.signature import Signature
+from modelport.loadtests.payloads import Array, Tensors
+from modelport.loadtests.users.answers import ONLY
+from modelport.loadtests.users.signature import Signature
 
 #: Samples of the bootstrap that says how sure a figure is.
 RESAMPLES = 200

@@ -19,7 +19,7 @@ from time import perf_counter
 
 import numpy as np
 
-from loadtests.samples import SAMPLE, Samples
+from modelport.loadtests.samples import SAMPLE, Samples
 
 STATE = "state.json"
 #: How every message begins that is about samples for which there is no room.

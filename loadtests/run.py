@@ -14,13 +14,13 @@ from pathlib import Path
 
 import numpy as np
 
-from loadtests import plan as plans
-from loadtests import recording, temporary
-from loadtests.plan import Plan
-from loadtests.processes import die_with_parent, pinned, start
-from loadtests.recording import State
-from loadtests.samples import Load, Run, Samples
-from loadtests.target import Target
+from modelport.loadtests import plan as plans
+from modelport.loadtests import recording, temporary
+from modelport.loadtests.plan import Plan
+from modelport.loadtests.processes import die_with_parent, pinned, start
+from modelport.loadtests.recording import State
+from modelport.loadtests.samples import Load, Run, Samples
+from modelport.loadtests.target import Target
 
 LOCUSTFILE = Path(__file__).with_name("locustfile.py")
 #: How often the samples are looked at while they come.

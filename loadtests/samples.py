@@ -13,7 +13,7 @@ from enum import IntEnum
 import numpy as np
 import numpy.typing as npt
 
-from loadtests.target import Target
+from modelport.loadtests.target import Target
 
 
 class Outcome(IntEnum):

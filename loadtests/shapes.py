@@ -21,7 +21,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from loadtests.samples import Load
+from modelport.loadtests.samples import Load
 
 SHAPES = ("constant", "ramp", "spike", "soak")
 #: What a ramp begins with, and a spike rises from, as shares of the top.

@@ -21,7 +21,7 @@ thousand observations. What is independent are the *rounds*; every interval come
 - **Shares** are Clopper and Pearson's (1934), on a number of requests that is smaller where errors
   come in bursts (the design effect of Rao and Scott, 1992).
 
-Who looks repeatedly at growing data needs ``loadtests.gate.spending`` besides.
+Who looks repeatedly at growing data needs ``modelport.loadtests.gate.alpha_spending`` besides.
 """
 
 from __future__ import annotations

@@ -9,7 +9,7 @@ import numpy as np
 import numpy.typing as npt
 from hdrh.histogram import HdrHistogram
 
-from loadtests.samples import Load, Outcome, Run, Samples
+from modelport.loadtests.samples import Load, Outcome, Run, Samples
 
 #: Microseconds: what can be told from 0, and an hour, longer than any time-out.
 LOWEST, HIGHEST = 1, 3_600_000_000

@@ -14,8 +14,8 @@ import torch
 from click.testing import CliRunner, Result
 from torch import nn
 
-from exporters.silence import quiet
-from gateway.cli import modelport
+from modelport.cli import modelport
+from modelport.exporters.output_capture import quiet
 
 MANIFEST = "MAR-INF/MANIFEST.json"
 Files = Mapping[str, bytes | str]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 
-from exporters import progress
+from modelport.exporters import progress
 
 os.environ.pop("GITHUB_ACTIONS", None)  # errors would be annotated as well
 progress.LINE_SECONDS = 3600.0

@@ -10,8 +10,8 @@ import torch
 from click.testing import CliRunner, Result
 from torch import nn
 
-from exporters.convert_cli import convert
-from exporters.models.fraud import FraudTransformer
+from modelport.exporters.cli.convert import convert
+from modelport.exporters.models.fraud import FraudTransformer
 
 FRAUD_KWARGS: dict[str, Any] = {
     "vocab_size": 32,

@@ -9,7 +9,7 @@ from typing import Any
 
 from click.testing import CliRunner, Result
 
-from exporters.inspect_cli import inspect
+from modelport.exporters.cli.inspect import inspect
 
 KEYS = [
     "format",

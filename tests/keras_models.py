@@ -6,10 +6,10 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from exporters.silence import quiet
-from exporters.source import Source
-from exporters.sources import SourceRequest, load
-from exporters.tensorflow_runtime import keras, tf
+from modelport.exporters.output_capture import quiet
+from modelport.exporters.source import Source
+from modelport.exporters.sources import SourceRequest, load
+from modelport.exporters.tensorflow_runtime import keras, tf
 
 layers, ops = keras.layers, keras.ops
 

@@ -22,7 +22,7 @@ import numpy as np
 import tritonclient.grpc as triton
 from tritonclient.grpc import service_pb2 as oip
 
-from loadtests.benchmarks import perf_analyzer, tiny_model
+from modelport.loadtests.benchmarks import perf_analyzer, tiny_model
 from tests.server import serving
 
 IN_FLIGHT = 64

@@ -9,12 +9,12 @@ from typing import Any
 from click.testing import CliRunner, Result
 from torch import nn
 
-from exporters.formats import FORMATS, Target
-from exporters.package_cli import package_command
-from exporters.sources import pytorch
-from exporters.spec import ModelSpec
-from gateway.repository import config, manifest
-from gateway.types import Datatype, ModelSignature, TensorSpec
+from modelport.exporters.cli.package import package_command
+from modelport.exporters.formats import FORMATS, Target
+from modelport.exporters.sources import pytorch
+from modelport.exporters.spec import ModelSpec
+from modelport.gateway.repository import config, manifest
+from modelport.gateway.types import Datatype, ModelSignature, TensorSpec
 
 X = TensorSpec("x", Datatype.FP32, (4,))
 PLAIN = ModelSignature((X,), (TensorSpec("y", Datatype.FP32, (4,)),), 8)

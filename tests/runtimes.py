@@ -65,7 +65,7 @@ def _publish_large(work: Path) -> None:
 def publish_large(work: Path) -> None:
     import torch
 
-    from exporters.tensorflow_runtime import tf
+    from modelport.exporters.tensorflow_runtime import tf
 
     def at(name: str, filename: str) -> Path:
         (work / name / "1").mkdir(parents=True)
@@ -105,7 +105,7 @@ def _grown(work: Path, name: str, leaking: bool) -> float:
 
 def grown_here(work: Path, name: str, leaking: bool) -> float:
     """Bytes that stay after ``LOADS`` loads, compared with after ``SETTLED``."""
-    from gateway.repository import config
+    from modelport.gateway.repository import config
     from tests.gateway import runtimes
 
     platform = next(p for p in config.PLATFORMS if p.format == name)

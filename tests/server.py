@@ -28,7 +28,7 @@ class Gateway:
         self._changed = threading.Condition()
         self.process = subprocess.Popen(
             [
-                *(sys.executable, "-m", "gateway.cli", "serve"),
+                *(sys.executable, "-m", "modelport", "serve"),
                 *("--model-repository", str(repository)),
                 *("--http-port", "0", "--grpc-port", "0", "--metrics-port", "0"),
                 *("--log-format", "json"),

@@ -44,7 +44,7 @@ def target(request: pytest.FixtureRequest, gateway: Gateway) -> list[str]:
 
 def modelport(*arguments: str, stdin: str = "") -> subprocess.CompletedProcess[str]:
     return subprocess.run(
-        [sys.executable, "-m", "gateway.cli", *arguments],
+        [sys.executable, "-m", "modelport", *arguments],
         capture_output=True,
         text=True,
         input=stdin,
@@ -145,7 +145,7 @@ def test_what_is_wrong_is_said_in_one_line(
     np.save("pickled.npy", np.array([{}], dtype=object), allow_pickle=True)
     root = str(Path(__file__).parents[1])
     done = subprocess.run(
-        [sys.executable, "-m", "gateway.cli", "infer", *arguments, *target],
+        [sys.executable, "-m", "modelport", "infer", *arguments, *target],
         capture_output=True,
         text=True,
         env={"PYTHONPATH": root},

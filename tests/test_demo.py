@@ -17,14 +17,14 @@ import numpy as np
 import pytest
 import torch
 
-from exporters import checkpoint, spec
-from exporters.zoo import digits, train
-from gateway.repository import manifest
+from modelport.exporters import checkpoint, spec
+from modelport.exporters.demo_models import digits, train
+from modelport.gateway.repository import manifest
 from tests.conformance.clients import CALLERS, Ask
 from tests.server import Gateway, serving
 
 pytestmark = pytest.mark.timeout(900)  # it trains
-MODELPORT = (sys.executable, "-m", "gateway.cli")
+MODELPORT = (sys.executable, "-m", "modelport")
 TRAINED = Path(__file__).parents[1] / "checkpoints"
 
 

@@ -14,11 +14,11 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from gateway import image_cost
-from gateway.errors import InvalidArgument
-from gateway.images import MAX_PIXELS, decoder, from_parameters
-from gateway.repository import config as configuration
-from gateway.types import Array, Datatype, TensorSpec
+from modelport.gateway.errors import InvalidArgument
+from modelport.gateway.inference import image_cost
+from modelport.gateway.inference.images import MAX_PIXELS, decoder, from_parameters
+from modelport.gateway.repository import config as configuration
+from modelport.gateway.types import Array, Datatype, TensorSpec
 
 PLAIN = {"image.interpolation": "bilinear"}  # the default: something must be declared
 IMAGENET = {"image.mean": "0.485,0.456,0.406", "image.std": "0.229,0.224,0.225"}

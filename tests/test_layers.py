@@ -13,74 +13,48 @@ import pytest
 ROOT = Path(__file__).parents[1]
 #: The first prefix that matches decides; a module imports its own layer or a lower one.
 LAYERS = {
-    "gateway.types": 0,
-    "gateway.errors": 0,
-    "gateway.repository": 1,
-    "gateway.settings": 1,
-    "gateway.request_memory": 1,
-    "gateway.routes": 1,
-    "gateway.signals": 1,
-    "gateway.offload": 1,
-    "gateway.haste": 1,
-    "gateway.hops": 1,
-    "gateway.allocator": 1,
-    "gateway.timers": 1,
-    "gateway.watchdog": 1,
-    "gateway.wire": 1,
-    "gateway.telemetry": 1,
-    "gateway.backends": 2,
-    "gateway.upstream": 2,
-    "gateway.admission": 2,
-    "gateway.batching": 2,
-    "gateway.cache": 2,
-    "gateway.shared_memory": 2,
-    "gateway.streaming": 2,
-    "gateway.signatures": 2,
-    "gateway.policy": 2,
-    "gateway.validation": 2,
-    "gateway.classification": 2,
-    "gateway.images": 2,
-    "gateway.image_cost": 2,
-    "gateway.model": 3,
-    "gateway.loader": 3,
-    "gateway.load_threads": 3,
-    "gateway.reconciler": 3,
-    "gateway.discovery": 3,
-    "gateway.standing": 3,
-    "gateway.catalogue": 3,
-    "gateway.lifecycle": 3,
-    "gateway.control": 3,
-    "gateway.dataplane": 3,
-    "gateway.protocols": 4,
-    "gateway.admin": 4,
-    "gateway.front": 4,
-    "gateway.client": 5,
-    "gateway.control_cli": 5,
-    "gateway.option_sources": 5,
-    "gateway.versions_cli": 5,
-    "gateway.doctor": 5,
-    "gateway.cli": 5,
-    "gateway.serve_cli": 5,
-    "gateway.server": 5,
-    "gateway.workers": 5,
+    "modelport.gateway.types": 0,
+    "modelport.gateway.errors": 0,
+    "modelport.gateway.cli.errors": 1,
+    "modelport.gateway.repository": 1,
+    "modelport.gateway.runtime": 1,
+    "modelport.gateway.settings": 1,
+    "modelport.gateway.telemetry": 1,
+    "modelport.gateway.wire": 1,
+    "modelport.gateway.inference.service": 3,
+    "modelport.gateway.inference": 2,
+    "modelport.gateway.backends": 2,
+    "modelport.gateway.upstream": 2,
+    "modelport.gateway.models": 3,
+    "modelport.gateway.protocols": 4,
+    "modelport.gateway.server.app": 5,
+    "modelport.gateway.server.workers": 6,
+    "modelport.gateway.server": 4,
+    "modelport.gateway.cli": 6,
 }
 #: What the exporters may know of the gateway.
 EXPORTERS_MAY_IMPORT = (
-    "gateway.types",
-    "gateway.errors",
-    "gateway.images",
-    "gateway.repository",
-    "gateway.__init__",
+    "modelport.gateway.types",
+    "modelport.gateway.errors",
+    "modelport.gateway.inference.images",
+    "modelport.gateway.repository",
+    "modelport.gateway.cli.errors",
 )
 #: Clients of other servers, and what they may know of the web besides the rest of the core.
-CLIENTS = ("gateway.upstream", "gateway.backends.remote", "gateway.backends.managed")
+CLIENTS = (
+    "modelport.gateway.upstream",
+    "modelport.gateway.backends.remote",
+    "modelport.gateway.backends.managed",
+)
 CLIENT_LIBRARIES = ("grpc", "aiohttp")
 WEB = ("fastapi", "starlette", "uvicorn", "grpc", "aiohttp", "flask")
 
 
 def modules(package: str) -> dict[str, Path]:
     return {
-        ".".join(path.relative_to(ROOT).with_suffix("").parts).removesuffix(".__init__"): path
+        ".".join(("modelport", *path.relative_to(ROOT).with_suffix("").parts)).removesuffix(
+            ".__init__"
+        ): path
         for path in sorted((ROOT / package).rglob("*.py"))
     }
 
@@ -118,7 +92,7 @@ def arrows_up(sources: dict[str, set[str]]) -> list[str]:
 
 
 def test_every_module_of_the_gateway_has_a_layer() -> None:
-    assert [m for m in modules("gateway") if layer(m) is None and m != "gateway"] == []
+    assert [m for m in modules("gateway") if layer(m) is None and m != "modelport.gateway"] == []
 
 
 def test_imports_point_downward_only() -> None:
@@ -126,7 +100,7 @@ def test_imports_point_downward_only() -> None:
 
 
 def test_an_arrow_that_points_up_is_seen() -> None:
-    assert arrows_up({"gateway.types": {"gateway.server"}}) != []
+    assert arrows_up({"modelport.gateway.types": {"modelport.gateway.server.app"}}) != []
 
 
 def test_there_is_no_cycle_between_modules() -> None:
@@ -151,10 +125,8 @@ def test_there_is_no_cycle_between_modules() -> None:
 def test_the_exporters_know_only_types_errors_images_and_the_repository_of_the_gateway() -> None:
     for name, path in modules("exporters").items():
         for target in imports(path):
-            if target.startswith("gateway."):
-                assert target.startswith(EXPORTERS_MAY_IMPORT) or target == "gateway.__version__", (
-                    f"{name} imports {target}"
-                )
+            if target.startswith("modelport.gateway."):
+                assert target.startswith(EXPORTERS_MAY_IMPORT), f"{name} imports {target}"
 
 
 def test_the_exporters_and_the_core_import_no_web_framework() -> None:
@@ -171,14 +143,24 @@ def test_the_load_tests_know_nothing_of_the_gateways_inside() -> None:
         inside = [
             target
             for target in imports(path)
-            if target.startswith(("gateway", "exporters"))
+            if target.startswith(("modelport.gateway", "modelport.exporters"))
             # How a command says what is wrong, and what it is doing.
-            and not target.startswith(("exporters.errors", "exporters.progress"))
+            and not target.startswith(
+                ("modelport.gateway.cli.errors", "modelport.exporters.progress")
+            )
         ]
         assert inside == [], f"{name} imports {inside}"
 
 
-@pytest.mark.parametrize("module", ["gateway", "gateway.cli", "exporters.cli", "gateway.server"])
+@pytest.mark.parametrize(
+    "module",
+    [
+        "modelport",
+        "modelport.cli",
+        "modelport.exporters.cli.export",
+        "modelport.gateway.server.app",
+    ],
+)
 def test_importing_pulls_in_no_framework_that_serves_or_trains_models(module: str) -> None:
     code = (
         f"import {module}, sys; "
@@ -199,4 +181,4 @@ def test_help_is_as_cheap_as_starting_python_and_click() -> None:
             times.append(time.perf_counter() - started)
         return min(times)
 
-    assert best("-m", "gateway.cli", "--help") < 3 * best("-c", "import click")
+    assert best("-m", "modelport", "--help") < 3 * best("-c", "import click")

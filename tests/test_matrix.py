@@ -8,7 +8,7 @@ from collections.abc import Callable
 import numpy as np
 import pytest
 
-from gateway.types import Array
+from modelport.gateway.types import Array
 from tests.matrix.__main__ import Cell, check_row, markdown
 from tests.matrix.backends import Row
 from tests.matrix.dialects import Asked, Dialect, Refused

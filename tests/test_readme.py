@@ -11,8 +11,8 @@ from pathlib import Path
 import click
 import torch
 
-from gateway import routes
-from gateway.cli import modelport
+from modelport.cli import modelport
+from modelport.gateway.repository import routes
 
 #: mypy's, perf_analyzer's and pip's.
 ELSEWHERE = {"--strict", "--service-kind", "--shared-memory", "--constraint"}
@@ -29,7 +29,7 @@ def test_the_example_model_exports_and_is_proven(tmp_path: Path) -> None:
     torch.save(weights, tmp_path / "scorer.pt")
     command = "export scorer.pt --model mypackage.models:Scorer --format onnx --name scorer"
     done = subprocess.run(
-        [sys.executable, "-m", "gateway.cli", *command.split(), "--samples", "50"],
+        [sys.executable, "-m", "modelport", *command.split(), "--samples", "50"],
         cwd=tmp_path,
         capture_output=True,
         text=True,

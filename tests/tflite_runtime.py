@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 if TYPE_CHECKING:
-    from exporters.source import Source
+    from modelport.exporters.source import Source
 
 REQUIREMENTS = ("tflite-runtime==2.14.0", "numpy<2")
 PRECISIONS = ("fp32", "fp16")
@@ -30,8 +30,8 @@ FP16_TOLERANCE = 5e-3
 
 def main() -> int:
     """Export, run there, compare; one line each."""
-    from exporters.formats import Target, tflite
-    from loadtests import environments
+    from modelport.exporters.formats import Target, tflite
+    from modelport.loadtests import environments
 
     python = str(environments.venv("tflite-runtime", *REQUIREMENTS) / "python")
     print(f"{'model':<12} {'precision':<10} {'cases':>5} {'max error':>10} {'tolerance':>10}")
@@ -56,10 +56,10 @@ def _sources() -> Iterator[tuple[str, Source]]:
     """Both models in two sizes, every layer distinct."""
     import torch
 
-    from exporters.models.fraud import FraudTransformer
-    from exporters.models.vit import VisionTransformer
-    from exporters.sources.pytorch import source
-    from exporters.zoo import train
+    from modelport.exporters.demo_models import train
+    from modelport.exporters.models.fraud import FraudTransformer
+    from modelport.exporters.models.vit import VisionTransformer
+    from modelport.exporters.sources.pytorch import source
     from tests.exporters import conftest
 
     rows: list[tuple[str, Any, dict[str, Any]]] = [
@@ -79,7 +79,7 @@ def _sources() -> Iterator[tuple[str, Source]]:
 
 def _write_cases(source: Source, folder: Path) -> dict[str, dict[str, Any]]:
     """Inputs as ``.npz`` files; what eager PyTorch makes of each, by the file's name."""
-    from exporters.samples import draw, sizes_of
+    from modelport.exporters.samples import draw, sizes_of
 
     rng, expected = np.random.default_rng(0), {}
     lengths = [

@@ -12,12 +12,12 @@ import numpy as np
 import torch
 from torch import nn
 
-from exporters.formats import Session
-from exporters.samples import draw, name_axes, sizes_of
-from exporters.source import Source
-from exporters.sources.pytorch import source
-from exporters.spec import ModelSpec
-from gateway.types import Array, Axis, Datatype, ModelSignature, TensorSpec
+from modelport.exporters.formats import Session
+from modelport.exporters.samples import draw, name_axes, sizes_of
+from modelport.exporters.source import Source
+from modelport.exporters.sources.pytorch import source
+from modelport.exporters.spec import ModelSpec
+from modelport.gateway.types import Array, Axis, Datatype, ModelSignature, TensorSpec
 
 
 def fp32(name: str, *dims: int | str) -> TensorSpec:

@@ -21,12 +21,12 @@ from typing import Any
 
 import tritonclient.http
 
-from exporters.packaging.package import package
-from exporters.source import Source
-from gateway.repository import config
-from loadtests import environments
-from loadtests.peers.servers import triton
-from loadtests.processes import HOST, free_ports, running
+from modelport.exporters.packaging.package import package
+from modelport.exporters.source import Source
+from modelport.gateway.repository import config
+from modelport.loadtests import environments
+from modelport.loadtests.peers.servers import triton
+from modelport.loadtests.processes import HOST, free_ports, running
 from tests import verb
 from tests.torchserve.clients import as_tensors
 from tests.torchserve.comparison import compare, inputs_of, wire

@@ -7,7 +7,7 @@ import sys
 from collections.abc import Callable
 from typing import NoReturn
 
-from loadtests import environments
+from modelport.loadtests import environments
 
 
 def run(main: Callable[[], int]) -> NoReturn:

@@ -32,22 +32,22 @@ from ray.exceptions import RayActorError
 from ray.serve.exceptions import BackPressureError
 from tritonclient.grpc import service_pb2 as pb
 
-from gateway.control import LocalControl
-from gateway.errors import ModelportError
-from gateway.front.front import Front
-from gateway.front.grpc import framing
-from gateway.front.grpc.framing import Frames
-from gateway.front.grpc.service import BUSY, CLOSING, INTERNAL, OK, Ending, Service
-from gateway.protocols.asgi import App
-from gateway.protocols.grpc_method import Methods
-from gateway.protocols.oip.grpc import SERVICE
-from gateway.protocols.oip.grpc_request import model_of
-from gateway.serve_cli import settings_of
-from gateway.server import Server
-from gateway.settings import Settings
-from gateway.telemetry import configure_logging
-from gateway.types import NO_DEADLINE, Deadline
-from gateway.wire.raw import Buffer
+from modelport.gateway.cli.serve import settings_of
+from modelport.gateway.errors import ModelportError
+from modelport.gateway.models.control import LocalControl
+from modelport.gateway.protocols.asgi import App
+from modelport.gateway.protocols.grpc_method import Methods
+from modelport.gateway.protocols.oip.grpc import SERVICE
+from modelport.gateway.protocols.oip.grpc_request import model_of
+from modelport.gateway.server.app import Server
+from modelport.gateway.server.grpc import framing
+from modelport.gateway.server.grpc.framing import Frames
+from modelport.gateway.server.grpc.service import BUSY, CLOSING, INTERNAL, OK, Ending, Service
+from modelport.gateway.server.listeners import Front
+from modelport.gateway.settings import Settings
+from modelport.gateway.telemetry import configure_logging
+from modelport.gateway.types import NO_DEADLINE, Deadline
+from modelport.gateway.wire.raw import Buffer
 
 log = structlog.get_logger("modelport.ray")
 

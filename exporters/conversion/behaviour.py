@@ -10,12 +10,12 @@ from typing import Any
 import numpy as np
 from torch import nn
 
-from exporters.samples import draw, name_axes, sizes_of
-from exporters.silence import quiet
-from exporters.sources.eager import Eager
-from exporters.spec import ModelSpec
-from exporters.tensorflow_runtime import keras, tf
-from gateway.types import Array, ModelSignature
+from modelport.exporters.output_capture import quiet
+from modelport.exporters.samples import draw, name_axes, sizes_of
+from modelport.exporters.sources.eager import Eager
+from modelport.exporters.spec import ModelSpec
+from modelport.exporters.tensorflow_runtime import keras, tf
+from modelport.gateway.types import Array, ModelSignature
 
 BATCH = 16
 WATCHED = 2  # samples whose activations are compared; all are kept at once

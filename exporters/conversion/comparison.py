@@ -8,8 +8,8 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from exporters.twins import Link
-from gateway.types import Array
+from modelport.exporters.keras_ports import Link
+from modelport.gateway.types import Array
 
 #: What float32 arithmetic may do to a value that only travels; a conversion changes no bit.
 RTOL = 1e-6

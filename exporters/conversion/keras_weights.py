@@ -17,12 +17,12 @@ import h5py
 import ml_dtypes
 import numpy as np
 
-from exporters.errors import UsageError
-from exporters.sources import keras_file
-from exporters.twins import Link, Twin
-from gateway.errors import IntegrityError
-from gateway.repository.manifest import sha256_of
-from gateway.types import Array
+from modelport.exporters.keras_ports import Link, Twin
+from modelport.exporters.sources import keras_file
+from modelport.gateway.cli.errors import UsageError
+from modelport.gateway.errors import IntegrityError
+from modelport.gateway.repository.manifest import sha256_of
+from modelport.gateway.types import Array
 
 #: Where Keras has the classes of operations, such as additions; everything else is a layer.
 OPERATIONS = "keras.src.ops."

@@ -13,9 +13,9 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from exporters.conversion.behaviour import BOUND, EXPECTED, OutputRow, ProbeRow
-from exporters.conversion.comparison import TensorRow
-from gateway import __version__
+from modelport import __version__
+from modelport.exporters.conversion.behaviour import BOUND, EXPECTED, OutputRow, ProbeRow
+from modelport.exporters.conversion.comparison import TensorRow
 
 FORMAT = "modelport-conversion/1"
 SUFFIX = ".report.json"

@@ -12,18 +12,18 @@ from typing import Any
 import numpy as np
 from torch import nn
 
-from exporters import checkpoint
-from exporters.checkpoint import Checkpoint
-from exporters.conversion import comparison, keras_weights
-from exporters.conversion.keras_weights import KerasWeights
-from exporters.conversion.report import End
-from exporters.errors import UsageError
-from exporters.source import Framework
-from exporters.sources import keras_file
-from exporters.spec import ModelSpec
-from exporters.twins import Link, Twin
-from gateway.errors import IntegrityError
-from gateway.types import Array
+from modelport.exporters import checkpoint
+from modelport.exporters.checkpoint import Checkpoint
+from modelport.exporters.conversion import comparison, keras_weights
+from modelport.exporters.conversion.keras_weights import KerasWeights
+from modelport.exporters.conversion.report import End
+from modelport.exporters.keras_ports import Link, Twin
+from modelport.exporters.source import Framework
+from modelport.exporters.sources import keras_file
+from modelport.exporters.spec import ModelSpec
+from modelport.gateway.cli.errors import UsageError
+from modelport.gateway.errors import IntegrityError
+from modelport.gateway.types import Array
 
 KERAS_SUFFIX = ".keras"
 TORCH_SUFFIXES = checkpoint.PICKLED | checkpoint.SAFETENSORS

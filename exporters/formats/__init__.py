@@ -13,11 +13,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
-from exporters.errors import missing_extra, suggestion
-from exporters.source import Framework, Source
-from gateway.errors import Unsupported
-from gateway.repository.config import PLATFORMS, Platform
-from gateway.types import Array
+from modelport.exporters.source import Framework, Source
+from modelport.gateway.cli.errors import missing_extra, suggestion
+from modelport.gateway.errors import Unsupported
+from modelport.gateway.repository.config import PLATFORMS, Platform
+from modelport.gateway.types import Array
 
 
 class Session(Protocol):
@@ -104,7 +104,7 @@ class Format:
 
 def _load(module: str) -> Any:
     try:
-        return importlib.import_module(f"exporters.formats.{module}")
+        return importlib.import_module(f"modelport.exporters.formats.{module}")
     except ImportError as error:
         raise missing_extra(error) from error
 

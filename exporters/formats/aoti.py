@@ -18,15 +18,15 @@ from torch._inductor.runtime.cache_dir_utils import cache_dir
 from torch._inductor.utils import fresh_cache
 from torch.export.pt2_archive._package import AOTICompiledModel
 
-from exporters.errors import converter_refused
-from exporters.formats import Target
-from exporters.formats.pt2 import program
-from exporters.formats.torch_archive import seal
-from exporters.formats.torch_binding import TorchSession, by_position, signature_of
-from exporters.silence import quiet
-from exporters.source import Source
-from gateway.errors import IntegrityError, ModelportError, Unsupported
-from gateway.repository.torch_archive import (
+from modelport.exporters.formats import Target
+from modelport.exporters.formats.pt2 import program
+from modelport.exporters.formats.torch_archive import seal
+from modelport.exporters.formats.torch_binding import TorchSession, by_position, signature_of
+from modelport.exporters.output_capture import quiet
+from modelport.exporters.source import Source
+from modelport.gateway.cli.errors import converter_refused
+from modelport.gateway.errors import IntegrityError, ModelportError, Unsupported
+from modelport.gateway.repository.torch_archive import (
     COMPILED_MODEL,
     Archive,
     check_machine,

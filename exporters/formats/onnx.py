@@ -7,13 +7,13 @@ from pathlib import Path
 import torch
 from onnx_ir.passes.common import ClearMetadataAndDocStringPass
 
-from exporters import quantize
-from exporters.errors import converter_refused
-from exporters.formats import Target, tracing
-from exporters.silence import quiet
-from exporters.source import Source
-from exporters.sources.eager import inference_mode
-from gateway.errors import Unsupported
+from modelport.exporters import quantize
+from modelport.exporters.formats import Target, tracing
+from modelport.exporters.output_capture import quiet
+from modelport.exporters.source import Source
+from modelport.exporters.sources.eager import inference_mode
+from modelport.gateway.cli.errors import converter_refused
+from modelport.gateway.errors import Unsupported
 
 #: What torch.onnx can convert to and ONNX Runtime can run.
 OPSETS = range(18, 24)

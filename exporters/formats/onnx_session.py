@@ -7,8 +7,8 @@ from pathlib import Path
 
 import onnxruntime
 
-from gateway.repository import onnx_guard
-from gateway.types import Array
+from modelport.gateway.repository import onnx_guard
+from modelport.gateway.types import Array
 
 ORT_ERRORS_ONLY = 3
 

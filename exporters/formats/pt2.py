@@ -14,22 +14,17 @@ from torch.export._patches import (
     register_lstm_while_loop_decomposition,
 )
 
-from exporters.errors import converter_refused
-from exporters.formats import Target, tracing
-from exporters.formats.torch_archive import seal
-from exporters.formats.torch_binding import (
-    Named,
-    TorchSession,
-    by_position,
-    signature_of,
-)
-from exporters.silence import quiet
-from exporters.source import Source
-from exporters.sources.eager import inference_mode
-from gateway.errors import IntegrityError, ModelportError
-from gateway.repository import pt2_program
-from gateway.repository.load_guard import no_code
-from gateway.repository.torch_archive import Archive, arguments
+from modelport.exporters.formats import Target, tracing
+from modelport.exporters.formats.torch_archive import seal
+from modelport.exporters.formats.torch_binding import Named, TorchSession, by_position, signature_of
+from modelport.exporters.output_capture import quiet
+from modelport.exporters.source import Source
+from modelport.exporters.sources.eager import inference_mode
+from modelport.gateway.cli.errors import converter_refused
+from modelport.gateway.errors import IntegrityError, ModelportError
+from modelport.gateway.repository import pt2_program
+from modelport.gateway.repository.load_guard import no_code
+from modelport.gateway.repository.torch_archive import Archive, arguments
 
 
 def export(source: Source, path: Path, target: Target) -> None:

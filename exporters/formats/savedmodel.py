@@ -12,17 +12,17 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from exporters.errors import first_line
-from exporters.formats import Target
-from exporters.samples import model_dims
-from exporters.silence import quiet
-from exporters.source import Framework, Source
-from exporters.tensorflow_runtime import tf
-from exporters.twins import find_twin
-from exporters.twins.weights import port
-from gateway.errors import IntegrityError, Unsupported
-from gateway.repository import saved_model
-from gateway.types import NUMPY_DTYPES, Array, ModelSignature, TensorSpec
+from modelport.exporters.formats import Target
+from modelport.exporters.keras_ports import find_twin
+from modelport.exporters.keras_ports.weights import port
+from modelport.exporters.output_capture import quiet
+from modelport.exporters.samples import model_dims
+from modelport.exporters.source import Framework, Source
+from modelport.exporters.tensorflow_runtime import tf
+from modelport.gateway.cli.errors import first_line
+from modelport.gateway.errors import IntegrityError, Unsupported
+from modelport.gateway.repository import saved_model
+from modelport.gateway.types import NUMPY_DTYPES, Array, ModelSignature, TensorSpec
 
 SIGNATURE = "serving_default"
 

@@ -9,13 +9,13 @@ from typing import Any
 import numpy as np
 import onnx
 
-from exporters.formats import Target
-from exporters.samples import model_dims
-from exporters.silence import quiet
-from exporters.source import Source
-from exporters.tensorflow_runtime import tf
-from gateway.errors import Unsupported
-from gateway.types import NUMPY_DTYPES, Array, ModelSignature, TensorSpec
+from modelport.exporters.formats import Target
+from modelport.exporters.output_capture import quiet
+from modelport.exporters.samples import model_dims
+from modelport.exporters.source import Source
+from modelport.exporters.tensorflow_runtime import tf
+from modelport.gateway.errors import Unsupported
+from modelport.gateway.types import NUMPY_DTYPES, Array, ModelSignature, TensorSpec
 
 #: What tf2onnx can convert to.
 OPSETS = range(13, 19)

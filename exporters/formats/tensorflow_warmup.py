@@ -9,10 +9,10 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from exporters.formats.proto import prediction_log_pb2 as pb
-from exporters.formats.savedmodel import SIGNATURE
-from exporters.tensorflow_runtime import tf
-from gateway.types import Array
+from modelport.exporters.formats.proto import prediction_log_pb2 as pb
+from modelport.exporters.formats.savedmodel import SIGNATURE
+from modelport.exporters.tensorflow_runtime import tf
+from modelport.gateway.types import Array
 
 REQUESTS_FILE = Path("assets.extra", "tf_serving_warmup_requests")
 

@@ -12,13 +12,13 @@ from typing import Any
 
 from ai_edge_litert.interpreter import Interpreter
 
-from exporters.errors import first_line
-from exporters.formats import Target
-from exporters.silence import muted
-from exporters.source import Source
-from gateway.errors import IntegrityError, Unsupported
-from gateway.repository import tflite_guard
-from gateway.types import Array
+from modelport.exporters.formats import Target
+from modelport.exporters.output_capture import muted
+from modelport.exporters.source import Source
+from modelport.gateway.cli.errors import first_line
+from modelport.gateway.errors import IntegrityError, Unsupported
+from modelport.gateway.repository import tflite_guard
+from modelport.gateway.types import Array
 
 SIGNATURE = "serving_default"
 
@@ -36,7 +36,7 @@ def export(source: Source, path: Path, target: Target) -> None:
     Raises:
         Unsupported: an operator has no built-in kernel, or the converter refuses otherwise.
     """
-    from exporters.formats import savedmodel
+    from modelport.exporters.formats import savedmodel
 
     with tempfile.TemporaryDirectory(dir=path.parent, prefix=f".{path.name}.") as folder:
         savedmodel.export(source, Path(folder), Target())
@@ -46,8 +46,8 @@ def export(source: Source, path: Path, target: Target) -> None:
 
 
 def _convert(savedmodel: Path, precision: str) -> bytes:
-    from exporters.silence import quiet
-    from exporters.tensorflow_runtime import tf
+    from modelport.exporters.output_capture import quiet
+    from modelport.exporters.tensorflow_runtime import tf
 
     converter = tf.lite.TFLiteConverter.from_saved_model(str(savedmodel), [SIGNATURE])
     converter.target_spec.supported_ops = [tf.lite.OpsSet.TFLITE_BUILTINS]

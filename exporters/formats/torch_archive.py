@@ -1,6 +1,6 @@
 """Written into torch's zip archives: the signature goes in, source paths stay out.
 
-They are read by ``gateway.repository.torch_archive``.
+They are read by ``modelport.gateway.repository.torch_archive``.
 """
 
 from __future__ import annotations
@@ -11,9 +11,9 @@ import zipfile
 from pathlib import Path
 from typing import IO
 
-from gateway.repository import config
-from gateway.repository.torch_archive import EXTRA, SIGNATURE
-from gateway.types import ModelSignature
+from modelport.gateway.repository import config
+from modelport.gateway.repository.torch_archive import EXTRA, SIGNATURE
+from modelport.gateway.types import ModelSignature
 
 #: torch's: records begin at multiples of this, after an extra field of this name.
 ALIGNMENT = 64

@@ -10,10 +10,10 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from exporters.sources.eager import as_tensors
-from gateway.errors import Unsupported
-from gateway.repository.torch_archive import Archive, arguments
-from gateway.types import Array, ModelSignature
+from modelport.exporters.sources.eager import as_tensors
+from modelport.gateway.errors import Unsupported
+from modelport.gateway.repository.torch_archive import Archive, arguments
+from modelport.gateway.types import Array, ModelSignature
 
 
 class Named(nn.Module):

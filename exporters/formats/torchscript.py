@@ -9,17 +9,17 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from exporters.errors import converter_refused
-from exporters.formats import Target, tracing
-from exporters.formats.torch_archive import seal
-from exporters.formats.torch_binding import Named, TorchSession, signature_of
-from exporters.silence import quiet
-from exporters.source import Source
-from exporters.sources.eager import inference_mode
-from gateway.errors import IntegrityError, ModelportError
-from gateway.repository import torchscript_guard
-from gateway.repository.load_guard import no_code
-from gateway.repository.torch_archive import Archive
+from modelport.exporters.formats import Target, tracing
+from modelport.exporters.formats.torch_archive import seal
+from modelport.exporters.formats.torch_binding import Named, TorchSession, signature_of
+from modelport.exporters.output_capture import quiet
+from modelport.exporters.source import Source
+from modelport.exporters.sources.eager import inference_mode
+from modelport.gateway.cli.errors import converter_refused
+from modelport.gateway.errors import IntegrityError, ModelportError
+from modelport.gateway.repository import torchscript_guard
+from modelport.gateway.repository.load_guard import no_code
+from modelport.gateway.repository.torch_archive import Archive
 
 #: Source lines of every operator, for stack traces: they hold the exporting machine's paths.
 DEBUG_RECORDS = (".debug_pkl",)

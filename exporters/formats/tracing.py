@@ -9,9 +9,9 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from exporters.samples import draw, model_dims, name_axes, sizes_of
-from exporters.sources.eager import Widened
-from gateway.types import NUMPY_DTYPES, Axis, ModelSignature
+from modelport.exporters.samples import draw, model_dims, name_axes, sizes_of
+from modelport.exporters.sources.eager import Widened
+from modelport.gateway.types import NUMPY_DTYPES, Axis, ModelSignature
 
 EXAMPLE_BATCH = 2  # torch.export takes a 1 for a constant
 

@@ -19,13 +19,13 @@ from typing import Any
 
 from google.protobuf.message import DecodeError
 
-from exporters.errors import UsageError, missing_extra
-from exporters.samples import model_dims
-from gateway.errors import IntegrityError, InvalidArgument
-from gateway.repository import config
-from gateway.repository.scan import VERSION_NAME
-from gateway.repository.torch_archive import Archive
-from gateway.types import Axis, ModelSignature, TensorSpec
+from modelport.exporters.samples import model_dims
+from modelport.gateway.cli.errors import UsageError, missing_extra
+from modelport.gateway.errors import IntegrityError, InvalidArgument
+from modelport.gateway.repository import config
+from modelport.gateway.repository.scan import VERSION_NAME
+from modelport.gateway.repository.torch_archive import Archive
+from modelport.gateway.types import Axis, ModelSignature, TensorSpec
 
 BATCH = "batch"
 
@@ -190,7 +190,7 @@ def inspect(path: Path) -> Inspection:
 
 def _inspect_artifact(path: Path) -> Inspection:
     try:
-        module = importlib.import_module(f"exporters.inspection.{_reader(path)}")
+        module = importlib.import_module(f"modelport.exporters.inspection.{_reader(path)}")
     except ImportError as error:
         raise missing_extra(error) from error
     try:

@@ -10,15 +10,22 @@ from typing import Any
 
 import onnx
 
-from exporters.inspection import AxisInfo, ExternalFile, Inspection, TensorInfo, tally, word
-from gateway.errors import IntegrityError
+from modelport.exporters.inspection import (
+    AxisInfo,
+    ExternalFile,
+    Inspection,
+    TensorInfo,
+    tally,
+    word,
+)
+from modelport.gateway.errors import IntegrityError
 
 #: Operators that hold a value; constants are weights, not operators.
 CONSTANTS = frozenset({"Constant"})
 
 
 def inspect(path: Path) -> Inspection:
-    """As ``exporters.inspection.inspect``."""
+    """As ``modelport.exporters.inspection.inspect``."""
     model = onnx.load(path, load_external_data=False)
     if not (model.ir_version and model.graph.node):
         raise IntegrityError(f"'{path.name}' is damaged: it holds no graph; export it again")

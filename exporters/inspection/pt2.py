@@ -10,8 +10,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from exporters.inspection import AxisInfo, Inspection, TensorInfo, describe, tally
-from gateway.repository.torch_archive import Archive
+from modelport.exporters.inspection import AxisInfo, Inspection, TensorInfo, describe, tally
+from modelport.gateway.repository.torch_archive import Archive
 
 #: ``torch._export.serde.schema.ScalarType``, in the protocol's words where there are any.
 DATATYPES = {
@@ -45,7 +45,7 @@ _SYMBOL = re.compile(r"(?:Symbol\(')?(\w+)")
 
 
 def inspect(path: Path) -> Inspection:
-    """As ``exporters.inspection.inspect``."""
+    """As ``modelport.exporters.inspection.inspect``."""
     archive = Archive(path)
     return _inspect_compiled(archive) if archive.below(COMPILED) else _inspect_program(archive)
 

@@ -8,9 +8,16 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
-from exporters.inspection import SAVED_MODEL, ExternalFile, Inspection, TensorInfo, tally, word
-from exporters.tensorflow_runtime import tf
-from gateway.errors import IntegrityError
+from modelport.exporters.inspection import (
+    SAVED_MODEL,
+    ExternalFile,
+    Inspection,
+    TensorInfo,
+    tally,
+    word,
+)
+from modelport.exporters.tensorflow_runtime import tf
+from modelport.gateway.errors import IntegrityError
 
 SIGNATURE = "serving_default"
 VARIABLES = "variables/variables"
@@ -30,7 +37,7 @@ PASSIVE = HANDLES | {
 
 
 def inspect(path: Path) -> Inspection:
-    """As ``exporters.inspection.inspect``."""
+    """As ``modelport.exporters.inspection.inspect``."""
     # After the runtime, which makes TensorFlow's import quiet.
     from tensorflow.core.protobuf.saved_model_pb2 import SavedModel
 

@@ -10,14 +10,14 @@ from typing import Any
 
 from ai_edge_litert import schema_py_generated as schema
 
-from exporters.inspection import Inspection, TensorInfo, tally, word
-from gateway.errors import IntegrityError
+from modelport.exporters.inspection import Inspection, TensorInfo, tally, word
+from modelport.gateway.errors import IntegrityError
 
 IDENTIFIER = b"TFL3"
 
 
 def inspect(path: Path) -> Inspection:
-    """As ``exporters.inspection.inspect``."""
+    """As ``modelport.exporters.inspection.inspect``."""
     content = path.read_bytes()
     if content[4:8] != IDENTIFIER:
         raise IntegrityError(f"'{path.name}' is damaged or no TensorFlow Lite file")

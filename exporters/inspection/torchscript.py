@@ -16,8 +16,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from exporters.inspection import AxisInfo, Inspection, TensorInfo, describe, tally, word
-from gateway.repository.torch_archive import Archive
+from modelport.exporters.inspection import AxisInfo, Inspection, TensorInfo, describe, tally, word
+from modelport.gateway.repository.torch_archive import Archive
 
 CODE = "code/"
 PICKLES = ("data.pkl", "constants.pkl")
@@ -43,7 +43,7 @@ STORAGES = {
 
 
 def inspect(path: Path) -> Inspection:
-    """As ``exporters.inspection.inspect``."""
+    """As ``modelport.exporters.inspection.inspect``."""
     archive = Archive(path)
     stored = {name: _Unpickler(io.BytesIO(archive.read(name))).load() for name in PICKLES}
     program = _Program(archive)

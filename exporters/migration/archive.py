@@ -19,9 +19,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from exporters.errors import UsageError
-from exporters.migration.unpacking import MAX_DEPTH, MAX_MEMBERS, unpack
-from gateway.errors import IntegrityError, Unsupported
+from modelport.exporters.migration.unpacking import MAX_DEPTH, MAX_MEMBERS, unpack
+from modelport.gateway.cli.errors import UsageError
+from modelport.gateway.errors import IntegrityError, Unsupported
 
 MANIFEST = "MAR-INF/MANIFEST.json"
 WORKFLOW = "WAR-INF"

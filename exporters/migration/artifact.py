@@ -6,14 +6,14 @@ import zipfile
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from exporters import inspection
-from exporters.declaration import parse_tensors
-from exporters.errors import UsageError
-from exporters.inspection import DAMAGE, Inspection, TensorInfo, torchscript
-from gateway.errors import IntegrityError, Unsupported
-from gateway.repository import config, pt2_program, torch_archive, torchscript_guard
-from gateway.repository.config import Platform
-from gateway.types import Axis, Datatype, ModelSignature, TensorSpec
+from modelport.exporters import inspection
+from modelport.exporters.declaration import parse_tensors
+from modelport.exporters.inspection import DAMAGE, Inspection, TensorInfo, torchscript
+from modelport.gateway.cli.errors import UsageError
+from modelport.gateway.errors import IntegrityError, Unsupported
+from modelport.gateway.repository import config, pt2_program, torch_archive, torchscript_guard
+from modelport.gateway.repository.config import Platform
+from modelport.gateway.types import Axis, Datatype, ModelSignature, TensorSpec
 
 TORCH = (".pt", ".pth", ".pt2")
 EXPORT_IT = "export it with 'modelport export {file} --model package.module:factory --format onnx'"

@@ -13,8 +13,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from exporters.errors import UsageError
-from exporters.migration.report import Comparison
+from modelport.exporters.migration.report import Comparison
+from modelport.gateway.cli.errors import UsageError
 
 MAX_BODY_BYTES = 64 << 20
 TIMEOUT_SECONDS = 60.0

@@ -7,20 +7,20 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path, PurePosixPath
 
-from exporters import publish
-from exporters.errors import UsageError
-from exporters.migration import archive as archives
-from exporters.migration import artifact, handlers, mapping, settings
-from exporters.migration.archive import Archive
-from exporters.migration.artifact import Flags
-from exporters.migration.report import Report, State
-from exporters.packaging.torchserve import CONFIGURATION, HANDLER
-from gateway.errors import IntegrityError, InvalidArgument, Unsupported
-from gateway.repository import config as configuration
-from gateway.repository import signing
-from gateway.repository.config import ModelConfig, Platform
-from gateway.repository.scan import MAX_VERSION, VERSION_NAME
-from gateway.types import ModelSignature
+from modelport.exporters import publish
+from modelport.exporters.migration import archive as archives
+from modelport.exporters.migration import artifact, handlers, mapping, settings
+from modelport.exporters.migration.archive import Archive
+from modelport.exporters.migration.artifact import Flags
+from modelport.exporters.migration.report import Report, State
+from modelport.exporters.packaging.torchserve import CONFIGURATION, HANDLER
+from modelport.gateway.cli.errors import UsageError
+from modelport.gateway.errors import IntegrityError, InvalidArgument, Unsupported
+from modelport.gateway.repository import config as configuration
+from modelport.gateway.repository import signing
+from modelport.gateway.repository.config import ModelConfig, Platform
+from modelport.gateway.repository.scan import MAX_VERSION, VERSION_NAME
+from modelport.gateway.types import ModelSignature
 
 UNPACKED = "unpacked"
 

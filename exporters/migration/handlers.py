@@ -7,8 +7,8 @@ import warnings
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from exporters.migration.archive import Archive
-from gateway.repository.manifest import sha256_of
+from modelport.exporters.migration.archive import Archive
+from modelport.gateway.repository.manifest import sha256_of
 
 #: Parsing takes memory, a hundred times of this.
 MAX_SOURCE_BYTES = 512 * 1024

@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from exporters.migration.archive import Archive
-from exporters.migration.handlers import Code, default_handler, handler_file
-from exporters.migration.report import Report, State
-from exporters.migration.settings import Serving
-from gateway.repository.config import ModelConfig
-from gateway.types import ModelSignature
+from modelport.exporters.migration.archive import Archive
+from modelport.exporters.migration.handlers import Code, default_handler, handler_file
+from modelport.exporters.migration.report import Report, State
+from modelport.exporters.migration.settings import Serving
+from modelport.gateway.repository.config import ModelConfig
+from modelport.gateway.types import ModelSignature
 
 LABELS = "labels.txt"
 INDEX_TO_NAME = "index_to_name.json"

@@ -9,12 +9,12 @@ from enum import StrEnum
 from pathlib import Path
 from typing import Any
 
-from exporters.errors import UsageError
-from exporters.migration.handlers import Code
+from modelport.exporters.migration.handlers import Code
+from modelport.gateway.cli.errors import UsageError
 
 FORMAT = "modelport-migration/1"
 
-#: Beside ``exporters.errors.EXIT_CODES``: it is published, and something is left to do.
+#: Beside ``modelport.gateway.cli.errors.EXIT_CODES``: it is published, and something is left to do.
 EXIT_NEEDS_A_PERSON = 6
 #: Of several archives the first of these that any had.
 SEVERITY = (1, 5, 4, 2, 3, EXIT_NEEDS_A_PERSON, 0)

@@ -16,9 +16,9 @@ from typing import Any
 
 import yaml
 
-from exporters.errors import UsageError
-from exporters.migration.archive import MAX_DOCUMENT_BYTES, Archive
-from gateway.errors import IntegrityError
+from modelport.exporters.migration.archive import MAX_DOCUMENT_BYTES, Archive
+from modelport.gateway.cli.errors import UsageError
+from modelport.gateway.errors import IntegrityError
 
 MAX_YAML_BYTES = 64 * 1024  # the parser is slow
 MAX_NUMBER = 2**31 - 1

@@ -6,14 +6,14 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from exporters.errors import ParityError, UsageError, exit_code
-from exporters.migration import comparison
-from exporters.migration.archive import is_archive
-from exporters.migration.comparison import Server
-from exporters.migration.entry import Run, Wanted, migrate
-from exporters.migration.report import Report, State
-from exporters.serving import serving
-from gateway.errors import ModelportError, Unavailable
+from modelport.exporters.migration import comparison
+from modelport.exporters.migration.archive import is_archive
+from modelport.exporters.migration.comparison import Server
+from modelport.exporters.migration.entry import Run, Wanted, migrate
+from modelport.exporters.migration.report import Report, State
+from modelport.exporters.serving import serving
+from modelport.gateway.cli.errors import ParityError, UsageError, exit_code
+from modelport.gateway.errors import ModelportError, Unavailable
 
 Progress = Callable[[str, int, int], None]
 

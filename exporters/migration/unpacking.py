@@ -18,9 +18,9 @@ from functools import partial
 from pathlib import Path, PurePosixPath
 from typing import IO, Any
 
-from gateway.errors import IntegrityError
-from gateway.repository import zip_guard
-from gateway.repository.torch_archive import DAMAGE
+from modelport.gateway.errors import IntegrityError
+from modelport.gateway.repository import zip_guard
+from modelport.gateway.repository.torch_archive import DAMAGE
 
 MAX_MEMBERS = 10_000
 MAX_DEPTH = 16

@@ -11,14 +11,14 @@ from __future__ import annotations
 from collections.abc import Mapping
 from importlib.metadata import entry_points
 
-from exporters.errors import UsageError
+from modelport.gateway.cli.errors import UsageError
 
 REGISTRY: Mapping[str, str] = {
-    "fraud": "exporters.models.fraud:FraudTransformer",
-    "vit": "exporters.models.vit:VisionTransformer",
-    "resnet50": "exporters.models.resnet:ResNet50",
-    "unet": "exporters.models.unet:UNet",
-    "causal-lm": "exporters.models.causal_lm:CausalLanguageModel",
+    "fraud": "modelport.exporters.models.fraud:FraudTransformer",
+    "vit": "modelport.exporters.models.vit:VisionTransformer",
+    "resnet50": "modelport.exporters.models.resnet:ResNet50",
+    "unet": "modelport.exporters.models.unet:UNet",
+    "causal-lm": "modelport.exporters.models.causal_lm:CausalLanguageModel",
 }
 
 ENTRY_POINTS = "modelport.models"

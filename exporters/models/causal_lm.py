@@ -9,10 +9,10 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from exporters.errors import UsageError
-from exporters.samples import draw
-from exporters.spec import Decision, ModelSpec, Shape
-from gateway.types import Array, Axis, Datatype, ModelSignature, TensorSpec
+from modelport.exporters.samples import draw
+from modelport.exporters.spec import Decision, ModelSpec, Shape
+from modelport.gateway.cli.errors import UsageError
+from modelport.gateway.types import Array, Axis, Datatype, ModelSignature, TensorSpec
 
 #: Longest sequence unless told otherwise: the logits of 512 positions take 0.1 GB for a vocabulary
 #: of 50 000, and this for each element of a batch.

@@ -8,9 +8,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from exporters.errors import UsageError
-from exporters.spec import Decision, ModelSpec, Shape, count_blocks
-from gateway.types import Axis, Datatype, ModelSignature, TensorSpec
+from modelport.exporters.spec import Decision, ModelSpec, Shape, count_blocks
+from modelport.gateway.cli.errors import UsageError
+from modelport.gateway.types import Axis, Datatype, ModelSignature, TensorSpec
 
 LAYER_NORM_EPS = 1e-5
 
@@ -65,7 +65,7 @@ class FraudTransformer(nn.Module):
         atol=5e-6,
         rtol=1e-5,
         decision=Decision("probability", threshold=0.5),
-        twin="exporters.twins.fraud:TWIN",
+        twin="modelport.exporters.keras_ports.fraud:TWIN",
     )
 
     def __init__(

@@ -7,8 +7,8 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from exporters.errors import UsageError
-from exporters.spec import Decision, ModelSpec, Shape, classifies_images, count_blocks
+from modelport.exporters.spec import Decision, ModelSpec, Shape, classifies_images, count_blocks
+from modelport.gateway.cli.errors import UsageError
 
 STAGES = 4
 EXPANSION = 4  # a bottleneck's output is this much wider than its inside

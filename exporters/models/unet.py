@@ -9,9 +9,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from exporters.errors import UsageError
-from exporters.spec import ModelSpec, Shape, count_blocks
-from gateway.types import Axis, Datatype, ModelSignature, TensorSpec
+from modelport.exporters.spec import ModelSpec, Shape, count_blocks
+from modelport.gateway.cli.errors import UsageError
+from modelport.gateway.types import Axis, Datatype, ModelSignature, TensorSpec
 
 DEFAULT_MAX_SIZE = 256
 STRIDE = 2

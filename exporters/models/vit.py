@@ -9,8 +9,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from exporters.errors import UsageError
-from exporters.spec import Decision, ModelSpec, Shape, classifies_images, count_blocks
+from modelport.exporters.spec import Decision, ModelSpec, Shape, classifies_images, count_blocks
+from modelport.gateway.cli.errors import UsageError
 
 LAYER_NORM_EPS = 1e-6  # timm's; PyTorch's default is 1e-5, Hugging Face's configurations say 1e-12
 
@@ -116,7 +116,7 @@ class VisionTransformer(nn.Module):
         decision=Decision("logits"),
         # Pixels as fractions of full scale, then (x - mean) / std: timm's for these weights.
         parameters={"image.layout": "CHW", "image.mean": "0.5", "image.std": "0.5"},
-        twin="exporters.twins.vit:TWIN",
+        twin="modelport.exporters.keras_ports.vit:TWIN",
     )
 
     def __init__(

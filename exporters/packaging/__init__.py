@@ -31,12 +31,14 @@ class Server:
 
 SERVERS: Mapping[str, Server] = {
     "torchserve": Server(
-        "TorchServe", "exporters.packaging.torchserve", ("torchscript",), suffix=".mar"
+        "TorchServe", "modelport.exporters.packaging.torchserve", ("torchscript",), suffix=".mar"
     ),
-    "tfserving": Server("TensorFlow Serving", "exporters.packaging.tfserving", ("savedmodel",)),
+    "tfserving": Server(
+        "TensorFlow Serving", "modelport.exporters.packaging.tfserving", ("savedmodel",)
+    ),
     "triton": Server(
         "Triton",
-        "exporters.packaging.triton",
+        "modelport.exporters.packaging.triton",
         ("onnx", "torchscript", "savedmodel"),
         {
             "tflite": "it has no backend for TFLite",

@@ -9,10 +9,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from exporters.errors import UsageError
-from exporters.packaging import SERVERS, Server
-from exporters.packaging.selection import Model, select
-from gateway.errors import AlreadyExists, Unsupported
+from modelport.exporters.packaging import SERVERS, Server
+from modelport.exporters.packaging.selection import Model, select
+from modelport.gateway.cli.errors import UsageError
+from modelport.gateway.errors import AlreadyExists, Unsupported
 
 STAGING_PREFIX = ".modelport-"
 

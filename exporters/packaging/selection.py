@@ -6,12 +6,12 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path, PurePosixPath
 
-from exporters.errors import UsageError
-from gateway.errors import IntegrityError, InvalidArgument
-from gateway.repository import config as configuration
-from gateway.repository import manifest, signing
-from gateway.repository.config import ModelConfig
-from gateway.repository.scan import (
+from modelport.gateway.cli.errors import UsageError
+from modelport.gateway.errors import IntegrityError, InvalidArgument
+from modelport.gateway.repository import config as configuration
+from modelport.gateway.repository import manifest, signing
+from modelport.gateway.repository.config import ModelConfig
+from modelport.gateway.repository.scan import (
     MODEL_NAME,
     VERSION_NAME,
     ModelEntry,
@@ -19,7 +19,7 @@ from gateway.repository.scan import (
     scan,
     scan_model,
 )
-from gateway.types import ModelSignature
+from modelport.gateway.types import ModelSignature
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,7 +28,7 @@ class Model:
 
     Attributes:
         config: as published, with the format's platform, backend and file name filled in.
-        format: a name of ``exporters.formats``, empty where the configuration names none.
+        format: a name of ``modelport.exporters.formats``, empty where the configuration names none.
     """
 
     name: str

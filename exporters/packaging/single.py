@@ -11,13 +11,13 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
-from exporters.packaging import SERVERS, Server
-from exporters.packaging.package import STAGING_PREFIX, check_format
-from exporters.packaging.selection import Model
-from gateway.errors import Unsupported
-from gateway.repository import config as configuration
-from gateway.repository.config import ModelConfig
-from gateway.repository.scan import VersionEntry
+from modelport.exporters.packaging import SERVERS, Server
+from modelport.exporters.packaging.package import STAGING_PREFIX, check_format
+from modelport.exporters.packaging.selection import Model
+from modelport.gateway.errors import Unsupported
+from modelport.gateway.repository import config as configuration
+from modelport.gateway.repository.config import ModelConfig
+from modelport.gateway.repository.scan import VersionEntry
 
 #: Triton's backend for models that are code: a ``model.py``, which that server executes, in a
 #: process of its own. Nothing else runs such a model.

@@ -16,9 +16,9 @@ from pathlib import Path
 
 from google.protobuf import text_encoding
 
-from exporters.packaging.selection import Model
-from gateway.errors import IntegrityError
-from gateway.repository.config import ModelConfig
+from modelport.exporters.packaging.selection import Model
+from modelport.gateway.errors import IntegrityError
+from modelport.gateway.repository.config import ModelConfig
 
 MODELS_CONFIG = "models.config"
 

@@ -22,11 +22,11 @@ from importlib import resources
 from pathlib import Path
 from typing import Any
 
-from exporters.packaging.selection import Model
-from gateway import __version__
-from gateway.errors import Unsupported
-from gateway.repository.config import FILENAME
-from gateway.types import Datatype, TensorSpec
+from modelport import __version__
+from modelport.exporters.packaging.selection import Model
+from modelport.gateway.errors import Unsupported
+from modelport.gateway.repository.config import FILENAME
+from modelport.gateway.types import Datatype, TensorSpec
 
 HANDLER = "modelport_handler.py"
 CODE = "modelport_torchserve"
@@ -65,7 +65,7 @@ def write(models: Sequence[Model], target: Path, base_path: str) -> None:
         },
         "archiverVersion": f"modelport {__version__}",
     }
-    code = resources.files(__package__ or "exporters.packaging")
+    code = resources.files(__package__ or "modelport.exporters.packaging")
     with zipfile.ZipFile(target, "w", zipfile.ZIP_STORED) as archive:
         _add(archive, "MAR-INF/MANIFEST.json", _json(manifest))
         _add(archive, HANDLER, f"from {CODE}.torchserve_handler import handle  # noqa: F401\n")

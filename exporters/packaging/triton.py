@@ -21,14 +21,14 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from exporters.packaging.selection import Model
-from exporters.silence import quiet
-from gateway.errors import IntegrityError, Unsupported
-from gateway.repository import config as configuration
-from gateway.repository import torchscript_guard
-from gateway.repository.load_guard import no_code
-from gateway.repository.torch_archive import Archive
-from gateway.types import Datatype
+from modelport.exporters.output_capture import quiet
+from modelport.exporters.packaging.selection import Model
+from modelport.gateway.errors import IntegrityError, Unsupported
+from modelport.gateway.repository import config as configuration
+from modelport.gateway.repository import torchscript_guard
+from modelport.gateway.repository.load_guard import no_code
+from modelport.gateway.repository.torch_archive import Archive
+from modelport.gateway.types import Datatype
 
 #: pytorch_backend's ``ModelConfigDataTypeToTorchType``.
 TORCH_DATATYPES = frozenset(

@@ -11,8 +11,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from exporters.errors import UsageError, missing_extra
-from exporters.source import Source
+from modelport.exporters.source import Source
+from modelport.gateway.cli.errors import UsageError, missing_extra
 
 DEFAULT_MAX_BATCH_SIZE = 8
 
@@ -58,7 +58,7 @@ def load(request: SourceRequest) -> Source:
     if reader == "tensorflow" and (request.inputs or request.output_names):
         raise UsageError(f"'{path}' declares its own signature; leave --input and --output-name")
     try:
-        module = importlib.import_module(f"exporters.sources.{reader}")
+        module = importlib.import_module(f"modelport.exporters.sources.{reader}")
     except ImportError as error:
         raise missing_extra(error) from error
     source: Source = module.load(request)

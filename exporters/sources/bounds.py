@@ -11,10 +11,10 @@ from dataclasses import replace
 
 import numpy as np
 
-from exporters.samples import DEFAULT_LONGEST, Fill, draw, model_dims
-from exporters.source import Reference
-from gateway.errors import Unsupported
-from gateway.types import NUMPY_DTYPES, Array, Axis, ModelSignature, TensorSpec
+from modelport.exporters.samples import DEFAULT_LONGEST, Fill, draw, model_dims
+from modelport.exporters.source import Reference
+from modelport.gateway.errors import Unsupported
+from modelport.gateway.types import NUMPY_DTYPES, Array, Axis, ModelSignature, TensorSpec
 
 #: Sizes tried until the model runs; common networks on images shrink them by up to 32.
 LADDER = (8, 32, 64, 16, 4, 2)

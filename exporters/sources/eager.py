@@ -9,9 +9,9 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from exporters.errors import UsageError
-from gateway.errors import Unsupported
-from gateway.types import NUMPY_DTYPES, Array, Datatype, ModelSignature
+from modelport.gateway.cli.errors import UsageError
+from modelport.gateway.errors import Unsupported
+from modelport.gateway.types import NUMPY_DTYPES, Array, Datatype, ModelSignature
 
 #: What tensors are published as; a bfloat16 is published as the float32 of the same value.
 DATATYPES: Mapping[torch.dtype, Datatype] = {

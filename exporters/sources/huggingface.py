@@ -1,6 +1,6 @@
 """Hugging Face folders: ``config.json`` beside ``model.safetensors``, shards of it, or a ``.bin``.
 
-    ViTForImageClassification   read by this module alone, into ``exporters.models.vit``
+    ViTForImageClassification   read by this module alone, into ``modelport.exporters.models.vit``
     causal language models      built by ``transformers``, LoRA adapters merged by ``peft``
 
 No code that lies in a folder is ever run, and nothing is looked up on a network.
@@ -16,14 +16,14 @@ from typing import Any
 
 from torch import Tensor
 
-from exporters import checkpoint, spec
-from exporters.checkpoint import Checkpoint
-from exporters.errors import UsageError
-from exporters.models.vit import VisionTransformer
-from exporters.source import Origin, Source, digest_of
-from exporters.sources import SourceRequest, huggingface_vit
-from exporters.sources.pytorch import source
-from gateway.errors import IntegrityError, Unsupported
+from modelport.exporters import checkpoint, spec
+from modelport.exporters.checkpoint import Checkpoint
+from modelport.exporters.models.vit import VisionTransformer
+from modelport.exporters.source import Origin, Source, digest_of
+from modelport.exporters.sources import SourceRequest, huggingface_vit
+from modelport.exporters.sources.pytorch import source
+from modelport.gateway.cli.errors import UsageError
+from modelport.gateway.errors import IntegrityError, Unsupported
 
 CONFIG = "config.json"
 PREPROCESSOR = "preprocessor_config.json"
@@ -83,7 +83,7 @@ def load(request: SourceRequest) -> Source:
             f"'{folder.path}' declares its own signature; leave --input and --output-name"
         )
     if model == "causal-lm":
-        from exporters.sources import huggingface_causal_lm
+        from modelport.exporters.sources import huggingface_causal_lm
 
         return huggingface_causal_lm.load(folder, request)
     if model != "vit":

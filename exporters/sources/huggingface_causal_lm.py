@@ -15,17 +15,17 @@ import safetensors
 import torch
 from torch import Tensor
 
-from exporters import checkpoint, safetensors_header
-from exporters.errors import ParityError, UsageError, missing_extra
-from exporters.models.causal_lm import DEFAULT_MAX_POSITIONS, CausalLanguageModel
-from exporters.silence import quiet
-from exporters.source import Source
-from exporters.sources import SourceRequest
-from exporters.sources.pytorch import source
-from gateway.errors import IntegrityError, ModelportError, Unsupported
+from modelport.exporters import checkpoint, safetensors_header
+from modelport.exporters.models.causal_lm import DEFAULT_MAX_POSITIONS, CausalLanguageModel
+from modelport.exporters.output_capture import quiet
+from modelport.exporters.source import Source
+from modelport.exporters.sources import SourceRequest
+from modelport.exporters.sources.pytorch import source
+from modelport.gateway.cli.errors import ParityError, UsageError, missing_extra
+from modelport.gateway.errors import IntegrityError, ModelportError, Unsupported
 
 if TYPE_CHECKING:
-    from exporters.sources.huggingface import Folder
+    from modelport.exporters.sources.huggingface import Folder
 
 KEYS_NAMED = 3  # how many keys a message lists before it only counts
 PROBE_TOKENS = 16
@@ -79,7 +79,7 @@ def load(folder: Folder, request: SourceRequest) -> Source:
 
 
 def _open_adapters(path: Path) -> Folder:
-    from exporters.sources.huggingface import open_adapters
+    from modelport.exporters.sources.huggingface import open_adapters
 
     adapters = open_adapters(path)
     kind = adapters.config.get("peft_type")

@@ -16,7 +16,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from gateway.errors import IntegrityError, Unsupported
+from modelport.gateway.errors import IntegrityError, Unsupported
 
 ARCHITECTURE = "ViTForImageClassification"
 

@@ -2,7 +2,7 @@
 
 Inputs, the first of these that there is:
 
-1. ``--input NAME:DATATYPE[DIMS]``, see ``exporters.declaration``;
+1. ``--input NAME:DATATYPE[DIMS]``, see ``modelport.exporters.declaration``;
 2. example inputs on the module: ``example_inputs``, or what Lightning (``example_input_array``) and
    Hugging Face (``dummy_inputs``) call them; their first dimension is taken for the batch;
 3. the first layer with weights, where ``forward`` takes one tensor.
@@ -23,13 +23,13 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from exporters.declaration import DEFAULT_LONGEST, parse_tensors
-from exporters.errors import UsageError, first_line
-from exporters.samples import draw, sizes_of
-from exporters.sources import SourceRequest
-from exporters.sources.eager import as_tensors, datatype_of, inference_mode
-from exporters.spec import ModelSpec
-from gateway.types import Axis, Datatype, ModelSignature, TensorSpec
+from modelport.exporters.declaration import DEFAULT_LONGEST, parse_tensors
+from modelport.exporters.samples import draw, sizes_of
+from modelport.exporters.sources import SourceRequest
+from modelport.exporters.sources.eager import as_tensors, datatype_of, inference_mode
+from modelport.exporters.spec import ModelSpec
+from modelport.gateway.cli.errors import UsageError, first_line
+from modelport.gateway.types import Axis, Datatype, ModelSignature, TensorSpec
 
 EXAMPLE_ATTRIBUTES = ("example_inputs", "example_input_array", "dummy_inputs")
 

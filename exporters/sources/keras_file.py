@@ -20,9 +20,9 @@ from typing import Any
 
 import h5py
 
-from exporters.errors import UsageError
-from gateway.errors import IntegrityError, ModelportError
-from gateway.repository import zip_guard
+from modelport.gateway.cli.errors import UsageError
+from modelport.gateway.errors import IntegrityError, ModelportError
+from modelport.gateway.repository import zip_guard
 
 CONFIG = "config.json"
 WEIGHTS = "model.weights.h5"

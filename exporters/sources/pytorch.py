@@ -10,14 +10,20 @@ import numpy as np
 import torch
 from torch import nn
 
-from exporters import checkpoint, spec
-from exporters.errors import UsageError
-from exporters.samples import draw, name_axes, sizes_of
-from exporters.source import Framework, Origin, Source
-from exporters.sources import SourceRequest, inferred
-from exporters.sources.eager import Eager, Widened, as_tensors, inference_mode, widen_weights
-from exporters.spec import BFLOAT16_STEP, ModelSpec
-from gateway.types import ModelSignature
+from modelport.exporters import checkpoint, spec
+from modelport.exporters.samples import draw, name_axes, sizes_of
+from modelport.exporters.source import Framework, Origin, Source
+from modelport.exporters.sources import SourceRequest, inferred
+from modelport.exporters.sources.eager import (
+    Eager,
+    Widened,
+    as_tensors,
+    inference_mode,
+    widen_weights,
+)
+from modelport.exporters.spec import BFLOAT16_STEP, ModelSpec
+from modelport.gateway.cli.errors import UsageError
+from modelport.gateway.types import ModelSignature
 
 
 def load(request: SourceRequest) -> Source:

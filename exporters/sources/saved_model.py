@@ -1,13 +1,13 @@
 """What a SavedModel must be to be exported: one graph, with one signature to serve, that only
-computes (``gateway.repository.saved_model``)."""
+computes (``modelport.gateway.repository.saved_model``)."""
 
 from __future__ import annotations
 
 from pathlib import Path
 
-import exporters.tensorflow_runtime  # noqa: F401  # before TensorFlow: it keeps it quiet
-from exporters.errors import UsageError
-from gateway.repository import saved_model
+import modelport.exporters.tensorflow_runtime  # noqa: F401  # before TensorFlow: it keeps it quiet
+from modelport.gateway.cli.errors import UsageError
+from modelport.gateway.repository import saved_model
 
 SIGNATURE = "serving_default"
 

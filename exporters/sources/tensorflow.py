@@ -9,15 +9,15 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from exporters.errors import UsageError
-from exporters.silence import quiet
-from exporters.source import Framework, Origin, Source, digest_of
-from exporters.sources import SourceRequest, bounds, keras_file, saved_model
-from exporters.spec import BFLOAT16_STEP, DEFAULT_RTOL, ModelSpec
-from exporters.tensorflow_runtime import keras, tf
-from gateway.errors import IntegrityError, Unsupported
-from gateway.repository.manifest import sha256_of
-from gateway.types import NUMPY_DTYPES, Array, Datatype, ModelSignature, TensorSpec
+from modelport.exporters.output_capture import quiet
+from modelport.exporters.source import Framework, Origin, Source, digest_of
+from modelport.exporters.sources import SourceRequest, bounds, keras_file, saved_model
+from modelport.exporters.spec import BFLOAT16_STEP, DEFAULT_RTOL, ModelSpec
+from modelport.exporters.tensorflow_runtime import keras, tf
+from modelport.gateway.cli.errors import UsageError
+from modelport.gateway.errors import IntegrityError, Unsupported
+from modelport.gateway.repository.manifest import sha256_of
+from modelport.gateway.types import NUMPY_DTYPES, Array, Datatype, ModelSignature, TensorSpec
 
 #: TensorFlow's names of the datatypes that a served tensor may have.
 DATATYPES: Mapping[str, Datatype] = {
@@ -153,7 +153,7 @@ def _load_keras(path: Path) -> _Loaded:
 
 def _register_own_layers() -> None:
     """A twin that ``modelport convert`` wrote has layers of ours."""
-    from exporters.twins import layers  # noqa: F401
+    from modelport.exporters.keras_ports import layers  # noqa: F401
 
 
 def _functional(model: Any) -> _Loaded:

@@ -9,24 +9,24 @@ from types import ModuleType
 
 import structlog
 
-from gateway.backends.base import Load
-from gateway.errors import Unsupported
-from gateway.routes import Route
+from modelport.gateway.backends.base import Load
+from modelport.gateway.errors import Unsupported
+from modelport.gateway.repository.routes import Route
 
 log = structlog.get_logger("modelport.backends")
 
 #: backend name → module; imported when the first model that needs it loads.
 MODULES = {
-    "onnxruntime": "gateway.backends.embedded.onnxruntime",
-    "pytorch": "gateway.backends.embedded.pytorch",
-    "tensorflow": "gateway.backends.embedded.tensorflow",
-    "tflite": "gateway.backends.embedded.tflite",
-    "ensemble": "gateway.backends.ensemble",
-    "triton": "gateway.backends.remote.triton",
-    "tfserving": "gateway.backends.remote.tfserving",
-    "torchserve": "gateway.backends.remote.torchserve",
-    "managed": "gateway.backends.managed.backend",
-    "fake": "gateway.backends.fake",
+    "onnxruntime": "modelport.gateway.backends.embedded.onnxruntime",
+    "pytorch": "modelport.gateway.backends.embedded.pytorch",
+    "tensorflow": "modelport.gateway.backends.embedded.tensorflow",
+    "tflite": "modelport.gateway.backends.embedded.tflite",
+    "ensemble": "modelport.gateway.backends.ensemble",
+    "triton": "modelport.gateway.backends.remote.triton",
+    "tfserving": "modelport.gateway.backends.remote.tfserving",
+    "torchserve": "modelport.gateway.backends.remote.torchserve",
+    "managed": "modelport.gateway.backends.managed.backend",
+    "fake": "modelport.gateway.backends.fake",
 }
 #: The extra of modelport that brings a backend's library.
 EXTRAS = {"pytorch": "torch", "tensorflow": "tensorflow", "tflite": "litert"}

@@ -11,9 +11,16 @@ from collections.abc import AsyncGenerator, Callable, Iterable, Mapping
 from pathlib import Path
 from typing import NamedTuple, Protocol, runtime_checkable
 
-from gateway.repository.config import ModelConfig
-from gateway.routes import Program, Route
-from gateway.types import Deadline, Infer, InferRequest, InferResponse, InferStream, ModelSignature
+from modelport.gateway.repository.config import ModelConfig
+from modelport.gateway.repository.routes import Program, Route
+from modelport.gateway.types import (
+    Deadline,
+    Infer,
+    InferRequest,
+    InferResponse,
+    InferStream,
+    ModelSignature,
+)
 
 
 class Host(NamedTuple):

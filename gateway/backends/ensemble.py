@@ -15,13 +15,13 @@ from collections.abc import AsyncGenerator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from gateway.backends.base import ELSEWHERE, Artifact, Host
-from gateway.backends.ensemble_check import check
-from gateway.errors import Internal, NotFound, Unavailable
-from gateway.repository import config as configuration
-from gateway.repository.config import ModelConfig
-from gateway.types import Array, Deadline, InferRequest, InferResponse, Tensor, TensorSpec
-from gateway.wire.triton_messages import model_config_pb2 as pb
+from modelport.gateway.backends.base import ELSEWHERE, Artifact, Host
+from modelport.gateway.backends.ensemble_check import check
+from modelport.gateway.errors import Internal, NotFound, Unavailable
+from modelport.gateway.repository import config as configuration
+from modelport.gateway.repository.config import ModelConfig
+from modelport.gateway.types import Array, Deadline, InferRequest, InferResponse, Tensor, TensorSpec
+from modelport.gateway.wire.triton_messages import model_config_pb2 as pb
 
 
 @dataclass(frozen=True, slots=True)

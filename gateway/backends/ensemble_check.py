@@ -6,9 +6,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from gateway.errors import InvalidArgument, NotFound, Unavailable
-from gateway.repository.config import ModelConfig
-from gateway.wire.triton_messages import model_config_pb2 as pb
+from modelport.gateway.errors import InvalidArgument, NotFound, Unavailable
+from modelport.gateway.repository.config import ModelConfig
+from modelport.gateway.wire.triton_messages import model_config_pb2 as pb
 
 ConfigOf = Callable[[str, int], ModelConfig]
 

@@ -15,11 +15,11 @@ from collections.abc import AsyncGenerator
 
 import numpy as np
 
-from gateway.backends import parameters
-from gateway.backends.base import Artifact, Execution
-from gateway.errors import Internal, InvalidArgument
-from gateway.repository import config as configuration
-from gateway.types import (
+from modelport.gateway.backends import parameters
+from modelport.gateway.backends.base import Artifact, Execution
+from modelport.gateway.errors import Internal, InvalidArgument
+from modelport.gateway.repository import config as configuration
+from modelport.gateway.types import (
     NUMPY_DTYPES,
     Datatype,
     Deadline,

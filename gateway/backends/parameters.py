@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from gateway.errors import InvalidArgument
-from gateway.repository.config import ModelConfig
-from gateway.settings import usable_cores
+from modelport.gateway.errors import InvalidArgument
+from modelport.gateway.repository.config import ModelConfig
+from modelport.gateway.settings import usable_cores
 
 #: Each costs memory: stacks, arenas, scratch space of every operator.
 THREADS_PER_CORE = 8

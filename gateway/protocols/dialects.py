@@ -2,28 +2,28 @@
 
 from __future__ import annotations
 
-from gateway.control import Control
-from gateway.dataplane import DataPlane
-from gateway.lifecycle import Lifecycle
-from gateway.protocols.asgi import App
-from gateway.protocols.grpc_method import Methods
-from gateway.protocols.http import HttpApplication, HttpDialect
-from gateway.protocols.oip.generate import GenerateHttp
-from gateway.protocols.oip.grpc import OipGrpc
-from gateway.protocols.oip.http import OipHttp
-from gateway.protocols.oip.regions import RegionsHttp
-from gateway.protocols.oip.shared_memory import SharedMemory
-from gateway.protocols.origins import Origins
-from gateway.protocols.prediction.predictor import Predictor
-from gateway.protocols.sagemaker import SageMakerHttp
-from gateway.protocols.tfserving.grpc import TfServingGrpc
-from gateway.protocols.tfserving.http import TfServingHttp
-from gateway.protocols.torchserve.grpc import TorchServeGrpc
-from gateway.protocols.torchserve.http import TorchServeHttp
-from gateway.protocols.torchserve.management import Management
-from gateway.protocols.vertex import VertexApplication
-from gateway.settings import ModelControlMode, Settings
-from gateway.telemetry.tfserving import TfServingRequests
+from modelport.gateway.inference.service import DataPlane
+from modelport.gateway.models.control import Control
+from modelport.gateway.models.manager import Lifecycle
+from modelport.gateway.protocols.asgi import App
+from modelport.gateway.protocols.grpc_method import Methods
+from modelport.gateway.protocols.http import HttpApplication, HttpDialect
+from modelport.gateway.protocols.oip.generate import GenerateHttp
+from modelport.gateway.protocols.oip.grpc import OipGrpc
+from modelport.gateway.protocols.oip.http import OipHttp
+from modelport.gateway.protocols.oip.shared_memory import SharedMemory
+from modelport.gateway.protocols.oip.shared_memory_api import RegionsHttp
+from modelport.gateway.protocols.origins import Origins
+from modelport.gateway.protocols.prediction.predictor import Predictor
+from modelport.gateway.protocols.sagemaker import SageMakerHttp
+from modelport.gateway.protocols.tfserving.grpc import TfServingGrpc
+from modelport.gateway.protocols.tfserving.http import TfServingHttp
+from modelport.gateway.protocols.torchserve.grpc import TorchServeGrpc
+from modelport.gateway.protocols.torchserve.http import TorchServeHttp
+from modelport.gateway.protocols.torchserve.management import Management
+from modelport.gateway.protocols.vertex import VertexApplication
+from modelport.gateway.settings import ModelControlMode, Settings
+from modelport.gateway.telemetry.tfserving import TfServingRequests
 
 
 class Dialects:

@@ -6,9 +6,9 @@ An explainer is a model like any other, in the repository or behind a route. The
 
 from __future__ import annotations
 
-from gateway.backends import parameters
-from gateway.errors import Unsupported
-from gateway.lifecycle import Lifecycle
+from modelport.gateway.backends import parameters
+from modelport.gateway.errors import Unsupported
+from modelport.gateway.models.manager import Lifecycle
 
 PARAMETER = "explainer"
 

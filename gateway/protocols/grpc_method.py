@@ -6,10 +6,10 @@ from collections.abc import Callable, Mapping, Sequence
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
-from gateway.errors import ModelportError
-from gateway.types import Deadline
-from gateway.wire.protobuf import joined
-from gateway.wire.raw import Buffer
+from modelport.gateway.errors import ModelportError
+from modelport.gateway.types import Deadline
+from modelport.gateway.wire.protobuf import joined
+from modelport.gateway.wire.raw import Buffer
 
 
 class Serialized:

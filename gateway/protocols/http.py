@@ -14,11 +14,11 @@ from urllib.parse import unquote_to_bytes
 from fastapi import FastAPI, Request, Response
 from starlette.exceptions import HTTPException
 
-from gateway import __version__
-from gateway.errors import Internal, ModelportError
-from gateway.protocols.asgi import Receive, Scope, Send
-from gateway.protocols.http_reply import RETRY
-from gateway.protocols.origins import Origins
+from modelport import __version__
+from modelport.gateway.errors import Internal, ModelportError
+from modelport.gateway.protocols.asgi import Receive, Scope, Send
+from modelport.gateway.protocols.http_reply import RETRY
+from modelport.gateway.protocols.origins import Origins
 
 _RETRY = {name.decode(): value.decode() for name, value in RETRY}
 _UNSAFE = re.compile(rb"[/\\\x00-\x1f\x7f]")

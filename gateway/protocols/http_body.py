@@ -6,12 +6,12 @@ import contextlib
 import zlib
 from collections.abc import Mapping
 
-from gateway import offload
-from gateway.errors import InvalidArgument, Unsupported
-from gateway.protocols.asgi import Receive
-from gateway.types import NO_DEADLINE, Deadline
-from gateway.wire import inflation
-from gateway.wire.raw import Buffer
+from modelport.gateway.errors import InvalidArgument, Unsupported
+from modelport.gateway.protocols.asgi import Receive
+from modelport.gateway.runtime import offload
+from modelport.gateway.types import NO_DEADLINE, Deadline
+from modelport.gateway.wire import inflation
+from modelport.gateway.wire.raw import Buffer
 
 #: Below this a compressed reply is hardly smaller, and costs more than it saves.
 MIN_COMPRESSED_BYTES = 500

@@ -9,8 +9,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from gateway.errors import InvalidArgument
-from gateway.types import NO_DEADLINE, Deadline
+from modelport.gateway.errors import InvalidArgument
+from modelport.gateway.types import NO_DEADLINE, Deadline
 
 HEADER = b"x-envoy-expected-rq-timeout-ms"
 #: As many microseconds as a request's own ``timeout`` may be have fewer, in milliseconds.

@@ -5,8 +5,8 @@ from __future__ import annotations
 import orjson
 import structlog
 
-from gateway.protocols.asgi import Send
-from gateway.wire.raw import Buffer
+from modelport.gateway.protocols.asgi import Send
+from modelport.gateway.wire.raw import Buffer
 
 Headers = list[tuple[bytes, bytes]]
 

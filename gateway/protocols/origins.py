@@ -12,7 +12,7 @@ import re
 import socket
 from collections.abc import Collection
 
-from gateway.protocols.asgi import Scope
+from modelport.gateway.protocols.asgi import Scope
 
 #: They change nothing (RFC 9110, 9.2.1).
 _SAFE = frozenset(("GET", "HEAD", "OPTIONS", "TRACE"))

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import TypeVar
 
-from gateway import offload, request_memory
-from gateway.types import Deadline, Tensor
-from gateway.wire.json_writer import PIECE
+from modelport.gateway.runtime import offload, request_memory
+from modelport.gateway.types import Deadline, Tensor
+from modelport.gateway.wire.json_writer import PIECE
 
 Reply = TypeVar("Reply")
 

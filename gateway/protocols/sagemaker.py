@@ -12,14 +12,18 @@ from typing import Annotated
 
 from fastapi import FastAPI, Path, Response
 
-from gateway.errors import InvalidArgument, ModelportError
-from gateway.lifecycle import Lifecycle
-from gateway.protocols.asgi import Receive, Scope, Send
-from gateway.protocols.http import Delegate
-from gateway.protocols.http_document import document
-from gateway.protocols.oip.infer_http import STATUS
-from gateway.protocols.prediction.http import PlatformWire, PredictionHandler, RequestHeaders
-from gateway.protocols.prediction.predictor import Predictor
+from modelport.gateway.errors import InvalidArgument, ModelportError
+from modelport.gateway.models.manager import Lifecycle
+from modelport.gateway.protocols.asgi import Receive, Scope, Send
+from modelport.gateway.protocols.http import Delegate
+from modelport.gateway.protocols.http_document import document
+from modelport.gateway.protocols.oip.infer_http import STATUS
+from modelport.gateway.protocols.prediction.http import (
+    PlatformWire,
+    PredictionHandler,
+    RequestHeaders,
+)
+from modelport.gateway.protocols.prediction.predictor import Predictor
 
 DEFAULT_MODEL_VARIABLE = "SAGEMAKER_TRITON_DEFAULT_MODEL_NAME"
 MEDIA_TYPE = b"application/vnd.sagemaker-triton"

@@ -11,14 +11,18 @@ from __future__ import annotations
 import re
 from urllib.parse import unquote
 
-from gateway.control import Control
-from gateway.lifecycle import Lifecycle
-from gateway.protocols.asgi import App, Receive, Scope, Send
-from gateway.protocols.http_reply import JSON, reply
-from gateway.protocols.prediction.http import PlatformWire, PredictionHandler, RequestHeaders
-from gateway.protocols.prediction.predictor import Predictor
-from gateway.protocols.sagemaker import only_model
-from gateway.settings import VertexAi
+from modelport.gateway.models.control import Control
+from modelport.gateway.models.manager import Lifecycle
+from modelport.gateway.protocols.asgi import App, Receive, Scope, Send
+from modelport.gateway.protocols.http_reply import JSON, reply
+from modelport.gateway.protocols.prediction.http import (
+    PlatformWire,
+    PredictionHandler,
+    RequestHeaders,
+)
+from modelport.gateway.protocols.prediction.predictor import Predictor
+from modelport.gateway.protocols.sagemaker import only_model
+from modelport.gateway.settings import VertexAi
 
 MEDIA_TYPE = b"application/vnd.vertex-ai-triton"
 DEFAULT_MODEL_FLAG = "--vertex-ai-default-model"

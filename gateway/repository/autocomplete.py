@@ -8,11 +8,11 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
-from gateway.errors import InvalidArgument
-from gateway.repository import config as configuration
-from gateway.repository.config import ModelConfig
-from gateway.types import Datatype, TensorSpec
-from gateway.wire.triton_messages import model_config_pb2 as pb
+from modelport.gateway.errors import InvalidArgument
+from modelport.gateway.repository import config as configuration
+from modelport.gateway.repository.config import ModelConfig
+from modelport.gateway.types import Datatype, TensorSpec
+from modelport.gateway.wire.triton_messages import model_config_pb2 as pb
 
 #: Triton's ``default-max-batch-size`` for models whose first dimensions are all dynamic.
 DEFAULT_MAX_BATCH_SIZE = 4

@@ -23,10 +23,10 @@ from typing import Any, NamedTuple
 from google.protobuf import text_format
 from google.protobuf.descriptor import FieldDescriptor
 
-from gateway.errors import InvalidArgument
-from gateway.repository import padding
-from gateway.types import Axis, Datatype, ModelSignature, TensorSpec
-from gateway.wire.triton_messages import model_config_pb2 as pb
+from modelport.gateway.errors import InvalidArgument
+from modelport.gateway.repository import padding
+from modelport.gateway.types import Axis, Datatype, ModelSignature, TensorSpec
+from modelport.gateway.wire.triton_messages import model_config_pb2 as pb
 
 ModelConfig = Any  # pb.ModelConfig; tritonclient ships no type information
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Hashable, Mapping
 from typing import TypeVar
 
-from gateway.errors import IntegrityError
+from modelport.gateway.errors import IntegrityError
 
 #: Inlined operators that every file may have, and how many times its own operators.
 MAX_OPERATORS = 20_000

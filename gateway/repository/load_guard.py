@@ -15,7 +15,7 @@ import threading
 from collections.abc import Iterator
 from typing import Any
 
-from gateway.errors import IntegrityError
+from modelport.gateway.errors import IntegrityError
 
 #: Audit events → what they are called in a message.
 _REFUSED = {

@@ -13,7 +13,7 @@ import os
 from collections.abc import Iterator
 from pathlib import Path
 
-from gateway.errors import IntegrityError
+from modelport.gateway.errors import IntegrityError
 
 FILENAME = "manifest.json"
 #: The file in which the exporters say what was proven (``signing``).

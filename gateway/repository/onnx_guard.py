@@ -13,8 +13,8 @@ from collections import Counter
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
-from gateway.errors import IntegrityError
-from gateway.repository import inlining
+from modelport.gateway.errors import IntegrityError
+from modelport.gateway.repository import inlining
 
 #: ONNX's, and ONNX Runtime's own, which every build of it has.
 DOMAINS = frozenset({"", "ai.onnx", "ai.onnx.ml", "com.microsoft", "com.microsoft.nchwc"})

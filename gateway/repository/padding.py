@@ -10,8 +10,8 @@ import math
 
 import numpy as np
 
-from gateway.errors import InvalidArgument
-from gateway.types import NUMPY_DTYPES, Axis, Datatype, TensorSpec
+from modelport.gateway.errors import InvalidArgument
+from modelport.gateway.types import NUMPY_DTYPES, Axis, Datatype, TensorSpec
 
 Padding = float | tuple[tuple[str, float], ...]
 

@@ -12,9 +12,9 @@ import json
 import re
 from typing import Any
 
-from gateway.errors import IntegrityError
-from gateway.repository.torch_archive import Archive
-from gateway.repository.torch_operators import is_pure_target
+from modelport.gateway.errors import IntegrityError
+from modelport.gateway.repository.torch_archive import Archive
+from modelport.gateway.repository.torch_operators import is_pure_target
 
 PROGRAM = "models/model.json"
 SAMPLE_INPUTS = "data/sample_inputs/model.pt"

@@ -17,9 +17,9 @@ from typing import Any
 
 from google.protobuf.message import DecodeError
 
-from gateway.errors import IntegrityError
-from gateway.repository import inlining
-from gateway.repository.tensorflow_operators import PURE
+from modelport.gateway.errors import IntegrityError
+from modelport.gateway.repository import inlining
+from modelport.gateway.repository.tensorflow_operators import PURE
 
 FILENAME = "saved_model.pb"
 #: What the loader runs once, with the paths of the assets fed.

@@ -19,8 +19,8 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import NamedTuple
 
-from gateway.repository import config as configuration
-from gateway.repository import manifest
+from modelport.gateway.repository import config as configuration
+from modelport.gateway.repository import manifest
 
 #: Names are looked up in a scan's result, never joined to a path; these are the ones it may hold.
 MODEL_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]{0,127}\Z")

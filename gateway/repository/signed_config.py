@@ -15,11 +15,11 @@ import re
 from collections.abc import Iterator
 from typing import Any
 
-from gateway.errors import IntegrityError
-from gateway.repository import config as configuration
-from gateway.repository.config import PLATFORMS, ModelConfig
-from gateway.repository.signing import CERTIFICATE, Certificate
-from gateway.wire.triton_messages import model_config_pb2 as pb
+from modelport.gateway.errors import IntegrityError
+from modelport.gateway.repository import config as configuration
+from modelport.gateway.repository.config import PLATFORMS, ModelConfig
+from modelport.gateway.repository.signing import CERTIFICATE, Certificate
+from modelport.gateway.wire.triton_messages import model_config_pb2 as pb
 
 KEY = "configuration"
 

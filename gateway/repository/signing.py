@@ -30,8 +30,8 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from gateway.errors import IntegrityError, Internal, InvalidArgument
-from gateway.repository import manifest
+from modelport.gateway.errors import IntegrityError, Internal, InvalidArgument
+from modelport.gateway.repository import manifest
 
 CERTIFICATE = manifest.CERTIFICATE
 SIGNATURE = "certificate.json.sig"

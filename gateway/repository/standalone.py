@@ -9,10 +9,10 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
-from gateway.errors import InvalidArgument
-from gateway.repository import config as configuration
-from gateway.repository.config import PLATFORMS, Platform
-from gateway.repository.scan import (
+from modelport.gateway.errors import InvalidArgument
+from modelport.gateway.repository import config as configuration
+from modelport.gateway.repository.config import PLATFORMS, Platform
+from modelport.gateway.repository.scan import (
     MODEL_NAME,
     VERSION_NAME,
     ModelEntry,

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import struct
 
-from gateway.errors import IntegrityError
+from modelport.gateway.errors import IntegrityError
 
 IDENTIFIER = b"TFL3"
 MAX_OPERATOR_CODES = 10_000

@@ -21,9 +21,9 @@ from enum import StrEnum
 from pathlib import Path
 from typing import Any, TypeVar
 
-from gateway.errors import IntegrityError, InvalidArgument, Unsupported
-from gateway.repository import config, zip_guard
-from gateway.types import ModelSignature
+from modelport.gateway.errors import IntegrityError, InvalidArgument, Unsupported
+from modelport.gateway.repository import config, zip_guard
+from modelport.gateway.types import ModelSignature
 
 SIGNATURE = "modelport/signature.json"
 

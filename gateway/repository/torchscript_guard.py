@@ -14,10 +14,10 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-from gateway.errors import IntegrityError
-from gateway.repository import inlining
-from gateway.repository.torch_archive import DAMAGE, Archive
-from gateway.repository.torch_operators import is_pure
+from modelport.gateway.errors import IntegrityError
+from modelport.gateway.repository import inlining
+from modelport.gateway.repository.torch_archive import DAMAGE, Archive
+from modelport.gateway.repository.torch_operators import is_pure
 
 #: A module's functions and methods by their qualified names; None where there is none.
 Functions = Callable[[str], Any]

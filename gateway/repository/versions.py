@@ -14,9 +14,9 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from gateway.errors import InvalidArgument, NotFound
-from gateway.repository import config as configuration
-from gateway.repository.scan import ModelEntry, scan_model
+from modelport.gateway.errors import InvalidArgument, NotFound
+from modelport.gateway.repository import config as configuration
+from modelport.gateway.repository.scan import ModelEntry, scan_model
 
 LABEL = "version_label."
 LABEL_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]{0,63}\Z")

@@ -19,7 +19,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import IO, NamedTuple
 
-from gateway.errors import IntegrityError
+from modelport.gateway.errors import IntegrityError
 
 MAX_RECORDS = 1_000_000
 MAX_DIRECTORY_BYTES = 256 << 20

@@ -4,7 +4,7 @@ The metrics' modules (``registry``, ``collectors``, ``conditions``) bring Promet
 nothing needs before the first scrape.
 """
 
-from gateway.telemetry.logs import configure_logging
-from gateway.telemetry.statistics import FAILURE_REASONS, Statistics
+from modelport.gateway.telemetry.logs import configure_logging
+from modelport.gateway.telemetry.statistics import FAILURE_REASONS, Statistics
 
 __all__ = ["FAILURE_REASONS", "Statistics", "configure_logging"]

@@ -18,8 +18,8 @@ from prometheus_client.core import (
 )
 from prometheus_client.registry import Collector
 
-from gateway.telemetry.statistics import FIRST_RESPONSE_BUCKETS_MS, Statistics
-from gateway.telemetry.tfserving import REQUEST_BUCKETS_US, TfServingRequests
+from modelport.gateway.telemetry.statistics import FIRST_RESPONSE_BUCKETS_MS, Statistics
+from modelport.gateway.telemetry.tfserving import REQUEST_BUCKETS_US, TfServingRequests
 
 #: name, version and counters of everything that has been served, read at scrape time.
 StatisticsSource = Callable[[], Iterable[tuple[str, int, Statistics]]]

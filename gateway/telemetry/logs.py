@@ -9,7 +9,7 @@ from typing import Any
 
 import structlog
 
-from gateway.settings import LogFormat
+from modelport.gateway.settings import LogFormat
 
 
 class _StandardError:

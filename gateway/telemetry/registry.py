@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from prometheus_client import CollectorRegistry, ProcessCollector
 
-from gateway.telemetry.collectors import (
+from modelport.gateway.telemetry.collectors import (
     RequestMemoryCollector,
     RequestMemoryUse,
     StatisticsSource,
@@ -12,8 +12,8 @@ from gateway.telemetry.collectors import (
     TorchServeCollector,
     TritonCollector,
 )
-from gateway.telemetry.conditions import Conditions, ConditionsCollector
-from gateway.telemetry.tfserving import TfServingRequests
+from modelport.gateway.telemetry.conditions import Conditions, ConditionsCollector
+from modelport.gateway.telemetry.tfserving import TfServingRequests
 
 
 def registry(

@@ -9,8 +9,8 @@ import time
 from bisect import bisect_left
 from typing import Any
 
-from gateway.errors import Code
-from gateway.types import Timing
+from modelport.gateway.errors import Code
+from modelport.gateway.types import Timing
 
 #: Upper bounds of ``nv_inference_first_response_histogram_ms``; Triton's defaults.
 FIRST_RESPONSE_BUCKETS_MS = (100.0, 500.0, 2000.0, 5000.0)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import bisect
 
-from gateway.telemetry.statistics import Duration
+from modelport.gateway.telemetry.statistics import Duration
 
 #: Upper bounds of ``:tensorflow:serving:request_latency``, as there.
 REQUEST_BUCKETS_US = tuple(10 * 1.8**exponent for exponent in range(33))

@@ -8,8 +8,8 @@ An attempt raises ``EndpointFailed`` for what is the endpoint's fault, and ``Mod
 what is the request's. ``gateway.upstream.grpc`` and ``gateway.upstream.http`` raise both already.
 """
 
-from gateway.upstream.messages import public
-from gateway.upstream.outlier_detection import (
+from modelport.gateway.upstream.messages import public
+from modelport.gateway.upstream.outlier_detection import (
     IDEMPOTENT,
     NOT_PROCESSED,
     Endpoint,
@@ -17,7 +17,7 @@ from gateway.upstream.outlier_detection import (
     Failure,
     ServerError,
 )
-from gateway.upstream.pool import Pool, on_loop
+from modelport.gateway.upstream.pool import Pool, on_loop
 
 __all__ = [
     "IDEMPOTENT",

@@ -1,7 +1,7 @@
 """gRPC as a client of other servers: channels, unary calls, and a status as what it says of whom.
 
 Unary calls go over HTTP/2 on this event loop (``gateway.upstream.http2``): through ``grpc.aio`` a
-call costs two more threads. Streams are ``gateway.upstream.grpc_stream``'s.
+call costs two more threads. Streams are ``modelport.gateway.upstream.grpc_stream``'s.
 """
 
 from __future__ import annotations
@@ -19,8 +19,7 @@ from urllib.parse import unquote
 
 from google.protobuf.message import DecodeError
 
-from gateway import hops
-from gateway.errors import (
+from modelport.gateway.errors import (
     Internal,
     InvalidArgument,
     ModelportError,
@@ -28,17 +27,24 @@ from gateway.errors import (
     TimedOut,
     Unsupported,
 )
-from gateway.routes import Route
-from gateway.types import Deadline
-from gateway.upstream.background import is_cancelled
-from gateway.upstream.http2 import PONG_SECONDS, SILENCE_SECONDS, Connection, Reset, TooLarge
-from gateway.upstream.http2 import Reply as _Reply
-from gateway.upstream.messages import public
-from gateway.upstream.outlier_detection import EndpointFailed, Failure, ServerError
-from gateway.wire.http2 import literal
-from gateway.wire.http2_reader import Broken
-from gateway.wire.protobuf import joined
-from gateway.wire.raw import Buffer
+from modelport.gateway.repository.routes import Route
+from modelport.gateway.types import Deadline
+from modelport.gateway.upstream.background import is_cancelled
+from modelport.gateway.upstream.http2 import (
+    PONG_SECONDS,
+    SILENCE_SECONDS,
+    Connection,
+    Reset,
+    TooLarge,
+)
+from modelport.gateway.upstream.http2 import Reply as _Reply
+from modelport.gateway.upstream.messages import public
+from modelport.gateway.upstream.outlier_detection import EndpointFailed, Failure, ServerError
+from modelport.gateway.wire import hops
+from modelport.gateway.wire.http2 import literal
+from modelport.gateway.wire.http2_reader import Broken
+from modelport.gateway.wire.protobuf import joined
+from modelport.gateway.wire.raw import Buffer
 
 T = TypeVar("T")
 _VIA = hops.HEADER.encode()

@@ -14,14 +14,14 @@ from typing import Any, TypeVar
 import grpc
 from google.protobuf.message import DecodeError
 
-from gateway import hops
-from gateway.errors import ModelportError, TimedOut
-from gateway.routes import Route
-from gateway.types import Deadline
-from gateway.upstream.grpc import KEEPALIVE_SECONDS, MAX_MESSAGE_BYTES, meant
-from gateway.upstream.http2 import PONG_SECONDS
-from gateway.upstream.outlier_detection import EndpointFailed, Failure
-from gateway.wire.raw import Buffer
+from modelport.gateway.errors import ModelportError, TimedOut
+from modelport.gateway.repository.routes import Route
+from modelport.gateway.types import Deadline
+from modelport.gateway.upstream.grpc import KEEPALIVE_SECONDS, MAX_MESSAGE_BYTES, meant
+from modelport.gateway.upstream.http2 import PONG_SECONDS
+from modelport.gateway.upstream.outlier_detection import EndpointFailed, Failure
+from modelport.gateway.wire import hops
+from modelport.gateway.wire.raw import Buffer
 
 T = TypeVar("T")
 

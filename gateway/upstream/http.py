@@ -14,13 +14,13 @@ import aiohttp
 from aiohttp.connector import AddrInfoType
 from yarl import URL
 
-from gateway import hops
-from gateway.errors import ModelportError, TimedOut
-from gateway.routes import Route
-from gateway.types import Deadline
-from gateway.upstream import grpc
-from gateway.upstream.http2 import PONG_SECONDS
-from gateway.upstream.outlier_detection import EndpointFailed, Failure
+from modelport.gateway.errors import ModelportError, TimedOut
+from modelport.gateway.repository.routes import Route
+from modelport.gateway.types import Deadline
+from modelport.gateway.upstream import grpc
+from modelport.gateway.upstream.http2 import PONG_SECONDS
+from modelport.gateway.upstream.outlier_detection import EndpointFailed, Failure
+from modelport.gateway.wire import hops
 
 #: A larger body is sent in parts: the event loop serves others between them.
 WHOLE_BYTES = 1 << 20

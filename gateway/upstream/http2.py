@@ -13,10 +13,10 @@ from collections import deque
 from collections.abc import Sequence
 from typing import cast
 
-from gateway.wire import http2
-from gateway.wire.body import Body
-from gateway.wire.header_blocks import HeaderBlocks, text
-from gateway.wire.http2 import (
+from modelport.gateway.wire import http2
+from modelport.gateway.wire.body import Body
+from modelport.gateway.wire.header_blocks import HeaderBlocks, text
+from modelport.gateway.wire.http2 import (
     ACK,
     CANCEL,
     DATA,
@@ -38,10 +38,10 @@ from gateway.wire.http2 import (
     WINDOW_UPDATE,
     WORD,
 )
-from gateway.wire.http2_reader import MAX_DATA_BYTES, Broken, Reader, widened
-from gateway.wire.http2_settings import PeerSettings
-from gateway.wire.protobuf import joined
-from gateway.wire.raw import Buffer
+from modelport.gateway.wire.http2_reader import MAX_DATA_BYTES, Broken, Reader, widened
+from modelport.gateway.wire.http2_settings import PeerSettings
+from modelport.gateway.wire.protobuf import joined
+from modelport.gateway.wire.raw import Buffer
 
 Headers = dict[str, str]
 

@@ -13,9 +13,9 @@ from dataclasses import dataclass, field
 from enum import Enum
 from itertools import islice
 
-from gateway.errors import Internal, ModelportError
-from gateway.routes import OutlierDetection
-from gateway.timers import TimeLimit
+from modelport.gateway.errors import Internal, ModelportError
+from modelport.gateway.repository.routes import OutlierDetection
+from modelport.gateway.runtime.timer_wheel import TimeLimit
 
 #: Failures in a row that eject, of those that the network itself reports.
 CONNECT_FAILURES = 1

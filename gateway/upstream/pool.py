@@ -17,12 +17,12 @@ from typing import Any, TypeVar
 
 import structlog
 
-from gateway.errors import Internal, ModelportError, QueueFull, TimedOut, Unavailable
-from gateway.routes import OutlierDetection
-from gateway.timers import TimeLimit
-from gateway.types import Deadline
-from gateway.upstream.background import BackgroundTasks, is_cancelled
-from gateway.upstream.outlier_detection import (
+from modelport.gateway.errors import Internal, ModelportError, QueueFull, TimedOut, Unavailable
+from modelport.gateway.repository.routes import OutlierDetection
+from modelport.gateway.runtime.timer_wheel import TimeLimit
+from modelport.gateway.types import Deadline
+from modelport.gateway.upstream.background import BackgroundTasks, is_cancelled
+from modelport.gateway.upstream.outlier_detection import (
     IDEMPOTENT,
     UNREACHABLE,
     Endpoint,

@@ -9,13 +9,13 @@ from typing import Any
 import numpy as np
 from google.protobuf.message import DecodeError
 
-from gateway import offload
-from gateway.errors import InvalidArgument
-from gateway.types import NUMPY_DTYPES, Array, Datatype
-from gateway.wire import protobuf_pieces, raw
-from gateway.wire.protobuf import tag
-from gateway.wire.raw import Buffer
-from gateway.wire.triton_messages import service_pb2 as pb
+from modelport.gateway.errors import InvalidArgument
+from modelport.gateway.runtime import offload
+from modelport.gateway.types import NUMPY_DTYPES, Array, Datatype
+from modelport.gateway.wire import protobuf_pieces, raw
+from modelport.gateway.wire.protobuf import tag
+from modelport.gateway.wire.raw import Buffer
+from modelport.gateway.wire.triton_messages import service_pb2 as pb
 
 #: The field of ``InferTensorContents`` that carries a datatype; FP16 and BF16 are raw only.
 FIELDS = {

@@ -7,8 +7,8 @@ from typing import Generic, TypeVar
 
 import hpack
 
-from gateway.wire.http2 import COMPRESSION_ERROR, ENHANCE_YOUR_CALM, MAX_HEADER_BYTES
-from gateway.wire.http2_reader import Broken
+from modelport.gateway.wire.http2 import COMPRESSION_ERROR, ENHANCE_YOUR_CALM, MAX_HEADER_BYTES
+from modelport.gateway.wire.http2_reader import Broken
 
 T = TypeVar("T")
 Fields = list[tuple[bytes, bytes]]

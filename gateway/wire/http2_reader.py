@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 
-from gateway.wire.http2 import (
+from modelport.gateway.wire.http2 import (
     CONTINUATION,
     DATA,
     END_HEADERS,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from gateway.wire.http2 import (
+from modelport.gateway.wire.http2 import (
     DEFAULT_FRAME_BYTES,
     ENABLE_PUSH,
     ENHANCE_YOUR_CALM,
@@ -15,7 +15,7 @@ from gateway.wire.http2 import (
     SETTING,
     WINDOW_BYTES,
 )
-from gateway.wire.http2_reader import MAX_DATA_BYTES, Broken
+from modelport.gateway.wire.http2_reader import MAX_DATA_BYTES, Broken
 
 #: Entries of one frame, as nghttp2 has it; the RFC defines six settings.
 MAX_ENTRIES = 32

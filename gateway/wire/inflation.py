@@ -10,8 +10,8 @@ from __future__ import annotations
 
 import zlib
 
-from gateway import offload, request_memory
-from gateway.wire.raw import Buffer
+from modelport.gateway.runtime import offload, request_memory
+from modelport.gateway.wire.raw import Buffer
 
 FREE_BYTES = 8 * 1024 * 1024
 RATIO = 100

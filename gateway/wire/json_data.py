@@ -10,11 +10,11 @@ from typing import Any
 
 import numpy as np
 
-from gateway import offload
-from gateway.errors import InvalidArgument
-from gateway.types import NUMPY_DTYPES, Array, Datatype, Tensor
-from gateway.wire import raw
-from gateway.wire.long_array import LongArray
+from modelport.gateway.errors import InvalidArgument
+from modelport.gateway.runtime import offload
+from modelport.gateway.types import NUMPY_DTYPES, Array, Datatype, Tensor
+from modelport.gateway.wire import raw
+from modelport.gateway.wire.long_array import LongArray
 
 BINARY_ONLY = (Datatype.FP16, Datatype.BF16)
 _LISTS = {list}

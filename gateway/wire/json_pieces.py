@@ -16,9 +16,9 @@ from typing import Any, NamedTuple
 import numpy as np
 import orjson
 
-from gateway import offload
-from gateway.errors import InvalidArgument
-from gateway.wire.long_array import LongArray
+from modelport.gateway.errors import InvalidArgument
+from modelport.gateway.runtime import offload
+from modelport.gateway.wire.long_array import LongArray
 
 #: Longer texts are cut. A piece is as long at least, and longer where a string is.
 LONG_BYTES = 256 * 1024

@@ -17,11 +17,11 @@ from typing import Any
 import numpy as np
 import orjson
 
-from gateway.errors import InvalidArgument
-from gateway.types import Array
-from gateway.wire import json_pieces
-from gateway.wire.long_array import LongArray
-from gateway.wire.raw import Buffer
+from modelport.gateway.errors import InvalidArgument
+from modelport.gateway.types import Array
+from modelport.gateway.wire import json_pieces
+from modelport.gateway.wire.long_array import LongArray
+from modelport.gateway.wire.raw import Buffer
 
 MAX_DEPTH = 100
 #: Objects this API knows have a dozen keys; a flood of keys is refused before it is built.

@@ -11,10 +11,10 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from gateway import offload
-from gateway.types import Array
-from gateway.wire import json_text
-from gateway.wire.raw import Buffer
+from modelport.gateway.runtime import offload
+from modelport.gateway.types import Array
+from modelport.gateway.wire import json_text
+from modelport.gateway.wire.raw import Buffer
 
 #: Values that are written at once.
 PIECE = 16_384

@@ -13,9 +13,9 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from gateway import offload
-from gateway.errors import InvalidArgument
-from gateway.types import Array
+from modelport.gateway.errors import InvalidArgument
+from modelport.gateway.runtime import offload
+from modelport.gateway.types import Array
 
 #: Python's integers of these bounds are cached, and so are arrays of them small.
 _NARROW = (np.int8, np.int16, np.int32)

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Collection, Sequence
 from typing import Any
 
-from gateway.wire.raw import COPIED_BYTES, Buffer
+from modelport.gateway.wire.raw import COPIED_BYTES, Buffer
 
 _LENGTH_DELIMITED = 2
 #: Messages with more are left to whoever reads large ones.

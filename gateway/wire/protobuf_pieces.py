@@ -13,9 +13,9 @@ from typing import Any, NamedTuple
 from google.protobuf.descriptor import FieldDescriptor
 from google.protobuf.message import DecodeError
 
-from gateway import offload
-from gateway.wire.protobuf import read_varint, varint
-from gateway.wire.raw import Buffer
+from modelport.gateway.runtime import offload
+from modelport.gateway.wire.protobuf import read_varint, varint
+from modelport.gateway.wire.raw import Buffer
 
 PIECE_BYTES = 64 * 1024
 _VARINT, _EIGHT, _DELIMITED, _FOUR = 0, 1, 2, 5

@@ -13,9 +13,9 @@ from typing import Any
 
 import numpy as np
 
-from gateway import offload
-from gateway.errors import InvalidArgument
-from gateway.types import NUMPY_DTYPES, Array, Datatype, Tensor
+from modelport.gateway.errors import InvalidArgument
+from modelport.gateway.runtime import offload
+from modelport.gateway.types import NUMPY_DTYPES, Array, Datatype, Tensor
 
 Buffer = bytes | memoryview
 

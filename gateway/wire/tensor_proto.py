@@ -16,13 +16,13 @@ from typing import Any
 
 import numpy as np
 
-from gateway import offload
-from gateway.errors import InvalidArgument
-from gateway.types import NUMPY_DTYPES, Array, Datatype, Tensor
-from gateway.wire import inflation, raw
-from gateway.wire.proto import tensorflow_pb2 as pb
-from gateway.wire.protobuf import nested, tag, varint
-from gateway.wire.raw import Buffer
+from modelport.gateway.errors import InvalidArgument
+from modelport.gateway.runtime import offload
+from modelport.gateway.types import NUMPY_DTYPES, Array, Datatype, Tensor
+from modelport.gateway.wire import inflation, raw
+from modelport.gateway.wire.proto import tensorflow_pb2 as pb
+from modelport.gateway.wire.protobuf import nested, tag, varint
+from modelport.gateway.wire.raw import Buffer
 
 DATATYPES = {
     pb.DT_BOOL: Datatype.BOOL,

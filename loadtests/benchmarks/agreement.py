@@ -1,6 +1,6 @@
 """Whether our percentiles are those that other clients measure.
 
-`python -m loadtests.benchmarks.agreement`.
+`python -m modelport.loadtests.benchmarks.agreement`.
 
 The same requests to the same server: `wrk` beside our OIP HTTP user, `h2load` and `perf_analyzer`
 beside our OIP gRPC user. In every round each is followed by ours or follows it, in turn, because a
@@ -27,21 +27,21 @@ from pathlib import Path
 from rich.console import Console
 from rich.table import Table
 
-from loadtests import payloads, program
-from loadtests.benchmarks import slow_model, tiny_model
-from loadtests.benchmarks.perf_analyzer import Analyzer
-from loadtests.payloads import Payloads
-from loadtests.peers import clients, exchanges, models
-from loadtests.peers.models import Files, Input, Model
-from loadtests.peers.sample import Sample
-from loadtests.peers.servers import modelport
-from loadtests.peers.servers.base import Launch
-from loadtests.processes import HOST, ServerFailed, free_ports, pinned, running
-from loadtests.run import measure
-from loadtests.samples import Load
-from loadtests.statistics import Interval, ratio
-from loadtests.summary import summarise
-from loadtests.target import Protocol, Target
+from modelport.loadtests import payloads, program
+from modelport.loadtests.benchmarks import slow_model, tiny_model
+from modelport.loadtests.benchmarks.perf_analyzer import Analyzer
+from modelport.loadtests.payloads import Payloads
+from modelport.loadtests.peers import clients, exchanges, models
+from modelport.loadtests.peers.models import Files, Input, Model
+from modelport.loadtests.peers.sample import Sample
+from modelport.loadtests.peers.servers import modelport
+from modelport.loadtests.peers.servers.base import Launch
+from modelport.loadtests.processes import HOST, ServerFailed, free_ports, pinned, running
+from modelport.loadtests.run import measure
+from modelport.loadtests.samples import Load
+from modelport.loadtests.statistics import Interval, ratio
+from modelport.loadtests.summary import summarise
+from modelport.loadtests.target import Protocol, Target
 
 LIMITS = {"p50_ms": 0.05, "p99_ms": 0.10}
 DIFFERS = "DIFFERS"
@@ -90,7 +90,7 @@ class Row:
 def parse(arguments: list[str] | None) -> argparse.Namespace:
     cores = sorted(os.sched_getaffinity(0))
     parser = argparse.ArgumentParser(
-        prog="python -m loadtests.benchmarks.agreement", description=__doc__
+        prog="python -m modelport.loadtests.benchmarks.agreement", description=__doc__
     )
     parser.add_argument("--models", nargs="+", choices=MODELS, default=[SLOW.name])
     parser.add_argument("--in-flight", nargs="+", type=program.count, default=[1, 8])

@@ -1,6 +1,7 @@
 """The model `copy`: y = x, one vector of any length, for Triton and for modelport.
 
-`python -m loadtests.benchmarks.copy_model DIR` writes modelport's; needs the `onnx` package.
+`python -m modelport.loadtests.benchmarks.copy_model DIR` writes modelport's;
+needs the `onnx` package.
 """
 
 from __future__ import annotations
@@ -9,7 +10,7 @@ import argparse
 import shutil
 from pathlib import Path
 
-from loadtests.peers.servers.base import INSIDE
+from modelport.loadtests.peers.servers.base import INSIDE
 
 NAME = "copy"
 CONFIG = """\

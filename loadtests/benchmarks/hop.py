@@ -1,4 +1,4 @@
-"""What the gateway adds in front of another server: `python -m loadtests.benchmarks.hop`.
+"""What the gateway adds in front of another server: `python -m modelport.loadtests.benchmarks.hop`.
 
 The same request goes to the server directly and through a gateway in front of it, in interleaved
 rounds, open loop at half of the capacity measured before, over gRPC: Triton's protocol against a
@@ -27,13 +27,13 @@ from pathlib import Path
 
 from tritonclient.grpc import service_pb2 as oip
 
-from loadtests import environments, program
-from loadtests.benchmarks import copy_model
-from loadtests.benchmarks.open_loop import CALL_SECONDS, Client
-from loadtests.peers.servers import triton
-from loadtests.peers.servers.base import Launch
-from loadtests.peers.servers.modelport import executable
-from loadtests.processes import HOST, free_ports, running
+from modelport.loadtests import environments, program
+from modelport.loadtests.benchmarks import copy_model
+from modelport.loadtests.benchmarks.open_loop import CALL_SECONDS, Client
+from modelport.loadtests.peers.servers import triton
+from modelport.loadtests.peers.servers.base import Launch
+from modelport.loadtests.peers.servers.modelport import executable
+from modelport.loadtests.processes import HOST, free_ports, running
 
 SIZES = {"4 floats": 4, "1 MB": 262_144}
 #: Size → at most so much more than direct, in milliseconds: p50, p99.
@@ -72,7 +72,9 @@ class Result:
 
 
 def parse(arguments: list[str] | None) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(prog="python -m loadtests.benchmarks.hop", description=__doc__)
+    parser = argparse.ArgumentParser(
+        prog="python -m modelport.loadtests.benchmarks.hop", description=__doc__
+    )
     parser.add_argument("--servers", nargs="+", choices=list(METHODS), default=list(METHODS))
     parser.add_argument("--sizes", nargs="+", choices=list(SIZES), default=list(SIZES))
     parser.add_argument("--rounds", type=program.count, default=7)

@@ -1,4 +1,4 @@
-"""Whether memory stays flat: `python -m loadtests.benchmarks.memory`.
+"""Whether memory stays flat: `python -m modelport.loadtests.benchmarks.memory`.
 
 Requests of every kind, right and wrong, whole and given up, go to one gateway; its memory, its file
 descriptors and its threads are read between the rounds. `--control` runs a gateway that leaks 100
@@ -24,12 +24,12 @@ from pathlib import Path
 import grpc
 from tritonclient.grpc import service_pb2 as oip
 
-from loadtests import environments, program
-from loadtests.benchmarks import tiny_model
-from loadtests.benchmarks.open_loop import OPTIONS
-from loadtests.peers.clients import GRPC_PATH
-from loadtests.peers.servers.modelport import executable
-from loadtests.processes import HOST, free_ports, running
+from modelport.loadtests import environments, program
+from modelport.loadtests.benchmarks import tiny_model
+from modelport.loadtests.benchmarks.open_loop import OPTIONS
+from modelport.loadtests.peers.clients import GRPC_PATH
+from modelport.loadtests.peers.servers.modelport import executable
+from modelport.loadtests.processes import HOST, free_ports, running
 
 #: What must hold, from the end of the warm-up to the end.
 GROWTH_SHARE, GROWTH_BYTES = 0.01, 20 * 2**20
@@ -65,7 +65,7 @@ class Kind:
 
 def parse(arguments: list[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(
-        prog="python -m loadtests.benchmarks.memory", description=__doc__
+        prog="python -m modelport.loadtests.benchmarks.memory", description=__doc__
     )
     parser.add_argument("--requests", type=program.count, default=1_000_000)
     parser.add_argument("--rounds", type=program.count, default=40)

@@ -1,4 +1,4 @@
-"""Ten times too many requests: `python -m loadtests.benchmarks.overload`.
+"""Ten times too many requests: `python -m modelport.loadtests.benchmarks.overload`.
 
 Capacity is measured first (closed loop), then 80 % of it, then 10 times as much (open loop, an even
 rate), then 80 % again. Latency counts from the intended moment of sending, and the overload from
@@ -27,12 +27,12 @@ from pathlib import Path
 
 from tritonclient.grpc import service_pb2 as oip
 
-from loadtests import environments, program
-from loadtests.benchmarks import slow_model
-from loadtests.benchmarks.open_loop import Client, HttpClient, Outcomes, quantile
-from loadtests.peers.clients import GRPC_PATH
-from loadtests.peers.servers.modelport import executable
-from loadtests.processes import HOST, free_ports, running
+from modelport.loadtests import environments, program
+from modelport.loadtests.benchmarks import slow_model
+from modelport.loadtests.benchmarks.open_loop import Client, HttpClient, Outcomes, quantile
+from modelport.loadtests.peers.clients import GRPC_PATH
+from modelport.loadtests.peers.servers.modelport import executable
+from modelport.loadtests.processes import HOST, free_ports, running
 
 OVERLOAD, LOAD = 10.0, 0.8
 #: What must hold.
@@ -74,7 +74,7 @@ class Result:
 
 def parse(arguments: list[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(
-        prog="python -m loadtests.benchmarks.overload", description=__doc__
+        prog="python -m modelport.loadtests.benchmarks.overload", description=__doc__
     )
     parser.add_argument(
         "--protocols", nargs="+", choices=["http", "grpc"], default=["http", "grpc"]
@@ -98,7 +98,7 @@ def gateway(
     models = work / f"models-{admission_control}"
     more = "" if admission_control else OFF
     subprocess.run(
-        [sys.executable, "-m", "loadtests.benchmarks.slow_model", str(models), more],
+        [sys.executable, "-m", "modelport.loadtests.benchmarks.slow_model", str(models), more],
         check=True, cwd=environments.ROOT,
     )  # fmt: skip
     http, grpc, metrics = free_ports(3)

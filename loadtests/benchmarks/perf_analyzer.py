@@ -19,11 +19,11 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from loadtests import environments, program
-from loadtests.benchmarks import tiny_model
-from loadtests.peers.servers import modelport
-from loadtests.peers.servers.base import Launch
-from loadtests.processes import HOST, free_ports, running, wait_ready
+from modelport.loadtests import environments, program
+from modelport.loadtests.benchmarks import tiny_model
+from modelport.loadtests.peers.servers import modelport
+from modelport.loadtests.peers.servers.base import Launch
+from modelport.loadtests.processes import HOST, free_ports, running, wait_ready
 
 VERSION = "2.51.0"  # the last whose binary runs on glibc 2.36
 RUN_SECONDS = 120
@@ -134,7 +134,7 @@ class Analyzer:
 
 def parse(arguments: list[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(
-        prog="python -m loadtests.benchmarks.perf_analyzer", description=__doc__
+        prog="python -m modelport.loadtests.benchmarks.perf_analyzer", description=__doc__
     )
     parser.add_argument("--url-http", help="HOST:PORT of a gateway that is already running")
     parser.add_argument("--url-grpc", help="HOST:PORT of its gRPC side")

@@ -1,8 +1,8 @@
-"""What a request costs, layer by layer: `python -m loadtests.benchmarks.profile`.
+"""What a request costs, layer by layer: `python -m modelport.loadtests.benchmarks.profile`.
 
 A gateway on one core, its clients on another, as in `loadtests.peers`; beside it ONNX Runtime in a
 loop on the same core. Both are sampled (`loadtests.benchmarks.sampling`), which costs them some
-percent: the shares count, and throughput is measured by `loadtests.peers`.
+percent: the shares count, and throughput is measured by `modelport.loadtests.peers`.
 """
 
 from __future__ import annotations
@@ -14,15 +14,15 @@ import tempfile
 from collections.abc import Mapping
 from pathlib import Path
 
-from loadtests import program
-from loadtests.benchmarks import sampling
-from loadtests.benchmarks.sampling import LOOP, THREADS, Profile
-from loadtests.peers import lineup, models, raw
-from loadtests.peers.clients import Load
-from loadtests.peers.models import Files, Model
-from loadtests.peers.servers import ALL
-from loadtests.peers.tables import figure, markdown
-from loadtests.processes import ServerFailed, pinned, start
+from modelport.loadtests import program
+from modelport.loadtests.benchmarks import sampling
+from modelport.loadtests.benchmarks.sampling import LOOP, THREADS, Profile
+from modelport.loadtests.peers import lineup, models, raw
+from modelport.loadtests.peers.clients import Load
+from modelport.loadtests.peers.models import Files, Model
+from modelport.loadtests.peers.servers import ALL
+from modelport.loadtests.peers.tables import figure, markdown
+from modelport.loadtests.processes import ServerFailed, pinned, start
 
 COMPUTING = [name for name, model in models.ALL.items() if model.baseline == raw.NAME]
 SERVERS = [name for name in ALL if name.startswith("modelport-")]
@@ -32,7 +32,7 @@ RAW_START_SECONDS = 3.0
 
 def parse(arguments: list[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(
-        prog="python -m loadtests.benchmarks.profile",
+        prog="python -m modelport.loadtests.benchmarks.profile",
         description=__doc__,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )

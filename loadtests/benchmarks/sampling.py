@@ -17,8 +17,8 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from loadtests import environments
-from loadtests.processes import ServerFailed, start
+from modelport.loadtests import environments
+from modelport.loadtests.processes import ServerFailed, start
 
 PY_SPY = "py-spy==0.4.3"
 #: No multiple of the kernel's ticks: what happens with those would be seen always, or never.

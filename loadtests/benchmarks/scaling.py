@@ -21,11 +21,11 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from loadtests import program
-from loadtests.peers import clients, exchanges, models
-from loadtests.peers.clients import Client, Load
-from loadtests.peers.servers.modelport import executable
-from loadtests.processes import HOST, free_ports, running
+from modelport.loadtests import program
+from modelport.loadtests.peers import clients, exchanges, models
+from modelport.loadtests.peers.clients import Client, Load
+from modelport.loadtests.peers.servers.modelport import executable
+from modelport.loadtests.processes import HOST, free_ports, running
 
 TICKS_PER_SECOND = os.sysconf("SC_CLK_TCK")
 GOAL = 1.7  # of two workers, and in proportion of more
@@ -108,7 +108,8 @@ def measure(gateway: Gateway, protocol: str, connections: int, seconds: float) -
 
 def main() -> int:
     parser = argparse.ArgumentParser(
-        prog="python -m loadtests.benchmarks.scaling", description=__doc__.partition("\n")[0]
+        prog="python -m modelport.loadtests.benchmarks.scaling",
+        description=__doc__.partition("\n")[0],
     )
     parser.add_argument("--workers", type=program.count, default=2)
     parser.add_argument("--connections", type=program.count, default=64)

@@ -1,7 +1,7 @@
 """The model `slow`: y = 2x after some milliseconds of multiplying matrices on one core.
 
-`python -m loadtests.benchmarks.slow_model DIR [MORE]` writes it, with MORE in its configuration;
-needs the `onnx` package.
+`python -m modelport.loadtests.benchmarks.slow_model DIR [MORE]` writes it,
+with MORE in its configuration; needs the `onnx` package.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""How long until a server answers: `python -m loadtests.benchmarks.startup`.
+"""How long until a server answers: `python -m modelport.loadtests.benchmarks.startup`.
 
 From `exec` to READY with three ONNX models, against a plain script that imports the runtime and
 creates the same sessions; and the first request of every batch size against the ones after it.
@@ -24,10 +24,10 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from types import MappingProxyType
 
-from loadtests import environments, program
-from loadtests.benchmarks import tiny_model
-from loadtests.peers.servers.modelport import executable
-from loadtests.processes import HOST, READY_SECONDS, ServerFailed, free_ports
+from modelport.loadtests import environments, program
+from modelport.loadtests.benchmarks import tiny_model
+from modelport.loadtests.peers.servers.modelport import executable
+from modelport.loadtests.processes import HOST, READY_SECONDS, ServerFailed, free_ports
 
 MODELS = ("first", "second", "third")
 MAX_BATCH_SIZE = 8
@@ -176,7 +176,7 @@ def tell_imports(home: Path) -> None:
 
 def main(arguments: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(
-        prog="python -m loadtests.benchmarks.startup", description=__doc__
+        prog="python -m modelport.loadtests.benchmarks.startup", description=__doc__
     )
     parser.add_argument("--rounds", type=program.count, default=9)
     parser.add_argument(

@@ -1,6 +1,6 @@
 """The 4-float model `x2`: y = 2x, in the repository layout every server here can read.
 
-`python -m loadtests.benchmarks.tiny_model DIR` writes it; needs the `onnx` package.
+`python -m modelport.loadtests.benchmarks.tiny_model DIR` writes it; needs the `onnx` package.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-from loadtests import environments
+from modelport.loadtests import environments
 
 NAME = "x2"
 VALUES = (1.0, 2.0, 3.0, 4.0)
@@ -34,7 +34,7 @@ def repository() -> Path:
         python = sys.executable
         if importlib.util.find_spec("onnx") is None:
             python = str(environments.venv("onnx", "onnx") / "python")
-        command = [python, "-m", "loadtests.benchmarks.tiny_model", str(home)]
+        command = [python, "-m", "modelport.loadtests.benchmarks.tiny_model", str(home)]
         subprocess.run(command, cwd=environments.ROOT, check=True)
     return home
 

@@ -11,11 +11,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from exporters.errors import UsageError
-from loadtests.command import INTEGRITY, INTERRUPTED, USAGE, Failed, modelport
-from loadtests.compare.comparison import Absent
-from loadtests.compare.plan import Variant
-from loadtests.serving.gateway import newest_version
+from modelport.gateway.cli.errors import UsageError
+from modelport.loadtests.command import INTEGRITY, INTERRUPTED, USAGE, Failed, modelport
+from modelport.loadtests.compare.comparison import Absent
+from modelport.loadtests.compare.plan import Variant
+from modelport.loadtests.serving.gateway import newest_version
 
 #: Whoever updates one of these gets new artifacts.
 LIBRARIES = ("modelport", "torch", "onnx", "onnxruntime", "tensorflow", "keras", "ai-edge-litert")

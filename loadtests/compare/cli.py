@@ -13,19 +13,25 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from exporters.errors import EXIT_FAILURE, Failure, OneLineCommand, UsageError, require_extra
-from exporters.progress import Heartbeat, heartbeat
-from loadtests import environments, temporary
-from loadtests.arguments import Positive, Seconds, check_writable, interruptible
-from loadtests.target import Protocol
+from modelport.exporters.progress import Heartbeat, heartbeat
+from modelport.gateway.cli.errors import (
+    EXIT_FAILURE,
+    Failure,
+    OneLineCommand,
+    UsageError,
+    require_extra,
+)
+from modelport.loadtests import environments, temporary
+from modelport.loadtests.arguments import Positive, Seconds, check_writable, interruptible
+from modelport.loadtests.target import Protocol
 
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from loadtests.compare.comparison import Comparison
-    from loadtests.compare.rounds import Settings
-    from loadtests.compare.shootout import Shootout, Step
-    from loadtests.compare.subjects import Lineup, Wanted
+    from modelport.loadtests.compare.comparison import Comparison
+    from modelport.loadtests.compare.rounds import Settings
+    from modelport.loadtests.compare.shootout import Shootout, Step
+    from modelport.loadtests.compare.subjects import Lineup, Wanted
 
 _FILE = click.Path(path_type=Path)
 #: So that everything is over within ten minutes, what is exported and written included.
@@ -227,9 +233,9 @@ def _run(shootout: Shootout, tell: _Progress) -> str:
 def _lineup(
     names: Sequence[str], options: dict[str, Any], work: Path, tell: Callable[[str], None]
 ) -> Lineup:
-    from loadtests.command import Failed
-    from loadtests.compare import subjects
-    from loadtests.environments import Missing
+    from modelport.loadtests.command import Failed
+    from modelport.loadtests.compare import subjects
+    from modelport.loadtests.environments import Missing
 
     wanted = _wanted(options)
     try:
@@ -246,7 +252,7 @@ def _lineup(
 
 
 def _wanted(options: dict[str, Any]) -> Wanted:
-    from loadtests.compare.subjects import Wanted
+    from modelport.loadtests.compare.subjects import Wanted
 
     return Wanted(
         formats=options["formats"],
@@ -261,7 +267,7 @@ def _cache(given: Path | None) -> Path:
 
 
 def _settings(options: dict[str, Any]) -> Settings:
-    from loadtests.compare.rounds import Settings
+    from modelport.loadtests.compare.rounds import Settings
 
     quick = options["quick"]
     cores = sorted(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else []
@@ -280,7 +286,7 @@ def _settings(options: dict[str, Any]) -> Settings:
 
 
 def _shootout(lineup: Lineup, options: dict[str, Any], work: Path, started: float) -> Shootout:
-    from loadtests.compare.shootout import Shootout, Subject
+    from modelport.loadtests.compare.shootout import Shootout, Subject
 
     price = options["price_per_hour"]
     return Shootout(
@@ -356,9 +362,9 @@ def _progress(console: Console) -> Iterator[_Progress]:
 
 def tell_and_write(result: Comparison, output: Path, json_file: Path | None) -> str:
     """On the terminal and as files; why the first that could not be written was not, or nothing."""
-    from loadtests.compare import document
-    from loadtests.report import console as printed
-    from loadtests.report import html
+    from modelport.loadtests.compare import document
+    from modelport.loadtests.report import console as printed
+    from modelport.loadtests.report import html
 
     console = printed.standard()
     printed.comparison(result, console)

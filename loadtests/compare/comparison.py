@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from loadtests.summary import Percentiles
+from modelport.loadtests.summary import Percentiles
 
 
 @dataclass(frozen=True)

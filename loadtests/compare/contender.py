@@ -7,15 +7,15 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from statistics import median
 
-from loadtests import answers, quality
-from loadtests.compare.artifacts import Artifact
-from loadtests.compare.comparison import Candidate, Measured
-from loadtests.compare.plan import Entry
-from loadtests.payloads import Payloads
-from loadtests.quality import Deciding, Quality
-from loadtests.serving.examination import Examination
-from loadtests.serving.served import Backend, Served
-from loadtests.users.client import Unanswered
+from modelport.loadtests import answers, quality
+from modelport.loadtests.compare.artifacts import Artifact
+from modelport.loadtests.compare.comparison import Candidate, Measured
+from modelport.loadtests.compare.plan import Entry
+from modelport.loadtests.payloads import Payloads
+from modelport.loadtests.quality import Deciding, Quality
+from modelport.loadtests.serving.examination import Examination
+from modelport.loadtests.serving.served import Backend, Served
+from modelport.loadtests.users.client import Unanswered
 
 SECONDS_IN_HOUR = 3600.0
 MILLION = 1e6

@@ -10,8 +10,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from loadtests.compare.comparison import Comparison
-from loadtests.report import blocks
+from modelport.loadtests.compare.comparison import Comparison
+from modelport.loadtests.report import blocks
 
 FORMAT = "modelport-comparison/1"
 

@@ -6,23 +6,23 @@ import dataclasses
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from exporters.errors import UsageError
-from loadtests import payloads, quality
-from loadtests.command import Failed, modelport
-from loadtests.compare.artifacts import Artifact
-from loadtests.compare.comparison import Absent
-from loadtests.compare.contender import Contender
-from loadtests.compare.plan import Entry
-from loadtests.environments import Missing
-from loadtests.payloads import BadPayload, Payloads
-from loadtests.quality import Deciding
-from loadtests.serving import tfserving, torchserve, triton
-from loadtests.serving.gateway import Gateway, only_version
-from loadtests.serving.served import Backend
-from loadtests.serving.tfserving import TensorFlowServing
-from loadtests.serving.torchserve import TorchServe
-from loadtests.serving.triton import Triton
-from loadtests.users.signature import SignatureUnknown, read_file
+from modelport.gateway.cli.errors import UsageError
+from modelport.loadtests import payloads, quality
+from modelport.loadtests.command import Failed, modelport
+from modelport.loadtests.compare.artifacts import Artifact
+from modelport.loadtests.compare.comparison import Absent
+from modelport.loadtests.compare.contender import Contender
+from modelport.loadtests.compare.plan import Entry
+from modelport.loadtests.environments import Missing
+from modelport.loadtests.payloads import BadPayload, Payloads
+from modelport.loadtests.quality import Deciding
+from modelport.loadtests.serving import tfserving, torchserve, triton
+from modelport.loadtests.serving.gateway import Gateway, only_version
+from modelport.loadtests.serving.served import Backend
+from modelport.loadtests.serving.tfserving import TensorFlowServing
+from modelport.loadtests.serving.torchserve import TorchServe
+from modelport.loadtests.serving.triton import Triton
+from modelport.loadtests.users.signature import SignatureUnknown, read_file
 
 Tell = Callable[[str], None]
 #: Rows of a request on which accuracy is measured.

@@ -14,10 +14,10 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from statistics import median
 
-from loadtests import statistics
-from loadtests.compare import facts
-from loadtests.compare.comparison import Candidate, Verdict
-from loadtests.report import figures
+from modelport.loadtests import statistics
+from modelport.loadtests.compare import facts
+from modelport.loadtests.compare.comparison import Candidate, Verdict
+from modelport.loadtests.report import figures
 
 #: Of the intervals.
 CONFIDENCE = 0.95

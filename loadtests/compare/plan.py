@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from exporters.errors import UsageError
-from loadtests.target import Protocol
+from modelport.gateway.cli.errors import UsageError
+from modelport.loadtests.target import Protocol
 
 
 @dataclass(frozen=True)

@@ -11,17 +11,17 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol as Structural
 
-from loadtests.compare.comparison import Measured
-from loadtests.compare.contender import Contender, check, evaluate
-from loadtests.compare.plan import protocol_for
-from loadtests.compare.search import highest_rate
-from loadtests.environments import Missing
-from loadtests.processes import ServerFailed
-from loadtests.run import NotMeasured, Unwritten
-from loadtests.samples import Load, Run
-from loadtests.serving.served import Served, served
-from loadtests.summary import Summary, curve, histogram, latencies, summarise
-from loadtests.target import Protocol, Target
+from modelport.loadtests.compare.comparison import Measured
+from modelport.loadtests.compare.contender import Contender, check, evaluate
+from modelport.loadtests.compare.plan import protocol_for
+from modelport.loadtests.compare.search import highest_rate
+from modelport.loadtests.environments import Missing
+from modelport.loadtests.processes import ServerFailed
+from modelport.loadtests.run import NotMeasured, Unwritten
+from modelport.loadtests.samples import Load, Run
+from modelport.loadtests.serving.served import Served, served
+from modelport.loadtests.summary import Summary, curve, histogram, latencies, summarise
+from modelport.loadtests.target import Protocol, Target
 
 #: Of a closed loop's requests, or of a rate that is to count: more than this may not fail.
 MAX_ERROR_SHARE = 0.001
@@ -36,7 +36,7 @@ FIRST_RESPONSE_SECONDS = 60.0
 
 
 class Measure(Structural):
-    """``loadtests.run.measure``."""
+    """``modelport.loadtests.run.measure``."""
 
     def __call__(
         self, target: Target, load: Load, payloads: Path | None = None, *, core: int | None = None

@@ -9,14 +9,14 @@ from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from pathlib import Path
 
-from loadtests.compare import rounds
-from loadtests.compare.comparison import Absent, Comparison
-from loadtests.compare.contender import Contender
-from loadtests.compare.matrix import matrix
-from loadtests.compare.rounds import Measure, Round, Settings
-from loadtests.hardware import hardware
-from loadtests.run import measure as measure_with_locust
-from loadtests.serving import torchserve
+from modelport.loadtests.compare import rounds
+from modelport.loadtests.compare.comparison import Absent, Comparison
+from modelport.loadtests.compare.contender import Contender
+from modelport.loadtests.compare.matrix import matrix
+from modelport.loadtests.compare.rounds import Measure, Round, Settings
+from modelport.loadtests.hardware import hardware
+from modelport.loadtests.run import measure as measure_with_locust
+from modelport.loadtests.serving import torchserve
 
 
 @dataclass(frozen=True)

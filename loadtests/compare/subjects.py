@@ -7,13 +7,13 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from exporters.errors import UsageError
-from loadtests.command import modelport
-from loadtests.compare import artifacts, lineup, plan
-from loadtests.compare.artifacts import Artifact, Checkpoint
-from loadtests.compare.comparison import Absent
-from loadtests.compare.contender import Contender
-from loadtests.compare.plan import EMBEDDED, Entry
+from modelport.gateway.cli.errors import UsageError
+from modelport.loadtests.command import modelport
+from modelport.loadtests.compare import artifacts, lineup, plan
+from modelport.loadtests.compare.artifacts import Artifact, Checkpoint
+from modelport.loadtests.compare.comparison import Absent
+from modelport.loadtests.compare.contender import Contender
+from modelport.loadtests.compare.plan import EMBEDDED, Entry
 
 #: Files of these hold weights alone: which model they are of has to be said.
 WEIGHTS = frozenset({".pt", ".pth", ".safetensors"})

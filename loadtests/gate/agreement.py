@@ -12,9 +12,9 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from loadtests import quality
-from loadtests.payloads import Array, Tensors
-from loadtests.quality import Deciding
+from modelport.loadtests import quality
+from modelport.loadtests.payloads import Array, Tensors
+from modelport.loadtests.quality import Deciding
 
 #: Of labels, the most rows first.
 MOST_LABELS = 20

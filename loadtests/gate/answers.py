@@ -8,16 +8,16 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from exporters.errors import UsageError
-from loadtests import drawing, payloads
-from loadtests.answers import Given
-from loadtests.gate.slo import Answers
-from loadtests.payloads import BadPayload, Payloads, Tensors
-from loadtests.serving.examination import shown
-from loadtests.target import Target
-from loadtests.users.answers import Checker
-from loadtests.users.dialects import dialect
-from loadtests.users.signature import Signature
+from modelport.gateway.cli.errors import UsageError
+from modelport.loadtests import drawing, payloads
+from modelport.loadtests.answers import Given
+from modelport.loadtests.gate.slo import Answers
+from modelport.loadtests.payloads import BadPayload, Payloads, Tensors
+from modelport.loadtests.serving.examination import shown
+from modelport.loadtests.target import Target
+from modelport.loadtests.users.answers import Checker
+from modelport.loadtests.users.dialects import dialect
+from modelport.loadtests.users.signature import Signature
 
 #: Different requests: of an error in one of a hundred, five are among them.
 MOST_REQUESTS, LEAST_REQUESTS = 512, 16

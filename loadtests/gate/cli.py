@@ -12,14 +12,20 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from exporters.errors import Failure, OneLineCommand, UsageError, annotate, require_extra
-from loadtests.arguments import Positive, Seconds, check_writable, interruptible
-from loadtests.target import Protocol
+from modelport.gateway.cli.errors import (
+    Failure,
+    OneLineCommand,
+    UsageError,
+    annotate,
+    require_extra,
+)
+from modelport.loadtests.arguments import Positive, Seconds, check_writable, interruptible
+from modelport.loadtests.target import Protocol
 
 if TYPE_CHECKING:
-    from loadtests.gate.decision import Decision
-    from loadtests.gate.gate import Asked
-    from loadtests.gate.slo import Slo
+    from modelport.loadtests.gate.decision import Decision
+    from modelport.loadtests.gate.gate import Asked
+    from modelport.loadtests.gate.slo import Slo
 
 _FILE = click.Path(path_type=Path)
 EXIT = {"pass": 0, "fail": 1, "inconclusive": 3}
@@ -142,8 +148,8 @@ def _check(files: Mapping[str, Path | None]) -> None:
 
 
 def _asked(baseline: str, candidate: str, slo_file: Path, **options: Any) -> Asked:
-    from loadtests.gate import gate as gating
-    from loadtests.gate import sides, slo
+    from modelport.loadtests.gate import gate as gating
+    from modelport.loadtests.gate import sides, slo
 
     limits = _overridden(slo.read(slo_file), **options)
     for key in limits.certificate.public_keys:
@@ -170,7 +176,7 @@ def _asked(baseline: str, candidate: str, slo_file: Path, **options: Any) -> Ask
 
 def _overridden(slo: Slo, **options: Any) -> Slo:
     """The file's, with what the command line says instead."""
-    from loadtests.gate.slo import parse
+    from modelport.loadtests.gate.slo import parse
 
     load, said = {}, set(slo.said)
     for option, key in (
@@ -212,8 +218,8 @@ def _overridden(slo: Slo, **options: Any) -> Slo:
 def _judged(asked: Asked, quiet: bool) -> Decision:
     from rich.console import Console
 
-    from loadtests.gate.gate import judge
-    from loadtests.gate.live import Live
+    from modelport.loadtests.gate.gate import judge
+    from modelport.loadtests.gate.live import Live
 
     if quiet:
         return judge(asked)
@@ -223,8 +229,8 @@ def _judged(asked: Asked, quiet: bool) -> Decision:
 
 def _report(decision: Decision, files: Mapping[str, Path | None]) -> list[str]:
     """Print it, and write the files; those that could not be written, with the reason."""
-    from loadtests.gate.document import document
-    from loadtests.report import blocks, console, html, junit, markdown
+    from modelport.loadtests.gate.document import document
+    from modelport.loadtests.report import blocks, console, html, junit, markdown
 
     console.decision(decision, console.standard())
     for check in decision.checks:

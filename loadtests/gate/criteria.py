@@ -7,10 +7,10 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from loadtests import statistics
-from loadtests.gate.slo import Slo
-from loadtests.samples import Outcome, Run
-from loadtests.statistics import Floats, Interval, Tails
+from modelport.loadtests import statistics
+from modelport.loadtests.gate.slo import Slo
+from modelport.loadtests.samples import Outcome, Run
+from modelport.loadtests.statistics import Floats, Interval, Tails
 
 #: The criterion about answers that came and were not right.
 WRONG = "wrong answers"

@@ -10,7 +10,7 @@ candidate fails with one failed criterion, and passes with all passed. With a co
 - one that breaks a limit passes in at most 5 %: nothing to divide here, because it must pass all of
   them (an intersection-union test, Berger 1982).
 
-Both errors are spent over the looks at the growing data too (``loadtests.gate.spending``).
+Both errors are spent over the looks at the growing data too (``loadtests.gate.alpha_spending``).
 """
 
 from __future__ import annotations
@@ -19,17 +19,17 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
-from loadtests import statistics
-from loadtests.gate.agreement import Agreement
-from loadtests.gate.criteria import Criterion, Half, Round
-from loadtests.gate.criteria import criteria as criteria_of
-from loadtests.gate.slo import Slo
-from loadtests.gate.spending import level
-from loadtests.report.checks import Check, Status
-from loadtests.report.figures import change as as_change
-from loadtests.report.figures import duration, with_unit
-from loadtests.samples import Run
-from loadtests.statistics import Interval, Tails, TooFewSamples
+from modelport.loadtests import statistics
+from modelport.loadtests.gate.agreement import Agreement
+from modelport.loadtests.gate.alpha_spending import level
+from modelport.loadtests.gate.criteria import Criterion, Half, Round
+from modelport.loadtests.gate.criteria import criteria as criteria_of
+from modelport.loadtests.gate.slo import Slo
+from modelport.loadtests.report.checks import Check, Status
+from modelport.loadtests.report.figures import change as as_change
+from modelport.loadtests.report.figures import duration, with_unit
+from modelport.loadtests.samples import Run
+from modelport.loadtests.statistics import Interval, Tails, TooFewSamples
 
 #: Parts of the longest duration after which the gate looks. The first two are for the gross.
 LOOKS = (0.05, 0.2, 0.4, 0.6, 0.8, 1.0)

@@ -7,9 +7,9 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from loadtests.gate.decision import Decision
-from loadtests.samples import Run
-from loadtests.summary import summarise
+from modelport.loadtests.gate.decision import Decision
+from modelport.loadtests.samples import Run
+from modelport.loadtests.summary import summarise
 
 FORMAT = "modelport-gate/1"
 

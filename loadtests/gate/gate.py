@@ -11,20 +11,20 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 
-from exporters.errors import UsageError
-from loadtests.gate import integrity, stored
-from loadtests.gate.criteria import Round
-from loadtests.gate.decision import BROKEN, Decision, Question, more_seconds, timed
-from loadtests.gate.duel import Cores, Duel, Lost, OutOfTime
-from loadtests.gate.looks import Looks
-from loadtests.gate.rehearsal import Rehearsal
-from loadtests.gate.sides import Published, Running, Side, Stored
-from loadtests.gate.slo import Slo
-from loadtests.gate.stored import NotAsPublished
-from loadtests.hardware import hardware
-from loadtests.report.checks import Status, worst
-from loadtests.samples import Run
-from loadtests.target import Protocol
+from modelport.gateway.cli.errors import UsageError
+from modelport.loadtests.gate import integrity, stored
+from modelport.loadtests.gate.criteria import Round
+from modelport.loadtests.gate.decision import BROKEN, Decision, Question, more_seconds, timed
+from modelport.loadtests.gate.interim_analysis import Looks
+from modelport.loadtests.gate.paired_rounds import Cores, Duel, Lost, OutOfTime
+from modelport.loadtests.gate.rehearsal import Rehearsal
+from modelport.loadtests.gate.sides import Published, Running, Side, Stored
+from modelport.loadtests.gate.slo import Slo
+from modelport.loadtests.gate.stored import NotAsPublished
+from modelport.loadtests.hardware import hardware
+from modelport.loadtests.report.checks import Status, worst
+from modelport.loadtests.samples import Run
+from modelport.loadtests.target import Protocol
 
 #: Messages told of either side.
 MOST_ERRORS = 3

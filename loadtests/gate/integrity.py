@@ -7,14 +7,14 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from exporters.errors import UsageError
-from loadtests import payloads
-from loadtests.command import INTEGRITY, INTERRUPTED, Failed, modelport
-from loadtests.gate.decision import Question
-from loadtests.gate.sides import Published
-from loadtests.gate.slo import Certificate
-from loadtests.payloads import BadPayload, Payloads
-from loadtests.report.checks import Status
+from modelport.gateway.cli.errors import UsageError
+from modelport.loadtests import payloads
+from modelport.loadtests.command import INTEGRITY, INTERRUPTED, Failed, modelport
+from modelport.loadtests.gate.decision import Question
+from modelport.loadtests.gate.sides import Published
+from modelport.loadtests.gate.slo import Certificate
+from modelport.loadtests.payloads import BadPayload, Payloads
+from modelport.loadtests.report.checks import Status
 
 CERTIFICATE = "certificate.json"
 SAMPLES = "samples.json"

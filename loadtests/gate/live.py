@@ -9,10 +9,10 @@ import numpy as np
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
 
-from exporters.progress import Heartbeat, heartbeat
-from loadtests.gate.criteria import Half
-from loadtests.gate.gate import Asked, Watching
-from loadtests.report.figures import change, duration
+from modelport.exporters.progress import Heartbeat, heartbeat
+from modelport.loadtests.gate.criteria import Half
+from modelport.loadtests.gate.gate import Asked, Watching
+from modelport.loadtests.report.figures import change, duration
 
 
 class Live:

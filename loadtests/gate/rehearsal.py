@@ -16,19 +16,19 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from exporters.errors import UsageError
-from loadtests import payloads, quality, statistics
-from loadtests.answers import Given, given
-from loadtests.gate import agreement, answers, integrity, sides
-from loadtests.gate.agreement import Agreement
-from loadtests.gate.criteria import WRONG
-from loadtests.gate.decision import SHARES_PART, Question
-from loadtests.gate.duel import Duel, Live, Lost
-from loadtests.gate.sides import Published
-from loadtests.payloads import Payloads
-from loadtests.report.checks import Status
-from loadtests.users.client import Unanswered
-from loadtests.users.signature import Signature, SignatureUnknown
+from modelport.gateway.cli.errors import UsageError
+from modelport.loadtests import payloads, quality, statistics
+from modelport.loadtests.answers import Given, given
+from modelport.loadtests.gate import agreement, answers, integrity, sides
+from modelport.loadtests.gate.agreement import Agreement
+from modelport.loadtests.gate.criteria import WRONG
+from modelport.loadtests.gate.decision import SHARES_PART, Question
+from modelport.loadtests.gate.paired_rounds import Duel, Live, Lost
+from modelport.loadtests.gate.sides import Published
+from modelport.loadtests.payloads import Payloads
+from modelport.loadtests.report.checks import Status
+from modelport.loadtests.users.client import Unanswered
+from modelport.loadtests.users.signature import Signature, SignatureUnknown
 
 #: Of the longest duration, what each side is asked before the rounds.
 ASKING_PART = 0.2

@@ -5,13 +5,13 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
-from exporters.errors import UsageError
-from loadtests import target
-from loadtests.environments import Missing
-from loadtests.serving.gateway import newest_version
-from loadtests.target import Protocol, Target
-from loadtests.users import signature
-from loadtests.users.signature import Signature, SignatureUnknown
+from modelport.gateway.cli.errors import UsageError
+from modelport.loadtests import target
+from modelport.loadtests.environments import Missing
+from modelport.loadtests.serving.gateway import newest_version
+from modelport.loadtests.target import Protocol, Target
+from modelport.loadtests.users import signature
+from modelport.loadtests.users.signature import Signature, SignatureUnknown
 
 FORMS = (
     "give a published version (model_repository/fraud/2), a model's folder, either of them in "

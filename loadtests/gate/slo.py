@@ -14,8 +14,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from exporters.errors import UsageError
-from loadtests.target import Protocol
+from modelport.gateway.cli.errors import UsageError
+from modelport.loadtests.target import Protocol
 
 #: Each user is a connection; what one load generator can hold, and more than it can send.
 MOST_USERS, MOST_RATE = 10_000, 1e6

@@ -8,11 +8,11 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from exporters.errors import UsageError
-from loadtests.command import INTEGRITY, INTERRUPTED, TIMED_OUT, Failed, modelport
-from loadtests.gate.duel import Lost
-from loadtests.gate.sides import Published, Side, Stored
-from loadtests.serving.gateway import newest_version
+from modelport.gateway.cli.errors import UsageError
+from modelport.loadtests.command import INTEGRITY, INTERRUPTED, TIMED_OUT, Failed, modelport
+from modelport.loadtests.gate.paired_rounds import Lost
+from modelport.loadtests.gate.sides import Published, Side, Stored
+from modelport.loadtests.serving.gateway import newest_version
 
 
 class NotAsPublished(Exception):

@@ -1,4 +1,4 @@
-from loadtests import program
-from loadtests.peers.bench import main
+from modelport.loadtests import program
+from modelport.loadtests.peers.bench import main
 
 program.run(main)

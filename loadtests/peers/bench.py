@@ -1,4 +1,4 @@
-"""Measure servers side by side: `python -m loadtests.peers`.
+"""Measure servers side by side: `python -m modelport.loadtests.peers`.
 
 Every server serves the same model files on one core, the client runs on another. Rounds are
 interleaved (A B C, C B A, ...), so that what else the machine does falls on all alike; all servers
@@ -21,18 +21,18 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from loadtests import environments, program
-from loadtests.peers import lineup, models, raw, readme, results
-from loadtests.peers.clients import Load
-from loadtests.peers.lineup import TROUBLE, Entrant
-from loadtests.peers.models import Files, Model
-from loadtests.peers.progress import Progress
-from loadtests.peers.results import LOOP, Case, Results, Row
-from loadtests.peers.sample import Sample
-from loadtests.peers.servers import ALL
-from loadtests.peers.servers.base import Server
-from loadtests.processes import ServerFailed
-from loadtests.report import blocks
+from modelport.loadtests import environments, program
+from modelport.loadtests.peers import lineup, models, raw, readme, results
+from modelport.loadtests.peers.clients import Load
+from modelport.loadtests.peers.lineup import TROUBLE, Entrant
+from modelport.loadtests.peers.models import Files, Model
+from modelport.loadtests.peers.progress import Progress
+from modelport.loadtests.peers.results import LOOP, Case, Results, Row
+from modelport.loadtests.peers.sample import Sample
+from modelport.loadtests.peers.servers import ALL
+from modelport.loadtests.peers.servers.base import Server
+from modelport.loadtests.processes import ServerFailed
+from modelport.loadtests.report import blocks
 
 PLOTS = Path("docs/benchmarks")
 #: What a start takes, and the checks before every run: for the estimate only.
@@ -42,7 +42,7 @@ WARM_UP_SECONDS = 1.0
 
 def parse(arguments: list[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(
-        prog="python -m loadtests.peers",
+        prog="python -m modelport.loadtests.peers",
         description=__doc__,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )

@@ -19,14 +19,14 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from loadtests import environments
-from loadtests.benchmarks.perf_analyzer import Analyzer
-from loadtests.peers import exchanges
-from loadtests.peers.exchanges import Exchange
-from loadtests.peers.models import Files
-from loadtests.peers.sample import Sample
-from loadtests.peers.servers.base import INSIDE
-from loadtests.processes import HOST, ServerFailed, pinned
+from modelport.loadtests import environments
+from modelport.loadtests.benchmarks.perf_analyzer import Analyzer
+from modelport.loadtests.peers import exchanges
+from modelport.loadtests.peers.exchanges import Exchange
+from modelport.loadtests.peers.models import Files
+from modelport.loadtests.peers.sample import Sample
+from modelport.loadtests.peers.servers.base import INSIDE
+from modelport.loadtests.processes import HOST, ServerFailed, pinned
 
 GRPC_PATH = "/inference.GRPCInferenceService/ModelInfer"
 SLACK_SECONDS = 120

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 if TYPE_CHECKING:
-    from loadtests.peers.models import Model
+    from modelport.loadtests.peers.models import Model
 
 JSON = {"content-type": "application/json"}
 BINARY = {"content-type": "application/octet-stream"}

@@ -11,12 +11,12 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from loadtests import environments
-from loadtests.peers import clients, pausing
-from loadtests.peers.clients import Client
-from loadtests.peers.models import Files
-from loadtests.peers.servers.base import Launch, Server
-from loadtests.processes import HOST, ServerFailed, free_ports, running
+from modelport.loadtests import environments
+from modelport.loadtests.peers import clients, pausing
+from modelport.loadtests.peers.clients import Client
+from modelport.loadtests.peers.models import Files
+from modelport.loadtests.peers.servers.base import Launch, Server
+from modelport.loadtests.processes import HOST, ServerFailed, free_ports, running
 
 #: What can be wrong with a server without being wrong with the benchmark.
 TROUBLE = (environments.Missing, ServerFailed, clients.WrongAnswer)

@@ -18,11 +18,11 @@ from typing import Any
 
 import numpy as np
 
-from loadtests import environments
-from loadtests.benchmarks import tiny_model
-from loadtests.peers import raw
-from loadtests.peers.servers import modelport
-from loadtests.peers.servers.base import INSIDE
+from modelport.loadtests import environments
+from modelport.loadtests.benchmarks import tiny_model
+from modelport.loadtests.peers import raw
+from modelport.loadtests.peers.servers import modelport
+from modelport.loadtests.peers.servers.base import INSIDE
 
 #: One thread for everybody: a server has one core.
 ONE_THREAD = """

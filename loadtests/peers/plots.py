@@ -11,8 +11,8 @@ import matplotlib
 matplotlib.use("svg")
 import matplotlib.pyplot as plt
 
-from loadtests.peers import models, raw, results, tables
-from loadtests.peers.results import Case, Results, Row, median, ratio
+from modelport.loadtests.peers import models, raw, results, tables
+from modelport.loadtests.peers.results import Case, Results, Row, median, ratio
 
 BLUE, ORANGE, GREEN, GREY = "#0072B2", "#E69F00", "#009E73", "#666666"
 STYLE: dict[str, Any] = {

@@ -6,10 +6,10 @@ import json
 import subprocess
 from pathlib import Path
 
-from loadtests import environments
-from loadtests.peers.sample import Sample
-from loadtests.peers.servers.base import INSIDE, ONNXRUNTIME
-from loadtests.processes import ServerFailed, pinned
+from modelport.loadtests import environments
+from modelport.loadtests.peers.sample import Sample
+from modelport.loadtests.peers.servers.base import INSIDE, ONNXRUNTIME
+from modelport.loadtests.processes import ServerFailed, pinned
 
 NAME = "raw"
 ABOUT = f"{ONNXRUNTIME} in a loop, no server"

@@ -5,9 +5,9 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
-from loadtests.peers import models, plots, raw, tables
-from loadtests.peers.results import Results
-from loadtests.report import blocks
+from modelport.loadtests.peers import models, plots, raw, tables
+from modelport.loadtests.peers.results import Results
+from modelport.loadtests.report import blocks
 
 BLOCK = "benchmark"
 LEGEND = (

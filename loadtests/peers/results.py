@@ -9,7 +9,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-from loadtests.peers.sample import Sample
+from modelport.loadtests.peers.sample import Sample
 
 #: The protocol of the loop without a server; its load is a batch size.
 LOOP = "loop"

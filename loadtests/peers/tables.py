@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from loadtests.peers import raw, results
-from loadtests.peers.models import Model
-from loadtests.peers.results import Case, Results, Row, median, ratio
+from modelport.loadtests.peers import raw, results
+from modelport.loadtests.peers.models import Model
+from modelport.loadtests.peers.results import Case, Results, Row, median, ratio
 
 #: modelport with dynamic batching: where its loop is.
 BATCHING = {

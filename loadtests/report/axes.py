@@ -9,7 +9,7 @@ from matplotlib import ticker
 from matplotlib.axes import Axes
 from matplotlib.axis import Axis
 
-from loadtests.report import canvas, figures
+from modelport.loadtests.report import canvas, figures
 
 #: From this ratio of the largest to the smallest value on, a linear axis hides the small ones.
 LOG_FROM = 12.0

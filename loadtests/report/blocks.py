@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
-from loadtests.environments import Missing
+from modelport.loadtests.environments import Missing
 
 
 class NoMarkers(Missing):

@@ -17,7 +17,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.transforms import Transform
 
-from loadtests.report import colours, names
+from modelport.loadtests.report import colours, names
 
 #: Points; drawn narrow, so that letters stay readable on a telephone.
 WIDTH = 400.0

@@ -10,13 +10,21 @@ from rich.console import Console
 from rich.table import Table as Grid
 from rich.text import Text
 
-from loadtests.compare.comparison import Comparison
-from loadtests.gate.decision import Decision
-from loadtests.report import figures, gate_tables, loads, matrix, names, run_tables, tables
-from loadtests.report.checks import Check, Status, worst
-from loadtests.report.tables import Table
-from loadtests.samples import Run
-from loadtests.summary import summarise
+from modelport.loadtests.compare.comparison import Comparison
+from modelport.loadtests.gate.decision import Decision
+from modelport.loadtests.report import (
+    figures,
+    gate_tables,
+    loads,
+    matrix,
+    names,
+    run_tables,
+    tables,
+)
+from modelport.loadtests.report.checks import Check, Status, worst
+from modelport.loadtests.report.tables import Table
+from modelport.loadtests.samples import Run
+from modelport.loadtests.summary import summarise
 
 #: Of a pipe: no cell is folded, so that whatever reads it finds a reason in one piece.
 PIPE_WIDTH = 100_000

@@ -8,13 +8,13 @@ from typing import Any
 
 from matplotlib.axes import Axes
 
-from loadtests import summary
-from loadtests.gate.decision import Decision, Question
-from loadtests.report import axes as scales
-from loadtests.report import canvas, colours, figures, names
-from loadtests.report.canvas import Plot
-from loadtests.report.checks import Status
-from loadtests.samples import Run
+from modelport.loadtests import summary
+from modelport.loadtests.gate.decision import Decision, Question
+from modelport.loadtests.report import axes as scales
+from modelport.loadtests.report import canvas, colours, figures, names
+from modelport.loadtests.report.canvas import Plot
+from modelport.loadtests.report.checks import Status
+from modelport.loadtests.samples import Run
 
 BASELINE, CANDIDATE = 1, 2
 TONES = {Status.PASS: "good", Status.FAIL: "bad", Status.INCONCLUSIVE: "open"}

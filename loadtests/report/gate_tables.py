@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from loadtests.gate.agreement import Agreement
-from loadtests.gate.decision import Decision, Question, longer_text
-from loadtests.report import figures, names
-from loadtests.report.checks import Status
-from loadtests.report.tables import Row, Table
-from loadtests.summary import summary_of
+from modelport.loadtests.gate.agreement import Agreement
+from modelport.loadtests.gate.decision import Decision, Question, longer_text
+from modelport.loadtests.report import figures, names
+from modelport.loadtests.report.checks import Status
+from modelport.loadtests.report.tables import Row, Table
+from modelport.loadtests.summary import summary_of
 
 
 def sentence(decision: Decision) -> str:

@@ -8,9 +8,9 @@ from typing import Any
 
 import jinja2
 
-from loadtests.compare.comparison import Comparison
-from loadtests.gate.decision import Decision
-from loadtests.report import (
+from modelport.loadtests.compare.comparison import Comparison
+from modelport.loadtests.gate.decision import Decision
+from modelport.loadtests.report import (
     blocks,
     colours,
     figures,
@@ -24,9 +24,9 @@ from loadtests.report import (
     run_tables,
     tables,
 )
-from loadtests.report.checks import Check, worst
-from loadtests.samples import Run
-from loadtests.summary import summarise
+from modelport.loadtests.report.checks import Check, worst
+from modelport.loadtests.samples import Run
+from modelport.loadtests.summary import summarise
 
 #: What a page may load: nothing. Styles stand in it, and a script would not run.
 POLICY = "default-src 'none'; style-src 'unsafe-inline'; base-uri 'none'; form-action 'none'"
@@ -103,7 +103,7 @@ def write_gate(decision: Decision, path: Path) -> None:
 
 def _render(template: str, **values: Any) -> str:
     environment = jinja2.Environment(
-        loader=jinja2.PackageLoader("loadtests.report"),
+        loader=jinja2.PackageLoader("modelport.loadtests.report"),
         autoescape=True,
         undefined=jinja2.StrictUndefined,
         trim_blocks=True,

@@ -12,8 +12,8 @@ from datetime import datetime
 from pathlib import Path
 from xml.etree import ElementTree
 
-from loadtests.report import blocks, names
-from loadtests.report.checks import Check, Status
+from modelport.loadtests.report import blocks, names
+from modelport.loadtests.report.checks import Check, Status
 
 #: What a check that is no pass becomes.
 ELEMENTS = {Status.FAIL: "failure", Status.INCONCLUSIVE: "error"}

@@ -7,8 +7,8 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from loadtests.compare.comparison import Candidate, Measured
-from loadtests.report import figures
+from modelport.loadtests.compare.comparison import Candidate, Measured
+from modelport.loadtests.report import figures
 
 #: Plots of one kind, at most; every load is in the table.
 MOST_SHARED = 6

@@ -5,13 +5,21 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping, Sequence
 
-from loadtests.compare.comparison import Comparison
-from loadtests.gate.decision import Decision
-from loadtests.report import figures, gate_tables, loads, matrix, names, run_tables, tables
-from loadtests.report.checks import Check, Status, worst
-from loadtests.report.tables import Table
-from loadtests.samples import Run
-from loadtests.summary import summarise
+from modelport.loadtests.compare.comparison import Comparison
+from modelport.loadtests.gate.decision import Decision
+from modelport.loadtests.report import (
+    figures,
+    gate_tables,
+    loads,
+    matrix,
+    names,
+    run_tables,
+    tables,
+)
+from modelport.loadtests.report.checks import Check, Status, worst
+from modelport.loadtests.report.tables import Table
+from modelport.loadtests.samples import Run
+from modelport.loadtests.summary import summarise
 
 #: Also readable where pictures are not shown.
 SIGNS = {

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from loadtests.compare.comparison import Comparison, Verdict
-from loadtests.report import figures
+from modelport.loadtests.compare.comparison import Comparison, Verdict
+from modelport.loadtests.report import figures
 
 
 @dataclass(frozen=True)

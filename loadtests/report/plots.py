@@ -10,10 +10,10 @@ from typing import Any
 
 from matplotlib.axes import Axes
 
-from loadtests.compare.comparison import Candidate, Comparison, Measured
-from loadtests.report import axes as scales
-from loadtests.report import canvas, colours, figures, loads, names
-from loadtests.report.canvas import Plot
+from modelport.loadtests.compare.comparison import Candidate, Comparison, Measured
+from modelport.loadtests.report import axes as scales
+from modelport.loadtests.report import canvas, colours, figures, loads, names
+from modelport.loadtests.report.canvas import Plot
 
 #: Points of height that a bar needs with the name above it.
 BAR_HEIGHT = 30.0

@@ -1,4 +1,4 @@
-"""Tables and plots of comparisons in a README: `python -m loadtests.report.readme`.
+"""Tables and plots of comparisons in a README: `python -m modelport.loadtests.report.readme`.
 
 What `modelport compare --json` wrote becomes a block between `<!-- compare: begin -->` and
 `<!-- compare: end -->`, with the hardware beside the figures, and SVG files beside the README.
@@ -11,11 +11,11 @@ import os
 from collections.abc import Sequence
 from pathlib import Path
 
-from loadtests import program
-from loadtests.compare import document
-from loadtests.compare.comparison import Comparison
-from loadtests.environments import Missing
-from loadtests.report import blocks, canvas, loads, markdown, names, plots, tables
+from modelport.loadtests import program
+from modelport.loadtests.compare import document
+from modelport.loadtests.compare.comparison import Comparison
+from modelport.loadtests.environments import Missing
+from modelport.loadtests.report import blocks, canvas, loads, markdown, names, plots, tables
 
 BLOCK, PLOTS = "compare", Path("docs/benchmarks")
 #: Of the plots that a report has, the kinds that a README shows.
@@ -69,7 +69,7 @@ def write(
 
 def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(
-        prog="python -m loadtests.report.readme",
+        prog="python -m modelport.loadtests.report.readme",
         description=__doc__,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )

@@ -9,11 +9,11 @@ import numpy as np
 import numpy.typing as npt
 from matplotlib.axes import Axes
 
-from loadtests import summary
-from loadtests.report import axes as scales
-from loadtests.report import canvas, colours, figures
-from loadtests.report.canvas import Plot
-from loadtests.samples import Outcome, Run
+from modelport.loadtests import summary
+from modelport.loadtests.report import axes as scales
+from modelport.loadtests.report import canvas, colours, figures
+from modelport.loadtests.report.canvas import Plot
+from modelport.loadtests.samples import Outcome, Run
 
 HEIGHT = 280.0
 #: Requests up to which each is a dot of its own.

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from loadtests.report import figures
-from loadtests.report.tables import Row, Table
-from loadtests.samples import Run
-from loadtests.summary import Percentiles, Summary
+from modelport.loadtests.report import figures
+from modelport.loadtests.report.tables import Row, Table
+from modelport.loadtests.samples import Run
+from modelport.loadtests.summary import Percentiles, Summary
 
 
 def percentiles(summary: Summary) -> Table:

@@ -6,9 +6,9 @@ import statistics
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from loadtests.compare.comparison import Candidate, Comparison, Measured
-from loadtests.report import figures, loads
-from loadtests.report.loads import LoadKey
+from modelport.loadtests.compare.comparison import Candidate, Comparison, Measured
+from modelport.loadtests.report import figures, loads
+from modelport.loadtests.report.loads import LoadKey
 
 
 @dataclass(frozen=True)

@@ -9,13 +9,13 @@ from types import TracebackType
 
 import numpy as np
 
-from loadtests.payloads import BadPayload, Payloads, Tensors
-from loadtests.target import Target
+from modelport.loadtests.payloads import BadPayload, Payloads, Tensors
+from modelport.loadtests.target import Target
 
 # The dialects are imported here, so that no first answer of a server pays for it.
-from loadtests.users import oip_http, tfserving, torchserve  # noqa: F401
-from loadtests.users.answers import Checker
-from loadtests.users.dialects import dialect
+from modelport.loadtests.users import oip_http, tfserving, torchserve  # noqa: F401
+from modelport.loadtests.users.answers import Checker
+from modelport.loadtests.users.dialects import dialect
 
 TIMEOUT_SECONDS = 30.0
 

@@ -10,10 +10,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from loadtests.environments import Missing
-from loadtests.processes import HOST, free_ports
-from loadtests.serving.served import Launch, get
-from loadtests.target import Protocol, Target
+from modelport.loadtests.environments import Missing
+from modelport.loadtests.processes import HOST, free_ports
+from modelport.loadtests.serving.served import Launch, get
+from modelport.loadtests.target import Protocol, Target
 
 HTTP = (
     Protocol.OIP_HTTP,
@@ -29,7 +29,7 @@ GRPC = (
     Protocol.TRITON_GRPC,
 )
 #: The command line beside the Python that runs this.
-MODELPORT = (sys.executable, "-m", "gateway.cli")
+MODELPORT = (sys.executable, "-m", "modelport")
 
 
 @dataclass(frozen=True)

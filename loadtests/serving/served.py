@@ -15,13 +15,13 @@ from pathlib import Path
 from typing import Any
 from typing import Protocol as Structural
 
-from loadtests import processes
-from loadtests.payloads import Payloads
-from loadtests.processes import ServerFailed, tail
-from loadtests.serving import tree
-from loadtests.serving.examination import Examination
-from loadtests.target import Protocol, Target
-from loadtests.users.client import Unanswered
+from modelport.loadtests import processes
+from modelport.loadtests.payloads import Payloads
+from modelport.loadtests.processes import ServerFailed, tail
+from modelport.loadtests.serving import tree
+from modelport.loadtests.serving.examination import Examination
+from modelport.loadtests.target import Protocol, Target
+from modelport.loadtests.users.client import Unanswered
 
 READY_SECONDS = 120.0
 #: Between two looks: far below what any server takes to start.
@@ -58,7 +58,7 @@ class Backend(Structural):
         """A start on ports that are free now, with files of its own under ``work``, which is empty.
 
         Raises:
-            loadtests.environments.Missing: this machine has no such server.
+            modelport.loadtests.environments.Missing: this machine has no such server.
         """
         ...
 
@@ -149,7 +149,7 @@ def served(
 
     Raises:
         ServerFailed: it ended, or was not ready in time; with the log's tail.
-        loadtests.environments.Missing: this machine has no such server.
+        modelport.loadtests.environments.Missing: this machine has no such server.
     """
     work.mkdir(parents=True, exist_ok=True)
     launch = backend.launch(work)

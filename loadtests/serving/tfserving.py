@@ -9,10 +9,10 @@ import shutil
 from dataclasses import dataclass
 from pathlib import Path
 
-from loadtests.environments import Missing
-from loadtests.processes import HOST, free_ports
-from loadtests.serving.served import Launch, get_json
-from loadtests.target import Protocol, Target
+from modelport.loadtests.environments import Missing
+from modelport.loadtests.processes import HOST, free_ports
+from modelport.loadtests.serving.served import Launch, get_json
+from modelport.loadtests.target import Protocol, Target
 
 PROGRAM = "tensorflow_model_server"
 

@@ -8,11 +8,11 @@ import shutil
 from dataclasses import dataclass
 from pathlib import Path
 
-from loadtests import environments
-from loadtests.environments import Missing
-from loadtests.processes import HOST, free_ports
-from loadtests.serving.served import Launch, get_json
-from loadtests.target import Protocol, Target
+from modelport.loadtests import environments
+from modelport.loadtests.environments import Missing
+from modelport.loadtests.processes import HOST, free_ports
+from modelport.loadtests.serving.served import Launch, get_json
+from modelport.loadtests.target import Protocol, Target
 
 VERSION = "0.12.0"
 REQUIREMENTS = ("torch==2.13.0", f"torchserve=={VERSION}", "pyyaml", "numpy")

@@ -11,14 +11,14 @@ import shutil
 from dataclasses import dataclass
 from pathlib import Path
 
-from loadtests import environments
-from loadtests.environments import Missing
-from loadtests.peers.servers import triton as wheel
-from loadtests.peers.servers.base import Launch as PeerLaunch
-from loadtests.processes import HOST, free_ports
-from loadtests.serving.gateway import Gateway
-from loadtests.serving.served import Launch, get
-from loadtests.target import Protocol, Target
+from modelport.loadtests import environments
+from modelport.loadtests.environments import Missing
+from modelport.loadtests.peers.servers import triton as wheel
+from modelport.loadtests.peers.servers.base import Launch as PeerLaunch
+from modelport.loadtests.processes import HOST, free_ports
+from modelport.loadtests.serving.gateway import Gateway
+from modelport.loadtests.serving.served import Launch, get
+from modelport.loadtests.target import Protocol, Target
 
 OIP = (Protocol.OIP_HTTP, Protocol.OIP_HTTP_BINARY, Protocol.TRITON_HTTP)
 GRPC = (Protocol.OIP_GRPC, Protocol.TRITON_GRPC)

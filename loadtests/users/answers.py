@@ -11,7 +11,7 @@ from collections.abc import Callable
 import numpy as np
 import numpy.typing as npt
 
-from loadtests.payloads import Array, Payloads, Tensors
+from modelport.loadtests.payloads import Array, Payloads, Tensors
 
 #: Different bytes of right answers that are remembered, for each request.
 MOST_KNOWN = 64

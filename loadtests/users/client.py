@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import Any, Protocol
 
-from loadtests.samples import Outcome
+from modelport.loadtests.samples import Outcome
 
 
 class Unanswered(Exception):

@@ -11,17 +11,17 @@ from typing import Any
 import gevent
 from gevent.event import Event
 
-from loadtests import drawing, recording, shapes
-from loadtests import payloads as files
-from loadtests.payloads import Payloads
-from loadtests.plan import Plan
-from loadtests.samples import Load, Outcome
-from loadtests.target import Target
-from loadtests.users import signature
-from loadtests.users.answers import Checker
-from loadtests.users.client import Client, Unanswered
-from loadtests.users.dialects import Dialect, dialect
-from loadtests.users.sockets import Sockets
+from modelport.loadtests import drawing, recording, shapes
+from modelport.loadtests import payloads as files
+from modelport.loadtests.payloads import Payloads
+from modelport.loadtests.plan import Plan
+from modelport.loadtests.samples import Load, Outcome
+from modelport.loadtests.target import Target
+from modelport.loadtests.users import signature
+from modelport.loadtests.users.answers import Checker
+from modelport.loadtests.users.client import Client, Unanswered
+from modelport.loadtests.users.dialects import Dialect, dialect
+from modelport.loadtests.users.sockets import Sockets
 
 FLUSH_SECONDS = 0.25
 #: How often a lone user lets others run.

@@ -7,10 +7,10 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from loadtests.payloads import Payloads
-from loadtests.target import Protocol, Target
-from loadtests.users.answers import Read
-from loadtests.users.client import Client
+from modelport.loadtests.payloads import Payloads
+from modelport.loadtests.target import Protocol, Target
+from modelport.loadtests.users.answers import Read
+from modelport.loadtests.users.client import Client
 
 Prepare = Callable[[Target, Payloads, int], Any]
 Connect = Callable[[Target, float], Client]
@@ -41,5 +41,5 @@ MODULES = {
 
 def dialect(protocol: Protocol) -> Dialect:
     module, _, name = MODULES[protocol].partition(":")
-    found: Dialect = getattr(importlib.import_module(f"loadtests.users.{module}"), name)
+    found: Dialect = getattr(importlib.import_module(f"modelport.loadtests.users.{module}"), name)
     return found

@@ -7,11 +7,11 @@ from urllib.parse import unquote
 
 import grpc
 
-from loadtests.samples import Outcome
-from loadtests.target import Target
-from loadtests.users.client import Unanswered
-from loadtests.users.http import IDLE_SECONDS, reason
-from loadtests.users.http2 import MESSAGE, Connection
+from modelport.loadtests.samples import Outcome
+from modelport.loadtests.target import Target
+from modelport.loadtests.users.client import Unanswered
+from modelport.loadtests.users.http import IDLE_SECONDS, reason
+from modelport.loadtests.users.http2 import MESSAGE, Connection
 
 CODES = {code.value[0]: code for code in grpc.StatusCode}
 OUTCOMES = {

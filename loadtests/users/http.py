@@ -15,10 +15,10 @@ from urllib.parse import quote
 from gevent.select import select
 from geventhttpclient.response import HTTPResponse
 
-from loadtests.samples import Outcome
-from loadtests.target import Target
-from loadtests.users import sockets
-from loadtests.users.client import Unanswered
+from modelport.loadtests.samples import Outcome
+from modelport.loadtests.target import Target
+from modelport.loadtests.users import sockets
+from modelport.loadtests.users.client import Unanswered
 
 RECEIVE_BYTES = 1 << 18
 #: A connection that was not used for so long may be closed by now.

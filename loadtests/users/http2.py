@@ -16,8 +16,8 @@ from gevent.select import select
 from hpack import Decoder, Encoder
 from hpack.exceptions import HPACKError
 
-from loadtests.target import Target
-from loadtests.users import sockets
+from modelport.loadtests.target import Target
+from modelport.loadtests.users import sockets
 
 PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"
 DATA, HEADERS, RST_STREAM, SETTINGS, PING = 0, 1, 3, 4, 6

@@ -9,8 +9,8 @@ import numpy as np
 from tritonclient.grpc import service_pb2
 from tritonclient.utils import deserialize_bytes_tensor, serialize_byte_tensor
 
-from loadtests.payloads import DTYPES, Array, BadPayload, Payloads, Tensors
-from loadtests.target import Target
+from modelport.loadtests.payloads import DTYPES, Array, BadPayload, Payloads, Tensors
+from modelport.loadtests.target import Target
 
 
 def plain(array: Array) -> list[Any]:

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from loadtests.users import oip
-from loadtests.users.dialects import Dialect
-from loadtests.users.grpc_client import GrpcClient
+from modelport.loadtests.users import oip
+from modelport.loadtests.users.dialects import Dialect
+from modelport.loadtests.users.grpc_client import GrpcClient
 
 
 class ModelInfer(GrpcClient):

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from loadtests.payloads import Payloads
-from loadtests.target import Target
-from loadtests.users import oip
-from loadtests.users.dialects import Dialect
-from loadtests.users.http import BINARY_SIZE, HttpClient, request, segment
+from modelport.loadtests.payloads import Payloads
+from modelport.loadtests.target import Target
+from modelport.loadtests.users import oip
+from modelport.loadtests.users.dialects import Dialect
+from modelport.loadtests.users.http import BINARY_SIZE, HttpClient, request, segment
 
 
 def path(target: Target) -> str:

@@ -15,7 +15,7 @@ import grpc
 from google.protobuf import json_format, text_format
 from tritonclient.grpc import model_config_pb2, service_pb2
 
-from loadtests.target import Target
+from modelport.loadtests.target import Target
 
 METADATA_SECONDS = 10.0
 MODEL_CONFIG = "/inference.GRPCInferenceService/ModelConfig"

@@ -12,14 +12,14 @@ from typing import Any
 
 import numpy as np
 
-from loadtests.payloads import DTYPES, Array, BadPayload, Payloads, Tensors
-from loadtests.target import Target
-from loadtests.users import oip
-from loadtests.users.answers import ONLY
-from loadtests.users.dialects import Dialect
-from loadtests.users.grpc_client import GrpcClient
-from loadtests.users.http import HttpClient, request, segment
-from loadtests.users.proto.messages_pb2 import PredictRequest, PredictResponse
+from modelport.loadtests.payloads import DTYPES, Array, BadPayload, Payloads, Tensors
+from modelport.loadtests.target import Target
+from modelport.loadtests.users import oip
+from modelport.loadtests.users.answers import ONLY
+from modelport.loadtests.users.dialects import Dialect
+from modelport.loadtests.users.grpc_client import GrpcClient
+from modelport.loadtests.users.http import HttpClient, request, segment
+from modelport.loadtests.users.proto.messages_pb2 import PredictRequest, PredictResponse
 
 #: Datatype → TensorFlow's number of it (tensorflow/core/framework/types.proto).
 NUMBERS: Mapping[str, int] = {

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import json
 
-from loadtests.payloads import Payloads, Tensors
-from loadtests.target import Target
-from loadtests.users import oip
-from loadtests.users.dialects import Dialect
-from loadtests.users.grpc_client import GrpcClient
-from loadtests.users.http import BINARY_SIZE, HttpClient, request, segment
-from loadtests.users.proto.messages_pb2 import PredictionResponse, PredictionsRequest
+from modelport.loadtests.payloads import Payloads, Tensors
+from modelport.loadtests.target import Target
+from modelport.loadtests.users import oip
+from modelport.loadtests.users.dialects import Dialect
+from modelport.loadtests.users.grpc_client import GrpcClient
+from modelport.loadtests.users.http import BINARY_SIZE, HttpClient, request, segment
+from modelport.loadtests.users.proto.messages_pb2 import PredictionResponse, PredictionsRequest
 
 #: The part of a gRPC request that holds the body.
 BODY = "body"

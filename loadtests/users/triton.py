@@ -14,12 +14,12 @@ import tritonclient.grpc
 import tritonclient.http
 from tritonclient.utils import InferenceServerException
 
-from loadtests.payloads import Payloads
-from loadtests.samples import Outcome
-from loadtests.target import Target
-from loadtests.users import oip
-from loadtests.users.client import Unanswered
-from loadtests.users.dialects import Dialect
+from modelport.loadtests.payloads import Payloads
+from modelport.loadtests.samples import Outcome
+from modelport.loadtests.target import Target
+from modelport.loadtests.users import oip
+from modelport.loadtests.users.client import Unanswered
+from modelport.loadtests.users.dialects import Dialect
 
 #: Every user has a connection of its own, as every other dialect's has.
 OPTIONS = (("grpc.use_local_subchannel_pool", 1), ("grpc.enable_retries", 0))

@@ -9,9 +9,9 @@ from typing import ClassVar
 from locust import User, task
 from locust.exception import StopUser
 
-from loadtests.target import Protocol
-from loadtests.users.client import Client, Unanswered
-from loadtests.users.conductor import Conductor, Lane
+from modelport.loadtests.target import Protocol
+from modelport.loadtests.users.client import Client, Unanswered
+from modelport.loadtests.users.conductor import Conductor, Lane
 
 
 class ModelUser(User):

@@ -30,14 +30,14 @@ from typing import Any, NamedTuple
 import grpc
 from google.protobuf.descriptor import Descriptor, FieldDescriptor
 
-from gateway.dataplane import DataPlane
-from gateway.lifecycle import Lifecycle
-from gateway.protocols.dialects import Dialects
-from gateway.protocols.oip.shared_memory import SharedMemory
-from gateway.settings import Settings
-from gateway.shared_memory import Regions
-from gateway.telemetry.tfserving import TfServingRequests
-from gateway.wire import inflation
+from modelport.gateway.inference.service import DataPlane
+from modelport.gateway.inference.shared_memory import Regions
+from modelport.gateway.models.manager import Lifecycle
+from modelport.gateway.protocols.dialects import Dialects
+from modelport.gateway.protocols.oip.shared_memory import SharedMemory
+from modelport.gateway.settings import Settings
+from modelport.gateway.telemetry.tfserving import TfServingRequests
+from modelport.gateway.wire import inflation
 from tests import models
 from tests.server import Gateway, serving
 

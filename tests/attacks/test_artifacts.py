@@ -28,17 +28,17 @@ import pytest
 import torch
 from click.testing import CliRunner
 
-import gateway.backends
-from exporters import checkpoint, evaluation, verify
-from exporters.errors import UsageError
-from exporters.formats import FORMATS
-from exporters.sources import keras_file
-from gateway.cli import modelport
-from gateway.errors import ModelportError
-from gateway.loader import Loader
-from gateway.model import Model, read_config
-from gateway.repository import config as configuration
-from gateway.repository import (
+from modelport.cli import modelport
+from modelport.exporters import checkpoint, evaluation, verify
+from modelport.exporters.formats import FORMATS
+from modelport.exporters.sources import keras_file
+from modelport.gateway import backends
+from modelport.gateway.cli.errors import UsageError
+from modelport.gateway.errors import ModelportError
+from modelport.gateway.models.loader import Loader
+from modelport.gateway.models.model import Model, read_config
+from modelport.gateway.repository import config as configuration
+from modelport.gateway.repository import (
     manifest,
     pt2_program,
     saved_model,
@@ -48,8 +48,8 @@ from gateway.repository import (
     torchscript_guard,
     zip_guard,
 )
-from gateway.settings import Settings
-from gateway.telemetry import Statistics
+from modelport.gateway.settings import Settings
+from modelport.gateway.telemetry import Statistics
 from tests import archives, models
 from tests.attacks import hostile_graphs, hostile_torch, zips
 
@@ -78,7 +78,7 @@ class Repository:
 
     def serve(self, **settings: Any) -> Any:
         entry = scan.scan([self.root])["m"]
-        loader = Loader(Settings((self.root,), **settings), gateway.backends.find, 1)
+        loader = Loader(Settings((self.root,), **settings), backends.find, 1)
         config = read_config(Model(entry))
         return loader.load(entry, entry.versions[1], config, Statistics()).backend
 
@@ -268,7 +268,7 @@ def test_without_the_check_pickles_are_refused_while_they_are_read(
     def unguarded(name: str) -> Iterator[None]:
         yield
 
-    monkeypatch.setattr("gateway.backends.embedded.pytorch.no_code", unguarded)
+    monkeypatch.setattr("modelport.gateway.backends.embedded.pytorch.no_code", unguarded)
     with contextlib.suppress(ModelportError):
         repository.serve()
     assert mark.exists()

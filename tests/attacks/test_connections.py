@@ -18,14 +18,14 @@ from typing import Any
 import pytest
 from google.protobuf.wrappers_pb2 import BytesValue, Int64Value
 
-from gateway.front.grpc.connection import GrpcConnection
-from gateway.front.grpc.service import Service
-from gateway.front.grpc.shared import Shared
-from gateway.front.grpc.stream import Stream
-from gateway.front.listening import ConnectionLimit
-from gateway.request_memory import PROCESS
-from gateway.wire import header_blocks
-from gateway.wire.http2 import (
+from modelport.gateway.runtime.request_memory import PROCESS
+from modelport.gateway.server.grpc.connection import GrpcConnection
+from modelport.gateway.server.grpc.server_state import Shared
+from modelport.gateway.server.grpc.service import Service
+from modelport.gateway.server.grpc.stream import Stream
+from modelport.gateway.server.listening import ConnectionLimit
+from modelport.gateway.wire import header_blocks
+from modelport.gateway.wire.http2 import (
     CONTINUATION,
     DATA,
     END_HEADERS,

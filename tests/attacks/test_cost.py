@@ -15,7 +15,7 @@ from typing import Any
 import grpc
 import pytest
 
-from gateway.wire.proto import serving_pb2, tensorflow_pb2, torchserve_inference_pb2
+from modelport.gateway.wire.proto import serving_pb2, tensorflow_pb2, torchserve_inference_pb2
 from tests import models
 from tests.attacks import cost
 from tests.attacks.cost import Attack, Meter, Probe

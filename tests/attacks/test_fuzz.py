@@ -28,12 +28,12 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from tritonclient.grpc import service_pb2 as pb
 
-from gateway.errors import InvalidArgument, ModelportError
-from gateway.protocols.oip import grpc_request
-from gateway.protocols.oip import json as oip_json
-from gateway.types import NUMPY_DTYPES, Datatype, InferResponse, Tensor, TensorSpec
-from gateway.wire import contents, json_text, raw
-from gateway.wire.long_array import LongArray
+from modelport.gateway.errors import InvalidArgument, ModelportError
+from modelport.gateway.protocols.oip import grpc_request
+from modelport.gateway.protocols.oip import json as oip_json
+from modelport.gateway.types import NUMPY_DTYPES, Datatype, InferResponse, Tensor, TensorSpec
+from modelport.gateway.wire import contents, json_text, raw
+from modelport.gateway.wire.long_array import LongArray
 from tests.conformance import wire
 from tests.conformance.wire import HEADER_LENGTH, Connection, json_body, json_input
 from tests.server import Gateway

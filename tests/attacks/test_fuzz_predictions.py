@@ -24,14 +24,14 @@ import pytest
 from google.protobuf.message import DecodeError
 from PIL import Image
 
-from gateway.errors import InvalidArgument
-from gateway.protocols.prediction import form_body
-from gateway.protocols.prediction.predictor import Call, _Forms
-from gateway.protocols.torchserve.grpc import INFERENCE_SERVICE
-from gateway.repository import config as configuration
-from gateway.types import InferResponse, Tensor
-from gateway.validation import Validator
-from gateway.wire.proto import torchserve_inference_pb2 as inference
+from modelport.gateway.errors import InvalidArgument
+from modelport.gateway.inference.validation import Validator
+from modelport.gateway.protocols.prediction import form_body
+from modelport.gateway.protocols.prediction.predictor import Call, _Forms
+from modelport.gateway.protocols.torchserve.grpc import INFERENCE_SERVICE
+from modelport.gateway.repository import config as configuration
+from modelport.gateway.types import InferResponse, Tensor
+from modelport.gateway.wire.proto import torchserve_inference_pb2 as inference
 from tests import models
 from tests.attacks.test_fuzz import CASES, WIRE_CASES, Finds, dump, mutate_bytes, mutate_value
 from tests.conformance import wire

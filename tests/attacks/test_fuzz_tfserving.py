@@ -18,17 +18,17 @@ import grpc
 import pytest
 from google.protobuf.message import DecodeError
 
-from gateway.errors import InvalidArgument
-from gateway.protocols.tfserving import examples as tfserving_examples
-from gateway.protocols.tfserving import examples_json as tfserving_examples_json
-from gateway.protocols.tfserving import json as tfserving_json
-from gateway.protocols.tfserving.json_value import quoted
-from gateway.protocols.tfserving.servable import ServableVersion
-from gateway.repository import config as configuration
-from gateway.types import Datatype
-from gateway.validation import Validator
-from gateway.wire import tensor_proto
-from gateway.wire.proto import serving_pb2 as pb
+from modelport.gateway.errors import InvalidArgument
+from modelport.gateway.inference.validation import Validator
+from modelport.gateway.protocols.tfserving import examples as tfserving_examples
+from modelport.gateway.protocols.tfserving import examples_json as tfserving_examples_json
+from modelport.gateway.protocols.tfserving import json as tfserving_json
+from modelport.gateway.protocols.tfserving.json_value import quoted
+from modelport.gateway.protocols.tfserving.servable import ServableVersion
+from modelport.gateway.repository import config as configuration
+from modelport.gateway.types import Datatype
+from modelport.gateway.wire import tensor_proto
+from modelport.gateway.wire.proto import serving_pb2 as pb
 from tests import models
 from tests.attacks.test_fuzz import (
     CASES,

@@ -17,8 +17,8 @@ from pathlib import Path
 
 import pytest
 
-from exporters.migration import unpacking
-from gateway.repository import config
+from modelport.exporters.migration import unpacking
+from modelport.gateway.repository import config
 from tests.archives import MANIFEST, folder, manifest, mar, migrate, refused, tgz
 
 #: What makes an archive hostile, and a word that the refusal must have.

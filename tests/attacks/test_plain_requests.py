@@ -13,10 +13,10 @@ import pytest
 from google.protobuf.message import DecodeError
 from tritonclient.grpc import service_pb2 as pb
 
-from gateway.errors import ModelportError
-from gateway.protocols.oip import grpc_request, json_head
-from gateway.protocols.oip import json as oip_json
-from gateway.types import InferRequest
+from modelport.gateway.errors import ModelportError
+from modelport.gateway.protocols.oip import grpc_request, request_template
+from modelport.gateway.protocols.oip import json as oip_json
+from modelport.gateway.types import InferRequest
 from tests.attacks.test_fuzz import GRPC_SEEDS, HTTP_SEEDS, http_case, mutate_bytes
 from tests.conformance import wire
 from tests.conformance.wire import json_body, json_input
@@ -91,7 +91,7 @@ def _compare_json(body: bytes, length: int) -> bool:
     """Whether the short way took the request; then both must say the same."""
 
     def short() -> Any:
-        decoded = json_head.decode(body, length, "m", 1)
+        decoded = request_template.decode(body, length, "m", 1)
         return decoded and _said(*decoded)
 
     took = _outcome(short)
@@ -127,12 +127,12 @@ def test_json_that_only_looks_alike_is_told_apart(body: bytes) -> None:
 
 
 def test_a_mark_that_a_client_can_send_would_be_found_out(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(json_head, "_MARK", 1)
-    monkeypatch.setattr(json_head, "_MARKED", b"[1]")
-    json_head._around.cache_clear()
+    monkeypatch.setattr(request_template, "_MARK", 1)
+    monkeypatch.setattr(request_template, "_MARKED", b"[1]")
+    request_template._around.cache_clear()
     with pytest.raises(AssertionError):
         _compare_json(HOSTILE_JSON[1], len(HOSTILE_JSON[1]))
-    json_head._around.cache_clear()
+    request_template._around.cache_clear()
 
 
 def _compare_grpc(content: bytes) -> bool:

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from gateway import __version__
+from modelport import __version__
 from tests.conformance.clients import Ask, Caller, Control, integers
 from tests.conformance.conftest import Callers
 from tests.conformance.repository import IDENTITY

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from gateway import __version__
+from modelport import __version__
 from tests.conformance import wire
 from tests.conformance.repository import IDENTITY, LABELS
 from tests.conformance.wire import HEADER_LENGTH, Connection, infer_binary, infer_json, json_input

@@ -17,8 +17,8 @@ from typing import Any
 import pytest
 from PIL import Image
 
-from gateway.admin.monitoring import prometheus_path
-from gateway.errors import InvalidArgument
+from modelport.gateway.errors import InvalidArgument
+from modelport.gateway.server.admin.monitoring import prometheus_path
 from tests import models
 from tests.conformance.repository import add
 from tests.conformance.torchserve import error, predict

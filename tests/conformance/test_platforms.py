@@ -242,7 +242,7 @@ def test_two_redirects_are_none(several: Gateway) -> None:
 
 def test_vertex_without_its_routes_is_one_clear_line(tmp_path: Path) -> None:
     models.repository(tmp_path)
-    command = [sys.executable, "-m", "gateway.cli", "serve", "--model-repository", str(tmp_path)]
+    command = [sys.executable, "-m", "modelport", "serve", "--model-repository", str(tmp_path)]
     done = subprocess.run(
         [*command, "--allow-vertex-ai", "true"], capture_output=True, text=True, timeout=60
     )

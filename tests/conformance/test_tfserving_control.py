@@ -16,7 +16,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from gateway.wire.proto import serving_pb2 as pb
+from modelport.gateway.wire.proto import serving_pb2 as pb
 from tests import models
 from tests.conformance.repository import add
 from tests.conformance.test_tfserving_grpc import (

@@ -10,10 +10,10 @@ import grpc
 import numpy as np
 import pytest
 
-from gateway.types import NUMPY_DTYPES, Array, Datatype, Tensor
-from gateway.wire import tensor_proto
-from gateway.wire.proto import serving_pb2 as pb
-from gateway.wire.proto import tensorflow_pb2
+from modelport.gateway.types import NUMPY_DTYPES, Array, Datatype, Tensor
+from modelport.gateway.wire import tensor_proto
+from modelport.gateway.wire.proto import serving_pb2 as pb
+from modelport.gateway.wire.proto import tensorflow_pb2
 from tests.conformance.repository import IDENTITY, SLOW_SECONDS
 from tests.server import Gateway
 

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from gateway.types import NUMPY_DTYPES, Datatype
+from modelport.gateway.types import NUMPY_DTYPES, Datatype
 from tests.conformance.repository import IDENTITY, LABELS
 from tests.conformance.wire import Connection, Reply, infer_json, json_input, send
 from tests.server import Gateway

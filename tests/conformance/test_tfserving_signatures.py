@@ -15,8 +15,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from exporters.tensorflow_runtime import tf
-from gateway.wire.proto import serving_pb2 as pb
+from modelport.exporters.tensorflow_runtime import tf
+from modelport.gateway.wire.proto import serving_pb2 as pb
 from tests import half_plus_two
 from tests.conformance.test_tfserving_grpc import (
     Ask,

@@ -14,9 +14,9 @@ import pytest
 import tritonclient.http
 from google.protobuf import empty_pb2
 
-from gateway.protocols.torchserve.grpc import INFERENCE_SERVICE, MANAGEMENT_SERVICE
-from gateway.wire.proto import torchserve_inference_pb2 as inference
-from gateway.wire.proto import torchserve_management_pb2 as management
+from modelport.gateway.protocols.torchserve.grpc import INFERENCE_SERVICE, MANAGEMENT_SERVICE
+from modelport.gateway.wire.proto import torchserve_inference_pb2 as inference
+from modelport.gateway.wire.proto import torchserve_management_pb2 as management
 from tests import models
 from tests.conformance import wire
 from tests.conformance.torchserve import (

@@ -11,8 +11,8 @@ import grpc
 import httpx
 import pytest
 
-from gateway.protocols.torchserve.grpc import INFERENCE_SERVICE
-from gateway.wire.proto import torchserve_inference_pb2 as inference
+from modelport.gateway.protocols.torchserve.grpc import INFERENCE_SERVICE
+from modelport.gateway.wire.proto import torchserve_inference_pb2 as inference
 from tests.conformance import wire
 from tests.conformance.clients import TIMEOUT_SECONDS
 from tests.conformance.decoupled import BROKEN

@@ -12,8 +12,8 @@ from typing import Any
 import numpy as np
 from PIL import Image
 
-from gateway.protocols.torchserve.grpc import INFERENCE_SERVICE
-from gateway.wire.proto import torchserve_inference_pb2 as inference
+from modelport.gateway.protocols.torchserve.grpc import INFERENCE_SERVICE
+from modelport.gateway.wire.proto import torchserve_inference_pb2 as inference
 from tests import models
 from tests.conformance import repository, wire
 from tests.conformance.repository import add

@@ -15,7 +15,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from loadtests import environments
+from modelport.loadtests import environments
 from tests.deploy import DEPLOY, tools
 
 BOOT = Path(__file__).with_name("boot.sh")
@@ -23,7 +23,7 @@ NAMESPACES = ("--mount", "--pid", "--net", "--ipc", "--uts", "--cgroup")
 START_SECONDS = 60.0
 PROGRAM = """#!/bin/sh
 export PYTHONPATH={packages}:{root}
-exec {python} -m gateway.cli "$@"
+exec {python} -m modelport "$@"
 """
 
 

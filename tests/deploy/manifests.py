@@ -12,7 +12,7 @@ import click
 import jsonschema
 import yaml
 
-from gateway.serve_cli import serve
+from modelport.gateway.cli.serve import serve
 
 CRDS = Path(__file__).parent / "crds"
 #: Kind → the schema's file; see crds/README.md.

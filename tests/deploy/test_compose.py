@@ -11,8 +11,8 @@ import pytest
 import tritonclient.http
 import yaml
 
-from gateway import routes
-from loadtests.processes import free_ports
+from modelport.gateway.repository import routes
+from modelport.loadtests.processes import free_ports
 from tests import models
 from tests.deploy import DEPLOY, thorough, tools
 from tests.deploy.manifests import served_with

@@ -21,9 +21,9 @@ import numpy as np
 import pytest
 import tritonclient.http
 
-from loadtests import environments
-from loadtests.peers.servers import triton as triton_wheel
-from loadtests.processes import HOST, free_ports, running
+from modelport.loadtests import environments
+from modelport.loadtests.peers.servers import triton as triton_wheel
+from modelport.loadtests.processes import HOST, free_ports, running
 from tests.deploy import DEPLOY, thorough, tools
 from tests.deploy.test_compose import FOLDER, GATEWAY, ROUTES, SERVICES, mounts
 from tests.server import serving
@@ -48,7 +48,7 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("compose") / "models"
     checkpoint = DEPLOY.parent / "checkpoints" / "fraud.pt"
     if not checkpoint.is_file():
-        tools.check(sys.executable, "-m", "gateway.cli", "demo", cwd=DEPLOY.parent)
+        tools.check(sys.executable, "-m", "modelport", "demo", cwd=DEPLOY.parent)
     path = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
     status, said = tools.said(
         FOLDER / "prepare.sh", checkpoint, folder, cwd=DEPLOY.parent, env={"PATH": path}

@@ -15,7 +15,7 @@ import click
 import pytest
 import yaml
 
-from gateway import routes
+from modelport.gateway.repository import routes
 from tests import models
 from tests.deploy import DEPLOY, thorough, tools
 from tests.deploy.manifests import Manifest, documents, served_with, wrong

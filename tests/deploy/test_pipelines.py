@@ -18,8 +18,8 @@ import pytest
 import s3fs
 import torch
 
-from gateway.cli import modelport
-from loadtests.processes import HOST, free_ports, running
+from modelport.cli import modelport
+from modelport.loadtests.processes import HOST, free_ports, running
 from tests.deploy import DEPLOY, thorough, tools
 from tests.deploy.pipelines import Ran, github, gitlab
 
@@ -117,7 +117,7 @@ class Site:
 
     def call(self, *words: str) -> None:
         status, said = tools.said(
-            sys.executable, "-m", "gateway.cli", *words, cwd=self.checkout, env=self.environment
+            sys.executable, "-m", "modelport", *words, cwd=self.checkout, env=self.environment
         )
         assert status == 0, said
 
@@ -125,7 +125,7 @@ class Site:
 @pytest.fixture
 def site(tmp_path: Path) -> Iterator[Site]:
     if not CHECKPOINT.is_file():
-        tools.check(sys.executable, "-m", "gateway.cli", "demo", cwd=DEPLOY.parent)
+        tools.check(sys.executable, "-m", "modelport", "demo", cwd=DEPLOY.parent)
     checkout = tmp_path / "checkout"
     (checkout / "checkpoints").mkdir(parents=True)
     shutil.copy(CHECKPOINT, checkout / "checkpoints")

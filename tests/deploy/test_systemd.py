@@ -11,7 +11,7 @@ import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
-from loadtests.processes import free_ports, wait_ready
+from modelport.loadtests.processes import free_ports, wait_ready
 from tests import models
 from tests.deploy import DEPLOY, thorough, tools
 from tests.deploy.booted import START_SECONDS, Booted, booted, interpreter
@@ -57,7 +57,7 @@ def test_the_command_starts_a_gateway_that_sigterm_ends_in_time(tmp_path: Path) 
     log = tmp_path / "log"
     with log.open("wb") as out:
         process = subprocess.Popen(
-            [sys.executable, "-m", "gateway.cli", *arguments],
+            [sys.executable, "-m", "modelport", *arguments],
             env={**os.environ, **values, "HOME": str(tmp_path)},
             stderr=out,
         )

@@ -15,9 +15,9 @@ import torch
 from click.testing import CliRunner, Result
 from torch import nn
 
-from exporters.cli import export
-from exporters.models.fraud import FraudTransformer
-from exporters.models.vit import VisionTransformer
+from modelport.exporters.cli.export import export
+from modelport.exporters.models.fraud import FraudTransformer
+from modelport.exporters.models.vit import VisionTransformer
 
 ROOT = Path(__file__).resolve().parents[2]
 

@@ -16,10 +16,10 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-from exporters import publish
-from gateway.errors import AlreadyExists
-from gateway.repository import config
-from gateway.types import Datatype, ModelSignature, TensorSpec
+from modelport.exporters import publish
+from modelport.gateway.errors import AlreadyExists
+from modelport.gateway.repository import config
+from modelport.gateway.types import Datatype, ModelSignature, TensorSpec
 
 ONNX = config.PLATFORMS[0]
 FINISHED, TAKEN = 0, 17

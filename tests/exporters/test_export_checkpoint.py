@@ -16,9 +16,9 @@ import safetensors.torch
 import torch
 from torch import nn
 
-from exporters import checkpoint, spec
-from exporters.errors import UsageError, exit_code
-from gateway.errors import IntegrityError
+from modelport.exporters import checkpoint, spec
+from modelport.gateway.cli.errors import UsageError, exit_code
+from modelport.gateway.errors import IntegrityError
 
 
 def saved(content: Any, path: Path) -> Path:
@@ -201,7 +201,7 @@ def test_hyperparameters_are_inferred_from_shapes(fraud: nn.Module, vit: nn.Modu
 
 
 def test_the_published_vit_sizes_need_no_head_count() -> None:
-    from exporters.models.vit import VisionTransformer
+    from modelport.exporters.models.vit import VisionTransformer
 
     tiny = VisionTransformer(8, 4, 3, 2, dim=192, depth=1, num_heads=3, mlp_dim=8)
     shapes = {key: tuple(value.shape) for key, value in tiny.state_dict().items()}

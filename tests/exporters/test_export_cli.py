@@ -18,13 +18,13 @@ import torch
 from click.testing import Result
 from torch import nn
 
-import exporters.formats.onnx as formats_onnx
-from exporters import formats, pipeline
-from exporters.errors import converter_refused
-from exporters.source import Source
-from exporters.sources import SourceRequest
-from gateway.repository import config, manifest
-from gateway.repository.manifest import sha256_of
+import modelport.exporters.formats.onnx as formats_onnx
+from modelport.exporters import formats, pipeline
+from modelport.exporters.source import Source
+from modelport.exporters.sources import SourceRequest
+from modelport.gateway.cli.errors import converter_refused
+from modelport.gateway.repository import config, manifest
+from modelport.gateway.repository.manifest import sha256_of
 
 Invoke = Callable[..., Result]
 Python = Callable[..., subprocess.CompletedProcess[str]]
@@ -276,8 +276,8 @@ def test_a_repository_that_is_a_file_is_a_usage_error(
 USER_MODEL = """
 import torch
 from torch import nn
-from exporters.spec import ModelSpec
-from gateway.types import Axis, Datatype, ModelSignature, TensorSpec
+from modelport.exporters.spec import ModelSpec
+from modelport.gateway.types import Axis, Datatype, ModelSignature, TensorSpec
 
 
 def signature(module, max_batch_size):
@@ -371,14 +371,15 @@ def test_a_users_model_without_a_declaration_is_told_how_to_declare(
 
 def test_the_command_line_alone_imports_no_torch_and_no_runtime(python: Python) -> None:
     heavy = ["torch", "onnx", "onnxruntime", "tensorflow", "fastapi", "uvicorn", "numpy", "grpc"]
-    code = f"import sys, exporters.cli; print([m for m in {heavy} if m in sys.modules])"
+    code = "import sys, modelport.exporters.cli.export; "
+    code += f"print([m for m in {heavy} if m in sys.modules])"
     assert python("-c", code).stdout.strip() == "[]"
 
 
 def test_an_export_runs_without_any_web_framework(python: Python, user_project: Path) -> None:
     code = """
 import sys
-from exporters.cli import export
+from modelport.exporters.cli.export import export
 export.main(
     ["mine.pt", "--format", "onnx", "--samples", "10", "--model", "my_models:make"],
     standalone_mode=False,

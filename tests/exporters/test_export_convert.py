@@ -14,13 +14,13 @@ import torch
 from click.testing import Result
 from torch import nn
 
-from exporters.models.vit import VisionTransformer
-from exporters.silence import quiet
-from exporters.spec import ModelSpec
-from exporters.tensorflow_runtime import keras
-from exporters.twins import Twin, find_twin
-from exporters.twins.weights import dense
-from gateway.types import Datatype, ModelSignature, TensorSpec
+from modelport.exporters.keras_ports import Twin, find_twin
+from modelport.exporters.keras_ports.weights import dense
+from modelport.exporters.models.vit import VisionTransformer
+from modelport.exporters.output_capture import quiet
+from modelport.exporters.spec import ModelSpec
+from modelport.exporters.tensorflow_runtime import keras
+from modelport.gateway.types import Datatype, ModelSignature, TensorSpec
 from tests.conversion import (
     FRAUD_KWARGS,
     State,
@@ -78,9 +78,9 @@ def twin_file(module: nn.Module, tmp_path: Path) -> Callable[[Callable[[Any], No
     """``b.keras`` with something done to the twin before it is saved."""
 
     def write(change: Callable[[Any], None]) -> Path:
-        from exporters.twins.weights import port
+        from modelport.exporters.keras_ports.weights import port
 
-        twin = find_twin("exporters.twins.fraud:TWIN")
+        twin = find_twin("modelport.exporters.keras_ports.fraud:TWIN")
         with quiet():
             model = twin.build(FRAUD_KWARGS, "float32")
             port(module.state_dict(), model, twin.links(FRAUD_KWARGS))
@@ -204,10 +204,10 @@ def test_a_fault_in_the_keras_file_is_named_as_well(
     twin_file: Callable[[Callable[[Any], None]], Path],
     fault: Callable[[State], None],
 ) -> None:
-    from exporters.twins.weights import port
+    from modelport.exporters.keras_ports.weights import port
 
     fault(state)
-    links = find_twin("exporters.twins.fraud:TWIN").links(FRAUD_KWARGS)
+    links = find_twin("modelport.exporters.keras_ports.fraud:TWIN").links(FRAUD_KWARGS)
     target = twin_file(lambda model: port(state, model, links))
     assert FAULTS[fault] in failed(run(files / "a.pt", target, "--check"), 3)
 

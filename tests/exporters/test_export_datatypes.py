@@ -13,14 +13,14 @@ import torch
 from click.testing import CliRunner, Result
 from torch import Tensor, nn
 
-from exporters.cli import export as export_command
-from exporters.samples import DRAWABLE
-from exporters.silence import quiet
-from exporters.sources import SourceRequest, pytorch
-from exporters.sources.eager import DATATYPES
-from exporters.tensorflow_runtime import keras
-from gateway.repository import config
-from gateway.types import Datatype, ModelSignature
+from modelport.exporters.cli.export import export as export_command
+from modelport.exporters.output_capture import quiet
+from modelport.exporters.samples import DRAWABLE
+from modelport.exporters.sources import SourceRequest, pytorch
+from modelport.exporters.sources.eager import DATATYPES
+from modelport.exporters.tensorflow_runtime import keras
+from modelport.gateway.repository import config
+from modelport.gateway.types import Datatype, ModelSignature
 
 Invoke = Callable[..., Result]
 AOTI = pytest.param(

@@ -12,13 +12,13 @@ import torch
 from click.testing import CliRunner, Result
 from torch import nn
 
-from exporters.cli import export
-from exporters.formats import ALL, FORMATS, find_format
-from exporters.formats import tflite as tflite_format
-from exporters.models.fraud import FraudTransformer
-from exporters.sources.eager import inference_mode
-from gateway.errors import Unsupported
-from gateway.repository import config, manifest
+from modelport.exporters.cli.export import export
+from modelport.exporters.formats import ALL, FORMATS, find_format
+from modelport.exporters.formats import tflite as tflite_format
+from modelport.exporters.models.fraud import FraudTransformer
+from modelport.exporters.sources.eager import inference_mode
+from modelport.gateway.errors import Unsupported
+from modelport.gateway.repository import config, manifest
 
 FRAUD_KWARGS: dict[str, Any] = {
     "vocab_size": 32,

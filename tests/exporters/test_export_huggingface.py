@@ -18,13 +18,13 @@ from click.testing import CliRunner
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
-from exporters.cli import export
-from exporters.errors import UsageError, exit_code
-from exporters.models.vit import VisionTransformer
-from exporters.silence import quiet
-from exporters.source import Source
-from exporters.sources import SourceRequest, huggingface, load
-from gateway.errors import IntegrityError, ModelportError, Unsupported
+from modelport.exporters.cli.export import export
+from modelport.exporters.models.vit import VisionTransformer
+from modelport.exporters.output_capture import quiet
+from modelport.exporters.source import Source
+from modelport.exporters.sources import SourceRequest, huggingface, load
+from modelport.gateway.cli.errors import UsageError, exit_code
+from modelport.gateway.errors import IntegrityError, ModelportError, Unsupported
 
 VERSION_4 = "vit.encoder.layer.1.attention.attention.query.weight"
 VERSION_5 = "vit.layers.1.attention.q_proj.weight"
@@ -315,7 +315,7 @@ def test_transformers_is_not_needed_for_a_vision_transformer(
 ) -> None:
     program = (
         "import sys; sys.modules['transformers'] = None\n"
-        "from pathlib import Path; from exporters.sources import SourceRequest, load\n"
+        "from pathlib import Path; from modelport.exporters.sources import SourceRequest, load\n"
         f"print(load(SourceRequest(Path({str(folder)!r}))).spec.name)"
     )
     done = python("-c", program)

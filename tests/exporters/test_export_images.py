@@ -15,10 +15,10 @@ from click.testing import Result
 from PIL import Image
 from torch import Tensor, nn
 
-from exporters.sources import huggingface_vit
-from gateway import images
-from gateway.errors import IntegrityError, InvalidArgument
-from gateway.repository import config
+from modelport.exporters.sources import huggingface_vit
+from modelport.gateway.errors import IntegrityError, InvalidArgument
+from modelport.gateway.inference import images
+from modelport.gateway.repository import config
 
 Invoke = Callable[..., Result]
 

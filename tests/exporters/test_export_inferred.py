@@ -13,11 +13,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor, nn
 
-from exporters.declaration import DEFAULT_LONGEST, parse_tensor, parse_tensors
-from exporters.errors import UsageError
-from exporters.sources import SourceRequest, inferred
-from gateway.repository import config
-from gateway.types import Axis, Datatype, ModelSignature, TensorSpec
+from modelport.exporters.declaration import DEFAULT_LONGEST, parse_tensor, parse_tensors
+from modelport.exporters.sources import SourceRequest, inferred
+from modelport.gateway.cli.errors import UsageError
+from modelport.gateway.repository import config
+from modelport.gateway.types import Axis, Datatype, ModelSignature, TensorSpec
 
 
 def infer(module: nn.Module, *inputs: str, names: tuple[str, ...] = ()) -> ModelSignature:

@@ -17,9 +17,9 @@ import torch
 from onnx import TensorProto, helper, numpy_helper
 from torch import nn
 
-from exporters.formats import FORMATS, Target
-from exporters.silence import quiet
-from gateway.types import ModelSignature
+from modelport.exporters.formats import FORMATS, Target
+from modelport.exporters.output_capture import quiet
+from modelport.gateway.types import ModelSignature
 from tests.inspected import refused, run, show, survives_damage
 from tests.torch_subjects import Evil, Pair, fp32, rewritten, subject
 
@@ -289,7 +289,7 @@ def test_a_library_that_is_not_installed_names_the_extra(
 ) -> None:
     (tmp_path / filename).write_bytes(b"anything")
     reader = Path(filename).suffix.removeprefix(".")
-    monkeypatch.delitem(sys.modules, f"exporters.inspection.{reader}", raising=False)
+    monkeypatch.delitem(sys.modules, f"modelport.exporters.inspection.{reader}", raising=False)
     for name in [n for n in sys.modules if n.partition(".")[0] == module]:
         monkeypatch.delitem(sys.modules, name)
     monkeypatch.setitem(sys.modules, module, None)
@@ -310,7 +310,7 @@ def test_names_cannot_give_orders_to_the_terminal(tmp_path: Path) -> None:
 
 IMPORTS = """
 import sys
-from exporters.inspect_cli import inspect
+from modelport.exporters.cli.inspect import inspect
 heavy = ("torch", "tensorflow", "onnx", "onnxruntime", "ai_edge_litert")
 print([name for name in heavy if name in sys.modules])
 for path in sys.argv[1:]:

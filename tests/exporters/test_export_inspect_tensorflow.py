@@ -10,16 +10,16 @@ from typing import Any
 import numpy as np
 import pytest
 
-from exporters.silence import quiet
-from gateway.repository import config
-from gateway.types import Axis, Datatype, ModelSignature, TensorSpec
+from modelport.exporters.output_capture import quiet
+from modelport.gateway.repository import config
+from modelport.gateway.types import Axis, Datatype, ModelSignature, TensorSpec
 from tests.inspected import refused, run, show, survives_damage
 
 
 @pytest.fixture(scope="module")
 def saved(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder with a SavedModel, and with that as TFLite, in fp32 and int8."""
-    from exporters.tensorflow_runtime import tf
+    from modelport.exporters.tensorflow_runtime import tf
 
     folder = tmp_path_factory.mktemp("saved")
     with quiet():

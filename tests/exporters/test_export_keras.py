@@ -10,14 +10,14 @@ from typing import Any
 import numpy as np
 import pytest
 
-from exporters.errors import UsageError
-from exporters.formats import FORMATS, Target, tensorflow_onnx
-from exporters.samples import draw
-from exporters.source import Source
-from exporters.tensorflow_runtime import keras, tf
-from exporters.twins import find_twin
-from gateway.errors import IntegrityError, Unsupported
-from gateway.types import Axis, Datatype
+from modelport.exporters.formats import FORMATS, Target, tensorflow_onnx
+from modelport.exporters.keras_ports import find_twin
+from modelport.exporters.samples import draw
+from modelport.exporters.source import Source
+from modelport.exporters.tensorflow_runtime import keras, tf
+from modelport.gateway.cli.errors import UsageError
+from modelport.gateway.errors import IntegrityError, Unsupported
+from modelport.gateway.types import Axis, Datatype
 from tests.keras_models import functional, layers, ops, read, saved, saved_graph, scorer
 
 
@@ -225,7 +225,7 @@ def test_a_model_that_holds_its_architecture_takes_no_other(scorer_file: Path) -
 
 def test_a_twin_that_was_converted_is_a_model_like_any_other(tmp_path: Path) -> None:
     kwargs = {"vocab_size": 32, "d_model": 8, "nhead": 2, "num_layers": 1, "dim_feedforward": 8}
-    twin = find_twin("exporters.twins.fraud:TWIN")
+    twin = find_twin("modelport.exporters.keras_ports.fraud:TWIN")
     build = functools.partial(twin.build, {**kwargs, "max_positions": 12}, "float32")
     found = read(saved(build, tmp_path / "fraud.keras")).signature
     tokens = next(spec for spec in found.inputs if spec.name == "tokens")

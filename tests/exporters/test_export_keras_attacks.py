@@ -14,10 +14,10 @@ import h5py
 import numpy as np
 import pytest
 
-from exporters.errors import UsageError, exit_code
-from exporters.silence import quiet
-from exporters.tensorflow_runtime import keras, tf
-from gateway.errors import IntegrityError, ModelportError
+from modelport.exporters.output_capture import quiet
+from modelport.exporters.tensorflow_runtime import keras, tf
+from modelport.gateway.cli.errors import UsageError, exit_code
+from modelport.gateway.errors import IntegrityError, ModelportError
 from tests.keras_models import functional, layers, read, saved, saved_graph, scorer
 
 

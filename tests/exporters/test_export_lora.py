@@ -17,16 +17,16 @@ from click.testing import CliRunner
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
-from exporters import parity
-from exporters.cli import export
-from exporters.errors import ParityError, UsageError, exit_code
-from exporters.formats import Target, find_format
-from exporters.samples import corners, draw, name_axes
-from exporters.silence import quiet
-from exporters.source import Framework, Source
-from exporters.sources import SourceRequest, load
-from gateway.errors import IntegrityError, ModelportError, Unsupported
-from gateway.types import Array
+from modelport.exporters import parity
+from modelport.exporters.cli.export import export
+from modelport.exporters.formats import Target, find_format
+from modelport.exporters.output_capture import quiet
+from modelport.exporters.samples import corners, draw, name_axes
+from modelport.exporters.source import Framework, Source
+from modelport.exporters.sources import SourceRequest, load
+from modelport.gateway.cli.errors import ParityError, UsageError, exit_code
+from modelport.gateway.errors import IntegrityError, ModelportError, Unsupported
+from modelport.gateway.types import Array
 
 VOCABULARY = 61
 LONGEST = 24

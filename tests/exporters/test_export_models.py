@@ -13,17 +13,17 @@ import torch
 from click.testing import CliRunner
 from torch import Tensor, nn
 
-from exporters import checkpoint, parity, spec
-from exporters.cli import export
-from exporters.errors import UsageError
-from exporters.formats import Target, find_format
-from exporters.models import REGISTRY
-from exporters.models.resnet import ResNet50
-from exporters.models.unet import SameConvTranspose2d, UNet
-from exporters.silence import quiet
-from exporters.source import Framework, Source
-from exporters.sources.pytorch import source
-from gateway.types import Array
+from modelport.exporters import checkpoint, parity, spec
+from modelport.exporters.cli.export import export
+from modelport.exporters.formats import Target, find_format
+from modelport.exporters.models import REGISTRY
+from modelport.exporters.models.resnet import ResNet50
+from modelport.exporters.models.unet import SameConvTranspose2d, UNet
+from modelport.exporters.output_capture import quiet
+from modelport.exporters.source import Framework, Source
+from modelport.exporters.sources.pytorch import source
+from modelport.gateway.cli.errors import UsageError
+from modelport.gateway.types import Array
 
 UNET_KWARGS: dict[str, Any] = {
     "in_channels": 2,
@@ -85,7 +85,7 @@ def filters(weight: Tensor) -> Array:
 
 def in_tensorflow(state: Mapping[str, Tensor], image: Tensor, levels: int) -> Array:
     """The U-Net as TensorFlow's own operators compute it from the same weights, channels first."""
-    from exporters.tensorflow_runtime import tf
+    from modelport.exporters.tensorflow_runtime import tf
 
     def convolved(hidden: Any, name: str) -> Any:
         hidden = tf.nn.conv2d(hidden, filters(state[f"{name}.weight"]), 1, "SAME")
@@ -115,7 +115,7 @@ def in_tensorflow(state: Mapping[str, Tensor], image: Tensor, levels: int) -> Ar
 
 @pytest.mark.parametrize("kernel", [2, 3, 4, 5])
 def test_transposed_convolution_crops_as_tensorflow_does(kernel: int) -> None:
-    from exporters.tensorflow_runtime import tf
+    from modelport.exporters.tensorflow_runtime import tf
 
     torch.manual_seed(0)
     layer = SameConvTranspose2d(3, 2, kernel)
@@ -138,7 +138,7 @@ def test_transposed_convolution_crops_as_tensorflow_does(kernel: int) -> None:
 
 
 def test_pooling_pads_at_the_end_as_tensorflow_does() -> None:
-    from exporters.tensorflow_runtime import tf
+    from modelport.exporters.tensorflow_runtime import tf
 
     pool: Any = unet().pool
     for height in range(1, 8):

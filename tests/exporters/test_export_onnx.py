@@ -11,15 +11,15 @@ import pytest
 import torch
 from torch import nn
 
-import exporters.formats.onnx as formats_onnx
-from exporters import parity
-from exporters.errors import ParityError, exit_code
-from exporters.formats import Session, Target, find_format, onnx_session
-from exporters.source import Source
-from exporters.sources.pytorch import source
-from exporters.spec import ModelSpec
-from gateway.errors import Unsupported
-from gateway.types import Axis, Datatype, ModelSignature, TensorSpec
+import modelport.exporters.formats.onnx as formats_onnx
+from modelport.exporters import parity
+from modelport.exporters.formats import Session, Target, find_format, onnx_session
+from modelport.exporters.source import Source
+from modelport.exporters.sources.pytorch import source
+from modelport.exporters.spec import ModelSpec
+from modelport.gateway.cli.errors import ParityError, exit_code
+from modelport.gateway.errors import Unsupported
+from modelport.gateway.types import Axis, Datatype, ModelSignature, TensorSpec
 
 
 def convert(

@@ -12,9 +12,9 @@ from typing import Any
 
 import pytest
 
-from exporters.packaging import SERVERS, tfserving, torchserve
-from gateway.repository import config, manifest
-from gateway.types import Axis, Datatype, ModelSignature, TensorSpec
+from modelport.exporters.packaging import SERVERS, tfserving, torchserve
+from modelport.gateway.repository import config, manifest
+from modelport.gateway.types import Axis, Datatype, ModelSignature, TensorSpec
 from tests.packages import X, packaged, put, refused, run
 
 Snapshot = Callable[[Path], dict[str, str]]

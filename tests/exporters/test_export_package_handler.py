@@ -15,15 +15,15 @@ import torch
 import tritonclient.http
 from torch import nn
 
-from exporters.formats import FORMATS
-from exporters.models.fraud import FraudTransformer
-from exporters.silence import quiet
-from exporters.source import Source
-from exporters.sources import pytorch
-from exporters.spec import ModelSpec
-from gateway.backends.remote import torchserve_model
-from gateway.repository import config, manifest
-from gateway.types import Array, Datatype, ModelSignature, TensorSpec
+from modelport.exporters.formats import FORMATS
+from modelport.exporters.models.fraud import FraudTransformer
+from modelport.exporters.output_capture import quiet
+from modelport.exporters.source import Source
+from modelport.exporters.sources import pytorch
+from modelport.exporters.spec import ModelSpec
+from modelport.gateway.backends.remote import torchserve_model
+from modelport.gateway.repository import config, manifest
+from modelport.gateway.types import Array, Datatype, ModelSignature, TensorSpec
 from tests.packages import packaged, put, put_torchscript
 from tests.torchserve.clients import as_tensors, document, read
 from tests.torchserve.comparison import compare, inputs_of, wire

@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from exporters.packaging import single
-from gateway.errors import Unsupported
-from gateway.repository import config
+from modelport.exporters.packaging import single
+from modelport.gateway.errors import Unsupported
+from modelport.gateway.repository import config
 from tests import models
 
 

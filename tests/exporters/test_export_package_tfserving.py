@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from google.protobuf import descriptor_pb2, descriptor_pool, message_factory, text_format
 
-from gateway.repository import manifest
+from modelport.gateway.repository import manifest
 from tests.packages import packaged, put, refused, run
 
 

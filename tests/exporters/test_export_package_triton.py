@@ -10,16 +10,16 @@ import pytest
 import torch
 from torch import nn
 
-from exporters import triton_warmup
-from exporters.formats import FORMATS
-from exporters.source import Source
-from exporters.sources import pytorch
-from exporters.spec import ModelSpec
-from gateway.backends.base import Artifact
-from gateway.backends.embedded import onnxruntime
-from gateway.repository import config, manifest
-from gateway.repository.scan import scan
-from gateway.types import Axis, Datatype, ModelSignature, TensorSpec
+from modelport.exporters import triton_warmup
+from modelport.exporters.formats import FORMATS
+from modelport.exporters.source import Source
+from modelport.exporters.sources import pytorch
+from modelport.exporters.spec import ModelSpec
+from modelport.gateway.backends.base import Artifact
+from modelport.gateway.backends.embedded import onnxruntime
+from modelport.gateway.repository import config, manifest
+from modelport.gateway.repository.scan import scan
+from modelport.gateway.types import Axis, Datatype, ModelSignature, TensorSpec
 from tests import models
 from tests.packages import PLAIN, X, packaged, put, put_torchscript, refused, run
 

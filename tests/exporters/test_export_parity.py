@@ -15,13 +15,13 @@ import pytest
 import torch
 from torch import nn
 
-from exporters import parity
-from exporters.errors import ParityError, UsageError
-from exporters.sources.eager import inference_mode
-from exporters.sources.pytorch import source
-from exporters.spec import Decision, ModelSpec
-from gateway.errors import Unsupported
-from gateway.types import Array, Axis, Datatype, ModelSignature, TensorSpec
+from modelport.exporters import parity
+from modelport.exporters.sources.eager import inference_mode
+from modelport.exporters.sources.pytorch import source
+from modelport.exporters.spec import Decision, ModelSpec
+from modelport.gateway.cli.errors import ParityError, UsageError
+from modelport.gateway.errors import Unsupported
+from modelport.gateway.types import Array, Axis, Datatype, ModelSignature, TensorSpec
 
 Spoil = Callable[[dict[str, Array]], dict[str, Array]]
 

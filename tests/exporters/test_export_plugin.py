@@ -14,10 +14,10 @@ import torch
 from click.testing import CliRunner
 from torch import nn
 
-from exporters.cli import export
-from exporters.errors import UsageError
-from exporters.models import REGISTRY, registered
-from exporters.spec import find_factory
+from modelport.exporters.cli.export import export
+from modelport.exporters.models import REGISTRY, registered
+from modelport.exporters.spec import find_factory
+from modelport.gateway.cli.errors import UsageError
 
 README = Path(__file__).resolve().parents[2] / "README.md"
 

@@ -14,14 +14,14 @@ import torch
 from click.testing import Result
 from torch import nn
 
-from exporters import evaluation, quantize
-from exporters.errors import ParityError
-from exporters.evaluation import HeldOut
-from exporters.parity import Bounds
-from exporters.source import Framework, Source
-from exporters.sources.eager import inference_mode
-from exporters.spec import Decision, ModelSpec
-from gateway.types import Datatype, ModelSignature, TensorSpec
+from modelport.exporters import evaluation, quantize
+from modelport.exporters.evaluation import HeldOut
+from modelport.exporters.parity import Bounds
+from modelport.exporters.source import Framework, Source
+from modelport.exporters.sources.eager import inference_mode
+from modelport.exporters.spec import Decision, ModelSpec
+from modelport.gateway.cli.errors import ParityError
+from modelport.gateway.types import Datatype, ModelSignature, TensorSpec
 
 Invoke = Callable[..., Result]
 

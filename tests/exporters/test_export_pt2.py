@@ -15,14 +15,14 @@ import torch
 from torch import nn
 from torch._inductor import config as inductor
 
-from exporters.errors import exit_code
-from exporters.formats import Target, aoti, pt2
-from exporters.formats.torch_binding import TorchSession
-from exporters.silence import quiet
-from exporters.source import Source
-from gateway.errors import IntegrityError, Unsupported
-from gateway.repository.torch_archive import Archive
-from gateway.types import Axis, Datatype, ModelSignature, TensorSpec
+from modelport.exporters.formats import Target, aoti, pt2
+from modelport.exporters.formats.torch_binding import TorchSession
+from modelport.exporters.output_capture import quiet
+from modelport.exporters.source import Source
+from modelport.gateway.cli.errors import exit_code
+from modelport.gateway.errors import IntegrityError, Unsupported
+from modelport.gateway.repository.torch_archive import Archive
+from modelport.gateway.types import Axis, Datatype, ModelSignature, TensorSpec
 from tests.torch_subjects import RECURRENT, Evil, Pair, Recurrent, fp32, rewritten, subject, worst
 
 SIGNATURE = "extra/modelport/signature.json"

@@ -13,12 +13,12 @@ from typing import Any
 
 import pytest
 
-from exporters import publish
-from exporters.errors import UsageError
-from gateway.errors import AlreadyExists, IntegrityError
-from gateway.repository import config, manifest
-from gateway.repository.scan import scan
-from gateway.types import Datatype, ModelSignature, TensorSpec
+from modelport.exporters import publish
+from modelport.gateway.cli.errors import UsageError
+from modelport.gateway.errors import AlreadyExists, IntegrityError
+from modelport.gateway.repository import config, manifest
+from modelport.gateway.repository.scan import scan
+from modelport.gateway.types import Datatype, ModelSignature, TensorSpec
 
 NURSERY = str(Path(__file__).with_name("nursery.py"))
 Python = Callable[..., subprocess.CompletedProcess[str]]

@@ -13,13 +13,13 @@ import torch
 from click.testing import CliRunner, Result
 from torch import nn
 
-from exporters import recording
-from exporters.keygen_cli import keygen
-from exporters.sample_cli import sample
-from gateway.errors import IntegrityError
-from gateway.repository import manifest, signing
-from gateway.types import Datatype, ModelSignature, TensorSpec
-from loadtests import payloads
+from modelport.exporters import recording
+from modelport.exporters.cli.keygen import keygen
+from modelport.exporters.cli.sample import sample
+from modelport.gateway.errors import IntegrityError
+from modelport.gateway.repository import manifest, signing
+from modelport.gateway.types import Datatype, ModelSignature, TensorSpec
+from modelport.loadtests import payloads
 
 Invoke = Callable[..., Result]
 WIDE = ModelSignature(

@@ -10,12 +10,12 @@ import numpy as np
 import pytest
 from click.testing import CliRunner
 
-from exporters import recording
-from exporters.errors import UsageError
-from exporters.sample_cli import sample
-from gateway.types import Axis, Datatype, ModelSignature, TensorSpec
-from loadtests import payloads
-from loadtests.users.answers import Checker
+from modelport.exporters import recording
+from modelport.exporters.cli.sample import sample
+from modelport.gateway.cli.errors import UsageError
+from modelport.gateway.types import Axis, Datatype, ModelSignature, TensorSpec
+from modelport.loadtests import payloads
+from modelport.loadtests.users.answers import Checker
 
 SIGNATURE = ModelSignature(
     inputs=(

@@ -5,9 +5,9 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from exporters.samples import Fill, corners, draw, name_axes, sizes_of
-from gateway.errors import Unsupported
-from gateway.types import NUMPY_DTYPES, Axis, Datatype, ModelSignature, TensorSpec
+from modelport.exporters.samples import Fill, corners, draw, name_axes, sizes_of
+from modelport.gateway.errors import Unsupported
+from modelport.gateway.types import NUMPY_DTYPES, Axis, Datatype, ModelSignature, TensorSpec
 
 SIGNATURE = ModelSignature(
     inputs=(

@@ -14,19 +14,19 @@ import pytest
 import torch
 from torch import nn
 
-from exporters.errors import exit_code
-from exporters.formats import FORMATS, Target, check_route, savedmodel, tensorflow_warmup
-from exporters.formats.proto import prediction_log_pb2
-from exporters.models.fraud import FraudTransformer
-from exporters.models.vit import VisionTransformer
-from exporters.samples import draw
-from exporters.source import Framework, Source
-from exporters.sources.pytorch import source
-from exporters.tensorflow_runtime import tf
-from exporters.twins import find_twin
-from exporters.twins.weights import port
-from gateway.errors import IntegrityError, Unsupported
-from gateway.types import Datatype, ModelSignature, TensorSpec
+from modelport.exporters.formats import FORMATS, Target, check_route, savedmodel, tensorflow_warmup
+from modelport.exporters.formats.proto import prediction_log_pb2
+from modelport.exporters.keras_ports import find_twin
+from modelport.exporters.keras_ports.weights import port
+from modelport.exporters.models.fraud import FraudTransformer
+from modelport.exporters.models.vit import VisionTransformer
+from modelport.exporters.samples import draw
+from modelport.exporters.source import Framework, Source
+from modelport.exporters.sources.pytorch import source
+from modelport.exporters.tensorflow_runtime import tf
+from modelport.gateway.cli.errors import exit_code
+from modelport.gateway.errors import IntegrityError, Unsupported
+from modelport.gateway.types import Datatype, ModelSignature, TensorSpec
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -150,7 +150,7 @@ def test_every_weight_is_written_once_and_outputs_keep_their_names(
 ) -> None:
     values = 4 * fraud_source.parameter_count
     assert values < weight_bytes(fraud_path) < 1.2 * values
-    twin = find_twin("exporters.twins.fraud:TWIN")
+    twin = find_twin("modelport.exporters.keras_ports.fraud:TWIN")
     model = twin.build(FRAUD_KWARGS, "float32")
     port(fraud_source.model.state_dict(), model, twin.links(FRAUD_KWARGS))
     model.export(tmp_path / "naive", verbose=False)

@@ -11,9 +11,9 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner, Result
 
-from exporters.keygen_cli import keygen
-from gateway.repository import manifest, signing
-from gateway.repository.signing import PrivateKey
+from modelport.exporters.cli.keygen import keygen
+from modelport.gateway.repository import manifest, signing
+from modelport.gateway.repository.signing import PrivateKey
 from tests.faults import probes
 from tests.server import serving
 

@@ -10,17 +10,17 @@ import pytest
 import torch
 from torch import nn
 
-from exporters.errors import exit_code
-from exporters.formats import FORMATS, Target, check_route, tflite
-from exporters.models.fraud import FraudTransformer
-from exporters.models.vit import VisionTransformer
-from exporters.samples import draw
-from exporters.source import Framework, Source
-from exporters.sources.pytorch import source
-from exporters.spec import ModelSpec
-from exporters.tensorflow_runtime import tf
-from gateway.errors import IntegrityError, Unsupported
-from gateway.types import Datatype, ModelSignature, TensorSpec
+from modelport.exporters.formats import FORMATS, Target, check_route, tflite
+from modelport.exporters.models.fraud import FraudTransformer
+from modelport.exporters.models.vit import VisionTransformer
+from modelport.exporters.samples import draw
+from modelport.exporters.source import Framework, Source
+from modelport.exporters.sources.pytorch import source
+from modelport.exporters.spec import ModelSpec
+from modelport.exporters.tensorflow_runtime import tf
+from modelport.gateway.cli.errors import exit_code
+from modelport.gateway.errors import IntegrityError, Unsupported
+from modelport.gateway.types import Datatype, ModelSignature, TensorSpec
 
 #: Wide enough for the converter to quantise: it leaves small matrices alone.
 FRAUD_KWARGS: dict[str, Any] = {

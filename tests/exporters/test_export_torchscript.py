@@ -15,15 +15,15 @@ import pytest
 import torch
 from torch import nn
 
-from exporters.errors import exit_code
-from exporters.formats import Target, torchscript, tracing
-from exporters.formats.torch_archive import seal
-from exporters.formats.torch_binding import TorchSession
-from exporters.silence import quiet
-from exporters.source import Source
-from gateway.errors import IntegrityError, Unsupported
-from gateway.repository.torch_archive import Archive
-from gateway.types import Axis, Datatype, ModelSignature, TensorSpec
+from modelport.exporters.formats import Target, torchscript, tracing
+from modelport.exporters.formats.torch_archive import seal
+from modelport.exporters.formats.torch_binding import TorchSession
+from modelport.exporters.output_capture import quiet
+from modelport.exporters.source import Source
+from modelport.gateway.cli.errors import exit_code
+from modelport.gateway.errors import IntegrityError, Unsupported
+from modelport.gateway.repository.torch_archive import Archive
+from modelport.gateway.types import Axis, Datatype, ModelSignature, TensorSpec
 from tests.torch_subjects import RECURRENT, Evil, Pair, Recurrent, fp32, rewritten, subject, worst
 
 
@@ -232,10 +232,10 @@ FULL_DISK = """
 import resource, signal, sys
 from pathlib import Path
 import torch
-from exporters.formats import Target, pt2, torchscript
-from exporters.sources.pytorch import source
-from exporters.spec import ModelSpec
-from gateway.types import Datatype, ModelSignature, TensorSpec
+from modelport.exporters.formats import Target, pt2, torchscript
+from modelport.exporters.sources.pytorch import source
+from modelport.exporters.spec import ModelSpec
+from modelport.gateway.types import Datatype, ModelSignature, TensorSpec
 
 signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
 tensor = lambda name: TensorSpec(name, Datatype.FP32, (256,))

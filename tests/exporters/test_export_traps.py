@@ -19,22 +19,22 @@ import torch
 from onnxruntime.quantization import quantize_dynamic
 from torch import Tensor, nn
 
-from exporters import parity, quantize
-from exporters.errors import ParityError
-from exporters.formats import Target, find_format
-from exporters.formats import onnx as onnx_format
-from exporters.models.fraud import FraudTransformer
-from exporters.silence import quiet
-from exporters.source import Source
-from exporters.sources.eager import inference_mode
-from exporters.sources.pytorch import source
-from exporters.tensorflow_runtime import keras, tf
-from exporters.twins import find_twin
-from gateway.errors import InvalidArgument
-from gateway.repository import config
-from gateway.types import Datatype, InferRequest
-from gateway.types import Tensor as WireTensor
-from gateway.validation import Validator
+from modelport.exporters import parity, quantize
+from modelport.exporters.formats import Target, find_format
+from modelport.exporters.formats import onnx as onnx_format
+from modelport.exporters.keras_ports import find_twin
+from modelport.exporters.models.fraud import FraudTransformer
+from modelport.exporters.output_capture import quiet
+from modelport.exporters.source import Source
+from modelport.exporters.sources.eager import inference_mode
+from modelport.exporters.sources.pytorch import source
+from modelport.exporters.tensorflow_runtime import keras, tf
+from modelport.gateway.cli.errors import ParityError
+from modelport.gateway.errors import InvalidArgument
+from modelport.gateway.inference.validation import Validator
+from modelport.gateway.repository import config
+from modelport.gateway.types import Datatype, InferRequest
+from modelport.gateway.types import Tensor as WireTensor
 
 FOUR = ("onnx", "torchscript", "savedmodel", "tflite")
 KWARGS = {
@@ -347,6 +347,6 @@ def test_13_hugging_face_names_the_same_weights_in_two_ways_and_timm_in_a_third(
 
 
 def _keys_of_ours() -> list[str]:
-    from exporters.models.vit import VisionTransformer
+    from modelport.exporters.models.vit import VisionTransformer
 
     return list(VisionTransformer(**VIT).state_dict())

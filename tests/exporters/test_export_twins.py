@@ -12,15 +12,15 @@ import pytest
 import torch
 from torch import nn
 
-from exporters.errors import UsageError
-from exporters.models.fraud import FraudTransformer
-from exporters.models.vit import VisionTransformer
-from exporters.samples import draw
-from exporters.source import Source
-from exporters.sources.pytorch import source
-from exporters.tensorflow_runtime import keras, tf
-from exporters.twins import Twin, find_twin
-from exporters.twins.weights import extract, port
+from modelport.exporters.keras_ports import Twin, find_twin
+from modelport.exporters.keras_ports.weights import extract, port
+from modelport.exporters.models.fraud import FraudTransformer
+from modelport.exporters.models.vit import VisionTransformer
+from modelport.exporters.samples import draw
+from modelport.exporters.source import Source
+from modelport.exporters.sources.pytorch import source
+from modelport.exporters.tensorflow_runtime import keras, tf
+from modelport.gateway.cli.errors import UsageError
 
 FRAUD_KWARGS: dict[str, Any] = {
     "vocab_size": 32,

@@ -18,11 +18,11 @@ import torch
 from click.testing import CliRunner, Result
 from onnx import numpy_helper
 
-from exporters.cli import export
-from exporters.models.fraud import FraudTransformer
-from exporters.verify_cli import verify
-from gateway.repository import manifest, signing
-from gateway.repository.signing import PrivateKey
+from modelport.exporters.cli.export import export
+from modelport.exporters.cli.verify import verify
+from modelport.exporters.models.fraud import FraudTransformer
+from modelport.gateway.repository import manifest, signing
+from modelport.gateway.repository.signing import PrivateKey
 
 KWARGS: dict[str, Any] = {
     "vocab_size": 32,
@@ -176,7 +176,7 @@ def test_the_working_directory_can_be_the_version(
 
 def test_the_files_are_checked_without_any_runtime(version: Path) -> None:
     code = (
-        "import sys; from exporters.verify_cli import verify; "
+        "import sys; from modelport.exporters.cli.verify import verify; "
         "verify(sys.argv[1:], standalone_mode=False); "
         "print([m for m in ('torch', 'tensorflow', 'onnxruntime', 'onnx') if m in sys.modules])"
     )
@@ -321,7 +321,7 @@ def stranger(version: Path, place: Path) -> str:
     module = f"stranger_{place.name}"
     (place / f"{module}.py").write_text(
         "import pathlib\n"
-        "from exporters.models.fraud import FraudTransformer\n"
+        "from modelport.exporters.models.fraud import FraudTransformer\n"
         "pathlib.Path('trace').touch()\n"
     )
     factory = f"{module}:FraudTransformer"
@@ -353,7 +353,7 @@ def test_code_that_a_verified_signature_vouches_for_is_run(
 
 
 def test_a_registered_model_may_be_named_in_full(version: Path) -> None:
-    factory = "exporters.models.fraud:FraudTransformer"
+    factory = "modelport.exporters.models.fraud:FraudTransformer"
     rewrite(version, lambda content: content["model"].update(factory=factory))
     assert document(version)["proof"]
 

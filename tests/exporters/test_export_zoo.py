@@ -10,8 +10,8 @@ import torch
 from rich.console import Console
 from sklearn.metrics import roc_auc_score
 
-from exporters import checkpoint, spec
-from exporters.zoo import digits, train, transactions
+from modelport.exporters import checkpoint, spec
+from modelport.exporters.demo_models import digits, train, transactions
 
 
 def test_the_same_seed_gives_the_same_transactions_and_another_others() -> None:

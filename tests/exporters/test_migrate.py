@@ -13,8 +13,8 @@ import torch
 from click.testing import Result
 from torch import Tensor, nn
 
-from gateway.repository import config, manifest
-from gateway.types import Axis, Datatype, ModelSignature, TensorSpec
+from modelport.gateway.repository import config, manifest
+from modelport.gateway.types import Axis, Datatype, ModelSignature, TensorSpec
 from tests.archives import folder, mar, migrate, refused, state_dict, tgz, torchscript
 from tests.packages import packaged, put_torchscript
 

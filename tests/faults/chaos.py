@@ -1,7 +1,7 @@
 """Two endpoints of which one breaks, for every kind of route and every fault: ``make chaos``.
 
-The kinds are those of ``gateway.routes``: a new backend or protocol is in the matrix by itself. The
-upstream is a gateway, which speaks every dialect that a route does. A backend is loaded here, as a
+The kinds are those of ``gateway.repository.routes``: a new backend or protocol is in the matrix
+by itself. The upstream is a gateway, which speaks every dialect that a route does. A backend is loaded here, as a
 gateway loads it, with two endpoints; clients ask it in a closed loop before a fault, during it and
 after it. Exits with 1 where a cell misses what must hold.
 """
@@ -22,12 +22,12 @@ import numpy as np
 from rich.console import Console
 from rich.table import Table
 
-from gateway import backends
-from gateway.backends.base import Artifact, Host
-from gateway.errors import ModelportError
-from gateway.repository import config as configuration
-from gateway.routes import BACKENDS, OutlierDetection, Program, Protocol, Route
-from gateway.types import Datatype, Deadline, InferRequest, Tensor
+from modelport.gateway import backends
+from modelport.gateway.backends.base import Artifact, Host
+from modelport.gateway.errors import ModelportError
+from modelport.gateway.repository import config as configuration
+from modelport.gateway.repository.routes import BACKENDS, OutlierDetection, Program, Protocol, Route
+from modelport.gateway.types import Datatype, Deadline, InferRequest, Tensor
 from tests.faults.chaos_proxy import STATUSES, ChaosProxy, Fault, Shim
 from tests.faults.probes import Repository
 from tests.server import Gateway, serving

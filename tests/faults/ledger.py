@@ -16,9 +16,9 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from gateway.backends.base import ELSEWHERE, Artifact
-from gateway.backends.embedded import onnxruntime
-from gateway.types import Deadline, InferRequest, InferResponse
+from modelport.gateway.backends.base import ELSEWHERE, Artifact
+from modelport.gateway.backends.embedded import onnxruntime
+from modelport.gateway.types import Deadline, InferRequest, InferResponse
 from tests.server import Gateway, serving
 
 VARIABLE = "MODELPORT_LEDGER"

@@ -13,7 +13,7 @@ from typing import Any, TypeVar
 
 import httpx
 
-from gateway.repository import manifest
+from modelport.gateway.repository import manifest
 from tests import models
 from tests.server import Gateway
 

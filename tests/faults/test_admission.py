@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 from tritonclient.grpc import service_pb2 as pb
 
-from loadtests.benchmarks.open_loop import Client, Outcomes
-from loadtests.peers.clients import GRPC_PATH
+from modelport.loadtests.benchmarks.open_loop import Client, Outcomes
+from modelport.loadtests.peers.clients import GRPC_PATH
 from tests.faults.probes import Repository
 from tests.server import serving
 

@@ -18,12 +18,12 @@ from typing import Any
 import numpy as np
 import pytest
 
-from gateway.backends.base import Execution
-from gateway.backends.embedded.instances import Instances
-from gateway.batching.batcher import Batcher
-from gateway.dataplane import within
-from gateway.errors import Internal, ModelportError, QueueFull, TimedOut
-from gateway.types import (
+from modelport.gateway.backends.base import Execution
+from modelport.gateway.backends.embedded.instances import Instances
+from modelport.gateway.errors import Internal, ModelportError, QueueFull, TimedOut
+from modelport.gateway.inference.batching.batcher import Batcher
+from modelport.gateway.inference.service import within
+from modelport.gateway.types import (
     NO_DEADLINE,
     Datatype,
     Deadline,

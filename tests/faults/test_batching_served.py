@@ -16,7 +16,7 @@ from onnx import TensorProto, helper, numpy_helper
 from tritonclient.grpc import service_pb2 as pb
 from tritonclient.grpc import service_pb2_grpc
 
-from gateway.telemetry import FAILURE_REASONS
+from modelport.gateway.telemetry import FAILURE_REASONS
 from tests import models
 from tests.faults import probes
 from tests.faults.probes import Background, Repository, elapsed, eventually

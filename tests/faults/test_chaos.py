@@ -6,8 +6,8 @@ from collections.abc import Iterator
 
 import pytest
 
-from gateway.routes import OutlierDetection, Protocol
-from gateway.upstream import pool
+from modelport.gateway.repository.routes import OutlierDetection, Protocol
+from modelport.gateway.upstream import pool
 from tests.faults.chaos import FAULTS, KINDS, Cell, Plan, run, upstream
 from tests.faults.chaos_proxy import Fault
 from tests.server import Gateway

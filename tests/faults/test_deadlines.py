@@ -14,16 +14,16 @@ import httpx
 import pytest
 from tritonclient.grpc import service_pb2 as oip
 
-from gateway.backends import fake
-from gateway.control import LocalControl
-from gateway.errors import ModelportError, TimedOut
-from gateway.front.front import Front
-from gateway.protocols.http_deadline import HEADER
-from gateway.server import Server
-from gateway.settings import Settings, VertexAi
-from gateway.types import Deadline, InferRequest, InferResponse
-from gateway.wire.proto import serving_pb2 as tfserving
-from gateway.wire.proto import torchserve_inference_pb2 as torchserve
+from modelport.gateway.backends import fake
+from modelport.gateway.errors import ModelportError, TimedOut
+from modelport.gateway.models.control import LocalControl
+from modelport.gateway.protocols.http_deadline import HEADER
+from modelport.gateway.server.app import Server
+from modelport.gateway.server.listeners import Front
+from modelport.gateway.settings import Settings, VertexAi
+from modelport.gateway.types import Deadline, InferRequest, InferResponse
+from modelport.gateway.wire.proto import serving_pb2 as tfserving
+from modelport.gateway.wire.proto import torchserve_inference_pb2 as torchserve
 from tests import models
 from tests.conformance import decoupled
 

@@ -12,8 +12,8 @@ import grpc
 import httpx
 import pytest
 
-from gateway import hops
-from loadtests.processes import free_ports
+from modelport.gateway.wire import hops
+from modelport.loadtests.processes import free_ports
 from tests import models
 from tests.conformance import wire
 from tests.server import Gateway, serving

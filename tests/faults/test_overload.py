@@ -16,10 +16,10 @@ import pytest
 from tritonclient.grpc import service_pb2 as pb
 from tritonclient.grpc import service_pb2_grpc
 
-from gateway.front import http_protocol
-from gateway.front.http_listener import HttpListener
-from gateway.protocols.asgi import Receive, Scope, Send
-from gateway.types import Deadline
+from modelport.gateway.protocols.asgi import Receive, Scope, Send
+from modelport.gateway.server.http1 import protocol as http_protocol
+from modelport.gateway.server.http1.listener import HttpListener
+from modelport.gateway.types import Deadline
 from tests.faults import probes
 from tests.faults.probes import Background, Repository, elapsed, eventually
 from tests.server import Gateway, serving

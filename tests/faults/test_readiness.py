@@ -22,7 +22,7 @@ def serve(repository: Repository, *flags: str) -> subprocess.CompletedProcess[st
     ports = ("--http-port", "0", "--grpc-port", "0", "--metrics-port", "0")
     return subprocess.run(
         [
-            *(sys.executable, "-m", "gateway.cli", "serve", "--model-repository"),
+            *(sys.executable, "-m", "modelport", "serve", "--model-repository"),
             *(str(repository.root), *ports, *flags),
         ],
         capture_output=True,

@@ -18,7 +18,7 @@ from pathlib import Path
 
 import pytest
 
-from gateway.repository import manifest
+from modelport.gateway.repository import manifest
 from tests import models
 from tests.faults import probes
 from tests.faults.ledger import parameter, recorded

@@ -22,8 +22,8 @@ import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from tritonclient.grpc import service_pb2_grpc
 
-from gateway.protocols.torchserve.grpc import INFERENCE_SERVICE
-from gateway.wire.proto import torchserve_inference_pb2
+from modelport.gateway.protocols.torchserve.grpc import INFERENCE_SERVICE
+from modelport.gateway.wire.proto import torchserve_inference_pb2
 from tests.faults import probes
 from tests.faults.ledger import parameter, recorded
 from tests.faults.probes import EXPLICIT, POLL, Background, Repository, eventually
@@ -388,7 +388,7 @@ def test_a_gateway_whose_log_nobody_reads_any_more_serves_on_and_ends(
 ) -> None:
     """As in ``modelport serve 2>&1 | head``: every further line would be an error."""
     repository.version(2.0)
-    command = [sys.executable, "-m", "gateway.cli", "serve", "--log-verbose", "1"]
+    command = [sys.executable, "-m", "modelport", "serve", "--log-verbose", "1"]
     command += ["--model-repository", str(repository.root), "--log-format", "json"]
     command += [part for kind in ("http", "grpc", "metrics") for part in (f"--{kind}-port", "0")]
     process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True)

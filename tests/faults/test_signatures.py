@@ -9,12 +9,12 @@ from pathlib import Path
 
 import pytest
 
-from gateway.backends.base import Artifact
-from gateway.backends.fake import FakeBackend
-from gateway.lifecycle import Lifecycle
-from gateway.repository import config, manifest, signed_config, signing
-from gateway.repository.signing import PrivateKey
-from gateway.settings import Settings
+from modelport.gateway.backends.base import Artifact
+from modelport.gateway.backends.fake import FakeBackend
+from modelport.gateway.models.manager import Lifecycle
+from modelport.gateway.repository import config, manifest, signed_config, signing
+from modelport.gateway.repository.signing import PrivateKey
+from modelport.gateway.settings import Settings
 from tests import models
 from tests.faults import probes
 from tests.faults.probes import EXPLICIT, POLL, Repository, eventually
@@ -226,7 +226,7 @@ def test_a_key_file_that_is_none_ends_the_command_before_it_listens(
         path.write_bytes(content if isinstance(content, bytes) else key.pem())
     run = subprocess.run(
         [
-            *(sys.executable, "-m", "gateway.cli", "serve", "--model-repository", str(tmp_path)),
+            *(sys.executable, "-m", "modelport", "serve", "--model-repository", str(tmp_path)),
             *("--require-signature", str(path)),
         ],
         capture_output=True,

@@ -13,11 +13,11 @@ from pathlib import Path
 import httpx
 import pytest
 
-from gateway.backends.base import Artifact
-from gateway.backends.fake import FakeBackend
-from gateway.lifecycle import Lifecycle
-from gateway.repository import manifest, scan
-from gateway.settings import ModelControlMode, Settings
+from modelport.gateway.backends.base import Artifact
+from modelport.gateway.backends.fake import FakeBackend
+from modelport.gateway.models.manager import Lifecycle
+from modelport.gateway.repository import manifest, scan
+from modelport.gateway.settings import ModelControlMode, Settings
 from tests import models
 from tests.faults import probes
 from tests.faults.probes import EXPLICIT, POLL, Background, Repository, eventually

@@ -30,9 +30,9 @@ import numpy as np
 from tritonclient.grpc import service_pb2 as pb
 from tritonclient.grpc import service_pb2_grpc
 
-from gateway.types import Datatype, Tensor
-from gateway.wire import tensor_proto
-from gateway.wire.proto import serving_pb2, torchserve_inference_pb2
+from modelport.gateway.types import Datatype, Tensor
+from modelport.gateway.wire import tensor_proto
+from modelport.gateway.wire.proto import serving_pb2, torchserve_inference_pb2
 from tests.server import Gateway
 
 STOP_SECONDS = 60.0

@@ -11,12 +11,12 @@ from typing import Any
 import hpack
 from google.protobuf.wrappers_pb2 import BytesValue, Int64Value
 
-from gateway.errors import NotFound, TimedOut
-from gateway.front.grpc.listener import GrpcListener
-from gateway.front.grpc.service import Service
-from gateway.protocols.grpc_method import Method, Methods
-from gateway.types import Deadline
-from gateway.wire.http2 import (
+from modelport.gateway.errors import NotFound, TimedOut
+from modelport.gateway.protocols.grpc_method import Method, Methods
+from modelport.gateway.server.grpc.listener import GrpcListener
+from modelport.gateway.server.grpc.service import Service
+from modelport.gateway.types import Deadline
+from modelport.gateway.wire.http2 import (
     DATA,
     END_HEADERS,
     END_STREAM,

@@ -18,8 +18,8 @@ from pathlib import Path
 import grpc
 from google.protobuf.wrappers_pb2 import BytesValue
 
-from gateway.wire.http2 import DATA, FRAME_BYTES, PREFACE
-from loadtests.benchmarks import perf_analyzer, tiny_model
+from modelport.gateway.wire.http2 import DATA, FRAME_BYTES, PREFACE
+from modelport.loadtests.benchmarks import perf_analyzer, tiny_model
 from tests.front.grpc_peer import MAX_MESSAGE, listening, prefixed
 from tests.server import serving
 

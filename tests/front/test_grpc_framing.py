@@ -9,8 +9,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gateway.front.grpc import framing
-from gateway.front.grpc.framing import Compressed, Frames, MalformedFrame, MessageTooLarge
+from modelport.gateway.server.grpc import framing
+from modelport.gateway.server.grpc.framing import (
+    Compressed,
+    Frames,
+    MalformedFrame,
+    MessageTooLarge,
+)
 
 
 def only(frames: Frames, body: bytes, limit: int) -> bytes:

@@ -1,4 +1,4 @@
-"""No limit of ``gateway.front.grpc.limits`` is reached by a client whose calls advance.
+"""No limit of ``modelport.gateway.server.grpc.limits`` is reached by a client whose calls advance.
 
 Recordings of real clients are replayed, frame by frame, each limit watched; the attackers that the
 limits are for are in ``test_grpc_server_attacks.py``.
@@ -14,12 +14,12 @@ from typing import Any
 import grpc
 import pytest
 
-from gateway.front.grpc import limits
-from gateway.front.grpc.connection import GrpcConnection
-from gateway.front.grpc.service import Service
-from gateway.front.grpc.shared import Shared
-from gateway.front.listening import ConnectionLimit
-from gateway.wire.http2 import ENHANCE_YOUR_CALM, GOAWAY, PREFACE
+from modelport.gateway.server.grpc import limits
+from modelport.gateway.server.grpc.connection import GrpcConnection
+from modelport.gateway.server.grpc.server_state import Shared
+from modelport.gateway.server.grpc.service import Service
+from modelport.gateway.server.listening import ConnectionLimit
+from modelport.gateway.wire.http2 import ENHANCE_YOUR_CALM, GOAWAY, PREFACE
 from tests.front import recording
 from tests.front.grpc_peer import MAX_MESSAGE, Probe, Wire, listening
 from tests.front.recording import SMALL, frames, recorded

@@ -10,14 +10,14 @@ import grpc
 import pytest
 from google.protobuf.wrappers_pb2 import BytesValue, Int64Value
 
-from gateway.front import listening as listening_socket
-from gateway.front.grpc import limits, listener, stream
-from gateway.front.grpc.connection import GrpcConnection
-from gateway.front.grpc.service import Service
-from gateway.front.grpc.shared import Shared
-from gateway.front.listening import ConnectionLimit
-from gateway.types import Deadline
-from gateway.wire.http2 import (
+from modelport.gateway.server import listening as listening_socket
+from modelport.gateway.server.grpc import limits, listener, stream
+from modelport.gateway.server.grpc.connection import GrpcConnection
+from modelport.gateway.server.grpc.server_state import Shared
+from modelport.gateway.server.grpc.service import Service
+from modelport.gateway.server.listening import ConnectionLimit
+from modelport.gateway.types import Deadline
+from modelport.gateway.wire.http2 import (
     ACK,
     CONTINUATION,
     DATA,

@@ -18,15 +18,15 @@ import pytest
 import structlog
 from google.protobuf.wrappers_pb2 import BytesValue, Int64Value
 
-from gateway.front.grpc import limits, listener
-from gateway.front.grpc.connection import GrpcConnection
-from gateway.front.grpc.listener import GrpcListener
-from gateway.front.grpc.service import Service
-from gateway.front.grpc.shared import Shared
-from gateway.front.listening import ConnectionLimit
-from gateway.request_memory import PROCESS
-from gateway.wire import header_blocks
-from gateway.wire.http2 import (
+from modelport.gateway.runtime.request_memory import PROCESS
+from modelport.gateway.server.grpc import limits, listener
+from modelport.gateway.server.grpc.connection import GrpcConnection
+from modelport.gateway.server.grpc.listener import GrpcListener
+from modelport.gateway.server.grpc.server_state import Shared
+from modelport.gateway.server.grpc.service import Service
+from modelport.gateway.server.listening import ConnectionLimit
+from modelport.gateway.wire import header_blocks
+from modelport.gateway.wire.http2 import (
     ACK,
     CANCEL,
     COMPRESSION_ERROR,

@@ -10,12 +10,13 @@ from collections.abc import AsyncIterator, Awaitable
 
 import pytest
 
-from gateway.front import http_exchange, http_head, http_protocol
-from gateway.front import listening as listening_socket
-from gateway.front.http_listener import HttpListener
-from gateway.protocols.asgi import App, Receive, Scope, Send
-from gateway.request_memory import PROCESS
-from gateway.types import Deadline
+from modelport.gateway.protocols.asgi import App, Receive, Scope, Send
+from modelport.gateway.runtime.request_memory import PROCESS
+from modelport.gateway.server import listening as listening_socket
+from modelport.gateway.server.http1 import head as http_head
+from modelport.gateway.server.http1 import protocol, request_cycle
+from modelport.gateway.server.http1.listener import HttpListener
+from modelport.gateway.types import Deadline
 
 PATIENCE_SECONDS = 5.0
 OK = b"HTTP/1.1 200 OK"
@@ -215,7 +216,7 @@ async def test_a_head_without_end_is_refused() -> None:
 async def test_a_long_head_is_refused_though_its_end_comes_with_it(segments: int) -> None:
     head = b"GET /a HTTP/1.1\r\nHost: a\r\nx: %b\r\n\r\n"
     for surplus, status in ((-100, b"200"), (0, b"431")):
-        data = head % (b"y" * (http_protocol.MAX_HEAD_BYTES + surplus))
+        data = head % (b"y" * (protocol.MAX_HEAD_BYTES + surplus))
         size = len(data) // segments + 1
         async with listening(echo) as port, connected(port) as client:
             await client.send(*(data[at : at + size] for at in range(0, len(data), size)))
@@ -307,7 +308,7 @@ async def test_a_body_that_nobody_receives_is_held_back() -> None:
         released.set()
         assert (await client.reply())[1] == b"%d" % size
     # Two reads of the transport past the mark.
-    assert max(sizes) <= http_protocol.HIGH_WATER_BYTES + 2 * 256 * 1024
+    assert max(sizes) <= protocol.HIGH_WATER_BYTES + 2 * 256 * 1024
 
 
 async def test_the_rest_of_a_body_that_was_answered_early_is_dropped() -> None:
@@ -463,7 +464,7 @@ async def test_a_client_that_goes_cancels_its_request(goes: str) -> None:
 async def test_the_check_sees_a_request_that_outlives_its_client(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(http_exchange.Exchange, "disconnect", lambda exchange: None)
+    monkeypatch.setattr(request_cycle.Exchange, "disconnect", lambda exchange: None)
     app = Stuck()
     async with listening(app) as port:
         _, writer = await asyncio.open_connection("127.0.0.1", port)
@@ -477,7 +478,7 @@ async def test_the_check_sees_a_request_that_outlives_its_client(
 async def test_a_client_that_only_ends_its_side_gets_its_answers(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(http_protocol, "PROBE_SECONDS", 0.01)
+    monkeypatch.setattr(protocol, "PROBE_SECONDS", 0.01)
 
     async def slow(scope: Scope, receive: Receive, send: Send) -> None:
         body = await body_of(receive)
@@ -577,8 +578,8 @@ async def test_without_its_bound_it_is_taken_on_and_on(
     what: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The known-bad variant."""
-    monkeypatch.setattr(http_protocol, "MAX_HEAD_BYTES", 10**9)
-    monkeypatch.setattr(http_protocol, "BODY_IDLE_SECONDS", 0.3)
+    monkeypatch.setattr(protocol, "MAX_HEAD_BYTES", 10**9)
+    monkeypatch.setattr(protocol, "BODY_IDLE_SECONDS", 0.3)
     async with listening(echo) as port, connected(port) as client:
         await client.send(CHUNKED_HEAD + b"1\r\na\r\n" + ENDLESS[what])
         assert (await client.reply())[0].startswith(b"HTTP/1.1 408 ")
@@ -607,7 +608,7 @@ async def test_pieces_of_a_body_count_for_what_they_hold() -> None:
         for _ in range(100):
             held.append(PROCESS.used_bytes)
             await asyncio.sleep(0)
-        assert max(held) < 2 * http_protocol.HIGH_WATER_BYTES
+        assert max(held) < 2 * protocol.HIGH_WATER_BYTES
         release.set()
         assert (await client.reply())[1] == b"200000"
         await sending
@@ -668,8 +669,8 @@ async def test_one_connection_too_many_is_told_so(monkeypatch: pytest.MonkeyPatc
 
 
 async def test_a_connection_that_does_nothing_is_closed(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(http_protocol, "KEEP_ALIVE_SECONDS", 0.2)
-    monkeypatch.setattr(http_protocol, "HEAD_SECONDS", 0.4)
+    monkeypatch.setattr(protocol, "KEEP_ALIVE_SECONDS", 0.2)
+    monkeypatch.setattr(protocol, "HEAD_SECONDS", 0.4)
     async with listening(echo) as port, connected(port) as client, connected(port) as silent:
         for _ in range(3):
             await client.send(post(b"1"))
@@ -679,7 +680,7 @@ async def test_a_connection_that_does_nothing_is_closed(monkeypatch: pytest.Monk
 
 
 async def test_a_head_that_comes_too_slowly_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(http_protocol, "HEAD_SECONDS", 0.2)
+    monkeypatch.setattr(protocol, "HEAD_SECONDS", 0.2)
     async with listening(echo) as port, connected(port) as client:
         await client.send(post(b"1"))
         assert (await client.reply())[0].startswith(OK)

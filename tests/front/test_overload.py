@@ -11,14 +11,14 @@ import grpc
 import pytest
 from tritonclient.grpc import service_pb2 as pb
 
-from gateway.admission import OVERLOADED, OverloadController
-from gateway.front.grpc.listener import GrpcListener
-from gateway.front.grpc.service import Service
-from gateway.front.http_listener import HttpListener
-from gateway.protocols.asgi import Receive, Scope, Send
-from gateway.protocols.grpc_method import Method
-from gateway.protocols.oip.grpc_request import RawRequest, model_of
-from gateway.types import Deadline
+from modelport.gateway.inference.admission import OVERLOADED, OverloadController
+from modelport.gateway.protocols.asgi import Receive, Scope, Send
+from modelport.gateway.protocols.grpc_method import Method
+from modelport.gateway.protocols.oip.grpc_request import RawRequest, model_of
+from modelport.gateway.server.grpc.listener import GrpcListener
+from modelport.gateway.server.grpc.service import Service
+from modelport.gateway.server.http1.listener import HttpListener
+from modelport.gateway.types import Deadline
 
 BUSY = "/v2/models/busy/infer"
 REFUSED = b'{"error":"Exceeds maximum queue size"}'

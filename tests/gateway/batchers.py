@@ -9,12 +9,12 @@ from typing import Any
 
 import numpy as np
 
-from gateway import batching
-from gateway.backends.base import Execution
-from gateway.errors import Internal
-from gateway.repository import config as configuration
-from gateway.telemetry import Statistics
-from gateway.types import (
+from modelport.gateway.backends.base import Execution
+from modelport.gateway.errors import Internal
+from modelport.gateway.inference import batching
+from modelport.gateway.repository import config as configuration
+from modelport.gateway.telemetry import Statistics
+from modelport.gateway.types import (
     NO_DEADLINE,
     NUMPY_DTYPES,
     Datatype,

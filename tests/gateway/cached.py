@@ -6,14 +6,8 @@ from dataclasses import replace
 
 import numpy as np
 
-from gateway.cache import CachedInfer, Store
-from gateway.types import (
-    Datatype,
-    Deadline,
-    InferRequest,
-    InferResponse,
-    Tensor,
-)
+from modelport.gateway.inference.cache import CachedInfer, Store
+from modelport.gateway.types import Datatype, Deadline, InferRequest, InferResponse, Tensor
 
 SIZE = 2**20
 

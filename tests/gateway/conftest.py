@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from gateway.shared_memory import FOLDER
+from modelport.gateway.inference.shared_memory import FOLDER
 from tests.gateway.storage import ENVIRONMENT, Moto
 
 #: Makes a shared memory object of a size that begins with a content; returns its key.

@@ -13,10 +13,10 @@ from pathlib import Path
 
 import hpack
 
-from gateway.routes import Route
-from gateway.types import Deadline
-from gateway.upstream import grpc as upstream
-from gateway.wire.http2 import DATA, END_HEADERS, END_STREAM, HEADERS, PREFACE, SETTINGS
+from modelport.gateway.repository.routes import Route
+from modelport.gateway.types import Deadline
+from modelport.gateway.upstream import grpc as upstream
+from modelport.gateway.wire.http2 import DATA, END_HEADERS, END_STREAM, HEADERS, PREFACE, SETTINGS
 
 MESSAGE = b"what was asked"
 Frame = tuple[int, int, int, bytes]

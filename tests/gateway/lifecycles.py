@@ -8,13 +8,13 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from gateway.backends import Versions
-from gateway.backends.base import ELSEWHERE, Artifact, Load
-from gateway.errors import Unavailable
-from gateway.lifecycle import Lifecycle
-from gateway.routes import Route, Routes
-from gateway.settings import ModelControlMode, Settings
-from gateway.types import Deadline, InferRequest, InferResponse
+from modelport.gateway.backends import Versions
+from modelport.gateway.backends.base import ELSEWHERE, Artifact, Load
+from modelport.gateway.errors import Unavailable
+from modelport.gateway.models.manager import Lifecycle
+from modelport.gateway.repository.routes import Route, Routes
+from modelport.gateway.settings import ModelControlMode, Settings
+from modelport.gateway.types import Deadline, InferRequest, InferResponse
 
 WAIT_SECONDS = 10.0
 CONFIG = """
@@ -122,7 +122,7 @@ class World:
 
 
 def _wire() -> bytes:
-    from gateway.repository import config
+    from modelport.gateway.repository import config
 
     tensors = CONFIG.partition("max_batch_size")[2].partition("\n")[2]
     serialized: bytes = config.parse(tensors).SerializeToString()

@@ -11,16 +11,16 @@ from typing import Any
 import numpy as np
 import torch
 
-from exporters.formats import FORMATS, Target
-from exporters.models.fraud import FraudTransformer
-from exporters.models.vit import VisionTransformer
-from exporters.samples import draw
-from exporters.source import Source
-from exporters.sources import pytorch
-from gateway.backends import find
-from gateway.backends.base import Artifact, Backend
-from gateway.repository import config, manifest
-from gateway.types import (
+from modelport.exporters.formats import FORMATS, Target
+from modelport.exporters.models.fraud import FraudTransformer
+from modelport.exporters.models.vit import VisionTransformer
+from modelport.exporters.samples import draw
+from modelport.exporters.source import Source
+from modelport.exporters.sources import pytorch
+from modelport.gateway.backends import find
+from modelport.gateway.backends.base import Artifact, Backend
+from modelport.gateway.repository import config, manifest
+from modelport.gateway.types import (
     NO_DEADLINE,
     Array,
     Datatype,

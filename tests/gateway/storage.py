@@ -8,8 +8,8 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
-from gateway.repository.scan import ModelEntry
-from gateway.repository.storage.location import Location, parse
+from modelport.gateway.repository.scan import ModelEntry
+from modelport.gateway.repository.storage.location import Location, parse
 
 BUCKET = "models"
 #: What nobody may ever see.

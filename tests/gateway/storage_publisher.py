@@ -17,11 +17,11 @@ import signal
 import sys
 from typing import Any
 
-from exporters import publish
-from gateway.repository import config
-from gateway.repository.storage.location import parse
-from gateway.repository.storage.objects import Objects
-from gateway.types import Datatype, ModelSignature, TensorSpec
+from modelport.exporters import publish
+from modelport.gateway.repository import config
+from modelport.gateway.repository.storage.location import parse
+from modelport.gateway.repository.storage.objects import Objects
+from modelport.gateway.types import Datatype, ModelSignature, TensorSpec
 from tests import models
 
 CHANGES = ("create", "upload", "delete")

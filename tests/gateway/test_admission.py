@@ -8,11 +8,11 @@ import math
 import numpy as np
 import pytest
 
-from gateway import admission
-from gateway.backends.base import ELSEWHERE, Execution
-from gateway.errors import InvalidArgument, QueueFull
-from gateway.repository import config as configuration
-from gateway.types import (
+from modelport.gateway.backends.base import ELSEWHERE, Execution
+from modelport.gateway.errors import InvalidArgument, QueueFull
+from modelport.gateway.inference import admission
+from modelport.gateway.repository import config as configuration
+from modelport.gateway.types import (
     NO_DEADLINE,
     Datatype,
     Deadline,

@@ -7,7 +7,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from gateway import allocator
+from modelport.gateway.runtime import malloc
 
 
 @pytest.fixture(autouse=True)
@@ -29,12 +29,12 @@ def test_glibc_takes_the_thresholds() -> None:
     mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
     if mallopt is None:
         pytest.skip("another C library")
-    assert mallopt(allocator._M_MMAP_THRESHOLD, allocator.MMAP_BYTES) == 1
-    assert mallopt(allocator._M_TRIM_THRESHOLD, allocator.TRIM_BYTES) == 1
+    assert mallopt(malloc._M_MMAP_THRESHOLD, malloc.MMAP_BYTES) == 1
+    assert mallopt(malloc._M_TRIM_THRESHOLD, malloc.TRIM_BYTES) == 1
 
 
 def test_they_are_set(set_options: list[tuple[int, int]]) -> None:
-    allocator.keep_freed_memory()
+    malloc.keep_freed_memory()
     assert len(set_options) == 2
 
 
@@ -43,10 +43,10 @@ def test_what_somebody_chose_in_the_environment_stays(
     set_options: list[tuple[int, int]], monkeypatch: pytest.MonkeyPatch, name: str
 ) -> None:
     monkeypatch.setenv(name, "glibc.malloc.trim_threshold=131072")
-    allocator.keep_freed_memory()
+    malloc.keep_freed_memory()
     assert set_options == []
 
 
 def test_another_c_library_is_left_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(ctypes, "CDLL", lambda name: SimpleNamespace())
-    allocator.keep_freed_memory()
+    malloc.keep_freed_memory()

@@ -4,10 +4,14 @@ from __future__ import annotations
 
 import pytest
 
-from gateway.errors import InvalidArgument
-from gateway.repository import config
-from gateway.repository.autocomplete import DEFAULT_MAX_BATCH_SIZE, ArtifactTensor, complete
-from gateway.types import Datatype
+from modelport.gateway.errors import InvalidArgument
+from modelport.gateway.repository import config
+from modelport.gateway.repository.autocomplete import (
+    DEFAULT_MAX_BATCH_SIZE,
+    ArtifactTensor,
+    complete,
+)
+from modelport.gateway.types import Datatype
 
 X = ArtifactTensor("x", Datatype.FP32, (-1, 4))
 Y = ArtifactTensor("y", Datatype.FP32, (-1, 4))

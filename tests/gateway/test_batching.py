@@ -8,12 +8,12 @@ from typing import Any
 import numpy as np
 import pytest
 
-from gateway.batching.forming import form
-from gateway.batching.settings import BatchingSettings
-from gateway.batching.settings import read as read_settings
-from gateway.errors import Unavailable
-from gateway.repository import config as configuration
-from gateway.types import NO_DEADLINE, Datatype, InferRequest, Tensor
+from modelport.gateway.errors import Unavailable
+from modelport.gateway.inference.batching.forming import form
+from modelport.gateway.inference.batching.settings import BatchingSettings
+from modelport.gateway.inference.batching.settings import read as read_settings
+from modelport.gateway.repository import config as configuration
+from modelport.gateway.types import NO_DEADLINE, Datatype, InferRequest, Tensor
 from tests.gateway.batchers import (
     CONFIG,
     all_of,

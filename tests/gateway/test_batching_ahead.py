@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 
-from gateway.backends.base import Execution
-from gateway.backends.embedded.instances import Instances
-from gateway.types import Deadline, Infer, InferRequest, InferResponse, Tensor
+from modelport.gateway.backends.base import Execution
+from modelport.gateway.backends.embedded.instances import Instances
+from modelport.gateway.types import Deadline, Infer, InferRequest, InferResponse, Tensor
 from tests.gateway.batchers import WAIT_SECONDS, all_of, arrived, ask, make, request, values
 
 PAIRS = "dynamic_batching { preferred_batch_size: 2 %s }"

@@ -6,8 +6,8 @@ import asyncio
 
 import pytest
 
-from gateway.errors import Internal, TimedOut, Unavailable
-from gateway.types import NO_DEADLINE, Deadline, InferRequest, InferResponse
+from modelport.gateway.errors import Internal, TimedOut, Unavailable
+from modelport.gateway.types import NO_DEADLINE, Deadline, InferRequest, InferResponse
 from tests.gateway.batchers import (
     POISON,
     Model,

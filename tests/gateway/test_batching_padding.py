@@ -7,9 +7,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from gateway.errors import InvalidArgument
-from gateway.repository import config as configuration
-from gateway.types import NO_DEADLINE, Axis, Datatype, InferRequest, InferResponse, Tensor
+from modelport.gateway.errors import InvalidArgument
+from modelport.gateway.repository import config as configuration
+from modelport.gateway.types import NO_DEADLINE, Axis, Datatype, InferRequest, InferResponse, Tensor
 from tests.gateway.batchers import Model, gathered, make
 
 #: Tokens and how many of them are real; each token's embedding, and their sum.

@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from gateway.errors import InvalidArgument, QueueFull, TimedOut
-from gateway.types import NO_DEADLINE, InferRequest
+from modelport.gateway.errors import InvalidArgument, QueueFull, TimedOut
+from modelport.gateway.types import NO_DEADLINE, InferRequest
 from tests.gateway.batchers import (
     CONFIG,
     POISON,

@@ -14,14 +14,21 @@ from typing import Any
 import numpy as np
 import pytest
 
-from gateway import cache, serve_cli
-from gateway.cache import ENTRY_BYTES, INLINE_BYTES, TENSOR_BYTES, CachedInfer, Store
-from gateway.errors import Internal, InvalidArgument
-from gateway.loader import Loader
-from gateway.repository import config as configuration
-from gateway.settings import Settings
-from gateway.telemetry import Statistics
-from gateway.types import (
+from modelport.gateway.cli import serve
+from modelport.gateway.errors import Internal, InvalidArgument
+from modelport.gateway.inference import cache
+from modelport.gateway.inference.cache import (
+    ENTRY_BYTES,
+    INLINE_BYTES,
+    TENSOR_BYTES,
+    CachedInfer,
+    Store,
+)
+from modelport.gateway.models.loader import Loader
+from modelport.gateway.repository import config as configuration
+from modelport.gateway.settings import Settings
+from modelport.gateway.telemetry import Statistics
+from modelport.gateway.types import (
     NO_DEADLINE,
     Array,
     Datatype,
@@ -352,9 +359,9 @@ def test_a_wrong_size_is_one_line_that_says_what_is_right(
 
 
 def test_sizes_are_read_as_triton_reads_them() -> None:
-    sizes = serve_cli._cache_sizes(None, None, ("local,size=1048576",))
-    assert serve_cli._cache_bytes(sizes, None) == serve_cli._cache_bytes((), 1048576) == 1048576
-    assert serve_cli._cache_bytes((), None) == serve_cli._cache_bytes((), 0) == 0
+    sizes = serve._cache_sizes(None, None, ("local,size=1048576",))
+    assert serve._cache_bytes(sizes, None) == serve._cache_bytes((), 1048576) == 1048576
+    assert serve._cache_bytes((), None) == serve._cache_bytes((), 0) == 0
 
 
 def test_workers_share_the_size(tmp_path: Path) -> None:

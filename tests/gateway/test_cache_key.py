@@ -10,15 +10,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gateway.cache import CachedInfer
-from gateway.types import (
-    NUMPY_DTYPES,
-    Array,
-    Datatype,
-    InferRequest,
-    Parameter,
-    Tensor,
-)
+from modelport.gateway.inference.cache import CachedInfer
+from modelport.gateway.types import NUMPY_DTYPES, Array, Datatype, InferRequest, Parameter, Tensor
 from tests.gateway.cached import copied, keyed, subject
 
 

@@ -10,9 +10,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gateway.classification import classify, largest
-from gateway.errors import InvalidArgument
-from gateway.types import NUMPY_DTYPES, Datatype, Tensor
+from modelport.gateway.errors import InvalidArgument
+from modelport.gateway.inference.classification import classify, largest
+from modelport.gateway.types import NUMPY_DTYPES, Datatype, Tensor
 
 
 def top(

@@ -13,8 +13,10 @@ from typing import Any
 import click
 import pytest
 
-from gateway import __version__, cli, serve_cli, server
-from gateway.settings import AspiredVersionPolicy, LogFormat, ModelControlMode, Settings
+from modelport import __version__, cli
+from modelport.gateway.cli import serve
+from modelport.gateway.server import app
+from modelport.gateway.settings import AspiredVersionPolicy, LogFormat, ModelControlMode, Settings
 from tests import models
 
 #: Triton's flag, and its default (``tritonserver --help``, 25.x) where we have the same.
@@ -47,7 +49,7 @@ COMMANDS = [
 
 def modelport(*arguments: str, timeout: float = 30.0) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
-        [sys.executable, "-m", "gateway.cli", *arguments],
+        [sys.executable, "-m", "modelport", *arguments],
         capture_output=True,
         text=True,
         timeout=timeout,
@@ -67,7 +69,7 @@ def one_line(run: subprocess.CompletedProcess[str], status: int) -> str:
 def options() -> dict[str, click.Option]:
     return {
         flag: parameter
-        for parameter in serve_cli.serve.params
+        for parameter in serve.serve.params
         if isinstance(parameter, click.Option)
         for flag in parameter.opts
     }
@@ -77,7 +79,7 @@ def options() -> dict[str, click.Option]:
 def settings(monkeypatch: pytest.MonkeyPatch) -> list[Settings]:
     """Settings that the command would have served with."""
     seen: list[Settings] = []
-    monkeypatch.setattr(server, "run", seen.append)
+    monkeypatch.setattr(app, "run", seen.append)
     return seen
 
 
@@ -90,7 +92,7 @@ def call(*arguments: str) -> None:
 
 @pytest.mark.parametrize(("flag", "default"), [*TRITON.items(), *OURS.items()])
 def test_a_flag_has_its_default(flag: str, default: Any) -> None:
-    assert options()[flag].get_default(click.Context(serve_cli.serve)) == default
+    assert options()[flag].get_default(click.Context(serve.serve)) == default
 
 
 def test_repositories_and_models_to_load_are_repeatable() -> None:

@@ -9,9 +9,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tritonclient.grpc import model_config_pb2 as pb
 
-from gateway.errors import InvalidArgument
-from gateway.repository import config
-from gateway.types import Axis, Datatype, ModelSignature, TensorSpec
+from modelport.gateway.errors import InvalidArgument
+from modelport.gateway.repository import config
+from modelport.gateway.types import Axis, Datatype, ModelSignature, TensorSpec
 
 X2 = """
 name: "x2"

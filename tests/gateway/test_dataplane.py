@@ -10,15 +10,22 @@ from typing import Any
 import numpy as np
 import pytest
 
-from gateway.backends.base import Artifact, Execution
-from gateway.dataplane import DataPlane
-from gateway.errors import Code, Internal, InvalidArgument, ModelportError, TimedOut, Unavailable
-from gateway.lifecycle import Lifecycle
-from gateway.model import ServedVersion
-from gateway.repository import config as configuration
-from gateway.settings import ModelControlMode, Settings
-from gateway.telemetry import Statistics
-from gateway.types import (
+from modelport.gateway.backends.base import Artifact, Execution
+from modelport.gateway.errors import (
+    Code,
+    Internal,
+    InvalidArgument,
+    ModelportError,
+    TimedOut,
+    Unavailable,
+)
+from modelport.gateway.inference.service import DataPlane
+from modelport.gateway.models.manager import Lifecycle
+from modelport.gateway.models.model import ServedVersion
+from modelport.gateway.repository import config as configuration
+from modelport.gateway.settings import ModelControlMode, Settings
+from modelport.gateway.telemetry import Statistics
+from modelport.gateway.types import (
     NO_DEADLINE,
     Datatype,
     Deadline,

@@ -9,13 +9,13 @@ from pathlib import Path
 
 import pytest
 
-from gateway.errors import TimedOut
-from gateway.protocols import http_deadline
-from gateway.protocols.http_deadline import HEADER
-from gateway.routes import Route, load
-from gateway.types import NO_DEADLINE, Deadline
-from gateway.upstream.grpc_stream import StreamChannel
-from gateway.upstream.http import TIMEOUT_HEADER, Session
+from modelport.gateway.errors import TimedOut
+from modelport.gateway.protocols import http_deadline
+from modelport.gateway.protocols.http_deadline import HEADER
+from modelport.gateway.repository.routes import Route, load
+from modelport.gateway.types import NO_DEADLINE, Deadline
+from modelport.gateway.upstream.grpc_stream import StreamChannel
+from modelport.gateway.upstream.http import TIMEOUT_HEADER, Session
 
 REPLY = b"HTTP/1.1 200 OK\r\ncontent-length: 2\r\n\r\nok"
 

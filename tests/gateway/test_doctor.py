@@ -12,15 +12,15 @@ from typing import Any
 
 import pytest
 
-from gateway import doctor
-from loadtests.processes import free_ports
+from modelport.gateway.cli import doctor
+from modelport.loadtests.processes import free_ports
 from tests import models
 from tests.server import serving
 
 
 def run(*flags: str, **environment: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
-        [sys.executable, "-m", "gateway.cli", "doctor", *flags],
+        [sys.executable, "-m", "modelport", "doctor", *flags],
         env={**os.environ, **environment},
         capture_output=True,
         text=True,

@@ -16,14 +16,14 @@ import httpx
 import numpy as np
 import pytest
 
-from exporters.source import Source
-from gateway.backends import EXTRAS, MODULES, find
-from gateway.backends.embedded import warmup
-from gateway.backends.embedded.runtime import Pool, artifact_file, public_reason
-from gateway.errors import InvalidArgument, ModelportError, Unsupported
-from gateway.repository import config
-from gateway.repository.autocomplete import ArtifactTensor
-from gateway.types import NUMPY_DTYPES, Array, Datatype
+from modelport.exporters.source import Source
+from modelport.gateway.backends import EXTRAS, MODULES, find
+from modelport.gateway.backends.embedded import warmup
+from modelport.gateway.backends.embedded.runtime import Pool, artifact_file, public_reason
+from modelport.gateway.errors import InvalidArgument, ModelportError, Unsupported
+from modelport.gateway.repository import config
+from modelport.gateway.repository.autocomplete import ArtifactTensor
+from modelport.gateway.types import NUMPY_DTYPES, Array, Datatype
 from tests import models
 from tests.gateway import runtimes
 from tests.gateway.runtimes import QUICK, Case
@@ -284,7 +284,7 @@ def test_a_path_is_never_joined_to_more_than_a_name(tmp_path: Path) -> None:
 def test_a_runtimes_noise_is_filtered_and_the_lines_of_others_are_not() -> None:
     code = (
         "import os, sys\n"
-        "from gateway.backends.embedded.quiet import quiet\n"
+        "from modelport.gateway.backends.embedded.quiet import quiet\n"
         "with quiet(), quiet():\n"
         "    os.write(2, b'I0000 00:00:1.2 3 port.cc:153] oneDNN is on\\n')\n"
         "    os.write(2, b'INFO: Created TensorFlow Lite XNNPACK delegate for CPU.\\n')\n"
@@ -308,7 +308,8 @@ def test_a_runtimes_noise_is_filtered_and_the_lines_of_others_are_not() -> None:
 
 def test_importing_the_seam_imports_no_runtime() -> None:
     code = (
-        "import sys, gateway.backends.embedded.runtime, gateway.backends.ensemble; "
+        "import sys, modelport.gateway.backends.ensemble; "
+        "import modelport.gateway.backends.embedded.runtime; "
         "print([m for m in ('torch', 'tensorflow', 'onnxruntime', 'ai_edge_litert') "
         "if m in sys.modules])"
     )

@@ -9,12 +9,18 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from gateway.backends.base import Artifact, Host
-from gateway.backends.ensemble import EnsembleBackend, load
-from gateway.errors import InvalidArgument, ModelportError, NotFound, TimedOut, Unavailable
-from gateway.repository import config
-from gateway.routes import Program
-from gateway.types import (
+from modelport.gateway.backends.base import Artifact, Host
+from modelport.gateway.backends.ensemble import EnsembleBackend, load
+from modelport.gateway.errors import (
+    InvalidArgument,
+    ModelportError,
+    NotFound,
+    TimedOut,
+    Unavailable,
+)
+from modelport.gateway.repository import config
+from modelport.gateway.repository.routes import Program
+from modelport.gateway.types import (
     NO_DEADLINE,
     Datatype,
     Deadline,

@@ -5,10 +5,17 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from gateway.backends.ensemble import EnsembleBackend
-from gateway.errors import InvalidArgument
-from gateway.repository import config
-from gateway.types import NO_DEADLINE, Datatype, Deadline, InferRequest, InferResponse, Tensor
+from modelport.gateway.backends.ensemble import EnsembleBackend
+from modelport.gateway.errors import InvalidArgument
+from modelport.gateway.repository import config
+from modelport.gateway.types import (
+    NO_DEADLINE,
+    Datatype,
+    Deadline,
+    InferRequest,
+    InferResponse,
+    Tensor,
+)
 from tests.gateway.test_ensemble import AB, CHAIN, double, ensemble, request, step, text, twice
 
 

@@ -9,12 +9,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from gateway.backends import fake
-from gateway.backends.base import Artifact
-from gateway.errors import InvalidArgument
-from gateway.repository import config
-from gateway.types import NO_DEADLINE, Datatype, InferRequest, Tensor
-from gateway.wire import json_text, raw
+from modelport.gateway.backends import fake
+from modelport.gateway.backends.base import Artifact
+from modelport.gateway.errors import InvalidArgument
+from modelport.gateway.repository import config
+from modelport.gateway.types import NO_DEADLINE, Datatype, InferRequest, Tensor
+from modelport.gateway.wire import json_text, raw
 from tests import models
 
 

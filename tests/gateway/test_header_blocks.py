@@ -5,7 +5,7 @@ from __future__ import annotations
 import hpack
 import pytest
 
-from gateway.wire.header_blocks import HeaderBlocks, scan, text
+from modelport.gateway.wire.header_blocks import HeaderBlocks, scan, text
 from tests.gateway.http2_peer import OK, TRAILERS
 
 

@@ -10,15 +10,15 @@ from typing import Any
 import pytest
 from grpc_health.v1 import health_pb2
 
-from gateway.control import LocalControl
-from gateway.dataplane import DataPlane
-from gateway.lifecycle import Lifecycle
-from gateway.protocols.oip import health_grpc
-from gateway.protocols.oip.grpc import OipGrpc
-from gateway.protocols.oip.shared_memory import SharedMemory
-from gateway.settings import Settings
-from gateway.shared_memory import Regions
-from gateway.types import NO_DEADLINE
+from modelport.gateway.inference.service import DataPlane
+from modelport.gateway.inference.shared_memory import Regions
+from modelport.gateway.models.control import LocalControl
+from modelport.gateway.models.manager import Lifecycle
+from modelport.gateway.protocols.oip import health_grpc
+from modelport.gateway.protocols.oip.grpc import OipGrpc
+from modelport.gateway.protocols.oip.shared_memory import SharedMemory
+from modelport.gateway.settings import Settings
+from modelport.gateway.types import NO_DEADLINE
 
 
 async def test_an_end_that_comes_while_a_status_is_sent_is_told(tmp_path: Path) -> None:

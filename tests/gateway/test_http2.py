@@ -13,11 +13,11 @@ import hpack
 import pytest
 import uvloop
 
-from gateway.errors import Unavailable
-from gateway.upstream import EndpointFailed
-from gateway.upstream import grpc as upstream
-from gateway.wire import http2
-from gateway.wire.http2 import (
+from modelport.gateway.errors import Unavailable
+from modelport.gateway.upstream import EndpointFailed
+from modelport.gateway.upstream import grpc as upstream
+from modelport.gateway.wire import http2
+from modelport.gateway.wire.http2 import (
     CONTINUATION,
     DATA,
     END_HEADERS,

@@ -9,9 +9,9 @@ from collections.abc import Callable
 
 import pytest
 
-from gateway.upstream import EndpointFailed, Failure, http2
-from gateway.upstream import grpc as upstream
-from gateway.wire.http2 import (
+from modelport.gateway.upstream import EndpointFailed, Failure, http2
+from modelport.gateway.upstream import grpc as upstream
+from modelport.gateway.wire.http2 import (
     ACK,
     CONTINUATION,
     DATA,
@@ -26,7 +26,7 @@ from gateway.wire.http2 import (
     RST_STREAM,
     SETTINGS,
 )
-from gateway.wire.http2_reader import Broken
+from modelport.gateway.wire.http2_reader import Broken
 from tests.gateway.http2_peer import (
     MESSAGE,
     OK,

@@ -7,10 +7,10 @@ from collections.abc import Callable
 
 import pytest
 
-from gateway.wire import http2
-from gateway.wire.body import Body
-from gateway.wire.http2 import DATA, END_STREAM, PADDED
-from gateway.wire.http2_reader import Broken, Reader
+from modelport.gateway.wire import http2
+from modelport.gateway.wire.body import Body
+from modelport.gateway.wire.http2 import DATA, END_STREAM, PADDED
+from modelport.gateway.wire.http2_reader import Broken, Reader
 
 STREAMS = (1, 3, 5)
 

@@ -9,10 +9,10 @@ from typing import Any
 
 import pytest
 
-from gateway.errors import InvalidArgument, MemoryExhausted
-from gateway.protocols import http_body
-from gateway.request_memory import CURRENT, RequestMemory
-from gateway.wire import inflation
+from modelport.gateway.errors import InvalidArgument, MemoryExhausted
+from modelport.gateway.protocols import http_body
+from modelport.gateway.runtime.request_memory import CURRENT, RequestMemory
+from modelport.gateway.wire import inflation
 
 LIMIT = 64 * 1024 * 1024
 

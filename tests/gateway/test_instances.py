@@ -13,9 +13,16 @@ from collections.abc import Awaitable, Callable, Iterator
 import numpy as np
 import pytest
 
-from gateway.backends.embedded.instances import MAX_QUEUE_SIZE, Instances
-from gateway.errors import Internal, TimedOut, Unavailable
-from gateway.types import NO_DEADLINE, Datatype, Deadline, InferRequest, InferResponse, Tensor
+from modelport.gateway.backends.embedded.instances import MAX_QUEUE_SIZE, Instances
+from modelport.gateway.errors import Internal, TimedOut, Unavailable
+from modelport.gateway.types import (
+    NO_DEADLINE,
+    Datatype,
+    Deadline,
+    InferRequest,
+    InferResponse,
+    Tensor,
+)
 
 WAIT_SECONDS = 10.0
 

@@ -12,10 +12,10 @@ import numpy as np
 import orjson
 import pytest
 
-from gateway.errors import InvalidArgument
-from gateway.types import Datatype
-from gateway.wire import json_data, json_pieces, json_text
-from gateway.wire.long_array import LongArray
+from modelport.gateway.errors import InvalidArgument
+from modelport.gateway.types import Datatype
+from modelport.gateway.wire import json_data, json_pieces, json_text
+from modelport.gateway.wire.long_array import LongArray
 
 LIMITS = json_pieces.Limits(100, 10**9, 10**9)
 #: What is refused only because pieces of this test are so small.

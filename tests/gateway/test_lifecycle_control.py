@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from gateway.errors import InvalidArgument, NotFound, Unavailable
-from gateway.model import State, Wanted
-from gateway.policy import VersionPolicy
-from gateway.settings import AspiredVersionPolicy, ModelControlMode
+from modelport.gateway.errors import InvalidArgument, NotFound, Unavailable
+from modelport.gateway.models.model import State, Wanted
+from modelport.gateway.models.version_policy import VersionPolicy
+from modelport.gateway.settings import AspiredVersionPolicy, ModelControlMode
 from tests.gateway.lifecycles import World, served, until
 
 ALL = VersionPolicy(latest=None)

@@ -10,16 +10,18 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from gateway import backends, lifecycle, reconciler
-from gateway.backends.base import Artifact, Backend, Host, Load
-from gateway.dataplane import DataPlane
-from gateway.errors import Unavailable
-from gateway.lifecycle import Lifecycle
-from gateway.model import State, Wanted
-from gateway.repository import manifest
-from gateway.routes import Program
-from gateway.settings import ModelControlMode, Settings
-from gateway.types import Datatype, Deadline, InferRequest, InferResponse, Tensor
+from modelport.gateway import backends
+from modelport.gateway.backends.base import Artifact, Backend, Host, Load
+from modelport.gateway.errors import Unavailable
+from modelport.gateway.inference.service import DataPlane
+from modelport.gateway.models import manager as lifecycle
+from modelport.gateway.models import reconciler
+from modelport.gateway.models.manager import Lifecycle
+from modelport.gateway.models.model import State, Wanted
+from modelport.gateway.repository import manifest
+from modelport.gateway.repository.routes import Program
+from modelport.gateway.settings import ModelControlMode, Settings
+from modelport.gateway.types import Datatype, Deadline, InferRequest, InferResponse, Tensor
 from tests.gateway.lifecycles import WAIT_SECONDS, until
 
 TENSORS = """

@@ -8,11 +8,11 @@ from pathlib import Path
 
 import pytest
 
-from gateway.lifecycle import Lifecycle
-from gateway.model import State
-from gateway.repository import manifest
-from gateway.settings import ModelControlMode, Settings
-from gateway.types import NO_DEADLINE, InferRequest
+from modelport.gateway.models.manager import Lifecycle
+from modelport.gateway.models.model import State
+from modelport.gateway.repository import manifest
+from modelport.gateway.settings import ModelControlMode, Settings
+from modelport.gateway.types import NO_DEADLINE, InferRequest
 from tests.gateway import runtimes
 
 pytestmark = pytest.mark.filterwarnings("ignore:`torch.jit.*is deprecated:DeprecationWarning")

@@ -8,10 +8,10 @@ from pathlib import Path
 
 import pytest
 
-from gateway.errors import Unavailable
-from gateway.model import State
-from gateway.repository import scan
-from gateway.settings import ModelControlMode
+from modelport.gateway.errors import Unavailable
+from modelport.gateway.models.model import State
+from modelport.gateway.repository import scan
+from modelport.gateway.settings import ModelControlMode
 from tests.gateway.lifecycles import World, until
 
 

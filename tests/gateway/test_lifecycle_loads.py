@@ -7,16 +7,16 @@ from pathlib import Path
 
 import pytest
 
-from gateway import lifecycle as lifecycles
-from gateway import load_threads, reconciler
-from gateway.errors import InvalidArgument, ModelportError, NotFound, Unavailable
-from gateway.lifecycle import Lifecycle
-from gateway.model import State, Wanted
-from gateway.policy import VersionPolicy
-from gateway.repository import manifest
-from gateway.repository.scan import ModelEntry
-from gateway.routes import Route
-from gateway.settings import AspiredVersionPolicy, ModelControlMode, usable_cores
+from modelport.gateway.errors import InvalidArgument, ModelportError, NotFound, Unavailable
+from modelport.gateway.models import load_threads, reconciler
+from modelport.gateway.models import manager as lifecycles
+from modelport.gateway.models.manager import Lifecycle
+from modelport.gateway.models.model import State, Wanted
+from modelport.gateway.models.version_policy import VersionPolicy
+from modelport.gateway.repository import manifest
+from modelport.gateway.repository.routes import Route
+from modelport.gateway.repository.scan import ModelEntry
+from modelport.gateway.settings import AspiredVersionPolicy, ModelControlMode, usable_cores
 from tests.gateway.lifecycles import World, served, until
 
 ROOM = {"aspired_version_policy": AspiredVersionPolicy.RESOURCE_PRESERVING}

@@ -11,11 +11,11 @@ from typing import Any
 
 import pytest
 
-from gateway import lifecycle as lifecycles
-from gateway.lifecycle import Lifecycle
-from gateway.model import State
-from gateway.repository.scan import ModelEntry
-from gateway.settings import ModelControlMode
+from modelport.gateway.models import manager as lifecycles
+from modelport.gateway.models.manager import Lifecycle
+from modelport.gateway.models.model import State
+from modelport.gateway.repository.scan import ModelEntry
+from modelport.gateway.settings import ModelControlMode
 from tests.gateway.lifecycles import World
 
 #: The system calls of a look, as Python names them.

@@ -9,8 +9,8 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from gateway.errors import IntegrityError
-from gateway.repository import manifest
+from modelport.gateway.errors import IntegrityError
+from modelport.gateway.repository import manifest
 
 CONTENT = bytes(range(256)) * 4
 

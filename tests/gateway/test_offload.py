@@ -8,10 +8,10 @@ import time
 
 import pytest
 
-from gateway import offload
-from gateway.errors import InvalidArgument, TimedOut
-from gateway.request_memory import CURRENT, RequestMemory, reserve
-from gateway.types import Deadline
+from modelport.gateway.errors import InvalidArgument, TimedOut
+from modelport.gateway.runtime import offload
+from modelport.gateway.runtime.request_memory import CURRENT, RequestMemory, reserve
+from modelport.gateway.types import Deadline
 
 
 class Endless:

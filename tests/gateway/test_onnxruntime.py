@@ -14,18 +14,18 @@ import onnxruntime as ort
 import pytest
 from onnx import TensorProto, helper, numpy_helper
 
-from gateway.backends import find
-from gateway.backends.base import Artifact
-from gateway.backends.embedded import warmup
-from gateway.backends.embedded.onnxruntime import load
-from gateway.backends.embedded.runtime import EmbeddedBackend
-from gateway.dataplane import DataPlane
-from gateway.errors import InvalidArgument, ModelportError, Unsupported
-from gateway.lifecycle import Lifecycle
-from gateway.protocols.oip import documents
-from gateway.repository import config as configuration
-from gateway.settings import Settings
-from gateway.types import (
+from modelport.gateway.backends import find
+from modelport.gateway.backends.base import Artifact
+from modelport.gateway.backends.embedded import warmup
+from modelport.gateway.backends.embedded.onnxruntime import load
+from modelport.gateway.backends.embedded.runtime import EmbeddedBackend
+from modelport.gateway.errors import InvalidArgument, ModelportError, Unsupported
+from modelport.gateway.inference.service import DataPlane
+from modelport.gateway.models.manager import Lifecycle
+from modelport.gateway.protocols.oip import documents
+from modelport.gateway.repository import config as configuration
+from modelport.gateway.settings import Settings
+from modelport.gateway.types import (
     NO_DEADLINE,
     NUMPY_DTYPES,
     Datatype,
@@ -614,10 +614,10 @@ def test_a_backend_that_does_not_exist_is_unsupported() -> None:
 def test_a_backend_whose_library_is_missing_is_unsupported(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    from gateway import backends
+    from modelport.gateway import backends
 
-    monkeypatch.setitem(backends.MODULES, "absent", "gateway.backends.absent")
+    monkeypatch.setitem(backends.MODULES, "absent", "modelport.gateway.backends.absent")
     with pytest.raises(Unsupported, match="backend 'absent' cannot be imported here; ") as caught:
         find("absent")
     assert "/" not in str(caught.value)
-    assert "gateway.backends" not in str(caught.value)
+    assert "modelport.gateway.backends" not in str(caught.value)

@@ -7,11 +7,11 @@ from pathlib import Path
 import onnxruntime as ort
 import pytest
 
-from gateway.backends.base import Artifact
-from gateway.backends.embedded import onnxruntime_options
-from gateway.backends.embedded.onnxruntime import load
-from gateway.errors import InvalidArgument, ModelportError
-from gateway.repository import config as configuration
+from modelport.gateway.backends.base import Artifact
+from modelport.gateway.backends.embedded import onnxruntime_options
+from modelport.gateway.backends.embedded.onnxruntime import load
+from modelport.gateway.errors import InvalidArgument, ModelportError
+from modelport.gateway.repository import config as configuration
 from tests import models
 
 

@@ -7,14 +7,16 @@ from pathlib import Path
 import click
 import pytest
 
-from gateway import cli, option_sources, serve_cli, server
-from gateway.settings import Settings
+from modelport import cli
+from modelport.gateway.cli import option_sources, serve
+from modelport.gateway.server import app
+from modelport.gateway.settings import Settings
 
 
 @pytest.fixture
 def settings(monkeypatch: pytest.MonkeyPatch) -> list[Settings]:
     seen: list[Settings] = []
-    monkeypatch.setattr(server, "run", seen.append)
+    monkeypatch.setattr(app, "run", seen.append)
     return seen
 
 
@@ -68,17 +70,17 @@ def test_a_worker_parses_what_the_file_said_when_its_parent_read_it(
     )
     file = config(tmp_path, text)
     remembered: list[tuple[str, ...]] = []
-    parse = serve_cli.Serve.parse_args
+    parse = serve.Serve.parse_args
 
-    def remember(self: serve_cli.Serve, ctx: click.Context, args: list[str]) -> list[str]:
+    def remember(self: serve.Serve, ctx: click.Context, args: list[str]) -> list[str]:
         rest = parse(self, ctx, args)
-        remembered.append(ctx.meta[serve_cli.Serve.ARGUMENTS])
+        remembered.append(ctx.meta[serve.Serve.ARGUMENTS])
         return rest
 
-    monkeypatch.setattr(serve_cli.Serve, "parse_args", remember)
+    monkeypatch.setattr(serve.Serve, "parse_args", remember)
     call("--config", file, "serve", "--grpc-port", "7")
     Path(file).write_text("")
-    assert serve_cli.settings_of(remembered[0]) == settings[0]
+    assert serve.settings_of(remembered[0]) == settings[0]
 
 
 @pytest.mark.parametrize(

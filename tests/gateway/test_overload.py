@@ -15,7 +15,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gateway.admission.controller import PROBE_SECONDS, OverloadController, Verdict
+from modelport.gateway.inference.admission.controller import (
+    PROBE_SECONDS,
+    OverloadController,
+    Verdict,
+)
 
 LEAST = 256
 

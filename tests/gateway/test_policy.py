@@ -8,8 +8,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gateway.policy import Load, Snapshot, Unload, VersionPolicy, next_action, wanted
-from gateway.repository import config
+from modelport.gateway.models.version_policy import (
+    Load,
+    Snapshot,
+    Unload,
+    VersionPolicy,
+    next_action,
+    wanted,
+)
+from modelport.gateway.repository import config
 
 LATEST = VersionPolicy()
 ALL = VersionPolicy(latest=None)

@@ -10,11 +10,16 @@ import numpy as np
 import pytest
 from google.protobuf.message import DecodeError
 
-from gateway.errors import InvalidArgument
-from gateway.protocols.oip.grpc_request import LargeMessage, LargeRequest, decode, named_model
-from gateway.wire import protobuf_pieces
-from gateway.wire.proto import serving_pb2, torchserve_inference_pb2
-from gateway.wire.triton_messages import service_pb2 as pb
+from modelport.gateway.errors import InvalidArgument
+from modelport.gateway.protocols.oip.grpc_request import (
+    LargeMessage,
+    LargeRequest,
+    decode,
+    named_model,
+)
+from modelport.gateway.wire import protobuf_pieces
+from modelport.gateway.wire.proto import serving_pb2, torchserve_inference_pb2
+from modelport.gateway.wire.triton_messages import service_pb2 as pb
 
 
 def infer(chance: random.Random) -> Any:

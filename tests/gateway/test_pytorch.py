@@ -16,9 +16,15 @@ import torch
 from torch import nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 
-from gateway.backends.embedded import pytorch, warmup
-from gateway.errors import IntegrityError, Internal, InvalidArgument, ModelportError, Unsupported
-from gateway.types import NUMPY_DTYPES, Datatype, Tensor
+from modelport.gateway.backends.embedded import pytorch, warmup
+from modelport.gateway.errors import (
+    IntegrityError,
+    Internal,
+    InvalidArgument,
+    ModelportError,
+    Unsupported,
+)
+from modelport.gateway.types import NUMPY_DTYPES, Datatype, Tensor
 from tests import models
 from tests.gateway.runtimes import fp32, load, run
 

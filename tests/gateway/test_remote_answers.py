@@ -19,9 +19,9 @@ import numpy as np
 import pytest
 from tritonclient.grpc import model_config_pb2
 
-from gateway.backends.base import Artifact, Host
-from gateway.backends.remote import tfserving, torchserve
-from gateway.errors import (
+from modelport.gateway.backends.base import Artifact, Host
+from modelport.gateway.backends.remote import tfserving, torchserve
+from modelport.gateway.errors import (
     Internal,
     InvalidArgument,
     ModelportError,
@@ -30,14 +30,14 @@ from gateway.errors import (
     TimedOut,
     Unavailable,
 )
-from gateway.repository import config as configuration
-from gateway.routes import Program, Protocol, Route
-from gateway.types import Datatype, Deadline, InferRequest, InferResponse, Tensor
-from gateway.upstream import ServerError
-from gateway.wire import tensor_proto
-from gateway.wire.proto import serving_pb2 as pb
-from gateway.wire.proto import tensorflow_pb2 as tf
-from gateway.wire.proto import torchserve_inference_pb2 as ts
+from modelport.gateway.repository import config as configuration
+from modelport.gateway.repository.routes import Program, Protocol, Route
+from modelport.gateway.types import Datatype, Deadline, InferRequest, InferResponse, Tensor
+from modelport.gateway.upstream import ServerError
+from modelport.gateway.wire import tensor_proto
+from modelport.gateway.wire.proto import serving_pb2 as pb
+from modelport.gateway.wire.proto import tensorflow_pb2 as tf
+from modelport.gateway.wire.proto import torchserve_inference_pb2 as ts
 
 X = np.array([[1.5, -2.0]], np.float32)
 SECONDS = 5.0

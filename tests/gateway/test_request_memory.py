@@ -7,13 +7,13 @@ import threading
 import numpy as np
 import pytest
 
-from gateway import request_memory
-from gateway.errors import MemoryExhausted
-from gateway.protocols.reply_encoding import JSON_BYTES, encode
-from gateway.request_memory import CURRENT, RequestMemory
-from gateway.settings import MIN_REQUEST_MEMORY, Settings, request_memory_bytes
-from gateway.telemetry.collectors import RequestMemoryCollector
-from gateway.types import NO_DEADLINE, Datatype, Tensor
+from modelport.gateway.errors import MemoryExhausted
+from modelport.gateway.protocols.reply_encoding import JSON_BYTES, encode
+from modelport.gateway.runtime import request_memory
+from modelport.gateway.runtime.request_memory import CURRENT, RequestMemory
+from modelport.gateway.settings import MIN_REQUEST_MEMORY, Settings, request_memory_bytes
+from modelport.gateway.telemetry.collectors import RequestMemoryCollector
+from modelport.gateway.types import NO_DEADLINE, Datatype, Tensor
 
 
 def test_a_request_past_the_budget_is_refused_and_holds_nothing_more() -> None:

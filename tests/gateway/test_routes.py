@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from gateway import routes
-from gateway.errors import InvalidArgument
-from gateway.routes import OutlierDetection, Program, Protocol, Route, Routes
+from modelport.gateway.errors import InvalidArgument
+from modelport.gateway.repository import routes
+from modelport.gateway.repository.routes import OutlierDetection, Program, Protocol, Route, Routes
 
 TOML = """
 [models.fraud]

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from gateway.repository import scan as scanning
-from gateway.repository.scan import ModelEntry, VersionEntry, scan
+from modelport.gateway.repository import scan as scanning
+from modelport.gateway.repository.scan import ModelEntry, VersionEntry, scan
 
 
 @pytest.fixture

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from gateway.settings import usable_cores
+from modelport.gateway.settings import usable_cores
 
 
 def machine(monkeypatch: pytest.MonkeyPatch, affinity: int, quota: str | None) -> None:
@@ -61,7 +61,7 @@ def test_a_process_pinned_to_one_core_has_one() -> None:
     core = min(os.sched_getaffinity(0))
     code = (
         f"import os; os.sched_setaffinity(0, {{{core}}}); "
-        "from gateway.settings import usable_cores; print(usable_cores())"
+        "from modelport.gateway.settings import usable_cores; print(usable_cores())"
     )
     run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert run.stdout.strip() == "1"

@@ -17,8 +17,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gateway import shared_memory
-from gateway.errors import (
+from modelport.gateway.errors import (
     AlreadyExists,
     InvalidArgument,
     ModelportError,
@@ -26,9 +25,10 @@ from gateway.errors import (
     Unavailable,
     Unsupported,
 )
-from gateway.protocols.oip.shared_memory import Exchange
-from gateway.shared_memory import FOLDER, MAX_REGIONS, Regions
-from gateway.types import Datatype, Tensor
+from modelport.gateway.inference import shared_memory
+from modelport.gateway.inference.shared_memory import FOLDER, MAX_REGIONS, Regions
+from modelport.gateway.protocols.oip.shared_memory import Exchange
+from modelport.gateway.types import Datatype, Tensor
 from tests.gateway.conftest import NewObject
 
 SIZE = 64
@@ -281,8 +281,8 @@ bytes(mapping[:65536])
 """
 COPIED = """
 import os, sys
-from gateway.shared_memory import Regions
-from gateway.errors import InvalidArgument
+from modelport.gateway.inference.shared_memory import Regions
+from modelport.gateway.errors import InvalidArgument
 regions = Regions(allowed=True)
 regions.register("r", sys.argv[2], 0, 65536)
 os.truncate(sys.argv[1], 0)

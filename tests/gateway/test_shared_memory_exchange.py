@@ -8,15 +8,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from gateway.control import Operations
-from gateway.errors import (
-    AlreadyExists,
-    InvalidArgument,
-    Unavailable,
-)
-from gateway.protocols.oip.shared_memory import Exchange, SharedMemory
-from gateway.shared_memory import FOLDER, MAX_REGIONS, Region, Regions
-from gateway.types import Datatype, Tensor
+from modelport.gateway.errors import AlreadyExists, InvalidArgument, Unavailable
+from modelport.gateway.inference.shared_memory import FOLDER, MAX_REGIONS, Region, Regions
+from modelport.gateway.models.control import Operations
+from modelport.gateway.protocols.oip.shared_memory import Exchange, SharedMemory
+from modelport.gateway.types import Datatype, Tensor
 from tests.gateway.conftest import NewObject
 
 SIZE = 64

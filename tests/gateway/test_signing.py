@@ -16,9 +16,9 @@ import pytest
 from cryptography.hazmat.primitives import serialization
 from cryptography.hazmat.primitives.asymmetric import ec, ed25519, rsa
 
-from gateway.errors import IntegrityError, Internal, InvalidArgument
-from gateway.repository import manifest, signing
-from gateway.repository.signing import PrivateKey, PublicKey
+from modelport.gateway.errors import IntegrityError, Internal, InvalidArgument
+from modelport.gateway.repository import manifest, signing
+from modelport.gateway.repository.signing import PrivateKey, PublicKey
 
 PEM = serialization.Encoding.PEM
 PKCS8 = serialization.PrivateFormat.PKCS8
@@ -177,7 +177,10 @@ def test_a_key_that_cannot_be_read_is_refused(
 
 
 def test_cryptography_is_not_imported_before_something_is_signed_or_verified() -> None:
-    code = "import gateway.server, exporters.cli, sys; print('cryptography' in sys.modules)"
+    code = (
+        "import modelport.gateway.server.app, modelport.exporters.cli.export, sys; "
+        "print('cryptography' in sys.modules)"
+    )
     run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert run.stdout.strip() == "False"
 

@@ -8,10 +8,10 @@ from pathlib import Path
 import click
 import pytest
 
-from gateway.errors import InvalidArgument
-from gateway.lifecycle import Lifecycle
-from gateway.repository import standalone
-from gateway.serve_cli import settings_of
+from modelport.gateway.cli.serve import settings_of
+from modelport.gateway.errors import InvalidArgument
+from modelport.gateway.models.manager import Lifecycle
+from modelport.gateway.repository import standalone
 from tests import models
 
 

@@ -16,7 +16,7 @@ INFER = b'{"inputs": [{"name": "x", "shape": [1, 4], "datatype": "FP32", "data":
 #: Needed by a key, a file of routes or another format than ONNX; or never.
 LATE = {
     *("uvicorn", "aiohttp", "grpc", "cryptography", "rich.console"),
-    *("torch", "tensorflow", "onnx", "gateway.repository.signing"),
+    *("torch", "tensorflow", "onnx", "modelport.gateway.repository.signing"),
 }
 #: A request of each dialect, and a scrape: method, path, body.
 ASKED = [
@@ -71,11 +71,11 @@ def test_garbage_is_collected_again_once_the_server_listens(tmp_path: Path) -> N
     code = f"""
 import asyncio, gc
 from pathlib import Path
-from gateway.haste import hasten
+from modelport.gateway.runtime.startup import hasten
 hasten()
-from gateway import serve_cli
-from gateway.front.front import Front
-from gateway.server import Server
+from modelport.gateway.cli import serve as serve_cli
+from modelport.gateway.server.listeners import Front
+from modelport.gateway.server.app import Server
 async def main():
     settings = serve_cli.settings_of(["--model-repository", {str(tmp_path)!r}, "--http-port=0",
                                       "--grpc-port=0", "--metrics-port=0", "--exit-timeout-secs=0"])

@@ -10,14 +10,14 @@ from typing import Any
 import pytest
 from structlog.testing import capture_logs
 
-from gateway.errors import InvalidArgument, Unavailable
-from gateway.repository import manifest
-from gateway.repository.storage import mirror as mirrors
-from gateway.repository.storage import objects as storage
-from gateway.repository.storage import survey
-from gateway.repository.storage.location import parse
-from gateway.repository.storage.mirror import Mirror
-from gateway.repository.storage.objects import Object, Objects
+from modelport.gateway.errors import InvalidArgument, Unavailable
+from modelport.gateway.repository import manifest
+from modelport.gateway.repository.storage import mirror as mirrors
+from modelport.gateway.repository.storage import objects as storage
+from modelport.gateway.repository.storage import survey
+from modelport.gateway.repository.storage.location import parse
+from modelport.gateway.repository.storage.mirror import Mirror
+from modelport.gateway.repository.storage.objects import Object, Objects
 from tests.gateway.storage import BUCKET, Moto, fetch
 
 pytestmark = pytest.mark.usefixtures("storage_environment")

@@ -21,15 +21,15 @@ from pathlib import Path
 
 import pytest
 
-from exporters import publish
-from gateway.errors import AlreadyExists, InvalidArgument, Unavailable
-from gateway.repository import config, manifest
-from gateway.repository.storage import objects as storage
-from gateway.repository.storage import survey
-from gateway.repository.storage.location import Location, parse
-from gateway.repository.storage.mirror import Mirror
-from gateway.repository.storage.objects import Objects
-from gateway.types import Datatype, ModelSignature, TensorSpec
+from modelport.exporters import publish
+from modelport.gateway.errors import AlreadyExists, InvalidArgument, Unavailable
+from modelport.gateway.repository import config, manifest
+from modelport.gateway.repository.storage import objects as storage
+from modelport.gateway.repository.storage import survey
+from modelport.gateway.repository.storage.location import Location, parse
+from modelport.gateway.repository.storage.mirror import Mirror
+from modelport.gateway.repository.storage.objects import Objects
+from modelport.gateway.types import Datatype, ModelSignature, TensorSpec
 
 START_SECONDS = 90.0
 #: Azurite's, known to everybody.

@@ -21,7 +21,7 @@ from typing import Any
 import psutil
 import pytest
 
-from gateway.repository import manifest
+from modelport.gateway.repository import manifest
 from tests.gateway.storage import BUCKET, ENVIRONMENT, Moto
 from tests.gateway.test_storage_served import ask, index
 from tests.models import X2_CONFIG, weighty
@@ -253,7 +253,7 @@ def test_a_cache_that_cannot_be_written_to_ends_the_start_in_one_line(
     put(own_moto, tmp_path, 1)
     subprocess.run(["mount", "-o", "remount,ro", disk], check=True)
     ended = subprocess.run(
-        [sys.executable, "-m", "gateway.cli", "serve", "--model-repository", own_moto.url("p"),
+        [sys.executable, "-m", "modelport", "serve", "--model-repository", own_moto.url("p"),
          "--repository-cache", disk, "--http-port", "0", "--grpc-port", "0", "--metrics-port", "0"],
         capture_output=True, text=True, timeout=60, check=False,
     )  # fmt: skip
@@ -289,7 +289,7 @@ def test_no_secret_is_in_any_log_answer_metric_or_argument_of_any_process(
             ("verify", "--integrity", "s3://127.0.0.1:1/nowhere/x2/1"),
         ):
             done = subprocess.run(
-                [sys.executable, "-m", "gateway.cli", *words],
+                [sys.executable, "-m", "modelport", *words],
                 capture_output=True, text=True, timeout=120, check=False,
             )  # fmt: skip
             assert done.returncode != 0
@@ -305,9 +305,9 @@ def test_a_file_that_goes_up_in_parts_is_published_and_fetched_whole(
     own_moto: Moto, tmp_path: Path
 ) -> None:
     """Above 100 MB."""
-    from exporters import publish
-    from gateway.repository import config
-    from gateway.repository.storage.mirror import Mirror
+    from modelport.exporters import publish
+    from modelport.gateway.repository import config
+    from modelport.gateway.repository.storage.mirror import Mirror
 
     location = own_moto.location("p")
     with publish.staging(location) as staged:

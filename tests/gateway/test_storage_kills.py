@@ -17,8 +17,8 @@ from typing import Any
 
 import pytest
 
-from gateway.repository import manifest
-from gateway.repository.storage.mirror import Mirror
+from modelport.gateway.repository import manifest
+from modelport.gateway.repository.storage.mirror import Mirror
 from tests.gateway.storage import Moto
 from tests.models import X2_CONFIG, multiply
 from tests.server import Gateway, serving

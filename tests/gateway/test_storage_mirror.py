@@ -10,13 +10,13 @@ from pathlib import Path
 
 import pytest
 
-from gateway.errors import IntegrityError, InvalidArgument, Unavailable, Unsupported
-from gateway.repository import manifest
-from gateway.repository.storage import mirror as mirrors
-from gateway.repository.storage import survey
-from gateway.repository.storage.location import is_url, parse
-from gateway.repository.storage.mirror import Mirror
-from gateway.repository.storage.objects import Object, Objects
+from modelport.gateway.errors import IntegrityError, InvalidArgument, Unavailable, Unsupported
+from modelport.gateway.repository import manifest
+from modelport.gateway.repository.storage import mirror as mirrors
+from modelport.gateway.repository.storage import survey
+from modelport.gateway.repository.storage.location import is_url, parse
+from modelport.gateway.repository.storage.mirror import Mirror
+from modelport.gateway.repository.storage.objects import Object, Objects
 from tests.gateway.storage import Moto, fetch
 
 pytestmark = pytest.mark.usefixtures("storage_environment")

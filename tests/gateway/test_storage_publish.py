@@ -11,16 +11,16 @@ from typing import Any
 import pytest
 from click.testing import CliRunner
 
-from exporters import publish, publish_storage
-from exporters.errors import UsageError
-from gateway.cli import modelport
-from gateway.errors import AlreadyExists, InvalidArgument
-from gateway.repository import config, manifest
-from gateway.repository.storage import survey
-from gateway.repository.storage.location import Location
-from gateway.repository.storage.mirror import Mirror
-from gateway.repository.storage.objects import Objects
-from gateway.types import Datatype, ModelSignature, TensorSpec
+from modelport.cli import modelport
+from modelport.exporters import publish, publish_storage
+from modelport.gateway.cli.errors import UsageError
+from modelport.gateway.errors import AlreadyExists, InvalidArgument
+from modelport.gateway.repository import config, manifest
+from modelport.gateway.repository.storage import survey
+from modelport.gateway.repository.storage.location import Location
+from modelport.gateway.repository.storage.mirror import Mirror
+from modelport.gateway.repository.storage.objects import Objects
+from modelport.gateway.types import Datatype, ModelSignature, TensorSpec
 from tests.gateway.storage import BUCKET, Moto
 
 pytestmark = pytest.mark.usefixtures("storage_environment")

@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from gateway.repository import manifest
+from modelport.gateway.repository import manifest
 from tests.gateway.storage import ENVIRONMENT, Moto
 from tests.models import X2_CONFIG, multiply
 from tests.server import START_SECONDS, Gateway, serving
@@ -168,7 +168,7 @@ def test_a_repository_that_can_never_be_served_ends_the_start_in_one_line(
     url = url.format(server=f"127.0.0.1:{own_moto.port}")
     ports = [part for name in ("http", "grpc", "metrics") for part in (f"--{name}-port", "0")]
     ended = subprocess.run(
-        [sys.executable, "-m", "gateway.cli", "serve", "--model-repository", url, *ports],
+        [sys.executable, "-m", "modelport", "serve", "--model-repository", url, *ports],
         capture_output=True, text=True, timeout=START_SECONDS, env={**os.environ},
     )  # fmt: skip
     assert ended.returncode == code, ended.stderr
@@ -179,9 +179,10 @@ def test_a_repository_that_can_never_be_served_ends_the_start_in_one_line(
 
 def test_folders_are_served_without_a_library_of_storage() -> None:
     code = (
-        "import gateway.server, gateway.serve_cli, exporters.cli, exporters.publish, sys; "
+        "import modelport.gateway.server.app, modelport.gateway.cli.serve, sys; "
+        "import modelport.exporters.cli.export, modelport.exporters.publish; "
         "print([m for m in ('fsspec', 's3fs', 'botocore', 'gcsfs', 'adlfs', "
-        "'gateway.repository.storage.mirror') if m in sys.modules])"
+        "'modelport.gateway.repository.storage.mirror') if m in sys.modules])"
     )
     printed = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
     assert printed.stdout.strip() == "[]", printed.stderr

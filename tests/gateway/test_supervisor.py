@@ -10,10 +10,10 @@ from typing import Any
 
 import pytest
 
-from gateway.backends.managed import supervisor
-from gateway.backends.managed.output import LINES_PER_SECOND, MAX_LINE_BYTES, Output
-from gateway.backends.managed.supervisor import Launch, Supervisor
-from gateway.errors import Unavailable
+from modelport.gateway.backends.managed import supervisor
+from modelport.gateway.backends.managed.output import LINES_PER_SECOND, MAX_LINE_BYTES, Output
+from modelport.gateway.backends.managed.supervisor import Launch, Supervisor
+from modelport.gateway.errors import Unavailable
 
 SERVE = "import time; open('started', 'a').write('x'); time.sleep(600)"
 

@@ -14,9 +14,9 @@ import pytest
 from prometheus_client import Metric
 from prometheus_client.parser import text_string_to_metric_families
 
-from gateway.errors import Code
-from gateway.telemetry import FAILURE_REASONS, Statistics
-from gateway.types import Timing
+from modelport.gateway.errors import Code
+from modelport.gateway.telemetry import FAILURE_REASONS, Statistics
+from modelport.gateway.types import Timing
 from tests import models
 from tests.server import Gateway, serving
 
@@ -281,8 +281,8 @@ def test_the_statistics_endpoint_agrees_with_the_metrics(gateway: Gateway) -> No
 
 LOG = """
 import logging
-from gateway.settings import LogFormat
-from gateway.telemetry import configure_logging
+from modelport.gateway.settings import LogFormat
+from modelport.gateway.telemetry import configure_logging
 import structlog
 configure_logging(LogFormat("{form}"), {verbose})
 structlog.get_logger("a").info("hello", model="m")

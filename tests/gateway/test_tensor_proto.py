@@ -12,11 +12,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from gateway.errors import InvalidArgument
-from gateway.types import NUMPY_DTYPES, Datatype, Tensor
-from gateway.wire import tensor_proto
-from gateway.wire.proto import serving_pb2
-from gateway.wire.proto import tensorflow_pb2 as pb
+from modelport.gateway.errors import InvalidArgument
+from modelport.gateway.types import NUMPY_DTYPES, Datatype, Tensor
+from modelport.gateway.wire import tensor_proto
+from modelport.gateway.wire.proto import serving_pb2
+from modelport.gateway.wire.proto import tensorflow_pb2 as pb
 
 CASES = int(os.environ.get("MODELPORT_FUZZ_CASES", "100000")) // 10
 ROOT = Path(__file__).parents[2]
@@ -200,9 +200,9 @@ from tensorflow.core.example import example_pb2
 from tensorflow.core.framework import tensor_pb2
 from tensorflow.core.protobuf import meta_graph_pb2
 from tensorflow.python.framework import tensor_util
-from gateway.types import Datatype
-from gateway.wire import tensor_proto
-from gateway.wire.proto import pool, serving_pb2, tensorflow_pb2
+from modelport.gateway.types import Datatype
+from modelport.gateway.wire import tensor_proto
+from modelport.gateway.wire.proto import pool, serving_pb2, tensorflow_pb2
 from tests.gateway.test_tensor_proto import any_tensor, encode_values, same
 
 said = {}
@@ -235,10 +235,10 @@ print("both")
 """
 
 
-@pytest.mark.parametrize("first", ["gateway.wire.proto.serving_pb2", "tensorflow"])
+@pytest.mark.parametrize("first", ["modelport.gateway.wire.proto.serving_pb2", "tensorflow"])
 def test_ours_and_tensorflows_messages_live_in_one_process(first: str) -> None:
     pytest.importorskip("tensorflow")
-    modules = ["tensorflow", "gateway.wire.proto.serving_pb2"]
+    modules = ["tensorflow", "modelport.gateway.wire.proto.serving_pb2"]
     modules.sort(key=lambda module: module != first)
     run = subprocess.run(
         [sys.executable, "-c", BOTH, *modules],
@@ -266,7 +266,9 @@ def test_a_signature_is_packed_as_tensorflow_serving_does() -> None:
 def test_the_generated_files_are_those_that_make_protos_writes(tmp_path: Path) -> None:
     """Whoever edits a ``.proto`` runs ``make protos``."""
     pytest.importorskip("grpc_tools")
-    subprocess.run([sys.executable, "-m", "gateway.wire.proto", tmp_path], check=True, cwd=ROOT)
+    subprocess.run(
+        [sys.executable, "-m", "modelport.gateway.wire.proto", tmp_path], check=True, cwd=ROOT
+    )
     folder = Path("gateway/wire/proto")
     made, here = tmp_path / folder, ROOT / folder
     names = sorted(path.name for path in here.glob("*_pb2.py*"))

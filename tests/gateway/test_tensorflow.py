@@ -9,9 +9,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from exporters.tensorflow_runtime import tf
-from gateway.errors import Internal, InvalidArgument, ModelportError
-from gateway.types import NUMPY_DTYPES, Datatype, Tensor
+from modelport.exporters.tensorflow_runtime import tf
+from modelport.gateway.errors import Internal, InvalidArgument, ModelportError
+from modelport.gateway.types import NUMPY_DTYPES, Datatype, Tensor
 from tests.gateway.runtimes import fp32, load, run
 
 TEXT = 'platform: "tensorflow_savedmodel" '

@@ -11,10 +11,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from exporters.tensorflow_runtime import tf
-from gateway.backends import find
-from gateway.errors import InvalidArgument, ModelportError
-from gateway.types import NO_DEADLINE, Datatype, InferRequest, Tensor
+from modelport.exporters.tensorflow_runtime import tf
+from modelport.gateway.backends import find
+from modelport.gateway.errors import InvalidArgument, ModelportError
+from modelport.gateway.types import NO_DEADLINE, Datatype, InferRequest, Tensor
 from tests.gateway.runtimes import fp32, load, run
 
 TEXT = 'backend: "tflite" '
@@ -142,7 +142,7 @@ def test_one_of_several_signatures_must_be_named(tmp_path: Path, files: dict[str
 def test_a_file_without_signatures_is_bound_by_its_tensors_names(
     version: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from gateway.backends.embedded import tflite
+    from modelport.gateway.backends.embedded import tflite
 
     monkeypatch.setattr(tflite.Interpreter, "get_signature_list", lambda self: {})
     backend = load(version, TEXT)
@@ -182,7 +182,7 @@ def test_the_older_runtime_serves_where_litert_is_not(
     monkeypatch.setitem(sys.modules, "tflite_runtime", older)
     monkeypatch.setitem(sys.modules, "tflite_runtime.interpreter", interpreter)
     monkeypatch.setitem(sys.modules, "ai_edge_litert.interpreter", None)
-    monkeypatch.delitem(sys.modules, "gateway.backends.embedded.tflite", raising=False)
-    assert find("tflite").__module__ == "gateway.backends.embedded.tflite"
+    monkeypatch.delitem(sys.modules, "modelport.gateway.backends.embedded.tflite", raising=False)
+    assert find("tflite").__module__ == "modelport.gateway.backends.embedded.tflite"
     (y, _) = run(load(version, TEXT), fp32([[1] * 4])).outputs
     assert y.data.tolist() == [[2.0] * 4]

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from gateway.errors import (
+from modelport.gateway.errors import (
     Internal,
     InvalidArgument,
     NotFound,
@@ -21,22 +21,17 @@ from gateway.errors import (
     Unavailable,
     Unsupported,
 )
-from gateway.protocols.tfserving import examples as tfserving_examples
-from gateway.protocols.tfserving import json as tfserving_json
-from gateway.protocols.tfserving import results
-from gateway.protocols.tfserving.http import STATUS
-from gateway.protocols.tfserving.servable import (
-    Selected,
-    Servable,
-    ServableVersion,
-    code,
-)
-from gateway.protocols.tfserving.servables import Servables
-from gateway.repository import config as configuration
-from gateway.types import NUMPY_DTYPES, Datatype, InferResponse, Tensor
-from gateway.validation import Validator
-from gateway.wire import json_writer
-from gateway.wire.proto import serving_pb2 as pb
+from modelport.gateway.inference.validation import Validator
+from modelport.gateway.protocols.tfserving import examples as tfserving_examples
+from modelport.gateway.protocols.tfserving import json as tfserving_json
+from modelport.gateway.protocols.tfserving import results
+from modelport.gateway.protocols.tfserving.http import STATUS
+from modelport.gateway.protocols.tfserving.servable import Selected, Servable, ServableVersion, code
+from modelport.gateway.protocols.tfserving.servables import Servables
+from modelport.gateway.repository import config as configuration
+from modelport.gateway.types import NUMPY_DTYPES, Datatype, InferResponse, Tensor
+from modelport.gateway.wire import json_writer
+from modelport.gateway.wire.proto import serving_pb2 as pb
 from tests import models
 
 

@@ -11,14 +11,14 @@ from typing import Any
 
 import pytest
 
-from gateway import timers
-from gateway.timers import TimeLimit, Timer
+from modelport.gateway.runtime import timer_wheel
+from modelport.gateway.runtime.timer_wheel import TimeLimit, Timer
 
 
 @pytest.fixture
 def fast_tick(monkeypatch: pytest.MonkeyPatch) -> None:
     """What is 40 ms off is far off."""
-    monkeypatch.setattr(timers, "TICK_SECONDS", 0.02)
+    monkeypatch.setattr(timer_wheel, "TICK_SECONDS", 0.02)
 
 
 class Clock:
@@ -54,7 +54,7 @@ class Clock:
 @pytest.fixture
 def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
     clock = Clock()
-    monkeypatch.setattr(timers, "time", clock)
+    monkeypatch.setattr(timer_wheel, "time", clock)
     return clock
 
 
@@ -80,7 +80,8 @@ async def test_a_far_limit_ends_the_block(fast_tick: None) -> None:
 
 
 def test_a_timer_runs_neither_early_nor_late(clock: Clock) -> None:
-    for seconds in (0.0, 0.4, 0.6, 3.3, timers.HORIZON_SECONDS, 2.5 * timers.HORIZON_SECONDS):
+    horizon = timer_wheel.HORIZON_SECONDS
+    for seconds in (0.0, 0.4, 0.6, 3.3, horizon, 2.5 * horizon):
         started, ran = clock.now, list[float]()
         Timer(clock.loop, seconds, lambda ran=ran: ran.append(clock.now))  # type: ignore[misc]
         clock.advance(seconds + 10)
@@ -179,13 +180,13 @@ async def test_timers_of_any_length_leave_nothing_behind_when_they_are_cancelled
     loop = asyncio.get_running_loop()
     for number in range(3000):
         Timer(loop, 10.0 + 100.0 * number, asyncio.Event().set).cancel()
-    slots = timers._wheel(loop)._slots
-    assert len(slots) <= timers.HORIZON_SECONDS / timers.TICK_SECONDS + 2
+    slots = timer_wheel._wheel(loop)._slots
+    assert len(slots) <= timer_wheel.HORIZON_SECONDS / timer_wheel.TICK_SECONDS + 2
     assert not any(slots.values())
 
 
 def test_a_timer_beyond_the_horizon_is_cancelled_as_any_other(clock: Clock) -> None:
-    far = 3 * timers.HORIZON_SECONDS
+    far = 3 * timer_wheel.HORIZON_SECONDS
     cancelled = Timer(clock.loop, far, lambda: pytest.fail("it was cancelled"))
     Timer(clock.loop, far / 2, cancelled.cancel)
     clock.advance(2 * far)

@@ -8,11 +8,11 @@ from typing import Any
 
 import pytest
 
-from gateway.backends.remote import triton
-from gateway.errors import Internal
-from gateway.repository import config
-from gateway.routes import Protocol
-from gateway.wire.triton_messages import service_pb2 as pb
+from modelport.gateway.backends.remote import triton
+from modelport.gateway.errors import Internal
+from modelport.gateway.repository import config
+from modelport.gateway.repository.routes import Protocol
+from modelport.gateway.wire.triton_messages import service_pb2 as pb
 from tests import models
 from tests.gateway.test_remote_answers import Fake, grpc_server, http_server, loaded, refused
 

@@ -9,11 +9,11 @@ from collections.abc import Callable
 
 import pytest
 
-from gateway.errors import Internal, InvalidArgument, QueueFull, TimedOut, Unavailable
-from gateway.routes import OutlierDetection
-from gateway.timers import TimeLimit
-from gateway.types import NO_DEADLINE, Deadline
-from gateway.upstream import (
+from modelport.gateway.errors import Internal, InvalidArgument, QueueFull, TimedOut, Unavailable
+from modelport.gateway.repository.routes import OutlierDetection
+from modelport.gateway.runtime.timer_wheel import TimeLimit
+from modelport.gateway.types import NO_DEADLINE, Deadline
+from modelport.gateway.upstream import (
     NOT_PROCESSED,
     Endpoint,
     EndpointFailed,
@@ -25,8 +25,8 @@ from gateway.upstream import (
     pool,
     public,
 )
-from gateway.upstream.grpc import meant
-from gateway.upstream.outlier_detection import (
+from modelport.gateway.upstream.grpc import meant
+from modelport.gateway.upstream.outlier_detection import (
     choose,
     ejection_seconds,
     is_outlier,

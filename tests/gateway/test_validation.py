@@ -11,8 +11,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gateway.errors import InvalidArgument
-from gateway.types import (
+from modelport.gateway.errors import InvalidArgument
+from modelport.gateway.inference.validation import Validator
+from modelport.gateway.types import (
     NUMPY_DTYPES,
     Axis,
     Datatype,
@@ -22,7 +23,6 @@ from gateway.types import (
     Tensor,
     TensorSpec,
 )
-from gateway.validation import Validator
 
 Y = TensorSpec("y", Datatype.FP32, (4,))
 

@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner, Result
 
-from gateway import cli
-from gateway.repository import config as configuration
+from modelport import cli
+from modelport.gateway.repository import config as configuration
 from tests import models
 from tests.server import serving
 

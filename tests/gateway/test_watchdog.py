@@ -9,8 +9,8 @@ import time
 import pytest
 import structlog
 
-from gateway import watchdog
-from gateway.watchdog import Beat, Watchdog
+from modelport.gateway.runtime import watchdog
+from modelport.gateway.runtime.watchdog import Beat, Watchdog
 
 
 @pytest.fixture(autouse=True)

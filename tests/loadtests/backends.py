@@ -27,15 +27,15 @@ import numpy as np
 from rich.console import Console
 from rich.table import Table
 
-from loadtests import payloads
-from loadtests.compare import subjects
-from loadtests.compare.contender import Contender
-from loadtests.compare.subjects import Wanted
-from loadtests.environments import Missing
-from loadtests.serving.gateway import MODELPORT
-from loadtests.serving.served import served
-from loadtests.serving.tfserving import PROGRAM
-from loadtests.target import Protocol, Target
+from modelport.loadtests import payloads
+from modelport.loadtests.compare import subjects
+from modelport.loadtests.compare.contender import Contender
+from modelport.loadtests.compare.subjects import Wanted
+from modelport.loadtests.environments import Missing
+from modelport.loadtests.serving.gateway import MODELPORT
+from modelport.loadtests.serving.served import served
+from modelport.loadtests.serving.tfserving import PROGRAM
+from modelport.loadtests.target import Protocol, Target
 from tests import verb
 from tests.managed import STANDIN
 

@@ -18,11 +18,11 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
-from loadtests.compare import subjects
-from loadtests.compare.comparison import Comparison
-from loadtests.compare.rounds import Settings
-from loadtests.compare.shootout import Shootout, Step, Subject
-from loadtests.compare.subjects import Wanted
+from modelport.loadtests.compare import subjects
+from modelport.loadtests.compare.comparison import Comparison
+from modelport.loadtests.compare.rounds import Settings
+from modelport.loadtests.compare.shootout import Shootout, Step, Subject
+from modelport.loadtests.compare.subjects import Wanted
 from tests import verb
 from tests.loadtests.proxy import Behind
 
@@ -88,7 +88,7 @@ def compare(work: Path) -> Comparison:
 
 def main() -> int:
     if not CHECKPOINT.exists():
-        subprocess.run([sys.executable, "-m", "gateway.cli", "demo"], check=True)
+        subprocess.run([sys.executable, "-m", "modelport", "demo"], check=True)
     with tempfile.TemporaryDirectory() as work:
         result = compare(Path(work))
     for verdict in result.matrix[:2]:

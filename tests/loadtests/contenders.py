@@ -9,16 +9,16 @@ from typing import Any
 
 import numpy as np
 
-from loadtests import payloads
-from loadtests.benchmarks import tiny_model
-from loadtests.compare.artifacts import Artifact, Certified
-from loadtests.compare.comparison import Candidate, Measured
-from loadtests.compare.contender import Contender
-from loadtests.compare.plan import Entry, Variant
-from loadtests.payloads import Payloads
-from loadtests.serving.gateway import Gateway
-from loadtests.serving.served import Backend
-from loadtests.summary import Percentiles
+from modelport.loadtests import payloads
+from modelport.loadtests.benchmarks import tiny_model
+from modelport.loadtests.compare.artifacts import Artifact, Certified
+from modelport.loadtests.compare.comparison import Candidate, Measured
+from modelport.loadtests.compare.contender import Contender
+from modelport.loadtests.compare.plan import Entry, Variant
+from modelport.loadtests.payloads import Payloads
+from modelport.loadtests.serving.gateway import Gateway
+from modelport.loadtests.serving.served import Backend
+from modelport.loadtests.summary import Percentiles
 
 USERS, SLO_P99_MS = 16, 20.0
 

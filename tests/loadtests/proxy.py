@@ -19,9 +19,9 @@ import sys
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from loadtests.processes import HOST, free_ports
-from loadtests.serving.served import Backend, Launch
-from loadtests.target import Protocol, Target
+from modelport.loadtests.processes import HOST, free_ports
+from modelport.loadtests.serving.served import Backend, Launch
+from modelport.loadtests.target import Protocol, Target
 
 CHUNK_BYTES = 1 << 20
 _DIGIT = re.compile(rb'("data":\[[^0-9]*)([0-9])')

@@ -25,10 +25,10 @@ from playwright.sync_api import Browser, ConsoleMessage, Page, Route, sync_playw
 from rich.console import Console
 from rich.table import Table
 
-from loadtests import environments
-from loadtests.compare import document
-from loadtests.compare.comparison import Candidate, Comparison
-from loadtests.report import html, names
+from modelport.loadtests import environments
+from modelport.loadtests.compare import document
+from modelport.loadtests.compare.comparison import Candidate, Comparison
+from modelport.loadtests.report import html, names
 from tests import verb
 from tests.loadtests import report_subject
 

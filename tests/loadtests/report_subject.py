@@ -7,18 +7,18 @@ import functools
 
 import numpy as np
 
-from loadtests.compare.comparison import (
+from modelport.loadtests.compare.comparison import (
     Absent,
     Candidate,
     Comparison,
     Measured,
     Percentiles,
 )
-from loadtests.compare.matrix import matrix
-from loadtests.gate.decision import Decision, Question
-from loadtests.report.checks import Check, Status
-from loadtests.samples import SAMPLE, Load, Outcome, Run
-from loadtests.target import Protocol, Target
+from modelport.loadtests.compare.matrix import matrix
+from modelport.loadtests.gate.decision import Decision, Question
+from modelport.loadtests.report.checks import Check, Status
+from modelport.loadtests.samples import SAMPLE, Load, Outcome, Run
+from modelport.loadtests.target import Protocol, Target
 
 #: Markup, quotes, mathematics of matplotlib's kind, control characters, 200 letters, pictures.
 HOSTILE = (

@@ -12,20 +12,21 @@ import click
 import pytest
 from click.testing import CliRunner
 
-from exporters import errors, progress, silence
-from exporters.errors import Failure, OneLineCommand, UsageError
-from exporters.progress import Heartbeat
-from loadtests import environments
-from loadtests.compare import cli as compare_cli
-from loadtests.report import console
-from loadtests.report.checks import Check, Status
+from modelport.exporters import output_capture, progress
+from modelport.exporters.progress import Heartbeat
+from modelport.gateway.cli import errors
+from modelport.gateway.cli.errors import Failure, OneLineCommand, UsageError
+from modelport.loadtests import environments
+from modelport.loadtests.compare import cli as compare_cli
+from modelport.loadtests.report import console
+from modelport.loadtests.report.checks import Check, Status
 
 ROOT = Path(__file__).parents[2]
 #: Run every verb as if the packages of every extra were missing; print exit codes and errors.
 BASE_INSTALL = """
 import importlib.abc, json, sys
 from click.testing import CliRunner
-from exporters.errors import _LIBRARIES
+from modelport.gateway.cli.errors import _LIBRARIES
 
 class Missing(importlib.abc.MetaPathFinder):
     def find_spec(self, name, path=None, target=None):
@@ -33,7 +34,7 @@ class Missing(importlib.abc.MetaPathFinder):
             raise ModuleNotFoundError(f"No module named {name!r}", name=name)
 
 sys.meta_path.insert(0, Missing())
-from gateway.cli import modelport
+from modelport.cli import modelport
 for name in ("f.pt", "f.onnx", "f.keras", "f.mar", "slo.toml"):
     open(name, "wb").close()
 told = {}
@@ -128,7 +129,7 @@ def test_progress_in_a_log_is_a_line_now_and_then_even_while_converters_are_mute
 ) -> None:
     monkeypatch.setattr(progress, "LINE_SECONDS", 0.001)
     told = ""
-    with progress.progress_bar() as show, silence.muted(), silence.quiet():
+    with progress.progress_bar() as show, output_capture.muted(), output_capture.quiet():
         show("converting", 1, 2)
         while "s: converting, 1 of 2" not in told:
             told += capfd.readouterr().err

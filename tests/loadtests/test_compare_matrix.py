@@ -6,10 +6,10 @@ from typing import Any
 
 import pytest
 
-from loadtests.compare import facts
-from loadtests.compare.comparison import Candidate, Comparison, Verdict
-from loadtests.compare.matrix import matrix
-from loadtests.report.matrix import lines
+from modelport.loadtests.compare import facts
+from modelport.loadtests.compare.comparison import Candidate, Comparison, Verdict
+from modelport.loadtests.compare.matrix import matrix
+from modelport.loadtests.report.matrix import lines
 from tests.loadtests.contenders import SLO_P99_MS, candidate
 
 CONCERNS = (

@@ -10,14 +10,14 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-from exporters.errors import UsageError
-from loadtests.compare import document, lineup, plan, subjects
-from loadtests.compare.comparison import Absent, Comparison
-from loadtests.compare.contender import cost_per_million, evaluate
-from loadtests.compare.matrix import matrix
-from loadtests.compare.plan import Entry, Variant
-from loadtests.compare.search import highest_rate
-from loadtests.target import Protocol, Target
+from modelport.gateway.cli.errors import UsageError
+from modelport.loadtests.compare import document, lineup, plan, subjects
+from modelport.loadtests.compare.comparison import Absent, Comparison
+from modelport.loadtests.compare.contender import cost_per_million, evaluate
+from modelport.loadtests.compare.matrix import matrix
+from modelport.loadtests.compare.plan import Entry, Variant
+from modelport.loadtests.compare.search import highest_rate
+from modelport.loadtests.target import Protocol, Target
 from tests.loadtests import oip_server
 from tests.loadtests.contenders import SLO_P99_MS, candidate, contender
 

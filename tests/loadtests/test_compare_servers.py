@@ -17,15 +17,15 @@ import numpy as np
 import psutil
 import pytest
 
-from loadtests.compare.cli import tell_and_write
-from loadtests.compare.comparison import Comparison
-from loadtests.compare.contender import Contender
-from loadtests.compare.rounds import Settings
-from loadtests.compare.shootout import Shootout, Subject
-from loadtests.run import Unwritten
-from loadtests.samples import SAMPLE, Load, Run
-from loadtests.serving.gateway import Gateway
-from loadtests.target import Target
+from modelport.loadtests.compare.cli import tell_and_write
+from modelport.loadtests.compare.comparison import Comparison
+from modelport.loadtests.compare.contender import Contender
+from modelport.loadtests.compare.rounds import Settings
+from modelport.loadtests.compare.shootout import Shootout, Subject
+from modelport.loadtests.run import Unwritten
+from modelport.loadtests.samples import SAMPLE, Load, Run
+from modelport.loadtests.serving.gateway import Gateway
+from modelport.loadtests.target import Target
 from tests.loadtests.contenders import contender, published
 from tests.loadtests.proxy import Behind
 
@@ -186,7 +186,7 @@ def test_no_round_begins_that_would_not_be_over_in_time(tmp_path: Path) -> None:
 
 
 def run(*arguments: str) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-m", "gateway.cli", "compare", *arguments]
+    command = [sys.executable, "-m", "modelport", "compare", *arguments]
     return subprocess.run(command, capture_output=True, text=True, timeout=60)
 
 
@@ -212,7 +212,7 @@ def test_an_end_by_a_signal_while_it_prepares_is_one_line_too(tmp_path: Path) ->
     """SIGTERM, as a pipeline sends it; the export that was under way ends with it."""
     weights = tmp_path / "fraud.pt"
     weights.write_bytes(b"0" * 1000)
-    command = [sys.executable, "-m", "gateway.cli", "compare", str(weights), "--formats", "onnx"]
+    command = [sys.executable, "-m", "modelport", "compare", str(weights), "--formats", "onnx"]
     command += ["--cache", str(tmp_path / "cache"), "--output", str(tmp_path / "c.html")]
     with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as process:
         assert process.stderr is not None

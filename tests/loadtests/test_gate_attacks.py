@@ -17,10 +17,10 @@ import psutil
 import pytest
 from click.testing import CliRunner, Result
 
-from gateway.repository import manifest
-from loadtests.environments import ROOT
-from loadtests.gate import cli
-from loadtests.serving.gateway import MODELPORT
+from modelport.gateway.repository import manifest
+from modelport.loadtests.environments import ROOT
+from modelport.loadtests.gate import cli
+from modelport.loadtests.serving.gateway import MODELPORT
 from tests.loadtests.gating.models import published
 from tests.loadtests.gating.real import proxies
 

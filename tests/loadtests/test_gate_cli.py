@@ -22,11 +22,11 @@ import psutil
 import pytest
 from click.testing import CliRunner
 
-from gateway.repository import manifest
-from loadtests.environments import ROOT
-from loadtests.gate import cli, sides
-from loadtests.serving.gateway import MODELPORT
-from loadtests.target import Protocol
+from modelport.gateway.repository import manifest
+from modelport.loadtests.environments import ROOT
+from modelport.loadtests.gate import cli, sides
+from modelport.loadtests.serving.gateway import MODELPORT
+from modelport.loadtests.target import Protocol
 from tests.loadtests.gating.models import published
 from tests.loadtests.gating.real import proxies
 
@@ -335,7 +335,7 @@ def test_a_url_chooses_the_protocol_unless_somebody_did() -> None:
 
 def test_the_help_tells_every_exit_code() -> None:
     told = subprocess.run(
-        [sys.executable, "-m", "gateway.cli", "gate", "--help"],
+        [sys.executable, "-m", "modelport", "gate", "--help"],
         capture_output=True,
         text=True,
         timeout=60,

@@ -10,14 +10,14 @@ import math
 import numpy as np
 import pytest
 
-from loadtests.gate import decision, document
-from loadtests.gate.criteria import Half, Round, half_of
-from loadtests.gate.decision import Decision, Question, decide
-from loadtests.gate.looks import Looks
-from loadtests.gate.slo import Slo, parse
-from loadtests.report.checks import Status
-from loadtests.samples import SAMPLE, Load, Outcome, Run
-from loadtests.target import Protocol, Target
+from modelport.loadtests.gate import decision, document
+from modelport.loadtests.gate.criteria import Half, Round, half_of
+from modelport.loadtests.gate.decision import Decision, Question, decide
+from modelport.loadtests.gate.interim_analysis import Looks
+from modelport.loadtests.gate.slo import Slo, parse
+from modelport.loadtests.report.checks import Status
+from modelport.loadtests.samples import SAMPLE, Load, Outcome, Run
+from modelport.loadtests.target import Protocol, Target
 from tests.loadtests.gating import simulation
 from tests.loadtests.gating.simulation import (
     IDENTICAL,

@@ -18,17 +18,17 @@ import numpy as np
 import pytest
 from click.testing import CliRunner
 
-from exporters.errors import UsageError
-from loadtests.gate import agreement, cli, duel, stored
-from loadtests.gate.decision import Question
-from loadtests.gate.duel import Cores, Duel, Live, Lost
-from loadtests.gate.rehearsal import Rehearsal, Rehearsed
-from loadtests.gate.sides import Published, Stored
-from loadtests.gate.slo import Slo, parse
-from loadtests.quality import Deciding
-from loadtests.serving.gateway import Gateway
-from loadtests.serving.served import Launch
-from loadtests.target import Protocol, Target
+from modelport.gateway.cli.errors import UsageError
+from modelport.loadtests.gate import agreement, cli, paired_rounds, stored
+from modelport.loadtests.gate.decision import Question
+from modelport.loadtests.gate.paired_rounds import Cores, Duel, Live, Lost
+from modelport.loadtests.gate.rehearsal import Rehearsal, Rehearsed
+from modelport.loadtests.gate.sides import Published, Stored
+from modelport.loadtests.gate.slo import Slo, parse
+from modelport.loadtests.quality import Deciding
+from modelport.loadtests.serving.gateway import Gateway
+from modelport.loadtests.serving.served import Launch
+from modelport.loadtests.target import Protocol, Target
 from tests.loadtests import oip_server
 from tests.loadtests.gating.models import published, version
 
@@ -280,7 +280,7 @@ def test_a_candidate_that_does_not_start_is_told_from_one_that_answers_wrongly(
         def launch(self, work: Path) -> Launch:
             return Launch(tuple(command), super().launch(work).targets, lambda: False)
 
-    monkeypatch.setattr(duel, "Gateway", Broken)
+    monkeypatch.setattr(paired_rounds, "Gateway", Broken)
     sides = tuple(Published(str(model / n), model, n) for n in ("1", "2"))
     slo = parse({"duration": {"ready_seconds": ready}})
     held = Duel(

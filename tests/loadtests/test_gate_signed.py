@@ -10,12 +10,12 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 
-from gateway.repository import manifest, signing
-from gateway.repository.signing import PrivateKey
-from loadtests.gate import cli, integrity, sides
-from loadtests.gate.sides import Published
-from loadtests.gate.slo import Certificate
-from loadtests.report.checks import Status
+from modelport.gateway.repository import manifest, signing
+from modelport.gateway.repository.signing import PrivateKey
+from modelport.loadtests.gate import cli, integrity, sides
+from modelport.loadtests.gate.sides import Published
+from modelport.loadtests.gate.slo import Certificate
+from modelport.loadtests.report.checks import Status
 from tests.loadtests.gating.models import published
 
 

@@ -7,7 +7,7 @@ import itertools
 import numpy as np
 import pytest
 
-from loadtests.gate.criteria import Round
+from modelport.loadtests.gate.criteria import Round
 from tests.loadtests.gating import simulation
 from tests.loadtests.gating.simulation import (
     IDENTICAL,

@@ -9,9 +9,9 @@ from typing import Any
 
 import pytest
 
-from exporters.errors import UsageError
-from loadtests.gate import slo
-from loadtests.target import Protocol
+from modelport.gateway.cli.errors import UsageError
+from modelport.loadtests.gate import slo
+from modelport.loadtests.target import Protocol
 
 EXAMPLE = Path(__file__).parents[2] / "docs" / "slo.toml"
 

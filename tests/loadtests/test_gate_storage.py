@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 
-from loadtests.gate import cli
+from modelport.loadtests.gate import cli
 from tests.gateway.storage import ENVIRONMENT, Moto
 from tests.loadtests.gating.models import published
 

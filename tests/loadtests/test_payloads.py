@@ -10,13 +10,13 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from loadtests import drawing, payloads
-from loadtests.payloads import BadPayload, Payloads
-from loadtests.samples import SAMPLE, Load, Outcome, Run
-from loadtests.summary import summarise, summary_of
-from loadtests.target import Protocol, Target, address, parse
-from loadtests.users import signature
-from loadtests.users.answers import Checker
+from modelport.loadtests import drawing, payloads
+from modelport.loadtests.payloads import BadPayload, Payloads
+from modelport.loadtests.samples import SAMPLE, Load, Outcome, Run
+from modelport.loadtests.summary import summarise, summary_of
+from modelport.loadtests.target import Protocol, Target, address, parse
+from modelport.loadtests.users import signature
+from modelport.loadtests.users.answers import Checker
 
 CONFIG = """
 name: "m" max_batch_size: 8

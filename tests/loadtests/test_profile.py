@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from loadtests.benchmarks import profile, sampling
-from loadtests.benchmarks.sampling import LOOP, OTHER_PACKAGE, THREADS, Profile
+from modelport.loadtests.benchmarks import profile, sampling
+from modelport.loadtests.benchmarks.sampling import LOOP, OTHER_PACKAGE, THREADS, Profile
 
 SCRIPT = """
    7  ffffffff811e9476 copy_user_generic ([kernel.kallsyms])
@@ -16,9 +16,9 @@ SCRIPT = """
 perf says something else
 """
 SPY = """\
-thread (7): "MainThread";main (gateway/server.py:1);data (gateway/front/grpc/connection.py:2) 3
-thread (7): "MainThread";infer (gateway/dataplane.py:1);put (gateway/batching/queue.py:2);f (x.py) 2
-thread (7): "MainThread";main (gateway/server.py:1);run (uvloop/loop.pyx:1) 4
+thread (7): "MainThread";main (gateway/server/app.py:1);data (gateway/server/grpc/connection.py:2) 3
+thread (7): "MainThread";infer (gateway/inference/service.py:1);put (gateway/b/q.py:2);f (x.py) 2
+thread (7): "MainThread";main (gateway/server/app.py:1);run (uvloop/loop.pyx:1) 4
 thread (9): "fraud-1_0";_run (gateway/backends/embedded/runtime.py:1) 50
 """
 

@@ -15,9 +15,9 @@ from xml.etree import ElementTree
 import numpy as np
 import pytest
 
-from loadtests.compare.comparison import Candidate, Comparison, Verdict
-from loadtests.report import canvas, colours, html, names, plots
-from loadtests.samples import SAMPLE
+from modelport.loadtests.compare.comparison import Candidate, Comparison, Verdict
+from modelport.loadtests.report import canvas, colours, html, names, plots
+from modelport.loadtests.samples import SAMPLE
 from tests.loadtests import report_subject
 from tests.loadtests.report_subject import HOSTILE
 
@@ -240,7 +240,7 @@ def test_every_scheme_has_ink_that_can_be_read() -> None:
 
 def test_the_templates_are_part_of_the_package() -> None:
     project = tomllib.loads((Path(__file__).parents[2] / "pyproject.toml").read_text())
-    patterns = project["tool"]["setuptools"]["package-data"]["loadtests.report"]
+    patterns = project["tool"]["setuptools"]["package-data"]["modelport.loadtests.report"]
     folder = Path(html.__file__).parent
     packaged = {file for pattern in patterns for file in folder.glob(pattern)}
     assert packaged == {file for file in folder.rglob("*") if file.suffix in (".j2", ".css")}

@@ -12,10 +12,20 @@ import pytest
 from markdown_it import MarkdownIt
 from rich.console import Console
 
-from loadtests.compare import document
-from loadtests.environments import Missing
-from loadtests.report import blocks, console, figures, junit, loads, markdown, names, readme, tables
-from loadtests.report.checks import Check, Status, worst
+from modelport.loadtests.compare import document
+from modelport.loadtests.environments import Missing
+from modelport.loadtests.report import (
+    blocks,
+    console,
+    figures,
+    junit,
+    loads,
+    markdown,
+    names,
+    readme,
+    tables,
+)
+from modelport.loadtests.report.checks import Check, Status, worst
 from tests.loadtests import report_subject
 from tests.loadtests.report_subject import HOSTILE
 

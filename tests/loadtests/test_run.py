@@ -14,12 +14,12 @@ import numpy as np
 import psutil
 import pytest
 
-from loadtests import payloads, run
-from loadtests.payloads import Payloads
-from loadtests.run import NotMeasured, measure, measure_mix
-from loadtests.samples import Load, Outcome
-from loadtests.summary import latencies, summarise
-from loadtests.target import Protocol, Target
+from modelport.loadtests import payloads, run
+from modelport.loadtests.payloads import Payloads
+from modelport.loadtests.run import NotMeasured, measure, measure_mix
+from modelport.loadtests.samples import Load, Outcome
+from modelport.loadtests.summary import latencies, summarise
+from modelport.loadtests.target import Protocol, Target
 from tests.loadtests.oip_server import Answer, double, serving
 from tests.models import repository
 from tests.server import Gateway
@@ -117,7 +117,7 @@ def test_a_killed_run_leaves_no_locust() -> None:
     """SIGKILL to who measures: nothing can be tidied up, and Locust ends all the same."""
     with serving() as server:
         program = (
-            "from loadtests.run import *; from loadtests.target import *\n"
+            "from modelport.loadtests.run import *; from modelport.loadtests.target import *\n"
             f"measure(Target(Protocol.OIP_HTTP, {server.address!r}, 'double'),"
             " Load(duration_seconds=60))"
         )

@@ -15,16 +15,16 @@ import numpy as np
 import psutil
 import pytest
 
-from loadtests import processes
-from loadtests.environments import Missing
-from loadtests.payloads import BadPayload, Payloads
-from loadtests.processes import ServerFailed
-from loadtests.serving import tfserving, tree
-from loadtests.serving.examination import Examination
-from loadtests.serving.gateway import Gateway, newest_version, only_version
-from loadtests.serving.served import AnswersWrongly, Launch, Served, served
-from loadtests.target import Protocol, Target
-from loadtests.users.client import Unanswered
+from modelport.loadtests import processes
+from modelport.loadtests.environments import Missing
+from modelport.loadtests.payloads import BadPayload, Payloads
+from modelport.loadtests.processes import ServerFailed
+from modelport.loadtests.serving import tfserving, tree
+from modelport.loadtests.serving.examination import Examination
+from modelport.loadtests.serving.gateway import Gateway, newest_version, only_version
+from modelport.loadtests.serving.served import AnswersWrongly, Launch, Served, served
+from modelport.loadtests.target import Protocol, Target
+from modelport.loadtests.users.client import Unanswered
 from tests.loadtests.contenders import doubled, published
 
 
@@ -150,7 +150,7 @@ def test_a_killed_measurer_leaves_nothing_of_a_server_that_started_others(tmp_pa
     program = f"""
 import sys
 from pathlib import Path
-from loadtests.serving.served import Launch, served
+from modelport.loadtests.serving.served import Launch, served
 class Launcher:
     def launch(self, work):
         return Launch((sys.executable, "-c", {launcher!r}), {{}}, ready=lambda: True)

@@ -7,8 +7,8 @@ import math
 import numpy as np
 import pytest
 
-from loadtests import shapes
-from loadtests.samples import Load
+from modelport.loadtests import shapes
+from modelport.loadtests.samples import Load
 
 
 def test_a_constant_rate_is_evenly_spaced_through_warm_up_and_duration() -> None:

@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 from scipy.special import ndtri
 
-from loadtests import statistics
-from loadtests.gate import spending
-from loadtests.statistics import Interval, Tails, TooFewSamples
+from modelport.loadtests import statistics
+from modelport.loadtests.gate import alpha_spending
+from modelport.loadtests.statistics import Interval, Tails, TooFewSamples
 from tests.loadtests.gating.simulation import SHARED, Loading, simulated
 
 #: With a true error of 5 %, more than this happens once in a thousand times.
@@ -172,7 +172,7 @@ def test_a_share_of_more_than_all_is_refused(bad: list[int], total: list[int]) -
 
 
 def test_the_looks_together_spend_the_error_and_no_more() -> None:
-    spent = [spending.spend(0.05, fraction) for fraction in (0, 0.05, 0.2, 0.5, 1.0, 1.5)]
+    spent = [alpha_spending.spend(0.05, fraction) for fraction in (0, 0.05, 0.2, 0.5, 1.0, 1.5)]
     assert spent == sorted(spent)
     assert spent[0] == 0
     assert spent[-2:] == pytest.approx([0.05, 0.05])
@@ -181,17 +181,17 @@ def test_the_looks_together_spend_the_error_and_no_more() -> None:
     crossed = np.zeros(len(walks), bool)
     for number, look in enumerate(looks, 1):
         step = round(20 * look)
-        bound = -ndtri(spending.level(0.05, looks[:number])) * math.sqrt(step)
+        bound = -ndtri(alpha_spending.level(0.05, looks[:number])) * math.sqrt(step)
         crossed |= walks[:, step - 1] > bound
     assert crossed.mean() == pytest.approx(0.05, abs=0.003)
 
 
 def test_a_single_look_has_all_of_the_error_and_the_last_of_many_most_of_it() -> None:
-    assert spending.level(0.05, (1.0,)) == pytest.approx(0.05)
-    assert 0.03 < spending.level(0.05, (0.2, 0.6, 1.0)) < 0.05
+    assert alpha_spending.level(0.05, (1.0,)) == pytest.approx(0.05)
+    assert 0.03 < alpha_spending.level(0.05, (0.2, 0.6, 1.0)) < 0.05
     for wrong in ((), (0.0,), (0.5, 0.5), (0.6, 0.4), (0.5, 1.1)):
         with pytest.raises(ValueError, match="look"):
-            spending.level(0.05, wrong)
+            alpha_spending.level(0.05, wrong)
 
 
 def test_half_the_width_takes_four_times_as_long() -> None:

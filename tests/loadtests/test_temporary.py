@@ -9,11 +9,11 @@ from pathlib import Path
 
 import pytest
 
-from loadtests import temporary
+from modelport.loadtests import temporary
 
 PREFIX = "modelport-test-"
 HOLD = f"""
-from loadtests import temporary
+from modelport.loadtests import temporary
 with temporary.folder({PREFIX!r}) as folder:
     print(folder, flush=True)
     input()

@@ -14,21 +14,21 @@ import pytest
 from hpack import Encoder
 from tritonclient.grpc import service_pb2
 
-from gateway.wire import tensor_proto
-from gateway.wire.proto import serving_pb2, torchserve_inference_pb2
-from loadtests.payloads import BadPayload, Payloads
-from loadtests.plan import Plan
-from loadtests.samples import Load, Outcome
-from loadtests.target import Protocol, Target
-from loadtests.users import http2, oip, signature, tfserving, torchserve
-from loadtests.users.client import Unanswered
-from loadtests.users.conductor import Conductor, Impossible
-from loadtests.users.dialects import dialect
-from loadtests.users.grpc_client import GrpcClient
-from loadtests.users.http import HttpClient
-from loadtests.users.proto.__main__ import HERE, ROOT
-from loadtests.users.proto.__main__ import main as generate
-from loadtests.users.sockets import Sockets
+from modelport.gateway.wire import tensor_proto
+from modelport.gateway.wire.proto import serving_pb2, torchserve_inference_pb2
+from modelport.loadtests.payloads import BadPayload, Payloads
+from modelport.loadtests.plan import Plan
+from modelport.loadtests.samples import Load, Outcome
+from modelport.loadtests.target import Protocol, Target
+from modelport.loadtests.users import http2, oip, signature, tfserving, torchserve
+from modelport.loadtests.users.client import Unanswered
+from modelport.loadtests.users.conductor import Conductor, Impossible
+from modelport.loadtests.users.dialects import dialect
+from modelport.loadtests.users.grpc_client import GrpcClient
+from modelport.loadtests.users.http import HttpClient
+from modelport.loadtests.users.proto.__main__ import HERE, ROOT
+from modelport.loadtests.users.proto.__main__ import main as generate
+from modelport.loadtests.users.sockets import Sockets
 from tests.loadtests.oip_server import serving
 
 PAYLOADS = Payloads(

@@ -22,10 +22,10 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from exporters.source import Source
-from gateway.backends.managed.servers import SERVERS
-from loadtests import environments
-from loadtests.peers.servers import triton
+from modelport.exporters.source import Source
+from modelport.gateway.backends.managed.servers import SERVERS
+from modelport.loadtests import environments
+from modelport.loadtests.peers.servers import triton
 from tests import managed, verb
 from tests.managed import STANDIN, Place, infer, load, processes, until, wrong
 from tests.server import Gateway
@@ -86,7 +86,7 @@ KWARGS = {
 CASES: dict[str, tuple[Callable[[Path, Source], dict[str, Any]], tuple[str, ...]]] = {
     "torchserve": (torchserve, ("org.pytorch.serve.ModelServer", "--foreground", "guardian.py")),
     "triton": (tritonserver, ("bin/tritonserver", "guardian.py")),
-    "tfserving": (tensorflow_model_server, ("gateway.cli", "guardian.py")),
+    "tfserving": (tensorflow_model_server, ("modelport", "guardian.py")),
 }
 
 

@@ -47,7 +47,7 @@ def main() -> None:
         repository = Path(flags["model-repository"])
         ports += [f"--{name}={flags[name]}" for name in ("http-port", "grpc-port")]
     command = [*("serve", "--model-repository", str(repository)), *ports]
-    os.execv(sys.executable, [sys.executable, "-m", "gateway.cli", *command])
+    os.execv(sys.executable, [sys.executable, "-m", "modelport", *command])
 
 
 def tensorflow_models(file: Path) -> Path:

@@ -22,8 +22,8 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
-from exporters.source import Source
-from gateway.types import Array
+from modelport.exporters.source import Source
+from modelport.gateway.types import Array
 from tests import verb
 from tests.matrix import backends
 from tests.matrix.backends import Row

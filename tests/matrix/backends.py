@@ -10,11 +10,11 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from exporters import sources
-from exporters.packaging.package import package
-from exporters.source import Source
-from exporters.sources import SourceRequest
-from exporters.zoo import train
+from modelport.exporters import sources
+from modelport.exporters.demo_models import train
+from modelport.exporters.packaging.package import package
+from modelport.exporters.source import Source
+from modelport.exporters.sources import SourceRequest
 from tests import triton_package
 from tests.server import Gateway, serving
 from tests.torchserve import server as torchserve_server
@@ -51,7 +51,7 @@ def checkpoints(folder: Path) -> dict[str, Source]:
 def export(checkpoints: Path, repository: Path) -> None:
     """Every format of every model, by the command that users run."""
     for name in MODELS:
-        command = [sys.executable, "-m", "gateway.cli", "export", str(checkpoints / f"{name}.pt")]
+        command = [sys.executable, "-m", "modelport", "export", str(checkpoints / f"{name}.pt")]
         command += ["--model", name, "--repository", str(repository)]
         command += [part for format_name in EMBEDDED.values() for part in ("--format", format_name)]
         subprocess.run(command, check=True)

@@ -16,9 +16,9 @@ import tritonclient.grpc
 import tritonclient.http
 from tritonclient.utils import InferenceServerException
 
-from gateway.types import NUMPY_DTYPES, Array, ModelSignature, Tensor, TensorSpec
-from gateway.wire import tensor_proto
-from gateway.wire.proto import serving_pb2, torchserve_inference_pb2
+from modelport.gateway.types import NUMPY_DTYPES, Array, ModelSignature, Tensor, TensorSpec
+from modelport.gateway.wire import tensor_proto
+from modelport.gateway.wire.proto import serving_pb2, torchserve_inference_pb2
 from tests.torchserve.clients import as_tensors, document
 
 TIMEOUT_SECONDS = 120.0

@@ -11,14 +11,10 @@ import numpy as np
 import pytest
 from tritonclient.grpc import service_pb2 as pb
 
-from loadtests.peers import (
-    clients,
-    exchanges,
-    models,
-)
-from loadtests.peers.models import Files
-from loadtests.peers.sample import Sample
-from loadtests.processes import ServerFailed
+from modelport.loadtests.peers import clients, exchanges, models
+from modelport.loadtests.peers.models import Files
+from modelport.loadtests.peers.sample import Sample
+from modelport.loadtests.processes import ServerFailed
 
 X2, FRAUD, VIT = (models.ALL[name] for name in ("x2", "fraud128", "vit_b16"))
 

@@ -14,17 +14,11 @@ from pathlib import Path
 
 import pytest
 
-from loadtests.peers import (
-    bench,
-    models,
-    pausing,
-    raw,
-    tables,
-)
-from loadtests.peers.progress import Progress
-from loadtests.peers.results import Case
-from loadtests.peers.servers import ALL, triton
-from loadtests.peers.servers.base import Launch
+from modelport.loadtests.peers import bench, models, pausing, raw, tables
+from modelport.loadtests.peers.progress import Progress
+from modelport.loadtests.peers.results import Case
+from modelport.loadtests.peers.servers import ALL, triton
+from modelport.loadtests.peers.servers.base import Launch
 
 X2, FRAUD, VIT = (models.ALL[name] for name in ("x2", "fraud128", "vit_b16"))
 STATE_SECONDS = 10.0

@@ -10,14 +10,14 @@ from pathlib import Path
 
 import pytest
 
-from loadtests import program
+from modelport.loadtests import program
 
 ROOT = Path(__file__).parents[2]
 #: Serves until it is told to end, and says so.
 SERVES = """
 import sys, time
 from pathlib import Path
-from loadtests import processes, program
+from modelport.loadtests import processes, program
 
 def main():
     (port,) = processes.free_ports(1)

@@ -7,18 +7,10 @@ from xml.etree import ElementTree
 
 import pytest
 
-from loadtests.peers import (
-    bench,
-    models,
-    plots,
-    raw,
-    readme,
-    results,
-    tables,
-)
-from loadtests.peers.results import Case, Results, Row
-from loadtests.peers.sample import Sample
-from loadtests.report import blocks
+from modelport.loadtests.peers import bench, models, plots, raw, readme, results, tables
+from modelport.loadtests.peers.results import Case, Results, Row
+from modelport.loadtests.peers.sample import Sample
+from modelport.loadtests.report import blocks
 
 BEGIN, END = blocks.markers(readme.BLOCK)
 X2, FRAUD = (models.ALL[name] for name in ("x2", "fraud128"))

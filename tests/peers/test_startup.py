@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from loadtests.benchmarks import startup
+from modelport.loadtests.benchmarks import startup
 
 SAID = """\
 import time: self [us] | cumulative | imported package

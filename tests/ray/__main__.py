@@ -25,7 +25,7 @@ import yaml
 from rich.console import Console
 from rich.table import Table
 
-from loadtests.processes import HOST, free_ports
+from modelport.loadtests.processes import HOST, free_ports
 from tests import verb
 from tests.gateway.storage import Moto
 from tests.ray import checks, cluster

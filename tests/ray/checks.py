@@ -11,7 +11,7 @@ import tritonclient.grpc as triton_grpc
 import tritonclient.http as triton_http
 from onnx import TensorProto, helper, numpy_helper
 
-from gateway.repository import manifest
+from modelport.gateway.repository import manifest
 from tests import models
 from tests.ray.traffic import WIDTH, Ask, over_grpc, over_http
 

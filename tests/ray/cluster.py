@@ -24,8 +24,8 @@ from typing import Any
 
 import psutil
 
-from loadtests import environments
-from loadtests.processes import HOST, free_ports
+from modelport.loadtests import environments
+from modelport.loadtests.processes import HOST, free_ports
 from tests.gateway import storage
 
 ROOT = environments.ROOT

@@ -15,9 +15,9 @@ import kubernetes_validate
 import pytest
 import yaml
 
-from gateway import routes
-from gateway.protocols.oip.grpc import OipGrpc
-from gateway.serve_cli import settings_of
+from modelport.gateway.cli.serve import settings_of
+from modelport.gateway.protocols.oip.grpc import OipGrpc
+from modelport.gateway.repository import routes
 
 ROOT = Path(__file__).parents[2]
 SOURCE = ROOT / "deploy" / "ray"

@@ -21,9 +21,9 @@ import tritonclient.http
 from rich.console import Console
 from rich.table import Table
 
-from exporters.packaging.package import package
-from exporters.source import Source
-from loadtests.processes import HOST
+from modelport.exporters.packaging.package import package
+from modelport.exporters.source import Source
+from modelport.loadtests.processes import HOST
 from tests import verb
 from tests.torchserve.clients import Ask, as_tensors, callers, document, post, read
 from tests.torchserve.comparison import Check, compare, inputs_of, wire

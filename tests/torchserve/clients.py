@@ -12,8 +12,8 @@ from typing import Any
 import grpc
 import tritonclient.http
 
-from gateway.types import NUMPY_DTYPES, Array
-from loadtests.processes import HOST
+from modelport.gateway.types import NUMPY_DTYPES, Array
+from modelport.loadtests.processes import HOST
 from tests.torchserve.server import Ports
 
 #: A status with outputs by name, or with the error's text.

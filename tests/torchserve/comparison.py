@@ -7,9 +7,9 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from exporters.samples import draw
-from exporters.source import Source
-from gateway.types import Array, TensorSpec
+from modelport.exporters.samples import draw
+from modelport.exporters.source import Source
+from modelport.gateway.types import Array, TensorSpec
 
 
 @dataclass

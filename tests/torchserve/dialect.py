@@ -14,8 +14,8 @@ from typing import Any
 import grpc
 import numpy as np
 
-from exporters.source import Source
-from loadtests.processes import HOST
+from modelport.exporters.source import Source
+from modelport.loadtests.processes import HOST
 from tests.server import serving
 from tests.torchserve.clients import Ask, callers
 from tests.torchserve.comparison import Check, inputs_of, wire
@@ -94,7 +94,7 @@ def _check_statuses(real: Ports, ours: Ports) -> Check:
 
 
 def _status(ports: Ports, model: str, version: str, body: bytes) -> tuple[str, str]:
-    from gateway.wire.proto import torchserve_inference_pb2 as inference
+    from modelport.gateway.wire.proto import torchserve_inference_pb2 as inference
 
     message = inference.PredictionsRequest(model_name=model, model_version=version)
     message.input["data"] = body

@@ -21,9 +21,9 @@ import torch
 from PIL import Image
 from torch import Tensor, nn
 
-from exporters.packaging.package import package
-from loadtests import environments
-from loadtests.processes import HOST
+from modelport.exporters.packaging.package import package
+from modelport.loadtests import environments
+from modelport.loadtests.processes import HOST
 from tests import verb
 from tests.archives import mar, torchscript
 from tests.torchserve.clients import document
@@ -90,7 +90,7 @@ def record(folder: Path) -> None:
 def migrate(path: Path, work: Path, to: str, url: str, *more: str) -> tuple[int, Any]:
     """Exit status and report of the command, in a process of its own."""
     report = work / f"{to}.json"
-    command = [sys.executable, "-m", "gateway.cli", "migrate", "torchserve", str(path)]
+    command = [sys.executable, "-m", "modelport", "migrate", "torchserve", str(path)]
     command += ["--model-repository", str(work / to), "--config", str(work / "config.properties")]
     command += ["--compare", url, "--requests", str(work / "requests")]
     command += ["--report", str(report), *more]

@@ -26,12 +26,12 @@ from rich.console import Console
 from rich.table import Table
 from tritonclient.utils import InferenceServerException
 
-from exporters.packaging.package import package
-from exporters.source import Source
-from gateway.protocols.torchserve.grpc import INFERENCE_SERVICE
-from gateway.types import Array
-from gateway.wire.proto import torchserve_inference_pb2 as inference
-from loadtests.processes import HOST
+from modelport.exporters.packaging.package import package
+from modelport.exporters.source import Source
+from modelport.gateway.protocols.torchserve.grpc import INFERENCE_SERVICE
+from modelport.gateway.types import Array
+from modelport.gateway.wire.proto import torchserve_inference_pb2 as inference
+from modelport.loadtests.processes import HOST
 from tests import verb
 from tests.server import Gateway
 from tests.torchserve.__main__ import BATCHES, LENGTHS, Check

@@ -14,15 +14,15 @@ from pathlib import Path
 
 import torch
 
-from exporters import triton_warmup
-from exporters.formats import FORMATS, Target
-from exporters.models.fraud import FraudTransformer
-from exporters.models.vit import VisionTransformer
-from exporters.source import Source
-from exporters.sources import pytorch
-from gateway.repository import config, manifest
-from loadtests import environments
-from loadtests.processes import HOST, free_ports, running, tail
+from modelport.exporters import triton_warmup
+from modelport.exporters.formats import FORMATS, Target
+from modelport.exporters.models.fraud import FraudTransformer
+from modelport.exporters.models.vit import VisionTransformer
+from modelport.exporters.source import Source
+from modelport.exporters.sources import pytorch
+from modelport.gateway.repository import config, manifest
+from modelport.loadtests import environments
+from modelport.loadtests.processes import HOST, free_ports, running, tail
 
 VERSION = "0.12.0"
 REQUIREMENTS = ("torch==2.13.0", f"torchserve=={VERSION}", "pyyaml", "numpy")

@@ -8,9 +8,9 @@ from types import SimpleNamespace
 
 import pytest
 
-from gateway.watchdog import Beat
-from gateway.workers import hub
-from gateway.workers.hub import Member
+from modelport.gateway.runtime.watchdog import Beat
+from modelport.gateway.server.workers import coordinator
+from modelport.gateway.server.workers.coordinator import Member
 
 
 class Worker:
@@ -29,7 +29,7 @@ class Worker:
 @pytest.fixture
 def clock(monkeypatch: pytest.MonkeyPatch) -> SimpleNamespace:
     now = SimpleNamespace(seconds=1000.0)
-    monkeypatch.setattr(hub.time, "monotonic", lambda: now.seconds)
+    monkeypatch.setattr(coordinator.time, "monotonic", lambda: now.seconds)
     return now
 
 
@@ -46,7 +46,7 @@ def test_one_that_stops_before_its_first_beat_is_replaced_in_time(
 ) -> None:
     clock.seconds += 1000  # it starts
     worker.member.excuse()  # and joins
-    clock.seconds += hub.HUNG_SECONDS - 0.5
+    clock.seconds += coordinator.HUNG_SECONDS - 0.5
     assert worker.member.hangs() == ""
     clock.seconds += 1.0
     assert worker.member.hangs() == "it does not run"
@@ -54,28 +54,28 @@ def test_one_that_stops_before_its_first_beat_is_replaced_in_time(
 
 def test_one_that_does_not_run_is_replaced_in_time(worker: Worker, clock: SimpleNamespace) -> None:
     worker.tells()
-    clock.seconds += hub.HUNG_SECONDS - 0.5
+    clock.seconds += coordinator.HUNG_SECONDS - 0.5
     assert worker.member.hangs() == ""
     clock.seconds += 1.0
     assert worker.member.hangs() == "it does not run"
-    assert hub.HUNG_SECONDS + hub.LOOK_SECONDS < 10
+    assert coordinator.HUNG_SECONDS + coordinator.LOOK_SECONDS < 10
 
 
 def test_one_whose_loop_waits_is_replaced_and_one_that_computes_goes_on(worker: Worker) -> None:
     """Eight requests that each took the loop four seconds had both workers killed."""
-    worker.tells(hub.HUNG_SECONDS + 0.1)
+    worker.tells(coordinator.HUNG_SECONDS + 0.1)
     assert worker.member.hangs() == "its event loop is blocked"
-    worker.tells(hub.HUNG_SECONDS + 0.1, computing=True)
+    worker.tells(coordinator.HUNG_SECONDS + 0.1, computing=True)
     assert worker.member.hangs() == ""
     worker.tells(40.0, computing=True)
     assert worker.member.hangs() == ""
-    worker.tells(hub.BUSY_SECONDS + 0.1, computing=True)
+    worker.tells(coordinator.BUSY_SECONDS + 0.1, computing=True)
     assert worker.member.hangs() == "its event loop is blocked"
 
 
 def test_one_that_loads_may_be_silent_for_longer(worker: Worker, clock: SimpleNamespace) -> None:
     worker.tells(computing=True)
-    clock.seconds += hub.BUSY_SECONDS - 1
+    clock.seconds += coordinator.BUSY_SECONDS - 1
     assert worker.member.hangs() == ""
 
 

@@ -7,14 +7,18 @@ from typing import Any
 import pytest
 from prometheus_client import CollectorRegistry
 
-from gateway.admin import metrics
-from gateway.errors import Code
-from gateway.telemetry import Statistics
-from gateway.telemetry.collectors import TfServingCollector, TorchServeCollector, TritonCollector
-from gateway.telemetry.tfserving import TfServingRequests
-from gateway.types import Timing
-from gateway.workers import merge
-from gateway.workers.counts import Counts
+from modelport.gateway.errors import Code
+from modelport.gateway.server.admin import metrics
+from modelport.gateway.server.workers import merge
+from modelport.gateway.server.workers.aggregated_metrics import Counts
+from modelport.gateway.telemetry import Statistics
+from modelport.gateway.telemetry.collectors import (
+    TfServingCollector,
+    TorchServeCollector,
+    TritonCollector,
+)
+from modelport.gateway.telemetry.tfserving import TfServingRequests
+from modelport.gateway.types import Timing
 
 
 def row(state: str, reason: str = "", version: str = "1", name: str = "m") -> dict[str, str]:

@@ -15,7 +15,7 @@ import pytest
 from tritonclient.grpc import service_pb2 as pb
 from tritonclient.grpc import service_pb2_grpc
 
-from gateway.wire.proto import serving_pb2
+from modelport.gateway.wire.proto import serving_pb2
 from tests.faults import probes
 from tests.faults.probes import EXPLICIT, Repository, eventually
 from tests.faults.traffic import failures, flowing

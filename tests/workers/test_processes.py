@@ -17,7 +17,7 @@ from pathlib import Path
 import httpx
 import pytest
 
-from loadtests.processes import free_ports
+from modelport.loadtests.processes import free_ports
 from tests.faults import probes
 from tests.faults.ledger import parameter, recorded
 from tests.faults.probes import EXPLICIT, POLL, Repository, eventually
@@ -299,7 +299,7 @@ def test_a_spare_that_dies_costs_nothing_but_its_help(repository: Repository) ->
 
 
 def serve(repository: Path, *flags: str) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-m", "gateway.cli", "serve", "--model-repository", str(repository)]
+    command = [sys.executable, "-m", "modelport", "serve", "--model-repository", str(repository)]
     ports = {"--http-port": "0", "--grpc-port": "0", "--metrics-port": "0"}
     given = dict(zip(flags[::2], flags[1::2], strict=True))
     arguments = [part for flag in ({**ports, "--workers": "2", **given}).items() for part in flag]
@@ -386,7 +386,7 @@ def test_a_gateway_serves_though_its_caller_closed_the_standard_streams(
     """Else the first sockets are taken for them, and what is logged is sent to whoever connects."""
     repository.version(2.0)
     (port,) = free_ports(1)
-    command = [sys.executable, "-m", "gateway.cli", "serve", "--model-repository"]
+    command = [sys.executable, "-m", "modelport", "serve", "--model-repository"]
     ports = ("--http-port", str(port), "--grpc-port", "0", "--metrics-port", "0")
     process = subprocess.Popen([*command, str(repository.root), *ports], preexec_fn=_close_streams)
     try:

@@ -15,9 +15,9 @@ from tensorflow.core.framework import (
     types_pb2,
 )
 
-import exporters.tensorflow_runtime  # noqa: F401  # before TensorFlow: it keeps it quiet
+import modelport.exporters.tensorflow_runtime  # noqa: F401  # before TensorFlow: it keeps it quiet
 
-PROTO = "exporters/formats/proto/prediction_log.proto"
+PROTO = "modelport/exporters/formats/proto/prediction_log.proto"
 
 
 def main() -> int:

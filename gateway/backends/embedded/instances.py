@@ -15,8 +15,8 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from gateway.errors import QueueFull, TimedOut, Unavailable
-from gateway.types import Deadline, InferRequest, InferResponse
+from modelport.gateway.errors import QueueFull, TimedOut, Unavailable
+from modelport.gateway.types import Deadline, InferRequest, InferResponse
 
 Run = Callable[[InferRequest], InferResponse]
 

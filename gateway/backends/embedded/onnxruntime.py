@@ -13,14 +13,14 @@ from typing import Any
 import numpy as np
 import onnxruntime as ort
 
-from gateway.backends import parameters
-from gateway.backends.base import Artifact
-from gateway.backends.embedded import onnxruntime_options, placement, runtime
-from gateway.backends.embedded.runtime import Compute, EmbeddedBackend
-from gateway.errors import Internal, InvalidArgument, Unsupported
-from gateway.repository import onnx_guard
-from gateway.repository.autocomplete import ArtifactTensor
-from gateway.types import Array, Datatype
+from modelport.gateway.backends import parameters
+from modelport.gateway.backends.base import Artifact
+from modelport.gateway.backends.embedded import onnxruntime_options, placement, runtime
+from modelport.gateway.backends.embedded.runtime import Compute, EmbeddedBackend
+from modelport.gateway.errors import Internal, InvalidArgument, Unsupported
+from modelport.gateway.repository import onnx_guard
+from modelport.gateway.repository.autocomplete import ArtifactTensor
+from modelport.gateway.types import Array, Datatype
 
 _BFLOAT16_ELEMENT_TYPE = 16  # onnx.TensorProto.BFLOAT16
 

@@ -8,11 +8,11 @@ from typing import Any
 
 import onnxruntime as ort
 
-from gateway.backends import parameters
-from gateway.backends.base import Artifact
-from gateway.backends.embedded import placement
-from gateway.errors import InvalidArgument, Unsupported
-from gateway.repository.config import ModelConfig
+from modelport.gateway.backends import parameters
+from modelport.gateway.backends.base import Artifact
+from modelport.gateway.backends.embedded import placement
+from modelport.gateway.errors import InvalidArgument, Unsupported
+from modelport.gateway.repository.config import ModelConfig
 
 CPU, CUDA = "CPUExecutionProvider", "CUDAExecutionProvider"
 

@@ -22,18 +22,18 @@ import numpy as np
 import structlog
 import torch
 
-from gateway.backends import parameters
-from gateway.backends.base import Artifact
-from gateway.backends.embedded import placement, runtime
-from gateway.backends.embedded.runtime import EmbeddedBackend
-from gateway.backends.embedded.warmup import Contradiction
-from gateway.errors import InvalidArgument, ModelportError, Unsupported
-from gateway.repository import autocomplete, pt2_program, torchscript_guard
-from gateway.repository import config as configuration
-from gateway.repository.autocomplete import ArtifactTensor
-from gateway.repository.config import ModelConfig
-from gateway.repository.load_guard import no_code
-from gateway.repository.torch_archive import (
+from modelport.gateway.backends import parameters
+from modelport.gateway.backends.base import Artifact
+from modelport.gateway.backends.embedded import placement, runtime
+from modelport.gateway.backends.embedded.runtime import EmbeddedBackend
+from modelport.gateway.backends.embedded.warmup import Contradiction
+from modelport.gateway.errors import InvalidArgument, ModelportError, Unsupported
+from modelport.gateway.repository import autocomplete, pt2_program, torchscript_guard
+from modelport.gateway.repository import config as configuration
+from modelport.gateway.repository.autocomplete import ArtifactTensor
+from modelport.gateway.repository.config import ModelConfig
+from modelport.gateway.repository.load_guard import no_code
+from modelport.gateway.repository.torch_archive import (
     COMPILED_MODEL,
     Archive,
     Kind,
@@ -41,7 +41,7 @@ from gateway.repository.torch_archive import (
     check_machine,
     native_code_refused,
 )
-from gateway.types import NUMPY_DTYPES, Array, Datatype, ModelSignature
+from modelport.gateway.types import NUMPY_DTYPES, Array, Datatype, ModelSignature
 
 log = structlog.get_logger("modelport.backends")
 

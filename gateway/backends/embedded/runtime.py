@@ -13,15 +13,15 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Protocol
 
-from gateway.backends.base import Artifact, Execution
-from gateway.backends.embedded import warmup
-from gateway.backends.embedded.instances import Instances
-from gateway.errors import Internal, InvalidArgument, ModelportError
-from gateway.repository import autocomplete
-from gateway.repository import config as configuration
-from gateway.repository.autocomplete import ArtifactTensor
-from gateway.repository.config import ModelConfig
-from gateway.types import (
+from modelport.gateway.backends.base import Artifact, Execution
+from modelport.gateway.backends.embedded import warmup
+from modelport.gateway.backends.embedded.instances import Instances
+from modelport.gateway.errors import Internal, InvalidArgument, ModelportError
+from modelport.gateway.repository import autocomplete
+from modelport.gateway.repository import config as configuration
+from modelport.gateway.repository.autocomplete import ArtifactTensor
+from modelport.gateway.repository.config import ModelConfig
+from modelport.gateway.types import (
     NUMPY_DTYPES,
     Array,
     Deadline,

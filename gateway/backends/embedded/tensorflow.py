@@ -19,18 +19,18 @@ from typing import Any
 
 import numpy as np
 
-from gateway.backends import parameters
-from gateway.backends.base import Artifact
-from gateway.backends.embedded import placement, runtime
-from gateway.backends.embedded.quiet import TENSORFLOW_ENVIRONMENT, quiet
-from gateway.backends.embedded.runtime import EmbeddedBackend
-from gateway.errors import Internal, InvalidArgument, ModelportError, Unsupported
-from gateway.repository import autocomplete, saved_model
-from gateway.repository.autocomplete import ArtifactTensor
-from gateway.repository.config import ModelConfig
-from gateway.types import NUMPY_DTYPES, Array, Datatype, ModelSignature, TensorSpec
-from gateway.wire import tensor_proto
-from gateway.wire.proto import serving_pb2, tensorflow_pb2
+from modelport.gateway.backends import parameters
+from modelport.gateway.backends.base import Artifact
+from modelport.gateway.backends.embedded import placement, runtime
+from modelport.gateway.backends.embedded.quiet import TENSORFLOW_ENVIRONMENT, quiet
+from modelport.gateway.backends.embedded.runtime import EmbeddedBackend
+from modelport.gateway.errors import Internal, InvalidArgument, ModelportError, Unsupported
+from modelport.gateway.repository import autocomplete, saved_model
+from modelport.gateway.repository.autocomplete import ArtifactTensor
+from modelport.gateway.repository.config import ModelConfig
+from modelport.gateway.types import NUMPY_DTYPES, Array, Datatype, ModelSignature, TensorSpec
+from modelport.gateway.wire import tensor_proto
+from modelport.gateway.wire.proto import serving_pb2, tensorflow_pb2
 
 for _name, _value in TENSORFLOW_ENVIRONMENT.items():
     os.environ.setdefault(_name, _value)

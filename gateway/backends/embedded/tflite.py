@@ -12,16 +12,16 @@ from typing import Any
 
 import numpy as np
 
-from gateway.backends import parameters
-from gateway.backends.base import Artifact
-from gateway.backends.embedded import placement, runtime
-from gateway.backends.embedded.quiet import quiet
-from gateway.backends.embedded.runtime import Compute, EmbeddedBackend, Pool
-from gateway.errors import InvalidArgument, ModelportError, Unsupported
-from gateway.repository import config as configuration
-from gateway.repository import tflite_guard
-from gateway.repository.autocomplete import ArtifactTensor
-from gateway.types import NUMPY_DTYPES, Array, Datatype, ModelSignature, TensorSpec
+from modelport.gateway.backends import parameters
+from modelport.gateway.backends.base import Artifact
+from modelport.gateway.backends.embedded import placement, runtime
+from modelport.gateway.backends.embedded.quiet import quiet
+from modelport.gateway.backends.embedded.runtime import Compute, EmbeddedBackend, Pool
+from modelport.gateway.errors import InvalidArgument, ModelportError, Unsupported
+from modelport.gateway.repository import config as configuration
+from modelport.gateway.repository import tflite_guard
+from modelport.gateway.repository.autocomplete import ArtifactTensor
+from modelport.gateway.types import NUMPY_DTYPES, Array, Datatype, ModelSignature, TensorSpec
 
 try:
     from ai_edge_litert.interpreter import Interpreter

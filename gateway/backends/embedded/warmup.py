@@ -10,10 +10,10 @@ from typing import NamedTuple
 import numpy as np
 import structlog
 
-from gateway.backends.embedded.instances import INLINE_SECONDS
-from gateway.errors import Internal, InvalidArgument
-from gateway.settings import usable_memory_bytes
-from gateway.types import (
+from modelport.gateway.backends.embedded.instances import INLINE_SECONDS
+from modelport.gateway.errors import Internal, InvalidArgument
+from modelport.gateway.settings import usable_memory_bytes
+from modelport.gateway.types import (
     NUMPY_DTYPES,
     Array,
     Axis,

@@ -17,13 +17,13 @@ from contextlib import aclosing
 from pathlib import Path
 from typing import Any
 
-from gateway import backends
-from gateway.backends.base import ELSEWHERE, Artifact, Backend, StreamingBackend
-from gateway.backends.managed.servers import LOOPBACK, SERVERS, Setting
-from gateway.backends.managed.supervisor import Launch, Supervisor
-from gateway.errors import Internal, InvalidArgument, ModelportError, Unavailable
-from gateway.routes import Protocol
-from gateway.types import Deadline, InferRequest, InferResponse
+from modelport.gateway import backends
+from modelport.gateway.backends.base import ELSEWHERE, Artifact, Backend, StreamingBackend
+from modelport.gateway.backends.managed.servers import LOOPBACK, SERVERS, Setting
+from modelport.gateway.backends.managed.supervisor import Launch, Supervisor
+from modelport.gateway.errors import Internal, InvalidArgument, ModelportError, Unavailable
+from modelport.gateway.repository.routes import Protocol
+from modelport.gateway.types import Deadline, InferRequest, InferResponse
 
 
 def load(artifact: Artifact) -> ManagedBackend:

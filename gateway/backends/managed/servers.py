@@ -17,10 +17,10 @@ from pathlib import Path
 import aiohttp
 import structlog
 
-from gateway.backends.managed.supervisor import Launch
-from gateway.errors import Unsupported
-from gateway.repository.config import ModelConfig, instance_count
-from gateway.routes import Program
+from modelport.gateway.backends.managed.supervisor import Launch
+from modelport.gateway.errors import Unsupported
+from modelport.gateway.repository.config import ModelConfig, instance_count
+from modelport.gateway.repository.routes import Program
 
 log = structlog.get_logger("modelport.managed")
 

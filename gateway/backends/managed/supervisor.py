@@ -25,9 +25,9 @@ from typing import TypeVar
 
 import structlog
 
-from gateway.backends.managed import guardian
-from gateway.backends.managed.output import Output
-from gateway.errors import ModelportError, Unavailable
+from modelport.gateway.backends.managed import guardian
+from modelport.gateway.backends.managed.output import Output
+from modelport.gateway.errors import ModelportError, Unavailable
 
 log = structlog.get_logger("modelport.supervisor")
 

@@ -11,9 +11,8 @@ import time
 from collections.abc import AsyncGenerator, Callable, Iterator, Mapping
 from contextlib import aclosing
 
-from gateway import hops
-from gateway.backends.base import ELSEWHERE, Artifact
-from gateway.backends.remote.agreement import (
+from modelport.gateway.backends.base import ELSEWHERE, Artifact
+from modelport.gateway.backends.remote.negotiation import (
     Answer,
     Metadata,
     Server,
@@ -21,7 +20,7 @@ from gateway.backends.remote.agreement import (
     StreamingServer,
     agree,
 )
-from gateway.errors import (
+from modelport.gateway.errors import (
     InvalidArgument,
     ModelportError,
     NotFound,
@@ -29,11 +28,11 @@ from gateway.errors import (
     Unavailable,
     Unsupported,
 )
-from gateway.repository.config import ModelConfig
-from gateway.repository.scan import VERSION_NAME
-from gateway.routes import Route
-from gateway.types import Deadline, InferRequest, InferResponse, ModelSignature
-from gateway.upstream import (
+from modelport.gateway.repository.config import ModelConfig
+from modelport.gateway.repository.routes import Route
+from modelport.gateway.repository.scan import VERSION_NAME
+from modelport.gateway.types import Deadline, InferRequest, InferResponse, ModelSignature
+from modelport.gateway.upstream import (
     IDEMPOTENT,
     NOT_PROCESSED,
     Endpoint,
@@ -42,6 +41,7 @@ from gateway.upstream import (
     Pool,
     on_loop,
 )
+from modelport.gateway.wire import hops
 
 #: The version of a model whose server has none, or words instead of numbers.
 UNVERSIONED = 1

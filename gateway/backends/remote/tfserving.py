@@ -8,18 +8,18 @@ that is asked for here.
 
 from __future__ import annotations
 
-from gateway.backends import parameters
-from gateway.backends.base import Artifact
-from gateway.backends.remote import backend
-from gateway.backends.remote.agreement import Server
-from gateway.backends.remote.backend import RemoteBackend
-from gateway.backends.remote.tfserving_grpc import GrpcServer
-from gateway.backends.remote.tfserving_http import HttpServer
-from gateway.backends.remote.tfserving_model import DEFAULT_SIGNATURE, Target
-from gateway.errors import InvalidArgument
-from gateway.repository import autocomplete
-from gateway.repository.scan import VERSION_NAME
-from gateway.routes import Protocol, Route
+from modelport.gateway.backends import parameters
+from modelport.gateway.backends.base import Artifact
+from modelport.gateway.backends.remote import backend
+from modelport.gateway.backends.remote.backend import RemoteBackend
+from modelport.gateway.backends.remote.negotiation import Server
+from modelport.gateway.backends.remote.tfserving_grpc import GrpcServer
+from modelport.gateway.backends.remote.tfserving_http import HttpServer
+from modelport.gateway.backends.remote.tfserving_model import DEFAULT_SIGNATURE, Target
+from modelport.gateway.errors import InvalidArgument
+from modelport.gateway.repository import autocomplete
+from modelport.gateway.repository.routes import Protocol, Route
+from modelport.gateway.repository.scan import VERSION_NAME
 
 
 def load(artifact: Artifact) -> RemoteBackend:

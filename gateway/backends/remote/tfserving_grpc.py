@@ -8,8 +8,8 @@ from typing import Any
 
 from google.protobuf.message import DecodeError
 
-from gateway.backends.remote.agreement import Agreement, Answer
-from gateway.backends.remote.tfserving_model import (
+from modelport.gateway.backends.remote.negotiation import Agreement, Answer
+from modelport.gateway.backends.remote.tfserving_model import (
     METADATA_FIELD,
     Target,
     TensorFlowServer,
@@ -18,15 +18,15 @@ from gateway.backends.remote.tfserving_model import (
     damaged,
     wanted,
 )
-from gateway.errors import InvalidArgument
-from gateway.routes import Route
-from gateway.types import Array, Deadline, InferRequest, Tensor
-from gateway.upstream import EndpointFailed, Failure, grpc
-from gateway.upstream.grpc import MAX_MESSAGE_BYTES, Call
-from gateway.wire import tensor_proto
-from gateway.wire.proto import serving_pb2 as pb
-from gateway.wire.protobuf import tag
-from gateway.wire.raw import Buffer
+from modelport.gateway.errors import InvalidArgument
+from modelport.gateway.repository.routes import Route
+from modelport.gateway.types import Array, Deadline, InferRequest, Tensor
+from modelport.gateway.upstream import EndpointFailed, Failure, grpc
+from modelport.gateway.upstream.grpc import MAX_MESSAGE_BYTES, Call
+from modelport.gateway.wire import tensor_proto
+from modelport.gateway.wire.proto import serving_pb2 as pb
+from modelport.gateway.wire.protobuf import tag
+from modelport.gateway.wire.raw import Buffer
 
 _PREDICTION = "/tensorflow.serving.PredictionService/"
 _METHODS = {

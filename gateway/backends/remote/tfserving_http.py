@@ -18,22 +18,22 @@ from urllib.parse import quote
 import numpy as np
 from google.protobuf import json_format
 
-from gateway.backends.remote.agreement import Agreement, Answer
-from gateway.backends.remote.tfserving_model import (
+from modelport.gateway.backends.remote.negotiation import Agreement, Answer
+from modelport.gateway.backends.remote.tfserving_model import (
     Target,
     TensorFlowServer,
     blamed,
     damaged,
     wanted,
 )
-from gateway.errors import InvalidArgument, Unsupported
-from gateway.routes import Route
-from gateway.types import Array, Datatype, Deadline, InferRequest, Tensor, TensorSpec
-from gateway.upstream import EndpointFailed, Failure, http
-from gateway.upstream.http import Reply
-from gateway.wire import json_data, json_text, raw
-from gateway.wire.long_array import LongArray
-from gateway.wire.proto import serving_pb2 as pb
+from modelport.gateway.errors import InvalidArgument, Unsupported
+from modelport.gateway.repository.routes import Route
+from modelport.gateway.types import Array, Datatype, Deadline, InferRequest, Tensor, TensorSpec
+from modelport.gateway.upstream import EndpointFailed, Failure, http
+from modelport.gateway.upstream.http import Reply
+from modelport.gateway.wire import json_data, json_text, raw
+from modelport.gateway.wire.long_array import LongArray
+from modelport.gateway.wire.proto import serving_pb2 as pb
 
 T = TypeVar("T")
 

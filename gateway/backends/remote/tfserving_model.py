@@ -10,16 +10,23 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from gateway.backends.remote.agreement import Agreement, Answer, Metadata
-from gateway.errors import InvalidArgument, Unsupported
-from gateway.repository.autocomplete import ArtifactTensor
-from gateway.repository.config import ModelConfig
-from gateway.types import Datatype, Deadline, InferRequest, ModelSignature, Tensor, TensorSpec
-from gateway.upstream import EndpointFailed, Failure
-from gateway.wire import tensor_proto
-from gateway.wire.proto import serving_pb2 as pb
-from gateway.wire.proto import tensorflow_pb2
-from gateway.wire.triton_messages import model_config_pb2
+from modelport.gateway.backends.remote.negotiation import Agreement, Answer, Metadata
+from modelport.gateway.errors import InvalidArgument, Unsupported
+from modelport.gateway.repository.autocomplete import ArtifactTensor
+from modelport.gateway.repository.config import ModelConfig
+from modelport.gateway.types import (
+    Datatype,
+    Deadline,
+    InferRequest,
+    ModelSignature,
+    Tensor,
+    TensorSpec,
+)
+from modelport.gateway.upstream import EndpointFailed, Failure
+from modelport.gateway.wire import tensor_proto
+from modelport.gateway.wire.proto import serving_pb2 as pb
+from modelport.gateway.wire.proto import tensorflow_pb2
+from modelport.gateway.wire.triton_messages import model_config_pb2
 
 DEFAULT_SIGNATURE = "serving_default"
 METADATA_FIELD = "signature_def"

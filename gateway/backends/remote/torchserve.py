@@ -12,14 +12,14 @@ management API it does not tell them: then there is version 1, and its default v
 
 from __future__ import annotations
 
-from gateway.backends.base import Artifact
-from gateway.backends.remote import backend
-from gateway.backends.remote.agreement import Server
-from gateway.backends.remote.backend import RemoteBackend
-from gateway.backends.remote.torchserve_grpc import GrpcServer
-from gateway.backends.remote.torchserve_http import HttpServer
-from gateway.repository.config import ModelConfig
-from gateway.routes import Protocol, Route
+from modelport.gateway.backends.base import Artifact
+from modelport.gateway.backends.remote import backend
+from modelport.gateway.backends.remote.backend import RemoteBackend
+from modelport.gateway.backends.remote.negotiation import Server
+from modelport.gateway.backends.remote.torchserve_grpc import GrpcServer
+from modelport.gateway.backends.remote.torchserve_http import HttpServer
+from modelport.gateway.repository.config import ModelConfig
+from modelport.gateway.repository.routes import Protocol, Route
 
 
 def load(artifact: Artifact) -> RemoteBackend:

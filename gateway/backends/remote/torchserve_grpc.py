@@ -11,19 +11,19 @@ from collections.abc import AsyncGenerator
 from contextlib import aclosing
 from typing import Any
 
-from gateway.backends.remote import torchserve_model
-from gateway.backends.remote.agreement import Agreement, Answer
-from gateway.backends.remote.torchserve_http import HttpServer
-from gateway.backends.remote.triton_http import HEADER_LENGTH
-from gateway.errors import InvalidArgument, ModelportError
-from gateway.repository.config import ModelConfig
-from gateway.routes import Route
-from gateway.types import Deadline, InferRequest
-from gateway.upstream import EndpointFailed, Failure, ServerError, grpc, public
-from gateway.upstream.grpc import MAX_MESSAGE_BYTES, Call
-from gateway.upstream.grpc_stream import StreamChannel
-from gateway.upstream.http import Reply
-from gateway.wire.proto import torchserve_inference_pb2 as pb
+from modelport.gateway.backends.remote import torchserve_model
+from modelport.gateway.backends.remote.negotiation import Agreement, Answer
+from modelport.gateway.backends.remote.torchserve_http import HttpServer
+from modelport.gateway.backends.remote.triton_http import HEADER_LENGTH
+from modelport.gateway.errors import InvalidArgument, ModelportError
+from modelport.gateway.repository.config import ModelConfig
+from modelport.gateway.repository.routes import Route
+from modelport.gateway.types import Deadline, InferRequest
+from modelport.gateway.upstream import EndpointFailed, Failure, ServerError, grpc, public
+from modelport.gateway.upstream.grpc import MAX_MESSAGE_BYTES, Call
+from modelport.gateway.upstream.grpc_stream import StreamChannel
+from modelport.gateway.upstream.http import Reply
+from modelport.gateway.wire.proto import torchserve_inference_pb2 as pb
 
 _SERVICE = "/org.pytorch.serve.grpc.inference.InferenceAPIsService/"
 _STREAM = f"{_SERVICE}StreamPredictions"

@@ -7,17 +7,17 @@ from contextlib import aclosing
 from typing import Any
 from urllib.parse import quote
 
-from gateway.backends.remote import torchserve_model, triton_http
-from gateway.backends.remote.agreement import Agreement, Answer, Metadata
-from gateway.backends.remote.triton_http import HEADER_LENGTH
-from gateway.errors import InvalidArgument, ModelportError, Unsupported
-from gateway.repository.config import ModelConfig
-from gateway.routes import Route
-from gateway.types import Datatype, Deadline, InferRequest, Tensor
-from gateway.upstream import EndpointFailed, Failure, http
-from gateway.upstream.http import Reply
-from gateway.wire import json_text, raw
-from gateway.wire.raw import Buffer
+from modelport.gateway.backends.remote import torchserve_model, triton_http
+from modelport.gateway.backends.remote.negotiation import Agreement, Answer, Metadata
+from modelport.gateway.backends.remote.triton_http import HEADER_LENGTH
+from modelport.gateway.errors import InvalidArgument, ModelportError, Unsupported
+from modelport.gateway.repository.config import ModelConfig
+from modelport.gateway.repository.routes import Route
+from modelport.gateway.types import Datatype, Deadline, InferRequest, Tensor
+from modelport.gateway.upstream import EndpointFailed, Failure, http
+from modelport.gateway.upstream.http import Reply
+from modelport.gateway.wire import json_text, raw
+from modelport.gateway.wire.raw import Buffer
 
 _OCTETS = "application/octet-stream"
 _NOT_IN_TORCH = (Datatype.BYTES,)

@@ -10,14 +10,14 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from gateway.backends.remote.agreement import Metadata
-from gateway.errors import Internal, InvalidArgument, ModelportError
-from gateway.repository import config as configuration
-from gateway.repository.autocomplete import ArtifactTensor
-from gateway.repository.config import ModelConfig, Platform
-from gateway.types import Axis, Datatype, ModelSignature, TensorSpec
-from gateway.upstream import EndpointFailed, Failure
-from gateway.wire.triton_messages import model_config_pb2 as pb
+from modelport.gateway.backends.remote.negotiation import Metadata
+from modelport.gateway.errors import Internal, InvalidArgument, ModelportError
+from modelport.gateway.repository import config as configuration
+from modelport.gateway.repository.autocomplete import ArtifactTensor
+from modelport.gateway.repository.config import ModelConfig, Platform
+from modelport.gateway.types import Axis, Datatype, ModelSignature, TensorSpec
+from modelport.gateway.upstream import EndpointFailed, Failure
+from modelport.gateway.wire.triton_messages import model_config_pb2 as pb
 
 RAW_INPUT, RAW_OUTPUT = "data", "output"
 #: What TorchServe's archiver makes of version 1, and how it is asked.

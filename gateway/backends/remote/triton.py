@@ -5,13 +5,13 @@ Tensors travel as raw bytes wherever the server takes them, so values arrive bit
 
 from __future__ import annotations
 
-from gateway.backends.base import Artifact
-from gateway.backends.remote import backend
-from gateway.backends.remote.agreement import Server
-from gateway.backends.remote.backend import RemoteBackend
-from gateway.backends.remote.triton_grpc import GrpcServer
-from gateway.backends.remote.triton_http import HttpServer
-from gateway.routes import Protocol, Route
+from modelport.gateway.backends.base import Artifact
+from modelport.gateway.backends.remote import backend
+from modelport.gateway.backends.remote.backend import RemoteBackend
+from modelport.gateway.backends.remote.negotiation import Server
+from modelport.gateway.backends.remote.triton_grpc import GrpcServer
+from modelport.gateway.backends.remote.triton_http import HttpServer
+from modelport.gateway.repository.routes import Protocol, Route
 
 
 def load(artifact: Artifact) -> RemoteBackend:

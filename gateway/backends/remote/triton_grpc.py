@@ -17,17 +17,17 @@ from typing import Any
 import numpy as np
 from google.protobuf.message import DecodeError
 
-from gateway.backends.remote.agreement import Agreement, Answer, Metadata
-from gateway.backends.remote.triton_model import parameters, tensor_metadata
-from gateway.errors import Internal, InvalidArgument, ModelportError
-from gateway.repository.config import ModelConfig
-from gateway.routes import Route
-from gateway.types import NUMPY_DTYPES, Array, Datatype, Deadline, InferRequest, Parameter
-from gateway.upstream import EndpointFailed, Failure, grpc, public
-from gateway.upstream.grpc import MAX_MESSAGE_BYTES, Call
-from gateway.wire import contents, protobuf, raw
-from gateway.wire.raw import Buffer
-from gateway.wire.triton_messages import service_pb2 as pb
+from modelport.gateway.backends.remote.negotiation import Agreement, Answer, Metadata
+from modelport.gateway.backends.remote.triton_model import parameters, tensor_metadata
+from modelport.gateway.errors import Internal, InvalidArgument, ModelportError
+from modelport.gateway.repository.config import ModelConfig
+from modelport.gateway.repository.routes import Route
+from modelport.gateway.types import NUMPY_DTYPES, Array, Datatype, Deadline, InferRequest, Parameter
+from modelport.gateway.upstream import EndpointFailed, Failure, grpc, public
+from modelport.gateway.upstream.grpc import MAX_MESSAGE_BYTES, Call
+from modelport.gateway.wire import contents, protobuf, raw
+from modelport.gateway.wire.raw import Buffer
+from modelport.gateway.wire.triton_messages import service_pb2 as pb
 
 _SERVICE = "/inference.GRPCInferenceService/"
 _STREAM = f"{_SERVICE}ModelStreamInfer"
@@ -105,7 +105,7 @@ class GrpcServer:
             self._outputs[name] = output.SerializeToString()
         self._all = b"".join(self._outputs.values())
         if agreement.decoupled:
-            from gateway.upstream.grpc_stream import StreamChannel  # and with it gRPC's library
+            from modelport.gateway.upstream.grpc_stream import StreamChannel
 
             self._streams = {a: StreamChannel(a, self._route) for a in self._route.endpoints}
 

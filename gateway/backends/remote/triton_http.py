@@ -8,18 +8,18 @@ from urllib.parse import quote
 import numpy as np
 from google.protobuf import json_format
 
-from gateway.backends.remote.agreement import Agreement, Answer, Metadata
-from gateway.backends.remote.triton_model import parameters, tensor_metadata
-from gateway.errors import InvalidArgument, ModelportError, Unsupported
-from gateway.repository.autocomplete import ArtifactTensor
-from gateway.repository.config import ModelConfig
-from gateway.routes import Route
-from gateway.types import Array, Deadline, InferRequest, Tensor
-from gateway.upstream import EndpointFailed, Failure, http
-from gateway.upstream.http import Reply
-from gateway.wire import json_data, json_text, raw
-from gateway.wire.raw import Buffer
-from gateway.wire.triton_messages import model_config_pb2 as pb
+from modelport.gateway.backends.remote.negotiation import Agreement, Answer, Metadata
+from modelport.gateway.backends.remote.triton_model import parameters, tensor_metadata
+from modelport.gateway.errors import InvalidArgument, ModelportError, Unsupported
+from modelport.gateway.repository.autocomplete import ArtifactTensor
+from modelport.gateway.repository.config import ModelConfig
+from modelport.gateway.repository.routes import Route
+from modelport.gateway.types import Array, Deadline, InferRequest, Tensor
+from modelport.gateway.upstream import EndpointFailed, Failure, http
+from modelport.gateway.upstream.http import Reply
+from modelport.gateway.wire import json_data, json_text, raw
+from modelport.gateway.wire.raw import Buffer
+from modelport.gateway.wire.triton_messages import model_config_pb2 as pb
 
 BINARY_EXTENSION = "binary_tensor_data"
 HEADER_LENGTH = "Inference-Header-Content-Length"

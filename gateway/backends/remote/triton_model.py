@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from gateway.repository.autocomplete import ArtifactTensor
-from gateway.types import Datatype, InferRequest, Parameter
-from gateway.upstream import EndpointFailed, Failure
-from gateway.wire import raw
+from modelport.gateway.repository.autocomplete import ArtifactTensor
+from modelport.gateway.types import Datatype, InferRequest, Parameter
+from modelport.gateway.upstream import EndpointFailed, Failure
+from modelport.gateway.wire import raw
 
 #: What one protocol says in a parameter and another elsewhere.
 _UNSENT = frozenset(

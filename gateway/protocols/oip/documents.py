@@ -5,13 +5,13 @@ from __future__ import annotations
 import contextlib
 from typing import Any
 
-from gateway import __version__
-from gateway.control import Control
-from gateway.errors import Internal, InvalidArgument, NotFound, Unsupported
-from gateway.lifecycle import Lifecycle
-from gateway.repository import config as configuration
-from gateway.repository.scan import MAX_VERSION
-from gateway.types import TensorSpec
+from modelport import __version__
+from modelport.gateway.errors import Internal, InvalidArgument, NotFound, Unsupported
+from modelport.gateway.models.control import Control
+from modelport.gateway.models.manager import Lifecycle
+from modelport.gateway.repository import config as configuration
+from modelport.gateway.repository.scan import MAX_VERSION
+from modelport.gateway.types import TensorSpec
 
 SERVER_NAME = "modelport"
 _FILE = "file:"

@@ -18,21 +18,21 @@ import structlog
 from fastapi import FastAPI, Path, Response
 from starlette.exceptions import HTTPException
 
-from gateway import offload
-from gateway.dataplane import DataPlane
-from gateway.errors import Code, Internal, ModelportError
-from gateway.lifecycle import Lifecycle
-from gateway.protocols import http_body, http_deadline, reply_encoding
-from gateway.protocols.asgi import Receive, Scope, Send
-from gateway.protocols.http import Delegate
-from gateway.protocols.http_document import document
-from gateway.protocols.http_reply import JSON, Headers, refuse, reply
-from gateway.protocols.oip import documents, generate_json
-from gateway.protocols.oip import parameters as oip_parameters
-from gateway.protocols.oip import schema as oip_schema
-from gateway.protocols.oip.infer_http import STATUS
-from gateway.types import Deadline, InferResponse
-from gateway.wire.raw import Buffer
+from modelport.gateway.errors import Code, Internal, ModelportError
+from modelport.gateway.inference.service import DataPlane
+from modelport.gateway.models.manager import Lifecycle
+from modelport.gateway.protocols import http_body, http_deadline, reply_encoding
+from modelport.gateway.protocols.asgi import Receive, Scope, Send
+from modelport.gateway.protocols.http import Delegate
+from modelport.gateway.protocols.http_document import document
+from modelport.gateway.protocols.http_reply import JSON, Headers, refuse, reply
+from modelport.gateway.protocols.oip import documents, generate_json
+from modelport.gateway.protocols.oip import parameters as oip_parameters
+from modelport.gateway.protocols.oip import schema as oip_schema
+from modelport.gateway.protocols.oip.infer_http import STATUS
+from modelport.gateway.runtime import offload
+from modelport.gateway.types import Deadline, InferResponse
+from modelport.gateway.wire.raw import Buffer
 
 log = structlog.get_logger("modelport.http")
 

@@ -11,12 +11,12 @@ from typing import Any
 
 import numpy as np
 
-from gateway.errors import InvalidArgument
-from gateway.model import ServedVersion
-from gateway.protocols.oip import parameters as oip_parameters
-from gateway.types import InferRequest, InferResponse, Parameter, Tensor, TensorSpec
-from gateway.wire import json_data, json_pieces, json_text, json_writer
-from gateway.wire.raw import Buffer
+from modelport.gateway.errors import InvalidArgument
+from modelport.gateway.models.model import ServedVersion
+from modelport.gateway.protocols.oip import parameters as oip_parameters
+from modelport.gateway.types import InferRequest, InferResponse, Parameter, Tensor, TensorSpec
+from modelport.gateway.wire import json_data, json_pieces, json_text, json_writer
+from modelport.gateway.wire.raw import Buffer
 
 _ID, _PARAMETERS = "id", "parameters"
 

@@ -13,21 +13,15 @@ from typing import Any
 
 from google.protobuf import json_format
 
-from gateway import offload
-from gateway.control import Control
-from gateway.dataplane import DataPlane
-from gateway.errors import (
-    Code,
-    Decoupled,
-    ModelportError,
-    Unsupported,
-)
-from gateway.lifecycle import Lifecycle
-from gateway.protocols.grpc_method import Method, Rows
-from gateway.protocols.oip import documents
-from gateway.protocols.oip import parameters as oip_parameters
-from gateway.protocols.oip.grpc_reply import RawReply, encode
-from gateway.protocols.oip.grpc_request import (
+from modelport.gateway.errors import Code, Decoupled, ModelportError, Unsupported
+from modelport.gateway.inference.service import DataPlane
+from modelport.gateway.models.control import Control
+from modelport.gateway.models.manager import Lifecycle
+from modelport.gateway.protocols.grpc_method import Method, Rows
+from modelport.gateway.protocols.oip import documents
+from modelport.gateway.protocols.oip import parameters as oip_parameters
+from modelport.gateway.protocols.oip.grpc_reply import RawReply, encode
+from modelport.gateway.protocols.oip.grpc_request import (
     LargeMessage,
     LargeRequest,
     RawRequest,
@@ -35,18 +29,14 @@ from gateway.protocols.oip.grpc_request import (
     model_of,
     named_model,
 )
-from gateway.protocols.oip.grpc_stream import StreamInfer
-from gateway.protocols.oip.health_grpc import HealthGrpc
-from gateway.protocols.oip.regions_grpc import RegionsGrpc
-from gateway.protocols.oip.shared_memory import REFUSED, Exchange, SharedMemory
-from gateway.types import (
-    Datatype,
-    Deadline,
-    InferRequest,
-    InferResponse,
-)
-from gateway.wire import raw
-from gateway.wire.triton_messages import service_pb2 as pb
+from modelport.gateway.protocols.oip.grpc_stream import StreamInfer
+from modelport.gateway.protocols.oip.health_grpc import HealthGrpc
+from modelport.gateway.protocols.oip.shared_memory import REFUSED, Exchange, SharedMemory
+from modelport.gateway.protocols.oip.shared_memory_api_grpc import RegionsGrpc
+from modelport.gateway.runtime import offload
+from modelport.gateway.types import Datatype, Deadline, InferRequest, InferResponse
+from modelport.gateway.wire import raw
+from modelport.gateway.wire.triton_messages import service_pb2 as pb
 
 SERVICE = "inference.GRPCInferenceService"
 

@@ -10,12 +10,12 @@ from collections.abc import Mapping, Sequence
 from functools import lru_cache
 from typing import Any
 
-from gateway.protocols.oip.shared_memory import REFUSED, Exchange
-from gateway.types import Datatype, InferResponse, Parameter
-from gateway.wire import raw
-from gateway.wire.protobuf import joined, tag, varint
-from gateway.wire.raw import Buffer
-from gateway.wire.triton_messages import service_pb2 as pb
+from modelport.gateway.protocols.oip.shared_memory import REFUSED, Exchange
+from modelport.gateway.types import Datatype, InferResponse, Parameter
+from modelport.gateway.wire import raw
+from modelport.gateway.wire.protobuf import joined, tag, varint
+from modelport.gateway.wire.raw import Buffer
+from modelport.gateway.wire.triton_messages import service_pb2 as pb
 
 #: Beginnings of replies, and outputs, that are kept, each of some hundred bytes.
 KEPT = 4096

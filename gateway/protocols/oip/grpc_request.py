@@ -13,16 +13,16 @@ from typing import Any, NamedTuple
 import numpy as np
 from google.protobuf.message import DecodeError
 
-from gateway import offload
-from gateway.errors import InvalidArgument, ModelportError
-from gateway.protocols.oip import documents
-from gateway.protocols.oip import parameters as oip_parameters
-from gateway.protocols.oip.grpc_stream import EMPTY_FINAL_RESPONSE
-from gateway.protocols.oip.shared_memory import REFUSED, REGION, Exchange
-from gateway.types import NUMPY_DTYPES, Array, Datatype, InferRequest, Parameter, Tensor
-from gateway.wire import contents, protobuf, protobuf_pieces, raw
-from gateway.wire.protobuf import tag
-from gateway.wire.triton_messages import service_pb2 as pb
+from modelport.gateway.errors import InvalidArgument, ModelportError
+from modelport.gateway.protocols.oip import documents
+from modelport.gateway.protocols.oip import parameters as oip_parameters
+from modelport.gateway.protocols.oip.grpc_stream import EMPTY_FINAL_RESPONSE
+from modelport.gateway.protocols.oip.shared_memory import REFUSED, REGION, Exchange
+from modelport.gateway.runtime import offload
+from modelport.gateway.types import NUMPY_DTYPES, Array, Datatype, InferRequest, Parameter, Tensor
+from modelport.gateway.wire import contents, protobuf, protobuf_pieces, raw
+from modelport.gateway.wire.protobuf import tag
+from modelport.gateway.wire.triton_messages import service_pb2 as pb
 
 #: Heads that are kept, and the bytes of the largest.
 HEADS = 1024

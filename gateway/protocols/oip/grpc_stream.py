@@ -17,12 +17,12 @@ from contextlib import aclosing
 from dataclasses import dataclass
 from typing import Any
 
-from gateway.errors import ModelportError, TimedOut, Unavailable
-from gateway.lifecycle import Lifecycle
-from gateway.protocols.grpc_method import RefusedMessage
-from gateway.protocols.oip import documents
-from gateway.types import Deadline
-from gateway.wire.triton_messages import service_pb2 as pb
+from modelport.gateway.errors import ModelportError, TimedOut, Unavailable
+from modelport.gateway.models.manager import Lifecycle
+from modelport.gateway.protocols.grpc_method import RefusedMessage
+from modelport.gateway.protocols.oip import documents
+from modelport.gateway.types import Deadline
+from modelport.gateway.wire.triton_messages import service_pb2 as pb
 
 #: Requests of one stream that may be in progress.
 STREAM_WINDOW = 64

@@ -9,10 +9,10 @@ from typing import Any
 
 from grpc_health.v1 import health_pb2
 
-from gateway.control import Control
-from gateway.errors import ModelportError, NotFound
-from gateway.protocols.grpc_method import Method, Rows
-from gateway.types import Deadline
+from modelport.gateway.errors import ModelportError, NotFound
+from modelport.gateway.models.control import Control
+from modelport.gateway.protocols.grpc_method import Method, Rows
+from modelport.gateway.types import Deadline
 
 SERVICE = "grpc.health.v1.Health"
 #: How soon a watcher learns of a change.

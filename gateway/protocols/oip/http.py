@@ -9,14 +9,14 @@ import structlog
 from fastapi import Depends, FastAPI, Path, Request, Response
 from starlette.exceptions import HTTPException
 
-from gateway.errors import InvalidArgument, ModelportError
-from gateway.protocols import explainer, http_body
-from gateway.protocols.http import Delegate
-from gateway.protocols.http_document import document
-from gateway.protocols.oip import documents
-from gateway.protocols.oip import schema as oip_schema
-from gateway.protocols.oip.infer_http import STATUS, OipInfer, is_number
-from gateway.wire import json_text
+from modelport.gateway.errors import InvalidArgument, ModelportError
+from modelport.gateway.protocols import explainer, http_body
+from modelport.gateway.protocols.http import Delegate
+from modelport.gateway.protocols.http_document import document
+from modelport.gateway.protocols.oip import documents
+from modelport.gateway.protocols.oip import schema as oip_schema
+from modelport.gateway.protocols.oip.infer_http import STATUS, OipInfer, is_number
+from modelport.gateway.wire import json_text
 
 log = structlog.get_logger("modelport.http")
 

@@ -11,20 +11,20 @@ from functools import lru_cache, partial
 
 import structlog
 
-from gateway import offload
-from gateway.control import Control
-from gateway.dataplane import DataPlane
-from gateway.errors import Code, Decoupled, ModelportError, QueueFull
-from gateway.lifecycle import Lifecycle
-from gateway.protocols import http_body, http_deadline, reply_encoding
-from gateway.protocols.asgi import Receive, Scope, Send
-from gateway.protocols.http_reply import JSON, refuse, reply
-from gateway.protocols.oip import documents, json_head
-from gateway.protocols.oip import json as oip_json
-from gateway.protocols.oip import parameters as oip_parameters
-from gateway.protocols.oip.shared_memory import SharedMemory
-from gateway.types import InferRequest
-from gateway.wire import json_writer
+from modelport.gateway.errors import Code, Decoupled, ModelportError, QueueFull
+from modelport.gateway.inference.service import DataPlane
+from modelport.gateway.models.control import Control
+from modelport.gateway.models.manager import Lifecycle
+from modelport.gateway.protocols import http_body, http_deadline, reply_encoding
+from modelport.gateway.protocols.asgi import Receive, Scope, Send
+from modelport.gateway.protocols.http_reply import JSON, refuse, reply
+from modelport.gateway.protocols.oip import documents, request_template
+from modelport.gateway.protocols.oip import json as oip_json
+from modelport.gateway.protocols.oip import parameters as oip_parameters
+from modelport.gateway.protocols.oip.shared_memory import SharedMemory
+from modelport.gateway.runtime import offload
+from modelport.gateway.types import InferRequest
+from modelport.gateway.wire import json_writer
 
 log = structlog.get_logger("modelport.http")
 
@@ -161,7 +161,7 @@ class OipInfer:
         if stated is None:
             return None
         length = http_body.header_length(stated, len(body))
-        return json_head.glance(body, length, name, version) if length else None
+        return request_template.glance(body, length, name, version) if length else None
 
     def _decode(
         self, body: bytes, headers: dict[bytes, bytes], name: str, version: int
@@ -174,7 +174,7 @@ class OipInfer:
                 validator = self._lifecycle.get(name, version).validator
                 spec, shape = validator.raw_input(len(body))
                 return oip_json.decode_raw(body, spec, shape, name, version)
-        plain = json_head.decode(body, header_length, name, version)
+        plain = request_template.decode(body, header_length, name, version)
         if plain is not None:
             return plain
         return oip_json.decode(body, header_length, name, version, self._shared.exchange())

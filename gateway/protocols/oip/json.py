@@ -9,10 +9,10 @@ from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import Any
 
-from gateway.errors import InvalidArgument
-from gateway.protocols.oip import parameters as oip_parameters
-from gateway.protocols.oip.shared_memory import REFUSED, REGION, Exchange
-from gateway.types import (
+from modelport.gateway.errors import InvalidArgument
+from modelport.gateway.protocols.oip import parameters as oip_parameters
+from modelport.gateway.protocols.oip.shared_memory import REFUSED, REGION, Exchange
+from modelport.gateway.types import (
     Array,
     Datatype,
     InferRequest,
@@ -21,9 +21,9 @@ from gateway.types import (
     Tensor,
     TensorSpec,
 )
-from gateway.wire import json_data, json_text, json_writer, raw
-from gateway.wire.json_writer import PIECE
-from gateway.wire.raw import Buffer
+from modelport.gateway.wire import json_data, json_text, json_writer, raw
+from modelport.gateway.wire.json_writer import PIECE
+from modelport.gateway.wire.raw import Buffer
 
 #: Beginnings of replies and of outputs that are kept, each of some hundred bytes.
 HEADS = 4096

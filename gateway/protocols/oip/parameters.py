@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from gateway.errors import InvalidArgument
-from gateway.types import Deadline, InferRequest
+from modelport.gateway.errors import InvalidArgument
+from modelport.gateway.types import Deadline, InferRequest
 
 
 def _unsigned(value: Any) -> bool:

@@ -12,11 +12,17 @@ from typing import Any
 
 import structlog
 
-from gateway.control import Control
-from gateway.errors import AlreadyExists, InvalidArgument, ModelportError, NotFound, Unsupported
-from gateway.shared_memory import Region, Regions, Row
-from gateway.types import NUMPY_DTYPES, Array, Datatype, Parameter, Tensor
-from gateway.wire import raw
+from modelport.gateway.errors import (
+    AlreadyExists,
+    InvalidArgument,
+    ModelportError,
+    NotFound,
+    Unsupported,
+)
+from modelport.gateway.inference.shared_memory import Region, Regions, Row
+from modelport.gateway.models.control import Control
+from modelport.gateway.types import NUMPY_DTYPES, Array, Datatype, Parameter, Tensor
+from modelport.gateway.wire import raw
 
 log = structlog.get_logger("modelport.shared_memory")
 

@@ -9,8 +9,8 @@ from urllib.parse import unquote_to_bytes
 import numpy as np
 from python_multipart.multipart import parse_options_header
 
-from gateway import offload
-from gateway.errors import InvalidArgument
+from modelport.gateway.errors import InvalidArgument
+from modelport.gateway.runtime import offload
 
 MULTIPART, URLENCODED = b"multipart/form-data", b"application/x-www-form-urlencoded"
 #: TorchServe's handlers look for these fields, in this order.

@@ -15,13 +15,13 @@ from typing import Protocol
 import orjson
 import structlog
 
-from gateway.errors import Internal, InvalidArgument, ModelportError, Unavailable
-from gateway.protocols import http_body, http_deadline
-from gateway.protocols.asgi import Receive, Scope, Send
-from gateway.protocols.http_reply import JSON, RETRY, Headers, reply
-from gateway.protocols.oip.infer_http import STATUS
-from gateway.protocols.prediction import form_body
-from gateway.protocols.prediction.predictor import Call, Predict, PredictStream, Reply
+from modelport.gateway.errors import Internal, InvalidArgument, ModelportError, Unavailable
+from modelport.gateway.protocols import http_body, http_deadline
+from modelport.gateway.protocols.asgi import Receive, Scope, Send
+from modelport.gateway.protocols.http_reply import JSON, RETRY, Headers, reply
+from modelport.gateway.protocols.oip.infer_http import STATUS
+from modelport.gateway.protocols.prediction import form_body
+from modelport.gateway.protocols.prediction.predictor import Call, Predict, PredictStream, Reply
 
 log = structlog.get_logger("modelport.http")
 

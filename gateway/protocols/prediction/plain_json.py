@@ -21,10 +21,10 @@ from typing import Any
 
 import numpy as np
 
-from gateway import offload
-from gateway.errors import InvalidArgument
-from gateway.images import Decoder
-from gateway.types import (
+from modelport.gateway.errors import InvalidArgument
+from modelport.gateway.inference.images import Decoder
+from modelport.gateway.runtime import offload
+from modelport.gateway.types import (
     NUMPY_DTYPES,
     Array,
     Datatype,
@@ -33,9 +33,9 @@ from gateway.types import (
     Tensor,
     TensorSpec,
 )
-from gateway.wire import json_data, json_writer, raw
-from gateway.wire.long_array import LongArray
-from gateway.wire.raw import Buffer
+from modelport.gateway.wire import json_data, json_writer, raw
+from modelport.gateway.wire.long_array import LongArray
+from modelport.gateway.wire.raw import Buffer
 
 BASE64_KEY = "b64"
 

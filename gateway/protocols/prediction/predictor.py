@@ -24,18 +24,18 @@ from typing import Any
 
 import numpy as np
 
-from gateway import offload
-from gateway.dataplane import DataPlane
-from gateway.errors import InvalidArgument
-from gateway.lifecycle import Lifecycle
-from gateway.model import ServedVersion
-from gateway.protocols import pictures, reply_encoding
-from gateway.protocols.oip import json as oip_json
-from gateway.protocols.oip import parameters as oip_parameters
-from gateway.protocols.prediction import plain_json
-from gateway.protocols.prediction.top_classes import TopClasses, top_classes
-from gateway.protocols.prepared import Prepared
-from gateway.types import (
+from modelport.gateway.errors import InvalidArgument
+from modelport.gateway.inference.service import DataPlane
+from modelport.gateway.models.manager import Lifecycle
+from modelport.gateway.models.model import ServedVersion
+from modelport.gateway.protocols import image_decoding, reply_encoding
+from modelport.gateway.protocols.oip import json as oip_json
+from modelport.gateway.protocols.oip import parameters as oip_parameters
+from modelport.gateway.protocols.per_version import Prepared
+from modelport.gateway.protocols.prediction import plain_json
+from modelport.gateway.protocols.prediction.top_classes import TopClasses, top_classes
+from modelport.gateway.runtime import offload
+from modelport.gateway.types import (
     Datatype,
     Deadline,
     InferRequest,
@@ -44,8 +44,8 @@ from gateway.types import (
     Tensor,
     TensorSpec,
 )
-from gateway.wire import json_text, json_writer, raw
-from gateway.wire.raw import Buffer
+from modelport.gateway.wire import json_text, json_writer, raw
+from modelport.gateway.wire.raw import Buffer
 
 JSON, BINARY = b"application/json", b"application/octet-stream"
 _SPACE = b" \t\r\n"
@@ -133,7 +133,7 @@ class Predictor:
         def decode(forms: _Forms) -> tuple[InferRequest, Encode]:
             return forms.decode(call)
 
-        _, (request, encode) = await pictures.decode_for(
+        _, (request, encode) = await image_decoding.decode_for(
             find, lambda forms: forms.slow(call), decode, deadline
         )
         request.trace = call.trace
@@ -147,7 +147,7 @@ class _Forms:
         self._signature: ModelSignature = served.signature
         self._batched = served.signature.max_batch_size > 0
         self._raw_input = served.validator.raw_input
-        self._decoders = pictures.decoders(served)
+        self._decoders = image_decoding.decoders(served)
         # Pictures come in every size.
         self.max_bytes = None if self._decoders else served.validator.max_bytes
         only = served.signature.inputs[0] if len(served.signature.inputs) == 1 else None
@@ -161,7 +161,7 @@ class _Forms:
             return True
         if not self._decoders or call.header_length is not None:
             return False
-        return self._is_picture(call) or pictures.in_json(call.body)
+        return self._is_picture(call) or image_decoding.in_json(call.body)
 
     def decode(self, call: Call) -> tuple[InferRequest, Encode]:
         """The request in the body, and what writes its answer.

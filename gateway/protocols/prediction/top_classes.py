@@ -6,10 +6,10 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from gateway.classification import largest
-from gateway.errors import InvalidArgument
-from gateway.model import ServedVersion
-from gateway.types import Array, Datatype
+from modelport.gateway.errors import InvalidArgument
+from modelport.gateway.inference.classification import largest
+from modelport.gateway.models.model import ServedVersion
+from modelport.gateway.types import Array, Datatype
 
 TOP = 5
 #: Config parameter ``classification.logits = "logits"``: what the values of an output are.

@@ -13,14 +13,14 @@ from typing import Any
 
 import numpy as np
 
-from gateway import offload
-from gateway.errors import InvalidArgument, Unsupported
-from gateway.protocols.tfserving.results import Classes
-from gateway.protocols.tfserving.servable import Endpoint, Servable, type_name
-from gateway.types import NUMPY_DTYPES, Array, Datatype, Tensor
-from gateway.wire import inflation, raw
-from gateway.wire.proto import serving_pb2 as pb
-from gateway.wire.proto import tensorflow_pb2
+from modelport.gateway.errors import InvalidArgument, Unsupported
+from modelport.gateway.protocols.tfserving.results import Classes
+from modelport.gateway.protocols.tfserving.servable import Endpoint, Servable, type_name
+from modelport.gateway.runtime import offload
+from modelport.gateway.types import NUMPY_DTYPES, Array, Datatype, Tensor
+from modelport.gateway.wire import inflation, raw
+from modelport.gateway.wire.proto import serving_pb2 as pb
+from modelport.gateway.wire.proto import tensorflow_pb2
 
 _EXAMPLES = "inputs"
 _CLASSES, _SCORES, _REGRESSION = "classes", "scores", "outputs"

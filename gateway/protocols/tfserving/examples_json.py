@@ -7,12 +7,12 @@ from __future__ import annotations
 
 from typing import Any
 
-from gateway.errors import InvalidArgument
-from gateway.protocols.tfserving import json as tfserving_json
-from gateway.protocols.tfserving.json_value import is_base64, json_name, unescape, wrong
-from gateway.wire.long_array import LongArray
-from gateway.wire.proto import serving_pb2 as pb
-from gateway.wire.proto import tensorflow_pb2
+from modelport.gateway.errors import InvalidArgument
+from modelport.gateway.protocols.tfserving import json as tfserving_json
+from modelport.gateway.protocols.tfserving.json_value import is_base64, json_name, unescape, wrong
+from modelport.gateway.wire.long_array import LongArray
+from modelport.gateway.wire.proto import serving_pb2 as pb
+from modelport.gateway.wire.proto import tensorflow_pb2
 
 #: Examples, and their features together. More take seconds to build, and no model takes so many.
 MAX_EXAMPLES = MAX_FEATURES = 100_000

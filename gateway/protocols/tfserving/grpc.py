@@ -14,19 +14,19 @@ from typing import Any
 
 from google.protobuf.message import DecodeError
 
-from gateway.control import Control
-from gateway.dataplane import DataPlane
-from gateway.errors import InvalidArgument, ModelportError, Unsupported
-from gateway.lifecycle import Lifecycle
-from gateway.model import Wanted
-from gateway.policy import VersionPolicy
-from gateway.protocols import reply_encoding
-from gateway.protocols.grpc_method import Method, Serialized
-from gateway.protocols.reply_encoding import PROTOBUF_BYTES
-from gateway.protocols.tfserving import MODEL_SERVICE, PREDICTION_SERVICE, results
-from gateway.protocols.tfserving.inference import Call, Inference
-from gateway.protocols.tfserving.results import Classes
-from gateway.protocols.tfserving.servable import (
+from modelport.gateway.errors import InvalidArgument, ModelportError, Unsupported
+from modelport.gateway.inference.service import DataPlane
+from modelport.gateway.models.control import Control
+from modelport.gateway.models.manager import Lifecycle
+from modelport.gateway.models.model import Wanted
+from modelport.gateway.models.version_policy import VersionPolicy
+from modelport.gateway.protocols import reply_encoding
+from modelport.gateway.protocols.grpc_method import Method, Serialized
+from modelport.gateway.protocols.reply_encoding import PROTOBUF_BYTES
+from modelport.gateway.protocols.tfserving import MODEL_SERVICE, PREDICTION_SERVICE, results
+from modelport.gateway.protocols.tfserving.inference import Call, Inference
+from modelport.gateway.protocols.tfserving.results import Classes
+from modelport.gateway.protocols.tfserving.servable import (
     MAX_NAME,
     SIGNATURE,
     STATUSES,
@@ -39,12 +39,12 @@ from gateway.protocols.tfserving.servable import (
     UnknownSignature,
     code,
 )
-from gateway.telemetry.tfserving import TfServingRequests
-from gateway.types import Array, Datatype, Deadline, Tensor
-from gateway.wire import protobuf_pieces, tensor_proto
-from gateway.wire.proto import serving_pb2 as pb
-from gateway.wire.protobuf import nested, tag
-from gateway.wire.raw import Buffer
+from modelport.gateway.telemetry.tfserving import TfServingRequests
+from modelport.gateway.types import Array, Datatype, Deadline, Tensor
+from modelport.gateway.wire import protobuf_pieces, tensor_proto
+from modelport.gateway.wire.proto import serving_pb2 as pb
+from modelport.gateway.wire.protobuf import nested, tag
+from modelport.gateway.wire.raw import Buffer
 
 _SIGNATURE_DEF = "signature_def"
 _CLASSIFY, _REGRESS = "tensorflow/serving/classify", "tensorflow/serving/regress"

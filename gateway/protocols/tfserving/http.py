@@ -22,26 +22,26 @@ import structlog
 from fastapi import FastAPI, Path, Response
 from google.protobuf import json_format
 
-from gateway import offload
-from gateway.control import Control
-from gateway.dataplane import DataPlane
-from gateway.errors import InvalidArgument, ModelportError
-from gateway.lifecycle import Lifecycle
-from gateway.protocols import http_body, http_deadline, pictures, reply_encoding
-from gateway.protocols.asgi import Receive, Scope, Send
-from gateway.protocols.http import Delegate
-from gateway.protocols.http_document import document
-from gateway.protocols.http_reply import JSON, refuse, reply
-from gateway.protocols.tfserving import examples_json as tfserving_examples_json
-from gateway.protocols.tfserving import json as tfserving_json
-from gateway.protocols.tfserving import results
-from gateway.protocols.tfserving import schema as tfserving_schema
-from gateway.protocols.tfserving.inference import Call, Inference
-from gateway.protocols.tfserving.servable import Selected, code
-from gateway.telemetry.tfserving import TfServingRequests
-from gateway.types import Deadline
-from gateway.wire.proto import serving_pb2 as pb
-from gateway.wire.raw import Buffer
+from modelport.gateway.errors import InvalidArgument, ModelportError
+from modelport.gateway.inference.service import DataPlane
+from modelport.gateway.models.control import Control
+from modelport.gateway.models.manager import Lifecycle
+from modelport.gateway.protocols import http_body, http_deadline, image_decoding, reply_encoding
+from modelport.gateway.protocols.asgi import Receive, Scope, Send
+from modelport.gateway.protocols.http import Delegate
+from modelport.gateway.protocols.http_document import document
+from modelport.gateway.protocols.http_reply import JSON, refuse, reply
+from modelport.gateway.protocols.tfserving import examples_json as tfserving_examples_json
+from modelport.gateway.protocols.tfserving import json as tfserving_json
+from modelport.gateway.protocols.tfserving import results
+from modelport.gateway.protocols.tfserving import schema as tfserving_schema
+from modelport.gateway.protocols.tfserving.inference import Call, Inference
+from modelport.gateway.protocols.tfserving.servable import Selected, code
+from modelport.gateway.runtime import offload
+from modelport.gateway.telemetry.tfserving import TfServingRequests
+from modelport.gateway.types import Deadline
+from modelport.gateway.wire.proto import serving_pb2 as pb
+from modelport.gateway.wire.raw import Buffer
 
 log = structlog.get_logger("modelport.http")
 
@@ -158,7 +158,7 @@ class TfServingHttp:
         decoded, outputs = await self._inference.predict(
             call,
             lambda version: tfserving_json.decode(body, version),
-            pictures=pictures.in_json(body),
+            pictures=image_decoding.in_json(body),
             size=len(body),
         )
         work = partial(tfserving_json.encode, outputs, decoded.by_row, rows)

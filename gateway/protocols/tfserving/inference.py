@@ -7,27 +7,27 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TypeVar
 
-from gateway import offload
-from gateway.control import Control
-from gateway.dataplane import DataPlane
-from gateway.errors import InvalidArgument
-from gateway.lifecycle import Lifecycle
-from gateway.protocols import reply_encoding
-from gateway.protocols.pictures import decode_for
-from gateway.protocols.reply_encoding import PROTOBUF_BYTES
-from gateway.protocols.tfserving import examples as tfserving_examples
-from gateway.protocols.tfserving.results import Classes
-from gateway.protocols.tfserving.servable import (
+from modelport.gateway.errors import InvalidArgument
+from modelport.gateway.inference.service import DataPlane
+from modelport.gateway.models.control import Control
+from modelport.gateway.models.manager import Lifecycle
+from modelport.gateway.protocols import reply_encoding
+from modelport.gateway.protocols.image_decoding import decode_for
+from modelport.gateway.protocols.reply_encoding import PROTOBUF_BYTES
+from modelport.gateway.protocols.tfserving import examples as tfserving_examples
+from modelport.gateway.protocols.tfserving.results import Classes
+from modelport.gateway.protocols.tfserving.servable import (
     Decoded,
     Selected,
     Servable,
     ServableVersion,
     UnknownSignature,
 )
-from gateway.protocols.tfserving.servables import Servables
-from gateway.telemetry.tfserving import TfServingRequests
-from gateway.types import Array, Deadline, Tensor
-from gateway.wire.proto import serving_pb2 as pb
+from modelport.gateway.protocols.tfserving.servables import Servables
+from modelport.gateway.runtime import offload
+from modelport.gateway.telemetry.tfserving import TfServingRequests
+from modelport.gateway.types import Array, Deadline, Tensor
+from modelport.gateway.wire.proto import serving_pb2 as pb
 
 Written = TypeVar("Written")
 

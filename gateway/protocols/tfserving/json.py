@@ -13,9 +13,8 @@ from typing import Any
 
 import numpy as np
 
-from gateway import offload
-from gateway.errors import InvalidArgument, Unsupported
-from gateway.protocols.tfserving.json_value import (
+from modelport.gateway.errors import InvalidArgument, Unsupported
+from modelport.gateway.protocols.tfserving.json_value import (
     B64,
     TYPES,
     WHOLE,
@@ -27,17 +26,18 @@ from gateway.protocols.tfserving.json_value import (
     wrong_keys,
     wrong_row,
 )
-from gateway.protocols.tfserving.servable import (
+from modelport.gateway.protocols.tfserving.servable import (
     Decoded,
     Endpoint,
     Servable,
     ServableVersion,
     type_name,
 )
-from gateway.types import NUMPY_DTYPES, Array, Datatype, Tensor
-from gateway.wire import json_text, json_writer, raw
-from gateway.wire.long_array import LongArray
-from gateway.wire.raw import Buffer
+from modelport.gateway.runtime import offload
+from modelport.gateway.types import NUMPY_DTYPES, Array, Datatype, Tensor
+from modelport.gateway.wire import json_text, json_writer, raw
+from modelport.gateway.wire.long_array import LongArray
+from modelport.gateway.wire.raw import Buffer
 
 #: Rows of named inputs and base64 objects have a key for every value.
 MAX_KEYS = 500_000

@@ -14,10 +14,10 @@ from typing import Any
 
 import numpy as np
 
-from gateway.errors import InvalidArgument
-from gateway.protocols.tfserving.servable import Endpoint, type_name
-from gateway.types import NUMPY_DTYPES, Datatype
-from gateway.wire.long_array import LongArray
+from modelport.gateway.errors import InvalidArgument
+from modelport.gateway.protocols.tfserving.servable import Endpoint, type_name
+from modelport.gateway.types import NUMPY_DTYPES, Datatype
+from modelport.gateway.wire.long_array import LongArray
 
 MAX_QUOTED = 256
 #: How many values are gone through to find the wrong one: some tenths of a second.

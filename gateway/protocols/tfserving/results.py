@@ -11,12 +11,12 @@ from typing import NamedTuple
 
 import numpy as np
 
-from gateway import offload
-from gateway.types import Array
-from gateway.wire import json_text, json_writer
-from gateway.wire.proto import serving_pb2 as pb
-from gateway.wire.protobuf import nested, tag
-from gateway.wire.raw import Buffer
+from modelport.gateway.runtime import offload
+from modelport.gateway.types import Array
+from modelport.gateway.wire import json_text, json_writer
+from modelport.gateway.wire.proto import serving_pb2 as pb
+from modelport.gateway.wire.protobuf import nested, tag
+from modelport.gateway.wire.raw import Buffer
 
 #: Classes, or values, that are written at once.
 PIECE = 2048

@@ -13,9 +13,8 @@ from typing import NamedTuple
 
 import numpy as np
 
-from gateway import offload
-from gateway.backends import parameters
-from gateway.errors import (
+from modelport.gateway.backends import parameters
+from modelport.gateway.errors import (
     AlreadyExists,
     InvalidArgument,
     ModelportError,
@@ -25,15 +24,16 @@ from gateway.errors import (
     Unavailable,
     Unsupported,
 )
-from gateway.images import Decoder
-from gateway.model import ServedVersion
-from gateway.protocols import pictures
-from gateway.signatures import UsualShapes
-from gateway.types import Array, Datatype, InferRequest, InferResponse, Tensor, TensorSpec
-from gateway.validation import Reshape
-from gateway.wire import tensor_proto
-from gateway.wire.proto import serving_pb2 as pb
-from gateway.wire.proto import tensorflow_pb2
+from modelport.gateway.inference.images import Decoder
+from modelport.gateway.inference.signatures import UsualShapes
+from modelport.gateway.inference.validation import Reshape
+from modelport.gateway.models.model import ServedVersion
+from modelport.gateway.protocols import image_decoding
+from modelport.gateway.runtime import offload
+from modelport.gateway.types import Array, Datatype, InferRequest, InferResponse, Tensor, TensorSpec
+from modelport.gateway.wire import tensor_proto
+from modelport.gateway.wire.proto import serving_pb2 as pb
+from modelport.gateway.wire.proto import tensorflow_pb2
 
 #: The signature of a request that names none. A model that is no SavedModel has no other.
 SIGNATURE = "serving_default"
@@ -164,7 +164,7 @@ class Servable:
         self.max_batch_size = signature.max_batch_size
         #: Class names by output, from the configuration's ``label_filename``.
         self.labels: Mapping[str, tuple[str, ...]] = served.labels if self.declared else {}
-        decoders = pictures.decoders(served) if self.declared else {}
+        decoders = image_decoding.decoders(served) if self.declared else {}
         self.inputs = {
             spec.name: self._input(spec, decoders.get(spec.name)) for spec in signature.inputs
         }

@@ -4,15 +4,15 @@ from __future__ import annotations
 
 from typing import Any
 
-from gateway.control import Control
-from gateway.errors import InvalidArgument, NotFound
-from gateway.lifecycle import Lifecycle
-from gateway.model import UNLOADED, ServedVersion, State
-from gateway.protocols import explainer
-from gateway.protocols.prepared import Prepared
-from gateway.protocols.tfserving.servable import Selected, Servable, ServableVersion
-from gateway.wire.proto import error_codes_pb2
-from gateway.wire.proto import serving_pb2 as pb
+from modelport.gateway.errors import InvalidArgument, NotFound
+from modelport.gateway.models.control import Control
+from modelport.gateway.models.manager import Lifecycle
+from modelport.gateway.models.model import UNLOADED, ServedVersion, State
+from modelport.gateway.protocols import explainer
+from modelport.gateway.protocols.per_version import Prepared
+from modelport.gateway.protocols.tfserving.servable import Selected, Servable, ServableVersion
+from modelport.gateway.wire.proto import error_codes_pb2
+from modelport.gateway.wire.proto import serving_pb2 as pb
 
 #: The backends whose models TensorFlow Serving could run.
 _TENSORFLOW = frozenset({"tensorflow", "tflite", "tfserving"})

@@ -9,7 +9,7 @@ import re
 from collections.abc import AsyncGenerator
 from contextlib import aclosing
 
-from gateway.errors import (
+from modelport.gateway.errors import (
     AlreadyExists,
     Internal,
     InvalidArgument,
@@ -18,10 +18,10 @@ from gateway.errors import (
     Unavailable,
     Unsupported,
 )
-from gateway.lifecycle import Lifecycle
-from gateway.protocols.prediction.predictor import Call, Predict, PredictStream, Reply
-from gateway.repository.scan import MAX_VERSION
-from gateway.types import Deadline
+from modelport.gateway.models.manager import Lifecycle
+from modelport.gateway.protocols.prediction.predictor import Call, Predict, PredictStream, Reply
+from modelport.gateway.repository.scan import MAX_VERSION
+from modelport.gateway.types import Deadline
 
 
 class ModelNotFound(NotFound):

@@ -13,20 +13,20 @@ from typing import Any
 import orjson
 from google.protobuf import empty_pb2
 
-from gateway.control import Control
-from gateway.errors import Code, InvalidArgument, ModelportError, Unavailable
-from gateway.lifecycle import Lifecycle
-from gateway.protocols.grpc_method import Method, RefusedMessage, Serialized
-from gateway.protocols.prediction.form_body import FIELDS
-from gateway.protocols.prediction.predictor import Call, Predictor
-from gateway.protocols.torchserve import INFERENCE_SERVICE, MANAGEMENT_SERVICE, errors
-from gateway.protocols.torchserve.management import MAX_PAGE, Management, Registration
-from gateway.types import Deadline
-from gateway.wire import protobuf_pieces
-from gateway.wire.proto import torchserve_inference_pb2 as inference
-from gateway.wire.proto import torchserve_management_pb2 as management
-from gateway.wire.protobuf import nested, tag
-from gateway.wire.raw import Buffer
+from modelport.gateway.errors import Code, InvalidArgument, ModelportError, Unavailable
+from modelport.gateway.models.control import Control
+from modelport.gateway.models.manager import Lifecycle
+from modelport.gateway.protocols.grpc_method import Method, RefusedMessage, Serialized
+from modelport.gateway.protocols.prediction.form_body import FIELDS
+from modelport.gateway.protocols.prediction.predictor import Call, Predictor
+from modelport.gateway.protocols.torchserve import INFERENCE_SERVICE, MANAGEMENT_SERVICE, errors
+from modelport.gateway.protocols.torchserve.management import MAX_PAGE, Management, Registration
+from modelport.gateway.types import Deadline
+from modelport.gateway.wire import protobuf_pieces
+from modelport.gateway.wire.proto import torchserve_inference_pb2 as inference
+from modelport.gateway.wire.proto import torchserve_management_pb2 as management
+from modelport.gateway.wire.protobuf import nested, tag
+from modelport.gateway.wire.raw import Buffer
 
 _PREDICTION_STATUSES: Mapping[type[ModelportError], str] = {
     errors.ModelNotFound: "INTERNAL",

@@ -13,14 +13,14 @@ from typing import Annotated, Any
 import orjson
 from fastapi import FastAPI, Path, Request, Response
 
-from gateway.control import Control
-from gateway.errors import InvalidArgument, ModelportError
-from gateway.lifecycle import Lifecycle
-from gateway.protocols import explainer, http_body
-from gateway.protocols.asgi import Receive, Scope, Send
-from gateway.protocols.http import Delegate
-from gateway.protocols.http_reply import Headers
-from gateway.protocols.prediction.http import (
+from modelport.gateway.errors import InvalidArgument, ModelportError
+from modelport.gateway.models.control import Control
+from modelport.gateway.models.manager import Lifecycle
+from modelport.gateway.protocols import explainer, http_body
+from modelport.gateway.protocols.asgi import Receive, Scope, Send
+from modelport.gateway.protocols.http import Delegate
+from modelport.gateway.protocols.http_reply import Headers
+from modelport.gateway.protocols.prediction.http import (
     HEADER_LENGTH,
     MAX_TRACE,
     TRACE,
@@ -28,10 +28,10 @@ from gateway.protocols.prediction.http import (
     RequestHeaders,
     Streaming,
 )
-from gateway.protocols.prediction.predictor import Predictor, Reply
-from gateway.protocols.torchserve import errors
-from gateway.protocols.torchserve.management import MAX_PAGE, Management, Registration
-from gateway.wire import json_text
+from modelport.gateway.protocols.prediction.predictor import Predictor, Reply
+from modelport.gateway.protocols.torchserve import errors
+from modelport.gateway.protocols.torchserve.management import MAX_PAGE, Management, Registration
+from modelport.gateway.wire import json_text
 
 Model = Annotated[str, Path(description="Model name")]
 Version = Annotated[str, Path(description="Model version: a number, or a label")]

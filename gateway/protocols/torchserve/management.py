@@ -11,12 +11,12 @@ import re
 from dataclasses import dataclass
 from typing import Any
 
-from gateway.control import Control
-from gateway.errors import InvalidArgument, NotFound, Unavailable
-from gateway.lifecycle import Lifecycle
-from gateway.model import ServedVersion
-from gateway.protocols.oip import documents
-from gateway.protocols.torchserve.errors import (
+from modelport.gateway.errors import InvalidArgument, NotFound, Unavailable
+from modelport.gateway.models.control import Control
+from modelport.gateway.models.manager import Lifecycle
+from modelport.gateway.models.model import ServedVersion
+from modelport.gateway.protocols.oip import documents
+from modelport.gateway.protocols.torchserve.errors import (
     ApiDisabled,
     Conflict,
     DefaultVersion,
@@ -26,7 +26,7 @@ from gateway.protocols.torchserve.errors import (
     WorkersNotStarted,
     version_number,
 )
-from gateway.repository import config as configuration
+from modelport.gateway.repository import config as configuration
 
 ARCHIVE_SUFFIX = ".mar"
 ALL = "all"

@@ -17,7 +17,7 @@ from typing import Any
 
 import click
 
-from gateway.errors import InvalidArgument, ModelportError
+from modelport.gateway.errors import InvalidArgument, ModelportError
 
 SCHEMES = ("s3", "gs", "az")
 #: What file systems take for a name.

@@ -31,14 +31,25 @@ from pathlib import Path
 
 import structlog
 
-from gateway.errors import IntegrityError, InvalidArgument, ModelportError, NotFound, Unavailable
-from gateway.repository import config as configuration
-from gateway.repository import manifest
-from gateway.repository.config import WARMUP
-from gateway.repository.scan import MAX_CONFIG_BYTES, VERSION_NAME, ModelEntry, VersionEntry
-from gateway.repository.storage.location import Location, server_of
-from gateway.repository.storage.objects import Object, Objects, no_room
-from gateway.repository.storage.survey import Survey, Surveyed, group, in_whole
+from modelport.gateway.errors import (
+    IntegrityError,
+    InvalidArgument,
+    ModelportError,
+    NotFound,
+    Unavailable,
+)
+from modelport.gateway.repository import config as configuration
+from modelport.gateway.repository import manifest
+from modelport.gateway.repository.config import WARMUP
+from modelport.gateway.repository.scan import (
+    MAX_CONFIG_BYTES,
+    VERSION_NAME,
+    ModelEntry,
+    VersionEntry,
+)
+from modelport.gateway.repository.storage.location import Location, server_of
+from modelport.gateway.repository.storage.objects import Object, Objects, no_room
+from modelport.gateway.repository.storage.survey import Survey, Surveyed, group, in_whole
 
 log = structlog.get_logger("modelport.storage")
 

@@ -23,8 +23,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from gateway.errors import InvalidArgument, ModelportError, NotFound, Unavailable, Unsupported
-from gateway.repository.storage.location import Location
+from modelport.gateway.errors import (
+    InvalidArgument,
+    ModelportError,
+    NotFound,
+    Unavailable,
+    Unsupported,
+)
+from modelport.gateway.repository.storage.location import Location
 
 CONNECT_SECONDS = 5.0
 #: Without a byte for so long, a transfer is given up.

@@ -18,11 +18,16 @@ from dataclasses import dataclass, field
 
 import structlog
 
-from gateway.errors import IntegrityError, InvalidArgument, NotFound
-from gateway.repository import manifest, signing
-from gateway.repository.scan import MAX_VERSION, MODEL_NAME, REFUSED_SUFFIXES, VERSION_NAME
-from gateway.repository.storage.location import is_segment
-from gateway.repository.storage.objects import Object, Objects
+from modelport.gateway.errors import IntegrityError, InvalidArgument, NotFound
+from modelport.gateway.repository import manifest, signing
+from modelport.gateway.repository.scan import (
+    MAX_VERSION,
+    MODEL_NAME,
+    REFUSED_SUFFIXES,
+    VERSION_NAME,
+)
+from modelport.gateway.repository.storage.location import is_segment
+from modelport.gateway.repository.storage.objects import Object, Objects
 
 log = structlog.get_logger("modelport.storage")
 

@@ -1,6 +1,6 @@
 """``make protos``: generate the messages beside this file anew, into the package's own pool.
 
-python -m gateway.wire.proto [FOLDER]       # FOLDER: write below it instead
+python -m modelport.gateway.wire.proto [FOLDER]       # FOLDER: write below it instead
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import tempfile
 from pathlib import Path
 
 HERE = Path(__file__).parent
-ROOT = HERE.parents[2]
+ROOT = HERE.parents[3]
 _DEFAULT = "_descriptor_pool.Default()"
 _IMPORTS = "# @@protoc_insertion_point(imports)\n"
 
@@ -31,7 +31,7 @@ def main() -> int:
                 if text.count(_DEFAULT) != 1 or text.count(_IMPORTS) != 1:
                     print(f"{made.name}: protoc writes another form now", file=sys.stderr)
                     return 1
-                pool = "from gateway.wire.proto import pool as _pool\n"
+                pool = "from modelport.gateway.wire.proto import pool as _pool\n"
                 text = text.replace(_DEFAULT, "_pool.POOL").replace(_IMPORTS, _IMPORTS + pool)
             path = target / made.relative_to(folder)
             path.parent.mkdir(parents=True, exist_ok=True)

@@ -1,7 +1,7 @@
 from google.protobuf import any_pb2 as _any_pb2
 from google.protobuf import wrappers_pb2 as _wrappers_pb2
-from gateway.wire.proto import error_codes_pb2 as _error_codes_pb2
-from gateway.wire.proto import tensorflow_pb2 as _tensorflow_pb2
+from modelport.gateway.wire.proto import error_codes_pb2 as _error_codes_pb2
+from modelport.gateway.wire.proto import tensorflow_pb2 as _tensorflow_pb2
 from google.protobuf.internal import containers as _containers
 from google.protobuf.internal import enum_type_wrapper as _enum_type_wrapper
 from google.protobuf import descriptor as _descriptor

@@ -1,5 +1,5 @@
 from google.protobuf import empty_pb2 as _empty_pb2
-from gateway.wire.proto import google_rpc_status_pb2 as _google_rpc_status_pb2
+from modelport.gateway.wire.proto import google_rpc_status_pb2 as _google_rpc_status_pb2
 from google.protobuf.internal import containers as _containers
 from google.protobuf import descriptor as _descriptor
 from google.protobuf import message as _message

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from loadtests.peers.servers import (
+from modelport.loadtests.peers.servers import (
     bare,
     bentoml,
     kserve,
@@ -13,7 +13,7 @@ from loadtests.peers.servers import (
     torchserve,
     triton,
 )
-from loadtests.peers.servers.base import Server
+from modelport.loadtests.peers.servers.base import Server
 
 ALL: dict[str, Server] = {
     server.name: server

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from loadtests import environments
-from loadtests.peers.servers.base import INSIDE, ONNXRUNTIME, Command, Launch, Server
+from modelport.loadtests import environments
+from modelport.loadtests.peers.servers.base import INSIDE, ONNXRUNTIME, Command, Launch, Server
 
 MESSAGES = "tritonclient[grpc]==2.73.0"  # for its generated messages
 UVICORN = ("uvicorn[standard]==0.54.0", ONNXRUNTIME, "orjson==3.13.0", MESSAGES)

@@ -6,8 +6,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from loadtests.benchmarks import tiny_model
-from loadtests.peers.exchanges import Encode, oip_binary, oip_json
+from modelport.loadtests.benchmarks import tiny_model
+from modelport.loadtests.peers.exchanges import Encode, oip_binary, oip_json
 
 # Programs that run inside the peers' own environments: they import nothing from here.
 INSIDE = Path(__file__).resolve().parent.parent / "inside"

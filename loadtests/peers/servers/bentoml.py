@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from loadtests import environments
-from loadtests.peers.exchanges import npy, plain_json
-from loadtests.peers.servers.base import INSIDE, ONNXRUNTIME, Command, Launch, Server
-from loadtests.processes import HOST
+from modelport.loadtests import environments
+from modelport.loadtests.peers.exchanges import npy, plain_json
+from modelport.loadtests.peers.servers.base import INSIDE, ONNXRUNTIME, Command, Launch, Server
+from modelport.loadtests.processes import HOST
 
 VERSION = "1.4.39"
 

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from loadtests import environments
-from loadtests.peers.servers.base import INSIDE, ONNXRUNTIME, Command, Launch, Server
+from modelport.loadtests import environments
+from modelport.loadtests.peers.servers.base import INSIDE, ONNXRUNTIME, Command, Launch, Server
 
 VERSION = "0.21.0"
 

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from loadtests import environments
-from loadtests.peers.exchanges import plain_json
-from loadtests.peers.servers.base import INSIDE, ONNXRUNTIME, Command, Launch, Server
+from modelport.loadtests import environments
+from modelport.loadtests.peers.exchanges import plain_json
+from modelport.loadtests.peers.servers.base import INSIDE, ONNXRUNTIME, Command, Launch, Server
 
 VERSION = "0.2.19"
 

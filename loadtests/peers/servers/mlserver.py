@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import json
 
-from loadtests import environments
-from loadtests.peers.exchanges import oip_json
-from loadtests.peers.servers.base import INSIDE, ONNXRUNTIME, Command, Launch, Server
+from modelport.loadtests import environments
+from modelport.loadtests.peers.exchanges import oip_json
+from modelport.loadtests.peers.servers.base import INSIDE, ONNXRUNTIME, Command, Launch, Server
 
 VERSION = "1.7.1"
 REQUIREMENTS = (f"mlserver=={VERSION}", ONNXRUNTIME)

@@ -6,9 +6,9 @@ import sys
 from dataclasses import replace
 from pathlib import Path
 
-from loadtests import environments
-from loadtests.peers.servers.base import Command, Launch, Server
-from loadtests.processes import HOST
+from modelport.loadtests import environments
+from modelport.loadtests.peers.servers.base import Command, Launch, Server
+from modelport.loadtests.processes import HOST
 
 
 def executable() -> list[str]:
@@ -18,7 +18,7 @@ def executable() -> list[str]:
         if (bin_folder / "modelport").is_file():
             return [str(bin_folder / "modelport")]
     if (local / "python").is_file():
-        return [str(local / "python"), "-m", "gateway.cli"]
+        return [str(local / "python"), "-m", "modelport"]
     return [str(environments.venv("modelport", "-e", str(environments.ROOT)) / "modelport")]
 
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 import tempfile
 from pathlib import Path
 
-from loadtests import environments
-from loadtests.peers.exchanges import npy, plain_json
-from loadtests.peers.servers.base import INSIDE, ONNXRUNTIME, Command, Launch, Server
+from modelport.loadtests import environments
+from modelport.loadtests.peers.exchanges import npy, plain_json
+from modelport.loadtests.peers.servers.base import INSIDE, ONNXRUNTIME, Command, Launch, Server
 
 VERSION = "2.60.0"
 

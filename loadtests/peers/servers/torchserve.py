@@ -7,10 +7,10 @@ import os
 import shutil
 import zipfile
 
-from loadtests import environments
-from loadtests.peers.exchanges import npy, plain_json
-from loadtests.peers.servers.base import INSIDE, ONNXRUNTIME, Command, Launch, Server
-from loadtests.processes import HOST
+from modelport.loadtests import environments
+from modelport.loadtests.peers.exchanges import npy, plain_json
+from modelport.loadtests.peers.servers.base import INSIDE, ONNXRUNTIME, Command, Launch, Server
+from modelport.loadtests.processes import HOST
 
 VERSION = "0.12.0"
 # torch is pinned, so that nothing else decides on a build.

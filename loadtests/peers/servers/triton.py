@@ -9,9 +9,9 @@ import subprocess
 import sys
 from pathlib import Path
 
-from loadtests import environments
-from loadtests.peers.servers.base import INSIDE, ONNXRUNTIME, Command, Launch, Server
-from loadtests.processes import HOST
+from modelport.loadtests import environments
+from modelport.loadtests.peers.servers.base import INSIDE, ONNXRUNTIME, Command, Launch, Server
+from modelport.loadtests.processes import HOST
 
 VERSION = "0.7.0"  # Triton 2.51
 REQUIREMENTS = (f"nvidia-pytriton=={VERSION}", ONNXRUNTIME, "numpy<2")

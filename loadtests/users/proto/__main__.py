@@ -7,7 +7,7 @@ import sys
 from pathlib import Path
 
 HERE = Path(__file__).parent
-ROOT = HERE.parents[2]
+ROOT = HERE.parents[3]
 
 
 def main() -> int:

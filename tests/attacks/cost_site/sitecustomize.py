@@ -1,9 +1,9 @@
 """Known-bad codecs: JSON is parsed by one call, into Python's own lists, and replies are written,
 on the event loop."""
 
-from gateway import offload
-from gateway.protocols import reply_encoding
-from gateway.wire import json_pieces
+from modelport.gateway.protocols import reply_encoding
+from modelport.gateway.runtime import offload
+from modelport.gateway.wire import json_pieces
 
 json_pieces.LONG_BYTES = 1 << 40
 offload.INLINE_BYTES = 1 << 40

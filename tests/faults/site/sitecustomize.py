@@ -8,15 +8,15 @@ from __future__ import annotations
 
 import os
 
-from gateway import backends
-from gateway.types import InferRequest
-from gateway.upstream import pool
+from modelport.gateway import backends
+from modelport.gateway.types import InferRequest
+from modelport.gateway.upstream import pool
 
 backends.MODULES["ledger"] = "tests.faults.ledger"
 if "MODELPORT_NO_RETRIES" in os.environ:
     pool.RESERVED_RETRIES = pool.EARNED_PER_REQUEST = 0.0
 if "MODELPORT_LEAK_BYTES" in os.environ:
-    from gateway.validation import Validator
+    from modelport.gateway.inference.validation import Validator
 
     _check, _kept = Validator.check, []
 

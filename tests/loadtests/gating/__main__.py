@@ -17,9 +17,9 @@ from concurrent.futures import ProcessPoolExecutor
 
 from rich.progress import track
 
-from loadtests import statistics
-from loadtests.gate.slo import Slo
-from loadtests.report.checks import Status
+from modelport.loadtests import statistics
+from modelport.loadtests.gate.slo import Slo
+from modelport.loadtests.report.checks import Status
 from tests.loadtests.gating import simulation
 from tests.loadtests.gating.simulation import (
     IDENTICAL,

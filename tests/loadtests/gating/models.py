@@ -7,8 +7,8 @@ from pathlib import Path
 
 import numpy as np
 
-from exporters import recording
-from gateway.repository import config, manifest
+from modelport.exporters import recording
+from modelport.gateway.repository import config, manifest
 from tests import models
 
 CONFIG = models.X2_CONFIG.replace('"x2"', '"{name}"', 1)

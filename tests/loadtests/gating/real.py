@@ -22,18 +22,18 @@ import onnx
 from onnx import numpy_helper
 from rich.progress import Progress
 
-from gateway.repository import manifest
-from loadtests.command import modelport
-from loadtests.environments import ROOT
-from loadtests.gate import gate, sides
-from loadtests.gate.criteria import Round
-from loadtests.gate.decision import Decision
-from loadtests.gate.slo import Slo, parse
-from loadtests.processes import HOST, free_ports, running
-from loadtests.report.figures import change
-from loadtests.serving.gateway import Gateway, newest_version
-from loadtests.serving.served import served
-from loadtests.target import Protocol
+from modelport.gateway.repository import manifest
+from modelport.loadtests.command import modelport
+from modelport.loadtests.environments import ROOT
+from modelport.loadtests.gate import gate, sides
+from modelport.loadtests.gate.criteria import Round
+from modelport.loadtests.gate.decision import Decision
+from modelport.loadtests.gate.slo import Slo, parse
+from modelport.loadtests.processes import HOST, free_ports, running
+from modelport.loadtests.report.figures import change
+from modelport.loadtests.serving.gateway import Gateway, newest_version
+from modelport.loadtests.serving.served import served
+from modelport.loadtests.target import Protocol
 from tests.loadtests.gating import simulation
 
 CASES = {

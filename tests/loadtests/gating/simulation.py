@@ -23,11 +23,11 @@ from pathlib import Path
 import numpy as np
 from scipy.signal import lfilter
 
-from loadtests.gate.criteria import Half, Round
-from loadtests.gate.looks import Looks
-from loadtests.gate.slo import Duration, Slo
-from loadtests.report.checks import Status
-from loadtests.statistics import Floats
+from modelport.loadtests.gate.criteria import Half, Round
+from modelport.loadtests.gate.interim_analysis import Looks
+from modelport.loadtests.gate.slo import Duration, Slo
+from modelport.loadtests.report.checks import Status
+from modelport.loadtests.statistics import Floats
 
 #: Rounds of a real gate of identical builds; see ``recorded``.
 RECORDED = Path(__file__).with_name("recorded.npz")

@@ -28,7 +28,7 @@ def main() -> None:
             follow(options, repository, period, gateway)
             return
     seconds = options.rest_api_timeout_in_ms / 1000
-    command = [sys.executable, "-m", "gateway.cli", "serve", "--model-repository", str(repository)]
+    command = [sys.executable, "-m", "modelport", "serve", "--model-repository", str(repository)]
     command += ["--http-port", str(options.rest_api_port), "--grpc-port", str(options.port)]
     command += ["--metrics-port", "0", "--max-request-timeout-secs", str(seconds)]
     command += ["--model-control-mode", "poll", "--repository-poll-secs", "0.5"]

@@ -1,0 +1,101 @@
+"""``modelport convert``: weights from Keras to PyTorch and back, proven.
+
+Importing this imports neither torch nor TensorFlow, so that ``--help`` is instant.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+from modelport.exporters.cli.export import parse_kwargs
+from modelport.exporters.progress import progress_bar
+from modelport.gateway.cli.errors import OneLineCommand, missing_extra
+
+if TYPE_CHECKING:
+    from modelport.exporters.conversion.report import Report
+
+ROWS_SHOWN = 40  # of the table; the report has every tensor
+
+_FILE = click.Path(path_type=Path)
+
+
+@click.command(cls=OneLineCommand)
+@click.argument("source", type=_FILE)
+@click.argument("target", type=_FILE)
+@click.option("--model", required=True, metavar="fraud|vit", help="A model with a Keras twin.")
+@click.option("--model-kwargs", metavar="JSON", help="Hyper-parameters; win over the files'.")
+@click.option(
+    "--samples",
+    type=click.IntRange(1),
+    default=1000,
+    show_default=True,
+    help="Random inputs to compare both models on.",
+)
+@click.option("--seed", type=click.IntRange(0), default=0, show_default=True)
+@click.option("--check", is_flag=True, help="TARGET is there: compare the two, write no model.")
+def convert(
+    source: Path,
+    target: Path,
+    model: str,
+    model_kwargs: str | None,
+    samples: int,
+    seed: int,
+    check: bool,
+) -> None:
+    """Convert the weights in SOURCE to TARGET, and prove that both are the same model.
+
+    One is a PyTorch checkpoint (.pt, .pth, .safetensors), the other a Keras file (.keras,
+    .weights.h5). Every tensor is compared, and the outputs for random inputs: a mean absolute error
+    above 0.01 is refused. The report is stored beside TARGET as TARGET.report.json.
+
+    Exit codes: 0 done, 2 usage, 3 not the same model, 4 unsupported, 5 integrity.
+    """
+    kwargs = parse_kwargs(model_kwargs)
+    with progress_bar() as progress:
+        progress("starting", 0, 0)
+        try:
+            from modelport.exporters import convert as conversion
+        except ImportError as error:
+            raise missing_extra(error) from error
+
+        request = conversion.ConvertRequest(
+            source, target, model, kwargs, samples=samples, seed=seed, check=check
+        )
+        result = conversion.convert(request, progress)
+    _print(result, target)
+
+
+def _print(result: Report, target: Path) -> None:
+    from rich.console import Console
+    from rich.table import Table
+
+    from modelport.exporters.conversion.report import path_of
+
+    table = Table(box=None, header_style="bold", pad_edge=False)
+    table.add_column("tensor", no_wrap=True)
+    for heading in ("shape", "L2 source", "L2 target", "max difference"):
+        table.add_column(heading, justify="right", no_wrap=True)
+    for row in result.tensors[:ROWS_SHOWN]:
+        norms = [f"{norm or 0:.6g}" for norm in row.norms]
+        shape = "x".join(map(str, row.source_shape or ()))
+        table.add_row(row.tensor, shape, *norms, f"{row.max_abs_error or 0:.3g}")
+    console = Console(highlight=False)
+    if not console.is_terminal:
+        console.width = 200
+    console.print(table, soft_wrap=True)
+    more = len(result.tensors) - ROWS_SHOWN
+    if more > 0:
+        click.echo(f"... and {more} more, all the same")
+    click.echo()
+    for output in result.outputs:
+        click.echo(
+            f"{output.name:<10} mean difference {output.mean_abs_error:.3g}, largest "
+            f"{output.max_abs_error:.3g}, over {result.samples} inputs"
+        )
+    click.echo(f"{'target':<10} {target}")
+    click.echo(f"{'report':<10} {path_of(target)}")
+    for warning in result.warnings:
+        click.echo(f"modelport: warning: {warning}", err=True)

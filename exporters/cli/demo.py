@@ -1,0 +1,265 @@
+"""``modelport demo``: the whole way on two small models, from training to answering clients."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping
+from contextlib import ExitStack, closing
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+import numpy as np
+
+from modelport.exporters.serving import serving
+from modelport.gateway.cli.errors import OneLineCommand, missing_extra
+from modelport.gateway.errors import Internal, Unavailable
+from modelport.gateway.types import Array
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+CHECKPOINTS = Path("checkpoints")
+REPOSITORY = Path("model_repository")
+PICTURE = CHECKPOINTS / "digit.png"
+MAX_BATCH_SIZE = 8
+#: Held-out samples sent over every protocol, and how many of them are shown.
+SAMPLES, SHOWN = 256, 6
+PROTOCOLS = ("HTTP JSON", "HTTP binary", "gRPC")
+
+Infer = Callable[[str, Mapping[str, Array], str], Array]
+
+
+@dataclass(frozen=True, slots=True)
+class Task:
+    """One demo model with held-out samples: inputs by name, ``[N, ...]``, and what is true."""
+
+    name: str
+    output: str
+    inputs: Mapping[str, Array]
+    truth: list[str]
+    answer: Callable[[Array], str]
+
+    @property
+    def checkpoint(self) -> Path:
+        return CHECKPOINTS / f"{self.name}.pt"
+
+
+@click.command(cls=OneLineCommand)
+@click.option("--retrain", is_flag=True, help="Train again although the checkpoints are there.")
+@click.option("--seed", type=click.IntRange(0), default=0, show_default=True)
+def demo(retrain: bool, seed: int) -> None:
+    """Train two small models, export and prove them, serve them, and call them.
+
+    A fraud transformer on synthetic card transactions and a Vision Transformer on real handwritten
+    digits. Writes checkpoints/ (and in it digit.png, one of the digits, to send to the model) and
+    model_repository/ in the current folder; safe to repeat.
+    """
+    from rich.console import Console
+
+    console = Console()
+    try:
+        tasks = [_fraud(seed), _digits()]
+    except ImportError as error:
+        raise missing_extra(error) from error
+    console.rule("1. Train")
+    for task in tasks:
+        _train(task, retrain, seed, console)
+    console.rule("2. Export to ONNX, prove, publish")
+    for task in tasks:
+        _export(task, console)
+    console.rule("3. Serve")
+    with serving(REPOSITORY) as ports, ExitStack() as stack:
+        console.print(
+            f"The gateway is ready: HTTP 127.0.0.1:{ports['http_port']}, "
+            f"gRPC 127.0.0.1:{ports['grpc_port']}"
+        )
+        infer = _clients(stack, ports)
+        console.rule("4. Call: held-out samples over three protocols")
+        for task in tasks:
+            _call(task, infer, console)
+    console.rule("5. Your turn")
+    _write_picture(tasks[1])
+    _print_commands(tasks, console)
+
+
+def _fraud(seed: int) -> Task:
+    from modelport.exporters.demo_models import train
+
+    data = train.held_out_transactions(SAMPLES, seed)
+    return Task(
+        "fraud",
+        "probability",
+        {"tokens": data.tokens, "seq_lens": data.seq_lens[:, np.newaxis]},
+        ["fraud" if label else "honest" for label in data.labels],
+        lambda row: f"{'fraud' if row[0] >= 0.5 else 'honest'} {row[0]:.3f}",
+    )
+
+
+def _digits() -> Task:
+    from modelport.exporters.demo_models import digits
+
+    _, held_out = digits.load()
+    return Task(
+        "vit",
+        "logits",
+        {"image": held_out.images[:SAMPLES]},
+        [str(label) for label in held_out.labels[:SAMPLES]],
+        lambda row: str(int(row.argmax())),
+    )
+
+
+def _train(task: Task, retrain: bool, seed: int, console: Console) -> None:
+    import torch
+
+    from modelport.exporters.demo_models import train
+
+    if task.checkpoint.exists() and not retrain:
+        metrics = torch.load(task.checkpoint, weights_only=True)["metrics"]
+        told = ", ".join(f"{name} {value:.4f}" for name, value in metrics.items())
+        console.print(f"{task.checkpoint} is there ({told}); --retrain trains it again")
+        return
+    trainer = train.train_fraud if task.name == "fraud" else train.train_vit
+    trainer(task.checkpoint, seed=seed, console=console)
+
+
+def _export(task: Task, console: Console) -> None:
+    from modelport.gateway.repository.manifest import sha256_of
+
+    published = _published(task.name)
+    if sha256_of(task.checkpoint) in published.values():
+        console.print(f"{task.checkpoint} is published in {REPOSITORY / task.name}")
+        return
+    command = ["export", str(task.checkpoint), "--model", task.name, "--format", "onnx"]
+    console.print(f"$ modelport {' '.join(command)}", style="bold")
+    from modelport.exporters.cli.export import export
+
+    export.main(command[1:], standalone_mode=False)
+
+
+def _published(name: str) -> dict[str, str]:
+    """Version → SHA-256 of the checkpoint it was exported from."""
+    found = {}
+    for path in (REPOSITORY / name).glob("[0-9]*/certificate.json"):
+        found[path.parent.name] = str(json.loads(path.read_text())["checkpoint"]["sha256"])
+    return found
+
+
+def _clients(stack: ExitStack, ports: Mapping[str, int]) -> Infer:
+    """A function that sends inputs to a model over the protocol it is told."""
+    import tritonclient.grpc
+    import tritonclient.http
+
+    http = tritonclient.http.InferenceServerClient(f"127.0.0.1:{ports['http_port']}")
+    grpc = tritonclient.grpc.InferenceServerClient(f"127.0.0.1:{ports['grpc_port']}")
+    stack.enter_context(closing(http))
+    stack.enter_context(closing(grpc))
+    for row in http.get_model_repository_index():
+        if row["name"] in ("fraud", "vit") and row.get("state") == "UNAVAILABLE":
+            raise Unavailable(f"'{row['name']}' is not served: {row.get('reason')}")
+    datatypes = {"int64": "INT64", "float32": "FP32"}
+
+    def infer(model: str, inputs: Mapping[str, Array], protocol: str) -> Array:
+        module: Any = tritonclient.grpc if protocol == "gRPC" else tritonclient.http
+        form = {} if protocol == "gRPC" else {"binary_data": protocol == "HTTP binary"}
+        tensors = []
+        for name, data in inputs.items():
+            tensor = module.InferInput(name, list(data.shape), datatypes[data.dtype.name])
+            tensor.set_data_from_numpy(data, **form)
+            tensors.append(tensor)
+        output = "probability" if model == "fraud" else "logits"
+        wanted = [module.InferRequestedOutput(output, **form)]
+        client = grpc if protocol == "gRPC" else http
+        answer: Array = client.infer(model, tensors, outputs=wanted).as_numpy(output)
+        return answer
+
+    return infer
+
+
+def _call(task: Task, infer: Infer, console: Console) -> None:
+    from rich.table import Table
+
+    count = len(task.truth)
+    answers = {
+        protocol: np.concatenate(
+            [
+                infer(
+                    task.name,
+                    {k: v[i : i + MAX_BATCH_SIZE] for k, v in task.inputs.items()},
+                    protocol,
+                )
+                for i in range(0, count, MAX_BATCH_SIZE)
+            ]
+        )
+        for protocol in PROTOCOLS
+    }
+    table = Table("sample", "truth", *PROTOCOLS, title=task.name)
+    for row in _shown(task):
+        told = [task.answer(answers[protocol][row]) for protocol in PROTOCOLS]
+        table.add_row(str(row), task.truth[row], *told)
+    console.print(table)
+    first = answers[PROTOCOLS[0]]
+    same = all(np.array_equal(first, answers[protocol]) for protocol in PROTOCOLS)
+    right = sum(task.answer(first[row]).split()[0] == task.truth[row] for row in range(count))
+    console.print(
+        f"{count} held-out samples: the three protocols are "
+        f"{'bit-identical' if same else 'NOT identical'}; {right / count:.1%} right\n"
+    )
+    if not same:
+        raise Internal(f"the protocols disagree on '{task.name}'")
+
+
+def _shown(task: Task) -> list[int]:
+    """The first samples of every class in turn, so that a rare one is seen."""
+    rows: dict[str, list[int]] = {}
+    for row, truth in enumerate(task.truth):
+        rows.setdefault(truth, []).append(row)
+    turns = max(1, SHOWN // len(rows))
+    return sorted(row for found in rows.values() for row in found[:turns])[:10]
+
+
+def _write_picture(task: Task) -> None:
+    """The first held-out digit as a file, as people have their pictures."""
+    from PIL import Image
+
+    from modelport.exporters.demo_models import digits
+
+    pixels = (task.inputs["image"][0, 0] * digits.STD + digits.MEAN) * 255
+    Image.fromarray(pixels.round().astype(np.uint8)).save(PICTURE)
+
+
+def _print_commands(tasks: list[Task], console: Console) -> None:
+    """Commands to copy, against the ports that ``modelport serve`` takes by default."""
+    fraud = tasks[0].inputs
+    length = int(fraud["seq_lens"][0, 0])
+    tokens = fraud["tokens"][0, :length].tolist()
+    body = json.dumps(
+        {
+            "inputs": [
+                {"name": "tokens", "datatype": "INT64", "shape": [1, length], "data": tokens},
+                {"name": "seq_lens", "datatype": "INT64", "shape": [1, 1], "data": [length]},
+            ]
+        }
+    )
+    text = f"""\
+Keep the gateway running with  make serve  (or: modelport serve --model-repository {REPOSITORY})
+and call it from another terminal:
+
+modelport models
+
+modelport infer vit {PICTURE} --class-count 1
+
+curl -s http://127.0.0.1:8000/v2/models/fraud/infer -d '{body}'
+
+python - <<'END'
+import numpy as np, tritonclient.grpc as triton
+from modelport.exporters.demo_models import digits
+image, label = digits.load()[1].images[:1], digits.load()[1].labels[0]
+x = triton.InferInput("image", image.shape, "FP32")
+x.set_data_from_numpy(image)
+logits = triton.InferenceServerClient("127.0.0.1:8001").infer("vit", [x]).as_numpy("logits")
+print("predicted", logits.argmax(), "truth", label)
+END
+"""
+    console.print(text, markup=False, highlight=False, soft_wrap=True)

@@ -1,0 +1,302 @@
+"""``modelport export``: from a checkpoint to a proven, published version.
+
+Importing this imports neither torch nor a runtime, so that ``--help`` is instant.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from modelport.exporters.models import REGISTRY
+from modelport.exporters.progress import progress_bar
+from modelport.gateway.cli.errors import OneLineCommand, UsageError, missing_extra
+from modelport.gateway.repository.storage.location import Repository
+
+if TYPE_CHECKING:
+    from modelport.exporters.evaluation import Evaluation
+    from modelport.exporters.pipeline import ExportResult
+
+FORMAT_NAMES = "onnx|torchscript|savedmodel|tflite|pt2|aoti|all"
+
+
+#: ``--image-NAME``, the parameter ``image.NAME`` of ``config.pbtxt``, and what it says.
+IMAGE_FLAGS: Mapping[str, str] = {
+    "mean": "Subtracted from a picture's pixels as fractions of full scale, a number or one for "
+    "each channel: 0.485,0.456,0.406.  [default: preprocessor_config.json's or the spec's]",
+    "std": "Divided by then, likewise: 0.229,0.224,0.225.",
+    "scale": "What a pixel, 0 to 255, is multiplied by first.  [default: 1/255, for UINT8 1]",
+    "size": "Side, or HEIGHT,WIDTH of the model's picture, where its input leaves them open.",
+    "resize": "First the shorter side to this, then the middle of --image-size.",
+    "interpolation": "nearest, bilinear, bicubic, lanczos, box or hamming.",
+    "layout": "CHW or HWC.  [default: where the channels are]",
+}
+
+
+def _image_flags(command: Callable[..., None]) -> Callable[..., None]:
+    for name, text in reversed(list(IMAGE_FLAGS.items())):
+        command = click.option(f"--image-{name}", metavar=name.upper(), help=text)(command)
+    return command
+
+
+@click.command(cls=OneLineCommand)
+@click.argument("checkpoint", type=click.Path(path_type=Path))
+@click.option(
+    "--model",
+    metavar="NAME|package.module:factory",
+    help=f"A registered model ({', '.join(REGISTRY)}, or a plug-in's), or any factory of an "
+    "nn.Module. Keras files and SavedModels need none.",
+)
+@click.option("--model-kwargs", metavar="JSON", help="Hyper-parameters; win over the checkpoint's.")
+@click.option(
+    "--lora",
+    type=click.Path(path_type=Path),
+    metavar="DIR",
+    help="PEFT adapters to merge into a Hugging Face checkpoint.",
+)
+@click.option(
+    "--input",
+    "inputs",
+    multiple=True,
+    metavar="NAME:DATATYPE[DIMS]",
+    help="Declare an input of a model that declares no signature: 'image:FP32[3,224,224]', "
+    "'tokens:INT64[sequence=1..64]=0..511'. Repeatable.",
+)
+@click.option(
+    "--output-name",
+    "output_names",
+    multiple=True,
+    help="Name its outputs, in order.  [default: output, or output_0, ...]",
+)
+@click.option("--max-batch-size", type=click.IntRange(1, 2**31 - 1), default=8, show_default=True)
+@click.option(
+    "--format",
+    "formats",
+    required=True,
+    multiple=True,
+    metavar=FORMAT_NAMES,
+    help="The artifact's format; 'all' is onnx, torchscript, savedmodel and tflite. Repeatable.",
+)
+@click.option("--name", help="The model's name in the repository.  [default: the spec's]")
+@click.option(
+    "--name-template",
+    metavar="TEMPLATE",
+    help="Made of {name}, {format} and {precision}.  [default: {name}, and {name}-{format} for "
+    "more than one format]",
+)
+@click.option(
+    "--repository",
+    type=Repository(),
+    default=Path("model_repository"),
+    show_default=True,
+    help="The model repository to publish into: a folder, or s3://, gs:// or az://BUCKET/PREFIX.",
+)
+@click.option("--model-version", default="auto", show_default=True, metavar="N|auto")
+@click.option(
+    "--dtype",
+    default="fp32",
+    show_default=True,
+    metavar="fp32|fp16|bf16",
+    help="Precision inside the artifact; inputs and outputs keep their datatypes.",
+)
+@click.option(
+    "--quantize",
+    metavar="int8",
+    help="Quantise the weights (ONNX: dynamic, per channel; TFLite: dynamic range).",
+)
+@click.option("--opset", type=int, help="ONNX operator set.  [default: 20; from TensorFlow 18]")
+@click.option("--atol", type=click.FloatRange(0), help="Absolute tolerance.  [default: the spec's]")
+@click.option("--rtol", type=click.FloatRange(0), help="Relative tolerance.  [default: the spec's]")
+@click.option(
+    "--samples",
+    type=click.IntRange(1),
+    help="Inputs to compare on.  [default: 1000, fewer above 5 million parameters]",
+)
+@click.option("--seed", type=click.IntRange(0), default=0, show_default=True)
+@click.option(
+    "--data",
+    type=click.Path(path_type=Path),
+    metavar="FILE.npz",
+    help="Held-out inputs by name, and 'labels': below fp32 these decide, not random inputs.",
+)
+@click.option(
+    "--max-drop",
+    type=click.FloatRange(0),
+    default=0.01,
+    show_default=True,
+    help="How much accuracy (or AUC) on --data an artifact may lose.",
+)
+@click.option(
+    "--min-agreement",
+    type=click.FloatRange(0, 1),
+    help="Below fp32, the decisions that must stay as they were.  [default: fp16 0.995, bf16 0.98, "
+    "int8 0.97]",
+)
+@click.option(
+    "--max-relative-error",
+    type=click.FloatRange(0),
+    help="The same for a model that declares no decision.  [default: fp16 0.01, bf16 0.05, "
+    "int8 0.1]",
+)
+@_image_flags
+@click.option(
+    "--labels",
+    type=click.Path(path_type=Path),
+    metavar="FILE",
+    help="Names of the classes, one a line.  [default: a Hugging Face folder's]",
+)
+@click.option(
+    "--sign-key",
+    type=click.Path(path_type=Path),
+    metavar="FILE",
+    help="Sign the certificate with this Ed25519 key ('modelport keygen' makes one).",
+)
+@click.option(
+    "-o",
+    "--output",
+    type=click.Path(path_type=Path),
+    help="Write the artifact and its certificate here instead of publishing.",
+)
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON document.")
+@click.option("--quiet", "-q", is_flag=True, help="No progress.")
+def export(**options: Any) -> None:
+    """Export CHECKPOINT, prove each artifact equal to it, and publish it.
+
+    CHECKPOINT is a .pt, .pth or .safetensors file, a Hugging Face folder, a .keras file or a
+    SavedModel. All formats are proven before any is published.
+
+    Exit codes: 0 done, 2 usage, 3 parity, 4 unsupported, 5 integrity.
+    """
+    for bound in ("atol", "rtol", "max_drop", "min_agreement", "max_relative_error"):
+        _check_finite(bound, options[bound])
+    kwargs = parse_kwargs(options["model_kwargs"])
+    with progress_bar(options["quiet"]) as progress:
+        # torch and the runtime come with this import.
+        progress("starting", 0, 0)
+        try:
+            from modelport.exporters import formats, pipeline, proof, publish
+            from modelport.exporters.sources import SourceRequest
+        except ImportError as error:
+            raise missing_extra(error) from error
+
+        request = pipeline.ExportRequest(
+            source=SourceRequest(model_kwargs=kwargs, **{key: options[key] for key in _SOURCE}),
+            target=formats.Target(options["dtype"], options["quantize"], options["opset"]),
+            checks=proof.Checks(
+                samples=options["samples"],
+                seed=options["seed"],
+                atol=options["atol"],
+                rtol=options["rtol"],
+                agreement=options["min_agreement"],
+                relative_error=options["max_relative_error"],
+                max_drop=options["max_drop"],
+            ),
+            version=publish.parse_version(options["model_version"]),
+            image={
+                name: options[f"image_{name}"]
+                for name in IMAGE_FLAGS
+                if options[f"image_{name}"] is not None
+            },
+            **{key: options[key] for key in _PASSED_ON},
+        )
+        results = pipeline.export(request, progress)
+    if options["as_json"]:
+        click.echo(json.dumps([_document(result) for result in results], indent=2))
+    else:
+        _print(results)
+
+
+#: Options that go into a request as they are.
+_SOURCE = ("checkpoint", "model", "max_batch_size", "lora", "inputs", "output_names")
+_PASSED_ON = (
+    "formats",
+    "name",
+    "name_template",
+    "repository",
+    "data",
+    "labels",
+    "sign_key",
+    "output",
+)
+
+
+def parse_kwargs(text: str | None) -> dict[str, Any]:
+    """``--model-kwargs``; raises ``UsageError`` unless it is a JSON object."""
+    try:
+        kwargs = json.loads(text or "{}")
+    except (ValueError, RecursionError) as error:
+        raise UsageError(f"--model-kwargs is not JSON: {error}") from error
+    if not isinstance(kwargs, dict):
+        raise UsageError("--model-kwargs must be a JSON object, such as '{\"nhead\": 4}'")
+    return kwargs
+
+
+def _check_finite(name: str, value: float | None) -> None:
+    """A tolerance of NaN or infinity would prove nothing."""
+    if value is not None and not value < float("inf"):
+        raise UsageError(f"--{name.replace('_', '-')} must be a finite number")
+
+
+def _document(result: ExportResult) -> dict[str, Any]:
+    report, found, usage = result.proof.report, result.proof.evaluation, result.proof.usage
+    return {
+        "model": result.name,
+        "format": result.format,
+        "precision": result.precision,
+        "version": result.version,
+        "path": str(result.path),
+        "size_bytes": result.size_bytes,
+        "samples": report.samples + report.edge_samples,
+        "max_abs_error": report.max_abs_error,
+        "tolerance": {"atol": report.atol, "rtol": report.rtol},
+        "agreement": report.agreement,
+        "evaluation": None if found is None else dataclasses.asdict(found),
+        "seconds": round(result.seconds, 3),
+        "peak_memory_bytes": usage.peak_memory_bytes,
+    }
+
+
+def _print(results: Sequence[ExportResult]) -> None:
+    for number, result in enumerate(results):
+        if number:
+            click.echo()
+        report, found = result.proof.report, result.proof.evaluation
+        held_to = f"tolerance {report.atol:g} + {report.rtol:g} * |reference|"
+        if report.bounds is not None:
+            relative = max(output.relative_error for output in report.outputs.values())
+            held_to = f"{relative:.2%} of the values' norm"
+        agreement = "none declared" if report.agreement is None else f"{report.agreement:.2%}"
+        rows = {
+            "model": f"{result.name} ({result.format} {result.precision})",
+            "version": "not published" if result.version is None else str(result.version),
+            "path": str(result.path),
+            "size": f"{result.size_bytes / 1e6:.2f} MB",
+            "max error": f"{report.max_abs_error:.2e} ({held_to}, "
+            f"{report.samples + report.edge_samples} samples)",
+            "agreement": agreement,
+        }
+        if found is not None:
+            rows["held out"] = _evaluated(found)
+        usage = result.proof.usage
+        rows["seconds"] = (
+            f"{result.seconds:.1f} (conversion {usage.seconds:.1f}, peak memory "
+            f"{usage.peak_memory_bytes / 1e9:.1f} GB)"
+        )
+        for label, value in rows.items():
+            click.echo(f"{label:<10} {value}")
+
+
+def _evaluated(found: Evaluation) -> str:
+    parts = []
+    if found.metric is not None:
+        parts.append(f"{found.metric} {found.artifact:.4f} (checkpoint {found.reference:.4f})")
+    if found.agreement is not None:
+        parts.append(f"agreement {found.agreement:.2%}")
+    else:
+        parts.append(f"{found.relative_error:.2%} of the values' norm")
+    return f"{', '.join(parts)}, {found.rows} rows"

@@ -1,0 +1,152 @@
+"""``modelport inspect``: what an artifact says about itself.
+
+Importing this imports no library that reads one.
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from modelport.exporters.progress import progress_bar
+from modelport.gateway.cli.errors import OneLineCommand
+
+if TYPE_CHECKING:
+    from rich.table import Table
+
+    from modelport.exporters.inspection import Inspection, TensorInfo
+
+
+@click.command(cls=OneLineCommand)
+@click.argument("artifact", type=click.Path(path_type=Path))
+@click.option("--json", "as_json", is_flag=True, help="One JSON object on stdout.")
+def inspect(artifact: Path, as_json: bool) -> None:
+    """Show what ARTIFACT holds, without running it.
+
+    ARTIFACT is an .onnx, .pt, .pt2 or .tflite file, a SavedModel, or the folder of a model (its
+    newest version) or of a version in a repository.
+
+    The JSON object has, in this order: format, inputs and outputs (name, datatype, shape),
+    size_bytes, opset, format_version, producer, dynamic_axes (name, minimum, maximum), weights
+    (values by datatype), operators (counts by name), external_data (file, size_bytes), notes,
+    certificate, parameters, quantized_share. What the format does not store is null.
+
+    Weights are the constant tensors that are floating-point or at most 8 bits wide; parameters is
+    how many values they hold, quantized_share the fraction of those stored in 8 bits or less.
+
+    Exit codes: 0 done, 2 usage, 4 a library is not installed, 5 integrity.
+    """
+    with progress_bar() as progress:
+        progress("reading", 0, 0)
+        from modelport.exporters import inspection
+
+        found = inspection.inspect(artifact)
+    if as_json:
+        click.echo(json.dumps(found.to_json(), indent=2))
+    else:
+        _print(found)
+
+
+def _print(found: Inspection) -> None:
+    from rich.console import Console
+
+    console = Console(markup=False, highlight=False, soft_wrap=True)
+    for label, value in _summary(found).items():
+        console.print(f"{label:<12} {printable(value)}")
+    console.print(_tensor_table(found))
+    if found.operators is not None:
+        console.print(_operator_table(found))
+
+
+def printable(text: object) -> str:
+    """``text`` without what a terminal would obey: names in an artifact are anyone's."""
+    return "".join(c if c.isprintable() else repr(c)[1:-1] for c in str(text))
+
+
+def _summary(found: Inspection) -> dict[str, str]:
+    versions = {"opset": found.opset, "version": found.format_version, "by": found.producer}
+    known = ", ".join(f"{key} {value}" for key, value in versions.items() if value is not None)
+    rows = {"format": f"{found.format} ({known})" if known else found.format}
+    rows["size"] = _megabytes(found.size_bytes)
+    if found.external_data:
+        files = (f"{e.file} ({_megabytes(e.size_bytes)})" for e in found.external_data)
+        rows["external"] = ", ".join(files)
+    if found.weights is not None:
+        kinds = ", ".join(f"{name} {count:,}" for name, count in found.weights.items())
+        rows["parameters"] = f"{found.parameters:,}" + (f" ({kinds})" if kinds else "")
+        rows["quantized"] = f"{found.quantized_share or 0:.1%} of parameters in 8 bits or less"
+    if found.dynamic_axes:
+        axes = (f"{a.name} {_span(a.minimum, a.maximum)}".strip() for a in found.dynamic_axes)
+        rows["dynamic"] = ", ".join(axes)
+    for index, note in enumerate(found.notes):
+        rows["note" if not index else f"note {index + 1}"] = note
+    return {**rows, **_certificate(found.certificate)}
+
+
+def _megabytes(size_bytes: int) -> str:
+    return f"{size_bytes / 1e6:,.2f} MB"
+
+
+def _span(low: int | None, high: int | None) -> str:
+    if low is None and high is None:
+        return ""
+    return f"{'' if low is None else low}..{'' if high is None else high}"
+
+
+def _certificate(content: Any) -> dict[str, str]:
+    """Its figures in one line each; a certificate of another version may lack any of them."""
+    if content is None:
+        return {}
+
+    def at(*keys: str) -> Any:
+        value = content
+        for key in keys:
+            value = value.get(key) if isinstance(value, dict) else None
+        return value
+
+    outputs = at("parity", "outputs")
+    errors = {
+        name: output.get("max_abs_error")
+        for name, output in (outputs.items() if isinstance(outputs, dict) else ())
+        if isinstance(output, dict)
+    }
+    agreement = at("parity", "decision", "agreement")
+    rows = {
+        "certificate": at("created"),
+        "checkpoint": at("checkpoint", "file"),
+        "max error": ", ".join(f"{name} {value}" for name, value in errors.items()),
+        "agreement": None if agreement is None else f"{agreement}",
+    }
+    return {label: str(value) for label, value in rows.items() if value}
+
+
+def _tensor_table(found: Inspection) -> Table:
+    table = _table("", "name", "datatype", "shape")
+    for kind, tensors in (("input", found.inputs), ("output", found.outputs)):
+        for tensor in tensors:
+            table.add_row(kind, *_cells(tensor))
+    return table
+
+
+def _cells(tensor: TensorInfo) -> tuple[str, str, str]:
+    shape = "?" if tensor.shape is None else f"[{', '.join(map(str, tensor.shape))}]"
+    return printable(tensor.name), printable(tensor.datatype or "?"), printable(shape)
+
+
+def _operator_table(found: Inspection) -> Table:
+    table = _table("operator", "count")
+    for name, count in (found.operators or {}).items():
+        table.add_row(printable(name), f"{count:,}")
+    return table
+
+
+def _table(*columns: str) -> Table:
+    from rich.table import Table
+
+    table = Table(box=None, padding=(0, 2, 0, 0))
+    for column in columns:
+        table.add_column(column, overflow="fold")
+    return table

@@ -1,0 +1,235 @@
+"""``modelport migrate``: archives of other servers become entries of a model repository.
+
+Importing this imports no runtime, so that ``--help`` is instant.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from modelport.exporters.cli.inspect import printable
+from modelport.exporters.progress import progress_bar
+from modelport.gateway.cli.errors import OneLineCommand, ParityError, UsageError, missing_extra
+
+if TYPE_CHECKING:
+    from rich.table import Table
+
+    from modelport.exporters.migration.report import Report
+
+
+class OneLineGroup(OneLineCommand, click.Group):
+    """A group whose errors are one line."""
+
+
+@click.group(cls=OneLineGroup)
+def migrate() -> None:
+    """Move models from another server into a model repository."""
+
+
+@migrate.command("torchserve", cls=OneLineCommand)
+@click.argument("path", type=click.Path(path_type=Path))
+@click.option(
+    "--model-repository",
+    "--repository",
+    "repository",
+    type=click.Path(path_type=Path),
+    default=Path("model_repository"),
+    show_default=True,
+    help="The model repository to publish into.",
+)
+@click.option(
+    "--config",
+    "config_file",
+    type=click.Path(path_type=Path),
+    metavar="FILE",
+    help="The old server's config.properties: names, batching and workers of its models.",
+)
+@click.option("--name", default="", help="The model's name.  [default: the old server's]")
+@click.option(
+    "--model-version",
+    default="",
+    metavar="N|auto",
+    help="Its version.  [default: the archive's, '1.0' is 1; else the next free one]",
+)
+@click.option(
+    "--input",
+    "inputs",
+    multiple=True,
+    metavar="NAME:DATATYPE[DIMS]",
+    help="Declare an input, without the batch dimension: 'image:FP32[3,224,224]'. TorchScript that "
+    "modelport did not write stores neither datatypes nor sizes. Repeatable.",
+)
+@click.option(
+    "--output",
+    "outputs",
+    multiple=True,
+    metavar="NAME:DATATYPE[DIMS]",
+    help="Declare an output in the same way, in the model's order. Repeatable.",
+)
+@click.option(
+    "--max-batch-size",
+    type=click.IntRange(0, 2**31 - 1),
+    help="Largest batch; 0: no batch dimension.  [default: the old server's batchSize]",
+)
+@click.option(
+    "--report",
+    "report_file",
+    type=click.Path(path_type=Path),
+    metavar="FILE",
+    help="Write the report: JSON, or Markdown where FILE ends in .md.",
+)
+@click.option(
+    "--compare", metavar="URL", help="The old server's inference address; see --requests."
+)
+@click.option(
+    "--token",
+    envvar="TORCHSERVE_TOKEN",
+    help="Its inference token, if it wants one.  [env: TORCHSERVE_TOKEN]",
+)
+@click.option(
+    "--gateway", metavar="URL", help="A gateway that serves --model-repository.  [default: its own]"
+)
+@click.option(
+    "--requests",
+    type=click.Path(path_type=Path),
+    metavar="FILE|FOLDER",
+    help="Recorded bodies, one a file, or folders of them named like models.",
+)
+@click.option(
+    "--tolerance",
+    type=click.FloatRange(0, max_open=True, max=float("inf")),
+    default=1e-4,
+    show_default=True,
+    help="How far numbers in answers may be apart, times the number where it is above 1.",
+)
+def torchserve(path: Path, **options: Any) -> None:
+    """Move a TorchServe archive, or a model store of them, at PATH into a model repository.
+
+    A .mar, a .tar.gz or a folder with MAR-INF becomes a version that 'modelport serve' serves, if
+    its model is TorchScript, ONNX or .pt2. Nothing in it is executed: handlers are listed.
+
+    With --compare and --requests each recorded request goes to /predictions/MODEL of the old
+    server and of the gateway, and the answers are compared.
+
+    Exit codes: 0 all carried over, 2 usage, 3 answers differ, 4 no model that can be served, 5
+    integrity, 6 published and something needs a person. Of several archives the gravest counts: 5,
+    4, 2, 3, 6.
+    """
+    _check_together(options)
+    with progress_bar() as progress:
+        progress("starting", 0, 0)
+        try:
+            from modelport.exporters.migration import report as reporting
+        except ImportError as error:
+            raise missing_extra(error) from error
+        reports, failure = _migrate(path, options, progress)
+    if options["report_file"] is not None:
+        reporting.write(reports, options["report_file"])
+    _print(reports)
+    if failure is not None:
+        raise failure
+    raise click.exceptions.Exit(reporting.exit_code(reports))
+
+
+def _check_together(options: dict[str, Any]) -> None:
+    if (options["compare"] is None) != (options["requests"] is None):
+        raise UsageError("--compare and --requests go together: the old server, and what to send")
+    if options["gateway"] is not None and options["compare"] is None:
+        raise UsageError("--gateway is for a comparison: add --compare and --requests")
+    if math.isnan(options["tolerance"]):
+        raise UsageError("--tolerance must be a number")
+    repository = options["repository"]
+    if any(path.exists() and not path.is_dir() for path in (repository, *repository.parents)):
+        raise UsageError(f"--model-repository '{repository}' is not a folder")
+    file = options["report_file"]
+    if file is not None and (file.is_dir() or not file.parent.is_dir()):
+        raise UsageError(f"--report '{file}' is no file in a folder that exists")
+
+
+def _migrate(
+    path: Path, options: dict[str, Any], progress: Callable[[str, int, int], None]
+) -> tuple[list[Report], Exception | None]:
+    """The reports, and what to end with where a table is not enough."""
+    from modelport.exporters import publish
+    from modelport.exporters.migration import comparison, settings, store
+    from modelport.exporters.migration.artifact import Flags
+    from modelport.exporters.migration.entry import Wanted
+
+    archives = store.archives(path)
+    flags = Flags(options["inputs"], options["outputs"], options["max_batch_size"])
+    if len(archives) > 1 and (flags or options["name"] or options["model_version"]):
+        raise UsageError(
+            "--name, --model-version, --input, --output and --max-batch-size are for one archive; "
+            f"'{path}' holds {len(archives)}: name one of them"
+        )
+    if options["model_version"]:
+        publish.parse_version(options["model_version"])
+    properties = settings.Properties()
+    if options["config_file"] is not None:
+        properties = settings.read_properties(options["config_file"])
+    wanted = Wanted(
+        options["repository"],
+        properties,
+        flags,
+        options["name"],
+        options["model_version"],
+    )
+    old = new = None
+    if options["compare"] is not None:
+        token = options["token"]
+        headers = {"Authorization": f"Bearer {token}"} if token else {}
+        old = comparison.server(options["compare"], "--compare", headers)
+        if not options["requests"].exists():
+            raise UsageError(f"--requests '{options['requests']}' does not exist")
+    if options["gateway"] is not None:
+        new = comparison.server(options["gateway"], "--gateway")
+    reports, failures = store.migrate_all(archives, wanted, progress)
+    failure = failures[0] if failures and len(archives) == 1 else None
+    if old is not None and any(report.version is not None for report in reports):
+        try:
+            store.compare_all(
+                reports, old, new, wanted, options["requests"], options["tolerance"], progress
+            )
+        except ParityError as error:
+            failure = error
+    return reports, failure
+
+
+def _print(reports: Sequence[Report]) -> None:
+    from rich.console import Console
+
+    from modelport.exporters.migration.report import compared, defined, summary
+
+    console = Console(markup=False, highlight=False, soft_wrap=False)
+    for report in reports:
+        if report.version is not None:
+            title = f"{report.archive}: {report.model}, version {report.version}"
+            console.print(printable(title))
+            items = [(item.what, item.state.value, item.detail) for item in report.items]
+            console.print(_table(("what", "state", "detail"), items))
+        if report.code:
+            code = [(c.file, c.sha256[:12], ", ".join(c.imports), defined(c)) for c in report.code]
+            console.print(_table(("code, not run", "SHA-256", "imports", "defines"), code))
+        if report.comparisons:
+            console.print(
+                _table(("request", "old, new", "max difference", "verdict"), compared(report))
+            )
+    if len(reports) > 1 or not reports[0].error:
+        rows = [summary(report) for report in reports]
+        console.print(_table(("archive", "model", "version", "format", "outcome"), rows))
+
+
+def _table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> Table:
+    from rich.table import Table
+
+    table = Table(box=None, padding=(0, 2, 0, 0))
+    for title in head:
+        table.add_column(title, overflow="fold")
+    for row in rows:
+        table.add_row(*map(printable, row))
+    return table

@@ -1,0 +1,59 @@
+"""``modelport package``: published models for TorchServe, TensorFlow Serving and Triton.
+
+Importing this imports no runtime, so that ``--help`` is instant.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import click
+
+from modelport.exporters.packaging import SERVERS
+from modelport.exporters.progress import progress_bar
+from modelport.gateway.cli.errors import OneLineCommand, UsageError, missing_extra
+
+
+@click.command("package", cls=OneLineCommand)
+@click.argument("path", type=click.Path(path_type=Path))
+@click.option(
+    "--for", "server", required=True, type=click.Choice(list(SERVERS)), help="The server."
+)
+@click.option(
+    "-o",
+    "--output",
+    required=True,
+    type=click.Path(path_type=Path),
+    help="What to write: a .mar file for torchserve, else a folder. Never overwritten.",
+)
+@click.option(
+    "--base-path",
+    metavar="PATH",
+    help="For tfserving: where the server finds the folder.  [default: --output]",
+)
+def package_command(path: Path, server: str, output: Path, base_path: str | None) -> None:
+    """Package a published version, model or repository at PATH for another server.
+
+    torchserve takes TorchScript, one version; tfserving takes SavedModels; triton takes ONNX,
+    TorchScript and SavedModels. Every version is checked against its manifest first.
+
+    Exit codes: 0 done, 2 usage, 4 a format that the server does not load, 5 integrity.
+    """
+    if base_path is not None and server != "tfserving":
+        raise UsageError("--base-path is for --for tfserving only")
+    if base_path is not None and not (base_path.startswith("/") or "://" in base_path):
+        raise UsageError(f"--base-path '{base_path}' must be absolute, such as /models")
+    with progress_bar() as progress:
+        progress("packaging", 0, 0)
+        try:
+            from modelport.exporters.packaging.package import package, size_of
+
+            result = package(path, server, output, base_path)
+        except ImportError as error:
+            raise missing_extra(error) from error
+    for name, versions in result.models.items():
+        click.echo(f"{'model':<10} {name}, version {', '.join(map(str, versions))}")
+    for reason in result.left_out.values():
+        click.echo(f"{'left out':<10} {reason}")
+    click.echo(f"{'path':<10} {result.path}")
+    click.echo(f"{'size':<10} {size_of(result.path) / 1e6:.2f} MB")

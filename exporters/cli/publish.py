@@ -1,0 +1,74 @@
+"""``modelport publish``: a version that is proven already, bit for bit, into another repository."""
+
+from __future__ import annotations
+
+import contextlib
+import shutil
+from pathlib import Path
+
+import click
+
+from modelport.gateway.cli.errors import OneLineCommand, UsageError
+from modelport.gateway.repository.storage.location import Location, Repository
+
+
+@click.command(cls=OneLineCommand)
+@click.argument("path", type=Repository())
+@click.option(
+    "--repository",
+    type=Repository(),
+    required=True,
+    help="The model repository to publish into: a folder, or s3://, gs:// or az://BUCKET/PREFIX.",
+)
+@click.option("--model-version", default="auto", show_default=True, metavar="N|auto")
+@click.option(
+    "--public-key",
+    "public_keys",
+    type=click.Path(path_type=Path),
+    metavar="PUBKEY",
+    multiple=True,
+    help="It must be signed with this Ed25519 key. Repeatable: any one of the keys.",
+)
+def publish_command(
+    path: Path | Location,
+    repository: Path | Location,
+    model_version: str,
+    public_keys: tuple[Path, ...],
+) -> None:
+    """Publish the version at PATH, or the newest version of the model at PATH, once more.
+
+    What is published is what lies there, if it is what its manifest and its certificate say. A
+    model that is new in the repository gets the configuration, labels and warm-up samples too.
+
+    Exit codes: 0 done, 2 usage, 5 the files are not as published.
+    """
+    from modelport.exporters import publish, verify, verify_storage
+    from modelport.gateway.repository import config, manifest, signing
+
+    keys = [signing.load_public_key(key) for key in public_keys]
+    with contextlib.ExitStack() as stack:
+        if isinstance(path, Location):
+            version = stack.enter_context(verify_storage.copied(path))
+        else:
+            version = verify.find_version(path)
+        checked = verify.check(version, keys)
+        try:
+            text = (version.parent / config.FILENAME).read_text()
+        except (OSError, UnicodeDecodeError):
+            raise UsageError(
+                f"'{checked.model}' has no {config.FILENAME} to publish beside the version"
+            ) from None
+        wanted = config.parse(text)
+        wanted.name = checked.model
+        number = publish.parse_version(model_version)
+        staged = stack.enter_context(publish.staging(repository))
+        shutil.copytree(version, staged, dirs_exist_ok=True)
+        for each in version.parent.iterdir():
+            if each.name == config.WARMUP and each.is_dir():
+                shutil.copytree(each, staged.parent / each.name)
+            elif each.is_file():
+                shutil.copy2(each, staged.parent / each.name)
+        manifest.verify(staged)  # as it was copied
+        done = publish.publish(staged, repository, wanted, number)
+    for label, value in (("model", done.name), ("version", done.version), ("path", done.path)):
+        click.echo(f"{label:<10} {value}")

@@ -1,0 +1,176 @@
+"""``modelport verify``: check a published version, or prove it again.
+
+Importing this imports neither torch nor a runtime, so that ``--help`` is instant.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from modelport.exporters.progress import progress_bar
+from modelport.gateway.cli.errors import OneLineCommand, UsageError, missing_extra
+from modelport.gateway.repository.storage.location import Location, Repository
+
+if TYPE_CHECKING:
+    from modelport.exporters.verify import Checked, Proven
+
+_FILE = click.Path(path_type=Path)
+
+
+@click.command(cls=OneLineCommand)
+@click.argument("path", type=Repository())
+@click.option("--integrity", is_flag=True, help="Check the files alone; run nothing.")
+@click.option(
+    "--public-key",
+    "public_keys",
+    type=_FILE,
+    metavar="PUBKEY",
+    multiple=True,
+    help="It must be signed with this Ed25519 key. Repeatable: any one of the keys.",
+)
+@click.option(
+    "--checkpoint",
+    type=_FILE,
+    help="What it was exported from.  [default: the certificate's, here or in checkpoints/]",
+)
+@click.option("--lora", type=_FILE, metavar="DIR", help="The adapters that were merged.")
+@click.option(
+    "--data",
+    type=_FILE,
+    metavar="FILE.npz",
+    help="The held-out inputs that it was evaluated on.",
+)
+@click.option(
+    "--model",
+    metavar="package.module:factory",
+    help="Run this code, which an unsigned certificate names.",
+)
+@click.option(
+    "--trust",
+    is_flag=True,
+    help="Run what the version holds and its certificate names, though no --public-key vouches for "
+    "it: native code (aoti), operators that reach files, factories.",
+)
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON document.")
+@click.option("--quiet", "-q", is_flag=True, help="No progress.")
+def verify(
+    path: Path | Location,
+    integrity: bool,
+    public_keys: tuple[Path, ...],
+    as_json: bool,
+    quiet: bool,
+    **given: Any,
+) -> None:
+    """Check the version at PATH, or the newest version of the model at PATH: a folder, or
+    s3://, gs:// or az://BUCKET/PREFIX/MODEL/VERSION.
+
+    First its files: manifest, certificate, signature. Then the proof, with the certificate's seed,
+    samples and tolerances, against the checkpoint that it names; this runs the artifact. Nothing
+    that can do more than compute runs unless it is signed with a --public-key, or --trust is given:
+    what only computes is safe to run without either.
+
+    Exit codes: 0 it holds, 2 usage, 3 the proof fails, 4 unsupported, 5 the files are not as
+    published.
+    """
+    if integrity and any(given.values()):
+        flag = next(name for name, value in given.items() if value)
+        raise UsageError(f"--integrity proves nothing again; leave --{flag}")
+    with progress_bar(quiet) as progress:
+        progress("checking", 0, 0)
+        try:
+            from modelport.exporters import verify as verification
+            from modelport.gateway.repository import signing
+        except ImportError as error:
+            raise missing_extra(error) from error
+
+        keys = [signing.load_public_key(key) for key in public_keys]
+        with contextlib.ExitStack() as stack:
+            if isinstance(path, Location):
+                from modelport.exporters import verify_storage
+
+                version = stack.enter_context(verify_storage.copied(path))
+            else:
+                version = verification.find_version(path)
+            checked = verification.check(version, keys)
+            proven = None
+            if not integrity:
+                proven = verification.prove(checked, verification.Given(**given), progress)
+    if as_json:
+        click.echo(json.dumps(_document(checked, proven), indent=2))
+    else:
+        _print(checked, proven, str(path) if isinstance(path, Location) else str(checked.path))
+
+
+def _document(checked: Checked, proven: Proven | None) -> dict[str, Any]:
+    artifact = checked.certificate.document["artifact"]
+    document: dict[str, Any] = {
+        "model": checked.model,
+        "version": checked.number,
+        "format": artifact.get("format"),
+        "files": len(checked.certificate.files),
+        "size_bytes": checked.certificate.size_bytes,
+        "signature": checked.signer and {"key": checked.signer, "verified": checked.trusted},
+        "proof": None,
+    }
+    if proven is not None:
+        claim, report = proven.claim, proven.report
+        document["proof"] = {
+            "precision": claim.target.precision,
+            "seed": report.seed,
+            "samples": report.samples,
+            "edge_samples": report.edge_samples,
+            "tolerance": {"atol": report.atol, "rtol": report.rtol},
+            "max_abs_errors": {
+                name: {"certified": claim.max_abs_errors.get(name), "now": output.max_abs_error}
+                for name, output in report.outputs.items()
+            },
+            "agreement": {"certified": claim.agreement, "now": report.agreement},
+        }
+    return document
+
+
+def _print(checked: Checked, proven: Proven | None, where: str) -> None:
+    document = _document(checked, proven)
+    signature = "none"
+    if checked.signer is not None:
+        verified = "verified" if checked.trusted else "not verified, --public-key does"
+        signature = f"{verified}: key {checked.signer}"
+    rows = {
+        "model": checked.model,
+        "version": f"{checked.number} ({click.format_filename(where)})",
+        "artifact": f"{document['format']}, {document['size_bytes'] / 1e6:.2f} MB",
+        "files": f"{document['files']}, as in manifest and certificate",
+        "signature": signature,
+    }
+    if proven is not None:
+        report = proven.report
+        rows["proof"] = (
+            f"holds in {proven.claim.target.precision}, {report.samples + report.edge_samples} "
+            f"samples, seed {report.seed}"
+        )
+        rows["held to"] = f"{report.atol:g} + {report.rtol:g} * |reference|"
+        if report.bounds is not None:
+            rows["held to"] = (
+                f"agreement {report.bounds.agreement:.2%}"
+                if report.decision
+                else f"relative error {report.bounds.relative_error:.2%}"
+            )
+        for name, error in document["proof"]["max_abs_errors"].items():
+            rows[f"error {name}"] = _beside(error, ".2e")
+        if report.agreement is not None:
+            rows["agreement"] = _beside(document["proof"]["agreement"], ".2%")
+    width = max(map(len, rows))
+    for label, value in rows.items():
+        click.echo(f"{label:<{width}}  {value}")
+
+
+def _beside(values: dict[str, float | None], form: str) -> str:
+    """``now`` and ``certified`` in one line."""
+    certified = values["certified"]
+    then = "not in the certificate" if certified is None else f"certified {certified:{form}}"
+    return f"{values['now']:{form}} ({then})"

@@ -1,0 +1,325 @@
+"""A model of an Open Inference Protocol server as this gateway serves it.
+
+The server's metadata gives *wire* shapes, the batch dimension first; a backend gets and gives
+shapes of the *model*, behind ``reshape``. ``agree`` brings both together when the model loads, and
+an ``Agreement`` turns tensors round and checks answers with what it then knows.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Protocol, runtime_checkable
+
+from modelport.gateway.errors import InvalidArgument
+from modelport.gateway.inference.validation import Reshape
+from modelport.gateway.repository import autocomplete
+from modelport.gateway.repository import config as configuration
+from modelport.gateway.repository.autocomplete import ArtifactTensor
+from modelport.gateway.repository.config import ModelConfig
+from modelport.gateway.types import (
+    Array,
+    Datatype,
+    Deadline,
+    InferRequest,
+    ModelSignature,
+    Parameter,
+    Tensor,
+)
+from modelport.gateway.upstream import EndpointFailed, Failure
+from modelport.gateway.wire.triton_messages import model_config_pb2 as pb
+
+#: Parameters of a configuration that say what a model takes, rather than how a server runs it.
+SIGNATURE_PARAMETERS = ("axis.", "axes.", "range.", "padding.", "image.")
+
+
+@dataclass(frozen=True, slots=True)
+class Metadata:
+    """A server's answer. ``versions`` are words: some servers name theirs otherwise, or not.
+
+    ``of_model``: the shapes are the model's own, whatever ``reshape`` the configuration has.
+    ``unranked``: outputs of which the server does not even know the rank.
+    """
+
+    versions: tuple[str, ...]
+    inputs: tuple[ArtifactTensor, ...]
+    outputs: tuple[ArtifactTensor, ...]
+    of_model: bool = False
+    unranked: frozenset[str] = frozenset()
+
+
+class Server(Protocol):
+    """The servers of a route, over one protocol; an endpoint is chosen by whoever calls.
+
+    Methods raise ``EndpointFailed`` and ``ModelportError``, as ``gateway.upstream`` has it. They
+    are called on the event loop.
+    """
+
+    async def metadata(self, address: str, version: str, limit: Deadline) -> Metadata:
+        """``version`` empty: the one the server chooses."""
+
+    async def config(self, address: str, version: str, limit: Deadline) -> ModelConfig | None:
+        """The model's configuration; None: the server tells none."""
+
+    async def ready(self, address: str, version: str, limit: Deadline) -> None:
+        """Raises unless the model is READY there."""
+
+    async def serve(self, address: str, version: str, agreement: Agreement) -> None:
+        """Be ready to ``infer``: called once."""
+
+    async def infer(self, address: str, request: InferRequest, limit: Deadline) -> Answer: ...
+
+    def reset(self, address: str) -> None:
+        """Open a new connection for the next request. Requests in flight go on."""
+
+    async def close(self) -> None: ...
+
+
+@runtime_checkable
+class StreamingServer(Protocol):
+    """A ``Server`` whose protocol carries any number of answers to a request."""
+
+    def stream(
+        self, address: str, request: InferRequest, deadline: Deadline
+    ) -> AsyncGenerator[Answer, None]:
+        """The answers, as they are asked for. Closing it cancels the request there."""
+
+
+@runtime_checkable
+class SignatureServer(Protocol):
+    """A ``Server`` whose models have named signatures, which ``InferRequest.signature`` names."""
+
+    #: As ``SignatureBackend``'s, of the model as it was described last.
+    signatures: Mapping[str, ModelSignature]
+    signature_defs: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """An answer in the model's shapes."""
+
+    outputs: list[Tensor]
+    parameters: Mapping[str, Parameter] = field(default_factory=dict)
+
+
+class Agreement:
+    """What may be asked and must be answered; everything is worked out when the model loads."""
+
+    def __init__(
+        self,
+        config: ModelConfig,
+        reshaped: frozenset[str],
+        unranked: frozenset[str] = frozenset(),
+    ) -> None:
+        """``reshaped``: the tensors whose ``reshape`` is the server's own work."""
+        self.config = config
+        self.signature: ModelSignature = configuration.signature(config)
+        self.outputs = tuple(spec.name for spec in self.signature.outputs)
+        #: Each response of a stream may have some of the outputs.
+        self.decoupled: bool = config.model_transaction_policy.decoupled
+        self._batched = batched = self.signature.max_batch_size > 0
+        self._to_wire = {
+            spec.name: Reshape(spec.reshape, spec.wire_dims, batched)
+            for spec in self.signature.inputs
+            if spec.reshape is not None and _key("input", spec.name) in reshaped
+        }
+        self._expected: dict[str, _Output] = {}
+        for spec in self.signature.outputs:
+            dims, to_model = spec.wire_dims, None
+            if spec.reshape is not None:
+                if _key("output", spec.name) in reshaped:
+                    to_model = Reshape(spec.wire_dims, spec.reshape, batched)
+                else:
+                    dims = spec.reshape
+            ranked = spec.name not in unranked
+            self._expected[spec.name] = _Output(spec.datatype, dims, to_model, ranked)
+
+    def to_wire(self, request: InferRequest) -> list[Tensor]:
+        """The inputs as the server wants them; the request keeps its own."""
+        if not self._to_wire:
+            return request.inputs
+        return [
+            Tensor(t.name, t.datatype, self._to_wire[t.name](t.data))
+            if t.name in self._to_wire
+            else t
+            for t in request.inputs
+        ]
+
+    def batch_size(self, request: InferRequest) -> int | None:
+        """How many elements the answer must have; None: the model does not batch."""
+        return request.inputs[0].data.shape[0] if self._batched and request.inputs else None
+
+    def expect(
+        self, name: object, datatype: object, shape: Sequence[Any], batch: int | None
+    ) -> tuple[str, Datatype, tuple[int, ...]]:
+        """Name, datatype and shape of an output that the server announces.
+
+        Raises:
+            EndpointFailed: the signature has no such output, or another one.
+        """
+        expected = self._expected.get(name) if isinstance(name, str) else None
+        if expected is None or not isinstance(name, str):
+            raise EndpointFailed(Failure.DAMAGED, "it has an output that the model has not")
+        dims = expected.dims if batch is None else (batch, *expected.dims)
+        sizes = tuple(shape)
+        own = dims[: len(dims) - len(expected.dims)]
+        if _is_empty(sizes) and sizes[: len(own)] == own and expected.to_model is None:
+            return name, expected.datatype, sizes  # Triton's backends do not mind of which type
+        if datatype != expected.datatype.value:
+            raise EndpointFailed(Failure.DAMAGED, f"output '{name}' is no {expected.datatype}")
+        if not all(type(size) is int and size >= 0 for size in sizes) or (
+            expected.ranked and not _fits(sizes, dims)
+        ):
+            raise EndpointFailed(Failure.DAMAGED, f"output '{name}' is not of shape {list(dims)}")
+        return name, expected.datatype, sizes
+
+    def ordered(
+        self,
+        arrays: Mapping[str, Array],
+        announced: int,
+        request: InferRequest,
+        *,
+        omits: bool = False,
+    ) -> list[Tensor]:
+        """``arrays``, of wire shapes, as the outputs that ``request`` wants.
+
+        ``omits``: the server may leave outputs out, as Triton's backends do.
+
+        Raises:
+            EndpointFailed: one is missing, or one of those ``announced`` is there twice.
+        """
+        if len(arrays) != announced:
+            raise EndpointFailed(Failure.DAMAGED, "it has an output twice")
+        outputs = []
+        for name in request.outputs or self.outputs:
+            if name not in arrays:
+                if self.decoupled or omits:
+                    continue
+                raise EndpointFailed(Failure.DAMAGED, f"output '{name}' is missing")
+            expected = self._expected[name]
+            data = arrays[name]
+            if expected.to_model is not None:
+                data = expected.to_model(data)
+            outputs.append(Tensor(name, expected.datatype, data))
+        return outputs
+
+
+def _is_empty(sizes: Sequence[Any]) -> bool:
+    return all(type(size) is int and size >= 0 for size in sizes) and 0 in sizes
+
+
+@dataclass(frozen=True, slots=True)
+class _Output:
+    """``dims`` are those of the wire, without the batch dimension."""
+
+    datatype: Datatype
+    dims: tuple[int, ...]
+    to_model: Reshape | None
+    ranked: bool = True
+
+
+def _fits(shape: Sequence[int], dims: Sequence[int]) -> bool:
+    return len(shape) == len(dims) and all(
+        wanted in (-1, size) for size, wanted in zip(shape, dims, strict=True)
+    )
+
+
+def agree(declared: ModelConfig, told: Metadata, theirs: ModelConfig | None) -> Agreement:
+    """What ``declared`` leaves open is filled in by the server; where both speak they must agree.
+
+    ``theirs`` is the server's own configuration of the model, where it tells one.
+
+    Raises:
+        InvalidArgument: they contradict each other, or nobody tells inputs and outputs.
+    """
+    config = pb.ModelConfig()
+    config.CopyFrom(declared)
+    if theirs is not None:
+        _adopt(config, theirs)
+    if not (config.input or told.inputs) or not (config.output or told.outputs):
+        raise InvalidArgument(
+            "the server tells no inputs or outputs; declare them in a config.pbtxt and name it as "
+            "'config' of the route"
+        )
+    batched = config.max_batch_size > 0
+    optional = {tensor.name for tensor in theirs.input if tensor.optional} if theirs else set()
+    inputs = [t for t in told.inputs if not config.input or t.name not in optional or
+              t.name in {declaration.name for declaration in config.input}]  # fmt: skip
+    reshaped: set[str] = set()
+    sides = []
+    for kind, declarations, tensors in (
+        ("input", config.input, inputs),
+        ("output", config.output, told.outputs),
+    ):
+        if not declarations:
+            for tensor in tensors:
+                autocomplete.declare(declarations.add(), tensor, batched)
+        behind = list(tensors)
+        if not told.of_model:
+            behind = [_behind_reshape(config, declarations, tensor) for tensor in tensors]
+        reshaped |= {
+            _key(kind, tensor.name)
+            for tensor, model in zip(tensors, behind, strict=True)
+            if model is not tensor
+        }
+        sides.append(behind)
+    # A server that tells nothing is believed when it answers; until then the declaration is.
+    completed = autocomplete.complete(config, *sides) if told.inputs and told.outputs else config
+    unranked = told.unranked - {tensor.name for tensor in declared.output}
+    return Agreement(completed, frozenset(reshaped), unranked)
+
+
+def _adopt(config: ModelConfig, theirs: ModelConfig) -> None:
+    if theirs.model_transaction_policy.decoupled:
+        config.model_transaction_policy.decoupled = True
+    if not config.input and not config.output and not config.max_batch_size:
+        config.max_batch_size = max(0, theirs.max_batch_size)
+    if 0 < theirs.max_batch_size < config.max_batch_size:
+        raise InvalidArgument(
+            f"max_batch_size is {config.max_batch_size}, but the server's is "
+            f"{theirs.max_batch_size}"
+        )
+    config.platform = config.platform or theirs.platform
+    for scheduler in ("dynamic_batching", "sequence_batching"):
+        if theirs.HasField(scheduler) and not config.HasField(scheduler):
+            getattr(config, scheduler).CopyFrom(getattr(theirs, scheduler))
+    same = bool(config.max_batch_size) == bool(theirs.max_batch_size)
+    if not config.input and same:
+        config.input.extend(theirs.input)
+    if not config.output and same:
+        config.output.extend(theirs.output)
+        for declaration in config.output:
+            declaration.label_filename = ""  # the file is there, not here
+    for tensor in theirs.input:
+        for declaration in config.input:
+            if declaration.name == tensor.name and tensor.optional:
+                declaration.optional = True
+    names = {tensor.name for tensor in (*config.input, *config.output)}
+    for key in theirs.parameters:
+        kind, _, name = key.partition(".")
+        known = key.startswith(SIGNATURE_PARAMETERS) and (
+            kind not in ("axes", "range") or name in names
+        )
+        if known and key not in config.parameters:
+            config.parameters[key].CopyFrom(theirs.parameters[key])
+
+
+def _behind_reshape(
+    config: ModelConfig, declarations: Sequence[Any], tensor: ArtifactTensor
+) -> ArtifactTensor:
+    """``tensor`` as the model behind the server has it, if the server itself reshapes it."""
+    for declaration in declarations:
+        if declaration.name == tensor.name and declaration.HasField("reshape"):
+            batch = (-1,) if config.max_batch_size > 0 else ()
+            wire = (*batch, *declaration.dims)
+            fits = len(wire) == len(tensor.shape) and all(
+                has in (-1, says) for says, has in zip(wire, tensor.shape, strict=True)
+            )
+            if fits:
+                shape = (*batch, *declaration.reshape.shape)
+                return ArtifactTensor(tensor.name, tensor.datatype, shape)
+    return tensor
+
+
+def _key(kind: str, name: str) -> str:
+    return f"{kind} {name}"

@@ -1,0 +1,71 @@
+"""``modelport load`` and ``modelport unload``: control the models of a running gateway."""
+
+from __future__ import annotations
+
+import json
+from contextlib import closing
+from pathlib import Path
+
+import click
+
+from modelport.gateway.cli.infer import Client, protocol_option, url_option
+from modelport.gateway.errors import InvalidArgument, ModelportError
+from modelport.gateway.repository import config as configuration
+
+
+@click.command()
+@click.argument("model")
+@url_option
+@protocol_option
+@click.option(
+    "--model-config",
+    type=click.Path(path_type=Path),
+    metavar="FILE",
+    help="A configuration to use in place of the repository's: config.pbtxt or JSON.",
+)
+def load(model: str, url: str | None, protocol: str, model_config: Path | None) -> None:
+    """Load MODEL, or reload it where it is loaded already, and show its versions.
+
+    The gateway must run with --model-control-mode explicit.
+    """
+    config = None if model_config is None else _read_config(model_config)
+    with closing(Client(protocol, url)) as client:
+        client.call("load_model", model, **({"config": config} if config else {}))
+        _show(client, model)
+
+
+@click.command()
+@click.argument("model")
+@url_option
+@protocol_option
+@click.option(
+    "--unload-dependents", is_flag=True, help="The models of an ensemble's steps as well."
+)
+def unload(model: str, url: str | None, protocol: str, unload_dependents: bool) -> None:
+    """Unload MODEL once its requests in flight are answered.
+
+    The gateway must run with --model-control-mode explicit.
+    """
+    with closing(Client(protocol, url)) as client:
+        client.call("unload_model", model, unload_dependents=unload_dependents)
+        _show(client, model)
+
+
+def _read_config(file: Path) -> str:
+    """The configuration in ``file`` as the JSON that a load request carries."""
+    try:
+        text = file.read_text(encoding="utf-8")
+        json_like = text.lstrip().startswith("{")
+        config = configuration.parse_json(text) if json_like else configuration.parse(text)
+    except (OSError, UnicodeDecodeError) as error:
+        raise InvalidArgument(f"'{file}' cannot be read: {error}") from error
+    except ModelportError as error:
+        raise InvalidArgument(f"'{file}': {error}") from error
+    return json.dumps(configuration.to_json(config))
+
+
+def _show(client: Client, model: str) -> None:
+    for row in client.index():
+        if row["name"] == model and row.get("version"):
+            reason = f": {row['reason']}" if row.get("reason") else ""
+            click.echo(f"{model} version {row['version']} is {row['state']}{reason}")

@@ -1,0 +1,278 @@
+"""``modelport doctor``: which backends this machine can run, with versions, and what is missing.
+
+Everything is asked at once, each in a process of its own, so a broken library costs its row alone.
+Nothing heavier than ONNX Runtime is imported unless there is a GPU to try it on.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import importlib.metadata
+import json
+import os
+import re
+import shutil
+import signal
+import sys
+from collections.abc import Awaitable, Iterator, Mapping
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any
+
+import click
+
+from modelport.gateway import backends
+from modelport.gateway.backends.managed.servers import SERVERS
+from modelport.gateway.cli.errors import OneLineCommand
+from modelport.gateway.errors import ModelportError
+from modelport.gateway.repository.routes import Program, Route, Routes
+
+#: A program or a library that takes longer to answer is reported as broken.
+ASK_SECONDS = 20.0
+#: Device files of a GPU that CUDA could use.
+GPU_DEVICES = ("/dev/nvidia0", "/dev/nvidiactl", "/dev/dxg")
+MAX_SAID = 200
+
+#: y = Identity(x), one FP32 number, as an ONNX model (IR 8, opset 17).
+IDENTITY = (
+    "080812003a370a100a017812017922084964656e746974791201675a0f0a0178120a0a08080112040a020801"
+    "620f0a0179120a0a08080112040a02080142040a001011"
+)
+_ONNXRUNTIME = f"""
+import json, numpy, onnxruntime, sys
+model, said = bytes.fromhex("{IDENTITY}"), {{"version": onnxruntime.__version__}}
+said["providers"] = onnxruntime.get_available_providers()
+options = onnxruntime.SessionOptions()
+options.log_severity_level = 4
+for provider in sys.argv[1:]:
+    if provider in said["providers"]:
+        session = onnxruntime.InferenceSession(model, options, [provider])
+        session.run(None, {{"x": numpy.ones(1, numpy.float32)}})
+        said[provider] = provider in session.get_providers()
+print(json.dumps(said))
+"""
+_TORCH = """
+import json, torch
+found = torch.cuda.is_available()
+said = {"device": torch.cuda.get_device_name(0) if found else ""}
+if found: said["sum"] = float(torch.ones(8, device="cuda").sum())
+print(json.dumps(said))
+"""
+#: distribution → the backend it brings, and how to install it.
+LIBRARIES = {
+    "torch": ("pytorch", "pip install 'modelport[torch]'"),
+    "tensorflow": ("tensorflow", "pip install 'modelport[tensorflow]'"),
+    "ai-edge-litert": ("tflite", "pip install 'modelport[litert]'"),
+    "tflite-runtime": ("tflite", "only where ai-edge-litert is not"),
+}
+#: server → how it tells its version; Triton cannot.
+VERSION_FLAGS = {"torchserve": "--version", "tfserving": "--version", "triton": "--help"}
+TOOLS = {"java": "-version", "perf_analyzer": "--version"}
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """A row. ``state`` is ok, missing (not installed), broken, or down (a server elsewhere)."""
+
+    kind: str
+    name: str
+    state: str
+    version: str = ""
+    detail: str = ""
+
+
+@click.command(cls=OneLineCommand)
+@click.option("--routes", "file", metavar="FILE", type=click.Path(path_type=Path),
+              help="Look at the servers that this file names, too.")  # fmt: skip
+@click.option("--json", "as_json", is_flag=True, help="Print JSON.")
+def doctor(file: Path | None, as_json: bool) -> None:
+    """Tell which backends this machine can run, with versions.
+
+    The exit status is 0 if the default backend, ONNX Runtime, works.
+    """
+    from modelport.gateway.repository import routes
+
+    findings = asyncio.run(examine(routes.load(file) if file is not None else Routes()))
+    if as_json:
+        click.echo(json.dumps([asdict(finding) for finding in findings], indent=2))
+    else:
+        _show(findings)
+    if not any(f.name == "onnxruntime" and f.state == "ok" for f in findings):
+        sys.exit(1)
+
+
+async def examine(routes: Routes) -> list[Finding]:
+    """Every row, in the order to show them in."""
+    gpu = any(Path(device).exists() for device in GPU_DEVICES)
+    looks: list[Awaitable[list[Finding]]] = [
+        _onnxruntime(gpu),
+        _libraries(gpu),
+        *(_program(name, routes.servers.get(name, Program())) for name in SERVERS),
+        *(_tool(name, flag) for name, flag in TOOLS.items()),
+        *(_endpoint(name, each) for name, route in routes.models.items() for each in _each(route)),
+    ]
+    return [finding for found in await asyncio.gather(*looks) for finding in found]
+
+
+# -- libraries ------------------------------------------------------------------------------------
+
+
+async def _onnxruntime(gpu: bool) -> list[Finding]:
+    providers = ["CPUExecutionProvider", *(["CUDAExecutionProvider"] if gpu else [])]
+    status, text = await _ask(sys.executable, "-c", _ONNXRUNTIME, *providers)
+    said = _document(text) if status == 0 else {}
+    if not said.get("CPUExecutionProvider"):
+        return [Finding("embedded", "onnxruntime", "broken", detail=_last(text))]
+    version = str(said["version"])
+    names = ", ".join(name.removesuffix("ExecutionProvider") for name in said["providers"])
+    found = [Finding("embedded", "onnxruntime", "ok", version, f"providers: {names}")]
+    if not gpu:
+        state, reason = "missing", "this machine has no NVIDIA GPU device"
+    elif "CUDAExecutionProvider" not in said["providers"]:
+        state, reason = "missing", "there is a GPU; install onnxruntime-gpu instead of onnxruntime"
+    elif not said.get("CUDAExecutionProvider"):
+        state, reason = "broken", "the provider is there and falls back to the CPU"
+    else:
+        state, reason = "ok", "a model ran on it"
+    return [*found, Finding("embedded", "onnxruntime on CUDA", state, version, reason)]
+
+
+async def _libraries(gpu: bool) -> list[Finding]:
+    found = []
+    for distribution, (backend, install) in LIBRARIES.items():
+        try:
+            version = importlib.metadata.version(distribution)
+        except importlib.metadata.PackageNotFoundError:
+            found.append(Finding("embedded", f"{backend} ({distribution})", "missing", "", install))
+            continue
+        found.append(Finding("embedded", f"{backend} ({distribution})", "ok", version, "installed"))
+        if distribution == "torch" and gpu:
+            status, text = await _ask(sys.executable, "-c", _TORCH)
+            said = _document(text) if status == 0 else {}
+            device = str(said.get("device", ""))
+            state = "ok" if device else "broken"
+            detail = device or ("torch sees no GPU" if said else _last(text))
+            found.append(Finding("embedded", "pytorch on CUDA", state, version, detail))
+    return found
+
+
+# -- programs -------------------------------------------------------------------------------------
+
+
+async def _program(name: str, program: Program) -> list[Finding]:
+    server = SERVERS[name]
+    try:
+        command = server.find(program)
+    except ModelportError as error:
+        return [Finding("managed", name, "missing", detail=str(error))]
+    status, text = await _ask(*command, VERSION_FLAGS[name], environment=program.environment)
+    if status not in (0, 1) or "error while loading shared libraries" in text:
+        return [Finding("managed", name, "broken", detail=_last(text))]
+    version = _triton_version(Path(command[0])) if name == "triton" else _version(text)
+    return [Finding("managed", name, "ok", version, command[0])]
+
+
+async def _tool(name: str, flag: str) -> list[Finding]:
+    path = shutil.which(name)
+    if path is None:
+        return [Finding("tool", name, "missing")]
+    status, text = await _ask(path, flag)
+    state = "ok" if status == 0 else "broken"
+    return [Finding("tool", name, state, _version(text), path if status == 0 else _last(text))]
+
+
+def _triton_version(program: Path) -> str:
+    """From the file beside it in NVIDIA's images; the program does not tell."""
+    try:
+        return (program.resolve().parent.parent / "TRITON_VERSION").read_text().strip()
+    except OSError:
+        return ""
+
+
+# -- servers elsewhere ----------------------------------------------------------------------------
+
+
+def _each(route: Route) -> Iterator[Route]:
+    for endpoint in route.endpoints:
+        yield route._replace(endpoints=(endpoint,))
+
+
+async def _endpoint(model: str, route: Route) -> list[Finding]:
+    where = f"{model} at {route.endpoints[0]}"
+    try:
+        async with asyncio.timeout(ASK_SECONDS):
+            versions = await backends.find_versions(route.backend)(route, model)
+    except TimeoutError:
+        return [Finding(route.backend, where, "down", detail="it does not answer")]
+    except ModelportError as error:
+        return [Finding(route.backend, where, "down", detail=str(error))]
+    except Exception as error:  # a client's own trouble must not cost the other rows
+        return [Finding(route.backend, where, "broken", detail=_last(str(error)))]
+    numbers = ", ".join(map(str, versions)) or "none"
+    return [Finding(route.backend, where, "ok", detail=f"versions READY: {numbers}")]
+
+
+# -- asking ---------------------------------------------------------------------------------------
+
+
+async def _ask(
+    *command: str, environment: Mapping[str, str] = MappingProxyType({})
+) -> tuple[int, str]:
+    """Exit status (-1: it did not end in time, or could not be run) and what it printed."""
+    try:
+        process = await asyncio.create_subprocess_exec(
+            *command,
+            stdin=asyncio.subprocess.DEVNULL,
+            stdout=asyncio.subprocess.PIPE,
+            stderr=asyncio.subprocess.STDOUT,
+            env={**os.environ, **environment},
+            start_new_session=True,
+        )
+    except OSError as error:
+        return -1, error.strerror or "it cannot be run"
+    try:
+        async with asyncio.timeout(ASK_SECONDS):
+            printed, _ = await process.communicate()
+    except TimeoutError:
+        os.killpg(process.pid, signal.SIGKILL)
+        await process.wait()
+        return -1, f"no answer within {ASK_SECONDS:g} s"
+    return process.returncode or 0, printed.decode("utf-8", "replace")
+
+
+def _document(text: str) -> dict[str, Any]:
+    """The JSON object in the last line; libraries may print before it."""
+    try:
+        found = json.loads(_last(text, 100_000))
+    except ValueError:
+        return {}
+    return found if isinstance(found, dict) else {}
+
+
+def _last(text: str, most: int = MAX_SAID) -> str:
+    return (text.strip().splitlines() or [""])[-1].strip()[:most]
+
+
+def _version(text: str) -> str:
+    found = re.search(r"\d+(?:\.\d+)+\S*", text)
+    return found[0].strip("\",'") if found else ""
+
+
+def _show(findings: list[Finding]) -> None:
+    from rich.console import Console
+    from rich.table import Table
+    from rich.text import Text
+
+    colours = {"ok": "green", "missing": "yellow", "broken": "red", "down": "red"}
+    table = Table(box=None, pad_edge=False)
+    for title in ("kind", "name", "state", "version", "detail"):
+        table.add_column(title, overflow="fold")
+    for finding in findings:
+        state = Text(finding.state, colours[finding.state])
+        table.add_row(
+            *(Text(text) for text in (finding.kind, finding.name)),
+            state,
+            *(Text(text) for text in (finding.version, finding.detail)),
+        )
+    Console().print(table)

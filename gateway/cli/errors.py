@@ -1,0 +1,204 @@
+"""What an export can fail with, and what the command line makes of it: one line and an exit code.
+
+ModelportError                (modelport.gateway.errors)
+├── InvalidArgument
+│   └── UsageError      2     an argument is wrong, or does not fit the checkpoint
+├── AlreadyExists       2     a published version is never overwritten
+├── NotFound            2
+├── ParityError         3     the artifact does not compute what the checkpoint computes
+├── Unsupported         4     a format, opset, datatype or operator without an exporter
+└── Internal
+    └── IntegrityError  5     a file is damaged, or wants to run code
+"""
+
+from __future__ import annotations
+
+import contextlib
+import difflib
+import importlib.util
+import os
+from collections.abc import Iterable, Mapping
+from typing import IO, Any, NoReturn
+
+import click
+from click.core import ParameterSource
+
+from modelport.gateway.errors import (
+    AlreadyExists,
+    IntegrityError,
+    InvalidArgument,
+    ModelportError,
+    NotFound,
+    Unsupported,
+)
+
+EXIT_FAILURE = 1  # none of the documented reasons: a bug, or the machine's fault
+
+
+class UsageError(InvalidArgument):
+    """The command was called wrongly; the message names the argument and the remedy."""
+
+
+class ParityError(ModelportError):
+    """Artifact and checkpoint disagree; the message names output, error, tolerance and sizes."""
+
+
+#: The first class that matches decides.
+EXIT_CODES: Mapping[type[BaseException], int] = {
+    click.UsageError: 2,
+    InvalidArgument: 2,
+    AlreadyExists: 2,
+    NotFound: 2,
+    ParityError: 3,
+    Unsupported: 4,
+    IntegrityError: 5,
+    KeyboardInterrupt: 130,
+}
+
+
+def exit_code(error: BaseException) -> int:
+    """The process exit code that tells ``error`` apart."""
+    for kind, code in EXIT_CODES.items():
+        if isinstance(error, kind):
+            return code
+    return EXIT_FAILURE
+
+
+#: The extra that brings a package; every other one comes with ``torch``.
+_EXTRAS = {
+    "tensorflow": "tensorflow",
+    "keras": "tensorflow",
+    "tf2onnx": "tensorflow",
+    "h5py": "tensorflow",
+    "ai_edge_litert": "litert",
+    "transformers": "huggingface",
+    "peft": "huggingface",
+    **dict.fromkeys(
+        ("locust", "gevent", "geventhttpclient", "hdrh", "psutil", "scipy", "jinja2", "matplotlib"),
+        "load",
+    ),
+}
+
+
+#: Packages whose absence an extra mends.
+_LIBRARIES = frozenset(_EXTRAS) | {"torch", "onnx", "onnxscript", "safetensors", "sklearn"}
+
+
+def missing_extra(error: ImportError) -> Unsupported:
+    """What to say when a library that only exporting needs is not installed."""
+    package = (error.name or "").partition(".")[0]
+    return Unsupported(
+        f"'{package}' is not installed; this needs it: "
+        f"pip install 'modelport[{_EXTRAS.get(package, 'torch')}]'"
+    )
+
+
+def require_extra(extra: str) -> None:
+    """Raise ``Unsupported`` unless every package of ``extra`` is installed; import none."""
+    for package in [name for name, brought_by in _EXTRAS.items() if brought_by == extra]:
+        with contextlib.suppress(ValueError):  # a module without a specification, as None
+            if importlib.util.find_spec(package) is not None:
+                continue
+        raise missing_extra(ModuleNotFoundError(name=package))
+
+
+def suggestion(wrong: str, known: Iterable[str]) -> str:
+    """A question that names the likeliest of ``known``; empty where none is like ``wrong``."""
+    by_folded = {name.casefold(): name for name in known}
+    close = difflib.get_close_matches(wrong.casefold(), by_folded, n=1)
+    return f"did you mean '{by_folded[close[0]]}'?" if close else ""
+
+
+def first_line(error: Exception, most: int = 200) -> str:
+    """What a library says went wrong, without the pages that follow; else the error's type."""
+    return (str(error).strip() or type(error).__name__).splitlines()[0][:most]
+
+
+def converter_refused(error: Exception, tool: str) -> Unsupported:
+    """A converter's own account of a failed export, often pages long, in one line."""
+    cause: BaseException = error
+    while cause.__cause__ is not None:
+        cause = cause.__cause__
+    reason = " ".join(str(cause).split())[:300] or type(cause).__name__
+    return Unsupported(
+        f"{tool} cannot export this model ({reason}); rewrite what it names in forward()"
+    )
+
+
+class Failure(click.ClickException):
+    """Any error as click shows it: one line on stderr, never a traceback."""
+
+    def __init__(self, error: BaseException) -> None:
+        text = error.format_message() if isinstance(error, click.ClickException) else str(error)
+        super().__init__(" ".join((text + _origin(error)).split()) or type(error).__name__)
+        self.exit_code = exit_code(error)  # type: ignore[misc]  # click: per class or instance
+
+    def show(self, file: IO[Any] | None = None) -> None:
+        click.echo(f"modelport: error: {self.message}", file=file, err=True)
+        annotate(self.message)
+
+
+def annotate(message: str, title: str = "modelport") -> None:
+    """Have GitHub Actions show ``message`` beside the job; nothing happens elsewhere."""
+    if os.environ.get("GITHUB_ACTIONS") != "true":
+        return
+    text = message.replace("%", "%25").replace("\r", "%0D").replace("\n", "%0A")
+    name = title.replace("%", "%25").replace(":", "%3A").replace(",", "%2C")
+    click.echo(f"::error title={name}::{text}", err=True)
+
+
+def _origin(error: BaseException) -> str:
+    """Where a wrong value comes from, if not from the command line."""
+    if not isinstance(error, click.BadParameter) or error.ctx is None or error.param is None:
+        return ""
+    source = error.ctx.get_parameter_source(str(error.param.name))
+    if source is ParameterSource.ENVIRONMENT:
+        return f" It is set by {error.param.envvar}."
+    return " It is set in the configuration file." if source is ParameterSource.DEFAULT_MAP else ""
+
+
+class OneLineCommand(click.Command):
+    """A command whose every failure, in parsing or in running, is one line and an exit code.
+
+    As the first base of a group it holds for all of the group's commands.
+    """
+
+    def make_context(self, *args: Any, **kwargs: Any) -> click.Context:
+        try:
+            return super().make_context(*args, **kwargs)
+        except click.exceptions.NoArgsIsHelpError:
+            raise
+        except click.UsageError as error:
+            _fail(error)
+
+    def invoke(self, ctx: click.Context) -> Any:
+        try:
+            return super().invoke(ctx)
+        except (ModelportError, click.UsageError) as error:
+            _fail(error)
+        except (click.ClickException, click.exceptions.Exit, click.Abort):
+            raise
+        except KeyboardInterrupt as error:
+            _fail(error)
+        except Exception as error:
+            if isinstance(error, ModuleNotFoundError) and _is_foreign(error):
+                _fail(missing_extra(error), error)
+            _fail(RuntimeError(f"unexpected {type(error).__name__}: {error}"), error)
+
+
+def _is_foreign(error: ModuleNotFoundError) -> bool:
+    """Whether what is missing is a library, not a module of ours or of the user's."""
+    return (error.name or "").partition(".")[0] in _LIBRARIES
+
+
+def _fail(error: BaseException, cause: BaseException | None = None) -> NoReturn:
+    first = cause or error
+    told = KeyboardInterrupt("interrupted") if _interrupted(first) else error
+    raise Failure(told) from first
+
+
+def _interrupted(error: BaseException | None) -> bool:
+    """Libraries that catch everything make errors of their own out of Ctrl-C."""
+    while error is not None and not isinstance(error, KeyboardInterrupt):
+        error = error.__cause__ or error.__context__
+    return error is not None

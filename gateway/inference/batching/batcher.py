@@ -1,0 +1,278 @@
+"""The batcher of one model version: requests wait here, and only here, until an instance is free.
+
+A free instance runs what is there; while all are busy, requests gather. An instance is busy until
+its execution has really ended. Where it can be told ahead what comes next, a batch that cannot get
+better is, and is taken back when one of its requests goes before it has begun. Only the event loop
+touches anything here.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import copy
+import math
+import time
+from collections import deque
+from collections.abc import Sequence
+
+from modelport.gateway.backends.base import Execution
+from modelport.gateway.errors import TimedOut, Unavailable
+from modelport.gateway.inference.batching.forming import form
+from modelport.gateway.inference.batching.joining import Joiner
+from modelport.gateway.inference.batching.settings import BatchingSettings, QueuePolicy
+from modelport.gateway.inference.batching.waiting import Batch, Queue, Waiting
+from modelport.gateway.telemetry import Statistics
+from modelport.gateway.types import Deadline, Infer, InferRequest, InferResponse
+
+Outcome = InferResponse | BaseException
+
+
+class Batcher:
+    """An ``Infer`` in front of one that takes ``settings.instances`` calls at a time."""
+
+    def __init__(
+        self,
+        infer: Infer,
+        execution: Execution,
+        settings: BatchingSettings,
+        joiner: Joiner,
+        statistics: Statistics,
+    ) -> None:
+        self._infer = infer
+        self._execution = execution
+        self._settings = settings
+        self._joiner = joiner
+        self._statistics = statistics
+        self._queue = Queue(settings)
+        self._running: set[Batch] = set()
+        #: Of those, what has not begun yet, in order. It may have, and its predecessor's end is
+        #: still to be told.
+        self._next: deque[Batch] = deque()
+        # With priorities, whoever comes may go before any batch; and who must not wait for long, or
+        # with too many, must be seen to wait.
+        simple = settings.levels < 2 and settings.default_policy == QueuePolicy()
+        self._ahead = execution.ahead if simple else 0
+        self._full = max(settings.preferred_sizes)
+        #: No request waits for others to come.
+        self._prompt = not settings.delay_seconds
+        self._ordering = settings.preserve_ordering
+        #: With ``preserve_ordering``, everyone who has no answer yet, by arrival.
+        self._order: deque[Waiting] = deque()
+        self._timer: asyncio.TimerHandle | None = None
+        self._timer_at = math.inf
+
+    async def __call__(self, request: InferRequest, deadline: Deadline) -> InferResponse:
+        if deadline.expired:
+            raise TimedOut
+        alone = self._prompt and not self._queue and len(self._running) < self._settings.instances
+        if alone and not self._order and self._execution.inline(request):
+            return await self._infer(request, deadline)
+        reply: asyncio.Future[InferResponse] = asyncio.get_running_loop().create_future()
+        bucket, size = self._joiner.bucket(request), self._joiner.size(request)
+        waiting = Waiting(request, deadline, reply, bucket, size, time.monotonic_ns())
+        self._queue.put(waiting)
+        if self._ordering:
+            self._order.append(waiting)
+        self._dispatch()
+        try:
+            return await reply
+        except asyncio.CancelledError:
+            self._leave(waiting)
+            raise
+
+    def _leave(self, waiting: Waiting) -> None:
+        """Nobody wants this answer any more."""
+        batch = waiting.batch
+        if not waiting.reply.cancelled():
+            waiting.reply.exception()  # it came at the same moment, and is nobody's now
+        elif waiting.queued:
+            self._queue.remove(waiting)
+            self._wake()
+        elif batch is not None:
+            batch.wanted -= 1
+            if batch in self._next and batch.task is not None:
+                batch.recalled = True
+                batch.task.cancel()
+            elif not batch.wanted and self._execution.interruptible and batch.task is not None:
+                batch.task.cancel()
+        self._answer_in_order()
+
+    # -- forming batches --------------------------------------------------------------------------
+
+    def _dispatch(self) -> None:
+        """Start what can start, and be back when time changes that."""
+        while self._queue:
+            now = time.monotonic()
+            for refused in self._queue.expire(now):
+                self._settle(refused, TimedOut())
+            free = self._settings.instances - len(self._running)
+            if free <= -self._ahead or not self._start_one(now, ahead=free <= 0):
+                break
+        self._answer_in_order()
+        self._wake()
+
+    def _start_one(self, now: float, ahead: bool) -> bool:
+        """Take one batch from the queue; whether there was one to take.
+
+        ``ahead`` of its time only one that would not be larger then.
+        """
+        for bucket in self._queue.buckets():
+            waited_seconds = 0.0
+            if self._settings.delay_seconds:
+                waited_seconds = now - min(w.queued_at for w in bucket[: self._settings.max_size])
+            count = form((w.size for w in bucket), waited_seconds, self._settings)
+            if ahead and sum(waiting.size for waiting in bucket[:count]) < self._full:
+                continue
+            if count:
+                self._start(self._queue.take(bucket, count), ahead)
+                return True
+        return False
+
+    def _start(self, taken: Sequence[Waiting], ahead: bool) -> None:
+        members = []
+        for waiting in taken:
+            # The timer that ends such a request can be later than its turn.
+            if waiting.deadline.expired:
+                self._settle(waiting, TimedOut())
+            elif not waiting.reply.done():  # or cancelled, of which it is still to be told
+                members.append(waiting)
+        if not members:
+            return
+        batch = Batch(members)
+        for waiting in members:
+            waiting.batch = batch
+        self._running.add(batch)
+        if ahead:
+            self._next.append(batch)
+        batch.task = asyncio.get_running_loop().create_task(self._run(batch))
+
+    def _wake(self) -> None:
+        """Have ``_dispatch`` called when the first request's time is up, or has waited enough."""
+        at = self._queue.expires_at
+        delay_seconds = self._settings.delay_seconds
+        if delay_seconds and self._queue and len(self._running) < self._settings.instances:
+            at = min(at, delay_seconds + min(w.queued_at for b in self._queue.buckets() for w in b))
+        if at == self._timer_at:
+            return
+        if self._timer is not None:
+            self._timer.cancel()
+        self._timer, self._timer_at = None, at
+        if at != math.inf:
+            after_seconds = max(0.0, at - time.monotonic())
+            self._timer = asyncio.get_running_loop().call_later(after_seconds, self._on_time)
+
+    def _on_time(self) -> None:
+        self._timer, self._timer_at = None, math.inf
+        self._dispatch()
+
+    # -- running them -----------------------------------------------------------------------------
+
+    async def _run(self, batch: Batch) -> None:
+        members = batch.members
+        outcomes: Sequence[Outcome]
+        try:
+            outcomes = await self._execute(members)
+        except asyncio.CancelledError:  # by the last client that left, or by the backend itself
+            if batch.recalled:
+                self._put_back(batch)
+                return
+            outcomes = [Unavailable("the execution was cancelled") for _ in members]
+        self._running.discard(batch)
+        if batch in self._next:
+            self._next.remove(batch)
+        elif self._next:
+            self._next.popleft()
+        try:
+            self._dispatch()  # before the answers: the instance is idle meanwhile
+        finally:
+            for waiting, outcome in zip(members, outcomes, strict=True):
+                self._deliver(waiting, outcome)
+
+    def _put_back(self, batch: Batch) -> None:
+        """Those that are left wait again, where they did."""
+        self._running.discard(batch)
+        if batch in self._next:
+            self._next.remove(batch)
+        for waiting in batch.members:
+            if not waiting.reply.done():
+                waiting.batch = None
+                waiting.queued_ns = time.monotonic_ns()  # what it waited before is counted
+                self._queue.put_back(waiting)
+        self._dispatch()
+
+    async def _execute(self, members: Sequence[Waiting]) -> Sequence[Outcome]:
+        started = time.monotonic_ns()
+        for waiting in members:
+            waiting.request.timing.queue_ns += started - waiting.queued_ns
+        if len(members) == 1:
+            return [await self._execute_one(members[0])]
+        try:
+            return await self._execute_together([w.request for w in members], _latest(members))
+        except Unavailable as error:  # no request's own fault
+            return [copy.copy(error) for _ in members]
+        except Exception:
+            # It may be one request's fault: each has its own try, and the others are not harmed.
+            return [await self._execute_one(waiting) for waiting in members]
+
+    async def _execute_one(self, waiting: Waiting) -> Outcome:
+        request = waiting.request
+        if waiting.reply.done() or waiting.deadline.expired:
+            return TimedOut()
+        try:
+            response = await self._infer(request, waiting.deadline)
+        except Exception as error:
+            return error
+        self._statistics.executed(waiting.size, request.timing)
+        request.timing.counted = True
+        return response
+
+    async def _execute_together(
+        self, requests: Sequence[InferRequest], deadline: Deadline
+    ) -> Sequence[InferResponse]:
+        started = time.perf_counter_ns()
+        joined = self._joiner.join(requests)
+        timing = joined.timing
+        timing.compute_input_ns = time.perf_counter_ns() - started
+        response = await self._infer(joined, deadline)
+        answered = time.perf_counter_ns()
+        answers = self._joiner.split(response, joined, requests)
+        timing.compute_output_ns = time.perf_counter_ns() - answered
+        self._statistics.executed(self._joiner.size(joined), timing)
+        for request in requests:
+            each = request.timing
+            each.queue_ns += timing.queue_ns
+            each.compute_input_ns += timing.compute_input_ns
+            each.compute_infer_ns += timing.compute_infer_ns
+            each.compute_output_ns += timing.compute_output_ns
+            each.counted = True
+        return answers
+
+    # -- answers ----------------------------------------------------------------------------------
+
+    def _deliver(self, waiting: Waiting, outcome: Outcome) -> None:
+        if self._ordering:
+            waiting.outcome = outcome
+            self._answer_in_order()
+        else:
+            self._settle(waiting, outcome)
+
+    def _answer_in_order(self) -> None:
+        order = self._order
+        while order and (order[0].reply.done() or order[0].outcome is not None):
+            waiting = order.popleft()
+            if waiting.outcome is not None:
+                self._settle(waiting, waiting.outcome)
+
+    def _settle(self, waiting: Waiting, outcome: Outcome) -> None:
+        if waiting.reply.done():
+            return
+        if isinstance(outcome, BaseException):
+            waiting.reply.set_exception(outcome)
+        else:
+            waiting.reply.set_result(outcome)
+
+
+def _latest(members: Sequence[Waiting]) -> Deadline:
+    """No member is harmed by another's early deadline; each has its own besides."""
+    ends = [waiting.deadline.at for waiting in members]
+    return Deadline(None if None in ends else max(end for end in ends if end is not None))

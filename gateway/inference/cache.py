@@ -1,0 +1,254 @@
+"""The response cache: answers kept by model, version and content, within a number of bytes.
+
+Triton's semantics (its ``docs/user_guide/response_cache.md``), but that the key is a keyed hash of
+256 bits, where Triton's is one of 64, and holds what else an answer depends on: datatypes, shapes,
+the signature and the outputs asked for, the parameters. Classification is done behind it and has no
+place in it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import itertools
+import os
+import sys
+import time
+from collections import OrderedDict
+from collections.abc import Mapping
+from concurrent.futures import ThreadPoolExecutor
+from typing import NamedTuple
+
+import numpy as np
+import structlog
+
+from modelport.gateway.errors import InvalidArgument
+from modelport.gateway.repository.config import ENSEMBLE, ModelConfig
+from modelport.gateway.telemetry import Statistics
+from modelport.gateway.types import (
+    Array,
+    Datatype,
+    Deadline,
+    Infer,
+    InferRequest,
+    InferResponse,
+    Parameter,
+    Tensor,
+)
+
+log = structlog.get_logger("modelport.cache")
+
+#: Inputs of more bytes are hashed in a thread: the event loop would stand still (1 MiB: 1.5 ms).
+INLINE_BYTES = 256 * 1024
+#: BYTES elements whose lengths are summed to tell that; more of them go to the thread anyway.
+_COUNTED_ELEMENTS = 1024
+KEY_BYTES = 32
+#: What an entry takes besides its data: the key, the table's slot and the objects of the answer.
+ENTRY_BYTES = 384
+TENSOR_BYTES = 192
+#: Parameters that say how to answer, or when, and not what.
+_WITHOUT_EFFECT = frozenset(
+    {"binary_data_output", "timeout", "priority", "triton_enable_empty_final_response"}
+)
+_SEQUENCE = frozenset({"sequence_id", "sequence_start", "sequence_end"})
+_loads = itertools.count()
+
+
+class _Entry(NamedTuple):
+    """An answer that nobody can change: its arrays are read-only copies."""
+
+    model_name: str
+    model_version: int
+    outputs: tuple[tuple[str, Datatype, Array], ...]
+    parameters: Mapping[str, Parameter]
+    size_bytes: int
+
+    def response(self) -> InferResponse:
+        # Views: of an array that is its own owner, the flag could be set back.
+        outputs = [Tensor(name, datatype, array.view()) for name, datatype, array in self.outputs]
+        return InferResponse(
+            self.model_name, self.model_version, outputs, parameters=dict(self.parameters)
+        )
+
+
+class Store:
+    """What all models' answers are kept in: at most ``size`` bytes, the least recently used go.
+
+    Only the event loop touches the entries. ``used_bytes`` counts what an entry really takes:
+    data, BYTES objects, and the objects around them.
+    """
+
+    def __init__(self, size: int) -> None:
+        self.size = size
+        self.used_bytes = 0
+        #: Without it nobody can make two requests that collide.
+        self.secret = os.urandom(KEY_BYTES)
+        self._entries: OrderedDict[bytes, _Entry] = OrderedDict()
+        #: One thread, made when first needed: large inputs are hashed one after the other.
+        self.hasher = ThreadPoolExecutor(1, "response-cache")
+
+    def __len__(self) -> int:
+        return len(self._entries)
+
+    def look_up(self, key: bytes) -> InferResponse | None:
+        entry = self._entries.get(key)
+        if entry is None:
+            return None
+        self._entries.move_to_end(key)
+        return entry.response()
+
+    def insert(self, key: bytes, response: InferResponse) -> bool:
+        """Keep a copy of ``response``; whether it is kept. One larger than the store is not."""
+        size = _size_bytes(response)
+        if size > self.size or key in self._entries:  # an identical request was faster
+            return key in self._entries
+        while self.used_bytes + size > self.size:
+            self.used_bytes -= self._entries.popitem(last=False)[1].size_bytes
+        outputs = tuple((t.name, t.datatype, _frozen(t.data)) for t in response.outputs)
+        self._entries[key] = _Entry(
+            response.model_name, response.model_version, outputs, dict(response.parameters), size
+        )
+        self.used_bytes += size
+        return True
+
+
+def _frozen(data: Array) -> Array:
+    copy = np.array(data, order="C", copy=True)
+    copy.flags.writeable = False
+    return copy
+
+
+def _size_bytes(response: InferResponse) -> int:
+    size = ENTRY_BYTES
+    for tensor in response.outputs:
+        data = tensor.data
+        size += TENSOR_BYTES + sys.getsizeof(tensor.name) + data.nbytes
+        if data.dtype == object:
+            size += sum(map(sys.getsizeof, data.flat))
+    for item in response.parameters.items():
+        size += sum(map(sys.getsizeof, item))
+    return size
+
+
+class CachedInfer:
+    """One loaded version's ``infer`` behind ``store``.
+
+    Two identical requests at the same time are both computed, as in Triton: one that waited for the
+    other would share its deadline, its cancellation and its place in the batcher's queue.
+    """
+
+    def __init__(self, infer: Infer, store: Store, name: str, number: int) -> None:
+        self._infer = infer
+        self._store = store
+        self._prefix = hashlib.blake2b(key=store.secret, digest_size=KEY_BYTES)
+        self._prefix.update(self.identity(name, number))
+
+    def identity(self, name: str, number: int) -> bytes:
+        """What this version's answers are told apart by.
+
+        The count of loads is in it: the same number may be loaded again with other content.
+        """
+        return _framed(repr((name, number, next(_loads))))
+
+    async def infer(self, request: InferRequest, deadline: Deadline) -> InferResponse:
+        if request.parameters and not _SEQUENCE.isdisjoint(request.parameters):
+            return await self._infer(request, deadline)  # the answer depends on those before it
+        started = time.perf_counter_ns()
+        if sum(_hashed_bytes(tensor.data) for tensor in request.inputs) <= INLINE_BYTES:
+            key = self.key(request)
+        else:
+            loop = asyncio.get_running_loop()
+            key = await loop.run_in_executor(self._store.hasher, self.key, request)
+        response = self._store.look_up(key)
+        lookup_ns = time.perf_counter_ns() - started
+        if response is not None:
+            request.timing.cache_hit_ns = lookup_ns
+            return response
+        response = await self._infer(request, deadline)
+        started = time.perf_counter_ns()
+        self._store.insert(key, response)
+        request.timing.cache_miss_ns = lookup_ns + time.perf_counter_ns() - started
+        return response
+
+    def key(self, request: InferRequest) -> bytes:
+        """The hash of everything that the answer depends on.
+
+        The head tells every length, so no two contents make the same bytes. ``repr`` tells types
+        apart (1, 1.0, True, '1') and escapes what would end a string.
+        """
+        state = self._prefix.copy()
+        inputs = request.inputs
+        if len(inputs) > 1:
+            inputs = sorted(inputs, key=_name)
+        head = [(t.name, t.datatype.value, t.data.shape) for t in inputs]
+        parameters: list[tuple[str, Parameter]] = []
+        if request.parameters:
+            parameters = sorted(
+                (key, value)
+                for key, value in request.parameters.items()
+                if key not in _WITHOUT_EFFECT
+            )
+        state.update(_framed(repr((head, request.outputs, parameters, request.signature))))
+        for tensor in inputs:
+            if tensor.datatype is Datatype.BYTES:
+                items = tensor.data.reshape(-1).tolist()
+                state.update(np.fromiter(map(len, items), np.dtype("<u8"), len(items)).data)
+                state.update(b"".join(items))
+            else:
+                data = np.ascontiguousarray(tensor.data)
+                state.update(data.reshape(-1).view(np.uint8).data)
+        return state.digest()
+
+
+def _name(tensor: Tensor) -> str:
+    return tensor.name
+
+
+def _framed(text: str) -> bytes:
+    content = text.encode("utf-8", "surrogatepass")
+    return len(content).to_bytes(8, "little") + content
+
+
+def _hashed_bytes(data: Array) -> int:
+    if data.dtype != object:
+        return data.nbytes
+    return INLINE_BYTES + 1 if data.size > _COUNTED_ELEMENTS else sum(map(len, data.flat))
+
+
+def check(name: str, config: ModelConfig) -> None:
+    """Raise where ``config`` asks for a cache and the model cannot have one.
+
+    Raises:
+        InvalidArgument: the model is decoupled.
+    """
+    if config.response_cache.enable and config.model_transaction_policy.decoupled:
+        raise InvalidArgument(
+            f"Response Cache does not currently support model {name} with 'decoupled' transaction "
+            "policy. Please disable the response cache."
+        )
+
+
+def wrap(
+    infer: Infer,
+    name: str,
+    number: int,
+    config: ModelConfig,
+    statistics: Statistics,
+    store: Store | None,
+) -> Infer:
+    """``infer`` behind ``store``, where ``config`` asks for it and the server has one."""
+    if not config.response_cache.enable:
+        return infer
+    if config.platform == ENSEMBLE:
+        # The models of its steps are reloaded without it: its old answers would live on.
+        _warn(name, number, "an ensemble is not cached; enable it on the models of its steps")
+        return infer
+    if store is None:
+        _warn(name, number, "the server has none; give --cache-config local,size=BYTES")
+        return infer
+    statistics.cached = True
+    return CachedInfer(infer, store, name, number).infer
+
+
+def _warn(name: str, number: int, reason: str) -> None:
+    log.warning("response_cache has no effect", model=name, version=number, reason=reason)

@@ -1,0 +1,246 @@
+"""The way of a request past the wire: acquire a handle, validate, infer, count, release."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+import uuid
+from collections.abc import AsyncGenerator, Awaitable
+from contextlib import aclosing
+from functools import partial
+from typing import TypeVar
+
+import structlog
+
+from modelport.gateway.errors import Code, Internal, ModelportError, TimedOut, Unavailable
+from modelport.gateway.inference.classification import LARGE, classify
+from modelport.gateway.models.manager import Lifecycle
+from modelport.gateway.models.model import ServedVersion
+from modelport.gateway.runtime import offload
+from modelport.gateway.runtime.timer_wheel import TimeLimit
+from modelport.gateway.types import Deadline, InferRequest, InferResponse, Tensor
+from modelport.gateway.wire import hops
+
+log = structlog.get_logger("modelport.dataplane")
+
+T = TypeVar("T")
+
+
+class DataPlane:
+    """``infer`` is the one ``Infer`` that every protocol calls."""
+
+    def __init__(
+        self, lifecycle: Lifecycle, verbose: bool = False, max_seconds: float | None = None
+    ) -> None:
+        self._lifecycle = lifecycle
+        #: No request takes longer, whatever its own deadline.
+        self._max_seconds = max_seconds
+        self._verbose = verbose
+
+    async def infer(
+        self, request: InferRequest, deadline: Deadline, step: bool = False
+    ) -> InferResponse:
+        """Answer ``request``. A ``step`` of a request that is already in is never refused.
+
+        Raises:
+            ModelportError: with a public message; anything else that goes wrong is logged and
+                becomes ``Internal``.
+        """
+        started = time.perf_counter_ns()
+        if not step and self._lifecycle.closing.is_set():
+            raise Unavailable("the server is shutting down")
+        version = self._lifecycle.acquire(request.model_name, request.model_version)
+        request.via = hops.CURRENT.get()
+        with _Counted(version, request, started, self._verbose):
+            return await self._run(version, request, deadline, started)
+
+    def refuses(self, name: str, number: int) -> bool:
+        """Whether a request that has come for this model (version) is refused for an overload.
+
+        It then need not be read. Whatever else may be wrong with it, ``infer`` tells.
+        """
+        version = self._lifecycle.find(name, number)
+        if version is None or not version.refuses():
+            return False
+        version.statistics.failed(Code.UNAVAILABLE, 0)
+        return True
+
+    def infer_step(self, request: InferRequest, deadline: Deadline) -> Awaitable[InferResponse]:
+        """As ``infer``, for the steps of an ensemble: those of a request in flight are finished."""
+        return self.infer(request, deadline, step=True)
+
+    def stream_step(
+        self, request: InferRequest, deadline: Deadline
+    ) -> AsyncGenerator[InferResponse, None]:
+        """As ``stream``, for the steps of an ensemble."""
+        return self.stream(request, deadline, step=True)
+
+    async def stream(
+        self, request: InferRequest, deadline: Deadline, step: bool = False
+    ) -> AsyncGenerator[InferResponse, None]:
+        """The responses to ``request`` as they are made: of a decoupled model any number, else one.
+
+        The next one is made when it is asked for. Closing the stream, or cancelling whoever waits
+        for the next, stops the work.
+
+        Raises:
+            ModelportError: as ``infer``, before any response or after some.
+        """
+        if not self._lifecycle.get(request.model_name, request.model_version).decoupled:
+            yield await self.infer(request, deadline, step)
+            return
+        started = time.perf_counter_ns()
+        if not step and self._lifecycle.closing.is_set():
+            raise Unavailable("the server is shutting down")
+        version = self._lifecycle.acquire(request.model_name, request.model_version)
+        request.via = hops.CURRENT.get()
+        with _Counted(version, request, started, self._verbose):
+            async with aclosing(self._responses(version, request, deadline, started)) as responses:
+                async for response in responses:
+                    yield response
+
+    async def _responses(
+        self, version: ServedVersion, request: InferRequest, deadline: Deadline, started: int
+    ) -> AsyncGenerator[InferResponse, None]:
+        deadline = deadline.earliest(self._max_seconds)
+        batch = version.validator.check(request)
+        statistics, timing, index = version.statistics, request.timing, 0
+        asked = time.perf_counter_ns()
+        timing.compute_input_ns = asked - started
+        if deadline.expired:
+            raise TimedOut
+        async with aclosing(version.stream(request, deadline)) as responses:
+            while True:
+                try:
+                    response = await within(anext(responses, None), deadline)
+                except BaseException as error:
+                    statistics.not_responded(index, time.perf_counter_ns() - asked, error)
+                    raise
+                answered = time.perf_counter_ns()
+                timing.compute_infer_ns += answered - asked
+                if response is None:
+                    statistics.not_responded(index, answered - asked)
+                    break
+                version.validator.restore(response)
+                if request.classification:
+                    response.outputs = await _classified(version, request, response, deadline)
+                response.id = request.id
+                done = time.perf_counter_ns()
+                timing.compute_output_ns += done - answered
+                statistics.responded(index, done - started, answered - asked, done - answered)
+                yield response
+                index += 1
+                asked = time.perf_counter_ns()
+        statistics.succeeded(batch, time.perf_counter_ns() - started, timing, streamed=True)
+
+    async def _run(
+        self, version: ServedVersion, request: InferRequest, deadline: Deadline, started: int
+    ) -> InferResponse:
+        if self._max_seconds is not None:
+            deadline = deadline.earliest(self._max_seconds)
+        validator = version.validator
+        if request.signature:
+            validator = version.signatures.validator(request.signature)
+        batch = validator.check(request)
+        timing = request.timing
+        timing.compute_input_ns += time.perf_counter_ns() - started
+        if deadline.at is None:
+            response = await version.infer(request, deadline)
+        elif deadline.expired:
+            raise TimedOut
+        else:
+            response = await within(version.infer(request, deadline), deadline)
+        answered = time.perf_counter_ns()
+        validator.restore(response)
+        if request.classification:
+            response.outputs = await _classified(version, request, response, deadline)
+        response.id = request.id
+        done = time.perf_counter_ns()
+        timing.compute_output_ns += done - answered
+        version.statistics.succeeded(batch, done - started, timing)
+        if self._verbose:
+            log.debug(
+                "infer", model=version.name, version=version.number, batch_size=batch,
+                request_id=_request_id(request), milliseconds=(done - started) / 1e6,
+            )  # fmt: skip
+        return response
+
+
+class _Counted:
+    """One request in flight: pending, its handle held, and its failure counted and told once.
+
+    A class: a generator as context manager costs every request three times as much.
+    """
+
+    __slots__ = ("_request", "_started", "_verbose", "_version")
+
+    def __init__(
+        self, version: ServedVersion, request: InferRequest, started: int, verbose: bool
+    ) -> None:
+        self._version = version
+        self._request = request
+        self._started = started
+        self._verbose = verbose
+
+    def __enter__(self) -> None:
+        self._version.statistics.pending += 1
+
+    def __exit__(self, _: object, error: BaseException | None, __: object) -> None:
+        version = self._version
+        version.statistics.pending -= 1
+        version.release()
+        if error is not None:
+            self._failed(error)
+
+    def _failed(self, error: BaseException) -> None:
+        version, code = self._version, Code.INTERNAL
+        if isinstance(error, ModelportError):
+            code = error.code
+        elif isinstance(error, asyncio.CancelledError | GeneratorExit):
+            code = Code.CANCELLED
+        elif not isinstance(error, Exception):
+            return  # the process ends
+        version.statistics.failed(code, time.perf_counter_ns() - self._started)
+        if isinstance(error, ModelportError):
+            if self._verbose or code is Code.INTERNAL:
+                log.error(
+                    "infer failed", model=version.name, version=version.number,
+                    request_id=_request_id(self._request), error=str(error),
+                )  # fmt: skip
+        elif code is Code.INTERNAL:
+            log.exception("infer failed", model=version.name, request_id=_request_id(self._request))
+            raise Internal("inference failed; the server's log has the reason") from error
+
+
+async def within(answer: Awaitable[T], deadline: Deadline) -> T:
+    """``answer``, or ``TimedOut`` when the deadline comes first; the backend is then cancelled."""
+    remaining = deadline.remaining()
+    if remaining is None:
+        return await answer
+    limit = TimeLimit(remaining)
+    try:
+        with limit:
+            return await answer
+    except TimeoutError:
+        if not limit.expired:
+            raise  # the backend's own, whatever it means
+        raise TimedOut from None
+
+
+async def _classified(
+    version: ServedVersion, request: InferRequest, response: InferResponse, deadline: Deadline
+) -> list[Tensor]:
+    wanted, batched = request.classification, version.signature.max_batch_size > 0
+    outputs = []
+    for tensor in response.outputs:
+        if tensor.name in wanted:
+            labels = version.labels_of(tensor.name)
+            work = partial(classify, tensor, wanted[tensor.name], labels, batched)
+            large = tensor.data.size > LARGE
+            tensor = await offload.run(work, deadline) if large else work()
+        outputs.append(tensor)
+    return outputs
+
+
+def _request_id(request: InferRequest) -> str:
+    return request.id or request.trace or uuid.uuid4().hex

@@ -1,0 +1,237 @@
+"""System shared memory: regions that clients on this machine made and registered under a name.
+
+A region is read and written with ``pread`` and ``pwrite`` and never mapped. Its owner may truncate
+it at any moment: to read a mapping past the end would be a SIGBUS, which ends the process, and
+here it is a short read, which fails the request. The one copy costs what receiving the tensor's
+bytes from a socket costs at the least; and what is copied once nobody changes after the checks.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import re
+import stat
+import weakref
+from typing import Any
+
+import numpy as np
+
+from modelport.gateway.errors import (
+    AlreadyExists,
+    InvalidArgument,
+    NotFound,
+    Unavailable,
+    Unsupported,
+)
+
+#: Where POSIX shared memory objects are on Linux.
+FOLDER = "/dev/shm"
+#: Each holds a file descriptor.
+MAX_REGIONS = 512
+MAX_NAME_LENGTH = 255
+#: What ``shm_open`` takes: one name, with or without its slash.
+_KEY = re.compile(r"/?([^/\0]{1,255})")
+#: Objects of servers and not of clients: Triton's Python backend, the same under servers that this
+#: gateway starts, and named semaphores, which glibc keeps in the same folder.
+RESERVED = ("triton_python_backend_shm_region_", "modelport_", "sem.")
+#: Files are addressed with a signed 64-bit integer.
+_END = 2**63
+#: Of C's ``size_t``, in which Triton adds offset and size.
+_MAX_SIZE = 2**64 - 1
+DISABLED = (
+    "Client shared memory is disabled. Start the server with '--allow-client-shm=true' to enable."
+)
+Row = dict[str, Any]
+
+
+class Region:
+    """An open object and the part of it that is registered; it closes when nothing uses it.
+
+    A request holds the regions of its outputs, so one that is unregistered is written all the same.
+    """
+
+    __slots__ = ("__weakref__", "_descriptor", "byte_size", "key", "name", "offset")
+
+    def __init__(self, name: str, key: str, offset: int, byte_size: int, descriptor: int) -> None:
+        self.name = name
+        self.key = key
+        self.offset = offset
+        self.byte_size = byte_size
+        self._descriptor = descriptor
+        weakref.finalize(self, os.close, descriptor)
+
+    def row(self) -> Row:
+        keys = ("name", "key", "offset", "byte_size")
+        return {key: getattr(self, key) for key in keys}
+
+    def check(self, offset: int, byte_size: int) -> None:
+        """Raise unless this part lies within the region.
+
+        Raises:
+            InvalidArgument: it does not.
+        """
+        if offset < 0 or offset >= self.byte_size:
+            raise InvalidArgument(f"Invalid offset for shared memory region: '{self.name}'")
+        if byte_size > _MAX_SIZE - offset:
+            raise InvalidArgument(
+                f"Integer overflow detected: byte_size ({byte_size}) + offset ({offset}) exceeds "
+                f"maximum value ({_MAX_SIZE}) for region '{self.name}'"
+            )
+        if byte_size < 0 or byte_size > self.byte_size - offset:
+            raise InvalidArgument(
+                f"Invalid offset + byte size for shared memory region: '{self.name}'"
+            )
+
+    def read(self, offset: int, byte_size: int) -> memoryview:
+        """A copy of a part.
+
+        Raises:
+            InvalidArgument: it is not within the region, or the object is shorter by now.
+        """
+        self.check(offset, byte_size)
+        view, done = np.empty(byte_size, np.uint8).data, 0
+        while done < byte_size:
+            part = os.preadv(self._descriptor, [view[done:]], self.offset + offset + done)
+            if not part:
+                raise self._truncated()
+            done += part
+        return view
+
+    def write(self, offset: int, data: memoryview) -> None:
+        """Write ``data``, which is of bytes, at ``offset``.
+
+        Raises:
+            InvalidArgument: it does not lie within the region, or the object is shorter by now.
+            Unavailable: the machine has no memory for it.
+        """
+        self.check(offset, len(data))
+        start, done = self.offset + offset, 0
+        # A write would make the object longer again; between here and there it may, no further
+        # than it was when it was registered.
+        if os.fstat(self._descriptor).st_size < start + len(data):
+            raise self._truncated()
+        try:
+            while done < len(data):
+                done += os.pwrite(self._descriptor, data[done:], start + done)
+        except OSError as error:
+            raise Unavailable(f"cannot write to shared memory region '{self.name}'") from error
+
+    def _truncated(self) -> InvalidArgument:
+        return InvalidArgument(
+            f"shared memory region '{self.name}' has become smaller than it was when it was "
+            "registered; register it anew"
+        )
+
+
+class Regions:
+    """The registered regions, by name. Only the event loop touches them.
+
+    ``allowed`` false: clients may neither register nor use any.
+    """
+
+    def __init__(self, allowed: bool) -> None:
+        self.allowed = allowed
+        self._regions: dict[str, Region] = {}
+
+    def register(self, name: str, key: str, offset: int, byte_size: int) -> None:
+        """Open the object ``key`` and call ``byte_size`` bytes of it, from ``offset``, ``name``.
+
+        Raises:
+            Unsupported: not allowed.
+            AlreadyExists: the name is taken.
+            InvalidArgument: no such object, or it is none that clients may use, or is smaller.
+            Unavailable: there are too many regions.
+        """
+        self.require_allowed()
+        _check_name(name)
+        if name in self._regions:
+            raise AlreadyExists(f"shared memory region '{name}' already in manager")
+        if len(self._regions) >= MAX_REGIONS:
+            raise Unavailable(
+                f"there are {MAX_REGIONS} shared memory regions already; unregister one first"
+            )
+        if min(offset, byte_size) < 0 or byte_size == 0 or offset + byte_size >= _END:
+            raise InvalidArgument(
+                f"failed to register shared memory region '{name}': invalid args; 'offset' and "
+                "'byte_size' must lie within the object"
+            )
+        descriptor = _open(name, key)
+        region = Region(name, key, offset, byte_size, descriptor)
+        status = os.fstat(descriptor)
+        if not stat.S_ISREG(status.st_mode) or offset + byte_size > status.st_size:
+            raise InvalidArgument(
+                f"failed to register shared memory region '{name}': invalid args; the object "
+                f"'{key}' has no {byte_size} bytes from byte {offset} on"
+            )
+        self._regions[name] = region
+
+    def unregister(self, name: str) -> None:
+        """Forget the region, if there is one; requests in flight still have it.
+
+        Raises:
+            Unsupported: not allowed.
+        """
+        self.require_allowed()
+        self._regions.pop(name, None)
+
+    def unregister_all(self) -> None:
+        """As ``unregister``, of all."""
+        self.require_allowed()
+        self._regions.clear()
+
+    def status(self, name: str = "") -> list[Row]:
+        """All regions, or the one named.
+
+        Raises:
+            NotFound: there is none of that name.
+        """
+        if name and name not in self._regions:
+            raise NotFound(f"Unable to find system shared memory region: '{name}'")
+        return [region.row() for region in self._regions.values() if name in ("", region.name)]
+
+    def get(self, name: str) -> Region:
+        """The region, to read or write.
+
+        Raises:
+            Unsupported: not allowed.
+            NotFound: there is none of that name.
+        """
+        self.require_allowed()
+        region = self._regions.get(name)
+        if region is None:
+            raise NotFound(f"Unable to find shared memory region: '{name}'")
+        return region
+
+    def require_allowed(self) -> None:
+        if not self.allowed:
+            raise Unsupported(DISABLED)
+
+
+def _check_name(name: str) -> None:
+    if not 0 < len(name) <= MAX_NAME_LENGTH:
+        raise InvalidArgument(
+            f"a shared memory region's name has 1 to {MAX_NAME_LENGTH} characters, not {len(name)}"
+        )
+
+
+def _open(name: str, key: str) -> int:
+    found = _KEY.fullmatch(key)
+    if found is None or found[1] in (".", ".."):
+        raise InvalidArgument(
+            f"cannot register shared memory region '{name}' - invalid shm key '{key}'; it is one "
+            "name, as shm_open takes it"
+        )
+    if found[1].startswith(RESERVED):
+        raise InvalidArgument(
+            f"cannot register shared memory region '{name}' with key '{key}' as the key contains "
+            "a reserved prefix"
+        )
+    try:
+        # O_NONBLOCK: never wait for what is no memory at all.
+        flags = os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK
+        return os.open(os.path.join(FOLDER, found[1]), flags)
+    except (OSError, ValueError) as error:
+        if isinstance(error, OSError) and error.errno in (errno.EMFILE, errno.ENFILE):
+            raise Unavailable("the server has too many open files") from error
+        raise InvalidArgument(f"Unable to open shared memory region: '{key}'") from error

@@ -1,0 +1,93 @@
+"""Named signatures of a loaded version, beside the one that its configuration declares.
+
+TensorFlow Serving's requests name one of a SavedModel's. Each has a validator and a batcher of its
+own, so that requests of different signatures are never joined.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from modelport.gateway.backends.base import Backend, SignatureBackend
+from modelport.gateway.errors import InvalidArgument
+from modelport.gateway.inference import batching
+from modelport.gateway.inference.validation import Validator
+from modelport.gateway.telemetry import Statistics
+from modelport.gateway.types import Deadline, Infer, InferRequest, InferResponse, ModelSignature
+
+
+class NamedSignatures:
+    """Empty for a backend that has none."""
+
+    def __init__(self, model_name: str, backend: Backend, statistics: Statistics) -> None:
+        known: Mapping[str, ModelSignature] = {}
+        self.definitions = b""
+        if isinstance(backend, SignatureBackend):
+            known, self.definitions = backend.signatures, backend.signature_defs
+        self._model = model_name
+        self._validators = {name: Validator(model_name, s) for name, s in known.items()}
+        self._infers = {
+            name: _chain(backend, signature, statistics) for name, signature in known.items()
+        }
+        self.known = known
+
+    def validator(self, name: str) -> Validator:
+        """The validator of requests for the signature ``name``.
+
+        Raises:
+            InvalidArgument: the model has no such signature.
+        """
+        validator = self._validators.get(name)
+        if validator is None:
+            raise InvalidArgument(f"model '{self._model}' has no signature '{name[:256]}'")
+        return validator
+
+    def before(self, infer: Infer) -> Infer:
+        """``infer``, for requests that name no signature; others go to their own."""
+        infers = self._infers
+        if not infers:
+            return infer
+
+        async def dispatch(request: InferRequest, deadline: Deadline) -> InferResponse:
+            chosen = infers[request.signature] if request.signature else infer
+            return await chosen(request, deadline)
+
+        return dispatch
+
+
+def _chain(backend: Backend, signature: ModelSignature, statistics: Statistics) -> Infer:
+    """A batcher for the requests that have the usual shapes; others run alone."""
+    if not signature.max_batch_size:
+        return backend
+    batched = batching.wrap(backend, backend.config, signature, statistics)
+    if batched is backend:
+        return backend
+    usual = UsualShapes(signature)
+
+    async def infer(request: InferRequest, deadline: Deadline) -> InferResponse:
+        return await (batched if usual.fit(request) else backend)(request, deadline)
+
+    return infer
+
+
+class UsualShapes:
+    """The shapes that a signature declares, as a batch of at most ``max_batch_size`` elements."""
+
+    def __init__(self, signature: ModelSignature) -> None:
+        self._most = signature.max_batch_size
+        self._dims = {spec.name: spec.model_dims for spec in signature.inputs}
+
+    def fit(self, request: InferRequest) -> bool:
+        """Whether every input has them, and all the same number of batch elements."""
+        batch = 0
+        for tensor in request.inputs:
+            shape, dims = tensor.data.shape, self._dims.get(tensor.name)
+            if self._most:
+                if not shape or batch not in (0, shape[0]) or not 1 <= shape[0] <= self._most:
+                    return False
+                batch, shape = shape[0], shape[1:]
+            if dims is None or len(shape) != len(dims):
+                return False
+            if any(wanted not in (-1, size) for size, wanted in zip(shape, dims, strict=True)):
+                return False
+        return True

@@ -1,0 +1,1 @@
+"""Models and their versions: discovery, loading, version policy."""

@@ -1,0 +1,195 @@
+"""What there is to serve: the models of the repositories, and those that only a route names."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from typing import TypeVar
+
+import structlog
+
+from modelport.gateway.backends import Versions
+from modelport.gateway.errors import InvalidArgument, ModelportError, Unavailable
+from modelport.gateway.repository import scan, standalone
+from modelport.gateway.repository.routes import Route
+from modelport.gateway.repository.scan import (
+    MAX_CONFIG_BYTES,
+    MAX_VERSION,
+    ModelEntry,
+    VersionEntry,
+)
+from modelport.gateway.repository.storage.location import Location
+from modelport.gateway.settings import ModelControlMode, Settings
+
+log = structlog.get_logger("modelport.lifecycle")
+
+P = TypeVar("P", Path, Path | Location)
+
+#: What a server may take to tell its versions, besides the time for connecting.
+ANSWER_SECONDS = 5.0
+
+
+#: Where a storage does not answer, the next look is so long after, then twice as long, ...
+FIRST_WAIT_SECONDS = 0.5
+LAST_WAIT_SECONDS = 60.0
+#: How often more a storage is looked at where something in it may still be being written.
+SETTLING_LOOKS = 5
+
+
+class Storage:
+    """A repository in object storage, and what was last found in it.
+
+    Without a word of the storage what was found stays; that it is so is logged once.
+    """
+
+    def __init__(self, location: Location, settings: Settings) -> None:
+        # Not for those who serve folders alone: it takes a while.
+        from modelport.gateway.repository.storage.mirror import Mirror, default_cache
+        from modelport.gateway.repository.storage.survey import SETTLE_SECONDS
+
+        self._settle_seconds = SETTLE_SECONDS
+        self._mirror = Mirror(location, settings.repository_cache or default_cache())
+        self._location = str(location)
+        self._polling = settings.model_control_mode is ModelControlMode.POLL
+        self.found: dict[str, ModelEntry] | None = None
+        self._reason = ""
+        self._failures = 0
+        self._retry_at = 0.0
+
+    async def look(self) -> None:
+        """Bring ``found`` up to date; the first time it waits until the storage answers.
+
+        Raises:
+            ModelportError: it never has, and waiting is of no use; or it does not, and whoever
+                controls the models must know.
+        """
+        first = self.found is None
+        if not first and self._polling and time.monotonic() < self._retry_at:
+            return
+        while not await self._try(first):
+            if not first:
+                return
+            await asyncio.sleep(self._retry_at - time.monotonic())
+        for _ in range(SETTLING_LOOKS):
+            if not self._mirror.unsettled or not (first or not self._polling):
+                return
+            await asyncio.sleep(self._settle_seconds)
+            if not await self._try(first):
+                return
+
+    async def _try(self, first: bool) -> bool:
+        try:
+            self.found = await asyncio.to_thread(self._mirror.look)
+        except ModelportError as error:
+            if first and not isinstance(error, Unavailable):
+                raise type(error)(f"{self._location}: {error}") from None
+            self._failed(str(error))
+            if not first and not self._polling:
+                raise Unavailable(f"a model repository cannot be read: {error}") from None
+            return False
+        if self._failures:
+            log.info("storage is read again", repository=self._location)
+        self._failures, self._reason = 0, ""
+        return True
+
+    def _failed(self, reason: str) -> None:
+        wait = min(FIRST_WAIT_SECONDS * 2 ** min(self._failures, 10), LAST_WAIT_SECONDS)
+        self._failures += 1
+        self._retry_at = time.monotonic() + wait
+        if reason != self._reason:
+            self._reason = reason
+            log.error(
+                "storage cannot be read, and is tried again",
+                repository=self._location, reason=reason,
+            )  # fmt: skip
+
+
+def _distinct(places: Iterable[P]) -> list[P]:
+    """``places`` without those that are another's folder, by whatever path."""
+    return list(
+        {each.resolve() if isinstance(each, Path) else each: each for each in places}.values()
+    )
+
+
+class Discovery:
+    """Looks; changes nothing."""
+
+    def __init__(self, settings: Settings, find_versions: Callable[[str], Versions]) -> None:
+        self._repositories = [
+            each if isinstance(each, Path) else Storage(each, settings)
+            for each in _distinct(settings.model_repositories)
+        ]
+        self._standalone = _distinct(settings.models)
+        self._routes = settings.routes.models
+        self._find_versions = find_versions
+
+    async def scan(self) -> dict[str, ModelEntry]:
+        """Every model by name. Those of other servers have no versions yet: ``ask`` tells them.
+
+        Raises:
+            Unavailable: a repository cannot be listed.
+            ModelportError: a storage refuses to be.
+        """
+        storages = [each for each in self._repositories if isinstance(each, Storage)]
+        await asyncio.gather(*(storage.look() for storage in storages))
+        try:
+            return await asyncio.to_thread(self._scan)
+        except OSError as error:
+            reason = error.strerror or "unreadable"
+            raise Unavailable(f"a model repository cannot be read: {reason}") from error
+
+    def _scan(self) -> dict[str, ModelEntry]:
+        repositories = [
+            scan.scan_folder(each) if isinstance(each, Path) else each.found or {}
+            for each in self._repositories
+        ]
+        alone = [standalone.scan(path) for path in self._standalone]
+        found = scan.together([*repositories, *({entry.name: entry} for entry in alone)])
+        for name, route in self._routes.items():
+            if name not in found:
+                found[name] = _entry(name, route)
+        return found
+
+    async def ask(self, entry: ModelEntry) -> ModelEntry:
+        """The remote model ``entry`` with the versions that its server has READY.
+
+        Raises:
+            Unavailable: the server cannot be reached, or has no version READY.
+            ModelportError: it has no such model, or this gateway no such backend.
+        """
+        route = self._routes[entry.name]
+        if entry.problem:
+            raise InvalidArgument(entry.problem)
+        try:
+            find = await asyncio.to_thread(self._find_versions, route.backend)
+            async with asyncio.timeout(route.connect_timeout_seconds + ANSWER_SECONDS):
+                found = await find(route, entry.name)
+        except ModelportError:
+            raise
+        except TimeoutError:
+            raise Unavailable(f"the server of model '{entry.name}' does not answer") from None
+        except Exception as error:
+            log.exception("a server's versions cannot be read", model=entry.name)
+            raise Unavailable(
+                f"the server of model '{entry.name}' cannot tell its versions"
+            ) from error
+        numbers = [number for number in found if 0 < number <= MAX_VERSION]  # 0 is no version
+        if not numbers:
+            raise Unavailable(f"the server of model '{entry.name}' has no version of it READY")
+        versions = {number: VersionEntry(number, Path(), ()) for number in numbers}
+        return entry._replace(versions=versions)
+
+
+def _entry(name: str, route: Route) -> ModelEntry:
+    problem, text = "", None
+    if route.managed:
+        problem = f"model '{name}' is to be managed, but no model repository holds it"
+    elif route.config is not None:
+        try:
+            with route.config.open(encoding="utf-8") as file:
+                text = file.read(MAX_CONFIG_BYTES)
+        except (OSError, ValueError):
+            problem = f"the configuration that the route of model '{name}' names cannot be read"
+    return ModelEntry(name, Path(), text, problem=problem, remote=True)

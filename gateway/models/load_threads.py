@@ -1,0 +1,110 @@
+"""Threads for the blocking part of loads, for none of which the gateway waits for ever.
+
+A thread cannot be ended. A load that takes too long, or that is under way when the gateway stops,
+is left alone: nobody waits for it, the end of the process does not either, and what it loads in the
+end is unloaded again.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import AsyncGenerator, Callable
+from concurrent.futures import Future
+from contextlib import asynccontextmanager
+from typing import Any, TypeVar
+
+from modelport.gateway.errors import Internal, Unavailable
+from modelport.gateway.models.model import ServedVersion
+
+T = TypeVar("T")
+
+#: Loads at once; those that compute here are further limited to one for each core.
+MAX_LOADS = 64
+#: A load that has held a core for so long goes on beside others: it may never end.
+CORE_SECONDS = 30.0
+
+
+class LoadThreads:
+    """Belongs to the event loop."""
+
+    def __init__(self, cores: int) -> None:
+        self._loads = asyncio.Semaphore(MAX_LOADS)
+        self._cores = asyncio.Semaphore(cores)
+        self._stopped = False
+        #: Done when it is stopped; made by the first load, on the loop.
+        self._stop: asyncio.Future[None] | None = None
+
+    @asynccontextmanager
+    async def core(self) -> AsyncGenerator[None, None]:
+        """A core for a load that computes here, for a while."""
+        await self._cores.acquire()
+        held = [self._cores]
+
+        def give_back() -> None:
+            if held:
+                held.pop().release()
+
+        handle = asyncio.get_running_loop().call_later(CORE_SECONDS, give_back)
+        try:
+            yield
+        finally:
+            handle.cancel()
+            give_back()
+
+    async def run(self, limit_seconds: float | None, load: Callable[..., T], *args: Any) -> T:
+        """What ``load`` returns, in a thread of its own.
+
+        Raises:
+            Internal: it has not ended within ``limit_seconds``.
+            Unavailable: the gateway stops.
+        """
+        if self._stop is None:
+            self._stop = asyncio.get_running_loop().create_future()
+        async with self._loads:
+            if not self._stopped:
+                loading = _start(load, *args)
+                waiting: asyncio.Future[T] = asyncio.wrap_future(loading)
+                try:
+                    await asyncio.wait(
+                        (waiting, self._stop),
+                        timeout=limit_seconds,
+                        return_when=asyncio.FIRST_COMPLETED,
+                    )
+                finally:
+                    if not waiting.done():
+                        loading.add_done_callback(_discard)
+                        waiting.add_done_callback(lambda done: done.cancelled() or done.exception())
+                if waiting.done():
+                    return waiting.result()
+        if self._stopped:
+            raise Unavailable("the server is shutting down")
+        raise Internal(
+            f"the load has not ended within {limit_seconds:g} s, the limit that "
+            "--model-load-timeout-secs sets"
+        )
+
+    def stop(self) -> None:
+        """Wait for no load any longer."""
+        self._stopped = True
+        if self._stop is not None and not self._stop.done():
+            self._stop.set_result(None)
+
+
+def _start(load: Callable[..., T], *args: Any) -> Future[T]:
+    """``load`` in a thread that no end of the process waits for."""
+    loading: Future[T] = Future()
+
+    def work() -> None:
+        try:
+            loading.set_result(load(*args))
+        except BaseException as error:  # crosses to the loop, whatever it is
+            loading.set_exception(error)
+
+    threading.Thread(target=work, name="load", daemon=True).start()
+    return loading
+
+
+def _discard(loading: Future[Any]) -> None:
+    if loading.exception() is None and isinstance(loading.result(), ServedVersion):
+        loading.result().backend.unload()

@@ -1,0 +1,118 @@
+"""The blocking part of a load: verify the version, find its backend, load it."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import structlog
+
+from modelport.gateway.backends import base
+from modelport.gateway.backends.base import Artifact, Host
+from modelport.gateway.errors import InvalidArgument, Unsupported
+from modelport.gateway.inference.cache import Store
+from modelport.gateway.models.model import ServedVersion
+from modelport.gateway.repository import manifest
+from modelport.gateway.repository.config import ENSEMBLE, ModelConfig
+from modelport.gateway.repository.scan import ModelEntry, VersionEntry
+from modelport.gateway.settings import Settings
+from modelport.gateway.telemetry import Statistics
+
+if TYPE_CHECKING:
+    from modelport.gateway.repository.signing import PublicKey
+
+log = structlog.get_logger("modelport.lifecycle")
+
+
+class Loader:
+    """Loads versions; called in threads, and changes nothing that the event loop has."""
+
+    def __init__(
+        self, settings: Settings, find_backend: Callable[[str], base.Load], threads: int
+    ) -> None:
+        self._settings = settings
+        self._find_backend = find_backend
+        self._threads = threads
+        #: The size is the server's: each worker has its share.
+        cache_bytes = settings.cache_bytes // settings.workers
+        self._store = Store(cache_bytes) if cache_bytes else None
+        #: Set before the first load.
+        self.host: Host | None = None
+
+    def computes_here(self, name: str) -> bool:
+        """Whether a load of this model takes cores and memory of this process."""
+        return name not in self._settings.routes.models
+
+    def load(
+        self, entry: ModelEntry, version: VersionEntry, config: ModelConfig, statistics: Statistics
+    ) -> ServedVersion:
+        """``version``, warm.
+
+        Raises:
+            Exception: whatever is wrong with it; a ``ModelportError`` has a public reason.
+        """
+        name, number = entry.name, version.number
+        keys = self._settings.require_signature
+        if version.problem:
+            raise InvalidArgument(version.problem)
+        if keys and config.platform == ENSEMBLE:
+            raise Unsupported(
+                "an ensemble has no signature, and --require-signature is set: any of the signed "
+                "models could answer in its name; let clients call its models, or serve it from a "
+                "gateway without --require-signature"
+            )
+        if entry.remote or (config.platform == ENSEMBLE and not version.fingerprint):
+            keys = ()  # nothing to verify
+        elif not manifest.verify(version.path):
+            if self._settings.require_manifest:
+                raise InvalidArgument(
+                    "no manifest.json, and --require-manifest is set; publish the version with "
+                    "'modelport export'"
+                )
+            if not keys:
+                log.warning("no manifest.json: served unverified", model=name, version=number)
+        route = self._settings.routes.models.get(name)
+        kind = config.backend
+        if route is not None:
+            kind = "managed" if route.managed else route.backend
+        load = self._find_backend(kind)
+        here = route is None or route.managed
+        with _verified(version.path, config, keys, here) as (path, config):
+            native = bool(keys) or self._settings.allow_native_code
+            artifact = Artifact(name, number, path, config, self._threads, route, self.host, native)
+            backend = load(artifact)
+            try:
+                return ServedVersion(entry, number, backend, statistics, self._store)
+            except BaseException:
+                backend.unload()
+                raise
+
+
+@contextmanager
+def _verified(
+    version: Path, config: ModelConfig, keys: Sequence[PublicKey], here: bool
+) -> Iterator[tuple[Path, ModelConfig]]:
+    """Where the files of ``version`` may be loaded from, and by which configuration.
+
+    Args:
+        here: this gateway loads them, or has them loaded.
+    """
+    if not keys and not (here and os.path.lexists(version / manifest.CERTIFICATE)):
+        yield version, config
+        return
+    from modelport.gateway.repository import signed_config, signing
+
+    if not keys:
+        certificate = signing.read_certificate(version, config.name)
+        signed_config.check_format(config, certificate, required=False)
+        yield version, config
+        return
+    certificate = signing.verify_signature(version, config.name, keys)
+    if here:
+        signed_config.check_format(config, certificate, required=True)
+        config = signed_config.apply(config, certificate)
+    with signing.verified_copy(version, certificate) as copy:
+        yield copy, config

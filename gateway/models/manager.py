@@ -1,0 +1,379 @@
+"""Models and their versions, as they are served: look at them, and control them.
+
+What is wanted is decided here, by the control mode and by requests; ``reconciler`` brings it about.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import difflib
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Mapping
+
+import structlog
+
+from modelport.gateway import backends
+from modelport.gateway.backends import base
+from modelport.gateway.backends.base import Host
+from modelport.gateway.errors import InvalidArgument, NotFound, Unavailable
+from modelport.gateway.models import snapshot
+from modelport.gateway.models.discovery import Discovery
+from modelport.gateway.models.loader import Loader
+from modelport.gateway.models.model import UNLOADED, Model, State, Wanted
+from modelport.gateway.models.reconciler import Reconciler
+from modelport.gateway.models.registry import Catalogue
+from modelport.gateway.models.snapshot import Standing
+from modelport.gateway.repository import config as configuration
+from modelport.gateway.repository import scan
+from modelport.gateway.repository.routes import Route
+from modelport.gateway.repository.scan import ModelEntry
+from modelport.gateway.settings import ModelControlMode, Settings, usable_cores
+from modelport.gateway.telemetry import Statistics
+
+log = structlog.get_logger("modelport.lifecycle")
+
+
+class Lifecycle(Catalogue):
+    """The models of the repositories and of the routes."""
+
+    def __init__(
+        self,
+        settings: Settings,
+        find_backend: Callable[[str], base.Load] = backends.find,
+        make_host: Callable[[Lifecycle], Host] | None = None,
+        find_versions: Callable[[str], backends.Versions] = backends.find_versions,
+    ) -> None:
+        super().__init__()
+        self._settings = settings
+        self._make_host = make_host
+        cores = max(1, usable_cores() // settings.workers)
+        self._loader = Loader(settings, find_backend, cores)
+        self._discovery = Discovery(settings, find_versions)
+        self._reconciler = Reconciler(settings, self._loader, self._discovery, cores, self._models)
+        # One scan at a time: an older one that ends later would bring back what has changed.
+        self._scanning = asyncio.Lock()
+        # One list at a time, whole.
+        self._reloading = asyncio.Lock()
+        self._looks: Mapping[str, ModelEntry] = {}
+        self._missing: set[str] = set()
+        self.started = False
+        #: Readiness is off, requests are still served.
+        self.draining = asyncio.Event()
+        #: New requests are refused, streams end.
+        self.closing = asyncio.Event()
+
+    @property
+    def ready(self) -> bool:
+        """Whether traffic should come: started, not draining and, if strict, every model served."""
+        if not self.started or self.draining.is_set():
+            return False
+        return not self._settings.strict_readiness or not self.broken()
+
+    @property
+    def loading(self) -> bool:
+        """Whether a model version loads."""
+        return any(
+            state is State.LOADING
+            for model in self._models.values()
+            for state, _ in model.states.values()
+        )
+
+    def broken(self) -> list[str]:
+        """Models that were asked for and do not answer a request without a version."""
+        broken = {name for name, model in self._models.items() if model.broken}
+        return sorted(self._missing | broken)
+
+    def statistics(self) -> Iterator[tuple[str, int, Statistics]]:
+        for name, versions in sorted(self._reconciler.statistics.items()):
+            for number, statistics in sorted(versions.items()):
+                yield name, number, statistics
+
+    def load_failures(self) -> Mapping[str, int]:
+        """By model, for as long as it is known: how often something of it could not be loaded."""
+        return {name: model.load_failures for name, model in sorted(self._models.items())}
+
+    def _route(self, name: str) -> Route | None:
+        return self._settings.routes.models.get(name)
+
+    # -- following the repository -----------------------------------------------------------------
+
+    async def start(self, others: Standing | None = None) -> None:
+        """Load what the control mode asks for, or what ``others`` serve of the same repository.
+
+        A model that fails costs nothing but itself.
+        """
+        settings = self._settings
+        self._loader.host = self._make_host(self) if self._make_host is not None else None
+        await self._scan()
+        if others is not None:
+            await self.restore(others)
+        else:
+            await self._load_first(settings)
+        self.started = True
+
+    async def _load_first(self, settings: Settings) -> None:
+        explicit = settings.model_control_mode is ModelControlMode.EXPLICIT
+        names = list(self._models)
+        if explicit and "*" not in settings.load_models:
+            self._missing = {name for name in settings.load_models if name not in self._models}
+            for name in self._missing:
+                close = difflib.get_close_matches(name, self._models, n=1)
+                hint = {"did_you_mean": close[0]} if close else {}
+                log.error("--load-model names no model of the repository", model=name, **hint)
+            names = [name for name in settings.load_models if name in self._models]
+        for name in names:
+            self._models[name].asked = True
+        models = self._with_steps(names)
+        await self._reconciler.reconcile_all(models)
+        if settings.exit_on_error:
+            await asyncio.gather(*(model.settled.wait() for model in models))
+
+    async def poll(self) -> None:
+        """Follow the repository until cancelled. A model that takes long holds up no other."""
+        while True:
+            await asyncio.sleep(self._settings.repository_poll_seconds)
+            await self.follow()
+
+    async def follow(self) -> None:
+        """One look at the repository; what has changed is brought about after it."""
+        try:
+            for model in await self._look():
+                # Where one is at it the next look is soon enough.
+                changed = model.entry.remote or model.entry != model.reconciled
+                if changed and not model.lock.locked():
+                    self._reconciler.reconcile_soon(model)
+        except Exception:  # whatever it is, the next look may succeed
+            log.exception("the model repository cannot be read")
+
+    def standing(self) -> Standing:
+        """What another process must know to serve the same."""
+        return snapshot.describe(self._models)
+
+    async def restore(self, others: Standing) -> None:
+        """Serve what ``others`` do, as far as it is in the repository, and nothing else."""
+        await snapshot.restore(others, self._models, self._reconciler, self._unload)
+
+    async def refresh(self) -> None:
+        """One poll: load what is new, unload what was taken away, keep what fails to reload."""
+        await self._reconciler.reconcile_all(await self._look())
+
+    async def _look(self) -> list[Model]:
+        """The models that there are now; those that are gone are unloaded."""
+        for name in await self._scan():
+            self._reconciler.in_background(self._remove(name, self._models.pop(name)))
+        return list(self._models.values())
+
+    async def _remove(self, name: str, model: Model) -> None:
+        await self._reconciler.unload_all(model)
+        if name not in self._models:
+            self._reconciler.statistics.pop(name, None)
+
+    async def _scan(self) -> list[str]:
+        """Bring every model's entry up to date; returns the names that are gone."""
+        async with self._scanning:
+            found = await self._discovery.scan()
+            polling = self._settings.model_control_mode is ModelControlMode.POLL
+            for name, entry in found.items():
+                model = self._models.get(name)
+                accepted: ModelEntry | None = entry
+                if polling and self.started:
+                    known = model.entry if model is not None else None
+                    accepted = scan.settled(entry, self._looks.get(name), known)
+                if accepted is None:
+                    continue
+                if model is None:
+                    self._models[name] = Model(accepted)
+                else:
+                    model.look(accepted)
+            self._looks = found
+            return [name for name in self._models if name not in found]
+
+    # -- control on request -----------------------------------------------------------------------
+
+    async def load(self, name: str, override: str | None = None) -> None:
+        """Load or reload one model; ``override`` is a JSON configuration in place of the file's.
+
+        Raises:
+            Unavailable: the control mode does not allow it; or something that the model needs is
+                not there yet, and the load is tried again by itself.
+            NotFound: there is no such model.
+            InvalidArgument: no version could be loaded; what was served before still is.
+        """
+        self.require_explicit()
+        if override is not None:
+            try:
+                configuration.parse_json(override)
+            except InvalidArgument as error:
+                raise InvalidArgument(
+                    f"failed to load '{name}', invalid config override: {error}"
+                ) from error
+        # A caller that gives up must not leave the model half loaded: the work goes on without it.
+        await asyncio.shield(self._reconciler.in_background(self._load(name, override)))
+
+    async def _load(self, name: str, override: str | None) -> None:
+        gone = await self._scan()
+        model = self._models.get(name)
+        if model is None or name in gone:
+            raise NotFound(f"failed to load '{name}', failed to poll from model repository")
+        self._missing.discard(name)
+        model.ask(Wanted(), override)
+        steps = self._with_steps([name])[1:]
+        await self._reconciler.reconcile_all([step for step in steps if not step.served])
+        await self._reconciler.reconcile(model)
+        idle = [each for each in self._ensembles_of(name) if each.asked and not each.served]
+        await self._reconciler.reconcile_all(idle)
+        await self._settled(model)
+
+    def _with_steps(self, names: Iterable[str]) -> list[Model]:
+        """The models of ``names``, and of ensembles those of their steps, as Triton loads them."""
+        found: dict[str, Model] = {}
+        todo = deque(names)
+        while todo:
+            model = self._models.get(name := todo.popleft())
+            if model is not None and name not in found:
+                found[name] = model
+                todo += model.step_names(self._route(name))
+        return list(found.values())
+
+    async def _settled(self, model: Model) -> None:
+        """Wait for what is tried again, and raise what is wrong in the end."""
+        await model.settled.wait()
+        failures = [
+            f"version {number} is at {state} state: {reason}"
+            for number, (state, reason) in sorted(model.states.items())
+            if number in model.failed
+        ]
+        if model.problem or failures:
+            reasons = "; ".join(filter(None, [model.problem, *failures]))
+            message = f"load failed for model '{model.entry.name}': {reasons}"
+            if any(failure.transient for failure in model.failures()):
+                raise Unavailable(message)
+            raise InvalidArgument(message)
+
+    async def reload(self, wanted: Mapping[str, Wanted]) -> None:
+        """Serve exactly the models of ``wanted``, and those of their steps; unload all others.
+
+        Raises:
+            Unavailable: the control mode does not allow it; or as ``load``.
+            NotFound: there is no such model; nothing has changed.
+            InvalidArgument: a label names a version that is not served and would not be, and
+                nothing has changed; or as ``load``.
+        """
+        self.require_explicit()
+        await asyncio.shield(self._reconciler.in_background(self._reload(dict(wanted))))
+
+    async def _reload(self, wanted: Mapping[str, Wanted]) -> None:
+        async with self._reloading:
+            gone = await self._scan()
+            for name, asked in wanted.items():
+                if name not in self._models or name in gone:
+                    raise NotFound(f"failed to load '{name}', failed to poll from model repository")
+                await self._check_labels(self._models[name], asked)
+            self._missing.clear()
+            for name, asked in wanted.items():
+                self._models[name].ask(asked)
+            models = {model.entry.name: model for model in self._with_steps(wanted)}
+            loading = [m for name, m in models.items() if name in wanted or not m.served]
+            results = await asyncio.gather(
+                self._reconciler.reconcile_all(loading),
+                *(self._unload(name) for name in self._models.keys() - models.keys()),
+                return_exceptions=True,
+            )
+            results += await asyncio.gather(
+                *(self._settled(self._models[name]) for name in wanted), return_exceptions=True
+            )
+        for result in results:
+            if isinstance(result, BaseException):
+                raise result
+
+    async def _check_labels(self, model: Model, asked: Wanted) -> None:
+        entry = model.entry
+        if asked.labels:
+            if entry.remote:
+                entry = await self._discovery.ask(entry)
+            model.check_labels(asked, entry.versions, self._route(entry.name))
+
+    def _ensembles_of(self, name: str) -> list[Model]:
+        return [
+            model
+            for model in self._models.values()
+            if model.is_ensemble and name in model.step_names(self._route(model.entry.name))
+        ]
+
+    async def unload(self, name: str, dependents: bool = False) -> None:
+        """Stop serving a model, and ensembles that need it; requests in flight finish first.
+
+        With ``dependents``, the models of an ensemble's steps are unloaded too, but for those that
+        were asked for themselves and those that another ensemble needs.
+
+        Raises:
+            Unavailable: the control mode does not allow it.
+            NotFound: no such model.
+        """
+        self.require_explicit()
+        await asyncio.shield(self._reconciler.in_background(self._unload(name, dependents)))
+
+    async def _unload(self, name: str, dependents: bool = False) -> None:
+        self._missing.discard(name)
+        if name not in self._models:
+            raise NotFound(f"failed to unload '{name}': the model is not found")
+        model = self._models[name]
+        model.asked = False
+        for ensemble in self._ensembles_of(name):
+            await self._stop(ensemble)
+        await self._stop(model)
+        for step in model.step_names(self._route(name)) if dependents else ():
+            needed = any(ensemble.served for ensemble in self._ensembles_of(step))
+            if step in self._models and not self._models[step].asked and not needed:
+                await self._unload(step, dependents)
+
+    async def _stop(self, model: Model) -> None:
+        unloading = await self._reconciler.unload_all(model)
+        model.problem, model.troubled = "", False
+        for number, (state, _) in model.states.items():
+            if state is State.UNAVAILABLE:
+                model.states[number] = (state, UNLOADED)
+        await asyncio.gather(*unloading)
+
+    async def unload_version(self, name: str, number: int) -> None:
+        """Stop serving one version, until the model is loaded again; its requests finish first.
+
+        Raises:
+            Unavailable: the control mode does not allow it, or the version is not READY.
+            NotFound: no such model or version.
+        """
+        self.require_explicit()
+        await asyncio.shield(self._reconciler.in_background(self._unload_version(name, number)))
+
+    async def _unload_version(self, name: str, number: int) -> None:
+        model = self._model(name)
+        async with model.lock:
+            self.get(name, number)
+            model.withheld.add(number)
+            unloading = self._reconciler.unload(model, number)
+        await unloading
+
+    def set_default(self, name: str, number: int) -> None:
+        """Requests without a version get this one, until it is unloaded.
+
+        Raises:
+            Unavailable: the control mode does not allow it, or the version is not READY.
+            NotFound: no such model or version.
+        """
+        self.require_explicit()
+        self.get(name, number)
+        model = self._models[name]
+        model.pinned = number
+        model.select()
+
+    async def stop(self) -> None:
+        """Unload everything; call when no new request can come."""
+        await self._reconciler.stop()
+
+    def require_explicit(self) -> None:
+        """Raises ``Unavailable``: the control mode does not allow that models are changed."""
+        if self._settings.model_control_mode is not ModelControlMode.EXPLICIT:
+            raise Unavailable(
+                "explicit model load / unload is not allowed if polling is enabled; start the "
+                "server with --model-control-mode=explicit"
+            )

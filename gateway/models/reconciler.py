@@ -1,0 +1,363 @@
+"""Brings a model to what is wanted of it: ``policy.next_action`` decides, this module acts.
+
+All state belongs to the event loop. The blocking part of a load runs in a thread (``loader``).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable, Collection, Coroutine, Hashable, Mapping
+from contextlib import nullcontext, suppress
+from graphlib import CycleError, TopologicalSorter
+from typing import Any
+
+import structlog
+
+from modelport.gateway.errors import InvalidArgument, ModelportError, NotFound, Unavailable
+from modelport.gateway.models.discovery import Discovery
+from modelport.gateway.models.load_threads import LoadThreads
+from modelport.gateway.models.loader import Loader
+from modelport.gateway.models.model import (
+    UNLOADED,
+    Failure,
+    Model,
+    ServedVersion,
+    State,
+    read_config,
+    resource_preserving,
+)
+from modelport.gateway.models.version_policy import Load, Snapshot, Unload, next_action, wanted
+from modelport.gateway.repository.scan import VersionEntry, is_unreadable
+from modelport.gateway.settings import Settings
+from modelport.gateway.telemetry import Statistics
+
+log = structlog.get_logger("modelport.lifecycle")
+
+#: What waits for something is tried again after the first of these, then after twice as long, ...
+FIRST_RETRY_SECONDS = 0.5
+LAST_RETRY_SECONDS = 30.0
+
+
+class Reconciler:
+    """Acts on one model at a time, under its lock."""
+
+    def __init__(
+        self,
+        settings: Settings,
+        loader: Loader,
+        discovery: Discovery,
+        cores: int,
+        models: Mapping[str, Model],
+    ) -> None:
+        self._settings = settings
+        self._loader = loader
+        self._discovery = discovery
+        self._models = models
+        self._threads = LoadThreads(cores)
+        self._background: set[asyncio.Task[None]] = set()
+        #: Those of them that nobody asked for and that an end need not wait for.
+        self._reconciling: set[asyncio.Task[None]] = set()
+        self._stopped = False
+        #: Counts the versions that became READY.
+        self._loaded = 0
+        #: By model and version.
+        self.statistics: dict[str, dict[int, Statistics]] = {}
+
+    # -- what is wanted ---------------------------------------------------------------------------
+
+    async def reconcile(self, model: Model, retrying: bool = False) -> None:
+        """Load and unload until nothing is left to do. ``retrying``: only where something is due.
+
+        What fails is in the model's states, not raised.
+        """
+        async with model.lock:
+            due = any(failure.due for failure in model.failures())
+            if self._stopped or (retrying and not due):
+                return
+            try:
+                if model.entry.remote and not await self._ask(model):
+                    return
+                entry = model.entry
+                route = self._settings.routes.models.get(model.entry.name)
+                try:
+                    model.config, model.problem = read_config(model, route), ""
+                    making_room = resource_preserving(
+                        model.config, self._settings.aspired_version_policy
+                    )
+                except InvalidArgument as error:
+                    self._refuse(model, str(error))
+                else:
+                    await self._act(model, making_room)
+                model.reconciled = entry
+            finally:
+                self._plan_retry(model)
+
+    async def _ask(self, model: Model) -> bool:
+        """Ask the server for the versions it has; whether there is something to go on with."""
+        before = model.unreachable
+        try:
+            model.entry = await self._discovery.ask(model.entry)
+        except ModelportError as error:
+            # The server may come up, and the model on it.
+            waits = isinstance(error, (Unavailable, NotFound)) and not model.served
+            model.unreachable = failure = self._failure(None, error, before, waits)
+            if not model.served:
+                self._refuse(model, failure.reason)
+                return False
+            failure.retry_at = None  # what is served needs nobody's word
+            if before is None or before.reason != failure.reason:
+                log.warning("versions are unknown", model=model.entry.name, reason=failure.reason)
+            return True
+        model.unreachable = None
+        return True
+
+    def _refuse(self, model: Model, reason: str) -> None:
+        """Nothing of the model can be loaded as it is now; what is served stays."""
+        if reason != model.problem:
+            log.error("model is not served", model=model.entry.name, reason=reason)
+            model.load_failures += 1
+        model.problem, model.troubled = reason, True
+        for number in model.entry.versions:
+            if number not in model.served:
+                model.states[number] = (State.UNAVAILABLE, reason)
+
+    async def _act(self, model: Model, making_room: bool) -> None:
+        assert model.config is not None
+        entry = model.entry
+        again = model.requests if entry.remote else 0
+        content: dict[int, Hashable] = {
+            number: (entry.config_text, model.override, version.fingerprint, version.problem, again)
+            for number, version in entry.versions.items()
+            if number not in model.withheld
+        }
+        model.states = {  # what a mended configuration or a removed version left behind is gone
+            number: state
+            for number, state in model.states.items()
+            if number in model.served
+            or state[0] is State.UNLOADING
+            or (number in entry.versions and (number in model.failed or state[1] == UNLOADED))
+        }
+        counters = self.statistics.get(entry.name, {})
+        for number in (
+            counters.keys() - model.states.keys()
+        ):  # whoever counts there has its own hold
+            del counters[number]
+        model.select()  # labels may have changed, and nothing else
+        for number in model.serving.keys() & content.keys():
+            if model.serving[number] == content[number]:  # repaired, or never touched
+                model.failed.pop(number, None)
+                model.states[number] = (State.READY, "")
+        due = [failure for failure in model.failed.values() if failure.due]
+        if due and isinstance(next_action(self._snapshot(model, content, making_room)), Unload):
+            for failure in due:  # another try would take away what stands in
+                failure.due = False
+        while not self._stopped and (
+            action := next_action(self._snapshot(model, content, making_room))
+        ):
+            number = action.version
+            if isinstance(action, Load):
+                await self._load(model, entry.versions[number], content[number])
+            elif making_room:
+                model.displaced.add(number)
+                await self.unload(model, number)
+            else:
+                self.unload(model, number)
+        if model.served:
+            if any(v in model.served for v in wanted(self._snapshot(model, content, making_room))):
+                model.displaced.clear()
+        elif not model.failed and not model.withheld & entry.versions.keys():
+            model.troubled = True
+            model.problem = (
+                "no version is allowed by version_policy"
+                if entry.versions
+                else "no version directory found; versions are folders named 1, 2, ..."
+            )
+            log.warning("model is not served", model=entry.name, reason=model.problem)
+
+    def _snapshot(self, model: Model, content: dict[int, Hashable], making_room: bool) -> Snapshot:
+        failed = {v: failure.content for v, failure in model.failed.items() if not failure.due}
+        return Snapshot(model.policy, content, model.serving, failed, making_room, model.displaced)
+
+    # -- one version ------------------------------------------------------------------------------
+
+    async def _load(self, model: Model, entry: VersionEntry, content: Hashable) -> None:
+        number, name = entry.number, model.entry.name
+        before, failed = model.served.get(number), model.failed.get(number)
+        if before is None and not (failed is not None and failed.transient):
+            model.states[number] = (State.LOADING, "")
+        statistics = self.statistics.get(name, {}).get(number) or Statistics()
+        loaded = self._loaded
+        try:
+            if entry.fetch is not None and not entry.problem:
+                await self._threads.run(None, entry.fetch)
+            async with self._threads.core() if self._loader.computes_here(name) else nullcontext():
+                version = await self._threads.run(
+                    self._settings.model_load_timeout_seconds,
+                    self._loader.load, model.entry, entry, model.config, statistics,
+                )  # fmt: skip
+        except Exception as error:
+            transient = isinstance(error, Unavailable) or _may_be_readable_later(error)
+            failure = self._failure(content, error, failed, transient)
+            if transient and model.is_ensemble and self._loaded != loaded:
+                failure.retry_at = time.monotonic()  # the model it waits for may be READY by now
+            model.failed[number] = failure
+            model.load_failures += 1
+            model.troubled = True
+            if failed is None or failed.reason != failure.reason or not failure.transient:
+                log.error(
+                    "model version is not served", model=name, version=number,
+                    reason=failure.reason, exc_info=not isinstance(error, ModelportError),
+                )  # fmt: skip
+            kept = "reload failed, the version loaded before still serves: " + failure.reason
+            model.states[number] = (
+                (State.UNAVAILABLE, failure.reason) if before is None else (State.READY, kept)
+            )
+            return
+        model.failed.pop(number, None)
+        model.troubled = False
+        self.statistics.setdefault(name, {})[number] = statistics
+        model.served[number], model.serving[number] = version, content
+        model.states[number] = (State.READY, "")
+        self._loaded += 1
+        model.select()
+        log.info("model version is ready", model=name, version=number)
+        if before is not None:
+            self._retire(before)
+        for other in self._models.values():  # an ensemble waits for the models of its steps
+            if other.is_ensemble and other.mark_due(waiting=True):
+                self.reconcile_soon(other, retrying=True)
+
+    def unload(self, model: Model, number: int) -> asyncio.Task[None]:
+        """Out of service at once; drained and unloaded by the task, which nobody need await."""
+        version = model.served.pop(number)
+        model.serving.pop(number, None)
+        model.select()
+        model.states[number] = unloading = (State.UNLOADING, "")
+
+        def done() -> None:
+            if model.states.get(number) is unloading:  # not loaded again meanwhile
+                model.states[number] = (State.UNAVAILABLE, UNLOADED)
+                if number not in model.entry.versions:
+                    del model.states[number]
+            log.info("model version is unloaded", model=version.name, version=number)
+
+        return self._retire(version, done)
+
+    def _retire(
+        self, version: ServedVersion, done: Callable[[], None] = lambda: None
+    ) -> asyncio.Task[None]:
+        async def retire() -> None:
+            try:
+                await version.retire()
+            except Exception:  # it is gone all the same
+                log.exception(
+                    "a backend failed to unload", model=version.name, version=version.number
+                )
+            done()
+
+        return self.in_background(retire())
+
+    async def unload_all(self, model: Model) -> list[asyncio.Task[None]]:
+        """Out of service, and nothing of it is tried again."""
+        async with model.lock:
+            tasks = [self.unload(model, number) for number in sorted(model.served)]
+            model.forget_failures()
+            model.displaced.clear()
+            model.labelled.clear()
+            self._plan_retry(model)
+            return tasks
+
+    # -- trying again -----------------------------------------------------------------------------
+
+    def _failure(
+        self, content: Hashable, error: Exception, before: Failure | None, transient: bool
+    ) -> Failure:
+        """``error`` as it is told, and when what failed is tried again."""
+        reason = str(error) if isinstance(error, ModelportError) else "failed to load"
+        tries = before.tries + 1 if before is not None and before.content == content else 1
+        wait: float | None = None
+        if transient:
+            wait = min(FIRST_RETRY_SECONDS * 2 ** min(tries - 1, 10), LAST_RETRY_SECONDS)
+        elif tries <= self._settings.model_load_retry_count:
+            wait = self._settings.load_retry_interval_seconds
+        retry_at = None if wait is None else time.monotonic() + wait
+        return Failure(content, reason, transient, tries, retry_at)
+
+    def _plan_retry(self, model: Model) -> None:
+        if model.timer is not None:
+            model.timer.cancel()
+            model.timer = None
+        planned = [f.retry_at for f in model.failures() if f.retry_at is not None]
+        if planned and not self._stopped:
+            wait = max(0.0, min(planned) - time.monotonic())
+            model.timer = asyncio.get_running_loop().call_later(wait, self._try_again, model)
+        if any(f.retry_at is not None and not f.transient for f in model.failures()):
+            model.settled.clear()
+        else:
+            model.settled.set()
+
+    def _try_again(self, model: Model) -> None:
+        model.timer = None
+        if model.mark_due():
+            self.reconcile_soon(model, retrying=True)
+        else:
+            self._plan_retry(model)
+
+    # -- many, and the end ------------------------------------------------------------------------
+
+    async def reconcile_all(self, models: Collection[Model]) -> None:
+        """Side by side, but an ensemble after those of ``models`` that its steps need."""
+        named = {model.entry.name: model for model in models}
+        order = TopologicalSorter[str]()
+        for name, model in named.items():
+            route = self._settings.routes.models.get(name)
+            order.add(name, *(step for step in model.step_names(route) if step in named))
+        with suppress(CycleError):  # ensembles of a circle come last, and their load says why
+            order.prepare()
+
+        async def work(name: str) -> None:
+            await self.reconcile(named.pop(name))
+            order.done(name)
+            await asyncio.gather(*map(work, order.get_ready()))
+
+        await asyncio.gather(*map(work, order.get_ready()))
+        await asyncio.gather(*map(self.reconcile, named.values()))
+
+    def reconcile_soon(self, model: Model, retrying: bool = False) -> None:
+        async def work() -> None:
+            try:
+                await self.reconcile(model, retrying)
+            except Exception:
+                log.exception("a model cannot be brought up to date", model=model.entry.name)
+
+        task = self.in_background(work())
+        self._reconciling.add(task)
+        task.add_done_callback(self._reconciling.discard)
+
+    def in_background(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
+        task = asyncio.get_running_loop().create_task(work)
+        self._background.add(task)
+        task.add_done_callback(self._background.discard)
+        # Its error belongs to whoever awaits it; where nobody does any more, it has been logged.
+        task.add_done_callback(lambda done: done.cancelled() or done.exception())
+        return task
+
+    async def stop(self) -> None:
+        """Unload everything, ensembles before the models of their steps."""
+        self._stopped = True
+        self._threads.stop()
+        for task in self._reconciling:
+            task.cancel()
+        ensembles = [model for model in self._models.values() if model.is_ensemble]
+        others = [model for model in self._models.values() if not model.is_ensemble]
+        for models in (ensembles, others):
+            unloading = await asyncio.gather(*(self.unload_all(model) for model in models))
+            await asyncio.gather(*(task for tasks in unloading for task in tasks))
+        await asyncio.gather(*self._background, return_exceptions=True)
+
+
+def _may_be_readable_later(error: Exception) -> bool:
+    """Whether a load failed for a file that is there and could not be read."""
+    causes = (error, error.__cause__)
+    return any(is_unreadable(e) and not isinstance(e, FileNotFoundError) for e in causes)

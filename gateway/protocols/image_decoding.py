@@ -1,0 +1,63 @@
+"""Pictures in requests: whether there may be some, and decoding where it delays nobody else."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from typing import TypeVar
+
+from modelport.gateway.errors import InvalidArgument
+from modelport.gateway.inference import images
+from modelport.gateway.inference.images import Decoder
+from modelport.gateway.models.model import ServedVersion
+from modelport.gateway.runtime import offload
+from modelport.gateway.types import Array, Deadline, TensorSpec
+
+Version = TypeVar("Version")
+Decoded = TypeVar("Decoded")
+
+
+def in_json(body: bytes) -> bool:
+    """Whether JSON may hold a picture, ``{"b64": ...}``; its key may be written with escapes."""
+    return b'"b64"' in body or b"\\u" in body
+
+
+def decoders(served: ServedVersion) -> dict[str, Decoder]:
+    """Those of the inputs that are images, by name.
+
+    A configuration that is wrong is told to those who send pictures, and to nobody else.
+    """
+    found = {spec.name: _decoder(served, spec) for spec in served.signature.inputs}
+    return {name: decoder for name, decoder in found.items() if decoder is not None}
+
+
+def _decoder(served: ServedVersion, spec: TensorSpec) -> Decoder | None:
+    try:
+        return images.decoder(served.config, spec)
+    except InvalidArgument as error:
+        message = f"model '{served.name}': {error}"
+
+        def refuse(_: bytes) -> Array:
+            raise InvalidArgument(message)
+
+        return refuse
+
+
+async def decode_for(
+    find: Callable[[], Version],
+    slow: Callable[[Version], bool],
+    decode: Callable[[Version], Decoded],
+    deadline: Deadline,
+) -> tuple[Version, Decoded]:
+    """The version that ``find`` gives, and what ``decode`` makes for it of the request.
+
+    What is ``slow`` is decoded in a thread, where a ``checkpoint`` ends it. Another version may
+    have become the one to ask meanwhile: then it is decoded for that.
+    """
+    while True:
+        version = find()
+        if not slow(version):
+            return version, decode(version)
+        decoded = await offload.run(partial(decode, version), deadline)
+        if find() is version:
+            return version, decoded

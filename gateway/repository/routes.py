@@ -1,0 +1,372 @@
+"""``modelport.toml``: which models other servers run, and how those are reached or started.
+
+    [models.fraud]
+    backend = "triton"                          # triton (any Open Inference Protocol server),
+                                                # tfserving, torchserve
+    endpoints = ["10.0.0.5:8001", "10.0.0.6:8001"]
+    protocol = "grpc"                           # or "http"
+    timeout_seconds = 30
+
+    [models.fraud.outlier_detection]            # which endpoints are left out, in Envoy's words
+    consecutive_5xx = 5
+
+    [models.vit]
+    backend = "torchserve"
+    managed = true                              # no endpoints: the gateway starts it
+
+    [servers.torchserve]                        # how, where the program is not on PATH
+    command = ["/opt/torchserve/bin/torchserve"]
+
+The same in YAML is accepted. Endpoints come from this file only, never from a request.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Iterator, Mapping
+from enum import StrEnum
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any, NamedTuple, TypeVar
+
+from modelport.gateway.errors import InvalidArgument
+
+T = TypeVar("T")
+
+#: The servers that a route may lead to.
+BACKENDS = ("triton", "tfserving", "torchserve")
+MAX_COUNT = 2**31 - 1
+YAML_SUFFIXES = frozenset({".yaml", ".yml"})
+#: A name, an IPv4 address, or an IPv6 address in brackets; then a port.
+_ADDRESS = re.compile(r"(\[[0-9A-Fa-f:.]+\]|[A-Za-z0-9._-]+):([0-9]{1,5})\Z")
+#: Keys of a route that say where a server is: nothing for one that the gateway starts.
+_PLACE = ("endpoints", "tls", "management", "model", "version", "label", "config")
+_TYPES = {
+    str: "a string",
+    bool: "true or false",
+    int: "an integer",
+    float: "a number",
+    list: "a list of strings",
+    dict: "a table",
+}
+
+
+class Protocol(StrEnum):
+    GRPC = "grpc"
+    HTTP = "http"
+
+
+class OutlierDetection(NamedTuple):
+    """A table ``[models.<name>.outlier_detection]``: when an endpoint is ejected, in Envoy's words.
+
+    A connection that is refused, or two in a row that break, eject in any case. 0: never for this.
+
+    Attributes:
+        enabled: whether endpoints that can be reached are ejected.
+        consecutive_5xx: server errors in a row (500, INTERNAL, UNKNOWN), or slow answers.
+        consecutive_gateway_failure: failures in a row of other kinds: no answer in time, not
+            ready (502, 503, 504, UNAVAILABLE), without the model, damaged answers.
+        failure_percentage_threshold: by how many percentage points an endpoint fails more often
+            than the others.
+        failure_percentage_request_volume: fewer requests are not compared.
+        latency_factor: an answer that takes so many times as long as those of the others is slow.
+        interval_seconds: what was counted before weighs half after so long.
+        base_ejection_time_seconds: how long the first ejection lasts; the next twice as long.
+        max_ejection_time_seconds: the longest one.
+        max_ejection_percent: of the endpoints; one may be ejected in any case, and one is left.
+    """
+
+    enabled: bool = True
+    consecutive_5xx: int = 5
+    consecutive_gateway_failure: int = 3
+    failure_percentage_threshold: int = 20
+    failure_percentage_request_volume: int = 20
+    latency_factor: float = 5.0
+    interval_seconds: float = 10.0
+    base_ejection_time_seconds: float = 0.5
+    max_ejection_time_seconds: float = 4.0
+    max_ejection_percent: int = 50
+
+
+class Route(NamedTuple):
+    """A table ``[models.<name>]``.
+
+    Attributes:
+        backend: ``triton``, ``tfserving`` or ``torchserve``.
+        endpoints: ``host:port``, or ``[v6]:port``; empty only where ``managed``.
+        protocol: how the server is asked to infer.
+        tls: whether connections are encrypted (server certificates are verified).
+        management: ``host:port`` of TorchServe's management API, if there is one.
+        model: the model's name there; empty: the same as here.
+        version: its version there; empty: the one asked for here.
+        label: TensorFlow Serving's version label, instead of a version; empty: none.
+        timeout_seconds: the longest a request may take there.
+        connect_timeout_seconds: the longest a connection may take to come up.
+        max_reply_bytes: a larger answer is refused.
+        config: a ``config.pbtxt`` for a model that the repository does not hold; None: the server's
+            metadata tells inputs and outputs.
+        managed: the gateway starts the server, one process for each version of the model.
+        outlier_detection: when an endpoint is ejected.
+    """
+
+    backend: str
+    endpoints: tuple[str, ...] = ()
+    protocol: Protocol = Protocol.GRPC
+    tls: bool = False
+    management: str = ""
+    model: str = ""
+    version: str = ""
+    label: str = ""
+    timeout_seconds: float = 60.0
+    connect_timeout_seconds: float = 5.0
+    max_reply_bytes: int = 256 * 1024 * 1024
+    config: Path | None = None
+    managed: bool = False
+    outlier_detection: OutlierDetection = OutlierDetection()
+
+
+class Program(NamedTuple):
+    """A table ``[servers.<backend>]``: how the gateway starts such a server.
+
+    Attributes:
+        command: the program and its first arguments; empty: its usual name, looked up on PATH.
+        environment: variables for it, besides the gateway's own.
+        arguments: more of them, behind those that the gateway generates.
+        start_timeout_seconds: the longest it may take until it is ready.
+    """
+
+    command: tuple[str, ...] = ()
+    environment: Mapping[str, str] = MappingProxyType({})
+    arguments: tuple[str, ...] = ()
+    start_timeout_seconds: float = 120.0
+
+
+class Routes(NamedTuple):
+    """The whole file, parsed. ``models`` and ``servers`` go by the names in it."""
+
+    models: Mapping[str, Route] = MappingProxyType({})
+    servers: Mapping[str, Program] = MappingProxyType({})
+
+
+def load(path: Path) -> Routes:
+    """The routes in ``path``: TOML, or YAML by its suffix. A ``config`` in it is relative to it.
+
+    Raises:
+        InvalidArgument: naming the file, the table, the key, and what belongs there.
+    """
+    content = _read(path)
+    top = _Table(str(path), content)
+    models, servers = top.take("models", dict, {}), top.take("servers", dict, {})
+    top.finish()
+    routes = {
+        name: _route(f"{path}: [models.{name}]", name, content, path)
+        for name, content in _Table(f"{path}: [models]", models)
+    }
+    programs = {
+        name: _program(f"{path}: [servers.{name}]", name, content)
+        for name, content in _Table(f"{path}: [servers]", servers)
+    }
+    return Routes(routes, programs)
+
+
+def _read(path: Path) -> Any:
+    try:
+        text = path.read_text(encoding="utf-8")
+        if path.suffix == ".toml":
+            import tomllib  # as yaml's: only who has such a file waits for it
+
+            return tomllib.loads(text)
+        if path.suffix in YAML_SUFFIXES:
+            return _yaml(text)
+    except FileNotFoundError:
+        raise InvalidArgument(f"{path} does not exist") from None
+    except OSError as error:
+        raise InvalidArgument(f"{path} cannot be read: {error.strerror}") from error
+    except ValueError as error:  # of the TOML parser, of the text's encoding, and of ours for YAML
+        raise InvalidArgument(f"{path} does not parse: {error}") from error
+    raise InvalidArgument(f"{path} must end in .toml, .yaml or .yml")
+
+
+def _yaml(text: str) -> Any:
+    import yaml
+
+    class Loader(yaml.SafeLoader):  # type: ignore[misc]
+        """Without PyYAML's silence about a key that is there twice."""
+
+        def construct_mapping(self, node: Any, deep: bool = False) -> Any:
+            keys = [key.value for key, _ in node.value]
+            for key, _ in node.value:
+                if keys.count(key.value) > 1:
+                    raise ValueError(
+                        f"'{key.value}' is there twice, line {key.start_mark.line + 1}"
+                    )
+            return super().construct_mapping(node, deep)
+
+    try:
+        return yaml.load(text, Loader) or {}
+    except (yaml.YAMLError, RecursionError) as error:
+        raise ValueError(" ".join(str(error).split())) from error
+
+
+class _Table:
+    """A table of the file, of which every key must be asked for."""
+
+    def __init__(self, where: str, content: Any) -> None:
+        self.where = where
+        if type(content) is not dict:
+            raise InvalidArgument(f"{where} must be a table")
+        for key in content:
+            if type(key) is not str:
+                raise InvalidArgument(f"{where}: {key!r} must be a string; put it in quotes")
+        self._content: dict[str, Any] = content
+        self._asked: list[str] = []
+
+    def __iter__(self) -> Iterator[tuple[str, Any]]:
+        return iter(self._content.items())
+
+    def __contains__(self, key: str) -> bool:
+        return key in self._content
+
+    def wrong(self, key: str, problem: str) -> InvalidArgument:
+        return InvalidArgument(f"{self.where} '{key}' {problem}")
+
+    def take(self, key: str, kind: type[T], default: T) -> T:
+        """The value of ``key``, which must be of type ``kind``; an integer may be a float."""
+        self._asked.append(key)
+        value: Any = self._content.get(key, default)
+        if kind is float and type(value) is int:
+            value = float(value)
+        if type(value) is not kind:
+            raise self.wrong(key, f"must be {_TYPES[kind]}, not {value!r}")
+        return value
+
+    def texts(self, key: str) -> tuple[str, ...]:
+        values = self.take(key, list, [])
+        if not all(type(value) is str and value for value in values):
+            raise self.wrong(key, "must be a list of strings, none of them empty")
+        return tuple(values)
+
+    def seconds(self, key: str, default: float) -> float:
+        value = self.take(key, float, default)
+        if not (math.isfinite(value) and value > 0):
+            raise self.wrong(key, f"must be a number of seconds above 0, not {value:g}")
+        return value
+
+    def count(self, key: str, default: int, most: int) -> int:
+        value = self.take(key, int, default)
+        if not 0 <= value <= most:
+            raise self.wrong(key, f"must be from 0 to {most}, not {value}")
+        return value
+
+    def address(self, key: str, value: str) -> str:
+        match = _ADDRESS.match(value)
+        if match is None or not 0 < int(match[2]) < 65536:
+            raise self.wrong(
+                key, f"must be 'host:port' (an IPv6 address in brackets), not {value!r}"
+            )
+        return value
+
+    def choice(self, key: str, values: tuple[str, ...], default: str) -> str:
+        value = self.take(key, str, default)
+        if value not in values:
+            raise self.wrong(key, f"must be one of {', '.join(values)}, not {value!r}")
+        return value
+
+    def finish(self) -> None:
+        for key in self._content:
+            if key not in self._asked:
+                raise self.wrong(key, f"is unknown; known are {', '.join(self._asked)}")
+
+
+def _route(where: str, name: str, content: Any, file: Path) -> Route:
+    from modelport.gateway.repository.scan import MODEL_NAME
+
+    if not MODEL_NAME.match(name):
+        raise InvalidArgument(f"{where}: a model is named with letters, digits, '.', '_' and '-'")
+    table = _Table(where, content)
+    if "backend" not in table:
+        raise InvalidArgument(f"{where} needs 'backend', one of {', '.join(BACKENDS)}")
+    backend = table.choice("backend", BACKENDS, "")
+    management = table.take("management", str, "")
+    default = Route(backend)
+    route = Route(
+        backend=backend,
+        endpoints=tuple(table.address("endpoints", value) for value in table.texts("endpoints")),
+        protocol=Protocol(table.choice("protocol", tuple(Protocol), Protocol.GRPC.value)),
+        tls=table.take("tls", bool, False),
+        management=table.address("management", management) if management else "",
+        model=table.take("model", str, ""),
+        version=table.take("version", str, ""),
+        label=table.take("label", str, ""),
+        timeout_seconds=table.seconds("timeout_seconds", default.timeout_seconds),
+        connect_timeout_seconds=table.seconds(
+            "connect_timeout_seconds", default.connect_timeout_seconds
+        ),
+        max_reply_bytes=table.take("max_reply_bytes", int, default.max_reply_bytes),
+        config=file.parent / text if (text := table.take("config", str, "")) else None,
+        managed=table.take("managed", bool, False),
+        outlier_detection=_outlier_detection(where, table.take("outlier_detection", dict, {})),
+    )
+    table.finish()
+    _check(table, route)
+    return route
+
+
+def _outlier_detection(where: str, content: Any) -> OutlierDetection:
+    table, default = _Table(f"{where} [outlier_detection]", content), OutlierDetection()
+    values: dict[str, Any] = {"enabled": table.take("enabled", bool, default.enabled)}
+    for key, number in default._asdict().items():
+        if key.endswith("_seconds"):
+            values[key] = table.seconds(key, number)
+        elif type(number) is int:
+            percentage = key in ("failure_percentage_threshold", "max_ejection_percent")
+            values[key] = table.count(key, number, 100 if percentage else MAX_COUNT)
+    factor = values["latency_factor"] = table.take("latency_factor", float, default.latency_factor)
+    if factor and not 1 < factor < math.inf:
+        raise table.wrong("latency_factor", f"must be above 1, or 0, not {factor:g}")
+    table.finish()
+    return OutlierDetection(**values)
+
+
+def _check(table: _Table, route: Route) -> None:
+    """What the keys of a route mean together."""
+    if route.managed:
+        for key in _PLACE:
+            if key in table:
+                raise table.wrong(
+                    key, "does not go with 'managed': the gateway starts that server itself"
+                )
+    elif not route.endpoints:
+        raise InvalidArgument(
+            f"{table.where} needs 'endpoints', a list of 'host:port', or 'managed = true'"
+        )
+    if len(set(route.endpoints)) != len(route.endpoints):
+        raise table.wrong("endpoints", "names one twice")
+    if route.management and route.backend != "torchserve":
+        raise table.wrong("management", "is for 'backend' torchserve only")
+    if route.label and (route.backend != "tfserving" or route.version):
+        raise table.wrong("label", "is for 'backend' tfserving only, and instead of 'version'")
+    if not 0 < route.max_reply_bytes < 2**31:
+        raise table.wrong("max_reply_bytes", "must be above 0 and below 2147483648")
+    if route.config is not None and not route.config.is_file():
+        raise table.wrong("config", f"names no file: {route.config} does not exist")
+
+
+def _program(where: str, name: str, content: Any) -> Program:
+    table = _Table(where, content)
+    if name not in BACKENDS:
+        raise InvalidArgument(f"{where}: a server is one of {', '.join(BACKENDS)}")
+    environment = table.take("environment", dict, {})
+    if not all(type(text) is str for pair in environment.items() for text in pair):
+        raise table.wrong("environment", "must be a table of strings")
+    program = Program(
+        command=table.texts("command"),
+        environment=environment,
+        arguments=table.texts("arguments"),
+        start_timeout_seconds=table.seconds(
+            "start_timeout_seconds", Program().start_timeout_seconds
+        ),
+    )
+    table.finish()
+    return program

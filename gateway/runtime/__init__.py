@@ -1,0 +1,1 @@
+"""Services of the process: timers, memory, signals, threads."""

@@ -1,0 +1,68 @@
+"""The metrics port: ``GET /metrics`` in Prometheus' text format.
+
+``/monitoring/prometheus/metrics`` is TensorFlow Serving's path to the same.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Awaitable, Callable
+
+from prometheus_client import CollectorRegistry, exposition
+
+from modelport.gateway.protocols.asgi import App, Receive, Scope, Send
+
+#: The library's text format ends a counter's name in ``_total``; these names do not.
+_SUFFIX = re.compile(
+    rb"^(# (?:HELP|TYPE) (?:nv_\w+|ts_\w+_microseconds|Requests\dXX|:tensorflow:\S+))_total ",
+    re.MULTILINE,
+)
+#: Content type and body.
+Text = tuple[str, bytes]
+#: At a time: they are taken when there is no room for others.
+CONNECTIONS = 64
+TFSERVING_PATH = "/monitoring/prometheus/metrics"
+_PATHS = ("/metrics", TFSERVING_PATH)
+Scrape = Callable[[], Awaitable[Text]]
+
+
+def text(registry: CollectorRegistry) -> Text:
+    """What the collectors of ``registry`` have now."""
+    return exposition.CONTENT_TYPE_LATEST, _SUFFIX.sub(
+        rb"\1 ", exposition.generate_latest(registry)
+    )
+
+
+def application(scrape: Scrape) -> App:
+    """An ASGI application that answers with the text that ``scrape`` gives."""
+
+    async def app(scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            return
+        if scope["path"] in _PATHS and scope["method"] in ("GET", "HEAD"):
+            await _answer(send, 200, *await scrape())
+        else:
+            await _answer(send, 404, "application/json", b'{"error":"Not Found"}')
+
+    return app
+
+
+def beside(app: App, path: str, scrape: Scrape) -> App:
+    """``app``, with the metrics at ``path``."""
+
+    async def both(scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] == "http" and scope["path"] == path and scope["method"] in ("GET", "HEAD"):
+            await _answer(send, 200, *await scrape())
+        else:
+            await app(scope, receive, send)
+
+    return both
+
+
+async def _answer(send: Send, status: int, content_type: str, body: bytes) -> None:
+    headers = [
+        (b"content-type", content_type.encode()),
+        (b"content-length", str(len(body)).encode()),
+    ]
+    await send({"type": "http.response.start", "status": status, "headers": headers})
+    await send({"type": "http.response.body", "body": body})

@@ -1,0 +1,32 @@
+"""TensorFlow Serving's monitoring configuration: metrics on the port of its REST API."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from google.protobuf import text_format
+
+from modelport.gateway.errors import InvalidArgument
+from modelport.gateway.server.admin.metrics import TFSERVING_PATH
+from modelport.gateway.wire.proto import serving_pb2
+
+
+def prometheus_path(file: Path) -> str:
+    """The path that ``prometheus_config`` in ``file`` enables; empty: none.
+
+    Raises:
+        InvalidArgument: it cannot be read, is no such file, or its path is none.
+    """
+    config = serving_pb2.MonitoringConfig()
+    try:
+        text_format.Parse(file.read_text(), config)
+    except (OSError, UnicodeDecodeError, text_format.ParseError) as error:
+        raise InvalidArgument(
+            f"'{file}' is no tensorflow.serving.MonitoringConfig: {str(error).strip()}"
+        ) from error
+    if not config.prometheus_config.enable:
+        return ""
+    path: str = config.prometheus_config.path or TFSERVING_PATH
+    if not path.startswith("/"):
+        raise InvalidArgument(f"'{file}': the path '{path}' must begin with '/'")
+    return path

@@ -1,0 +1,222 @@
+"""Wiring, from settings to front, and the process: its start, its signals, its drain."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import structlog
+import uvloop
+
+from modelport.gateway.backends.base import Artifact, Host
+from modelport.gateway.errors import Unavailable
+from modelport.gateway.inference.service import DataPlane
+from modelport.gateway.inference.shared_memory import Regions
+from modelport.gateway.models.control import Control, LocalControl
+from modelport.gateway.models.manager import Lifecycle
+from modelport.gateway.models.snapshot import Standing
+from modelport.gateway.protocols.asgi import App
+from modelport.gateway.protocols.dialects import Dialects
+from modelport.gateway.protocols.grpc_method import Methods
+from modelport.gateway.protocols.oip.shared_memory import SharedMemory
+from modelport.gateway.repository.routes import Program
+from modelport.gateway.runtime import request_memory, signals, startup
+from modelport.gateway.runtime.malloc import keep_freed_memory
+from modelport.gateway.runtime.watchdog import Beat, Watchdog
+from modelport.gateway.server.admin import metrics
+from modelport.gateway.server.http1.listener import HttpListener
+from modelport.gateway.server.listeners import Front
+from modelport.gateway.settings import ModelControlMode, Settings, request_memory_bytes
+from modelport.gateway.telemetry import configure_logging
+from modelport.gateway.telemetry.registry import registry
+from modelport.gateway.telemetry.tfserving import TfServingRequests
+from modelport.gateway.types import Deadline
+
+log = structlog.get_logger("modelport.server")
+
+#: While draining: how long requests are served on, readiness already off.
+LAME_DUCK_SECONDS = 1.0
+#: What is left of the exit timeout when requests are cut off, for telling them and for closing.
+CLOSING_SECONDS = 0.1
+MakeFront = Callable[[App, Methods, Settings], Front]
+MakeControl = Callable[[Lifecycle], Control]
+
+
+class Server:
+    """One process: everything composed once, in the order in which a request passes it.
+
+    Without ``make_control`` the process is the gateway, alone: it follows the repository, serves
+    the metrics port and says how it is. Else it is a worker, and others do that. ``tell`` hears
+    how its event loop does, from a thread.
+    """
+
+    def __init__(
+        self,
+        settings: Settings,
+        make_front: MakeFront,
+        make_control: MakeControl | None = None,
+        tell: Callable[[Beat], None] = lambda _: None,
+    ) -> None:
+        keep_freed_memory()
+        request_memory.PROCESS.limit_bytes = request_memory_bytes(settings)
+        self._settings = settings
+        self._alone = make_control is None
+        self.lifecycle = Lifecycle(settings, make_host=self._host)
+        self.control: Control = (make_control or LocalControl)(self.lifecycle)
+        self._dataplane = dataplane = DataPlane(
+            self.lifecycle, settings.log_verbose > 0, settings.max_request_timeout_seconds
+        )
+        regions = Regions(settings.allow_client_shm)
+        shared = SharedMemory(regions, self.control, settings.http_max_input_bytes)
+        requests = TfServingRequests()
+        dialects = Dialects(settings, dataplane, self.lifecycle, self.control, shared, requests)
+        self.registry = registry(
+            self.lifecycle.statistics,
+            requests,
+            self.lifecycle,
+            request_memory.PROCESS,
+            self._alone,
+        )
+        app = dialects.http
+        if settings.prometheus_path:
+            app = metrics.beside(app, settings.prometheus_path, self._scrape)
+        self._front = make_front(app, dialects.grpc, settings)
+        self._metrics = self._metrics_listener() if self._alone else None
+        self._poller: asyncio.Task[None] | None = None
+        self._tell = tell
+        self._watchdog: Watchdog | None = None
+
+    def _host(self, lifecycle: Lifecycle) -> Host:
+        programs = self._settings.routes.servers
+        return Host(
+            loop=asyncio.get_running_loop(),
+            infer=self._dataplane.infer_step,
+            config_of=lambda name, number: lifecycle.get(name, number).config,
+            package=_package,
+            program=lambda server: programs.get(server, Program()),
+            stream=self._dataplane.stream_step,
+            labels_of=lambda name, number, output: lifecycle.get(name, number).labels_of(output),
+        )
+
+    def _metrics_listener(self) -> HttpListener:
+        address, port = self._settings.metrics_address, self._settings.metrics_port
+        app = metrics.application(self._scrape)
+        return HttpListener(app, address, port, "--metrics-port", most=metrics.CONNECTIONS)
+
+    async def _scrape(self) -> metrics.Text:
+        """The metrics of the gateway: this process's, or those of all workers together."""
+        if self._alone:
+            return metrics.text(self.registry)
+        return await self.control.metrics()
+
+    async def listen(self) -> None:
+        """Be live, not yet ready.
+
+        Raises:
+            Unavailable: a port is taken.
+        """
+        if self._metrics is not None:
+            await self._metrics.start()
+        startup.settle()
+        self._watchdog = Watchdog(self._tell, lambda: self.lifecycle.loading)
+        await self._front.start()
+        if self._metrics is not None:
+            http, grpc, port = self._front.http_port, self._front.grpc_port, self._metrics.port
+            log.info("listening", http_port=http, grpc_port=grpc, metrics_port=port)
+
+    async def load(self, others: Standing | None = None) -> None:
+        """Load the models, or those that ``others`` serve, and be ready.
+
+        Raises:
+            Unavailable: with ``exit_on_error``, a model does not load.
+        """
+        await self.lifecycle.start(others)
+        broken = self.lifecycle.broken()
+        if broken and self._settings.exit_on_error:
+            raise Unavailable(f"failed to load all models: {', '.join(broken)}")
+        if not self._alone:
+            return
+        if self._settings.model_control_mode is ModelControlMode.POLL:
+            self._poller = asyncio.get_running_loop().create_task(self.lifecycle.poll())
+        log.info("started", ready=self.lifecycle.ready, models=len(self.lifecycle.index(True)))
+
+    async def stop(self) -> None:
+        """Readiness off, listeners closed, requests in flight done, then the backends."""
+        timeout = self._settings.exit_timeout_seconds
+        deadline = Deadline.after(max(0.0, timeout - CLOSING_SECONDS))
+        self.lifecycle.draining.set()
+        if self._alone:
+            log.info("draining", timeout_seconds=timeout)
+        if self._poller is not None:
+            self._poller.cancel()
+            with contextlib.suppress(asyncio.CancelledError):
+                await self._poller
+        await self._front.lame_duck(min(LAME_DUCK_SECONDS, timeout / 4))
+        self.lifecycle.closing.set()
+        await self._front.drain(deadline)
+        ending = [asyncio.wait_for(self.lifecycle.stop(), deadline.remaining())]
+        if self._metrics is not None:
+            ending.append(self._metrics.drain(deadline))
+        await asyncio.gather(*ending, return_exceptions=True)
+        if self._watchdog is not None:
+            self._watchdog.close()
+        if self._alone:
+            log.info("stopped")
+
+
+def _package(artifact: Artifact, server: str, path: Path) -> None:
+    from modelport.exporters.packaging import single
+
+    single.write(
+        artifact.model_name, artifact.version, artifact.path, artifact.config, server, path
+    )
+
+
+async def _start(server: Server) -> None:
+    await server.listen()
+    try:
+        await server.load()
+    except Unavailable:
+        await server.stop()
+        raise
+
+
+def run(settings: Settings) -> None:
+    """Serve in this one process until SIGTERM or SIGINT; a second signal ends the process at once.
+
+    Raises:
+        Unavailable: the gateway cannot start.
+    """
+    configure_logging(settings.log_format, settings.log_verbose)
+
+    async def main() -> None:
+        stopping = asyncio.Event()
+
+        def stop() -> None:
+            if stopping.is_set():
+                os._exit(1)
+            stopping.set()
+
+        for number in signals.ending():
+            asyncio.get_running_loop().add_signal_handler(number, stop)
+        server = Server(settings, Front)
+        start = asyncio.ensure_future(_start(server))
+        await asyncio.wait(
+            {start, asyncio.ensure_future(stopping.wait())}, return_when="FIRST_COMPLETED"
+        )
+        if start.done():
+            start.result()
+            await stopping.wait()
+        else:
+            start.cancel()
+        await server.stop()
+        # A run that cannot be stopped, or a load, may still hold a thread: it ends with us.
+        with contextlib.suppress(OSError):
+            sys.stderr.flush()
+        os._exit(0)
+
+    uvloop.run(main())

@@ -1,0 +1,261 @@
+"""The table of gRPC methods over any transport: what a call asks for, and how it is answered."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator, Mapping, Sequence
+from functools import partial
+from typing import Any, NamedTuple, Protocol
+
+import structlog
+from google.protobuf.message import DecodeError
+
+from modelport.gateway.errors import InvalidArgument, ModelportError, QueueFull
+from modelport.gateway.inference.admission import OVERLOADED
+from modelport.gateway.protocols.grpc_method import Method, Methods, RefusedMessage
+from modelport.gateway.runtime import offload
+from modelport.gateway.server.grpc import framing
+from modelport.gateway.server.grpc.framing import (
+    MAX_MESSAGE_BYTES,
+    Compressed,
+    Frames,
+    MalformedFrame,
+    MessageTooLarge,
+)
+from modelport.gateway.server.grpc.status import Status, is_late, parse, status
+from modelport.gateway.types import Deadline
+from modelport.gateway.wire import hops, inflation
+from modelport.gateway.wire.raw import Buffer
+
+log = structlog.get_logger("modelport.front")
+
+Headers = tuple[tuple[bytes, bytes], ...]
+
+
+class Gone(Exception):
+    """Nobody is there to be answered."""
+
+
+class Ending(NamedTuple):
+    """How a call ends: in trailers, or in the head where nothing was sent yet."""
+
+    status: Status
+    message: str = ""
+    headers: Headers = ()
+
+    def fields(self) -> list[tuple[bytes, bytes]]:
+        fields = [(b"grpc-status", b"%d" % self.status), *self.headers]
+        if self.message:
+            fields.append((b"grpc-message", framing.percent_encoded(self.message)))
+        return fields
+
+
+OK = Ending(Status.OK)
+INTERNAL = Ending(Status.INTERNAL, "internal error")
+NO_METHOD = Ending(Status.UNIMPLEMENTED, "Method not found!")
+STALLED = Ending(Status.CANCELLED, "the request's body stands still")
+BUSY = Ending(Status.UNAVAILABLE, QueueFull().message)
+CROWDED = Ending(Status.UNAVAILABLE, "too many connections")
+LATE = Ending(Status.DEADLINE_EXCEEDED, "Deadline Exceeded")
+CLOSING = Ending(Status.UNAVAILABLE, "the server is shutting down")
+LOOP = Ending(Status.FAILED_PRECONDITION, hops.MESSAGE)
+NO_ENCODING = Ending(
+    Status.UNIMPLEMENTED,
+    "the message encoding is not supported; use gzip, deflate or none",
+    ((b"grpc-accept-encoding", framing.ENCODINGS),),
+)
+
+
+class Target(NamedTuple):
+    """What a call's headers ask for. Without ``method`` it is refused as ``refusal`` says."""
+
+    method: Method | None = None
+    encoding: bytes = framing.IDENTITY
+    timeout_seconds: float | None = None
+    refusal: Ending = NO_METHOD
+    via: str = ""
+
+
+class Call(Protocol):
+    """A front's side of one call. What is sent to a client that has gone is dropped."""
+
+    deadline: Deadline
+
+    def running(self) -> None:
+        """The task that serves the call has begun: cancelled from now on, it is answered there."""
+
+    def body(self) -> bytes | memoryview:
+        """All of the request's body; the call is not served before it has come."""
+
+    def messages(self, frames: Frames) -> AsyncIterator[bytes]:
+        """The request's messages, as ``frames`` cuts them; read a little ahead.
+
+        So the end of the request, and of the client, is seen at once.
+        """
+
+    def only(self, content: Sequence[Buffer]) -> None:
+        """The one reply, in parts, and the end: OK."""
+
+    async def message(self, content: bytes) -> None:
+        """One of several replies; returns when there is room for another.
+
+        Raises:
+            Gone: nobody takes it.
+        """
+
+    def end(self, ending: Ending) -> None: ...
+
+    def cut_off(self) -> Ending:
+        """Why the handler was cancelled."""
+
+
+class Service:
+    """``max_message``: the largest message of a request, in bytes, also after decompression."""
+
+    def __init__(self, methods: Methods, max_message: int) -> None:
+        self.max_message = min(max_message, MAX_MESSAGE_BYTES)
+        self._methods: dict[bytes, Method] = {}
+        for service, rows in methods.items():
+            for name, row in rows.items():
+                self._methods[f"/{service}/{name}".encode()] = row
+
+    def target(self, path: bytes, headers: Mapping[bytes, bytes]) -> Target:
+        """What ``headers``, of which the names are in lower case, ask for."""
+        method = self._methods.get(path)
+        if method is None:
+            return Target()
+        seconds = None
+        if b"grpc-timeout" in headers:
+            try:
+                seconds = framing.timeout_seconds(headers[b"grpc-timeout"])
+            except ValueError as error:
+                said = f"invalid grpc-timeout: {error}"
+                return Target(refusal=Ending(Status.INTERNAL, said))
+        encoding = headers.get(b"grpc-encoding", framing.IDENTITY)
+        if not framing.known(encoding):
+            return Target(refusal=NO_ENCODING)
+        via = headers.get(b"via", b"")
+        if via and hops.loops(via):
+            return Target(refusal=LOOP)
+        return Target(method, encoding, seconds, via=via.decode("latin-1"))
+
+    def refuses(self, target: Target, body: bytes | memoryview) -> bool:
+        """Whether a call with this body is refused for an overload whatever it holds: ``BUSY``."""
+        method = target.method
+        if method is None or method.refuses is None or not body or body[0]:
+            return False  # a message that is compressed has to be read
+        return method.refuses(memoryview(body)[framing.PREFIX_BYTES :])
+
+    async def serve(self, target: Target, call: Call) -> None:
+        """Answer ``call``."""
+        call.running()
+        method = target.method
+        if method is None:
+            call.end(target.refusal)
+            return
+        try:
+            if method.reply_streams:
+                await self._stream(method, target.encoding, call)
+            else:
+                content = self._content(target.encoding, call.body())
+                if len(content) > offload.INLINE_BYTES or type(content) is Compressed:
+                    content = await self._bounded(method, content, call.deadline)
+                if OVERLOADED and method.refuses is not None and method.refuses(content):
+                    raise QueueFull
+                if len(content) <= offload.INLINE_BYTES:
+                    message = parse(method, content)
+                else:
+                    message = await _read(method, content, call.deadline)
+                reply = await method.handler(message, call.deadline)
+                call.only(method.parts(reply))
+        except ModelportError as error:
+            if is_late(error, call.deadline.remaining()):
+                call.end(LATE)  # as the client's own clock says, whichever of the two is first
+            else:
+                call.end(Ending(status(method, error), str(error)))
+        except (Gone, asyncio.CancelledError):
+            call.end(call.cut_off())
+        except MessageTooLarge as error:
+            call.end(Ending(Status.RESOURCE_EXHAUSTED, str(error)))
+        except MalformedFrame as error:
+            call.end(Ending(Status.INTERNAL, str(error)))
+        except Exception:
+            log.exception("request failed")
+            call.end(INTERNAL)
+
+    def _content(self, encoding: bytes, body: bytes | memoryview) -> bytes | memoryview:
+        """The only message of the request."""
+        length = len(body) - framing.PREFIX_BYTES
+        if length >= 0 and body[:5] == framing.prefix(length) and length <= self.max_message:
+            return memoryview(body)[framing.PREFIX_BYTES :]
+        return self._frames(encoding).only(body)
+
+    def _frames(self, encoding: bytes) -> Frames:
+        return Frames(encoding, self.max_message)
+
+    async def _stream(self, method: Method, encoding: bytes, call: Call) -> None:
+        if method.request_streams:
+            contents = call.messages(self._frames(encoding))
+            argument: Any = self._messages(method, contents, call.deadline)
+        else:
+            content = self._content(encoding, call.body())
+            argument = await self._message(method, content, call.deadline)
+        async with contextlib.aclosing(method.handler(argument, call.deadline)) as replies:
+            async for each in replies:
+                await call.message(each.SerializeToString())
+        call.end(OK)
+
+    async def _messages(
+        self, method: Method, contents: AsyncIterator[bytes], deadline: Deadline
+    ) -> AsyncIterator[Any]:
+        async for content in contents:
+            try:
+                message = await self._message(method, content, deadline)
+            except ModelportError as error:
+                if isinstance(error.__cause__, DecodeError):  # no message: the stream is damaged
+                    raise
+                message = RefusedMessage(error)
+            yield message
+
+    async def _message(self, method: Method, content: Buffer, deadline: Deadline) -> Any:
+        if len(content) > offload.INLINE_BYTES or type(content) is Compressed:
+            content = await self._bounded(method, content, deadline)
+        if len(content) > offload.INLINE_BYTES:
+            return await _read(method, content, deadline)
+        return parse(method, content)
+
+    async def _bounded(self, method: Method, content: Buffer, deadline: Deadline) -> Buffer:
+        """``content`` without its compression, if it is no larger than a valid request is."""
+        if type(content) is not Compressed:
+            most = method.bound(content)
+            if most is not None and len(content) > most:
+                raise _larger_than_valid(most)
+            return content
+        if len(content) <= offload.INLINE_BYTES:
+            with contextlib.suppress(MessageTooLarge):
+                return content.plain(min(offload.INLINE_BYTES, self.max_message))
+        most = method.bound(content.beginning())
+        limit = inflation.limit(len(content)) if most is None else most
+        try:
+            work = partial(content.plain, min(limit, self.max_message))
+            return await offload.run(work, deadline)
+        except MessageTooLarge as error:
+            if most is not None and most < self.max_message:
+                raise _larger_than_valid(most) from error
+            raise
+
+
+async def _read(method: Method, content: Buffer, deadline: Deadline) -> Any:
+    """The large message in ``content``."""
+    found = method.glance(content)
+    if found is not None:
+        return found
+    return await offload.run(partial(parse, method, content), deadline)
+
+
+def _larger_than_valid(most: int) -> InvalidArgument:
+    return InvalidArgument(
+        f"the request is larger than {most} bytes, and no valid request for this method and model "
+        "is"
+    )

@@ -1,0 +1,53 @@
+"""The HTTP/1.1 and the gRPC listener of a process, started and drained together."""
+
+from __future__ import annotations
+
+import asyncio
+
+from modelport.gateway.protocols.asgi import App
+from modelport.gateway.protocols.grpc_method import Methods
+from modelport.gateway.server.grpc.listener import GrpcListener
+from modelport.gateway.server.grpc.service import Service
+from modelport.gateway.server.http1.listener import HttpListener
+from modelport.gateway.settings import Settings
+from modelport.gateway.types import Deadline
+
+#: The paths that tell whether the server is live and ready.
+HEALTH = (b"/v2/health/live", b"/v2/health/ready", b"/ping")
+
+
+class Front:
+    """One ASGI application and one table of gRPC methods on sockets.
+
+    ``reuse_port``: other processes serve on the same ports.
+
+    Raises:
+        Unavailable: an address cannot be bound; the message names the flag to change.
+    """
+
+    def __init__(
+        self, app: App, methods: Methods, settings: Settings, reuse_port: bool = False
+    ) -> None:
+        route = settings.vertex_ai.health_route if settings.vertex_ai else ""
+        self._http = HttpListener(
+            app, settings.http_address, settings.http_port, "--http-port", reuse_port,
+            [*HEALTH, *([route.encode()] if route else [])],
+        )  # fmt: skip
+        service = Service(methods, settings.http_max_input_bytes)
+        self._grpc = GrpcListener(
+            service, settings.grpc_address, settings.grpc_port, "--grpc-port", reuse_port
+        )
+        #: The ports really bound; they differ from the settings' where those say 0.
+        self.http_port = self._http.port
+        self.grpc_port = self._grpc.port
+
+    async def start(self) -> None:
+        await asyncio.gather(self._http.start(), self._grpc.start())
+
+    async def lame_duck(self, seconds: float) -> None:
+        """Serve on for ``seconds`` while clients are told to go elsewhere."""
+        await asyncio.gather(self._http.lame_duck(seconds), self._grpc.lame_duck(seconds))
+
+    async def drain(self, deadline: Deadline) -> None:
+        """Stop listening; requests in flight finish, or are refused at the deadline."""
+        await asyncio.gather(self._http.drain(deadline), self._grpc.drain(deadline))

@@ -1,0 +1,128 @@
+"""``Control`` in a worker: questions and changes go to the hub, and so to all workers."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from typing import Any
+
+from modelport.gateway.models.control import LocalControl, Operation, Operations, StateSource
+from modelport.gateway.models.manager import Lifecycle
+from modelport.gateway.models.model import State, Wanted
+from modelport.gateway.models.snapshot import wanted as wanted_of
+from modelport.gateway.models.snapshot import wanted_json
+from modelport.gateway.server.workers.channel import Channel
+from modelport.gateway.settings import ModelControlMode, Settings
+
+#: The operation whose state is the models'.
+MODELS = "load"
+
+
+class HubControl:
+    def __init__(self, lifecycle: Lifecycle, channel: Channel, settings: Settings) -> None:
+        self._lifecycle = lifecycle
+        self._channel = channel
+        self._settings = settings
+        self.pid = os.getppid()
+        self.local = LocalControl(lifecycle)
+        self.operations = Operations()
+        self._register_models()
+
+    # -- looking ----------------------------------------------------------------------------------
+
+    async def ready(self) -> bool:
+        if not self._lifecycle.ready:
+            return False
+        return bool(await self._channel.request("ready"))
+
+    async def require_ready(self, name: str, number: int = 0) -> None:
+        self._lifecycle.require_ready(name, number)
+        await self._channel.request("require_ready", name=name, number=number)
+
+    async def index(self, ready_only: bool = False) -> list[dict[str, str]]:
+        rows: list[dict[str, str]] = await self._channel.request("index")
+        return [row for row in rows if not ready_only or row.get("state") == State.READY]
+
+    async def states(self, name: str) -> list[tuple[int, State, str]]:
+        self._lifecycle.states(name)
+        return [
+            (int(row["version"]), State(row["state"]), row.get("reason", ""))
+            for row in await self.index()
+            if row["name"] == name and row.get("version")
+        ]
+
+    async def statistics(self, name: str = "", number: int = 0) -> list[dict[str, Any]]:
+        documents: list[dict[str, Any]] = await self._channel.request(
+            "statistics", name=name, number=number
+        )
+        return documents
+
+    async def pending(self, name: str, number: int) -> int:
+        return int(await self._channel.request("pending", name=name, number=number))
+
+    async def metrics(self) -> tuple[str, bytes]:
+        content_type, text = await self._channel.request("metrics")
+        return content_type, text.encode()
+
+    # -- changing ---------------------------------------------------------------------------------
+
+    async def load(self, name: str, override: str | None = None) -> None:
+        await self._change("load", name=name, override=override)
+
+    async def unload(self, name: str, dependents: bool = False) -> None:
+        await self._change("unload", name=name, dependents=dependents)
+
+    async def unload_version(self, name: str, number: int) -> None:
+        await self._change("unload_version", name=name, number=number)
+
+    async def set_default(self, name: str, number: int) -> None:
+        await self._change("set_default", name=name, number=number)
+
+    async def reload(self, wanted: Mapping[str, Wanted]) -> None:
+        asked = {name: wanted_json(each) for name, each in wanted.items()}
+        await self._change("reload", wanted=asked)
+
+    async def _change(self, operation: str, **arguments: Any) -> None:
+        self._lifecycle.require_explicit()
+        await self.broadcast(operation, arguments)
+
+    def register(
+        self,
+        name: str,
+        operation: Operation,
+        state: StateSource | None = None,
+        restore: Operation | None = None,
+    ) -> None:
+        self.operations.register(name, operation, state, restore)
+
+    async def broadcast(self, name: str, arguments: dict[str, Any]) -> Any:
+        return await self._channel.request("broadcast", name=name, arguments=arguments)
+
+    def _register_models(self) -> None:
+        lifecycle = self._lifecycle
+
+        async def load(arguments: dict[str, Any]) -> None:
+            await lifecycle.load(**arguments)
+
+        async def unload(arguments: dict[str, Any]) -> None:
+            await lifecycle.unload(**arguments)
+
+        async def unload_version(arguments: dict[str, Any]) -> None:
+            await lifecycle.unload_version(**arguments)
+
+        async def set_default(arguments: dict[str, Any]) -> None:
+            lifecycle.set_default(**arguments)
+
+        async def reload(arguments: dict[str, Any]) -> None:
+            asked = arguments["wanted"].items()
+            await lifecycle.reload({name: wanted_of(each) for name, each in asked})
+
+        async def restore(arguments: dict[str, Any]) -> None:
+            await lifecycle.restore(arguments["state"])
+
+        if self._settings.model_control_mode is ModelControlMode.POLL:
+            self.register(MODELS, load)  # the repository says what is served, not the others
+        else:
+            self.register(MODELS, load, lifecycle.standing, restore)
+        for operation in (unload, unload_version, set_default, reload):
+            self.register(operation.__name__, operation)

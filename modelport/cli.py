@@ -1,0 +1,155 @@
+"""The command ``modelport``. Subcommands are imported when they run: ``--help`` stays fast."""
+
+from __future__ import annotations
+
+import importlib
+import os
+import sys
+from pathlib import Path
+
+import click
+from click.exceptions import NoSuchCommand
+
+from modelport import __version__
+from modelport.gateway.cli import option_sources
+from modelport.gateway.cli.errors import OneLineCommand
+
+#: name → where the command is, and the line that ``modelport --help`` shows.
+COMMANDS = {
+    "demo": (
+        "modelport.exporters.cli.demo:demo",
+        "Train, export, serve and call two small models.",
+    ),
+    "export": (
+        "modelport.exporters.cli.export:export",
+        "Export a checkpoint, prove it, publish it.",
+    ),
+    "verify": (
+        "modelport.exporters.cli.verify:verify",
+        "Check a published version, or prove it again.",
+    ),
+    "publish": (
+        "modelport.exporters.cli.publish:publish_command",
+        "Publish a proven version once more.",
+    ),
+    "keygen": (
+        "modelport.exporters.cli.keygen:keygen",
+        "Make a pair of keys to sign exports with.",
+    ),
+    "convert": (
+        "modelport.exporters.cli.convert:convert",
+        "Convert weights between Keras and PyTorch.",
+    ),
+    "inspect": (
+        "modelport.exporters.cli.inspect:inspect",
+        "Show what is in an artifact, of any format.",
+    ),
+    "compare": (
+        "modelport.loadtests.compare.cli:compare",
+        "Compare formats and backends on this machine.",
+    ),
+    "sample": (
+        "modelport.exporters.cli.sample:sample",
+        "Write requests and their answers for load tests.",
+    ),
+    "migrate": (
+        "modelport.exporters.cli.migrate:migrate",
+        "Move models from another server over here.",
+    ),
+    "package": (
+        "modelport.exporters.cli.package:package_command",
+        "Package models for other servers.",
+    ),
+    "gate": (
+        "modelport.loadtests.gate.cli:gate",
+        "Decide whether a candidate may replace a baseline.",
+    ),
+    "serve": ("modelport.gateway.cli.serve:serve", "Serve a model repository over HTTP and gRPC."),
+    "loadtest": ("modelport.loadtests.cli:loadtest", "Put a load on a model server, and judge it."),
+    "doctor": ("modelport.gateway.cli.doctor:doctor", "Tell which backends this machine can run."),
+    "models": ("modelport.gateway.cli.infer:models", "List the models of a running gateway."),
+    "infer": ("modelport.gateway.cli.infer:infer", "Send a file to a model of a running gateway."),
+    "load": ("modelport.gateway.cli.control:load", "Load or reload a model of a running gateway."),
+    "unload": ("modelport.gateway.cli.control:unload", "Unload a model of a running gateway."),
+    "label": ("modelport.gateway.cli.versions:label", "Name a version of a model in a repository."),
+    "rollback": (
+        "modelport.gateway.cli.versions:rollback",
+        "Go back to an earlier version of a model.",
+    ),
+}
+
+
+class LazyGroup(OneLineCommand, click.Group):
+    """A group whose commands are imported on first use."""
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        return list(COMMANDS)
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        if cmd_name not in COMMANDS:
+            return None
+        module, _, attribute = COMMANDS[cmd_name][0].partition(":")
+        command: click.Command = getattr(importlib.import_module(module), attribute)
+        option_sources.name_variables(command, f"MODELPORT_{cmd_name.upper()}")
+        if ctx.default_map and cmd_name in ctx.default_map:
+            table = ctx.default_map[cmd_name]
+            ctx.default_map[cmd_name] = option_sources.defaults_for(command, table, cmd_name)
+        return command
+
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        if not args[0].startswith("-") and args[0] not in COMMANDS:
+            raise NoSuchCommand(args[0], possibilities=COMMANDS, ctx=ctx)
+        return super().resolve_command(ctx, args)
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        with formatter.section("Commands"):
+            formatter.write_dl([(name, text) for name, (_, text) in COMMANDS.items()])
+
+
+def _read_config(ctx: click.Context, param: click.Parameter, file: Path | None) -> None:
+    if file is not None:
+        ctx.default_map = option_sources.read(file)
+        option_sources.check_verbs(ctx.default_map, COMMANDS)
+
+
+@click.group(cls=LazyGroup, context_settings={"help_option_names": ["-h", "--help"]})
+@click.version_option(__version__, prog_name="modelport")
+@click.option(
+    "--config",
+    type=click.Path(path_type=Path),
+    metavar="FILE",
+    envvar="MODELPORT_CONFIG",
+    callback=_read_config,
+    expose_value=False,
+    help="Options of the verbs, in TOML: a table for each verb.  [env: MODELPORT_CONFIG]",
+)
+def modelport() -> None:
+    """Export a trained model once, prove it, serve it behind the Open Inference Protocol.
+
+    Every option can also be set in the environment, as MODELPORT_SERVE_HTTP_PORT=9000 for
+    --http-port of serve, or in the --config file, as http-port = 9000 under [serve].
+    """
+
+
+def main() -> None:
+    """Run the command; errors are one line and an exit status, never a traceback."""
+    _open_standard_streams()
+    modelport(prog_name="modelport")
+
+
+def _open_standard_streams() -> None:
+    """Those that the caller closed: else a socket would take their number, and be written logs."""
+    for number, (name, mode) in enumerate((("stdin", "r"), ("stdout", "w"), ("stderr", "w"))):
+        if getattr(sys, name) is None:
+            nothing = os.open(os.devnull, os.O_RDWR)
+            os.dup2(nothing, number)
+            if nothing != number:
+                os.close(nothing)
+            os.set_inheritable(number, True)
+            setattr(sys, name, os.fdopen(number, mode))
+
+
+if __name__ == "__main__":
+    main()
