@@ -1,9 +1,9 @@
 """Two endpoints of which one breaks, for every kind of route and every fault: ``make chaos``.
 
 The kinds are those of ``gateway.repository.routes``: a new backend or protocol is in the matrix
-by itself. The upstream is a gateway, which speaks every dialect that a route does. A backend is loaded here, as a
-gateway loads it, with two endpoints; clients ask it in a closed loop before a fault, during it and
-after it. Exits with 1 where a cell misses what must hold.
+by itself. The upstream is a gateway, which speaks every dialect that a route does. A backend is
+loaded here, as a gateway loads it, with two endpoints; clients ask it in a closed loop before a
+fault, during it and after it. Exits with 1 where a cell misses what must hold.
 """
 
 from __future__ import annotations
