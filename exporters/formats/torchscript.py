@@ -17,12 +17,14 @@ from modelport.exporters.source import Source
 from modelport.exporters.sources.eager import inference_mode
 from modelport.gateway.cli.errors import converter_refused
 from modelport.gateway.errors import IntegrityError, ModelportError
-from modelport.gateway.repository import torchscript_guard
+from modelport.gateway.repository import torchscript_guard, trial
 from modelport.gateway.repository.load_guard import no_code
 from modelport.gateway.repository.torch_archive import Archive
 
 #: Source lines of every operator, for stack traces: they hold the exporting machine's paths.
 DEBUG_RECORDS = (".debug_pkl",)
+#: TorchScript is compiled for the inputs of its first runs, on the run after them.
+RUNS_TO_COMPILE = 3
 
 
 def export(source: Source, path: Path, target: Target) -> None:
@@ -65,9 +67,23 @@ def open_session(path: Path, trusted: bool = False) -> TorchSession:
         Unsupported: the archive names no inputs and outputs.
         IntegrityError: it is damaged.
     """
-    signature = signature_of(path)
     if not trusted:
         torchscript_guard.check_archive(Archive(path))
+        trial.run(f"{__name__}:try_session", path)
+    return _open_session(path, trusted)
+
+
+def try_session(path: Path) -> None:
+    """Open an archive that passed the checks, and run it until it is compiled."""
+    session = _open_session(path, trusted=False)
+    examples = tracing.example_inputs(signature_of(path))
+    inputs = {name: x.numpy() for name, x in zip(session.inputs, examples, strict=True)}
+    for _ in range(RUNS_TO_COMPILE):
+        session(inputs)
+
+
+def _open_session(path: Path, trusted: bool) -> TorchSession:
+    signature = signature_of(path)
     try:
         with quiet(), no_code(path.name):
             module, functions = torchscript_guard.load(path)

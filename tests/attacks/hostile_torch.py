@@ -107,6 +107,23 @@ def bomb(archive: bytes, record: str) -> bytes:
     return out.getvalue()
 
 
+CRASHES = ("nests expressions without end", "computes in too many steps")
+
+
+def crashing() -> dict[str, bytes]:
+    """TorchScript whose code ends the process that parses it, or that first runs it."""
+    plain = scripted("return x + 1")
+    with zipfile.ZipFile(io.BytesIO(plain)) as archive:
+        record = next(name for name in archive.namelist() if name.endswith(".py"))
+        head = archive.read(record).decode().rpartition("    return")[0]
+    levels, steps = 100_000, 20_000
+    nested = f"    return {'(' * levels}x{')' * levels}\n"
+    chain = "    x = torch.add(x, 1)\n" * steps + "    return x\n"
+    name = record.partition("/")[2]
+    bodies = zip(CRASHES, (nested, chain), strict=True)
+    return {what: edited(plain, {name: (head + body).encode()}) for what, body in bodies}
+
+
 def program(archive: bytes, edit: Callable[[dict[str, Any]], None]) -> bytes:
     """``archive`` with its program edited."""
 

@@ -712,6 +712,7 @@ def test_every_attack_is_listed_with_its_verdict(mark: Path, tmp_path: Path) -> 
     attacks = {
         "zip": zips.MANIPULATIONS,
         "TorchScript": hostile_torch.torchscripts(mark),
+        "TorchScript ": hostile_torch.CRASHES,
         "torch.export": hostile_torch.programs(mark),
         "SavedModel": hostile_graphs.graphs(mark),
         "TensorFlow Lite": hostile_graphs.lites(),
@@ -724,7 +725,7 @@ def test_every_attack_is_listed_with_its_verdict(mark: Path, tmp_path: Path) -> 
         f"{kind}: {name}"
         for kind, names in attacks.items()
         for name in names
-        if f"| {kind}: {name} |" not in listed
+        if f"| {kind.strip()}: {name} |" not in listed
     ]
     assert missing == []
     assert sum(map(len, attacks.values())) >= 60

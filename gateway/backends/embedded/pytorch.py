@@ -28,7 +28,7 @@ from modelport.gateway.backends.embedded import placement, runtime
 from modelport.gateway.backends.embedded.runtime import EmbeddedBackend
 from modelport.gateway.backends.embedded.warmup import Contradiction
 from modelport.gateway.errors import InvalidArgument, ModelportError, Unsupported
-from modelport.gateway.repository import autocomplete, pt2_program, torchscript_guard
+from modelport.gateway.repository import autocomplete, pt2_program, torchscript_guard, trial
 from modelport.gateway.repository import config as configuration
 from modelport.gateway.repository.autocomplete import ArtifactTensor
 from modelport.gateway.repository.config import ModelConfig
@@ -90,8 +90,24 @@ def load(artifact: Artifact) -> EmbeddedBackend:
     if not path.is_file():
         raise InvalidArgument(f"'{path.name}' of version {artifact.version} is not a file")
     archive = Archive(path)
-    kind, signature = archive.kind(), archive.signature()
+    kind = archive.kind()
     _check(archive, kind, artifact.native)
+    if kind is Kind.TORCHSCRIPT and not artifact.native:
+        trial.run(
+            f"{__name__}:try_load", path, model=artifact.model_name, version=artifact.version,
+            config=configuration.to_text(artifact.config), threads=artifact.threads,
+        )  # fmt: skip
+    return _load(artifact, archive, kind)
+
+
+def try_load(path: Path, model: str, version: int, config: str, threads: int) -> None:
+    """Load an artifact that passed the checks, and run it as ``load`` does."""
+    artifact = Artifact(model, version, path.parent, configuration.parse(config), threads)
+    _load(artifact, archive := Archive(path), archive.kind())
+
+
+def _load(artifact: Artifact, archive: Archive, kind: Kind) -> EmbeddedBackend:
+    path, signature = archive.path, archive.signature()
     gpu = placement.gpu_of(artifact, lambda index: _why_no_gpu(kind, index))
     config = placement.as_placed(artifact.config, gpu)
     config.platform = kind.value

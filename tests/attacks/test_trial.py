@@ -1,0 +1,194 @@
+"""Files that end the process that loads them end the process that tries them alone."""
+
+from __future__ import annotations
+
+import os
+import select
+import signal
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from modelport.exporters.formats import FORMATS
+from modelport.gateway import backends
+from modelport.gateway.backends.base import Artifact
+from modelport.gateway.errors import IntegrityError, ModelportError, Unsupported
+from modelport.gateway.repository import config as configuration
+from modelport.gateway.repository import trial
+from modelport.gateway.repository.torch_archive import EXTRA, SIGNATURE
+from tests.attacks import hostile_torch
+
+LOAD = "import sys, torch; f = torch.jit.load(sys.argv[1])\nwhile True: f(torch.ones(4))"
+
+
+def served(path: Path, native: bool = False) -> None:
+    config = configuration.complete(configuration.parse(hostile_torch.TORCHSCRIPT), "m")
+    artifact = Artifact("m", 1, path.parent, config, 1, native=native)
+    backends.find("pytorch")(artifact).unload()
+
+
+# -- what the process of a trial does --------------------------------------------------------------
+
+
+def passes(file: Path, **arguments: Any) -> None:
+    assert file.is_file()
+
+
+def refuses(file: Path, of: str) -> None:
+    raise Unsupported(f"'{file.name}' is {of}")
+
+
+def fails(file: Path) -> None:
+    raise ZeroDivisionError
+
+
+def crashes(file: Path) -> None:
+    signal.raise_signal(signal.SIGSEGV)
+
+
+def exits(file: Path) -> None:
+    os._exit(7)
+
+
+def computes(file: Path) -> None:
+    while True:
+        pass
+
+
+def hoards(file: Path) -> None:
+    held = [bytes(1 << 20)]
+    while True:
+        held.append(bytes(1 << 20))
+
+
+def waits(file: Path, told: str) -> None:
+    with open(told, "w") as pipe:
+        pipe.write(str(os.getpid()))
+    signal.pause()
+
+
+def _named(function: Any) -> str:
+    return f"{__name__}:{function.__name__}"
+
+
+@pytest.fixture
+def file(tmp_path: Path) -> Path:
+    path = tmp_path / "model.pt"
+    path.write_bytes(b"weights")
+    return path
+
+
+# -- tests -----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("what", hostile_torch.CRASHES)
+def test_torchscript_that_ends_its_process_is_refused(
+    what: str, tmp_path: Path, trials: Path
+) -> None:
+    path = tmp_path / "model.pt"
+    path.write_bytes(hostile_torch.crashing()[what])
+    with pytest.raises(IntegrityError, match=r"signal 11 \(SIGSEGV\)"):
+        served(path)
+    ended = subprocess.run([sys.executable, "-c", LOAD, path], capture_output=True)
+    assert ended.returncode == -signal.SIGSEGV, "the file is a dud: this test could not fail"
+
+
+def test_torchscript_that_ends_its_process_is_not_proven(tmp_path: Path, trials: Path) -> None:
+    path = tmp_path / "model.pt"
+    content = hostile_torch.crashing()["nests expressions without end"]
+    signature = (
+        '{"input": [{"name": "x", "data_type": "TYPE_FP32", "dims": [4]}], '
+        '"output": [{"name": "y", "data_type": "TYPE_FP32", "dims": [4]}]}'
+    )
+    record = {EXTRA + SIGNATURE: signature.encode()}
+    path.write_bytes(hostile_torch.edited(content, record))
+    with pytest.raises(IntegrityError, match="signal 11"):
+        FORMATS["torchscript"].open_session(path)
+
+
+def test_honest_torchscript_is_tried_once_and_loads(tmp_path: Path, trials: Path) -> None:
+    path = tmp_path / "model.pt"
+    path.write_bytes(hostile_torch.scripted("return x + 1"))
+    served(path, native=True)
+    assert not trials.exists(), "it is not tried where somebody vouches for it"
+    served(path)
+    (passed,) = trials.iterdir()
+    served(path)
+    assert list(trials.iterdir()) == [passed]
+
+
+def test_content_that_passed_is_not_tried_again_until_something_changes(
+    file: Path, trials: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tried: list[Path] = []
+    monkeypatch.setattr(trial, "_run", lambda path, request: tried.append(path))
+    for _ in range(2):
+        trial.run(_named(passes), file, threads=1)
+    assert len(tried) == 1
+    trial.run(_named(passes), file, threads=2)
+    assert len(tried) == 2
+    file.write_bytes(b"other weights")
+    trial.run(_named(passes), file, threads=2)
+    assert len(tried) == 3
+    trials.chmod(0o777)
+    trial.run(_named(passes), file, threads=2)
+    assert len(tried) == 4, "anybody could have written that it passed"
+
+
+def test_verdicts_are_kept_of_the_newest_files(
+    file: Path, trials: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(trial, "_run", lambda path, request: None)
+    monkeypatch.setattr(trial, "MAX_VERDICTS", 3)
+    for number in range(9):
+        trial.run(_named(passes), file, number=number)
+    assert len(list(trials.iterdir())) == 4
+
+
+def test_the_error_of_a_trial_is_raised_and_a_file_that_failed_is_tried_again(
+    file: Path, trials: Path
+) -> None:
+    for _ in range(2):
+        with pytest.raises(Unsupported, match=r"'model\.pt' is native code"):
+            trial.run(_named(refuses), file, of="native code")
+
+
+def test_the_reason_names_how_the_process_ended(file: Path, trials: Path) -> None:
+    for function, reason in (
+        (crashes, "signal 11 (SIGSEGV)"),
+        (exits, "status 7"),
+        (fails, "unexpected ZeroDivisionError"),
+    ):
+        with pytest.raises(ModelportError) as caught:
+            trial.run(_named(function), file)
+        assert "'model.pt' does not load" in str(caught.value)
+        assert reason in str(caught.value)
+
+
+def test_time_and_memory_of_a_trial_are_limited(
+    file: Path, trials: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(trial, "CPU_SECONDS", 1)
+    with pytest.raises(IntegrityError, match="SIGXCPU"):
+        trial.run(_named(computes), file)
+    monkeypatch.setattr(trial, "CPU_SECONDS", 60)
+    monkeypatch.setattr(trial, "MEMORY_SHARE", (256 << 20) / trial._memory_bytes())
+    with pytest.raises(ModelportError, match="MemoryError"):
+        trial.run(_named(hoards), file)
+
+
+def test_a_trial_ends_with_the_process_that_waits_for_it(file: Path, trials: Path) -> None:
+    pipe = file.parent / "pipe"
+    os.mkfifo(pipe)
+    code = f"import pathlib, sys; from {trial.__name__} import run\n"
+    code += f"run('{_named(waits)}', pathlib.Path(sys.argv[1]), told=sys.argv[2])"
+    parent = subprocess.Popen([sys.executable, "-c", code, file, pipe])
+    descriptor = os.pidfd_open(int(pipe.read_text()))
+    parent.kill()
+    parent.wait()
+    ended, _, _ = select.select([descriptor], [], [], 60)
+    os.close(descriptor)
+    assert ended
