@@ -26,7 +26,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from modelport.gateway import __version__, errors
+import modelport
+from modelport.gateway import errors
 from modelport.gateway.errors import IntegrityError, Internal, ModelportError
 from modelport.gateway.repository import manifest
 
@@ -70,7 +71,7 @@ def run(function: str, file: Path, **arguments: Any) -> None:
         "cpu_seconds": CPU_SECONDS,
         "memory_bytes": int(MEMORY_SHARE * _memory_bytes()),
     }
-    key = [request, file.name, manifest.sha256_of(file), __version__, _version("torch")]
+    key = [request, file.name, manifest.sha256_of(file), modelport.__version__, _version("torch")]
     with _verdict(hashlib.sha256(json.dumps(key, sort_keys=True).encode()).hexdigest()) as verdict:
         if verdict is not None and os.read(verdict, len(_PASSED)) == _PASSED:
             return
@@ -112,7 +113,7 @@ def _verdict(key: str) -> Iterator[int | None]:
 
 
 def _run(file: Path, request: dict[str, Any]) -> None:
-    root = str(Path(__file__).parents[__name__.count(".")])
+    root = str(Path(modelport.__file__).parents[1])
     reading, writing = os.pipe()
     with os.fdopen(reading, "rb") as report:
         try:
