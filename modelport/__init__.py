@@ -1,3 +1,99 @@
-"""Export a trained model, prove the artifact, serve it, measure it and roll it out."""
+"""Export a trained model, prove the artifact, serve it, measure it and roll it out.
+
+    import modelport
+
+    modelport.export("fraud.pt", model="fraud", repository="models")
+    modelport.verify("models/fraud")
+    with modelport.Server("models") as server, modelport.Client(server.http_url) as client:
+        scores = client.infer("fraud", {"transactions": array})["score"]
+
+Every error that the functions raise is a ``ModelportError``. Importing the package imports no
+library: each name is loaded when it is first used.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from modelport import testing as testing
+    from modelport.client import AsyncClient as AsyncClient
+    from modelport.client import Client as Client
+    from modelport.client import ModelDescription as ModelDescription
+    from modelport.client import ModelStatus as ModelStatus
+    from modelport.client import TensorDescription as TensorDescription
+    from modelport.exporting import ExportResult as ExportResult
+    from modelport.exporting import Verification as Verification
+    from modelport.exporting import convert as convert
+    from modelport.exporting import export as export
+    from modelport.exporting import verify as verify
+    from modelport.gateway.errors import AlreadyExists as AlreadyExists
+    from modelport.gateway.errors import IntegrityError as IntegrityError
+    from modelport.gateway.errors import InvalidArgument as InvalidArgument
+    from modelport.gateway.errors import ModelportError as ModelportError
+    from modelport.gateway.errors import NotFound as NotFound
+    from modelport.gateway.errors import TimedOut as TimedOut
+    from modelport.gateway.errors import Unavailable as Unavailable
+    from modelport.gateway.errors import Unsupported as Unsupported
+    from modelport.server import Server as Server
+    from modelport.server import serve as serve
 
 __version__ = "0.1.0"
+
+#: The module of each public name.
+_MODULES = {
+    **dict.fromkeys(
+        ("AsyncClient", "Client", "ModelDescription", "ModelStatus", "TensorDescription"),
+        "modelport.client",
+    ),
+    **dict.fromkeys(
+        ("ExportResult", "Verification", "convert", "export", "verify"), "modelport.exporting"
+    ),
+    **dict.fromkeys(
+        (
+            *("AlreadyExists", "IntegrityError", "InvalidArgument", "ModelportError", "NotFound"),
+            *("TimedOut", "Unavailable", "Unsupported"),
+        ),
+        "modelport.gateway.errors",
+    ),
+    **dict.fromkeys(("Server", "serve"), "modelport.server"),
+}
+
+__all__ = [
+    "AlreadyExists",
+    "AsyncClient",
+    "Client",
+    "ExportResult",
+    "IntegrityError",
+    "InvalidArgument",
+    "ModelDescription",
+    "ModelStatus",
+    "ModelportError",
+    "NotFound",
+    "Server",
+    "TensorDescription",
+    "TimedOut",
+    "Unavailable",
+    "Unsupported",
+    "Verification",
+    "__version__",
+    "convert",
+    "export",
+    "serve",
+    "testing",
+    "verify",
+]
+
+
+def __getattr__(name: str) -> Any:
+    if name == "testing":
+        return importlib.import_module("modelport.testing")
+    if name not in _MODULES:
+        raise AttributeError(f"module 'modelport' has no attribute '{name}'")
+    value = globals()[name] = getattr(importlib.import_module(_MODULES[name]), name)
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)

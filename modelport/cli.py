@@ -30,7 +30,7 @@ COMMANDS = {
     ),
     "publish": (
         "modelport.exporters.cli.publish:publish_command",
-        "Publish a proven version once more.",
+        "Copy a proven version to another repository.",
     ),
     "keygen": (
         "modelport.exporters.cli.keygen:keygen",
@@ -54,7 +54,7 @@ COMMANDS = {
     ),
     "migrate": (
         "modelport.exporters.cli.migrate:migrate",
-        "Move models from another server over here.",
+        "Import models from another server.",
     ),
     "package": (
         "modelport.exporters.cli.package:package_command",
@@ -66,7 +66,10 @@ COMMANDS = {
     ),
     "serve": ("modelport.gateway.cli.serve:serve", "Serve a model repository over HTTP and gRPC."),
     "loadtest": ("modelport.loadtests.cli:loadtest", "Put a load on a model server, and judge it."),
-    "doctor": ("modelport.gateway.cli.doctor:doctor", "Tell which backends this machine can run."),
+    "doctor": (
+        "modelport.gateway.cli.doctor:doctor",
+        "Show what this machine can run.",
+    ),
     "models": ("modelport.gateway.cli.infer:models", "List the models of a running gateway."),
     "infer": ("modelport.gateway.cli.infer:infer", "Send a file to a model of a running gateway."),
     "load": ("modelport.gateway.cli.control:load", "Load or reload a model of a running gateway."),
@@ -140,7 +143,7 @@ def main() -> None:
 
 
 def _open_standard_streams() -> None:
-    """Those that the caller closed: else a socket would take their number, and be written logs."""
+    """Open closed standard streams; a socket would take their numbers, and get the logs."""
     for number, (name, mode) in enumerate((("stdin", "r"), ("stdout", "w"), ("stderr", "w"))):
         if getattr(sys, name) is None:
             nothing = os.open(os.devnull, os.O_RDWR)

@@ -10,9 +10,10 @@ from typing import TYPE_CHECKING
 
 import click
 
+from modelport import exporting
 from modelport.exporters.cli.export import parse_kwargs
 from modelport.exporters.progress import progress_bar
-from modelport.gateway.cli.errors import OneLineCommand, missing_extra
+from modelport.gateway.cli.errors import OneLineCommand
 
 if TYPE_CHECKING:
     from modelport.exporters.conversion.report import Report
@@ -56,15 +57,16 @@ def convert(
     kwargs = parse_kwargs(model_kwargs)
     with progress_bar() as progress:
         progress("starting", 0, 0)
-        try:
-            from modelport.exporters import convert as conversion
-        except ImportError as error:
-            raise missing_extra(error) from error
-
-        request = conversion.ConvertRequest(
-            source, target, model, kwargs, samples=samples, seed=seed, check=check
+        result = exporting.convert(
+            source,
+            target,
+            model=model,
+            model_kwargs=kwargs,
+            samples=samples,
+            seed=seed,
+            check=check,
+            progress=progress,
         )
-        result = conversion.convert(request, progress)
     _print(result, target)
 
 

@@ -13,9 +13,10 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from modelport import exporting
 from modelport.exporters.models import REGISTRY
 from modelport.exporters.progress import progress_bar
-from modelport.gateway.cli.errors import OneLineCommand, UsageError, missing_extra
+from modelport.gateway.cli.errors import OneLineCommand, UsageError
 from modelport.gateway.repository.storage.location import Repository
 
 if TYPE_CHECKING:
@@ -172,57 +173,21 @@ def export(**options: Any) -> None:
 
     Exit codes: 0 done, 2 usage, 3 parity, 4 unsupported, 5 integrity.
     """
-    for bound in ("atol", "rtol", "max_drop", "min_agreement", "max_relative_error"):
-        _check_finite(bound, options[bound])
-    kwargs = parse_kwargs(options["model_kwargs"])
-    with progress_bar(options["quiet"]) as progress:
-        # torch and the runtime come with this import.
+    kwargs = parse_kwargs(options.pop("model_kwargs"))
+    version = options.pop("model_version")
+    as_json, quiet = options.pop("as_json"), options.pop("quiet")
+    images = {name: options.pop(f"image_{name}") for name in IMAGE_FLAGS}
+    image = {name: value for name, value in images.items() if value is not None}
+    with progress_bar(quiet) as progress:
+        # torch and the runtime come with this call.
         progress("starting", 0, 0)
-        try:
-            from modelport.exporters import formats, pipeline, proof, publish
-            from modelport.exporters.sources import SourceRequest
-        except ImportError as error:
-            raise missing_extra(error) from error
-
-        request = pipeline.ExportRequest(
-            source=SourceRequest(model_kwargs=kwargs, **{key: options[key] for key in _SOURCE}),
-            target=formats.Target(options["dtype"], options["quantize"], options["opset"]),
-            checks=proof.Checks(
-                samples=options["samples"],
-                seed=options["seed"],
-                atol=options["atol"],
-                rtol=options["rtol"],
-                agreement=options["min_agreement"],
-                relative_error=options["max_relative_error"],
-                max_drop=options["max_drop"],
-            ),
-            version=publish.parse_version(options["model_version"]),
-            image={
-                name: options[f"image_{name}"]
-                for name in IMAGE_FLAGS
-                if options[f"image_{name}"] is not None
-            },
-            **{key: options[key] for key in _PASSED_ON},
+        results = exporting.export(
+            **options, model_kwargs=kwargs, version=version, image=image, progress=progress
         )
-        results = pipeline.export(request, progress)
-    if options["as_json"]:
+    if as_json:
         click.echo(json.dumps([_document(result) for result in results], indent=2))
     else:
         _print(results)
-
-
-#: Options that go into a request as they are.
-_SOURCE = ("checkpoint", "model", "max_batch_size", "lora", "inputs", "output_names")
-_PASSED_ON = (
-    "formats",
-    "name",
-    "name_template",
-    "repository",
-    "data",
-    "labels",
-    "sign_key",
-    "output",
-)
 
 
 def parse_kwargs(text: str | None) -> dict[str, Any]:
@@ -234,12 +199,6 @@ def parse_kwargs(text: str | None) -> dict[str, Any]:
     if not isinstance(kwargs, dict):
         raise UsageError("--model-kwargs must be a JSON object, such as '{\"nhead\": 4}'")
     return kwargs
-
-
-def _check_finite(name: str, value: float | None) -> None:
-    """A tolerance of NaN or infinity would prove nothing."""
-    if value is not None and not value < float("inf"):
-        raise UsageError(f"--{name.replace('_', '-')} must be a finite number")
 
 
 def _document(result: ExportResult) -> dict[str, Any]:

@@ -5,15 +5,15 @@ Importing this imports neither torch nor a runtime, so that ``--help`` is instan
 
 from __future__ import annotations
 
-import contextlib
 import json
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
+from modelport import exporting
 from modelport.exporters.progress import progress_bar
-from modelport.gateway.cli.errors import OneLineCommand, UsageError, missing_extra
+from modelport.gateway.cli.errors import OneLineCommand
 from modelport.gateway.repository.storage.location import Location, Repository
 
 if TYPE_CHECKING:
@@ -77,29 +77,12 @@ def verify(
     Exit codes: 0 it holds, 2 usage, 3 the proof fails, 4 unsupported, 5 the files are not as
     published.
     """
-    if integrity and any(given.values()):
-        flag = next(name for name, value in given.items() if value)
-        raise UsageError(f"--integrity proves nothing again; leave --{flag}")
     with progress_bar(quiet) as progress:
         progress("checking", 0, 0)
-        try:
-            from modelport.exporters import verify as verification
-            from modelport.gateway.repository import signing
-        except ImportError as error:
-            raise missing_extra(error) from error
-
-        keys = [signing.load_public_key(key) for key in public_keys]
-        with contextlib.ExitStack() as stack:
-            if isinstance(path, Location):
-                from modelport.exporters import verify_storage
-
-                version = stack.enter_context(verify_storage.copied(path))
-            else:
-                version = verification.find_version(path)
-            checked = verification.check(version, keys)
-            proven = None
-            if not integrity:
-                proven = verification.prove(checked, verification.Given(**given), progress)
+        found = exporting.verify(
+            path, integrity=integrity, public_keys=public_keys, progress=progress, **given
+        )
+    checked, proven = found.checked, found.proven
     if as_json:
         click.echo(json.dumps(_document(checked, proven), indent=2))
     else:

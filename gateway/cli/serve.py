@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import gc
 import math
 import os
@@ -328,10 +329,6 @@ def serve(context: click.Context, /, **options: Any) -> None:
     context.call_on_close(gc.enable)  # whoever calls this in a process that goes on
     hasten()
     settings = _settings(**options)
-    if not (settings.model_repositories or settings.models or settings.routes.models):
-        raise click.UsageError(
-            "nothing to serve; give a model's file or --model-repository, or --routes with models"
-        )
     if settings.workers == 1:
         from modelport.gateway.server import app
 
@@ -342,14 +339,23 @@ def serve(context: click.Context, /, **options: Any) -> None:
         parent.run(settings, context.meta[Serve.ARGUMENTS])
 
 
-def settings_of(arguments: Sequence[str]) -> Settings:
-    """What ``modelport serve`` with ``arguments`` serves with.
+def settings_of(arguments: Sequence[str], environment: bool = True) -> Settings:
+    """The settings of ``modelport serve`` with ``arguments``.
+
+    Args:
+        environment: variables such as ``MODELPORT_SERVE_HTTP_PORT`` set what no argument does.
 
     Raises:
         click.UsageError, ModelportError: as ``serve``.
     """
-    option_sources.name_variables(serve, "MODELPORT_SERVE")
-    return _settings(**serve.make_context("serve", list(arguments)).params)
+    command = copy.copy(serve)
+    command.params = [copy.copy(option) for option in serve.params]
+    if environment:
+        option_sources.name_variables(command, "MODELPORT_SERVE")
+    else:
+        for option in command.params:
+            option.envvar = None
+    return _settings(**command.make_context("serve", list(arguments)).params)
 
 
 def _public_keys(files: Sequence[Path]) -> tuple[PublicKey, ...]:
@@ -423,6 +429,10 @@ def _settings(
     from modelport.gateway.repository import routes
 
     found = routes.load(routes_file) if routes_file is not None else routes.Routes()
+    if not (options["model_repositories"] or options["models"] or found.models):
+        raise click.UsageError(
+            "nothing to serve; give a model's file or --model-repository, or --routes with models"
+        )
     # gRPC reads this when it is imported; its failures reach us as exceptions.
     os.environ.setdefault("GRPC_VERBOSITY", "NONE")
     # Servers that are started are programs of their own: gRPC has nothing to do when we fork.

@@ -8,6 +8,7 @@ import os
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from typing import NamedTuple
 
 import structlog
 import uvloop
@@ -44,6 +45,14 @@ LAME_DUCK_SECONDS = 1.0
 CLOSING_SECONDS = 0.1
 MakeFront = Callable[[App, Methods, Settings], Front]
 MakeControl = Callable[[Lifecycle], Control]
+
+
+class Ports(NamedTuple):
+    """The ports that a server listens on; ``metrics_port`` is 0 where it has none."""
+
+    http_port: int
+    grpc_port: int
+    metrics_port: int
 
 
 class Server:
@@ -113,6 +122,11 @@ class Server:
             return metrics.text(self.registry)
         return await self.control.metrics()
 
+    @property
+    def ports(self) -> Ports:
+        metrics_port = 0 if self._metrics is None else self._metrics.port
+        return Ports(self._front.http_port, self._front.grpc_port, metrics_port)
+
     async def listen(self) -> None:
         """Be live, not yet ready.
 
@@ -125,8 +139,7 @@ class Server:
         self._watchdog = Watchdog(self._tell, lambda: self.lifecycle.loading)
         await self._front.start()
         if self._metrics is not None:
-            http, grpc, port = self._front.http_port, self._front.grpc_port, self._metrics.port
-            log.info("listening", http_port=http, grpc_port=grpc, metrics_port=port)
+            log.info("listening", **self.ports._asdict())
 
     async def load(self, others: Standing | None = None) -> None:
         """Load the models, or those that ``others`` serve, and be ready.
@@ -137,7 +150,11 @@ class Server:
         await self.lifecycle.start(others)
         broken = self.lifecycle.broken()
         if broken and self._settings.exit_on_error:
-            raise Unavailable(f"failed to load all models: {', '.join(broken)}")
+            reasons = {row["name"]: row.get("reason", "") for row in self.lifecycle.index()}
+            told = [
+                f"{name} ({reason})" if (reason := reasons.get(name)) else name for name in broken
+            ]
+            raise Unavailable(f"failed to load all models: {', '.join(told)}")
         if not self._alone:
             return
         if self._settings.model_control_mode is ModelControlMode.POLL:
@@ -185,6 +202,30 @@ async def _start(server: Server) -> None:
         raise
 
 
+async def serve(
+    settings: Settings,
+    stopping: asyncio.Event,
+    started: Callable[[Ports], None] = lambda ports: None,
+) -> None:
+    """Serve until ``stopping`` is set; call ``started`` when the models are loaded.
+
+    Raises:
+        Unavailable: the gateway cannot start.
+    """
+    server = Server(settings, Front)
+    start = asyncio.ensure_future(_start(server))
+    await asyncio.wait(
+        {start, asyncio.ensure_future(stopping.wait())}, return_when="FIRST_COMPLETED"
+    )
+    if start.done():
+        start.result()
+        started(server.ports)
+        await stopping.wait()
+    else:
+        start.cancel()
+    await server.stop()
+
+
 def run(settings: Settings) -> None:
     """Serve in this one process until SIGTERM or SIGINT; a second signal ends the process at once.
 
@@ -203,17 +244,7 @@ def run(settings: Settings) -> None:
 
         for number in signals.ending():
             asyncio.get_running_loop().add_signal_handler(number, stop)
-        server = Server(settings, Front)
-        start = asyncio.ensure_future(_start(server))
-        await asyncio.wait(
-            {start, asyncio.ensure_future(stopping.wait())}, return_when="FIRST_COMPLETED"
-        )
-        if start.done():
-            start.result()
-            await stopping.wait()
-        else:
-            start.cancel()
-        await server.stop()
+        await serve(settings, stopping)
         # A run that cannot be stopped, or a load, may still hold a thread: it ends with us.
         with contextlib.suppress(OSError):
             sys.stderr.flush()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import logging
 import sys
+from collections.abc import MutableMapping
 from typing import Any
 
 import structlog
@@ -54,3 +55,27 @@ def configure_logging(log_format: LogFormat, verbose: int, worker: int | None = 
         structlog.stdlib.ProcessorFormatter(processor=renderer, foreign_pre_chain=shared)
     )
     logging.basicConfig(handlers=[handler], level=logging.WARNING, force=True)
+
+
+def log_to_standard_library() -> None:
+    """Send structlog's records to the loggers ``modelport.*`` of ``logging``.
+
+    A program that has configured structlog itself keeps its configuration.
+    """
+    if structlog.is_configured():
+        return
+    structlog.configure(
+        processors=[
+            structlog.stdlib.filter_by_level,
+            structlog.processors.format_exc_info,
+            _line,
+        ],
+        wrapper_class=structlog.stdlib.BoundLogger,
+        logger_factory=structlog.stdlib.LoggerFactory(),
+    )
+
+
+def _line(_: Any, __: str, event: MutableMapping[str, Any]) -> str:
+    """The event, then its fields as ``key=value``."""
+    text = str(event.pop("event"))
+    return " ".join([text, *(f"{key}={value}" for key, value in event.items())])

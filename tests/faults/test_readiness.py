@@ -130,7 +130,8 @@ def test_exit_on_error_ends_with_status_1_and_names_the_model(repository: Reposi
     broken(repository)
     run = serve(repository, "--exit-on-error", "true")
     assert run.returncode == 1
-    assert run.stderr.splitlines()[-1] == "modelport: error: failed to load all models: bad"
+    last = run.stderr.splitlines()[-1]
+    assert last.startswith("modelport: error: failed to load all models: bad (")
 
 
 def test_exit_on_error_serves_when_every_model_loads(repository: Repository) -> None:

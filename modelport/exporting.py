@@ -1,0 +1,320 @@
+"""Export, verify and convert: the functions behind the commands of these names.
+
+PyTorch, TensorFlow and the runtimes are imported when a function is called.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from modelport.gateway.cli.errors import UsageError, missing_extra
+from modelport.gateway.repository.storage import location
+from modelport.gateway.repository.storage.location import Location
+
+if TYPE_CHECKING:
+    from modelport.exporters.conversion.report import Report
+    from modelport.exporters.pipeline import ExportResult as ExportResult
+    from modelport.exporters.verify import Checked, Proven
+
+#: Called with the stage's name, the work done and the whole work; 0 of 0 is unknown.
+Progress = Callable[[str, int, int], None]
+
+
+@dataclass(frozen=True, slots=True)
+class Verification:
+    """A version that passed verification.
+
+    Attributes:
+        checked: the files, the certificate and the signature.
+        proven: the proof, run again; None where only the files were checked.
+    """
+
+    checked: Checked
+    proven: Proven | None
+
+
+def __getattr__(name: str) -> Any:
+    if name == "ExportResult":  # its module imports NumPy's users: torch-free, but not cheap
+        from modelport.exporters.pipeline import ExportResult
+
+        return ExportResult
+    raise AttributeError(f"module 'modelport.exporting' has no attribute '{name}'")
+
+
+def export(
+    checkpoint: Path | str,
+    *,
+    formats: str | Sequence[str] = "onnx",
+    model: str | None = None,
+    model_kwargs: Mapping[str, Any] | None = None,
+    lora: Path | str | None = None,
+    inputs: Sequence[str] = (),
+    output_names: Sequence[str] = (),
+    max_batch_size: int = 8,
+    repository: Path | Location | str = "model_repository",
+    name: str | None = None,
+    name_template: str | None = None,
+    version: int | str = "auto",
+    dtype: str = "fp32",
+    quantize: str | None = None,
+    opset: int | None = None,
+    samples: int | None = None,
+    seed: int = 0,
+    atol: float | None = None,
+    rtol: float | None = None,
+    data: Path | str | None = None,
+    max_drop: float = 0.01,
+    min_agreement: float | None = None,
+    max_relative_error: float | None = None,
+    image: Mapping[str, str] | None = None,
+    labels: Path | str | None = None,
+    sign_key: Path | str | None = None,
+    output: Path | str | None = None,
+    progress: Progress | None = None,
+) -> list[ExportResult]:
+    """Export a checkpoint, prove each artifact equal to it, and publish it.
+
+    All formats are proven before any is published. The arguments are the options of
+    ``modelport export``, which error messages name.
+
+    Args:
+        checkpoint: a ``.pt``, ``.pth`` or ``.safetensors`` file, a Hugging Face folder, a Keras
+            file or a SavedModel.
+        formats: ``onnx``, ``torchscript``, ``savedmodel``, ``tflite``, ``pt2``, ``aoti``, or
+            ``all`` for the first four; one or several.
+        model: a registered name or ``package.module:factory``; Keras files and SavedModels need
+            none.
+        model_kwargs: hyper-parameters; they take precedence over the checkpoint's.
+        lora: a folder of PEFT adapters to merge into a Hugging Face checkpoint.
+        inputs: ``NAME:DATATYPE[DIMS]`` of each input of a model that declares no signature.
+        output_names: names of its outputs, in order.
+        max_batch_size: rows of the largest batch.
+        repository: a folder, or ``s3://``, ``gs://`` or ``az://BUCKET/PREFIX``.
+        name: the model's name there; None takes the one that the model declares.
+        name_template: of ``{name}``, ``{format}`` and ``{precision}``, for several formats.
+        version: a positive number, or ``auto`` for the next free one.
+        dtype: precision inside the artifact: ``fp32``, ``fp16`` or ``bf16``.
+        quantize: ``int8`` quantises the weights.
+        opset: ONNX's operator set; None takes the default.
+        samples: random inputs to compare on; None decides by the model's size.
+        seed: of the random inputs.
+        atol, rtol: absolute and relative tolerance; None takes the model's.
+        data: an ``.npz`` file of held-out inputs by name, and ``labels``.
+        max_drop: accuracy or AUC that may be lost on ``data``, 0 to 1.
+        min_agreement: share of decisions that must stay below fp32, 0 to 1.
+        max_relative_error: the bound below fp32 for a model that declares no decision.
+        image: ``mean``, ``std``, ``scale``, ``size``, ``resize``, ``interpolation``, ``layout``.
+        labels: a file with the names of the classes, one a line.
+        sign_key: a file with the Ed25519 key that signs the certificates.
+        output: write the artifact and its certificate here instead of publishing.
+        progress: is called as the work advances.
+
+    Returns:
+        One result for each format: name, version, path, size in bytes, proof.
+
+    Raises:
+        InvalidArgument: an argument is wrong or does not fit the checkpoint.
+        AlreadyExists: the version is published already.
+        ParityError: an artifact does not compute what the checkpoint computes.
+        Unsupported: no route leads to this format, or a library is not installed.
+        IntegrityError: the checkpoint is damaged or wants to run code.
+    """
+    bounds: dict[str, tuple[float | None, float]] = {
+        "max_batch_size": (max_batch_size, 1),
+        "samples": (samples, 1),
+        "seed": (seed, 0),
+        "atol": (atol, 0),
+        "rtol": (rtol, 0),
+        "max_drop": (max_drop, 0),
+        "min_agreement": (min_agreement, 0),
+        "max_relative_error": (max_relative_error, 0),
+    }
+    _check_bounds(bounds)
+    with _importing():
+        from modelport.exporters import pipeline, publish
+        from modelport.exporters.formats import Target
+        from modelport.exporters.proof import Checks
+        from modelport.exporters.sources import SourceRequest
+    source = SourceRequest(
+        checkpoint=Path(checkpoint),
+        model=model,
+        model_kwargs=dict(model_kwargs or {}),
+        max_batch_size=max_batch_size,
+        lora=_path(lora),
+        inputs=tuple(inputs),
+        output_names=tuple(output_names),
+    )
+    checks = Checks(
+        samples=samples,
+        seed=seed,
+        atol=atol,
+        rtol=rtol,
+        agreement=min_agreement,
+        relative_error=max_relative_error,
+        max_drop=max_drop,
+    )
+    request = pipeline.ExportRequest(
+        source=source,
+        formats=(formats,) if isinstance(formats, str) else tuple(formats),
+        target=Target(dtype, quantize, opset),
+        checks=checks,
+        name=name,
+        name_template=name_template,
+        repository=_place(repository),
+        version=publish.parse_version(str(version)),
+        data=_path(data),
+        image=dict(image or {}),
+        labels=_path(labels),
+        sign_key=_path(sign_key),
+        output=_path(output),
+    )
+    return pipeline.export(request, progress or _silent)
+
+
+def verify(
+    path: Path | Location | str,
+    *,
+    integrity: bool = False,
+    public_keys: Sequence[Path | str] = (),
+    checkpoint: Path | str | None = None,
+    lora: Path | str | None = None,
+    data: Path | str | None = None,
+    model: str | None = None,
+    trust: bool = False,
+    progress: Progress | None = None,
+) -> Verification:
+    """Check the files of a published version, then run its proof again.
+
+    Args:
+        path: the folder of a version, or of a model for its newest version; or a URL of object
+            storage.
+        integrity: check the files alone and run nothing.
+        public_keys: files of Ed25519 keys; one of the keys must have signed the version.
+        checkpoint: the file that was exported; None looks for the certificate's here and in
+            ``checkpoints/``.
+        lora: the adapters that were merged.
+        data: the held-out inputs of the evaluation.
+        model: the factory that an unsigned certificate names, to allow running it.
+        trust: run what the version holds and its certificate names without a signature.
+        progress: is called as the work advances.
+
+    Raises:
+        InvalidArgument: no version is at ``path``, or something that the proof needs is missing.
+        IntegrityError: the files are not as published, or the signature does not fit.
+        ParityError: the artifact does not compute what the checkpoint computes.
+        Unsupported: the artifact is native code that nobody vouches for.
+    """
+    given: dict[str, Any] = {
+        "checkpoint": _path(checkpoint),
+        "lora": _path(lora),
+        "data": _path(data),
+        "model": model,
+        "trust": trust,
+    }
+    if integrity and any(given.values()):
+        flag = next(name for name, value in given.items() if value)
+        raise UsageError(f"--integrity proves nothing again; leave --{flag}")
+    with _importing():
+        from modelport.exporters import verify as verification
+        from modelport.exporters import verify_storage
+        from modelport.gateway.repository import signing
+    keys = [signing.load_public_key(Path(key)) for key in public_keys]
+    place = _place(path)
+    with contextlib.ExitStack() as stack:
+        if isinstance(place, Location):
+            version = stack.enter_context(verify_storage.copied(place))
+        else:
+            version = verification.find_version(place)
+        checked = verification.check(version, keys)
+        if integrity:
+            return Verification(checked, None)
+        proven = verification.prove(checked, verification.Given(**given), progress or _silent)
+        return Verification(checked, proven)
+
+
+def convert(
+    source: Path | str,
+    target: Path | str,
+    *,
+    model: str,
+    model_kwargs: Mapping[str, Any] | None = None,
+    samples: int = 1000,
+    seed: int = 0,
+    check: bool = False,
+    progress: Progress | None = None,
+) -> Report:
+    """Convert weights between PyTorch and Keras, and prove that both are the same model.
+
+    Args:
+        source: a PyTorch checkpoint or a Keras file.
+        target: the file of the other framework to write; it is never overwritten.
+        model: a registered model with a Keras port, such as ``fraud`` or ``vit``.
+        model_kwargs: hyper-parameters; they take precedence over the files'.
+        samples: random inputs to compare both models on.
+        seed: of the random inputs.
+        check: compare two files that exist, and write no model.
+        progress: is called as the work advances.
+
+    Returns:
+        The comparison, tensor by tensor, which is also stored beside ``target``.
+
+    Raises:
+        InvalidArgument: a file is not what it should be, or does not fit the model.
+        AlreadyExists: ``target`` exists.
+        ParityError: the two are not the same model.
+        Unsupported: the model has no Keras port, or a library is not installed.
+        IntegrityError: a file is damaged or wants to run code.
+    """
+    _check_bounds({"samples": (samples, 1), "seed": (seed, 0)})
+    with _importing():
+        from modelport.exporters import convert as conversion
+    request = conversion.ConvertRequest(
+        Path(source),
+        Path(target),
+        model,
+        dict(model_kwargs or {}),
+        samples=samples,
+        seed=seed,
+        check=check,
+    )
+    return conversion.convert(request, progress or _silent)
+
+
+def _silent(stage: str, done: int, total: int) -> None:
+    """Report no progress."""
+
+
+@contextlib.contextmanager
+def _importing() -> Iterator[None]:
+    """Translate the absence of a library into ``Unsupported``, which names the extra."""
+    try:
+        yield
+    except ImportError as error:
+        raise missing_extra(error) from error
+
+
+def _check_bounds(bounds: Mapping[str, tuple[float | None, float]]) -> None:
+    """Refuse values below their least one; a tolerance of NaN or infinity would prove nothing."""
+    for name, (value, least) in bounds.items():
+        if value is None:
+            continue
+        if not math.isfinite(value):
+            raise UsageError(f"--{name.replace('_', '-')} must be a finite number")
+        if value < least:
+            raise UsageError(f"--{name.replace('_', '-')} must be at least {least}, not {value}")
+
+
+def _path(value: Path | str | None) -> Path | None:
+    return None if value is None else Path(value)
+
+
+def _place(value: Path | Location | str) -> Path | Location:
+    """A folder, or a location in object storage where ``value`` is a URL."""
+    if isinstance(value, str):
+        return location.parse(value) if location.is_url(value) else Path(value)
+    return value
