@@ -13,7 +13,7 @@ READY := $(VENV)/.dev
 .DEFAULT_GOAL := help
 .PHONY: compare compare-faults constraints help run serve test lint format long-streams perf-analyzer bench bench-quick bench-startup \
 	loadtest-agreement loadtest-backends bench-hop gate-statistics gate-real report-browser bench-overload bench-memory chaos profile table tflite-runtime torchserve migrate \
-	managed matrix peer-suites runtimes storage tfserving-clients triton-package upstream upstream-triton protos fuzz attacks-cost soak scaling \
+	managed matrix package peer-suites runtimes storage tfserving-clients triton-package upstream upstream-triton protos fuzz attacks-cost soak scaling \
 	workers ray deploy clean
 
 help: ## List the verbs
@@ -136,6 +136,9 @@ tflite-runtime: $(READY) ## Run fp32 and fp16 TFLite files on tflite-runtime 2.1
 
 matrix: $(READY) ## Ask every backend in every dialect, real TorchServe and Triton too; needs Java 17
 	$(BIN)/python -m tests.matrix --readme
+
+package: $(READY) ## Build the wheel, install it without extras into an empty environment, and use it there
+	$(BIN)/python -m tests.wheel
 
 runtimes: $(READY) ## Serve compiled archives; measure what 50 reloads leave in every runtime
 	$(BIN)/python -m tests.runtimes

@@ -205,7 +205,15 @@ def _export(subject: Subject, checkpoint: Path, arguments: tuple[str, ...]) -> d
     Raises:
         Internal: the export failed; the message is its own.
     """
-    command = [sys.executable, "-m", "modelport", "export", str(checkpoint), *subject.arguments, *arguments]
+    command = [
+        sys.executable,
+        "-m",
+        "modelport",
+        "export",
+        str(checkpoint),
+        *subject.arguments,
+        *arguments,
+    ]
     if subject.held_out:
         command += ["--data", str(train.held_out_path(checkpoint))]
     adapters = checkpoint.parent / "adapters"

@@ -157,7 +157,7 @@ def _check_object(path: Path, found: dict[str, Any]) -> None:
     if name == "function":
         wanted = found.get("config")
     elif isinstance(registered, str) and ">" in registered:  # custom classes are package>name
-        own = module is None or str(module).startswith("exporters.")
+        own = module is None or str(module).startswith("modelport.exporters.")
         if own and registered.startswith(OWN_PACKAGE):
             return
         module, wanted = None, registered

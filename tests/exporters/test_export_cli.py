@@ -337,7 +337,17 @@ def user_project(tmp_path: Path) -> Path:
 def test_a_users_own_factory_is_exported_from_the_working_directory(
     python: Python, user_project: Path
 ) -> None:
-    command = ("-m", "modelport", "export", "mine.pt", "--format", "onnx", "--samples", "30", "--quiet")
+    command = (
+        "-m",
+        "modelport",
+        "export",
+        "mine.pt",
+        "--format",
+        "onnx",
+        "--samples",
+        "30",
+        "--quiet",
+    )
     result = python(*command, "--model", "my_models:make")
     assert result.returncode == 0, result.stderr
     assert result.stderr == ""
@@ -347,7 +357,9 @@ def test_a_users_own_factory_is_exported_from_the_working_directory(
 def test_a_users_model_that_bakes_a_dimension_in_exits_3(
     python: Python, user_project: Path
 ) -> None:
-    result = python("-m", "modelport", "export", "mine.pt", "--format", "onnx", "--model", "my_models:baked")
+    result = python(
+        "-m", "modelport", "export", "mine.pt", "--format", "onnx", "--model", "my_models:baked"
+    )
     assert "a dimension is baked in" in failed(result, 3)
     assert not (user_project / "model_repository").exists()
 
