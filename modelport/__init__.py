@@ -20,9 +20,9 @@ if TYPE_CHECKING:
     from modelport import testing as testing
     from modelport.client import AsyncClient as AsyncClient
     from modelport.client import Client as Client
-    from modelport.client import ModelDescription as ModelDescription
-    from modelport.client import ModelStatus as ModelStatus
-    from modelport.client import TensorDescription as TensorDescription
+    from modelport.client_operations import ModelDescription as ModelDescription
+    from modelport.client_operations import ModelStatus as ModelStatus
+    from modelport.client_operations import TensorDescription as TensorDescription
     from modelport.exporting import ExportResult as ExportResult
     from modelport.exporting import Verification as Verification
     from modelport.exporting import convert as convert
@@ -43,9 +43,9 @@ __version__ = "0.1.0"
 
 #: The module of each public name.
 _MODULES = {
+    **dict.fromkeys(("AsyncClient", "Client"), "modelport.client"),
     **dict.fromkeys(
-        ("AsyncClient", "Client", "ModelDescription", "ModelStatus", "TensorDescription"),
-        "modelport.client",
+        ("ModelDescription", "ModelStatus", "TensorDescription"), "modelport.client_operations"
     ),
     **dict.fromkeys(
         ("ExportResult", "Verification", "convert", "export", "verify"), "modelport.exporting"
