@@ -1,27 +1,13 @@
 """Operators of PyTorch that compute from tensors and reach nothing else.
 
-ATen's public operators are allowed but for the few that read or write files, end a process or
-belong to another subsystem; its private ones, and those of any other namespace, only by name.
+All are allowed by name: ATen's public ones in ``aten_operators``, the others here.
 """
 
 from __future__ import annotations
 
 import re
 
-#: Public, and no pure computation: files, other machines, autograd, and memory by its address;
-#: those that trust the sizes they are given, or hand out indices that others trust.
-_NOT_PURE = frozenset(
-    str.split(
-        """
-        backward ccol_indices col_indices confirmed_by_owner crow_indices
-        fbgemm_linear_fp16_weight fbgemm_linear_fp16_weight_fp32_activation
-        fbgemm_linear_int8_weight fbgemm_linear_int8_weight_fp32_activation
-        fbgemm_linear_quantize_weight fbgemm_pack_gemm_matrix_fp16 fbgemm_pack_quantized_matrix
-        from_file indices is_owner owner owner_name record_stream retain_grad row_indices save
-        segment_reduce set_ set_data to_here
-        """
-    )
-)
+from modelport.gateway.repository.aten_operators import ALLOWED
 
 #: Names that begin with an underscore; those that trust sizes they do not check are not among them.
 _PRIVATE = re.compile(
@@ -95,7 +81,7 @@ def is_pure(kind: str) -> bool:
     """Whether an operator, ``namespace::name``, only computes."""
     namespace, _, name = kind.partition("::")
     if namespace == "aten":
-        return bool(_PRIVATE.fullmatch(name)) if name.startswith("_") else name not in _NOT_PURE
+        return bool(_PRIVATE.fullmatch(name)) if name.startswith("_") else name in ALLOWED
     return namespace == "prims" or (namespace == "prim" and name in _PRIM)
 
 

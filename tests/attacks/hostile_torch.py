@@ -184,6 +184,13 @@ def torchscripts(mark: Path) -> dict[str, tuple[bytes, str]]:
             ),
             "aten::crow_indices",
         ),
+        "makes a sparse tensor of indices that nothing checks": (
+            scripted(
+                "i = torch.tensor([[1 << 40], [0]])\n"
+                "return torch.sparse_coo_tensor(i, x[:1], [4, 1]).to_dense()"
+            ),
+            "aten::sparse_coo_tensor",
+        ),
         "takes weights by their address": (
             scripted("return torch.fbgemm_linear_fp16_weight(x, x, x)"),
             "aten::fbgemm_linear_fp16_weight",
@@ -201,7 +208,7 @@ def torchscripts(mark: Path) -> dict[str, tuple[bytes, str]]:
                 "f = torch.jit.fork(self.go, x)\nreturn torch.jit.wait(f)",
                 "def go(self, x: Tensor) -> Tensor:\n    return x\n",
             ),
-            "prim::fork",
+            "aten::wait",
         ),
         "runs a class while it loads": (edited(plain, {"code/evil.py": code.encode()}), "__setst"),
         "uses a native class": (edited(plain, {"code/evil.py": custom.encode()}), "native code"),
