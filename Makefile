@@ -39,10 +39,10 @@ serve: $(DEMO) ## Keep the demo's gateway running: HTTP 8000, gRPC 8001, metrics
 	@test -d model_repository/fraud -a -d model_repository/vit || $(BIN)/modelport demo
 	$(BIN)/modelport serve --model-repository model_repository
 
-# Most tests wait for servers of their own: two at a time take half as long. A file stays together,
-# since its tests share what they export and start.
+# Many tests wait for servers of their own, so one more runs than there are cores. A file stays
+# together, since its tests share what they export and start; tests/conftest.py has the order.
 test: $(READY) ## Run the whole default test suite
-	$(BIN)/python -m pytest --numprocesses 2 --dist loadfile
+	$(BIN)/python -m pytest --numprocesses 3 --dist loadfile --no-loadscope-reorder
 
 lint: $(READY) ## Check style and types
 	$(BIN)/ruff format --check .
