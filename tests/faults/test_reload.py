@@ -16,7 +16,7 @@ from tests.faults.probes import EXPLICIT, POLL, Repository, eventually
 from tests.faults.traffic import Client, Outcome, failures, flowing, kinds
 from tests.server import Gateway, serving
 
-RELOADS = int(os.environ.get("MODELPORT_RELOADS", "30"))
+RELOADS = int(os.environ.get("MODELPORT_RELOADS", "10"))
 FACTORS = (2.0, 3.0)
 
 

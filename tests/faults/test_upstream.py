@@ -18,7 +18,7 @@ import pytest
 from modelport.loadtests.processes import free_ports
 from tests.faults.probes import Repository, answer, ask, eventually, index, ready
 from tests.faults.traffic import failures, flowing
-from tests.server import Gateway, serving
+from tests.server import Gateway
 from tests.upstream import fronting, table
 
 #: ``make soak`` asks for more.
@@ -41,6 +41,10 @@ class Replica:
         ports = ("--http-port", str(self.http), "--grpc-port", str(self.grpc))
         self.gateway = Gateway(self._root, *ports)
 
+    @property
+    def running(self) -> bool:
+        return self.gateway is not None and self.gateway.process.poll() is None
+
     def signal(self, number: int) -> None:
         assert self.gateway is not None
         self.gateway.process.send_signal(number)
@@ -54,16 +58,25 @@ class Replica:
         return f"127.0.0.1:{self.http if protocol == 'http' else self.grpc}"
 
 
-@pytest.fixture
-def replicas(repository: Repository) -> Iterator[list[Replica]]:
+@pytest.fixture(scope="module")
+def started(tmp_path_factory: pytest.TempPathFactory) -> Iterator[list[Replica]]:
+    repository = Repository(tmp_path_factory.mktemp("repository"))
     repository.slow(0.0, "m")
     repository.slow(30.0)
     with ThreadPoolExecutor(2) as threads:
         made = list(threads.map(lambda _: Replica(repository.root), range(2)))
     yield made
     for replica in made:
-        replica.signal(signal.SIGCONT)
         replica.kill()
+
+
+@pytest.fixture
+def replicas(started: list[Replica]) -> Iterator[list[Replica]]:
+    yield started
+    for replica in started:
+        replica.signal(signal.SIGCONT)
+        if not replica.running:
+            replica.start()
 
 
 def routes(replicas: list[Replica], protocol: str, model: str = "m", **keys: Any) -> str:
@@ -170,22 +183,16 @@ def test_a_replica_that_stands_still_is_left_out_after_a_few(
 
 @pytest.mark.parametrize("protocol", ["grpc", "http"])
 def test_a_gateway_started_before_its_server_serves_once_that_is_there(
-    repository: Repository, tmp_path: Path, protocol: str
+    replicas: list[Replica], tmp_path: Path, protocol: str
 ) -> None:
-    repository.slow(0.0, "m")
-    replica = Replica(repository.root)
-    try:
-        replica.kill()
-        # "listening": it waits for what it has been asked to serve.
-        with fronting(
-            tmp_path / "front", routes([replica], protocol), wait_for="listening"
-        ) as front:
-            assert not ready(front)
-            replica.start()
-            eventually(lambda: ready(front))
-            assert answer(front) == ("1", FACTOR)
-    finally:
-        replica.kill()
+    replica = replicas[0]
+    replica.kill()
+    # "listening": it waits for what it has been asked to serve.
+    with fronting(tmp_path / "front", routes([replica], protocol), wait_for="listening") as front:
+        assert not ready(front)
+        replica.start()
+        eventually(lambda: ready(front))
+        assert answer(front) == ("1", FACTOR)
 
 
 @contextlib.contextmanager
@@ -197,14 +204,12 @@ def black_hole() -> Iterator[str]:
 
 @pytest.mark.parametrize("protocol", ["grpc", "http"])
 def test_a_server_that_accepts_and_never_speaks_costs_no_request_and_no_start(
-    repository: Repository, tmp_path: Path, protocol: str
+    replicas: list[Replica], tmp_path: Path, protocol: str
 ) -> None:
-    repository.slow(0.0, "m")
     keys = {"protocol": protocol, "connect_timeout_seconds": 0.5, "timeout_seconds": 5.0}
-    with serving(repository.root) as server, black_hole() as silent:
-        address = server.grpc if protocol == "grpc" else server.http
+    with black_hole() as silent:
         tables = [
-            table("m", [silent, address], **keys),
+            table("m", [silent, replicas[0].address(protocol)], **keys),
             table("alone", [silent], model="m", **keys),
         ]
         with fronting(tmp_path / "front", *tables) as front:
