@@ -19,6 +19,7 @@ from tests.server import Gateway
 
 T = TypeVar("T")
 Background = Callable[..., Future[Any]]
+ONE = {"inputs": [{"name": "x", "datatype": "FP32", "shape": [1, 4], "data": [1, 1, 1, 1]}]}
 WAIT_SECONDS = 30.0
 POLL = ("--model-control-mode", "poll", "--repository-poll-secs", "0.05")
 EXPLICIT = ("--model-control-mode", "explicit")
@@ -180,8 +181,7 @@ def ask(
     gateway: Gateway, model: str = "m", number: int | str = "", timeout: float = 30.0
 ) -> httpx.Response:
     version = f"/versions/{number}" if number else ""
-    body = {"inputs": [{"name": "x", "datatype": "FP32", "shape": [1, 4], "data": [1, 1, 1, 1]}]}
-    return post(gateway, f"/v2/models/{model}{version}/infer", body, timeout)
+    return post(gateway, f"/v2/models/{model}{version}/infer", ONE, timeout)
 
 
 def answer(gateway: Gateway, model: str = "m", number: int | str = "") -> tuple[str, float]:

@@ -3,12 +3,17 @@
 from __future__ import annotations
 
 import asyncio
+import http.client
 import itertools
+import json
 import shutil
 import threading
 from collections.abc import Callable, Iterable, Iterator
+from contextlib import ExitStack, closing
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import httpx
 import pytest
@@ -26,11 +31,66 @@ from tests.server import Gateway, serving
 LATEST_2 = "version_policy { latest { num_versions: 2 } }"
 ALL = "version_policy { all { } }"
 SETTLE_SECONDS = 5.0
+#: Of the models of the gateways that all tests share.
+NUMBERS = itertools.count(1)
 SPECIFIC = "version_policy { specific { versions: [ 1, 3 ] } }"
 
 
-def ready_versions(gateway: Gateway, model: str = "m") -> list[str]:
-    return sorted(v for v, (s, _) in probes.index(gateway, model).items() if s == "READY")
+@dataclass(frozen=True)
+class Model:
+    """One model of a gateway that all tests share, and that has models of theirs beside it."""
+
+    gateway: Gateway
+    repository: Repository
+    name: str
+
+    @property
+    def folder(self) -> Path:
+        return self.repository.root / self.name
+
+    def version(self, factor: float, number: int, signed: bool = True, config: str = "") -> Path:
+        return self.repository.version(factor, number, self.name, signed, config=config)
+
+    def config(self, text: str) -> None:
+        self.repository.config(text, self.name)
+
+    def file(self, number: int) -> Path:
+        return self.repository.file(number, self.name)
+
+    def remove(self, number: int) -> None:
+        self.repository.remove(number, self.name)
+
+    def load(self) -> httpx.Response:
+        return probes.load(self.gateway, self.name)
+
+    def ask(self, number: int | str = "") -> httpx.Response:
+        return probes.ask(self.gateway, self.name, number)
+
+    def answer(self, number: int | str = "") -> tuple[str, float]:
+        return probes.answer(self.gateway, self.name, number)
+
+    def index(self) -> dict[str, tuple[str, str]]:
+        return probes.index(self.gateway, self.name)
+
+    def state(self, number: int) -> str:
+        return probes.state(self.gateway, number, self.name)
+
+    def reason(self, number: int) -> str:
+        return probes.reason(self.gateway, number, self.name)
+
+    def document(self, path: str = "") -> Any:
+        return httpx.get(f"http://{self.gateway.http}/v2/models/{self.name}{path}").json()
+
+    def ready_versions(self) -> list[str]:
+        return sorted(v for v, (state, _) in self.index().items() if state == "READY")
+
+    def serves(self, number: int, factor: float) -> None:
+        """Wait until the version is READY and answers requests that name none."""
+        eventually(lambda: self.state(number) == "READY", f"version {number} is READY")
+        assert self.answer() == (str(number), factor)
+
+    def polled(self, times: int = 3) -> None:
+        polled(self.gateway, self.repository, times)
 
 
 def polled(gateway: Gateway, repository: Repository, times: int = 3) -> None:
@@ -41,24 +101,46 @@ def polled(gateway: Gateway, repository: Repository, times: int = 3) -> None:
         eventually(partial(probes.index, gateway, name), "a poll")
 
 
+@pytest.fixture(scope="module")
+def gateways(
+    tmp_path_factory: pytest.TempPathFactory,
+) -> Iterator[dict[str, tuple[Gateway, Repository]]]:
+    """One gateway of each control mode."""
+    with ExitStack() as stack:
+        found = {}
+        for mode, flags in (("poll", POLL), ("explicit", EXPLICIT)):
+            repository = Repository(tmp_path_factory.mktemp(mode))
+            found[mode] = (stack.enter_context(serving(repository.root, *flags)), repository)
+        yield found
+
+
+@pytest.fixture
+def polling(gateways: dict[str, tuple[Gateway, Repository]]) -> Model:
+    """A model that is not there yet, of the gateway that polls."""
+    return Model(*gateways["poll"], f"m{next(NUMBERS)}")
+
+
+@pytest.fixture
+def explicit_model(gateways: dict[str, tuple[Gateway, Repository]]) -> Model:
+    """A model that is not there yet, of the gateway that loads on request."""
+    return Model(*gateways["explicit"], f"m{next(NUMBERS)}")
+
+
 # -- bad versions, repaired -----------------------------------------------------------------------
 
 
-def test_a_bad_version_2_leaves_version_1_and_repaired_it_takes_over(
-    repository: Repository,
-) -> None:
-    repository.version(2.0, 1)
-    with serving(repository.root, *POLL) as gateway:
-        bad = repository.file(2)
-        bad.parent.mkdir()
-        bad.write_bytes(b"not a model")
-        eventually(lambda: probes.state(gateway, 2) == "UNAVAILABLE", "version 2 refused")
-        assert "'model.onnx' does not load" in probes.reason(gateway, 2)
-        assert probes.answer(gateway) == ("1", 2.0)
-        models.multiply(bad.with_name("new"), 3.0).rename(bad)
-        eventually(lambda: probes.state(gateway, 2) == "READY", "version 2 repaired")
-        assert probes.answer(gateway) == ("2", 3.0)
-        eventually(lambda: probes.index(gateway)["1"] == ("UNAVAILABLE", "unloaded"))
+def test_a_bad_version_2_leaves_version_1_and_repaired_it_takes_over(polling: Model) -> None:
+    polling.version(2.0, 1)
+    polling.serves(1, 2.0)
+    bad = polling.file(2)
+    bad.parent.mkdir()
+    bad.write_bytes(b"not a model")
+    eventually(lambda: polling.state(2) == "UNAVAILABLE", "version 2 refused")
+    assert "'model.onnx' does not load" in polling.reason(2)
+    assert polling.answer() == ("1", 2.0)
+    models.multiply(bad.with_name("new"), 3.0).rename(bad)
+    polling.serves(2, 3.0)
+    eventually(lambda: polling.index()["1"] == ("UNAVAILABLE", "unloaded"))
 
 
 def test_a_bad_version_2_at_start_repaired_by_an_explicit_load(repository: Repository) -> None:
@@ -72,50 +154,48 @@ def test_a_bad_version_2_at_start_repaired_by_an_explicit_load(repository: Repos
         assert probes.answer(gateway) == ("2", 3.0)
 
 
-def test_a_bad_version_is_not_loaded_again_and_again(repository: Repository) -> None:
-    repository.version(2.0, 1)
-    probes.flip(repository.version(3.0, 2) / "model.onnx")
-    with serving(repository.root, *POLL) as gateway:
-        polled(gateway, repository)
-        failures = [e for e in gateway.logs if e.get("event") == "model version is not served"]
-        assert len([entry for entry in failures if entry["model"] == "m"]) == 1
+def test_a_bad_version_is_not_loaded_again_and_again(polling: Model) -> None:
+    polling.version(2.0, 1)
+    probes.flip(polling.version(3.0, 2) / "model.onnx")
+    eventually(lambda: polling.state(2) == "UNAVAILABLE", "version 2 refused")
+    polling.polled()
+    failures = [e for e in polling.gateway.logs if e.get("event") == "model version is not served"]
+    assert len([entry for entry in failures if entry["model"] == polling.name]) == 1
 
 
-def test_a_failed_first_load_is_unavailable_with_its_reason(repository: Repository) -> None:
-    repository.version(2.0, 1, model="good")
-    repository.config(probes.CONFIG.format(backend="onnxruntime"))
-    repository.file(1).parent.mkdir()
-    with serving(repository.root, *EXPLICIT) as gateway:
-        reply = probes.load(gateway)
-        assert reply.status_code == 400
-        why = "'model.onnx' is missing from version 1"
-        assert why in reply.json()["error"]
-        assert probes.index(gateway)["1"] == ("UNAVAILABLE", why)
+def test_a_failed_first_load_is_unavailable_with_its_reason(explicit_model: Model) -> None:
+    model = explicit_model
+    model.config(probes.CONFIG.format(backend="onnxruntime"))
+    model.file(1).parent.mkdir()
+    reply = model.load()
+    assert reply.status_code == 400
+    why = "'model.onnx' is missing from version 1"
+    assert why in reply.json()["error"]
+    assert model.index()["1"] == ("UNAVAILABLE", why)
 
 
-def test_a_failed_reload_leaves_the_old_one_ready(repository: Repository) -> None:
-    repository.version(2.0, 1)
-    with serving(repository.root, *EXPLICIT, "--load-model", "m") as gateway:
-        probes.flip(repository.file(1))
-        assert probes.load(gateway).status_code == 400
-        state, why = probes.index(gateway)["1"]
-        assert state == "READY"
-        assert "does not match its SHA-256" in why
-        assert probes.answer(gateway) == ("1", 2.0)
-        assert probes.status(gateway, "/v2/models/m/ready") == 200
+def test_a_failed_reload_leaves_the_old_one_ready(explicit_model: Model) -> None:
+    model = explicit_model
+    model.version(2.0, 1)
+    assert model.load().status_code == 200
+    probes.flip(model.file(1))
+    assert model.load().status_code == 400
+    state, why = model.index()["1"]
+    assert state == "READY"
+    assert "does not match its SHA-256" in why
+    assert model.answer() == ("1", 2.0)
+    assert probes.status(model.gateway, f"/v2/models/{model.name}/ready") == 200
 
 
-def test_the_last_version_serves_on_when_only_a_bad_one_is_left_on_disk(
-    repository: Repository,
-) -> None:
+def test_the_last_version_serves_on_when_only_a_bad_one_is_left_on_disk(polling: Model) -> None:
     """A publisher that replaces version 1 by a bad version 2 takes no model down."""
-    repository.version(2.0, 1)
-    with serving(repository.root, *POLL) as gateway:
-        probes.flip(repository.version(3.0, 2) / "model.onnx")
-        repository.remove(1)
-        eventually(lambda: probes.state(gateway, 2) == "UNAVAILABLE", "version 2 refused")
-        polled(gateway, repository)
-        assert probes.answer(gateway) == ("1", 2.0)
+    polling.version(2.0, 1)
+    polling.serves(1, 2.0)
+    probes.flip(polling.version(3.0, 2) / "model.onnx")
+    polling.remove(1)
+    eventually(lambda: polling.state(2) == "UNAVAILABLE", "version 2 refused")
+    polling.polled()
+    assert polling.answer() == ("1", 2.0)
 
 
 # -- policies -------------------------------------------------------------------------------------
@@ -127,87 +207,80 @@ def test_the_last_version_serves_on_when_only_a_bad_one_is_left_on_disk(
     ids=["latest", "latest 2", "all", "specific"],
 )
 def test_the_policy_decides_which_versions_serve(
-    policy: str, expected: list[str], repository: Repository
+    policy: str, expected: list[str], polling: Model
 ) -> None:
+    model = polling
+    staged = Model(model.gateway, model.repository, f".{model.name}")
     for number in (1, 2, 3):
-        repository.version(float(number), number, config=policy)
-    with serving(repository.root, *POLL) as gateway:
-        assert ready_versions(gateway) == expected
-        assert probes.answer(gateway) == ("3", 3.0)
-        for name in expected:
-            assert probes.answer(gateway, number=name) == (name, float(name))
-        metadata = httpx.get(f"http://{gateway.http}/v2/models/m").json()
-        assert metadata["versions"] == expected
-        assert probes.ask(gateway, number=9).status_code == 404
-        repository.version(4.0, 4)
-        if policy == SPECIFIC:
-            polled(gateway, repository)
-            assert ready_versions(gateway) == expected
-        else:
-            eventually(lambda: "4" in ready_versions(gateway), "version 4")
-            kept = {"": 1, LATEST_2: 2}.get(policy, 4)
-            eventually(lambda: len(ready_versions(gateway)) == kept, "older versions unloaded")
-            assert probes.answer(gateway) == ("4", 4.0)
+        staged.version(float(number), number, config=policy)
+    staged.folder.rename(model.folder)  # all at once, as at a start
+    eventually(lambda: model.ready_versions() == expected, f"{expected} are READY")
+    assert model.answer() == ("3", 3.0)
+    for name in expected:
+        assert model.answer(name) == (name, float(name))
+    assert model.document()["versions"] == expected
+    assert model.ask(9).status_code == 404
+    model.version(4.0, 4)
+    if policy == SPECIFIC:
+        model.polled()
+        assert model.ready_versions() == expected
+    else:
+        eventually(lambda: "4" in model.ready_versions(), "version 4")
+        kept = {"": 1, LATEST_2: 2}.get(policy, 4)
+        eventually(lambda: len(model.ready_versions()) == kept, "older versions unloaded")
+        assert model.answer() == ("4", 4.0)
 
 
-def test_a_config_edit_in_poll_mode_takes_effect(repository: Repository) -> None:
+def test_a_config_edit_in_poll_mode_takes_effect(polling: Model) -> None:
+    model = polling
     for number in (1, 2):
-        repository.version(float(number + 1), number)
-    config = repository.root / "m" / "config.pbtxt"
-    with serving(repository.root, *POLL) as gateway:
-        assert ready_versions(gateway) == ["2"]
-        plain = config.read_text()
-        repository.config(plain + ALL)
-        eventually(lambda: ready_versions(gateway) == ["1", "2"], "the policy all")
-        repository.config(plain.replace("max_batch_size: 8", "max_batch_size: 3") + ALL)
-
-        def batch() -> int:
-            document = httpx.get(f"http://{gateway.http}/v2/models/m/config").json()
-            return int(document["max_batch_size"])
-
-        eventually(lambda: batch() == 3, "the new batch size")
-        assert probes.answer(gateway) == ("2", 3.0)
+        model.version(float(number + 1), number)
+    eventually(lambda: model.ready_versions() == ["2"], "the latest")
+    plain = (model.folder / "config.pbtxt").read_text()
+    model.config(plain + ALL)
+    eventually(lambda: model.ready_versions() == ["1", "2"], "the policy all")
+    model.config(plain.replace("max_batch_size: 8", "max_batch_size: 3") + ALL)
+    eventually(lambda: model.document("/config")["max_batch_size"] == 3, "the new batch size")
+    assert model.answer() == ("2", 3.0)
 
 
 # -- changes on disk ------------------------------------------------------------------------------
 
 
-def test_a_file_changed_in_place_is_loaded_again(repository: Repository) -> None:
-    repository.version(2.0, 1, signed=False)
-    with serving(repository.root, *POLL) as gateway:
-        assert probes.answer(gateway) == ("1", 2.0)
-        models.multiply(repository.file(1), 3.0)
-        eventually(lambda: probes.answer(gateway) == ("1", 3.0), "the new factor")
-        assert probes.state(gateway, 1) == "READY"
+def test_a_file_changed_in_place_is_loaded_again(polling: Model) -> None:
+    polling.version(2.0, 1, signed=False)
+    polling.serves(1, 2.0)
+    models.multiply(polling.file(1), 3.0)
+    eventually(lambda: polling.answer() == ("1", 3.0), "the new factor")
+    assert polling.state(1) == "READY"
 
 
 def test_a_version_that_is_still_being_written_does_not_serve_until_it_is_whole(
-    repository: Repository,
+    polling: Model,
 ) -> None:
-    repository.version(2.0, 1)
-    whole = models.multiply(repository.root / ".whole", 3.0).read_bytes()
-    with serving(repository.root, *POLL) as gateway:
-        path = repository.file(2)
-        path.parent.mkdir()
-        eventually(lambda: probes.state(gateway, 2) == "UNAVAILABLE", "an empty version")
-        for size in (0, len(whole) // 2, len(whole) - 1):
-            path.write_bytes(whole[:size])
-            polled(gateway, repository, 1)
-            assert probes.answer(gateway) == ("1", 2.0)
-        path.write_bytes(whole)
-        eventually(lambda: probes.state(gateway, 2) == "READY", "the whole version")
-        assert probes.answer(gateway) == ("2", 3.0)
+    polling.version(2.0, 1)
+    polling.serves(1, 2.0)
+    whole = models.multiply(polling.repository.root / ".whole", 3.0).read_bytes()
+    path = polling.file(2)
+    path.parent.mkdir()
+    eventually(lambda: polling.state(2) == "UNAVAILABLE", "an empty version")
+    for size in (0, len(whole) // 2, len(whole) - 1):
+        path.write_bytes(whole[:size])
+        polling.polled(1)
+        assert polling.answer() == ("1", 2.0)
+    path.write_bytes(whole)
+    polling.serves(2, 3.0)
 
 
-def test_when_all_versions_are_deleted_what_serves_keeps_serving(repository: Repository) -> None:
-    repository.version(2.0, 1)
-    with serving(repository.root, *POLL) as gateway:
-        repository.remove(1)
-        polled(gateway, repository)
-        assert probes.answer(gateway) == ("1", 2.0)
-        assert probes.state(gateway, 1) == "READY"
-        repository.version(3.0, 2)
-        eventually(lambda: probes.answer(gateway) == ("2", 3.0), "the next version")
+def test_when_all_versions_are_deleted_what_serves_keeps_serving(polling: Model) -> None:
+    polling.version(2.0, 1)
+    polling.serves(1, 2.0)
+    polling.remove(1)
+    polling.polled()
+    assert polling.answer() == ("1", 2.0)
+    assert polling.state(1) == "READY"
+    polling.version(3.0, 2)
+    eventually(lambda: polling.answer() == ("2", 3.0), "the next version")
 
 
 def test_a_model_whose_folder_is_removed_is_unloaded_in_poll_mode(repository: Repository) -> None:
@@ -251,34 +324,41 @@ def test_a_repository_that_vanishes_takes_nothing_down(
 
 
 def test_a_request_in_flight_on_a_version_that_is_unloaded_gets_its_answer(
-    repository: Repository, background: Background
+    explicit_model: Model, background: Background
 ) -> None:
-    repository.slow(1.0)
-    with serving(repository.root, *EXPLICIT, "--load-model", "slow") as gateway:
-        reply = background(probes.ask, gateway, "slow")
-        pending = "pending_request_count"
-        eventually(lambda: probes.metric(gateway, pending, model="slow") == 1, "in flight")
-        assert probes.unload(gateway, "slow").status_code == 200
-        assert reply.result(10).status_code == 200
-        assert probes.ask(gateway, "slow").status_code == 503
+    model, gateway = explicit_model, explicit_model.gateway
+    model.repository.slow(1.0, model.name)
+    assert model.load().status_code == 200
+    reply = background(model.ask)
+    pending = "pending_request_count"
+    eventually(lambda: probes.metric(gateway, pending, model=model.name) == 1, "in flight")
+    assert probes.unload(gateway, model.name).status_code == 200
+    assert reply.result(10).status_code == 200
+    assert model.ask().status_code == 503
 
 
 def test_a_slow_request_on_one_model_does_not_hold_up_another_models_release(
-    repository: Repository, background: Background
+    polling: Model,
 ) -> None:
-    """Version 1 of ``slow`` waits for its last request; ``m`` must not wait with it."""
-    repository.slow(4.0)
-    repository.version(2.0, 1)
-    with serving(repository.root, *POLL) as gateway:
-        reply = background(probes.ask, gateway, "slow")
-        pending = "pending_request_count"
-        eventually(lambda: probes.metric(gateway, pending, model="slow") == 1, "in flight")
-        (repository.root / "slow" / "2").mkdir()
-        eventually(lambda: probes.state(gateway, 1, "slow") == "UNLOADING", "slow 1 draining")
-        repository.version(3.0, 2)
-        eventually(lambda: probes.answer(gateway) == ("2", 3.0), "m 2 serves", seconds=2.0)
-        assert not reply.done()  # the slow one was still in flight: m did not wait for it
-        assert reply.result(10).status_code == 200
+    """Version 1 of ``slow`` waits for its last request; the other must not wait with it."""
+    slow = Model(polling.gateway, polling.repository, f"{polling.name}-slow")
+    polling.repository.slow(600, slow.name)
+    polling.version(2.0, 1)
+    polling.serves(1, 2.0)
+    eventually(lambda: slow.state(1) == "READY", "slow 1 serves")
+    with closing(http.client.HTTPConnection(polling.gateway.http)) as client:
+        client.request("POST", f"/v2/models/{slow.name}/infer", json.dumps(probes.ONE))
+
+        def in_flight() -> bool:
+            pending = "pending_request_count"
+            return probes.metric(polling.gateway, pending, model=slow.name) == 1
+
+        eventually(in_flight, "in flight")
+        (slow.folder / "2").mkdir()
+        eventually(lambda: slow.state(1) == "UNLOADING", "slow 1 draining")
+        polling.version(3.0, 2)
+        polling.serves(2, 3.0)
+        assert in_flight()
 
 
 # -- manifests ------------------------------------------------------------------------------------
