@@ -11,7 +11,7 @@ DEMO := $(VENV)/.demo
 READY := $(VENV)/.dev
 
 .DEFAULT_GOAL := help
-.PHONY: compare compare-faults constraints help run serve test lint format long-streams perf-analyzer bench bench-quick bench-startup \
+.PHONY: audit compare compare-faults constraints coverage docs docs-serve help package run serve test lint format long-streams perf-analyzer bench bench-quick bench-startup \
 	loadtest-agreement loadtest-backends bench-hop gate-statistics gate-real report-browser bench-overload bench-memory chaos profile table tflite-runtime torchserve migrate \
 	managed matrix package peer-suites runtimes storage tfserving-clients triton-package upstream upstream-triton protos fuzz attacks-cost soak scaling \
 	workers ray deploy clean
@@ -53,6 +53,20 @@ format: $(READY) ## Format the code
 	$(BIN)/ruff format .
 	$(BIN)/ruff check --fix .
 
+docs: $(READY) ## Build the documentation into build/site; a broken link or reference fails
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
+
+docs-serve: $(READY) ## Serve the documentation on port 8010, and rebuild it when a page changes
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs serve --dev-addr localhost:8010
+
+coverage: $(READY) ## Run the default test suite, and hold its branch coverage against the floor
+	$(BIN)/python -m pytest --numprocesses 2 --dist loadfile --cov --cov-report term:skip-covered
+
+audit: ## Look the pinned versions up in a database of known vulnerabilities
+	$(PYTHON) -m venv $(VENV)/audit
+	$(VENV)/audit/bin/python -m pip install pip-audit
+	$(VENV)/audit/bin/pip-audit --requirement constraints.txt --no-deps --disable-pip
+
 long-streams: $(READY) ## Keep gRPC streams of real clients up for a million messages; 20 minutes
 	$(BIN)/python -m tests.long_streams
 
@@ -68,8 +82,8 @@ constraints: ## Resolve every extra anew and pin the versions in constraints.txt
 perf-analyzer: $(READY) ## Drive the gateway with Triton's unmodified perf_analyzer
 	$(BIN)/python -m modelport.loadtests.benchmarks.perf_analyzer --window-ms $(or $(WINDOW_MS),1000)
 
-bench: $(READY) ## Measure beside every peer, and write tables and plots into the README; 25 minutes
-	$(BIN)/python -m modelport.loadtests.peers --readme README.md
+bench: $(READY) ## Measure beside every peer, and write its page of the documentation; 25 minutes
+	$(BIN)/python -m modelport.loadtests.peers --page docs/benchmarks/servers.md
 
 bench-startup: $(READY) ## How long until READY, against loading by hand; and every batch size's first request
 	$(BIN)/python -m modelport.loadtests.benchmarks.startup
@@ -128,14 +142,14 @@ workers: $(READY) ## Run the conformance and shutdown suites with two workers
 	MODELPORT_WORKERS=2 $(BIN)/python -m pytest tests/conformance tests/faults/test_shutdown.py
 	MODELPORT_SLOW_TESTS=1 $(BIN)/python -m pytest tests/workers
 
-table: $(READY) ## Export every model to every format and write the README's table of it
+table: $(READY) ## Export every model to every format and write its page of the documentation
 	$(BIN)/python -m modelport.exporters.demo_models.table
 
 tflite-runtime: $(READY) ## Run fp32 and fp16 TFLite files on tflite-runtime 2.14, in its own environment
 	$(BIN)/python -m tests.tflite_runtime
 
 matrix: $(READY) ## Ask every backend in every dialect, real TorchServe and Triton too; needs Java 17
-	$(BIN)/python -m tests.matrix --readme
+	$(BIN)/python -m tests.matrix --page docs/protocols/index.md
 
 package: $(READY) ## Build the wheel, install it without extras into an empty environment, and use it there
 	$(BIN)/python -m tests.wheel

@@ -41,7 +41,10 @@ def test_the_makefile_and_the_image_install_nothing_unconstrained() -> None:
     assert "INSTALL := $(PIP) install --constraint constraints.txt" in makefile
     recipes = [line for line in makefile.splitlines() if line.startswith("\t")]
     unconstrained = [line for line in recipes if "pip install" in line]
-    assert unconstrained == ["\t$(VENV)/constraints/bin/python -m pip install --upgrade pip"]
+    assert unconstrained == [  # what makes the pins, and what judges them
+        "\t$(VENV)/audit/bin/python -m pip install pip-audit",
+        "\t$(VENV)/constraints/bin/python -m pip install --upgrade pip",
+    ]
     stages = (ROOT / "deploy" / "docker" / "Dockerfile").read_text().split("\nFROM ")
     constrained = {"wheel"}
     for stage in stages[1:]:

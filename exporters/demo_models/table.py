@@ -1,4 +1,4 @@
-"""``make table``: export every model to every format and write the README's table of what came out.
+"""``make table``: export every model to every format, and write the results into the documentation.
 
 Each row is one ``modelport export`` in a process of its own, so that its memory is its own; the
 figures are those of the certificates. Small models are trained, large ones carry random weights,
@@ -29,6 +29,8 @@ from modelport.exporters.models.vit import VisionTransformer
 from modelport.gateway.cli.errors import OneLineCommand
 from modelport.gateway.errors import Internal
 
+#: The page between whose markers the table stands.
+PAGE = Path("docs/benchmarks/exports.md")
 BEGIN, END = "<!-- table of exports: begin -->", "<!-- table of exports: end -->"
 HEAD = "| model | format | max error | agreement | held out | size | export | peak memory |"
 
@@ -273,19 +275,19 @@ def _measure(subjects: tuple[Subject, ...]) -> list[str]:
 
 
 @click.command(cls=OneLineCommand)
-@click.option("--readme", type=click.Path(path_type=Path, exists=True), default=Path("README.md"))
+@click.option("--page", type=click.Path(path_type=Path, exists=True), default=PAGE)
 @click.option("--only", help="Only the models whose label contains this; print, write nothing.")
-def table(readme: Path, only: str | None) -> None:
-    """Measure, and replace what stands between the two markers in README."""
+def table(page: Path, only: str | None) -> None:
+    """Measure, and replace what stands between the two markers of the page."""
     lines = _measure(tuple(s for s in SUBJECTS if only is None or only in s.label))
     if only is not None:
         return
-    text = readme.read_text()
+    text = page.read_text()
     before, begin, rest = text.partition(BEGIN)
     _, end, after = rest.partition(END)
     if not (begin and end):
-        raise Internal(f"'{readme}' lacks the markers '{BEGIN}' and '{END}'")
-    readme.write_text(f"{before}{BEGIN}\n" + "\n".join(lines) + f"\n{END}{after}")
+        raise Internal(f"'{page}' lacks the markers '{BEGIN}' and '{END}'")
+    page.write_text(f"{before}{BEGIN}\n" + "\n".join(lines) + f"\n{END}{after}")
 
 
 if __name__ == "__main__":

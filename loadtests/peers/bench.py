@@ -87,14 +87,14 @@ def parse(arguments: list[str] | None) -> argparse.Namespace:
     parser.add_argument("--server-core", type=program.core, default=cores[0], metavar="CORE")
     parser.add_argument("--client-core", type=program.core, default=cores[-1], metavar="CORE")
     parser.add_argument(
-        "--readme", type=Path, metavar="FILE", help="write tables and plots between its markers"
+        "--page", type=Path, metavar="FILE", help="write tables and plots between its markers"
     )
     parser.add_argument(
         "--plots",
         type=Path,
         default=environments.ROOT / PLOTS,
         metavar="FOLDER",
-        help=f"where --readme puts the plots [default: {PLOTS}]",
+        help=f"where --page puts the plots [default: {PLOTS}]",
     )
     parser.add_argument(
         "--report",
@@ -287,15 +287,15 @@ def alone() -> Iterator[None]:
 
 def main(arguments: list[str] | None = None) -> int:
     options = parse(arguments)
-    if options.readme:
-        blocks.check(options.readme, readme.BLOCK)
+    if options.page:
+        blocks.check(options.page, readme.BLOCK)
     if options.report:
         measured, path = loaded(options.report), options.report
     else:
         with alone():
             measured, path = measure(options)
-    if options.readme:
-        print(readme.write(measured, options.readme, options.plots))
+    if options.page:
+        print(readme.write(measured, options.page, options.plots))
     else:
         print(readme.report(measured, {}))
     print(f"\n{path}")

@@ -1,4 +1,4 @@
-"""The report between two markers of the README, and its plots beside it."""
+"""The report between two markers of a Markdown page, and its plots beside it."""
 
 from __future__ import annotations
 
@@ -34,13 +34,13 @@ def report(measured: Results, images: dict[str, str]) -> str:
     return "\n\n".join(parts)
 
 
-def write(measured: Results, readme: Path, folder: Path) -> str:
+def write(measured: Results, page: Path, folder: Path) -> str:
     """Draw the plots into ``folder`` and replace what stands between the markers."""
-    blocks.check(readme, BLOCK)
+    blocks.check(page, BLOCK)
     images = {
-        title: os.path.relpath(file, readme.parent)
+        title: os.path.relpath(file, page.parent)
         for title, file in plots.draw(measured, folder).items()
     }
     text = report(measured, images)
-    blocks.replace(readme, BLOCK, text)
+    blocks.replace(page, BLOCK, text)
     return text

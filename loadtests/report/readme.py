@@ -1,7 +1,7 @@
-"""Tables and plots of comparisons in a README: `python -m modelport.loadtests.report.readme`.
+"""Tables and plots of comparisons in Markdown: `python -m modelport.loadtests.report.readme`.
 
 What `modelport compare --json` wrote becomes a block between `<!-- compare: begin -->` and
-`<!-- compare: end -->`, with the hardware beside the figures, and SVG files beside the README.
+`<!-- compare: end -->`, with the hardware beside the figures, and SVG files beside the page.
 """
 
 from __future__ import annotations
@@ -18,7 +18,8 @@ from modelport.loadtests.environments import Missing
 from modelport.loadtests.report import blocks, canvas, loads, markdown, names, plots, tables
 
 BLOCK, PLOTS = "compare", Path("docs/benchmarks")
-#: Of the plots that a report has, the kinds that a README shows.
+PAGE = PLOTS / "formats.md"
+#: Of the plots that a report has, the kinds that a page shows.
 SHOWN = ("latency", "rate-under-slo", "cold-start", "size-error")
 
 
@@ -80,7 +81,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         metavar="COMPARISON.json",
         help="as 'modelport compare --json' wrote it; one for each model",
     )
-    parser.add_argument("--readme", type=Path, default=Path("README.md"), metavar="FILE")
+    parser.add_argument("--readme", type=Path, default=PAGE, metavar="FILE")
     parser.add_argument(
         "--block", default=BLOCK, metavar="NAME", help="the name in the markers [%(default)s]"
     )

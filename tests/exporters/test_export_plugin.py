@@ -1,9 +1,8 @@
-"""The README's example of a package that registers a model, really installed and exported."""
+"""The documentation's package that registers a model, really installed and exported."""
 
 from __future__ import annotations
 
 import json
-import re
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -18,18 +17,15 @@ from modelport.exporters.cli.export import export
 from modelport.exporters.models import REGISTRY, registered
 from modelport.exporters.spec import find_factory
 from modelport.gateway.cli.errors import UsageError
+from tests.docs import pages
 
-README = Path(__file__).resolve().parents[2] / "README.md"
-
-#: A fenced block whose first line is a comment with a file's name.
-FILE = re.compile(r"^```\w+\n# (?P<name>[\w.]+)\n(?P<content>.*?)^```$", re.MULTILINE | re.DOTALL)
+PAGE = pages.ROOT / "docs" / "frameworks" / "pytorch.md"
 
 
 def example() -> dict[str, str]:
-    """The files of the section on ``modelport.models``, by name."""
-    sections = re.split(r"^#{2,3} ", README.read_text(), flags=re.MULTILINE)
-    section = next(text for text in sections if '"modelport.models"' in text)
-    return {match["name"]: match["content"] for match in FILE.finditer(section)}
+    """The files of the package, by name."""
+    names = ("pyproject.toml", "acme_models.py")
+    return {block.target: block.text for block in pages.blocks(PAGE) if block.target in names}
 
 
 @pytest.fixture(scope="module")

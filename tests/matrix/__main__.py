@@ -1,6 +1,6 @@
 """``make matrix``: ask every demo model on every backend in every dialect, and print the table.
 
-    python -m tests.matrix [--readme]
+    python -m tests.matrix [--page FILE]
 
 A cell is the largest error against the checkpoint in eager mode, over batches of 1, 2 and 8 and
 three lengths. Exits with 1 if an answer is out of tolerance, if dialects of one backend differ in a
@@ -144,7 +144,7 @@ def markdown(table: Mapping[str, Mapping[str, Cell]]) -> str:
     return "\n".join(lines)
 
 
-def write_readme(table: Mapping[str, Mapping[str, Cell]], file: Path = Path("README.md")) -> None:
+def write_page(table: Mapping[str, Mapping[str, Cell]], file: Path) -> None:
     before, _, rest = file.read_text().partition(BEGIN)
     _, _, after = rest.partition(END)
     file.write_text(f"{before}{BEGIN}\n{markdown(table)}\n{END}{after}")
@@ -171,7 +171,9 @@ def run(work: Path, console: Console) -> dict[str, dict[str, Cell]]:
 
 def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m tests.matrix")
-    parser.add_argument("--readme", action="store_true", help="write the table into README.md")
+    parser.add_argument(
+        "--page", type=Path, metavar="FILE", help="write the table between its markers"
+    )
     options = parser.parse_args()
     console = Console(width=160)
     with tempfile.TemporaryDirectory() as work:
@@ -190,8 +192,8 @@ def main() -> int:
         print(line, file=sys.stderr)
     asked = sum(cell.requests for cells in table.values() for cell in cells.values())
     print(f"{asked} requests, {len(wrong)} wrong")
-    if options.readme and not wrong:
-        write_readme(table)
+    if options.page and not wrong:
+        write_page(table, options.page)
     return int(bool(wrong))
 
 

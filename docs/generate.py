@@ -1,0 +1,303 @@
+"""MkDocs hook: pages made from the code, and documents from outside ``docs/``.
+
+The command-line reference comes from the click commands, the HTTP reference from the OpenAPI
+document of a running gateway, the configuration reference from the classes that hold it.
+"""
+
+from __future__ import annotations
+
+import ast
+import http.client
+import inspect
+import json
+import os
+import re
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator, Mapping
+from pathlib import Path, PurePosixPath
+from typing import Any
+
+import click
+from mkdocs.config.defaults import MkDocsConfig
+from mkdocs.structure.files import File, Files
+
+from modelport import cli
+from modelport.gateway.repository import routes
+
+ROOT = Path(__file__).resolve().parents[1]
+#: Document outside ``docs/`` → page of the site.
+ADOPTED = {
+    "README.md": "index.md",
+    "CONTRIBUTING.md": "contributing.md",
+    "SECURITY.md": "security.md",
+    "CHANGELOG.md": "changelog.md",
+    "deploy/README.md": "deployment.md",
+    "deploy/ray/README.md": "deployment-ray.md",
+}
+PACKAGES = ("gateway", "exporters", "loadtests")
+#: Exceptions whose messages reach a user.
+ERRORS = frozenset(
+    {
+        *("InvalidArgument", "NotFound", "AlreadyExists", "Unsupported", "Unavailable", "Internal"),
+        *("IntegrityError", "UsageError", "ParityError", "BadParameter", "Missing", "BadSlo"),
+    }
+)
+#: Folders whose errors nobody but a developer sees.
+_NOT_RAISED = frozenset({"proto", "benchmarks", "peers", "demo_models", "zoo"})
+_LINK = re.compile(r"(!?)\[([^\]]*)\]\(([^)\s]+)\)")
+_ATTRIBUTE = re.compile(r"^    (\w+): (.*?)(?=^    \w+: |\Z)", re.MULTILINE | re.DOTALL)
+
+
+def on_files(files: Files, config: MkDocsConfig) -> Files:
+    """Add the generated pages and the adopted documents."""
+    pages = {
+        "reference/cli.md": cli_page(),
+        "reference/http.md": http_page(openapi()),
+        "reference/configuration.md": configuration_page(),
+        "reference/errors.md": errors_page(),
+    }
+    for source, page in ADOPTED.items():
+        pages[page] = adopted(source)
+    for page, text in pages.items():
+        files.append(File.generated(config, page, content=text))
+    return files
+
+
+def adopted(source: str) -> str:
+    """The text of a document outside ``docs/``, its links turned to the site's pages."""
+    folder, page = PurePosixPath(source).parent, ADOPTED[source]
+
+    def link(match: re.Match[str]) -> str:
+        image, text, target = match.groups()
+        path, _, anchor = target.partition("#")
+        if "://" in target or not path:
+            return match[0]
+        found = os.path.normpath(folder / path)
+        place = ADOPTED.get(found) or (found[5:] if found.startswith("docs/") else None)
+        if place is None:  # a file of the repository, without a page
+            return text if text.startswith("`") else f"{text} (`{found}`)"
+        relative = os.path.relpath(place, os.path.dirname(page) or ".")
+        return f"{image}[{text}]({relative}{'#' + anchor if anchor else ''})"
+
+    return _LINK.sub(link, (ROOT / source).read_text())
+
+
+def table(head: tuple[str, ...], rows: Iterator[tuple[str, ...]]) -> str:
+    lines = [head, ("---",) * len(head), *rows]
+    return "\n".join(
+        f"| {' | '.join(cell.replace('|', chr(92) + '|') for cell in line)} |" for line in lines
+    )
+
+
+# Command line
+
+
+def cli_page() -> str:
+    context = click.Context(cli.modelport, info_name="modelport")
+    parts = [
+        "# Command line",
+        "Generated from the commands' `--help`. Every option can also be set in the environment or "
+        "in a file: see [configuration](configuration.md).",
+        *_command(cli.modelport, context),
+    ]
+    return "\n\n".join(parts)
+
+
+def _command(command: click.Command, context: click.Context) -> Iterator[str]:
+    yield f"## {context.command_path}"
+    usage = " ".join(command.collect_usage_pieces(context))
+    yield f"```text\n{context.command_path} {usage}\n```"
+    yield _description(command.help or "")
+    options = [p for p in command.get_params(context) if isinstance(p, click.Option)]
+    rows = ((_flags(option), _help(option, context), _variable(option)) for option in options)
+    yield table(("option", "meaning", "environment"), rows)
+    if isinstance(command, click.Group):
+        for name in command.list_commands(context):
+            found = command.get_command(context, name)
+            assert found is not None
+            yield from _command(found, click.Context(found, parent=context, info_name=name))
+
+
+def _description(text: str) -> str:
+    r"""Paragraphs; those marked with ``\b`` keep their lines."""
+    paragraphs = inspect.cleandoc(text).split("\n\n")
+    kept = (p.removeprefix("\b\n") if p.startswith("\b") else None for p in paragraphs)
+    pairs = zip(paragraphs, kept, strict=True)
+    return "\n\n".join(_escape(p) if k is None else f"```text\n{k}\n```" for p, k in pairs)
+
+
+def _escape(text: str) -> str:
+    return re.sub(r"([<>\[\]*_|])", r"\\\1", text)
+
+
+def _flags(option: click.Option) -> str:
+    metavar = "" if option.is_flag else f" {option.make_metavar(click.Context(cli.modelport))}"
+    flags = ", ".join(f"`{flag}`" for flag in (*option.opts, *option.secondary_opts))
+    return flags + (f" `{metavar.strip()}`" if metavar else "")
+
+
+def _help(option: click.Option, context: click.Context) -> str:
+    record = option.get_help_record(context)
+    return _escape(" ".join(record[1].split())) if record else _escape(option.help or "")
+
+
+def _variable(option: click.Option) -> str:
+    name = option.envvar
+    return f"`{name}`" if isinstance(name, str) else ""
+
+
+# HTTP
+
+
+def openapi() -> dict[str, Any]:
+    """The OpenAPI document of a gateway that serves an empty repository."""
+    program = Path(sys.executable).with_name("modelport")
+    ports = ("--http-port", "0", "--grpc-port", "0", "--metrics-port", "0")
+    with tempfile.TemporaryDirectory() as folder:
+        command = [program, "serve", folder, "--log-format", "json", *ports]
+        server = subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
+        assert server.stderr is not None
+        try:
+            entries = (json.loads(line) for line in server.stderr)
+            port = next(e["http_port"] for e in entries if e["event"] == "listening")
+            connection = http.client.HTTPConnection("127.0.0.1", port, timeout=30)
+            connection.request("GET", "/openapi.json")
+            document: dict[str, Any] = json.load(connection.getresponse())
+            connection.close()
+        finally:
+            server.terminate()
+            server.communicate(timeout=30)
+    return document
+
+
+def http_page(document: Mapping[str, Any]) -> str:
+    by_tag: dict[str, list[tuple[str, ...]]] = {}
+    for path, operations in document["paths"].items():
+        for method, operation in operations.items():
+            for tag in operation.get("tags", ["other"]):
+                text = operation.get("description") or operation.get("summary", "")
+                row = (f"`{method.upper()} {path}`", _escape(" ".join(text.split())))
+                by_tag.setdefault(tag, []).append(row)
+    parts = [
+        "# HTTP",
+        "Generated from the gateway's OpenAPI document. A running gateway has the document at "
+        "`/openapi.json`, with every body, and shows it at `/docs`.",
+    ]
+    for tag, rows in by_tag.items():
+        parts += [f"## {tag}", table(("request", ""), iter(rows))]
+    return "\n\n".join(parts)
+
+
+# Configuration
+
+
+def configuration_page() -> str:
+    context = click.Context(cli.modelport, info_name="modelport")
+    rows = (row for row in _variables(cli.modelport, context))
+    parts = [
+        "# Configuration",
+        "## Where options come from",
+        "An option is read from the command line, then from the environment, then from the file "
+        "that `--config` or `MODELPORT_CONFIG` names. The first one wins. The file is TOML with a "
+        "table for each command; a key is the option without its dashes:",
+        '```toml title="modelport-options.toml"\n[serve]\nhttp-port = 9000\n'
+        'model-repository = ["/models"]\n```',
+        "In the environment, a repeatable option is separated by spaces; folders and files are "
+        "separated by colons, as in `PATH`. In the file it is a list.",
+        "## The routes file: `modelport.toml` { #routes }",
+        "`modelport serve --routes FILE`, TOML or YAML. [Other servers](../serving/routes.md) "
+        "explains it.",
+        "### `[models.<name>]`",
+        _fields(routes.Route),
+        "### `[models.<name>.outlier_detection]`",
+        _fields(routes.OutlierDetection),
+        "### `[servers.<backend>]`",
+        _fields(routes.Program),
+        "## Environment variables { #environment }",
+        table(("variable", "option"), rows),
+    ]
+    return "\n\n".join(parts)
+
+
+def _fields(kind: Any) -> str:
+    """The keys that a NamedTuple holds, with defaults, by its docstring's ``Attributes``."""
+    text = inspect.cleandoc(kind.__doc__).partition("Attributes:\n")[2]
+    told = {name: " ".join(about.split()) for name, about in _ATTRIBUTE.findall(text)}
+    assert list(told) == list(kind._fields), f"{kind.__name__}: Attributes and fields differ"
+    rows = (
+        (f"`{key}`", _default(kind, key), about[0].upper() + about[1:])
+        for key, about in told.items()
+    )
+    return table(("key", "default", ""), rows)
+
+
+def _default(kind: Any, key: str) -> str:
+    value = kind._field_defaults.get(key)
+    if value is None or (value != 0 and not value) or isinstance(value, tuple | Mapping):
+        return ""
+    return f"`{json.dumps(value)}`"
+
+
+def _variables(command: click.Command, context: click.Context) -> Iterator[tuple[str, str]]:
+    for option in command.params:
+        if isinstance(option, click.Option) and isinstance(option.envvar, str):
+            yield f"`{option.envvar}`", f"`{context.command_path} {option.opts[0]}`"
+    if isinstance(command, click.Group):
+        for name in command.list_commands(context):
+            found = command.get_command(context, name)
+            assert found is not None
+            yield from _variables(found, click.Context(found, parent=context, info_name=name))
+
+
+# Errors
+
+
+def errors_page() -> str:
+    """Every message that the code raises, by package: what is wrong; the remedy."""
+    parts = [
+        "# Error messages",
+        "Generated from the code: every error that it raises. `…` stands for names and numbers. "
+        "[Troubleshooting](../troubleshooting.md) explains the frequent ones.",
+    ]
+    for package in PACKAGES:
+        rows = sorted({message for file in sources(package) for message in messages(file)})
+        parts += [f"## {package}", table(("error", "message"), iter(rows))]
+    return "\n\n".join(parts)
+
+
+def sources(package: str) -> Iterator[Path]:
+    for file in sorted((ROOT / package).rglob("*.py")):
+        if not _NOT_RAISED & set(file.parts):
+            yield file
+
+
+def messages(file: Path) -> Iterator[tuple[str, str]]:
+    """The names and messages of the exceptions that ``file`` makes."""
+    for node in ast.walk(ast.parse(file.read_text())):
+        if (
+            isinstance(node, ast.Call)
+            and isinstance(node.func, ast.Name | ast.Attribute)
+            and node.args
+        ):
+            name = node.func.id if isinstance(node.func, ast.Name) else node.func.attr
+            text = _text(node.args[0])
+            if name in ERRORS and text and " " in text:
+                yield f"`{name}`", _escape(" ".join(text.split()))
+
+
+def strings(file: Path) -> Iterator[str]:
+    """Every string of ``file``."""
+    for node in ast.walk(ast.parse(file.read_text())):
+        if isinstance(node, ast.expr) and (text := _text(node)):
+            yield text
+
+
+def _text(node: ast.expr) -> str:
+    """A string as it stands in the code, with … for what is put in."""
+    if isinstance(node, ast.Constant) and isinstance(node.value, str):
+        return node.value
+    if isinstance(node, ast.JoinedStr):
+        return "".join(_text(part) or "…" for part in node.values)
+    return ""

@@ -1,0 +1,1 @@
+"""Tests of the documentation: its code blocks are run, and what it names exists."""

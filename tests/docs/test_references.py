@@ -1,0 +1,120 @@
+"""What the documentation names: options, make verbs, error messages, configuration, files."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import click
+import pytest
+
+from docs import generate
+from modelport.cli import modelport
+from modelport.gateway.wire.triton_messages import model_config_pb2
+from tests.docs import pages
+from tests.docs.pages import ROOT
+
+#: Options of other programs that the pages name.
+ELSEWHERE = frozenset(
+    {
+        *(
+            "--strict",
+            "--service-kind",
+            "--shared-memory",
+            "--constraint",
+            "--check",
+            "--input-data",
+        ),
+        *("--model_config_file", "--help", "--host", "--headless", "--arrival-rate", "--mix"),
+        *("--load-seconds", "--load-shape", "--block", "--readme", "--plots", "--models"),
+    }
+)
+#: deploy/ is written in the options of docker, kubectl and helm, and has tests of its own.
+FILES = [file for file in pages.FILES if "deploy" not in file.parts]
+
+
+def flags(command: click.Command) -> Iterator[str]:
+    for parameter in command.params:
+        if isinstance(parameter, click.Option):
+            yield from (*parameter.opts, *parameter.secondary_opts)
+    if isinstance(command, click.Group):
+        context = click.Context(command)
+        for name in command.list_commands(context):
+            found = command.get_command(context, name)
+            assert found is not None
+            yield from flags(found)
+
+
+def test_every_option_that_the_pages_name_exists() -> None:
+    known = {*flags(modelport), *ELSEWHERE}
+    for file in FILES:
+        named = set(re.findall(r"(?<![\w-])--[a-z][a-z0-9_-]*[a-z0-9]", pages.prose(file)))
+        assert named <= known, f"{file.relative_to(ROOT)}: {sorted(named - known)}"
+
+
+def test_every_make_verb_that_the_pages_name_exists() -> None:
+    makefile = (ROOT / "Makefile").read_text()
+    for file in pages.FILES:
+        for verb in re.findall(r"`make ([a-z-]+)", pages.prose(file)):
+            assert re.search(rf"^{verb}:", makefile, re.MULTILINE), f"{file.name}: make {verb}"
+
+
+def test_every_error_that_troubleshooting_explains_is_one() -> None:
+    text = (ROOT / "docs" / "troubleshooting.md").read_text()
+    headings = re.findall(r"^### `(.+)`$", text, re.MULTILINE)
+    assert len(headings) > 30
+    said = [text for file in source_files() for text in generate.strings(file)]
+    for heading in headings:
+        wanted = re.compile(".*".join(map(re.escape, heading.split("…"))), re.DOTALL)
+        assert any(wanted.search(text) for text in said), heading
+
+
+def source_files() -> Iterator[Path]:
+    for package in generate.PACKAGES:
+        yield from generate.sources(package)
+
+
+def test_every_field_of_the_configuration_page_is_tritons() -> None:
+    text = (ROOT / "docs" / "reference" / "config-pbtxt.md").read_text()
+    table = text.partition("## Parameters")[0]
+    rows = [row.partition(" | ")[0] for row in table.splitlines() if row.startswith("| `")]
+    fields = [name for row in rows for name in re.findall(r"`(\w+)`", row)]
+    assert len(fields) > 12
+    assert set(fields) <= set(model_config_pb2.ModelConfig.DESCRIPTOR.fields_by_name)
+
+
+def test_every_parameter_of_the_configuration_page_is_read_by_the_code() -> None:
+    text = (ROOT / "docs" / "reference" / "config-pbtxt.md").read_text()
+    rows = [row for row in text.partition("## Parameters")[2].splitlines() if row[:3] == "| `"]
+    names = {name.split(".")[0] for row in rows for name in re.findall(r"`([\w.*]+)`", row)}
+    sources = "\n".join(file.read_text() for file in (ROOT / "gateway").rglob("*.py"))
+    for name in names:
+        assert re.search(rf"\b{name}\b", sources), name
+
+
+@pytest.mark.parametrize("file", ["README.md", "CONTRIBUTING.md", "SECURITY.md"])
+def test_links_of_documents_outside_the_site_lead_somewhere(file: str) -> None:
+    for target in re.findall(r"\]\(([^)\s#]+)(?:#[^)]*)?\)", (ROOT / file).read_text()):
+        assert "://" in target or (ROOT / target).exists(), target
+
+
+def test_the_readme_is_short() -> None:
+    assert len((ROOT / "README.md").read_text().splitlines()) <= 200
+
+
+def test_the_site_builds_strictly(tmp_path: Path) -> None:
+    mkdocs = Path(sys.executable).with_name("mkdocs")
+    command = [mkdocs, "build", "--strict", "--quiet", "--site-dir", tmp_path]
+    environment = {**os.environ, "NO_MKDOCS_2_WARNING": "1"}
+    done = subprocess.run(
+        command, cwd=ROOT, capture_output=True, text=True, env=environment, timeout=120
+    )
+    assert done.returncode == 0, done.stderr
+    pages_built = {str(p.relative_to(tmp_path)) for p in tmp_path.rglob("*.html")}
+    for page in ("cli", "http", "configuration", "errors"):
+        assert f"reference/{page}.html" in pages_built
+    assert "modelport-serve" in (tmp_path / "reference" / "cli.html").read_text()
