@@ -33,6 +33,8 @@ LEGACY_SUFFIXES = frozenset({".h5", ".hdf5"})
 
 #: Classes that ``keras.saving.register_keras_serializable(package="modelport")`` registered.
 OWN_PACKAGE = "modelport>"
+#: Where those are, now and in files that 0.1.0 wrote.
+OWN_MODULES = ("modelport.exporters.", "exporters.")
 
 #: What a model is made of, as ``keras.<name>`` or ``keras.src.<name>``. Not ``utils``, ``config``,
 #: ``saving`` and ``callbacks``: their functions fetch files, unpack archives and lift safe mode.
@@ -157,7 +159,7 @@ def _check_object(path: Path, found: dict[str, Any]) -> None:
     if name == "function":
         wanted = found.get("config")
     elif isinstance(registered, str) and ">" in registered:  # custom classes are package>name
-        own = module is None or str(module).startswith("modelport.exporters.")
+        own = module is None or str(module).startswith(OWN_MODULES)
         if own and registered.startswith(OWN_PACKAGE):
             return
         module, wanted = None, registered
