@@ -25,7 +25,7 @@ from modelport.gateway.repository import config, manifest
 from modelport.gateway.repository.config import ModelConfig
 from modelport.gateway.repository.scan import MAX_CONFIG_BYTES
 from modelport.gateway.repository.storage.location import Location
-from modelport.gateway.repository.storage.objects import Object, Objects
+from modelport.gateway.repository.storage.objects import Object, ObjectStore
 from modelport.gateway.repository.storage.survey import CLAIM, Surveyed, group
 
 #: A version that nobody has written to for so long, and that is not whole, was left behind.
@@ -34,7 +34,7 @@ LEFT_BEHIND_SECONDS = 24 * 3600.0
 
 def free_version(location: Location, wanted: ModelConfig, version: int | None) -> int:
     """As ``publish.free_version``."""
-    objects = Objects(location)
+    objects = ObjectStore(location)
     return _free_version(objects, _look(objects, wanted.name), wanted, version)
 
 
@@ -44,7 +44,7 @@ def read(location: Location, key: str) -> bytes:
     Raises:
         NotFound: there is none.
     """
-    return Objects(location).read(key, MAX_CONFIG_BYTES)
+    return ObjectStore(location).read(key, MAX_CONFIG_BYTES)
 
 
 def publish(
@@ -56,7 +56,7 @@ def publish(
         UsageError: the storage refuses.
         Unavailable: the storage does not answer.
     """
-    objects = Objects(location)
+    objects = ObjectStore(location)
     model = _look(objects, wanted.name)
     model = _sweep(objects, wanted.name, model)
     while True:
@@ -92,7 +92,7 @@ def publish(
     return Published(wanted.name, number, location / wanted.name / str(number))
 
 
-def _claimed(objects: Objects, below: str, claim: bytes) -> bool:
+def _claimed(objects: ObjectStore, below: str, claim: bytes) -> bool:
     """Whether the version is ours now. Not one that another has finished since it was free, and
     whose claim is gone again, nor one that another tool writes to."""
     if not objects.create(f"{below}/{CLAIM}", claim):
@@ -106,7 +106,7 @@ def _claimed(objects: Objects, below: str, claim: bytes) -> bool:
     return alone
 
 
-def _check_claim(objects: Objects, below: str, claim: bytes) -> None:
+def _check_claim(objects: ObjectStore, below: str, claim: bytes) -> None:
     """Raises ``UsageError`` where another publisher took this one for dead, as if it had slept."""
     if not objects.exists(f"{below}/{CLAIM}", claim):
         raise UsageError(
@@ -115,7 +115,7 @@ def _check_claim(objects: Objects, below: str, claim: bytes) -> None:
         )
 
 
-def _look(objects: Objects, name: str) -> Surveyed:
+def _look(objects: ObjectStore, name: str) -> Surveyed:
     """What there is of the model, whole or not."""
     try:
         listing = objects.listing(name)
@@ -125,7 +125,7 @@ def _look(objects: Objects, name: str) -> Surveyed:
 
 
 def _free_version(
-    objects: Objects, model: Surveyed, wanted: ModelConfig, version: int | None
+    objects: ObjectStore, model: Surveyed, wanted: ModelConfig, version: int | None
 ) -> int:
     if config.FILENAME in model.beside:
         check_contract(_config(objects, wanted.name), wanted)
@@ -140,11 +140,11 @@ def _free_version(
     return next_version(model.versions.keys(), wanted, version)
 
 
-def _config(objects: Objects, name: str) -> bytes:
+def _config(objects: ObjectStore, name: str) -> bytes:
     return objects.read(f"{name}/{config.FILENAME}", MAX_CONFIG_BYTES)
 
 
-def _write_beside(objects: Objects, model: Path, version: str, wanted: ModelConfig) -> None:
+def _write_beside(objects: ObjectStore, model: Path, version: str, wanted: ModelConfig) -> None:
     """What lies beside the versions of a new model; a known one keeps what it has."""
     try:
         check_contract(_config(objects, wanted.name), wanted)
@@ -159,7 +159,7 @@ def _write_beside(objects: Objects, model: Path, version: str, wanted: ModelConf
             check_contract(_config(objects, wanted.name), wanted)
 
 
-def _sweep(objects: Objects, name: str, model: Surveyed) -> Surveyed:
+def _sweep(objects: ObjectStore, name: str, model: Surveyed) -> Surveyed:
     """Remove the versions that publishers left behind; what there is of the model then."""
     now = datetime.datetime.now(datetime.UTC)
     left = {

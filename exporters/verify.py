@@ -26,7 +26,7 @@ from modelport.gateway.errors import IntegrityError, ModelportError
 from modelport.gateway.repository import manifest, signing
 from modelport.gateway.repository.manifest import sha256_of
 from modelport.gateway.repository.scan import VERSION_NAME
-from modelport.gateway.repository.signing import Certificate, PublicKey
+from modelport.gateway.repository.signing import PublicKey, VersionCertificate
 
 #: Where a checkpoint is looked for by the name in the certificate.
 CHECKPOINT_FOLDERS = (Path(), Path("checkpoints"))
@@ -44,7 +44,7 @@ class Checked:
     path: Path
     model: str
     number: int
-    certificate: Certificate
+    certificate: VersionCertificate
     signer: str | None
     keys: tuple[PublicKey, ...] = ()
 

@@ -13,7 +13,7 @@ from modelport.gateway.repository import manifest
 from modelport.gateway.repository.config import WARMUP
 from modelport.gateway.repository.scan import VERSION_NAME
 from modelport.gateway.repository.storage.location import Location
-from modelport.gateway.repository.storage.objects import Objects
+from modelport.gateway.repository.storage.objects import ObjectStore
 from modelport.gateway.repository.storage.survey import group, in_whole
 
 
@@ -31,7 +31,7 @@ def copied(location: Location) -> Iterator[Path]:
     named = VERSION_NAME.match(last) is not None
     model = replace(location, prefix=above) if named else location
     name = model.prefix.rpartition("/")[2]
-    objects = Objects(model)
+    objects = ObjectStore(model)
     found = group({f"{name}/{key}": each for key, each in objects.listing().items()}).get(name)
     versions = found.versions if found is not None else {}
     published = [number for number, files in versions.items() if manifest.FILENAME in files]

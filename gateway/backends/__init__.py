@@ -9,9 +9,9 @@ from types import ModuleType
 
 import structlog
 
-from modelport.gateway.backends.base import Load
+from modelport.gateway.backends.base import BackendLoader
 from modelport.gateway.errors import Unsupported
-from modelport.gateway.repository.routes import Route
+from modelport.gateway.repository.routes import ModelRoute
 
 log = structlog.get_logger("modelport.backends")
 
@@ -36,16 +36,16 @@ _importing = threading.Lock()
 
 
 #: The versions of a model that the route's server has READY, ascending.
-Versions = Callable[[Route, str], Awaitable[list[int]]]
+Versions = Callable[[ModelRoute, str], Awaitable[list[int]]]
 
 
-def find(backend: str) -> Load:
+def find(backend: str) -> BackendLoader:
     """The loader of ``backend``.
 
     Raises:
         Unsupported: no such backend, or its library is not installed.
     """
-    load: Load = _module(backend).load
+    load: BackendLoader = _module(backend).load
     return load
 
 

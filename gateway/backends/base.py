@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import NamedTuple, Protocol, runtime_checkable
 
 from modelport.gateway.repository.config import ModelConfig
-from modelport.gateway.repository.routes import Program, Route
+from modelport.gateway.repository.routes import ModelRoute, Program
 from modelport.gateway.types import (
     Deadline,
     Infer,
@@ -65,7 +65,7 @@ class Artifact(NamedTuple):
     path: Path
     config: ModelConfig
     threads: int
-    route: Route | None = None
+    route: ModelRoute | None = None
     host: Host | None = None
     native: bool = False
 
@@ -173,7 +173,7 @@ class SignatureBackend(Protocol):
     signature_defs: bytes
 
 
-class Load(Protocol):
+class BackendLoader(Protocol):
     """Blocking, called in a thread. The backend it returns is warm.
 
     Raises:

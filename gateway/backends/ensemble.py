@@ -25,7 +25,7 @@ from modelport.gateway.wire.triton_messages import model_config_pb2 as pb
 
 
 @dataclass(frozen=True, slots=True)
-class Step:
+class EnsembleStep:
     """``inputs``: the model's name of each, the ensemble's, and the rank that the model takes;
     ``outputs``: the names."""
 
@@ -92,7 +92,7 @@ class EnsembleBackend:
 
     async def _branch(
         self,
-        waiting: tuple[Step, ...],
+        waiting: tuple[EnsembleStep, ...],
         tensors: dict[str, Tensor],
         request: InferRequest,
         deadline: Deadline,
@@ -117,11 +117,11 @@ class EnsembleBackend:
 
     async def _advance(
         self,
-        waiting: tuple[Step, ...],
+        waiting: tuple[EnsembleStep, ...],
         tensors: dict[str, Tensor],
         request: InferRequest,
         deadline: Deadline,
-    ) -> tuple[dict[str, Tensor], tuple[Step, ...]]:
+    ) -> tuple[dict[str, Tensor], tuple[EnsembleStep, ...]]:
         """All tensors that can be had without a decoupled step, and the steps that are left."""
         running: set[asyncio.Task[None]] = set()
         try:
@@ -147,15 +147,15 @@ class EnsembleBackend:
                 with contextlib.suppress(asyncio.CancelledError, Exception):
                     await task
 
-    def _ready(self, step: Step, tensors: Mapping[str, Tensor]) -> bool:
+    def _ready(self, step: EnsembleStep, tensors: Mapping[str, Tensor]) -> bool:
         """Whether its tensors are there; an optional input that is not given never comes."""
         return all(ours in tensors or ours in self._inputs for _, ours, _ in step.inputs)
 
-    def _wanted(self, request: InferRequest) -> tuple[Step, ...]:
+    def _wanted(self, request: InferRequest) -> tuple[EnsembleStep, ...]:
         """The steps that the outputs depend on, as Triton leaves out the others."""
         if not request.outputs:
             return self._steps
-        needed: list[Step] = []
+        needed: list[EnsembleStep] = []
         names = list(request.outputs)
         while names:
             step = self._maker.get(names.pop())
@@ -165,7 +165,7 @@ class EnsembleBackend:
         return tuple(needed)
 
     def _request(
-        self, step: Step, tensors: Mapping[str, Tensor], request: InferRequest
+        self, step: EnsembleStep, tensors: Mapping[str, Tensor], request: InferRequest
     ) -> InferRequest:
         inputs = [
             # Tensors of its own: a model's checks reshape what they get.
@@ -184,7 +184,11 @@ class EnsembleBackend:
         )
 
     async def _run(
-        self, step: Step, tensors: dict[str, Tensor], request: InferRequest, deadline: Deadline
+        self,
+        step: EnsembleStep,
+        tensors: dict[str, Tensor],
+        request: InferRequest,
+        deadline: Deadline,
     ) -> None:
         try:
             response = await self._host.infer(self._request(step, tensors, request), deadline)
@@ -236,10 +240,10 @@ class EnsembleBackend:
         """Its models are not its own."""
 
 
-def _step(step: Any, model: ModelConfig) -> Step:
+def _step(step: Any, model: ModelConfig) -> EnsembleStep:
     batch = 1 if model.max_batch_size > 0 else 0
     ranks = {tensor.name: batch + len(tensor.dims) for tensor in model.input}
-    return Step(
+    return EnsembleStep(
         step.model_name,
         max(0, step.model_version),
         tuple((theirs, ours, ranks[theirs]) for theirs, ours in sorted(step.input_map.items())),
@@ -248,7 +252,7 @@ def _step(step: Any, model: ModelConfig) -> Step:
     )
 
 
-def _outputs(step: Step, response: InferResponse) -> dict[str, Tensor]:
+def _outputs(step: EnsembleStep, response: InferResponse) -> dict[str, Tensor]:
     """The step's outputs by the ensemble's names; a model elsewhere may leave some out."""
     answers = {tensor.name: tensor for tensor in response.outputs}
     return {

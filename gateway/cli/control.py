@@ -8,7 +8,7 @@ from pathlib import Path
 
 import click
 
-from modelport.gateway.cli.infer import Client, protocol_option, url_option
+from modelport.gateway.cli.infer import TritonClient, protocol_option, url_option
 from modelport.gateway.errors import InvalidArgument, ModelportError
 from modelport.gateway.repository import config as configuration
 
@@ -29,7 +29,7 @@ def load(model: str, url: str | None, protocol: str, model_config: Path | None) 
     The gateway must run with --model-control-mode explicit.
     """
     config = None if model_config is None else _read_config(model_config)
-    with closing(Client(protocol, url)) as client:
+    with closing(TritonClient(protocol, url)) as client:
         client.call("load_model", model, **({"config": config} if config else {}))
         _show(client, model)
 
@@ -46,7 +46,7 @@ def unload(model: str, url: str | None, protocol: str, unload_dependents: bool) 
 
     The gateway must run with --model-control-mode explicit.
     """
-    with closing(Client(protocol, url)) as client:
+    with closing(TritonClient(protocol, url)) as client:
         client.call("unload_model", model, unload_dependents=unload_dependents)
         _show(client, model)
 
@@ -64,7 +64,7 @@ def _read_config(file: Path) -> str:
     return json.dumps(configuration.to_json(config))
 
 
-def _show(client: Client, model: str) -> None:
+def _show(client: TritonClient, model: str) -> None:
     for row in client.index():
         if row["name"] == model and row.get("version"):
             reason = f": {row['reason']}" if row.get("reason") else ""

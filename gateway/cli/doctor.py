@@ -26,7 +26,7 @@ from modelport.gateway import backends
 from modelport.gateway.backends.managed.servers import SERVERS
 from modelport.gateway.cli.errors import OneLineCommand
 from modelport.gateway.errors import ModelportError
-from modelport.gateway.repository.routes import Program, Route, Routes
+from modelport.gateway.repository.routes import ModelRoute, Program, Routes
 
 #: A program or a library that takes longer to answer is reported as broken.
 ASK_SECONDS = 20.0
@@ -193,12 +193,12 @@ def _triton_version(program: Path) -> str:
 # -- servers elsewhere ----------------------------------------------------------------------------
 
 
-def _each(route: Route) -> Iterator[Route]:
+def _each(route: ModelRoute) -> Iterator[ModelRoute]:
     for endpoint in route.endpoints:
         yield route._replace(endpoints=(endpoint,))
 
 
-async def _endpoint(model: str, route: Route) -> list[Finding]:
+async def _endpoint(model: str, route: ModelRoute) -> list[Finding]:
     where = f"{model} at {route.endpoints[0]}"
     try:
         async with asyncio.timeout(ASK_SECONDS):

@@ -28,7 +28,7 @@ protocol_option = click.option(
 )
 
 
-class Client:
+class TritonClient:
     """``tritonclient`` over either protocol, with errors of ours and dictionaries as answers."""
 
     def __init__(self, protocol: str, url: str | None) -> None:
@@ -108,7 +108,7 @@ class Client:
 @click.option("--json", "as_json", is_flag=True, help="Print JSON instead of a table.")
 def models(url: str | None, protocol: str, as_json: bool) -> None:
     """List the models of a running gateway: versions, states, reasons, signatures."""
-    with closing(Client(protocol, url)) as client:
+    with closing(TritonClient(protocol, url)) as client:
         rows = []
         for entry in client.index():
             row: dict[str, Any] = {"version": "", "state": "", "reason": "", **entry}
@@ -160,7 +160,7 @@ def infer(
     FILE is JSON (an OIP request, or an object from input name to nested list; - reads standard
     input), .npy (the model's only input), .npz (arrays by input name), or an image.
     """
-    with closing(Client(protocol, url)) as client:
+    with closing(TritonClient(protocol, url)) as client:
         metadata = client.metadata(model, model_version)
         specs = {tensor["name"]: tensor for tensor in metadata["inputs"]}
         arrays = _read(file, specs, lambda: client.parameters(model, model_version))

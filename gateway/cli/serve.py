@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 MAX_WORKERS = 256
 
 
-class Seconds(click.FloatRange):
+class FiniteSeconds(click.FloatRange):
     """``nan`` passes every bound, and nothing can wait for ``inf``."""
 
     def convert(self, value: Any, param: Any, ctx: Any) -> float:
@@ -139,7 +139,7 @@ class Serve(click.Command):
 @click.option(
     "--repository-poll-secs",
     "repository_poll_seconds",
-    type=Seconds(min=0, min_open=True),
+    type=FiniteSeconds(min=0, min_open=True),
     default=15.0,
     show_default=True,
     help="Seconds between looks at the repository with poll control.",
@@ -161,7 +161,7 @@ class Serve(click.Command):
 @click.option(
     "--load-retry-interval-secs",
     "load_retry_interval_seconds",
-    type=Seconds(min=0),
+    type=FiniteSeconds(min=0),
     default=1.0,
     show_default=True,
     help="Seconds between those.",
@@ -169,7 +169,7 @@ class Serve(click.Command):
 @click.option(
     "--model-load-timeout-secs",
     "model_load_timeout_seconds",
-    type=Seconds(min=0, min_open=True),
+    type=FiniteSeconds(min=0, min_open=True),
     default=1200.0,
     show_default=True,
     help="A load that takes longer has failed.",
@@ -293,14 +293,14 @@ class Serve(click.Command):
 @click.option(
     "--max-request-timeout-secs",
     "max_request_timeout_seconds",
-    type=Seconds(min=0, min_open=True),
+    type=FiniteSeconds(min=0, min_open=True),
     default=None,
     help="No request takes longer, whatever its own deadline.  [default: as long as it says]",
 )
 @click.option(
     "--exit-timeout-secs",
     "exit_timeout_seconds",
-    type=Seconds(min=0),
+    type=FiniteSeconds(min=0),
     default=30.0,
     show_default=True,
     help="How long requests in flight may take to finish after SIGTERM.",

@@ -71,7 +71,7 @@ class _Entry(NamedTuple):
         )
 
 
-class Store:
+class ResponseCache:
     """What all models' answers are kept in: at most ``size`` bytes, the least recently used go.
 
     Only the event loop touches the entries. ``used_bytes`` counts what an entry really takes:
@@ -137,7 +137,7 @@ class CachedInfer:
     other would share its deadline, its cancellation and its place in the batcher's queue.
     """
 
-    def __init__(self, infer: Infer, store: Store, name: str, number: int) -> None:
+    def __init__(self, infer: Infer, store: ResponseCache, name: str, number: int) -> None:
         self._infer = infer
         self._store = store
         self._prefix = hashlib.blake2b(key=store.secret, digest_size=KEY_BYTES)
@@ -234,7 +234,7 @@ def wrap(
     number: int,
     config: ModelConfig,
     statistics: Statistics,
-    store: Store | None,
+    store: ResponseCache | None,
 ) -> Infer:
     """``infer`` behind ``store``, where ``config`` asks for it and the server has one."""
     if not config.response_cache.enable:

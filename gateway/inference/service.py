@@ -14,25 +14,25 @@ import structlog
 
 from modelport.gateway.errors import Code, Internal, ModelportError, TimedOut, Unavailable
 from modelport.gateway.inference.classification import LARGE, classify
-from modelport.gateway.models.manager import Lifecycle
+from modelport.gateway.models.manager import ModelManager
 from modelport.gateway.models.model import ServedVersion
 from modelport.gateway.runtime import offload
 from modelport.gateway.runtime.timer_wheel import TimeLimit
 from modelport.gateway.types import Deadline, InferRequest, InferResponse, Tensor
 from modelport.gateway.wire import hops
 
-log = structlog.get_logger("modelport.dataplane")
+log = structlog.get_logger("modelport.inference")
 
 T = TypeVar("T")
 
 
-class DataPlane:
+class InferenceService:
     """``infer`` is the one ``Infer`` that every protocol calls."""
 
     def __init__(
-        self, lifecycle: Lifecycle, verbose: bool = False, max_seconds: float | None = None
+        self, manager: ModelManager, verbose: bool = False, max_seconds: float | None = None
     ) -> None:
-        self._lifecycle = lifecycle
+        self._manager = manager
         #: No request takes longer, whatever its own deadline.
         self._max_seconds = max_seconds
         self._verbose = verbose
@@ -47,9 +47,9 @@ class DataPlane:
                 becomes ``Internal``.
         """
         started = time.perf_counter_ns()
-        if not step and self._lifecycle.closing.is_set():
+        if not step and self._manager.closing.is_set():
             raise Unavailable("the server is shutting down")
-        version = self._lifecycle.acquire(request.model_name, request.model_version)
+        version = self._manager.acquire(request.model_name, request.model_version)
         request.via = hops.CURRENT.get()
         with _Counted(version, request, started, self._verbose):
             return await self._run(version, request, deadline, started)
@@ -59,7 +59,7 @@ class DataPlane:
 
         It then need not be read. Whatever else may be wrong with it, ``infer`` tells.
         """
-        version = self._lifecycle.find(name, number)
+        version = self._manager.find(name, number)
         if version is None or not version.refuses():
             return False
         version.statistics.failed(Code.UNAVAILABLE, 0)
@@ -86,13 +86,13 @@ class DataPlane:
         Raises:
             ModelportError: as ``infer``, before any response or after some.
         """
-        if not self._lifecycle.get(request.model_name, request.model_version).decoupled:
+        if not self._manager.get(request.model_name, request.model_version).decoupled:
             yield await self.infer(request, deadline, step)
             return
         started = time.perf_counter_ns()
-        if not step and self._lifecycle.closing.is_set():
+        if not step and self._manager.closing.is_set():
             raise Unavailable("the server is shutting down")
-        version = self._lifecycle.acquire(request.model_name, request.model_version)
+        version = self._manager.acquire(request.model_name, request.model_version)
         request.via = hops.CURRENT.get()
         with _Counted(version, request, started, self._verbose):
             async with aclosing(self._responses(version, request, deadline, started)) as responses:

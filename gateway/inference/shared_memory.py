@@ -124,7 +124,7 @@ class Region:
         )
 
 
-class Regions:
+class SharedMemoryRegions:
     """The registered regions, by name. Only the event loop touches them.
 
     ``allowed`` false: clients may neither register nor use any.

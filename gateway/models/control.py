@@ -1,6 +1,6 @@
 """What concerns every process of the gateway: looking at the models, and changing what is served.
 
-Protocols ask a ``Control``. Where the gateway is one process it is that process's lifecycle
+Protocols ask a ``Control``. Where the gateway is one process it is that process's manager
 (``LocalControl``); with workers every one of them is asked (``gateway.server.workers``), so that
 whichever worker a client reaches answers for all.
 """
@@ -12,8 +12,8 @@ from collections.abc import Awaitable, Callable, Mapping
 from typing import Any, Protocol
 
 from modelport.gateway.errors import Unsupported
-from modelport.gateway.models.manager import Lifecycle
-from modelport.gateway.models.model import State, Wanted
+from modelport.gateway.models.manager import ModelManager
+from modelport.gateway.models.model import VersionSettings, VersionState
 
 #: Arguments and answer are JSON values: they may travel between processes.
 Operation = Callable[[dict[str, Any]], Awaitable[Any]]
@@ -21,7 +21,7 @@ StateSource = Callable[[], Any]
 
 
 class Control(Protocol):
-    """Errors are those of ``Lifecycle``'s methods of the same names."""
+    """Errors are those of ``ModelManager``'s methods of the same names."""
 
     #: The process that is the gateway to the outside: signals go to it.
     pid: int
@@ -32,7 +32,7 @@ class Control(Protocol):
 
     async def index(self, ready_only: bool = False) -> list[dict[str, str]]: ...
 
-    async def states(self, name: str) -> list[tuple[int, State, str]]: ...
+    async def states(self, name: str) -> list[tuple[int, VersionState, str]]: ...
 
     async def statistics(self, name: str = "", number: int = 0) -> list[dict[str, Any]]:
         """The entries of ``model_stats``: of every version that has served, or of those named."""
@@ -50,7 +50,7 @@ class Control(Protocol):
 
     async def set_default(self, name: str, number: int) -> None: ...
 
-    async def reload(self, wanted: Mapping[str, Wanted]) -> None: ...
+    async def reload(self, wanted: Mapping[str, VersionSettings]) -> None: ...
 
     async def metrics(self) -> tuple[str, bytes]:
         """Content type and text of the metrics of all workers."""
@@ -113,11 +113,11 @@ class Operations:
             await self._states[name][1]({"state": state})
 
 
-def documents_of(lifecycle: Lifecycle, name: str = "", number: int = 0) -> list[dict[str, Any]]:
+def documents_of(manager: ModelManager, name: str = "", number: int = 0) -> list[dict[str, Any]]:
     """The entries of ``model_stats`` of this process."""
     return [
         statistics.document(model, version)
-        for model, version, statistics in lifecycle.statistics()
+        for model, version, statistics in manager.statistics()
         if name in ("", model) and number in (0, version)
     ]
 
@@ -125,34 +125,34 @@ def documents_of(lifecycle: Lifecycle, name: str = "", number: int = 0) -> list[
 class LocalControl:
     """This process is the gateway."""
 
-    def __init__(self, lifecycle: Lifecycle) -> None:
-        self._lifecycle = lifecycle
+    def __init__(self, manager: ModelManager) -> None:
+        self._manager = manager
         self.pid = os.getpid()
         operations = Operations()
         self.register, self.broadcast = operations.register, operations.run
-        self.load, self.unload, self.reload = lifecycle.load, lifecycle.unload, lifecycle.reload
-        self.unload_version = lifecycle.unload_version
+        self.load, self.unload, self.reload = manager.load, manager.unload, manager.reload
+        self.unload_version = manager.unload_version
 
     async def ready(self) -> bool:
-        return self._lifecycle.ready
+        return self._manager.ready
 
     async def require_ready(self, name: str, number: int = 0) -> None:
-        self._lifecycle.require_ready(name, number)
+        self._manager.require_ready(name, number)
 
     async def index(self, ready_only: bool = False) -> list[dict[str, str]]:
-        return self._lifecycle.index(ready_only)
+        return self._manager.index(ready_only)
 
-    async def states(self, name: str) -> list[tuple[int, State, str]]:
-        return self._lifecycle.states(name)
+    async def states(self, name: str) -> list[tuple[int, VersionState, str]]:
+        return self._manager.states(name)
 
     async def statistics(self, name: str = "", number: int = 0) -> list[dict[str, Any]]:
-        return documents_of(self._lifecycle, name, number)
+        return documents_of(self._manager, name, number)
 
     async def pending(self, name: str, number: int) -> int:
-        return self._lifecycle.get(name, number).statistics.pending
+        return self._manager.get(name, number).statistics.pending
 
     async def metrics(self) -> tuple[str, bytes]:
         raise Unsupported("the only process has its metrics itself")
 
     async def set_default(self, name: str, number: int) -> None:
-        self._lifecycle.set_default(name, number)
+        self._manager.set_default(name, number)

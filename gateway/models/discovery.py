@@ -13,7 +13,7 @@ import structlog
 from modelport.gateway.backends import Versions
 from modelport.gateway.errors import InvalidArgument, ModelportError, Unavailable
 from modelport.gateway.repository import scan, standalone
-from modelport.gateway.repository.routes import Route
+from modelport.gateway.repository.routes import ModelRoute
 from modelport.gateway.repository.scan import (
     MAX_CONFIG_BYTES,
     MAX_VERSION,
@@ -23,7 +23,7 @@ from modelport.gateway.repository.scan import (
 from modelport.gateway.repository.storage.location import Location
 from modelport.gateway.settings import ModelControlMode, Settings
 
-log = structlog.get_logger("modelport.lifecycle")
+log = structlog.get_logger("modelport.models")
 
 P = TypeVar("P", Path, Path | Location)
 
@@ -182,7 +182,7 @@ class Discovery:
         return entry._replace(versions=versions)
 
 
-def _entry(name: str, route: Route) -> ModelEntry:
+def _entry(name: str, route: ModelRoute) -> ModelEntry:
     problem, text = "", None
     if route.managed:
         problem = f"model '{name}' is to be managed, but no model repository holds it"

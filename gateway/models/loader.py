@@ -13,7 +13,7 @@ import structlog
 from modelport.gateway.backends import base
 from modelport.gateway.backends.base import Artifact, Host
 from modelport.gateway.errors import InvalidArgument, Unsupported
-from modelport.gateway.inference.cache import Store
+from modelport.gateway.inference.cache import ResponseCache
 from modelport.gateway.models.model import ServedVersion
 from modelport.gateway.repository import manifest
 from modelport.gateway.repository.config import ENSEMBLE, ModelConfig
@@ -24,21 +24,21 @@ from modelport.gateway.telemetry import Statistics
 if TYPE_CHECKING:
     from modelport.gateway.repository.signing import PublicKey
 
-log = structlog.get_logger("modelport.lifecycle")
+log = structlog.get_logger("modelport.models")
 
 
-class Loader:
+class VersionLoader:
     """Loads versions; called in threads, and changes nothing that the event loop has."""
 
     def __init__(
-        self, settings: Settings, find_backend: Callable[[str], base.Load], threads: int
+        self, settings: Settings, find_backend: Callable[[str], base.BackendLoader], threads: int
     ) -> None:
         self._settings = settings
         self._find_backend = find_backend
         self._threads = threads
         #: The size is the server's: each worker has its share.
         cache_bytes = settings.cache_bytes // settings.workers
-        self._store = Store(cache_bytes) if cache_bytes else None
+        self._store = ResponseCache(cache_bytes) if cache_bytes else None
         #: Set before the first load.
         self.host: Host | None = None
 

@@ -18,36 +18,36 @@ from modelport.gateway.backends.base import Host
 from modelport.gateway.errors import InvalidArgument, NotFound, Unavailable
 from modelport.gateway.models import snapshot
 from modelport.gateway.models.discovery import Discovery
-from modelport.gateway.models.loader import Loader
-from modelport.gateway.models.model import UNLOADED, Model, State, Wanted
+from modelport.gateway.models.loader import VersionLoader
+from modelport.gateway.models.model import UNLOADED, ModelRecord, VersionSettings, VersionState
 from modelport.gateway.models.reconciler import Reconciler
-from modelport.gateway.models.registry import Catalogue
-from modelport.gateway.models.snapshot import Standing
+from modelport.gateway.models.registry import ModelRegistry
+from modelport.gateway.models.snapshot import Snapshot
 from modelport.gateway.repository import config as configuration
 from modelport.gateway.repository import scan
-from modelport.gateway.repository.routes import Route
+from modelport.gateway.repository.routes import ModelRoute
 from modelport.gateway.repository.scan import ModelEntry
 from modelport.gateway.settings import ModelControlMode, Settings, usable_cores
 from modelport.gateway.telemetry import Statistics
 
-log = structlog.get_logger("modelport.lifecycle")
+log = structlog.get_logger("modelport.models")
 
 
-class Lifecycle(Catalogue):
+class ModelManager(ModelRegistry):
     """The models of the repositories and of the routes."""
 
     def __init__(
         self,
         settings: Settings,
-        find_backend: Callable[[str], base.Load] = backends.find,
-        make_host: Callable[[Lifecycle], Host] | None = None,
+        find_backend: Callable[[str], base.BackendLoader] = backends.find,
+        make_host: Callable[[ModelManager], Host] | None = None,
         find_versions: Callable[[str], backends.Versions] = backends.find_versions,
     ) -> None:
         super().__init__()
         self._settings = settings
         self._make_host = make_host
         cores = max(1, usable_cores() // settings.workers)
-        self._loader = Loader(settings, find_backend, cores)
+        self._loader = VersionLoader(settings, find_backend, cores)
         self._discovery = Discovery(settings, find_versions)
         self._reconciler = Reconciler(settings, self._loader, self._discovery, cores, self._models)
         # One scan at a time: an older one that ends later would bring back what has changed.
@@ -73,7 +73,7 @@ class Lifecycle(Catalogue):
     def loading(self) -> bool:
         """Whether a model version loads."""
         return any(
-            state is State.LOADING
+            state is VersionState.LOADING
             for model in self._models.values()
             for state, _ in model.states.values()
         )
@@ -92,12 +92,12 @@ class Lifecycle(Catalogue):
         """By model, for as long as it is known: how often something of it could not be loaded."""
         return {name: model.load_failures for name, model in sorted(self._models.items())}
 
-    def _route(self, name: str) -> Route | None:
+    def _route(self, name: str) -> ModelRoute | None:
         return self._settings.routes.models.get(name)
 
     # -- following the repository -----------------------------------------------------------------
 
-    async def start(self, others: Standing | None = None) -> None:
+    async def start(self, others: Snapshot | None = None) -> None:
         """Load what the control mode asks for, or what ``others`` serve of the same repository.
 
         A model that fails costs nothing but itself.
@@ -145,11 +145,11 @@ class Lifecycle(Catalogue):
         except Exception:  # whatever it is, the next look may succeed
             log.exception("the model repository cannot be read")
 
-    def standing(self) -> Standing:
+    def standing(self) -> Snapshot:
         """What another process must know to serve the same."""
         return snapshot.describe(self._models)
 
-    async def restore(self, others: Standing) -> None:
+    async def restore(self, others: Snapshot) -> None:
         """Serve what ``others`` do, as far as it is in the repository, and nothing else."""
         await snapshot.restore(others, self._models, self._reconciler, self._unload)
 
@@ -157,13 +157,13 @@ class Lifecycle(Catalogue):
         """One poll: load what is new, unload what was taken away, keep what fails to reload."""
         await self._reconciler.reconcile_all(await self._look())
 
-    async def _look(self) -> list[Model]:
+    async def _look(self) -> list[ModelRecord]:
         """The models that there are now; those that are gone are unloaded."""
         for name in await self._scan():
             self._reconciler.in_background(self._remove(name, self._models.pop(name)))
         return list(self._models.values())
 
-    async def _remove(self, name: str, model: Model) -> None:
+    async def _remove(self, name: str, model: ModelRecord) -> None:
         await self._reconciler.unload_all(model)
         if name not in self._models:
             self._reconciler.statistics.pop(name, None)
@@ -182,7 +182,7 @@ class Lifecycle(Catalogue):
                 if accepted is None:
                     continue
                 if model is None:
-                    self._models[name] = Model(accepted)
+                    self._models[name] = ModelRecord(accepted)
                 else:
                     model.look(accepted)
             self._looks = found
@@ -216,7 +216,7 @@ class Lifecycle(Catalogue):
         if model is None or name in gone:
             raise NotFound(f"failed to load '{name}', failed to poll from model repository")
         self._missing.discard(name)
-        model.ask(Wanted(), override)
+        model.ask(VersionSettings(), override)
         steps = self._with_steps([name])[1:]
         await self._reconciler.reconcile_all([step for step in steps if not step.served])
         await self._reconciler.reconcile(model)
@@ -224,9 +224,9 @@ class Lifecycle(Catalogue):
         await self._reconciler.reconcile_all(idle)
         await self._settled(model)
 
-    def _with_steps(self, names: Iterable[str]) -> list[Model]:
+    def _with_steps(self, names: Iterable[str]) -> list[ModelRecord]:
         """The models of ``names``, and of ensembles those of their steps, as Triton loads them."""
-        found: dict[str, Model] = {}
+        found: dict[str, ModelRecord] = {}
         todo = deque(names)
         while todo:
             model = self._models.get(name := todo.popleft())
@@ -235,7 +235,7 @@ class Lifecycle(Catalogue):
                 todo += model.step_names(self._route(name))
         return list(found.values())
 
-    async def _settled(self, model: Model) -> None:
+    async def _settled(self, model: ModelRecord) -> None:
         """Wait for what is tried again, and raise what is wrong in the end."""
         await model.settled.wait()
         failures = [
@@ -250,7 +250,7 @@ class Lifecycle(Catalogue):
                 raise Unavailable(message)
             raise InvalidArgument(message)
 
-    async def reload(self, wanted: Mapping[str, Wanted]) -> None:
+    async def reload(self, wanted: Mapping[str, VersionSettings]) -> None:
         """Serve exactly the models of ``wanted``, and those of their steps; unload all others.
 
         Raises:
@@ -262,7 +262,7 @@ class Lifecycle(Catalogue):
         self.require_explicit()
         await asyncio.shield(self._reconciler.in_background(self._reload(dict(wanted))))
 
-    async def _reload(self, wanted: Mapping[str, Wanted]) -> None:
+    async def _reload(self, wanted: Mapping[str, VersionSettings]) -> None:
         async with self._reloading:
             gone = await self._scan()
             for name, asked in wanted.items():
@@ -286,14 +286,14 @@ class Lifecycle(Catalogue):
             if isinstance(result, BaseException):
                 raise result
 
-    async def _check_labels(self, model: Model, asked: Wanted) -> None:
+    async def _check_labels(self, model: ModelRecord, asked: VersionSettings) -> None:
         entry = model.entry
         if asked.labels:
             if entry.remote:
                 entry = await self._discovery.ask(entry)
             model.check_labels(asked, entry.versions, self._route(entry.name))
 
-    def _ensembles_of(self, name: str) -> list[Model]:
+    def _ensembles_of(self, name: str) -> list[ModelRecord]:
         return [
             model
             for model in self._models.values()
@@ -327,11 +327,11 @@ class Lifecycle(Catalogue):
             if step in self._models and not self._models[step].asked and not needed:
                 await self._unload(step, dependents)
 
-    async def _stop(self, model: Model) -> None:
+    async def _stop(self, model: ModelRecord) -> None:
         unloading = await self._reconciler.unload_all(model)
         model.problem, model.troubled = "", False
         for number, (state, _) in model.states.items():
-            if state is State.UNAVAILABLE:
+            if state is VersionState.UNAVAILABLE:
                 model.states[number] = (state, UNLOADED)
         await asyncio.gather(*unloading)
 

@@ -14,10 +14,10 @@ from modelport.gateway.errors import InvalidArgument
 from modelport.gateway.inference import admission, batching, cache, streaming
 from modelport.gateway.inference.signatures import NamedSignatures
 from modelport.gateway.inference.validation import Validator
-from modelport.gateway.models.version_policy import Snapshot, VersionPolicy, wanted
+from modelport.gateway.models.version_policy import VersionPolicy, VersionSnapshot, wanted
 from modelport.gateway.repository import config as configuration
 from modelport.gateway.repository.config import ModelConfig
-from modelport.gateway.repository.routes import Route
+from modelport.gateway.repository.routes import ModelRoute
 from modelport.gateway.repository.scan import VERSION_NAME, ModelEntry
 from modelport.gateway.settings import AspiredVersionPolicy
 from modelport.gateway.telemetry import Statistics
@@ -32,7 +32,7 @@ TIMER_SECONDS = 0.01
 _ASPIRED = "aspired_version_policy"
 
 
-class State(StrEnum):
+class VersionState(StrEnum):
     """The states of the repository index."""
 
     LOADING = "LOADING"
@@ -59,7 +59,7 @@ class ServedVersion:
         number: int,
         backend: Backend,
         statistics: Statistics,
-        store: cache.Store | None = None,
+        store: cache.ResponseCache | None = None,
     ) -> None:
         self.name = entry.name
         self.number = number
@@ -114,7 +114,7 @@ class ServedVersion:
         await asyncio.to_thread(self.backend.unload)
 
 
-class Wanted(NamedTuple):
+class VersionSettings(NamedTuple):
     """What a reload asks of one model; None: what the model's configuration says.
 
     Attributes:
@@ -127,7 +127,7 @@ class Wanted(NamedTuple):
 
 
 @dataclass(slots=True)
-class Failure:
+class LoadFailure:
     """What did not load, or could not be asked, and when it is tried again by itself.
 
     Attributes:
@@ -148,15 +148,15 @@ class Failure:
 
 
 @dataclass(slots=True)
-class Model:
-    """One model's state. Changed by the lifecycle alone, under ``lock`` across awaits."""
+class ModelRecord:
+    """One model's state. Changed by the manager alone, under ``lock`` across awaits."""
 
     entry: ModelEntry
     #: What it was brought up to date with.
     reconciled: ModelEntry | None = None
     config: ModelConfig | None = None
     override: str | None = None
-    wanted: Wanted = field(default_factory=Wanted)
+    wanted: VersionSettings = field(default_factory=VersionSettings)
     #: Asked for by its own name, not only as a step of an ensemble, and not unloaded since.
     asked: bool = False
     problem: str = ""
@@ -164,10 +164,10 @@ class Model:
     troubled: bool = False
     served: dict[int, ServedVersion] = field(default_factory=dict)
     serving: dict[int, Hashable] = field(default_factory=dict)
-    failed: dict[int, Failure] = field(default_factory=dict)
+    failed: dict[int, LoadFailure] = field(default_factory=dict)
     #: The server that runs a model which only a route names could not tell its versions.
-    unreachable: Failure | None = None
-    states: dict[int, tuple[State, str]] = field(default_factory=dict)
+    unreachable: LoadFailure | None = None
+    states: dict[int, tuple[VersionState, str]] = field(default_factory=dict)
     #: Unloaded one by one, on request: not loaded again before the model is.
     withheld: set[int] = field(default_factory=set)
     #: Unloaded to make room for others; loaded again where those do not load.
@@ -208,7 +208,7 @@ class Model:
         assert self.config is not None
         return self.wanted.policy or VersionPolicy.of(self.config)
 
-    def ask(self, wanted: Wanted, override: str | None = None) -> None:
+    def ask(self, wanted: VersionSettings, override: str | None = None) -> None:
         """Everything that is wanted is to be tried anew."""
         self.wanted, self.override, self.asked = wanted, override, True
         self.requests += 1
@@ -221,7 +221,9 @@ class Model:
             entry = entry._replace(versions=self.entry.versions)
         self.entry = entry
 
-    def check_labels(self, asked: Wanted, available: Collection[int], route: Route | None) -> None:
+    def check_labels(
+        self, asked: VersionSettings, available: Collection[int], route: ModelRoute | None
+    ) -> None:
         """TensorFlow Serving's rule, but that a version may also be one that is about to serve.
 
         Raises:
@@ -229,7 +231,7 @@ class Model:
         """
         policy = asked.policy or VersionPolicy.of(read_config(self, route))
         served = dict.fromkeys(self.served)
-        coming = wanted(Snapshot(policy, dict.fromkeys(available), served)) or served
+        coming = wanted(VersionSnapshot(policy, dict.fromkeys(available), served)) or served
         for number in (asked.labels or {}).values():
             if number not in coming:
                 raise InvalidArgument(
@@ -237,7 +239,7 @@ class Model:
                     "which is not currently available for inference"
                 )
 
-    def step_names(self, route: Route | None) -> list[str]:
+    def step_names(self, route: ModelRoute | None) -> list[str]:
         """The models that an ensemble needs; none for any other model."""
         try:
             scheduling = read_config(self, route).ensemble_scheduling
@@ -245,7 +247,7 @@ class Model:
             return []
         return [step.model_name for step in scheduling.step]
 
-    def failures(self) -> Iterator[Failure]:
+    def failures(self) -> Iterator[LoadFailure]:
         yield from self.failed.values()
         if self.unreachable is not None:
             yield self.unreachable
@@ -264,12 +266,12 @@ class Model:
                 failure.due, failure.retry_at = True, None
         return any(failure.due for failure in self.failures())
 
-    def rows(self) -> Iterator[tuple[int, State, str]]:
+    def rows(self) -> Iterator[tuple[int, VersionState, str]]:
         """Version, state and reason, ascending. A version whose backend is down is not READY."""
         for number, (state, reason) in sorted(self.states.items()):
             served = self.served.get(number)
-            if state is State.READY and served is not None and served.backend.problem:
-                yield number, State.UNAVAILABLE, served.backend.problem
+            if state is VersionState.READY and served is not None and served.backend.problem:
+                yield number, VersionState.UNAVAILABLE, served.backend.problem
             else:
                 yield number, state, reason or self.problem
 
@@ -277,7 +279,7 @@ class Model:
         """Its rows of the repository index."""
         name = self.entry.name
         for number, state, reason in self.rows():
-            if not ready_only or state is State.READY:
+            if not ready_only or state is VersionState.READY:
                 row = {"name": name, "version": str(number), "state": state.value}
                 yield {**row, "reason": reason}
         if not self.states and not ready_only:
@@ -334,7 +336,7 @@ def resource_preserving(config: ModelConfig, default: AspiredVersionPolicy) -> b
     return default is AspiredVersionPolicy.RESOURCE_PRESERVING
 
 
-def read_config(model: Model, route: Route | None = None) -> ModelConfig:
+def read_config(model: ModelRecord, route: ModelRoute | None = None) -> ModelConfig:
     """The configuration of ``model``'s folder, or its override, with the defaults filled in.
 
     A model that only ``route`` names serves every version that the server has, unless its

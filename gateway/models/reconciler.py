@@ -17,22 +17,28 @@ import structlog
 from modelport.gateway.errors import InvalidArgument, ModelportError, NotFound, Unavailable
 from modelport.gateway.models.discovery import Discovery
 from modelport.gateway.models.load_threads import LoadThreads
-from modelport.gateway.models.loader import Loader
+from modelport.gateway.models.loader import VersionLoader
 from modelport.gateway.models.model import (
     UNLOADED,
-    Failure,
-    Model,
+    LoadFailure,
+    ModelRecord,
     ServedVersion,
-    State,
+    VersionState,
     read_config,
     resource_preserving,
 )
-from modelport.gateway.models.version_policy import Load, Snapshot, Unload, next_action, wanted
+from modelport.gateway.models.version_policy import (
+    LoadVersion,
+    UnloadVersion,
+    VersionSnapshot,
+    next_action,
+    wanted,
+)
 from modelport.gateway.repository.scan import VersionEntry, is_unreadable
 from modelport.gateway.settings import Settings
 from modelport.gateway.telemetry import Statistics
 
-log = structlog.get_logger("modelport.lifecycle")
+log = structlog.get_logger("modelport.manager")
 
 #: What waits for something is tried again after the first of these, then after twice as long, ...
 FIRST_RETRY_SECONDS = 0.5
@@ -45,10 +51,10 @@ class Reconciler:
     def __init__(
         self,
         settings: Settings,
-        loader: Loader,
+        loader: VersionLoader,
         discovery: Discovery,
         cores: int,
-        models: Mapping[str, Model],
+        models: Mapping[str, ModelRecord],
     ) -> None:
         self._settings = settings
         self._loader = loader
@@ -66,7 +72,7 @@ class Reconciler:
 
     # -- what is wanted ---------------------------------------------------------------------------
 
-    async def reconcile(self, model: Model, retrying: bool = False) -> None:
+    async def reconcile(self, model: ModelRecord, retrying: bool = False) -> None:
         """Load and unload until nothing is left to do. ``retrying``: only where something is due.
 
         What fails is in the model's states, not raised.
@@ -93,7 +99,7 @@ class Reconciler:
             finally:
                 self._plan_retry(model)
 
-    async def _ask(self, model: Model) -> bool:
+    async def _ask(self, model: ModelRecord) -> bool:
         """Ask the server for the versions it has; whether there is something to go on with."""
         before = model.unreachable
         try:
@@ -112,7 +118,7 @@ class Reconciler:
         model.unreachable = None
         return True
 
-    def _refuse(self, model: Model, reason: str) -> None:
+    def _refuse(self, model: ModelRecord, reason: str) -> None:
         """Nothing of the model can be loaded as it is now; what is served stays."""
         if reason != model.problem:
             log.error("model is not served", model=model.entry.name, reason=reason)
@@ -120,9 +126,9 @@ class Reconciler:
         model.problem, model.troubled = reason, True
         for number in model.entry.versions:
             if number not in model.served:
-                model.states[number] = (State.UNAVAILABLE, reason)
+                model.states[number] = (VersionState.UNAVAILABLE, reason)
 
-    async def _act(self, model: Model, making_room: bool) -> None:
+    async def _act(self, model: ModelRecord, making_room: bool) -> None:
         assert model.config is not None
         entry = model.entry
         again = model.requests if entry.remote else 0
@@ -135,7 +141,7 @@ class Reconciler:
             number: state
             for number, state in model.states.items()
             if number in model.served
-            or state[0] is State.UNLOADING
+            or state[0] is VersionState.UNLOADING
             or (number in entry.versions and (number in model.failed or state[1] == UNLOADED))
         }
         counters = self.statistics.get(entry.name, {})
@@ -147,16 +153,18 @@ class Reconciler:
         for number in model.serving.keys() & content.keys():
             if model.serving[number] == content[number]:  # repaired, or never touched
                 model.failed.pop(number, None)
-                model.states[number] = (State.READY, "")
+                model.states[number] = (VersionState.READY, "")
         due = [failure for failure in model.failed.values() if failure.due]
-        if due and isinstance(next_action(self._snapshot(model, content, making_room)), Unload):
+        if due and isinstance(
+            next_action(self._snapshot(model, content, making_room)), UnloadVersion
+        ):
             for failure in due:  # another try would take away what stands in
                 failure.due = False
         while not self._stopped and (
             action := next_action(self._snapshot(model, content, making_room))
         ):
             number = action.version
-            if isinstance(action, Load):
+            if isinstance(action, LoadVersion):
                 await self._load(model, entry.versions[number], content[number])
             elif making_room:
                 model.displaced.add(number)
@@ -175,17 +183,21 @@ class Reconciler:
             )
             log.warning("model is not served", model=entry.name, reason=model.problem)
 
-    def _snapshot(self, model: Model, content: dict[int, Hashable], making_room: bool) -> Snapshot:
+    def _snapshot(
+        self, model: ModelRecord, content: dict[int, Hashable], making_room: bool
+    ) -> VersionSnapshot:
         failed = {v: failure.content for v, failure in model.failed.items() if not failure.due}
-        return Snapshot(model.policy, content, model.serving, failed, making_room, model.displaced)
+        return VersionSnapshot(
+            model.policy, content, model.serving, failed, making_room, model.displaced
+        )
 
     # -- one version ------------------------------------------------------------------------------
 
-    async def _load(self, model: Model, entry: VersionEntry, content: Hashable) -> None:
+    async def _load(self, model: ModelRecord, entry: VersionEntry, content: Hashable) -> None:
         number, name = entry.number, model.entry.name
         before, failed = model.served.get(number), model.failed.get(number)
         if before is None and not (failed is not None and failed.transient):
-            model.states[number] = (State.LOADING, "")
+            model.states[number] = (VersionState.LOADING, "")
         statistics = self.statistics.get(name, {}).get(number) or Statistics()
         loaded = self._loaded
         try:
@@ -211,14 +223,16 @@ class Reconciler:
                 )  # fmt: skip
             kept = "reload failed, the version loaded before still serves: " + failure.reason
             model.states[number] = (
-                (State.UNAVAILABLE, failure.reason) if before is None else (State.READY, kept)
+                (VersionState.UNAVAILABLE, failure.reason)
+                if before is None
+                else (VersionState.READY, kept)
             )
             return
         model.failed.pop(number, None)
         model.troubled = False
         self.statistics.setdefault(name, {})[number] = statistics
         model.served[number], model.serving[number] = version, content
-        model.states[number] = (State.READY, "")
+        model.states[number] = (VersionState.READY, "")
         self._loaded += 1
         model.select()
         log.info("model version is ready", model=name, version=number)
@@ -228,16 +242,16 @@ class Reconciler:
             if other.is_ensemble and other.mark_due(waiting=True):
                 self.reconcile_soon(other, retrying=True)
 
-    def unload(self, model: Model, number: int) -> asyncio.Task[None]:
+    def unload(self, model: ModelRecord, number: int) -> asyncio.Task[None]:
         """Out of service at once; drained and unloaded by the task, which nobody need await."""
         version = model.served.pop(number)
         model.serving.pop(number, None)
         model.select()
-        model.states[number] = unloading = (State.UNLOADING, "")
+        model.states[number] = unloading = (VersionState.UNLOADING, "")
 
         def done() -> None:
             if model.states.get(number) is unloading:  # not loaded again meanwhile
-                model.states[number] = (State.UNAVAILABLE, UNLOADED)
+                model.states[number] = (VersionState.UNAVAILABLE, UNLOADED)
                 if number not in model.entry.versions:
                     del model.states[number]
             log.info("model version is unloaded", model=version.name, version=number)
@@ -258,7 +272,7 @@ class Reconciler:
 
         return self.in_background(retire())
 
-    async def unload_all(self, model: Model) -> list[asyncio.Task[None]]:
+    async def unload_all(self, model: ModelRecord) -> list[asyncio.Task[None]]:
         """Out of service, and nothing of it is tried again."""
         async with model.lock:
             tasks = [self.unload(model, number) for number in sorted(model.served)]
@@ -271,8 +285,8 @@ class Reconciler:
     # -- trying again -----------------------------------------------------------------------------
 
     def _failure(
-        self, content: Hashable, error: Exception, before: Failure | None, transient: bool
-    ) -> Failure:
+        self, content: Hashable, error: Exception, before: LoadFailure | None, transient: bool
+    ) -> LoadFailure:
         """``error`` as it is told, and when what failed is tried again."""
         reason = str(error) if isinstance(error, ModelportError) else "failed to load"
         tries = before.tries + 1 if before is not None and before.content == content else 1
@@ -282,9 +296,9 @@ class Reconciler:
         elif tries <= self._settings.model_load_retry_count:
             wait = self._settings.load_retry_interval_seconds
         retry_at = None if wait is None else time.monotonic() + wait
-        return Failure(content, reason, transient, tries, retry_at)
+        return LoadFailure(content, reason, transient, tries, retry_at)
 
-    def _plan_retry(self, model: Model) -> None:
+    def _plan_retry(self, model: ModelRecord) -> None:
         if model.timer is not None:
             model.timer.cancel()
             model.timer = None
@@ -297,7 +311,7 @@ class Reconciler:
         else:
             model.settled.set()
 
-    def _try_again(self, model: Model) -> None:
+    def _try_again(self, model: ModelRecord) -> None:
         model.timer = None
         if model.mark_due():
             self.reconcile_soon(model, retrying=True)
@@ -306,7 +320,7 @@ class Reconciler:
 
     # -- many, and the end ------------------------------------------------------------------------
 
-    async def reconcile_all(self, models: Collection[Model]) -> None:
+    async def reconcile_all(self, models: Collection[ModelRecord]) -> None:
         """Side by side, but an ensemble after those of ``models`` that its steps need."""
         named = {model.entry.name: model for model in models}
         order = TopologicalSorter[str]()
@@ -324,7 +338,7 @@ class Reconciler:
         await asyncio.gather(*map(work, order.get_ready()))
         await asyncio.gather(*map(self.reconcile, named.values()))
 
-    def reconcile_soon(self, model: Model, retrying: bool = False) -> None:
+    def reconcile_soon(self, model: ModelRecord, retrying: bool = False) -> None:
         async def work() -> None:
             try:
                 await self.reconcile(model, retrying)

@@ -1,4 +1,4 @@
-"""The models as requests find them; ``lifecycle`` changes what there is."""
+"""The models as requests find them; ``manager`` changes what there is."""
 
 from __future__ import annotations
 
@@ -6,15 +6,15 @@ from collections.abc import Iterator, Mapping
 
 from modelport.gateway.backends.base import RoutedBackend
 from modelport.gateway.errors import NotFound, Unavailable
-from modelport.gateway.models.model import UNLOADED, Model, ServedVersion, State
+from modelport.gateway.models.model import UNLOADED, ModelRecord, ServedVersion, VersionState
 
 
-class Catalogue:
+class ModelRegistry:
     """Looking, and the handles of the hot path."""
 
     def __init__(self) -> None:
-        #: Added to and taken from by the lifecycle alone.
-        self._models: dict[str, Model] = {}
+        #: Added to and taken from by the manager alone.
+        self._models: dict[str, ModelRecord] = {}
 
     # -- the hot path ---------------------------------------------------------------------------
 
@@ -73,7 +73,7 @@ class Catalogue:
         """Those that are READY, ascending."""
         return sorted(self._models[name].served) if name in self._models else []
 
-    def states(self, name: str) -> list[tuple[int, State, str]]:
+    def states(self, name: str) -> list[tuple[int, VersionState, str]]:
         """Version, state and reason of a model's versions, ascending.
 
         Raises:
@@ -119,7 +119,7 @@ class Catalogue:
                     for endpoint, ejected in served.backend.endpoints():
                         yield name, str(number), endpoint, ejected
 
-    def _model(self, name: str) -> Model:
+    def _model(self, name: str) -> ModelRecord:
         if name not in self._models:
             raise NotFound(f"Request for unknown model: '{name}' is not found")
         return self._models[name]

@@ -8,19 +8,19 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable, Mapping
 from typing import Any
 
-from modelport.gateway.models.model import Model, State, Wanted
+from modelport.gateway.models.model import ModelRecord, VersionSettings, VersionState
 from modelport.gateway.models.reconciler import Reconciler
 from modelport.gateway.models.version_policy import VersionPolicy
 
 #: model → what is asked of it. Models that nobody asks for are not in it.
-Standing = Mapping[str, Mapping[str, Any]]
+Snapshot = Mapping[str, Mapping[str, Any]]
 
 
-def describe(models: Mapping[str, Model]) -> dict[str, dict[str, Any]]:
+def describe(models: Mapping[str, ModelRecord]) -> dict[str, dict[str, Any]]:
     return {name: _of(model) for name, model in models.items() if _is_asked_for(model)}
 
 
-def _of(model: Model) -> dict[str, Any]:
+def _of(model: ModelRecord) -> dict[str, Any]:
     # A version that was published since is nothing that the others serve.
     versions = (model.reconciled or model.entry).versions
     return {
@@ -34,8 +34,8 @@ def _of(model: Model) -> dict[str, Any]:
 
 
 async def restore(
-    others: Standing,
-    models: Mapping[str, Model],
+    others: Snapshot,
+    models: Mapping[str, ModelRecord],
     reconciler: Reconciler,
     unload: Callable[[str], Awaitable[None]],
 ) -> None:
@@ -56,7 +56,7 @@ async def restore(
         model.select()
 
 
-def _ask(model: Model, asked: Mapping[str, Any]) -> None:
+def _ask(model: ModelRecord, asked: Mapping[str, Any]) -> None:
     """Ask of ``model`` what was asked of the other."""
     model.ask(wanted(asked), asked["override"])
     model.asked = asked["asked"]
@@ -65,12 +65,12 @@ def _ask(model: Model, asked: Mapping[str, Any]) -> None:
         model.withheld |= model.entry.versions.keys() - set(asked["versions"])
 
 
-def _is_asked_for(model: Model) -> bool:
-    loading = any(state is State.LOADING for state, _ in model.states.values())
+def _is_asked_for(model: ModelRecord) -> bool:
+    loading = any(state is VersionState.LOADING for state, _ in model.states.values())
     return bool(model.served) or model.troubled or loading or any(True for _ in model.failures())
 
 
-def wanted_json(wanted: Wanted) -> dict[str, Any]:
+def wanted_json(wanted: VersionSettings) -> dict[str, Any]:
     policy = None
     if wanted.policy is not None:
         specific = wanted.policy.specific
@@ -79,10 +79,10 @@ def wanted_json(wanted: Wanted) -> dict[str, Any]:
     return {"policy": policy, "labels": None if wanted.labels is None else dict(wanted.labels)}
 
 
-def wanted(asked: Mapping[str, Any]) -> Wanted:
+def wanted(asked: Mapping[str, Any]) -> VersionSettings:
     policy = None
     if asked["policy"] is not None:
         specific = asked["policy"]["specific"]
         versions = None if specific is None else frozenset(specific)
         policy = VersionPolicy(asked["policy"]["latest"], versions)
-    return Wanted(policy, asked["labels"])
+    return VersionSettings(policy, asked["labels"])

@@ -35,7 +35,7 @@ class VersionPolicy(NamedTuple):
         return cls(latest=max(1, policy.latest.num_versions))
 
 
-class Snapshot(NamedTuple):
+class VersionSnapshot(NamedTuple):
     """``available``, ``serving`` and ``failed`` map a version to what identifies its content.
 
     ``displaced`` are the versions that were unloaded to make room for others.
@@ -50,16 +50,16 @@ class Snapshot(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
-class Load:
+class LoadVersion:
     version: int
 
 
 @dataclass(frozen=True, slots=True)
-class Unload:
+class UnloadVersion:
     version: int
 
 
-def wanted(snapshot: Snapshot) -> Collection[int]:
+def wanted(snapshot: VersionSnapshot) -> Collection[int]:
     """The versions the policy asks for, newest first, passing over those known not to load."""
     newest_first = sorted(snapshot.available, reverse=True)
     if snapshot.policy.specific is not None:
@@ -70,7 +70,7 @@ def wanted(snapshot: Snapshot) -> Collection[int]:
     return usable[: snapshot.policy.latest]
 
 
-def next_action(snapshot: Snapshot) -> Load | Unload | None:
+def next_action(snapshot: VersionSnapshot) -> LoadVersion | UnloadVersion | None:
     """The next step towards what is wanted, or None when nothing is left to do.
 
     The last version that serves is never taken away, but to make room for one that may well load:
@@ -84,22 +84,22 @@ def next_action(snapshot: Snapshot) -> Load | Unload | None:
     if missing:
         version = missing[0]
         if snapshot.resource_preserving and (unwanted or version in serving):
-            return Unload(unwanted[0] if unwanted else version)
-        return Load(version)
+            return UnloadVersion(unwanted[0] if unwanted else version)
+        return LoadVersion(version)
     if unwanted and any(version in serving for version in targets):
-        return Unload(unwanted[0])
+        return UnloadVersion(unwanted[0])
     if not serving:
         for version in sorted(snapshot.displaced, reverse=True):
             if version in snapshot.available and not _failed(snapshot, version):
-                return Load(version)
+                return LoadVersion(version)
     return None
 
 
-def _current(snapshot: Snapshot, version: int) -> bool:
+def _current(snapshot: VersionSnapshot, version: int) -> bool:
     return version in snapshot.serving and (
         snapshot.serving[version] == snapshot.available[version]
     )
 
 
-def _failed(snapshot: Snapshot, version: int) -> bool:
+def _failed(snapshot: VersionSnapshot, version: int) -> bool:
     return version in snapshot.failed and snapshot.failed[version] == snapshot.available[version]

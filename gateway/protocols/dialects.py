@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from modelport.gateway.inference.service import DataPlane
+from modelport.gateway.inference.service import InferenceService
 from modelport.gateway.models.control import Control
-from modelport.gateway.models.manager import Lifecycle
+from modelport.gateway.models.manager import ModelManager
 from modelport.gateway.protocols.asgi import App
 from modelport.gateway.protocols.grpc_method import Methods
 from modelport.gateway.protocols.http import HttpApplication, HttpDialect
@@ -32,35 +32,35 @@ class Dialects:
     def __init__(
         self,
         settings: Settings,
-        dataplane: DataPlane,
-        lifecycle: Lifecycle,
+        service: InferenceService,
+        manager: ModelManager,
         control: Control,
         shared: SharedMemory,
         requests: TfServingRequests,
     ) -> None:
         limit = settings.http_max_input_bytes
-        predictor = Predictor(dataplane, lifecycle)
+        predictor = Predictor(service, manager)
         explicit = settings.model_control_mode is ModelControlMode.EXPLICIT
-        management = Management(lifecycle, control, explicit)
+        management = Management(manager, control, explicit)
         self.grpc: Methods = {
-            **OipGrpc(dataplane, lifecycle, control, shared).methods(),
-            **TfServingGrpc(dataplane, lifecycle, control, requests).methods(),
-            **TorchServeGrpc(predictor, lifecycle, control, management).methods(),
+            **OipGrpc(service, manager, control, shared).methods(),
+            **TfServingGrpc(service, manager, control, requests).methods(),
+            **TorchServeGrpc(predictor, manager, control, management).methods(),
         }
-        oip = OipHttp(dataplane, lifecycle, control, limit, shared)
+        oip = OipHttp(service, manager, control, limit, shared)
         dialects: list[HttpDialect] = [
             oip,
             RegionsHttp(shared, limit),
-            GenerateHttp(dataplane, lifecycle, limit),
-            TfServingHttp(dataplane, lifecycle, control, limit, requests),
-            TorchServeHttp(predictor, lifecycle, control, management, limit),
+            GenerateHttp(service, manager, limit),
+            TfServingHttp(service, manager, control, limit, requests),
+            TorchServeHttp(predictor, manager, control, management, limit),
         ]
         if settings.allow_sagemaker:
             default_model = settings.sagemaker_default_model
-            dialects.append(SageMakerHttp(predictor, lifecycle, default_model, limit))
+            dialects.append(SageMakerHttp(predictor, manager, default_model, limit))
         origins = Origins(settings.http_address, settings.allowed_hosts)
         self.http: App = HttpApplication(oip, dialects, origins)
         if settings.vertex_ai is not None:
             self.http = VertexApplication(
-                self.http, predictor, lifecycle, control, settings.vertex_ai, limit
+                self.http, predictor, manager, control, settings.vertex_ai, limit
             )

@@ -13,7 +13,7 @@ from typing import Annotated
 from fastapi import FastAPI, Path, Response
 
 from modelport.gateway.errors import InvalidArgument, ModelportError
-from modelport.gateway.models.manager import Lifecycle
+from modelport.gateway.models.manager import ModelManager
 from modelport.gateway.protocols.asgi import Receive, Scope, Send
 from modelport.gateway.protocols.http import Delegate
 from modelport.gateway.protocols.http_document import document
@@ -39,9 +39,9 @@ class SageMakerHttp:
     segments = frozenset({"invocations", "models"})
 
     def __init__(
-        self, predictor: Predictor, lifecycle: Lifecycle, default_model: str, max_input_bytes: int
+        self, predictor: Predictor, manager: ModelManager, default_model: str, max_input_bytes: int
     ) -> None:
-        self._lifecycle = lifecycle
+        self._manager = manager
         self._default_model = default_model
         self._predict = PredictionHandler(
             predictor, PlatformWire(MEDIA_TYPE), max_input_bytes, predictor.max_bytes
@@ -61,7 +61,7 @@ class SageMakerHttp:
 
     def _find(self, headers: RequestHeaders) -> tuple[str, int]:
         target = headers.get(_TARGET_MODEL, b"").decode("latin-1").removesuffix(_ARCHIVE)
-        return target or only_model(self._lifecycle, self._default_model, DEFAULT_MODEL_VARIABLE), 0
+        return target or only_model(self._manager, self._default_model, DEFAULT_MODEL_VARIABLE), 0
 
     def add_routes(self, app: FastAPI) -> None:
         @app.post(_INVOCATIONS, tags=["sagemaker"])
@@ -81,7 +81,7 @@ class SageMakerHttp:
         return document({"error": str(error)}, STATUS[error.code])
 
 
-def only_model(lifecycle: Lifecycle, default: str, remedy: str) -> str:
+def only_model(manager: ModelManager, default: str, remedy: str) -> str:
     """``default``, else the model that is served, if it is the only one.
 
     Raises:
@@ -89,7 +89,7 @@ def only_model(lifecycle: Lifecycle, default: str, remedy: str) -> str:
     """
     if default:
         return default
-    names = [name for name in lifecycle.names() if lifecycle.versions(name)]
+    names = [name for name in manager.names() if manager.versions(name)]
     if len(names) != 1:
         raise InvalidArgument(f"{len(names)} models are served; name the default one with {remedy}")
     return names[0]

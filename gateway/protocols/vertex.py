@@ -12,7 +12,7 @@ import re
 from urllib.parse import unquote
 
 from modelport.gateway.models.control import Control
-from modelport.gateway.models.manager import Lifecycle
+from modelport.gateway.models.manager import ModelManager
 from modelport.gateway.protocols.asgi import App, Receive, Scope, Send
 from modelport.gateway.protocols.http_reply import JSON, reply
 from modelport.gateway.protocols.prediction.http import (
@@ -44,13 +44,13 @@ class VertexApplication:
         self,
         app: App,
         predictor: Predictor,
-        lifecycle: Lifecycle,
+        manager: ModelManager,
         control: Control,
         settings: VertexAi,
         max_input_bytes: int,
     ) -> None:
         self._app = app
-        self._lifecycle = lifecycle
+        self._manager = manager
         self._control = control
         self._settings = settings
         self._predict = PredictionHandler(
@@ -93,4 +93,4 @@ class VertexApplication:
         await reply(send, 403, b'{"error":"the redirect is not allowed"}', JSON)
 
     def _find(self, _: RequestHeaders) -> tuple[str, int]:
-        return only_model(self._lifecycle, self._settings.default_model, DEFAULT_MODEL_FLAG), 0
+        return only_model(self._manager, self._settings.default_model, DEFAULT_MODEL_FLAG), 0

@@ -52,7 +52,7 @@ _TYPES = {
 }
 
 
-class Protocol(StrEnum):
+class UpstreamProtocol(StrEnum):
     GRPC = "grpc"
     HTTP = "http"
 
@@ -89,7 +89,7 @@ class OutlierDetection(NamedTuple):
     max_ejection_percent: int = 50
 
 
-class Route(NamedTuple):
+class ModelRoute(NamedTuple):
     """A table ``[models.<name>]``.
 
     Attributes:
@@ -112,7 +112,7 @@ class Route(NamedTuple):
 
     backend: str
     endpoints: tuple[str, ...] = ()
-    protocol: Protocol = Protocol.GRPC
+    protocol: UpstreamProtocol = UpstreamProtocol.GRPC
     tls: bool = False
     management: str = ""
     model: str = ""
@@ -145,7 +145,7 @@ class Program(NamedTuple):
 class Routes(NamedTuple):
     """The whole file, parsed. ``models`` and ``servers`` go by the names in it."""
 
-    models: Mapping[str, Route] = MappingProxyType({})
+    models: Mapping[str, ModelRoute] = MappingProxyType({})
     servers: Mapping[str, Program] = MappingProxyType({})
 
 
@@ -191,7 +191,7 @@ def _read(path: Path) -> Any:
 def _yaml(text: str) -> Any:
     import yaml
 
-    class Loader(yaml.SafeLoader):  # type: ignore[misc]
+    class UniqueKeyLoader(yaml.SafeLoader):  # type: ignore[misc]
         """Without PyYAML's silence about a key that is there twice."""
 
         def construct_mapping(self, node: Any, deep: bool = False) -> Any:
@@ -204,7 +204,7 @@ def _yaml(text: str) -> Any:
             return super().construct_mapping(node, deep)
 
     try:
-        return yaml.load(text, Loader) or {}
+        return yaml.load(text, UniqueKeyLoader) or {}
     except (yaml.YAMLError, RecursionError) as error:
         raise ValueError(" ".join(str(error).split())) from error
 
@@ -279,7 +279,7 @@ class _Table:
                 raise self.wrong(key, f"is unknown; known are {', '.join(self._asked)}")
 
 
-def _route(where: str, name: str, content: Any, file: Path) -> Route:
+def _route(where: str, name: str, content: Any, file: Path) -> ModelRoute:
     from modelport.gateway.repository.scan import MODEL_NAME
 
     if not MODEL_NAME.match(name):
@@ -289,11 +289,13 @@ def _route(where: str, name: str, content: Any, file: Path) -> Route:
         raise InvalidArgument(f"{where} needs 'backend', one of {', '.join(BACKENDS)}")
     backend = table.choice("backend", BACKENDS, "")
     management = table.take("management", str, "")
-    default = Route(backend)
-    route = Route(
+    default = ModelRoute(backend)
+    route = ModelRoute(
         backend=backend,
         endpoints=tuple(table.address("endpoints", value) for value in table.texts("endpoints")),
-        protocol=Protocol(table.choice("protocol", tuple(Protocol), Protocol.GRPC.value)),
+        protocol=UpstreamProtocol(
+            table.choice("protocol", tuple(UpstreamProtocol), UpstreamProtocol.GRPC.value)
+        ),
         tls=table.take("tls", bool, False),
         management=table.address("management", management) if management else "",
         model=table.take("model", str, ""),
@@ -329,7 +331,7 @@ def _outlier_detection(where: str, content: Any) -> OutlierDetection:
     return OutlierDetection(**values)
 
 
-def _check(table: _Table, route: Route) -> None:
+def _check(table: _Table, route: ModelRoute) -> None:
     """What the keys of a route mean together."""
     if route.managed:
         for key in _PLACE:

@@ -18,7 +18,7 @@ from typing import Any
 from modelport.gateway.errors import IntegrityError
 from modelport.gateway.repository import config as configuration
 from modelport.gateway.repository.config import PLATFORMS, ModelConfig
-from modelport.gateway.repository.signing import CERTIFICATE, Certificate
+from modelport.gateway.repository.signing import CERTIFICATE, VersionCertificate
 from modelport.gateway.wire.triton_messages import model_config_pb2 as pb
 
 KEY = "configuration"
@@ -65,7 +65,7 @@ def _signed_part(config: ModelConfig) -> ModelConfig:
     return part
 
 
-def check_format(config: ModelConfig, certificate: Certificate, required: bool) -> None:
+def check_format(config: ModelConfig, certificate: VersionCertificate, required: bool) -> None:
     """The backend must be the one for the format that the certificate names.
 
     Args:
@@ -92,7 +92,7 @@ def check_format(config: ModelConfig, certificate: Certificate, required: bool) 
         )
 
 
-def apply(config: ModelConfig, certificate: Certificate) -> ModelConfig:
+def apply(config: ModelConfig, certificate: VersionCertificate) -> ModelConfig:
     """``config`` of a version whose signature was verified, what it leaves out as it was signed.
 
     Raises:
@@ -128,7 +128,7 @@ def _copy(source: ModelConfig, target: ModelConfig, name: str) -> None:
     target.MergeFrom(part)
 
 
-def _parse(certificate: Certificate) -> ModelConfig:
+def _parse(certificate: VersionCertificate) -> ModelConfig:
     content = certificate.document.get(KEY)
     if not isinstance(content, dict):
         raise IntegrityError(

@@ -108,7 +108,7 @@ class PrivateKey:
 
 
 @dataclass(frozen=True, slots=True)
-class Certificate:
+class VersionCertificate:
     """What a certificate says about the files of its version.
 
     Attributes:
@@ -221,7 +221,7 @@ def signer_of(version: Path) -> str | None:
     return _read_signature(version)[0] if os.path.lexists(version / SIGNATURE) else None
 
 
-def read_certificate(version: Path, model: str) -> Certificate:
+def read_certificate(version: Path, model: str) -> VersionCertificate:
     """The certificate in ``version`` of a model of this name, whether signed or not.
 
     Raises:
@@ -230,7 +230,7 @@ def read_certificate(version: Path, model: str) -> Certificate:
     return _parse_certificate(_read(version, CERTIFICATE, MAX_CERTIFICATE_BYTES), model)
 
 
-def verify_signature(version: Path, model: str, keys: Collection[PublicKey]) -> Certificate:
+def verify_signature(version: Path, model: str, keys: Collection[PublicKey]) -> VersionCertificate:
     """As ``read_certificate``, and it must be signed with one of ``keys``.
 
     The files that it lists are not looked at: ``verify_files`` or ``verified_copy`` does that.
@@ -262,7 +262,7 @@ def verify_signature(version: Path, model: str, keys: Collection[PublicKey]) -> 
     return _parse_certificate(content, model)
 
 
-def verify_files(version: Path, certificate: Certificate) -> None:
+def verify_files(version: Path, certificate: VersionCertificate) -> None:
     """Check that ``version`` holds what ``certificate`` lists, and nothing else.
 
     Raises:
@@ -278,7 +278,7 @@ def verify_files(version: Path, certificate: Certificate) -> None:
 
 
 @contextlib.contextmanager
-def verified_copy(version: Path, certificate: Certificate) -> Iterator[Path]:
+def verified_copy(version: Path, certificate: VersionCertificate) -> Iterator[Path]:
     """A private copy of the artifact in ``version``, each file verified while it was copied.
 
     Between a check and its use nobody can change what was checked. The copy lies in the folder
@@ -323,7 +323,7 @@ def _copy(version: Path, copy: Path, name: str, expected: str, left: int) -> int
     return left
 
 
-def _check_names(version: Path, certificate: Certificate) -> None:
+def _check_names(version: Path, certificate: VersionCertificate) -> None:
     present = set(manifest.files_of(version)) - UNLISTED
     for name in sorted(certificate.files.keys() - present):
         raise IntegrityError(f"'{name}' is listed in {CERTIFICATE} but missing")
@@ -341,11 +341,11 @@ def _check_digest(name: str, actual: str, expected: str) -> None:
         raise IntegrityError(f"'{name}' does not match its SHA-256 in {CERTIFICATE}")
 
 
-def _parse_certificate(content: bytes, model: str) -> Certificate:
+def _parse_certificate(content: bytes, model: str) -> VersionCertificate:
     try:
         document = json.loads(content)
         artifact = document["artifact"]
-        certificate = Certificate(
+        certificate = VersionCertificate(
             model=str(document["model"]["name"]),
             files={str(name): str(file["sha256"]) for name, file in artifact["files"].items()},
             size_bytes=int(artifact["size_bytes"]),

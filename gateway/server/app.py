@@ -15,11 +15,11 @@ import uvloop
 
 from modelport.gateway.backends.base import Artifact, Host
 from modelport.gateway.errors import Unavailable
-from modelport.gateway.inference.service import DataPlane
-from modelport.gateway.inference.shared_memory import Regions
+from modelport.gateway.inference.service import InferenceService
+from modelport.gateway.inference.shared_memory import SharedMemoryRegions
 from modelport.gateway.models.control import Control, LocalControl
-from modelport.gateway.models.manager import Lifecycle
-from modelport.gateway.models.snapshot import Standing
+from modelport.gateway.models.manager import ModelManager
+from modelport.gateway.models.snapshot import Snapshot
 from modelport.gateway.protocols.asgi import App
 from modelport.gateway.protocols.dialects import Dialects
 from modelport.gateway.protocols.grpc_method import Methods
@@ -44,7 +44,7 @@ LAME_DUCK_SECONDS = 1.0
 #: What is left of the exit timeout when requests are cut off, for telling them and for closing.
 CLOSING_SECONDS = 0.1
 MakeFront = Callable[[App, Methods, Settings], Front]
-MakeControl = Callable[[Lifecycle], Control]
+MakeControl = Callable[[ModelManager], Control]
 
 
 class Ports(NamedTuple):
@@ -74,19 +74,19 @@ class Server:
         request_memory.PROCESS.limit_bytes = request_memory_bytes(settings)
         self._settings = settings
         self._alone = make_control is None
-        self.lifecycle = Lifecycle(settings, make_host=self._host)
-        self.control: Control = (make_control or LocalControl)(self.lifecycle)
-        self._dataplane = dataplane = DataPlane(
-            self.lifecycle, settings.log_verbose > 0, settings.max_request_timeout_seconds
+        self.manager = ModelManager(settings, make_host=self._host)
+        self.control: Control = (make_control or LocalControl)(self.manager)
+        self._service = service = InferenceService(
+            self.manager, settings.log_verbose > 0, settings.max_request_timeout_seconds
         )
-        regions = Regions(settings.allow_client_shm)
+        regions = SharedMemoryRegions(settings.allow_client_shm)
         shared = SharedMemory(regions, self.control, settings.http_max_input_bytes)
         requests = TfServingRequests()
-        dialects = Dialects(settings, dataplane, self.lifecycle, self.control, shared, requests)
+        dialects = Dialects(settings, service, self.manager, self.control, shared, requests)
         self.registry = registry(
-            self.lifecycle.statistics,
+            self.manager.statistics,
             requests,
-            self.lifecycle,
+            self.manager,
             request_memory.PROCESS,
             self._alone,
         )
@@ -99,16 +99,16 @@ class Server:
         self._tell = tell
         self._watchdog: Watchdog | None = None
 
-    def _host(self, lifecycle: Lifecycle) -> Host:
+    def _host(self, manager: ModelManager) -> Host:
         programs = self._settings.routes.servers
         return Host(
             loop=asyncio.get_running_loop(),
-            infer=self._dataplane.infer_step,
-            config_of=lambda name, number: lifecycle.get(name, number).config,
+            infer=self._service.infer_step,
+            config_of=lambda name, number: manager.get(name, number).config,
             package=_package,
             program=lambda server: programs.get(server, Program()),
-            stream=self._dataplane.stream_step,
-            labels_of=lambda name, number, output: lifecycle.get(name, number).labels_of(output),
+            stream=self._service.stream_step,
+            labels_of=lambda name, number, output: manager.get(name, number).labels_of(output),
         )
 
     def _metrics_listener(self) -> HttpListener:
@@ -136,19 +136,19 @@ class Server:
         if self._metrics is not None:
             await self._metrics.start()
         startup.settle()
-        self._watchdog = Watchdog(self._tell, lambda: self.lifecycle.loading)
+        self._watchdog = Watchdog(self._tell, lambda: self.manager.loading)
         await self._front.start()
         if self._metrics is not None:
             log.info("listening", **self.ports._asdict())
 
-    async def load(self, others: Standing | None = None) -> None:
+    async def load(self, others: Snapshot | None = None) -> None:
         """Load the models, or those that ``others`` serve, and be ready.
 
         Raises:
             Unavailable: with ``exit_on_error``, a model does not load.
         """
-        await self.lifecycle.start(others)
-        broken = self.lifecycle.broken()
+        await self.manager.start(others)
+        broken = self.manager.broken()
         if broken and self._settings.exit_on_error:
             reasons = {row["name"]: row.get("reason", "") for row in self.lifecycle.index()}
             told = [
@@ -158,14 +158,14 @@ class Server:
         if not self._alone:
             return
         if self._settings.model_control_mode is ModelControlMode.POLL:
-            self._poller = asyncio.get_running_loop().create_task(self.lifecycle.poll())
-        log.info("started", ready=self.lifecycle.ready, models=len(self.lifecycle.index(True)))
+            self._poller = asyncio.get_running_loop().create_task(self.manager.poll())
+        log.info("started", ready=self.manager.ready, models=len(self.manager.index(True)))
 
     async def stop(self) -> None:
         """Readiness off, listeners closed, requests in flight done, then the backends."""
         timeout = self._settings.exit_timeout_seconds
         deadline = Deadline.after(max(0.0, timeout - CLOSING_SECONDS))
-        self.lifecycle.draining.set()
+        self.manager.draining.set()
         if self._alone:
             log.info("draining", timeout_seconds=timeout)
         if self._poller is not None:
@@ -173,9 +173,9 @@ class Server:
             with contextlib.suppress(asyncio.CancelledError):
                 await self._poller
         await self._front.lame_duck(min(LAME_DUCK_SECONDS, timeout / 4))
-        self.lifecycle.closing.set()
+        self.manager.closing.set()
         await self._front.drain(deadline)
-        ending = [asyncio.wait_for(self.lifecycle.stop(), deadline.remaining())]
+        ending = [asyncio.wait_for(self.manager.stop(), deadline.remaining())]
         if self._metrics is not None:
             ending.append(self._metrics.drain(deadline))
         await asyncio.gather(*ending, return_exceptions=True)

@@ -24,7 +24,7 @@ _REASON_OF = {
 }
 
 
-class Duration:
+class StatisticDuration:
     """A count and the nanoseconds it took, as the statistics extension reports them."""
 
     __slots__ = ("count", "ns")
@@ -47,12 +47,12 @@ class ResponseStatistics:
     __slots__ = ("cancel", "compute_infer", "compute_output", "empty_response", "fail", "success")
 
     def __init__(self) -> None:
-        self.compute_infer = Duration()
-        self.compute_output = Duration()
-        self.success = Duration()
-        self.fail = Duration()
-        self.empty_response = Duration()
-        self.cancel = Duration()
+        self.compute_infer = StatisticDuration()
+        self.compute_output = StatisticDuration()
+        self.success = StatisticDuration()
+        self.fail = StatisticDuration()
+        self.empty_response = StatisticDuration()
+        self.cancel = StatisticDuration()
 
     def document(self) -> dict[str, Any]:
         return {
@@ -66,7 +66,7 @@ class ResponseStatistics:
 
 
 #: Input, inference, output.
-_Compute = tuple[Duration, Duration, Duration]
+_Compute = tuple[StatisticDuration, StatisticDuration, StatisticDuration]
 
 
 def _add(compute: _Compute, timing: Timing) -> None:
@@ -87,15 +87,15 @@ class Statistics:
         self.last_inference_ms = 0
         self.inference_count = 0
         self.execution_count = 0
-        self.success = Duration()
-        self.fail = Duration()
-        self.queue = Duration()
-        self.compute_input = Duration()
-        self.compute_infer = Duration()
-        self.compute_output = Duration()
+        self.success = StatisticDuration()
+        self.fail = StatisticDuration()
+        self.queue = StatisticDuration()
+        self.compute_input = StatisticDuration()
+        self.compute_infer = StatisticDuration()
+        self.compute_output = StatisticDuration()
         self._compute: _Compute = (self.compute_input, self.compute_infer, self.compute_output)
-        self.cache_hit = Duration()
-        self.cache_miss = Duration()
+        self.cache_hit = StatisticDuration()
+        self.cache_miss = StatisticDuration()
         #: Whether a response cache is asked before the model.
         self.cached = False
         self.pending = 0
@@ -128,7 +128,11 @@ class Statistics:
         self.execution_count += 1
         compute = self._batches.get(batch_size)
         if compute is None:
-            compute = self._batches[batch_size] = (Duration(), Duration(), Duration())
+            compute = self._batches[batch_size] = (
+                StatisticDuration(),
+                StatisticDuration(),
+                StatisticDuration(),
+            )
         _add(compute, timing)
 
     def _first_response(self, ns: int) -> None:

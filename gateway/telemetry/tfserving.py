@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import bisect
 
-from modelport.gateway.telemetry.statistics import Duration
+from modelport.gateway.telemetry.statistics import StatisticDuration
 
 #: Upper bounds of ``:tensorflow:serving:request_latency``, as there.
 REQUEST_BUCKETS_US = tuple(10 * 1.8**exponent for exponent in range(33))
@@ -20,7 +20,7 @@ class TfServingRequests:
         #: Of model and status.
         self.counts: dict[tuple[str, str], int] = {}
         #: Of model, API and entrypoint: a count for each bucket and one above, and their sum.
-        self.latencies: dict[tuple[str, str, str], tuple[list[int], Duration]] = {}
+        self.latencies: dict[tuple[str, str, str], tuple[list[int], StatisticDuration]] = {}
 
     def record(self, model: str, api: str, entrypoint: str, status: str, ns: int) -> None:
         """One request is done.
@@ -35,7 +35,7 @@ class TfServingRequests:
         if status == "OK":
             key = (model, api, entrypoint)
             if key not in self.latencies:
-                self.latencies[key] = ([0] * (len(REQUEST_BUCKETS_US) + 1), Duration())
+                self.latencies[key] = ([0] * (len(REQUEST_BUCKETS_US) + 1), StatisticDuration())
             buckets, total = self.latencies[key]
             buckets[bisect.bisect_left(REQUEST_BUCKETS_US, ns / 1000)] += 1
             total.add(ns)

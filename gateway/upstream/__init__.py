@@ -1,6 +1,6 @@
 """Other servers as seen from a backend: endpoints, what becomes of them, and the two transports.
 
-    pool = Pool(model_name, endpoints, probe, timeout_seconds=..., connect_timeout_seconds=...)
+    pool = EndpointPool(model_name, endpoints, probe, timeout_seconds=..., ...)
     await pool.start()
     answer = await pool.call(lambda endpoint, limit: ..., deadline)
 
@@ -14,18 +14,18 @@ from modelport.gateway.upstream.outlier_detection import (
     NOT_PROCESSED,
     Endpoint,
     EndpointFailed,
-    Failure,
+    FailureKind,
     ServerError,
 )
-from modelport.gateway.upstream.pool import Pool, on_loop
+from modelport.gateway.upstream.pool import EndpointPool, on_loop
 
 __all__ = [
     "IDEMPOTENT",
     "NOT_PROCESSED",
     "Endpoint",
     "EndpointFailed",
-    "Failure",
-    "Pool",
+    "EndpointPool",
+    "FailureKind",
     "ServerError",
     "on_loop",
     "public",

@@ -27,7 +27,7 @@ from modelport.gateway.errors import (
     TimedOut,
     Unsupported,
 )
-from modelport.gateway.repository.routes import Route
+from modelport.gateway.repository.routes import ModelRoute
 from modelport.gateway.types import Deadline
 from modelport.gateway.upstream.background import is_cancelled
 from modelport.gateway.upstream.http2 import (
@@ -39,7 +39,7 @@ from modelport.gateway.upstream.http2 import (
 )
 from modelport.gateway.upstream.http2 import Reply as _Reply
 from modelport.gateway.upstream.messages import public
-from modelport.gateway.upstream.outlier_detection import EndpointFailed, Failure, ServerError
+from modelport.gateway.upstream.outlier_detection import EndpointFailed, FailureKind, ServerError
 from modelport.gateway.wire import hops
 from modelport.gateway.wire.http2 import literal
 from modelport.gateway.wire.http2_reader import Broken
@@ -70,7 +70,7 @@ _REQUEST = frozenset({"INVALID_ARGUMENT", "OUT_OF_RANGE", "FAILED_PRECONDITION",
 class Channel:
     """Connections to one endpoint of a route, made when they are needed."""
 
-    def __init__(self, address: str, route: Route) -> None:
+    def __init__(self, address: str, route: ModelRoute) -> None:
         host, _, port = address.rpartition(":")
         self._host, self._port = host.strip("[]"), int(port)
         self._address = address
@@ -127,7 +127,7 @@ class Channel:
                 made = await asyncio.shield(connecting)
             except asyncio.CancelledError:
                 if connecting.cancelled() and not is_cancelled():
-                    raise EndpointFailed(Failure.SILENT) from None
+                    raise EndpointFailed(FailureKind.SILENT) from None
                 raise
             if made.free or not made.usable:
                 return made
@@ -142,17 +142,17 @@ class Channel:
                 )
                 await connection.greeted
         except Broken as error:
-            raise EndpointFailed(Failure.REFUSED, "it does not speak gRPC") from error
+            raise EndpointFailed(FailureKind.REFUSED, "it does not speak gRPC") from error
         except (socket.gaierror, UnicodeError) as error:
-            raise EndpointFailed(Failure.REFUSED, "its name is unknown") from error
+            raise EndpointFailed(FailureKind.REFUSED, "its name is unknown") from error
         except ssl.SSLError as error:
-            raise EndpointFailed(Failure.REFUSED, "it cannot be trusted") from error
+            raise EndpointFailed(FailureKind.REFUSED, "it cannot be trusted") from error
         except ConnectionRefusedError as error:
-            raise EndpointFailed(Failure.REFUSED, "connection refused") from error
+            raise EndpointFailed(FailureKind.REFUSED, "connection refused") from error
         except TimeoutError as error:
-            raise EndpointFailed(Failure.SILENT) from error
+            raise EndpointFailed(FailureKind.SILENT) from error
         except OSError as error:
-            raise EndpointFailed(Failure.REFUSED, "it does not answer") from error
+            raise EndpointFailed(FailureKind.REFUSED, "it does not answer") from error
         finally:
             if self._connecting is asyncio.current_task():
                 self._connecting = None
@@ -160,7 +160,7 @@ class Channel:
                 connection.abort()
         if connection.usable and not connection.free:  # another one would allow no more
             connection.close()
-            raise EndpointFailed(Failure.REFUSED, "it takes no calls")
+            raise EndpointFailed(FailureKind.REFUSED, "it takes no calls")
         self._connections = [c for c in self._connections if c.usable]
         self._connections.append(connection)
         if self._keepalive is None:
@@ -246,13 +246,13 @@ async def unary(
         got = await connection.call(block, body, channel.max_reply_bytes + _PREFIX.size)
     except TooLarge as error:
         said = "it is larger than the route's max_reply_bytes"
-        raise EndpointFailed(Failure.DAMAGED, said) from error
+        raise EndpointFailed(FailureKind.DAMAGED, said) from error
     except (Broken, Reset) as error:
-        raise EndpointFailed(Failure.DROPPED) from error
+        raise EndpointFailed(FailureKind.DROPPED) from error
     try:
         return reply(_content(got))
     except DecodeError as error:
-        raise EndpointFailed(Failure.DAMAGED, "it is no message of the protocol") from error
+        raise EndpointFailed(FailureKind.DAMAGED, "it is no message of the protocol") from error
 
 
 def _content(got: _Reply) -> memoryview:
@@ -262,16 +262,16 @@ def _content(got: _Reply) -> memoryview:
     if code != "200" or not headers.get("content-type", "").startswith("application/grpc"):
         if code in ("429", "502", "503", "504"):
             raise meant("UNAVAILABLE", f"HTTP status {code}")
-        raise EndpointFailed(Failure.DAMAGED, "it does not speak gRPC")
+        raise EndpointFailed(FailureKind.DAMAGED, "it does not speak gRPC")
     status = _STATUSES.get(trailers.get("grpc-status", ""), "UNKNOWN")
     if status != "OK":
         raise meant(status, unquote(trailers.get("grpc-message", "")))
     body = got.body.view()
     if len(body) < _PREFIX.size:
-        raise EndpointFailed(Failure.DAMAGED, "it is cut off")
+        raise EndpointFailed(FailureKind.DAMAGED, "it is cut off")
     compressed, length = _PREFIX.unpack_from(body)
     if compressed or length != len(body) - _PREFIX.size:
-        raise EndpointFailed(Failure.DAMAGED, "it is not one message as it was asked for")
+        raise EndpointFailed(FailureKind.DAMAGED, "it is not one message as it was asked for")
     return body[_PREFIX.size :]
 
 
@@ -299,13 +299,13 @@ def meant(status: str, said: str) -> EndpointFailed | ModelportError:
     if status == "DEADLINE_EXCEEDED":
         return TimedOut()
     if status == "NOT_FOUND":
-        return EndpointFailed(Failure.MISSING, said)
+        return EndpointFailed(FailureKind.MISSING, said)
     if status in ("UNAVAILABLE", "CANCELLED"):
         lowered = said.lower()
         if "maximum queue size" in lowered:
             return QueueFull()
         if "timeout expired" in lowered:
             return TimedOut()
-        return EndpointFailed(Failure.UNREADY, said)
+        return EndpointFailed(FailureKind.UNREADY, said)
     said = said or "the server that runs the model gave no reason"
     return ServerError(said) if status in _SERVER else Internal(said)

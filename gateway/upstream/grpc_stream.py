@@ -15,11 +15,11 @@ import grpc
 from google.protobuf.message import DecodeError
 
 from modelport.gateway.errors import ModelportError, TimedOut
-from modelport.gateway.repository.routes import Route
+from modelport.gateway.repository.routes import ModelRoute
 from modelport.gateway.types import Deadline
 from modelport.gateway.upstream.grpc import KEEPALIVE_SECONDS, MAX_MESSAGE_BYTES, meant
 from modelport.gateway.upstream.http2 import PONG_SECONDS
-from modelport.gateway.upstream.outlier_detection import EndpointFailed, Failure
+from modelport.gateway.upstream.outlier_detection import EndpointFailed, FailureKind
 from modelport.gateway.wire import hops
 from modelport.gateway.wire.raw import Buffer
 
@@ -29,13 +29,13 @@ RECONNECT_SECONDS = 0.1
 MAX_RECONNECT_SECONDS = 1.0
 #: The library gives its own failures and a server's statuses alike; only its words tell them apart.
 _TRANSPORT = (
-    (re.compile(r"Connection refused"), Failure.REFUSED, "connection refused"),
-    (re.compile(r"^errors resolving|^DNS res"), Failure.REFUSED, "its name is unknown"),
-    (re.compile(r"Failed parsing HTTP/2"), Failure.REFUSED, "it does not speak gRPC"),
-    (re.compile(r"^failed to connect"), Failure.REFUSED, "it does not answer"),
+    (re.compile(r"Connection refused"), FailureKind.REFUSED, "connection refused"),
+    (re.compile(r"^errors resolving|^DNS res"), FailureKind.REFUSED, "its name is unknown"),
+    (re.compile(r"Failed parsing HTTP/2"), FailureKind.REFUSED, "it does not speak gRPC"),
+    (re.compile(r"^failed to connect"), FailureKind.REFUSED, "it does not answer"),
     (
         re.compile(r"message larger than max"),
-        Failure.DAMAGED,
+        FailureKind.DAMAGED,
         "it is larger than the route's max_reply_bytes",
     ),
     (
@@ -43,12 +43,12 @@ _TRANSPORT = (
             r"^Stream removed|Socket closed|Connection reset|GOAWAY|RST_STREAM|Broken pipe"
             r"|^recvmsg|^sendmsg|keepalive watchdog|Endpoint closing"
         ),
-        Failure.DROPPED,
+        FailureKind.DROPPED,
         "",
     ),
     (
         re.compile(r"^Received http2 header with status: (?!50[234])"),
-        Failure.DAMAGED,
+        FailureKind.DAMAGED,
         "it does not speak gRPC",
     ),
 )
@@ -57,7 +57,7 @@ _TRANSPORT = (
 class StreamChannel:
     """One endpoint of ``route``. It connects when it is first used, on the event loop."""
 
-    def __init__(self, address: str, route: Route) -> None:
+    def __init__(self, address: str, route: ModelRoute) -> None:
         options = [
             ("grpc.max_send_message_length", MAX_MESSAGE_BYTES),
             ("grpc.max_receive_message_length", route.max_reply_bytes),
@@ -121,7 +121,7 @@ class StreamChannel:
         except grpc.aio.AioRpcError as error:
             raise _crossed(error) from error
         except DecodeError as error:
-            raise EndpointFailed(Failure.DAMAGED, "it is no message of the protocol") from error
+            raise EndpointFailed(FailureKind.DAMAGED, "it is no message of the protocol") from error
         finally:
             call.cancel()
 

@@ -15,11 +15,11 @@ from aiohttp.connector import AddrInfoType
 from yarl import URL
 
 from modelport.gateway.errors import ModelportError, TimedOut
-from modelport.gateway.repository.routes import Route
+from modelport.gateway.repository.routes import ModelRoute
 from modelport.gateway.types import Deadline
 from modelport.gateway.upstream import grpc
 from modelport.gateway.upstream.http2 import PONG_SECONDS
-from modelport.gateway.upstream.outlier_detection import EndpointFailed, Failure
+from modelport.gateway.upstream.outlier_detection import EndpointFailed, FailureKind
 from modelport.gateway.wire import hops
 
 #: A larger body is sent in parts: the event loop serves others between them.
@@ -45,7 +45,7 @@ _STATUSES = {
 
 
 @dataclass(frozen=True, slots=True)
-class Reply:
+class HttpReply:
     """``headers`` look up without regard to case."""
 
     status: int
@@ -94,10 +94,10 @@ def _socket(address: AddrInfoType) -> socket.socket:
     return made
 
 
-class Session:
+class HttpSession:
     """Connections to the endpoints of one route. Made, used and closed on the event loop."""
 
-    def __init__(self, route: Route) -> None:
+    def __init__(self, route: ModelRoute) -> None:
         self._scheme = "https" if route.tls else "http"
         self._max_reply_bytes = route.max_reply_bytes
         self._connect_seconds = route.connect_timeout_seconds
@@ -128,7 +128,7 @@ class Session:
         limit: Deadline,
         body: bytes | None = None,
         headers: Mapping[str, str] | None = None,
-    ) -> Reply:
+    ) -> HttpReply:
         """One request and its whole reply, whatever the status. ``path`` is quoted already.
 
         Raises:
@@ -141,7 +141,7 @@ class Session:
                 self._to(address) as session,
                 self._request(session, method, address, path, limit, body, headers) as response,
             ):
-                return Reply(response.status, response.headers, await self._read(response))
+                return HttpReply(response.status, response.headers, await self._read(response))
 
     async def parts(
         self,
@@ -150,7 +150,7 @@ class Session:
         limit: Deadline,
         body: bytes,
         headers: Mapping[str, str],
-        refusal: Callable[[Reply], Exception],
+        refusal: Callable[[HttpReply], Exception],
     ) -> AsyncGenerator[bytes, None]:
         """The reply to a POST in the parts (chunks) that the server sends it in, as they are asked
         for. Closing the generator closes the connection.
@@ -166,13 +166,13 @@ class Session:
             ):
                 if response.status != 200:
                     raise refusal(
-                        Reply(response.status, response.headers, await self._read(response))
+                        HttpReply(response.status, response.headers, await self._read(response))
                     )
                 found = bytearray()
                 async for data, complete in response.content.iter_chunks():
                     found += data
                     if len(found) > self._max_reply_bytes:
-                        raise EndpointFailed(Failure.DAMAGED, _TOO_LARGE)
+                        raise EndpointFailed(FailureKind.DAMAGED, _TOO_LARGE)
                     if complete and found:
                         part, found = bytes(found), bytearray()
                         yield part
@@ -205,9 +205,9 @@ class Session:
 
     async def _read(self, response: aiohttp.ClientResponse) -> bytes:
         if 300 <= response.status < 400:
-            raise EndpointFailed(Failure.DAMAGED, "it is a redirect")
+            raise EndpointFailed(FailureKind.DAMAGED, "it is a redirect")
         if response.headers.get("Content-Encoding", "identity") != "identity":
-            raise EndpointFailed(Failure.DAMAGED, "it is compressed, which was not asked for")
+            raise EndpointFailed(FailureKind.DAMAGED, "it is compressed, which was not asked for")
         limit = self._max_reply_bytes
         if (response.content_length or 0) <= limit:
             parts, size = [], 0
@@ -219,7 +219,7 @@ class Session:
             else:
                 return parts[0] if len(parts) == 1 else b"".join(parts)
         response.close()
-        raise EndpointFailed(Failure.DAMAGED, _TOO_LARGE)
+        raise EndpointFailed(FailureKind.DAMAGED, _TOO_LARGE)
 
     async def close(self) -> None:
         for connections in self._connections.values():
@@ -234,17 +234,17 @@ def _crossing() -> Iterator[None]:
     try:
         yield
     except aiohttp.ConnectionTimeoutError as error:
-        raise EndpointFailed(Failure.SILENT) from error
+        raise EndpointFailed(FailureKind.SILENT) from error
     except aiohttp.ClientConnectorError as error:
-        raise EndpointFailed(Failure.REFUSED, _reason(error)) from error
+        raise EndpointFailed(FailureKind.REFUSED, _reason(error)) from error
     except TimeoutError as error:
         raise TimedOut from error
     except (aiohttp.ServerDisconnectedError, aiohttp.ClientOSError) as error:
-        raise EndpointFailed(Failure.DROPPED) from error
+        raise EndpointFailed(FailureKind.DROPPED) from error
     except aiohttp.ClientPayloadError as error:
-        raise EndpointFailed(Failure.DAMAGED, "it is cut off") from error
+        raise EndpointFailed(FailureKind.DAMAGED, "it is cut off") from error
     except aiohttp.ClientError as error:
-        raise EndpointFailed(Failure.DAMAGED, "it does not speak HTTP") from error
+        raise EndpointFailed(FailureKind.DAMAGED, "it does not speak HTTP") from error
 
 
 def meant(status: int, said: str) -> EndpointFailed | ModelportError:

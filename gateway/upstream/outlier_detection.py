@@ -26,7 +26,7 @@ SLOWER_SECONDS = 0.1
 WEIGHT = 0.1
 
 
-class Failure(Enum):
+class FailureKind(Enum):
     """What is wrong with an endpoint; the value is what its clients are told, less the reason."""
 
     REFUSED = "cannot be reached"
@@ -43,13 +43,19 @@ class Failure(Enum):
 
 #: These eject the last endpoint that is left, too. The others may be one client's doing: then a
 #: probe decides, and it must find one of these.
-UNREACHABLE = frozenset({Failure.REFUSED, Failure.SILENT, Failure.DROPPED})
+UNREACHABLE = frozenset({FailureKind.REFUSED, FailureKind.SILENT, FailureKind.DROPPED})
 #: The endpoint has not begun to compute: the request can be sent elsewhere, whatever it does.
 NOT_PROCESSED = frozenset(
-    {Failure.REFUSED, Failure.SILENT, Failure.UNREADY, Failure.MISSING, Failure.FULL}
+    {
+        FailureKind.REFUSED,
+        FailureKind.SILENT,
+        FailureKind.UNREADY,
+        FailureKind.MISSING,
+        FailureKind.FULL,
+    }
 )
 #: An inference has no effect but its answer, so that it can be sent elsewhere after any failure.
-IDEMPOTENT = frozenset(Failure)
+IDEMPOTENT = frozenset(FailureKind)
 
 
 class ServerError(Internal):
@@ -63,7 +69,7 @@ class EndpointFailed(Exception):
     """
 
     def __init__(
-        self, failure: Failure, reason: str = "", error: ModelportError | None = None
+        self, failure: FailureKind, reason: str = "", error: ModelportError | None = None
     ) -> None:
         super().__init__(f"{failure.value}: {reason}" if reason else failure.value)
         self.failure = failure
@@ -139,7 +145,7 @@ def choose(endpoints: Sequence[Endpoint], turn: int, tried: Endpoint | None) -> 
 
 
 def is_outlier(
-    endpoint: Endpoint, failure: Failure, others: Sequence[Endpoint], settings: OutlierDetection
+    endpoint: Endpoint, failure: FailureKind, others: Sequence[Endpoint], settings: OutlierDetection
 ) -> bool:
     """Whether ``endpoint``, which has just failed, has failed too often."""
     if endpoint.trial:
@@ -150,16 +156,16 @@ def is_outlier(
     return _fails_more_often(endpoint, others, settings)
 
 
-def _consecutive(failure: Failure, settings: OutlierDetection) -> int:
+def _consecutive(failure: FailureKind, settings: OutlierDetection) -> int:
     """Failures in a row, the last of this kind, that eject an endpoint; 0: none do."""
-    if failure in (Failure.REFUSED, Failure.SILENT):
+    if failure in (FailureKind.REFUSED, FailureKind.SILENT):
         return CONNECT_FAILURES
-    if failure is Failure.DROPPED:
+    if failure is FailureKind.DROPPED:
         return DROPPED_CONNECTIONS
-    if failure is Failure.ERRORED:
+    if failure is FailureKind.ERRORED:
         return settings.consecutive_5xx
     # A full queue is no fault in itself, only where the queues of the others are not.
-    return 0 if failure is Failure.FULL else settings.consecutive_gateway_failure
+    return 0 if failure is FailureKind.FULL else settings.consecutive_gateway_failure
 
 
 def _fails_more_often(
@@ -187,7 +193,10 @@ def is_stalled(
 
 
 def may_eject(
-    endpoint: Endpoint, failure: Failure, endpoints: Sequence[Endpoint], settings: OutlierDetection
+    endpoint: Endpoint,
+    failure: FailureKind,
+    endpoints: Sequence[Endpoint],
+    settings: OutlierDetection,
 ) -> bool:
     """Whether enough endpoints are left without ``endpoint``.
 

@@ -27,7 +27,7 @@ from modelport.gateway.upstream.outlier_detection import (
     UNREACHABLE,
     Endpoint,
     EndpointFailed,
-    Failure,
+    FailureKind,
     ServerError,
     choose,
     ejection_seconds,
@@ -56,7 +56,7 @@ PROBE_SECONDS = 2.0
 MAX_PROBE_INTERVAL_SECONDS = 2.0
 
 
-class Pool:
+class EndpointPool:
     """The endpoints that serve one model version. Made, used and closed on the event loop."""
 
     def __init__(
@@ -106,7 +106,7 @@ class Pool:
         self,
         attempt: Callable[[Endpoint, Deadline], Awaitable[T]],
         deadline: Deadline,
-        retried: Collection[Failure] = IDEMPOTENT,
+        retried: Collection[FailureKind] = IDEMPOTENT,
     ) -> T:
         """The answer of one endpoint, or of a second one if the first fails.
 
@@ -166,9 +166,9 @@ class Pool:
             self._count_error(endpoint, error)
             raise self._public(error) from error
 
-    def _second(self, failed: Endpoint, failure: Failure) -> Endpoint | None:
+    def _second(self, failed: Endpoint, failure: FailureKind) -> Endpoint | None:
         second = choose(self.endpoints, self._turn, failed)
-        if second is None and failure is Failure.DROPPED and not failed.ejected:
+        if second is None and failure is FailureKind.DROPPED and not failed.ejected:
             return failed  # the connection was idle for too long; the next is a new one
         return second
 
@@ -195,18 +195,18 @@ class Pool:
             raise
         except (TimeoutError, TimedOut) as error:
             if moved:  # the endpoint was ejected meanwhile
-                raise EndpointFailed(Failure.HUNG) from error
-            failed = EndpointFailed(Failure.HUNG)
+                raise EndpointFailed(FailureKind.HUNG) from error
+            failed = EndpointFailed(FailureKind.HUNG)
             routes_own = limit is not deadline and (time_limit.expired or limit.expired)
             waited = math.inf if routes_own else time.monotonic() - began
             self._failed(endpoint, failed, waited)
             raise failed from error
         except QueueFull as error:
-            failed = EndpointFailed(Failure.FULL, error=error)
+            failed = EndpointFailed(FailureKind.FULL, error=error)
             self._failed(endpoint, failed)
             raise failed from error
         except ServerError as error:
-            raise EndpointFailed(Failure.ERRORED, str(error), error) from error
+            raise EndpointFailed(FailureKind.ERRORED, str(error), error) from error
         except ModelportError:  # the request is to blame
             self._answered(endpoint, began)
             raise
@@ -214,7 +214,7 @@ class Pool:
             # Many clients do not tell their deadline: they hang up.
             waited = time.monotonic() - began
             if waited > STALL_SECONDS and not self._closed:
-                self._failed(endpoint, EndpointFailed(Failure.HUNG), waited)
+                self._failed(endpoint, EndpointFailed(FailureKind.HUNG), waited)
             raise
         self._answered(endpoint, began)
         return answer
@@ -222,10 +222,10 @@ class Pool:
     def _public(self, error: EndpointFailed) -> ModelportError:
         if error.error is not None:
             return error.error
-        if error.failure is Failure.HUNG:
+        if error.failure is FailureKind.HUNG:
             return TimedOut()
         said = f"the server that runs '{self._model}' {error}"
-        return Internal(said) if error.failure is Failure.DAMAGED else Unavailable(said)
+        return Internal(said) if error.failure is FailureKind.DAMAGED else Unavailable(said)
 
     # -- outlier detection ------------------------------------------------------------------------
 
@@ -238,12 +238,12 @@ class Pool:
             return
         endpoint.slow += 1
         enough = endpoint.trial or endpoint.slow >= self._settings.consecutive_5xx
-        if enough and self._may_eject(endpoint, Failure.SLOW):
-            self._eject(endpoint, EndpointFailed(Failure.SLOW))
+        if enough and self._may_eject(endpoint, FailureKind.SLOW):
+            self._eject(endpoint, EndpointFailed(FailureKind.SLOW))
 
     def _count_error(self, endpoint: Endpoint, error: EndpointFailed) -> None:
         """Count a server's own error, once it is known that it is not the request's doing."""
-        if error.failure is Failure.ERRORED:
+        if error.failure is FailureKind.ERRORED:
             self._failed(endpoint, error)
 
     def _failed(self, endpoint: Endpoint, error: EndpointFailed, waited: float = math.inf) -> None:
@@ -267,7 +267,7 @@ class Pool:
         else:
             self._suspect(endpoint, self._connect_seconds)
 
-    def _may_eject(self, endpoint: Endpoint, failure: Failure) -> bool:
+    def _may_eject(self, endpoint: Endpoint, failure: FailureKind) -> bool:
         if endpoint.ejected or not (self._settings.enabled or failure in UNREACHABLE):
             return False
         return may_eject(endpoint, failure, self.endpoints, self._settings)
@@ -282,11 +282,11 @@ class Pool:
         asked = time.monotonic()
         failed = await self._failure(endpoint, seconds)
         endpoint.suspected = False
-        silent = failed is not None and failed.failure is Failure.SILENT
+        silent = failed is not None and failed.failure is FailureKind.SILENT
         if failed is None or endpoint.ejected or (silent and endpoint.last_answer > asked):
             return
         if any(each is not endpoint and not each.ejected for each in self.endpoints):
-            self._eject(endpoint, EndpointFailed(Failure.HUNG) if silent else failed)
+            self._eject(endpoint, EndpointFailed(FailureKind.HUNG) if silent else failed)
         elif failed.failure in UNREACHABLE and seconds >= self._connect_seconds:
             self._eject(endpoint, failed)
 
@@ -302,7 +302,7 @@ class Pool:
             "an endpoint is ejected", model=self._model, endpoint=endpoint.address,
             reason=str(error), seconds=ejection_seconds(endpoint.ejections, settings),
         )  # fmt: skip
-        if error.failure is Failure.HUNG:  # what waits there is sent elsewhere
+        if error.failure is FailureKind.HUNG:  # what waits there is sent elsewhere
             waiting = list(endpoint.waiting)
             endpoint.waiting.clear()
             for time_limit in waiting:
@@ -332,14 +332,14 @@ class Pool:
         except EndpointFailed as error:
             return error
         except (TimeoutError, TimedOut):
-            return EndpointFailed(Failure.SILENT)
+            return EndpointFailed(FailureKind.SILENT)
         except ModelportError as error:
-            return EndpointFailed(Failure.UNREADY, str(error))
+            return EndpointFailed(FailureKind.UNREADY, str(error))
         except (asyncio.CancelledError, Exception):
             if is_cancelled():
                 raise
             log.exception("a probe failed", model=self._model, endpoint=endpoint.address)
-            return EndpointFailed(Failure.UNREADY)
+            return EndpointFailed(FailureKind.UNREADY)
         return None
 
     def _watch(self) -> None:
@@ -378,9 +378,9 @@ class Pool:
             return
         longest = max(STALL_SECONDS, endpoint.slow_seconds)
         if is_stalled(endpoint, now, longest, self._settings) and self._may_eject(
-            endpoint, Failure.HUNG
+            endpoint, FailureKind.HUNG
         ):
-            self._eject(endpoint, EndpointFailed(Failure.HUNG))
+            self._eject(endpoint, EndpointFailed(FailureKind.HUNG))
         else:
             self._suspect(endpoint, min(PROBE_SECONDS, self._connect_seconds))
 

@@ -30,9 +30,9 @@ from typing import Any, NamedTuple
 import grpc
 from google.protobuf.descriptor import Descriptor, FieldDescriptor
 
-from modelport.gateway.inference.service import DataPlane
-from modelport.gateway.inference.shared_memory import Regions
-from modelport.gateway.models.manager import Lifecycle
+from modelport.gateway.inference.service import InferenceService
+from modelport.gateway.inference.shared_memory import SharedMemoryRegions
+from modelport.gateway.models.manager import ModelManager
 from modelport.gateway.protocols.dialects import Dialects
 from modelport.gateway.protocols.oip.shared_memory import SharedMemory
 from modelport.gateway.settings import Settings
@@ -235,11 +235,11 @@ def routes(gateway: Gateway) -> list[tuple[str, str]]:
 def methods() -> list[tuple[str, str, Any]]:
     """Service, method and request class of every gRPC method."""
     settings = Settings(())
-    lifecycle = Lifecycle(settings)
+    manager = ModelManager(settings)
     control: Any = _NoControl()
-    shared = SharedMemory(Regions(False), control, 1)
-    dataplane = DataPlane(lifecycle)
-    table = Dialects(settings, dataplane, lifecycle, control, shared, TfServingRequests()).grpc
+    shared = SharedMemory(SharedMemoryRegions(False), control, 1)
+    service = InferenceService(manager)
+    table = Dialects(settings, service, manager, control, shared, TfServingRequests()).grpc
     found = []
     for service, rows in table.items():
         found += [(service, name, row) for name, row in rows.items()]

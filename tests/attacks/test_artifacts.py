@@ -35,8 +35,8 @@ from modelport.exporters.sources import keras_file
 from modelport.gateway import backends
 from modelport.gateway.cli.errors import UsageError
 from modelport.gateway.errors import ModelportError
-from modelport.gateway.models.loader import Loader
-from modelport.gateway.models.model import Model, read_config
+from modelport.gateway.models.loader import VersionLoader
+from modelport.gateway.models.model import ModelRecord, read_config
 from modelport.gateway.repository import config as configuration
 from modelport.gateway.repository import (
     manifest,
@@ -78,8 +78,8 @@ class Repository:
 
     def serve(self, **settings: Any) -> Any:
         entry = scan.scan([self.root])["m"]
-        loader = Loader(Settings((self.root,), **settings), backends.find, 1)
-        config = read_config(Model(entry))
+        loader = VersionLoader(Settings((self.root,), **settings), backends.find, 1)
+        config = read_config(ModelRecord(entry))
         return loader.load(entry, entry.versions[1], config, Statistics()).backend
 
     def certify(self, form: str, **more: Any) -> None:

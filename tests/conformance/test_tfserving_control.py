@@ -1,4 +1,4 @@
-"""TensorFlow Serving's control of the lifecycle, labels, and pictures, over gRPC and REST."""
+"""TensorFlow Serving's control of the manager, labels, and pictures, over gRPC and REST."""
 
 from __future__ import annotations
 

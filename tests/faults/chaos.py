@@ -26,7 +26,13 @@ from modelport.gateway import backends
 from modelport.gateway.backends.base import Artifact, Host
 from modelport.gateway.errors import ModelportError
 from modelport.gateway.repository import config as configuration
-from modelport.gateway.repository.routes import BACKENDS, OutlierDetection, Program, Protocol, Route
+from modelport.gateway.repository.routes import (
+    BACKENDS,
+    ModelRoute,
+    OutlierDetection,
+    Program,
+    UpstreamProtocol,
+)
 from modelport.gateway.types import Datatype, Deadline, InferRequest, Tensor
 from tests.faults.chaos_proxy import STATUSES, ChaosProxy, Fault, Shim
 from tests.faults.probes import Repository
@@ -38,7 +44,7 @@ SIGNATURE = (
     "max_batch_size: 8 input { name: 'x' data_type: TYPE_FP32 dims: 4 } "
     "output { name: 'y' data_type: TYPE_FP32 dims: 4 }"
 )
-KINDS = [(backend, protocol) for backend in BACKENDS for protocol in Protocol]
+KINDS = [(backend, protocol) for backend in BACKENDS for protocol in UpstreamProtocol]
 FAULTS = [fault for fault in Fault if fault is not Fault.NONE]
 #: What must hold.
 FAILED_SHARE, EJECTED_SECONDS, EJECTED_REQUESTS, BACK_SECONDS, SLOWER = 0.005, 3.0, 5, 5.0, 1.5
@@ -150,15 +156,17 @@ async def _until(condition: Any, seconds: float) -> float:
     return time.monotonic() - began
 
 
-async def run(gateway: Gateway, backend: str, protocol: Protocol, fault: Fault, plan: Plan) -> Cell:
+async def run(
+    gateway: Gateway, backend: str, protocol: UpstreamProtocol, fault: Fault, plan: Plan
+) -> Cell:
     """One cell of the matrix."""
-    target = gateway.grpc if protocol is Protocol.GRPC else gateway.http
+    target = gateway.grpc if protocol is UpstreamProtocol.GRPC else gateway.http
     async with contextlib.AsyncExitStack() as stack:
         shim = Shim(target)
         behind = target
         if fault in STATUSES:
             behind = await stack.enter_async_context(
-                shim.grpc() if protocol is Protocol.GRPC else shim.http()
+                shim.grpc() if protocol is UpstreamProtocol.GRPC else shim.http()
             )
         proxies = [ChaosProxy(behind), ChaosProxy(target)]
         addresses = [await stack.enter_async_context(proxy.listening()) for proxy in proxies]
@@ -170,13 +178,13 @@ async def run(gateway: Gateway, backend: str, protocol: Protocol, fault: Fault, 
             await asyncio.to_thread(loaded.unload)
 
 
-async def _load(backend: str, protocol: Protocol, addresses: list[str], plan: Plan) -> Any:
+async def _load(backend: str, protocol: UpstreamProtocol, addresses: list[str], plan: Plan) -> Any:
     def unused(*_: Any) -> Any:
         raise AssertionError
 
     loop = asyncio.get_running_loop()
     host = Host(loop, unused, unused, unused, lambda name: Program(), unused, unused)
-    route = Route(
+    route = ModelRoute(
         backend,
         tuple(addresses),
         protocol,

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from modelport.gateway.repository.routes import OutlierDetection, Protocol
+from modelport.gateway.repository.routes import OutlierDetection, UpstreamProtocol
 from modelport.gateway.upstream import pool
 from tests.faults.chaos import FAULTS, KINDS, Cell, Plan, run, upstream
 from tests.faults.chaos_proxy import Fault
@@ -26,7 +26,7 @@ def gateway() -> Iterator[Gateway]:
 async def cell(
     gateway: Gateway,
     backend: str,
-    protocol: Protocol,
+    protocol: UpstreamProtocol,
     fault: Fault,
     monkeypatch: pytest.MonkeyPatch,
     settings: OutlierDetection = QUICK,
@@ -45,7 +45,7 @@ async def cell(
 async def test_a_broken_endpoint_costs_hardly_any_request_and_comes_back(
     gateway: Gateway,
     backend: str,
-    protocol: Protocol,
+    protocol: UpstreamProtocol,
     fault: Fault,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -57,7 +57,9 @@ async def test_the_check_sees_a_pool_without_outlier_detection(
     gateway: Gateway, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     off = OutlierDetection(enabled=False)
-    found = await cell(gateway, "triton", Protocol.GRPC, Fault.HANG_AT_INFERENCE, monkeypatch, off)
+    found = await cell(
+        gateway, "triton", UpstreamProtocol.GRPC, Fault.HANG_AT_INFERENCE, monkeypatch, off
+    )
     assert "ejected" in found.missed(timed=False), found
     assert found.failed >= 8
 

@@ -121,13 +121,13 @@ def gateways(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Gateways:
         vertex = VertexAi("/vertex", "/vertex-health", "m")
         chosen = Settings((repository(tmp_path),), metrics_port=0, vertex_ai=vertex, **settings)
         server = Server(chosen, make_front, LocalControl)  # a worker's: without a metrics port
-        await server.lifecycle.start()
+        await server.manager.start()
         try:
             transport = httpx.ASGITransport(found[0])
             async with httpx.AsyncClient(transport=transport, base_url="http://gateway") as client:
                 yield Gateway(client, found[1], asked)
         finally:
-            await server.lifecycle.stop()
+            await server.manager.stop()
 
     return serving
 

@@ -11,7 +11,7 @@ import pytest
 
 from modelport.gateway.backends.base import Artifact
 from modelport.gateway.backends.fake import FakeBackend
-from modelport.gateway.models.manager import Lifecycle
+from modelport.gateway.models.manager import ModelManager
 from modelport.gateway.repository import config, manifest, signed_config, signing
 from modelport.gateway.repository.signing import PrivateKey
 from modelport.gateway.settings import Settings
@@ -152,11 +152,11 @@ async def test_what_is_changed_between_the_check_and_the_load_is_not_loaded(
         return FakeBackend(artifact)
 
     settings = Settings((repository.root,), require_signature=(key.public,))
-    lifecycle = Lifecycle(settings, lambda name: load)
-    await lifecycle.start()
-    assert lifecycle.versions("m") == [1]
+    manager = ModelManager(settings, lambda name: load)
+    await manager.start()
+    assert manager.versions("m") == [1]
     assert loaded == [original]
-    await lifecycle.stop()
+    await manager.stop()
 
 
 def test_any_of_several_keys_will_do(

@@ -20,7 +20,7 @@ import pytest
 
 from modelport.gateway.backends.base import Artifact
 from modelport.gateway.backends.fake import FakeBackend
-from modelport.gateway.models.manager import Lifecycle
+from modelport.gateway.models.manager import ModelManager
 from modelport.gateway.repository import manifest, scan
 from modelport.gateway.settings import ModelControlMode, Settings
 from tests import models
@@ -452,22 +452,22 @@ class Held:
         return load
 
 
-async def explicit(repository: Repository, held: Held) -> Lifecycle:
-    """A started lifecycle that has loaded nothing."""
+async def explicit(repository: Repository, held: Held) -> ModelManager:
+    """A started manager that has loaded nothing."""
     settings = Settings((repository.root,), ModelControlMode.EXPLICIT)
-    lifecycle = Lifecycle(settings, held.find)
-    await lifecycle.start()
-    return lifecycle
+    manager = ModelManager(settings, held.find)
+    await manager.start()
+    return manager
 
 
 async def happened(event: threading.Event) -> None:
     assert await asyncio.to_thread(event.wait, probes.WAIT_SECONDS)
 
 
-async def settles(lifecycle: Lifecycle, state: str, reason: str = "") -> None:
+async def settles(manager: ModelManager, state: str, reason: str = "") -> None:
     """The only version of the index comes to that state."""
     async with asyncio.timeout(SETTLE_SECONDS):
-        while [(r["state"], r["reason"]) for r in lifecycle.index()] != [(state, reason)]:
+        while [(r["state"], r["reason"]) for r in manager.index()] != [(state, reason)]:
             await asyncio.sleep(0.001)
 
 
@@ -485,7 +485,7 @@ async def test_a_scan_that_takes_long_brings_back_nothing_that_a_later_one_repla
     held.may_load.set()
     held.may_unload.set()
     repository.slow(0, "m")
-    lifecycle = await explicit(repository, held)
+    manager = await explicit(repository, held)
     real, scans = scan.together, itertools.count()
     scanned, go_on = threading.Event(), threading.Event()
 
@@ -497,35 +497,35 @@ async def test_a_scan_that_takes_long_brings_back_nothing_that_a_later_one_repla
         return found
 
     monkeypatch.setattr(scan, "together", delayed)
-    first = asyncio.create_task(lifecycle.load("m"))
+    first = asyncio.create_task(manager.load("m"))
     await happened(scanned)
     (repository.root / "m" / "2").mkdir()
-    second = asyncio.create_task(lifecycle.load("m"))
+    second = asyncio.create_task(manager.load("m"))
     await asyncio.wait({second}, timeout=0.3)  # as far as it comes while the first one stands
     go_on.set()
     await asyncio.gather(first, second)
-    assert lifecycle.versions("m") == [2]
-    assert lifecycle.get("m").number == 2
-    await lifecycle.stop()
+    assert manager.versions("m") == [2]
+    assert manager.get("m").number == 2
+    await manager.stop()
 
 
 async def test_a_load_that_its_caller_gives_up_is_finished(
     repository: Repository, held: Held
 ) -> None:
     repository.slow(0, "m")
-    lifecycle = await explicit(repository, held)
-    load = asyncio.create_task(lifecycle.load("m"))
+    manager = await explicit(repository, held)
+    load = asyncio.create_task(manager.load("m"))
     await happened(held.loading)
-    await settles(lifecycle, "LOADING")
+    await settles(manager, "LOADING")
     load.cancel()
     with pytest.raises(asyncio.CancelledError):
         await load
     held.may_load.set()
-    await settles(lifecycle, "READY")
-    assert lifecycle.get("m").number == 1
+    await settles(manager, "READY")
+    assert manager.get("m").number == 1
     held.may_unload.set()
-    await lifecycle.unload("m")  # nothing is locked any more
-    await settles(lifecycle, "UNAVAILABLE", "unloaded")
+    await manager.unload("m")  # nothing is locked any more
+    await settles(manager, "UNAVAILABLE", "unloaded")
 
 
 async def test_an_unload_that_its_caller_gives_up_is_finished(
@@ -533,28 +533,28 @@ async def test_an_unload_that_its_caller_gives_up_is_finished(
 ) -> None:
     held.may_load.set()
     repository.slow(0, "m")
-    lifecycle = await explicit(repository, held)
-    await lifecycle.load("m")
-    unload = asyncio.create_task(lifecycle.unload("m"))
+    manager = await explicit(repository, held)
+    await manager.load("m")
+    unload = asyncio.create_task(manager.unload("m"))
     await happened(held.unloading)
-    await settles(lifecycle, "UNLOADING")
+    await settles(manager, "UNLOADING")
     unload.cancel()
     with pytest.raises(asyncio.CancelledError):
         await unload
     held.may_unload.set()
-    await settles(lifecycle, "UNAVAILABLE", "unloaded")
-    await lifecycle.load("m")
-    await settles(lifecycle, "READY")
+    await settles(manager, "UNAVAILABLE", "unloaded")
+    await manager.load("m")
+    await settles(manager, "READY")
 
 
 async def test_a_load_given_up_while_another_holds_the_model_is_finished_too(
     repository: Repository, held: Held
 ) -> None:
     repository.slow(0, "m")
-    lifecycle = await explicit(repository, held)
-    first = asyncio.create_task(lifecycle.load("m"))
+    manager = await explicit(repository, held)
+    first = asyncio.create_task(manager.load("m"))
     await happened(held.loading)
-    second = asyncio.create_task(lifecycle.load("m"))
+    second = asyncio.create_task(manager.load("m"))
     await asyncio.sleep(0)
     for load in (second, first):
         load.cancel()
@@ -562,8 +562,8 @@ async def test_a_load_given_up_while_another_holds_the_model_is_finished_too(
             await load
     held.may_load.set()
     held.may_unload.set()
-    await settles(lifecycle, "READY")
-    await lifecycle.stop()
+    await settles(manager, "READY")
+    await manager.stop()
 
 
 async def test_an_unload_given_up_while_a_load_holds_the_model_is_finished_too(
@@ -571,17 +571,17 @@ async def test_an_unload_given_up_while_a_load_holds_the_model_is_finished_too(
 ) -> None:
     held.may_unload.set()
     repository.slow(0, "m")
-    lifecycle = await explicit(repository, held)
-    load = asyncio.create_task(lifecycle.load("m"))
+    manager = await explicit(repository, held)
+    load = asyncio.create_task(manager.load("m"))
     await happened(held.loading)
-    unload = asyncio.create_task(lifecycle.unload("m"))
+    unload = asyncio.create_task(manager.unload("m"))
     await asyncio.sleep(0)
     unload.cancel()
     with pytest.raises(asyncio.CancelledError):
         await unload
     held.may_load.set()
     await load
-    await settles(lifecycle, "UNAVAILABLE", "unloaded")
+    await settles(manager, "UNAVAILABLE", "unloaded")
 
 
 async def test_a_broken_model_that_is_repaired_is_not_ready_before_it_serves(
@@ -591,16 +591,16 @@ async def test_a_broken_model_that_is_repaired_is_not_ready_before_it_serves(
     config = repository.root / "m" / "config.pbtxt"
     good = config.read_text()
     config.write_text("nonsense")
-    lifecycle = Lifecycle(Settings((repository.root,), ModelControlMode.POLL), held.find)
-    await lifecycle.start()
-    assert not lifecycle.ready
+    manager = ModelManager(Settings((repository.root,), ModelControlMode.POLL), held.find)
+    await manager.start()
+    assert not manager.ready
     config.write_text(good)
-    await lifecycle.refresh()  # it may still be being written
-    assert not lifecycle.ready
-    poll = asyncio.create_task(lifecycle.refresh())
+    await manager.refresh()  # it may still be being written
+    assert not manager.ready
+    poll = asyncio.create_task(manager.refresh())
     await happened(held.loading)
-    await settles(lifecycle, "LOADING")
-    assert not lifecycle.ready, "ready, and every request is refused"
+    await settles(manager, "LOADING")
+    assert not manager.ready, "ready, and every request is refused"
     held.may_load.set()
     await poll
-    assert lifecycle.ready
+    assert manager.ready

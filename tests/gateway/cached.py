@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import numpy as np
 
-from modelport.gateway.inference.cache import CachedInfer, Store
+from modelport.gateway.inference.cache import CachedInfer, ResponseCache
 from modelport.gateway.types import Datatype, Deadline, InferRequest, InferResponse, Tensor
 
 SIZE = 2**20
@@ -17,7 +17,7 @@ async def nothing(request: InferRequest, deadline: Deadline) -> InferResponse:
 
 
 def keyed(kind: type[CachedInfer] = CachedInfer) -> CachedInfer:
-    return kind(nothing, Store(SIZE), "m", 1)
+    return kind(nothing, ResponseCache(SIZE), "m", 1)
 
 
 def subject() -> InferRequest:

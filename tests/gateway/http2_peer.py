@@ -13,7 +13,7 @@ from pathlib import Path
 
 import hpack
 
-from modelport.gateway.repository.routes import Route
+from modelport.gateway.repository.routes import ModelRoute
 from modelport.gateway.types import Deadline
 from modelport.gateway.upstream import grpc as upstream
 from modelport.gateway.wire.http2 import DATA, END_HEADERS, END_STREAM, HEADERS, PREFACE, SETTINGS
@@ -104,7 +104,7 @@ async def serving(
 
     server = await asyncio.start_server(connected, "127.0.0.1", 0, ssl=secured)
     address = f"127.0.0.1:{server.sockets[0].getsockname()[1]}"
-    route = Route("triton", (address,), connect_timeout_seconds=2.0, **keys)  # type: ignore[arg-type]
+    route = ModelRoute("triton", (address,), connect_timeout_seconds=2.0, **keys)  # type: ignore[arg-type]
     channel = upstream.Channel(address, route)
     try:
         yield channel

@@ -20,7 +20,7 @@ from typing import Any
 from modelport.exporters import publish
 from modelport.gateway.repository import config
 from modelport.gateway.repository.storage.location import parse
-from modelport.gateway.repository.storage.objects import Objects
+from modelport.gateway.repository.storage.objects import ObjectStore
 from modelport.gateway.types import Datatype, ModelSignature, TensorSpec
 from tests import models
 
@@ -34,7 +34,7 @@ def wanted(name: str) -> config.ModelConfig:
 
 def multiplying(url: str, first: int) -> None:
     location, config_of = parse(url), config.parse(models.X2_CONFIG)
-    Objects(location).listing()  # connected: what is killed from here on is publishing
+    ObjectStore(location).listing()  # connected: what is killed from here on is publishing
     for number in itertools.count(first):
         with publish.staging(location) as staged:
             models.weighty(staged / "model.onnx", float(number))
@@ -77,7 +77,7 @@ def _die(at: int, before: bool) -> None:
         return call
 
     for name in CHANGES:
-        setattr(Objects, name, dying(getattr(Objects, name)))
+        setattr(ObjectStore, name, dying(getattr(ObjectStore, name)))
 
 
 if __name__ == "__main__":

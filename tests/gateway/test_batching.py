@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from modelport.gateway.errors import Unavailable
-from modelport.gateway.inference.batching.forming import form
+from modelport.gateway.inference.batching.batcher import next_batch_length
 from modelport.gateway.inference.batching.settings import BatchingSettings
 from modelport.gateway.inference.batching.settings import read as read_settings
 from modelport.gateway.repository import config as configuration
@@ -209,7 +209,7 @@ def test_the_size_of_a_batch(
         f"dynamic_batching {{ preferred_batch_size: {preferred} "
         f"max_queue_delay_microseconds: {delay * 1_000_000} }}"
     )
-    assert form(sizes, waited, asked) == count
+    assert next_batch_length(sizes, waited, asked) == count
 
 
 async def test_with_a_delay_a_full_batch_runs_at_once() -> None:

@@ -22,9 +22,9 @@ from modelport.gateway.inference.cache import (
     INLINE_BYTES,
     TENSOR_BYTES,
     CachedInfer,
-    Store,
+    ResponseCache,
 )
-from modelport.gateway.models.loader import Loader
+from modelport.gateway.models.loader import VersionLoader
 from modelport.gateway.repository import config as configuration
 from modelport.gateway.settings import Settings
 from modelport.gateway.telemetry import Statistics
@@ -71,7 +71,7 @@ async def first_value(cached: CachedInfer) -> float:
 
 
 async def told_apart(kind: type[CachedInfer], *identities: tuple[str, int]) -> bool:
-    store = Store(SIZE)
+    store = ResponseCache(SIZE)
     models = [kind(answers(float(i)), store, *who) for i, who in enumerate(identities)]
     for _ in range(2):
         for i, model in enumerate(models):
@@ -110,7 +110,7 @@ def number(i: int) -> bytes:
 
 
 def test_the_size_is_never_exceeded_and_always_what_the_entries_take() -> None:
-    store = Store(64 * 1024)
+    store = ResponseCache(64 * 1024)
     random = np.random.default_rng(7)
     kept: dict[bytes, int] = {}
     for i in range(2000):
@@ -135,7 +135,7 @@ def test_the_size_is_never_exceeded_and_always_what_the_entries_take() -> None:
 @pytest.mark.parametrize("kind", ["UINT8", "BYTES"])
 def test_what_is_counted_is_what_it_takes(length: int, kind: str) -> None:
     """Counted too little, a cache of small answers would take many times its size."""
-    store = Store(2**30)
+    store = ResponseCache(2**30)
     items = np.empty(length // 4, object)
     gc.collect()
     tracemalloc.start()
@@ -154,7 +154,7 @@ def test_what_is_counted_is_what_it_takes(length: int, kind: str) -> None:
 
 def test_the_least_recently_used_goes_first() -> None:
     size = cache._size_bytes(response(np.zeros(1000, np.uint8)))
-    store = Store(3 * size)
+    store = ResponseCache(3 * size)
     for i in range(3):
         store.insert(number(i), response(np.full(1000, i, np.uint8)))
     assert store.look_up(number(0)) is not None
@@ -163,7 +163,7 @@ def test_the_least_recently_used_goes_first() -> None:
 
 
 def test_an_answer_larger_than_the_store_is_not_kept_and_drives_none_out() -> None:
-    store = Store(ENTRY_BYTES + TENSOR_BYTES + 2000)
+    store = ResponseCache(ENTRY_BYTES + TENSOR_BYTES + 2000)
     store.insert(number(0), response(np.zeros(1000, np.uint8)))
     assert not store.insert(number(1), response(np.zeros(3000, np.uint8)))
     assert store.look_up(number(0)) is not None
@@ -171,7 +171,7 @@ def test_an_answer_larger_than_the_store_is_not_kept_and_drives_none_out() -> No
 
 
 def test_nobody_can_change_what_is_kept() -> None:
-    store = Store(SIZE)
+    store = ResponseCache(SIZE)
     given = response(np.arange(4, dtype=np.uint8), np.array([b"a", b"b"], object), note="n")
     store.insert(number(0), given)
     given.outputs[0].data[:] = 9  # the backend's buffer is used again
@@ -215,7 +215,7 @@ class Scripted:
 
 async def test_a_hit_executes_nothing_and_is_timed_as_one() -> None:
     model = Scripted()
-    cached = CachedInfer(model, Store(SIZE), "m", 1)
+    cached = CachedInfer(model, ResponseCache(SIZE), "m", 1)
     missed, hit = subject(), copied(subject())
     first = await cached.infer(missed, NO_DEADLINE)
     second = await cached.infer(hit, NO_DEADLINE)
@@ -228,7 +228,7 @@ async def test_a_hit_executes_nothing_and_is_timed_as_one() -> None:
 async def test_errors_are_never_kept() -> None:
     model = Scripted()
     model.error = Internal("out of memory")
-    cached = CachedInfer(model, store := Store(SIZE), "m", 1)
+    cached = CachedInfer(model, store := ResponseCache(SIZE), "m", 1)
     for _ in range(2):
         with pytest.raises(Internal):
             await cached.infer(subject(), NO_DEADLINE)
@@ -243,7 +243,7 @@ async def test_one_of_two_identical_requests_that_is_cancelled_leaves_the_other_
 ):
     model = Scripted()
     model.gate.clear()
-    cached = CachedInfer(model, store := Store(SIZE), "m", 1)
+    cached = CachedInfer(model, store := ResponseCache(SIZE), "m", 1)
     one, other = (asyncio.ensure_future(cached.infer(subject(), NO_DEADLINE)) for _ in range(2))
     while model.executions < 2:
         await asyncio.sleep(0)
@@ -258,7 +258,7 @@ async def test_one_of_two_identical_requests_that_is_cancelled_leaves_the_other_
 @pytest.mark.parametrize("key", ["sequence_id", "sequence_start", "sequence_end"])
 async def test_a_step_of_a_sequence_is_not_looked_up(key: str) -> None:
     model = Scripted()
-    cached = CachedInfer(model, store := Store(SIZE), "m", 1)
+    cached = CachedInfer(model, store := ResponseCache(SIZE), "m", 1)
     for _ in range(2):
         request = replace(subject(), parameters={key: 1})
         await cached.infer(request, NO_DEADLINE)
@@ -279,7 +279,7 @@ async def test_the_event_loop_does_not_hash_large_inputs(
             hashed.append(threading.current_thread().name)
             return super().key(request)
 
-    cached = Watched(nothing, Store(SIZE), "m", 1)
+    cached = Watched(nothing, ResponseCache(SIZE), "m", 1)
     for count in (4, INLINE_BYTES):
         data: Array = np.zeros(count, np.float32)
         if datatype is Datatype.BYTES:
@@ -299,16 +299,16 @@ def parsed(text: str) -> Any:
     return configuration.parse(text)
 
 
-def wrapped(text: str, store: Store | None) -> tuple[bool, Statistics]:
+def wrapped(text: str, store: ResponseCache | None) -> tuple[bool, Statistics]:
     statistics = Statistics()
     chain = cache.wrap(nothing, "m", 1, parsed(text), statistics, store)
     return chain is not nothing, statistics
 
 
 def test_only_a_model_that_asks_for_it_is_cached() -> None:
-    assert not wrapped("", Store(SIZE))[0]
-    assert not wrapped("response_cache { enable: false }", Store(SIZE))[0]
-    is_cached, statistics = wrapped("response_cache { enable: true }", Store(SIZE))
+    assert not wrapped("", ResponseCache(SIZE))[0]
+    assert not wrapped("response_cache { enable: false }", ResponseCache(SIZE))[0]
+    is_cached, statistics = wrapped("response_cache { enable: true }", ResponseCache(SIZE))
     assert is_cached
     assert statistics.cached
 
@@ -317,11 +317,11 @@ def test_only_a_model_that_asks_for_it_is_cached() -> None:
     ("text", "store", "reason"),
     [
         ("", None, "--cache-config"),
-        ('platform: "ensemble"', Store(SIZE), "the models of its steps"),
+        ('platform: "ensemble"', ResponseCache(SIZE), "the models of its steps"),
     ],
 )
 def test_a_model_that_cannot_be_cached_is_served_with_one_warning(
-    text: str, store: Store | None, reason: str, capsys: pytest.CaptureFixture[str]
+    text: str, store: ResponseCache | None, reason: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     is_cached, statistics = wrapped(f"{text} response_cache {{ enable: true }}", store)
     told = capsys.readouterr()
@@ -365,6 +365,6 @@ def test_sizes_are_read_as_triton_reads_them() -> None:
 
 
 def test_workers_share_the_size(tmp_path: Path) -> None:
-    loader = Loader(Settings((tmp_path,), cache_bytes=1000, workers=4), lambda kind: None, 1)  # type: ignore[arg-type,return-value]
+    loader = VersionLoader(Settings((tmp_path,), cache_bytes=1000, workers=4), lambda kind: None, 1)  # type: ignore[arg-type,return-value]
     assert loader._store is not None
     assert loader._store.size == 250

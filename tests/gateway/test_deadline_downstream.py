@@ -12,10 +12,10 @@ import pytest
 from modelport.gateway.errors import TimedOut
 from modelport.gateway.protocols import http_deadline
 from modelport.gateway.protocols.http_deadline import HEADER
-from modelport.gateway.repository.routes import Route, load
+from modelport.gateway.repository.routes import ModelRoute, load
 from modelport.gateway.types import NO_DEADLINE, Deadline
 from modelport.gateway.upstream.grpc_stream import StreamChannel
-from modelport.gateway.upstream.http import TIMEOUT_HEADER, Session
+from modelport.gateway.upstream.http import TIMEOUT_HEADER, HttpSession
 
 REPLY = b"HTTP/1.1 200 OK\r\ncontent-length: 2\r\n\r\nok"
 
@@ -36,7 +36,7 @@ async def listening() -> AsyncIterator[tuple[str, list[bytes]]]:
         yield f"127.0.0.1:{server.sockets[0].getsockname()[1]}", heads
 
 
-def route(folder: Path, address: str) -> Route:
+def route(folder: Path, address: str) -> ModelRoute:
     file = folder / "routes.toml"
     file.write_text(f'[models.m]\nbackend = "triton"\nendpoints = ["{address}"]\n')
     return load(file).models["m"]
@@ -57,7 +57,7 @@ def test_both_sides_of_a_hop_mean_the_same_header() -> None:
 async def test_the_longest_timeout_that_a_client_may_state_crosses_a_hop(tmp_path: Path) -> None:
     longest_seconds = (2**64 - 1) / 1e6
     async with listening() as (address, heads):
-        session = Session(route(tmp_path, address))
+        session = HttpSession(route(tmp_path, address))
         try:
             await session.ask("POST", address, "/", Deadline.after(longest_seconds), b"{}")
         finally:
@@ -69,7 +69,7 @@ async def test_the_longest_timeout_that_a_client_may_state_crosses_a_hop(tmp_pat
 
 async def test_what_is_left_is_told_and_shrinks(tmp_path: Path) -> None:
     async with listening() as (address, heads):
-        session = Session(route(tmp_path, address))
+        session = HttpSession(route(tmp_path, address))
         try:
             deadline = Deadline.after(20)
             for _ in range(3):
@@ -88,7 +88,7 @@ async def test_what_is_left_is_told_and_shrinks(tmp_path: Path) -> None:
 
 async def test_a_request_whose_time_is_over_is_not_sent(tmp_path: Path) -> None:
     async with listening() as (address, heads):
-        session = Session(route(tmp_path, address))
+        session = HttpSession(route(tmp_path, address))
         channel = StreamChannel(address, route(tmp_path, address))
         try:
             with pytest.raises(TimedOut):

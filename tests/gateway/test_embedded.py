@@ -19,7 +19,7 @@ import pytest
 from modelport.exporters.source import Source
 from modelport.gateway.backends import EXTRAS, MODULES, find
 from modelport.gateway.backends.embedded import warmup
-from modelport.gateway.backends.embedded.runtime import Pool, artifact_file, public_reason
+from modelport.gateway.backends.embedded.runtime import SessionPool, artifact_file, public_reason
 from modelport.gateway.errors import InvalidArgument, ModelportError, Unsupported
 from modelport.gateway.repository import config
 from modelport.gateway.repository.autocomplete import ArtifactTensor
@@ -244,7 +244,7 @@ class Exclusive:
 
 def test_a_pool_gives_a_session_one_run_at_a_time_and_closes_all() -> None:
     sessions = [Exclusive(), Exclusive()]
-    pool = Pool(sessions)
+    pool = SessionPool(sessions)
     with ThreadPoolExecutor(4) as threads:
         answers = threads.map(lambda n: pool.run(["x"], {"x": np.full(1, n)})[0][0], range(2000))
         assert list(answers) == list(range(1, 2001))
@@ -253,7 +253,7 @@ def test_a_pool_gives_a_session_one_run_at_a_time_and_closes_all() -> None:
 
 
 def test_a_pool_gets_its_session_back_from_a_run_that_fails() -> None:
-    pool = Pool([Exclusive()])
+    pool = SessionPool([Exclusive()])
     for _ in range(3):
         with pytest.raises(KeyError):
             pool.run(["x"], {})
@@ -284,8 +284,8 @@ def test_a_path_is_never_joined_to_more_than_a_name(tmp_path: Path) -> None:
 def test_a_runtimes_noise_is_filtered_and_the_lines_of_others_are_not() -> None:
     code = (
         "import os, sys\n"
-        "from modelport.gateway.backends.embedded.quiet import quiet\n"
-        "with quiet(), quiet():\n"
+        "from modelport.gateway.backends.embedded.native_output import filtered_stderr\n"
+        "with filtered_stderr(), filtered_stderr():\n"
         "    os.write(2, b'I0000 00:00:1.2 3 port.cc:153] oneDNN is on\\n')\n"
         "    os.write(2, b'INFO: Created TensorFlow Lite XNNPACK delegate for CPU.\\n')\n"
         "    os.write(2, b'F0000 00:00:1.2 3 x.cc:1] fatal\\n')\n"
@@ -293,7 +293,7 @@ def test_a_runtimes_noise_is_filtered_and_the_lines_of_others_are_not() -> None:
         "    os.write(2, b'half ')\n"
         "os.write(2, b'a line\\n')\n"
         "for _ in range(200):\n"
-        "    with quiet():\n"
+        "    with filtered_stderr():\n"
         "        os.write(2, b'again\\n')\n"
         "print(len(os.listdir('/proc/self/fd')))\n"
     )

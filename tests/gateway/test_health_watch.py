@@ -10,10 +10,10 @@ from typing import Any
 import pytest
 from grpc_health.v1 import health_pb2
 
-from modelport.gateway.inference.service import DataPlane
-from modelport.gateway.inference.shared_memory import Regions
+from modelport.gateway.inference.service import InferenceService
+from modelport.gateway.inference.shared_memory import SharedMemoryRegions
 from modelport.gateway.models.control import LocalControl
-from modelport.gateway.models.manager import Lifecycle
+from modelport.gateway.models.manager import ModelManager
 from modelport.gateway.protocols.oip import health_grpc
 from modelport.gateway.protocols.oip.grpc import OipGrpc
 from modelport.gateway.protocols.oip.shared_memory import SharedMemory
@@ -22,16 +22,16 @@ from modelport.gateway.types import NO_DEADLINE
 
 
 async def test_an_end_that_comes_while_a_status_is_sent_is_told(tmp_path: Path) -> None:
-    lifecycle = Lifecycle(Settings((tmp_path,)))
-    await lifecycle.start()
-    control = LocalControl(lifecycle)
-    shared = SharedMemory(Regions(allowed=False), control, 0)
-    methods = OipGrpc(DataPlane(lifecycle), lifecycle, control, shared).methods()[
+    manager = ModelManager(Settings((tmp_path,)))
+    await manager.start()
+    control = LocalControl(manager)
+    shared = SharedMemory(SharedMemoryRegions(allowed=False), control, 0)
+    methods = OipGrpc(InferenceService(manager), manager, control, shared).methods()[
         health_grpc.SERVICE
     ]
     watch = methods["Watch"].handler(health_pb2.HealthCheckRequest(), NO_DEADLINE)
     assert (await anext(watch)).status == health_pb2.HealthCheckResponse.SERVING
-    lifecycle.draining.set()
+    manager.draining.set()
     assert (await anext(watch)).status == health_pb2.HealthCheckResponse.NOT_SERVING
     with pytest.raises(StopAsyncIteration):
         await anext(watch)

@@ -9,7 +9,7 @@ from collections.abc import Callable
 
 import pytest
 
-from modelport.gateway.upstream import EndpointFailed, Failure, http2
+from modelport.gateway.upstream import EndpointFailed, FailureKind, http2
 from modelport.gateway.upstream import grpc as upstream
 from modelport.gateway.wire.http2 import (
     ACK,
@@ -61,7 +61,7 @@ async def test_a_server_that_goes_away_finishes_what_it_took_and_gets_nothing_ne
         assert connections == 2
         with pytest.raises(EndpointFailed) as failed:
             await ask(channel)
-        assert failed.value.failure is Failure.DROPPED
+        assert failed.value.failure is FailureKind.DROPPED
 
 
 async def test_no_connection_gets_more_calls_than_it_allows() -> None:
@@ -88,7 +88,7 @@ async def test_a_server_that_takes_no_calls_is_not_connected_to_again_and_again(
     async with serving(script) as channel:
         with pytest.raises(EndpointFailed, match="it takes no calls") as failed:
             await ask(channel)
-    assert failed.value.failure is Failure.REFUSED
+    assert failed.value.failure is FailureKind.REFUSED
     assert connections == 1
 
 
@@ -121,43 +121,43 @@ async def test_a_server_that_leaves_pings_unanswered_is_dropped(
     async with serving(script) as channel:
         with pytest.raises(EndpointFailed) as failed:
             await ask(channel)
-        assert failed.value.failure is Failure.DROPPED
+        assert failed.value.failure is FailureKind.DROPPED
 
 
 #: What a server sends after its settings and a call, and how that fails.
-BROKEN: dict[str, tuple[Callable[[Peer], bytes], Failure]] = {
-    "reset": (lambda p: frame(RST_STREAM, 0, 1, struct.pack(">I", 2)), Failure.DROPPED),
-    "pushed": (lambda p: frame(5, 0, 1, bytes(4)), Failure.DROPPED),
-    "bad headers": (lambda p: frame(HEADERS, END_HEADERS, 1, b"\xff\xff\xff"), Failure.DROPPED),
+BROKEN: dict[str, tuple[Callable[[Peer], bytes], FailureKind]] = {
+    "reset": (lambda p: frame(RST_STREAM, 0, 1, struct.pack(">I", 2)), FailureKind.DROPPED),
+    "pushed": (lambda p: frame(5, 0, 1, bytes(4)), FailureKind.DROPPED),
+    "bad headers": (lambda p: frame(HEADERS, END_HEADERS, 1, b"\xff\xff\xff"), FailureKind.DROPPED),
     "interrupted": (
         lambda p: frame(HEADERS, 0, 1, b"\x88") + frame(DATA, 0, 1, b"x"),
-        Failure.DROPPED,
+        FailureKind.DROPPED,
     ),
-    "too much padding": (lambda p: frame(DATA, PADDED, 1, b"\xff"), Failure.DROPPED),
-    "huge frame": (lambda p: b"\xff\xff\xff\x01\x04" + bytes(4), Failure.DROPPED),
+    "too much padding": (lambda p: frame(DATA, PADDED, 1, b"\xff"), FailureKind.DROPPED),
+    "huge frame": (lambda p: b"\xff\xff\xff\x01\x04" + bytes(4), FailureKind.DROPPED),
     "header flood": (lambda p: frame(HEADERS, 0, 1, bytes(16_000)) * 1
-                     + frame(CONTINUATION, 0, 1, bytes(16_000)) * 100, Failure.DROPPED),
-    "short settings": (lambda p: frame(SETTINGS, 0, 0, b"abc"), Failure.DROPPED),
-    "no grpc": (lambda p: p.headers(1, [(":status", "200")], END_STREAM), Failure.DAMAGED),
-    "http 404": (lambda p: p.headers(1, [(":status", "404")], END_STREAM), Failure.DAMAGED),
-    "http 503": (lambda p: p.headers(1, [(":status", "503")], END_STREAM), Failure.UNREADY),
+                     + frame(CONTINUATION, 0, 1, bytes(16_000)) * 100, FailureKind.DROPPED),
+    "short settings": (lambda p: frame(SETTINGS, 0, 0, b"abc"), FailureKind.DROPPED),
+    "no grpc": (lambda p: p.headers(1, [(":status", "200")], END_STREAM), FailureKind.DAMAGED),
+    "http 404": (lambda p: p.headers(1, [(":status", "404")], END_STREAM), FailureKind.DAMAGED),
+    "http 503": (lambda p: p.headers(1, [(":status", "503")], END_STREAM), FailureKind.UNREADY),
     "no message": (
         lambda p: p.headers(1, OK) + p.headers(1, TRAILERS, END_STREAM),
-        Failure.DAMAGED,
+        FailureKind.DAMAGED,
     ),
     "compressed": (
         lambda p: p.headers(1, OK) + frame(DATA, 0, 1, b"\1\0\0\0\1x")
         + p.headers(1, TRAILERS, END_STREAM),
-        Failure.DAMAGED,
+        FailureKind.DAMAGED,
     ),
     "two messages": (
         lambda p: p.headers(1, OK) + frame(DATA, 0, 1, prefixed(b"a") * 2)
         + p.headers(1, TRAILERS, END_STREAM),
-        Failure.DAMAGED,
+        FailureKind.DAMAGED,
     ),
     "not serving": (
         lambda p: p.headers(1, [*OK, ("grpc-status", "14")], END_STREAM),
-        Failure.UNREADY,
+        FailureKind.UNREADY,
     ),
 }  # fmt: skip
 
@@ -189,7 +189,7 @@ async def test_a_server_of_another_protocol_is_refused_as_one(greeting: bytes) -
     async with serving(script) as channel:
         with pytest.raises(EndpointFailed, match="it does not speak gRPC") as failed:
             await ask(channel)
-    assert failed.value.failure is Failure.REFUSED
+    assert failed.value.failure is FailureKind.REFUSED
 
 
 async def test_a_connection_that_ends_as_it_begins_fails_the_call_at_once() -> None:
@@ -200,7 +200,7 @@ async def test_a_connection_that_ends_as_it_begins_fails_the_call_at_once() -> N
     async with serving(script) as channel:
         with pytest.raises(EndpointFailed) as failed:
             await ask(channel)
-        assert failed.value.failure is Failure.DROPPED
+        assert failed.value.failure is FailureKind.DROPPED
 
 
 async def test_a_connection_that_has_ended_takes_no_call() -> None:
@@ -223,7 +223,7 @@ async def test_a_server_that_accepts_and_never_greets_has_failed_for_everybody()
         channel._connect_seconds = 0.05
         asked = await asyncio.gather(*(ask(channel) for _ in range(8)), return_exceptions=True)
         failures = [each.failure for each in asked if isinstance(each, EndpointFailed)]
-        assert failures == [Failure.SILENT] * 8, asked
+        assert failures == [FailureKind.SILENT] * 8, asked
 
 
 async def test_who_gives_up_waiting_for_a_connection_is_cancelled_and_the_others_wait_on() -> None:
@@ -258,7 +258,7 @@ async def test_a_reset_ends_the_wait_for_a_connection_and_opens_another() -> Non
         channel.reset()
         with pytest.raises(EndpointFailed) as failed:
             await first
-        assert failed.value.failure is Failure.SILENT
+        assert failed.value.failure is FailureKind.SILENT
         assert await ask(channel) == MESSAGE
 
 
@@ -313,7 +313,7 @@ async def test_a_silent_server_is_pinged_once_and_dropped_if_it_does_not_answer(
         if frozen:
             with pytest.raises(EndpointFailed) as failed:
                 await ask(channel)
-            assert failed.value.failure is Failure.DROPPED
+            assert failed.value.failure is FailureKind.DROPPED
         else:
             assert await ask(channel) == MESSAGE
     assert pings == 1, "gRPC servers end a connection on which pings come often"
@@ -329,4 +329,4 @@ async def test_settings_that_http2_forbids_are_refused(setting: tuple[int, int])
     async with serving(script) as channel:
         with pytest.raises(EndpointFailed) as failed:
             await ask(channel)
-        assert failed.value.failure is Failure.REFUSED
+        assert failed.value.failure is FailureKind.REFUSED

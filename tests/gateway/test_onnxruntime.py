@@ -20,8 +20,8 @@ from modelport.gateway.backends.embedded import warmup
 from modelport.gateway.backends.embedded.onnxruntime import load
 from modelport.gateway.backends.embedded.runtime import EmbeddedBackend
 from modelport.gateway.errors import InvalidArgument, ModelportError, Unsupported
-from modelport.gateway.inference.service import DataPlane
-from modelport.gateway.models.manager import Lifecycle
+from modelport.gateway.inference.service import InferenceService
+from modelport.gateway.models.manager import ModelManager
 from modelport.gateway.protocols.oip import documents
 from modelport.gateway.repository import config as configuration
 from modelport.gateway.settings import Settings
@@ -533,15 +533,15 @@ async def test_an_output_of_unknown_rank_is_served_with_the_rank_it_has(
             'backend: "onnxruntime" input { name: "x" data_type: TYPE_FP32 dims: 2 } '
             f'output {{ name: "y" data_type: TYPE_FP32 dims: {dims} }}'
         )
-    lifecycle = Lifecycle(Settings((tmp_path,)))
-    await lifecycle.start()
-    assert [row["state"] for row in lifecycle.index()] == ["READY"], lifecycle.index()
-    (declared,) = documents.model_metadata(lifecycle, "m", 0)["outputs"]
+    manager = ModelManager(Settings((tmp_path,)))
+    await manager.start()
+    assert [row["state"] for row in manager.index()] == ["READY"], manager.index()
+    (declared,) = documents.model_metadata(manager, "m", 0)["outputs"]
     assert declared == {"name": "y", "datatype": "FP32", "shape": dims or [-1, -1]}
     request = InferRequest("m", [fp32([1, 1])])
-    response = await DataPlane(lifecycle).infer(request, NO_DEADLINE)
+    response = await InferenceService(manager).infer(request, NO_DEADLINE)
     assert response.outputs[0].data.tolist() == [[0, 1, 2], [3, 4, 5]]
-    await lifecycle.stop()
+    await manager.stop()
 
 
 def test_a_model_that_refuses_made_up_values_is_served_cold(tmp_path: Path) -> None:

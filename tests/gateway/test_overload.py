@@ -17,8 +17,8 @@ from hypothesis import strategies as st
 
 from modelport.gateway.inference.admission.controller import (
     PROBE_SECONDS,
+    AdmissionDecision,
     OverloadController,
-    Verdict,
 )
 
 LEAST = 256
@@ -89,7 +89,7 @@ class Model:
         verdict = controller.judge(now, self.in_flight)
         if controller.failed_probe():
             self._end_probe(now, now)
-        if verdict is Verdict.HOLD:
+        if verdict is AdmissionDecision.HOLD:
             if not self.held:
                 self._probe_ends = now + PROBE_SECONDS
                 self.at(self._probe_ends, functools.partial(self._end_probe, self._probe_ends))
@@ -271,8 +271,8 @@ class DecidedByArrivals(OverloadController):
 
     __slots__ = ()
 
-    def judge(self, now: float, before: int) -> Verdict:
-        return Verdict.ADMIT if before < self.limit else Verdict.REFUSE
+    def judge(self, now: float, before: int) -> AdmissionDecision:
+        return AdmissionDecision.ADMIT if before < self.limit else AdmissionDecision.REFUSE
 
     def _turn(self, now: float, elapsed: float, in_flight: int) -> bool:
         over = self._arrived <= 1.25 * self._answered + 4

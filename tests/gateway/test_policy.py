@@ -9,10 +9,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from modelport.gateway.models.version_policy import (
-    Load,
-    Snapshot,
-    Unload,
+    LoadVersion,
+    UnloadVersion,
     VersionPolicy,
+    VersionSnapshot,
     next_action,
     wanted,
 )
@@ -31,8 +31,8 @@ def act(
     available: Mapping[int, str],
     serving: Mapping[int, str] | None = None,
     failed: Mapping[int, str] | None = None,
-) -> Load | Unload | None:
-    return next_action(Snapshot(policy, available, serving or {}, failed or {}))
+) -> LoadVersion | UnloadVersion | None:
+    return next_action(VersionSnapshot(policy, available, serving or {}, failed or {}))
 
 
 # -- what a configuration says ---------------------------------------------------------------------
@@ -61,7 +61,7 @@ def test_with_nothing_on_disk_there_is_nothing_to_do() -> None:
 
 
 def test_the_newest_version_is_loaded_first() -> None:
-    assert act(LATEST, {1: "a", 2: "b"}) == Load(2)
+    assert act(LATEST, {1: "a", 2: "b"}) == LoadVersion(2)
 
 
 def test_when_the_newest_serves_the_older_one_is_not_loaded() -> None:
@@ -69,15 +69,15 @@ def test_when_the_newest_serves_the_older_one_is_not_loaded() -> None:
 
 
 def test_a_new_version_is_loaded_while_the_old_one_still_serves() -> None:
-    assert act(LATEST, {1: "a", 2: "b"}, {1: "a"}) == Load(2)
+    assert act(LATEST, {1: "a", 2: "b"}, {1: "a"}) == LoadVersion(2)
 
 
 def test_the_old_version_is_unloaded_once_the_new_one_serves() -> None:
-    assert act(LATEST, {1: "a", 2: "b"}, {1: "a", 2: "b"}) == Unload(1)
+    assert act(LATEST, {1: "a", 2: "b"}, {1: "a", 2: "b"}) == UnloadVersion(1)
 
 
 def test_when_the_newest_fails_the_next_older_one_is_loaded_in_its_place() -> None:
-    assert act(LATEST, {1: "a", 2: "bad"}, failed={2: "bad"}) == Load(1)
+    assert act(LATEST, {1: "a", 2: "bad"}, failed={2: "bad"}) == LoadVersion(1)
 
 
 def test_when_the_newest_fails_the_old_one_keeps_serving() -> None:
@@ -85,11 +85,11 @@ def test_when_the_newest_fails_the_old_one_keeps_serving() -> None:
 
 
 def test_a_failed_version_is_tried_again_once_its_content_changes() -> None:
-    assert act(LATEST, {1: "a", 2: "repaired"}, {1: "a"}, {2: "bad"}) == Load(2)
+    assert act(LATEST, {1: "a", 2: "repaired"}, {1: "a"}, {2: "bad"}) == LoadVersion(2)
 
 
 def test_a_version_whose_content_changes_is_loaded_again() -> None:
-    assert act(LATEST, {1: "changed"}, {1: "a"}) == Load(1)
+    assert act(LATEST, {1: "changed"}, {1: "a"}) == LoadVersion(1)
 
 
 def test_a_reload_that_fails_leaves_the_version_serving() -> None:
@@ -101,23 +101,23 @@ def test_a_version_that_fails_to_reload_is_not_replaced_by_an_older_one() -> Non
 
 
 def test_all_versions_are_loaded_newest_first() -> None:
-    assert act(ALL, {1: "a", 2: "b", 3: "c"}) == Load(3)
-    assert act(ALL, {1: "a", 2: "b", 3: "c"}, {3: "c"}) == Load(2)
+    assert act(ALL, {1: "a", 2: "b", 3: "c"}) == LoadVersion(3)
+    assert act(ALL, {1: "a", 2: "b", 3: "c"}, {3: "c"}) == LoadVersion(2)
     assert act(ALL, {1: "a", 2: "b", 3: "c"}, {3: "c", 2: "b", 1: "a"}) is None
 
 
 def test_one_failure_of_all_does_not_stop_the_others() -> None:
-    assert act(ALL, {1: "a", 2: "bad"}, failed={2: "bad"}) == Load(1)
+    assert act(ALL, {1: "a", 2: "bad"}, failed={2: "bad"}) == LoadVersion(1)
 
 
 def test_the_latest_two_are_two() -> None:
     available = {1: "a", 2: "b", 3: "c"}
-    assert act(VersionPolicy(latest=2), available, {3: "c"}) == Load(2)
+    assert act(VersionPolicy(latest=2), available, {3: "c"}) == LoadVersion(2)
     assert act(VersionPolicy(latest=2), available, {3: "c", 2: "b"}) is None
 
 
 def test_only_specific_versions_are_loaded() -> None:
-    assert act(specific(1), {1: "a", 2: "b"}) == Load(1)
+    assert act(specific(1), {1: "a", 2: "b"}) == LoadVersion(1)
     assert act(specific(1), {1: "a", 2: "b"}, {1: "a"}) is None
 
 
@@ -126,7 +126,7 @@ def test_a_specific_version_that_fails_is_not_replaced_by_one_that_nobody_asked_
 
 
 def test_a_version_taken_from_disk_is_unloaded_while_another_serves() -> None:
-    assert act(LATEST, {2: "b"}, {1: "a", 2: "b"}) == Unload(1)
+    assert act(LATEST, {2: "b"}, {1: "a", 2: "b"}) == UnloadVersion(1)
 
 
 def test_when_every_version_vanishes_what_serves_keeps_serving() -> None:
@@ -154,30 +154,30 @@ def make_room(
     serving: Mapping[int, str] | None = None,
     failed: Mapping[int, str] | None = None,
     displaced: Collection[int] = (),
-) -> Load | Unload | None:
+) -> LoadVersion | UnloadVersion | None:
     return next_action(
-        Snapshot(policy, available, serving or {}, failed or {}, True, frozenset(displaced))
+        VersionSnapshot(policy, available, serving or {}, failed or {}, True, frozenset(displaced))
     )
 
 
 def test_the_old_version_makes_room_before_the_new_one_is_loaded() -> None:
-    assert make_room(LATEST, {1: "a", 2: "b"}, {1: "a"}) == Unload(1)
-    assert make_room(LATEST, {1: "a", 2: "b"}, displaced=[1]) == Load(2)
+    assert make_room(LATEST, {1: "a", 2: "b"}, {1: "a"}) == UnloadVersion(1)
+    assert make_room(LATEST, {1: "a", 2: "b"}, displaced=[1]) == LoadVersion(2)
 
 
 def test_the_old_content_makes_room_before_the_new_one_is_loaded() -> None:
-    assert make_room(LATEST, {1: "changed"}, {1: "a"}) == Unload(1)
-    assert make_room(LATEST, {1: "changed"}, displaced=[1]) == Load(1)
+    assert make_room(LATEST, {1: "changed"}, {1: "a"}) == UnloadVersion(1)
+    assert make_room(LATEST, {1: "changed"}, displaced=[1]) == LoadVersion(1)
 
 
 def test_everything_unwanted_makes_room_and_nothing_else() -> None:
     available = {1: "a", 2: "b", 3: "c"}
-    assert make_room(specific(2, 3), available, {1: "a", 2: "b"}) == Unload(1)
-    assert make_room(specific(2, 3), available, {2: "b"}, displaced=[1]) == Load(3)
+    assert make_room(specific(2, 3), available, {1: "a", 2: "b"}) == UnloadVersion(1)
+    assert make_room(specific(2, 3), available, {2: "b"}, displaced=[1]) == LoadVersion(3)
 
 
 def test_where_all_are_wanted_none_makes_room() -> None:
-    assert make_room(ALL, {1: "a", 2: "b"}, {1: "a"}) == Load(2)
+    assert make_room(ALL, {1: "a", 2: "b"}, {1: "a"}) == LoadVersion(2)
 
 
 def test_nothing_makes_room_for_a_version_that_is_known_not_to_load() -> None:
@@ -186,11 +186,11 @@ def test_nothing_makes_room_for_a_version_that_is_known_not_to_load() -> None:
 
 
 def test_what_made_room_comes_back_where_the_new_one_does_not_load() -> None:
-    assert make_room(LATEST, {1: "a", 2: "bad"}, {}, {2: "bad"}, [1]) == Load(1)
+    assert make_room(LATEST, {1: "a", 2: "bad"}, {}, {2: "bad"}, [1]) == LoadVersion(1)
 
 
 def test_what_made_room_comes_back_even_where_the_policy_does_not_want_it() -> None:
-    assert make_room(specific(2), {1: "a", 2: "bad"}, {}, {2: "bad"}, [1]) == Load(1)
+    assert make_room(specific(2), {1: "a", 2: "bad"}, {}, {2: "bad"}, [1]) == LoadVersion(1)
     assert make_room(specific(2), {1: "a", 2: "bad"}, {1: "a"}, {2: "bad"}, [1]) is None
 
 
@@ -209,9 +209,9 @@ _policies = st.one_of(
 )
 
 
-def worlds(making_room: st.SearchStrategy[bool]) -> st.SearchStrategy[Snapshot]:
+def worlds(making_room: st.SearchStrategy[bool]) -> st.SearchStrategy[VersionSnapshot]:
     contents = st.dictionaries(_versions, _content)
-    return st.builds(Snapshot, _policies, contents, contents, contents, making_room)
+    return st.builds(VersionSnapshot, _policies, contents, contents, contents, making_room)
 
 
 _worlds = worlds(st.just(False))
@@ -221,10 +221,12 @@ _making_room = worlds(st.just(True))
 _loads = st.dictionaries(st.tuples(_versions, _content), st.booleans())
 
 
-Steps = list[tuple[Load | Unload, Snapshot]]
+Steps = list[tuple[LoadVersion | UnloadVersion, VersionSnapshot]]
 
 
-def run(world: Snapshot, loads: Mapping[tuple[int, str], bool]) -> tuple[Steps, Snapshot]:
+def run(
+    world: VersionSnapshot, loads: Mapping[tuple[int, str], bool]
+) -> tuple[Steps, VersionSnapshot]:
     """Every action with the snapshot it was decided on, and where it ends."""
     steps: Steps = []
     for _ in range(1 + 4 * 5):
@@ -234,7 +236,7 @@ def run(world: Snapshot, loads: Mapping[tuple[int, str], bool]) -> tuple[Steps, 
         steps.append((action, world))
         serving, failed = dict(world.serving), dict(world.failed)
         displaced = set(world.displaced)
-        if isinstance(action, Unload):
+        if isinstance(action, UnloadVersion):
             del serving[action.version]
             displaced |= {action.version} if world.resource_preserving else set()
         else:
@@ -249,7 +251,9 @@ def run(world: Snapshot, loads: Mapping[tuple[int, str], bool]) -> tuple[Steps, 
 
 
 @given(_either, _loads)
-def test_it_always_comes_to_an_end(world: Snapshot, loads: Mapping[tuple[int, str], bool]) -> None:
+def test_it_always_comes_to_an_end(
+    world: VersionSnapshot, loads: Mapping[tuple[int, str], bool]
+) -> None:
     steps, end = run(world, loads)
     assert len(steps) <= 3 * len(world.available) + len(world.serving)
     assert next_action(end) is None
@@ -257,10 +261,10 @@ def test_it_always_comes_to_an_end(world: Snapshot, loads: Mapping[tuple[int, st
 
 @given(_worlds, _loads)
 def test_nothing_is_unloaded_while_something_wanted_has_still_to_be_loaded(
-    world: Snapshot, loads: Mapping[tuple[int, str], bool]
+    world: VersionSnapshot, loads: Mapping[tuple[int, str], bool]
 ) -> None:
     for action, seen in run(world, loads)[0]:
-        if isinstance(action, Unload):
+        if isinstance(action, UnloadVersion):
             assert action.version not in wanted(seen)
             for version in wanted(seen):
                 current = seen.serving.get(version) == seen.available[version]
@@ -270,16 +274,16 @@ def test_nothing_is_unloaded_while_something_wanted_has_still_to_be_loaded(
 
 @given(_worlds, _loads)
 def test_the_last_version_that_serves_is_never_taken_away(
-    world: Snapshot, loads: Mapping[tuple[int, str], bool]
+    world: VersionSnapshot, loads: Mapping[tuple[int, str], bool]
 ) -> None:
     for action, seen in run(world, loads)[0]:
-        if isinstance(action, Unload):
+        if isinstance(action, UnloadVersion):
             assert len(seen.serving) > 1, f"{action} leaves nothing that serves: {seen}"
 
 
 @given(_worlds, _loads)
 def test_where_availability_is_preserved_something_serves_at_every_step(
-    world: Snapshot, loads: Mapping[tuple[int, str], bool]
+    world: VersionSnapshot, loads: Mapping[tuple[int, str], bool]
 ) -> None:
     steps, end = run(world, loads)
     first = next((n for n, (_, seen) in enumerate(steps) if seen.serving), len(steps))
@@ -290,17 +294,17 @@ def test_where_availability_is_preserved_something_serves_at_every_step(
 
 @given(_making_room, _loads)
 def test_where_room_is_made_nothing_is_loaded_beside_what_is_not_wanted(
-    world: Snapshot, loads: Mapping[tuple[int, str], bool]
+    world: VersionSnapshot, loads: Mapping[tuple[int, str], bool]
 ) -> None:
     for action, seen in run(world, loads)[0]:
-        if isinstance(action, Load):
+        if isinstance(action, LoadVersion):
             assert action.version not in seen.serving
             assert set(seen.serving) <= set(wanted(seen)), f"{action} beside {seen.serving}"
 
 
 @given(_making_room, _loads)
 def test_where_room_is_made_something_serves_in_the_end_if_anything_can(
-    world: Snapshot, loads: Mapping[tuple[int, str], bool]
+    world: VersionSnapshot, loads: Mapping[tuple[int, str], bool]
 ) -> None:
     _, end = run(world._replace(failed={}), loads)
     candidates = {v for v in world.serving if v in world.available} | set(wanted(end))
@@ -310,15 +314,15 @@ def test_where_room_is_made_something_serves_in_the_end_if_anything_can(
 
 @given(_either, _loads)
 def test_a_version_is_loaded_at_most_once_for_the_same_content(
-    world: Snapshot, loads: Mapping[tuple[int, str], bool]
+    world: VersionSnapshot, loads: Mapping[tuple[int, str], bool]
 ) -> None:
-    loaded = [action for action, _ in run(world, loads)[0] if isinstance(action, Load)]
+    loaded = [action for action, _ in run(world, loads)[0] if isinstance(action, LoadVersion)]
     assert len(loaded) == len(set(loaded))
 
 
 @given(_either)
 def test_when_everything_loads_exactly_what_the_policy_wants_serves_in_the_end(
-    world: Snapshot,
+    world: VersionSnapshot,
 ) -> None:
     fresh = world._replace(failed={})
     _, end = run(fresh, {})

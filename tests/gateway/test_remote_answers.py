@@ -31,7 +31,7 @@ from modelport.gateway.errors import (
     Unavailable,
 )
 from modelport.gateway.repository import config as configuration
-from modelport.gateway.repository.routes import Program, Protocol, Route
+from modelport.gateway.repository.routes import ModelRoute, Program, UpstreamProtocol
 from modelport.gateway.types import Datatype, Deadline, InferRequest, InferResponse, Tensor
 from modelport.gateway.upstream import ServerError
 from modelport.gateway.wire import tensor_proto
@@ -140,7 +140,7 @@ async def loaded(
 
     loop = asyncio.get_running_loop()
     host = Host(loop, unused, unused, unused, lambda name: Program(), unused, unused)
-    route = Route(module.__name__.rsplit(".", 1)[1], (fake.address,), **keys)
+    route = ModelRoute(module.__name__.rsplit(".", 1)[1], (fake.address,), **keys)
     artifact = Artifact("m", 1, Path(), config, 1, route, host)
     backend = await asyncio.to_thread(module.load, artifact)
 
@@ -278,7 +278,7 @@ async def test_an_answer_that_is_too_large_or_never_comes_ends_in_time() -> None
 async def tfserving_rest(**keys: Any) -> AsyncIterator[tuple[Fake, Callable[..., Any]]]:
     fake = Fake()
     fake.tell = rest_tells
-    keys["protocol"] = Protocol.HTTP
+    keys["protocol"] = UpstreamProtocol.HTTP
     async with http_server(fake), loaded(tfserving, fake, **keys) as ask:
         yield fake, ask
 
@@ -355,7 +355,7 @@ async def test_a_model_that_is_not_available_does_not_load(
     fake.tell = tell
     async with http_server(fake):
         with pytest.raises(kind, match=said):
-            async with loaded(tfserving, fake, protocol=Protocol.HTTP):
+            async with loaded(tfserving, fake, protocol=UpstreamProtocol.HTTP):
                 pass
 
 
@@ -365,13 +365,13 @@ async def test_versions_are_those_available_and_an_unknown_model_is_not_found() 
     status = {"model_version_status": [{"version": v, "state": s} for v, s in rows]}
     fake.tell = lambda path: status
     async with http_server(fake):
-        route = Route("tfserving", (fake.address,), Protocol.HTTP)
+        route = ModelRoute("tfserving", (fake.address,), UpstreamProtocol.HTTP)
         assert await tfserving.versions(route, "m") == [3, 12]
         fake.tell = lambda path: (404, {"error": "Could not find any versions of model m"})
         with pytest.raises(NotFound):
             await tfserving.versions(route, "m")
         fake.tell = lambda path: rest_tells("/metadata") if "labels" in path else (404, {})
-        labelled = Route("tfserving", (fake.address,), Protocol.HTTP, label="stable")
+        labelled = ModelRoute("tfserving", (fake.address,), UpstreamProtocol.HTTP, label="stable")
         assert await tfserving.versions(labelled, "m") == [1]
     with pytest.raises(Unavailable):
         await tfserving.versions(route, "m")
@@ -413,7 +413,7 @@ async def torchserve_http(
 ) -> AsyncIterator[tuple[Fake, Callable[..., Any]]]:
     fake = Fake()
     fake.tell = lambda path: {}
-    keys["protocol"] = Protocol.HTTP
+    keys["protocol"] = UpstreamProtocol.HTTP
     async with http_server(fake), loaded(torchserve, fake, config, **keys) as ask:
         yield fake, ask
 
@@ -526,9 +526,13 @@ async def test_versions_come_from_the_management_api_in_torchserves_spelling() -
 
     fake.tell = tell
     async with http_server(fake):
-        route = Route("torchserve", (fake.address,), Protocol.HTTP, management=fake.address)
+        route = ModelRoute(
+            "torchserve", (fake.address,), UpstreamProtocol.HTTP, management=fake.address
+        )
         assert await torchserve.versions(route, "m") == [1, 2]
-        async with loaded(torchserve, fake, protocol=Protocol.HTTP, management=fake.address) as ask:
+        async with loaded(
+            torchserve, fake, protocol=UpstreamProtocol.HTTP, management=fake.address
+        ) as ask:
             fake.infer = sent(row())
             np.testing.assert_array_equal(await ask(), X)
         assert "/predictions/m/1.0" in asked

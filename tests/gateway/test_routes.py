@@ -8,7 +8,13 @@ import pytest
 
 from modelport.gateway.errors import InvalidArgument
 from modelport.gateway.repository import routes
-from modelport.gateway.repository.routes import OutlierDetection, Program, Protocol, Route, Routes
+from modelport.gateway.repository.routes import (
+    ModelRoute,
+    OutlierDetection,
+    Program,
+    Routes,
+    UpstreamProtocol,
+)
 
 TOML = """
 [models.fraud]
@@ -52,14 +58,14 @@ def written(folder: Path, name: str, text: str) -> Path:
 def test_toml_and_yaml_say_the_same(tmp_path: Path, name: str, text: str) -> None:
     assert routes.load(written(tmp_path, name, text)) == Routes(
         {
-            "fraud": Route(
+            "fraud": ModelRoute(
                 "triton",
                 ("10.0.0.5:8001", "[::1]:8001"),
-                Protocol.HTTP,
+                UpstreamProtocol.HTTP,
                 timeout_seconds=30.0,
                 config=tmp_path / "fraud.pbtxt",
             ),
-            "vit": Route("torchserve", managed=True),
+            "vit": ModelRoute("torchserve", managed=True),
         },
         {
             "torchserve": Program(("/opt/torchserve/bin/torchserve",), {"JAVA_HOME": "/opt/java"}),

@@ -26,7 +26,7 @@ from modelport.gateway.errors import (
     Unsupported,
 )
 from modelport.gateway.inference import shared_memory
-from modelport.gateway.inference.shared_memory import FOLDER, MAX_REGIONS, Regions
+from modelport.gateway.inference.shared_memory import FOLDER, MAX_REGIONS, SharedMemoryRegions
 from modelport.gateway.protocols.oip.shared_memory import Exchange
 from modelport.gateway.types import Datatype, Tensor
 from tests.gateway.conftest import NewObject
@@ -35,8 +35,8 @@ SIZE = 64
 
 
 @pytest.fixture
-def regions() -> Regions:
-    return Regions(allowed=True)
+def regions() -> SharedMemoryRegions:
+    return SharedMemoryRegions(allowed=True)
 
 
 def path_of(key: str) -> Path:
@@ -53,7 +53,7 @@ def descriptors() -> Counter[str]:
     return Counter({name: n for name, n in found.items() if name.startswith((FOLDER, "/etc"))})
 
 
-def refused(kind: type[ModelportError], regions: Regions, *arguments: object) -> str:
+def refused(kind: type[ModelportError], regions: SharedMemoryRegions, *arguments: object) -> str:
     """The error's text: it names no place on this machine, and nothing is left open."""
     before = descriptors()
     with pytest.raises(kind) as caught:
@@ -71,7 +71,7 @@ def refused(kind: type[ModelportError], regions: Regions, *arguments: object) ->
 
 @pytest.mark.parametrize("slash", ["/", ""])
 def test_a_region_is_a_part_of_an_object_that_is_there(
-    regions: Regions, new_object: NewObject, slash: str
+    regions: SharedMemoryRegions, new_object: NewObject, slash: str
 ) -> None:
     key = slash + new_object(content=b"0123456789").lstrip("/")
     regions.register("r", key, 2, 5)
@@ -88,12 +88,12 @@ def test_a_region_is_a_part_of_an_object_that_is_there(
         *("/a/b", "a/b", "/dev/shm/x", "/etc/passwd", "x\0", "/" + "a" * 256, "\ud800"),
     ],
 )
-def test_a_key_that_is_more_than_a_name_is_refused(regions: Regions, key: str) -> None:
+def test_a_key_that_is_more_than_a_name_is_refused(regions: SharedMemoryRegions, key: str) -> None:
     refused(InvalidArgument, regions, "r", key, 0, 1)
 
 
 @pytest.mark.parametrize("prefix", shared_memory.RESERVED)
-def test_objects_of_servers_are_not_for_clients(regions: Regions, prefix: str) -> None:
+def test_objects_of_servers_are_not_for_clients(regions: SharedMemoryRegions, prefix: str) -> None:
     path = Path(FOLDER) / f"{prefix}test-{os.getpid()}"
     path.write_bytes(bytes(SIZE))
     try:
@@ -102,7 +102,7 @@ def test_objects_of_servers_are_not_for_clients(regions: Regions, prefix: str) -
         path.unlink()
 
 
-def test_an_object_that_is_not_there_is_not_made(regions: Regions) -> None:
+def test_an_object_that_is_not_there_is_not_made(regions: SharedMemoryRegions) -> None:
     key = f"/test-never-{os.getpid()}"
     assert key in refused(InvalidArgument, regions, "r", key, 0, 1)
     assert not path_of(key).exists()
@@ -116,7 +116,7 @@ def _link(path: Path) -> None:
 
 @pytest.mark.parametrize("kind", [_link, os.mkfifo, os.mkdir])
 def test_what_is_no_memory_is_refused(
-    regions: Regions, kind: Callable[[Path], None], new_object: NewObject
+    regions: SharedMemoryRegions, kind: Callable[[Path], None], new_object: NewObject
 ) -> None:
     path = path_of(new_object()).with_suffix(".other")
     kind(path)
@@ -136,17 +136,19 @@ def test_what_is_no_memory_is_refused(
     ],
 )
 def test_a_part_that_is_not_within_the_object_is_refused(
-    regions: Regions, new_object: NewObject, offset: int, byte_size: int
+    regions: SharedMemoryRegions, new_object: NewObject, offset: int, byte_size: int
 ) -> None:
     refused(InvalidArgument, regions, "r", new_object(), offset, byte_size)
 
 
 @pytest.mark.parametrize("name", ["", "n" * 256])
-def test_a_region_has_a_name(regions: Regions, new_object: NewObject, name: str) -> None:
+def test_a_region_has_a_name(
+    regions: SharedMemoryRegions, new_object: NewObject, name: str
+) -> None:
     refused(InvalidArgument, regions, name, new_object(), 0, 1)
 
 
-def test_a_name_is_given_once(regions: Regions, new_object: NewObject) -> None:
+def test_a_name_is_given_once(regions: SharedMemoryRegions, new_object: NewObject) -> None:
     key = new_object()
     regions.register("r", key, 0, SIZE)
     refused(AlreadyExists, regions, "r", key, 0, SIZE)
@@ -155,7 +157,7 @@ def test_a_name_is_given_once(regions: Regions, new_object: NewObject) -> None:
     assert regions.status("r")[0]["offset"] == 4
 
 
-def test_there_are_only_so_many(regions: Regions, new_object: NewObject) -> None:
+def test_there_are_only_so_many(regions: SharedMemoryRegions, new_object: NewObject) -> None:
     key = new_object()
     for i in range(MAX_REGIONS):
         regions.register(str(i), key, 0, SIZE)
@@ -168,7 +170,9 @@ def test_there_are_only_so_many(regions: Regions, new_object: NewObject) -> None
     assert str(path_of(key)) not in descriptors()
 
 
-def test_names_that_nobody_gave_are_not_found_and_may_be_forgotten(regions: Regions) -> None:
+def test_names_that_nobody_gave_are_not_found_and_may_be_forgotten(
+    regions: SharedMemoryRegions,
+) -> None:
     with pytest.raises(NotFound):
         regions.status("r")
     with pytest.raises(NotFound):
@@ -177,7 +181,7 @@ def test_names_that_nobody_gave_are_not_found_and_may_be_forgotten(regions: Regi
 
 
 def test_where_it_is_not_allowed_nothing_is_registered_or_used(new_object: NewObject) -> None:
-    regions, key = Regions(allowed=False), new_object()
+    regions, key = SharedMemoryRegions(allowed=False), new_object()
     for forbidden in (
         lambda: regions.register("r", key, 0, 1),
         lambda: regions.unregister("r"),
@@ -197,7 +201,7 @@ def test_where_it_is_not_allowed_nothing_is_registered_or_used(new_object: NewOb
     [(0, 17), (16, 0), (16, 1), (1, 16), (-1, 1), (1, -1), (2**64, 1), (1, 2**64), (2**63, 2**63)],
 )
 def test_a_request_does_not_leave_its_region(
-    regions: Regions, new_object: NewObject, offset: int, byte_size: int
+    regions: SharedMemoryRegions, new_object: NewObject, offset: int, byte_size: int
 ) -> None:
     regions.register("r", new_object(), 8, 16)
     region = regions.get("r")
@@ -224,7 +228,7 @@ def test_no_numbers_reach_what_is_not_registered(
     path = Path(FOLDER) / f"test-regions-{os.getpid()}-numbers"
     path.write_bytes(content)
     try:
-        regions = Regions(allowed=True)
+        regions = SharedMemoryRegions(allowed=True)
         try:
             regions.register("r", f"/{path.name}", offset, byte_size)
         except InvalidArgument:
@@ -244,7 +248,7 @@ def test_no_numbers_reach_what_is_not_registered(
 
 
 def test_what_is_read_is_changed_by_nobody_afterwards(
-    regions: Regions, new_object: NewObject
+    regions: SharedMemoryRegions, new_object: NewObject
 ) -> None:
     key = new_object(content=b"before")
     regions.register("r", key, 0, SIZE)
@@ -255,7 +259,7 @@ def test_what_is_read_is_changed_by_nobody_afterwards(
 
 
 def test_a_region_that_became_shorter_fails_its_requests_and_nothing_else(
-    regions: Regions, new_object: NewObject
+    regions: SharedMemoryRegions, new_object: NewObject
 ) -> None:
     key = new_object()
     regions.register("r", key, 0, SIZE)
@@ -281,9 +285,9 @@ bytes(mapping[:65536])
 """
 COPIED = """
 import os, sys
-from modelport.gateway.inference.shared_memory import Regions
+from modelport.gateway.inference.shared_memory import SharedMemoryRegions
 from modelport.gateway.errors import InvalidArgument
-regions = Regions(allowed=True)
+regions = SharedMemoryRegions(allowed=True)
 regions.register("r", sys.argv[2], 0, 65536)
 os.truncate(sys.argv[1], 0)
 try:
@@ -303,7 +307,9 @@ def test_a_mapping_would_kill_the_process_and_a_copy_does_not(
     assert done.returncode == status
 
 
-def test_a_region_in_use_outlives_its_registration(regions: Regions, new_object: NewObject) -> None:
+def test_a_region_in_use_outlives_its_registration(
+    regions: SharedMemoryRegions, new_object: NewObject
+) -> None:
     key = new_object()
     regions.register("r", key, 0, SIZE)
     exchange = Exchange(regions, SIZE)

@@ -9,7 +9,12 @@ import numpy as np
 import pytest
 
 from modelport.gateway.errors import AlreadyExists, InvalidArgument, Unavailable
-from modelport.gateway.inference.shared_memory import FOLDER, MAX_REGIONS, Region, Regions
+from modelport.gateway.inference.shared_memory import (
+    FOLDER,
+    MAX_REGIONS,
+    Region,
+    SharedMemoryRegions,
+)
 from modelport.gateway.models.control import Operations
 from modelport.gateway.protocols.oip.shared_memory import Exchange, SharedMemory
 from modelport.gateway.types import Datatype, Tensor
@@ -19,8 +24,8 @@ SIZE = 64
 
 
 @pytest.fixture
-def regions() -> Regions:
-    return Regions(allowed=True)
+def regions() -> SharedMemoryRegions:
+    return SharedMemoryRegions(allowed=True)
 
 
 def path_of(key: str) -> Path:
@@ -35,7 +40,7 @@ def parameters(**others: object) -> dict[str, object]:
 
 
 def test_a_small_request_cannot_make_the_server_copy_without_end(
-    regions: Regions, new_object: NewObject
+    regions: SharedMemoryRegions, new_object: NewObject
 ) -> None:
     regions.register("r", new_object(), 0, SIZE)
     exchange = Exchange(regions, 40)
@@ -46,7 +51,7 @@ def test_a_small_request_cannot_make_the_server_copy_without_end(
 
 
 def test_nothing_is_read_where_the_shape_needs_another_size(
-    regions: Regions, new_object: NewObject
+    regions: SharedMemoryRegions, new_object: NewObject
 ) -> None:
     key = new_object(1)
     os.truncate(path_of(key), 2**50)  # a hole: it takes no memory until it is read
@@ -60,7 +65,7 @@ def test_nothing_is_read_where_the_shape_needs_another_size(
 
 
 def test_an_input_of_another_size_is_refused_in_the_name_of_its_model(
-    regions: Regions, new_object: NewObject
+    regions: SharedMemoryRegions, new_object: NewObject
 ) -> None:
     regions.register("r", new_object(), 0, SIZE)
     expected = "^input byte size mismatch for input 'x' for model 'm'. Expected 12, got 16$"
@@ -69,7 +74,7 @@ def test_an_input_of_another_size_is_refused_in_the_name_of_its_model(
 
 
 def test_an_offset_and_a_size_past_64_bits_are_an_overflow(
-    regions: Regions, new_object: NewObject
+    regions: SharedMemoryRegions, new_object: NewObject
 ) -> None:
     regions.register("r", new_object(), 0, SIZE)
     place = parameters(shared_memory_offset=8, shared_memory_byte_size=2**64 - 8)
@@ -81,7 +86,7 @@ def test_an_offset_and_a_size_past_64_bits_are_an_overflow(
 
 
 def test_an_output_that_needs_more_room_is_not_written(
-    regions: Regions, new_object: NewObject
+    regions: SharedMemoryRegions, new_object: NewObject
 ) -> None:
     key = new_object(content=b"untouched")
     regions.register("r", key, 0, SIZE)
@@ -100,7 +105,7 @@ class Workers:
 
     def __init__(self) -> None:
         self.operations = [Operations(), Operations()]
-        self.regions = [Regions(allowed=True), Regions(allowed=True)]
+        self.regions = [SharedMemoryRegions(allowed=True), SharedMemoryRegions(allowed=True)]
         self.shared = [
             SharedMemory(regions, _Control(self, operations), SIZE)  # type: ignore[arg-type]
             for regions, operations in zip(self.regions, self.operations, strict=True)

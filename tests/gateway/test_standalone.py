@@ -10,7 +10,7 @@ import pytest
 
 from modelport.gateway.cli.serve import settings_of
 from modelport.gateway.errors import InvalidArgument
-from modelport.gateway.models.manager import Lifecycle
+from modelport.gateway.models.manager import ModelManager
 from modelport.gateway.repository import standalone
 from tests import models
 
@@ -79,10 +79,10 @@ def test_files_folders_and_repositories_are_served_together(
     other = models.multiply(tmp_path / "other/1/model.onnx").parents[1]
 
     async def ready() -> list[tuple[str, str]]:
-        lifecycle = Lifecycle(settings_of([str(lone), str(other), str(repository)]))
-        await lifecycle.start()
-        rows = [(row["name"], row["version"]) for row in lifecycle.index(ready_only=True)]
-        await lifecycle.stop()
+        manager = ModelManager(settings_of([str(lone), str(other), str(repository)]))
+        await manager.start()
+        rows = [(row["name"], row["version"]) for row in manager.index(ready_only=True)]
+        await manager.stop()
         return rows
 
     assert asyncio.run(ready()) == [("iris", "10"), ("lone", "1"), ("other", "1")]

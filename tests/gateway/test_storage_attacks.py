@@ -17,7 +17,7 @@ from modelport.gateway.repository.storage import objects as storage
 from modelport.gateway.repository.storage import survey
 from modelport.gateway.repository.storage.location import parse
 from modelport.gateway.repository.storage.mirror import Mirror
-from modelport.gateway.repository.storage.objects import Object, Objects
+from modelport.gateway.repository.storage.objects import Object, ObjectStore
 from tests.gateway.storage import BUCKET, Moto, fetch
 
 pytestmark = pytest.mark.usefixtures("storage_environment")
@@ -90,7 +90,7 @@ def test_a_name_that_begins_like_another_is_another(
     for name in names:
         for number in (1, 10):
             assert content(fetch(found, number, name)) == {f"{name}{number}".encode()}
-    one = Objects(moto.location(prefix))
+    one = ObjectStore(moto.location(prefix))
     assert {key.partition("/")[0] for key in one.listing("fraud/1")} == {
         "manifest.json", "model.data", "model.onnx",
     }  # fmt: skip
@@ -125,11 +125,11 @@ def test_a_storage_that_ends_while_many_configurations_are_read_is_not_asked_for
         moto.put(f"{prefix}/m{number}/config.pbtxt", CONFIG)
     asked: list[str] = []
 
-    def down(_: Objects, key: str, __: int) -> bytes:
+    def down(_: ObjectStore, key: str, __: int) -> bytes:
         asked.append(key)
         raise Unavailable("the storage cannot be reached")
 
-    monkeypatch.setattr(Objects, "read", down)
+    monkeypatch.setattr(ObjectStore, "read", down)
     with pytest.raises(Unavailable, match="cannot be reached"):
         mirror.look()
     mirror._objects.threads.shutdown(wait=True)
@@ -215,10 +215,10 @@ def test_looks_do_not_meet(
 ) -> None:
     """A request that asked for one may be given up, and the next be there before it has ended."""
     upload(moto, tmp_path / "v", f"{prefix}/m/1", b"weights")
-    listing, within, most = Objects.listing, 0, 0
+    listing, within, most = ObjectStore.listing, 0, 0
     second = threading.Event()
 
-    def counted(self: Objects, below: str = "") -> dict[str, Object]:
+    def counted(self: ObjectStore, below: str = "") -> dict[str, Object]:
         nonlocal within, most
         within += 1
         most = max(most, within)
@@ -229,7 +229,7 @@ def test_looks_do_not_meet(
         within -= 1
         return found
 
-    monkeypatch.setattr(Objects, "listing", counted)
+    monkeypatch.setattr(ObjectStore, "listing", counted)
     with concurrent.futures.ThreadPoolExecutor(2) as pool:
         first, other = (pool.submit(mirror.look) for _ in range(2))
         assert first.result() == other.result()

@@ -28,7 +28,7 @@ from modelport.gateway.repository.storage import objects as storage
 from modelport.gateway.repository.storage import survey
 from modelport.gateway.repository.storage.location import Location, parse
 from modelport.gateway.repository.storage.mirror import Mirror
-from modelport.gateway.repository.storage.objects import Objects
+from modelport.gateway.repository.storage.objects import ObjectStore
 from modelport.gateway.types import Datatype, ModelSignature, TensorSpec
 
 START_SECONDS = 90.0
@@ -95,7 +95,7 @@ def location(
         command += ["start", "--host=127.0.0.1", f"--port={port}", "--in-memory"]
         monkeypatch.setenv("STORAGE_EMULATOR_HOST", f"http://127.0.0.1:{port}")
     with running(port, *command, folder=tmp_path):
-        filesystem = Objects(parse(f"{scheme}://models/p"))._filesystem
+        filesystem = ObjectStore(parse(f"{scheme}://models/p"))._filesystem
         asyncio.run_coroutine_threadsafe(filesystem._mkdir("models"), filesystem.loop).result(30)
         yield parse(f"{scheme}://models/some/prefix")
         type(filesystem).clear_instance_cache()  # the next emulator has another port
@@ -127,7 +127,7 @@ def test_versions_are_published_once_found_whole_fetched_followed_and_removed(
         entry.fetch()
         assert manifest.verify(entry.path)
     assert mirror.look()["m"] == found
-    objects = Objects(location)
+    objects = ObjectStore(location)
     assert objects.create("m/3/" + survey.CLAIM, b"mine")
     if location.scheme != "gs":  # its emulator takes no notice of ifGenerationMatch
         assert not objects.create("m/3/" + survey.CLAIM, b"another's")
@@ -153,6 +153,6 @@ def test_a_storage_that_is_gone_is_told_in_time(
         if location.scheme == "az"
         else f"http://127.0.0.1:{free_port()}"
     )
-    type(Objects(location)._filesystem).clear_instance_cache()
+    type(ObjectStore(location)._filesystem).clear_instance_cache()
     with pytest.raises(Unavailable):
         Mirror(location, tmp_path).look()

@@ -16,7 +16,7 @@ from modelport.gateway.repository.storage import mirror as mirrors
 from modelport.gateway.repository.storage import survey
 from modelport.gateway.repository.storage.location import is_url, parse
 from modelport.gateway.repository.storage.mirror import Mirror
-from modelport.gateway.repository.storage.objects import Object, Objects
+from modelport.gateway.repository.storage.objects import Object, ObjectStore
 from tests.gateway.storage import Moto, fetch
 
 pytestmark = pytest.mark.usefixtures("storage_environment")
@@ -32,13 +32,13 @@ def mirror(moto: Moto, prefix: str, tmp_path: Path) -> Mirror:
 def downloads(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """The keys that are downloaded."""
     keys: list[str] = []
-    download = Objects.download
+    download = ObjectStore.download
 
-    def counted(self: Objects, key: str, found: Object, path: Path) -> None:
+    def counted(self: ObjectStore, key: str, found: Object, path: Path) -> None:
         keys.append(key)
         download(self, key, found, path)
 
-    monkeypatch.setattr(Objects, "download", counted)
+    monkeypatch.setattr(ObjectStore, "download", counted)
     return keys
 
 
@@ -181,13 +181,13 @@ def test_a_version_that_changes_while_it_is_downloaded_is_not_taken(
     moto.put(f"{prefix}/m/1/model.onnx", b"weights")
     mirror.look()
     found = mirror.look()
-    download = Objects.download
+    download = ObjectStore.download
 
-    def changed(self: Objects, key: str, listed: Object, path: Path) -> None:
+    def changed(self: ObjectStore, key: str, listed: Object, path: Path) -> None:
         download(self, key, listed, path)
         moto.put(f"{prefix}/{key}", b"CHANGED")
 
-    monkeypatch.setattr(Objects, "download", changed)
+    monkeypatch.setattr(ObjectStore, "download", changed)
     with pytest.raises(Unavailable, match="changed while it was downloaded"):
         fetch(found)
     assert not found["m"].versions[1].path.exists()
@@ -244,10 +244,10 @@ def test_what_another_has_just_downloaded_is_not_removed_by_an_older_look(
     publish(moto, prefix, folder)
     fetch(mirror.look())
     another = Mirror(mirror.location, tmp_path / "cache")
-    listing = Objects.listing
+    listing = ObjectStore.listing
     fetched: list[Path] = []
 
-    def slow(self: Objects, below: str = "") -> dict[str, Object]:
+    def slow(self: ObjectStore, below: str = "") -> dict[str, Object]:
         found = listing(self, below)
         if self is mirror._objects:
             publish(moto, prefix, folder, 2)
@@ -256,7 +256,7 @@ def test_what_another_has_just_downloaded_is_not_removed_by_an_older_look(
             fetched.extend((fetch(later, 2), fetch(later, name="new")))
         return found
 
-    monkeypatch.setattr(Objects, "listing", slow)
+    monkeypatch.setattr(ObjectStore, "listing", slow)
     assert list(mirror.look()["m"].versions) == [1]
     assert [manifest.verify(path) for path in fetched] == [True, True]
     monkeypatch.undo()
@@ -304,9 +304,9 @@ def test_what_is_still_being_written_of_a_failed_download_is_in_no_later_one(
     found = mirror.look()
     b_began, b_is_there, b_ended = (threading.Event() for _ in range(3))
     calls: list[str] = []
-    download = Objects.download
+    download = ObjectStore.download
 
-    def slow(self: Objects, key: str, listed: Object, path: Path) -> None:
+    def slow(self: ObjectStore, key: str, listed: Object, path: Path) -> None:
         calls.append(key)
         again = calls.count(key) > 1
         if key == "m/1/b" and not again:
@@ -324,7 +324,7 @@ def test_what_is_still_being_written_of_a_failed_download_is_in_no_later_one(
             b_is_there.set()
         assert b_ended.wait(20)
 
-    monkeypatch.setattr(Objects, "download", slow)
+    monkeypatch.setattr(ObjectStore, "download", slow)
     with pytest.raises(Unavailable, match="the connection broke"):
         fetch(found)
     assert (fetch(found) / "b").read_bytes() == b"right"
@@ -370,14 +370,14 @@ def test_a_manifest_that_may_not_be_read_keeps_its_version_back_and_no_other(
     folder = version(tmp_path / "1")
     publish(moto, prefix, folder)
     moto.upload(folder, f"{prefix}/other/1")
-    read, refused = Objects.read, ["m/1/manifest.json"]
+    read, refused = ObjectStore.read, ["m/1/manifest.json"]
 
-    def guarded(self: Objects, key: str, most_bytes: int) -> bytes:
+    def guarded(self: ObjectStore, key: str, most_bytes: int) -> bytes:
         if key in refused:
             raise InvalidArgument("the storage refuses access (AccessDenied)")
         return read(self, key, most_bytes)
 
-    monkeypatch.setattr(Objects, "read", guarded)
+    monkeypatch.setattr(ObjectStore, "read", guarded)
     assert list(mirror.look()) == ["other"]
     refused.append("other/1/manifest.json")
     with pytest.raises(InvalidArgument, match="refuses access"):

@@ -19,7 +19,7 @@ from modelport.gateway.repository import config, manifest
 from modelport.gateway.repository.storage import survey
 from modelport.gateway.repository.storage.location import Location
 from modelport.gateway.repository.storage.mirror import Mirror
-from modelport.gateway.repository.storage.objects import Objects
+from modelport.gateway.repository.storage.objects import ObjectStore
 from modelport.gateway.types import Datatype, ModelSignature, TensorSpec
 from tests.gateway.storage import BUCKET, Moto
 
@@ -84,7 +84,7 @@ def test_a_version_is_never_overwritten_and_a_model_keeps_its_contract(
     put(location)
     moto.put(f"{prefix}/m/config.pbtxt", config.to_text(wanted()).encode() + b"# by hand\n")
     assert put(location, content=b"two").version == 2
-    assert b"# by hand" in Objects(location).read("m/config.pbtxt", 10_000)
+    assert b"# by hand" in ObjectStore(location).read("m/config.pbtxt", 10_000)
     with pytest.raises(AlreadyExists, match="version 2 of 'm' is published and never overwritten"):
         put(location, 2)
     with pytest.raises(UsageError, match="declares something else"):
@@ -125,14 +125,14 @@ def test_a_number_that_another_has_finished_before_it_is_claimed_is_not_taken(
     monkeypatch: pytest.MonkeyPatch,
     version: int | None,
 ) -> None:
-    location, create = moto.location(prefix), Objects.create
+    location, create = moto.location(prefix), ObjectStore.create
 
-    def slow(self: Objects, key: str, content: bytes) -> bool:
-        monkeypatch.setattr(Objects, "create", create)
+    def slow(self: ObjectStore, key: str, content: bytes) -> bool:
+        monkeypatch.setattr(ObjectStore, "create", create)
         put(location, content=b"another's")
         return create(self, key, content)
 
-    monkeypatch.setattr(Objects, "create", slow)
+    monkeypatch.setattr(ObjectStore, "create", slow)
     if version is None:
         assert put(location, version).version == 2
     else:
@@ -163,13 +163,13 @@ def test_a_publisher_that_dies_at_any_call_leaves_nothing_that_is_served(
 
         return call
 
-    originals = {name: getattr(Objects, name) for name in CHANGES}
+    originals = {name: getattr(ObjectStore, name) for name in CHANGES}
     served = []
     while True:
         name, left = f"m{len(served)}", len(served)
         with monkeypatch.context() as patched:
             for each, change in originals.items():
-                patched.setattr(Objects, each, dying(change))
+                patched.setattr(ObjectStore, each, dying(change))
             try:
                 put(location, model=wanted(name))
                 break
@@ -195,7 +195,7 @@ def test_a_failed_upload_leaves_nothing_behind(
     def refused(*_: Any) -> None:
         raise InvalidArgument("the storage refuses access (AccessDenied)")
 
-    monkeypatch.setattr(Objects, "upload", refused)
+    monkeypatch.setattr(ObjectStore, "upload", refused)
     with pytest.raises(InvalidArgument, match="AccessDenied"):
         put(moto.location(prefix))
     assert moto.keys(prefix) == []
@@ -205,19 +205,19 @@ def test_a_failed_upload_leaves_nothing_behind(
 def test_a_publisher_that_slept_too_long_leaves_alone_what_another_made_of_its_number(
     moto: Moto, prefix: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
 ) -> None:
-    location, upload = moto.location(prefix), Objects.upload
+    location, upload = moto.location(prefix), ObjectStore.upload
 
-    def sleeps(self: Objects, path: Path, key: str) -> None:
+    def sleeps(self: ObjectStore, path: Path, key: str) -> None:
         upload(self, path, key)
         if not key.endswith(name):
             return
         with monkeypatch.context() as later:
-            later.setattr(Objects, "upload", upload)
+            later.setattr(ObjectStore, "upload", upload)
             later.setattr(publish_storage, "LEFT_BEHIND_SECONDS", -1.0)
             assert put(location, content=b"another's").version == 1
 
     with monkeypatch.context() as patched:
-        patched.setattr(Objects, "upload", sleeps)
+        patched.setattr(ObjectStore, "upload", sleeps)
         with pytest.raises(UsageError, match="removed by another publisher"):
             put(location)
     assert whole(location, tmp_path) == {1: b"another's"}

@@ -13,8 +13,8 @@ import pytest
 
 from modelport.gateway.backends.base import Artifact, Execution
 from modelport.gateway.errors import Decoupled, Internal, InvalidArgument, ModelportError, TimedOut
-from modelport.gateway.inference.service import DataPlane
-from modelport.gateway.models.manager import Lifecycle
+from modelport.gateway.inference.service import InferenceService
+from modelport.gateway.models.manager import ModelManager
 from modelport.gateway.models.model import ServedVersion
 from modelport.gateway.repository import config as configuration
 from modelport.gateway.settings import ModelControlMode, Settings
@@ -112,9 +112,9 @@ async def collect(
 
 
 class Served:
-    def __init__(self, dataplane: DataPlane, lifecycle: Lifecycle) -> None:
-        self.dataplane = dataplane
-        self.version: ServedVersion = lifecycle.get("m")
+    def __init__(self, service: InferenceService, manager: ModelManager) -> None:
+        self.service = service
+        self.version: ServedVersion = manager.get("m")
         backend = self.version.backend
         assert isinstance(backend, Scripted)
         self.backend = backend
@@ -128,7 +128,7 @@ class Served:
     def stream(
         self, *shape: int, deadline: Deadline = NO_DEADLINE, **rest: Any
     ) -> AsyncGenerator[InferResponse, None]:
-        return self.dataplane.stream(self.request(*shape, **rest), deadline)
+        return self.service.stream(self.request(*shape, **rest), deadline)
 
     def nothing_is_left(self) -> None:
         assert self.version.in_flight == 0
@@ -151,9 +151,9 @@ def serve(tmp_path: Path) -> Serve:
             return kind(configuration.complete(artifact.config, "m"), script)
 
         settings = Settings((tmp_path,), ModelControlMode.NONE)
-        lifecycle = Lifecycle(settings, lambda _: load)
-        await lifecycle.start()
-        return Served(DataPlane(lifecycle, **limits), lifecycle)
+        manager = ModelManager(settings, lambda _: load)
+        await manager.start()
+        return Served(InferenceService(manager, **limits), manager)
 
     return make
 
@@ -310,7 +310,7 @@ async def test_classification_holds_for_every_response(serve: Serve) -> None:
 async def test_a_decoupled_model_is_not_asked_for_one_answer(serve: Serve) -> None:
     served = await serve(count)
     with pytest.raises(Decoupled):
-        await served.dataplane.infer(served.request(), NO_DEADLINE)
+        await served.service.infer(served.request(), NO_DEADLINE)
     assert served.backend.asked == []
     served.nothing_is_left()
 

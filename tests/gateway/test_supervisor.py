@@ -11,15 +11,15 @@ from typing import Any
 import pytest
 
 from modelport.gateway.backends.managed import supervisor
-from modelport.gateway.backends.managed.output import LINES_PER_SECOND, MAX_LINE_BYTES, Output
-from modelport.gateway.backends.managed.supervisor import Launch, Supervisor
+from modelport.gateway.backends.managed.output import LINES_PER_SECOND, MAX_LINE_BYTES, ServerOutput
+from modelport.gateway.backends.managed.supervisor import ServerLaunch, ServerSupervisor
 from modelport.gateway.errors import Unavailable
 
 SERVE = "import time; open('started', 'a').write('x'); time.sleep(600)"
 
 
 class Log:
-    """Takes what ``Output`` passes on."""
+    """Takes what ``ServerOutput`` passes on."""
 
     def __init__(self) -> None:
         self.lines: list[str] = []
@@ -31,9 +31,9 @@ class Log:
         self.lines.append(f"{event}: {fields}")
 
 
-async def printed(*chunks: bytes) -> tuple[Output, Log]:
+async def printed(*chunks: bytes) -> tuple[ServerOutput, Log]:
     log, stream = Log(), asyncio.StreamReader()
-    output = Output("S", log)
+    output = ServerOutput("S", log)
     for chunk in chunks:
         stream.feed_data(chunk)
     stream.feed_eof()
@@ -82,19 +82,21 @@ async def test_the_reason_is_the_last_line_about_trouble_without_paths(
     assert (await printed(text))[0].reason() == reason
 
 
-def of(folder: Path, alive: Any, code: str = SERVE, **changes: Any) -> Supervisor:
+def of(folder: Path, alive: Any, code: str = SERVE, **changes: Any) -> ServerSupervisor:
     async def ready() -> bool:
         return (folder / "started").exists()
 
-    def prepare() -> Launch:
+    def prepare() -> ServerLaunch:
         (folder / "started").unlink(missing_ok=True)
-        return Launch((sys.executable, "-c", code), dict(os.environ), folder, "", ready, alive)
+        return ServerLaunch(
+            (sys.executable, "-c", code), dict(os.environ), folder, "", ready, alive
+        )
 
     def nothing(*_: object) -> None:
         pass
 
     arguments = {"connected": nothing, "disconnected": nothing, **changes}
-    return Supervisor("S", ("m", 1), 20.0, prepare, **arguments)
+    return ServerSupervisor("S", ("m", 1), 20.0, prepare, **arguments)
 
 
 async def test_a_server_that_answers_no_more_is_killed_and_started_again(
@@ -110,7 +112,7 @@ async def test_a_server_that_answers_no_more_is_killed_and_started_again(
 
     connected = 0
 
-    def connect(_: Launch) -> None:
+    def connect(_: ServerLaunch) -> None:
         nonlocal connected
         connected += 1
         hangs.clear()
@@ -174,7 +176,7 @@ async def test_a_timeout_of_the_answers_own_making_passes(tmp_path: Path) -> Non
 async def test_a_client_that_does_not_connect_leaves_no_process(tmp_path: Path) -> None:
     async def alive() -> None: ...
 
-    def refuse(_: Launch) -> None:
+    def refuse(_: ServerLaunch) -> None:
         raise Unavailable("it is not what it should be")
 
     code = f"import os; open('pid', 'w').write(str(os.getpid())); {SERVE}"

@@ -203,8 +203,8 @@ def test_what_was_computed_for_a_version_goes_with_it() -> None:
         validator = SimpleNamespace(max_bytes=None)
 
     version: Version | None = Version()
-    lifecycle: Any = SimpleNamespace(get=lambda *_: version)
-    servables = Servables(lifecycle, control=lifecycle)
+    manager: Any = SimpleNamespace(get=lambda *_: version)
+    servables = Servables(manager, control=manager)
     found = servables.find(Selected("m"))
     assert servables.find(Selected("m", 1)) is found
     gone, kept = weakref.ref(version), weakref.ref(found)

@@ -11,7 +11,7 @@ import pytest
 from modelport.gateway.backends.remote import triton
 from modelport.gateway.errors import Internal
 from modelport.gateway.repository import config
-from modelport.gateway.repository.routes import Protocol
+from modelport.gateway.repository.routes import UpstreamProtocol
 from modelport.gateway.wire.triton_messages import service_pb2 as pb
 from tests import models
 from tests.gateway.test_remote_answers import Fake, grpc_server, http_server, loaded, refused
@@ -47,7 +47,7 @@ async def over_http(outputs: list[dict[str, Any]]) -> AsyncIterator[Callable[...
     }
     fake.tell = lambda path: {"name": "m", "versions": ["1"], "platform": "", **tensors}
     fake.infer = {"model_name": "m", "model_version": "1", "outputs": outputs}
-    http = {"protocol": Protocol.HTTP}
+    http = {"protocol": UpstreamProtocol.HTTP}
     async with http_server(fake), loaded(triton, fake, CONFIG, whole=True, **http) as ask:
         yield ask
 

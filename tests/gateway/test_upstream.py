@@ -17,8 +17,8 @@ from modelport.gateway.upstream import (
     NOT_PROCESSED,
     Endpoint,
     EndpointFailed,
-    Failure,
-    Pool,
+    EndpointPool,
+    FailureKind,
     ServerError,
     background,
     http,
@@ -85,7 +85,7 @@ def test_an_endpoint_on_trial_gets_one_request_at_a_time() -> None:
     assert chosen(endpoints(1)) == 0, "there is no other"
 
 
-def ejects(failure: Failure, failures: int, of: int = 2, ejected: tuple[int, ...] = ()) -> bool:
+def ejects(failure: FailureKind, failures: int, of: int = 2, ejected: tuple[int, ...] = ()) -> bool:
     some = endpoints(*[0] * of, ejected=ejected)
     some[0].failures = failures
     others = [each for each in some[1:] if not each.ejected]
@@ -93,21 +93,21 @@ def ejects(failure: Failure, failures: int, of: int = 2, ejected: tuple[int, ...
     return outlier and may_eject(some[0], failure, some, DEFAULT)
 
 
-@pytest.mark.parametrize("failure", [Failure.REFUSED, Failure.SILENT])
-def test_one_refused_connection_ejects_and_the_last_endpoint_too(failure: Failure) -> None:
+@pytest.mark.parametrize("failure", [FailureKind.REFUSED, FailureKind.SILENT])
+def test_one_refused_connection_ejects_and_the_last_endpoint_too(failure: FailureKind) -> None:
     assert ejects(failure, 1)
     assert ejects(failure, 1, of=1)
 
 
 def test_one_dropped_connection_may_have_been_stale_two_in_a_row_eject() -> None:
-    assert not ejects(Failure.DROPPED, 1)
-    assert ejects(Failure.DROPPED, 2, of=1)
+    assert not ejects(FailureKind.DROPPED, 1)
+    assert ejects(FailureKind.DROPPED, 2, of=1)
 
 
 @pytest.mark.parametrize(
-    "failure", [Failure.DAMAGED, Failure.HUNG, Failure.UNREADY, Failure.MISSING]
+    "failure", [FailureKind.DAMAGED, FailureKind.HUNG, FailureKind.UNREADY, FailureKind.MISSING]
 )
-def test_bad_answers_in_a_row_eject_but_never_the_last_endpoint(failure: Failure) -> None:
+def test_bad_answers_in_a_row_eject_but_never_the_last_endpoint(failure: FailureKind) -> None:
     assert not ejects(failure, 2)
     assert ejects(failure, 3)
     assert not ejects(failure, 100, of=1)
@@ -115,17 +115,17 @@ def test_bad_answers_in_a_row_eject_but_never_the_last_endpoint(failure: Failure
 
 
 def test_five_server_errors_in_a_row_eject_and_full_queues_in_a_row_do_not() -> None:
-    assert not ejects(Failure.ERRORED, 4)
-    assert ejects(Failure.ERRORED, 5)
-    assert not ejects(Failure.FULL, 100)
+    assert not ejects(FailureKind.ERRORED, 4)
+    assert ejects(FailureKind.ERRORED, 5)
+    assert not ejects(FailureKind.FULL, 100)
 
 
 def test_at_most_half_of_the_endpoints_are_ejected_for_what_they_answer() -> None:
-    assert ejects(Failure.ERRORED, 5, of=3)
-    assert not ejects(Failure.ERRORED, 5, of=3, ejected=(1,))
-    assert ejects(Failure.ERRORED, 5, of=4, ejected=(1,))
-    assert not ejects(Failure.ERRORED, 5, of=4, ejected=(1, 2))
-    assert ejects(Failure.REFUSED, 1, of=4, ejected=(1, 2)), "who cannot be reached always is"
+    assert ejects(FailureKind.ERRORED, 5, of=3)
+    assert not ejects(FailureKind.ERRORED, 5, of=3, ejected=(1,))
+    assert ejects(FailureKind.ERRORED, 5, of=4, ejected=(1,))
+    assert not ejects(FailureKind.ERRORED, 5, of=4, ejected=(1, 2))
+    assert ejects(FailureKind.REFUSED, 1, of=4, ejected=(1, 2)), "who cannot be reached always is"
 
 
 @pytest.mark.parametrize(
@@ -138,15 +138,15 @@ def test_who_fails_more_often_than_the_others_is_an_outlier(
     one, other = endpoints(0, 0)
     one.failed, one.answered, one.failures = failed, 20 - failed, 1
     other.failed, other.answered = elsewhere, 20 - elsewhere
-    assert is_outlier(one, Failure.FULL, [other], DEFAULT) is out
+    assert is_outlier(one, FailureKind.FULL, [other], DEFAULT) is out
     one.answered -= 1
-    assert not is_outlier(one, Failure.FULL, [other], DEFAULT), "too few requests to tell"
+    assert not is_outlier(one, FailureKind.FULL, [other], DEFAULT), "too few requests to tell"
 
 
 def test_one_failure_on_trial_is_enough() -> None:
     one, other = endpoints(0, 0)
     one.trial = True
-    assert is_outlier(one, Failure.ERRORED, [other], DEFAULT)
+    assert is_outlier(one, FailureKind.ERRORED, [other], DEFAULT)
 
 
 def test_slow_is_what_takes_five_times_as_long_as_elsewhere() -> None:
@@ -180,7 +180,7 @@ class Servers:
         #: Extra seconds of each answer.
         self.slow: dict[str, float] = {}
         self.resets: list[str] = []
-        self.pool = Pool(
+        self.pool = EndpointPool(
             "m",
             list(names),
             self.probe,
@@ -222,7 +222,7 @@ async def until(condition: Callable[[], bool]) -> None:
 
 
 def refused() -> EndpointFailed:
-    return EndpointFailed(Failure.REFUSED, "connection refused")
+    return EndpointFailed(FailureKind.REFUSED, "connection refused")
 
 
 async def test_requests_go_round() -> None:
@@ -271,7 +271,7 @@ async def test_a_probe_and_no_request_brings_an_endpoint_back() -> None:
 
 async def test_start_ejects_what_does_not_serve_and_fails_when_nothing_does() -> None:
     servers = Servers()
-    servers.wrong["a"] = EndpointFailed(Failure.UNREADY)
+    servers.wrong["a"] = EndpointFailed(FailureKind.UNREADY)
     await servers.pool.start()
     assert [await servers.ask() for _ in range(3)] == ["b"] * 3
     servers.pool.close()
@@ -290,7 +290,7 @@ async def test_a_stale_connection_is_tried_again_on_the_only_endpoint() -> None:
         nonlocal calls
         calls += 1
         if calls == 1:
-            raise EndpointFailed(Failure.DROPPED)
+            raise EndpointFailed(FailureKind.DROPPED)
         return "fine"
 
     assert await servers.pool.call(attempt, NO_DEADLINE) == "fine"
@@ -312,12 +312,12 @@ async def test_what_the_model_says_is_final_and_ejects_nobody(error: Exception) 
 
 async def test_a_damaged_answer_is_asked_for_elsewhere_and_is_internal_if_there_is_nobody() -> None:
     servers = Servers()
-    servers.wrong["a"] = EndpointFailed(Failure.DAMAGED, "output 'y' is missing")
+    servers.wrong["a"] = EndpointFailed(FailureKind.DAMAGED, "output 'y' is missing")
     assert [await servers.ask() for _ in range(20)] == ["b"] * 20
     assert servers.asked.count("a") == 3, "ejected after the third in a row"
     servers.pool.close()
     servers = Servers("a")
-    servers.wrong["a"] = EndpointFailed(Failure.DAMAGED, "output 'y' is missing")
+    servers.wrong["a"] = EndpointFailed(FailureKind.DAMAGED, "output 'y' is missing")
     for _ in range(20):
         with pytest.raises(Internal, match="gave a damaged answer: output 'y' is missing"):
             await servers.ask()
@@ -345,7 +345,7 @@ async def test_the_last_endpoint_that_hangs_is_ejected_once_a_probe_finds_the_sa
             await servers.ask()
     assert servers.probed, "only requests hang: it may be one client's doing"
     assert not servers.pool.problem
-    servers.wrong["a"] = EndpointFailed(Failure.REFUSED, "no answer")
+    servers.wrong["a"] = EndpointFailed(FailureKind.REFUSED, "no answer")
     with pytest.raises(TimedOut):
         await servers.ask()
     await until(lambda: bool(servers.pool.problem))
@@ -607,7 +607,7 @@ async def test_an_endpoint_that_fails_now_and_then_is_ejected_for_its_success_ra
 
 @pytest.mark.parametrize(
     ("error", "again"),
-    [(ServerError("x"), 0), (EndpointFailed(Failure.DROPPED), 0), (QueueFull(), 1)],
+    [(ServerError("x"), 0), (EndpointFailed(FailureKind.DROPPED), 0), (QueueFull(), 1)],
 )
 async def test_a_step_of_a_sequence_is_not_taken_twice(error: Exception, again: int) -> None:
     servers = Servers()
@@ -670,7 +670,7 @@ async def amplification(requests: int) -> float:
         nonlocal attempts
         attempts += 1
         if attempts % 2:
-            raise EndpointFailed(Failure.DAMAGED)
+            raise EndpointFailed(FailureKind.DAMAGED)
         return "fine"
 
     for _ in range(requests):
@@ -718,9 +718,9 @@ def test_statuses_keep_their_meaning(status: str, said: str, kind: type[Exceptio
 
 @pytest.mark.parametrize(
     ("status", "failure"),
-    [("NOT_FOUND", Failure.MISSING), ("UNAVAILABLE", Failure.UNREADY)],
+    [("NOT_FOUND", FailureKind.MISSING), ("UNAVAILABLE", FailureKind.UNREADY)],
 )
-def test_a_server_without_the_model_is_its_own_fault(status: str, failure: Failure) -> None:
+def test_a_server_without_the_model_is_its_own_fault(status: str, failure: FailureKind) -> None:
     error = meant(status, "no")
     assert isinstance(error, EndpointFailed)
     assert error.failure is failure

@@ -106,7 +106,7 @@ def test_the_gateway_in_front_has_a_route_for_every_model_and_an_endpoint_for_ev
     assert set(found) == set(application["args"]["models"])
     router = application["deployments"][0]
     for route in found.values():
-        assert (route.backend, route.protocol) == ("triton", routes.Protocol.GRPC)
+        assert (route.backend, route.protocol) == ("triton", routes.UpstreamProtocol.GRPC)
         assert len(route.endpoints) == router["num_replicas"]
         ports = {int(endpoint.rpartition(":")[2]) for endpoint in route.endpoints}
         assert ports == {serve["grpc_options"]["port"]}

@@ -59,7 +59,7 @@ def load(artifact: Artifact) -> EmbeddedBackend:
     session, gpu = _open(artifact)
     config = placement.as_placed(artifact.config, gpu)
     try:
-        opened = OnnxSession(session, runtime.artifact_file(artifact), _encoding(artifact))
+        opened = OnnxRuntimeSession(session, runtime.artifact_file(artifact), _encoding(artifact))
     except UnicodeDecodeError as error:  # the runtime takes names that are no text
         raise runtime.does_not_load(artifact, error) from error
     return runtime.serve(artifact, opened, config)
@@ -95,8 +95,8 @@ def _open(artifact: Artifact) -> tuple[ort.InferenceSession, int | None]:
     return session, gpu
 
 
-class OnnxSession:
-    """As ``runtime.Session``. Where no value needs a conversion, ``run`` is the runtime's own.
+class OnnxRuntimeSession:
+    """As ``runtime.ModelSession``. Where no value needs a conversion, ``run`` is the runtime's own.
 
     What its Python class checks before each run costs a quarter of a small model's: that no input
     is missing, and what concerns values and devices which are not used here. On the CPU alone,

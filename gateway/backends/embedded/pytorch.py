@@ -127,7 +127,7 @@ def _load(artifact: Artifact, archive: Archive, kind: Kind) -> EmbeddedBackend:
         raise
     except Exception as error:  # a damaged archive shows as any of a dozen classes
         raise runtime.does_not_load(artifact, error) from error
-    session = TorchSession(forward, release, inputs, outputs, device, config)
+    session = TorchModuleSession(forward, release, inputs, outputs, device, config)
     return runtime.serve(artifact, session, config, WARMUP_REPEATS)
 
 
@@ -327,8 +327,8 @@ def _by_keyword(program: Callable[..., Any], signature: ModelSignature | None) -
 # -- running --------------------------------------------------------------------------------------
 
 
-class TorchSession:
-    """As ``runtime.Session``. It holds what ``forward`` holds, and nothing else does."""
+class TorchModuleSession:
+    """As ``runtime.ModelSession``. It holds what ``forward`` holds, and nothing else does."""
 
     def __init__(
         self,

@@ -1,4 +1,4 @@
-"""What runtimes inside this process have in common: a ``Session`` becomes a backend.
+"""What runtimes inside this process have in common: a ``ModelSession`` becomes a backend.
 
 A runtime's module opens the artifact; from there on names, threads, warm-up, timing and errors are
 the same for all.
@@ -45,7 +45,7 @@ _MAX_REASON = 500
 Compute = Callable[[Sequence[str], dict[str, Array]], Sequence[Array]]
 
 
-class Session(Protocol):
+class ModelSession(Protocol):
     """An artifact, opened by its runtime.
 
     Arrays are those of ``gateway.types``: BF16 is its bits, BYTES are objects of ``bytes``. What
@@ -78,7 +78,7 @@ class Session(Protocol):
 
 def serve(
     artifact: Artifact,
-    session: Session,
+    session: ModelSession,
     config: ModelConfig | None = None,
     warmup_repeats: int = 1,
 ) -> EmbeddedBackend:
@@ -117,7 +117,7 @@ class EmbeddedBackend:
 
     problem = ""
 
-    def __init__(self, artifact: Artifact, session: Session, config: ModelConfig) -> None:
+    def __init__(self, artifact: Artifact, session: ModelSession, config: ModelConfig) -> None:
         self._name, self._version = artifact.model_name, artifact.version
         #: Set when the configuration is known to be the model's: then answers must be its too.
         self.checks_shapes = False
@@ -125,7 +125,7 @@ class EmbeddedBackend:
         self.signature_defs = b""
         self._named: dict[str, tuple[dict[str, _Output], Compute]] = {}
         self.adopt(config)
-        self._session: Session | None = session
+        self._session: ModelSession | None = session
         self._compute = session.run
         self._infer = Instances(
             self._run,
@@ -269,15 +269,15 @@ def adopt(config: ModelConfig, signature: ModelSignature) -> None:
             config.parameters[key].CopyFrom(built.parameters[key])
 
 
-class Pool:
+class SessionPool:
     """As many sessions as there are instances, for a runtime whose sessions take one run at a time.
 
     Each run takes a free one, and waits for one where there is none.
     """
 
-    def __init__(self, sessions: Sequence[Session]) -> None:
+    def __init__(self, sessions: Sequence[ModelSession]) -> None:
         self._sessions = sessions
-        self._free: queue.SimpleQueue[Session] = queue.SimpleQueue()
+        self._free: queue.SimpleQueue[ModelSession] = queue.SimpleQueue()
         for session in sessions:
             self._free.put(session)
         self.inputs, self.outputs = sessions[0].inputs, sessions[0].outputs

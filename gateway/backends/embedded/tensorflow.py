@@ -22,7 +22,10 @@ import numpy as np
 from modelport.gateway.backends import parameters
 from modelport.gateway.backends.base import Artifact
 from modelport.gateway.backends.embedded import placement, runtime
-from modelport.gateway.backends.embedded.quiet import TENSORFLOW_ENVIRONMENT, quiet
+from modelport.gateway.backends.embedded.native_output import (
+    TENSORFLOW_ENVIRONMENT,
+    filtered_stderr,
+)
 from modelport.gateway.backends.embedded.runtime import EmbeddedBackend
 from modelport.gateway.errors import Internal, InvalidArgument, ModelportError, Unsupported
 from modelport.gateway.repository import autocomplete, saved_model
@@ -34,7 +37,7 @@ from modelport.gateway.wire.proto import serving_pb2, tensorflow_pb2
 
 for _name, _value in TENSORFLOW_ENVIRONMENT.items():
     os.environ.setdefault(_name, _value)
-with quiet():
+with filtered_stderr():
     import tensorflow as tf
     from tensorflow.core.protobuf import config_pb2
     from tensorflow.python.framework.ops import dismantle_graph
@@ -90,7 +93,7 @@ def load(artifact: Artifact) -> EmbeddedBackend:
     graph = tf.Graph()
     session = v1.Session(graph=graph, config=options)
     try:
-        opened = SavedModelSession(graph, session, folder, config)
+        opened = TensorFlowSession(graph, session, folder, config)
     except Exception as error:  # damage shows as a dozen classes
         _free(session, graph)
         if isinstance(error, ModelportError):
@@ -143,8 +146,8 @@ def _session_options(artifact: Artifact, gpu: int | None) -> Any:
     return options
 
 
-class SavedModelSession:
-    """As ``runtime.Session``, over the signature that the configuration names."""
+class TensorFlowSession:
+    """As ``runtime.ModelSession``, over the signature that the configuration names."""
 
     def __init__(self, graph: Any, session: Any, folder: Path, config: ModelConfig) -> None:
         tag = parameters.text(config, "TF_GRAPH_TAG", TAG)

@@ -15,8 +15,8 @@ import numpy as np
 from modelport.gateway.backends import parameters
 from modelport.gateway.backends.base import Artifact
 from modelport.gateway.backends.embedded import placement, runtime
-from modelport.gateway.backends.embedded.quiet import quiet
-from modelport.gateway.backends.embedded.runtime import Compute, EmbeddedBackend, Pool
+from modelport.gateway.backends.embedded.native_output import filtered_stderr
+from modelport.gateway.backends.embedded.runtime import Compute, EmbeddedBackend, SessionPool
 from modelport.gateway.errors import InvalidArgument, ModelportError, Unsupported
 from modelport.gateway.repository import config as configuration
 from modelport.gateway.repository import tflite_guard
@@ -57,7 +57,7 @@ def load(artifact: Artifact) -> EmbeddedBackend:
         content = path.read_bytes()
         if not artifact.native:
             tflite_guard.check(content, path.name)
-        with quiet():  # "INFO: Created TensorFlow Lite XNNPACK delegate for CPU."
+        with filtered_stderr():  # "INFO: Created TensorFlow Lite XNNPACK delegate for CPU."
             sessions = [
                 _open(content, path, threads, wanted)
                 for _ in range(configuration.instance_count(config))
@@ -66,14 +66,14 @@ def load(artifact: Artifact) -> EmbeddedBackend:
         raise
     except (OSError, RuntimeError, ValueError) as error:
         raise runtime.does_not_load(artifact, error) from error
-    pool = Pool(sessions)
+    pool = SessionPool(sessions)
     backend = runtime.serve(artifact, pool, config)
     if not config.input:  # what a configuration declares binds every dialect
         backend.serve_signatures({wanted: _any_shape(pool)}, {wanted: _of_any_shape(pool)}, b"")
     return backend
 
 
-def _any_shape(pool: Pool) -> ModelSignature:
+def _any_shape(pool: SessionPool) -> ModelSignature:
     """The signature as TensorFlow Serving has it: interpreters take other shapes where they can."""
     inputs, outputs = (
         tuple(TensorSpec(t.name, t.datatype, t.shape) for t in side)
@@ -82,7 +82,7 @@ def _any_shape(pool: Pool) -> ModelSignature:
     return ModelSignature(inputs, outputs, any_shape=True)
 
 
-def _of_any_shape(pool: Pool) -> Compute:
+def _of_any_shape(pool: SessionPool) -> Compute:
     def run(names: Sequence[str], inputs: dict[str, Array]) -> Sequence[Array]:
         try:
             return pool.run(names, inputs)
@@ -92,7 +92,9 @@ def _of_any_shape(pool: Pool) -> Compute:
     return run
 
 
-def _open(content: bytes, path: Path, threads: int, wanted: str) -> TfliteSession | PlainSession:
+def _open(
+    content: bytes, path: Path, threads: int, wanted: str
+) -> InterpreterSession | PlainSession:
     interpreter = Interpreter(model_content=content, num_threads=threads)
     interpreter.allocate_tensors()
     signatures = interpreter.get_signature_list()
@@ -104,11 +106,11 @@ def _open(content: bytes, path: Path, threads: int, wanted: str) -> TfliteSessio
             f"'{path.name}' has no signature '{wanted}'; name one of "
             f"{', '.join(map(repr, signatures))} in the parameter TF_SIGNATURE_DEF"
         )
-    return TfliteSession(interpreter, key)
+    return InterpreterSession(interpreter, key)
 
 
-class TfliteSession:
-    """As ``runtime.Session``, of one thread at a time; by a signature's names."""
+class InterpreterSession:
+    """As ``runtime.ModelSession``, of one thread at a time; by a signature's names."""
 
     def __init__(self, interpreter: Any, key: str) -> None:
         # It resizes the inputs to what comes, and copies the outputs out.
@@ -129,7 +131,7 @@ class TfliteSession:
 
 
 class PlainSession:
-    """As ``TfliteSession``, for a file without signatures."""
+    """As ``InterpreterSession``, for a file without signatures."""
 
     def __init__(self, interpreter: Any) -> None:
         self._interpreter = interpreter

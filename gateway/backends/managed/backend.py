@@ -19,10 +19,10 @@ from typing import Any
 
 from modelport.gateway import backends
 from modelport.gateway.backends.base import ELSEWHERE, Artifact, Backend, StreamingBackend
-from modelport.gateway.backends.managed.servers import LOOPBACK, SERVERS, Setting
-from modelport.gateway.backends.managed.supervisor import Launch, Supervisor
+from modelport.gateway.backends.managed.servers import LOOPBACK, SERVERS, StartContext
+from modelport.gateway.backends.managed.supervisor import ServerLaunch, ServerSupervisor
 from modelport.gateway.errors import Internal, InvalidArgument, ModelportError, Unavailable
-from modelport.gateway.repository.routes import Protocol
+from modelport.gateway.repository.routes import UpstreamProtocol
 from modelport.gateway.types import Deadline, InferRequest, InferResponse
 
 
@@ -59,7 +59,7 @@ class ManagedBackend:
             self._folder = Path(tempfile.mkdtemp(prefix="modelport-managed-"))
         except OSError as error:
             raise self._no_room(error) from error
-        self._supervisor = Supervisor(
+        self._supervisor = ServerSupervisor(
             self._server.title,
             (artifact.model_name, artifact.version),
             self._program.start_timeout_seconds,
@@ -117,13 +117,13 @@ class ManagedBackend:
         except OSError as error:
             raise self._no_room(error) from error
 
-    def _prepare(self) -> Launch:
+    def _prepare(self) -> ServerLaunch:
         """The same ports again if the server was READY on them and nobody else has taken them."""
         if not (self._worked and all(map(_is_free, self._ports.values()))):
             self._ports = _free_ports(self._server.ports)
         self._worked = False
         artifact = self._artifact
-        setting = Setting(
+        setting = StartContext(
             name=artifact.model_name,
             version=artifact.version,
             config=artifact.config,
@@ -147,9 +147,9 @@ class ManagedBackend:
             f"{error.strerror}; the environment variable TMPDIR names a folder with room for them"
         )
 
-    def _connect(self, launch: Launch) -> None:
+    def _connect(self, launch: ServerLaunch) -> None:
         route = self._route
-        port = self._ports["grpc" if route.protocol is Protocol.GRPC else "http"]
+        port = self._ports["grpc" if route.protocol is UpstreamProtocol.GRPC else "http"]
         management = self._ports.get("management")
         there = route._replace(
             managed=False,

@@ -28,7 +28,7 @@ _HEAD = re.compile(
 )
 
 
-class Output:
+class ServerOutput:
     """``log`` is bound to the server, the model and the version."""
 
     def __init__(self, title: str, log: Any) -> None:

@@ -17,7 +17,7 @@ from pathlib import Path
 import aiohttp
 import structlog
 
-from modelport.gateway.backends.managed.supervisor import Launch
+from modelport.gateway.backends.managed.supervisor import ServerLaunch
 from modelport.gateway.errors import Unsupported
 from modelport.gateway.repository.config import ModelConfig, instance_count
 from modelport.gateway.repository.routes import Program
@@ -50,7 +50,7 @@ LOG4J = """<?xml version="1.0" encoding="UTF-8"?>
 
 
 @dataclass(frozen=True, slots=True)
-class Setting:
+class StartContext:
     """What one start of a server is made from.
 
     Attributes:
@@ -73,7 +73,7 @@ class Setting:
 
 
 @dataclass(frozen=True, slots=True)
-class Server:
+class ServerDefinition:
     """A row of ``SERVERS``.
 
     Attributes:
@@ -89,7 +89,7 @@ class Server:
     install: str
     ports: tuple[str, ...]
     package: str
-    launch: Callable[[Setting], Launch]
+    launch: Callable[[StartContext], ServerLaunch]
     needs: Mapping[str, str]
 
     def find(self, program: Program) -> tuple[str, ...]:
@@ -113,23 +113,23 @@ class Server:
         return (os.path.abspath(found), *arguments)
 
 
-def _environment(setting: Setting, **more: str) -> dict[str, str]:
+def _environment(setting: StartContext, **more: str) -> dict[str, str]:
     """The gateway's own variables, with programs beside the server's found first."""
     path = os.pathsep.join([os.path.dirname(setting.command[0]), os.environ.get("PATH", "")])
     return {**os.environ, "PATH": path, **more, **setting.program.environment}
 
 
 def _launch(
-    setting: Setting,
+    setting: StartContext,
     arguments: list[str],
     environment: dict[str, str],
     ready: Callable[[], Awaitable[bool]],
     probe_port: int,
-) -> Launch:
+) -> ServerLaunch:
     async def alive() -> None:
         await get(probe_port, "/")
 
-    return Launch(
+    return ServerLaunch(
         command=(*setting.command, *arguments, *setting.program.arguments),
         environment=environment,
         folder=setting.folder,
@@ -156,7 +156,7 @@ async def get(port: int, path: str) -> tuple[int, bytes]:
 # -- TorchServe -----------------------------------------------------------------------------------
 
 
-def _torchserve(setting: Setting) -> Launch:
+def _torchserve(setting: StartContext) -> ServerLaunch:
     ports, folder = setting.ports, setting.folder
     batching = setting.config.HasField("dynamic_batching")
     delay = setting.config.dynamic_batching.max_queue_delay_microseconds // 1000
@@ -212,7 +212,7 @@ def _torchserve(setting: Setting) -> Launch:
 # -- TensorFlow Serving ---------------------------------------------------------------------------
 
 
-def _tfserving(setting: Setting) -> Launch:
+def _tfserving(setting: StartContext) -> ServerLaunch:
     ports = setting.ports
     log.warning(
         "tensorflow_model_server listens on all interfaces; let a firewall keep others away",
@@ -241,7 +241,7 @@ def _tfserving(setting: Setting) -> Launch:
 # -- Triton ---------------------------------------------------------------------------------------
 
 
-def _triton(setting: Setting) -> Launch:
+def _triton(setting: StartContext) -> ServerLaunch:
     ports = setting.ports
     flags = {
         "model-repository": setting.package,
@@ -266,8 +266,8 @@ def _triton(setting: Setting) -> Launch:
     return _launch(setting, arguments, _environment(setting), ready, ports["http"])
 
 
-SERVERS: Mapping[str, Server] = {
-    "torchserve": Server(
+SERVERS: Mapping[str, ServerDefinition] = {
+    "torchserve": ServerDefinition(
         "TorchServe",
         "torchserve",
         "pip install torch torchserve torch-model-archiver pyyaml",
@@ -276,7 +276,7 @@ SERVERS: Mapping[str, Server] = {
         _torchserve,
         {"java": "install Java 17, as Debian's openjdk-17-jre-headless"},
     ),
-    "tfserving": Server(
+    "tfserving": ServerDefinition(
         "TensorFlow Serving",
         "tensorflow_model_server",
         "install tensorflow-model-server from Google's apt repository, or run the container "
@@ -286,7 +286,7 @@ SERVERS: Mapping[str, Server] = {
         _tfserving,
         {},
     ),
-    "triton": Server(
+    "triton": ServerDefinition(
         "Triton",
         "tritonserver",
         "run the container nvcr.io/nvidia/tritonserver, or pip install nvidia-pytriton, which "

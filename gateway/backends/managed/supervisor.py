@@ -1,7 +1,7 @@
 """One server as a child process: started, watched, started again, ended. On one event loop.
 
 The process is a ``guardian`` with the server below it, so nothing of the server outlives the
-gateway. What a server is (its command, when it is ready) a ``Launch`` tells; here is the policy:
+gateway. A ``ServerLaunch`` describes the server (its command, when it is ready). The policy:
 
     a start that fails          is the caller's to try again, when it is the first
     a server that ends          is started again, after a wait that doubles up to a bound
@@ -26,7 +26,7 @@ from typing import TypeVar
 import structlog
 
 from modelport.gateway.backends.managed import guardian
-from modelport.gateway.backends.managed.output import Output
+from modelport.gateway.backends.managed.output import ServerOutput
 from modelport.gateway.errors import ModelportError, Unavailable
 
 log = structlog.get_logger("modelport.supervisor")
@@ -44,7 +44,7 @@ GRACE_SECONDS, BURIAL_SECONDS = 5.0, 5.0
 
 
 @dataclass(frozen=True, slots=True)
-class Launch:
+class ServerLaunch:
     """One start of a server.
 
     Attributes:
@@ -64,13 +64,13 @@ class Launch:
     alive: Callable[[], Awaitable[None]]
 
 
-class Supervisor:
+class ServerSupervisor:
     """Everything here runs on the event loop but ``prepare``, ``connected`` and ``disconnected``.
 
     Args:
         title: of the server, as in "TorchServe".
         model: whose version it serves; in messages and in the log.
-        prepare: makes the next ``Launch``; blocking.
+        prepare: makes the next ``ServerLaunch``; blocking.
         connected: called with each launch that is ready; blocking.
         disconnected: frees what the last ``connected`` made, if anything; blocking.
     """
@@ -80,8 +80,8 @@ class Supervisor:
         title: str,
         model: tuple[str, int],
         start_timeout_seconds: float,
-        prepare: Callable[[], Launch],
-        connected: Callable[[Launch], None],
+        prepare: Callable[[], ServerLaunch],
+        connected: Callable[[ServerLaunch], None],
         disconnected: Callable[[], None],
     ) -> None:
         self._title, (self._model, version) = title, model
@@ -93,7 +93,7 @@ class Supervisor:
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="managed")
         self._task: asyncio.Task[None] | None = None
         #: The server that is up, if one is.
-        self._process: Process | None = None
+        self._process: ServerProcess | None = None
         #: Why the server cannot be asked now; empty while it can. Changed on the loop alone.
         self.problem = "it is being started"
         #: Those of requests that wait for an answer: they end at once when the server does.
@@ -171,7 +171,7 @@ class Supervisor:
 
     # -- one process ----------------------------------------------------------------------------
 
-    async def _start(self) -> Process:
+    async def _start(self) -> ServerProcess:
         """A server that is ready, and connected."""
         launch = await self._in_thread(self._prepare)
         process = await self._spawn(launch)
@@ -190,7 +190,7 @@ class Supervisor:
         self._log.info("a managed server is ready", pid=process.pid)
         return process
 
-    async def _spawn(self, launch: Launch) -> Process:
+    async def _spawn(self, launch: ServerLaunch) -> ServerProcess:
         command = (sys.executable, "-I", "-S", guardian.__file__, str(GRACE_SECONDS))
         spawning = asyncio.create_subprocess_exec(
             *(*command, launch.shared_memory, str(launch.folder), *launch.command),
@@ -207,13 +207,13 @@ class Supervisor:
             raise Unavailable(
                 f"the server of '{self._model}' cannot be started: {error.strerror}"
             ) from error
-        process = Process(launch, child, Output(self._title, self._log))
+        process = ServerProcess(launch, child, ServerOutput(self._title, self._log))
         if cancelled:
             await _finish(process.end())
             raise asyncio.CancelledError
         return process
 
-    async def _until_ready(self, launch: Launch, process: Process) -> None:
+    async def _until_ready(self, launch: ServerLaunch, process: ServerProcess) -> None:
         while not process.ended.done():
             with contextlib.suppress(OSError, TimeoutError):
                 async with asyncio.timeout(PROBE_TIMEOUT_SECONDS):
@@ -223,12 +223,12 @@ class Supervisor:
         await process.read()
         raise self._failed(process, _ended(process.ended.result()))
 
-    def _failed(self, process: Process, what: str) -> Unavailable:
+    def _failed(self, process: ServerProcess, what: str) -> Unavailable:
         reason = process.output.reason()
         said = f"; {self._title} said: {reason}" if reason else ""
         return Unavailable(f"the server of '{self._model}' {what}{said}")
 
-    async def _watch(self, process: Process) -> str:
+    async def _watch(self, process: ServerProcess) -> str:
         """Wait until the server is of no use any more; how that came."""
         unanswered = 0
         while unanswered < UNANSWERED_PROBES:
@@ -249,10 +249,12 @@ class Supervisor:
         return await asyncio.get_running_loop().run_in_executor(self._thread, work)
 
 
-class Process:
+class ServerProcess:
     """A guardian, and through it a server, that was started."""
 
-    def __init__(self, launch: Launch, child: asyncio.subprocess.Process, output: Output) -> None:
+    def __init__(
+        self, launch: ServerLaunch, child: asyncio.subprocess.Process, output: ServerOutput
+    ) -> None:
         self.launch, self.output, self.pid = launch, output, child.pid
         self._child = child
         self.ended = asyncio.ensure_future(child.wait())

@@ -1,4 +1,4 @@
-"""What servers elsewhere have in common: a ``Server`` becomes a backend over a pool of endpoints.
+"""A backend over a pool of endpoints, made from a ``RemoteClient``: shared by all remote backends.
 
 A server's module says how it is asked; from there on finding out what it has, agreeing with it,
 endpoints and deadlines are the same for all. Every answer is checked against what was agreed.
@@ -13,9 +13,9 @@ from contextlib import aclosing
 
 from modelport.gateway.backends.base import ELSEWHERE, Artifact
 from modelport.gateway.backends.remote.negotiation import (
-    Answer,
     Metadata,
-    Server,
+    RemoteClient,
+    RemoteResponse,
     SignatureServer,
     StreamingServer,
     agree,
@@ -29,7 +29,7 @@ from modelport.gateway.errors import (
     Unsupported,
 )
 from modelport.gateway.repository.config import ModelConfig
-from modelport.gateway.repository.routes import Route
+from modelport.gateway.repository.routes import ModelRoute
 from modelport.gateway.repository.scan import VERSION_NAME
 from modelport.gateway.types import Deadline, InferRequest, InferResponse, ModelSignature
 from modelport.gateway.upstream import (
@@ -37,8 +37,8 @@ from modelport.gateway.upstream import (
     NOT_PROCESSED,
     Endpoint,
     EndpointFailed,
-    Failure,
-    Pool,
+    EndpointPool,
+    FailureKind,
     on_loop,
 )
 from modelport.gateway.wire import hops
@@ -52,10 +52,10 @@ DESCRIBE_SECONDS = 10.0
 #: A request with it is a step of a sequence, which may not be taken twice.
 SEQUENCE = "sequence_id"
 #: A model that answers any number of times may do anything else, too, before it fails.
-STREAM_RETRIED = NOT_PROCESSED | {Failure.DROPPED}
+STREAM_RETRIED = NOT_PROCESSED | {FailureKind.DROPPED}
 
 #: What asks the servers of a route for a model, by its name there.
-Connect = Callable[[Route, str], Server]
+Connect = Callable[[ModelRoute, str], RemoteClient]
 
 
 def load(artifact: Artifact, connect: Connect) -> RemoteBackend:
@@ -77,7 +77,7 @@ def load(artifact: Artifact, connect: Connect) -> RemoteBackend:
 
 
 async def _load(
-    artifact: Artifact, route: Route, loop: asyncio.AbstractEventLoop, connect: Connect
+    artifact: Artifact, route: ModelRoute, loop: asyncio.AbstractEventLoop, connect: Connect
 ) -> RemoteBackend:
     server = connect(route, route.model or artifact.model_name)
     backend = RemoteBackend(artifact, route, loop, server)
@@ -89,7 +89,7 @@ async def _load(
     return backend
 
 
-async def versions(route: Route, model_name: str, connect: Connect) -> list[int]:
+async def versions(route: ModelRoute, model_name: str, connect: Connect) -> list[int]:
     """The versions that any endpoint has READY, ascending; 1 where it has no numbers for them.
 
     Raises:
@@ -108,12 +108,14 @@ async def versions(route: Route, model_name: str, connect: Connect) -> list[int]
         words = {route.version} if route.version else {w for m in found for w in m.versions}
         return sorted(int(w) for w in words if VERSION_NAME.match(w)) or [UNVERSIONED]
     failures = [answer for answer in answers if isinstance(answer, EndpointFailed)]
-    if all(error.failure is Failure.MISSING for error in failures):
+    if all(error.failure is FailureKind.MISSING for error in failures):
         raise NotFound(f"the server has no model '{route.model or model_name}'")
     raise Unavailable(f"the server that runs '{model_name}' {failures[0]}")
 
 
-async def _described(server: Server, route: Route, address: str) -> Metadata | EndpointFailed:
+async def _described(
+    server: RemoteClient, route: ModelRoute, address: str
+) -> Metadata | EndpointFailed:
     seconds = route.connect_timeout_seconds
     try:
         async with asyncio.timeout(seconds):
@@ -121,9 +123,9 @@ async def _described(server: Server, route: Route, address: str) -> Metadata | E
     except EndpointFailed as error:
         return error
     except (TimeoutError, TimedOut):
-        return EndpointFailed(Failure.SILENT)
+        return EndpointFailed(FailureKind.SILENT)
     except ModelportError as error:
-        return EndpointFailed(Failure.UNREADY, str(error))
+        return EndpointFailed(FailureKind.UNREADY, str(error))
 
 
 class RemoteBackend:
@@ -133,14 +135,18 @@ class RemoteBackend:
     execution = ELSEWHERE
 
     def __init__(
-        self, artifact: Artifact, route: Route, loop: asyncio.AbstractEventLoop, server: Server
+        self,
+        artifact: Artifact,
+        route: ModelRoute,
+        loop: asyncio.AbstractEventLoop,
+        server: RemoteClient,
     ) -> None:
         self._artifact = artifact
         self._route = route
         self._loop = loop
         self._server = server
         self._version = route.version
-        self._pool = Pool(
+        self._pool = EndpointPool(
             artifact.model_name,
             route.endpoints,
             self._probe,
@@ -224,14 +230,14 @@ class RemoteBackend:
         server = self._server
         assert isinstance(server, StreamingServer)  # or it would not have been loaded
         hops.CURRENT.set(request.via)
-        answers: AsyncGenerator[Answer, None]
+        answers: AsyncGenerator[RemoteResponse, None]
 
-        async def first(endpoint: Endpoint, _: Deadline) -> tuple[Endpoint, Answer | None]:
+        async def first(endpoint: Endpoint, _: Deadline) -> tuple[Endpoint, RemoteResponse | None]:
             nonlocal answers
             answers = server.stream(endpoint.address, request, deadline)
             return endpoint, await anext(answers, None)
 
-        async def following(_: Endpoint, __: Deadline) -> Answer | None:
+        async def following(_: Endpoint, __: Deadline) -> RemoteResponse | None:
             return await anext(answers, None)
 
         endpoint, answer = await self._pool.call(first, deadline, STREAM_RETRIED)

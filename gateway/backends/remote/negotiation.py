@@ -2,7 +2,7 @@
 
 The server's metadata gives *wire* shapes, the batch dimension first; a backend gets and gives
 shapes of the *model*, behind ``reshape``. ``agree`` brings both together when the model loads, and
-an ``Agreement`` turns tensors round and checks answers with what it then knows.
+a ``NegotiatedSignature`` turns tensors round and checks answers with what it then knows.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from modelport.gateway.types import (
     Parameter,
     Tensor,
 )
-from modelport.gateway.upstream import EndpointFailed, Failure
+from modelport.gateway.upstream import EndpointFailed, FailureKind
 from modelport.gateway.wire.triton_messages import model_config_pb2 as pb
 
 #: Parameters of a configuration that say what a model takes, rather than how a server runs it.
@@ -48,7 +48,7 @@ class Metadata:
     unranked: frozenset[str] = frozenset()
 
 
-class Server(Protocol):
+class RemoteClient(Protocol):
     """The servers of a route, over one protocol; an endpoint is chosen by whoever calls.
 
     Methods raise ``EndpointFailed`` and ``ModelportError``, as ``gateway.upstream`` has it. They
@@ -64,10 +64,12 @@ class Server(Protocol):
     async def ready(self, address: str, version: str, limit: Deadline) -> None:
         """Raises unless the model is READY there."""
 
-    async def serve(self, address: str, version: str, agreement: Agreement) -> None:
+    async def serve(self, address: str, version: str, agreement: NegotiatedSignature) -> None:
         """Be ready to ``infer``: called once."""
 
-    async def infer(self, address: str, request: InferRequest, limit: Deadline) -> Answer: ...
+    async def infer(
+        self, address: str, request: InferRequest, limit: Deadline
+    ) -> RemoteResponse: ...
 
     def reset(self, address: str) -> None:
         """Open a new connection for the next request. Requests in flight go on."""
@@ -77,17 +79,17 @@ class Server(Protocol):
 
 @runtime_checkable
 class StreamingServer(Protocol):
-    """A ``Server`` whose protocol carries any number of answers to a request."""
+    """A ``RemoteClient`` whose protocol carries any number of answers to a request."""
 
     def stream(
         self, address: str, request: InferRequest, deadline: Deadline
-    ) -> AsyncGenerator[Answer, None]:
+    ) -> AsyncGenerator[RemoteResponse, None]:
         """The answers, as they are asked for. Closing it cancels the request there."""
 
 
 @runtime_checkable
 class SignatureServer(Protocol):
-    """A ``Server`` whose models have named signatures, which ``InferRequest.signature`` names."""
+    """A ``RemoteClient`` for models with named signatures (``InferRequest.signature``)."""
 
     #: As ``SignatureBackend``'s, of the model as it was described last.
     signatures: Mapping[str, ModelSignature]
@@ -95,14 +97,14 @@ class SignatureServer(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
-class Answer:
+class RemoteResponse:
     """An answer in the model's shapes."""
 
     outputs: list[Tensor]
     parameters: Mapping[str, Parameter] = field(default_factory=dict)
 
 
-class Agreement:
+class NegotiatedSignature:
     """What may be asked and must be answered; everything is worked out when the model loads."""
 
     def __init__(
@@ -159,18 +161,20 @@ class Agreement:
         """
         expected = self._expected.get(name) if isinstance(name, str) else None
         if expected is None or not isinstance(name, str):
-            raise EndpointFailed(Failure.DAMAGED, "it has an output that the model has not")
+            raise EndpointFailed(FailureKind.DAMAGED, "it has an output that the model has not")
         dims = expected.dims if batch is None else (batch, *expected.dims)
         sizes = tuple(shape)
         own = dims[: len(dims) - len(expected.dims)]
         if _is_empty(sizes) and sizes[: len(own)] == own and expected.to_model is None:
             return name, expected.datatype, sizes  # Triton's backends do not mind of which type
         if datatype != expected.datatype.value:
-            raise EndpointFailed(Failure.DAMAGED, f"output '{name}' is no {expected.datatype}")
+            raise EndpointFailed(FailureKind.DAMAGED, f"output '{name}' is no {expected.datatype}")
         if not all(type(size) is int and size >= 0 for size in sizes) or (
             expected.ranked and not _fits(sizes, dims)
         ):
-            raise EndpointFailed(Failure.DAMAGED, f"output '{name}' is not of shape {list(dims)}")
+            raise EndpointFailed(
+                FailureKind.DAMAGED, f"output '{name}' is not of shape {list(dims)}"
+            )
         return name, expected.datatype, sizes
 
     def ordered(
@@ -189,13 +193,13 @@ class Agreement:
             EndpointFailed: one is missing, or one of those ``announced`` is there twice.
         """
         if len(arrays) != announced:
-            raise EndpointFailed(Failure.DAMAGED, "it has an output twice")
+            raise EndpointFailed(FailureKind.DAMAGED, "it has an output twice")
         outputs = []
         for name in request.outputs or self.outputs:
             if name not in arrays:
                 if self.decoupled or omits:
                     continue
-                raise EndpointFailed(Failure.DAMAGED, f"output '{name}' is missing")
+                raise EndpointFailed(FailureKind.DAMAGED, f"output '{name}' is missing")
             expected = self._expected[name]
             data = arrays[name]
             if expected.to_model is not None:
@@ -224,7 +228,7 @@ def _fits(shape: Sequence[int], dims: Sequence[int]) -> bool:
     )
 
 
-def agree(declared: ModelConfig, told: Metadata, theirs: ModelConfig | None) -> Agreement:
+def agree(declared: ModelConfig, told: Metadata, theirs: ModelConfig | None) -> NegotiatedSignature:
     """What ``declared`` leaves open is filled in by the server; where both speak they must agree.
 
     ``theirs`` is the server's own configuration of the model, where it tells one.
@@ -266,7 +270,7 @@ def agree(declared: ModelConfig, told: Metadata, theirs: ModelConfig | None) -> 
     # A server that tells nothing is believed when it answers; until then the declaration is.
     completed = autocomplete.complete(config, *sides) if told.inputs and told.outputs else config
     unranked = told.unranked - {tensor.name for tensor in declared.output}
-    return Agreement(completed, frozenset(reshaped), unranked)
+    return NegotiatedSignature(completed, frozenset(reshaped), unranked)
 
 
 def _adopt(config: ModelConfig, theirs: ModelConfig) -> None:

@@ -12,13 +12,13 @@ from modelport.gateway.backends import parameters
 from modelport.gateway.backends.base import Artifact
 from modelport.gateway.backends.remote import backend
 from modelport.gateway.backends.remote.backend import RemoteBackend
-from modelport.gateway.backends.remote.negotiation import Server
-from modelport.gateway.backends.remote.tfserving_grpc import GrpcServer
-from modelport.gateway.backends.remote.tfserving_http import HttpServer
-from modelport.gateway.backends.remote.tfserving_model import DEFAULT_SIGNATURE, Target
+from modelport.gateway.backends.remote.negotiation import RemoteClient
+from modelport.gateway.backends.remote.tfserving_grpc import TfServingGrpcClient
+from modelport.gateway.backends.remote.tfserving_http import TfServingHttpClient
+from modelport.gateway.backends.remote.tfserving_model import DEFAULT_SIGNATURE, ServableTarget
 from modelport.gateway.errors import InvalidArgument
 from modelport.gateway.repository import autocomplete
-from modelport.gateway.repository.routes import Protocol, Route
+from modelport.gateway.repository.routes import ModelRoute, UpstreamProtocol
 from modelport.gateway.repository.scan import VERSION_NAME
 
 
@@ -36,13 +36,15 @@ def load(artifact: Artifact) -> RemoteBackend:
     inputs, outputs = autocomplete.declared(config)
     declared = bool(inputs or outputs or config.max_batch_size)
 
-    def connect(route: Route, model: str) -> Server:
-        return _server(route, Target(model, signature, route.label, inputs, outputs, declared))
+    def connect(route: ModelRoute, model: str) -> RemoteClient:
+        return _server(
+            route, ServableTarget(model, signature, route.label, inputs, outputs, declared)
+        )
 
     return backend.load(artifact, connect)
 
 
-async def versions(route: Route, model_name: str) -> list[int]:
+async def versions(route: ModelRoute, model_name: str) -> list[int]:
     """The versions that any endpoint has AVAILABLE, ascending: all, or the route's.
 
     Raises:
@@ -52,14 +54,16 @@ async def versions(route: Route, model_name: str) -> list[int]:
     return await backend.versions(route, model_name, _connect)
 
 
-def _connect(route: Route, model: str) -> Server:
-    return _server(route, Target(model, label=route.label))
+def _connect(route: ModelRoute, model: str) -> RemoteClient:
+    return _server(route, ServableTarget(model, label=route.label))
 
 
-def _server(route: Route, target: Target) -> Server:
+def _server(route: ModelRoute, target: ServableTarget) -> RemoteClient:
     if route.version and not VERSION_NAME.match(route.version):
         raise InvalidArgument(
             f"the route's version of '{target.model}' must be a number, not '{route.version}': "
             "TensorFlow Serving has no others"
         )
-    return (GrpcServer if route.protocol is Protocol.GRPC else HttpServer)(route, target)
+    return (
+        TfServingGrpcClient if route.protocol is UpstreamProtocol.GRPC else TfServingHttpClient
+    )(route, target)

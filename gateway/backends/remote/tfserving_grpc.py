@@ -8,10 +8,10 @@ from typing import Any
 
 from google.protobuf.message import DecodeError
 
-from modelport.gateway.backends.remote.negotiation import Agreement, Answer
+from modelport.gateway.backends.remote.negotiation import NegotiatedSignature, RemoteResponse
 from modelport.gateway.backends.remote.tfserving_model import (
     METADATA_FIELD,
-    Target,
+    ServableTarget,
     TensorFlowServer,
     blamed,
     check_version,
@@ -19,9 +19,9 @@ from modelport.gateway.backends.remote.tfserving_model import (
     wanted,
 )
 from modelport.gateway.errors import InvalidArgument
-from modelport.gateway.repository.routes import Route
+from modelport.gateway.repository.routes import ModelRoute
 from modelport.gateway.types import Array, Deadline, InferRequest, Tensor
-from modelport.gateway.upstream import EndpointFailed, Failure, grpc
+from modelport.gateway.upstream import EndpointFailed, FailureKind, grpc
 from modelport.gateway.upstream.grpc import MAX_MESSAGE_BYTES, Call
 from modelport.gateway.wire import tensor_proto
 from modelport.gateway.wire.proto import serving_pb2 as pb
@@ -38,10 +38,10 @@ _METHODS = {
 _INPUTS = tag(pb.PredictRequest, "inputs")
 
 
-class GrpcServer(TensorFlowServer):
+class TfServingGrpcClient(TensorFlowServer):
     """One channel for each endpoint."""
 
-    def __init__(self, route: Route, target: Target) -> None:
+    def __init__(self, route: ModelRoute, target: ServableTarget) -> None:
         super().__init__(target)
         self._channels = {address: grpc.Channel(address, route) for address in route.endpoints}
         self._calls: dict[tuple[str, str], Call] = {
@@ -91,23 +91,23 @@ class GrpcServer(TensorFlowServer):
         )
         signatures = pb.SignatureDefMap()
         if METADATA_FIELD not in reply.metadata:
-            raise EndpointFailed(Failure.DAMAGED, "it holds no signatures")
+            raise EndpointFailed(FailureKind.DAMAGED, "it holds no signatures")
         try:
             packed = reply.metadata[METADATA_FIELD].Unpack(signatures)
         except DecodeError:
             packed = False
         if not packed:
-            raise EndpointFailed(Failure.DAMAGED, "it holds no signatures")
+            raise EndpointFailed(FailureKind.DAMAGED, "it holds no signatures")
         return reply.model_spec, signatures
 
-    async def serve(self, address: str, version: str, agreement: Agreement) -> None:
+    async def serve(self, address: str, version: str, agreement: NegotiatedSignature) -> None:
         await super().serve(address, version, agreement)
         spec = self.target.spec(version, self.target.signature)
         self._head = pb.PredictRequest(model_spec=spec).SerializeToString()
         told = {tensor.name for tensor in self.told.outputs} if self.told else set()
         self._asks_all = told == set(agreement.outputs)
 
-    async def infer(self, address: str, request: InferRequest, limit: Deadline) -> Answer:
+    async def infer(self, address: str, request: InferRequest, limit: Deadline) -> RemoteResponse:
         named = request.signature
         parts: list[Buffer] = [self._head]
         if named:
@@ -124,7 +124,7 @@ class GrpcServer(TensorFlowServer):
         reply = await self._ask(address, "Predict", parts, pb.PredictResponse, limit)
         return self._named(reply, request) if named else self._decode(reply, request)
 
-    def _named(self, reply: pb.PredictResponse, request: InferRequest) -> Answer:
+    def _named(self, reply: pb.PredictResponse, request: InferRequest) -> RemoteResponse:
         if not self.target.label:
             check_version(reply.model_spec, self.version)
         outputs: dict[str, Tensor] = {}
@@ -138,7 +138,7 @@ class GrpcServer(TensorFlowServer):
             outputs[name] = tensor
         return self.named_answer(request, outputs)
 
-    def _decode(self, reply: pb.PredictResponse, request: InferRequest) -> Answer:
+    def _decode(self, reply: pb.PredictResponse, request: InferRequest) -> RemoteResponse:
         agreement = self.agreement
         if not self.target.label:
             check_version(reply.model_spec, self.version)
@@ -155,7 +155,7 @@ class GrpcServer(TensorFlowServer):
                 arrays[name] = tensor_proto.decode(name, message).data
             except InvalidArgument as error:
                 raise damaged(name) from error
-        return Answer(agreement.ordered(arrays, len(arrays), request))
+        return RemoteResponse(agreement.ordered(arrays, len(arrays), request))
 
     def reset(self, address: str) -> None:
         self._channels[address].reset()

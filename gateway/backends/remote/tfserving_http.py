@@ -18,19 +18,19 @@ from urllib.parse import quote
 import numpy as np
 from google.protobuf import json_format
 
-from modelport.gateway.backends.remote.negotiation import Agreement, Answer
+from modelport.gateway.backends.remote.negotiation import NegotiatedSignature, RemoteResponse
 from modelport.gateway.backends.remote.tfserving_model import (
-    Target,
+    ServableTarget,
     TensorFlowServer,
     blamed,
     damaged,
     wanted,
 )
 from modelport.gateway.errors import InvalidArgument, Unsupported
-from modelport.gateway.repository.routes import Route
+from modelport.gateway.repository.routes import ModelRoute
 from modelport.gateway.types import Array, Datatype, Deadline, InferRequest, Tensor, TensorSpec
-from modelport.gateway.upstream import EndpointFailed, Failure, http
-from modelport.gateway.upstream.http import Reply
+from modelport.gateway.upstream import EndpointFailed, FailureKind, http
+from modelport.gateway.upstream.http import HttpReply
 from modelport.gateway.wire import json_data, json_text, raw
 from modelport.gateway.wire.long_array import LongArray
 from modelport.gateway.wire.proto import serving_pb2 as pb
@@ -43,15 +43,15 @@ _HEADERS = {"Content-Type": "application/json"}
 _DAMAGED_JSON = "its JSON is not what TensorFlow Serving's is"
 
 
-class HttpServer(TensorFlowServer):
+class TfServingHttpClient(TensorFlowServer):
     """One session over all endpoints."""
 
     unsupported = _NOT_IN_JSON
 
-    def __init__(self, route: Route, target: Target) -> None:
+    def __init__(self, route: ModelRoute, target: ServableTarget) -> None:
         super().__init__(target)
         self._path = f"/v1/models/{quote(target.model, safe='')}"
-        self._session = http.Session(route)
+        self._session = http.HttpSession(route)
         self._predict_path = ""
         self._specs: Mapping[str, TensorSpec] = {}
 
@@ -75,11 +75,11 @@ class HttpServer(TensorFlowServer):
         document = _document(await self._session.ask("GET", address, path, limit))
         metadata = document.get("metadata")
         if type(metadata) is not dict:
-            raise EndpointFailed(Failure.DAMAGED, _DAMAGED_JSON)
+            raise EndpointFailed(FailureKind.DAMAGED, _DAMAGED_JSON)
         signatures = _parsed(metadata.get("signature_def"), pb.SignatureDefMap())
         return _parsed(document.get("model_spec"), pb.ModelSpec()), signatures
 
-    async def serve(self, address: str, version: str, agreement: Agreement) -> None:
+    async def serve(self, address: str, version: str, agreement: NegotiatedSignature) -> None:
         await super().serve(address, version, agreement)
         for spec in (*agreement.signature.inputs, *agreement.signature.outputs):
             if spec.datatype in _NOT_IN_JSON:
@@ -90,7 +90,7 @@ class HttpServer(TensorFlowServer):
         self._predict_path = f"{self._versioned(version)}:predict"
         self._specs = {spec.name: spec for spec in agreement.signature.outputs}
 
-    async def infer(self, address: str, request: InferRequest, limit: Deadline) -> Answer:
+    async def infer(self, address: str, request: InferRequest, limit: Deadline) -> RemoteResponse:
         named = request.signature
         inputs = request.inputs if named else self.agreement.to_wire(request)
         body = _encode(named or self.target.signature, inputs)
@@ -98,33 +98,33 @@ class HttpServer(TensorFlowServer):
         document = _document(reply)
         return self._named(document, request) if named else self._decode(document, request)
 
-    def _named(self, document: dict[str, Any], request: InferRequest) -> Answer:
+    def _named(self, document: dict[str, Any], request: InferRequest) -> RemoteResponse:
         columns, known = document.get("outputs"), self.signatures[request.signature].outputs
         if len(known) == 1:  # its name is left out
             columns = {known[0].name: columns}
         if type(columns) is not dict:
-            raise EndpointFailed(Failure.DAMAGED, _DAMAGED_JSON)
+            raise EndpointFailed(FailureKind.DAMAGED, _DAMAGED_JSON)
         outputs = {}
         for name, value in columns.items():
             datatype = self.named_output(request, name)
             outputs[name] = Tensor(name, datatype, _decoded(name, datatype, value, _shape(value)))
         return self.named_answer(request, outputs)
 
-    def _decode(self, document: dict[str, Any], request: InferRequest) -> Answer:
+    def _decode(self, document: dict[str, Any], request: InferRequest) -> RemoteResponse:
         agreement = self.agreement
         columns = document.get("outputs")
         assert self.told is not None
         if len(self.told.outputs) == 1:  # its name is left out
             columns = {self.told.outputs[0].name: columns}
         if type(columns) is not dict:
-            raise EndpointFailed(Failure.DAMAGED, _DAMAGED_JSON)
+            raise EndpointFailed(FailureKind.DAMAGED, _DAMAGED_JSON)
         batch = agreement.batch_size(request)
         arrays = {
             name: self._array(name, columns[name], batch)
             for name in wanted(agreement, request)
             if name in columns
         }
-        return Answer(agreement.ordered(arrays, len(arrays), request))
+        return RemoteResponse(agreement.ordered(arrays, len(arrays), request))
 
     def _array(self, name: str, value: Any, batch: int | None) -> Array:
         spec = self._specs[name]
@@ -212,7 +212,7 @@ def _bytes(item: Any) -> bytes:
     raise ValueError
 
 
-def _document(reply: Reply) -> dict[str, Any]:
+def _document(reply: HttpReply) -> dict[str, Any]:
     """The JSON object of a good reply.
 
     Raises:
@@ -223,22 +223,22 @@ def _document(reply: Reply) -> dict[str, Any]:
         document = json_text.loads(reply.body)
     except InvalidArgument as error:
         if reply.status == 200:
-            raise EndpointFailed(Failure.DAMAGED, _DAMAGED_JSON) from error
+            raise EndpointFailed(FailureKind.DAMAGED, _DAMAGED_JSON) from error
     if reply.status != 200:
         said = document.get("error") if type(document) is dict else None
         meant = http.meant(reply.status, said if type(said) is str else "")
         raise blamed(meant) if isinstance(meant, InvalidArgument) else meant
     if type(document) is not dict:
-        raise EndpointFailed(Failure.DAMAGED, _DAMAGED_JSON)
+        raise EndpointFailed(FailureKind.DAMAGED, _DAMAGED_JSON)
     return document
 
 
 def _parsed(document: Any, message: T) -> T:
     """``document`` as ``message``, which is empty."""
     if type(document) is not dict:
-        raise EndpointFailed(Failure.DAMAGED, _DAMAGED_JSON)
+        raise EndpointFailed(FailureKind.DAMAGED, _DAMAGED_JSON)
     try:
         json_format.ParseDict(document, message, ignore_unknown_fields=True)
     except json_format.ParseError as error:
-        raise EndpointFailed(Failure.DAMAGED, _DAMAGED_JSON) from error
+        raise EndpointFailed(FailureKind.DAMAGED, _DAMAGED_JSON) from error
     return message

@@ -10,7 +10,11 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from modelport.gateway.backends.remote.negotiation import Agreement, Answer, Metadata
+from modelport.gateway.backends.remote.negotiation import (
+    Metadata,
+    NegotiatedSignature,
+    RemoteResponse,
+)
 from modelport.gateway.errors import InvalidArgument, Unsupported
 from modelport.gateway.repository.autocomplete import ArtifactTensor
 from modelport.gateway.repository.config import ModelConfig
@@ -22,7 +26,7 @@ from modelport.gateway.types import (
     Tensor,
     TensorSpec,
 )
-from modelport.gateway.upstream import EndpointFailed, Failure
+from modelport.gateway.upstream import EndpointFailed, FailureKind
 from modelport.gateway.wire import tensor_proto
 from modelport.gateway.wire.proto import serving_pb2 as pb
 from modelport.gateway.wire.proto import tensorflow_pb2
@@ -39,7 +43,7 @@ _States = pb.ModelVersionStatus.State
 
 
 @dataclass(frozen=True, slots=True)
-class Target:
+class ServableTarget:
     """What is asked for.
 
     Attributes:
@@ -73,9 +77,9 @@ class TensorFlowServer(ABC):
     #: Datatypes that the transport does not carry.
     unsupported: frozenset[Datatype] = frozenset()
 
-    def __init__(self, target: Target) -> None:
+    def __init__(self, target: ServableTarget) -> None:
         self.target = target
-        self.agreement: Agreement
+        self.agreement: NegotiatedSignature
         self.version = ""
         self.told: Metadata | None = None
         #: Those that are asked by name, each in any shape that its graph takes.
@@ -94,7 +98,9 @@ class TensorFlowServer(ABC):
         """The version that answers, and its signatures."""
 
     @abstractmethod
-    async def infer(self, address: str, request: InferRequest, limit: Deadline) -> Answer: ...
+    async def infer(
+        self, address: str, request: InferRequest, limit: Deadline
+    ) -> RemoteResponse: ...
 
     @abstractmethod
     def reset(self, address: str) -> None: ...
@@ -154,9 +160,9 @@ class TensorFlowServer(ABC):
         for spec in self.signatures[request.signature].outputs:
             if spec.name == name:
                 return spec.datatype
-        raise EndpointFailed(Failure.DAMAGED, "it has an output that the signature has not")
+        raise EndpointFailed(FailureKind.DAMAGED, "it has an output that the signature has not")
 
-    def named_answer(self, request: InferRequest, outputs: Mapping[str, Tensor]) -> Answer:
+    def named_answer(self, request: InferRequest, outputs: Mapping[str, Tensor]) -> RemoteResponse:
         """The outputs that ``request`` wants, in their order.
 
         Raises:
@@ -166,8 +172,8 @@ class TensorFlowServer(ABC):
         names = request.outputs or known
         missing = [name for name in names if name not in outputs]
         if missing:
-            raise EndpointFailed(Failure.DAMAGED, f"output '{missing[0]}' is missing")
-        return Answer([outputs[name] for name in names])
+            raise EndpointFailed(FailureKind.DAMAGED, f"output '{missing[0]}' is missing")
+        return RemoteResponse([outputs[name] for name in names])
 
     async def config(self, address: str, version: str, limit: Deadline) -> ModelConfig | None:
         """TensorFlow Serving has none; a model whose dimensions all start open takes batches."""
@@ -184,7 +190,7 @@ class TensorFlowServer(ABC):
         else:
             available(await self.status(address, version, limit))
 
-    async def serve(self, address: str, version: str, agreement: Agreement) -> None:
+    async def serve(self, address: str, version: str, agreement: NegotiatedSignature) -> None:
         self.agreement, self.version = agreement, version
 
 
@@ -200,14 +206,14 @@ def available(status: pb.GetModelStatusResponse) -> tuple[str, ...]:
         reasons = [row.status.error_message for row in rows if row.status.error_message]
         states = [_States.Name(row.state) for row in rows if row.state in _States.values()]
         said = reasons[:1] or [f"it is in state {state}" for state in states[:1]] or [""]
-        raise EndpointFailed(Failure.UNREADY, said[0])
+        raise EndpointFailed(FailureKind.UNREADY, said[0])
     return tuple(map(str, numbers))
 
 
 def blamed(error: InvalidArgument) -> Exception:
     """``error``, which a server gave to a request, as what it is."""
     if str(error).startswith(_NOT_THE_REQUEST):
-        return EndpointFailed(Failure.UNREADY, str(error))
+        return EndpointFailed(FailureKind.UNREADY, str(error))
     return error
 
 
@@ -237,12 +243,14 @@ def _specs(tensors: Sequence[ArtifactTensor]) -> tuple[TensorSpec, ...]:
 def check_version(spec: pb.ModelSpec, version: str) -> None:
     """Raises ``EndpointFailed`` if an answer is from another version than the one asked."""
     if version and spec.HasField("version") and spec.version.value != int(version):
-        raise EndpointFailed(Failure.DAMAGED, "it is from another version of the model")
+        raise EndpointFailed(FailureKind.DAMAGED, "it is from another version of the model")
 
 
-def wanted(agreement: Agreement, request: InferRequest) -> Sequence[str]:
+def wanted(agreement: NegotiatedSignature, request: InferRequest) -> Sequence[str]:
     return request.outputs or agreement.outputs
 
 
 def damaged(name: str) -> EndpointFailed:
-    return EndpointFailed(Failure.DAMAGED, f"output '{name}' does not hold what its shape needs")
+    return EndpointFailed(
+        FailureKind.DAMAGED, f"output '{name}' does not hold what its shape needs"
+    )

@@ -15,11 +15,11 @@ from __future__ import annotations
 from modelport.gateway.backends.base import Artifact
 from modelport.gateway.backends.remote import backend
 from modelport.gateway.backends.remote.backend import RemoteBackend
-from modelport.gateway.backends.remote.negotiation import Server
-from modelport.gateway.backends.remote.torchserve_grpc import GrpcServer
-from modelport.gateway.backends.remote.torchserve_http import HttpServer
+from modelport.gateway.backends.remote.negotiation import RemoteClient
+from modelport.gateway.backends.remote.torchserve_grpc import TorchServeGrpcClient
+from modelport.gateway.backends.remote.torchserve_http import TorchServeHttpClient
 from modelport.gateway.repository.config import ModelConfig
-from modelport.gateway.repository.routes import Protocol, Route
+from modelport.gateway.repository.routes import ModelRoute, UpstreamProtocol
 
 
 def load(artifact: Artifact) -> RemoteBackend:
@@ -31,13 +31,13 @@ def load(artifact: Artifact) -> RemoteBackend:
         Unsupported: an input or output is of a datatype that torch does not have.
     """
 
-    def connect(route: Route, model: str) -> Server:
+    def connect(route: ModelRoute, model: str) -> RemoteClient:
         return _server(route, model, artifact.config)
 
     return backend.load(artifact, connect)
 
 
-async def versions(route: Route, model_name: str) -> list[int]:
+async def versions(route: ModelRoute, model_name: str) -> list[int]:
     """The versions that have a worker, ascending; 1 where the management API is not named.
 
     Raises:
@@ -47,10 +47,10 @@ async def versions(route: Route, model_name: str) -> list[int]:
     return await backend.versions(route, model_name, _connect)
 
 
-def _connect(route: Route, model: str) -> Server:
+def _connect(route: ModelRoute, model: str) -> RemoteClient:
     return _server(route, model, None)
 
 
-def _server(route: Route, model: str, config: ModelConfig | None) -> Server:
-    kind = GrpcServer if route.protocol is Protocol.GRPC else HttpServer
+def _server(route: ModelRoute, model: str, config: ModelConfig | None) -> RemoteClient:
+    kind = TorchServeGrpcClient if route.protocol is UpstreamProtocol.GRPC else TorchServeHttpClient
     return kind(route, model, config)

@@ -12,17 +12,17 @@ from contextlib import aclosing
 from typing import Any
 
 from modelport.gateway.backends.remote import torchserve_model
-from modelport.gateway.backends.remote.negotiation import Agreement, Answer
-from modelport.gateway.backends.remote.torchserve_http import HttpServer
+from modelport.gateway.backends.remote.negotiation import NegotiatedSignature, RemoteResponse
+from modelport.gateway.backends.remote.torchserve_http import TorchServeHttpClient
 from modelport.gateway.backends.remote.triton_http import HEADER_LENGTH
 from modelport.gateway.errors import InvalidArgument, ModelportError
 from modelport.gateway.repository.config import ModelConfig
-from modelport.gateway.repository.routes import Route
+from modelport.gateway.repository.routes import ModelRoute
 from modelport.gateway.types import Deadline, InferRequest
-from modelport.gateway.upstream import EndpointFailed, Failure, ServerError, grpc, public
+from modelport.gateway.upstream import EndpointFailed, FailureKind, ServerError, grpc, public
 from modelport.gateway.upstream.grpc import MAX_MESSAGE_BYTES, Call
 from modelport.gateway.upstream.grpc_stream import StreamChannel
-from modelport.gateway.upstream.http import Reply
+from modelport.gateway.upstream.http import HttpReply
 from modelport.gateway.wire.proto import torchserve_inference_pb2 as pb
 
 _SERVICE = "/org.pytorch.serve.grpc.inference.InferenceAPIsService/"
@@ -31,10 +31,10 @@ _BODY = "body"
 _decoder = json.JSONDecoder()
 
 
-class GrpcServer(HttpServer):
+class TorchServeGrpcClient(TorchServeHttpClient):
     """One channel for each endpoint."""
 
-    def __init__(self, route: Route, model: str, config: ModelConfig | None) -> None:
+    def __init__(self, route: ModelRoute, model: str, config: ModelConfig | None) -> None:
         super().__init__(route, model, config)
         self._channels = {address: grpc.Channel(address, route) for address in route.endpoints}
         self._calls: dict[tuple[str, str], Call] = {
@@ -57,20 +57,20 @@ class GrpcServer(HttpServer):
         """Raises unless the server answers: of a single model its gRPC tells nothing."""
         await self._ask(address, "Ping", b"", pb.TorchServeHealthResponse, limit)
 
-    async def serve(self, address: str, version: str, agreement: Agreement) -> None:
+    async def serve(self, address: str, version: str, agreement: NegotiatedSignature) -> None:
         await super().serve(address, version, agreement)
         self._version = self.spelled(version)
         if agreement.decoupled:
             self._streams = {a: StreamChannel(a, self._route) for a in self._route.endpoints}
 
-    async def infer(self, address: str, request: InferRequest, limit: Deadline) -> Answer:
+    async def infer(self, address: str, request: InferRequest, limit: Deadline) -> RemoteResponse:
         content = self._prediction_request(request, limit)
         reply = await self._ask(address, "Predictions", content, pb.PredictionResponse, limit)
         return self._predicted(reply, request)
 
     async def stream(
         self, address: str, request: InferRequest, deadline: Deadline
-    ) -> AsyncGenerator[Answer, None]:
+    ) -> AsyncGenerator[RemoteResponse, None]:
         content = self._prediction_request(request, deadline)
         reply = pb.PredictionResponse.FromString
         channel = self._streams[address]
@@ -91,10 +91,10 @@ class GrpcServer(HttpServer):
         content: bytes = message.SerializeToString()
         return content
 
-    def _predicted(self, reply: Any, request: InferRequest) -> Answer:
+    def _predicted(self, reply: Any, request: InferRequest) -> RemoteResponse:
         prediction = reply.prediction
         headers = {} if self._raw else {HEADER_LENGTH: str(_json_size(prediction))}
-        return self.answer(Reply(200, headers, prediction), request)
+        return self.answer(HttpReply(200, headers, prediction), request)
 
     def reset(self, address: str) -> None:
         super().reset(address)
@@ -123,7 +123,7 @@ def _json_size(body: bytes) -> int:
     try:
         document, size = _decoder.raw_decode(body.decode("latin-1"))
     except (ValueError, RecursionError) as error:
-        raise EndpointFailed(Failure.DAMAGED, "it does not start with JSON") from error
+        raise EndpointFailed(FailureKind.DAMAGED, "it does not start with JSON") from error
     said = document.get("error") if type(document) is dict else None
     if type(said) is str:
         said = public(said)

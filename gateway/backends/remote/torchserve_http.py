@@ -8,14 +8,18 @@ from typing import Any
 from urllib.parse import quote
 
 from modelport.gateway.backends.remote import torchserve_model, triton_http
-from modelport.gateway.backends.remote.negotiation import Agreement, Answer, Metadata
+from modelport.gateway.backends.remote.negotiation import (
+    Metadata,
+    NegotiatedSignature,
+    RemoteResponse,
+)
 from modelport.gateway.backends.remote.triton_http import HEADER_LENGTH
 from modelport.gateway.errors import InvalidArgument, ModelportError, Unsupported
 from modelport.gateway.repository.config import ModelConfig
-from modelport.gateway.repository.routes import Route
+from modelport.gateway.repository.routes import ModelRoute
 from modelport.gateway.types import Datatype, Deadline, InferRequest, Tensor
-from modelport.gateway.upstream import EndpointFailed, Failure, http
-from modelport.gateway.upstream.http import Reply
+from modelport.gateway.upstream import EndpointFailed, FailureKind, http
+from modelport.gateway.upstream.http import HttpReply
 from modelport.gateway.wire import json_text, raw
 from modelport.gateway.wire.raw import Buffer
 
@@ -23,10 +27,10 @@ _OCTETS = "application/octet-stream"
 _NOT_IN_TORCH = (Datatype.BYTES,)
 
 
-class HttpServer(triton_http.HttpServer):
+class TorchServeHttpClient(triton_http.TritonHttpClient):
     """As ``triton_model.Server``. The body of a row is the Open Inference Protocol's."""
 
-    def __init__(self, route: Route, model: str, config: ModelConfig | None) -> None:
+    def __init__(self, route: ModelRoute, model: str, config: ModelConfig | None) -> None:
         super().__init__(route, model)
         self._model = model
         self._declared = config if config is not None and (config.input or config.output) else None
@@ -46,7 +50,7 @@ class HttpServer(triton_http.HttpServer):
         """The versions that have a worker; learns how TorchServe spells them."""
         rows = await self._management("/all", limit)
         if type(rows) is not list or not all(type(row) is dict for row in rows):
-            raise EndpointFailed(Failure.DAMAGED, "it does not describe the model")
+            raise EndpointFailed(FailureKind.DAMAGED, "it does not describe the model")
         ready = []
         for row in rows:
             word = row.get("modelVersion")
@@ -56,7 +60,7 @@ class HttpServer(triton_http.HttpServer):
                 if _has_worker(row):
                     ready.append(number)
         if rows and not any(map(_has_worker, rows)):
-            raise EndpointFailed(Failure.UNREADY, "it has no worker for the model")
+            raise EndpointFailed(FailureKind.UNREADY, "it has no worker for the model")
         return tuple(sorted(ready, key=int))
 
     async def _handlers_own(self, version: str, limit: Deadline) -> ModelConfig | None:
@@ -67,7 +71,7 @@ class HttpServer(triton_http.HttpServer):
         except ModelportError:
             return None
         except EndpointFailed as error:
-            if error.failure is not Failure.UNREADY:
+            if error.failure is not FailureKind.UNREADY:
                 raise
             return None
         row = rows[0] if type(rows) is list and rows and type(rows[0]) is dict else {}
@@ -79,7 +83,7 @@ class HttpServer(triton_http.HttpServer):
         told = self._route.management
         versions = await self._told_versions(limit) if told else ()
         if versions and version and torchserve_model.number(version) not in ("", *versions):
-            raise EndpointFailed(Failure.UNREADY, f"it has no worker for version {version}")
+            raise EndpointFailed(FailureKind.UNREADY, f"it has no worker for version {version}")
         if not told or self._only_versions:
             await self.exists(address, version, limit)
         if self._only_versions:
@@ -100,13 +104,13 @@ class HttpServer(triton_http.HttpServer):
             path = f"/{self._spell(version)}" if version else ""
             rows = await self._management(path, limit)
             if type(rows) is not list or not any(map(_has_worker, rows)):
-                raise EndpointFailed(Failure.UNREADY, "it has no worker for the model")
+                raise EndpointFailed(FailureKind.UNREADY, "it has no worker for the model")
 
     async def exists(self, address: str, version: str, limit: Deadline) -> None:
         """Raises unless the model is registered."""
         _good(await self._session.ask("OPTIONS", address, self._prediction(version), limit))
 
-    async def serve(self, address: str, version: str, agreement: Agreement) -> None:
+    async def serve(self, address: str, version: str, agreement: NegotiatedSignature) -> None:
         self._agreement = agreement
         self._infer_path = self._prediction(version)
         self._raw = torchserve_model.raw_signature(agreement.config)
@@ -117,7 +121,7 @@ class HttpServer(triton_http.HttpServer):
                     "takes and gives bytes has the input 'data' and the output 'output', [1] each"
                 )
 
-    async def infer(self, address: str, request: InferRequest, limit: Deadline) -> Answer:
+    async def infer(self, address: str, request: InferRequest, limit: Deadline) -> RemoteResponse:
         head, body = self.row(request, limit)
         headers = {"Content-Type": _OCTETS}
         if not self._raw:
@@ -129,7 +133,7 @@ class HttpServer(triton_http.HttpServer):
 
     async def stream(
         self, address: str, request: InferRequest, deadline: Deadline
-    ) -> AsyncGenerator[Answer, None]:
+    ) -> AsyncGenerator[RemoteResponse, None]:
         """What a handler sends with ``send_intermediate_predict_response``, and its end."""
         head, body = self.row(request, deadline)
         headers = {"Content-Type": _OCTETS}
@@ -138,7 +142,7 @@ class HttpServer(triton_http.HttpServer):
         found = self._session.parts(address, self._infer_path, deadline, body, headers, _error)
         async with aclosing(found) as parts:
             async for part in parts:
-                yield self.answer(Reply(200, {}, part), request)
+                yield self.answer(HttpReply(200, {}, part), request)
 
     # -- rows, which gRPC has too -------------------------------------------------------------
 
@@ -150,10 +154,10 @@ class HttpServer(triton_http.HttpServer):
         parts: list[Buffer] = [header, *blobs]
         return len(header), b"".join(parts)
 
-    def answer(self, reply: Reply, request: InferRequest) -> Answer:
+    def answer(self, reply: HttpReply, request: InferRequest) -> RemoteResponse:
         if self._raw:
             data = raw.object_array([reply.body], (1,))
-            return Answer([Tensor(torchserve_model.RAW_OUTPUT, Datatype.BYTES, data)])
+            return RemoteResponse([Tensor(torchserve_model.RAW_OUTPUT, Datatype.BYTES, data)])
         return self._decode(reply, request)
 
     def _spell(self, version: str) -> str:
@@ -175,17 +179,17 @@ def _has_worker(row: Any) -> bool:
     )
 
 
-def _good(reply: Reply) -> Any:
+def _good(reply: HttpReply) -> Any:
     """The JSON of a good reply."""
     if reply.status != 200:
         raise _error(reply)
     try:
         return json_text.loads(reply.body)
     except InvalidArgument as error:
-        raise EndpointFailed(Failure.DAMAGED, "it is no JSON") from error
+        raise EndpointFailed(FailureKind.DAMAGED, "it is no JSON") from error
 
 
-def _error(reply: Reply) -> Exception:
+def _error(reply: HttpReply) -> Exception:
     """What TorchServe, or the handler, means with a bad status."""
     try:
         document = json_text.loads(reply.body)

@@ -16,7 +16,7 @@ from modelport.gateway.repository import config as configuration
 from modelport.gateway.repository.autocomplete import ArtifactTensor
 from modelport.gateway.repository.config import ModelConfig, Platform
 from modelport.gateway.types import Axis, Datatype, ModelSignature, TensorSpec
-from modelport.gateway.upstream import EndpointFailed, Failure
+from modelport.gateway.upstream import EndpointFailed, FailureKind
 from modelport.gateway.wire.triton_messages import model_config_pb2 as pb
 
 RAW_INPUT, RAW_OUTPUT = "data", "output"
@@ -109,9 +109,9 @@ def blamed(error: ModelportError) -> Exception:
     """``error``, which TorchServe gave to a request, as what it is."""
     said = str(error)
     if _UNAUTHORIZED in said:
-        return EndpointFailed(Failure.UNREADY, "it wants a token; disable_token_authorization")
+        return EndpointFailed(FailureKind.UNREADY, "it wants a token; disable_token_authorization")
     if isinstance(error, Internal) and any(words in said for words in _UNREADY):
-        return EndpointFailed(Failure.UNREADY, said)
+        return EndpointFailed(FailureKind.UNREADY, said)
     if isinstance(error, Internal) and said.startswith(_MISSING):
-        return EndpointFailed(Failure.MISSING, said)
+        return EndpointFailed(FailureKind.MISSING, said)
     return error

@@ -8,10 +8,10 @@ from __future__ import annotations
 from modelport.gateway.backends.base import Artifact
 from modelport.gateway.backends.remote import backend
 from modelport.gateway.backends.remote.backend import RemoteBackend
-from modelport.gateway.backends.remote.negotiation import Server
-from modelport.gateway.backends.remote.triton_grpc import GrpcServer
-from modelport.gateway.backends.remote.triton_http import HttpServer
-from modelport.gateway.repository.routes import Protocol, Route
+from modelport.gateway.backends.remote.negotiation import RemoteClient
+from modelport.gateway.backends.remote.triton_grpc import TritonGrpcClient
+from modelport.gateway.backends.remote.triton_http import TritonHttpClient
+from modelport.gateway.repository.routes import ModelRoute, UpstreamProtocol
 
 
 def load(artifact: Artifact) -> RemoteBackend:
@@ -19,10 +19,12 @@ def load(artifact: Artifact) -> RemoteBackend:
     return backend.load(artifact, _server)
 
 
-async def versions(route: Route, model_name: str) -> list[int]:
+async def versions(route: ModelRoute, model_name: str) -> list[int]:
     """As ``backend.versions``."""
     return await backend.versions(route, model_name, _server)
 
 
-def _server(route: Route, model: str) -> Server:
-    return (GrpcServer if route.protocol is Protocol.GRPC else HttpServer)(route, model)
+def _server(route: ModelRoute, model: str) -> RemoteClient:
+    return (TritonGrpcClient if route.protocol is UpstreamProtocol.GRPC else TritonHttpClient)(
+        route, model
+    )

@@ -17,13 +17,17 @@ from typing import Any
 import numpy as np
 from google.protobuf.message import DecodeError
 
-from modelport.gateway.backends.remote.negotiation import Agreement, Answer, Metadata
+from modelport.gateway.backends.remote.negotiation import (
+    Metadata,
+    NegotiatedSignature,
+    RemoteResponse,
+)
 from modelport.gateway.backends.remote.triton_model import parameters, tensor_metadata
 from modelport.gateway.errors import Internal, InvalidArgument, ModelportError
 from modelport.gateway.repository.config import ModelConfig
-from modelport.gateway.repository.routes import Route
+from modelport.gateway.repository.routes import ModelRoute
 from modelport.gateway.types import NUMPY_DTYPES, Array, Datatype, Deadline, InferRequest, Parameter
-from modelport.gateway.upstream import EndpointFailed, Failure, grpc, public
+from modelport.gateway.upstream import EndpointFailed, FailureKind, grpc, public
 from modelport.gateway.upstream.grpc import MAX_MESSAGE_BYTES, Call
 from modelport.gateway.wire import contents, protobuf, raw
 from modelport.gateway.wire.raw import Buffer
@@ -51,10 +55,10 @@ MAX_HEAD_BYTES = 2048
 _Announced = tuple[str, Datatype, tuple[int, ...], int]
 
 
-class GrpcServer:
+class TritonGrpcClient:
     """One channel for each endpoint."""
 
-    def __init__(self, route: Route, model: str) -> None:
+    def __init__(self, route: ModelRoute, model: str) -> None:
         self._model = model
         self._route = route
         self._streams: dict[str, Any] = {}  # StreamChannel
@@ -88,14 +92,14 @@ class GrpcServer:
     async def ready(self, address: str, version: str, limit: Deadline) -> None:
         message = pb.ModelReadyRequest(name=self._model, version=version)
         if not (await self._ask(address, "ModelReady", message, limit)).ready:
-            raise EndpointFailed(Failure.UNREADY)
+            raise EndpointFailed(FailureKind.UNREADY)
 
     async def _ask(self, address: str, method: str, message: Any, limit: Deadline) -> Any:
         reply = getattr(pb, f"{method}Response").FromString
         call = self._calls[address, method]
         return await grpc.unary(call, message.SerializeToString(), reply, limit)
 
-    async def serve(self, address: str, version: str, agreement: Agreement) -> None:
+    async def serve(self, address: str, version: str, agreement: NegotiatedSignature) -> None:
         self._agreement = agreement
         head = pb.ModelInferRequest(model_name=self._model, model_version=version)
         self._head = head.SerializeToString()
@@ -109,7 +113,7 @@ class GrpcServer:
 
             self._streams = {a: StreamChannel(a, self._route) for a in self._route.endpoints}
 
-    async def infer(self, address: str, request: InferRequest, limit: Deadline) -> Answer:
+    async def infer(self, address: str, request: InferRequest, limit: Deadline) -> RemoteResponse:
         message = self._encode(request, limit)
         call = self._calls[address, "ModelInfer"]
         content: memoryview = await grpc.unary(call, message, _as_it_is, limit)
@@ -119,12 +123,12 @@ class GrpcServer:
         try:
             reply = pb.ModelInferResponse.FromString(content)
         except DecodeError as error:
-            raise EndpointFailed(Failure.DAMAGED, "it is no message of the protocol") from error
+            raise EndpointFailed(FailureKind.DAMAGED, "it is no message of the protocol") from error
         return self._decode(reply, request)
 
     async def stream(
         self, address: str, request: InferRequest, deadline: Deadline
-    ) -> AsyncGenerator[Answer, None]:
+    ) -> AsyncGenerator[RemoteResponse, None]:
         message = self._encode(request, deadline)
         reply = pb.ModelStreamInferResponse.FromString
         channel = self._streams[address]
@@ -164,7 +168,7 @@ class GrpcServer:
             raise InvalidArgument("the request is too large for gRPC, which carries 2 GiB")
         return parts
 
-    def _plain(self, content: memoryview, request: InferRequest) -> Answer | None:
+    def _plain(self, content: memoryview, request: InferRequest) -> RemoteResponse | None:
         """As ``_decode``, of a reply whose tensors are all raw and as they should be; else None."""
         split = protobuf.split(content, _REPLY_HEAD, _REPLY_ID, _REPLY_RAW, MAX_HEAD_BYTES)
         if split is None:
@@ -178,7 +182,7 @@ class GrpcServer:
             if len(blob) != size:
                 return None
             arrays[name] = np.ndarray(shape, NUMPY_DTYPES[datatype], blob)
-        return Answer(self._agreement.ordered(arrays, len(announced), request, omits=True))
+        return RemoteResponse(self._agreement.ordered(arrays, len(announced), request, omits=True))
 
     def _announce(self, head: bytes, batch: int | None) -> tuple[_Announced, ...] | None:
         """What ``head`` says of the outputs; None: ``_decode`` has to look at every such reply."""
@@ -196,14 +200,14 @@ class GrpcServer:
             return None
         return tuple(found)
 
-    def _decode(self, message: Any, request: InferRequest) -> Answer:
+    def _decode(self, message: Any, request: InferRequest) -> RemoteResponse:
         agreement = self._agreement
         batch = agreement.batch_size(request)
         blobs = message.raw_output_contents
         if not message.outputs and not message.model_name:  # an empty message is no answer
-            raise EndpointFailed(Failure.DAMAGED, "it has neither a model's name nor an output")
+            raise EndpointFailed(FailureKind.DAMAGED, "it has neither a model's name nor an output")
         if blobs and len(blobs) != len(message.outputs):
-            raise EndpointFailed(Failure.DAMAGED, "its outputs and their contents do not match")
+            raise EndpointFailed(FailureKind.DAMAGED, "its outputs and their contents do not match")
         arrays: dict[str, Array] = {}
         for index, item in enumerate(message.outputs):
             name, datatype, shape = agreement.expect(item.name, item.datatype, item.shape, batch)
@@ -215,12 +219,12 @@ class GrpcServer:
                     arrays[name] = contents.decode(name, datatype, shape, item.contents)
             except InvalidArgument as error:
                 raise EndpointFailed(
-                    Failure.DAMAGED, f"output '{name}' does not hold what its shape needs"
+                    FailureKind.DAMAGED, f"output '{name}' does not hold what its shape needs"
                 ) from error
         outputs = agreement.ordered(arrays, len(message.outputs), request, omits=True)
         if not message.parameters:
-            return Answer(outputs)
-        return Answer(outputs, {key: _value(p) for key, p in message.parameters.items()})
+            return RemoteResponse(outputs)
+        return RemoteResponse(outputs, {key: _value(p) for key, p in message.parameters.items()})
 
     def reset(self, address: str) -> None:
         self._channels[address].reset()

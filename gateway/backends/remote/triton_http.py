@@ -8,15 +8,19 @@ from urllib.parse import quote
 import numpy as np
 from google.protobuf import json_format
 
-from modelport.gateway.backends.remote.negotiation import Agreement, Answer, Metadata
+from modelport.gateway.backends.remote.negotiation import (
+    Metadata,
+    NegotiatedSignature,
+    RemoteResponse,
+)
 from modelport.gateway.backends.remote.triton_model import parameters, tensor_metadata
 from modelport.gateway.errors import InvalidArgument, ModelportError, Unsupported
 from modelport.gateway.repository.autocomplete import ArtifactTensor
 from modelport.gateway.repository.config import ModelConfig
-from modelport.gateway.repository.routes import Route
+from modelport.gateway.repository.routes import ModelRoute
 from modelport.gateway.types import Array, Deadline, InferRequest, Tensor
-from modelport.gateway.upstream import EndpointFailed, Failure, http
-from modelport.gateway.upstream.http import Reply
+from modelport.gateway.upstream import EndpointFailed, FailureKind, http
+from modelport.gateway.upstream.http import HttpReply
 from modelport.gateway.wire import json_data, json_text, raw
 from modelport.gateway.wire.raw import Buffer
 from modelport.gateway.wire.triton_messages import model_config_pb2 as pb
@@ -27,13 +31,13 @@ _JSON = {"Content-Type": "application/json"}
 _DAMAGED_JSON = "its JSON is not what the protocol says"
 
 
-class HttpServer:
+class TritonHttpClient:
     """One session over all endpoints."""
 
-    def __init__(self, route: Route, model: str) -> None:
+    def __init__(self, route: ModelRoute, model: str) -> None:
         self._route = route
         self._path = f"/v2/models/{quote(model, safe='')}"
-        self._session = http.Session(route)
+        self._session = http.HttpSession(route)
         self._infer_path = ""
         self._binary = True
 
@@ -47,7 +51,7 @@ class HttpServer:
         document = await self._get(address, self._versioned(version), limit)
         versions = document.get("versions") or []
         if type(versions) is not list or not all(type(word) is str for word in versions):
-            raise EndpointFailed(Failure.DAMAGED, _DAMAGED_JSON)
+            raise EndpointFailed(FailureKind.DAMAGED, _DAMAGED_JSON)
         inputs, outputs = (_tensors(document.get(side) or []) for side in ("inputs", "outputs"))
         return Metadata(tuple(versions), inputs, outputs)
 
@@ -56,7 +60,7 @@ class HttpServer:
             document = await self._get(address, f"{self._versioned(version)}/config", limit)
             return json_format.ParseDict(document, pb.ModelConfig(), ignore_unknown_fields=True)
         except EndpointFailed as error:
-            if error.failure is not Failure.MISSING:
+            if error.failure is not FailureKind.MISSING:
                 raise
         except (ModelportError, json_format.ParseError):
             pass
@@ -65,9 +69,9 @@ class HttpServer:
     async def ready(self, address: str, version: str, limit: Deadline) -> None:
         reply = await self._session.ask("GET", address, f"{self._versioned(version)}/ready", limit)
         if reply.status != 200:
-            raise EndpointFailed(Failure.UNREADY)
+            raise EndpointFailed(FailureKind.UNREADY)
 
-    async def serve(self, address: str, version: str, agreement: Agreement) -> None:
+    async def serve(self, address: str, version: str, agreement: NegotiatedSignature) -> None:
         self._agreement = agreement
         self._infer_path = f"{self._versioned(version)}/infer"
         limit = Deadline.after(self._route.timeout_seconds)
@@ -81,7 +85,7 @@ class HttpServer:
                         'HTTP; set protocol = "grpc" in its route'
                     )
 
-    async def infer(self, address: str, request: InferRequest, limit: Deadline) -> Answer:
+    async def infer(self, address: str, request: InferRequest, limit: Deadline) -> RemoteResponse:
         header, blobs = self._encode(request, limit)
         headers = {**_JSON, HEADER_LENGTH: str(len(header))} if self._binary else _JSON
         if blobs:
@@ -118,18 +122,18 @@ class HttpServer:
         document["outputs"] = [{"name": name, **form} for name in wanted]
         return json_text.dumps(document) if finite else json_text.dumps_any(document), blobs
 
-    def _decode(self, reply: Reply, request: InferRequest) -> Answer:
+    def _decode(self, reply: HttpReply, request: InferRequest) -> RemoteResponse:
         length = _header_length(reply)
         document = _document(reply, length)
         outputs = document.get("outputs")
         if type(outputs) is not list or not (outputs or document.get("model_name")):
-            raise EndpointFailed(Failure.DAMAGED, _DAMAGED_JSON)
+            raise EndpointFailed(FailureKind.DAMAGED, _DAMAGED_JSON)
         batch = self._agreement.batch_size(request)
         view, offset = memoryview(reply.body), length
         arrays: dict[str, Array] = {}
         for item in outputs:
             if type(item) is not dict or type(item.get("shape")) is not list:
-                raise EndpointFailed(Failure.DAMAGED, _DAMAGED_JSON)
+                raise EndpointFailed(FailureKind.DAMAGED, _DAMAGED_JSON)
             name, datatype, sizes = self._agreement.expect(
                 item.get("name"), item.get("datatype"), item["shape"], batch
             )
@@ -144,12 +148,12 @@ class HttpServer:
                     arrays[name] = json_data.decode(name, datatype, sizes, item.get("data"))
             except InvalidArgument as error:
                 raise EndpointFailed(
-                    Failure.DAMAGED, f"output '{name}' does not hold what its shape needs"
+                    FailureKind.DAMAGED, f"output '{name}' does not hold what its shape needs"
                 ) from error
         if offset != len(view):
-            raise EndpointFailed(Failure.DAMAGED, "bytes are left over behind its outputs")
+            raise EndpointFailed(FailureKind.DAMAGED, "bytes are left over behind its outputs")
         tensors = self._agreement.ordered(arrays, len(outputs), request, omits=True)
-        return Answer(tensors, _parameters(document))
+        return RemoteResponse(tensors, _parameters(document))
 
     def reset(self, address: str) -> None:
         self._session.reset(address)
@@ -158,7 +162,7 @@ class HttpServer:
         await self._session.close()
 
 
-def _document(reply: Reply, length: int | None = None) -> dict[str, Any]:
+def _document(reply: HttpReply, length: int | None = None) -> dict[str, Any]:
     """The JSON object of a good reply, in its first ``length`` bytes.
 
     Raises:
@@ -169,30 +173,30 @@ def _document(reply: Reply, length: int | None = None) -> dict[str, Any]:
         document = json_text.loads(reply.body if length is None else reply.body[:length])
     except InvalidArgument as error:
         if reply.status == 200:
-            raise EndpointFailed(Failure.DAMAGED, _DAMAGED_JSON) from error
+            raise EndpointFailed(FailureKind.DAMAGED, _DAMAGED_JSON) from error
     said = document.get("error") if type(document) is dict else None
     if reply.status != 200:
         raise _error(reply.status, said if type(said) is str else "")
     if type(document) is not dict:
-        raise EndpointFailed(Failure.DAMAGED, _DAMAGED_JSON)
+        raise EndpointFailed(FailureKind.DAMAGED, _DAMAGED_JSON)
     return document
 
 
 def _error(status: int, said: str) -> Exception:
     error = http.meant(status, said)
     if isinstance(error, InvalidArgument) and "unknown model" in said:
-        return EndpointFailed(Failure.MISSING, str(error))
+        return EndpointFailed(FailureKind.MISSING, str(error))
     return error
 
 
-def _header_length(reply: Reply) -> int:
+def _header_length(reply: HttpReply) -> int:
     stated = reply.headers.get(HEADER_LENGTH)
     if stated is None:
         return len(reply.body)
     if not (stated.isascii() and stated.isdigit() and len(stated) < 20):
-        raise EndpointFailed(Failure.DAMAGED, "the length of its JSON is no number")
+        raise EndpointFailed(FailureKind.DAMAGED, "the length of its JSON is no number")
     if int(stated) > len(reply.body):
-        raise EndpointFailed(Failure.DAMAGED, "it is shorter than its JSON")
+        raise EndpointFailed(FailureKind.DAMAGED, "it is shorter than its JSON")
     return int(stated)
 
 
@@ -200,7 +204,7 @@ def _tensors(items: Any) -> tuple[ArtifactTensor, ...]:
     if type(items) is not list or not all(
         type(item) is dict and type(item.get("shape")) is list for item in items
     ):
-        raise EndpointFailed(Failure.DAMAGED, _DAMAGED_JSON)
+        raise EndpointFailed(FailureKind.DAMAGED, _DAMAGED_JSON)
     return tuple(
         tensor_metadata(item.get("name"), item.get("datatype"), item["shape"]) for item in items
     )

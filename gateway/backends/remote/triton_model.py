@@ -7,7 +7,7 @@ from typing import Any
 
 from modelport.gateway.repository.autocomplete import ArtifactTensor
 from modelport.gateway.types import Datatype, InferRequest, Parameter
-from modelport.gateway.upstream import EndpointFailed, Failure
+from modelport.gateway.upstream import EndpointFailed, FailureKind
 from modelport.gateway.wire import raw
 
 #: What one protocol says in a parameter and another elsewhere.
@@ -47,5 +47,7 @@ def tensor_metadata(name: object, datatype: object, shape: Sequence[Any]) -> Art
         or not all(type(size) is int and size >= -1 for size in sizes)
         or datatype not in _DATATYPES
     ):
-        raise EndpointFailed(Failure.DAMAGED, "its metadata describes no tensors of the protocol")
+        raise EndpointFailed(
+            FailureKind.DAMAGED, "its metadata describes no tensors of the protocol"
+        )
     return ArtifactTensor(name, Datatype(datatype), sizes)

@@ -43,7 +43,7 @@ PROBATION_SECONDS = 2.0
 PROBATION_GROWTH, PROBATION_GRACE = 2, 8
 
 
-class Verdict(Enum):
+class AdmissionDecision(Enum):
     """What becomes of a request that has come."""
 
     ADMIT = "admit"
@@ -117,14 +117,14 @@ class OverloadController:
             return False
         return self._turn(now, elapsed, in_flight)
 
-    def judge(self, now: float, before: int) -> Verdict:
+    def judge(self, now: float, before: int) -> AdmissionDecision:
         """What becomes of a request that has come and has ``before`` others in front of it."""
         if before < self.limit:
-            return Verdict.ADMIT
+            return AdmissionDecision.ADMIT
         self._exceeded = True
         if not self.probing:
             if not self._probe_is_due(now):
-                return Verdict.REFUSE
+                return AdmissionDecision.REFUSE
             self._probe_began = now
             self._late_arrived = self._late_answered = 0
         if now - self._probe_began >= PROBE_SECONDS / 2:
@@ -132,8 +132,8 @@ class OverloadController:
                 self._late_answered = 0
             self._late_arrived += 1
             if self._more_came_than_were_answered():
-                return Verdict.REFUSE
-        return Verdict.HOLD if self.held < MAX_HELD else Verdict.REFUSE
+                return AdmissionDecision.REFUSE
+        return AdmissionDecision.HOLD if self.held < MAX_HELD else AdmissionDecision.REFUSE
 
     def failed_probe(self) -> bool:
         """Whether the probe at hand has failed already."""

@@ -12,8 +12,8 @@ from collections.abc import Awaitable, Callable
 from modelport.gateway.errors import QueueFull
 from modelport.gateway.inference.admission.controller import (
     PROBE_SECONDS,
+    AdmissionDecision,
     OverloadController,
-    Verdict,
 )
 from modelport.gateway.inference.admission.queue_time import WEIGHT, requests_before
 from modelport.gateway.inference.batching.settings import BatchingSettings
@@ -84,9 +84,9 @@ class OverloadGuard:
             verdict = controller.judge(now, before)
             if controller.failed_probe():
                 self._end_probe()
-            if verdict is Verdict.REFUSE:
+            if verdict is AdmissionDecision.REFUSE:
                 raise QueueFull
-            if verdict is Verdict.HOLD:
+            if verdict is AdmissionDecision.HOLD:
                 await self._hold()
         remaining = deadline.remaining()
         late = remaining is not None and before * self._place_seconds > remaining

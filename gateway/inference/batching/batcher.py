@@ -13,14 +13,13 @@ import copy
 import math
 import time
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 from modelport.gateway.backends.base import Execution
 from modelport.gateway.errors import TimedOut, Unavailable
-from modelport.gateway.inference.batching.forming import form
 from modelport.gateway.inference.batching.joining import Joiner
+from modelport.gateway.inference.batching.queue import Batch, QueuedRequest, RequestQueue
 from modelport.gateway.inference.batching.settings import BatchingSettings, QueuePolicy
-from modelport.gateway.inference.batching.waiting import Batch, Queue, Waiting
 from modelport.gateway.telemetry import Statistics
 from modelport.gateway.types import Deadline, Infer, InferRequest, InferResponse
 
@@ -43,7 +42,7 @@ class Batcher:
         self._settings = settings
         self._joiner = joiner
         self._statistics = statistics
-        self._queue = Queue(settings)
+        self._queue = RequestQueue(settings)
         self._running: set[Batch] = set()
         #: Of those, what has not begun yet, in order. It may have, and its predecessor's end is
         #: still to be told.
@@ -57,7 +56,7 @@ class Batcher:
         self._prompt = not settings.delay_seconds
         self._ordering = settings.preserve_ordering
         #: With ``preserve_ordering``, everyone who has no answer yet, by arrival.
-        self._order: deque[Waiting] = deque()
+        self._order: deque[QueuedRequest] = deque()
         self._timer: asyncio.TimerHandle | None = None
         self._timer_at = math.inf
 
@@ -69,7 +68,7 @@ class Batcher:
             return await self._infer(request, deadline)
         reply: asyncio.Future[InferResponse] = asyncio.get_running_loop().create_future()
         bucket, size = self._joiner.bucket(request), self._joiner.size(request)
-        waiting = Waiting(request, deadline, reply, bucket, size, time.monotonic_ns())
+        waiting = QueuedRequest(request, deadline, reply, bucket, size, time.monotonic_ns())
         self._queue.put(waiting)
         if self._ordering:
             self._order.append(waiting)
@@ -80,7 +79,7 @@ class Batcher:
             self._leave(waiting)
             raise
 
-    def _leave(self, waiting: Waiting) -> None:
+    def _leave(self, waiting: QueuedRequest) -> None:
         """Nobody wants this answer any more."""
         batch = waiting.batch
         if not waiting.reply.cancelled():
@@ -120,7 +119,7 @@ class Batcher:
             waited_seconds = 0.0
             if self._settings.delay_seconds:
                 waited_seconds = now - min(w.queued_at for w in bucket[: self._settings.max_size])
-            count = form((w.size for w in bucket), waited_seconds, self._settings)
+            count = next_batch_length((w.size for w in bucket), waited_seconds, self._settings)
             if ahead and sum(waiting.size for waiting in bucket[:count]) < self._full:
                 continue
             if count:
@@ -128,7 +127,7 @@ class Batcher:
                 return True
         return False
 
-    def _start(self, taken: Sequence[Waiting], ahead: bool) -> None:
+    def _start(self, taken: Sequence[QueuedRequest], ahead: bool) -> None:
         members = []
         for waiting in taken:
             # The timer that ends such a request can be later than its turn.
@@ -200,7 +199,7 @@ class Batcher:
                 self._queue.put_back(waiting)
         self._dispatch()
 
-    async def _execute(self, members: Sequence[Waiting]) -> Sequence[Outcome]:
+    async def _execute(self, members: Sequence[QueuedRequest]) -> Sequence[Outcome]:
         started = time.monotonic_ns()
         for waiting in members:
             waiting.request.timing.queue_ns += started - waiting.queued_ns
@@ -214,7 +213,7 @@ class Batcher:
             # It may be one request's fault: each has its own try, and the others are not harmed.
             return [await self._execute_one(waiting) for waiting in members]
 
-    async def _execute_one(self, waiting: Waiting) -> Outcome:
+    async def _execute_one(self, waiting: QueuedRequest) -> Outcome:
         request = waiting.request
         if waiting.reply.done() or waiting.deadline.expired:
             return TimedOut()
@@ -249,7 +248,7 @@ class Batcher:
 
     # -- answers ----------------------------------------------------------------------------------
 
-    def _deliver(self, waiting: Waiting, outcome: Outcome) -> None:
+    def _deliver(self, waiting: QueuedRequest, outcome: Outcome) -> None:
         if self._ordering:
             waiting.outcome = outcome
             self._answer_in_order()
@@ -263,7 +262,7 @@ class Batcher:
             if waiting.outcome is not None:
                 self._settle(waiting, waiting.outcome)
 
-    def _settle(self, waiting: Waiting, outcome: Outcome) -> None:
+    def _settle(self, waiting: QueuedRequest, outcome: Outcome) -> None:
         if waiting.reply.done():
             return
         if isinstance(outcome, BaseException):
@@ -272,7 +271,41 @@ class Batcher:
             waiting.reply.set_result(outcome)
 
 
-def _latest(members: Sequence[Waiting]) -> Deadline:
+def _latest(members: Sequence[QueuedRequest]) -> Deadline:
     """No member is harmed by another's early deadline; each has its own besides."""
     ends = [waiting.deadline.at for waiting in members]
     return Deadline(None if None in ends else max(end for end in ends if end is not None))
+
+
+def next_batch_length(
+    sizes: Iterable[int], waited_seconds: float, settings: BatchingSettings
+) -> int:
+    """The number of queued requests to run as the next batch; 0 means wait for more.
+
+    The rules are Triton's. Without a queue delay, take the largest preferred batch size that can be
+    formed, or else every request that fits. With a delay, run a preferred size at once, and any
+    other size when the oldest request has waited for the delay or the batch cannot grow.
+
+    Args:
+        sizes: the batch elements of each request that can be joined, in queue order; not empty.
+        waited_seconds: the wait of the oldest request.
+    """
+    preferred, most = settings.preferred_sizes, max(settings.preferred_sizes)
+    due = waited_seconds >= settings.delay_seconds
+    count = total = best = 0
+    full = False
+    for size in sizes:
+        if count and total + size > most and not best:
+            best = count
+        if count and total + size > settings.max_size:
+            full = True
+            break
+        total += size
+        count += 1
+        if total in preferred:
+            best = count
+            if total == settings.max_size:
+                break
+    if best and not (due and settings.delay_seconds):
+        return best
+    return count if due or full or total >= most else 0

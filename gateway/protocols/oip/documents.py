@@ -8,7 +8,7 @@ from typing import Any
 from modelport import __version__
 from modelport.gateway.errors import Internal, InvalidArgument, NotFound, Unsupported
 from modelport.gateway.models.control import Control
-from modelport.gateway.models.manager import Lifecycle
+from modelport.gateway.models.manager import ModelManager
 from modelport.gateway.repository import config as configuration
 from modelport.gateway.repository.scan import MAX_VERSION
 from modelport.gateway.types import TensorSpec
@@ -57,12 +57,12 @@ def server_metadata(shared_memory: bool) -> dict[str, Any]:
     return {"name": SERVER_NAME, "version": __version__, "extensions": names}
 
 
-def model_metadata(lifecycle: Lifecycle, name: str, version: int) -> dict[str, Any]:
-    served = lifecycle.get(name, version)
+def model_metadata(manager: ModelManager, name: str, version: int) -> dict[str, Any]:
+    served = manager.get(name, version)
     batch = [-1] if served.signature.max_batch_size else []
     return {
         "name": name,
-        "versions": [str(number) for number in lifecycle.versions(name)],
+        "versions": [str(number) for number in manager.versions(name)],
         "platform": served.config.platform or served.config.backend,
         "inputs": [_tensor(spec, batch) for spec in served.signature.inputs],
         "outputs": [_tensor(spec, batch) for spec in served.signature.outputs],
@@ -77,16 +77,16 @@ def _tensor(spec: TensorSpec, batch: list[int]) -> dict[str, Any]:
     }
 
 
-def model_config(lifecycle: Lifecycle, name: str, version: int) -> dict[str, Any]:
-    return configuration.to_json(lifecycle.get(name, version).config)
+def model_config(manager: ModelManager, name: str, version: int) -> dict[str, Any]:
+    return configuration.to_json(manager.get(name, version).config)
 
 
 async def model_statistics(
-    lifecycle: Lifecycle, control: Control, name: str, version: int
+    manager: ModelManager, control: Control, name: str, version: int
 ) -> dict[str, Any]:
     """Of one model (every version that has served, or one), or of all with an empty ``name``."""
     if name:
-        lifecycle.get(name, version)
+        manager.get(name, version)
     return {"model_stats": await control.statistics(name, version)}
 
 

@@ -19,8 +19,8 @@ from fastapi import FastAPI, Path, Response
 from starlette.exceptions import HTTPException
 
 from modelport.gateway.errors import Code, Internal, ModelportError
-from modelport.gateway.inference.service import DataPlane
-from modelport.gateway.models.manager import Lifecycle
+from modelport.gateway.inference.service import InferenceService
+from modelport.gateway.models.manager import ModelManager
 from modelport.gateway.protocols import http_body, http_deadline, reply_encoding
 from modelport.gateway.protocols.asgi import Receive, Scope, Send
 from modelport.gateway.protocols.http import Delegate
@@ -50,9 +50,11 @@ class GenerateHttp:
 
     segments = frozenset({"v2"})
 
-    def __init__(self, dataplane: DataPlane, lifecycle: Lifecycle, max_input_bytes: int) -> None:
-        self._dataplane = dataplane
-        self._lifecycle = lifecycle
+    def __init__(
+        self, service: InferenceService, manager: ModelManager, max_input_bytes: int
+    ) -> None:
+        self._service = service
+        self._manager = manager
         self._max_input_bytes = max_input_bytes
 
     def serve(self, scope: Scope, receive: Receive, send: Send) -> Awaitable[None] | None:
@@ -76,7 +78,7 @@ class GenerateHttp:
             headers = dict(scope["headers"])
             deadline = http_deadline.deadline(headers)
             number = documents.parse_version(version)
-            served = self._lifecycle.get(name, number)
+            served = self._manager.get(name, number)
             bound = served.validator.max_bytes
             body = await http_body.read(receive, headers, self._max_input_bytes, deadline, bound)
             work = partial(generate_json.decode, body, served, number)
@@ -84,7 +86,7 @@ class GenerateHttp:
             request = await offload.run(work, deadline) if large else work()
             request.trace = headers.get(b"x-request-id", b"")[:128].decode("latin-1")
             deadline = oip_parameters.deadline(request, deadline)
-            async with aclosing(self._dataplane.stream(request, deadline)) as responses:
+            async with aclosing(self._service.stream(request, deadline)) as responses:
                 await answer(responses, send, deadline)
         except ModelportError as error:
             await refuse(send, STATUS[error.code], str(error))

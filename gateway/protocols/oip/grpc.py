@@ -14,9 +14,9 @@ from typing import Any
 from google.protobuf import json_format
 
 from modelport.gateway.errors import Code, Decoupled, ModelportError, Unsupported
-from modelport.gateway.inference.service import DataPlane
+from modelport.gateway.inference.service import InferenceService
 from modelport.gateway.models.control import Control
-from modelport.gateway.models.manager import Lifecycle
+from modelport.gateway.models.manager import ModelManager
 from modelport.gateway.protocols.grpc_method import Method, Rows
 from modelport.gateway.protocols.oip import documents
 from modelport.gateway.protocols.oip import parameters as oip_parameters
@@ -48,16 +48,16 @@ class OipGrpc:
 
     def __init__(
         self,
-        dataplane: DataPlane,
-        lifecycle: Lifecycle,
+        service: InferenceService,
+        manager: ModelManager,
         control: Control,
         shared: SharedMemory,
     ) -> None:
         self._shared = shared
-        self._dataplane = dataplane
-        self._lifecycle = lifecycle
+        self._service = service
+        self._manager = manager
         self._control = control
-        self._health = HealthGrpc(control, lifecycle.draining, [SERVICE])
+        self._health = HealthGrpc(control, manager.draining, [SERVICE])
 
     def methods(self) -> dict[str, Rows]:
         """service → method → row."""
@@ -88,7 +88,7 @@ class OipGrpc:
         table["ModelStreamInfer"] = Method(
             LargeRequest,
             pb.ModelStreamInferResponse,
-            StreamInfer(self._lifecycle, self._model_infer, self._responses),
+            StreamInfer(self._manager, self._model_infer, self._responses),
             True,
             True,
             bound=self._bound_infer,
@@ -104,11 +104,11 @@ class OipGrpc:
         return encode(response, shared)
 
     def _bound_infer(self, content: bytes | memoryview) -> int | None:
-        return self._lifecycle.get(*named_model(content)).validator.max_bytes
+        return self._manager.get(*named_model(content)).validator.max_bytes
 
     def _refuses_infer(self, content: bytes | memoryview) -> bool:
         name, number = model_of(content)
-        return self._dataplane.refuses(name, number)
+        return self._service.refuses(name, number)
 
     async def _raw_infer(self, message: Any, deadline: Deadline) -> RawReply:
         response, shared = await self._answer(message, deadline)
@@ -125,7 +125,7 @@ class OipGrpc:
             request = await self._decode(message, shared := self._shared.exchange(), deadline)
             deadline = oip_parameters.deadline(request, deadline)
         try:
-            response = await self._dataplane.infer(request, deadline)
+            response = await self._service.infer(request, deadline)
         except Decoupled as error:
             raise Unsupported(
                 "ModelInfer RPC doesn't support models with decoupled transaction policy"
@@ -140,7 +140,7 @@ class OipGrpc:
     async def _responses(self, message: Any, deadline: Deadline) -> AsyncGenerator[Any, None]:
         request = await self._decode(message, shared := self._shared.exchange(), deadline)
         deadline = oip_parameters.deadline(request, deadline)
-        async with aclosing(self._dataplane.stream(request, deadline)) as responses:
+        async with aclosing(self._service.stream(request, deadline)) as responses:
             async for response in responses:
                 yield encode(response, shared)
 
@@ -167,17 +167,17 @@ class OipGrpc:
 
     async def _model_metadata(self, message: Any, _: Deadline) -> Any:
         version = documents.parse_version(message.version)
-        document = documents.model_metadata(self._lifecycle, message.name, version)
+        document = documents.model_metadata(self._manager, message.name, version)
         return _message(document, pb.ModelMetadataResponse())
 
     async def _model_config(self, message: Any, _: Deadline) -> Any:
-        served = self._lifecycle.get(message.name, documents.parse_version(message.version))
+        served = self._manager.get(message.name, documents.parse_version(message.version))
         return pb.ModelConfigResponse(config=served.config)
 
     async def _model_statistics(self, message: Any, _: Deadline) -> Any:
         version = documents.parse_version(message.version)
         document = await documents.model_statistics(
-            self._lifecycle, self._control, message.name, version
+            self._manager, self._control, message.name, version
         )
         return _message(document, pb.ModelStatisticsResponse())
 

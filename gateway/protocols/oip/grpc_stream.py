@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from modelport.gateway.errors import ModelportError, TimedOut, Unavailable
-from modelport.gateway.models.manager import Lifecycle
+from modelport.gateway.models.manager import ModelManager
 from modelport.gateway.protocols.grpc_method import RefusedMessage
 from modelport.gateway.protocols.oip import documents
 from modelport.gateway.types import Deadline
@@ -36,7 +36,7 @@ _FINAL = "triton_final_response"
 class StreamInfer:
     """The method's handler. ``infer`` gives the one answer, ``stream`` a decoupled model's."""
 
-    lifecycle: Lifecycle
+    manager: ModelManager
     infer: Callable[[Any, Deadline], Awaitable[Any]]
     stream: Callable[[Any, Deadline], AsyncGenerator[Any, None]]
 
@@ -54,7 +54,7 @@ class StreamInfer:
         loop = asyncio.get_running_loop()
         reader = loop.create_task(session.read(messages))
         reader.add_done_callback(session.wake)
-        closing = self.lifecycle.closing
+        closing = self.manager.closing
         closer = loop.create_task(_cancel_after(closing, reader))
         try:
             while True:
@@ -76,7 +76,7 @@ class StreamInfer:
     def is_decoupled(self, message: Any) -> bool:
         try:
             number = documents.parse_version(message.model_version)
-            return self.lifecycle.get(message.model_name, number).decoupled
+            return self.manager.get(message.model_name, number).decoupled
         except ModelportError:  # its answer says so
             return False
 

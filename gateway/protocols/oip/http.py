@@ -40,7 +40,7 @@ class OipHttp(OipInfer):
     # -- everything else ------------------------------------------------------------------------
 
     def add_routes(self, app: FastAPI) -> None:
-        lifecycle, control = self._lifecycle, self._control
+        manager, control = self._manager, self._control
 
         @app.get("/v2/health/live", tags=["health"], response_class=Response)
         async def server_live() -> Response:
@@ -62,7 +62,7 @@ class OipHttp(OipInfer):
         @app.get("/v2/models/stats", tags=["statistics"])
         async def all_statistics() -> Response:
             """Statistics of every model version that has been served."""
-            return document(await documents.model_statistics(lifecycle, control, "", 0))
+            return document(await documents.model_statistics(manager, control, "", 0))
 
         model = "/v2/models/{model}"
         self._add_model_routes(app, model, "", _select)
@@ -74,7 +74,7 @@ class OipHttp(OipInfer):
         self, app: FastAPI, path: str, suffix: str, select: Callable[..., Selected]
     ) -> None:
         """The routes of a model, or of one version of it; ``select`` reads which."""
-        lifecycle, control = self._lifecycle, self._control
+        manager, control = self._manager, self._control
         failures: dict[int | str, dict[str, Any]] = {
             code: {"model": oip_schema.Error} for code in (400, 404, 503)
         }
@@ -88,7 +88,7 @@ class OipHttp(OipInfer):
         )
         async def model_metadata(selected: Selected = Depends(select)) -> Response:
             """Versions that are READY, inputs and outputs."""
-            return document(documents.model_metadata(lifecycle, *selected))
+            return document(documents.model_metadata(manager, *selected))
 
         @app.get(
             f"{path}/ready",
@@ -109,7 +109,7 @@ class OipHttp(OipInfer):
         )
         async def model_config(selected: Selected = Depends(select)) -> Response:
             """The model configuration, completed."""
-            return document(documents.model_config(lifecycle, *selected))
+            return document(documents.model_config(manager, *selected))
 
         @app.get(
             f"{path}/stats",
@@ -119,7 +119,7 @@ class OipHttp(OipInfer):
         )
         async def model_statistics(selected: Selected = Depends(select)) -> Response:
             """Counts and cumulative nanoseconds (statistics extension)."""
-            return document(await documents.model_statistics(lifecycle, control, *selected))
+            return document(await documents.model_statistics(manager, control, *selected))
 
         @app.post(
             f"{path}/infer",
@@ -148,7 +148,7 @@ class OipHttp(OipInfer):
         )
         async def explain(selected: Selected = Depends(select)) -> Response:
             """Run the model's explainer, as TorchServe has it: `explainer` in its parameters."""
-            return Delegate(self._infer, explainer.of(lifecycle, *selected), "")
+            return Delegate(self._infer, explainer.of(manager, *selected), "")
 
     def _add_repository_routes(self, app: FastAPI) -> None:
         control = self._control

@@ -12,9 +12,9 @@ from functools import lru_cache, partial
 import structlog
 
 from modelport.gateway.errors import Code, Decoupled, ModelportError, QueueFull
-from modelport.gateway.inference.service import DataPlane
+from modelport.gateway.inference.service import InferenceService
 from modelport.gateway.models.control import Control
-from modelport.gateway.models.manager import Lifecycle
+from modelport.gateway.models.manager import ModelManager
 from modelport.gateway.protocols import http_body, http_deadline, reply_encoding
 from modelport.gateway.protocols.asgi import Receive, Scope, Send
 from modelport.gateway.protocols.http_reply import JSON, refuse, reply
@@ -59,15 +59,15 @@ class OipInfer:
 
     def __init__(
         self,
-        dataplane: DataPlane,
-        lifecycle: Lifecycle,
+        service: InferenceService,
+        manager: ModelManager,
         control: Control,
         max_input_bytes: int,
         shared: SharedMemory,
     ) -> None:
         self._shared = shared
-        self._dataplane = dataplane
-        self._lifecycle = lifecycle
+        self._service = service
+        self._manager = manager
         self._control = control
         self._max_input_bytes = max_input_bytes
 
@@ -82,14 +82,14 @@ class OipInfer:
         return None
 
     def refuses(self, raw_path: bytes) -> bool:
-        """As ``DataPlane.refuses``, where the path is a plain one of ``infer``."""
+        """As ``InferenceService.refuses``, where the path is a plain one of ``infer``."""
         if not raw_path.startswith(_RAW_PREFIX) or not raw_path.endswith(_RAW_SUFFIX):
             return False
         name, _, version = raw_path[len(_RAW_PREFIX) : -len(_RAW_SUFFIX)].partition(_RAW_VERSIONS)
         number = int(version) if version.isdigit() and len(version) < _DIGITS else 0
         if version and not number:
             return False
-        return self._dataplane.refuses(name.decode("ascii", "replace"), number)
+        return self._service.refuses(name.decode("ascii", "replace"), number)
 
     async def _probe(self, path: str, send: Send) -> None:
         good = path == _LIVE or await self._control.ready()
@@ -102,7 +102,7 @@ class OipInfer:
     ) -> None:
         try:
             number = documents.parse_version(version)
-            served = self._lifecycle.get(name, number)
+            served = self._manager.get(name, number)
             if served.refuses():
                 served.statistics.failed(Code.UNAVAILABLE, 0)
                 raise QueueFull
@@ -122,7 +122,7 @@ class OipInfer:
             if trace:
                 request.trace = trace[:128].decode("latin-1")
             deadline = oip_parameters.deadline(request, deadline)
-            response = await self._dataplane.infer(request, deadline)
+            response = await self._service.infer(request, deadline)
             if oip_json.is_large(response, form):
                 work = partial(oip_json.encode, response, form)
                 json, blobs = await reply_encoding.encode(work, response.outputs, deadline)
@@ -171,7 +171,7 @@ class OipInfer:
         if stated is not None:
             header_length = http_body.header_length(stated, len(body))
             if not header_length:
-                validator = self._lifecycle.get(name, version).validator
+                validator = self._manager.get(name, version).validator
                 spec, shape = validator.raw_input(len(body))
                 return oip_json.decode_raw(body, spec, shape, name, version)
         plain = request_template.decode(body, header_length, name, version)

@@ -19,7 +19,7 @@ from modelport.gateway.errors import (
     NotFound,
     Unsupported,
 )
-from modelport.gateway.inference.shared_memory import Region, Regions, Row
+from modelport.gateway.inference.shared_memory import Region, Row, SharedMemoryRegions
 from modelport.gateway.models.control import Control
 from modelport.gateway.types import NUMPY_DTYPES, Array, Datatype, Parameter, Tensor
 from modelport.gateway.wire import raw
@@ -41,7 +41,7 @@ class Exchange:
 
     __slots__ = ("_left_bytes", "_max_bytes", "_regions", "places")
 
-    def __init__(self, regions: Regions, max_bytes: int) -> None:
+    def __init__(self, regions: SharedMemoryRegions, max_bytes: int) -> None:
         self._regions = regions
         self._left_bytes = self._max_bytes = max_bytes
         #: Where outputs go: region, offset, most bytes.
@@ -123,13 +123,15 @@ class Exchange:
 
 
 #: Of servers that do not allow it, and of dialects that do not know it.
-REFUSED = Exchange(Regions(allowed=False), 0)
+REFUSED = Exchange(SharedMemoryRegions(allowed=False), 0)
 
 
 class SharedMemory:
     """The regions of this process, kept the same in all of them."""
 
-    def __init__(self, regions: Regions, control: Control, max_input_bytes: int) -> None:
+    def __init__(
+        self, regions: SharedMemoryRegions, control: Control, max_input_bytes: int
+    ) -> None:
         self._regions = regions
         self._control = control
         self._max_input_bytes = max_input_bytes
@@ -156,7 +158,7 @@ class SharedMemory:
         return self._regions.status(name)
 
     async def register(self, name: str, key: str, offset: int, byte_size: int) -> None:
-        """As ``Regions.register``, everywhere or nowhere."""
+        """As ``SharedMemoryRegions.register``, everywhere or nowhere."""
         row = {"name": name, "key": key, "offset": offset, "byte_size": byte_size}
         self.require_allowed()
         try:
@@ -168,7 +170,7 @@ class SharedMemory:
             raise
 
     async def unregister(self, name: str = "") -> None:
-        """One region, or all; as ``Regions.unregister``, everywhere."""
+        """One region, or all; as ``SharedMemoryRegions.unregister``, everywhere."""
         self.require_allowed()
         await self._control.broadcast(_UNREGISTER, {"name": name})
 

@@ -25,8 +25,8 @@ from typing import Any
 import numpy as np
 
 from modelport.gateway.errors import InvalidArgument
-from modelport.gateway.inference.service import DataPlane
-from modelport.gateway.models.manager import Lifecycle
+from modelport.gateway.inference.service import InferenceService
+from modelport.gateway.models.manager import ModelManager
 from modelport.gateway.models.model import ServedVersion
 from modelport.gateway.protocols import image_decoding, reply_encoding
 from modelport.gateway.protocols.oip import json as oip_json
@@ -93,42 +93,42 @@ PredictStream = Callable[[Call, Deadline], AsyncGenerator[Reply, None]]
 class Predictor:
     """``Call`` → ``Reply``."""
 
-    def __init__(self, dataplane: DataPlane, lifecycle: Lifecycle) -> None:
-        self._dataplane = dataplane
-        self._lifecycle = lifecycle
+    def __init__(self, service: InferenceService, manager: ModelManager) -> None:
+        self._service = service
+        self._manager = manager
         self._forms = Prepared(_Forms)
 
     async def __call__(self, call: Call, deadline: Deadline) -> Reply:
         """Answer ``call``.
 
         Raises:
-            ModelportError: as ``DataPlane.infer``; ``InvalidArgument`` names what is wrong.
+            ModelportError: as ``InferenceService.infer``; ``InvalidArgument`` names what is wrong.
         """
         request, encode, deadline = await self._decode(call, deadline)
-        response = await self._dataplane.infer(request, deadline)
+        response = await self._service.infer(request, deadline)
         return await reply_encoding.encode(partial(encode, response), response.outputs, deadline)
 
     async def stream(self, call: Call, deadline: Deadline) -> AsyncGenerator[Reply, None]:
-        """Every response to ``call``, as ``DataPlane.stream`` gives and raises them."""
+        """Every response to ``call``, as ``InferenceService.stream`` gives and raises them."""
         request, encode, deadline = await self._decode(call, deadline)
-        async with aclosing(self._dataplane.stream(request, deadline)) as responses:
+        async with aclosing(self._service.stream(request, deadline)) as responses:
             async for response in responses:
                 work = partial(encode, response)
                 yield await reply_encoding.encode(work, response.outputs, deadline)
 
     def max_bytes(self, model: str, version: int) -> int | None:
-        """The most bytes of a valid request; None: any number; raises as ``Lifecycle.get``."""
-        return self._forms(self._lifecycle.get(model, version)).max_bytes
+        """The most bytes of a valid request; None: any number; raises as ``ModelManager.get``."""
+        return self._forms(self._manager.get(model, version)).max_bytes
 
     def is_decoupled(self, model: str, version: int) -> bool:
-        """Whether ``model`` gives any number of responses; raises as ``Lifecycle.get``."""
-        return self._lifecycle.get(model, version).decoupled
+        """Whether ``model`` gives any number of responses; raises as ``ModelManager.get``."""
+        return self._manager.get(model, version).decoupled
 
     async def _decode(
         self, call: Call, deadline: Deadline
     ) -> tuple[InferRequest, Encode, Deadline]:
         def find() -> _Forms:
-            return self._forms(self._lifecycle.get(call.model, call.version))
+            return self._forms(self._manager.get(call.model, call.version))
 
         def decode(forms: _Forms) -> tuple[InferRequest, Encode]:
             return forms.decode(call)

@@ -15,10 +15,10 @@ from typing import Any
 from google.protobuf.message import DecodeError
 
 from modelport.gateway.errors import InvalidArgument, ModelportError, Unsupported
-from modelport.gateway.inference.service import DataPlane
+from modelport.gateway.inference.service import InferenceService
 from modelport.gateway.models.control import Control
-from modelport.gateway.models.manager import Lifecycle
-from modelport.gateway.models.model import Wanted
+from modelport.gateway.models.manager import ModelManager
+from modelport.gateway.models.model import VersionSettings
 from modelport.gateway.models.version_policy import VersionPolicy
 from modelport.gateway.protocols import reply_encoding
 from modelport.gateway.protocols.grpc_method import Method, Serialized
@@ -68,12 +68,12 @@ class TfServingGrpc:
 
     def __init__(
         self,
-        dataplane: DataPlane,
-        lifecycle: Lifecycle,
+        service: InferenceService,
+        manager: ModelManager,
         control: Control,
         requests: TfServingRequests,
     ) -> None:
-        self._inference = Inference(dataplane, lifecycle, control, requests)
+        self._inference = Inference(service, manager, control, requests)
         self._control = control
 
     def methods(self) -> dict[str, dict[str, Method]]:
@@ -256,7 +256,7 @@ class TfServingGrpc:
                 "ServerModelConfig type not supported by HandleReloadConfigRequest. Only "
                 "ModelConfigList is currently supported"
             )
-        wanted: dict[str, Wanted] = {}
+        wanted: dict[str, VersionSettings] = {}
         for config in message.config.model_config_list.config:
             if config.name in wanted:
                 raise InvalidArgument(
@@ -331,7 +331,7 @@ def _input(endpoint: Endpoint, message: Any) -> Tensor:
     return tensor
 
 
-def _wanted(config: pb.ModelConfig) -> Wanted:
+def _wanted(config: pb.ModelConfig) -> VersionSettings:
     """What one entry of a reload asks for.
 
     Raises:
@@ -351,4 +351,4 @@ def _wanted(config: pb.ModelConfig) -> Wanted:
         policy = VersionPolicy(latest=None)
     elif choice == "latest":
         policy = VersionPolicy(latest=max(1, asked.latest.num_versions))
-    return Wanted(policy, dict(config.version_labels) or None)
+    return VersionSettings(policy, dict(config.version_labels) or None)

@@ -23,9 +23,9 @@ from fastapi import FastAPI, Path, Response
 from google.protobuf import json_format
 
 from modelport.gateway.errors import InvalidArgument, ModelportError
-from modelport.gateway.inference.service import DataPlane
+from modelport.gateway.inference.service import InferenceService
 from modelport.gateway.models.control import Control
-from modelport.gateway.models.manager import Lifecycle
+from modelport.gateway.models.manager import ModelManager
 from modelport.gateway.protocols import http_body, http_deadline, image_decoding, reply_encoding
 from modelport.gateway.protocols.asgi import Receive, Scope, Send
 from modelport.gateway.protocols.http import Delegate
@@ -71,13 +71,13 @@ class TfServingHttp:
 
     def __init__(
         self,
-        dataplane: DataPlane,
-        lifecycle: Lifecycle,
+        service: InferenceService,
+        manager: ModelManager,
         control: Control,
         max_input_bytes: int,
         requests: TfServingRequests,
     ) -> None:
-        self._inference = Inference(dataplane, lifecycle, control, requests)
+        self._inference = Inference(service, manager, control, requests)
         self._max_input_bytes = max_input_bytes
 
     def serve(self, scope: Scope, receive: Receive, send: Send) -> Awaitable[None] | None:

@@ -8,9 +8,9 @@ from dataclasses import dataclass
 from typing import TypeVar
 
 from modelport.gateway.errors import InvalidArgument
-from modelport.gateway.inference.service import DataPlane
+from modelport.gateway.inference.service import InferenceService
 from modelport.gateway.models.control import Control
-from modelport.gateway.models.manager import Lifecycle
+from modelport.gateway.models.manager import ModelManager
 from modelport.gateway.protocols import reply_encoding
 from modelport.gateway.protocols.image_decoding import decode_for
 from modelport.gateway.protocols.reply_encoding import PROTOBUF_BYTES
@@ -46,15 +46,15 @@ class Inference:
 
     def __init__(
         self,
-        dataplane: DataPlane,
-        lifecycle: Lifecycle,
+        service: InferenceService,
+        manager: ModelManager,
         control: Control,
         requests: TfServingRequests,
     ) -> None:
-        self._dataplane = dataplane
-        self._lifecycle = lifecycle
+        self._service = service
+        self._manager = manager
         self._requests = requests
-        self.servables = Servables(lifecycle, control)
+        self.servables = Servables(manager, control)
 
     async def predict(
         self, call: Call, decode: Callable[[ServableVersion], Decoded], pictures: bool, size: int
@@ -77,7 +77,7 @@ class Inference:
         )
         servable = decoded.servable
         request = servable.request(decoded.inputs, decoded.wanted, call.trace)
-        response = await self._dataplane.infer(request, call.deadline)
+        response = await self._service.infer(request, call.deadline)
         return decoded, servable.answered(request, response)
 
     async def classify(
@@ -131,6 +131,6 @@ class Inference:
 
     def record(self, name: str, api: str, entrypoint: str, status: str, started_ns: int) -> None:
         """Count a request that began at ``started_ns`` of ``time.perf_counter_ns``."""
-        known = name if self._lifecycle.versions(name) else ""
+        known = name if self._manager.versions(name) else ""
         elapsed = time.perf_counter_ns() - started_ns
         self._requests.record(known, api, entrypoint, status, elapsed)

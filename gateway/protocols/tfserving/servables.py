@@ -6,8 +6,8 @@ from typing import Any
 
 from modelport.gateway.errors import InvalidArgument, NotFound
 from modelport.gateway.models.control import Control
-from modelport.gateway.models.manager import Lifecycle
-from modelport.gateway.models.model import UNLOADED, ServedVersion, State
+from modelport.gateway.models.manager import ModelManager
+from modelport.gateway.models.model import UNLOADED, ServedVersion, VersionState
 from modelport.gateway.protocols import explainer
 from modelport.gateway.protocols.per_version import Prepared
 from modelport.gateway.protocols.tfserving.servable import Selected, Servable, ServableVersion
@@ -17,18 +17,18 @@ from modelport.gateway.wire.proto import serving_pb2 as pb
 #: The backends whose models TensorFlow Serving could run.
 _TENSORFLOW = frozenset({"tensorflow", "tflite", "tfserving"})
 _STATES = {
-    State.LOADING: pb.ModelVersionStatus.LOADING,
-    State.READY: pb.ModelVersionStatus.AVAILABLE,
-    State.UNLOADING: pb.ModelVersionStatus.UNLOADING,
-    State.UNAVAILABLE: pb.ModelVersionStatus.END,
+    VersionState.LOADING: pb.ModelVersionStatus.LOADING,
+    VersionState.READY: pb.ModelVersionStatus.AVAILABLE,
+    VersionState.UNLOADING: pb.ModelVersionStatus.UNLOADING,
+    VersionState.UNAVAILABLE: pb.ModelVersionStatus.END,
 }
 
 
 class Servables:
-    """The versions of the lifecycle."""
+    """The versions of the manager."""
 
-    def __init__(self, lifecycle: Lifecycle, control: Control) -> None:
-        self._lifecycle = lifecycle
+    def __init__(self, manager: ModelManager, control: Control) -> None:
+        self._manager = manager
         self._control = control
         self._version = Prepared(ServableVersion)
 
@@ -52,7 +52,7 @@ class Servables:
         try:
             if version is not None and version < 1:
                 raise NotFound
-            return self._lifecycle.get(name, version or 0)
+            return self._manager.get(name, version or 0)
         except NotFound:
             wanted = f"Latest({name})" if version is None else f"Specific({name}, {version})"
             raise NotFound(f"Servable not found for request: {wanted}") from None
@@ -62,7 +62,7 @@ class Servables:
         if not label:
             return version
         try:
-            number = self._lifecycle.labels(name).get(label)
+            number = self._manager.labels(name).get(label)
         except NotFound:
             raise NotFound(f"Servable not found for request: Latest({name})") from None
         if number is None:
@@ -77,7 +77,7 @@ class Servables:
             Unsupported: it has none.
         """
         found = self.version(selected)
-        return Selected(explainer.of(self._lifecycle, found.name, found.number))
+        return Selected(explainer.of(self._manager, found.name, found.number))
 
     def kserve(self, name: str) -> dict[str, Any]:
         """What KServe's clients read of a model's state, beside TensorFlow Serving's answer.
@@ -85,14 +85,14 @@ class Servables:
         Nothing for a model that TensorFlow runs: KServe has TensorFlow Serving run those, whose
         answers are then as its own clients compare them, member by member.
         """
-        served = self._lifecycle.find(name, 0)
+        served = self._manager.find(name, 0)
         if served is not None and served.config.backend in _TENSORFLOW:
             return {}
         return {"name": name, "ready": served is not None and not served.backend.problem}
 
     def names(self) -> list[str]:
         """The models that have a READY version."""
-        return [name for name in self._lifecycle.names() if self._lifecycle.versions(name)]
+        return [name for name in self._manager.names() if self._manager.versions(name)]
 
     async def status(self, selected: Selected) -> pb.GetModelStatusResponse:
         """The states of a model's versions, or of one.
@@ -109,7 +109,7 @@ class Servables:
             if version in (None, number):
                 row = reply.model_version_status.add(version=number, state=_STATES[state])
                 row.status.SetInParent()
-                if state is State.UNAVAILABLE and reason != UNLOADED:
+                if state is VersionState.UNAVAILABLE and reason != UNLOADED:
                     row.status.error_code = error_codes_pb2.UNAVAILABLE
                     row.status.error_message = reason
         if not reply.model_version_status:
@@ -117,7 +117,7 @@ class Servables:
             raise NotFound(f"Could not find {wanted} of model {name}")
         return reply
 
-    async def _states(self, name: str) -> list[tuple[int, State, str]]:
+    async def _states(self, name: str) -> list[tuple[int, VersionState, str]]:
         try:
             return await self._control.states(name)
         except NotFound:

@@ -18,7 +18,7 @@ from modelport.gateway.errors import (
     Unavailable,
     Unsupported,
 )
-from modelport.gateway.models.manager import Lifecycle
+from modelport.gateway.models.manager import ModelManager
 from modelport.gateway.protocols.prediction.predictor import Call, Predict, PredictStream, Reply
 from modelport.gateway.repository.scan import MAX_VERSION
 from modelport.gateway.types import Deadline
@@ -104,7 +104,7 @@ def refusal(status: int, message: str) -> dict[str, object]:
     return {"code": status, "type": name, "message": text}
 
 
-def version_number(lifecycle: Lifecycle, name: str, text: str) -> int:
+def version_number(manager: ModelManager, name: str, text: str) -> int:
     """The version that ``text`` names: a number, or a label; 0 for an empty one.
 
     Raises:
@@ -115,47 +115,47 @@ def version_number(lifecycle: Lifecycle, name: str, text: str) -> int:
     found = _VERSION.fullmatch(text)
     if found is not None and int(found[1]) <= MAX_VERSION:
         return int(found[1])
-    if name not in lifecycle.names():
+    if name not in manager.names():
         raise ModelNotFound(name)
     try:
-        return lifecycle.version_of(name, text)
+        return manager.version_of(name, text)
     except NotFound:
         raise VersionNotFound(name, text) from None
 
 
-def known_version(lifecycle: Lifecycle, name: str, text: str) -> int:
+def known_version(manager: ModelManager, name: str, text: str) -> int:
     """As ``version_number``, of a version that can be asked for.
 
     Raises:
         ModelNotFound, VersionNotFound: there is none.
         Unavailable: it is not READY.
     """
-    number = version_number(lifecycle, name, text)
+    number = version_number(manager, name, text)
     try:
-        lifecycle.get(name, number)
+        manager.get(name, number)
     except NotFound as error:
-        raise _not_found(lifecycle, name, text) from error
+        raise _not_found(manager, name, text) from error
     return number
 
 
-def _not_found(lifecycle: Lifecycle, name: str, version: str) -> NotFound:
-    known = version and name in lifecycle.names()
+def _not_found(manager: ModelManager, name: str, version: str) -> NotFound:
+    known = version and name in manager.names()
     return VersionNotFound(name, version) if known else ModelNotFound(name)
 
 
-def in_torchserves_words(predict: Predict, lifecycle: Lifecycle) -> Predict:
+def in_torchserves_words(predict: Predict, manager: ModelManager) -> Predict:
     """``predict``, saying as TorchServe does that there is no such model or version."""
 
     async def translated(call: Call, deadline: Deadline) -> Reply:
         try:
             return await predict(call, deadline)
         except NotFound as error:
-            raise _not_found(lifecycle, call.model, str(call.version or "")) from error
+            raise _not_found(manager, call.model, str(call.version or "")) from error
 
     return translated
 
 
-def each_in_torchserves_words(stream: PredictStream, lifecycle: Lifecycle) -> PredictStream:
+def each_in_torchserves_words(stream: PredictStream, manager: ModelManager) -> PredictStream:
     """As ``in_torchserves_words``, of a stream."""
 
     async def translated(call: Call, deadline: Deadline) -> AsyncGenerator[Reply, None]:
@@ -164,6 +164,6 @@ def each_in_torchserves_words(stream: PredictStream, lifecycle: Lifecycle) -> Pr
                 async for reply in replies:
                     yield reply
         except NotFound as error:
-            raise _not_found(lifecycle, call.model, str(call.version or "")) from error
+            raise _not_found(manager, call.model, str(call.version or "")) from error
 
     return translated

@@ -15,7 +15,7 @@ from google.protobuf import empty_pb2
 
 from modelport.gateway.errors import Code, InvalidArgument, ModelportError, Unavailable
 from modelport.gateway.models.control import Control
-from modelport.gateway.models.manager import Lifecycle
+from modelport.gateway.models.manager import ModelManager
 from modelport.gateway.protocols.grpc_method import Method, RefusedMessage, Serialized
 from modelport.gateway.protocols.prediction.form_body import FIELDS
 from modelport.gateway.protocols.prediction.predictor import Call, Predictor
@@ -57,12 +57,12 @@ class TorchServeGrpc:
     """The methods of ``InferenceAPIsService`` and ``ManagementAPIsService``."""
 
     def __init__(
-        self, predictor: Predictor, lifecycle: Lifecycle, control: Control, models: Management
+        self, predictor: Predictor, manager: ModelManager, control: Control, models: Management
     ) -> None:
-        self._predict = errors.in_torchserves_words(predictor, lifecycle)
-        self._predict_each = errors.each_in_torchserves_words(predictor.stream, lifecycle)
+        self._predict = errors.in_torchserves_words(predictor, manager)
+        self._predict_each = errors.each_in_torchserves_words(predictor.stream, manager)
         self._predictor = predictor
-        self._lifecycle = lifecycle
+        self._manager = manager
         self._control = control
         self._models = models
 
@@ -109,7 +109,7 @@ class TorchServeGrpc:
         version = (protobuf_pieces.first(content, _VERSION) or b"").decode(errors="replace")
         if not name:
             raise InvalidArgument("a large request must begin with its model_name")
-        number = errors.known_version(self._lifecycle, name, version)
+        number = errors.known_version(self._manager, name, version)
         return self._predictor.max_bytes(name, number)
 
     # -- inference ------------------------------------------------------------------------------
@@ -126,7 +126,7 @@ class TorchServeGrpc:
     def _call(self, message: Any) -> Call:
         if not message.model_name:
             raise InvalidArgument("Parameter model_name is required.")
-        version = errors.known_version(self._lifecycle, message.model_name, message.model_version)
+        version = errors.known_version(self._manager, message.model_name, message.model_version)
         for name in FIELDS:
             if name in message.input:
                 return Call(message.model_name, version, message.input[name])
@@ -168,7 +168,7 @@ class TorchServeGrpc:
         Raises:
             Unavailable: the server is shutting down.
         """
-        closing = asyncio.ensure_future(self._lifecycle.closing.wait())
+        closing = asyncio.ensure_future(self._manager.closing.wait())
         following: asyncio.Future[Any] = closing
         try:
             while True:

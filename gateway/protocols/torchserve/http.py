@@ -15,7 +15,7 @@ from fastapi import FastAPI, Path, Request, Response
 
 from modelport.gateway.errors import InvalidArgument, ModelportError
 from modelport.gateway.models.control import Control
-from modelport.gateway.models.manager import Lifecycle
+from modelport.gateway.models.manager import ModelManager
 from modelport.gateway.protocols import explainer, http_body
 from modelport.gateway.protocols.asgi import Receive, Scope, Send
 from modelport.gateway.protocols.http import Delegate
@@ -72,17 +72,17 @@ class TorchServeHttp:
     def __init__(
         self,
         predictor: Predictor,
-        lifecycle: Lifecycle,
+        manager: ModelManager,
         control: Control,
         management: Management,
         max_input_bytes: int,
     ) -> None:
-        self._lifecycle = lifecycle
+        self._manager = manager
         self._control = control
         self._management = management
         self._max_input_bytes = max_input_bytes
-        predict = errors.in_torchserves_words(predictor, lifecycle)
-        stream = errors.each_in_torchserves_words(predictor.stream, lifecycle)
+        predict = errors.in_torchserves_words(predictor, manager)
+        stream = errors.each_in_torchserves_words(predictor.stream, manager)
         streaming = Streaming(predictor.is_decoupled, stream)
         self._predict = PredictionHandler(
             predict, TorchServeWire(), max_input_bytes, predictor.max_bytes, streaming
@@ -107,14 +107,14 @@ class TorchServeHttp:
         self, name: str, version: str
     ) -> Callable[[RequestHeaders], tuple[str, int]]:
         def find(_: RequestHeaders) -> tuple[str, int]:
-            number = errors.known_version(self._lifecycle, name, version)
-            return explainer.of(self._lifecycle, name, number), 0
+            number = errors.known_version(self._manager, name, version)
+            return explainer.of(self._manager, name, number), 0
 
         return find
 
     def _find(self, name: str, version: str) -> Callable[[RequestHeaders], tuple[str, int]]:
         """That there is no such model is said before anything of the body, as TorchServe does."""
-        return lambda _: (name, errors.known_version(self._lifecycle, name, version))
+        return lambda _: (name, errors.known_version(self._manager, name, version))
 
     def refusal(self, status: int, message: str) -> Response:
         return _answer(errors.refusal(status, message), {}, status)
@@ -173,7 +173,7 @@ class TorchServeHttp:
         self._add_changing(app)
 
     def _prediction_api(self, app: FastAPI, model: str, version: str, request: Request) -> Response:
-        errors.known_version(self._lifecycle, model, version)
+        errors.known_version(self._manager, model, version)
         path = "/predictions/{model}/{version}" if version else "/predictions/{model}"
         api = app.openapi()
         return _answer({**api, "paths": {path: api["paths"][path]}}, request)

@@ -13,7 +13,7 @@ from typing import Any
 
 from modelport.gateway.errors import InvalidArgument, NotFound, Unavailable
 from modelport.gateway.models.control import Control
-from modelport.gateway.models.manager import Lifecycle
+from modelport.gateway.models.manager import ModelManager
 from modelport.gateway.models.model import ServedVersion
 from modelport.gateway.protocols.oip import documents
 from modelport.gateway.protocols.torchserve.errors import (
@@ -59,8 +59,8 @@ class Registration:
 class Management:
     """The models, as TorchServe's management API sees them. ``explicit``: they may be changed."""
 
-    def __init__(self, lifecycle: Lifecycle, control: Control, explicit: bool) -> None:
-        self._lifecycle = lifecycle
+    def __init__(self, manager: ModelManager, control: Control, explicit: bool) -> None:
+        self._manager = manager
         self._control = control
         self._explicit = explicit
 
@@ -68,7 +68,7 @@ class Management:
         """Models with a version that serves, ``limit`` of them from the ``page_token``-th on."""
         limit = limit if 0 <= limit <= MAX_PAGE else MAX_PAGE
         first = max(0, page_token)
-        names = [name for name in self._lifecycle.names() if self._lifecycle.versions(name)]
+        names = [name for name in self._manager.names() if self._manager.versions(name)]
         page: dict[str, Any] = {}
         if first + limit <= len(names):
             page["nextPageToken"] = str(first + limit)
@@ -85,14 +85,14 @@ class Management:
             Unavailable: it is not READY.
         """
         if version == ALL:
-            numbers = self._lifecycle.versions(name)
+            numbers = self._manager.versions(name)
             if not numbers:
                 raise ModelNotFound(name)
         else:
-            numbers = [version_number(self._lifecycle, name, version)]
+            numbers = [version_number(self._manager, name, version)]
         rows = [await self._description(self._get(name, number)) for number in numbers]
         if customized and version != ALL:
-            metadata = documents.model_metadata(self._lifecycle, name, numbers[0])
+            metadata = documents.model_metadata(self._manager, name, numbers[0])
             rows[0]["customizedMetadata"] = metadata
         return rows
 
@@ -118,7 +118,7 @@ class Management:
                 f"the model of the repository is '{name}'; it is served under no other name than "
                 f"that, not as '{model_name}'"
             )
-        before = [self._lifecycle.get(name, n) for n in self._lifecycle.versions(name)]
+        before = [self._manager.get(name, n) for n in self._manager.versions(name)]
         seconds = asked.seconds_to_start
         if seconds is not None and seconds <= 0:
             raise WorkersNotStarted(name)
@@ -130,7 +130,7 @@ class Management:
         except TimeoutError:
             raise WorkersNotStarted(name) from None
         served = self._get(name, 0)
-        after = [self._lifecycle.get(name, n) for n in self._lifecycle.versions(name)]
+        after = [self._manager.get(name, n) for n in self._manager.versions(name)]
         if before and before == after:
             raise Conflict(f"Model version {served.number} is already registered for model {name}")
         workers = configuration.instance_count(served.config)
@@ -145,7 +145,7 @@ class Management:
         """
         if maximum < minimum:
             raise InvalidArgument("max_worker cannot be less than min_worker.")
-        served = self._get(name, version_number(self._lifecycle, name, version))
+        served = self._get(name, version_number(self._manager, name, version))
         workers = configuration.instance_count(served.config)
         if not minimum <= workers <= maximum:
             raise InvalidArgument(
@@ -162,7 +162,7 @@ class Management:
             ApiDisabled, ModelNotFound, VersionNotFound, Unavailable: it cannot be.
         """
         self._require_explicit()
-        number = version_number(self._lifecycle, name, version)
+        number = version_number(self._manager, name, version)
         self._get(name, number)
         await self._control.set_default(name, number)
         return f'Default version successfully updated for model "{name}" to "{version}"'
@@ -175,8 +175,8 @@ class Management:
             DefaultVersion: the default, and there are others.
         """
         self._require_explicit()
-        number = self._get(name, version_number(self._lifecycle, name, version)).number
-        others = [n for n in self._lifecycle.versions(name) if n != number]
+        number = self._get(name, version_number(self._manager, name, version)).number
+        others = [n for n in self._manager.versions(name) if n != number]
         if not others:
             await self._control.unload(name)
         elif self._get(name, 0).number == number:
@@ -190,15 +190,15 @@ class Management:
             raise ApiDisabled
 
     def _get(self, name: str, number: int) -> ServedVersion:
-        if name not in self._lifecycle.names():
+        if name not in self._manager.names():
             raise ModelNotFound(name)
         try:
-            return self._lifecycle.get(name, number)
+            return self._manager.get(name, number)
         except NotFound:
             raise VersionNotFound(name, str(number)) from None
         except Unavailable:
             # What was unregistered is unknown to TorchServe, not unavailable.
-            if not number and not self._lifecycle.versions(name):
+            if not number and not self._manager.versions(name):
                 raise ModelNotFound(name) from None
             raise
 

@@ -48,7 +48,7 @@ from modelport.gateway.repository.scan import (
     VersionEntry,
 )
 from modelport.gateway.repository.storage.location import Location, server_of
-from modelport.gateway.repository.storage.objects import Object, Objects, no_room
+from modelport.gateway.repository.storage.objects import Object, ObjectStore, no_room
 from modelport.gateway.repository.storage.survey import Survey, Surveyed, group, in_whole
 
 log = structlog.get_logger("modelport.storage")
@@ -77,7 +77,7 @@ class Mirror:
         named = hashlib.sha256(f"{location} {server_of(location)}".encode()).hexdigest()[:16]
         self.location = location
         self.folder = cache / f"{location.scheme}-{location.bucket}-{named}"
-        self._objects = Objects(location)
+        self._objects = ObjectStore(location)
         self._survey = Survey(self._objects)
         #: config.pbtxt by model: the object it was read from, and its text.
         self._configs: dict[str, tuple[Object, str]] = {}

@@ -79,7 +79,7 @@ class Object:
     modified: datetime.datetime | None = None
 
 
-class Objects:
+class ObjectStore:
     """Of one location. Blocking, and safe to call from several threads."""
 
     def __init__(self, location: Location) -> None:

@@ -27,7 +27,7 @@ from modelport.gateway.repository.scan import (
     VERSION_NAME,
 )
 from modelport.gateway.repository.storage.location import is_segment
-from modelport.gateway.repository.storage.objects import Object, Objects
+from modelport.gateway.repository.storage.objects import Object, ObjectStore
 
 log = structlog.get_logger("modelport.storage")
 
@@ -97,7 +97,7 @@ def _problem(files: Files) -> str:
 class Survey:
     """Remembers what earlier looks have found."""
 
-    def __init__(self, objects: Objects) -> None:
+    def __init__(self, objects: ObjectStore) -> None:
         self._objects = objects
         #: By model and version: the manifest's object, and the sizes it lists, or why not.
         self._manifests: dict[tuple[str, int], tuple[Object, Mapping[str, int] | str]] = {}

@@ -7,8 +7,8 @@ from collections.abc import Mapping
 from typing import Any
 
 from modelport.gateway.models.control import LocalControl, Operation, Operations, StateSource
-from modelport.gateway.models.manager import Lifecycle
-from modelport.gateway.models.model import State, Wanted
+from modelport.gateway.models.manager import ModelManager
+from modelport.gateway.models.model import VersionSettings, VersionState
 from modelport.gateway.models.snapshot import wanted as wanted_of
 from modelport.gateway.models.snapshot import wanted_json
 from modelport.gateway.server.workers.channel import Channel
@@ -19,34 +19,34 @@ MODELS = "load"
 
 
 class HubControl:
-    def __init__(self, lifecycle: Lifecycle, channel: Channel, settings: Settings) -> None:
-        self._lifecycle = lifecycle
+    def __init__(self, manager: ModelManager, channel: Channel, settings: Settings) -> None:
+        self._manager = manager
         self._channel = channel
         self._settings = settings
         self.pid = os.getppid()
-        self.local = LocalControl(lifecycle)
+        self.local = LocalControl(manager)
         self.operations = Operations()
         self._register_models()
 
     # -- looking ----------------------------------------------------------------------------------
 
     async def ready(self) -> bool:
-        if not self._lifecycle.ready:
+        if not self._manager.ready:
             return False
         return bool(await self._channel.request("ready"))
 
     async def require_ready(self, name: str, number: int = 0) -> None:
-        self._lifecycle.require_ready(name, number)
+        self._manager.require_ready(name, number)
         await self._channel.request("require_ready", name=name, number=number)
 
     async def index(self, ready_only: bool = False) -> list[dict[str, str]]:
         rows: list[dict[str, str]] = await self._channel.request("index")
-        return [row for row in rows if not ready_only or row.get("state") == State.READY]
+        return [row for row in rows if not ready_only or row.get("state") == VersionState.READY]
 
-    async def states(self, name: str) -> list[tuple[int, State, str]]:
-        self._lifecycle.states(name)
+    async def states(self, name: str) -> list[tuple[int, VersionState, str]]:
+        self._manager.states(name)
         return [
-            (int(row["version"]), State(row["state"]), row.get("reason", ""))
+            (int(row["version"]), VersionState(row["state"]), row.get("reason", ""))
             for row in await self.index()
             if row["name"] == name and row.get("version")
         ]
@@ -78,12 +78,12 @@ class HubControl:
     async def set_default(self, name: str, number: int) -> None:
         await self._change("set_default", name=name, number=number)
 
-    async def reload(self, wanted: Mapping[str, Wanted]) -> None:
+    async def reload(self, wanted: Mapping[str, VersionSettings]) -> None:
         asked = {name: wanted_json(each) for name, each in wanted.items()}
         await self._change("reload", wanted=asked)
 
     async def _change(self, operation: str, **arguments: Any) -> None:
-        self._lifecycle.require_explicit()
+        self._manager.require_explicit()
         await self.broadcast(operation, arguments)
 
     def register(
@@ -99,30 +99,30 @@ class HubControl:
         return await self._channel.request("broadcast", name=name, arguments=arguments)
 
     def _register_models(self) -> None:
-        lifecycle = self._lifecycle
+        manager = self._manager
 
         async def load(arguments: dict[str, Any]) -> None:
-            await lifecycle.load(**arguments)
+            await manager.load(**arguments)
 
         async def unload(arguments: dict[str, Any]) -> None:
-            await lifecycle.unload(**arguments)
+            await manager.unload(**arguments)
 
         async def unload_version(arguments: dict[str, Any]) -> None:
-            await lifecycle.unload_version(**arguments)
+            await manager.unload_version(**arguments)
 
         async def set_default(arguments: dict[str, Any]) -> None:
-            lifecycle.set_default(**arguments)
+            manager.set_default(**arguments)
 
         async def reload(arguments: dict[str, Any]) -> None:
             asked = arguments["wanted"].items()
-            await lifecycle.reload({name: wanted_of(each) for name, each in asked})
+            await manager.reload({name: wanted_of(each) for name, each in asked})
 
         async def restore(arguments: dict[str, Any]) -> None:
-            await lifecycle.restore(arguments["state"])
+            await manager.restore(arguments["state"])
 
         if self._settings.model_control_mode is ModelControlMode.POLL:
             self.register(MODELS, load)  # the repository says what is served, not the others
         else:
-            self.register(MODELS, load, lifecycle.standing, restore)
+            self.register(MODELS, load, manager.standing, restore)
         for operation in (unload, unload_version, set_default, reload):
             self.register(operation.__name__, operation)

@@ -79,9 +79,9 @@ class Worker:
         channel = Channel(*await asyncio.open_connection(sock=hub), handlers)
         control: HubControl | None = None
 
-        def make_control(lifecycle: Any) -> HubControl:
+        def make_control(manager: Any) -> HubControl:
             nonlocal control
-            control = HubControl(lifecycle, channel, self._settings)
+            control = HubControl(manager, channel, self._settings)
             return control
 
         server = Server(
@@ -131,8 +131,8 @@ class Worker:
             await server.listen()
             await channel.request("listening")
             await server.load()
-        models = len(server.lifecycle.index(True))
-        await channel.request("started", ready=server.lifecycle.ready, models=models)
+        models = len(server.manager.index(True))
+        await channel.request("started", ready=server.manager.ready, models=models)
 
     async def _catch_up(
         self, server: Server, control: HubControl, channel: Channel, standing: Mapping[str, Any]
@@ -156,7 +156,7 @@ def _questions(
     local = control.local
 
     async def drain(_: dict[str, Any]) -> None:
-        server.lifecycle.draining.set()
+        server.manager.draining.set()
         draining.set()
 
     async def telemetry(_: dict[str, Any]) -> dict[str, Any]:
@@ -183,7 +183,7 @@ def _questions(
         return control.operations.states()
 
     async def follow(_: dict[str, Any]) -> None:
-        await server.lifecycle.follow()
+        await server.manager.follow()
 
     asked = (drain, telemetry, ready, require_ready, index, pending, run, states, follow)
     return {question.__name__: question for question in asked}

@@ -1,4 +1,4 @@
-"""A lifecycle in this process, over empty folders and backends that obey the test."""
+"""A manager in this process, over empty folders and backends that obey the test."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ from pathlib import Path
 from typing import Any
 
 from modelport.gateway.backends import Versions
-from modelport.gateway.backends.base import ELSEWHERE, Artifact, Load
+from modelport.gateway.backends.base import ELSEWHERE, Artifact, BackendLoader
 from modelport.gateway.errors import Unavailable
-from modelport.gateway.models.manager import Lifecycle
-from modelport.gateway.repository.routes import Route, Routes
+from modelport.gateway.models.manager import ModelManager
+from modelport.gateway.repository.routes import ModelRoute, Routes
 from modelport.gateway.settings import ModelControlMode, Settings
 from modelport.gateway.types import Deadline, InferRequest, InferResponse
 
@@ -71,7 +71,7 @@ class World:
         (self.root / model).mkdir(parents=True, exist_ok=True)
         (self.root / model / "config.pbtxt").write_text(CONFIG + config)
 
-    def find(self, backend: str) -> Load:
+    def find(self, backend: str) -> BackendLoader:
         self.found.append(backend)
 
         def load(artifact: Artifact) -> Obedient:
@@ -90,7 +90,7 @@ class World:
         return load
 
     def find_versions(self, backend: str) -> Versions:
-        async def versions(route: Route, name: str) -> list[int]:
+        async def versions(route: ModelRoute, name: str) -> list[int]:
             self.asked += 1
             if isinstance(self.remote, Exception):
                 raise self.remote
@@ -101,12 +101,12 @@ class World:
     async def serve(
         self,
         mode: ModelControlMode = ModelControlMode.EXPLICIT,
-        routes: dict[str, Route] | None = None,
+        routes: dict[str, ModelRoute] | None = None,
         load: str = "*",
         **settings: Any,
-    ) -> Lifecycle:
-        """A started lifecycle that serves ``load``."""
-        lifecycle = Lifecycle(
+    ) -> ModelManager:
+        """A started manager that serves ``load``."""
+        manager = ModelManager(
             Settings(
                 (self.root,),
                 mode,
@@ -117,8 +117,8 @@ class World:
             self.find,
             find_versions=self.find_versions,
         )
-        await lifecycle.start()
-        return lifecycle
+        await manager.start()
+        return manager
 
 
 def _wire() -> bytes:
@@ -139,7 +139,7 @@ async def until(condition: Callable[[], object]) -> None:
             await asyncio.sleep(0.001)
 
 
-def served(lifecycle: Lifecycle, name: str = "m") -> Obedient:
-    backend = lifecycle.get(name).backend
+def served(manager: ModelManager, name: str = "m") -> Obedient:
+    backend = manager.get(name).backend
     assert isinstance(backend, Obedient)
     return backend

@@ -18,7 +18,7 @@ from modelport.gateway.types import Deadline, InferRequest, InferResponse
 Rank = tuple[int, bool, int]
 
 
-class Waiting:
+class QueuedRequest:
     """One request, from its arrival to its answer."""
 
     __slots__ = (
@@ -64,19 +64,19 @@ class Batch:
 
     __slots__ = ("members", "recalled", "task", "wanted")
 
-    def __init__(self, members: Sequence[Waiting]) -> None:
+    def __init__(self, members: Sequence[QueuedRequest]) -> None:
         self.members = members
         self.wanted = len(members)
         self.recalled = False
         self.task: asyncio.Task[None] | None = None
 
 
-class Queue:
+class RequestQueue:
     """Requests by bucket, each bucket in the order in which they run."""
 
     def __init__(self, settings: BatchingSettings) -> None:
         self._settings = settings
-        self._buckets: dict[Hashable, list[Waiting]] = {}
+        self._buckets: dict[Hashable, list[QueuedRequest]] = {}
         #: How many wait in each level that has any.
         self._levels: dict[int, int] = {}
         self._arrivals = 0
@@ -86,7 +86,7 @@ class Queue:
     def __bool__(self) -> bool:
         return bool(self._buckets)
 
-    def put(self, waiting: Waiting) -> None:
+    def put(self, waiting: QueuedRequest) -> None:
         """Raises ``QueueFull``: so many wait in its level that no more may."""
         settings, request = self._settings, waiting.request
         level = settings.level(request)
@@ -103,14 +103,14 @@ class Queue:
             self.expires_at = min(self.expires_at, waiting.expires_at)
         self._insert(waiting)
 
-    def put_back(self, waiting: Waiting) -> None:
+    def put_back(self, waiting: QueuedRequest) -> None:
         """One that was taken, in its place."""
         level = waiting.rank[0]
         self._levels[level] = self._levels.get(level, 0) + 1
         self.expires_at = min(self.expires_at, waiting.expires_at)
         self._insert(waiting)
 
-    def _insert(self, waiting: Waiting) -> None:
+    def _insert(self, waiting: QueuedRequest) -> None:
         waiting.queued = True
         bucket = self._buckets.setdefault(waiting.bucket, [])
         if not bucket or bucket[-1].rank < waiting.rank:
@@ -118,13 +118,13 @@ class Queue:
         else:
             bisect.insort(bucket, waiting, key=_rank)
 
-    def remove(self, waiting: Waiting) -> None:
+    def remove(self, waiting: QueuedRequest) -> None:
         """Take out one that waits."""
         bucket = self._buckets[waiting.bucket]
         del bucket[bisect.bisect_left(bucket, waiting.rank, key=_rank)]
         self._left([waiting])
 
-    def _left(self, gone: Sequence[Waiting]) -> None:
+    def _left(self, gone: Sequence[QueuedRequest]) -> None:
         """``gone``, all of one bucket, wait no longer."""
         for waiting in gone:
             waiting.queued = False
@@ -138,14 +138,14 @@ class Queue:
         if not self._buckets:
             self.expires_at = math.inf
 
-    def buckets(self) -> Iterator[Sequence[Waiting]]:
+    def buckets(self) -> Iterator[Sequence[QueuedRequest]]:
         """Requests that can go together, in order; first those whose first one is first."""
         if len(self._buckets) == 1:
             yield from self._buckets.values()
         else:
             yield from sorted(self._buckets.values(), key=lambda bucket: bucket[0].rank)
 
-    def take(self, bucket: Sequence[Waiting], count: int) -> Sequence[Waiting]:
+    def take(self, bucket: Sequence[QueuedRequest], count: int) -> Sequence[QueuedRequest]:
         """The first ``count`` of ``bucket``, which wait no longer."""
         held = self._buckets[bucket[0].bucket]
         taken = held[:count]
@@ -153,7 +153,7 @@ class Queue:
         self._left(taken)
         return taken
 
-    def expire(self, now: float) -> list[Waiting]:
+    def expire(self, now: float) -> list[QueuedRequest]:
         """Take out those that are to be refused by now; those that are to be delayed move back."""
         if now < self.expires_at:
             return []
@@ -176,5 +176,5 @@ class Queue:
         return refused
 
 
-def _rank(waiting: Waiting) -> Rank:
+def _rank(waiting: QueuedRequest) -> Rank:
     return waiting.rank

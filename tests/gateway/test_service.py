@@ -19,8 +19,8 @@ from modelport.gateway.errors import (
     TimedOut,
     Unavailable,
 )
-from modelport.gateway.inference.service import DataPlane
-from modelport.gateway.models.manager import Lifecycle
+from modelport.gateway.inference.service import InferenceService
+from modelport.gateway.models.manager import ModelManager
 from modelport.gateway.models.model import ServedVersion
 from modelport.gateway.repository import config as configuration
 from modelport.gateway.settings import ModelControlMode, Settings
@@ -84,9 +84,9 @@ def failing(error: Exception) -> Answer:
 class Served:
     """A data plane over one model whose backend is scripted."""
 
-    def __init__(self, dataplane: DataPlane, lifecycle: Lifecycle) -> None:
-        self.dataplane = dataplane
-        self.version: ServedVersion = lifecycle.get("m")
+    def __init__(self, service: InferenceService, manager: ModelManager) -> None:
+        self.service = service
+        self.version: ServedVersion = manager.get("m")
         backend = self.version.backend
         assert isinstance(backend, Scripted)
         self.backend = backend
@@ -98,7 +98,7 @@ class Served:
     async def ask(self, *shape: int, deadline: Deadline = NO_DEADLINE, **rest: Any) -> Any:
         data = np.arange(np.prod(shape), dtype=np.float32).reshape(shape)
         request = InferRequest("m", [Tensor("x", Datatype.FP32, data)], **rest)
-        return await self.dataplane.infer(request, deadline)
+        return await self.service.infer(request, deadline)
 
 
 Serve = Callable[[Answer], Awaitable[Served]]
@@ -115,9 +115,9 @@ def serve(tmp_path: Path) -> Serve:
             return Scripted(configuration.complete(artifact.config, "m"), answer)
 
         settings = Settings((tmp_path,), ModelControlMode.NONE)
-        lifecycle = Lifecycle(settings, lambda _: load)
-        await lifecycle.start()
-        return Served(DataPlane(lifecycle), lifecycle)
+        manager = ModelManager(settings, lambda _: load)
+        await manager.start()
+        return Served(InferenceService(manager), manager)
 
     return make
 

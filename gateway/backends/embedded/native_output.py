@@ -62,7 +62,7 @@ class _Filter:
 
 
 @contextlib.contextmanager
-def quiet() -> Iterator[None]:
+def filtered_stderr() -> Iterator[None]:
     """Several threads may be in it at once, and in one another."""
     global _depth, _filter
     with _lock:

@@ -11,12 +11,12 @@ from typing import Any
 
 import pytest
 
-from modelport.gateway.models import manager as lifecycles
-from modelport.gateway.models.manager import Lifecycle
-from modelport.gateway.models.model import State
+from modelport.gateway.models import manager as managers
+from modelport.gateway.models.manager import ModelManager
+from modelport.gateway.models.model import VersionState
 from modelport.gateway.repository.scan import ModelEntry
 from modelport.gateway.settings import ModelControlMode
-from tests.gateway.lifecycles import World
+from tests.gateway.managers import World
 
 #: The system calls of a look, as Python names them.
 CALLS = ((os, "stat"), (os, "lstat"), (os, "scandir"), (os, "listdir"), (io, "open"))
@@ -48,23 +48,23 @@ class Faults:
         self.count, self.fails, self.error = 0, number, error
 
 
-async def look(lifecycle: Lifecycle) -> None:
+async def look(manager: ModelManager) -> None:
     """As a poll does it, and what follows from it."""
-    await lifecycle.follow()
-    for model in lifecycle._models.values():
+    await manager.follow()
+    for model in manager._models.values():
         async with model.lock:
             pass
-    while lifecycle._reconciler._reconciling:
-        await next(iter(lifecycle._reconciler._reconciling))
+    while manager._reconciler._reconciling:
+        await next(iter(manager._reconciler._reconciling))
 
 
-def state(lifecycle: Lifecycle, world: World) -> tuple[Any, ...]:
-    if "m" not in lifecycle.names():
+def state(manager: ModelManager, world: World) -> tuple[Any, ...]:
+    if "m" not in manager.names():
         return ("gone", tuple(world.events))
-    model = lifecycle._models["m"]
+    model = manager._models["m"]
     assert model.config is not None
     return (
-        lifecycle.versions("m"), dict(model.labels), model.config.max_batch_size,
+        manager.versions("m"), dict(model.labels), model.config.max_batch_size,
         model.entry.config_text, tuple(world.events),
     )  # fmt: skip
 
@@ -74,26 +74,26 @@ async def changes(world: World, monkeypatch: pytest.MonkeyPatch) -> list[tuple[i
     world.publish(1, 2, config=CONFIG)
     for number in (1, 2):
         (world.root / "m" / str(number) / "file").write_text("x")
-    lifecycle = await world.serve(ModelControlMode.POLL)
-    await look(lifecycle)
-    before, found = state(lifecycle, world), []
+    manager = await world.serve(ModelControlMode.POLL)
+    await look(manager)
+    before, found = state(manager, world), []
     assert before[:3] == ([1, 2], {"a": 1}, 4)
     with monkeypatch.context() as patches:
         faults = Faults(world.root, patches)
         faults.arm(-1, 0)
-        await look(lifecycle)
+        await look(manager)
         calls = faults.count
         assert calls > 10
         for number in range(calls):
             for error in ERRORS:
                 for when in ("at once", "at the next look", "at the one after it"):
                     faults.arm(number if when == "at once" else -1, error)
-                    await look(lifecycle)
-                    if state(lifecycle, world) != before:
+                    await look(manager)
+                    if state(manager, world) != before:
                         found.append((number, error, when))
-                        before = state(lifecycle, world)
+                        before = state(manager, world)
         faults.arm(-1, 0)
-    await lifecycle.stop()
+    await manager.stop()
     return found
 
 
@@ -103,13 +103,13 @@ async def test_no_call_that_fails_in_one_look_changes_anything(
     assert await changes(World(tmp_path), monkeypatch) == []
 
 
-async def test_the_check_sees_a_lifecycle_that_takes_an_entry_with_a_problem(
+async def test_the_check_sees_a_manager_that_takes_an_entry_with_a_problem(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def naive(found: ModelEntry, before: Any, accepted: Any) -> ModelEntry | None:
         return found
 
-    monkeypatch.setattr(lifecycles.scan, "settled", naive)
+    monkeypatch.setattr(managers.scan, "settled", naive)
     assert await changes(World(tmp_path), monkeypatch)
 
 
@@ -119,57 +119,57 @@ async def test_a_configuration_that_is_half_written_or_cannot_be_is_not_derived_
 ) -> None:
     world = World(tmp_path)
     world.publish(1, 2, config=CONFIG)
-    lifecycle = await world.serve(ModelControlMode.POLL)
-    before, text = state(lifecycle, world), (tmp_path / "m" / "config.pbtxt").read_bytes()
+    manager = await world.serve(ModelControlMode.POLL)
+    before, text = state(manager, world), (tmp_path / "m" / "config.pbtxt").read_bytes()
     for _ in range(3):
         (tmp_path / "m" / "config.pbtxt").write_bytes(content)
         for _ in range(2):
-            await look(lifecycle)
-            assert state(lifecycle, world) == before
+            await look(manager)
+            assert state(manager, world) == before
         (tmp_path / "m" / "config.pbtxt").write_bytes(text)
         for _ in range(3):
-            await look(lifecycle)
-            assert state(lifecycle, world) == before
+            await look(manager)
+            assert state(manager, world) == before
     changed = text.replace(b"max_batch_size: 4", b"max_batch_size: 8")
     (tmp_path / "m" / "config.pbtxt").write_bytes(changed)
-    await look(lifecycle)
-    assert state(lifecycle, world) == before
-    await look(lifecycle)
-    assert state(lifecycle, world)[2] == 8, "what is readable twice is taken"
-    await lifecycle.stop()
+    await look(manager)
+    assert state(manager, world) == before
+    await look(manager)
+    assert state(manager, world)[2] == 8, "what is readable twice is taken"
+    await manager.stop()
 
 
 async def test_a_model_that_cannot_be_read_when_it_appears_is_served_with_its_own_configuration(
     tmp_path: Path,
 ) -> None:
     world = World(tmp_path)
-    lifecycle = await world.serve(ModelControlMode.POLL)
+    manager = await world.serve(ModelControlMode.POLL)
     world.publish(1, 2, config=CONFIG)
     text = (tmp_path / "m" / "config.pbtxt").read_bytes()
     (tmp_path / "m" / "config.pbtxt").write_bytes(b"\xc3")
-    await look(lifecycle)
-    await look(lifecycle)
+    await look(manager)
+    await look(manager)
     (tmp_path / "m" / "config.pbtxt").write_bytes(text)
     for _ in range(3):
-        await look(lifecycle)
+        await look(manager)
         assert world.events in ([], [("load", 1), ("load", 2)], [("load", 2), ("load", 1)])
-    assert state(lifecycle, world)[:3] == ([1, 2], {"a": 1}, 4)
-    await lifecycle.stop()
+    assert state(manager, world)[:3] == ([1, 2], {"a": 1}, 4)
+    await manager.stop()
 
 
 async def test_the_index_tells_the_reason_of_what_serves_and_cannot_be_read(tmp_path: Path) -> None:
     world = World(tmp_path)
     world.publish(1)
-    lifecycle = await world.serve(ModelControlMode.POLL)
+    manager = await world.serve(ModelControlMode.POLL)
     text = (tmp_path / "m" / "config.pbtxt").read_bytes()
     (tmp_path / "m" / "config.pbtxt").write_bytes(b"\xc3")
-    await look(lifecycle)
-    assert lifecycle.states("m") == [(1, State.READY, "'config.pbtxt' is not UTF-8")]
-    assert lifecycle.ready
+    await look(manager)
+    assert manager.states("m") == [(1, VersionState.READY, "'config.pbtxt' is not UTF-8")]
+    assert manager.ready
     (tmp_path / "m" / "config.pbtxt").write_bytes(text)
-    await look(lifecycle)
-    assert lifecycle.states("m") == [(1, State.READY, "")]
-    await lifecycle.stop()
+    await look(manager)
+    assert manager.states("m") == [(1, VersionState.READY, "")]
+    await manager.stop()
 
 
 async def test_a_file_that_could_not_be_read_when_a_version_loaded_is_tried_again(
@@ -178,6 +178,6 @@ async def test_a_file_that_could_not_be_read_when_a_version_loaded_is_tried_agai
     world = World(tmp_path)
     world.errors[1] = [PermissionError(errno.EACCES, "Permission denied")]
     world.publish(1)
-    lifecycle = await world.serve(ModelControlMode.NONE)
-    assert any(failure.transient for failure in lifecycle._models["m"].failures())
-    await lifecycle.stop()
+    manager = await world.serve(ModelControlMode.NONE)
+    assert any(failure.transient for failure in manager._models["m"].failures())
+    await manager.stop()

@@ -11,18 +11,18 @@ import numpy as np
 import pytest
 
 from modelport.gateway import backends
-from modelport.gateway.backends.base import Artifact, Backend, Host, Load
+from modelport.gateway.backends.base import Artifact, Backend, BackendLoader, Host
 from modelport.gateway.errors import Unavailable
-from modelport.gateway.inference.service import DataPlane
-from modelport.gateway.models import manager as lifecycle
+from modelport.gateway.inference.service import InferenceService
+from modelport.gateway.models import manager as manager
 from modelport.gateway.models import reconciler
-from modelport.gateway.models.manager import Lifecycle
-from modelport.gateway.models.model import State, Wanted
+from modelport.gateway.models.manager import ModelManager
+from modelport.gateway.models.model import VersionSettings, VersionState
 from modelport.gateway.repository import manifest
 from modelport.gateway.repository.routes import Program
 from modelport.gateway.settings import ModelControlMode, Settings
 from modelport.gateway.types import Datatype, Deadline, InferRequest, InferResponse, Tensor
-from tests.gateway.lifecycles import WAIT_SECONDS, until
+from tests.gateway.managers import WAIT_SECONDS, until
 
 TENSORS = """
 max_batch_size: 4
@@ -53,36 +53,36 @@ class Gateway:
         mode: ModelControlMode,
         *load: str,
         require_manifest: bool = False,
-        find_backend: Callable[[str], Load] = backends.find,
+        find_backend: Callable[[str], BackendLoader] = backends.find,
     ) -> None:
         settings = Settings((root,), mode, load, require_manifest=require_manifest)
-        self.lifecycle = Lifecycle(settings, find_backend, make_host=self._host)
-        self.dataplane = DataPlane(self.lifecycle)
+        self.manager = ModelManager(settings, find_backend, make_host=self._host)
+        self.service = InferenceService(self.manager)
 
-    def _host(self, lifecycle: Lifecycle) -> Host:
+    def _host(self, manager: ModelManager) -> Host:
         return Host(
             loop=asyncio.get_running_loop(),
-            infer=self.dataplane.infer_step,
-            config_of=lambda name, number: lifecycle.get(name, number).config,
+            infer=self.service.infer_step,
+            config_of=lambda name, number: manager.get(name, number).config,
             package=lambda artifact, server, path: None,
             program=lambda server: Program(),
-            stream=self.dataplane.stream_step,
-            labels_of=lambda name, number, output: lifecycle.get(name, number).labels_of(output),
+            stream=self.service.stream_step,
+            labels_of=lambda name, number, output: manager.get(name, number).labels_of(output),
         )
 
     async def ask(self, model: str = "all") -> InferResponse:
         data = np.arange(4, dtype=np.float32).reshape(2, 2)
         request = InferRequest(model, [Tensor("x", Datatype.FP32, data)])
-        return await self.dataplane.infer(request, Deadline.after(10))
+        return await self.service.infer(request, Deadline.after(10))
 
     def counts(self) -> dict[str, tuple[int, int]]:
-        return {n: (s.inference_count, s.success.count) for n, _, s in self.lifecycle.statistics()}
+        return {n: (s.inference_count, s.success.count) for n, _, s in self.manager.statistics()}
 
 
 @pytest.fixture(autouse=True)
 def cores(monkeypatch: pytest.MonkeyPatch) -> None:
     """Two loads at once on any machine: here one waits for the other."""
-    monkeypatch.setattr(lifecycle, "usable_cores", lambda: 2)
+    monkeypatch.setattr(manager, "usable_cores", lambda: 2)
 
 
 @pytest.fixture
@@ -98,10 +98,10 @@ async def test_the_models_of_its_steps_come_first_whatever_they_are_called(
     root: Path, mode: ModelControlMode
 ) -> None:
     gateway = Gateway(root, mode)
-    await gateway.lifecycle.start()
-    assert gateway.lifecycle.ready
-    assert gateway.lifecycle.versions("all") == [1]
-    await gateway.lifecycle.stop()
+    await gateway.manager.start()
+    assert gateway.manager.ready
+    assert gateway.manager.versions("all") == [1]
+    await gateway.manager.stop()
 
 
 async def test_an_ensemble_is_not_tried_before_the_models_of_its_steps_are_ready(
@@ -110,7 +110,7 @@ async def test_an_ensemble_is_not_tried_before_the_models_of_its_steps_are_ready
     tried: list[str] = []
     gate = threading.Event()
 
-    def find(backend: str) -> Load:
+    def find(backend: str) -> BackendLoader:
         def load(artifact: Artifact) -> Backend:
             tried.append(artifact.model_name)
             if artifact.model_name == "second":
@@ -122,15 +122,15 @@ async def test_an_ensemble_is_not_tried_before_the_models_of_its_steps_are_ready
     (root / "outer" / "1").mkdir(parents=True)
     (root / "outer" / "config.pbtxt").write_text(ENSEMBLE.replace('"second"', '"all"'))
     gateway = Gateway(root, ModelControlMode.NONE, find_backend=find)
-    starting = asyncio.create_task(gateway.lifecycle.start())
+    starting = asyncio.create_task(gateway.manager.start())
     await until(lambda: "second" in tried and served_now(gateway, "first"))
     assert sorted(tried) == ["first", "second"]
     gate.set()
     await starting
     assert tried[2:] == ["all", "outer"]
-    assert gateway.lifecycle.ready
-    assert set(gateway.lifecycle.load_failures().values()) == {0}
-    await gateway.lifecycle.stop()
+    assert gateway.manager.ready
+    assert set(gateway.manager.load_failures().values()) == {0}
+    await gateway.manager.stop()
 
 
 async def test_ensembles_of_a_circle_are_refused_and_hold_up_no_other_model(root: Path) -> None:
@@ -139,10 +139,10 @@ async def test_ensembles_of_a_circle_are_refused_and_hold_up_no_other_model(root
         config = ENSEMBLE.replace('"second"', f'"{step}"')
         (root / name / "config.pbtxt").write_text(config)
     gateway = Gateway(root, ModelControlMode.NONE)
-    await gateway.lifecycle.start()
-    assert gateway.lifecycle.broken() == ["all", "beyond", "outer"]
+    await gateway.manager.start()
+    assert gateway.manager.broken() == ["all", "beyond", "outer"]
     assert served_now(gateway, "first")
-    await gateway.lifecycle.stop()
+    await gateway.manager.stop()
 
 
 async def test_a_model_that_becomes_ready_while_its_ensemble_is_refused_is_not_missed(
@@ -151,7 +151,7 @@ async def test_a_model_that_becomes_ready_while_its_ensemble_is_refused_is_not_m
     monkeypatch.setattr(reconciler, "FIRST_RETRY_SECONDS", 3600.0)
     refused, ready = threading.Event(), threading.Event()
 
-    def find(backend: str) -> Load:
+    def find(backend: str) -> BackendLoader:
         def load(artifact: Artifact) -> Backend:
             if artifact.model_name == "second":
                 assert refused.wait(WAIT_SECONDS)
@@ -167,56 +167,56 @@ async def test_a_model_that_becomes_ready_while_its_ensemble_is_refused_is_not_m
     for name in ("all", "second"):
         (root / name).rename(root / f".{name}")
     gateway = Gateway(root, ModelControlMode.POLL, find_backend=find)
-    await gateway.lifecycle.start()
+    await gateway.manager.start()
     for name in ("all", "second"):
         (root / f".{name}").rename(root / name)
-    await gateway.lifecycle.follow()
-    await gateway.lifecycle.follow()  # the second look finds the folders settled
-    await until(lambda: "second" in gateway.lifecycle.names() and served_now(gateway, "second"))
+    await gateway.manager.follow()
+    await gateway.manager.follow()  # the second look finds the folders settled
+    await until(lambda: "second" in gateway.manager.names() and served_now(gateway, "second"))
     ready.set()
     await until(lambda: served_now(gateway, "all"))
-    await gateway.lifecycle.stop()
+    await gateway.manager.stop()
 
 
 async def test_an_ensemble_of_verified_models_needs_no_manifest_of_its_own(root: Path) -> None:
     manifest.write(root / "first" / "1")
     gateway = Gateway(root, ModelControlMode.NONE, require_manifest=True)
-    await gateway.lifecycle.start()
-    assert gateway.lifecycle.broken() == ["all", "second"]  # for want of one
-    await gateway.lifecycle.stop()
+    await gateway.manager.start()
+    assert gateway.manager.broken() == ["all", "second"]  # for want of one
+    await gateway.manager.stop()
     manifest.write(root / "second" / "1")
     gateway = Gateway(root, ModelControlMode.NONE, require_manifest=True)
-    await gateway.lifecycle.start()
-    assert gateway.lifecycle.ready
-    await gateway.lifecycle.stop()
+    await gateway.manager.start()
+    assert gateway.manager.ready
+    await gateway.manager.stop()
 
 
 async def test_loading_an_ensemble_loads_the_models_of_its_steps(root: Path) -> None:
     gateway = Gateway(root, ModelControlMode.EXPLICIT)
-    await gateway.lifecycle.start()
-    await gateway.lifecycle.load("all")
-    assert [gateway.lifecycle.versions(n) for n in ("all", "first", "second")] == [[1], [1], [1]]
-    await gateway.lifecycle.stop()
+    await gateway.manager.start()
+    await gateway.manager.load("all")
+    assert [gateway.manager.versions(n) for n in ("all", "first", "second")] == [[1], [1], [1]]
+    await gateway.manager.stop()
     at_start = Gateway(root, ModelControlMode.EXPLICIT, "all")
-    await at_start.lifecycle.start()
-    assert at_start.lifecycle.ready
-    assert at_start.lifecycle.versions("all") == [1]
-    await at_start.lifecycle.stop()
+    await at_start.manager.start()
+    assert at_start.manager.ready
+    assert at_start.manager.versions("all") == [1]
+    await at_start.manager.stop()
 
 
 async def test_a_reload_that_lists_an_ensemble_keeps_and_loads_the_models_of_its_steps(
     root: Path,
 ) -> None:
-    lifecycle = Gateway(root, ModelControlMode.EXPLICIT).lifecycle
-    await lifecycle.start()
+    manager = Gateway(root, ModelControlMode.EXPLICIT).manager
+    await manager.start()
     for names in (["all"], ["all"], ["all", "first", "second"]):
-        await lifecycle.reload(dict.fromkeys(names, Wanted()))
-        assert [lifecycle.versions(n) for n in ("all", "first", "second")] == [[1], [1], [1]]
-    await lifecycle.reload({"first": Wanted()})
-    assert [lifecycle.versions(n) for n in ("all", "first", "second")] == [[], [1], []]
-    await lifecycle.reload(dict.fromkeys(["all", "first", "second"], Wanted()))
-    assert lifecycle.ready
-    await lifecycle.stop()
+        await manager.reload(dict.fromkeys(names, VersionSettings()))
+        assert [manager.versions(n) for n in ("all", "first", "second")] == [[1], [1], [1]]
+    await manager.reload({"first": VersionSettings()})
+    assert [manager.versions(n) for n in ("all", "first", "second")] == [[], [1], []]
+    await manager.reload(dict.fromkeys(["all", "first", "second"], VersionSettings()))
+    assert manager.ready
+    await manager.stop()
 
 
 async def test_an_ensembles_output_takes_the_labels_of_the_step_that_gives_it(root: Path) -> None:
@@ -227,80 +227,80 @@ async def test_an_ensembles_output_takes_the_labels_of_the_step_that_gives_it(ro
     outer = ENSEMBLE.replace('"second"', '"all"')
     (root / "outer" / "config.pbtxt").write_text(outer)
     gateway = Gateway(root, ModelControlMode.EXPLICIT, "outer", "all")
-    await gateway.lifecycle.start()
+    await gateway.manager.start()
 
     async def top(model: str) -> list[bytes]:
         data = np.array([[0, 1]], np.float32)
         request = InferRequest(model, [Tensor("x", Datatype.FP32, data)], ("y",))
         request.classification = {"y": 1}
-        (output,) = (await gateway.dataplane.infer(request, Deadline.after(10))).outputs
+        (output,) = (await gateway.service.infer(request, Deadline.after(10))).outputs
         return list(output.data.flat)
 
     assert [await top(name) for name in ("second", "all", "outer")] == [[b"1.000000:1:dog"]] * 3
     assert await top("first") == [b"1.000000:1"]
     (root / "second" / "labels.txt").write_text("cow\nhen\n")  # a reload of the step is enough
     (root / "second" / "config.pbtxt").write_text(labelled + "# again")
-    await gateway.lifecycle.load("second")
+    await gateway.manager.load("second")
     assert await top("outer") == [b"1.000000:1:hen"]
     (root / "outer" / "labels.txt").write_text("own\nwords\n")  # its own go first
     own = outer.replace('output { name: "y"', 'output { name: "y" label_filename: "labels.txt"')
     (root / "outer" / "config.pbtxt").write_text(own)
-    await gateway.lifecycle.load("outer")
+    await gateway.manager.load("outer")
     assert await top("outer") == [b"1.000000:1:words"]
-    await gateway.lifecycle.unload("second")
+    await gateway.manager.unload("second")
     with pytest.raises(Unavailable):
         await top("all")
-    await gateway.lifecycle.stop()
+    await gateway.manager.stop()
 
 
 async def test_an_ensemble_loads_by_itself_once_a_missing_model_is_there(root: Path) -> None:
     (root / "second").rename(root / "later")
     gateway = Gateway(root, ModelControlMode.EXPLICIT)
-    await gateway.lifecycle.start()
+    await gateway.manager.start()
     with pytest.raises(Unavailable):
-        await gateway.lifecycle.load("all")
+        await gateway.manager.load("all")
     (root / "later").rename(root / "second")
-    await gateway.lifecycle.load("second")
-    await until(lambda: gateway.lifecycle.versions("all") == [1])
-    await gateway.lifecycle.stop()
+    await gateway.manager.load("second")
+    await until(lambda: gateway.manager.versions("all") == [1])
+    await gateway.manager.stop()
 
 
 async def test_the_models_of_the_steps_are_counted_as_well_as_the_ensemble(root: Path) -> None:
     gateway = Gateway(root, ModelControlMode.NONE)
-    await gateway.lifecycle.start()
+    await gateway.manager.start()
     response = await gateway.ask()
     assert response.outputs[0].data.tolist() == [[0, 1], [2, 3]]
     assert gateway.counts() == {"all": (2, 1), "first": (2, 1), "second": (2, 1)}
-    await gateway.lifecycle.stop()
+    await gateway.manager.stop()
 
 
 async def test_an_ensemble_in_flight_is_finished_while_the_server_shuts_down(root: Path) -> None:
     gateway = Gateway(root, ModelControlMode.NONE)
-    lifecycle = gateway.lifecycle
-    await lifecycle.start()
+    manager = gateway.manager
+    await manager.start()
     request = asyncio.create_task(gateway.ask())
-    await until(lambda: lifecycle.get("first").in_flight)
-    lifecycle.draining.set()
-    lifecycle.closing.set()
+    await until(lambda: manager.get("first").in_flight)
+    manager.draining.set()
+    manager.closing.set()
     with pytest.raises(Unavailable, match="shutting down"):
         await gateway.ask()
-    await lifecycle.stop()
+    await manager.stop()
     assert (await request).outputs[0].data.tolist() == [[0, 1], [2, 3]]
-    assert {name: lifecycle.states(name)[0][1] for name in lifecycle.names()} == dict.fromkeys(
-        ("all", "first", "second"), State.UNAVAILABLE
+    assert {name: manager.states(name)[0][1] for name in manager.names()} == dict.fromkeys(
+        ("all", "first", "second"), VersionState.UNAVAILABLE
     )
 
 
 async def test_the_check_sees_steps_that_are_refused_while_the_server_shuts_down(
     root: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(DataPlane, "infer_step", DataPlane.infer)
+    monkeypatch.setattr(InferenceService, "infer_step", InferenceService.infer)
     gateway = Gateway(root, ModelControlMode.NONE)
-    await gateway.lifecycle.start()
+    await gateway.manager.start()
     request = asyncio.create_task(gateway.ask())
-    await until(lambda: gateway.lifecycle.get("first").in_flight)
-    gateway.lifecycle.closing.set()
-    await gateway.lifecycle.stop()
+    await until(lambda: gateway.manager.get("first").in_flight)
+    gateway.manager.closing.set()
+    await gateway.manager.stop()
     with pytest.raises(Unavailable, match="shutting down"):
         await request
 
@@ -310,36 +310,36 @@ async def test_a_step_is_unloaded_with_its_ensemble_where_that_is_asked_for(
     root: Path, dependents: bool
 ) -> None:
     gateway = Gateway(root, ModelControlMode.EXPLICIT, "second")
-    await gateway.lifecycle.start()
-    await gateway.lifecycle.load("all")
-    await gateway.lifecycle.unload("all", dependents)
+    await gateway.manager.start()
+    await gateway.manager.load("all")
+    await gateway.manager.unload("all", dependents)
     served = [name for name in ("all", "first", "second") if served_now(gateway, name)]
     # The second was asked for by itself.
     assert served == (["second"] if dependents else ["first", "second"])
-    await gateway.lifecycle.stop()
+    await gateway.manager.stop()
 
 
 async def test_an_ensemble_goes_and_comes_with_a_step_unless_it_was_unloaded_itself(
     root: Path,
 ) -> None:
     gateway = Gateway(root, ModelControlMode.EXPLICIT, "all")
-    lifecycle = gateway.lifecycle
-    await lifecycle.start()
-    await lifecycle.unload("first")
+    manager = gateway.manager
+    await manager.start()
+    await manager.unload("first")
     assert not served_now(gateway, "all")
-    assert lifecycle.ready
-    await lifecycle.load("first")
+    assert manager.ready
+    await manager.load("first")
     await gateway.ask()
-    await lifecycle.unload("first")
-    await lifecycle.unload("all")
-    await lifecycle.load("first")
+    await manager.unload("first")
+    await manager.unload("all")
+    await manager.load("first")
     assert served_now(gateway, "first")
     assert not served_now(gateway, "all")
-    await lifecycle.stop()
+    await manager.stop()
 
 
 def served_now(gateway: Gateway, name: str) -> bool:
-    return any(state is State.READY for _, state, _ in gateway.lifecycle.states(name))
+    return any(state is VersionState.READY for _, state, _ in gateway.manager.states(name))
 
 
 async def test_the_same_repository_given_twice_is_one(root: Path, tmp_path: Path) -> None:
@@ -350,8 +350,8 @@ async def test_the_same_repository_given_twice_is_one(root: Path, tmp_path: Path
         ((root, other), False),
     ):
         (other / "first" / "1").mkdir(parents=True, exist_ok=True)
-        lifecycle = Lifecycle(Settings(repositories, ModelControlMode.EXPLICIT, ("first",)))
-        await lifecycle.start()
-        states = [state for _, state, _ in lifecycle.states("first")]
-        assert (states == [State.READY]) is served
-        await lifecycle.stop()
+        manager = ModelManager(Settings(repositories, ModelControlMode.EXPLICIT, ("first",)))
+        await manager.start()
+        states = [state for _, state, _ in manager.states("first")]
+        assert (states == [VersionState.READY]) is served
+        await manager.stop()

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from modelport.gateway.models.manager import Lifecycle
-from modelport.gateway.models.model import State
+from modelport.gateway.models.manager import ModelManager
+from modelport.gateway.models.model import VersionState
 from modelport.gateway.repository import manifest
 from modelport.gateway.settings import ModelControlMode, Settings
 from modelport.gateway.types import NO_DEADLINE, InferRequest
@@ -61,25 +61,25 @@ async def test_a_damaged_version_2_leaves_version_1_ready_and_the_index_says_why
 ) -> None:
     root = tmp_path / "repository"
     shutil.copytree(published, root)
-    lifecycle = Lifecycle(Settings((root,), ModelControlMode.POLL))
-    await lifecycle.start()
-    assert lifecycle.ready
+    manager = ModelManager(Settings((root,), ModelControlMode.POLL))
+    await manager.start()
+    assert manager.ready
     second = root / "fraud" / "2"
     shutil.copytree(root / "fraud" / "1", second)
     damage(second)
     (second / manifest.FILENAME).unlink(missing_ok=True)  # it would be found out by its hash
     for _ in range(2):  # a folder without a manifest is looked at twice
-        await lifecycle.refresh()
-    one, two = lifecycle.states("fraud")
-    assert one == (1, State.READY, "")
+        await manager.refresh()
+    one, two = manager.states("fraud")
+    assert one == (1, VersionState.READY, "")
     number, state, reason = two
-    assert (number, state) == (2, State.UNAVAILABLE)
+    assert (number, state) == (2, VersionState.UNAVAILABLE)
     assert reason
     assert str(tmp_path) not in reason
-    assert lifecycle.ready
+    assert manager.ready
     case = runtimes.cases(runtimes.source("fraud"))[0]
-    served = lifecycle.get("fraud")
+    served = manager.get("fraud")
     request = InferRequest("fraud", runtimes.tensors(case.inputs, served.signature))
     response = await served.backend(request, NO_DEADLINE)
     assert len(response.outputs) == len(case.outputs)
-    await lifecycle.stop()
+    await manager.stop()
