@@ -180,7 +180,7 @@ def test_the_configuration_s_own_format_is_the_layout() -> None:
         ({"image.size": "-1"}, "one or two numbers"),
         ({"image.size": "99999999999"}, "one or two numbers"),
         ({"image.resize": "1,2,3"}, "one or two numbers"),
-        ({"image.resize": "3"}, "smaller than the model's picture"),
+        ({"image.resize": "3"}, "smaller than the model's image"),
         ({"image.interpolation": "cubist"}, "must be one of nearest"),
     ],
 )

@@ -1,7 +1,7 @@
-"""The seam between the gateway and whatever computes: a loader makes a ``Backend``.
+"""The contract between the gateway and its backends: a ``BackendLoader`` makes a ``Backend``.
 
-A backend is an ``Infer`` that knows its own configuration. It gets requests that are already valid
-against that signature and answers with outputs in the order asked for.
+A backend is an ``Infer`` that knows its model's configuration. Requests are already validated
+against that configuration; the response has its outputs in the requested order.
 """
 
 from __future__ import annotations
@@ -24,40 +24,36 @@ from modelport.gateway.types import (
 
 
 class Host(NamedTuple):
-    """What a backend may use of the gateway it is loaded into.
+    """The parts of the gateway that a backend may use.
 
     Attributes:
-        loop: the gateway's event loop, on which backends are called; clients of remote servers are
-            made there.
-        infer: a request to any model that is READY, with its own handle, checks and statistics.
-        stream: the same of a decoupled model.
+        loop: the gateway's event loop. Backends are called on it, and create their clients on it.
+        infer: sends a request to any READY model, with its own validation and statistics.
+        stream: the same for a decoupled model.
         config_of: the completed configuration of a READY model, by name and version (0: newest);
             raises ``NotFound`` or ``Unavailable``.
         labels_of: the class labels of a READY model's output, by model, version and output; raises
-            the same.
-        package: writes the artifact as the named server wants it (``torchserve``, ``tfserving``,
-            ``triton``) to a path that is not there yet.
-        program: how to start the named server.
+            the same errors.
+        program: the settings for starting the named server.
     """
 
     loop: asyncio.AbstractEventLoop
     infer: Infer
     config_of: Callable[[str, int], ModelConfig]
-    package: Callable[[Artifact, str, Path], None]
     program: Callable[[str], Program]
     stream: InferStream
     labels_of: Callable[[str, int, str], tuple[str, ...]]
 
 
 class Artifact(NamedTuple):
-    """What a loader gets.
+    """The argument of a loader.
 
-    ``config`` may lack inputs and outputs: the artifact then tells them. ``path`` may be a copy
-    that is there while it loads and no longer; a model that only a route names has none of its own,
-    and ``path`` is then the current folder. ``host`` is None in tests of embedded runtimes only.
+    ``config`` may lack inputs and outputs; the loader then reads them from the artifact. ``path``
+    may be a copy that is removed after loading; for a model that only a route names, it is the
+    current folder. ``host`` is None only in tests of embedded runtimes.
 
-    ``native``: the artifact may run native code, and operators that reach files: its signature was
-    verified, or ``--allow-native-code`` says so. It may not unpickle objects even then.
+    ``native``: the artifact may run native code, and operators that access files, because its
+    signature was verified or ``--allow-native-code`` is set. Even then it may not unpickle objects.
     """
 
     model_name: str
@@ -75,17 +71,18 @@ def _awaits(_: InferRequest) -> bool:
 
 
 class Execution(NamedTuple):
-    """How a backend executes: what a batcher in front of it has to know.
+    """The properties of a backend's execution that a batcher needs.
 
     Attributes:
-        batches: it gathers requests itself, or hands them to a server that may.
-        interruptible: a call that is cancelled stops computing; otherwise it computes to its end.
-        parameters: an answer may depend on the request's parameters.
-        inline: whether a call with this request, made now, answers without awaiting anything: it
-            takes so little that waiting for others would cost more.
-        queues: requests wait in it for an instance, and ``Timing.queue_ns`` is 0 until then.
-        ahead: so many calls it may be given beside those that run, so that it has the next when one
-            ends. A call that is cancelled before it has begun is not computed.
+        batches: the backend forms batches itself, or passes requests to a server that may.
+        interruptible: cancelling a call stops its computation; otherwise it runs to the end.
+        parameters: a response may depend on the request's parameters.
+        inline: whether a call with this request, made now, returns without awaiting anything and is
+            so short that batching would cost more.
+        queues: requests wait in the backend for an instance, and ``Timing.queue_ns`` is 0 until
+            then.
+        ahead: the number of calls the backend accepts beyond those running, so that it can start
+            the next at once. A call that is cancelled before it begins is not computed.
     """
 
     batches: bool = True
@@ -96,90 +93,88 @@ class Execution(NamedTuple):
     ahead: int = 0
 
 
-#: Of a backend that hands requests on.
+#: For a backend that passes requests on.
 ELSEWHERE = Execution()
 
 
 class Backend(Protocol):
-    """One loaded model version."""
+    """A loaded model version."""
 
-    #: The model's configuration, complete: inputs and outputs are those of the artifact.
+    #: The complete model configuration, with the inputs and outputs of the artifact.
     config: ModelConfig
     execution: Execution
 
     @property
     def problem(self) -> str:
-        """Why it cannot answer just now, as a public reason: a server is down, or being restarted.
+        """The public reason why the backend cannot answer now, such as a server being restarted.
 
-        Empty while it can. The event loop alone changes it. Requests that come meanwhile get
-        ``Unavailable`` from the backend itself.
+        Empty while it can. Only the event loop changes it. Meanwhile the backend answers requests
+        with ``Unavailable``.
         """
 
     async def __call__(self, request: InferRequest, deadline: Deadline) -> InferResponse: ...
 
     def unload(self) -> None:
-        """Free everything; called once, when no request is in flight."""
+        """Free all resources; called once, when no request is in flight."""
 
 
 @runtime_checkable
 class RoutedBackend(Protocol):
-    """A ``Backend`` that asks other servers."""
+    """A ``Backend`` that sends requests to other servers."""
 
     def endpoints(self) -> Iterable[tuple[str, bool]]:
-        """``host:port`` of each, and whether it is ejected."""
+        """``host:port`` of each endpoint, and whether it is ejected."""
 
 
 @runtime_checkable
 class LabelledBackend(Protocol):
-    """A ``Backend`` whose outputs have class labels that are not its configuration's."""
+    """A ``Backend`` whose outputs have class labels besides those of its configuration."""
 
     def labels_of(self, output: str) -> tuple[str, ...]:
-        """Empty where the output has none.
+        """The labels of ``output``; empty if it has none.
 
         Raises:
-            Unavailable: a model that has them is not there.
+            Unavailable: the model that has the labels is not available.
         """
 
 
 @runtime_checkable
 class StreamingBackend(Protocol):
-    """A ``Backend`` that can answer a request any number of times (Triton's *decoupled* models).
+    """A ``Backend`` that can give several responses to a request (Triton's *decoupled* models).
 
-    It is asked so where the configuration says ``model_transaction_policy { decoupled: true }``;
-    any other backend gives its one response there.
+    It is used if the configuration says ``model_transaction_policy { decoupled: true }``; then any
+    other backend gives a stream of its one response.
     """
 
     def stream(
         self, request: InferRequest, deadline: Deadline
     ) -> AsyncGenerator[InferResponse, None]:
-        """An ``InferStream``: a response is made when it is asked for, or bounded ahead of that.
+        """Compute each response when it is requested, or a bounded number ahead.
 
-        Closing it, or cancelling whoever waits for the next response, stops the work. It ends by
-        itself when the deadline passes (``TimedOut``) only where the backend can tell; the data
-        plane watches over it.
+        Closing the generator, or cancelling the task that awaits the next response, stops the work.
+        The caller enforces the deadline; a backend may also raise ``TimedOut`` itself.
         """
 
 
 @runtime_checkable
 class SignatureBackend(Protocol):
-    """A ``Backend`` whose artifact has named signatures of its own, as a SavedModel has.
+    """A ``Backend`` whose artifact has named signatures, like a SavedModel.
 
-    It is asked for one by ``InferRequest.signature``, in the shapes of the model.
+    ``InferRequest.signature`` names one; tensors have the model's own shapes.
     """
 
-    #: Those that it serves.
+    #: The served signatures.
     signatures: Mapping[str, ModelSignature]
-    #: All that the artifact has, as a serialized ``tensorflow.serving.SignatureDefMap``.
+    #: All signatures of the artifact, as a serialized ``tensorflow.serving.SignatureDefMap``.
     signature_defs: bytes
 
 
 class BackendLoader(Protocol):
-    """Blocking, called in a thread. The backend it returns is warm.
+    """Loads an artifact. Blocking, called in a thread. The returned backend is warm.
 
     Raises:
-        Unavailable: it cannot be served yet, because something it needs is down or not READY; the
-            load is tried again by itself until it succeeds.
-        ModelportError: with a public reason why the artifact cannot be served.
+        Unavailable: a dependency is not available yet; the load is retried until it succeeds.
+        ModelportError: the artifact cannot be served; the message is a public reason.
     """
 
     def __call__(self, artifact: Artifact) -> Backend: ...

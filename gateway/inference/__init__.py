@@ -1,1 +1,1 @@
-"""Everything between a decoded request and a backend."""
+"""The path of a request from its decoding to the backend."""

@@ -1,9 +1,8 @@
-"""The response cache: answers kept by model, version and content, within a number of bytes.
+"""The response cache: responses by model, version and request content, in a limited size.
 
-Triton's semantics (its ``docs/user_guide/response_cache.md``), but that the key is a keyed hash of
-256 bits, where Triton's is one of 64, and holds what else an answer depends on: datatypes, shapes,
-the signature and the outputs asked for, the parameters. Classification is done behind it and has no
-place in it.
+The semantics are Triton's (its ``docs/user_guide/response_cache.md``), except for the key: a keyed
+hash of 256 bits instead of 64, which also covers datatypes, shapes, the signature, the requested
+outputs and the parameters. Classification is applied after the cache.
 """
 
 from __future__ import annotations
@@ -38,15 +37,15 @@ from modelport.gateway.types import (
 
 log = structlog.get_logger("modelport.cache")
 
-#: Inputs of more bytes are hashed in a thread: the event loop would stand still (1 MiB: 1.5 ms).
+#: Larger inputs are hashed in a thread, because hashing blocks the event loop (1 MiB: 1.5 ms).
 INLINE_BYTES = 256 * 1024
-#: BYTES elements whose lengths are summed to tell that; more of them go to the thread anyway.
+#: Inputs of more BYTES elements are hashed in the thread without summing their lengths.
 _COUNTED_ELEMENTS = 1024
 KEY_BYTES = 32
-#: What an entry takes besides its data: the key, the table's slot and the objects of the answer.
+#: The size of an entry besides its data: the key, the slot in the table, the response objects.
 ENTRY_BYTES = 384
 TENSOR_BYTES = 192
-#: Parameters that say how to answer, or when, and not what.
+#: Parameters without effect on the values of the response.
 _WITHOUT_EFFECT = frozenset(
     {"binary_data_output", "timeout", "priority", "triton_enable_empty_final_response"}
 )
@@ -55,7 +54,7 @@ _loads = itertools.count()
 
 
 class _Entry(NamedTuple):
-    """An answer that nobody can change: its arrays are read-only copies."""
+    """An immutable response: its arrays are read-only copies."""
 
     model_name: str
     model_version: int
@@ -64,7 +63,7 @@ class _Entry(NamedTuple):
     size_bytes: int
 
     def response(self) -> InferResponse:
-        # Views: of an array that is its own owner, the flag could be set back.
+        # Views, because the owner of an array could make it writeable again.
         outputs = [Tensor(name, datatype, array.view()) for name, datatype, array in self.outputs]
         return InferResponse(
             self.model_name, self.model_version, outputs, parameters=dict(self.parameters)
@@ -72,19 +71,19 @@ class _Entry(NamedTuple):
 
 
 class ResponseCache:
-    """What all models' answers are kept in: at most ``size`` bytes, the least recently used go.
+    """The responses of all models, at most ``size`` bytes; evicts the least recently used.
 
-    Only the event loop touches the entries. ``used_bytes`` counts what an entry really takes:
-    data, BYTES objects, and the objects around them.
+    Only the event loop uses the entries. ``used_bytes`` includes the data, BYTES objects and the
+    objects around them.
     """
 
     def __init__(self, size: int) -> None:
         self.size = size
         self.used_bytes = 0
-        #: Without it nobody can make two requests that collide.
+        #: The key of the hash, so that clients cannot construct collisions.
         self.secret = os.urandom(KEY_BYTES)
         self._entries: OrderedDict[bytes, _Entry] = OrderedDict()
-        #: One thread, made when first needed: large inputs are hashed one after the other.
+        #: One thread: large inputs are hashed one after the other.
         self.hasher = ThreadPoolExecutor(1, "response-cache")
 
     def __len__(self) -> int:
@@ -98,9 +97,9 @@ class ResponseCache:
         return entry.response()
 
     def insert(self, key: bytes, response: InferResponse) -> bool:
-        """Keep a copy of ``response``; whether it is kept. One larger than the store is not."""
+        """Store a copy of ``response`` unless it exceeds the cache; whether it is stored."""
         size = _size_bytes(response)
-        if size > self.size or key in self._entries:  # an identical request was faster
+        if size > self.size or key in self._entries:  # stored by an identical request
             return key in self._entries
         while self.used_bytes + size > self.size:
             self.used_bytes -= self._entries.popitem(last=False)[1].size_bytes
@@ -131,10 +130,10 @@ def _size_bytes(response: InferResponse) -> int:
 
 
 class CachedInfer:
-    """One loaded version's ``infer`` behind ``store``.
+    """The ``infer`` of one loaded version behind the cache.
 
-    Two identical requests at the same time are both computed, as in Triton: one that waited for the
-    other would share its deadline, its cancellation and its place in the batcher's queue.
+    Concurrent identical requests are all computed, as in Triton: a request that waited for another
+    would share its deadline, its cancellation and its place in the batcher's queue.
     """
 
     def __init__(self, infer: Infer, store: ResponseCache, name: str, number: int) -> None:
@@ -144,15 +143,15 @@ class CachedInfer:
         self._prefix.update(self.identity(name, number))
 
     def identity(self, name: str, number: int) -> bytes:
-        """What this version's answers are told apart by.
+        """The part of the key for this version.
 
-        The count of loads is in it: the same number may be loaded again with other content.
+        It contains a count of loads, because a version may be reloaded with other content.
         """
         return _framed(repr((name, number, next(_loads))))
 
     async def infer(self, request: InferRequest, deadline: Deadline) -> InferResponse:
         if request.parameters and not _SEQUENCE.isdisjoint(request.parameters):
-            return await self._infer(request, deadline)  # the answer depends on those before it
+            return await self._infer(request, deadline)  # depends on earlier requests
         started = time.perf_counter_ns()
         if sum(_hashed_bytes(tensor.data) for tensor in request.inputs) <= INLINE_BYTES:
             key = self.key(request)
@@ -171,10 +170,10 @@ class CachedInfer:
         return response
 
     def key(self, request: InferRequest) -> bytes:
-        """The hash of everything that the answer depends on.
+        """Hash everything on which the response depends.
 
-        The head tells every length, so no two contents make the same bytes. ``repr`` tells types
-        apart (1, 1.0, True, '1') and escapes what would end a string.
+        The header contains every length, so different contents never give the same bytes. ``repr``
+        distinguishes types (1, 1.0, True, '1') and escapes the ends of strings.
         """
         state = self._prefix.copy()
         inputs = request.inputs
@@ -216,7 +215,7 @@ def _hashed_bytes(data: Array) -> int:
 
 
 def check(name: str, config: ModelConfig) -> None:
-    """Raise where ``config`` asks for a cache and the model cannot have one.
+    """Raise if ``config`` enables the cache for a model that cannot have one.
 
     Raises:
         InvalidArgument: the model is decoupled.
@@ -236,15 +235,15 @@ def wrap(
     statistics: Statistics,
     store: ResponseCache | None,
 ) -> Infer:
-    """``infer`` behind ``store``, where ``config`` asks for it and the server has one."""
+    """Put the cache in front of ``infer`` if ``config`` enables it and the server has one."""
     if not config.response_cache.enable:
         return infer
     if config.platform == ENSEMBLE:
-        # The models of its steps are reloaded without it: its old answers would live on.
+        # The models of its steps may be reloaded on their own, which would leave stale responses.
         _warn(name, number, "an ensemble is not cached; enable it on the models of its steps")
         return infer
     if store is None:
-        _warn(name, number, "the server has none; give --cache-config local,size=BYTES")
+        _warn(name, number, "the server has no cache; set --cache-config local,size=BYTES")
         return infer
     statistics.cached = True
     return CachedInfer(infer, store, name, number).infer

@@ -1,7 +1,7 @@
-"""Triton's classification extension: the top k of an output in place of its values.
+"""Triton's classification extension: the top k classes of an output instead of its values.
 
-Each becomes the BYTES ``value:index`` or ``value:index:label``, as ``extension_classification.md``
-of triton-inference-server/server has it, the value printed with six decimals.
+Each class is the BYTES ``value:index`` or ``value:index:label``, the value with six decimals, as in
+``extension_classification.md`` of triton-inference-server/server.
 """
 
 from __future__ import annotations
@@ -12,16 +12,16 @@ from modelport.gateway.errors import InvalidArgument
 from modelport.gateway.runtime import offload
 from modelport.gateway.types import Array, Datatype, Tensor
 
-#: Values of more outputs than these are gone through off the event loop.
+#: Outputs with more elements are classified in a thread.
 LARGE = 16_384
-#: Triton classifies no larger output, either.
+#: Triton's limit.
 MAX_ELEMENTS = 1_000_000
-#: Classes that are written between two checkpoints.
+#: Classes formatted between two checkpoints.
 PIECE = 1024
 
 
 def classify(tensor: Tensor, count: int, labels: tuple[str, ...], batched: bool) -> Tensor:
-    """The ``count`` largest values of ``tensor`` per batch element, largest first.
+    """Format the ``count`` largest values of ``tensor`` per batch element, largest first.
 
     Raises:
         InvalidArgument: the output is not numeric, or too large.
@@ -57,7 +57,7 @@ def largest(values: Array, count: int) -> Array:
 
     Of equal values the lower index comes first, and NaN comes last. Only the largest are sorted.
     """
-    # Descending without leaving the datatype: ~ reverses the order of integers, signed or not.
+    # Descending order in the same datatype: ~ reverses the order of integers, signed or not.
     keys = -values if values.dtype.kind == "f" else ~values
     if count < len(keys):
         last = np.partition(keys, count - 1)[count - 1] if count else keys[0]

@@ -31,11 +31,11 @@ _FRAMES = frozenset(range(0xC0, 0xD0)) - {0xC4, 0xC8, 0xCC}
 
 
 class TooCostly(Exception):
-    """The message says what there is too much of, for so few bytes."""
+    """The message names the excess, relative to the number of bytes."""
 
 
 class Picture(NamedTuple):
-    """``data`` is all that a decoder needs."""
+    """``data``: the part of the file that a decoder needs."""
 
     data: bytes
     pixels: int = 0
@@ -43,12 +43,12 @@ class Picture(NamedTuple):
 
 
 def checked(data: bytes) -> bytes:
-    """``data``, or as much of it as a decoder needs.
+    """Return ``data``, or the part of it that a decoder needs.
 
-    What is no JPEG or PNG, or a damaged one, is left to the decoder.
+    Data that is not a JPEG or PNG, or damaged, is left to the decoder.
 
     Raises:
-        TooCostly: decoding would cost more than the bytes deserve.
+        TooCostly: decoding would cost too much for so few bytes.
     """
     size = len(data)
     picture = _png(data) if data.startswith(_PNG) else _jpeg(data)
@@ -106,7 +106,7 @@ def _jpeg(data: bytes) -> Picture:
 
 
 def _search(pattern: re.Pattern[bytes], data: bytes, offset: int) -> re.Match[bytes] | None:
-    """The first match from ``offset`` on; between two windows other threads have their turn."""
+    """The first match after ``offset``; other threads can run between windows."""
     for start in range(offset, len(data), _WINDOW_BYTES):
         # A marker may begin in one window and end in the next.
         found = pattern.search(data, max(offset, start - 1), start + _WINDOW_BYTES)

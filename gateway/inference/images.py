@@ -1,21 +1,23 @@
-"""JPEG and PNG bytes as a model's input, prepared as the model's configuration declares.
+"""JPEG and PNG images as model input, preprocessed as the model's configuration declares.
 
 An input of a float type or UINT8 with one or three channels may be an image. The ``parameters`` of
-``config.pbtxt`` say what becomes of a picture: each of them is optional, but without any of them
-pictures are refused, because a guess would be answered with wrong numbers:
+``config.pbtxt`` define the preprocessing. Each is optional; without any of them images are refused,
+because guessed preprocessing would give wrong results:
 
-    image.layout         CHW or HWC; else the input's ``format``, else where the channels are
-    image.size           "224", or height and width "224,256": where ``dims`` leave them open
-    image.resize         "256": first the shorter side to 256, then the middle of ``image.size``;
-                         "256,320": first to this height and width. Without it the whole picture is
-                         resized to the model's size, and its proportions give way.
-    image.interpolation  nearest, bilinear (as without it), bicubic, lanczos, box or hamming
-    image.scale          what a pixel, 0 to 255, is multiplied by: 1/255 for floats, 1 for UINT8
-    image.mean           subtracted then, one number, or one for each channel: "0.485,0.456,0.406"
-    image.std            divided by then
+        image.layout         CHW or HWC; default: the input's ``format``, or the position of the
+        channels image.size           "224", or height and width "224,256"; needed for dynamic
+        ``dims`` image.resize         "256": resize the shorter side to 256, then crop to
+        ``image.size``;
+                             "256,320": resize to this height and width, then crop. Default: resize
+                             the whole image to the model's size, without keeping the aspect ratio.
+        image.interpolation  nearest, bilinear (the default), bicubic, lanczos, box or hamming
+        image.scale          factor for pixel values 0 to 255; default: 1/255 for floats, 1 for
+        UINT8
+        image.mean           subtracted from the result: one number, or one per channel
+        image.std            divisor of the result
 
-The order and the rounding are torchvision's (``Resize``, ``CenterCrop``, ``ToTensor``,
-``Normalize`` of a PIL image). Transparency is dropped and EXIF's orientation not applied, as there.
+Order and rounding are torchvision's (``Resize``, ``CenterCrop``, ``ToTensor``, ``Normalize`` of a
+PIL image). As there, transparency is dropped and the EXIF orientation is not applied.
 """
 
 from __future__ import annotations
@@ -38,13 +40,13 @@ from modelport.gateway.types import NUMPY_DTYPES, Array, Datatype, TensorSpec
 if TYPE_CHECKING:
     from PIL.Image import Image
 
-#: What is decoded of what clients send; every further decoder is one more to attack.
+#: The formats accepted from clients; every further decoder adds attack surface.
 FORMATS = ("JPEG", "PNG")
-#: Width times height: about 100 MB of colours. Said by the header, so refused before decoding.
+#: Width times height: about 100 MB decoded. The header states it, so checked before decoding.
 MAX_PIXELS = 1 << 25
-#: Where the model leaves the size open and the picture has its own: 48 MB of three floats a pixel.
+#: The limit if the model's size is dynamic: 48 MB as three floats a pixel.
 MAX_OPEN_PIXELS = 1 << 22
-#: No side of a picture is resized to more.
+#: The longest side of a resized image.
 MAX_SIDE = 1 << 14
 _DATATYPES = (Datatype.FP16, Datatype.FP32, Datatype.FP64, Datatype.UINT8)
 _CHANNELS = (1, 3)
@@ -57,15 +59,15 @@ Decoder = Callable[[bytes], Array]
 
 
 def decoder(config: ModelConfig, spec: TensorSpec) -> Decoder | None:
-    """What turns a picture's bytes into the input ``spec`` of a model; None: it is no image.
+    """A function from image bytes to the input ``spec``; None: the input is no image.
 
-    The array has exactly ``spec.dims``, so no batch dimension where the model batches. Where it
-    does not and its dims begin with 1 or -1 for the batch, the array begins with 1. Decoding takes
-    milliseconds, most of them without Python's lock: call it in a thread.
+    The array has exactly ``spec.dims``, without a batch dimension if the model batches. If it does
+    not and its dims begin with a batch dimension of 1 or -1, the array begins with 1. Decoding
+    takes milliseconds, mostly without the GIL, so call it in a thread.
 
     Raises:
-        InvalidArgument: from here, naming the parameter that is wrong or missing; from the decoder,
-            naming the input whose bytes are no such picture, or whose picture has too many pixels.
+        InvalidArgument: here, naming the invalid or missing parameter; from the decoder, naming
+            the input whose bytes are not a valid image or whose image has too many pixels.
     """
     parameters = {
         key: value.string_value
@@ -82,7 +84,7 @@ def decoder(config: ModelConfig, spec: TensorSpec) -> Decoder | None:
 def from_parameters(
     parameters: Mapping[str, str], spec: TensorSpec, formats: tuple[str, ...] | None = FORMATS
 ) -> Decoder | None:
-    """``decoder`` for the strings of a configuration; ``formats`` None: every one Pillow reads."""
+    """``decoder`` from a configuration's strings; ``formats`` None: all that Pillow reads."""
     dims = spec.wire_dims
     leading = len(dims) - 3
     if spec.datatype not in _DATATYPES or leading not in (0, 1) or any(d > 1 for d in dims[:-3]):
@@ -92,9 +94,9 @@ def from_parameters(
         return None
     if not parameters:
         raise InvalidArgument(
-            f"input '{spec.name}' takes no pictures, because nothing says how one becomes its "
-            "values; add image.mean and image.std (or image.scale) to the parameters of its "
-            "config.pbtxt, as 'modelport export --image-mean --image-std' does, or send the tensor"
+            f"input '{spec.name}' takes no images, because its config.pbtxt declares no "
+            "preprocessing; add image.mean and image.std (or image.scale) to its parameters, as "
+            "'modelport export --image-mean --image-std' does, or send the tensor"
         )
     channels, *sides = dims[-3:] if layout == "CHW" else (dims[-1], *dims[-3:-1])
     interpolation = parameters.get("image.interpolation", "bilinear").lower()
@@ -106,7 +108,7 @@ def from_parameters(
     resize = _sides(parameters, "image.resize")
     if resize is not None and any(a < b for a, b in zip(resize * 2, size, strict=False)):
         raise InvalidArgument(
-            f"parameter 'image.resize' is smaller than the model's picture, {size[0]} x {size[1]}"
+            f"parameter 'image.resize' is smaller than the model's image, {size[0]} x {size[1]}"
         )
     prepare = _Prepare(
         name=spec.name,
@@ -128,9 +130,9 @@ class _Prepare:
     """Bytes → ``[C, H, W]`` or ``[H, W, C]``.
 
     Attributes:
-        size: of the result; -1 is the picture's own.
-        resize: the shorter side, or height and width, before the middle is taken.
-        values: ``[channels, 256]``, what each pixel value becomes: all arithmetic, done beforehand.
+        size: of the result; -1: as in the image.
+        resize: the shorter side, or height and width, before the crop.
+        values: ``[channels, 256]``, the result for each pixel value, with all arithmetic done.
     """
 
     name: str
@@ -160,7 +162,7 @@ class _Prepare:
     def _picture(self, data: bytes) -> Image:
         pillow = _pillow()
         try:
-            # Of what clients send; others' pictures are of every format.
+            # Only images from clients are bounded; formats None is for the user's own files.
             content = data if self.formats is None else image_cost.checked(data)
             with pillow.open(BytesIO(content), formats=self.formats) as opened:
                 self._check(opened.width * opened.height, MAX_PIXELS)
@@ -174,7 +176,7 @@ class _Prepare:
             ) from error
         except pillow.DecompressionBombError as error:
             raise self._too_large(MAX_PIXELS) from error
-        except Exception as error:  # the decoders raise whatever damaged bytes make them
+        except Exception as error:  # decoders raise anything on damaged data
             known = "an image" if self.formats is None else f"a {' or '.join(self.formats)} image"
             raise InvalidArgument(
                 f"input '{self.name}': the data is not {known}, or a damaged one"
@@ -197,7 +199,7 @@ class _Prepare:
             other = self.resize[0] * longer // shorter
             if other > MAX_SIDE:
                 raise InvalidArgument(
-                    f"input '{self.name}': a picture of {picture.width} x {picture.height} is too "
+                    f"input '{self.name}': an image of {picture.width} x {picture.height} is too "
                     "long; send one closer to a square"
                 )
             sides = (self.resize[0], other)
@@ -219,9 +221,9 @@ class _Prepare:
 
 @functools.cache
 def _pillow() -> Any:
-    """``PIL.Image``, whose own limit is ours: twice as many pixels are an error, fewer a warning.
+    """``PIL.Image`` with our size limit.
 
-    The warning is not wanted: ``_Prepare`` refuses them in its own words.
+    Pillow warns below twice the limit and raises above it; ``_Prepare`` raises below as well.
     """
     from PIL import Image
 
@@ -231,7 +233,7 @@ def _pillow() -> Any:
 
 
 def _in_eight_bits(picture: Image) -> Image:
-    """Sixteen bits of grey as eight: Pillow's own conversion cuts off what is above 255."""
+    """Convert 16-bit grey to 8 bits; Pillow's own conversion clips values above 255."""
     if not picture.mode.startswith("I"):
         return picture
     grey: Image = _pillow().fromarray((np.asarray(picture) >> 8).astype(np.uint8))
@@ -239,7 +241,7 @@ def _in_eight_bits(picture: Image) -> Image:
 
 
 def _layout(declared: str | None, dims: Sequence[int]) -> str | None:
-    """CHW or HWC; None where the dims have no place for one or three channels."""
+    """CHW or HWC; None: no dimension has one or three channels."""
     if declared is not None and declared.upper() not in ("CHW", "HWC"):
         raise InvalidArgument(f"parameter 'image.layout' must be CHW or HWC, not '{declared}'")
     for layout, place in (("CHW", 0), ("HWC", 2)):
@@ -249,12 +251,12 @@ def _layout(declared: str | None, dims: Sequence[int]) -> str | None:
 
 
 def _size(parameters: Mapping[str, str], dims: Sequence[int]) -> Size:
-    """Height and width of what the model gets."""
+    """Height and width of the model's input."""
     declared = _sides(parameters, "image.size")
     if declared is None:
         height, width = dims
         if "image.resize" in parameters and -1 in dims:
-            raise InvalidArgument("parameter 'image.resize' needs 'image.size' where dims are open")
+            raise InvalidArgument("parameter 'image.resize' needs 'image.size' with dynamic dims")
         return height, width
     height, width = declared if len(declared) == 2 else declared * 2
     if any(dim not in (-1, side) for dim, side in zip(dims, (height, width), strict=True)):
@@ -277,7 +279,7 @@ def _sides(parameters: Mapping[str, str], key: str) -> tuple[int, ...] | None:
 
 
 def _values(parameters: Mapping[str, str], datatype: Datatype, channels: int) -> Array:
-    """``[channels, 256]`` in the model's datatype: what it gets for each value of a pixel."""
+    """``[channels, 256]`` in the model's datatype: the result for each pixel value."""
     whole = datatype is Datatype.UINT8
     scale = _numbers(parameters, "image.scale", 1)
     mean = _numbers(parameters, "image.mean", channels)
@@ -303,7 +305,7 @@ def _values(parameters: Mapping[str, str], datatype: Datatype, channels: int) ->
 
 
 def _numbers(parameters: Mapping[str, str], key: str, most: int) -> Array | None:
-    """float32 ``[1 or channels, 1]``."""
+    """Read one number, or one for each channel, as float32 ``[1 or channels, 1]``."""
     text = parameters.get(key)
     if not text:
         return None
@@ -314,5 +316,5 @@ def _numbers(parameters: Mapping[str, str], key: str, most: int) -> Array | None
     if len(found) not in (1, most) or not all(map(math.isfinite, found)):
         wanted = "one number" if most == 1 else f"one number, or {most}"
         raise InvalidArgument(f"parameter '{key}' must be {wanted}, not '{text}'")
-    with np.errstate(over="ignore"):  # to infinity, which ``_values`` refuses
+    with np.errstate(over="ignore"):  # ``_values`` refuses infinity
         return np.array(found, np.float32)[:, np.newaxis]

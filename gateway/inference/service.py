@@ -1,4 +1,4 @@
-"""The way of a request past the wire: acquire a handle, validate, infer, count, release."""
+"""The inference service: acquire a model version, validate, infer, count, release."""
 
 from __future__ import annotations
 
@@ -27,24 +27,24 @@ T = TypeVar("T")
 
 
 class InferenceService:
-    """``infer`` is the one ``Infer`` that every protocol calls."""
+    """Runs inference requests; every protocol calls its one ``infer``."""
 
     def __init__(
         self, manager: ModelManager, verbose: bool = False, max_seconds: float | None = None
     ) -> None:
         self._manager = manager
-        #: No request takes longer, whatever its own deadline.
+        #: The upper limit of every request's deadline.
         self._max_seconds = max_seconds
         self._verbose = verbose
 
     async def infer(
         self, request: InferRequest, deadline: Deadline, step: bool = False
     ) -> InferResponse:
-        """Answer ``request``. A ``step`` of a request that is already in is never refused.
+        """Answer ``request``. A ``step`` of an ensemble request in flight is never refused.
 
         Raises:
-            ModelportError: with a public message; anything else that goes wrong is logged and
-                becomes ``Internal``.
+            ModelportError: with a public message; any other exception is logged and becomes
+                ``Internal``.
         """
         started = time.perf_counter_ns()
         if not step and self._manager.closing.is_set():
@@ -55,9 +55,9 @@ class InferenceService:
             return await self._run(version, request, deadline, started)
 
     def refuses(self, name: str, number: int) -> bool:
-        """Whether a request that has come for this model (version) is refused for an overload.
+        """Whether an overload refuses the next request for this model or version.
 
-        It then need not be read. Whatever else may be wrong with it, ``infer`` tells.
+        If so, the request need not be read; ``infer`` reports anything else that is wrong with it.
         """
         version = self._manager.find(name, number)
         if version is None or not version.refuses():
@@ -66,7 +66,7 @@ class InferenceService:
         return True
 
     def infer_step(self, request: InferRequest, deadline: Deadline) -> Awaitable[InferResponse]:
-        """As ``infer``, for the steps of an ensemble: those of a request in flight are finished."""
+        """As ``infer``, for a step of an ensemble request in flight, which always finishes."""
         return self.infer(request, deadline, step=True)
 
     def stream_step(
@@ -78,10 +78,10 @@ class InferenceService:
     async def stream(
         self, request: InferRequest, deadline: Deadline, step: bool = False
     ) -> AsyncGenerator[InferResponse, None]:
-        """The responses to ``request`` as they are made: of a decoupled model any number, else one.
+        """Yield the responses to ``request``: any number from a decoupled model, else one.
 
-        The next one is made when it is asked for. Closing the stream, or cancelling whoever waits
-        for the next, stops the work.
+        Each response is computed when it is requested. Closing the generator, or cancelling the
+        task that awaits it, stops the work.
 
         Raises:
             ModelportError: as ``infer``, before any response or after some.
@@ -167,9 +167,9 @@ class InferenceService:
 
 
 class _Counted:
-    """One request in flight: pending, its handle held, and its failure counted and told once.
+    """A request in flight: counts it as pending, and counts and logs its failure.
 
-    A class: a generator as context manager costs every request three times as much.
+    A class, because a generator-based context manager costs every request three times as much.
     """
 
     __slots__ = ("_request", "_started", "_verbose", "_version")
@@ -213,7 +213,7 @@ class _Counted:
 
 
 async def within(answer: Awaitable[T], deadline: Deadline) -> T:
-    """``answer``, or ``TimedOut`` when the deadline comes first; the backend is then cancelled."""
+    """Await ``answer``; raise ``TimedOut`` and cancel it if the deadline comes first."""
     remaining = deadline.remaining()
     if remaining is None:
         return await answer
@@ -223,7 +223,7 @@ async def within(answer: Awaitable[T], deadline: Deadline) -> T:
             return await answer
     except TimeoutError:
         if not limit.expired:
-            raise  # the backend's own, whatever it means
+            raise  # raised by the backend itself
         raise TimedOut from None
 
 

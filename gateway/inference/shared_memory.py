@@ -1,9 +1,9 @@
-"""System shared memory: regions that clients on this machine made and registered under a name.
+"""System shared memory: regions that clients on this machine create and register by name.
 
-A region is read and written with ``pread`` and ``pwrite`` and never mapped. Its owner may truncate
-it at any moment: to read a mapping past the end would be a SIGBUS, which ends the process, and
-here it is a short read, which fails the request. The one copy costs what receiving the tensor's
-bytes from a socket costs at the least; and what is copied once nobody changes after the checks.
+A region is accessed with ``pread`` and ``pwrite`` and never mapped. Its owner may truncate it at
+any time: access to a mapping past the end raises SIGBUS, which would end the process, while a short
+read only fails the request. The one copy costs no more than receiving the tensor from a socket, and
+the client cannot change the copied data after its validation.
 """
 
 from __future__ import annotations
@@ -25,19 +25,19 @@ from modelport.gateway.errors import (
     Unsupported,
 )
 
-#: Where POSIX shared memory objects are on Linux.
+#: The folder of POSIX shared memory objects on Linux.
 FOLDER = "/dev/shm"
-#: Each holds a file descriptor.
+#: Each region holds a file descriptor.
 MAX_REGIONS = 512
 MAX_NAME_LENGTH = 255
-#: What ``shm_open`` takes: one name, with or without its slash.
+#: A key as ``shm_open`` takes it: one name, with or without a leading slash.
 _KEY = re.compile(r"/?([^/\0]{1,255})")
-#: Objects of servers and not of clients: Triton's Python backend, the same under servers that this
-#: gateway starts, and named semaphores, which glibc keeps in the same folder.
+#: Objects of servers, not clients: of Triton's Python backend, also in servers that this gateway
+#: starts, and glibc's named semaphores, which lie in the same folder.
 RESERVED = ("triton_python_backend_shm_region_", "modelport_", "sem.")
-#: Files are addressed with a signed 64-bit integer.
+#: File offsets are signed 64-bit integers.
 _END = 2**63
-#: Of C's ``size_t``, in which Triton adds offset and size.
+#: The maximum of C's ``size_t``, in which Triton adds offset and size.
 _MAX_SIZE = 2**64 - 1
 DISABLED = (
     "Client shared memory is disabled. Start the server with '--allow-client-shm=true' to enable."
@@ -46,9 +46,9 @@ Row = dict[str, Any]
 
 
 class Region:
-    """An open object and the part of it that is registered; it closes when nothing uses it.
+    """A registered part of an open object; closed when no request uses it any more.
 
-    A request holds the regions of its outputs, so one that is unregistered is written all the same.
+    A request keeps the regions of its outputs, so it writes them even after they are unregistered.
     """
 
     __slots__ = ("__weakref__", "_descriptor", "byte_size", "key", "name", "offset")
@@ -66,10 +66,10 @@ class Region:
         return {key: getattr(self, key) for key in keys}
 
     def check(self, offset: int, byte_size: int) -> None:
-        """Raise unless this part lies within the region.
+        """Raise unless this range lies within the region.
 
         Raises:
-            InvalidArgument: it does not.
+            InvalidArgument: the range exceeds the region.
         """
         if offset < 0 or offset >= self.byte_size:
             raise InvalidArgument(f"Invalid offset for shared memory region: '{self.name}'")
@@ -84,10 +84,10 @@ class Region:
             )
 
     def read(self, offset: int, byte_size: int) -> memoryview:
-        """A copy of a part.
+        """Return a copy of a range.
 
         Raises:
-            InvalidArgument: it is not within the region, or the object is shorter by now.
+            InvalidArgument: the range exceeds the region, or the object has been truncated.
         """
         self.check(offset, byte_size)
         view, done = np.empty(byte_size, np.uint8).data, 0
@@ -99,16 +99,16 @@ class Region:
         return view
 
     def write(self, offset: int, data: memoryview) -> None:
-        """Write ``data``, which is of bytes, at ``offset``.
+        """Write ``data``, a view of bytes, at ``offset``.
 
         Raises:
-            InvalidArgument: it does not lie within the region, or the object is shorter by now.
+            InvalidArgument: the range exceeds the region, or the object has been truncated.
             Unavailable: the machine has no memory for it.
         """
         self.check(offset, len(data))
         start, done = self.offset + offset, 0
-        # A write would make the object longer again; between here and there it may, no further
-        # than it was when it was registered.
+        # Writing would extend a truncated object. If it is truncated after this check, the write
+        # extends it at most to the registered size.
         if os.fstat(self._descriptor).st_size < start + len(data):
             raise self._truncated()
         try:
@@ -119,15 +119,15 @@ class Region:
 
     def _truncated(self) -> InvalidArgument:
         return InvalidArgument(
-            f"shared memory region '{self.name}' has become smaller than it was when it was "
-            "registered; register it anew"
+            f"shared memory region '{self.name}' has become smaller than when it was registered; "
+            "register it again"
         )
 
 
 class SharedMemoryRegions:
-    """The registered regions, by name. Only the event loop touches them.
+    """The registered regions by name. Only the event loop uses them.
 
-    ``allowed`` false: clients may neither register nor use any.
+    ``allowed`` false: clients may neither register nor use regions.
     """
 
     def __init__(self, allowed: bool) -> None:
@@ -135,12 +135,12 @@ class SharedMemoryRegions:
         self._regions: dict[str, Region] = {}
 
     def register(self, name: str, key: str, offset: int, byte_size: int) -> None:
-        """Open the object ``key`` and call ``byte_size`` bytes of it, from ``offset``, ``name``.
+        """Register ``byte_size`` bytes of the object ``key``, from ``offset``, as ``name``.
 
         Raises:
-            Unsupported: not allowed.
+            Unsupported: shared memory is not allowed.
             AlreadyExists: the name is taken.
-            InvalidArgument: no such object, or it is none that clients may use, or is smaller.
+            InvalidArgument: the object does not exist, is reserved or is too small.
             Unavailable: there are too many regions.
         """
         self.require_allowed()
@@ -167,35 +167,35 @@ class SharedMemoryRegions:
         self._regions[name] = region
 
     def unregister(self, name: str) -> None:
-        """Forget the region, if there is one; requests in flight still have it.
+        """Remove the region, if it exists; requests in flight still use it.
 
         Raises:
-            Unsupported: not allowed.
+            Unsupported: shared memory is not allowed.
         """
         self.require_allowed()
         self._regions.pop(name, None)
 
     def unregister_all(self) -> None:
-        """As ``unregister``, of all."""
+        """Remove all regions, as ``unregister`` does."""
         self.require_allowed()
         self._regions.clear()
 
     def status(self, name: str = "") -> list[Row]:
-        """All regions, or the one named.
+        """All regions, or the named one.
 
         Raises:
-            NotFound: there is none of that name.
+            NotFound: there is no region of that name.
         """
         if name and name not in self._regions:
             raise NotFound(f"Unable to find system shared memory region: '{name}'")
         return [region.row() for region in self._regions.values() if name in ("", region.name)]
 
     def get(self, name: str) -> Region:
-        """The region, to read or write.
+        """The region of that name, to read or write.
 
         Raises:
-            Unsupported: not allowed.
-            NotFound: there is none of that name.
+            Unsupported: shared memory is not allowed.
+            NotFound: there is no region of that name.
         """
         self.require_allowed()
         region = self._regions.get(name)
@@ -228,7 +228,7 @@ def _open(name: str, key: str) -> int:
             "a reserved prefix"
         )
     try:
-        # O_NONBLOCK: never wait for what is no memory at all.
+        # O_NONBLOCK: opening a FIFO or device must not block.
         flags = os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK
         return os.open(os.path.join(FOLDER, found[1]), flags)
     except (OSError, ValueError) as error:

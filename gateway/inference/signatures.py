@@ -1,7 +1,7 @@
-"""Named signatures of a loaded version, beside the one that its configuration declares.
+"""Named signatures of a loaded version, besides the one that its configuration declares.
 
-TensorFlow Serving's requests name one of a SavedModel's. Each has a validator and a batcher of its
-own, so that requests of different signatures are never joined.
+TensorFlow Serving requests may name a signature of a SavedModel. Each has its own validator and
+batcher, so that requests for different signatures are never joined.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from modelport.gateway.types import Deadline, Infer, InferRequest, InferResponse
 
 
 class NamedSignatures:
-    """Empty for a backend that has none."""
+    """The named signatures of a backend; empty if it has none."""
 
     def __init__(self, model_name: str, backend: Backend, statistics: Statistics) -> None:
         known: Mapping[str, ModelSignature] = {}
@@ -43,7 +43,8 @@ class NamedSignatures:
         return validator
 
     def before(self, infer: Infer) -> Infer:
-        """``infer``, for requests that name no signature; others go to their own."""
+        """``infer`` for requests without a signature name; others go to their signature's
+        batcher."""
         infers = self._infers
         if not infers:
             return infer
@@ -56,7 +57,7 @@ class NamedSignatures:
 
 
 def _chain(backend: Backend, signature: ModelSignature, statistics: Statistics) -> Infer:
-    """A batcher for the requests that have the usual shapes; others run alone."""
+    """A batcher for requests with the declared shapes; other requests run alone."""
     if not signature.max_batch_size:
         return backend
     batched = batching.wrap(backend, backend.config, signature, statistics)
@@ -78,7 +79,7 @@ class UsualShapes:
         self._dims = {spec.name: spec.model_dims for spec in signature.inputs}
 
     def fit(self, request: InferRequest) -> bool:
-        """Whether every input has them, and all the same number of batch elements."""
+        """Whether the inputs have the declared shapes and equal, valid batch sizes."""
         batch = 0
         for tensor in request.inputs:
             shape, dims = tensor.data.shape, self._dims.get(tensor.name)

@@ -1,7 +1,7 @@
-"""Check a request against its model's signature, and bring tensors into the model's shape.
+"""Validate a request against its model's signature, and reshape tensors for the model.
 
-Everything that can be known at load time is computed there; a request costs comparisons. The
-messages are Triton's where clients match on them.
+Everything known at load time is computed then; a request costs only comparisons. Clients match on
+some of the messages, which are Triton's.
 """
 
 from __future__ import annotations
@@ -24,14 +24,14 @@ from modelport.gateway.types import (
     TensorSpec,
 )
 
-#: The most bytes of one number as JSON with its comma and indentation, and of all that is around
-#: the numbers: names, parameters, forms.
+#: The most bytes of a number in JSON with comma and indentation, and of everything around the
+#: numbers: names, parameters, syntax.
 NUMBER_BYTES = 64
 SURROUNDINGS_BYTES = 1024 * 1024
 
 
 class Validator:
-    """Built once per loaded model version."""
+    """The validator of a model version or a named signature."""
 
     def __init__(self, model_name: str, signature: ModelSignature) -> None:
         self._model = model_name
@@ -43,7 +43,7 @@ class Validator:
         self._any_shape = signature.any_shape
         self._plain = {} if self._any_shape else self._plain_inputs(signature)
         self.max_elements = _max_elements(signature)
-        #: The most bytes of a valid request, in any coding; None: the signature leaves it open.
+        #: The most bytes of a valid request in any encoding; None: the signature sets no limit.
         self.max_bytes: int | None = None
         if self.max_elements is not None:
             self.max_bytes = self.max_elements * NUMBER_BYTES + SURROUNDINGS_BYTES
@@ -54,13 +54,13 @@ class Validator:
         }
 
     def check(self, request: InferRequest) -> int:
-        """Raise unless ``request`` is valid; afterwards its tensors have the model's shapes.
+        """Raise unless ``request`` is valid; then give its tensors the model's shapes.
 
         Returns:
-            The number of batch elements (1 for a model that does not batch).
+                The batch size (1 for a model that does not batch).
 
         Raises:
-            InvalidArgument: naming the input and what is expected of it.
+            InvalidArgument: the message names the input and the expectation.
         """
         inputs = request.inputs
         if self._plain and not request.outputs:
@@ -95,7 +95,7 @@ class Validator:
     def _plain_inputs(
         self, signature: ModelSignature
     ) -> dict[str, tuple[Datatype, tuple[int, ...]]]:
-        """Datatype and dims by name, where no input needs more than a look at those; else empty."""
+        """Datatype and dims by name if all inputs need no other check; else empty."""
         plain = not any(
             spec.optional
             or spec.reshape is not None
@@ -107,7 +107,7 @@ class Validator:
         return {s.name: (s.datatype, s.wire_dims) for s in signature.inputs} if plain else {}
 
     def _check_plain(self, inputs: Sequence[Tensor]) -> int:
-        """As ``check``, of what is valid at a glance; 0: look closer."""
+        """The batch size if a fast check finds the inputs valid; 0: run the full check."""
         if len(inputs) != len(self._plain):
             return 0
         batch, most = 0, self._max_batch_size
@@ -126,7 +126,7 @@ class Validator:
         return batch if batch <= most else 0
 
     def restore(self, response: InferResponse) -> None:
-        """Give outputs that the configuration reshapes their shape on the wire."""
+        """Give reshaped outputs their shape on the wire."""
         if self._reshaped:
             for tensor in response.outputs:
                 reshape = self._reshaped.get(tensor.name)
@@ -134,10 +134,11 @@ class Validator:
                     tensor.data = reshape(tensor.data)
 
     def raw_input(self, size_bytes: int) -> tuple[TensorSpec, tuple[int, ...]]:
-        """The only input and its shape, for a body that is nothing but that tensor's bytes.
+        """The only input and its shape, for a body of raw tensor data.
 
         Raises:
-            InvalidArgument: the model has more inputs, or the shape cannot be told from the size.
+            InvalidArgument: the model has several inputs, or the size does not determine the
+                shape.
         """
         if len(self._inputs) != 1:
             raise InvalidArgument(
@@ -209,7 +210,7 @@ class Validator:
 
 
 def _twice(names: Sequence[str]) -> str | None:
-    """The first of ``names`` that is there twice."""
+    """The first name that occurs twice."""
     seen: set[str] = set()
     for name in names:
         if name in seen:
@@ -219,12 +220,12 @@ def _twice(names: Sequence[str]) -> str | None:
 
 
 def _quoted(names: Sequence[str]) -> str:
-    """Triton's form, which clients match on: ``['a','b']``."""
+    """Names in Triton's format, on which clients match: ``['a','b']``."""
     return "[" + ",".join(f"'{name}'" for name in names) + "]"
 
 
 class _Input:
-    """One input's checks, with everything known beforehand computed beforehand."""
+    """The checks of one input, prepared at load time."""
 
     def __init__(self, model: str, spec: TensorSpec, signature: ModelSignature) -> None:
         self.spec = spec
@@ -249,7 +250,7 @@ class _Input:
         )
 
     def check(self, tensor: Tensor, sizes: dict[str, int]) -> None:
-        """Datatype, rank, sizes; records the size of each named axis in ``sizes``."""
+        """Check datatype, rank and sizes; record the size of each named axis in ``sizes``."""
         shape = tensor.data.shape
         if tensor.datatype is not self._datatype:
             raise InvalidArgument(
@@ -279,7 +280,7 @@ class _Input:
                 )
 
     def check_values(self, tensor: Tensor, sizes: dict[str, int]) -> None:
-        """Bounds of the values; then the shape that the model itself wants."""
+        """Check the bounds of the values, then reshape the tensor for the model."""
         data = tensor.data
         if self._bounded and data.size:
             maximum: Any = self._maximum
@@ -310,7 +311,7 @@ class _Input:
 
 
 def _max_elements(signature: ModelSignature) -> int | None:
-    """The elements of the largest request; None: a dimension or the length of strings is open."""
+    """The elements of the largest valid request; None: the signature sets no limit."""
     if signature.any_shape:
         return None
     total = 0
@@ -328,7 +329,7 @@ def _max_elements(signature: ModelSignature) -> int | None:
 
 
 def _range(data: np.ndarray[Any, Any]) -> tuple[Any, Any]:
-    """Least and greatest; what numpy's methods call, without their way there."""
+    """Minimum and maximum, by the ufuncs that numpy's methods would call."""
     if data.size == 1:
         value = data.reshape(())[()]
         return value, value
@@ -336,12 +337,12 @@ def _range(data: np.ndarray[Any, Any]) -> tuple[Any, Any]:
 
 
 class Reshape:
-    """Triton's ``reshape``: sizes of dynamic dims are carried over in order."""
+    """Triton's ``reshape``: dynamic dims keep their sizes, in order."""
 
     def __init__(self, source: Sequence[int], target: Sequence[int], batched: bool) -> None:
         batch = (0,) if batched else ()
         dynamic = iter([i + len(batch) for i, d in enumerate(source) if d == -1])
-        # Each target dim: a size, or ~index of the source dim whose size it takes.
+        # For each target dim: a size, or ~index of the source dim with its size.
         self._plan = [~index for index in batch]
         self._plan += [~next(dynamic) if d == -1 else d for d in target]
 
@@ -351,5 +352,5 @@ class Reshape:
 
 
 def _dims(shape: Sequence[int]) -> str:
-    """Triton's form, which clients match on: ``[-1,16]``."""
+    """Dims in Triton's format, on which clients match: ``[-1,16]``."""
     return f"[{','.join(map(str, shape))}]"

@@ -1,8 +1,7 @@
-"""What concerns every process of the gateway: looking at the models, and changing what is served.
+"""Model control across all processes of the gateway: inspect models and change what is served.
 
-Protocols ask a ``Control``. Where the gateway is one process it is that process's manager
-(``LocalControl``); with workers every one of them is asked (``gateway.server.workers``), so that
-whichever worker a client reaches answers for all.
+Protocols use a ``Control``. In a single process it is a ``LocalControl`` around the manager. With
+workers it asks all of them (``gateway.server.workers``), so that any worker answers for all.
 """
 
 from __future__ import annotations
@@ -15,15 +14,15 @@ from modelport.gateway.errors import Unsupported
 from modelport.gateway.models.manager import ModelManager
 from modelport.gateway.models.model import VersionSettings, VersionState
 
-#: Arguments and answer are JSON values: they may travel between processes.
+#: Arguments and result are JSON values, because they may travel between processes.
 Operation = Callable[[dict[str, Any]], Awaitable[Any]]
 StateSource = Callable[[], Any]
 
 
 class Control(Protocol):
-    """Errors are those of ``ModelManager``'s methods of the same names."""
+    """Methods raise the errors of the ``ModelManager`` methods of the same name."""
 
-    #: The process that is the gateway to the outside: signals go to it.
+    #: The gateway's main process, which receives signals.
     pid: int
 
     async def ready(self) -> bool: ...
@@ -35,11 +34,11 @@ class Control(Protocol):
     async def states(self, name: str) -> list[tuple[int, VersionState, str]]: ...
 
     async def statistics(self, name: str = "", number: int = 0) -> list[dict[str, Any]]:
-        """The entries of ``model_stats``: of every version that has served, or of those named."""
+        """The entries of ``model_stats``: every version that has served, or the named ones."""
         ...
 
     async def pending(self, name: str, number: int) -> int:
-        """Requests that await an answer of a version."""
+        """The number of requests that wait for a response from a version."""
         ...
 
     async def load(self, name: str, override: str | None = None) -> None: ...
@@ -53,7 +52,7 @@ class Control(Protocol):
     async def reload(self, wanted: Mapping[str, VersionSettings]) -> None: ...
 
     async def metrics(self) -> tuple[str, bytes]:
-        """Content type and text of the metrics of all workers."""
+        """Content type and text of the metrics of all workers together."""
         ...
 
     def register(
@@ -63,26 +62,27 @@ class Control(Protocol):
         state: StateSource | None = None,
         restore: Operation | None = None,
     ) -> None:
-        """Make ``operation`` known for ``broadcast``; at wiring time.
+        """Register ``operation`` for ``broadcast``; at start-up.
 
         Args:
-            state: what a worker that is started later has to know, as a JSON value.
-            restore: gets ``{"state": ...}`` of another worker, before requests are answered, and
-                again if it has changed meanwhile: afterwards both workers' states are equal.
+            state: returns the state that a restarted worker needs, as a JSON value.
+            restore: takes ``{"state": ...}`` from another worker before requests are served,
+                and again if it has changed since; afterwards both workers have equal state.
         """
         ...
 
     async def broadcast(self, name: str, arguments: dict[str, Any]) -> Any:
-        """Run an operation in every worker, one at a time; what it returned in this one.
+        """Run an operation in every worker, one after the other; return this worker's result.
 
         Raises:
-            ModelportError: as the operation; it tells where only some of the workers failed.
+            ModelportError: as the operation raises; the message says if only some workers
+                failed.
         """
         ...
 
 
 class Operations:
-    """What was registered, by name."""
+    """Registered operations by name."""
 
     def __init__(self) -> None:
         self._operations: dict[str, Operation] = {}
@@ -105,7 +105,7 @@ class Operations:
         return await self._operations[name](arguments)
 
     def states(self) -> dict[str, Any]:
-        """What ``restore`` takes, of every owner."""
+        """The state of every owner, as ``restore`` takes it."""
         return {name: state() for name, (state, _) in self._states.items()}
 
     async def restore(self, states: Mapping[str, Any]) -> None:
@@ -114,7 +114,7 @@ class Operations:
 
 
 def documents_of(manager: ModelManager, name: str = "", number: int = 0) -> list[dict[str, Any]]:
-    """The entries of ``model_stats`` of this process."""
+    """The entries of ``model_stats`` for this process."""
     return [
         statistics.document(model, version)
         for model, version, statistics in manager.statistics()
@@ -123,7 +123,7 @@ def documents_of(manager: ModelManager, name: str = "", number: int = 0) -> list
 
 
 class LocalControl:
-    """This process is the gateway."""
+    """The control of a gateway that is a single process."""
 
     def __init__(self, manager: ModelManager) -> None:
         self._manager = manager
@@ -152,7 +152,7 @@ class LocalControl:
         return self._manager.get(name, number).statistics.pending
 
     async def metrics(self) -> tuple[str, bytes]:
-        raise Unsupported("the only process has its metrics itself")
+        raise Unsupported("a single process serves its own metrics")
 
     async def set_default(self, name: str, number: int) -> None:
         self._manager.set_default(name, number)

@@ -1,4 +1,4 @@
-"""What there is to serve: the models of the repositories, and those that only a route names."""
+"""Model discovery: the models of the repositories, and models that only a route names."""
 
 from __future__ import annotations
 
@@ -27,25 +27,23 @@ log = structlog.get_logger("modelport.models")
 
 P = TypeVar("P", Path, Path | Location)
 
-#: What a server may take to tell its versions, besides the time for connecting.
+#: The time a server has to list its versions, besides the time to connect.
 ANSWER_SECONDS = 5.0
-
-
-#: Where a storage does not answer, the next look is so long after, then twice as long, ...
+#: The delay after the first failed look at an object store; it doubles with each failure.
 FIRST_WAIT_SECONDS = 0.5
 LAST_WAIT_SECONDS = 60.0
-#: How often more a storage is looked at where something in it may still be being written.
+#: Extra looks while an object may still be being written.
 SETTLING_LOOKS = 5
 
 
-class Storage:
-    """A repository in object storage, and what was last found in it.
+class StorageRepository:
+    """A repository in object storage, and the models last found in it.
 
-    Without a word of the storage what was found stays; that it is so is logged once.
+    If the object store is unreachable, keep the last listing and log it once.
     """
 
     def __init__(self, location: Location, settings: Settings) -> None:
-        # Not for those who serve folders alone: it takes a while.
+        # Lazy: only object storage needs these slow imports.
         from modelport.gateway.repository.storage.mirror import Mirror, default_cache
         from modelport.gateway.repository.storage.survey import SETTLE_SECONDS
 
@@ -59,11 +57,11 @@ class Storage:
         self._retry_at = 0.0
 
     async def look(self) -> None:
-        """Bring ``found`` up to date; the first time it waits until the storage answers.
+        """Update ``found``; the first time, wait until the object store answers.
 
         Raises:
-            ModelportError: it never has, and waiting is of no use; or it does not, and whoever
-                controls the models must know.
+            ModelportError: the first look failed in a way that waiting cannot repair, or a load
+                request needs the listing and the store does not answer.
         """
         first = self.found is None
         if not first and self._polling and time.monotonic() < self._retry_at:
@@ -90,7 +88,7 @@ class Storage:
                 raise Unavailable(f"a model repository cannot be read: {error}") from None
             return False
         if self._failures:
-            log.info("storage is read again", repository=self._location)
+            log.info("object storage is reachable again", repository=self._location)
         self._failures, self._reason = 0, ""
         return True
 
@@ -101,24 +99,24 @@ class Storage:
         if reason != self._reason:
             self._reason = reason
             log.error(
-                "storage cannot be read, and is tried again",
+                "object storage cannot be read; retrying",
                 repository=self._location, reason=reason,
             )  # fmt: skip
 
 
 def _distinct(places: Iterable[P]) -> list[P]:
-    """``places`` without those that are another's folder, by whatever path."""
+    """``places`` without repeated folders, even by another path."""
     return list(
         {each.resolve() if isinstance(each, Path) else each: each for each in places}.values()
     )
 
 
 class Discovery:
-    """Looks; changes nothing."""
+    """Finds models; changes nothing."""
 
     def __init__(self, settings: Settings, find_versions: Callable[[str], Versions]) -> None:
         self._repositories = [
-            each if isinstance(each, Path) else Storage(each, settings)
+            each if isinstance(each, Path) else StorageRepository(each, settings)
             for each in _distinct(settings.model_repositories)
         ]
         self._standalone = _distinct(settings.models)
@@ -126,13 +124,13 @@ class Discovery:
         self._find_versions = find_versions
 
     async def scan(self) -> dict[str, ModelEntry]:
-        """Every model by name. Those of other servers have no versions yet: ``ask`` tells them.
+        """Every model by name. Remote models have no versions yet; ``ask`` queries them.
 
         Raises:
             Unavailable: a repository cannot be listed.
-            ModelportError: a storage refuses to be.
+            ModelportError: an object store refuses access.
         """
-        storages = [each for each in self._repositories if isinstance(each, Storage)]
+        storages = [each for each in self._repositories if isinstance(each, StorageRepository)]
         await asyncio.gather(*(storage.look() for storage in storages))
         try:
             return await asyncio.to_thread(self._scan)
@@ -153,11 +151,11 @@ class Discovery:
         return found
 
     async def ask(self, entry: ModelEntry) -> ModelEntry:
-        """The remote model ``entry`` with the versions that its server has READY.
+        """The remote model ``entry`` with the READY versions of its server.
 
         Raises:
-            Unavailable: the server cannot be reached, or has no version READY.
-            ModelportError: it has no such model, or this gateway no such backend.
+            Unavailable: the server cannot be reached, or has no READY version.
+            ModelportError: there is no such model on the server, or no such backend here.
         """
         route = self._routes[entry.name]
         if entry.problem:
@@ -173,7 +171,7 @@ class Discovery:
         except Exception as error:
             log.exception("a server's versions cannot be read", model=entry.name)
             raise Unavailable(
-                f"the server of model '{entry.name}' cannot tell its versions"
+                f"the server of model '{entry.name}' did not list its versions"
             ) from error
         numbers = [number for number in found if 0 < number <= MAX_VERSION]  # 0 is no version
         if not numbers:
@@ -185,11 +183,11 @@ class Discovery:
 def _entry(name: str, route: ModelRoute) -> ModelEntry:
     problem, text = "", None
     if route.managed:
-        problem = f"model '{name}' is to be managed, but no model repository holds it"
+        problem = f"model '{name}' is managed, but no model repository holds it"
     elif route.config is not None:
         try:
             with route.config.open(encoding="utf-8") as file:
                 text = file.read(MAX_CONFIG_BYTES)
         except (OSError, ValueError):
-            problem = f"the configuration that the route of model '{name}' names cannot be read"
+            problem = f"the config file of the route of model '{name}' cannot be read"
     return ModelEntry(name, Path(), text, problem=problem, remote=True)

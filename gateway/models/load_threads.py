@@ -1,8 +1,8 @@
-"""Threads for the blocking part of loads, for none of which the gateway waits for ever.
+"""Threads for the blocking part of loads, with a time limit.
 
-A thread cannot be ended. A load that takes too long, or that is under way when the gateway stops,
-is left alone: nobody waits for it, the end of the process does not either, and what it loads in the
-end is unloaded again.
+Python cannot end a thread. A load that exceeds its limit, or is running when the gateway stops, is
+abandoned: neither a caller nor the exit of the process waits for it, and the version it loads in
+the end is unloaded.
 """
 
 from __future__ import annotations
@@ -19,25 +19,25 @@ from modelport.gateway.models.model import ServedVersion
 
 T = TypeVar("T")
 
-#: Loads at once; those that compute here are further limited to one for each core.
+#: Concurrent loads; those that compute here are further limited to one for each core.
 MAX_LOADS = 64
-#: A load that has held a core for so long goes on beside others: it may never end.
+#: A load releases its core after this time, because it may never end.
 CORE_SECONDS = 30.0
 
 
 class LoadThreads:
-    """Belongs to the event loop."""
+    """Runs loads in threads. Belongs to the event loop."""
 
     def __init__(self, cores: int) -> None:
         self._loads = asyncio.Semaphore(MAX_LOADS)
         self._cores = asyncio.Semaphore(cores)
         self._stopped = False
-        #: Done when it is stopped; made by the first load, on the loop.
+        #: Done when the gateway stops; created by the first load, on the event loop.
         self._stop: asyncio.Future[None] | None = None
 
     @asynccontextmanager
     async def core(self) -> AsyncGenerator[None, None]:
-        """A core for a load that computes here, for a while."""
+        """Hold a core for a load that computes in this process."""
         await self._cores.acquire()
         held = [self._cores]
 
@@ -53,11 +53,11 @@ class LoadThreads:
             give_back()
 
     async def run(self, limit_seconds: float | None, load: Callable[..., T], *args: Any) -> T:
-        """What ``load`` returns, in a thread of its own.
+        """Run ``load`` in a thread of its own and return its result.
 
         Raises:
-            Internal: it has not ended within ``limit_seconds``.
-            Unavailable: the gateway stops.
+            Internal: the load exceeded ``limit_seconds``.
+            Unavailable: the gateway is stopping.
         """
         if self._stop is None:
             self._stop = asyncio.get_running_loop().create_future()
@@ -80,19 +80,19 @@ class LoadThreads:
         if self._stopped:
             raise Unavailable("the server is shutting down")
         raise Internal(
-            f"the load has not ended within {limit_seconds:g} s, the limit that "
-            "--model-load-timeout-secs sets"
+            f"the load did not finish within {limit_seconds:g} s, the limit of "
+            "--model-load-timeout-secs"
         )
 
     def stop(self) -> None:
-        """Wait for no load any longer."""
+        """Stop waiting for loads."""
         self._stopped = True
         if self._stop is not None and not self._stop.done():
             self._stop.set_result(None)
 
 
 def _start(load: Callable[..., T], *args: Any) -> Future[T]:
-    """``load`` in a thread that no end of the process waits for."""
+    """Run ``load`` in a daemon thread, so that the exit of the process does not wait for it."""
     loading: Future[T] = Future()
 
     def work() -> None:

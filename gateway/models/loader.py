@@ -14,6 +14,7 @@ from modelport.gateway.backends import base
 from modelport.gateway.backends.base import Artifact, Host
 from modelport.gateway.errors import InvalidArgument, Unsupported
 from modelport.gateway.inference.cache import ResponseCache
+from modelport.gateway.inference.pipeline import SharedState
 from modelport.gateway.models.model import ServedVersion
 from modelport.gateway.repository import manifest
 from modelport.gateway.repository.config import ENSEMBLE, ModelConfig
@@ -28,7 +29,7 @@ log = structlog.get_logger("modelport.models")
 
 
 class VersionLoader:
-    """Loads versions; called in threads, and changes nothing that the event loop has."""
+    """Loads versions. Called in threads; touches no state of the event loop."""
 
     def __init__(
         self, settings: Settings, find_backend: Callable[[str], base.BackendLoader], threads: int
@@ -36,23 +37,23 @@ class VersionLoader:
         self._settings = settings
         self._find_backend = find_backend
         self._threads = threads
-        #: The size is the server's: each worker has its share.
+        #: Each worker has its share of the cache.
         cache_bytes = settings.cache_bytes // settings.workers
-        self._store = ResponseCache(cache_bytes) if cache_bytes else None
+        self.shared = SharedState(ResponseCache(cache_bytes) if cache_bytes else None)
         #: Set before the first load.
         self.host: Host | None = None
 
     def computes_here(self, name: str) -> bool:
-        """Whether a load of this model takes cores and memory of this process."""
+        """Whether loading this model uses cores and memory of this process."""
         return name not in self._settings.routes.models
 
     def load(
         self, entry: ModelEntry, version: VersionEntry, config: ModelConfig, statistics: Statistics
     ) -> ServedVersion:
-        """``version``, warm.
+        """Verify and load ``version``.
 
         Raises:
-            Exception: whatever is wrong with it; a ``ModelportError`` has a public reason.
+            Exception: the load failed; a ``ModelportError`` has a public reason.
         """
         name, number = entry.name, version.number
         keys = self._settings.require_signature
@@ -60,9 +61,8 @@ class VersionLoader:
             raise InvalidArgument(version.problem)
         if keys and config.platform == ENSEMBLE:
             raise Unsupported(
-                "an ensemble has no signature, and --require-signature is set: any of the signed "
-                "models could answer in its name; let clients call its models, or serve it from a "
-                "gateway without --require-signature"
+                "an ensemble has no signature, and --require-signature is set; call the signed "
+                "models of its steps, or serve it from a gateway without --require-signature"
             )
         if entry.remote or (config.platform == ENSEMBLE and not version.fingerprint):
             keys = ()  # nothing to verify
@@ -85,7 +85,7 @@ class VersionLoader:
             artifact = Artifact(name, number, path, config, self._threads, route, self.host, native)
             backend = load(artifact)
             try:
-                return ServedVersion(entry, number, backend, statistics, self._store)
+                return ServedVersion(entry, number, backend, statistics, self.shared)
             except BaseException:
                 backend.unload()
                 raise
@@ -95,10 +95,10 @@ class VersionLoader:
 def _verified(
     version: Path, config: ModelConfig, keys: Sequence[PublicKey], here: bool
 ) -> Iterator[tuple[Path, ModelConfig]]:
-    """Where the files of ``version`` may be loaded from, and by which configuration.
+    """The folder to load ``version`` from, and the configuration to load it with.
 
     Args:
-        here: this gateway loads them, or has them loaded.
+        here: this gateway loads the files, or starts the server that does.
     """
     if not keys and not (here and os.path.lexists(version / manifest.CERTIFICATE)):
         yield version, config

@@ -1,6 +1,6 @@
-"""Models and their versions, as they are served: look at them, and control them.
+"""The model manager: control mode, load and unload requests, and readiness.
 
-What is wanted is decided here, by the control mode and by requests; ``reconciler`` brings it about.
+The manager decides which models to serve. ``reconciler`` loads and unloads them.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from modelport.gateway import backends
 from modelport.gateway.backends import base
 from modelport.gateway.backends.base import Host
 from modelport.gateway.errors import InvalidArgument, NotFound, Unavailable
-from modelport.gateway.models import snapshot
+from modelport.gateway.models import snapshot as snapshots
 from modelport.gateway.models.discovery import Discovery
 from modelport.gateway.models.loader import VersionLoader
 from modelport.gateway.models.model import UNLOADED, ModelRecord, VersionSettings, VersionState
@@ -34,7 +34,7 @@ log = structlog.get_logger("modelport.models")
 
 
 class ModelManager(ModelRegistry):
-    """The models of the repositories and of the routes."""
+    """Manages the models of the repositories and routes."""
 
     def __init__(
         self,
@@ -50,28 +50,30 @@ class ModelManager(ModelRegistry):
         self._loader = VersionLoader(settings, find_backend, cores)
         self._discovery = Discovery(settings, find_versions)
         self._reconciler = Reconciler(settings, self._loader, self._discovery, cores, self._models)
-        # One scan at a time: an older one that ends later would bring back what has changed.
+        # One scan at a time: a slow, older scan would undo what a later one found.
         self._scanning = asyncio.Lock()
-        # One list at a time, whole.
+        # One reload request at a time.
         self._reloading = asyncio.Lock()
         self._looks: Mapping[str, ModelEntry] = {}
         self._missing: set[str] = set()
         self.started = False
-        #: Readiness is off, requests are still served.
+        #: Not empty while a model is overloaded; listeners then ask before reading a request.
+        self.overloaded = self._loader.shared.overloaded
+        #: Not ready any more; requests are still served.
         self.draining = asyncio.Event()
-        #: New requests are refused, streams end.
+        #: New requests are refused and streams end.
         self.closing = asyncio.Event()
 
     @property
     def ready(self) -> bool:
-        """Whether traffic should come: started, not draining and, if strict, every model served."""
+        """Whether the server is started, not draining and, if strict, every model is served."""
         if not self.started or self.draining.is_set():
             return False
         return not self._settings.strict_readiness or not self.broken()
 
     @property
     def loading(self) -> bool:
-        """Whether a model version loads."""
+        """Whether a model version is being loaded."""
         return any(
             state is VersionState.LOADING
             for model in self._models.values()
@@ -79,7 +81,7 @@ class ModelManager(ModelRegistry):
         )
 
     def broken(self) -> list[str]:
-        """Models that were asked for and do not answer a request without a version."""
+        """Models that were requested but whose default version cannot serve."""
         broken = {name for name, model in self._models.items() if model.broken}
         return sorted(self._missing | broken)
 
@@ -89,7 +91,7 @@ class ModelManager(ModelRegistry):
                 yield name, number, statistics
 
     def load_failures(self) -> Mapping[str, int]:
-        """By model, for as long as it is known: how often something of it could not be loaded."""
+        """Failed loads by model, for known models."""
         return {name: model.load_failures for name, model in sorted(self._models.items())}
 
     def _route(self, name: str) -> ModelRoute | None:
@@ -98,9 +100,10 @@ class ModelManager(ModelRegistry):
     # -- following the repository -----------------------------------------------------------------
 
     async def start(self, others: Snapshot | None = None) -> None:
-        """Load what the control mode asks for, or what ``others`` serve of the same repository.
+        """Load the models that the control mode asks for, or those of the snapshot ``others``.
 
-        A model that fails costs nothing but itself.
+        A model that fails does not affect other models.
+
         """
         settings = self._settings
         self._loader.host = self._make_host(self) if self._make_host is not None else None
@@ -129,36 +132,36 @@ class ModelManager(ModelRegistry):
             await asyncio.gather(*(model.settled.wait() for model in models))
 
     async def poll(self) -> None:
-        """Follow the repository until cancelled. A model that takes long holds up no other."""
+        """Poll the repository until cancelled. A slow model does not delay others."""
         while True:
             await asyncio.sleep(self._settings.repository_poll_seconds)
             await self.follow()
 
     async def follow(self) -> None:
-        """One look at the repository; what has changed is brought about after it."""
+        """Scan the repository once and reconcile changed models in the background."""
         try:
             for model in await self._look():
-                # Where one is at it the next look is soon enough.
+                # A model that is being reconciled is checked again at the next poll.
                 changed = model.entry.remote or model.entry != model.reconciled
                 if changed and not model.lock.locked():
                     self._reconciler.reconcile_soon(model)
-        except Exception:  # whatever it is, the next look may succeed
+        except Exception:  # the next poll may succeed
             log.exception("the model repository cannot be read")
 
-    def standing(self) -> Snapshot:
-        """What another process must know to serve the same."""
-        return snapshot.describe(self._models)
+    def snapshot(self) -> Snapshot:
+        """The state of the models, used to bring a restarted worker up to date."""
+        return snapshots.describe(self._models)
 
     async def restore(self, others: Snapshot) -> None:
-        """Serve what ``others`` do, as far as it is in the repository, and nothing else."""
-        await snapshot.restore(others, self._models, self._reconciler, self._unload)
+        """Serve the models of the snapshot ``others`` that are in the repository, and no others."""
+        await snapshots.restore(others, self._models, self._reconciler, self._unload)
 
     async def refresh(self) -> None:
-        """One poll: load what is new, unload what was taken away, keep what fails to reload."""
+        """Poll once: load new models, unload removed ones, keep those that fail to reload."""
         await self._reconciler.reconcile_all(await self._look())
 
     async def _look(self) -> list[ModelRecord]:
-        """The models that there are now; those that are gone are unloaded."""
+        """Scan for the current models; unload removed ones."""
         for name in await self._scan():
             self._reconciler.in_background(self._remove(name, self._models.pop(name)))
         return list(self._models.values())
@@ -169,7 +172,7 @@ class ModelManager(ModelRegistry):
             self._reconciler.statistics.pop(name, None)
 
     async def _scan(self) -> list[str]:
-        """Bring every model's entry up to date; returns the names that are gone."""
+        """Update the entry of every model and return the names of removed models."""
         async with self._scanning:
             found = await self._discovery.scan()
             polling = self._settings.model_control_mode is ModelControlMode.POLL
@@ -191,13 +194,14 @@ class ModelManager(ModelRegistry):
     # -- control on request -----------------------------------------------------------------------
 
     async def load(self, name: str, override: str | None = None) -> None:
-        """Load or reload one model; ``override`` is a JSON configuration in place of the file's.
+        """Load or reload a model; ``override`` is a JSON configuration that replaces the file's.
 
         Raises:
-            Unavailable: the control mode does not allow it; or something that the model needs is
-                not there yet, and the load is tried again by itself.
+            Unavailable: the control mode does not allow it, or a dependency of the model is
+                missing and the load is retried.
             NotFound: there is no such model.
-            InvalidArgument: no version could be loaded; what was served before still is.
+            InvalidArgument: no version could be loaded; versions served before are still
+                served.
         """
         self.require_explicit()
         if override is not None:
@@ -207,7 +211,7 @@ class ModelManager(ModelRegistry):
                 raise InvalidArgument(
                     f"failed to load '{name}', invalid config override: {error}"
                 ) from error
-        # A caller that gives up must not leave the model half loaded: the work goes on without it.
+        # If the caller is cancelled, the load still completes.
         await asyncio.shield(self._reconciler.in_background(self._load(name, override)))
 
     async def _load(self, name: str, override: str | None) -> None:
@@ -225,7 +229,7 @@ class ModelManager(ModelRegistry):
         await self._settled(model)
 
     def _with_steps(self, names: Iterable[str]) -> list[ModelRecord]:
-        """The models of ``names``, and of ensembles those of their steps, as Triton loads them."""
+        """The models ``names`` and, for ensembles, the models of their steps, as in Triton."""
         found: dict[str, ModelRecord] = {}
         todo = deque(names)
         while todo:
@@ -236,7 +240,7 @@ class ModelManager(ModelRegistry):
         return list(found.values())
 
     async def _settled(self, model: ModelRecord) -> None:
-        """Wait for what is tried again, and raise what is wrong in the end."""
+        """Wait for pending retries, then raise the final error, if any."""
         await model.settled.wait()
         failures = [
             f"version {number} is at {state} state: {reason}"
@@ -251,13 +255,13 @@ class ModelManager(ModelRegistry):
             raise InvalidArgument(message)
 
     async def reload(self, wanted: Mapping[str, VersionSettings]) -> None:
-        """Serve exactly the models of ``wanted``, and those of their steps; unload all others.
+        """Serve exactly the models of ``wanted`` and of their steps; unload all others.
 
         Raises:
-            Unavailable: the control mode does not allow it; or as ``load``.
+            Unavailable: the control mode does not allow it, or as in ``load``.
             NotFound: there is no such model; nothing has changed.
-            InvalidArgument: a label names a version that is not served and would not be, and
-                nothing has changed; or as ``load``.
+            InvalidArgument: a label names a version that is not going to be served, and nothing
+                has changed; or as in ``load``.
         """
         self.require_explicit()
         await asyncio.shield(self._reconciler.in_background(self._reload(dict(wanted))))
@@ -301,10 +305,10 @@ class ModelManager(ModelRegistry):
         ]
 
     async def unload(self, name: str, dependents: bool = False) -> None:
-        """Stop serving a model, and ensembles that need it; requests in flight finish first.
+        """Stop serving a model and the ensembles that need it; requests in flight finish first.
 
-        With ``dependents``, the models of an ensemble's steps are unloaded too, but for those that
-        were asked for themselves and those that another ensemble needs.
+        With ``dependents``, also unload the models of an ensemble's steps, except those that were
+        requested by name and those that another ensemble needs.
 
         Raises:
             Unavailable: the control mode does not allow it.
@@ -336,7 +340,8 @@ class ModelManager(ModelRegistry):
         await asyncio.gather(*unloading)
 
     async def unload_version(self, name: str, number: int) -> None:
-        """Stop serving one version, until the model is loaded again; its requests finish first.
+        """Stop serving one version until the model is loaded again; requests in flight finish
+        first.
 
         Raises:
             Unavailable: the control mode does not allow it, or the version is not READY.
@@ -354,7 +359,7 @@ class ModelManager(ModelRegistry):
         await unloading
 
     def set_default(self, name: str, number: int) -> None:
-        """Requests without a version get this one, until it is unloaded.
+        """Make ``number`` the default version, until it is unloaded.
 
         Raises:
             Unavailable: the control mode does not allow it, or the version is not READY.
@@ -367,11 +372,11 @@ class ModelManager(ModelRegistry):
         model.select()
 
     async def stop(self) -> None:
-        """Unload everything; call when no new request can come."""
+        """Unload everything; call when no new request can arrive."""
         await self._reconciler.stop()
 
     def require_explicit(self) -> None:
-        """Raises ``Unavailable``: the control mode does not allow that models are changed."""
+        """Raises ``Unavailable``: the control mode does not allow changes on request."""
         if self._settings.model_control_mode is not ModelControlMode.EXPLICIT:
             raise Unavailable(
                 "explicit model load / unload is not allowed if polling is enabled; start the "

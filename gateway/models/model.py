@@ -1,17 +1,17 @@
-"""A model and its versions as they are served: states, handles, and what the folder declares."""
+"""A model and its versions: configuration, state, and the handles of requests in flight."""
 
 from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable, Collection, Hashable, Iterator, Mapping
+from collections.abc import Collection, Hashable, Iterator, Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import NamedTuple
 
 from modelport.gateway.backends.base import Backend, LabelledBackend
 from modelport.gateway.errors import InvalidArgument
-from modelport.gateway.inference import admission, batching, cache, streaming
+from modelport.gateway.inference import pipeline
 from modelport.gateway.inference.signatures import NamedSignatures
 from modelport.gateway.inference.validation import Validator
 from modelport.gateway.models.version_policy import VersionPolicy, VersionSnapshot, wanted
@@ -21,13 +21,13 @@ from modelport.gateway.repository.routes import ModelRoute
 from modelport.gateway.repository.scan import VERSION_NAME, ModelEntry
 from modelport.gateway.settings import AspiredVersionPolicy
 from modelport.gateway.telemetry import Statistics
-from modelport.gateway.types import Infer, InferStream, ModelSignature
+from modelport.gateway.types import ModelSignature
 
 #: The reason Triton gives for a version that was unloaded on purpose.
 UNLOADED = "unloaded"
 #: Config parameter ``version_label.stable = "3"``: requests may ask for ``stable`` instead of 3.
 _LABEL = "version_label."
-#: A timer may fire so much early.
+#: A timer may fire this much too early.
 TIMER_SECONDS = 0.01
 _ASPIRED = "aspired_version_policy"
 
@@ -41,12 +41,8 @@ class VersionState(StrEnum):
     UNAVAILABLE = "UNAVAILABLE"
 
 
-def _never() -> bool:
-    return False
-
-
 class ServedVersion:
-    """A loaded version and its counted handles. Nothing of it changes but the counts."""
+    """A loaded version of a model and the number of requests in flight."""
 
     __slots__ = (
         "__weakref__", "_drained", "backend", "config", "decoupled", "in_flight", "infer", "labels",
@@ -59,7 +55,7 @@ class ServedVersion:
         number: int,
         backend: Backend,
         statistics: Statistics,
-        store: cache.ResponseCache | None = None,
+        shared: pipeline.SharedState,
     ) -> None:
         self.name = entry.name
         self.number = number
@@ -67,34 +63,23 @@ class ServedVersion:
         self.config = backend.config
         self.signature: ModelSignature = configuration.signature(backend.config)
         self.validator = Validator(entry.name, self.signature)
-        #: Those that the artifact itself names, beside the configuration's.
+        #: Named signatures of the artifact itself, besides the one that the configuration declares.
         self.signatures = NamedSignatures(entry.name, backend, statistics)
-        #: By output, those that the configuration names; ``labels_of`` has the others.
+        #: Class labels of the configuration by output; ``labels_of`` has the backend's too.
         self.labels = _labels(entry, backend.config)
         self.statistics = statistics
-        self.decoupled = streaming.is_decoupled(self.config)
-        batching.check(self.config)
-        cache.check(entry.name, self.config)
-        #: The chain: cache, admission, batcher, backend; of these, what the configuration asks for.
-        self.infer: Infer = streaming.refuse
-        #: Whether a request is refused, whatever it holds: then it need not be read.
-        self.refuses: Callable[[], bool] = _never
-        self.stream: InferStream = streaming.of(backend)
-        if not self.decoupled:
-            infer = batching.wrap(backend, self.config, self.signature, statistics)
-            self.infer = self.signatures.before(infer)
-            guard = admission.wrap(self.infer, self.config, backend.execution)
-            self.infer = cache.wrap(guard, entry.name, number, self.config, statistics, store)
-            if isinstance(guard, admission.OverloadGuard) and self.infer is guard:
-                self.refuses = guard.refuses  # what is cached is answered under any load
+        self.decoupled = bool(self.config.model_transaction_policy.decoupled)
+        self.infer, self.stream, self.refuses = pipeline.build(
+            self.name, number, backend, self.signature, self.signatures, statistics, shared
+        )
         self.in_flight = 0
         self._drained: asyncio.Event | None = None
 
     def labels_of(self, output: str) -> tuple[str, ...]:
-        """The class labels of ``output``: the configuration's, else the backend's own.
+        """The class labels of ``output``: from the configuration, else from the backend.
 
         Raises:
-            Unavailable: the model of an ensemble's step, which has them, is not there.
+            Unavailable: the model of an ensemble's step that has the labels is not available.
         """
         labels = self.labels.get(output)
         if labels is None and isinstance(self.backend, LabelledBackend):
@@ -107,7 +92,7 @@ class ServedVersion:
             self._drained.set()
 
     async def retire(self) -> None:
-        """Wait until the last handle is released, then unload; nobody can acquire one any more."""
+        """Unload the backend after the last request in flight. No new handle can be acquired."""
         if self.in_flight:
             self._drained = asyncio.Event()
             await self._drained.wait()
@@ -115,11 +100,11 @@ class ServedVersion:
 
 
 class VersionSettings(NamedTuple):
-    """What a reload asks of one model; None: what the model's configuration says.
+    """Settings of a reload request for one model; None means as the model's configuration says.
 
     Attributes:
-        policy: which versions to serve.
-        labels: names of versions, each of a version that is served or about to be.
+        policy: the versions to serve.
+        labels: version labels; each names a version that is served or about to be.
     """
 
     policy: VersionPolicy | None = None
@@ -128,15 +113,16 @@ class VersionSettings(NamedTuple):
 
 @dataclass(slots=True)
 class LoadFailure:
-    """What did not load, or could not be asked, and when it is tried again by itself.
+    """A failed load, or a failed query of a remote server, and the time of its next retry.
 
     Attributes:
-        content: what identifies the content that failed.
+        content: identifies the content that failed.
         reason: public.
-        transient: something it needs is not there yet: it is tried until it is.
-        tries: how often in a row the same content has failed.
-        retry_at: on ``time.monotonic()``'s clock; None: only with another content, or on request.
-        due: it is to be tried again now.
+        transient: a dependency is missing; the load is retried until it succeeds.
+        tries: consecutive failures of the same content.
+        retry_at: on ``time.monotonic()``'s clock; None: retried only with other content or on
+            request.
+        due: to be retried now.
     """
 
     content: Hashable
@@ -149,58 +135,58 @@ class LoadFailure:
 
 @dataclass(slots=True)
 class ModelRecord:
-    """One model's state. Changed by the manager alone, under ``lock`` across awaits."""
+    """The state of one model. Only the manager changes it, under ``lock`` across awaits."""
 
     entry: ModelEntry
-    #: What it was brought up to date with.
+    #: The entry of the last reconciliation.
     reconciled: ModelEntry | None = None
     config: ModelConfig | None = None
     override: str | None = None
     wanted: VersionSettings = field(default_factory=VersionSettings)
-    #: Asked for by its own name, not only as a step of an ensemble, and not unloaded since.
+    #: Requested by its own name, not only as a step of an ensemble, and not unloaded since.
     asked: bool = False
     problem: str = ""
-    #: A version was wanted and could not be served; true until one is, or none is wanted.
+    #: A wanted version could not be served; false again once one is, or none is wanted.
     troubled: bool = False
     served: dict[int, ServedVersion] = field(default_factory=dict)
     serving: dict[int, Hashable] = field(default_factory=dict)
     failed: dict[int, LoadFailure] = field(default_factory=dict)
-    #: The server that runs a model which only a route names could not tell its versions.
+    #: Set if the server of a model that only a route names could not list its versions.
     unreachable: LoadFailure | None = None
     states: dict[int, tuple[VersionState, str]] = field(default_factory=dict)
-    #: Unloaded one by one, on request: not loaded again before the model is.
+    #: Versions unloaded one by one on request; not loaded again until the model is.
     withheld: set[int] = field(default_factory=set)
-    #: Unloaded to make room for others; loaded again where those do not load.
+    #: Versions unloaded to make room for others; loaded again if those fail.
     displaced: set[int] = field(default_factory=set)
-    #: The version that a request without a version gets: ``pinned``, else the newest that is READY.
+    #: The version for requests without a version: ``pinned``, else the newest that is READY.
     default: ServedVersion | None = None
     pinned: int = 0
-    #: The version that each label names, or named last while what it names now does not serve yet.
+    #: The version of each label; if its new version is not served yet, the previous one.
     labelled: dict[str, int] = field(default_factory=dict)
-    #: Counts the loads, of a version or of the configuration, that failed.
+    #: Failed loads, of a version or of the configuration.
     load_failures: int = 0
-    #: Counts the loads on request: a server elsewhere is asked anew at each.
+    #: Loads on request; each one queries a remote server again.
     requests: int = 0
     lock: asyncio.Lock = field(default_factory=asyncio.Lock)
     timer: asyncio.TimerHandle | None = None
-    #: Set while no load is tried again but those that wait for something.
+    #: Set while no retry is pending, except retries that wait for a dependency.
     settled: asyncio.Event = field(default_factory=asyncio.Event)
 
     @property
     def broken(self) -> bool:
-        """Asked for, and what a request without a version gets does not serve."""
+        """Whether the model was requested but its default version cannot serve."""
         if self.default is None:
             return self.troubled
         return bool(self.default.backend.problem)
 
     @property
     def is_ensemble(self) -> bool:
-        """Whether it loads only where the models of its steps are READY."""
+        """Whether the model is an ensemble, which loads only if its steps' models are READY."""
         return self.config is not None and bool(self.config.HasField("ensemble_scheduling"))
 
     @property
     def labels(self) -> dict[str, int]:
-        """The labels of versions that are served."""
+        """The labels of served versions."""
         return {label: number for label, number in self.labelled.items() if number in self.served}
 
     @property
@@ -209,14 +195,14 @@ class ModelRecord:
         return self.wanted.policy or VersionPolicy.of(self.config)
 
     def ask(self, wanted: VersionSettings, override: str | None = None) -> None:
-        """Everything that is wanted is to be tried anew."""
+        """Apply the settings of a load request and forget earlier failures."""
         self.wanted, self.override, self.asked = wanted, override, True
         self.requests += 1
         self.withheld.clear()
         self.forget_failures()
 
     def look(self, entry: ModelEntry) -> None:
-        """What the repository has now; another server is asked for its versions later."""
+        """Take the repository's current entry; a remote model keeps its versions until queried."""
         if entry.remote and self.entry.remote:
             entry = entry._replace(versions=self.entry.versions)
         self.entry = entry
@@ -224,10 +210,11 @@ class ModelRecord:
     def check_labels(
         self, asked: VersionSettings, available: Collection[int], route: ModelRoute | None
     ) -> None:
-        """TensorFlow Serving's rule, but that a version may also be one that is about to serve.
+        """Apply TensorFlow Serving's rule for labels, but accept versions that are about to be
+        served.
 
         Raises:
-            InvalidArgument: a label names another version, or the configuration is no good.
+            InvalidArgument: a label names another version, or the configuration is invalid.
         """
         policy = asked.policy or VersionPolicy.of(read_config(self, route))
         served = dict.fromkeys(self.served)
@@ -240,10 +227,10 @@ class ModelRecord:
                 )
 
     def step_names(self, route: ModelRoute | None) -> list[str]:
-        """The models that an ensemble needs; none for any other model."""
+        """The models of an ensemble's steps; empty for any other model."""
         try:
             scheduling = read_config(self, route).ensemble_scheduling
-        except InvalidArgument:  # told when it is loaded
+        except InvalidArgument:  # reported when the model loads
             return []
         return [step.model_name for step in scheduling.step]
 
@@ -257,7 +244,7 @@ class ModelRecord:
         self.unreachable = None
 
     def mark_due(self, waiting: bool = False) -> bool:
-        """Mark what is to be tried again by now, or all that waits; whether there is anything."""
+        """Mark failures whose retry is due, or all that wait; whether any failure is due."""
         now = time.monotonic()
         for failure in self.failures():
             if failure.retry_at is not None and (
@@ -267,7 +254,7 @@ class ModelRecord:
         return any(failure.due for failure in self.failures())
 
     def rows(self) -> Iterator[tuple[int, VersionState, str]]:
-        """Version, state and reason, ascending. A version whose backend is down is not READY."""
+        """Version, state and reason, ascending. A version whose backend is down is UNAVAILABLE."""
         for number, (state, reason) in sorted(self.states.items()):
             served = self.served.get(number)
             if state is VersionState.READY and served is not None and served.backend.problem:
@@ -276,7 +263,7 @@ class ModelRecord:
                 yield number, state, reason or self.problem
 
     def index(self, ready_only: bool) -> Iterator[dict[str, str]]:
-        """Its rows of the repository index."""
+        """The model's rows of the repository index."""
         name = self.entry.name
         for number, state, reason in self.rows():
             if not ready_only or state is VersionState.READY:
@@ -287,8 +274,10 @@ class ModelRecord:
             yield {"name": name, **(problem if self.problem else {})}
 
     def select(self) -> None:
-        """What requests get that name no version, or a label. A label moves to a version that
-        serves: until it does, and where it never does, the label stays where it was."""
+        """Choose the default version and the version of each label.
+
+        A label moves to a new version once that version is served; until then it keeps the old one.
+        """
         if self.pinned not in self.served:
             self.pinned = 0
         number = self.pinned or max(self.served, default=0)
@@ -306,7 +295,7 @@ def version_labels(config: ModelConfig) -> dict[str, int]:
     """The labels that ``config`` declares.
 
     Raises:
-        InvalidArgument: a label without a name, or for what is no version.
+        InvalidArgument: a label has no name, or its value is not a version.
     """
     labels = {}
     for key, parameter in config.parameters.items():
@@ -321,10 +310,10 @@ def version_labels(config: ModelConfig) -> dict[str, int]:
 
 
 def resource_preserving(config: ModelConfig, default: AspiredVersionPolicy) -> bool:
-    """Whether old versions go before new ones come.
+    """Whether old versions are unloaded before new ones are loaded.
 
     Raises:
-        InvalidArgument: the parameter names no such policy.
+        InvalidArgument: the parameter is not a known policy.
     """
     if _ASPIRED in config.parameters:
         text = config.parameters[_ASPIRED].string_value
@@ -337,13 +326,13 @@ def resource_preserving(config: ModelConfig, default: AspiredVersionPolicy) -> b
 
 
 def read_config(model: ModelRecord, route: ModelRoute | None = None) -> ModelConfig:
-    """The configuration of ``model``'s folder, or its override, with the defaults filled in.
+    """Read the configuration of ``model``, or its override, and fill in the defaults.
 
-    A model that only ``route`` names serves every version that the server has, unless its
-    configuration says otherwise.
+    A model that only ``route`` names serves every version of its server, unless its configuration
+    says otherwise.
 
     Raises:
-        InvalidArgument: it does not parse, or asks for what this gateway cannot do.
+        InvalidArgument: it does not parse, or this gateway does not support it.
     """
     entry = model.entry
     if entry.problem:
@@ -358,7 +347,7 @@ def read_config(model: ModelRecord, route: ModelRoute | None = None) -> ModelCon
         else:
             _derive_backend(entry, config)
     if entry.remote:
-        config.name = entry.name  # what the other server calls it is the route's matter
+        config.name = entry.name  # the route has the name on the other server
         if not config.HasField("version_policy"):
             config.version_policy.all.SetInParent()
     config = configuration.complete(config, entry.name)
@@ -367,7 +356,7 @@ def read_config(model: ModelRecord, route: ModelRoute | None = None) -> ModelCon
 
 
 def _derive_backend(entry: ModelEntry, config: ModelConfig) -> None:
-    """Without a configuration the default file names the backend, as Triton has it."""
+    """Derive the backend from the name of the model file, as Triton does."""
     files = {name for v in entry.versions.values() for name, *_ in v.fingerprint}
     for known in configuration.PLATFORMS:
         if any(f.split("/")[0] == known.default_filename for f in files):

@@ -1,6 +1,7 @@
-"""Brings a model to what is wanted of it: ``policy.next_action`` decides, this module acts.
+"""The reconciler: load and unload versions until a model matches its version policy.
 
-All state belongs to the event loop. The blocking part of a load runs in a thread (``loader``).
+``version_policy.next_action`` decides; this module acts. All state belongs to the event loop; the
+blocking part of a load (``loader``) runs in a thread.
 """
 
 from __future__ import annotations
@@ -38,15 +39,15 @@ from modelport.gateway.repository.scan import VersionEntry, is_unreadable
 from modelport.gateway.settings import Settings
 from modelport.gateway.telemetry import Statistics
 
-log = structlog.get_logger("modelport.manager")
+log = structlog.get_logger("modelport.models")
 
-#: What waits for something is tried again after the first of these, then after twice as long, ...
+#: Transient failures are retried after this delay, which doubles with each failure.
 FIRST_RETRY_SECONDS = 0.5
 LAST_RETRY_SECONDS = 30.0
 
 
 class Reconciler:
-    """Acts on one model at a time, under its lock."""
+    """Reconciles one model at a time, under its lock."""
 
     def __init__(
         self,
@@ -62,20 +63,21 @@ class Reconciler:
         self._models = models
         self._threads = LoadThreads(cores)
         self._background: set[asyncio.Task[None]] = set()
-        #: Those of them that nobody asked for and that an end need not wait for.
+        #: The background tasks that shutdown cancels, because no caller waits for them.
         self._reconciling: set[asyncio.Task[None]] = set()
         self._stopped = False
-        #: Counts the versions that became READY.
+        #: The number of versions that became READY.
         self._loaded = 0
         #: By model and version.
         self.statistics: dict[str, dict[int, Statistics]] = {}
 
-    # -- what is wanted ---------------------------------------------------------------------------
+    # -- one model --------------------------------------------------------------------------------
 
     async def reconcile(self, model: ModelRecord, retrying: bool = False) -> None:
-        """Load and unload until nothing is left to do. ``retrying``: only where something is due.
+        """Load and unload versions until nothing is left to do. ``retrying``: only if a retry is
+        due.
 
-        What fails is in the model's states, not raised.
+        Failures are recorded in the model's states, not raised.
         """
         async with model.lock:
             due = any(failure.due for failure in model.failures())
@@ -100,18 +102,18 @@ class Reconciler:
                 self._plan_retry(model)
 
     async def _ask(self, model: ModelRecord) -> bool:
-        """Ask the server for the versions it has; whether there is something to go on with."""
+        """Query the server for its versions; whether reconciliation can continue."""
         before = model.unreachable
         try:
             model.entry = await self._discovery.ask(model.entry)
         except ModelportError as error:
-            # The server may come up, and the model on it.
+            # The server may start later, or get the model later.
             waits = isinstance(error, (Unavailable, NotFound)) and not model.served
             model.unreachable = failure = self._failure(None, error, before, waits)
             if not model.served:
                 self._refuse(model, failure.reason)
                 return False
-            failure.retry_at = None  # what is served needs nobody's word
+            failure.retry_at = None  # versions that are served need no retry
             if before is None or before.reason != failure.reason:
                 log.warning("versions are unknown", model=model.entry.name, reason=failure.reason)
             return True
@@ -119,7 +121,7 @@ class Reconciler:
         return True
 
     def _refuse(self, model: ModelRecord, reason: str) -> None:
-        """Nothing of the model can be loaded as it is now; what is served stays."""
+        """Record that no version of the model can be loaded; versions already served stay."""
         if reason != model.problem:
             log.error("model is not served", model=model.entry.name, reason=reason)
             model.load_failures += 1
@@ -137,7 +139,7 @@ class Reconciler:
             for number, version in entry.versions.items()
             if number not in model.withheld
         }
-        model.states = {  # what a mended configuration or a removed version left behind is gone
+        model.states = {  # drop the states of removed versions and repaired configurations
             number: state
             for number, state in model.states.items()
             if number in model.served
@@ -147,18 +149,18 @@ class Reconciler:
         counters = self.statistics.get(entry.name, {})
         for number in (
             counters.keys() - model.states.keys()
-        ):  # whoever counts there has its own hold
+        ):  # a request in flight has its own reference
             del counters[number]
-        model.select()  # labels may have changed, and nothing else
+        model.select()  # labels may have changed
         for number in model.serving.keys() & content.keys():
-            if model.serving[number] == content[number]:  # repaired, or never touched
+            if model.serving[number] == content[number]:  # repaired, or unchanged
                 model.failed.pop(number, None)
                 model.states[number] = (VersionState.READY, "")
         due = [failure for failure in model.failed.values() if failure.due]
         if due and isinstance(
             next_action(self._snapshot(model, content, making_room)), UnloadVersion
         ):
-            for failure in due:  # another try would take away what stands in
+            for failure in due:  # a retry would unload the version that serves instead
                 failure.due = False
         while not self._stopped and (
             action := next_action(self._snapshot(model, content, making_room))
@@ -238,19 +240,19 @@ class Reconciler:
         log.info("model version is ready", model=name, version=number)
         if before is not None:
             self._retire(before)
-        for other in self._models.values():  # an ensemble waits for the models of its steps
+        for other in self._models.values():  # ensembles wait for the models of their steps
             if other.is_ensemble and other.mark_due(waiting=True):
                 self.reconcile_soon(other, retrying=True)
 
     def unload(self, model: ModelRecord, number: int) -> asyncio.Task[None]:
-        """Out of service at once; drained and unloaded by the task, which nobody need await."""
+        """Take a version out of service at once; the returned task drains and unloads it."""
         version = model.served.pop(number)
         model.serving.pop(number, None)
         model.select()
         model.states[number] = unloading = (VersionState.UNLOADING, "")
 
         def done() -> None:
-            if model.states.get(number) is unloading:  # not loaded again meanwhile
+            if model.states.get(number) is unloading:  # not loaded again since
                 model.states[number] = (VersionState.UNAVAILABLE, UNLOADED)
                 if number not in model.entry.versions:
                     del model.states[number]
@@ -264,7 +266,7 @@ class Reconciler:
         async def retire() -> None:
             try:
                 await version.retire()
-            except Exception:  # it is gone all the same
+            except Exception:  # the version is out of service regardless
                 log.exception(
                     "a backend failed to unload", model=version.name, version=version.number
                 )
@@ -273,7 +275,7 @@ class Reconciler:
         return self.in_background(retire())
 
     async def unload_all(self, model: ModelRecord) -> list[asyncio.Task[None]]:
-        """Out of service, and nothing of it is tried again."""
+        """Take all versions out of service and cancel all retries."""
         async with model.lock:
             tasks = [self.unload(model, number) for number in sorted(model.served)]
             model.forget_failures()
@@ -282,12 +284,12 @@ class Reconciler:
             self._plan_retry(model)
             return tasks
 
-    # -- trying again -----------------------------------------------------------------------------
+    # -- retries ----------------------------------------------------------------------------------
 
     def _failure(
         self, content: Hashable, error: Exception, before: LoadFailure | None, transient: bool
     ) -> LoadFailure:
-        """``error`` as it is told, and when what failed is tried again."""
+        """Describe ``error`` and schedule a retry if there is to be one."""
         reason = str(error) if isinstance(error, ModelportError) else "failed to load"
         tries = before.tries + 1 if before is not None and before.content == content else 1
         wait: float | None = None
@@ -318,16 +320,16 @@ class Reconciler:
         else:
             self._plan_retry(model)
 
-    # -- many, and the end ------------------------------------------------------------------------
+    # -- several models, and shutdown -------------------------------------------------------------
 
     async def reconcile_all(self, models: Collection[ModelRecord]) -> None:
-        """Side by side, but an ensemble after those of ``models`` that its steps need."""
+        """Reconcile concurrently, but an ensemble after those of ``models`` that its steps need."""
         named = {model.entry.name: model for model in models}
         order = TopologicalSorter[str]()
         for name, model in named.items():
             route = self._settings.routes.models.get(name)
             order.add(name, *(step for step in model.step_names(route) if step in named))
-        with suppress(CycleError):  # ensembles of a circle come last, and their load says why
+        with suppress(CycleError):  # ensembles of a cycle come last; loading them reports it
             order.prepare()
 
         async def work(name: str) -> None:
@@ -353,7 +355,7 @@ class Reconciler:
         task = asyncio.get_running_loop().create_task(work)
         self._background.add(task)
         task.add_done_callback(self._background.discard)
-        # Its error belongs to whoever awaits it; where nobody does any more, it has been logged.
+        # Callers that await the task get its error; without one it has been logged.
         task.add_done_callback(lambda done: done.cancelled() or done.exception())
         return task
 
@@ -372,6 +374,6 @@ class Reconciler:
 
 
 def _may_be_readable_later(error: Exception) -> bool:
-    """Whether a load failed for a file that is there and could not be read."""
+    """Whether a load failed because an existing file could not be read."""
     causes = (error, error.__cause__)
     return any(is_unreadable(e) and not isinstance(e, FileNotFoundError) for e in causes)

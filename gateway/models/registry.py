@@ -1,4 +1,4 @@
-"""The models as requests find them; ``manager`` changes what there is."""
+"""The model registry: look up models and versions. ``manager`` changes it."""
 
 from __future__ import annotations
 
@@ -10,16 +10,16 @@ from modelport.gateway.models.model import UNLOADED, ModelRecord, ServedVersion,
 
 
 class ModelRegistry:
-    """Looking, and the handles of the hot path."""
+    """Models by name, and handles on their versions."""
 
     def __init__(self) -> None:
-        #: Added to and taken from by the manager alone.
+        #: Only the manager adds and removes models.
         self._models: dict[str, ModelRecord] = {}
 
     # -- the hot path ---------------------------------------------------------------------------
 
     def acquire(self, name: str, number: int = 0) -> ServedVersion:
-        """A handle on a READY version; the caller releases it. ``number`` 0: the default.
+        """Acquire a handle on a READY version; the caller releases it. ``number`` 0: the default.
 
         Raises:
             NotFound: no such model or version.
@@ -30,7 +30,7 @@ class ModelRegistry:
         return version
 
     def get(self, name: str, number: int = 0) -> ServedVersion:
-        """As ``acquire``, without a handle: for looking, not for running."""
+        """As ``acquire``, but without a handle: for inspection, not for inference."""
         model = self._models.get(name)
         if model is None:
             raise NotFound(f"Request for unknown model: '{name}' is not found")
@@ -46,19 +46,20 @@ class ModelRegistry:
         raise NotFound(f"Request for unknown model: '{name}' version {number} is not found")
 
     def find(self, name: str, number: int = 0) -> ServedVersion | None:
-        """As ``get``, where there is such a version."""
+        """As ``get``, but None if there is no such version."""
         model = self._models.get(name)
         if model is None:
             return None
         return model.served.get(number) if number else model.default
 
-    # -- looking --------------------------------------------------------------------------------
+    # -- inspection -----------------------------------------------------------------------------
 
     def require_ready(self, name: str, number: int = 0) -> ServedVersion:
-        """As ``get``, where the backend can answer just now.
+        """As ``get``, but require that the backend can answer now.
 
         Raises:
-            NotFound, Unavailable: as ``get``; or the backend has a problem, which is the message.
+            NotFound, Unavailable: as ``get``; or the backend has a problem, which is the
+                message.
         """
         version = self.get(name, number)
         if version.backend.problem:
@@ -66,11 +67,11 @@ class ModelRegistry:
         return version
 
     def names(self) -> list[str]:
-        """Every model that is known, served or not."""
+        """Every known model, served or not."""
         return sorted(self._models)
 
     def versions(self, name: str) -> list[int]:
-        """Those that are READY, ascending."""
+        """The READY versions of a model, ascending."""
         return sorted(self._models[name].served) if name in self._models else []
 
     def states(self, name: str) -> list[tuple[int, VersionState, str]]:
@@ -82,7 +83,7 @@ class ModelRegistry:
         return list(self._model(name).rows())
 
     def labels(self, name: str) -> Mapping[str, int]:
-        """The version labels of a model, of versions that are served.
+        """The labels of a model's served versions.
 
         Raises:
             NotFound: no such model.
@@ -106,13 +107,13 @@ class ModelRegistry:
         return [row for model in models for row in model.index(ready_only)]
 
     def model_states(self) -> Iterator[tuple[str, str]]:
-        """Model and state of each row of the index, less what was unloaded on purpose."""
+        """Model and state of each row of the index, except versions unloaded on request."""
         for row in self.index():
             if "state" in row and row.get("reason") != UNLOADED:
                 yield row["name"], row["state"]
 
     def endpoints(self) -> Iterator[tuple[str, str, str, bool]]:
-        """Model, version, ``host:port`` of every server asked, and whether it is ejected."""
+        """Model, version, ``host:port`` and ejection of every endpoint of a remote model."""
         for name in sorted(self._models):
             for number, served in sorted(self._models[name].served.items()):
                 if isinstance(served.backend, RoutedBackend):

@@ -1,6 +1,6 @@
-"""How the models stand: what a process that starts later must know to serve the same as the others.
+"""Snapshot of model state, used to bring a restarted worker up to date.
 
-It is told in JSON values: ``describe`` in one process, ``restore`` in another.
+One worker's ``describe`` makes it, as JSON values; another worker's ``restore`` applies it.
 """
 
 from __future__ import annotations
@@ -12,16 +12,16 @@ from modelport.gateway.models.model import ModelRecord, VersionSettings, Version
 from modelport.gateway.models.reconciler import Reconciler
 from modelport.gateway.models.version_policy import VersionPolicy
 
-#: model → what is asked of it. Models that nobody asks for are not in it.
+#: The settings of each requested model, by name.
 Snapshot = Mapping[str, Mapping[str, Any]]
 
 
 def describe(models: Mapping[str, ModelRecord]) -> dict[str, dict[str, Any]]:
-    return {name: _of(model) for name, model in models.items() if _is_asked_for(model)}
+    return {name: _settings(model) for name, model in models.items() if _is_requested(model)}
 
 
-def _of(model: ModelRecord) -> dict[str, Any]:
-    # A version that was published since is nothing that the others serve.
+def _settings(model: ModelRecord) -> dict[str, Any]:
+    # Versions published after the last reconciliation are not served by the other workers yet.
     versions = (model.reconciled or model.entry).versions
     return {
         **wanted_json(model.wanted),
@@ -39,7 +39,7 @@ async def restore(
     reconciler: Reconciler,
     unload: Callable[[str], Awaitable[None]],
 ) -> None:
-    """Serve of ``models`` what ``others`` do, and nothing else."""
+    """Make ``models`` serve what the snapshot ``others`` says, and nothing else."""
     mine = describe(models)
     for name in mine.keys() - others.keys():
         await unload(name)
@@ -49,15 +49,15 @@ async def restore(
         if name in models and mine.get(name) != asked
     }
     for model, asked in changed.values():
-        _ask(model, asked)
+        _apply(model, asked)
     await reconciler.reconcile_all([model for model, _ in changed.values()])
     for model, asked in changed.values():
         model.pinned = asked["pinned"]
         model.select()
 
 
-def _ask(model: ModelRecord, asked: Mapping[str, Any]) -> None:
-    """Ask of ``model`` what was asked of the other."""
+def _apply(model: ModelRecord, asked: Mapping[str, Any]) -> None:
+    """Apply the settings of a snapshot to ``model``."""
     model.ask(wanted(asked), asked["override"])
     model.asked = asked["asked"]
     model.withheld |= set(asked["withheld"])
@@ -65,7 +65,7 @@ def _ask(model: ModelRecord, asked: Mapping[str, Any]) -> None:
         model.withheld |= model.entry.versions.keys() - set(asked["versions"])
 
 
-def _is_asked_for(model: ModelRecord) -> bool:
+def _is_requested(model: ModelRecord) -> bool:
     loading = any(state is VersionState.LOADING for state, _ in model.states.values())
     return bool(model.served) or model.troubled or loading or any(True for _ in model.failures())
 

@@ -1,12 +1,11 @@
-"""Which version to load or unload next: a pure function of a snapshot.
+"""The next version to load or unload, as a pure function of a snapshot.
 
-The two ways are TensorFlow Serving's. Availability-preserving (``availability_preserving_policy``):
-everything wanted is loaded before anything unwanted is unloaded. Resource-preserving
-(``resource_preserving_policy``): what has to go is gone before anything is loaded, so that two
-versions never need room at once, at the price of a gap.
+The two policies are TensorFlow Serving's. ``availability_preserving_policy`` loads every wanted
+version before it unloads an unwanted one. ``resource_preserving_policy`` unloads before it loads,
+so that two versions never need memory at once, at the price of a gap.
 
-Unlike there, a bad release never takes a model down: where the newest version cannot be served the
-next older one is wanted in its place, and what was unloaded to make room comes back.
+In contrast to TensorFlow Serving, a bad release never takes a model down: if the newest version
+cannot be served, the next older one replaces it, and a version unloaded to make room comes back.
 """
 
 from __future__ import annotations
@@ -20,7 +19,8 @@ from modelport.gateway.repository.config import ModelConfig
 
 
 class VersionPolicy(NamedTuple):
-    """``specific`` set: those. Else the newest ``latest``; None: all."""
+    """The versions to serve: those of ``specific`` if set, else the newest ``latest``; None:
+    all."""
 
     latest: int | None = 1
     specific: frozenset[int] | None = None
@@ -36,9 +36,9 @@ class VersionPolicy(NamedTuple):
 
 
 class VersionSnapshot(NamedTuple):
-    """``available``, ``serving`` and ``failed`` map a version to what identifies its content.
+    """The versions of a model; the mappings give an identifier of each version's content.
 
-    ``displaced`` are the versions that were unloaded to make room for others.
+    ``displaced`` versions were unloaded to make room for others.
     """
 
     policy: VersionPolicy
@@ -51,16 +51,20 @@ class VersionSnapshot(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class LoadVersion:
+    """Load this version."""
+
     version: int
 
 
 @dataclass(frozen=True, slots=True)
 class UnloadVersion:
+    """Unload this version."""
+
     version: int
 
 
 def wanted(snapshot: VersionSnapshot) -> Collection[int]:
-    """The versions the policy asks for, newest first, passing over those known not to load."""
+    """The versions that the policy asks for, newest first, without those known to fail."""
     newest_first = sorted(snapshot.available, reverse=True)
     if snapshot.policy.specific is not None:
         return [v for v in newest_first if v in snapshot.policy.specific]
@@ -71,12 +75,11 @@ def wanted(snapshot: VersionSnapshot) -> Collection[int]:
 
 
 def next_action(snapshot: VersionSnapshot) -> LoadVersion | UnloadVersion | None:
-    """The next step towards what is wanted, or None when nothing is left to do.
+    """The next action towards the wanted versions, or None when nothing is left to do.
 
-    The last version that serves is never taken away, but to make room for one that may well load:
-    while nothing that is wanted serves, because it does not load or because every version has
-    vanished from disk, what is served stays. If nothing serves any more, what was displaced is
-    loaded again, whether it is wanted or not.
+    The last served version is never unloaded, except to make room for one that may load. So a
+    model whose wanted versions all fail, or whose versions have vanished from disk, is still
+    served. If no version is served any more, displaced ones are loaded again, wanted or not.
     """
     targets, serving = wanted(snapshot), snapshot.serving
     missing = [v for v in targets if not _current(snapshot, v) and not _failed(snapshot, v)]

@@ -6,14 +6,13 @@ import asyncio
 import contextlib
 import os
 import sys
-from collections.abc import Callable
-from pathlib import Path
+from collections.abc import Callable, Collection
 from typing import NamedTuple
 
 import structlog
 import uvloop
 
-from modelport.gateway.backends.base import Artifact, Host
+from modelport.gateway.backends.base import Host
 from modelport.gateway.errors import Unavailable
 from modelport.gateway.inference.service import InferenceService
 from modelport.gateway.inference.shared_memory import SharedMemoryRegions
@@ -43,7 +42,7 @@ log = structlog.get_logger("modelport.server")
 LAME_DUCK_SECONDS = 1.0
 #: What is left of the exit timeout when requests are cut off, for telling them and for closing.
 CLOSING_SECONDS = 0.1
-MakeFront = Callable[[App, Methods, Settings], Front]
+MakeFront = Callable[[App, Methods, Settings, Collection[object]], Front]
 MakeControl = Callable[[ModelManager], Control]
 
 
@@ -93,7 +92,7 @@ class Server:
         app = dialects.http
         if settings.prometheus_path:
             app = metrics.beside(app, settings.prometheus_path, self._scrape)
-        self._front = make_front(app, dialects.grpc, settings)
+        self._front = make_front(app, dialects.grpc, settings, self.manager.overloaded)
         self._metrics = self._metrics_listener() if self._alone else None
         self._poller: asyncio.Task[None] | None = None
         self._tell = tell
@@ -105,7 +104,6 @@ class Server:
             loop=asyncio.get_running_loop(),
             infer=self._service.infer_step,
             config_of=lambda name, number: manager.get(name, number).config,
-            package=_package,
             program=lambda server: programs.get(server, Program()),
             stream=self._service.stream_step,
             labels_of=lambda name, number, output: manager.get(name, number).labels_of(output),
@@ -150,7 +148,7 @@ class Server:
         await self.manager.start(others)
         broken = self.manager.broken()
         if broken and self._settings.exit_on_error:
-            reasons = {row["name"]: row.get("reason", "") for row in self.lifecycle.index()}
+            reasons = {row["name"]: row.get("reason", "") for row in self.manager.index()}
             told = [
                 f"{name} ({reason})" if (reason := reasons.get(name)) else name for name in broken
             ]
@@ -183,14 +181,6 @@ class Server:
             self._watchdog.close()
         if self._alone:
             log.info("stopped")
-
-
-def _package(artifact: Artifact, server: str, path: Path) -> None:
-    from modelport.exporters.packaging import single
-
-    single.write(
-        artifact.model_name, artifact.version, artifact.path, artifact.config, server, path
-    )
 
 
 async def _start(server: Server) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Collection
 
 from modelport.gateway.protocols.asgi import App
 from modelport.gateway.protocols.grpc_method import Methods
@@ -19,21 +20,27 @@ HEALTH = (b"/v2/health/live", b"/v2/health/ready", b"/ping")
 class Front:
     """One ASGI application and one table of gRPC methods on sockets.
 
-    ``reuse_port``: other processes serve on the same ports.
+    ``overloaded`` is not empty while a model is overloaded. ``reuse_port``: other processes serve
+    on the same ports.
 
     Raises:
         Unavailable: an address cannot be bound; the message names the flag to change.
     """
 
     def __init__(
-        self, app: App, methods: Methods, settings: Settings, reuse_port: bool = False
+        self,
+        app: App,
+        methods: Methods,
+        settings: Settings,
+        overloaded: Collection[object],
+        reuse_port: bool = False,
     ) -> None:
         route = settings.vertex_ai.health_route if settings.vertex_ai else ""
         self._http = HttpListener(
             app, settings.http_address, settings.http_port, "--http-port", reuse_port,
-            [*HEALTH, *([route.encode()] if route else [])],
+            [*HEALTH, *([route.encode()] if route else [])], overloaded=overloaded,
         )  # fmt: skip
-        service = Service(methods, settings.http_max_input_bytes)
+        service = Service(methods, settings.http_max_input_bytes, overloaded)
         self._grpc = GrpcListener(
             service, settings.grpc_address, settings.grpc_port, "--grpc-port", reuse_port
         )

@@ -92,9 +92,7 @@ def test_without_a_word_about_pixels_pictures_are_refused_and_the_remedy_named(
 ) -> None:
     assert export().exit_code == 0
     found = published(tmp_path)
-    with pytest.raises(
-        InvalidArgument, match=r"'image' takes no pictures.*image.mean and image.std"
-    ):
+    with pytest.raises(InvalidArgument, match=r"'image' takes no images.*image.mean and image.std"):
         images.decoder(found, config.signature(found).inputs[0])
 
 

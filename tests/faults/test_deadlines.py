@@ -114,7 +114,7 @@ def gateways(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Gateways:
     async def serving(**settings: Any) -> AsyncIterator[Gateway]:
         found: list[Any] = []
 
-        def make_front(http: Any, methods: Any, _: Settings) -> Front:
+        def make_front(http: Any, methods: Any, *_: Any) -> Front:
             found[:] = [http, methods]
             return Unbound()
 

@@ -4,14 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import weakref
 from collections.abc import AsyncIterator, Iterator
 
 import grpc
 import pytest
 from tritonclient.grpc import service_pb2 as pb
 
-from modelport.gateway.inference.admission import OVERLOADED, OverloadController
 from modelport.gateway.protocols.asgi import Receive, Scope, Send
 from modelport.gateway.protocols.grpc_method import Method
 from modelport.gateway.protocols.oip.grpc_request import RawRequest, model_of
@@ -23,6 +21,10 @@ from modelport.gateway.types import Deadline
 BUSY = "/v2/models/busy/infer"
 REFUSED = b'{"error":"Exceeds maximum queue size"}'
 SERVICE, NAME = "inference.GRPCInferenceService", "ModelInfer"
+
+
+#: The overloaded models that the listeners know.
+overloaded: set[str] = set()
 
 
 class Application:
@@ -40,24 +42,18 @@ class Application:
         await send({"type": "http.response.body", "body": b""})
 
 
-@pytest.fixture(autouse=True)
-def no_overload() -> None:
-    OVERLOADED.clear()  # of models of other tests, until they are collected
-
-
 @pytest.fixture
 def overload() -> Iterator[None]:
-    controller = OverloadController(1, 1)
-    OVERLOADED.add(weakref.ref(controller))
+    overloaded.add("busy")
     yield
-    OVERLOADED.discard(weakref.ref(controller))
+    overloaded.clear()
 
 
 @contextlib.asynccontextmanager
 async def connected(
     app: Application,
 ) -> AsyncIterator[tuple[asyncio.StreamReader, asyncio.StreamWriter]]:
-    listener = HttpListener(app, "127.0.0.1", 0, "--http-port")
+    listener = HttpListener(app, "127.0.0.1", 0, "--http-port", overloaded=overloaded)
     await listener.start()
     reader, writer = await asyncio.open_connection("127.0.0.1", listener.port)
     try:
@@ -141,7 +137,7 @@ async def test_a_call_for_what_is_overloaded_is_refused_unread(name: str, overlo
         return model_of(content) == ("busy", 7)
 
     method = Method(RawRequest, pb.ModelInferResponse, infer, refuses=refuses)
-    service = Service({SERVICE: {NAME: method}}, 2**20)
+    service = Service({SERVICE: {NAME: method}}, 2**20, overloaded)
     listener = GrpcListener(service, "127.0.0.1", 0, "--grpc-port")
     await listener.start()
     try:

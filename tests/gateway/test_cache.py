@@ -366,5 +366,5 @@ def test_sizes_are_read_as_triton_reads_them() -> None:
 
 def test_workers_share_the_size(tmp_path: Path) -> None:
     loader = VersionLoader(Settings((tmp_path,), cache_bytes=1000, workers=4), lambda kind: None, 1)  # type: ignore[arg-type,return-value]
-    assert loader._store is not None
-    assert loader._store.size == 250
+    assert loader.shared.response_cache is not None
+    assert loader.shared.response_cache.size == 250

@@ -89,7 +89,6 @@ def host(known: Mapping[str, config.ModelConfig], answer: Answer = twice) -> Hos
         loop=asyncio.new_event_loop() if not known else None,  # type: ignore[arg-type]
         infer=answer,
         config_of=config_of,
-        package=lambda artifact, server, path: None,
         program=lambda server: Program(),
         stream=streamed,
         labels_of=lambda name, version, output: (),

@@ -14,8 +14,7 @@ from modelport.gateway import backends
 from modelport.gateway.backends.base import Artifact, Backend, BackendLoader, Host
 from modelport.gateway.errors import Unavailable
 from modelport.gateway.inference.service import InferenceService
-from modelport.gateway.models import manager as manager
-from modelport.gateway.models import reconciler
+from modelport.gateway.models import manager, reconciler
 from modelport.gateway.models.manager import ModelManager
 from modelport.gateway.models.model import VersionSettings, VersionState
 from modelport.gateway.repository import manifest
@@ -64,7 +63,6 @@ class Gateway:
             loop=asyncio.get_running_loop(),
             infer=self.service.infer_step,
             config_of=lambda name, number: manager.get(name, number).config,
-            package=lambda artifact, server, path: None,
             program=lambda server: Program(),
             stream=self.service.stream_step,
             labels_of=lambda name, number, output: manager.get(name, number).labels_of(output),

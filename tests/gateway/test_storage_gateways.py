@@ -37,7 +37,7 @@ POLL = ("--model-control-mode", "poll", "--repository-poll-secs", "0.1")
 KILLS = 50
 WAIT_SECONDS = 60.0
 TENSOR = {"name": "x", "shape": [1, 4], "datatype": "FP32", "data": [1, 1, 1, 1]}
-NOT_READY = "storage cannot be read, and is tried again"
+NOT_READY = "object storage cannot be read; retrying"
 
 
 def put(moto: Moto, work: Path, number: int, factor: float | None = None) -> None:
@@ -205,7 +205,7 @@ def test_a_bucket_that_goes_and_comes_back_costs_nothing_but_the_news(
         other = tmp_path / "other"
         own_moto.client.create_bucket(Bucket=BUCKET)
         put(own_moto, other, 2)
-        gateway.wait_for("storage is read again")
+        gateway.wait_for("object storage is reachable again")
         client.wait_for(2)
     assert client.answers == {n: {float(n)} for n in (1, 2)}
     assert {status for status, _ in client.refusals} <= {404, 503}, client.refusals

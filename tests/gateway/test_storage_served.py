@@ -80,12 +80,12 @@ def test_what_serves_goes_on_through_every_trouble_of_the_storage_and_no_secret_
 
         # From here on moto asks who may do what: these keys may do nothing.
         ask(f"{own_moto.endpoint}/moto-api/reset-auth", 0)
-        refused = gateway.wait_for("storage cannot be read, and is tried again")
+        refused = gateway.wait_for("object storage cannot be read; retrying")
         assert "refuses access" in refused["reason"]
         assert infer(gateway)[0] == "2"
         lines = len(gateway.logs)
         own_moto.close()
-        down = gateway.wait_for("storage cannot be read, and is tried again", lines)
+        down = gateway.wait_for("object storage cannot be read; retrying", lines)
         assert "cannot be reached" in down["reason"]
         assert infer(gateway)[0] == "2"
         said.append(str(index(gateway)))
@@ -97,7 +97,7 @@ def test_what_serves_goes_on_through_every_trouble_of_the_storage_and_no_secret_
         back = Moto(own_moto.log, own_moto.port)
         try:
             put_version(back, tmp_path, 3, 5.0)
-            gateway.wait_for("storage is read again")
+            gateway.wait_for("object storage is reachable again")
             gateway.wait_for("model version is ready", version=3)
             assert infer(gateway) == ("3", [5.0, 10.0, 15.0, 20.0])
         finally:
@@ -113,7 +113,7 @@ def test_what_serves_goes_on_through_every_trouble_of_the_storage_and_no_secret_
 def test_a_gateway_waits_for_its_storage_live_and_not_ready(own_moto: Moto, tmp_path: Path) -> None:
     put_version(own_moto, tmp_path, 1, 2.0)
     own_moto.close()
-    waits = "storage cannot be read, and is tried again"
+    waits = "object storage cannot be read; retrying"
     with serving(own_moto.url("served"), wait_for=waits) as gateway:  # type: ignore[arg-type]
         assert ask(f"http://{gateway.http}/v2/health/live")[0] == 200
         assert ask(f"http://{gateway.http}/v2/health/ready")[0] != 200

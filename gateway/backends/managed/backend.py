@@ -12,8 +12,9 @@ import secrets
 import shutil
 import socket
 import tempfile
-from collections.abc import AsyncGenerator, Coroutine
+from collections.abc import AsyncGenerator, Callable, Coroutine
 from contextlib import aclosing
+from importlib import metadata
 from pathlib import Path
 from typing import Any
 
@@ -21,9 +22,18 @@ from modelport.gateway import backends
 from modelport.gateway.backends.base import ELSEWHERE, Artifact, Backend, StreamingBackend
 from modelport.gateway.backends.managed.servers import LOOPBACK, SERVERS, StartContext
 from modelport.gateway.backends.managed.supervisor import ServerLaunch, ServerSupervisor
-from modelport.gateway.errors import Internal, InvalidArgument, ModelportError, Unavailable
+from modelport.gateway.errors import (
+    Internal,
+    InvalidArgument,
+    ModelportError,
+    Unavailable,
+    Unsupported,
+)
 from modelport.gateway.repository.routes import UpstreamProtocol
 from modelport.gateway.types import Deadline, InferRequest, InferResponse
+
+#: The entry points that package a version for another server.
+PACKAGERS = "modelport.packagers"
 
 
 def load(artifact: Artifact) -> ManagedBackend:
@@ -113,7 +123,11 @@ class ManagedBackend:
         target = self._folder / self._server.package.format(model=self._artifact.model_name)
         try:
             target.parent.mkdir(parents=True, exist_ok=True)
-            self._host.package(self._artifact, self._route.backend, target)
+            artifact = self._artifact
+            _packager()(
+                artifact.model_name, artifact.version, artifact.path, artifact.config,
+                self._route.backend, target,
+            )  # fmt: skip
         except OSError as error:
             raise self._no_room(error) from error
 
@@ -165,6 +179,17 @@ class ManagedBackend:
         inner, self._inner = self._inner, None
         if inner is not None:
             inner.unload()
+
+
+def _packager() -> Callable[..., None]:
+    """The function that packages a version for a server; an entry point names it."""
+    found = metadata.entry_points(group=PACKAGERS, name="managed")
+    if not found:
+        raise Unsupported(
+            f"no entry point of the group '{PACKAGERS}' is installed; reinstall modelport"
+        )
+    packager: Callable[..., None] = next(iter(found)).load()
+    return packager
 
 
 def _free_ports(names: tuple[str, ...]) -> dict[str, int]:

@@ -1,8 +1,8 @@
-"""Admission: a request that would wait too long is refused at once, not after the wait.
+"""Admission control: refuse a request at once if it would wait too long.
 
-Where a queue policy bounds the wait, ``queue_time`` refuses what would wait longer. Where none
-does, nothing is refused until there is an overload: then ``guard`` keeps the queue as short as
-keeps the model busy, and refuses what comes beyond, as ``controller`` says.
+If a queue policy limits the wait, ``queue_time`` refuses requests that would exceed it. Otherwise
+nothing is refused without an overload; during one, ``guard`` keeps the queue just long enough to
+keep the model busy and refuses the rest, as ``controller`` decides.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import math
 from modelport.gateway.backends import parameters
 from modelport.gateway.backends.base import ELSEWHERE, Execution
 from modelport.gateway.errors import InvalidArgument
-from modelport.gateway.inference.admission.controller import OVERLOADED, OverloadController
+from modelport.gateway.inference.admission.controller import OverloadController, OverloadedModels
 from modelport.gateway.inference.admission.guard import OverloadGuard
 from modelport.gateway.inference.admission.queue_time import QueueTimeLimit
 from modelport.gateway.inference.batching import settings as batching
@@ -21,22 +21,28 @@ from modelport.gateway.repository import config as configuration
 from modelport.gateway.repository.config import ModelConfig
 from modelport.gateway.types import Infer
 
-__all__ = ["OVERLOADED", "OverloadController", "OverloadGuard", "QueueTimeLimit", "wrap"]
+__all__ = ["OverloadController", "OverloadGuard", "OverloadedModels", "QueueTimeLimit", "wrap"]
 
-#: With "false", a model's queue is bounded by its policy alone, in any case by its size; with
-#: "true" there is admission control beside a policy.
+#: "false": only the queue policy limits a model's queue. "true": admission control beside a policy.
 ADMISSION_CONTROL = "admission_control"
-#: So many requests in flight are no overload, however fast they came.
+#: Closed-loop clients do not trigger overload protection below this many requests in flight.
 MIN_PENDING_REQUESTS = "admission_control_min_pending_requests"
 DEFAULT_MIN_PENDING_REQUESTS = 256
 
 
-def wrap(infer: Infer, config: ModelConfig, execution: Execution = ELSEWHERE) -> Infer:
-    """``infer`` behind an admission, where a queue policy of ``config`` bounds the wait, or where
-    requests wait for an instance and no policy bounds their queue.
+def wrap(
+    infer: Infer,
+    config: ModelConfig,
+    execution: Execution = ELSEWHERE,
+    overloaded: OverloadedModels | None = None,
+) -> Infer:
+    """Put admission control in front of ``infer`` if requests wait for an instance here.
+
+    A queue policy of ``config`` that limits the wait selects ``QueueTimeLimit``; a queue without
+    a policy has an ``OverloadGuard``.
 
     Raises:
-        InvalidArgument: ``config`` asks for what cannot be.
+        InvalidArgument: ``config`` contradicts itself.
     """
     own, batches, wanted = False, config.HasField("dynamic_batching"), None
     if batches:
@@ -51,12 +57,12 @@ def wrap(infer: Infer, config: ModelConfig, execution: Execution = ELSEWHERE) ->
         return infer
     if not queues:
         raise InvalidArgument(
-            f"parameter '{ADMISSION_CONTROL}' is for models that wait for an instance here, and "
-            f"'{config.name}' runs elsewhere; bound the queue of the server that runs it"
+            f"parameter '{ADMISSION_CONTROL}' needs a model that waits for an instance here, and "
+            f"'{config.name}' runs elsewhere; limit the queue of the server that runs it"
         )
     delays = batches and config.dynamic_batching.max_queue_delay_microseconds
     inline = ELSEWHERE.inline if delays else execution.inline
-    controller = OverloadController(configuration.instance_count(config), least)
+    controller = OverloadController(configuration.instance_count(config), least, overloaded)
     priorities = wanted if wanted and wanted.levels > 1 else None
     return OverloadGuard(infer, controller, inline, priorities)
 

@@ -1,16 +1,16 @@
-"""The overload controller of a model: when requests are refused, and when no longer. Pure.
+"""The overload controller of a model: a pure decision when to refuse requests, and when to stop.
 
-The length of a queue does not tell an overload. Any number of clients of which each waits for its
-answer (a closed loop) makes a queue as long as they are many, which stands: a new request for each
-answer. Only where requests come whatever becomes of others (an open loop) does it grow without end.
-So an overload *begins* when arrivals exceed answers for some slots of time in a row. Then few
-requests are in flight, and those beyond are refused at once.
+The length of a queue does not show an overload. Closed-loop clients, which each wait for a response
+before the next request, make a queue as long as they are many, and it stays that long. Only
+open-loop arrivals let it grow without limit. So an overload *begins* when arrivals exceed responses
+for several slots of time in a row. Then few requests may be in flight, and more are refused at
+once.
 
-Arrivals cannot tell that it has *ended*: a client that is refused and tries again at once counts a
-thousand times a second, though it would be one request in flight if it were let in. So every now
-and then a *probe* refuses nobody for some milliseconds: what would be refused is *held*. Clients of
-a closed loop are soon held all, and then no more come than are answered: the overload has ended,
-and they are let in. Where more keep coming it has not, and those that were held are refused.
+Arrivals do not show that an overload has *ended*: a refused client that retries at once arrives a
+thousand times a second, although it would be one request in flight if it were admitted. So from
+time to time a *probe* refuses no request for some milliseconds, but *holds* it. Closed-loop clients
+are soon all held; then no more requests arrive than are answered, the overload has ended, and the
+held requests are admitted. If more keep arriving, it has not, and the held requests are refused.
 """
 
 from __future__ import annotations
@@ -19,73 +19,99 @@ import math
 import weakref
 from enum import Enum
 
-#: So long is a slot at least, and so many arrivals, but never longer than the last.
+#: A slot has at least this duration and this many arrivals, but never exceeds the maximum.
 SLOT_SECONDS = 0.05
 SLOT_ARRIVALS = 16
 MAX_SLOT_SECONDS = 1.0
-#: A slot in which so many times as many came as were answered, and some more, has grown.
+#: A slot has grown if arrivals exceed ``GROWTH`` times the responses by more than ``GRACE``.
 GROWTH = 1.25
 GRACE = 4
-#: So many of those in a row are an overload.
+#: This many grown slots in a row are an overload.
 GROWN_SLOTS = 4
-#: While overloaded: in flight per request that is being computed. As many wait as run.
+#: Requests in flight per request being computed during an overload: as many wait as run.
 IN_FLIGHT = 2.2
-#: The weight of what went before a slot, in the mean of how many are computed at a time.
+#: The weight of earlier slots in the mean number of requests being computed.
 MEMORY = 0.8
-#: A probe. What comes in its second half decides.
+#: A probe; the arrivals of its second half decide.
 PROBE_SECONDS = 0.04
 MAX_HELD = 4096
-#: From the beginning of an overload to its first probe; after each that fails, twice as long.
+#: The delay of the first probe of an overload; it doubles with each probe that fails.
 FIRST_PROBE_SECONDS = 0.25
 MAX_PROBE_INTERVAL_SECONDS = 1.0
-#: After an overload so long: it begins again when more come than the probe has seen.
+#: For this time after an overload, a new one begins as soon as arrivals exceed the probe's.
 PROBATION_SECONDS = 2.0
 PROBATION_GROWTH, PROBATION_GRACE = 2, 8
 
 
 class AdmissionDecision(Enum):
-    """What becomes of a request that has come."""
+    """The decision about a request that has arrived."""
 
     ADMIT = "admit"
     HOLD = "hold"
     REFUSE = "refuse"
 
 
+#: References to the controllers that are overloaded now.
+OverloadedModels = set["weakref.ref[OverloadController]"]
+
+
 class OverloadController:
-    """Counts, and bounds the requests in flight while there is an overload.
+    """Counts requests, and limits those in flight during an overload.
 
     Args:
-        instances: run at a time, at least.
-        least: that many requests in flight are no overload.
+        instances: the least number of requests that run at a time.
+        least: never an overload with this many requests in flight.
+        overloaded: contains this controller during an overload. Listeners ask whether to refuse an
+            unread request only if any model is in it. The event loop alone changes it. Every
+        request tests it, so it is a plain set: the truth of a ``WeakSet`` costs a call.
     """
 
     __slots__ = (
-        "__weakref__", "_answered", "_arrived", "_computed_seconds", "_exceeded", "_grown",
-        "_instances", "_interval_seconds", "_late_answered", "_late_arrived", "_least",
-        "_probation_ends", "_probe_at", "_probe_began", "_seconds", "_started", "_sustained",
-        "held", "limit",
+        "__weakref__",
+        "_answered",
+        "_arrived",
+        "_computed_seconds",
+        "_exceeded",
+        "_grown",
+        "_instances",
+        "_interval_seconds",
+        "_late_answered",
+        "_late_arrived",
+        "_least",
+        "_overloaded",
+        "_probation_ends",
+        "_probe_at",
+        "_probe_began",
+        "_seconds",
+        "_started",
+        "_sustained",
+        "held",
+        "limit",
     )  # fmt: skip
 
-    def __init__(self, instances: int, least: int) -> None:
+    def __init__(
+        self, instances: int, least: int, overloaded: OverloadedModels | None = None
+    ) -> None:
         self._instances = instances
         self._least = least
-        #: So many may be in flight; infinite: it is not overloaded.
+        self._overloaded: OverloadedModels = set() if overloaded is None else overloaded
+        #: The most requests in flight; infinite without an overload.
         self.limit = math.inf
         #: Requests that wait for the end of a probe.
         self.held = 0
-        # The slot at hand, and how many in a row have grown.
+        # The current slot, and the number of grown slots in a row before it.
         self._started = 0.0
         self._arrived = self._answered = 0
         self._grown = 0
-        #: In this slot, more came than may be in flight.
+        #: More requests arrived in this slot than may be in flight.
         self._exceeded = False
-        # Decayed sums: what the answers took to compute, and the time in which they were computed.
+        # Decayed sums: the compute time of responses, and the time in which they were computed.
         self._computed_seconds = self._seconds = 0.0
-        # The probe at hand, if it began at a time above 0; else when the next one begins.
+        # The start of the current probe if above 0; else the time of the next one.
         self._probe_began = self._probe_at = 0.0
         self._interval_seconds = FIRST_PROBE_SECONDS
         self._late_arrived = self._late_answered = 0
-        # Until when an overload begins again with more than ``_sustained`` requests in flight.
+        # Until this time, more than ``_sustained`` requests in flight are an overload.
         self._probation_ends = 0.0
         self._sustained = 0
 
@@ -94,11 +120,11 @@ class OverloadController:
         return self._probe_began > 0
 
     def _probe_is_due(self, now: float) -> bool:
-        """Whether there is a probe, or the next request begins one."""
+        """Whether a probe runs, or the next request begins one."""
         return self.probing or now >= self._probe_at
 
     def refuses_unread(self, now: float, before: int) -> bool:
-        """Whether a request of which nothing is known yet is refused; it is then counted."""
+        """Whether a request is refused before it is read; if so, it is counted."""
         if before < self.limit or self._probe_is_due(now):
             return False
         self._exceeded = True
@@ -106,19 +132,19 @@ class OverloadController:
         return before >= self.limit
 
     def arrived(self, now: float, in_flight: int) -> bool:
-        """Count one, to be refused or not. Whether just now an overload begins."""
+        """Count an arrival, refused or not. Whether an overload begins with it."""
         self._arrived += 1
         elapsed = now - self._started
         if elapsed < SLOT_SECONDS:
             return False
-        if elapsed > MAX_SLOT_SECONDS:  # there were hardly any: they are no overload
+        if elapsed > MAX_SLOT_SECONDS:  # so few arrivals are no overload
             self._answered = max(self._answered, self._arrived)
         elif self._arrived < SLOT_ARRIVALS:
             return False
         return self._turn(now, elapsed, in_flight)
 
     def judge(self, now: float, before: int) -> AdmissionDecision:
-        """What becomes of a request that has come and has ``before`` others in front of it."""
+        """Decide about a request that has arrived behind ``before`` others."""
         if before < self.limit:
             return AdmissionDecision.ADMIT
         self._exceeded = True
@@ -136,11 +162,11 @@ class OverloadController:
         return AdmissionDecision.HOLD if self.held < MAX_HELD else AdmissionDecision.REFUSE
 
     def failed_probe(self) -> bool:
-        """Whether the probe at hand has failed already."""
+        """Whether the current probe has failed already."""
         return self.probing and (self._more_came_than_were_answered() or self.held >= MAX_HELD)
 
     def end_probe(self, now: float, in_flight: int) -> bool:
-        """Whether the overload has ended, and those that are held are let in."""
+        """Whether the overload has ended, so that held requests are admitted."""
         ended = not self.failed_probe()
         self._probe_began = 0.0
         if ended:
@@ -159,7 +185,7 @@ class OverloadController:
         return self._late_arrived > GROWTH * self._late_answered + GRACE
 
     def _turn(self, now: float, elapsed: float, in_flight: int) -> bool:
-        """A slot is over."""
+        """Close a slot; whether an overload begins."""
         grown = self._arrived > GROWTH * self._answered + GRACE
         self._grown = self._grown + 1 if grown else 0
         self._seconds += elapsed
@@ -184,7 +210,7 @@ class OverloadController:
             self._interval_seconds = FIRST_PROBE_SECONDS
         self.limit = self._lowest()
         self._probe_at = now + self._interval_seconds
-        OVERLOADED.add(weakref.ref(self, OVERLOADED.discard))
+        self._overloaded.add(weakref.ref(self, self._overloaded.discard))
 
     def _end(self, now: float, in_flight: int) -> None:
         self.limit = math.inf
@@ -192,15 +218,9 @@ class OverloadController:
         self._probation_ends = now + PROBATION_SECONDS
         self._sustained = PROBATION_GROWTH * in_flight + PROBATION_GRACE
         self._interval_seconds = min(MAX_PROBE_INTERVAL_SECONDS, 2 * self._interval_seconds)
-        OVERLOADED.discard(weakref.ref(self))
+        self._overloaded.discard(weakref.ref(self))
 
     def _lowest(self) -> float:
-        """So few in flight that no instance is ever without work, and no more."""
+        """The fewest requests in flight that keep every instance busy."""
         at_a_time = self._computed_seconds / self._seconds if self._seconds else 0.0
         return math.floor(IN_FLIGHT * max(self._instances, at_a_time))
-
-
-#: The controllers of models that are overloaded now: while there are none the fronts need not ask
-#: whose request has come. The event loop alone changes it. Every request looks at it, and to ask a
-#: ``WeakSet`` for its truth is a call.
-OVERLOADED: set[weakref.ref[OverloadController]] = set()

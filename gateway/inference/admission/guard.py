@@ -1,6 +1,6 @@
-"""The guard of a model: in an overload, what cannot be answered soon is refused at once.
+"""The overload guard of a model: refuse requests during an overload, and hopeless deadlines.
 
-A request with a deadline is refused as soon as it is known that it cannot be met.
+A request whose deadline cannot be met is refused as soon as that is known.
 """
 
 from __future__ import annotations
@@ -19,16 +19,19 @@ from modelport.gateway.inference.admission.queue_time import WEIGHT, requests_be
 from modelport.gateway.inference.batching.settings import BatchingSettings
 from modelport.gateway.types import Deadline, Infer, InferRequest, InferResponse, Timing
 
-#: Requests that wait, until an estimate of how long is worth refusing one for its deadline.
+#: Requests that wait before the estimate of the wait may refuse a request for its deadline.
 ESTIMABLE = 16
 
 
 class OverloadGuard:
-    """Refuses what an overload brings beyond what can be answered soon.
+    """An ``Infer`` that refuses requests beyond the limit of an ``OverloadController``.
 
-    ``inline``: a request that is answered without waiting for anything, when nothing else is in
-    flight, cannot queue. ``priorities``: where there are several. Only the event loop touches
-    anything here.
+    Only the event loop uses it.
+
+    Args:
+        inline: whether a request is answered without waiting, so that it cannot queue when nothing
+            else is in flight.
+        priorities: for a model with several priority levels.
     """
 
     def __init__(
@@ -42,15 +45,15 @@ class OverloadGuard:
         self._controller = controller
         self._inline = inline
         self._priorities = priorities
-        #: The priority level of each request in flight, and what it has gone through, oldest first.
+        #: Priority level and timing of each request in flight, oldest first.
         self._in_flight: dict[asyncio.Task[object], tuple[int, Timing]] = {}
-        #: With priorities: how many of them each level has.
+        #: Requests in flight by priority level.
         self._levels: dict[int, int] = {}
-        #: Those that are refused though they were let in.
+        #: Requests that are refused although they were admitted.
         self._cut: set[asyncio.Task[object]] = set()
-        #: How much each request in front adds to a wait; 0: none has waited yet.
+        #: The wait that each request in front adds; 0: no request has waited yet.
         self._place_seconds = 0.0
-        #: While requests are held: its end, and whether they are let in.
+        #: The end of the probe while requests are held: whether they are admitted.
         self._probe: asyncio.Future[bool] | None = None
         self._probe_timer: asyncio.TimerHandle | None = None
 
@@ -61,11 +64,11 @@ class OverloadGuard:
 
     @property
     def wait_seconds(self) -> float:
-        """How long the last of all is going to wait, at a guess that is rather too low."""
+        """An estimate of the wait of the last request in flight; it errs on the low side."""
         return len(self._in_flight) * self._place_seconds
 
     def refuses(self) -> bool:
-        """Whether one that has come, and of which nothing is known yet, is refused."""
+        """Whether the next request is refused before it is read."""
         before, controller = len(self._in_flight), self._controller
         if before < controller.limit or self._priorities is not None:
             return False
@@ -81,12 +84,12 @@ class OverloadGuard:
             level = self._priorities.level(request)
             before = requests_before(self._levels, level)
         if before >= controller.limit:
-            verdict = controller.judge(now, before)
+            decision = controller.judge(now, before)
             if controller.failed_probe():
                 self._end_probe()
-            if verdict is AdmissionDecision.REFUSE:
+            if decision is AdmissionDecision.REFUSE:
                 raise QueueFull
-            if verdict is AdmissionDecision.HOLD:
+            if decision is AdmissionDecision.HOLD:
                 await self._hold()
         remaining = deadline.remaining()
         late = remaining is not None and before * self._place_seconds > remaining
@@ -119,7 +122,7 @@ class OverloadGuard:
         """Wait for the end of the probe.
 
         Raises:
-            QueueFull: the overload has not ended.
+            QueueFull: the overload continues.
         """
         if self._probe is None:
             loop = asyncio.get_running_loop()
@@ -142,9 +145,9 @@ class OverloadGuard:
         self._probe = self._probe_timer = None
 
     def _shorten(self) -> None:
-        """Refuse those that have waited longest, and of which none has begun to be computed.
+        """Refuse the requests beyond the limit that have not begun to be computed.
 
-        Those of the lowest priority go first.
+        Requests of the lowest priority go first, then the oldest.
         """
         excess = len(self._in_flight) - self._controller.limit
         for task, (_, timing) in sorted(self._in_flight.items(), key=lambda each: -each[1][0]):

@@ -1,10 +1,9 @@
-"""Admission by queue time: what would wait longer than its queue policy allows is refused at once.
+"""Admission by queue time: refuse a request at once if it would exceed its queue policy's timeout.
 
-What a queue policy allows is a time, ``default_timeout_microseconds``. A request that waits so long
-is refused by the queue in any case; but by then everyone in front of it has waited almost as long.
-How long a new one will wait is known when it comes, by Little's law: the requests before it, times
-the interval at which they are answered; those of a lower priority are behind it. So the queue is
-never longer than what is worth waiting for, and a refusal costs the client nothing.
+The queue itself refuses a request only when its ``default_timeout_microseconds`` have passed; by
+then every request in front of it has waited almost as long. By Little's law the wait is known on
+arrival: the number of requests in front, of the same or a higher priority, times the interval
+between responses. So the queue never exceeds the timeout, and a refusal costs the client no time.
 """
 
 from __future__ import annotations
@@ -21,22 +20,22 @@ WEIGHT = 0.1
 
 
 class QueueTimeLimit:
-    """Only the event loop touches anything here."""
+    """An ``Infer`` that refuses requests with too long a wait. Only the event loop uses it."""
 
     def __init__(self, infer: Infer, settings: BatchingSettings) -> None:
         self._infer = infer
         self._settings = settings
-        #: By priority level, those that have any.
+        #: Requests in flight by priority level.
         self._in_flight: dict[int, int] = {}
-        #: Seconds from one answer to the next while there is work; 0: not known yet.
+        #: Seconds between responses while there is work; 0: unknown yet.
         self._interval_seconds = 0.0
-        #: When the last answer came, or work after none.
+        #: The time of the last response, or of the first request after a pause.
         self._last = 0.0
 
     def wait_seconds(self, level: int) -> float:
-        """How long one of that priority ``level`` that comes now is going to wait."""
+        """The expected wait of a new request of the priority ``level``."""
         before = requests_before(self._in_flight, level)
-        # The last instance that is free takes it at once.
+        # The last free instance takes a request at once.
         return max(0, before - self._settings.instances + 1) * self._interval_seconds
 
     async def __call__(self, request: InferRequest, deadline: Deadline) -> InferResponse:
@@ -68,5 +67,5 @@ class QueueTimeLimit:
 
 
 def requests_before(in_flight: Mapping[int, int], level: int) -> int:
-    """How many requests go before one of that priority level that comes now."""
+    """The number of requests that run before a new one of the priority ``level``."""
     return sum(count for other, count in in_flight.items() if other <= level)

@@ -1,4 +1,4 @@
-"""Dynamic batching: requests that wait for the same model version run as one."""
+"""Dynamic batching: run requests for the same model version as one batch."""
 
 from __future__ import annotations
 
@@ -11,15 +11,15 @@ from modelport.gateway.repository.config import ModelConfig
 from modelport.gateway.telemetry import Statistics
 from modelport.gateway.types import Infer, ModelSignature
 
-#: With "true", requests to a server that may batch itself are gathered here already.
+#: "true": batch requests for a remote server here, although the server may batch itself.
 BATCH_HERE = "batch_here"
 
 
 def check(config: ModelConfig) -> None:
-    """Raise where ``dynamic_batching`` cannot be, whether or not it has an effect here.
+    """Raise if ``dynamic_batching`` is invalid, whether or not it has an effect here.
 
     Raises:
-        InvalidArgument: a size, a level or a policy that cannot be.
+        InvalidArgument: a size, level or policy is invalid.
     """
     if config.HasField("dynamic_batching"):
         settings.read(config)
@@ -28,10 +28,11 @@ def check(config: ModelConfig) -> None:
 def wrap(
     backend: Backend, config: ModelConfig, signature: ModelSignature, statistics: Statistics
 ) -> Infer:
-    """``backend`` behind a batcher, where ``config`` asks for one and it does not batch itself.
+    """Put a batcher in front of ``backend`` if ``config`` asks for one and it does not batch
+    itself.
 
     Raises:
-        InvalidArgument: ``config`` asks for what cannot be.
+        InvalidArgument: ``config`` is invalid.
     """
     here = parameters.boolean(config, BATCH_HERE, False)
     if not config.HasField("dynamic_batching"):

@@ -1,9 +1,8 @@
-"""The batcher of one model version: requests wait here, and only here, until an instance is free.
+"""The batcher of a model version: the one place where requests wait for a free instance.
 
-A free instance runs what is there; while all are busy, requests gather. An instance is busy until
-its execution has really ended. Where it can be told ahead what comes next, a batch that cannot get
-better is, and is taken back when one of its requests goes before it has begun. Only the event loop
-touches anything here.
+A free instance runs the queued requests; while all instances are busy, requests gather. An instance
+is busy until its execution has ended. If the backend accepts work early, submit a full batch while
+an instance is still busy; withdraw it if a member is cancelled first. Only the event loop uses it.
 """
 
 from __future__ import annotations
@@ -27,7 +26,7 @@ Outcome = InferResponse | BaseException
 
 
 class Batcher:
-    """An ``Infer`` in front of one that takes ``settings.instances`` calls at a time."""
+    """An ``Infer`` around one that runs ``settings.instances`` calls at a time."""
 
     def __init__(
         self,
@@ -44,18 +43,18 @@ class Batcher:
         self._statistics = statistics
         self._queue = RequestQueue(settings)
         self._running: set[Batch] = set()
-        #: Of those, what has not begun yet, in order. It may have, and its predecessor's end is
-        #: still to be told.
+        #: Batches submitted early that have not begun, in order. One may have begun if the end of
+        #: its predecessor has not been reported yet.
         self._next: deque[Batch] = deque()
-        # With priorities, whoever comes may go before any batch; and who must not wait for long, or
-        # with too many, must be seen to wait.
+        # Priorities, and policies that limit the wait or the queue, need every request to stay
+        # queued.
         simple = settings.levels < 2 and settings.default_policy == QueuePolicy()
         self._ahead = execution.ahead if simple else 0
         self._full = max(settings.preferred_sizes)
-        #: No request waits for others to come.
+        #: No request waits for later ones.
         self._prompt = not settings.delay_seconds
         self._ordering = settings.preserve_ordering
-        #: With ``preserve_ordering``, everyone who has no answer yet, by arrival.
+        #: With ``preserve_ordering``: unanswered requests in order of arrival.
         self._order: deque[QueuedRequest] = deque()
         self._timer: asyncio.TimerHandle | None = None
         self._timer_at = math.inf
@@ -80,10 +79,10 @@ class Batcher:
             raise
 
     def _leave(self, waiting: QueuedRequest) -> None:
-        """Nobody wants this answer any more."""
+        """Drop a request whose client has gone."""
         batch = waiting.batch
         if not waiting.reply.cancelled():
-            waiting.reply.exception()  # it came at the same moment, and is nobody's now
+            waiting.reply.exception()  # the response came at the same moment; mark it as retrieved
         elif waiting.queued:
             self._queue.remove(waiting)
             self._wake()
@@ -99,7 +98,7 @@ class Batcher:
     # -- forming batches --------------------------------------------------------------------------
 
     def _dispatch(self) -> None:
-        """Start what can start, and be back when time changes that."""
+        """Start every batch that can start, and set the timer for the next change."""
         while self._queue:
             now = time.monotonic()
             for refused in self._queue.expire(now):
@@ -111,9 +110,9 @@ class Batcher:
         self._wake()
 
     def _start_one(self, now: float, ahead: bool) -> bool:
-        """Take one batch from the queue; whether there was one to take.
+        """Take one batch from the queue and start it; whether there was one.
 
-        ``ahead`` of its time only one that would not be larger then.
+        ``ahead`` of a free instance, only start a batch that cannot become larger.
         """
         for bucket in self._queue.buckets():
             waited_seconds = 0.0
@@ -130,10 +129,10 @@ class Batcher:
     def _start(self, taken: Sequence[QueuedRequest], ahead: bool) -> None:
         members = []
         for waiting in taken:
-            # The timer that ends such a request can be later than its turn.
+            # The timer of an expired deadline may fire after the request's turn.
             if waiting.deadline.expired:
                 self._settle(waiting, TimedOut())
-            elif not waiting.reply.done():  # or cancelled, of which it is still to be told
+            elif not waiting.reply.done():  # else cancelled, but ``_leave`` has not run yet
                 members.append(waiting)
         if not members:
             return
@@ -146,7 +145,7 @@ class Batcher:
         batch.task = asyncio.get_running_loop().create_task(self._run(batch))
 
     def _wake(self) -> None:
-        """Have ``_dispatch`` called when the first request's time is up, or has waited enough."""
+        """Call ``_dispatch`` again when a timeout or the queue delay of a request ends."""
         at = self._queue.expires_at
         delay_seconds = self._settings.delay_seconds
         if delay_seconds and self._queue and len(self._running) < self._settings.instances:
@@ -171,7 +170,7 @@ class Batcher:
         outcomes: Sequence[Outcome]
         try:
             outcomes = await self._execute(members)
-        except asyncio.CancelledError:  # by the last client that left, or by the backend itself
+        except asyncio.CancelledError:  # every client has gone, or the backend cancelled itself
             if batch.recalled:
                 self._put_back(batch)
                 return
@@ -182,20 +181,20 @@ class Batcher:
         elif self._next:
             self._next.popleft()
         try:
-            self._dispatch()  # before the answers: the instance is idle meanwhile
+            self._dispatch()  # before the responses are delivered, because the instance is idle
         finally:
             for waiting, outcome in zip(members, outcomes, strict=True):
                 self._deliver(waiting, outcome)
 
     def _put_back(self, batch: Batch) -> None:
-        """Those that are left wait again, where they did."""
+        """Put the remaining requests of a withdrawn batch back in their places."""
         self._running.discard(batch)
         if batch in self._next:
             self._next.remove(batch)
         for waiting in batch.members:
             if not waiting.reply.done():
                 waiting.batch = None
-                waiting.queued_ns = time.monotonic_ns()  # what it waited before is counted
+                waiting.queued_ns = time.monotonic_ns()  # the wait until now is already counted
                 self._queue.put_back(waiting)
         self._dispatch()
 
@@ -207,10 +206,10 @@ class Batcher:
             return [await self._execute_one(members[0])]
         try:
             return await self._execute_together([w.request for w in members], _latest(members))
-        except Unavailable as error:  # no request's own fault
+        except Unavailable as error:  # not caused by a single request
             return [copy.copy(error) for _ in members]
         except Exception:
-            # It may be one request's fault: each has its own try, and the others are not harmed.
+            # One request may cause the error, so run each on its own.
             return [await self._execute_one(waiting) for waiting in members]
 
     async def _execute_one(self, waiting: QueuedRequest) -> Outcome:
@@ -272,7 +271,7 @@ class Batcher:
 
 
 def _latest(members: Sequence[QueuedRequest]) -> Deadline:
-    """No member is harmed by another's early deadline; each has its own besides."""
+    """The latest deadline of ``members``; each request also enforces its own."""
     ends = [waiting.deadline.at for waiting in members]
     return Deadline(None if None in ends else max(end for end in ends if end is not None))
 

@@ -1,8 +1,8 @@
-"""Requests become one request, and its answer becomes theirs again.
+"""Join several requests into one, and split its response again.
 
-Requests go together that have the same inputs with the same sizes. Along an axis that declares its
-``padding`` sizes may differ: shorter inputs are padded at their end, and outputs that have the axis
-are cut back to each request's own size.
+Requests are joined if they have the same inputs of the same sizes. Along an axis that declares
+``padding``, sizes may differ: shorter inputs are padded at the end, and outputs along that axis are
+cut to the size of each request.
 """
 
 from __future__ import annotations
@@ -24,18 +24,18 @@ from modelport.gateway.types import (
     TensorSpec,
 )
 
-#: Parameters that are the batcher's own matter.
+#: Parameters for the batcher itself.
 _OWN_PARAMETERS = frozenset({"priority", "timeout"})
-#: Where one request's rows end, and how long it is along each padded axis.
+#: The end of a request's rows, and its size along each padded axis.
 _Part = tuple[int, dict[str, int]]
 
 
 class Joiner:
-    """Built once per loaded version. Tensors have the shapes that the model itself wants.
+    """Joins requests of one signature. Tensors have the model's own shapes.
 
     Raises:
-        InvalidArgument: with padding, an output has a dynamic dimension of which nothing is known,
-            or one input has axes with different values.
+        InvalidArgument: with padding, a dynamic dimension of an output has no axis name, or the
+            axes of an input have different values.
     """
 
     def __init__(self, signature: ModelSignature, parameters: bool) -> None:
@@ -47,7 +47,7 @@ class Joiner:
         if self._pads:
             _check_outputs(signature)
         fixed = all(-1 not in s.model_dims and not s.optional for s in signature.inputs)
-        #: Every request goes with every other, or none with any.
+        #: All requests can be joined, or none.
         self._uniform = (fixed and not parameters) or not self._batched
 
     def size(self, request: InferRequest) -> int:
@@ -55,7 +55,7 @@ class Joiner:
         return int(request.inputs[0].data.shape[0]) if self._batched and request.inputs else 1
 
     def bucket(self, request: InferRequest) -> Hashable:
-        """Requests of equal buckets can be joined."""
+        """A key: requests of equal buckets can be joined."""
         if self._uniform:
             return None
         inputs = self._inputs
@@ -64,14 +64,14 @@ class Joiner:
         if not self._parameters:
             return tuple(shapes)
         others = {k: v for k, v in request.parameters.items() if k not in _OWN_PARAMETERS}
-        # 1, 1.0 and True are equal, but no backend has to take one for the other.
+        # 1, 1.0 and True are equal, but a backend may treat them differently.
         return (*shapes, *sorted((k, type(v).__name__, v) for k, v in others.items()))
 
     def join(self, requests: Sequence[InferRequest]) -> InferRequest:
-        """One request with all their rows, in order; the outputs are those that any of them wants.
+        """One request with the rows of all, in order, and the outputs that any of them asks for.
 
         Args:
-            requests: more than one, of one bucket.
+            requests: at least two, of one bucket.
         """
         first = requests[0]
         columns = [{tensor.name: tensor.data for tensor in r.inputs} for r in requests]
@@ -96,10 +96,10 @@ class Joiner:
     def split(
         self, response: InferResponse, joined: InferRequest, requests: Sequence[InferRequest]
     ) -> list[InferResponse]:
-        """What each of ``requests`` gets of the answer to ``joined``: views of it.
+        """Split the response to ``joined`` into one for each of ``requests``, as views.
 
         Raises:
-            Internal: the answer does not have their rows, or not their sizes.
+            Internal: the response has the wrong number of rows or the wrong sizes.
         """
         parts = list(self._parts(requests))
         rows, longest = parts[-1][0], self._lengths(joined)
@@ -134,7 +134,7 @@ class Joiner:
             yield end, self._lengths(request)
 
     def _lengths(self, request: InferRequest) -> dict[str, int]:
-        """How long the inputs are along each padded axis."""
+        """The size of the inputs along each padded axis."""
         if not self._pads:
             return {}
         return {
@@ -155,7 +155,7 @@ class Joiner:
 
 
 class _Input:
-    """How one input's arrays become one."""
+    """Joins the arrays of one input."""
 
     def __init__(self, spec: TensorSpec, signature: ModelSignature) -> None:
         self.padded = _padded(spec, signature)
@@ -163,7 +163,7 @@ class _Input:
         self._pad = _pad_value(spec, signature) if self.padded else None
 
     def fixed(self, sizes: tuple[int, ...]) -> tuple[int, ...]:
-        """``sizes`` without the batch, with -1 for those that padding makes equal."""
+        """``sizes`` without the batch dimension; -1 for padded dimensions."""
         if not self._padded:
             return sizes
         return tuple(-1 if i in self._padded else size for i, size in enumerate(sizes))
@@ -184,7 +184,7 @@ class _Input:
 
 
 def _padded(spec: TensorSpec, signature: ModelSignature) -> tuple[tuple[int, str], ...]:
-    """Index, batch dimension included, and axis of each dimension that padding makes longer."""
+    """Index, batch dimension included, and axis name of each padded dimension."""
     names = iter([d for d in spec.dims if isinstance(d, str) or d == -1])
     found = []
     for index, size in enumerate(spec.model_dims):
@@ -195,7 +195,7 @@ def _padded(spec: TensorSpec, signature: ModelSignature) -> tuple[tuple[int, str
 
 
 def _pad_value(spec: TensorSpec, signature: ModelSignature) -> Any:
-    """What is put at the end of ``spec``, along whichever axis."""
+    """The value that pads ``spec`` at its end."""
     paddings = [signature.axes[axis].padding for _, axis in _padded(spec, signature)]
     values = {dict(p)[spec.name] if isinstance(p, tuple) else p for p in paddings}
     if len(values) > 1:
@@ -220,7 +220,7 @@ def _check_outputs(signature: ModelSignature) -> None:
 
 
 def _union(wanted: Iterable[tuple[str, ...]]) -> tuple[str, ...]:
-    """Every name once; empty, which is all of them, where any is empty."""
+    """All names without repetition; empty, which means all outputs, if any is empty."""
     names: dict[str, None] = {}
     for each in wanted:
         if not each:

@@ -1,6 +1,6 @@
-"""The requests that wait: by priority, bounded, with their time-outs.
+"""The request queue of a model version: by priority, bounded, with timeouts.
 
-The event loop alone touches any of it.
+Only the event loop uses it.
 """
 
 from __future__ import annotations
@@ -14,12 +14,12 @@ from modelport.gateway.errors import QueueFull
 from modelport.gateway.inference.batching.settings import BatchingSettings
 from modelport.gateway.types import Deadline, InferRequest, InferResponse
 
-#: Priority level, whether its time is up and others go first, arrival.
+#: Priority level, whether the request is delayed behind others, order of arrival.
 Rank = tuple[int, bool, int]
 
 
 class QueuedRequest:
-    """One request, from its arrival to its answer."""
+    """A request from its arrival to its response."""
 
     __slots__ = (
         "batch", "bucket", "deadline", "expires_at", "outcome", "queued", "queued_at", "queued_ns",
@@ -38,28 +38,28 @@ class QueuedRequest:
         self.request = request
         self.deadline = deadline
         self.reply = reply
-        #: Requests of equal buckets can go together.
+        #: Requests of equal buckets can be joined.
         self.bucket = bucket
         #: Batch elements.
         self.size = size
         self.queued_ns = queued_ns
-        #: On ``time.monotonic()``'s clock, as ``expires_at``, which is infinite without a time-out.
+        #: On ``time.monotonic()``'s clock, like ``expires_at``; infinite: no timeout.
         self.queued_at = queued_ns / 1e9
         self.expires_at = math.inf
         self.rank: Rank = (0, False, 0)
         #: Whether it is in the queue.
         self.queued = False
-        #: What it runs in; None before that.
+        #: The batch it runs in.
         self.batch: Batch | None = None
-        #: Its answer, while those of earlier requests are not there.
+        #: Its response, while an earlier request is unanswered.
         self.outcome: InferResponse | BaseException | None = None
 
 
 class Batch:
     """Requests that run together.
 
-    ``wanted``: how many of the answers somebody waits for. ``recalled``: it was taken back before
-    it had begun.
+    ``wanted``: the number of requests whose client still waits. ``recalled``: withdrawn before it
+    began.
     """
 
     __slots__ = ("members", "recalled", "task", "wanted")
@@ -72,22 +72,22 @@ class Batch:
 
 
 class RequestQueue:
-    """Requests by bucket, each bucket in the order in which they run."""
+    """Queued requests by bucket, each bucket in the order of execution."""
 
     def __init__(self, settings: BatchingSettings) -> None:
         self._settings = settings
         self._buckets: dict[Hashable, list[QueuedRequest]] = {}
-        #: How many wait in each level that has any.
+        #: The number of queued requests of each priority level.
         self._levels: dict[int, int] = {}
         self._arrivals = 0
-        #: No request's time is up earlier.
+        #: The earliest timeout of any request.
         self.expires_at = math.inf
 
     def __bool__(self) -> bool:
         return bool(self._buckets)
 
     def put(self, waiting: QueuedRequest) -> None:
-        """Raises ``QueueFull``: so many wait in its level that no more may."""
+        """Add a request; raises ``QueueFull`` if its priority level has no room."""
         settings, request = self._settings, waiting.request
         level = settings.level(request)
         policy = settings.policy(level)
@@ -104,7 +104,7 @@ class RequestQueue:
         self._insert(waiting)
 
     def put_back(self, waiting: QueuedRequest) -> None:
-        """One that was taken, in its place."""
+        """Return a taken request to its place."""
         level = waiting.rank[0]
         self._levels[level] = self._levels.get(level, 0) + 1
         self.expires_at = min(self.expires_at, waiting.expires_at)
@@ -119,13 +119,13 @@ class RequestQueue:
             bisect.insort(bucket, waiting, key=_rank)
 
     def remove(self, waiting: QueuedRequest) -> None:
-        """Take out one that waits."""
+        """Remove a queued request."""
         bucket = self._buckets[waiting.bucket]
         del bucket[bisect.bisect_left(bucket, waiting.rank, key=_rank)]
         self._left([waiting])
 
     def _left(self, gone: Sequence[QueuedRequest]) -> None:
-        """``gone``, all of one bucket, wait no longer."""
+        """Update the counts for ``gone``, requests removed from one bucket."""
         for waiting in gone:
             waiting.queued = False
             level = waiting.rank[0]
@@ -139,14 +139,14 @@ class RequestQueue:
             self.expires_at = math.inf
 
     def buckets(self) -> Iterator[Sequence[QueuedRequest]]:
-        """Requests that can go together, in order; first those whose first one is first."""
+        """The buckets, by the rank of their first requests."""
         if len(self._buckets) == 1:
             yield from self._buckets.values()
         else:
             yield from sorted(self._buckets.values(), key=lambda bucket: bucket[0].rank)
 
     def take(self, bucket: Sequence[QueuedRequest], count: int) -> Sequence[QueuedRequest]:
-        """The first ``count`` of ``bucket``, which wait no longer."""
+        """Remove and return the first ``count`` requests of ``bucket``."""
         held = self._buckets[bucket[0].bucket]
         taken = held[:count]
         del held[:count]
@@ -154,7 +154,7 @@ class RequestQueue:
         return taken
 
     def expire(self, now: float) -> list[QueuedRequest]:
-        """Take out those that are to be refused by now; those that are to be delayed move back."""
+        """Remove and return the requests whose timeout rejects them; move delayed ones back."""
         if now < self.expires_at:
             return []
         everyone = [waiting for bucket in self._buckets.values() for waiting in bucket]

@@ -1,4 +1,4 @@
-"""What a model's ``dynamic_batching`` asks for, checked at load, in Triton's words."""
+"""The ``dynamic_batching`` settings of a model, checked at load with Triton's messages."""
 
 from __future__ import annotations
 
@@ -11,21 +11,21 @@ from modelport.gateway.repository import config as configuration
 from modelport.gateway.repository.config import ModelConfig
 from modelport.gateway.types import InferRequest
 
-#: Requests waiting in each priority level where ``max_queue_size`` does not say.
+#: The default of ``max_queue_size``, for each priority level.
 DEFAULT_MAX_QUEUE_SIZE = 4096
 #: ``ModelQueuePolicy.TimeoutAction``
 _REJECT, _DELAY = 0, 1
 
 
 class QueuePolicy(NamedTuple):
-    """How requests of one priority level wait.
+    """The queue policy of one priority level.
 
     Attributes:
-        max_size: of the level's queue.
-        timeout_seconds: longest wait; infinite where there is none.
-        delays: a request that has waited so long lets all others of its level past; otherwise it is
+        max_size: the most queued requests of the level.
+        timeout_seconds: the longest wait; infinite: no timeout.
+        delays: at the timeout, a request lets the others of its level pass instead of being
             refused.
-        allow_override: a request's ``timeout`` counts where it is shorter.
+        allow_override: a request's ``timeout`` applies if it is shorter.
     """
 
     max_size: int = DEFAULT_MAX_QUEUE_SIZE
@@ -34,7 +34,7 @@ class QueuePolicy(NamedTuple):
     allow_override: bool = False
 
     def timeout(self, request: InferRequest) -> float:
-        """How many seconds ``request`` may wait."""
+        """The longest wait of ``request`` in seconds."""
         asked = request.parameters.get("timeout", 0) if self.allow_override else 0
         if not asked:
             return self.timeout_seconds
@@ -55,7 +55,8 @@ class BatchingSettings(NamedTuple):
     instances: int
 
     def level(self, request: InferRequest) -> int:
-        """The priority level of ``request``; 1 goes first. One that does not exist: the default."""
+        """The priority level of ``request``, 1 is the highest; the default if there is no such
+        level."""
         asked = request.parameters.get("priority", 0)
         return int(asked) if 0 < int(asked) <= self.levels else self.default_level
 
@@ -64,10 +65,10 @@ class BatchingSettings(NamedTuple):
 
 
 def read(config: ModelConfig) -> BatchingSettings:
-    """Of a model that has ``dynamic_batching``. One that does not batch has its queue all the same.
+    """Read the settings of a model with ``dynamic_batching``, whether or not it batches.
 
     Raises:
-        InvalidArgument: a size, a level or a policy that cannot be.
+        InvalidArgument: a size, level or policy is invalid.
     """
     batching, name = config.dynamic_batching, config.name
     for size in batching.preferred_batch_size:

@@ -11,7 +11,6 @@ import asyncio
 import contextlib
 from typing import cast
 
-from modelport.gateway.inference.admission import OVERLOADED
 from modelport.gateway.runtime.request_memory import PROCESS
 from modelport.gateway.server.grpc import head, limits
 from modelport.gateway.server.grpc.head import Head
@@ -272,7 +271,8 @@ class GrpcConnection(Reader, asyncio.BufferedProtocol):
             self._start(call)
 
     def _start(self, call: Stream) -> None:
-        if OVERLOADED and call.complete and self._service.refuses(call.head.target, call.come()):
+        service = self._service
+        if service.overloaded and call.complete and service.refuses(call.head.target, call.come()):
             call.end(BUSY)
             return
         call.task = self.loop.create_task(self._service.serve(call.head.target, call))

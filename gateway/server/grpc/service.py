@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Collection, Mapping, Sequence
 from functools import partial
 from typing import Any, NamedTuple, Protocol
 
@@ -12,7 +12,6 @@ import structlog
 from google.protobuf.message import DecodeError
 
 from modelport.gateway.errors import InvalidArgument, ModelportError, QueueFull
-from modelport.gateway.inference.admission import OVERLOADED
 from modelport.gateway.protocols.grpc_method import Method, Methods, RefusedMessage
 from modelport.gateway.runtime import offload
 from modelport.gateway.server.grpc import framing
@@ -111,9 +110,15 @@ class Call(Protocol):
 
 
 class Service:
-    """``max_message``: the largest message of a request, in bytes, also after decompression."""
+    """``max_message``: the largest message of a request, in bytes, also after decompression.
 
-    def __init__(self, methods: Methods, max_message: int) -> None:
+    ``overloaded`` is not empty while a model is overloaded; then unread requests may be refused.
+    """
+
+    def __init__(
+        self, methods: Methods, max_message: int, overloaded: Collection[object] = ()
+    ) -> None:
+        self.overloaded = overloaded
         self.max_message = min(max_message, MAX_MESSAGE_BYTES)
         self._methods: dict[bytes, Method] = {}
         for service, rows in methods.items():
@@ -161,7 +166,7 @@ class Service:
                 content = self._content(target.encoding, call.body())
                 if len(content) > offload.INLINE_BYTES or type(content) is Compressed:
                     content = await self._bounded(method, content, call.deadline)
-                if OVERLOADED and method.refuses is not None and method.refuses(content):
+                if self.overloaded and method.refuses is not None and method.refuses(content):
                     raise QueueFull
                 if len(content) <= offload.INLINE_BYTES:
                     message = parse(method, content)

@@ -26,6 +26,7 @@ class HttpListener:
         reuse_port: other processes serve on the same port.
         health: the paths that are answered where there is no room for more connections.
         most: connections, for a listener that may have files which are kept from the others.
+        overloaded: not empty while a model is overloaded; then unread requests may be refused.
     """
 
     def __init__(
@@ -37,8 +38,9 @@ class HttpListener:
         reuse_port: bool = False,
         health: Collection[bytes] = (),
         most: int | None = None,
+        overloaded: Collection[object] = (),
     ) -> None:
-        self._shared = shared = Shared(app, ConnectionLimit(most), health)
+        self._shared = shared = Shared(app, ConnectionLimit(most), health, overloaded)
         self._listening = Listening(
             lambda: HttpConnection(shared, asyncio.get_running_loop()),
             *(address, port, flag, reuse_port),

@@ -20,7 +20,6 @@ from typing import Any
 
 import httptools
 
-from modelport.gateway.inference.admission import OVERLOADED
 from modelport.gateway.runtime.request_memory import PROCESS
 from modelport.gateway.server.expiry import Expiry
 from modelport.gateway.server.http1 import error_response, head
@@ -233,7 +232,8 @@ class HttpConnection(asyncio.Protocol):
             raise Crowded
         if self._via and hops.loops(self._via):
             raise Looping
-        if OVERLOADED and self._answering is None and self._shared.refuses_unread(parser, url):
+        shared = self._shared
+        if shared.overloaded and self._answering is None and shared.refuses_unread(parser, url):
             self._place, self._overloaded = _BODY, True
             return
         scope = head.scope(self._scope, method, version, url, self._headers)

@@ -16,10 +16,17 @@ if TYPE_CHECKING:
 
 
 class Shared:
-    def __init__(self, app: App, limit: ConnectionLimit, health: Collection[bytes]) -> None:
+    def __init__(
+        self,
+        app: App,
+        limit: ConnectionLimit,
+        health: Collection[bytes],
+        overloaded: Collection[object],
+    ) -> None:
         self.app = app
         self.limit = limit
         self.health = frozenset(health)
+        self.overloaded = overloaded
         self.connections: set[HttpConnection] = set()
         self.exchanges: set[Exchange] = set()
         self.clock = Clock()

@@ -123,6 +123,6 @@ class HubControl:
         if self._settings.model_control_mode is ModelControlMode.POLL:
             self.register(MODELS, load)  # the repository says what is served, not the others
         else:
-            self.register(MODELS, load, manager.standing, restore)
+            self.register(MODELS, load, manager.snapshot, restore)
         for operation in (unload, unload_version, set_default, reload):
             self.register(operation.__name__, operation)

@@ -1,0 +1,104 @@
+"""The pipeline of a model version: response cache, admission, batcher and backend.
+
+Each stage is an ``Infer`` around the next one. ``build`` composes them once, when the version
+loads; a stage is present only if the model's configuration asks for it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator, Callable
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+from modelport.gateway.backends.base import Backend, StreamingBackend
+from modelport.gateway.errors import Decoupled
+from modelport.gateway.inference import admission, batching, cache
+from modelport.gateway.inference.admission import OverloadedModels
+from modelport.gateway.inference.cache import ResponseCache
+from modelport.gateway.inference.signatures import NamedSignatures
+from modelport.gateway.telemetry import Statistics
+from modelport.gateway.types import (
+    Deadline,
+    Infer,
+    InferRequest,
+    InferResponse,
+    InferStream,
+    ModelSignature,
+)
+
+
+@dataclass(slots=True)
+class SharedState:
+    """State that the pipelines of all models of this process share."""
+
+    #: None without ``--cache-config``.
+    response_cache: ResponseCache | None = None
+    overloaded: OverloadedModels = field(default_factory=set)
+
+
+def _never() -> bool:
+    return False
+
+
+class Pipeline(NamedTuple):
+    """The entry points of a model version.
+
+    Attributes:
+        infer: answers a request with one response.
+        stream: answers a request with any number of responses.
+        refuses: whether admission refuses the next request regardless of its content, so that it
+            need not be read.
+    """
+
+    infer: Infer
+    stream: InferStream
+    refuses: Callable[[], bool] = _never
+
+
+def build(
+    name: str,
+    number: int,
+    backend: Backend,
+    signature: ModelSignature,
+    signatures: NamedSignatures,
+    statistics: Statistics,
+    shared: SharedState,
+) -> Pipeline:
+    """Compose the pipeline of version ``number`` of the model ``name``.
+
+    A decoupled model gives any number of responses to a request. As in Triton, it has no batcher
+    and no cache, because both expect one response for each request.
+
+    Raises:
+        InvalidArgument: the configuration of a stage is invalid.
+    """
+    config = backend.config
+    batching.check(config)
+    cache.check(name, config)
+    stream = backend.stream if isinstance(backend, StreamingBackend) else _single(backend)
+    if config.model_transaction_policy.decoupled:
+        return Pipeline(_refuse, stream)
+    batched = batching.wrap(backend, config, signature, statistics)
+    dispatched = signatures.before(batched)
+    guarded = admission.wrap(dispatched, config, backend.execution, shared.overloaded)
+    cached = cache.wrap(guarded, name, number, config, statistics, shared.response_cache)
+    # Cached responses are sent under any load, so the request has to be read.
+    if isinstance(guarded, admission.OverloadGuard) and cached is guarded:
+        return Pipeline(cached, stream, guarded.refuses)
+    return Pipeline(cached, stream)
+
+
+def _single(infer: Infer) -> InferStream:
+    """A stream of the one response of ``infer``."""
+
+    async def stream(
+        request: InferRequest, deadline: Deadline
+    ) -> AsyncGenerator[InferResponse, None]:
+        yield await infer(request, deadline)
+
+    return stream
+
+
+async def _refuse(request: InferRequest, deadline: Deadline) -> InferResponse:
+    """The ``Infer`` of a decoupled model."""
+    raise Decoupled
