@@ -169,7 +169,7 @@ def check(direct: Caller, front: Caller, hop: str) -> Iterator[str]:
     x = np.ones((1, 4), np.float32)
     for model, status, said in (
         ("failing", ("500", "INTERNAL"), "it fails on purpose"),
-        ("lying", ("500", "INTERNAL"), "output 'y' is not of shape [1, 4]"),
+        ("lying", ("500", "INTERNAL"), "output 'y' does not have shape [1, 4]"),
     ):
         error = front.refusal(_renamed(Ask(model, [("x", x)]), hop))
         count += 1

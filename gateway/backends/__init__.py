@@ -1,4 +1,4 @@
-"""Backends: each turns a version on disk into an ``Infer``. Found by the config's backend name."""
+"""Backends: each turns a model version into an ``Infer``. Found by the backend's name."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from modelport.gateway.repository.routes import ModelRoute
 
 log = structlog.get_logger("modelport.backends")
 
-#: backend name → module; imported when the first model that needs it loads.
+#: Backend name → module, imported by the first model that needs it.
 MODULES = {
     "onnxruntime": "modelport.gateway.backends.embedded.onnxruntime",
     "pytorch": "modelport.gateway.backends.embedded.pytorch",
@@ -28,10 +28,10 @@ MODULES = {
     "managed": "modelport.gateway.backends.managed.backend",
     "fake": "modelport.gateway.backends.fake",
 }
-#: The extra of modelport that brings a backend's library.
+#: The extra of modelport that installs a backend's library.
 EXTRAS = {"pytorch": "torch", "tensorflow": "tensorflow", "tflite": "litert"}
 
-#: Two runtimes imported at once by two loads may see each other half imported.
+#: Concurrent imports of two runtimes may see each other partially imported.
 _importing = threading.Lock()
 
 
@@ -50,10 +50,10 @@ def find(backend: str) -> BackendLoader:
 
 
 def find_versions(backend: str) -> Versions:
-    """How to ask a server that ``backend`` speaks to for the versions it has.
+    """The function that lists the versions on a remote server of ``backend``.
 
     Raises:
-        Unsupported: no such backend, or not one of servers elsewhere.
+        Unsupported: there is no such backend, or it runs in this process.
     """
     versions: Versions | None = getattr(_module(backend), "versions", None)
     if versions is None:
@@ -64,8 +64,8 @@ def find_versions(backend: str) -> Versions:
 def _module(backend: str) -> ModuleType:
     if backend == "python":
         raise Unsupported(
-            "backend 'python' is code, which only a Triton executes; give the model a route to "
-            "one, with 'managed = true' to have it started here"
+            "backend 'python' is code, which only Triton executes; give the model a route to a "
+            "Triton server, or 'managed = true' to start one here"
         )
     if backend not in MODULES:
         raise Unsupported(
@@ -82,6 +82,6 @@ def _module(backend: str) -> ModuleType:
                 f"install 'modelport[{EXTRAS[backend]}]'"
             ) from error
         raise Unsupported(
-            f"backend '{backend}' cannot be imported here; install modelport again, the server's "
-            "log has the reason"
+            f"backend '{backend}' cannot be imported; install modelport again, the server's log "
+            "has the reason"
         ) from error

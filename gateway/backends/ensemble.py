@@ -1,9 +1,9 @@
-"""Ensembles: Triton's ``ensemble_scheduling``, a graph of the repository's other models.
+"""Ensembles: Triton's ``ensemble_scheduling``, a graph of other models of the repository.
 
-A step runs as soon as its tensors are there, as a request to its model like any other: with its own
-handle, checks and statistics, and what is left of the deadline. Behind a decoupled step the rest of
-the graph runs once for each of its responses. Checked at load against the models as they are then;
-a model that is loaded anew may differ, and then its own checks refuse.
+A step runs as soon as its tensors are available, as an ordinary request to its model: with its own
+validation and statistics, and the remaining deadline. After a decoupled step, the rest of the graph
+runs once for each of its responses. The graph is checked at load against the models' configurations
+at that time; a model that is reloaded later has its own checks.
 """
 
 from __future__ import annotations
@@ -26,8 +26,12 @@ from modelport.gateway.wire.triton_messages import model_config_pb2 as pb
 
 @dataclass(frozen=True, slots=True)
 class EnsembleStep:
-    """``inputs``: the model's name of each, the ensemble's, and the rank that the model takes;
-    ``outputs``: the names."""
+    """A step of the graph.
+
+    Attributes:
+        inputs: for each, the model's name, the ensemble's name, and the rank the model takes.
+        outputs: for each, the model's name and the ensemble's name.
+    """
 
     model: str
     version: int
@@ -37,20 +41,22 @@ class EnsembleStep:
 
 
 def load(artifact: Artifact) -> EnsembleBackend:
-    """Needs no file, but every model of its steps.
+    """Load an ensemble. It needs no file, but the models of its steps.
 
     Raises:
-        Unavailable: a model of a step is not READY.
-        InvalidArgument: the steps do not fit together, or do not fit the models.
-        Internal: there is no gateway around it.
+        Unavailable: the model of a step is not READY.
+        InvalidArgument: the steps contradict each other or the models.
+        Internal: the loader runs outside of a gateway.
     """
     if artifact.host is None:
-        raise Internal("an ensemble is served by a gateway only")
+        raise Internal("an ensemble needs a gateway")
     models = check(artifact.model_name, artifact.config, artifact.host.config_of)
     return EnsembleBackend(artifact, artifact.host, models)
 
 
 class EnsembleBackend:
+    """An ``Infer`` over the graph of steps."""
+
     problem = ""
     execution = ELSEWHERE
 
@@ -81,7 +87,7 @@ class EnsembleBackend:
     async def stream(
         self, request: InferRequest, deadline: Deadline
     ) -> AsyncGenerator[InferResponse, None]:
-        """One response for each of the last decoupled step's."""
+        """Yield one response for each response of the last decoupled step."""
         start = {tensor.name: tensor for tensor in request.inputs}
         results = self._branch(self._wanted(request), start, request, deadline)
         async with contextlib.aclosing(results):
@@ -102,7 +108,7 @@ class EnsembleBackend:
             yield tensors
             return
         step = next((step for step in waiting if self._ready(step, tensors)), None)
-        if step is None:  # a decoupled model has left out what it needs
+        if step is None:  # a decoupled model has omitted an output that the rest needs
             return
         rest = tuple(each for each in waiting if each is not step)
         asked = self._request(step, tensors, request)
@@ -122,7 +128,7 @@ class EnsembleBackend:
         request: InferRequest,
         deadline: Deadline,
     ) -> tuple[dict[str, Tensor], tuple[EnsembleStep, ...]]:
-        """All tensors that can be had without a decoupled step, and the steps that are left."""
+        """Run all steps that need no decoupled step; the tensors, and the steps that remain."""
         running: set[asyncio.Task[None]] = set()
         try:
             while True:
@@ -148,11 +154,11 @@ class EnsembleBackend:
                     await task
 
     def _ready(self, step: EnsembleStep, tensors: Mapping[str, Tensor]) -> bool:
-        """Whether its tensors are there; an optional input that is not given never comes."""
+        """Whether the step's inputs are available; an omitted optional input never comes."""
         return all(ours in tensors or ours in self._inputs for _, ours, _ in step.inputs)
 
     def _wanted(self, request: InferRequest) -> tuple[EnsembleStep, ...]:
-        """The steps that the outputs depend on, as Triton leaves out the others."""
+        """The steps that the requested outputs depend on; like Triton, skip the others."""
         if not request.outputs:
             return self._steps
         needed: list[EnsembleStep] = []
@@ -168,7 +174,7 @@ class EnsembleBackend:
         self, step: EnsembleStep, tensors: Mapping[str, Tensor], request: InferRequest
     ) -> InferRequest:
         inputs = [
-            # Tensors of its own: a model's checks reshape what they get.
+            # New tensors, because a model's validation reshapes them.
             Tensor(theirs, tensors[ours].datatype, _of_rank(tensors[ours].data, rank))
             for theirs, ours, rank in step.inputs
             if ours in tensors
@@ -201,14 +207,14 @@ class EnsembleBackend:
         if not self.config.model_transaction_policy.decoupled:
             for name in wanted:
                 if name not in tensors:
-                    raise Internal(f"in ensemble '{self._name}', no model has given '{name}'")
+                    raise Internal(f"in ensemble '{self._name}', no model returned '{name}'")
         outputs = [
             self._output(self._outputs[name], tensors[name]) for name in wanted if name in tensors
         ]
         return InferResponse(self._name, self._version, outputs)
 
     def _output(self, spec: TensorSpec, tensor: Tensor) -> Tensor:
-        """``tensor``, unless its model has been loaded anew with another signature."""
+        """``tensor``, unless its model has been reloaded with another signature."""
         dims = (*self._batch, *spec.model_dims)
         data = _of_rank(tensor.data, len(dims))
         shape = data.shape
@@ -224,7 +230,7 @@ class EnsembleBackend:
         return Tensor(spec.name, spec.datatype, data)
 
     def labels_of(self, output: str) -> tuple[str, ...]:
-        """The labels of the step's output that becomes ``output``, as in Triton."""
+        """The labels of the step's output that is the ensemble's ``output``, as in Triton."""
         step = self._maker[output]
         theirs = next(theirs for theirs, ours in step.outputs if ours == output)
         try:
@@ -233,11 +239,11 @@ class EnsembleBackend:
             raise self._gone(error) from error
 
     def _gone(self, error: NotFound) -> Unavailable:
-        """A step's model was there when the ensemble was loaded."""
+        """The error for a step's model that was removed after the ensemble was loaded."""
         return Unavailable(f"in ensemble '{self._name}': {error}")
 
     def unload(self) -> None:
-        """Its models are not its own."""
+        """Nothing to free; the models of the steps are not the ensemble's."""
 
 
 def _step(step: Any, model: ModelConfig) -> EnsembleStep:
@@ -253,7 +259,7 @@ def _step(step: Any, model: ModelConfig) -> EnsembleStep:
 
 
 def _outputs(step: EnsembleStep, response: InferResponse) -> dict[str, Tensor]:
-    """The step's outputs by the ensemble's names; a model elsewhere may leave some out."""
+    """The step's outputs by the ensemble's names; a remote model may omit some."""
     answers = {tensor.name: tensor for tensor in response.outputs}
     return {
         ours: Tensor(ours, answers[theirs].datatype, answers[theirs].data)
@@ -263,7 +269,7 @@ def _outputs(step: EnsembleStep, response: InferResponse) -> dict[str, Tensor]:
 
 
 def _of_rank(data: Array, rank: int) -> Array:
-    """``data`` with a batch dimension of 1 more or less, between models that batch and others."""
+    """``data`` with or without a batch dimension of 1, between models that batch and others."""
     shape = data.shape
     if len(shape) == rank - 1:
         return data.reshape(1, *shape)

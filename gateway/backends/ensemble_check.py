@@ -1,4 +1,4 @@
-"""Whether an ensemble's steps fit together and fit their models, with Triton's messages."""
+"""Validation of an ensemble: its graph and the models of its steps, with Triton's messages."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ ConfigOf = Callable[[str, int], ModelConfig]
 
 @dataclass(frozen=True, slots=True)
 class Node:
-    """A tensor of the ensemble's, as one side sees it; ``model`` is whose word it is."""
+    """A tensor of the ensemble as one model, or the ensemble itself, declares it."""
 
     model: str
     data_type: int
@@ -28,12 +28,12 @@ class Node:
 
 
 def check(name: str, config: ModelConfig, config_of: ConfigOf) -> list[ModelConfig]:
-    """The configurations of the steps' models, where the ensemble can run.
+    """The configurations of the steps' models, if the ensemble is valid.
 
     Raises:
-        InvalidArgument: the steps are no graph from the inputs to the outputs, or contradict the
-            models that they name.
-        Unavailable: a model of theirs is not READY.
+        InvalidArgument: the steps are not a graph from the inputs to the outputs, or contradict
+            their models.
+        Unavailable: the model of a step is not READY.
     """
     check_graph(name, config)
     models = [_model(name, step, config_of) for step in config.ensemble_scheduling.step]
@@ -56,7 +56,7 @@ def check(name: str, config: ModelConfig, config_of: ConfigOf) -> list[ModelConf
 
 
 def _check_streams(name: str, config: ModelConfig, models: Sequence[ModelConfig]) -> None:
-    """Each tensor comes of one chain of decoupled steps: what two give has no common order."""
+    """Require one chain of decoupled steps per tensor, because two have no common order."""
     chains: dict[str, tuple[int, ...]] = {tensor.name: () for tensor in config.input}
     waiting = list(enumerate(config.ensemble_scheduling.step))
     while waiting:
@@ -76,8 +76,8 @@ def _longest(name: str, step: Any, chains: Sequence[tuple[int, ...]]) -> tuple[i
     if any(chain != longest[: len(chain)] for chain in chains):
         where = f"step of model '{step.model_name}'" if step else "output"
         raise InvalidArgument(
-            f"in ensemble '{name}', the {where} depends on several decoupled models whose "
-            "responses are not of one another"
+            f"in ensemble '{name}', the {where} depends on several decoupled models, none of "
+            "which depends on the other"
         )
     return longest
 
@@ -86,10 +86,10 @@ def _longest(name: str, step: Any, chains: Sequence[tuple[int, ...]]) -> tuple[i
 
 
 def check_graph(name: str, config: ModelConfig) -> None:
-    """Every tensor is made once, from the inputs on, and used.
+    """Require that every tensor is written once, reachable from the inputs, and used.
 
     Raises:
-        InvalidArgument: it is not.
+        InvalidArgument: a tensor is not.
     """
     steps = config.ensemble_scheduling.step
     if not steps:
@@ -152,7 +152,7 @@ def _model(name: str, step: Any, config_of: ConfigOf) -> ModelConfig:
 
 
 def _check_circle(name: str, config: ModelConfig, config_of: ConfigOf) -> None:
-    """An ensemble of ensembles may lead back to this one, where an older version of it serves."""
+    """Refuse an ensemble that contains itself, through an older version that still serves."""
     seen: set[str] = set()
 
     def visit(config: ModelConfig, way: tuple[str, ...]) -> None:
@@ -209,7 +209,7 @@ def _check_same(where: str, one: Node, other: Node) -> None:
             f"model '{one.model}' while {pb.DataType.Name(other.data_type)} is inferred from model "
             f"'{other.model}'"
         )
-    apart = one.batched != other.batched  # the one gets, or loses, a batch of 1 when it runs
+    apart = one.batched != other.batched  # a batch dimension of 1 is added or removed at run time
     if not _fits(one.full, other.full) and not (apart and _fits(one.dims, other.dims)):
         raise InvalidArgument(
             f"{where}: inconsistent shape: {_text(one.full)} is inferred from model '{one.model}' "
@@ -218,7 +218,7 @@ def _check_same(where: str, one: Node, other: Node) -> None:
 
 
 def _fits(one: Sequence[int], other: Sequence[int]) -> bool:
-    """The batch counts as a size: an ensemble may hold models that do not batch."""
+    """Whether the dims agree; the batch counts as a dim, as some models may not batch."""
     return len(one) == len(other) and all(
         -1 in (a, b) or a == b for a, b in zip(one, other, strict=True)
     )

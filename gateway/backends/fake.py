@@ -1,11 +1,10 @@
 """A backend without a runtime: it answers every request with its inputs, or with zeros.
 
-It ships, as httpx's ``MockTransport`` does: for trying clients, for load tests that measure the
-gateway alone, and for tests that need a slow or failing model. Config ``parameters``:
-``delay_seconds``, or Triton's ``execute_delay_ms``, before each answer, ``error`` a message to fail
-with. Where the configuration says ``model_transaction_policy { decoupled: true }`` it answers
-``responses`` times (1; a request's own parameter ``responses`` goes first), and fails behind those
-answers.
+Like httpx's ``MockTransport`` it ships with the product: for trying clients, for load tests of the
+gateway alone, and for tests that need a slow or failing model. ``parameters``: ``delay_seconds``,
+or Triton's ``execute_delay_ms``, delays each response; ``error`` is a message to fail with. A
+decoupled model gives ``responses`` responses (1; a request's own parameter ``responses`` overrides
+it), then fails if there is an ``error``.
 """
 
 from __future__ import annotations
@@ -33,11 +32,13 @@ RESPONSES = "responses"
 
 
 def load(artifact: Artifact) -> FakeBackend:
-    """Needs no file: the signature is the configuration's."""
+    """Load the model from its configuration alone."""
     return FakeBackend(artifact)
 
 
 class FakeBackend:
+    """An ``Infer`` that returns its inputs, or zeros."""
+
     problem = ""
 
     def __init__(self, artifact: Artifact) -> None:
@@ -71,7 +72,7 @@ class FakeBackend:
         if type(count) is not int:
             raise InvalidArgument(f"parameter '{RESPONSES}' must be an integer")
         for _ in range(count):
-            await asyncio.sleep(self._delay_seconds)  # also of 0: others have their turn
+            await asyncio.sleep(self._delay_seconds)  # also if 0, to let other tasks run
             yield self._answer(request)
         if self._error:
             raise Internal(self._error)
@@ -91,4 +92,4 @@ class FakeBackend:
         return Tensor(spec.name, spec.datatype, data)
 
     def unload(self) -> None:
-        """Nothing is held."""
+        """Nothing to free."""

@@ -32,7 +32,7 @@ from modelport.gateway.server.http1.listener import HttpListener
 from modelport.gateway.server.listeners import Front
 from modelport.gateway.settings import ModelControlMode, Settings, request_memory_bytes
 from modelport.gateway.telemetry import configure_logging
-from modelport.gateway.telemetry.registry import registry
+from modelport.gateway.telemetry.metrics import registry
 from modelport.gateway.telemetry.tfserving import TfServingRequests
 from modelport.gateway.types import Deadline
 

@@ -1,7 +1,6 @@
-"""What is measured: statistics per model version, Prometheus metrics, logs.
+"""Telemetry: statistics per model version, Prometheus metrics and logs.
 
-The metrics' modules (``registry``, ``collectors``, ``conditions``) bring Prometheus' client, which
-nothing needs before the first scrape.
+``metrics`` imports Prometheus' client, which only a scrape needs.
 """
 
 from modelport.gateway.telemetry.logs import configure_logging

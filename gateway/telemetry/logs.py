@@ -1,4 +1,4 @@
-"""Logs: structlog's records and the libraries', to stderr, one line each."""
+"""Logs: the records of structlog and of libraries, one line each, to stderr."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from modelport.gateway.settings import LogFormat
 
 
 class _StandardError:
-    """Its reader may go: then the log is lost, and nothing else with it."""
+    """Standard error; if its reader goes away, the log is lost and nothing else fails."""
 
     def write(self, text: str) -> None:
         with contextlib.suppress(OSError):
@@ -26,10 +26,10 @@ class _StandardError:
 
 
 def configure_logging(log_format: LogFormat, verbose: int, worker: int | None = None) -> None:
-    """Send structlog's and the libraries' records to stderr, one line each.
+    """Send the records of structlog and of libraries to stderr, one line each.
 
-    Those of a ``worker`` name it. What all workers say alike, the first one alone says: the others
-    start with warnings, unless ``verbose``.
+    The records of a ``worker`` have its number. Only the first worker logs what all have in common;
+    the others log warnings and errors, unless ``verbose``.
     """
     output: Any = _StandardError()
     renderer: Any = structlog.processors.JSONRenderer()

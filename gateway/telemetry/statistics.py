@@ -1,6 +1,6 @@
-"""Counters per model version: plain integers that the event loop alone changes.
+"""Counters per model version: plain integers that only the event loop changes.
 
-So recording takes no lock; Prometheus and the statistics extension read them as they are.
+So recording takes no lock; Prometheus and the statistics extension read them directly.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from modelport.gateway.types import Timing
 
 #: Upper bounds of ``nv_inference_first_response_histogram_ms``; Triton's defaults.
 FIRST_RESPONSE_BUCKETS_MS = (100.0, 500.0, 2000.0, 5000.0)
-#: Streams may be longer; what is counted by place stays bounded.
+#: Streams may be longer; this bounds the number of counters.
 MAX_RESPONSE_STATISTICS = 1024
 FAILURE_REASONS = ("REJECTED", "CANCELED", "BACKEND", "OTHER")
 _REASON_OF = {
@@ -25,7 +25,7 @@ _REASON_OF = {
 
 
 class StatisticDuration:
-    """A count and the nanoseconds it took, as the statistics extension reports them."""
+    """A count and a duration in nanoseconds, as the statistics extension reports them."""
 
     __slots__ = ("count", "ns")
 
@@ -42,7 +42,7 @@ class StatisticDuration:
 
 
 class ResponseStatistics:
-    """Counters of the responses in one place of their requests' streams."""
+    """Counters of the responses with one index in their streams."""
 
     __slots__ = ("cancel", "compute_infer", "compute_output", "empty_response", "fail", "success")
 
@@ -70,7 +70,7 @@ _Compute = tuple[StatisticDuration, StatisticDuration, StatisticDuration]
 
 
 def _add(compute: _Compute, timing: Timing) -> None:
-    """Written out: it is on every request's way, twice."""
+    """Add ``timing``; written out because every request calls it twice."""
     compute_input, compute_infer, compute_output = compute
     compute_input.count += 1
     compute_input.ns += timing.compute_input_ns
@@ -81,7 +81,7 @@ def _add(compute: _Compute, timing: Timing) -> None:
 
 
 class Statistics:
-    """One model version's counters; they outlive a reload of the same version."""
+    """The counters of a model version; they survive a reload of the same version."""
 
     def __init__(self) -> None:
         self.last_inference_ms = 0
@@ -96,24 +96,24 @@ class Statistics:
         self._compute: _Compute = (self.compute_input, self.compute_infer, self.compute_output)
         self.cache_hit = StatisticDuration()
         self.cache_miss = StatisticDuration()
-        #: Whether a response cache is asked before the model.
+        #: Whether the model has a response cache.
         self.cached = False
         self.pending = 0
         self.failures = dict.fromkeys(FAILURE_REASONS, 0)
         self.first_response = [0] * (len(FIRST_RESPONSE_BUCKETS_MS) + 1)
         self.first_response_ns = 0
-        #: Of a decoupled model, by a response's place in its request.
+        #: For a decoupled model, by the index of a response.
         self.responses: list[ResponseStatistics] = []
         self._batches: dict[int, _Compute] = {}
 
     def succeeded(self, batch: int, total_ns: int, timing: Timing, streamed: bool = False) -> None:
-        """A request is answered; if ``streamed``, ``responded`` has counted its responses."""
+        """Count an answered request; if ``streamed``, ``responded`` has counted its responses."""
         self.last_inference_ms = time.time_ns() // 1_000_000
         self.success.add(total_ns)
         self.queue.add(timing.queue_ns)
         if not streamed:
             self._first_response(total_ns)
-        if timing.cache_hit_ns:  # then nothing was inferred
+        if timing.cache_hit_ns:  # the model did not run
             self.cache_hit.add(timing.cache_hit_ns)
             return
         if timing.cache_miss_ns:
@@ -124,7 +124,7 @@ class Statistics:
             self.executed(batch, timing)
 
     def executed(self, batch_size: int, timing: Timing) -> None:
-        """The model was executed once, on ``batch_size`` elements of one request or of several."""
+        """Count one execution of the model with ``batch_size`` elements of one or more requests."""
         self.execution_count += 1
         compute = self._batches.get(batch_size)
         if compute is None:
@@ -140,14 +140,14 @@ class Statistics:
         self.first_response_ns += ns
 
     def response(self, index: int) -> ResponseStatistics:
-        """Of the responses in place ``index``; those beyond the last that is kept share it."""
+        """The counters of responses with the index ``index``; the highest indexes share one."""
         index = min(index, MAX_RESPONSE_STATISTICS - 1)
         while len(self.responses) <= index:
             self.responses.append(ResponseStatistics())
         return self.responses[index]
 
     def responded(self, index: int, since_start_ns: int, infer_ns: int, output_ns: int) -> None:
-        """Response ``index`` of a request to a decoupled model is there."""
+        """Count response ``index`` of a request to a decoupled model."""
         if index == 0:
             self._first_response(since_start_ns)
         response = self.response(index)
@@ -156,7 +156,7 @@ class Statistics:
         response.success.add(infer_ns + output_ns)
 
     def not_responded(self, index: int, ns: int, error: BaseException | None = None) -> None:
-        """In the place of response ``index`` there is an end, or ``error``."""
+        """Count the end of a stream, or ``error``, in the place of response ``index``."""
         response = self.response(index)
         if error is None:
             response.empty_response.add(ns)

@@ -1,4 +1,4 @@
-"""What TensorFlow Serving counts of its requests."""
+"""TensorFlow Serving's request counters."""
 
 from __future__ import annotations
 
@@ -13,23 +13,23 @@ REQUEST_BUCKETS_US = tuple(10 * 1.8**exponent for exponent in range(33))
 class TfServingRequests:
     """Requests of TensorFlow Serving's dialect, under its names (``servables/tensorflow/util.cc``).
 
-    The event loop alone records; what is read at scrape time may be a request ahead of the rest.
+    Only the event loop records. A scrape may see one counter a request ahead of another.
     """
 
     def __init__(self) -> None:
-        #: Of model and status.
+        #: By model and status.
         self.counts: dict[tuple[str, str], int] = {}
-        #: Of model, API and entrypoint: a count for each bucket and one above, and their sum.
+        #: By model, API and entrypoint: a count for each bucket and one above, and the total.
         self.latencies: dict[tuple[str, str, str], tuple[list[int], StatisticDuration]] = {}
 
     def record(self, model: str, api: str, entrypoint: str, status: str, ns: int) -> None:
-        """One request is done.
+        """Count a finished request.
 
         Args:
-            model: its name if it is served, else empty: names that clients make up are not kept.
+            model: its name if it is served, else empty, because clients may send any name.
             api: ``Predict``, or ``predict`` over REST.
             entrypoint: ``GRPC`` or ``REST``.
-            status: a canonical code; the latency of ``OK`` alone is counted.
+            status: a canonical code; latencies are recorded only for ``OK``.
         """
         self.counts[model, status] = self.counts.get((model, status), 0) + 1
         if status == "OK":

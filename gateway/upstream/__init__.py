@@ -1,11 +1,11 @@
-"""Other servers as seen from a backend: endpoints, what becomes of them, and the two transports.
+"""Clients for other servers: endpoint pools with outlier detection, HTTP and gRPC.
 
     pool = EndpointPool(model_name, endpoints, probe, timeout_seconds=..., ...)
     await pool.start()
     answer = await pool.call(lambda endpoint, limit: ..., deadline)
 
-An attempt raises ``EndpointFailed`` for what is the endpoint's fault, and ``ModelportError`` for
-what is the request's. ``gateway.upstream.grpc`` and ``gateway.upstream.http`` raise both already.
+An attempt raises ``EndpointFailed`` for a fault of the endpoint, and ``ModelportError`` for one of
+the request. ``gateway.upstream.grpc`` and ``gateway.upstream.http`` raise both.
 """
 
 from modelport.gateway.upstream.messages import public

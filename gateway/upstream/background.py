@@ -1,4 +1,4 @@
-"""Supervised background tasks: an exception is logged, and the work begins again."""
+"""Supervised background tasks: log an exception and restart the work."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ import structlog
 
 log = structlog.get_logger("modelport.upstream")
 
-#: Work that an unforeseen exception has ended begins again after so long.
+#: The delay before work that failed is restarted.
 RESTART_SECONDS = 1.0
 
 
 class BackgroundTasks:
-    """Tasks of one owner. Used on the event loop."""
+    """The background tasks of one owner. Used on the event loop."""
 
     def __init__(self, name: str) -> None:
         """``name``: the model's, for the log."""
@@ -43,6 +43,6 @@ class BackgroundTasks:
 
 
 def is_cancelled() -> bool:
-    """Whether this task itself is cancelled, and not something that it waits for."""
+    """Whether this task itself is cancelled, not something that it awaits."""
     task = asyncio.current_task()
     return task is not None and bool(task.cancelling())

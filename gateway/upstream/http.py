@@ -1,4 +1,4 @@
-"""HTTP as a client of other servers: sessions, bounded replies, and what a status says of whom."""
+"""The HTTP client for other servers: sessions, bounded replies, and errors by status."""
 
 from __future__ import annotations
 
@@ -22,14 +22,14 @@ from modelport.gateway.upstream.http2 import PONG_SECONDS
 from modelport.gateway.upstream.outlier_detection import EndpointFailed, FailureKind
 from modelport.gateway.wire import hops
 
-#: A larger body is sent in parts: the event loop serves others between them.
+#: A larger body is sent in parts, so that the event loop is not blocked.
 WHOLE_BYTES = 1 << 20
 HEADERS = {"Accept-Encoding": "identity"}
-#: Envoy's, in milliseconds: how long whoever asks waits. Another gateway takes it for a deadline.
+#: Envoy's: how long the client waits, in milliseconds. Another gateway uses it as a deadline.
 TIMEOUT_HEADER = "x-envoy-expected-rq-timeout-ms"
 _TOO_LARGE = "it is larger than the route's max_reply_bytes"
 
-#: HTTP status → the gRPC status that says the same (google.rpc.Code, and Triton's table).
+#: HTTP status → the equivalent gRPC status (google.rpc.Code, and Triton's table).
 _STATUSES = {
     400: "INVALID_ARGUMENT",
     404: "NOT_FOUND",
@@ -46,7 +46,7 @@ _STATUSES = {
 
 @dataclass(frozen=True, slots=True)
 class HttpReply:
-    """``headers`` look up without regard to case."""
+    """A reply; ``headers`` ignores case."""
 
     status: int
     headers: Mapping[str, str]
@@ -54,8 +54,7 @@ class HttpReply:
 
 
 class _Connections:
-    """The connections to one endpoint, until they are given up: then they are closed when the last
-    request in flight has ended."""
+    """The connections to one endpoint. Retired ones are closed after the last request in flight."""
 
     def __init__(self) -> None:
         connector = aiohttp.TCPConnector(limit=0, socket_factory=_socket)
@@ -87,7 +86,7 @@ def _socket(address: AddrInfoType) -> socket.socket:
     made = socket.socket(family, kind, protocol)
     made.setblocking(False)
     made.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
-    if hasattr(socket, "TCP_USER_TIMEOUT"):  # for what is sent and never acknowledged
+    if hasattr(socket, "TCP_USER_TIMEOUT"):  # for unacknowledged data
         made.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, int(PONG_SECONDS))
         made.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPINTVL, int(PONG_SECONDS))
         made.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, int(PONG_SECONDS * 1000))
@@ -95,7 +94,7 @@ def _socket(address: AddrInfoType) -> socket.socket:
 
 
 class HttpSession:
-    """Connections to the endpoints of one route. Made, used and closed on the event loop."""
+    """Connections to the endpoints of a route. Created, used and closed on the event loop."""
 
     def __init__(self, route: ModelRoute) -> None:
         self._scheme = "https" if route.tls else "http"
@@ -105,7 +104,7 @@ class HttpSession:
         self._closing: set[asyncio.Task[None]] = set()
 
     def reset(self, address: str) -> None:
-        """Use no connection to ``address`` again that there is now. Requests in flight go on."""
+        """Retire the current connections to ``address``. Requests in flight continue."""
         connections = self._connections.pop(address, None)
         if connections is not None:
             connections.retired = True
@@ -129,11 +128,11 @@ class HttpSession:
         body: bytes | None = None,
         headers: Mapping[str, str] | None = None,
     ) -> HttpReply:
-        """One request and its whole reply, whatever the status. ``path`` is quoted already.
+        """Send one request and read its reply, whatever the status. ``path`` is already quoted.
 
         Raises:
-            EndpointFailed: the server is down, or its reply is none, cut off, a redirect or larger
-                than the route allows.
+            EndpointFailed: the server is down, or its reply is missing, incomplete, a redirect or
+                larger than the route allows.
             TimedOut: ``limit`` has passed.
         """
         with _crossing():
@@ -152,12 +151,13 @@ class HttpSession:
         headers: Mapping[str, str],
         refusal: Callable[[HttpReply], Exception],
     ) -> AsyncGenerator[bytes, None]:
-        """The reply to a POST in the parts (chunks) that the server sends it in, as they are asked
-        for. Closing the generator closes the connection.
+        """Yield the reply to a POST in the parts (chunks) that the server sends, on request.
+
+        Closing the generator closes the connection.
 
         Raises:
             EndpointFailed, TimedOut: as ``ask``; a part may be as large as a reply.
-            Exception: what ``refusal`` makes of a reply whose status is not 200.
+            Exception: the result of ``refusal`` for a reply whose status is not 200.
         """
         with _crossing():
             async with (
@@ -176,7 +176,7 @@ class HttpSession:
                     if complete and found:
                         part, found = bytes(found), bytearray()
                         yield part
-                if found:  # it has a length, and is one part
+                if found:  # a reply with a length is one part
                     yield bytes(found)
 
     def _request(
@@ -189,13 +189,13 @@ class HttpSession:
         body: bytes | None,
         headers: Mapping[str, str] | None,
     ) -> Any:
-        """The exchange as a context; what is left of ``limit`` is told to the server."""
+        """The exchange as a context manager; the server gets the rest of ``limit`` as a header."""
         url = URL(f"{self._scheme}://{address}{path}", encoded=True)
         data = io.BytesIO(body) if body is not None and len(body) > WHOLE_BYTES else body
         headers = {**(headers or {}), hops.HEADER: hops.onward("1.1")}
         remaining = limit.remaining()
         if remaining is not None:
-            if not remaining:  # which the library takes for "no limit"
+            if not remaining:  # aiohttp treats 0 as no limit
                 raise TimedOut
             headers[TIMEOUT_HEADER] = str(max(1, int(remaining * 1000)))
         timeout = aiohttp.ClientTimeout(total=remaining, sock_connect=self._connect_seconds)
@@ -207,7 +207,7 @@ class HttpSession:
         if 300 <= response.status < 400:
             raise EndpointFailed(FailureKind.DAMAGED, "it is a redirect")
         if response.headers.get("Content-Encoding", "identity") != "identity":
-            raise EndpointFailed(FailureKind.DAMAGED, "it is compressed, which was not asked for")
+            raise EndpointFailed(FailureKind.DAMAGED, "it is compressed, without being asked to")
         limit = self._max_reply_bytes
         if (response.content_length or 0) <= limit:
             parts, size = [], 0
@@ -230,7 +230,7 @@ class HttpSession:
 
 @contextlib.contextmanager
 def _crossing() -> Iterator[None]:
-    """The library's exceptions become the house's."""
+    """Translate aiohttp's exceptions."""
     try:
         yield
     except aiohttp.ConnectionTimeoutError as error:
@@ -248,7 +248,7 @@ def _crossing() -> Iterator[None]:
 
 
 def meant(status: int, said: str) -> EndpointFailed | ModelportError:
-    """What a server means that answers with the HTTP status ``status`` and the text ``said``."""
+    """The error that the HTTP status ``status`` with the text ``said`` stands for."""
     other = "INTERNAL" if status >= 500 else "ABORTED"
     return grpc.meant(_STATUSES.get(status, other), said or f"HTTP status {status}")
 

@@ -1,8 +1,8 @@
-"""Outlier detection: which endpoint of a route is asked next, and which is ejected. Pure policy.
+"""Outlier detection as pure functions: choose the next endpoint of a route, and eject endpoints.
 
-The words are Envoy's. An endpoint is *ejected* for consecutive failures, for failing much more
-often than the other endpoints, or for answering much more slowly. Each ejection in a row lasts
-twice as long. An endpoint that comes back is on *trial*: it gets one request at a time, and one
+The terms are Envoy's. An endpoint is *ejected* for consecutive failures, for failing much more
+often than the other endpoints, or for responding much more slowly. Each consecutive ejection lasts
+twice as long. An endpoint that returns is on *trial*: it gets one request at a time, and one
 failure ejects it again.
 """
 
@@ -17,17 +17,17 @@ from modelport.gateway.errors import Internal, ModelportError
 from modelport.gateway.repository.routes import OutlierDetection
 from modelport.gateway.runtime.timer_wheel import TimeLimit
 
-#: Failures in a row that eject, of those that the network itself reports.
+#: Consecutive failures that eject, for failures reported by the network.
 CONNECT_FAILURES = 1
-DROPPED_CONNECTIONS = 2  # one may be a connection that was idle for too long
-#: A slow answer takes so much longer than ``latency_factor`` times those of the other endpoints.
+DROPPED_CONNECTIONS = 2  # a single one may be an expired idle connection
+#: A response is slow if it exceeds ``latency_factor`` times the others' latency by this much.
 SLOWER_SECONDS = 0.1
-#: The weight of the last answer in an endpoint's mean latency.
+#: The weight of the last response in an endpoint's mean latency.
 WEIGHT = 0.1
 
 
 class FailureKind(Enum):
-    """What is wrong with an endpoint; the value is what its clients are told, less the reason."""
+    """The failure of an endpoint; the value is the message for clients, without the reason."""
 
     REFUSED = "cannot be reached"
     DROPPED = "closed the connection before the answer was complete"
@@ -41,10 +41,10 @@ class FailureKind(Enum):
     SLOW = "answers much more slowly than the others"
 
 
-#: These eject the last endpoint that is left, too. The others may be one client's doing: then a
-#: probe decides, and it must find one of these.
+#: These eject even the last endpoint. Other failures may be caused by one client: then a probe
+#: decides, and must find one of these.
 UNREACHABLE = frozenset({FailureKind.REFUSED, FailureKind.SILENT, FailureKind.DROPPED})
-#: The endpoint has not begun to compute: the request can be sent elsewhere, whatever it does.
+#: The endpoint has not begun to compute, so any request can be sent elsewhere.
 NOT_PROCESSED = frozenset(
     {
         FailureKind.REFUSED,
@@ -54,18 +54,18 @@ NOT_PROCESSED = frozenset(
         FailureKind.FULL,
     }
 )
-#: An inference has no effect but its answer, so that it can be sent elsewhere after any failure.
+#: An inference has no side effects, so it can be sent elsewhere after any failure.
 IDEMPOTENT = frozenset(FailureKind)
 
 
 class ServerError(Internal):
-    """A server's own error: INTERNAL, UNKNOWN, HTTP status 500."""
+    """An error of the server itself: INTERNAL, UNKNOWN, HTTP status 500."""
 
 
 class EndpointFailed(Exception):
-    """An attempt failed, and the endpoint is to blame. ``reason`` is public, and may be empty.
+    """An attempt failed because of the endpoint. ``reason`` is public, and may be empty.
 
-    It never leaves the pool. ``error``: what the client is told where no other endpoint answers.
+    It never leaves the pool. ``error``: the client's error if no other endpoint answers.
     """
 
     def __init__(
@@ -78,30 +78,30 @@ class EndpointFailed(Exception):
 
 @dataclass(slots=True, eq=False)
 class Endpoint:
-    """``host:port`` and its health. The pool alone changes it, on the event loop."""
+    """``host:port`` and its health. Only the pool changes it, on the event loop."""
 
     address: str
-    #: Attempts in flight, oldest first, and when each began.
+    #: Start times of the attempts in flight, oldest first.
     waiting: dict[TimeLimit, float] = field(default_factory=dict)
-    #: In a row, since its last answer; and when the first of them was.
+    #: Consecutive failures since the last response; the time of the first.
     failures: int = 0
     failing_since: float = 0.0
-    #: In a row: answers slower than ``slow_seconds``.
+    #: Consecutive responses slower than ``slow_seconds``.
     slow: int = 0
     slow_seconds: float = float("inf")
-    #: Attempts that were answered and that failed, recently: they decay.
+    #: Recent successful and failed attempts; the numbers decay.
     answered: float = 0.0
     failed: float = 0.0
-    #: Mean latency of its answers; 0: there were none.
+    #: Mean latency; 0: no response yet.
     latency_seconds: float = 0.0
     last_answer: float = 0.0
     ejected: bool = False
-    #: In a row: each doubles the time.
+    #: Consecutive ejections; each doubles the duration.
     ejections: int = 0
     returned_at: float = 0.0
-    #: It has come back, and has not answered since.
+    #: Returned from ejection, and no response since.
     trial: bool = False
-    #: A probe is to decide whether it is ejected.
+    #: A probe will decide on an ejection.
     suspected: bool = False
 
     def count_answer(self, now: float, seconds: float) -> None:
@@ -125,10 +125,10 @@ class Endpoint:
 
 
 def choose(endpoints: Sequence[Endpoint], turn: int, tried: Endpoint | None) -> Endpoint | None:
-    """The endpoint with the least in flight; among equals they take turns. None: all are ejected.
+    """The endpoint with the fewest attempts in flight, in turn; None: all are ejected.
 
-    ``tried`` has just failed and is left out. One on trial gets a second request only where no
-    other endpoint is left.
+    ``tried`` has just failed and is excluded. An endpoint on trial gets a second request only if
+    no other is left.
     """
     best: Endpoint | None = None
     least = 0.0
@@ -157,14 +157,14 @@ def is_outlier(
 
 
 def _consecutive(failure: FailureKind, settings: OutlierDetection) -> int:
-    """Failures in a row, the last of this kind, that eject an endpoint; 0: none do."""
+    """The consecutive failures, the last of this kind, that eject an endpoint; 0: none do."""
     if failure in (FailureKind.REFUSED, FailureKind.SILENT):
         return CONNECT_FAILURES
     if failure is FailureKind.DROPPED:
         return DROPPED_CONNECTIONS
     if failure is FailureKind.ERRORED:
         return settings.consecutive_5xx
-    # A full queue is no fault in itself, only where the queues of the others are not.
+    # A full queue is a fault only if the other endpoints' queues are not full.
     return 0 if failure is FailureKind.FULL else settings.consecutive_gateway_failure
 
 
@@ -184,7 +184,7 @@ def _fails_more_often(
 def is_stalled(
     endpoint: Endpoint, now: float, longest_seconds: float, settings: OutlierDetection
 ) -> bool:
-    """Whether as many requests as eject it wait for longer, and nothing was answered meanwhile."""
+    """Whether enough requests have waited for longer, without any response meanwhile."""
     enough = 1 if endpoint.trial else settings.consecutive_gateway_failure
     oldest = list(islice(endpoint.waiting.values(), enough))
     if not enough or len(oldest) < enough:
@@ -198,10 +198,10 @@ def may_eject(
     endpoints: Sequence[Endpoint],
     settings: OutlierDetection,
 ) -> bool:
-    """Whether enough endpoints are left without ``endpoint``.
+    """Whether enough endpoints remain without ``endpoint``.
 
-    One that cannot be reached is always ejected. For any other failure one stays, and no more than
-    ``max_ejection_percent`` are ejected, but at least one may be.
+    An unreachable endpoint is always ejected. For any other failure one endpoint stays, and at most
+    ``max_ejection_percent`` are ejected, but always one may be.
     """
     if failure in UNREACHABLE:
         return True
@@ -214,7 +214,7 @@ def may_eject(
 def slow_seconds(
     endpoint: Endpoint, endpoints: Sequence[Endpoint], settings: OutlierDetection
 ) -> float:
-    """How long an answer of ``endpoint`` may take before it counts as slow."""
+    """The time after which a response of ``endpoint`` counts as slow."""
     others = [
         each.latency_seconds
         for each in endpoints
@@ -226,6 +226,6 @@ def slow_seconds(
 
 
 def ejection_seconds(ejections: int, settings: OutlierDetection) -> float:
-    """How long the ``ejections``-th ejection in a row lasts; the first is 1."""
+    """The duration of the ``ejections``-th consecutive ejection, counted from 1."""
     seconds = settings.base_ejection_time_seconds * 2.0 ** min(ejections - 1, 30)
     return min(settings.max_ejection_time_seconds, seconds)

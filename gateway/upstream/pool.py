@@ -1,10 +1,9 @@
-"""The endpoints of one route: requests are sent to them, retried elsewhere, and probes bring back
-an endpoint that was ejected.
+"""The endpoint pool of a route: send requests, retry on another endpoint, probe ejected ones.
 
-A request that met a failing endpoint is tried once more elsewhere, within its deadline and a *retry
-budget*. An endpoint that answers nothing for a while, with requests in flight, is probed; if it
-does not answer the probe either, it is ejected and those requests are sent elsewhere. The policy
-is ``outlier_detection``'s.
+A request that fails because of its endpoint is retried once on another, within its deadline and a
+*retry budget*. An endpoint that has requests in flight and does not respond for a while is probed;
+if the probe fails too, it is ejected and those requests are sent elsewhere. The policy is in
+``outlier_detection``.
 """
 
 from __future__ import annotations
@@ -41,23 +40,23 @@ log = structlog.get_logger("modelport.upstream")
 
 T = TypeVar("T")
 
-#: The retry budget. One attempt may fail for every request that is in flight when a server dies, so
-#: there is a reserve; it refills by a tenth of a retry for every request. Over a thousand requests
-#: that is at most 1.2 attempts for each.
+#: The retry budget. When a server dies, every request in flight may need a retry, so there is a
+#: reserve; each request refills it by a tenth of a retry. Over a thousand requests that is at most
+#: 1.2 attempts each.
 RESERVED_RETRIES = 100.0
 EARNED_PER_REQUEST = 0.1
-#: How often endpoints with requests in flight are looked at.
+#: The interval between checks of endpoints with requests in flight.
 WATCH_SECONDS = 0.25
-#: An endpoint without an answer for so long, and with requests in flight, is probed.
+#: An endpoint with requests in flight is probed after this time without a response.
 STALL_SECONDS = 0.5
-#: The longest that a probe may take which decides about an endpoint beside others.
+#: The time limit of a probe, unless the endpoint is the last one.
 PROBE_SECONDS = 2.0
-#: The longest time from one failed probe of an ejected endpoint to the next.
+#: The longest interval between probes of an ejected endpoint.
 MAX_PROBE_INTERVAL_SECONDS = 2.0
 
 
 class EndpointPool:
-    """The endpoints that serve one model version. Made, used and closed on the event loop."""
+    """The endpoints of one model version. Created, used and closed on the event loop."""
 
     def __init__(
         self,
@@ -70,8 +69,9 @@ class EndpointPool:
         outlier_detection: OutlierDetection | None = None,
         reset: Callable[[Endpoint], object] = lambda _: None,
     ) -> None:
-        """``probe`` asks an endpoint whether it would serve; it raises if not. ``reset`` gives up
-        the connections to an endpoint, so that the next request opens a new one."""
+        """``probe`` raises unless the endpoint would serve. ``reset`` drops the connections to an
+        endpoint, so that the next request opens a new one.
+        """
         self._model = model_name
         self.endpoints = tuple(Endpoint(address) for address in addresses)
         self._probe = probe
@@ -85,14 +85,14 @@ class EndpointPool:
         self._watching: asyncio.TimerHandle | None = None
         self._decayed_at = time.monotonic()
         self._closed = False
-        #: Why nothing can be asked: every endpoint is ejected. Empty while one is not.
+        #: Why no endpoint can be asked; empty unless all are ejected.
         self.problem = ""
 
     async def start(self) -> None:
-        """Probe every endpoint, so that the first requests meet those that serve.
+        """Probe every endpoint, so that the first requests go to endpoints that serve.
 
         Raises:
-            Unavailable: none does.
+            Unavailable: no endpoint serves.
         """
         probes = (self._failure(endpoint, self._connect_seconds) for endpoint in self.endpoints)
         failures = await asyncio.gather(*probes)
@@ -108,19 +108,18 @@ class EndpointPool:
         deadline: Deadline,
         retried: Collection[FailureKind] = IDEMPOTENT,
     ) -> T:
-        """The answer of one endpoint, or of a second one if the first fails.
+        """Get the response of one endpoint, or of a second one if the first fails.
 
-        ``attempt`` gets the endpoint and the earliest of ``deadline`` and the route's timeout, and
-        is cancelled when that has passed. ``retried``: the failures after which a second endpoint
-        may be asked.
+        ``attempt`` gets the endpoint and the earlier of ``deadline`` and the route's timeout, and
+        is cancelled when that has passed. ``retried``: the failures that allow a second attempt.
 
         Raises:
-            TimedOut: no answer came in time.
-            QueueFull: the queue of every endpoint that was asked is full.
-            Unavailable: no endpoint can be reached, or none is ready; at once while all are
+            TimedOut: no response in time.
+            QueueFull: the queues of all endpoints tried are full.
+            Unavailable: no endpoint can be reached or is ready; raised at once while all are
                 ejected.
-            Internal: the answer is damaged, or the server failed.
-            ModelportError: what the server said of the request.
+            Internal: the response is damaged, or the server failed.
+            ModelportError: the server's error for the request.
         """
         limit = deadline.earliest(self._timeout_seconds)
         self._retries = min(RESERVED_RETRIES, self._retries + EARNED_PER_REQUEST)
@@ -140,7 +139,7 @@ class EndpointPool:
         try:
             answer = await self._try(second, attempt, limit, deadline)
         except EndpointFailed as error:
-            # What fails everywhere is the request's own doing.
+            # A failure that repeats elsewhere is caused by the request.
             if error.failure is not failed.failure:
                 self._count_error(endpoint, failed)
                 self._count_error(second, error)
@@ -154,7 +153,7 @@ class EndpointPool:
         attempt: Callable[[Endpoint, Deadline], Awaitable[T]],
         deadline: Deadline,
     ) -> T:
-        """One more answer of an endpoint that has answered already; nobody else can give it.
+        """Get a further response of an endpoint that has already answered.
 
         Raises:
             ModelportError: as ``call``.
@@ -169,7 +168,7 @@ class EndpointPool:
     def _second(self, failed: Endpoint, failure: FailureKind) -> Endpoint | None:
         second = choose(self.endpoints, self._turn, failed)
         if second is None and failure is FailureKind.DROPPED and not failed.ejected:
-            return failed  # the connection was idle for too long; the next is a new one
+            return failed  # probably an expired idle connection; the next one is new
         return second
 
     async def _try(
@@ -207,11 +206,11 @@ class EndpointPool:
             raise failed from error
         except ServerError as error:
             raise EndpointFailed(FailureKind.ERRORED, str(error), error) from error
-        except ModelportError:  # the request is to blame
+        except ModelportError:  # caused by the request
             self._answered(endpoint, began)
             raise
         except asyncio.CancelledError:
-            # Many clients do not tell their deadline: they hang up.
+            # Many clients do not send their deadline, but disconnect.
             waited = time.monotonic() - began
             if waited > STALL_SECONDS and not self._closed:
                 self._failed(endpoint, EndpointFailed(FailureKind.HUNG), waited)
@@ -242,16 +241,15 @@ class EndpointPool:
             self._eject(endpoint, EndpointFailed(FailureKind.SLOW))
 
     def _count_error(self, endpoint: Endpoint, error: EndpointFailed) -> None:
-        """Count a server's own error, once it is known that it is not the request's doing."""
+        """Count a server's own error, once it is known not to be caused by the request."""
         if error.failure is FailureKind.ERRORED:
             self._failed(endpoint, error)
 
     def _failed(self, endpoint: Endpoint, error: EndpointFailed, waited: float = math.inf) -> None:
-        """Count one failure.
+        """Count a failure and eject the endpoint, or probe it, if it has failed too often.
 
-        ``waited``: how long, where that was the client's or the server's own limit. It says
-        something of the endpoint only where others answer meanwhile, in half the time; else a
-        probe decides.
+        ``waited``: the time waited, if the limit was the client's or the server's own. It proves a
+        fault of the endpoint only if others respond in half the time; otherwise a probe decides.
         """
         endpoint.count_failure(time.monotonic())
         settings, failure = self._settings, error.failure
@@ -278,7 +276,8 @@ class EndpointPool:
             self._background.start(self._decide, endpoint, seconds)
 
     async def _decide(self, endpoint: Endpoint, seconds: float) -> None:
-        """Eject an endpoint that does not pass a probe; the last one only if it answers nobody."""
+        """Eject an endpoint that fails a probe; the last one only if it answers no request
+        either."""
         asked = time.monotonic()
         failed = await self._failure(endpoint, seconds)
         endpoint.suspected = False
@@ -302,7 +301,7 @@ class EndpointPool:
             "an endpoint is ejected", model=self._model, endpoint=endpoint.address,
             reason=str(error), seconds=ejection_seconds(endpoint.ejections, settings),
         )  # fmt: skip
-        if error.failure is FailureKind.HUNG:  # what waits there is sent elsewhere
+        if error.failure is FailureKind.HUNG:  # send its waiting requests elsewhere
             waiting = list(endpoint.waiting)
             endpoint.waiting.clear()
             for time_limit in waiting:
@@ -323,7 +322,7 @@ class EndpointPool:
     async def _failure(
         self, endpoint: Endpoint, seconds: float, on_new_connection: bool = False
     ) -> EndpointFailed | None:
-        """A probe's finding; None: the endpoint serves."""
+        """Probe an endpoint; None: it serves."""
         try:
             if on_new_connection:
                 self._reset(endpoint)
@@ -347,7 +346,7 @@ class EndpointPool:
         self._watching = loop.call_later(WATCH_SECONDS, self._look)
 
     def _look(self) -> None:
-        """Look at the endpoints, again and again while any has requests in flight."""
+        """Check the endpoints, and repeat while any has requests in flight."""
         self._watching = None
         if self._closed:
             return
@@ -373,7 +372,7 @@ class EndpointPool:
                 self._look_for_stall(endpoint, now)
 
     def _look_for_stall(self, endpoint: Endpoint, now: float) -> None:
-        """Probe an endpoint that answers nothing; eject one that takes much longer than others."""
+        """Probe an endpoint that does not respond; eject one much slower than the others."""
         if now - max(next(iter(endpoint.waiting.values())), endpoint.last_answer) <= STALL_SECONDS:
             return
         longest = max(STALL_SECONDS, endpoint.slow_seconds)
@@ -393,5 +392,5 @@ class EndpointPool:
 
 
 def on_loop(loop: asyncio.AbstractEventLoop, work: Coroutine[Any, Any, T]) -> T:
-    """``work``'s result, from a thread beside ``loop``: loaders and ``unload`` run in one."""
+    """Run ``work`` on ``loop`` from another thread, such as a loader's."""
     return asyncio.run_coroutine_threadsafe(work, loop).result()

@@ -157,7 +157,7 @@ def test_damage_and_strangers_are_told_apart(tmp_path: Path) -> None:
     for damaged in (short, rewritten(path, {"models/model.json": b"{}"})):
         with pytest.raises(IntegrityError, match="is damaged"):
             pt2.open_session(damaged)
-    with pytest.raises(Unsupported, match="does not say what its inputs and outputs are called"):
+    with pytest.raises(Unsupported, match="does not name its inputs and outputs"):
         pt2.open_session(rewritten(path, {SIGNATURE: None}))
 
 

@@ -283,7 +283,7 @@ def test_damage_and_strangers_are_told_apart(vit: nn.Module, tmp_path: Path) -> 
     for content in (b"{", b"[]", b'{"input": [{"name": 7}]}', b"\xff"):
         with pytest.raises(IntegrityError, match="is damaged"):
             torchscript.open_session(rewritten(path, {signature: content}))
-    with pytest.raises(Unsupported, match="does not say what its inputs and outputs are called"):
+    with pytest.raises(Unsupported, match="does not name its inputs and outputs"):
         torchscript.open_session(rewritten(path, {signature: None}))
 
 

@@ -68,7 +68,7 @@ def test_a_server_that_nobody_starts_again_is_caught_by_the_same_judgement(place
         server.kill()
         server.wait()
     problems = wrong(outcomes, killed_at)
-    assert "nobody was told that it is being started again" in problems
+    assert "nobody was told that it is being restarted" in problems
     assert "it was not down, or is not back" in problems
 
 
@@ -149,7 +149,9 @@ def test_a_gateway_that_ends_while_a_server_starts_leaves_nothing(
 def test_a_program_that_is_missing_is_one_line_with_the_remedy(place: Place) -> None:
     with place.serving(routes=place.routes(["no-such-tritonserver"])) as gateway:
         said = reason(gateway)
-        assert said.startswith("Triton is not installed as 'command' says: run the container")
+        assert said.startswith(
+            "Triton is not installed at the path in 'command': run the container"
+        )
         assert "\n" not in said
 
 
@@ -158,7 +160,7 @@ def test_a_model_that_is_code_needs_a_route_to_a_triton(place: Place) -> None:
     config = place.repository / "x2" / "config.pbtxt"
     config.write_text(config.read_text().replace("onnxruntime", "python"))
     with serving(place.repository) as gateway:
-        assert reason(gateway).startswith("backend 'python' is code, which only a Triton executes")
+        assert reason(gateway).startswith("backend 'python' is code, which only Triton executes")
 
 
 def test_a_line_of_megabytes_is_cut(place: Place) -> None:

@@ -327,5 +327,5 @@ def test_an_answer_of_another_shape_than_declared_is_no_answer(tmp_path: Path) -
         with pytest.raises(Internal) as caught:
             run(backend, fp32([[value] * 4]))
         assert str(caught.value) == (
-            f"output 'y' must be of shape [1, 4], but the model gives {given}"
+            f"output 'y' must have shape [1, 4], but the model gives {given}"
         )

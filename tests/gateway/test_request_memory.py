@@ -12,7 +12,7 @@ from modelport.gateway.protocols.reply_encoding import JSON_BYTES, encode
 from modelport.gateway.runtime import request_memory
 from modelport.gateway.runtime.request_memory import CURRENT, RequestMemory
 from modelport.gateway.settings import MIN_REQUEST_MEMORY, Settings, request_memory_bytes
-from modelport.gateway.telemetry.collectors import RequestMemoryCollector
+from modelport.gateway.telemetry.metrics import RequestMemoryCollector
 from modelport.gateway.types import NO_DEADLINE, Datatype, Tensor
 
 

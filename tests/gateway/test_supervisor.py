@@ -59,7 +59,7 @@ async def test_what_could_play_with_a_terminal_is_taken_out() -> None:
 async def test_more_lines_than_fit_are_counted() -> None:
     _, log = await printed(b"line\n" * (LINES_PER_SECOND + 50))
     assert len(log.lines) == LINES_PER_SECOND + 1
-    assert log.lines[-1] == "lines of a managed server were left out: {'lines': 50}"
+    assert log.lines[-1] == "lines of a managed server were dropped: {'lines': 50}"
 
 
 @pytest.mark.parametrize(
@@ -122,13 +122,13 @@ async def test_a_server_that_answers_no_more_is_killed_and_started_again(
     assert kept.problem == ""
     waiting = asyncio.ensure_future(kept.while_up(asyncio.Event().wait()))
     hangs.set()
-    with pytest.raises(Unavailable, match="of 'm' does not answer; it is being started again"):
+    with pytest.raises(Unavailable, match="of 'm' does not respond; it is being restarted"):
         await waiting
     async with asyncio.timeout(20):
         while connected < 2 or kept.problem:
             seen.append(kept.problem)
             await asyncio.sleep(0.01)
-    assert "the server of 'm' does not answer; it is being started again" in seen
+    assert "the server of 'm' does not respond; it is being restarted" in seen
     await kept.stop()
 
 

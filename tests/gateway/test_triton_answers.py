@@ -27,11 +27,11 @@ ANSWERS: dict[str, tuple[list[dict[str, Any]], dict[str, tuple[int, ...]] | str]
     "an empty one of another datatype": ([Y, EMPTY], {"y": (2,), "z": (0,)}),
     "one of another datatype": (
         [Y, {**EMPTY, "shape": [1], "data": [1.0]}],
-        "output 'z' is no BYTES",
+        "output 'z' is not BYTES",
     ),
-    "an unknown one": ([Y, {**EMPTY, "name": "q"}], "it has an output that the model has not"),
+    "an unknown one": ([Y, {**EMPTY, "name": "q"}], "it has an output unknown to the model"),
     "one twice": ([Y, Y], "it has an output twice"),
-    "a negative size": ([Y, {**EMPTY, "shape": [0, -1]}], "output 'z' is no BYTES"),
+    "a negative size": ([Y, {**EMPTY, "shape": [0, -1]}], "output 'z' is not BYTES"),
 }
 
 

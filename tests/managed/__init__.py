@@ -179,8 +179,8 @@ def wrong(outcomes: list[Outcome], killed_at: float, model: str = "x2") -> list[
         if outcome.seconds > DEADLINE_SECONDS + LATE_SECONDS:
             problems.append(f"answered after {outcome.seconds:.2f} s: {outcome.body}")
     after = [outcome for outcome in outcomes if outcome.at > killed_at]
-    if not any("it is being started again" in outcome.body for outcome in after):
-        problems.append("nobody was told that it is being started again")
+    if not any("it is being restarted" in outcome.body for outcome in after):
+        problems.append("nobody was told that it is being restarted")
     refused = [index for index, outcome in enumerate(after) if outcome.status != 200]
     if not refused or refused[-1] == len(after) - 1:
         problems.append("it was not down, or is not back")

@@ -12,7 +12,7 @@ from modelport.gateway.server.admin import metrics
 from modelport.gateway.server.workers import merge
 from modelport.gateway.server.workers.aggregated_metrics import Counts
 from modelport.gateway.telemetry import Statistics
-from modelport.gateway.telemetry.collectors import (
+from modelport.gateway.telemetry.metrics import (
     TfServingCollector,
     TorchServeCollector,
     TritonCollector,

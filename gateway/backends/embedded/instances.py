@@ -1,8 +1,8 @@
 """Instances of a blocking runtime: threads that run requests, and a bounded queue before them.
 
-Whatever computes without awaiting (ONNX Runtime, PyTorch, TensorFlow, LiteRT) is put behind this.
-A request whose caller has gone, or whose deadline has passed, is dropped when its turn comes; one
-that already runs cannot be stopped, so its instance stays busy until it ends.
+All runtimes that block (ONNX Runtime, PyTorch, TensorFlow, LiteRT) run behind it. A queued request
+is dropped if its caller has gone or its deadline has passed when its turn comes. A running request
+cannot be stopped, so its instance stays busy until it ends.
 """
 
 from __future__ import annotations
@@ -20,13 +20,14 @@ from modelport.gateway.types import Deadline, InferRequest, InferResponse
 
 Run = Callable[[InferRequest], InferResponse]
 
-#: Requests waiting per model version. With ``dynamic_batching`` they wait in the batcher instead.
+#: Queued requests per model version. With ``dynamic_batching`` requests wait in the batcher
+#: instead.
 MAX_QUEUE_SIZE = 4096
-#: A run below this is made on the event loop itself. Handing it to a thread and waking the loop
+#: Shorter runs are made on the event loop itself. Handing a run to a thread and waking the loop
 #: again costs about as much, for the request and for the loop.
 INLINE_SECONDS = 100e-6
-#: After so many runs in a row on the event loop that took longer than this, every further one goes
-#: to a thread. One alone may only have been preempted.
+#: If this many consecutive runs on the event loop exceed this time, every further run goes to a
+#: thread. A single slow run may only have been preempted.
 SLOW_INLINE_NS = 5_000_000
 SLOW_IN_A_ROW = 3
 NEVER = -1
@@ -34,8 +35,9 @@ NEVER = -1
 
 @dataclass(slots=True)
 class _Job:
-    """What waits for a thread. ``request`` holds it until somebody takes it: a thread, to run it,
-    or the caller, who has gone. Only one of them gets it.
+    """A request that waits for a thread.
+
+    ``request`` holds it until one side takes it: a thread to run it, or its cancelled caller.
     """
 
     request: list[InferRequest]
@@ -46,9 +48,9 @@ class _Job:
 
 
 class Instances:
-    """``count`` threads over ``run``; at most ``max_queue_size`` requests wait.
+    """``count`` threads that call ``run``, behind a queue of at most ``max_queue_size`` requests.
 
-    The threads are this class' own: an executor's locks and futures are several times a hand-over.
+    It has its own threads, because an executor's locks and futures cost several times as much.
     """
 
     def __init__(
@@ -57,9 +59,9 @@ class Instances:
         self._run = run
         self._limit = count + max_queue_size
         self._name, self._count = name, count
-        self._threads: list[threading.Thread] = []  # from the first request on that needs one
+        self._threads: list[threading.Thread] = []  # started by the first request that needs one
         self._jobs: queue.SimpleQueue[_Job | None] = queue.SimpleQueue()
-        # Requests handed to the threads and not yet finished; the event loop alone changes it.
+        # Requests passed to the threads and not finished; only the event loop changes it.
         self._pending = 0
         self._inline_elements = NEVER
         self._slow_in_a_row = 0
@@ -70,9 +72,9 @@ class Instances:
         self._inline_elements = elements
 
     def inline(self, request: InferRequest) -> bool:
-        """Whether it would run on the event loop, now."""
+        """Whether the request would run on the event loop now."""
         if self._pending or self._inline_elements == NEVER or request.signature:
-            return False  # the time that another signature takes is not known
+            return False  # the run time of another signature is unknown
         elements = 0
         for tensor in request.inputs:
             elements += tensor.data.size
@@ -88,7 +90,7 @@ class Instances:
                 return response
             self._slow_in_a_row += 1
             if self._slow_in_a_row == SLOW_IN_A_ROW:
-                self._inline_elements = NEVER  # its time depends on more than its size
+                self._inline_elements = NEVER  # the run time depends on more than the size
             return response
         if self._closed:
             raise Unavailable("the model is unloaded")
@@ -104,7 +106,7 @@ class Instances:
         try:
             return await reply
         except asyncio.CancelledError:
-            if _take(job) is not None:  # it had not begun: its place and its tensors are free
+            if _take(job) is not None:  # not started: free its place in the queue and its tensors
                 self._pending -= 1
             raise
 
@@ -121,7 +123,7 @@ class Instances:
             request = _take(job)
             if request is not None:
                 self._work(job, request)
-            del job, request  # not to be kept while it waits
+            del job, request  # do not keep them alive while waiting
 
     def _work(self, job: _Job, request: InferRequest) -> None:
         result: InferResponse | BaseException
@@ -131,9 +133,9 @@ class Instances:
             request.timing.queue_ns += time.perf_counter_ns() - job.queued_ns
             try:
                 result = self._run(request)
-            except BaseException as error:  # crosses to the caller, whatever it is
+            except BaseException as error:  # re-raised in the caller
                 result = error
-        with contextlib.suppress(RuntimeError):  # the loop is closed: nobody waits
+        with contextlib.suppress(RuntimeError):  # the event loop is closed
             job.loop.call_soon_threadsafe(self._finish, job.reply, result)
 
     def _finish(
@@ -148,7 +150,7 @@ class Instances:
             reply.set_result(result)
 
     def close(self) -> None:
-        """Drop what waits, and return when what runs has ended."""
+        """Drop queued requests and wait for running ones."""
         self._closed = True
         with contextlib.suppress(queue.Empty):
             while True:
@@ -160,7 +162,7 @@ class Instances:
 
 
 def _take(job: _Job) -> InferRequest | None:
-    """The request, for the first who asks; between threads, ``list.pop`` decides who that is."""
+    """Take the request, unless the other side has; ``list.pop`` is atomic between threads."""
     try:
         return job.request.pop()
     except IndexError:

@@ -1,7 +1,7 @@
-"""Runtimes that talk below Python: what they say of themselves does not reach the log.
+"""Filter for the output of native libraries, to keep their notices out of the log.
 
-TensorFlow and LiteRT write to file descriptor 2 before any setting can tell them not to. The lines
-of everybody else, written meanwhile, must not be lost: descriptor 2 leads through a filter.
+TensorFlow and LiteRT write to file descriptor 2 before any setting can stop them. Other lines
+written meanwhile must not be lost, so descriptor 2 is redirected through a filter.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import sys
 import threading
 from collections.abc import Iterator
 
-#: absl's lines below errors, and what TensorFlow Lite says of its delegates.
+#: absl's lines below the level of errors, and TensorFlow Lite's notices about its delegates.
 NOISE = re.compile(
     rb"[IW]\d{4} \d\d:\d\d:|[IW]0000 00:00:|WARNING: All log messages before absl::|"
     rb"INFO: (Created|Initialized) TensorFlow Lite"
@@ -63,7 +63,7 @@ class _Filter:
 
 @contextlib.contextmanager
 def filtered_stderr() -> Iterator[None]:
-    """Several threads may be in it at once, and in one another."""
+    """Filter descriptor 2. Several threads may use it at once, and it may be nested."""
     global _depth, _filter
     with _lock:
         _depth += 1

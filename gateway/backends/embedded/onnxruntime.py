@@ -24,8 +24,8 @@ from modelport.gateway.types import Array, Datatype
 
 _BFLOAT16_ELEMENT_TYPE = 16  # onnx.TensorProto.BFLOAT16
 
-#: A model's parameter: how the bytes of BYTES become the runtime's text. Latin-1 has a character
-#: for each byte, so that any bytes pass; but text beyond ASCII is then other text to the model.
+#: A model's parameter: the encoding between BYTES elements and the runtime's text. Latin-1 has a
+#: character for each byte and so accepts any bytes, but changes text beyond ASCII.
 ENCODING = "string_encoding"
 UTF8, LATIN1 = "utf-8", "latin-1"
 
@@ -51,16 +51,15 @@ def load(artifact: Artifact) -> EmbeddedBackend:
     """Create and warm a session (blocking).
 
     Raises:
-        InvalidArgument: the file is no ONNX model this runtime takes, or contradicts its config.
-        IntegrityError: it uses other code or files elsewhere, and nobody vouches for it.
-        Unsupported: the model has an input or output that is not a tensor; or the config asks for a
-            GPU or an accelerator that is not there.
+        InvalidArgument: the file is not a valid ONNX model, or contradicts its configuration.
+        IntegrityError: the model uses custom operators or other files, and is not trusted.
+        Unsupported: an input or output is not a tensor; or a GPU or accelerator is missing.
     """
     session, gpu = _open(artifact)
     config = placement.as_placed(artifact.config, gpu)
     try:
         opened = OnnxRuntimeSession(session, runtime.artifact_file(artifact), _encoding(artifact))
-    except UnicodeDecodeError as error:  # the runtime takes names that are no text
+    except UnicodeDecodeError as error:  # the runtime accepts names that are not valid text
         raise runtime.does_not_load(artifact, error) from error
     return runtime.serve(artifact, opened, config)
 
@@ -81,26 +80,26 @@ def _open(artifact: Artifact) -> tuple[ort.InferenceSession, int | None]:
     options = onnxruntime_options.session_options(artifact)
     gpu, providers = onnxruntime_options.providers(artifact)
     try:
-        # Otherwise it prints to stdout, and tries the CPU once more, where there is no other.
+        # Without other providers a fallback only prints to stdout and tries the CPU again.
         again = len(providers) > 1
         session = ort.InferenceSession(file, options, providers=providers, enable_fallback=again)
     except Exception as error:  # the runtime raises a class of its own for each status
         raise runtime.does_not_load(artifact, error) from error
     problem = onnxruntime_options.check_providers(session, providers)
     if problem and gpu is not None and onnxruntime_options.CUDA not in session.get_providers():
-        # KIND_GPU raises; KIND_AUTO falls back with a line in the log: it runs on the CPU already.
+        # KIND_GPU raises; KIND_AUTO logs the fallback. The session runs on the CPU already.
         gpu = placement.gpu_of(artifact, lambda index: problem)
     elif problem:
-        raise Unsupported(f"{problem}; take it out of 'execution_accelerators'")
+        raise Unsupported(f"{problem}; remove it from 'execution_accelerators'")
     return session, gpu
 
 
 class OnnxRuntimeSession:
-    """As ``runtime.ModelSession``. Where no value needs a conversion, ``run`` is the runtime's own.
+    """A ``ModelSession``; without values to convert, ``run`` is the runtime's own.
 
-    What its Python class checks before each run costs a quarter of a small model's: that no input
-    is missing, and what concerns values and devices which are not used here. On the CPU alone,
-    where it does not fall back either, the number of inputs says as much.
+    The checks of the runtime's Python class before each run take a quarter of a small model's
+    time. They look for missing inputs, and concern values and devices that are not used here. On
+    the CPU alone, which has no fallback either, comparing the number of inputs is enough.
     """
 
     def __init__(self, session: ort.InferenceSession, file: Path, encoding: str = UTF8) -> None:
@@ -123,7 +122,7 @@ class OnnxRuntimeSession:
 
     @property
     def bounded(self) -> bool:
-        # The runtime does not tell a graph's operators; the name of this one is in the file.
+        # The runtime does not list a graph's operators, but the file contains their names.
         with self._file.open("rb") as file:
             if not os.fstat(file.fileno()).st_size:
                 return True
@@ -147,7 +146,7 @@ class OnnxRuntimeSession:
         return [self._to_bytes(n, array) for n, array in zip(names, arrays, strict=True)]
 
     def _run_bfloat16(self, names: Sequence[str], inputs: dict[str, Array]) -> list[Array]:
-        """numpy has no bfloat16: its bits go in and out through the runtime's own values."""
+        """Run with bfloat16 as the runtime's own values, because numpy has no such type."""
         feed = {}
         for name, array in inputs.items():
             data = np.asarray(array, order="C")
@@ -164,7 +163,7 @@ class OnnxRuntimeSession:
         ]
 
     def _to_strings(self, name: str, data: Array) -> Array:
-        """ONNX strings are UTF-8 text (onnx.proto, ``string_data``); the runtime takes ``str``."""
+        """Decode BYTES as text, because ONNX strings are UTF-8 (onnx.proto, ``string_data``)."""
         if data.dtype != object:
             return data
         texts = np.empty(data.shape, dtype=object)
@@ -172,9 +171,9 @@ class OnnxRuntimeSession:
             texts.reshape(-1)[:] = [item.decode(self._encoding) for item in data.reshape(-1)]
         except UnicodeDecodeError as error:
             raise InvalidArgument(
-                f"input '{name}' holds bytes that are not UTF-8, which is what ONNX strings are; a "
-                f"model that only hands them on takes any with the parameter '{ENCODING}' "
-                f"'{LATIN1}' in its config.pbtxt"
+                f"input '{name}' holds bytes that are not UTF-8, the encoding of ONNX strings; if "
+                f"the model only passes them on, set the parameter '{ENCODING}' to '{LATIN1}' in "
+                "its config.pbtxt"
             ) from error
         return texts
 

@@ -1,5 +1,5 @@
-"""A session's options and execution providers, from a configuration in the words of Triton's
-ONNX Runtime backend: ``instance_group``, ``optimization`` and ``parameters``.
+"""Session options and execution providers, from the fields and parameters of Triton's ONNX Runtime
+backend: ``instance_group``, ``optimization`` and ``parameters``.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from modelport.gateway.repository.config import ModelConfig
 
 CPU, CUDA = "CPUExecutionProvider", "CUDAExecutionProvider"
 
-#: name of an ``execution_accelerators`` entry → the provider; for the CPU, and for a GPU.
+#: Name of an ``execution_accelerators`` entry → provider; for the CPU, and for a GPU.
 CPU_ACCELERATORS = {"openvino": "OpenVINOExecutionProvider"}
 GPU_ACCELERATORS = {"tensorrt": "TensorrtExecutionProvider", "cuda": CUDA}
 
@@ -28,8 +28,8 @@ GRAPH_LEVELS = {
     2: ort.GraphOptimizationLevel.ORT_DISABLE_ALL,
 }
 
-#: What an accelerator may be told, by Triton's key → the provider's option. Nothing here names a
-#: file or a library: a configuration may come from a request.
+#: Options of accelerators, by Triton's key → the provider's option. None is the path of a file or
+#: library, because a configuration may come from a request.
 _TENSORRT = {
     "max_workspace_size_bytes": "trt_max_workspace_size",
     **{
@@ -60,13 +60,13 @@ Provider = tuple[str, dict[str, str]]
 
 
 def session_options(artifact: Artifact) -> ort.SessionOptions:
-    """Raises ``InvalidArgument``: a parameter is not what it should be."""
+    """Read the session's options; raises ``InvalidArgument`` for an invalid parameter."""
     config = artifact.config
     options = ort.SessionOptions()
     options.log_severity_level = 3
-    # Not by the file's name or first bytes: what was checked is ONNX.
+    # The format that was checked, regardless of the file's name and first bytes.
     options.add_session_config_entry("session.load_model_format", "ONNX")
-    # A spinning pool takes the cores from the event loop and from every other model's pool.
+    # A spinning pool takes the cores from the event loop and the pools of other models.
     options.add_session_config_entry("session.intra_op.allow_spinning", "0")
     options.add_session_config_entry("session.inter_op.allow_spinning", "0")
     options.intra_op_num_threads = (
@@ -89,11 +89,11 @@ def session_options(artifact: Artifact) -> ort.SessionOptions:
 
 
 def providers(artifact: Artifact) -> tuple[int | None, list[Provider]]:
-    """The GPU's index, if the model is to run on one, and the providers in order.
+    """The index of the model's GPU, if it runs on one, and the providers in order.
 
     Raises:
-        Unsupported: what is asked for is not in this build of ONNX Runtime.
-        InvalidArgument: an accelerator is not known.
+        Unsupported: this build of ONNX Runtime lacks a requested provider.
+        InvalidArgument: an accelerator is unknown.
     """
     gpu = placement.gpu_of(artifact, _why_no_gpu)
     accelerators = artifact.config.optimization.execution_accelerators
@@ -109,7 +109,7 @@ def providers(artifact: Artifact) -> tuple[int | None, list[Provider]]:
 
 
 def _why_no_gpu(index: int) -> str:
-    """What can be told before a session is made."""
+    """The reason, known before a session is created, that no GPU can be used; empty if one can."""
     if CUDA in ort.get_available_providers():
         return ""
     return (
@@ -129,7 +129,7 @@ def _accelerators(wanted: Any, known: dict[str, str]) -> list[Provider]:
         if provider not in ort.get_available_providers():
             raise Unsupported(
                 f"Execution Accelerator '{accelerator.name}' is not in this build of ONNX Runtime; "
-                "install a build that has it, or take it out of 'execution_accelerators'"
+                "install a build that has it, or remove it from 'execution_accelerators'"
             )
         found.append((provider, _options(accelerator.name, dict(accelerator.parameters))))
     return found
@@ -152,16 +152,16 @@ def _options(accelerator: str, given: dict[str, str]) -> dict[str, str]:
 
 
 def _deprecated_cuda(config: ModelConfig) -> dict[str, str]:
-    """Options that older configurations hold among their ``parameters``."""
+    """Provider options that older configurations have among their ``parameters``."""
     return {key: parameters.text(config, key) for key in _CUDA if key in config.parameters}
 
 
 def check_providers(session: ort.InferenceSession, wanted: list[Provider]) -> str:
-    """Why the session does not run where it should; ONNX Runtime itself falls back silently."""
+    """The problem if ONNX Runtime has silently fallen back to other providers; else empty."""
     missing = [name for name, _ in wanted if name not in session.get_providers()]
     if not missing:
         return ""
     return (
-        f"ONNX Runtime could not use {', '.join(missing)}: there is no such device, or a library "
-        "or driver of its is missing or of another version"
+        f"ONNX Runtime could not use {', '.join(missing)}: the device is missing, or a library "
+        "or driver is missing or has the wrong version"
     )

@@ -1,4 +1,4 @@
-"""Where ``instance_group`` puts a model: on the CPU, or on a GPU that is really there."""
+"""Placement of a model by its ``instance_group``: on the CPU, or on a GPU of this machine."""
 
 from __future__ import annotations
 
@@ -18,25 +18,24 @@ _GROUP = pb.ModelInstanceGroup
 
 
 def gpu_of(artifact: Artifact, why_not: Callable[[int], str]) -> int | None:
-    """The index of the GPU that the model is to run on; None: the CPU.
+    """The index of the GPU to run the model on; None: the CPU.
 
-    ``KIND_GPU`` must have one. ``KIND_AUTO`` takes one if it can be used, and otherwise the CPU,
-    with a line in the log that says why.
+    ``KIND_GPU`` requires a GPU. ``KIND_AUTO`` uses one if possible, else the CPU, and logs the
+    reason.
 
     Args:
-        why_not: why the GPU of that index cannot be used, as a public reason; empty if it can.
+        why_not: returns the public reason why a GPU cannot be used; empty if it can.
 
     Raises:
         InvalidArgument: the groups ask for more instances than the machine can run.
-        Unsupported: the GPU that is asked for cannot be used, or the groups ask for something that
-            this gateway does not do.
+        Unsupported: the GPU cannot be used, or the groups need an unsupported placement.
     """
     groups = artifact.config.instance_group
     count, most = configuration.instance_count(artifact.config), parameters.max_threads()
     if count > most:
         raise InvalidArgument(
-            f"instance_group of '{artifact.model_name}' asks for {count} instances, this machine "
-            f"runs at most {most}, {parameters.THREADS_PER_CORE} for each core; lower 'count'"
+            f"instance_group of '{artifact.model_name}' asks for {count} instances, but this "
+            f"machine runs at most {most}, {parameters.THREADS_PER_CORE} per core; lower 'count'"
         )
     kinds = {group.kind for group in groups} or {_GROUP.KIND_CPU}
     if kinds == {_GROUP.KIND_CPU}:
@@ -45,8 +44,7 @@ def gpu_of(artifact: Artifact, why_not: Callable[[int], str]) -> int | None:
     if len(kinds) > 1 or _GROUP.KIND_MODEL in kinds or len(gpus) > 1:
         raise Unsupported(
             f"instance_group of '{artifact.model_name}' must put every instance on the CPU "
-            "(KIND_CPU), or on one and the same GPU (KIND_GPU); set one kind and at most one of "
-            "'gpus'"
+            "(KIND_CPU), or on the same GPU (KIND_GPU); set one kind and at most one of 'gpus'"
         )
     (index,) = gpus
     reason = why_not(index)
@@ -64,7 +62,7 @@ def gpu_of(artifact: Artifact, why_not: Callable[[int], str]) -> int | None:
 
 
 def as_placed(config: pb.ModelConfig, gpu: int | None) -> pb.ModelConfig:
-    """``config`` whose groups say where the instances really are, as Triton's do."""
+    """A copy of ``config`` whose groups have the real placement, as in Triton."""
     placed = pb.ModelConfig()
     placed.CopyFrom(config)
     for group in placed.instance_group:

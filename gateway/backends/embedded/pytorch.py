@@ -1,10 +1,10 @@
-"""Embedded PyTorch: TorchScript, ``torch.export`` archives, and AOTInductor's compiled ones.
+"""Embedded PyTorch: TorchScript, ``torch.export`` archives, and AOTInductor's compiled archives.
 
-An archive that modelport wrote names its inputs and outputs. For any other the configuration does,
-by the rules of Triton's pytorch backend: inputs by the names of ``forward``'s arguments, else
+An archive that modelport wrote names its inputs and outputs. For other archives the configuration
+does, by the rules of Triton's pytorch backend: inputs by the names of ``forward``'s arguments, else
 ``<name>__<index>``, else in order; outputs by index or in order, or by the keys of a dict.
 
-Instances share one module: it must not keep state between calls. A compiled archive is machine
+Instances share one module, which must not keep state between calls. A compiled archive is machine
 code, which runs when it is loaded.
 """
 
@@ -45,7 +45,7 @@ from modelport.gateway.types import NUMPY_DTYPES, Array, Datatype, ModelSignatur
 
 log = structlog.get_logger("modelport.backends")
 
-#: TorchScript is compiled for the shapes of its first runs, on the run after them.
+#: TorchScript compiles for the shapes of its first runs, during the run after them.
 WARMUP_REPEATS = 3
 _INDEXED = re.compile(r".*__(\d+)\Z")
 _DTYPES = {
@@ -65,15 +65,15 @@ _DTYPES = {
 }
 _WORDS = {dtype: datatype for datatype, dtype in _DTYPES.items()}
 
-#: Thread counts are the process's: the first model that asks for one sets it, as in Triton.
+#: Thread counts are per process: the first model that sets one decides, as in Triton.
 _counts: dict[str, int] = {}
 _counts_lock = threading.Lock()
-#: Archives are opened one by one: torch patches itself meanwhile, as does the filter of warnings.
+#: Archives are opened one at a time, because opening patches torch and the warnings filter.
 _opening = threading.Lock()
 
-#: Takes tensors in the order of the inputs; gives a tensor, a sequence of them, or a dict.
+#: Takes tensors in the order of the inputs; returns a tensor, a sequence or a dict of them.
 Forward = Callable[..., Any]
-#: With it comes what frees the weights, where dropping ``forward`` does not.
+#: The second item frees the weights if dropping ``forward`` does not.
 Opened = tuple[Forward, Callable[[], None]]
 
 
@@ -82,9 +82,9 @@ def load(artifact: Artifact) -> EmbeddedBackend:
 
     Raises:
         InvalidArgument: the file does not load, or contradicts its configuration.
-        IntegrityError: it is damaged, or holds pickled objects that loading would run.
-        Unsupported: it is none of torch's archives, was compiled for another machine, or is to run
-            where it cannot.
+        IntegrityError: the file is damaged, or holds pickled objects that loading would run.
+        Unsupported: the file is not a torch archive, was compiled for another machine, or cannot
+            run on the requested device.
     """
     path = runtime.artifact_file(artifact)
     if not path.is_file():
@@ -125,14 +125,14 @@ def _load(artifact: Artifact, archive: Archive, kind: Kind) -> EmbeddedBackend:
             inputs, outputs = _in_order(forward, list(inputs), list(outputs))
     except ModelportError:
         raise
-    except Exception as error:  # a damaged archive shows as any of a dozen classes
+    except Exception as error:  # a damaged archive raises any of a dozen classes
         raise runtime.does_not_load(artifact, error) from error
     session = TorchModuleSession(forward, release, inputs, outputs, device, config)
     return runtime.serve(artifact, session, config, WARMUP_REPEATS)
 
 
 def _check(archive: Archive, kind: Kind, native: bool) -> None:
-    """What loading may not do; the operators of TorchScript are seen when torch has read them."""
+    """Refuse unsafe archives; TorchScript operators are checked after torch has parsed them."""
     if kind is Kind.EXPORTED:
         pt2_program.check(archive, native)
     elif not native:
@@ -145,9 +145,9 @@ def _why_no_gpu(kind: Kind, index: int) -> str:
     if kind is not Kind.TORCHSCRIPT:
         return f"{kind.value} is served on the CPU only"
     if not torch.backends.cuda.is_built():  # type: ignore[no-untyped-call]
-        return "this build of PyTorch is for the CPU only; install one with CUDA"
+        return "this build of PyTorch supports only the CPU; install one with CUDA"
     if index >= torch.cuda.device_count():
-        return f"PyTorch finds {torch.cuda.device_count()} usable GPUs, and none of index {index}"
+        return f"PyTorch finds {torch.cuda.device_count()} usable GPUs, none with index {index}"
     return ""
 
 
@@ -161,7 +161,7 @@ def _set_threads(artifact: Artifact) -> None:
         with _counts_lock:
             if asked and _counts.setdefault(key, asked) != asked:
                 log.warning(
-                    "a thread count is the process's, and another model has set it",
+                    "thread counts are per process, and another model has set this one",
                     model=artifact.model_name, parameter=key, asked=asked, is_set=_counts[key],
                 )  # fmt: skip
             count = _counts.get(key, default)
@@ -176,26 +176,26 @@ def _set_threads(artifact: Artifact) -> None:
 def _declared(
     config: ModelConfig, signature: ModelSignature | None, archive: Archive
 ) -> tuple[Sequence[ArtifactTensor], Sequence[ArtifactTensor]]:
-    """Inputs and outputs as the archive names them, else as the configuration does."""
+    """The inputs and outputs that the archive names, else those of the configuration."""
     if signature is not None:
         platform = configuration.Platform("", "", "", "")
         config = configuration.build("", platform, signature)
     elif not (config.input and config.output):
         raise InvalidArgument(
-            f"'{archive.path.name}' does not say what its inputs and outputs are called; declare "
-            "every 'input' and 'output' in config.pbtxt, or export the model with modelport"
+            f"'{archive.path.name}' does not name its inputs and outputs; declare every 'input' "
+            "and 'output' in config.pbtxt, or export the model with modelport"
         )
     inputs, outputs = autocomplete.declared(config)
     for tensor in (*inputs.values(), *outputs.values()):
         if tensor.datatype not in _DTYPES:
-            raise Unsupported(f"'{tensor.name}' is {tensor.datatype}, which no tensor of torch is")
+            raise Unsupported(f"'{tensor.name}' is {tensor.datatype}, which torch does not have")
     return list(inputs.values()), list(outputs.values())
 
 
 def _in_order(
     forward: Forward, inputs: list[ArtifactTensor], outputs: list[ArtifactTensor]
 ) -> tuple[list[ArtifactTensor], list[ArtifactTensor]]:
-    """Triton's rules for an archive that names nothing."""
+    """Apply Triton's rules for an archive that names nothing."""
     schema = getattr(forward, "schema", None)
     arguments = [a.name for a in schema.arguments[1:]] if schema is not None else []
     required = [a for a in schema.arguments[1:] if not a.has_default_value()] if schema else []
@@ -214,7 +214,7 @@ def _in_order(
 
 
 def _by_index(tensors: Sequence[ArtifactTensor]) -> list[int] | None:
-    """The indexes behind ``__``, if they are those of the tensors, each once."""
+    """The indexes after ``__``, if each index of ``tensors`` occurs once."""
     matches = [_INDEXED.match(tensor.name) for tensor in tensors]
     indexes = [int(match[1]) for match in matches if match]
     return indexes if sorted(indexes) == list(range(len(tensors))) else None
@@ -256,7 +256,7 @@ def _open_exported(
     config: ModelConfig,
     native: bool,
 ) -> Opened:
-    import torch._inductor.cpp_builder  # now: it is no part of the artifact
+    import torch._inductor.cpp_builder  # imported before ``no_code`` forbids it
     import torch.export.pt2_archive._package
 
     with no_code(path.name):
@@ -269,7 +269,7 @@ def _open_exported(
 
 
 def _forget_shapes(program: torch.export.ExportedProgram) -> None:
-    """Clear what torch has noted while it opened ``program``: circles through C++, never freed."""
+    """Clear torch's caches for ``program``, which form reference cycles through C++."""
     from torch._guards import detect_fake_mode
     from torch._subclasses.fake_tensor import FakeTensorMode
 
@@ -303,7 +303,7 @@ def _nothing() -> None: ...
 
 
 def _empty(module: torch.nn.Module) -> None:
-    """A graph's modules hold one another, until Python next looks for such circles."""
+    """Drop the weights; the modules of a graph form reference cycles, so freeing them is late."""
     for part in module.modules():
         part._parameters.clear()
         part._buffers.clear()
@@ -317,7 +317,7 @@ _OPENERS = {
 
 
 def _by_keyword(program: Callable[..., Any], signature: ModelSignature | None) -> Forward:
-    """``program``, which modelport exported to take its inputs by name."""
+    """``program``, exported by modelport with inputs by name, called with inputs in order."""
     if signature is None:
         return program
     names = arguments(signature)
@@ -328,7 +328,7 @@ def _by_keyword(program: Callable[..., Any], signature: ModelSignature | None) -
 
 
 class TorchModuleSession:
-    """As ``runtime.ModelSession``. It holds what ``forward`` holds, and nothing else does."""
+    """A ``ModelSession``, which alone keeps ``forward`` alive."""
 
     def __init__(
         self,
@@ -355,7 +355,7 @@ class TorchModuleSession:
         assert self._forward is not None
         datatypes = self._datatypes
         tensors = [self._tensor(datatypes[n], inputs[n]) for n in self._names if n in inputs]
-        # Both are the thread's own: every run says them anew.
+        # Both settings are per thread, so every run sets them.
         optimised: Any = contextlib.nullcontext()
         if not self._optimised:
             optimised = torch.jit.optimized_execution(False)  # type: ignore[attr-defined]
@@ -365,7 +365,7 @@ class TorchModuleSession:
             return [_array(name, datatypes[name], by_name[name]) for name in names]
 
     def _tensor(self, datatype: Datatype, data: Array) -> torch.Tensor:
-        # A copy: a model may write to its inputs, and what a client sent is not its own.
+        # A copy, because a model may write to its inputs and the client's data is shared.
         copy = np.array(data, order="C")
         if datatype is Datatype.BF16:
             tensor = torch.from_numpy(copy.view(np.int16)).view(torch.bfloat16)
@@ -399,8 +399,9 @@ class TorchModuleSession:
 
 
 def _loops(forward: Forward) -> bool:
-    """Whether a value may decide how often something is done; what is no TorchScript has no such
-    operator that modelport exports.
+    """Whether a loop's number of turns may depend on a value.
+
+    Only TorchScript has such an operator among what modelport exports.
     """
     graph = getattr(forward, "inlined_graph", None)
     return graph is not None and bool(graph.findAllNodes("prim::Loop"))

@@ -1,7 +1,7 @@
-"""What runtimes inside this process have in common: a ``ModelSession`` becomes a backend.
+"""The backend of embedded runtimes, made from a ``ModelSession``.
 
-A runtime's module opens the artifact; from there on names, threads, warm-up, timing and errors are
-the same for all.
+A runtime's module opens the artifact. Names, threads, warm-up, timing and errors are handled here
+for all runtimes.
 """
 
 from __future__ import annotations
@@ -32,13 +32,13 @@ from modelport.gateway.types import (
     TensorSpec,
 )
 
-#: "[ONNXRuntimeError] : 7 : INVALID_PROTOBUF : " in front of what the runtime says.
+#: "[ONNXRuntimeError] : 7 : INVALID_PROTOBUF : " before the runtime's message.
 _PREFIX = re.compile(r"^\[\w+\] : \d+ : \w+ : ")
 _QUOTED_FOLDERS = re.compile(r'"[^"]*/([^"/]*)"')
 _FOLDERS = re.compile(r"(?<![\w.])/(?:[^\s\"':]*/)*")
-#: "builtins.RuntimeError: " in front of what an operator of TorchScript says.
+#: "builtins.RuntimeError: " before the message of a TorchScript operator.
 _CLASS = re.compile(r"^(?:[\w.]+\.)?[A-Z]\w*(?:Error|Exception): ")
-#: First lines that only announce, TorchScript's and TensorFlow's → the line that says it.
+#: First lines that only announce the message, of TorchScript and TensorFlow → its line.
 _ANNOUNCES = {"The following operation failed in the TorchScript": -1, "Graph execution error:": 1}
 _MAX_REASON = 500
 
@@ -46,10 +46,10 @@ Compute = Callable[[Sequence[str], dict[str, Array]], Sequence[Array]]
 
 
 class ModelSession(Protocol):
-    """An artifact, opened by its runtime.
+    """An artifact opened by its runtime.
 
-    Arrays are those of ``gateway.types``: BF16 is its bits, BYTES are objects of ``bytes``. What
-    comes out belongs to the caller: the next run must not write to it.
+    Arrays are those of ``gateway.types``: BF16 as its bits, BYTES as ``bytes`` objects. Outputs
+    belong to the caller, so the next run must not write to them.
     """
 
     @property
@@ -60,20 +60,20 @@ class ModelSession(Protocol):
 
     @property
     def bounded(self) -> bool:
-        """Whether the sizes of the inputs bound a run's time: no value decides over a loop's turns.
+        """Whether the input sizes bound a run's time: no loop depends on a value.
 
-        Asked while the artifact is still there.
+        Called while the artifact is still in its place.
         """
 
     @property
     def run(self) -> Compute:
-        """Outputs by name, in the order of the names. Several threads call it at once.
+        """Compute the named outputs, in the order of the names. Called from several threads.
 
-        An input is never written to, and may be read-only, unaligned or strided.
+        It must not write to inputs, which may be read-only, unaligned or strided.
         """
 
     def close(self) -> None:
-        """Free everything; no run is under way."""
+        """Free all resources; called when no run is active."""
 
 
 def serve(
@@ -82,11 +82,11 @@ def serve(
     config: ModelConfig | None = None,
     warmup_repeats: int = 1,
 ) -> EmbeddedBackend:
-    """A warm backend over ``session``, which it closes when it is unloaded, or if this fails.
+    """Make a warm backend of ``session``, and close the session on failure or unload.
 
     Args:
-        config: in place of the artifact's.
-        warmup_repeats: as ``warmup.warm``'s.
+        config: replaces the artifact's configuration.
+        warmup_repeats: as for ``warmup.warm``.
 
     Raises:
         InvalidArgument: the session contradicts the configuration.
@@ -113,13 +113,13 @@ def serve(
 
 
 class EmbeddedBackend:
-    """An ``Infer`` over one session. Tensors arrive in the shape that the model itself wants."""
+    """An ``Infer`` over one session. Tensors have the model's own shapes."""
 
     problem = ""
 
     def __init__(self, artifact: Artifact, session: ModelSession, config: ModelConfig) -> None:
         self._name, self._version = artifact.model_name, artifact.version
-        #: Set when the configuration is known to be the model's: then answers must be its too.
+        #: Set once the configuration is known to match the model; then outputs must match it too.
         self.checks_shapes = False
         self.signatures: Mapping[str, ModelSignature] = {}
         self.signature_defs = b""
@@ -132,14 +132,14 @@ class EmbeddedBackend:
             f"{self._name}-{self._version}",
             configuration.instance_count(config),
         )
-        # A run that has begun goes on to its end, and sees the tensors alone.
+        # A run cannot be interrupted, and does not see the parameters.
         self.execution = Execution(
             batches=False, interruptible=False, parameters=False, inline=self._infer.inline,
             queues=True, ahead=1,
         )  # fmt: skip
 
     def adopt(self, config: ModelConfig) -> None:
-        """Serve by ``config``."""
+        """Use ``config`` as the model's configuration."""
         self.config = config
         self._signature = configuration.signature(config)
         self._batched = self._signature.max_batch_size > 0
@@ -149,7 +149,7 @@ class EmbeddedBackend:
     def serve_signatures(
         self, signatures: Mapping[str, ModelSignature], runs: Mapping[str, Compute], defs: bytes
     ) -> None:
-        """Answer requests that name one of ``signatures``; its run decides about their shapes."""
+        """Serve requests that name one of ``signatures``; its run checks their shapes."""
         self.signatures, self.signature_defs = signatures, defs
         self._named = {
             name: ({spec.name: _Output(spec) for spec in signature.outputs}, runs[name])
@@ -160,7 +160,7 @@ class EmbeddedBackend:
         return self._infer(request, deadline)
 
     def warm(self, repeats: int = 1) -> InferResponse | None:
-        """As ``warmup.warm``; the answer to the largest batch, if there is one."""
+        """Warm the model as ``warmup.warm`` does; the response to the largest batch, if any."""
         warmup.check_size(self._signature)
         warmth = warmup.warm(self._run, self._name, self._signature, repeats)
         if warmth.inline_elements and self._session is not None and self._session.bounded:
@@ -171,7 +171,7 @@ class EmbeddedBackend:
         self._infer.close()
         if self._session is not None:
             self._session.close()
-        # Whoever still holds this backend does not hold the model.
+        # References to this backend must not keep the model alive.
         self._session, self._compute = None, _unloaded
         self._named.clear()
 
@@ -188,18 +188,18 @@ class EmbeddedBackend:
             arrays = compute(names, feed)
         except ModelportError:
             raise
-        except Exception as error:  # every runtime has classes of its own
+        except Exception as error:  # every runtime has its own exception classes
             raise Internal(f"inference failed: {public_reason(error)}") from error
         request.timing.compute_infer_ns = time.perf_counter_ns() - started
         batch = request.inputs[0].data.shape[:1] if self._batched and feed else ()
         outputs = []
         for name, array in zip(names, arrays, strict=True):
             output = specs[name]
-            # Most have no dynamic dimension.
+            # Most outputs have no dynamic dimension.
             same = not checks or array.shape == batch + output.dims
             if not same and not output.fits(array.shape, batch):
                 raise Internal(
-                    f"output '{name}' must be of shape {[*batch, *output.dims]}, but the model "
+                    f"output '{name}' must have shape {[*batch, *output.dims]}, but the model "
                     f"gives {list(array.shape)}"
                 )
             outputs.append(Tensor(name, output.datatype, array))
@@ -207,7 +207,7 @@ class EmbeddedBackend:
 
 
 class _Output:
-    """What an answer must be like. ``dims`` are the model's, without the batch dimension."""
+    """The expected shape of an output. ``dims`` are the model's, without the batch dimension."""
 
     __slots__ = ("_fixed", "_rank", "datatype", "dims")
 
@@ -223,7 +223,7 @@ class _Output:
 
 
 def _aligned(data: Array) -> Array:
-    """Runtimes may read with aligned instructions; what was received may lie anywhere."""
+    """``data``, copied if unaligned, because runtimes may use aligned instructions."""
     return data if data.flags.aligned else data.copy()
 
 
@@ -232,10 +232,10 @@ def _unloaded(names: Sequence[str], inputs: dict[str, Array]) -> Sequence[Array]
 
 
 def _check_outputs(response: InferResponse, config: ModelConfig) -> None:
-    """What the model really gives against what the configuration says; some runtimes do not tell.
+    """Compare the model's real outputs with the configuration; some runtimes do not declare them.
 
     Raises:
-        InvalidArgument: they differ in datatype, rank or a fixed size.
+        InvalidArgument: the datatype, rank or a fixed size differs.
     """
     signature = configuration.signature(config)
     specs = {spec.name: spec for spec in signature.outputs}
@@ -254,9 +254,9 @@ def _check_outputs(response: InferResponse, config: ModelConfig) -> None:
 
 
 def adopt(config: ModelConfig, signature: ModelSignature) -> None:
-    """Declare in ``config`` what ``signature`` says, bounds included, unless it declares anything.
+    """Copy ``signature``, bounds included, to a ``config`` that declares no input or output.
 
-    For artifacts that carry a whole signature of modelport's.
+    For artifacts that carry a whole signature written by modelport.
     """
     if config.input or config.output:
         return
@@ -270,9 +270,9 @@ def adopt(config: ModelConfig, signature: ModelSignature) -> None:
 
 
 class SessionPool:
-    """As many sessions as there are instances, for a runtime whose sessions take one run at a time.
+    """One session per instance, for a runtime whose sessions take one run at a time.
 
-    Each run takes a free one, and waits for one where there is none.
+    Each run waits for a free session.
     """
 
     def __init__(self, sessions: Sequence[ModelSession]) -> None:
@@ -304,7 +304,7 @@ def artifact_file(artifact: Artifact) -> Path:
     """The artifact's file or folder.
 
     Raises:
-        InvalidArgument: it is not there.
+        InvalidArgument: it does not exist.
     """
     path = artifact.path / str(artifact.config.default_model_filename)
     if not path.exists():
@@ -313,7 +313,7 @@ def artifact_file(artifact: Artifact) -> Path:
 
 
 def does_not_load(artifact: Artifact, error: Exception) -> InvalidArgument:
-    """The public error for what the runtime raised on opening ``artifact``."""
+    """The public error for an exception that the runtime raised on opening ``artifact``."""
     text = str(error)
     for folder in (artifact.path, artifact.path.parent.parent):
         text = text.replace(f"{folder}/", "")
@@ -322,7 +322,7 @@ def does_not_load(artifact: Artifact, error: Exception) -> InvalidArgument:
 
 
 def public_reason(error: Exception) -> str:
-    """The line of a runtime's message that says it, without class names and folders."""
+    """The informative line of a runtime's message, without class names and folders."""
     lines = [line for line in str(error).splitlines() if line.strip()] or ["no reason given"]
     index = next((i for words, i in _ANNOUNCES.items() if lines[0].startswith(words)), 0)
     said = _CLASS.sub("", lines[index]) if index and len(lines) > 1 else lines[0].strip()

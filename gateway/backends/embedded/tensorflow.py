@@ -1,9 +1,9 @@
 """Embedded TensorFlow: a SavedModel with all its signatures.
 
-The configuration declares one of them, ``serving_default`` unless told otherwise, which every
-dialect serves; TensorFlow Serving's requests may name any.
+The configuration declares one of them, by default ``serving_default``, which every dialect serves;
+TensorFlow Serving requests may name any.
 
-The graph runs in a session, as in TensorFlow Serving: nothing of the model is Python, and closing
+The graph runs in a session, as in TensorFlow Serving: the model runs no Python code, and closing
 the session frees it. Parameters are those of Triton's tensorflow backend.
 """
 
@@ -47,9 +47,9 @@ tf.get_logger().setLevel("ERROR")
 SIGNATURE = "serving_default"
 SIGNATURE_PARAMETER = "TF_SIGNATURE_DEF"
 TAG = "serve"
-#: Signatures that initialise a model, or train it.
+#: Signatures that initialise or train a model.
 _NOT_SERVED = frozenset({"__saved_model_init_op", "__saved_model_train_op"})
-#: Combinations of outputs asked for, for which a call is kept ready.
+#: Combinations of requested outputs with a cached call.
 MAX_CALLS = 64
 
 _DATATYPES = {
@@ -68,7 +68,7 @@ _DATATYPES = {
     "bfloat16": Datatype.BF16,
     "string": Datatype.BYTES,
 }
-#: An operator's own words, between where it was traced and the operator's name.
+#: An operator's message, between its traceback and its name.
 _REASON = re.compile(r"^(.+)\n\s*\[\[\{\{", re.MULTILINE)
 _BFLOAT16 = tf.bfloat16.as_numpy_dtype
 
@@ -79,10 +79,10 @@ def load(artifact: Artifact) -> EmbeddedBackend:
     """Open and warm a SavedModel (blocking).
 
     Raises:
-        InvalidArgument: it is not a whole SavedModel, lacks the signature, or contradicts its
+        InvalidArgument: it is not a complete SavedModel, lacks the signature, or contradicts its
             configuration.
-        IntegrityError: it can do more than compute, and nobody vouches for it.
-        Unsupported: an input or output is not a dense tensor, or the GPU asked for is not there.
+        IntegrityError: the graph can do more than compute, and is not trusted.
+        Unsupported: an input or output is not a dense tensor, or the GPU is missing.
     """
     folder = runtime.artifact_file(artifact)
     gpu = placement.gpu_of(artifact, _why_no_gpu)
@@ -94,7 +94,7 @@ def load(artifact: Artifact) -> EmbeddedBackend:
     session = v1.Session(graph=graph, config=options)
     try:
         opened = TensorFlowSession(graph, session, folder, config)
-    except Exception as error:  # damage shows as a dozen classes
+    except Exception as error:  # damage raises a dozen classes
         _free(session, graph)
         if isinstance(error, ModelportError):
             raise
@@ -115,16 +115,16 @@ def load(artifact: Artifact) -> EmbeddedBackend:
 
 def _why_no_gpu(index: int) -> str:
     if not tf.test.is_built_with_cuda():
-        return "this build of TensorFlow is for the CPU only; install one with CUDA"
+        return "this build of TensorFlow supports only the CPU; install one with CUDA"
     found = len(tf.config.list_physical_devices("GPU"))
     if index >= found:
-        return f"TensorFlow finds {found} usable GPUs, and none of index {index}"
+        return f"TensorFlow finds {found} usable GPUs, none with index {index}"
     return ""
 
 
 def _session_options(artifact: Artifact, gpu: int | None) -> Any:
     config = artifact.config
-    # The process's threads are those of its first session, unless a session has its own.
+    # Sessions without their own threads share those of the process's first session.
     own = parameters.boolean(
         config, "TF_USE_PER_SESSION_THREADS", "TF_NUM_INTER_THREADS" in config.parameters
     )
@@ -147,7 +147,7 @@ def _session_options(artifact: Artifact, gpu: int | None) -> Any:
 
 
 class TensorFlowSession:
-    """As ``runtime.ModelSession``, over the signature that the configuration names."""
+    """A ``ModelSession`` over the signature that the configuration names."""
 
     def __init__(self, graph: Any, session: Any, folder: Path, config: ModelConfig) -> None:
         tag = parameters.text(config, "TF_GRAPH_TAG", TAG)
@@ -163,8 +163,9 @@ class TensorFlowSession:
         self._others: list[SavedSignature] = []
 
     def declared(self, config: ModelConfig) -> ModelConfig:
-        """A copy of ``config`` with what only the artifact tells: inputs of unknown rank are
-        vectors of any length.
+        """A copy of ``config``, completed from the artifact.
+
+        Inputs of unknown rank become vectors of any length.
         """
         completed = type(config)()
         completed.CopyFrom(config)
@@ -178,8 +179,8 @@ class TensorFlowSession:
     def named(self, given: ModelConfig, completed: ModelConfig) -> dict[str, SavedSignature]:
         """Every signature that can be served, by name.
 
-        The default one is not among them where the configuration ``given`` declares its inputs: its
-        shapes then bind every dialect.
+        Without the default signature if the configuration ``given`` declares its inputs: then its
+        shapes bind every dialect.
         """
         found = {}
         for name, definition in sorted(self.definitions.items()):
@@ -187,7 +188,7 @@ class TensorFlowSession:
                 continue
             try:
                 signature = SavedSignature(self._session, definition, {}, completed.max_batch_size)
-            except Unsupported:  # of no dense tensors: an initialiser, for one
+            except Unsupported:  # no dense tensors, such as an initialiser
                 continue
             found[name] = signature
             self._others.append(signature)
@@ -195,7 +196,7 @@ class TensorFlowSession:
 
     @property
     def signature_defs(self) -> bytes:
-        """A serialized ``SignatureDefMap``, without the values of defaults, which may be large."""
+        """A serialized ``SignatureDefMap`` without default values, which may be large."""
         message = serving_pb2.SignatureDefMap()
         for name, definition in self.definitions.items():
             message.signature_def[name].ParseFromString(definition.SerializeToString())
@@ -219,7 +220,7 @@ class TensorFlowSession:
 class SavedSignature:
     """One signature of an open SavedModel.
 
-    As in TensorFlow Serving, the graph decides which shapes it takes.
+    As in TensorFlow Serving, the graph decides which shapes it accepts.
     """
 
     def __init__(
@@ -248,7 +249,7 @@ class SavedSignature:
 
     @property
     def signature(self) -> ModelSignature:
-        """Inputs and outputs in the graph's own shapes, with a batch dimension if it takes any."""
+        """Inputs and outputs in the graph's own shapes, with a batch dimension if dynamic."""
         tensors = (*self.inputs, *self.outputs)
         batched = not self.unknown_ranks and all(t.shape[:1] == (-1,) for t in tensors)
         most = self._max_batch_size if batched else 0
@@ -265,12 +266,13 @@ class SavedSignature:
         options = config_pb2.CallableOptions()
         options.feed.extend(self._feeds)
         options.fetch.extend(self._sources[name] for name in names)
-        # Public calls compare shapes with those of the graph's placeholders, which need not be met.
+        # Public calls compare shapes with the graph's placeholders, which the graph does not
+        # require.
         call: Callable[..., Any] = self._session._make_callable_from_options(options)
         return call
 
     def run_any(self, names: Sequence[str], inputs: dict[str, Array]) -> list[Array]:
-        """As ``run``, for requests whose shapes nobody has checked: the graph may refuse them."""
+        """As ``run``, for requests with unchecked shapes, which the graph may refuse."""
         try:
             return self._run(names, self._defaults | inputs)
         except tf.errors.InvalidArgumentError as error:
@@ -314,9 +316,9 @@ def _reason(error: Exception) -> str:
 
 
 def _default_signature(known: Mapping[str, Any], config: ModelConfig, folder: Path) -> str:
-    """The name of the signature that the model has in every dialect.
+    """The signature that the model has in every dialect.
 
-    Without ``serving_default``, any other, as in Triton.
+    Without ``serving_default`` it is any other, as in Triton.
     """
     usual = [name for name in sorted(known) if name not in _NOT_SERVED]
     fallback = SIGNATURE if SIGNATURE in known or not usual else usual[0]
@@ -332,7 +334,7 @@ def _default_signature(known: Mapping[str, Any], config: ModelConfig, folder: Pa
 
 def _free(session: Any, graph: Any) -> None:
     session.close()
-    # It and its operations hold one another, until Python next looks for such circles.
+    # The graph and its operations form reference cycles, so freeing them would be late.
     dismantle_graph(graph)
 
 
@@ -346,10 +348,10 @@ def _input(name: str, info: Any, declared: ArtifactTensor | None) -> ArtifactTen
 def _datatype(name: str, info: Any) -> Datatype:
     word = tf.as_dtype(info.dtype).name if info.dtype else "nothing"
     if info.WhichOneof("encoding") != "name" or word not in _DATATYPES:
-        raise Unsupported(f"'{name}' is not a dense tensor of a type that can be served: {word}")
+        raise Unsupported(f"'{name}' is not a dense tensor of a supported type: {word}")
     return _DATATYPES[word]
 
 
 def _shape(info: Any) -> tuple[int, ...]:
-    """Of an unknown rank: as a scalar's; running the model tells."""
+    """The shape; an unknown rank counts as a scalar, until a run shows the real one."""
     return tuple(dim.size for dim in info.tensor_shape.dim)

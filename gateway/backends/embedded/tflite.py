@@ -1,7 +1,7 @@
 """Embedded TensorFlow Lite: LiteRT, or the older ``tflite_runtime``.
 
-Names are those of a signature of the model's; a file without one is bound by its tensors' names.
-An interpreter takes one run at a time: every instance has its own.
+Names are those of one of the model's signatures; without signatures, those of its tensors. An
+interpreter takes one run at a time, so every instance has its own.
 """
 
 from __future__ import annotations
@@ -43,9 +43,9 @@ def load(artifact: Artifact) -> EmbeddedBackend:
     """Open and warm one interpreter for each instance (blocking).
 
     Raises:
-        InvalidArgument: the file is no model that this runtime takes, or contradicts its config.
-        IntegrityError: it needs other operators than the built-in ones, and nobody vouches for it.
-        Unsupported: an input or output is of a type that is not served, or a GPU is asked for.
+        InvalidArgument: the file is not a valid model, or contradicts its configuration.
+        IntegrityError: the model uses custom operators, and is not trusted.
+        Unsupported: an input or output has an unsupported type, or a GPU is requested.
     """
     path = runtime.artifact_file(artifact)
     gpu = placement.gpu_of(artifact, lambda index: "TensorFlow Lite models run on the CPU here")
@@ -53,7 +53,7 @@ def load(artifact: Artifact) -> EmbeddedBackend:
     threads = parameters.threads(config, "tflite_num_threads", artifact.threads, minimum=1)
     wanted = parameters.text(config, "TF_SIGNATURE_DEF", SIGNATURE)
     try:
-        # One copy in memory: a file that is written over would change under a mapped one.
+        # One copy in memory, because a mapped file would change if it is overwritten.
         content = path.read_bytes()
         if not artifact.native:
             tflite_guard.check(content, path.name)
@@ -68,13 +68,13 @@ def load(artifact: Artifact) -> EmbeddedBackend:
         raise runtime.does_not_load(artifact, error) from error
     pool = SessionPool(sessions)
     backend = runtime.serve(artifact, pool, config)
-    if not config.input:  # what a configuration declares binds every dialect
+    if not config.input:  # a declared shape binds every dialect
         backend.serve_signatures({wanted: _any_shape(pool)}, {wanted: _of_any_shape(pool)}, b"")
     return backend
 
 
 def _any_shape(pool: SessionPool) -> ModelSignature:
-    """The signature as TensorFlow Serving has it: interpreters take other shapes where they can."""
+    """The signature as in TensorFlow Serving: interpreters accept other shapes where they can."""
     inputs, outputs = (
         tuple(TensorSpec(t.name, t.datatype, t.shape) for t in side)
         for side in (pool.inputs, pool.outputs)
@@ -110,10 +110,10 @@ def _open(
 
 
 class InterpreterSession:
-    """As ``runtime.ModelSession``, of one thread at a time; by a signature's names."""
+    """A ``ModelSession`` with the names of a signature, for one thread at a time."""
 
     def __init__(self, interpreter: Any, key: str) -> None:
-        # It resizes the inputs to what comes, and copies the outputs out.
+        # The runner resizes the inputs and copies the outputs.
         self._interpreter, self._runner = interpreter, interpreter.get_signature_runner(key)
         self.inputs = _tensors(self._runner.get_input_details())
         self.outputs = _tensors(self._runner.get_output_details())
@@ -131,7 +131,7 @@ class InterpreterSession:
 
 
 class PlainSession:
-    """As ``InterpreterSession``, for a file without signatures."""
+    """A ``ModelSession`` like ``InterpreterSession``, for a file without signatures."""
 
     def __init__(self, interpreter: Any) -> None:
         self._interpreter = interpreter
@@ -145,7 +145,7 @@ class PlainSession:
     def run(self, names: Sequence[str], inputs: dict[str, Array]) -> list[Array]:
         shapes = {name: data.shape for name, data in inputs.items()}
         if shapes != self._shapes:
-            self._shapes = {}  # none, until the interpreter has taken them
+            self._shapes = {}  # unknown until the interpreter has accepted them
             for name, shape in shapes.items():
                 self._interpreter.resize_tensor_input(self._inputs[name], shape)
             self._interpreter.allocate_tensors()
@@ -173,7 +173,7 @@ def _tensors(details: _Details) -> list[ArtifactTensor]:
 
 def _tensor(name: str, detail: Mapping[str, Any]) -> ArtifactTensor:
     if detail["dtype"] not in _DATATYPES:
-        raise Unsupported(f"'{name}' is of a type that is not served: {detail['dtype'].__name__}")
-    # Without dynamic sizes the signature of the shape is empty.
+        raise Unsupported(f"'{name}' has an unsupported type: {detail['dtype'].__name__}")
+    # Without dynamic sizes ``shape_signature`` is empty.
     shape = detail["shape_signature"] if len(detail["shape_signature"]) else detail["shape"]
     return ArtifactTensor(name, _DATATYPES[detail["dtype"]], tuple(map(int, shape)))

@@ -1,4 +1,4 @@
-"""Warm a model before its first client does: made-up inputs of every batch size worth its time."""
+"""Warm-up of a model: synthetic requests of every batch size that is worth the time."""
 
 from __future__ import annotations
 
@@ -27,30 +27,30 @@ from modelport.gateway.types import (
 
 log = structlog.get_logger("modelport.backends")
 
-#: Largest batch first, so that arenas grow once; past this many seconds warming stops.
+#: Warm-up stops after this time. It begins with the largest batch, so that arenas grow once.
 WARMUP_BUDGET_SECONDS = 10.0
-#: A batch whose inputs are larger is left to the client that really sends one; what the model needs
-#: between its inputs and its outputs is many times that.
+#: Larger inputs are not warmed up: between its inputs and outputs a model may need many times
+#: their size.
 WARMUP_MAX_BYTES = 256 * 1024 * 1024
-#: The same of batches of more than one element, outputs included.
+#: The limit for batches of more than one element, outputs included.
 WARMUP_MAX_BATCH_BYTES = 64 * 1024 * 1024
 MAX_WARM_BATCHES = 64
-#: A dynamic dimension without an upper bound is warmed, and may run inline, up to this size.
+#: A dynamic dimension without an upper bound is warmed up, and may run inline, up to this size.
 WARMUP_UNBOUNDED_SIZE = 1
 _FLOATS = (Datatype.FP16, Datatype.FP32, Datatype.FP64)
 
 
 class Contradiction(Internal):
-    """The model gives something else than its configuration says."""
+    """The outputs of the model contradict its configuration."""
 
 
 class Warmth(NamedTuple):
-    """What warming told.
+    """The result of a warm-up.
 
     Attributes:
-        first: the answer to the largest batch; None where nothing could be run.
-        inline_elements: requests of at most so many input elements take so little time that they
-            may run on the event loop; 0: none.
+        first: the response to the largest batch; None: nothing could be run.
+        inline_elements: requests of at most this many input elements are fast enough to run on the
+            event loop; 0: none.
     """
 
     first: InferResponse | None = None
@@ -63,15 +63,15 @@ def warm(
     signature: ModelSignature,
     repeats: int = 1,
 ) -> Warmth:
-    """Run every batch size worth its time.
+    """Run every batch size that is worth the time.
 
-    A model may refuse made-up values for reasons of its own; it is then served cold.
+    A model may refuse synthetic values; it is then served cold.
 
     Args:
-        repeats: how often the largest batch is run; some runtimes compile on a later run.
+        repeats: the runs of the largest batch; some runtimes compile during a later run.
 
     Raises:
-        InvalidArgument: the model gives something else than its configuration says.
+        InvalidArgument: the model's outputs contradict its configuration.
     """
     deadline = time.monotonic() + WARMUP_BUDGET_SECONDS
     first: InferResponse | None = None
@@ -84,7 +84,7 @@ def warm(
             started = time.perf_counter()
             response = run(request)
             seconds = time.perf_counter() - started
-            if first is None:  # the largest batch: what the slowest inline run would cost
+            if first is None:  # the largest batch is the slowest inline run
                 first = response
                 for _ in range(repeats - 1):
                     seconds = min(seconds, _seconds(run, request))
@@ -94,7 +94,7 @@ def warm(
         except Contradiction as error:
             raise InvalidArgument(str(error)) from error
         except Internal as error:
-            log.warning("served cold: warming it failed", model=model_name, reason=str(error))
+            log.warning("served cold: warm-up failed", model=model_name, reason=str(error))
             return Warmth(first, 0 if first is None else inline_elements)
         if time.monotonic() > deadline:
             break
@@ -111,7 +111,7 @@ def _is_worth_warming(signature: ModelSignature, batch: int) -> bool:
 def check_size(signature: ModelSignature) -> None:
     """Raise ``InvalidArgument`` unless the largest batch fits the machine.
 
-    Declared sizes alone: what no machine could hold would otherwise fail request by request.
+    It uses only declared sizes. Without it every large request would fail at run time.
     """
     batch, most = max(1, signature.max_batch_size), usable_memory_bytes()
     size = batch * (sample_bytes(signature) + result_bytes(signature))
@@ -124,7 +124,7 @@ def check_size(signature: ModelSignature) -> None:
 
 
 def _inline_elements(signature: ModelSignature, request: InferRequest, seconds: float) -> int:
-    # Integers may be loop counts or shapes: then the time is not told by the size.
+    # Integers may be loop counts or shapes, so that the size does not determine the time.
     floats = all(spec.datatype in _FLOATS for spec in signature.inputs)
     if not floats or seconds >= INLINE_SECONDS:
         return 0
@@ -138,7 +138,7 @@ def _seconds(run: Callable[[InferRequest], InferResponse], request: InferRequest
 
 
 def batch_sizes(maximum: int) -> Iterator[int]:
-    """``maximum`` and its halves down to 1, then what lies between."""
+    """Yield ``maximum`` and its halves down to 1, then the sizes between."""
     maximum = max(1, maximum)
     halves = [maximum >> shift for shift in range(maximum.bit_length())]
     yield from halves
@@ -146,7 +146,7 @@ def batch_sizes(maximum: int) -> Iterator[int]:
 
 
 def samples(signature: ModelSignature, batch: int) -> Iterator[Tensor]:
-    """Valid inputs of the largest size that the signature bounds, in the model's own shapes."""
+    """Valid inputs of the largest size within the signature's bounds, in the model's own shapes."""
     for spec in signature.inputs:
         if spec.optional:
             continue
@@ -163,7 +163,7 @@ def samples(signature: ModelSignature, batch: int) -> Iterator[Tensor]:
 
 
 def sample_bytes(signature: ModelSignature) -> int:
-    """Of one batch element's inputs."""
+    """The size of the inputs of one batch element."""
     return sum(
         math.prod(_model_dims(spec, signature.axes)) * NUMPY_DTYPES[spec.datatype].itemsize
         for spec in signature.inputs
@@ -171,7 +171,7 @@ def sample_bytes(signature: ModelSignature) -> int:
 
 
 def result_bytes(signature: ModelSignature) -> int:
-    """Of one batch element's outputs, as far as they are declared."""
+    """The size of the declared outputs of one batch element."""
     return sum(
         math.prod(_model_dims(spec, signature.axes)) * NUMPY_DTYPES[spec.datatype].itemsize
         for spec in signature.outputs

@@ -1,8 +1,8 @@
-"""A backend that starts its own server: one process for each model version, and a client of it.
+"""A backend that starts its own server: one process per model version, and a client for it.
 
-The version that was verified is packaged into a private folder, the server is started on free
-loopback ports, and the client is the backend of the same name with these ports as its endpoint.
-While the server is down, requests are answered ``Unavailable`` with the reason.
+The verified version is packaged into a private folder and the server is started on free loopback
+ports. The client is the backend of the same name with these ports as its endpoint. While the server
+is down, requests fail with ``Unavailable`` and the reason.
 """
 
 from __future__ import annotations
@@ -37,10 +37,10 @@ PACKAGERS = "modelport.packagers"
 
 
 def load(artifact: Artifact) -> ManagedBackend:
-    """The server, started and READY.
+    """Start a server for the version and wait until it is READY.
 
     Raises:
-        Unavailable: it does not start; the reason is what it said last.
+        Unavailable: the server did not start; the reason is its last message.
         Unsupported: its program is not installed, or it cannot serve the format.
     """
     backend = ManagedBackend(artifact)
@@ -49,12 +49,14 @@ def load(artifact: Artifact) -> ManagedBackend:
 
 
 class ManagedBackend:
+    """An ``Infer`` over a server of its own."""
+
     execution = ELSEWHERE
 
     def __init__(self, artifact: Artifact) -> None:
         if artifact.route is None or artifact.host is None:
             raise InvalidArgument(
-                f"no route says which server '{artifact.model_name}' is managed in; name it in the "
+                f"no route chooses the managed server of '{artifact.model_name}'; add one to the "
                 "file of --routes"
             )
         self._artifact, self._host, self._route = artifact, artifact.host, artifact.route
@@ -102,7 +104,7 @@ class ManagedBackend:
                 yield response
 
     def start(self) -> None:
-        """Blocking. Raises as ``load``; then nothing is left."""
+        """Start the server (blocking). Raises as ``load``; then nothing is left of it."""
         try:
             self._package()
             self._on_loop(self._supervisor.start())
@@ -132,7 +134,7 @@ class ManagedBackend:
             raise self._no_room(error) from error
 
     def _prepare(self) -> ServerLaunch:
-        """The same ports again if the server was READY on them and nobody else has taken them."""
+        """Choose ports, the same again if the server was READY on them and they are free."""
         if not (self._worked and all(map(_is_free, self._ports.values()))):
             self._ports = _free_ports(self._server.ports)
         self._worked = False
@@ -157,8 +159,8 @@ class ManagedBackend:
 
     def _no_room(self, error: OSError) -> ModelportError:
         return Internal(
-            f"the files that the server of '{self._artifact.model_name}' needs cannot be written: "
-            f"{error.strerror}; the environment variable TMPDIR names a folder with room for them"
+            f"the files of the server of '{self._artifact.model_name}' cannot be written: "
+            f"{error.strerror}; set the environment variable TMPDIR to a folder with enough room"
         )
 
     def _connect(self, launch: ServerLaunch) -> None:
@@ -173,7 +175,7 @@ class ManagedBackend:
         self._inner = backends.find(route.backend)(self._artifact._replace(route=there))
         self._worked = True
         if not self.config.input:
-            self.config = self._inner.config  # completed from what the server tells
+            self.config = self._inner.config  # completed from the server's metadata
 
     def _disconnect(self) -> None:
         inner, self._inner = self._inner, None
@@ -193,7 +195,7 @@ def _packager() -> Callable[..., None]:
 
 
 def _free_ports(names: tuple[str, ...]) -> dict[str, int]:
-    """Loopback ports that were free a moment ago, all different."""
+    """Choose different loopback ports that are free now."""
     sockets = [socket.socket() for _ in names]
     try:
         for each in sockets:
@@ -206,7 +208,7 @@ def _free_ports(names: tuple[str, ...]) -> dict[str, int]:
 
 def _is_free(port: int) -> bool:
     with socket.socket() as probe:
-        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # of connections that are over
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # ignore closed connections
         try:
             probe.bind((LOOPBACK, port))
         except OSError:

@@ -1,15 +1,15 @@
-"""A process between the gateway and a server that it starts: the server does not outlive either.
+"""A process between the gateway and a server that it starts; the server outlives neither.
 
     python -I -S guardian.py <grace seconds> <shared memory prefix> <folder> <command> ...
 
-It runs the command and waits. When the command's process ends, whatever that started is killed, and
-the guardian ends in the same way (status or signal). SIGTERM asks the whole group to end, and kills
-what is left after the grace; SIGINT kills at once. The end of stdin means that the gateway is gone,
-by whatever signal: the same as SIGTERM, and the server's folder is removed. Shared memory below the
-prefix is removed always.
+It runs the command and waits. When the command ends, it kills the command's remaining processes and
+ends in the same way (status or signal). SIGTERM asks the whole process group to end, and kills the
+rest after the grace period; SIGINT kills at once. The end of stdin means that the gateway has gone,
+whatever the cause: it has the effect of SIGTERM, and the server's folder is removed. Shared memory
+with the prefix is always removed.
 
-It is a program, not a module of the gateway: only the standard library, and quick to start.
-Linux only, for ``PR_SET_CHILD_SUBREAPER``: processes whose parent has ended become the guardian's.
+It is a separate program: it uses only the standard library, and starts fast. Linux only, for
+``PR_SET_CHILD_SUBREAPER``: orphaned processes below it become its children.
 """
 
 from __future__ import annotations
@@ -30,11 +30,13 @@ from typing import NoReturn
 PR_SET_PDEATHSIG = 1
 PR_SET_CHILD_SUBREAPER = 36
 SHARED_MEMORY = Path("/dev/shm")
-#: As a shell has it: the command cannot be run.
+#: The shell's status for a command that cannot be run.
 CANNOT_RUN = 127
 
 
 class Guardian:
+    """Runs a command and ends its process tree."""
+
     def __init__(self, grace_seconds: float, command: list[str]) -> None:
         self._grace_seconds = grace_seconds
         self._prctl = ctypes.CDLL(None).prctl
@@ -44,7 +46,7 @@ class Guardian:
         signal.set_wakeup_fd(written, warn_on_full_buffer=False)
         for number in (signal.SIGTERM, signal.SIGINT, signal.SIGCHLD):
             signal.signal(number, lambda *_: None)
-        #: The gateway is gone.
+        #: The gateway has gone.
         self.orphaned = False
         self._kill_at: float | None = None
         self._status: int | None = None
@@ -60,7 +62,7 @@ class Guardian:
             self._prctl(PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
             if os.getppid() != guardian:
                 os._exit(CANNOT_RUN)
-            signal.signal(signal.SIGPIPE, signal.SIG_DFL)  # Python ignores it, and exec keeps that
+            signal.signal(signal.SIGPIPE, signal.SIG_DFL)  # exec would inherit Python's SIG_IGN
             os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
             os.execvp(command[0], command)
         except OSError as error:
@@ -69,13 +71,13 @@ class Guardian:
             os._exit(CANNOT_RUN)
 
     def wait(self) -> int:
-        """Until nothing is left of what the command started; its wait status."""
+        """Wait until every process of the command has ended; return the command's wait status."""
         while self._reap():
             if self._status is not None and self._kill_at is None:
-                break  # it ended by itself: what it left behind must go
+                break  # it ended by itself: kill the processes it has left
             if self._status is not None and not self._asked_the_rest:
                 self._asked_the_rest = True
-                _send(signal.SIGTERM)  # those with a group of their own, who are ours now
+                _send(signal.SIGTERM)  # orphans with a process group of their own
             left = None if self._kill_at is None else max(0.0, self._kill_at - time.monotonic())
             if left == 0.0:
                 break
@@ -95,10 +97,10 @@ class Guardian:
     def _ask_to_end(self) -> None:
         if self._kill_at is None:
             self._kill_at = time.monotonic() + self._grace_seconds
-            os.killpg(0, signal.SIGTERM)  # this process too, which has asked already
+            os.killpg(0, signal.SIGTERM)  # including this process, which ignores it now
 
     def _reap(self) -> bool:
-        """Whether there are children left."""
+        """Reap ended children; whether any are left."""
         try:
             while True:
                 pid, status = os.waitpid(-1, os.WNOHANG)
@@ -109,7 +111,7 @@ class Guardian:
             return False
 
     def _kill_all(self) -> None:
-        # The children of one that was killed become ours: it ends with the last of them.
+        # Children of a killed process become children of this one.
         with contextlib.suppress(ChildProcessError):
             while True:
                 _send(signal.SIGKILL)
@@ -132,7 +134,7 @@ def _children() -> Iterator[int]:
         if name.isdecimal():
             with contextlib.suppress(OSError):
                 stat = Path("/proc", name, "stat").read_bytes()
-                # After the command's name, which may hold anything: state, parent.
+                # The fields after the command's name, which may contain anything: state, parent.
                 if int(stat.rpartition(b")")[2].split()[1]) == me:
                     yield int(name)
 
@@ -140,7 +142,7 @@ def _children() -> Iterator[int]:
 def _end_as(status: int) -> NoReturn:
     if os.WIFSIGNALED(status):
         number = os.WTERMSIG(status)
-        resource.setrlimit(resource.RLIMIT_CORE, (0, 0))  # the dump would be this process's
+        resource.setrlimit(resource.RLIMIT_CORE, (0, 0))  # no core dump of this process
         if number not in (signal.SIGKILL, signal.SIGSTOP):
             signal.signal(number, signal.SIG_DFL)
         os.kill(os.getpid(), number)

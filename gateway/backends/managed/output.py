@@ -1,4 +1,4 @@
-"""What a managed server prints: passed on to the gateway's log, within bounds."""
+"""The output of a managed server, passed on to the gateway's log within limits."""
 
 from __future__ import annotations
 
@@ -8,19 +8,19 @@ import time
 from collections import deque
 from typing import Any
 
-#: Of a line; what is beyond is not passed on.
+#: The rest of a longer line is dropped.
 MAX_LINE_BYTES = 2000
-#: Lines of one server that are passed on in one second; the rest are counted.
+#: Lines of one server passed on per second; the rest are counted.
 LINES_PER_SECOND = 200
-#: Lines that are kept to tell why a server did not start, and the length of such a reason.
+#: Lines kept to explain why a server did not start, and the length of that reason.
 KEPT_LINES, MAX_REASON = 50, 300
 
 _CHUNK_BYTES = 64 * 1024
-#: Terminal colours, and whatever else could play with a terminal.
+#: Terminal colours and other control sequences.
 _CONTROL = re.compile(r"\x1b\[[0-9;?]*[ -/]*[@-~]|[\x00-\x08\x0b-\x1f\x7f-\x9f]")
 _PATH = re.compile(r"(?<![\w:/])(?:/[^\s/:'\",;()\[\]]+){2,}/?")
 _TROUBLE = re.compile(r"error|exception|fail|fatal|cannot|unable|not found|no such|invalid", re.I)
-#: The head of a line of log4j's, glog's or Triton's: time, level, thread.
+#: The prefix of lines of log4j, glog and Triton: time, level, thread.
 _HEAD = re.compile(
     r"^(?:\d{4}-\d\d-\d\d[T ][\d:,.]+\S*\s+\[\w+\s*\]\s+\S+\s+\S+\s+-\s+"
     r"|[EWIF]\d{4} [\d:.]+ +\d+ [^\]]+\] "
@@ -29,7 +29,7 @@ _HEAD = re.compile(
 
 
 class ServerOutput:
-    """``log`` is bound to the server, the model and the version."""
+    """Reads a server's output; ``log`` is bound to the server, the model and the version."""
 
     def __init__(self, title: str, log: Any) -> None:
         self._title, self._log = title, log
@@ -41,14 +41,14 @@ class ServerOutput:
         return self._kept[-1] if self._kept else ""
 
     def reason(self) -> str:
-        """The last line that speaks of trouble, or else the last one, without paths; may be ''."""
+        """The last line that reports a problem, or else the last line, without paths; may be ''."""
         lines = [line.strip() for line in self._kept if line.strip()]
         line = next((line for line in reversed(lines) if _TROUBLE.search(line)), lines[-1:])
         text = line if isinstance(line, str) else "".join(line)
         return _PATH.sub("...", _HEAD.sub("", text))[:MAX_REASON]
 
     async def read(self, stream: asyncio.StreamReader) -> None:
-        """Until the end of ``stream``."""
+        """Read ``stream`` to its end."""
         begun, skipping = b"", False
         while chunk := await stream.read(_CHUNK_BYTES):
             *lines, begun = (begun + chunk).split(b"\n")
@@ -84,5 +84,5 @@ class ServerOutput:
 
     def _tell_left_out(self) -> None:
         if self._left_out:
-            self._log.warning("lines of a managed server were left out", lines=self._left_out)
+            self._log.warning("lines of a managed server were dropped", lines=self._left_out)
             self._left_out = 0

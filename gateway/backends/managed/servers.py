@@ -1,7 +1,8 @@
-"""TorchServe, TensorFlow Serving and Triton: what each is started with, and when it is ready.
+"""Start parameters and readiness checks of TorchServe, TensorFlow Serving and Triton.
 
-All listen on loopback, with one model in one version, and without control over their models.
-``tensorflow_model_server`` knows no address to listen on: it takes all interfaces (``server.cc``).
+All listen on loopback and serve one version of one model, without model control.
+``tensorflow_model_server`` has no option for the address: it listens on all interfaces
+(``server.cc``).
 """
 
 from __future__ import annotations
@@ -25,12 +26,12 @@ from modelport.gateway.repository.routes import Program
 log = structlog.get_logger("modelport.managed")
 
 LOOPBACK = "127.0.0.1"
-#: Of an answer to a question about readiness.
+#: The largest response to a readiness check.
 MAX_ANSWER_BYTES = 1 << 20
 #: TorchServe's own limit is 6.5 MB; requests have passed the gateway's limits already.
 TORCHSERVE_MAX_REQUEST_BYTES = 1 << 30
 
-#: Only warnings, and only to standard output, which the gateway reads; no files, no access log.
+#: Only warnings, and only to standard output, which the gateway reads.
 LOG4J = """<?xml version="1.0" encoding="UTF-8"?>
 <Configuration>
   <Appenders>
@@ -51,12 +52,12 @@ LOG4J = """<?xml version="1.0" encoding="UTF-8"?>
 
 @dataclass(frozen=True, slots=True)
 class StartContext:
-    """What one start of a server is made from.
+    """The parameters of one start of a server.
 
     Attributes:
-        folder: its own; ``package`` lies in it.
-        command: the program, found, and its first arguments.
-        shared_memory: what names of its shared memory have to begin with.
+        folder: private to the server; contains ``package``.
+        command: the program with its full path, and its first arguments.
+        shared_memory: the prefix of its shared memory names.
     """
 
     name: str
@@ -78,10 +79,10 @@ class ServerDefinition:
 
     Attributes:
         program: its usual name on PATH.
-        install: how to get it.
+        install: instructions to install it.
         ports: names of the ports it listens on; ``http`` and ``grpc`` are for requests.
-        package: where in its folder the packaged model lies.
-        needs: other programs that must be there, and how to get them.
+        package: the path of the packaged model in its folder.
+        needs: other required programs, and instructions to install them.
     """
 
     title: str
@@ -93,28 +94,28 @@ class ServerDefinition:
     needs: Mapping[str, str]
 
     def find(self, program: Program) -> tuple[str, ...]:
-        """The command to run, its program with its full path.
+        """The command to run, with the program's full path.
 
         Raises:
-            Unsupported: it is not installed.
+            Unsupported: the program is not installed.
         """
         name, *arguments = program.command or (self.program,)
         paths = {**os.environ, **program.environment}
         found = shutil.which(name, path=paths.get("PATH"))
         if found is None:
-            where = "as 'command' says" if program.command else "on PATH"
+            where = "at the path in 'command'" if program.command else "on PATH"
             raise Unsupported(f"{self.title} is not installed {where}: {self.install}")
         for needed, install in self.needs.items():
             home = paths.get(f"{needed.upper()}_HOME")
             search = f"{home}/bin" if home else paths.get("PATH")
             if not program.command and shutil.which(needed, path=search) is None:
                 raise Unsupported(f"{self.title} needs {needed}, which is not installed: {install}")
-        # Not resolved: a program in a virtual environment is known by its link.
+        # Not resolved, because a virtual environment is found through the program's link.
         return (os.path.abspath(found), *arguments)
 
 
 def _environment(setting: StartContext, **more: str) -> dict[str, str]:
-    """The gateway's own variables, with programs beside the server's found first."""
+    """The gateway's variables, with the folder of the server's program first on PATH."""
     path = os.pathsep.join([os.path.dirname(setting.command[0]), os.environ.get("PATH", "")])
     return {**os.environ, "PATH": path, **more, **setting.program.environment}
 
@@ -140,10 +141,10 @@ def _launch(
 
 
 async def get(port: int, path: str) -> tuple[int, bytes]:
-    """Status and body of ``GET path`` from a server on this machine.
+    """Send ``GET path`` to a server on this machine; its status and body.
 
     Raises:
-        OSError: no answer, or none that is HTTP.
+        OSError: no response, or not an HTTP response.
     """
     url = f"http://{LOOPBACK}:{port}{path}"
     try:
@@ -189,7 +190,7 @@ def _torchserve(setting: StartContext) -> ServerLaunch:
     file = folder / "config.properties"
     file.write_text("".join(f"{key}={value}\n" for key, value in properties.items()))
     (folder / "log4j2.xml").write_text(LOG4J)
-    # Its pid file lies there too, and a new one must not find that of the last.
+    # A new server must not find the pid file of the previous one there.
     temporary = folder / "tmp"
     shutil.rmtree(temporary, ignore_errors=True)
     temporary.mkdir()
@@ -215,14 +216,14 @@ def _torchserve(setting: StartContext) -> ServerLaunch:
 def _tfserving(setting: StartContext) -> ServerLaunch:
     ports = setting.ports
     log.warning(
-        "tensorflow_model_server listens on all interfaces; let a firewall keep others away",
+        "tensorflow_model_server listens on all interfaces; block its ports with a firewall",
         model=setting.name, grpc_port=ports["grpc"], http_port=ports["http"],
     )  # fmt: skip
     flags = {
         "port": ports["grpc"],
         "rest_api_port": ports["http"],
         "model_config_file": setting.package / "models.config",
-        "file_system_poll_wait_seconds": 0,  # looks once
+        "file_system_poll_wait_seconds": 0,  # scan once
     }
 
     async def ready() -> bool:
@@ -280,7 +281,7 @@ SERVERS: Mapping[str, ServerDefinition] = {
         "TensorFlow Serving",
         "tensorflow_model_server",
         "install tensorflow-model-server from Google's apt repository, or run the container "
-        "tensorflow/serving and name its endpoint in the route",
+        "tensorflow/serving and set its endpoint in the route",
         ("grpc", "http"),
         "models",
         _tfserving,
@@ -290,7 +291,7 @@ SERVERS: Mapping[str, ServerDefinition] = {
         "Triton",
         "tritonserver",
         "run the container nvcr.io/nvidia/tritonserver, or pip install nvidia-pytriton, which "
-        "has the Python backend only",
+        "has only the Python backend",
         ("grpc", "http"),
         "repository",
         _triton,

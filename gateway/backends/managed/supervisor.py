@@ -1,12 +1,12 @@
-"""One server as a child process: started, watched, started again, ended. On one event loop.
+"""Supervision of a managed server: start, watch, restart and end its process.
 
-The process is a ``guardian`` with the server below it, so nothing of the server outlives the
+The process is a ``guardian`` with the server below it, so that the server never outlives the
 gateway. A ``ServerLaunch`` describes the server (its command, when it is ready). The policy:
 
-    a start that fails          is the caller's to try again, when it is the first
-    a server that ends          is started again, after a wait that doubles up to a bound
-    a server that hangs         (``UNANSWERED_PROBES`` in a row) is killed, and then as above
-    a server that was up for    ``SETTLED_SECONDS`` begins with the shortest wait again
+    the first start fails         the caller may retry
+    the server ends               restart it after a delay that doubles up to a maximum
+    the server hangs              after ``UNANSWERED_PROBES`` in a row kill it and restart it
+    the server stays up           after ``SETTLED_SECONDS`` the delay is reset
 """
 
 from __future__ import annotations
@@ -33,13 +33,13 @@ log = structlog.get_logger("modelport.supervisor")
 
 T = TypeVar("T")
 
-#: The first wait before a server is started again, and the longest.
+#: The first and the longest delay before a restart.
 BACKOFF_SECONDS, MAX_BACKOFF_SECONDS = 0.25, 30.0
 SETTLED_SECONDS = 30.0
 READY_POLL_SECONDS = 0.05
 PROBE_SECONDS, PROBE_TIMEOUT_SECONDS = 5.0, 5.0
 UNANSWERED_PROBES = 3
-#: From SIGTERM to SIGKILL; then how long the guardian may take to bury what it killed.
+#: From SIGTERM to SIGKILL; then the time the guardian may take to reap killed processes.
 GRACE_SECONDS, BURIAL_SECONDS = 5.0, 5.0
 
 
@@ -50,10 +50,10 @@ class ServerLaunch:
     Attributes:
         command: the program and its arguments.
         environment: all of its variables.
-        folder: where it runs; private to the server, and removed when the gateway is gone.
-        shared_memory: what the names of its regions begin with; empty: it has none.
-        ready: whether it serves now; raises ``OSError`` as long as it cannot be asked.
-        alive: returns if it answers at all; raises ``OSError`` if it does not.
+        folder: its working folder; private to the server, removed when the gateway has gone.
+        shared_memory: the prefix of its regions' names; empty: it has none.
+        ready: whether it serves; raises ``OSError`` while it does not respond.
+        alive: returns if it responds at all; raises ``OSError`` if not.
     """
 
     command: tuple[str, ...]
@@ -65,14 +65,14 @@ class ServerLaunch:
 
 
 class ServerSupervisor:
-    """Everything here runs on the event loop but ``prepare``, ``connected`` and ``disconnected``.
+    """Keeps a server running, on the event loop.
 
     Args:
-        title: of the server, as in "TorchServe".
-        model: whose version it serves; in messages and in the log.
-        prepare: makes the next ``ServerLaunch``; blocking.
-        connected: called with each launch that is ready; blocking.
-        disconnected: frees what the last ``connected`` made, if anything; blocking.
+        title: the server's, as in "TorchServe".
+        model: name and version, for messages and the log.
+        prepare: makes the next ``ServerLaunch``; blocking, in a thread.
+        connected: called with each launch that is ready; blocking, in a thread.
+        disconnected: frees what ``connected`` made, if anything; blocking, in a thread.
     """
 
     def __init__(
@@ -89,21 +89,21 @@ class ServerSupervisor:
         self._prepare = prepare
         self._connected, self._disconnected = connected, disconnected
         self._log = log.bind(server=title, model=self._model, version=version)
-        # Its own thread: those of the loop may all be waiting for servers to start.
+        # Its own thread, because all threads of the loop may be waiting for servers to start.
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="managed")
         self._task: asyncio.Task[None] | None = None
-        #: The server that is up, if one is.
+        #: The running server, if any.
         self._process: ServerProcess | None = None
-        #: Why the server cannot be asked now; empty while it can. Changed on the loop alone.
+        #: Why the server cannot answer now; empty while it can. Only the event loop changes it.
         self.problem = "it is being started"
-        #: Those of requests that wait for an answer: they end at once when the server does.
+        #: The scopes of requests that wait for a response; they end when the server does.
         self._waiting: set[asyncio.Timeout] = set()
 
     async def start(self) -> None:
-        """Return when the server is ready, and keep it so from then on.
+        """Start the server and keep it running; return when it is ready.
 
         Raises:
-            Unavailable: it does not start; the reason is the last that it said. Nothing of it is
+            Unavailable: the server did not start; the reason is its last message. Nothing of it is
                 left.
         """
         try:
@@ -114,7 +114,7 @@ class ServerSupervisor:
         self._task = asyncio.get_running_loop().create_task(self._keep())
 
     async def stop(self) -> None:
-        """End the server, in whatever state it is; returns when nothing of it is left."""
+        """End the server in any state; return when nothing of it is left."""
         self._down("it is being unloaded")
         if self._task is not None:
             self._task.cancel()
@@ -127,7 +127,7 @@ class ServerSupervisor:
         while self._process is not None:
             started = time.monotonic()
             ended = await self._watch(self._process)
-            self._down(f"the server of '{self._model}' {ended}; it is being started again")
+            self._down(f"the server of '{self._model}' {ended}; it is being restarted")
             self._log.error("a managed server is down", reason=ended)
             await self._end()
             if time.monotonic() - started >= SETTLED_SECONDS:
@@ -138,13 +138,13 @@ class ServerSupervisor:
                 try:
                     self._process = await self._start()
                 except ModelportError as error:
-                    self.problem = f"{error}; it is being started again"
-                    self._log.error("a managed server does not start", reason=str(error))
+                    self.problem = f"{error}; it is being restarted"
+                    self._log.error("a managed server did not start", reason=str(error))
                 except Exception:
-                    self._log.exception("a managed server does not start")
+                    self._log.exception("a managed server did not start")
 
     async def _end(self) -> None:
-        """The server, if there is one, and what was connected to it."""
+        """End the server, if it runs, and disconnect from it."""
         if self._process is not None:
             await _finish(self._process.end())
             self._process = None
@@ -157,7 +157,7 @@ class ServerSupervisor:
             scope.reschedule(asyncio.get_running_loop().time())
 
     async def while_up(self, answer: Awaitable[T]) -> T:
-        """``answer``, or ``Unavailable`` with the problem as soon as there is one."""
+        """Await ``answer``; raise ``Unavailable`` as soon as the server is down."""
         try:
             async with asyncio.timeout(None) as scope:
                 self._waiting.add(scope)
@@ -172,7 +172,7 @@ class ServerSupervisor:
     # -- one process ----------------------------------------------------------------------------
 
     async def _start(self) -> ServerProcess:
-        """A server that is ready, and connected."""
+        """Start a server, wait until it is ready, and connect."""
         launch = await self._in_thread(self._prepare)
         process = await self._spawn(launch)
         try:
@@ -229,7 +229,7 @@ class ServerSupervisor:
         return Unavailable(f"the server of '{self._model}' {what}{said}")
 
     async def _watch(self, process: ServerProcess) -> str:
-        """Wait until the server is of no use any more; how that came."""
+        """Wait until the server ends or hangs; describe how."""
         unanswered = 0
         while unanswered < UNANSWERED_PROBES:
             done, _ = await asyncio.wait({process.ended}, timeout=PROBE_SECONDS)
@@ -241,16 +241,16 @@ class ServerSupervisor:
                 unanswered = 0
             except (OSError, TimeoutError):
                 unanswered += 1
-                self._log.warning("a managed server does not answer", times=unanswered)
-        process.send(signal.SIGINT)  # SIGTERM would only be one more thing it does not answer
-        return "does not answer"
+                self._log.warning("a managed server does not respond", times=unanswered)
+        process.send(signal.SIGINT)  # it would not respond to SIGTERM either
+        return "does not respond"
 
     async def _in_thread(self, work: Callable[[], T]) -> T:
         return await asyncio.get_running_loop().run_in_executor(self._thread, work)
 
 
 class ServerProcess:
-    """A guardian, and through it a server, that was started."""
+    """A running guardian with a server below it."""
 
     def __init__(
         self, launch: ServerLaunch, child: asyncio.subprocess.Process, output: ServerOutput
@@ -262,7 +262,7 @@ class ServerProcess:
         self._reading = asyncio.ensure_future(output.read(child.stdout))
 
     def send(self, number: signal.Signals) -> None:
-        """SIGTERM: end, with grace. SIGINT: at once. SIGKILL: the guardian itself and its group."""
+        """SIGTERM: end gracefully. SIGINT: at once. SIGKILL: the guardian's process group."""
         with contextlib.suppress(ProcessLookupError):
             if number is signal.SIGKILL:
                 os.killpg(self.pid, number)
@@ -270,7 +270,7 @@ class ServerProcess:
                 self._child.send_signal(number)
 
     async def end(self) -> None:
-        """Returns when nothing of it is left."""
+        """End the server; return when nothing of it is left."""
         self.send(signal.SIGTERM)
         await asyncio.wait({self.ended}, timeout=GRACE_SECONDS + BURIAL_SECONDS)
         self.send(signal.SIGKILL)
@@ -278,24 +278,24 @@ class ServerProcess:
         await self.read()
         if self._child.stdin is not None:
             self._child.stdin.close()
-        if self.launch.shared_memory:  # once more: the guardian may have been killed
+        if self.launch.shared_memory:  # again, because the guardian may have been killed
             for region in guardian.SHARED_MEMORY.glob(f"{self.launch.shared_memory}*"):
                 region.unlink(missing_ok=True)
 
     async def read(self) -> None:
-        """Take what it has said to its end, which a process that escaped would never make."""
+        """Read the rest of the output; an escaped process would keep it open."""
         await asyncio.wait({self._reading}, timeout=1.0)
         self._reading.cancel()
 
 
 def _ended(status: int) -> str:
-    if status == 0:  # TorchServe's script ends well, whatever its server died of
+    if status == 0:  # TorchServe's script exits with 0 whatever ended its server
         return "ended"
     return f"ended (signal {-status})" if status < 0 else f"ended (exit status {status})"
 
 
 async def _done(work: Awaitable[T]) -> tuple[T, bool]:
-    """The result of ``work``, which is not cancelled, and whether the caller was meanwhile."""
+    """The result of ``work``, which runs to its end, and whether the caller was cancelled."""
     task, cancelled = asyncio.ensure_future(work), False
     while not task.done():
         try:
@@ -306,6 +306,6 @@ async def _done(work: Awaitable[T]) -> tuple[T, bool]:
 
 
 async def _finish(work: Awaitable[None]) -> None:
-    """``work``, to its end; then a cancellation that came meanwhile."""
+    """Run ``work`` to its end; then raise a cancellation that came meanwhile."""
     if (await _done(work))[1]:
         raise asyncio.CancelledError

@@ -1,7 +1,7 @@
-"""A backend over a pool of endpoints, made from a ``RemoteClient``: shared by all remote backends.
+"""The backend of all remote servers, made from a ``RemoteClient`` and a pool of endpoints.
 
-A server's module says how it is asked; from there on finding out what it has, agreeing with it,
-endpoints and deadlines are the same for all. Every answer is checked against what was agreed.
+A server's own module implements the client. Description, negotiation, endpoints and deadlines are
+handled here for all. Every response is checked against the negotiated signature.
 """
 
 from __future__ import annotations
@@ -16,9 +16,9 @@ from modelport.gateway.backends.remote.negotiation import (
     Metadata,
     RemoteClient,
     RemoteResponse,
-    SignatureServer,
-    StreamingServer,
-    agree,
+    SignatureClient,
+    StreamingClient,
+    negotiate,
 )
 from modelport.gateway.errors import (
     InvalidArgument,
@@ -43,29 +43,29 @@ from modelport.gateway.upstream import (
 )
 from modelport.gateway.wire import hops
 
-#: The version of a model whose server has none, or words instead of numbers.
+#: The version of a model whose server has no versions, or words instead of numbers.
 UNVERSIONED = 1
-#: How long a server may take to describe a model, besides the time for connecting.
+#: The time a server has to describe a model, besides the time to connect.
 DESCRIBE_SECONDS = 10.0
 
 
-#: A request with it is a step of a sequence, which may not be taken twice.
+#: Marks a step of a sequence, which must not be repeated.
 SEQUENCE = "sequence_id"
-#: A model that answers any number of times may do anything else, too, before it fails.
+#: A stream may have had an effect before it failed, so fewer failures are retried.
 STREAM_RETRIED = NOT_PROCESSED | {FailureKind.DROPPED}
 
-#: What asks the servers of a route for a model, by its name there.
+#: Makes the client for a model, by its name on the remote server.
 Connect = Callable[[ModelRoute, str], RemoteClient]
 
 
 def load(artifact: Artifact, connect: Connect) -> RemoteBackend:
-    """Find out what the server has, and agree with it (blocking).
+    """Describe the model on the server and negotiate its signature (blocking).
 
     Raises:
         Unavailable: no endpoint can be reached, or none has this version READY.
-        InvalidArgument: its metadata and the configuration contradict each other.
-        Unsupported: a datatype that does not travel over this protocol.
-        Internal: what it says of the model is not the protocol's.
+        InvalidArgument: the server's metadata contradicts the configuration.
+        Unsupported: the protocol does not carry one of the datatypes.
+        Internal: the server's description violates the protocol.
     """
     route, host = artifact.route, artifact.host
     if route is None or host is None:
@@ -90,11 +90,11 @@ async def _load(
 
 
 async def versions(route: ModelRoute, model_name: str, connect: Connect) -> list[int]:
-    """The versions that any endpoint has READY, ascending; 1 where it has no numbers for them.
+    """The READY versions on any endpoint, ascending; 1 if the model has no version numbers.
 
     Raises:
         Unavailable: no endpoint can be reached.
-        NotFound: they have no such model.
+        NotFound: the endpoints have no such model.
     """
     server = connect(route, route.model or model_name)
     try:
@@ -129,7 +129,7 @@ async def _described(
 
 
 class RemoteBackend:
-    """An ``Infer`` over the endpoints of a route. Made, used and closed on the event loop."""
+    """An ``Infer`` over the endpoints of a route. Created, used and closed on the event loop."""
 
     config: ModelConfig
     execution = ELSEWHERE
@@ -162,14 +162,14 @@ class RemoteBackend:
 
     @property
     def signatures(self) -> Mapping[str, ModelSignature]:
-        return self._server.signatures if isinstance(self._server, SignatureServer) else {}
+        return self._server.signatures if isinstance(self._server, SignatureClient) else {}
 
     @property
     def signature_defs(self) -> bytes:
-        return self._server.signature_defs if isinstance(self._server, SignatureServer) else b""
+        return self._server.signature_defs if isinstance(self._server, SignatureClient) else b""
 
     def endpoints(self) -> Iterator[tuple[str, bool]]:
-        """``host:port`` of each server, and whether it is ejected."""
+        """``host:port`` of each endpoint, and whether it is ejected."""
         for endpoint in self._pool.endpoints:
             yield endpoint.address, endpoint.ejected
 
@@ -197,10 +197,10 @@ class RemoteBackend:
                 self._version = str(self._artifact.version)
         await pool.start()
         told = await pool.call(metadata, limit)
-        agreement = agree(self._artifact.config, told, await pool.call(config, limit))
-        if agreement.decoupled and not isinstance(server, StreamingServer):
+        agreement = negotiate(self._artifact.config, told, await pool.call(config, limit))
+        if agreement.decoupled and not isinstance(server, StreamingClient):
             raise Unsupported(
-                "the model is decoupled: it answers a request any number of times, which this "
+                "the model is decoupled: it gives several responses to a request, which this "
                 'protocol does not carry; set protocol = "grpc" in its route'
             )
         await pool.call(serve, limit)
@@ -208,7 +208,7 @@ class RemoteBackend:
 
     async def __call__(self, request: InferRequest, deadline: Deadline) -> InferResponse:
         started = time.perf_counter_ns()
-        hops.CURRENT.set(request.via)  # of a batch: this task may have begun with another request
+        hops.CURRENT.set(request.via)  # the task of a batch may belong to another request
 
         async def attempt(endpoint: Endpoint, limit: Deadline) -> InferResponse:
             answer = await self._server.infer(endpoint.address, request, limit)
@@ -223,12 +223,12 @@ class RemoteBackend:
     async def stream(
         self, request: InferRequest, deadline: Deadline
     ) -> AsyncGenerator[InferResponse, None]:
-        """The answers of one endpoint; of another, where the first fails before it answers.
+        """Yield the responses of one endpoint; try another if it fails before the first.
 
-        The route's timeout is for each answer, the deadline for all of them.
+        The route's timeout applies to each response, the deadline to all of them.
         """
         server = self._server
-        assert isinstance(server, StreamingServer)  # or it would not have been loaded
+        assert isinstance(server, StreamingClient)  # checked at load
         hops.CURRENT.set(request.via)
         answers: AsyncGenerator[RemoteResponse, None]
 

@@ -1,8 +1,8 @@
-"""A model of an Open Inference Protocol server as this gateway serves it.
+"""Negotiation of a remote model's signature between the configuration and the server.
 
-The server's metadata gives *wire* shapes, the batch dimension first; a backend gets and gives
-shapes of the *model*, behind ``reshape``. ``agree`` brings both together when the model loads, and
-a ``NegotiatedSignature`` turns tensors round and checks answers with what it then knows.
+The server's metadata has *wire* shapes with the batch dimension first; a backend uses the *model's*
+shapes, after ``reshape``. ``negotiate`` combines both when the model loads. The resulting
+``NegotiatedSignature`` converts tensors and checks responses.
 """
 
 from __future__ import annotations
@@ -29,16 +29,16 @@ from modelport.gateway.types import (
 from modelport.gateway.upstream import EndpointFailed, FailureKind
 from modelport.gateway.wire.triton_messages import model_config_pb2 as pb
 
-#: Parameters of a configuration that say what a model takes, rather than how a server runs it.
+#: Configuration parameters that describe the inputs, not how a server runs the model.
 SIGNATURE_PARAMETERS = ("axis.", "axes.", "range.", "padding.", "image.")
 
 
 @dataclass(frozen=True, slots=True)
 class Metadata:
-    """A server's answer. ``versions`` are words: some servers name theirs otherwise, or not.
+    """A server's description of a model. ``versions`` are text, not always numbers.
 
-    ``of_model``: the shapes are the model's own, whatever ``reshape`` the configuration has.
-    ``unranked``: outputs of which the server does not even know the rank.
+    ``of_model``: the shapes are the model's own, regardless of ``reshape`` in the configuration.
+    ``unranked``: outputs of unknown rank.
     """
 
     versions: tuple[str, ...]
@@ -49,63 +49,63 @@ class Metadata:
 
 
 class RemoteClient(Protocol):
-    """The servers of a route, over one protocol; an endpoint is chosen by whoever calls.
+    """A client for the servers of a route, over one protocol; the caller chooses the endpoint.
 
-    Methods raise ``EndpointFailed`` and ``ModelportError``, as ``gateway.upstream`` has it. They
-    are called on the event loop.
+    Methods raise ``EndpointFailed`` and ``ModelportError`` as in ``gateway.upstream``. They are
+    called on the event loop.
     """
 
     async def metadata(self, address: str, version: str, limit: Deadline) -> Metadata:
-        """``version`` empty: the one the server chooses."""
+        """Describe the model; ``version`` empty: the server's default."""
 
     async def config(self, address: str, version: str, limit: Deadline) -> ModelConfig | None:
-        """The model's configuration; None: the server tells none."""
+        """The model's configuration; None: the server does not have one."""
 
     async def ready(self, address: str, version: str, limit: Deadline) -> None:
-        """Raises unless the model is READY there."""
+        """Raise unless the model is READY on the server."""
 
     async def serve(self, address: str, version: str, agreement: NegotiatedSignature) -> None:
-        """Be ready to ``infer``: called once."""
+        """Prepare ``infer``; called once."""
 
     async def infer(
         self, address: str, request: InferRequest, limit: Deadline
     ) -> RemoteResponse: ...
 
     def reset(self, address: str) -> None:
-        """Open a new connection for the next request. Requests in flight go on."""
+        """Use a new connection for the next request. Requests in flight continue."""
 
     async def close(self) -> None: ...
 
 
 @runtime_checkable
-class StreamingServer(Protocol):
-    """A ``RemoteClient`` whose protocol carries any number of answers to a request."""
+class StreamingClient(Protocol):
+    """A ``RemoteClient`` whose protocol carries several responses to a request."""
 
     def stream(
         self, address: str, request: InferRequest, deadline: Deadline
     ) -> AsyncGenerator[RemoteResponse, None]:
-        """The answers, as they are asked for. Closing it cancels the request there."""
+        """Yield responses on request. Closing the generator cancels the request on the server."""
 
 
 @runtime_checkable
-class SignatureServer(Protocol):
+class SignatureClient(Protocol):
     """A ``RemoteClient`` for models with named signatures (``InferRequest.signature``)."""
 
-    #: As ``SignatureBackend``'s, of the model as it was described last.
+    #: As in ``SignatureBackend``, from the last description of the model.
     signatures: Mapping[str, ModelSignature]
     signature_defs: bytes
 
 
 @dataclass(frozen=True, slots=True)
 class RemoteResponse:
-    """An answer in the model's shapes."""
+    """A response in the model's shapes."""
 
     outputs: list[Tensor]
     parameters: Mapping[str, Parameter] = field(default_factory=dict)
 
 
 class NegotiatedSignature:
-    """What may be asked and must be answered; everything is worked out when the model loads."""
+    """The valid requests and responses of a remote model, prepared at load time."""
 
     def __init__(
         self,
@@ -113,11 +113,11 @@ class NegotiatedSignature:
         reshaped: frozenset[str],
         unranked: frozenset[str] = frozenset(),
     ) -> None:
-        """``reshaped``: the tensors whose ``reshape`` is the server's own work."""
+        """``reshaped``: the tensors that the server itself reshapes."""
         self.config = config
         self.signature: ModelSignature = configuration.signature(config)
         self.outputs = tuple(spec.name for spec in self.signature.outputs)
-        #: Each response of a stream may have some of the outputs.
+        #: A response of a stream may contain only some outputs.
         self.decoupled: bool = config.model_transaction_policy.decoupled
         self._batched = batched = self.signature.max_batch_size > 0
         self._to_wire = {
@@ -137,7 +137,7 @@ class NegotiatedSignature:
             self._expected[spec.name] = _Output(spec.datatype, dims, to_model, ranked)
 
     def to_wire(self, request: InferRequest) -> list[Tensor]:
-        """The inputs as the server wants them; the request keeps its own."""
+        """The inputs in wire shapes; the request's own tensors stay unchanged."""
         if not self._to_wire:
             return request.inputs
         return [
@@ -148,32 +148,32 @@ class NegotiatedSignature:
         ]
 
     def batch_size(self, request: InferRequest) -> int | None:
-        """How many elements the answer must have; None: the model does not batch."""
+        """The number of batch elements expected; None: the model does not batch."""
         return request.inputs[0].data.shape[0] if self._batched and request.inputs else None
 
     def expect(
         self, name: object, datatype: object, shape: Sequence[Any], batch: int | None
     ) -> tuple[str, Datatype, tuple[int, ...]]:
-        """Name, datatype and shape of an output that the server announces.
+        """Check name, datatype and shape of an output in a response.
 
         Raises:
-            EndpointFailed: the signature has no such output, or another one.
+            EndpointFailed: the signature has no such output, or another datatype or shape.
         """
         expected = self._expected.get(name) if isinstance(name, str) else None
         if expected is None or not isinstance(name, str):
-            raise EndpointFailed(FailureKind.DAMAGED, "it has an output that the model has not")
+            raise EndpointFailed(FailureKind.DAMAGED, "it has an output unknown to the model")
         dims = expected.dims if batch is None else (batch, *expected.dims)
         sizes = tuple(shape)
         own = dims[: len(dims) - len(expected.dims)]
         if _is_empty(sizes) and sizes[: len(own)] == own and expected.to_model is None:
-            return name, expected.datatype, sizes  # Triton's backends do not mind of which type
+            return name, expected.datatype, sizes  # Triton ignores the datatype of empty outputs
         if datatype != expected.datatype.value:
-            raise EndpointFailed(FailureKind.DAMAGED, f"output '{name}' is no {expected.datatype}")
+            raise EndpointFailed(FailureKind.DAMAGED, f"output '{name}' is not {expected.datatype}")
         if not all(type(size) is int and size >= 0 for size in sizes) or (
             expected.ranked and not _fits(sizes, dims)
         ):
             raise EndpointFailed(
-                FailureKind.DAMAGED, f"output '{name}' is not of shape {list(dims)}"
+                FailureKind.DAMAGED, f"output '{name}' does not have shape {list(dims)}"
             )
         return name, expected.datatype, sizes
 
@@ -185,12 +185,12 @@ class NegotiatedSignature:
         *,
         omits: bool = False,
     ) -> list[Tensor]:
-        """``arrays``, of wire shapes, as the outputs that ``request`` wants.
+        """Order ``arrays``, of wire shapes, as ``request`` wants the outputs.
 
-        ``omits``: the server may leave outputs out, as Triton's backends do.
+        ``omits``: the server may omit outputs, as Triton's backends do.
 
         Raises:
-            EndpointFailed: one is missing, or one of those ``announced`` is there twice.
+            EndpointFailed: an output is missing, or one of those ``announced`` occurs twice.
         """
         if len(arrays) != announced:
             raise EndpointFailed(FailureKind.DAMAGED, "it has an output twice")
@@ -214,7 +214,7 @@ def _is_empty(sizes: Sequence[Any]) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class _Output:
-    """``dims`` are those of the wire, without the batch dimension."""
+    """The expected output; ``dims`` are those of the wire, without the batch dimension."""
 
     datatype: Datatype
     dims: tuple[int, ...]
@@ -228,13 +228,15 @@ def _fits(shape: Sequence[int], dims: Sequence[int]) -> bool:
     )
 
 
-def agree(declared: ModelConfig, told: Metadata, theirs: ModelConfig | None) -> NegotiatedSignature:
-    """What ``declared`` leaves open is filled in by the server; where both speak they must agree.
+def negotiate(
+    declared: ModelConfig, told: Metadata, theirs: ModelConfig | None
+) -> NegotiatedSignature:
+    """Complete ``declared`` from the server's metadata; both must agree.
 
-    ``theirs`` is the server's own configuration of the model, where it tells one.
+    ``theirs`` is the server's configuration of the model, if it has one.
 
     Raises:
-        InvalidArgument: they contradict each other, or nobody tells inputs and outputs.
+        InvalidArgument: they contradict each other, or neither declares inputs and outputs.
     """
     config = pb.ModelConfig()
     config.CopyFrom(declared)
@@ -242,8 +244,8 @@ def agree(declared: ModelConfig, told: Metadata, theirs: ModelConfig | None) -> 
         _adopt(config, theirs)
     if not (config.input or told.inputs) or not (config.output or told.outputs):
         raise InvalidArgument(
-            "the server tells no inputs or outputs; declare them in a config.pbtxt and name it as "
-            "'config' of the route"
+            "the server does not describe inputs and outputs; declare them in a config.pbtxt and "
+            "set it as 'config' of the route"
         )
     batched = config.max_batch_size > 0
     optional = {tensor.name for tensor in theirs.input if tensor.optional} if theirs else set()
@@ -267,7 +269,7 @@ def agree(declared: ModelConfig, told: Metadata, theirs: ModelConfig | None) -> 
             if model is not tensor
         }
         sides.append(behind)
-    # A server that tells nothing is believed when it answers; until then the declaration is.
+    # Without metadata the declaration holds; responses are checked against it.
     completed = autocomplete.complete(config, *sides) if told.inputs and told.outputs else config
     unranked = told.unranked - {tensor.name for tensor in declared.output}
     return NegotiatedSignature(completed, frozenset(reshaped), unranked)
@@ -293,7 +295,7 @@ def _adopt(config: ModelConfig, theirs: ModelConfig) -> None:
     if not config.output and same:
         config.output.extend(theirs.output)
         for declaration in config.output:
-            declaration.label_filename = ""  # the file is there, not here
+            declaration.label_filename = ""  # the file is on the server
     for tensor in theirs.input:
         for declaration in config.input:
             if declaration.name == tensor.name and tensor.optional:
@@ -311,7 +313,7 @@ def _adopt(config: ModelConfig, theirs: ModelConfig) -> None:
 def _behind_reshape(
     config: ModelConfig, declarations: Sequence[Any], tensor: ArtifactTensor
 ) -> ArtifactTensor:
-    """``tensor`` as the model behind the server has it, if the server itself reshapes it."""
+    """``tensor`` in the model's own shape, if the server reshapes it."""
     for declaration in declarations:
         if declaration.name == tensor.name and declaration.HasField("reshape"):
             batch = (-1,) if config.max_batch_size > 0 else ()

@@ -1,9 +1,9 @@
-"""A model that TensorFlow Serving runs, or any server that speaks its PredictionService or REST.
+"""A model on TensorFlow Serving, or any server with its PredictionService or REST API.
 
-Inputs and outputs are those of one signature, ``serving_default`` unless the parameter
-``TF_SIGNATURE_DEF`` (Triton's own, for SavedModels) names another. Tensors are sent in the shapes
-of the model. A route's ``version`` or ``label`` decides what is asked; without them the version
-that is asked for here.
+Inputs and outputs are those of one signature, by default ``serving_default``; the parameter
+``TF_SIGNATURE_DEF`` (Triton's, for SavedModels) names another. Tensors have the model's shapes. A
+route's ``version`` or ``label`` selects the remote version; without them it is the version
+requested here.
 """
 
 from __future__ import annotations
@@ -23,13 +23,13 @@ from modelport.gateway.repository.scan import VERSION_NAME
 
 
 def load(artifact: Artifact) -> RemoteBackend:
-    """Find out what the server has, and agree with it (blocking).
+    """Describe the model on the server and negotiate its signature (blocking).
 
     Raises:
         Unavailable: no endpoint can be reached, or none has this version AVAILABLE.
-        InvalidArgument: the route's version is no number; the model lacks the signature; or that
-            and the configuration contradict each other.
-        Unsupported: an input or output is no tensor of ours, or does not travel over REST.
+        InvalidArgument: the route's version is not a number; the model lacks the signature; or the
+            signature contradicts the configuration.
+        Unsupported: an input or output has an unsupported type, or REST does not carry it.
     """
     config = artifact.config
     signature = parameters.text(config, "TF_SIGNATURE_DEF", DEFAULT_SIGNATURE)
@@ -45,11 +45,11 @@ def load(artifact: Artifact) -> RemoteBackend:
 
 
 async def versions(route: ModelRoute, model_name: str) -> list[int]:
-    """The versions that any endpoint has AVAILABLE, ascending: all, or the route's.
+    """The AVAILABLE versions on any endpoint, ascending: all, or the route's.
 
     Raises:
         Unavailable: no endpoint can be reached.
-        NotFound: they have no such model.
+        NotFound: the endpoints have no such model.
     """
     return await backend.versions(route, model_name, _connect)
 
@@ -62,7 +62,7 @@ def _server(route: ModelRoute, target: ServableTarget) -> RemoteClient:
     if route.version and not VERSION_NAME.match(route.version):
         raise InvalidArgument(
             f"the route's version of '{target.model}' must be a number, not '{route.version}': "
-            "TensorFlow Serving has no others"
+            "TensorFlow Serving has only numbers"
         )
     return (
         TfServingGrpcClient if route.protocol is UpstreamProtocol.GRPC else TfServingHttpClient

@@ -1,4 +1,4 @@
-"""TensorFlow Serving over gRPC: PredictionService, and ModelService for its versions."""
+"""TensorFlow Serving over gRPC: PredictionService, and ModelService for the versions."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from modelport.gateway.backends.remote.negotiation import NegotiatedSignature, R
 from modelport.gateway.backends.remote.tfserving_model import (
     METADATA_FIELD,
     ServableTarget,
-    TensorFlowServer,
+    TfServingClient,
     blamed,
     check_version,
     damaged,
@@ -38,8 +38,8 @@ _METHODS = {
 _INPUTS = tag(pb.PredictRequest, "inputs")
 
 
-class TfServingGrpcClient(TensorFlowServer):
-    """One channel for each endpoint."""
+class TfServingGrpcClient(TfServingClient):
+    """The gRPC client: one channel per endpoint."""
 
     def __init__(self, route: ModelRoute, target: ServableTarget) -> None:
         super().__init__(target)
@@ -120,7 +120,7 @@ class TfServingGrpcClient(TensorFlowServer):
         for tensor in request.inputs if named else self.agreement.to_wire(request):
             parts += tensor_proto.entry(_INPUTS, tensor)
         if sum(map(len, parts)) > MAX_MESSAGE_BYTES:
-            raise InvalidArgument("the request is too large for gRPC, which carries 2 GiB")
+            raise InvalidArgument("the request exceeds gRPC's limit of 2 GiB")
         reply = await self._ask(address, "Predict", parts, pb.PredictResponse, limit)
         return self._named(reply, request) if named else self._decode(reply, request)
 
@@ -146,7 +146,7 @@ class TfServingGrpcClient(TensorFlowServer):
         arrays: dict[str, Array] = {}
         for name in wanted(agreement, request):
             if name not in reply.outputs:
-                continue  # which ``ordered`` says
+                continue  # reported by ``ordered``
             message = reply.outputs[name]
             datatype = tensor_proto.DATATYPES.get(message.dtype)
             sizes = [dim.size for dim in message.tensor_shape.dim]

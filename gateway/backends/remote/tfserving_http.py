@@ -1,8 +1,8 @@
-"""TensorFlow Serving over REST, in columns: ``{"inputs": {name: nested lists}}``.
+"""TensorFlow Serving over REST, in columnar format: ``{"inputs": {name: nested lists}}``.
 
-JSON has neither FP16, BF16 nor UINT16 there (``json_tensor.cc``), nor a shape: a dimension of size
-0 can only be the last. FP32 is written as the double that it is, so that every bit arrives however
-the server parses numbers; NaN and the infinities are tokens, strings are base64.
+Its JSON has no FP16, BF16 and UINT16 (``json_tensor.cc``) and no shapes, so only the last dimension
+can be 0. FP32 is written as a double, so that every bit is preserved however the server parses
+numbers; NaN and the infinities are tokens, strings are base64.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from google.protobuf import json_format
 from modelport.gateway.backends.remote.negotiation import NegotiatedSignature, RemoteResponse
 from modelport.gateway.backends.remote.tfserving_model import (
     ServableTarget,
-    TensorFlowServer,
+    TfServingClient,
     blamed,
     damaged,
     wanted,
@@ -43,8 +43,8 @@ _HEADERS = {"Content-Type": "application/json"}
 _DAMAGED_JSON = "its JSON is not what TensorFlow Serving's is"
 
 
-class TfServingHttpClient(TensorFlowServer):
-    """One session over all endpoints."""
+class TfServingHttpClient(TfServingClient):
+    """The REST client: one session over all endpoints."""
 
     unsupported = _NOT_IN_JSON
 
@@ -100,7 +100,7 @@ class TfServingHttpClient(TensorFlowServer):
 
     def _named(self, document: dict[str, Any], request: InferRequest) -> RemoteResponse:
         columns, known = document.get("outputs"), self.signatures[request.signature].outputs
-        if len(known) == 1:  # its name is left out
+        if len(known) == 1:  # the server omits its name
             columns = {known[0].name: columns}
         if type(columns) is not dict:
             raise EndpointFailed(FailureKind.DAMAGED, _DAMAGED_JSON)
@@ -114,7 +114,7 @@ class TfServingHttpClient(TensorFlowServer):
         agreement = self.agreement
         columns = document.get("outputs")
         assert self.told is not None
-        if len(self.told.outputs) == 1:  # its name is left out
+        if len(self.told.outputs) == 1:  # the server omits its name
             columns = {self.told.outputs[0].name: columns}
         if type(columns) is not dict:
             raise EndpointFailed(FailureKind.DAMAGED, _DAMAGED_JSON)
@@ -130,7 +130,7 @@ class TfServingHttpClient(TensorFlowServer):
         spec = self._specs[name]
         dims = spec.model_dims if batch is None else (batch, *spec.model_dims)
         shape = _shape(value)
-        if shape[-1:] == (0,):  # what would be nested in nothing
+        if shape[-1:] == (0,):  # dimensions after an empty one are not visible
             shape += tuple(max(0, size) for size in dims[len(shape) :])
         self.agreement.expect(name, spec.datatype.value, shape, batch)
         return _decoded(name, spec.datatype, value, shape)
@@ -148,8 +148,8 @@ def _encode(signature: str, inputs: list[Tensor]) -> bytes:
         data = tensor.data
         if math.prod(data.shape) == 0 and 0 in data.shape[:-1]:
             raise InvalidArgument(
-                f"input '{tensor.name}' of shape {list(data.shape)} does not travel over "
-                "TensorFlow Serving's REST: only the last dimension may be 0"
+                f"input '{tensor.name}' of shape {list(data.shape)} cannot be sent over "
+                "TensorFlow Serving's REST API: only the last dimension may be 0"
             )
         if tensor.datatype is Datatype.BYTES:
             coded = [{BASE64_KEY: base64.b64encode(item).decode()} for item in data.reshape(-1)]
@@ -178,7 +178,7 @@ def _decoded(name: str, datatype: Datatype, value: Any, shape: tuple[int, ...]) 
 
 
 def _shape(value: Any) -> tuple[int, ...]:
-    """As TensorFlow Serving itself tells a shape: by the first elements."""
+    """Infer the shape from the first elements, as TensorFlow Serving does."""
     if type(value) is LongArray:
         return value.shape
     shape = []
@@ -191,7 +191,7 @@ def _shape(value: Any) -> tuple[int, ...]:
 
 
 def _flat(value: Any, shape: tuple[int, ...]) -> list[Any]:
-    """The elements in order. Raises ``ValueError``: the lists are not of ``shape``."""
+    """The elements in order. Raises ``ValueError`` if the lists do not have ``shape``."""
     items = [value.tolist() if type(value) is LongArray else value]
     for size in shape:
         if not all(type(item) is list and len(item) == size for item in items):
@@ -201,7 +201,7 @@ def _flat(value: Any, shape: tuple[int, ...]) -> list[Any]:
 
 
 def _bytes(item: Any) -> bytes:
-    """Raises ``ValueError``: it is neither text nor base64."""
+    """Decode a BYTES element. Raises ``ValueError`` if it is neither text nor base64."""
     if type(item) is str:
         return item.encode()
     if type(item) is dict and item.keys() == {BASE64_KEY} and type(item[BASE64_KEY]) is str:
@@ -213,10 +213,10 @@ def _bytes(item: Any) -> bytes:
 
 
 def _document(reply: HttpReply) -> dict[str, Any]:
-    """The JSON object of a good reply.
+    """The JSON object of a successful reply.
 
     Raises:
-        EndpointFailed, ModelportError: what the status means; or it is none.
+        EndpointFailed, ModelportError: by the status; or the body is not a JSON object.
     """
     document: Any = None
     try:
@@ -234,7 +234,7 @@ def _document(reply: HttpReply) -> dict[str, Any]:
 
 
 def _parsed(document: Any, message: T) -> T:
-    """``document`` as ``message``, which is empty."""
+    """Parse ``document`` into the empty ``message``."""
     if type(document) is not dict:
         raise EndpointFailed(FailureKind.DAMAGED, _DAMAGED_JSON)
     try:

@@ -1,7 +1,7 @@
-"""What TensorFlow Serving says of a model, and how it is asked: alike over gRPC and REST.
+"""Model description and requests for TensorFlow Serving, shared by the gRPC and REST clients.
 
-Both transports give the same messages; REST's JSON is their JSON form. The source is
-tensorflow/serving, ``apis/*.proto`` and ``model_servers/``.
+Both APIs use the same messages; REST uses their JSON form. The source is tensorflow/serving,
+``apis/*.proto`` and ``model_servers/``.
 """
 
 from __future__ import annotations
@@ -34,9 +34,9 @@ from modelport.gateway.wire.triton_messages import model_config_pb2
 
 DEFAULT_SIGNATURE = "serving_default"
 METADATA_FIELD = "signature_def"
-#: TensorFlow Serving itself has no limit; this is for models that no configuration describes.
+#: TensorFlow Serving has no limit; this one applies without a configuration.
 MAX_BATCH_SIZE = 65536
-#: Of the route or the server, although it answers as if the request were wrong.
+#: Errors of the route or the server that are reported as errors of the request.
 _NOT_THE_REQUEST = ("Unrecognized servable version label", "Serving signature key")
 
 _States = pb.ModelVersionStatus.State
@@ -44,15 +44,15 @@ _States = pb.ModelVersionStatus.State
 
 @dataclass(frozen=True, slots=True)
 class ServableTarget:
-    """What is asked for.
+    """The model, version and signature to request.
 
     Attributes:
-        model: its name there.
-        signature: empty: only versions are of interest.
-        label: in place of a version; empty: none.
-        inputs: as the configuration declares them, in the model's shapes.
+        model: its name on the server.
+        signature: empty: only versions are requested.
+        label: replaces a version; empty: none.
+        inputs: as declared in the configuration, in the model's shapes.
         outputs: likewise.
-        declared: the configuration says something of inputs, outputs or batches.
+        declared: the configuration declares inputs, outputs or a batch size.
     """
 
     model: str
@@ -71,8 +71,8 @@ class ServableTarget:
         return spec
 
 
-class TensorFlowServer(ABC):
-    """As ``triton_model.Server``; a transport brings the calls."""
+class TfServingClient(ABC):
+    """A ``RemoteClient`` without its transport."""
 
     #: Datatypes that the transport does not carry.
     unsupported: frozenset[Datatype] = frozenset()
@@ -82,7 +82,7 @@ class TensorFlowServer(ABC):
         self.agreement: NegotiatedSignature
         self.version = ""
         self.told: Metadata | None = None
-        #: Those that are asked by name, each in any shape that its graph takes.
+        #: Signatures requested by name, with any shape that the graph accepts.
         self.signatures: Mapping[str, ModelSignature] = {}
         self.signature_defs = b""
 
@@ -95,7 +95,7 @@ class TensorFlowServer(ABC):
     async def describe(
         self, address: str, version: str, limit: Deadline
     ) -> tuple[pb.ModelSpec, pb.SignatureDefMap]:
-        """The version that answers, and its signatures."""
+        """The version that the server would use, and its signatures."""
 
     @abstractmethod
     async def infer(
@@ -141,11 +141,11 @@ class TensorFlowServer(ABC):
     ) -> Iterator[tuple[str, ModelSignature]]:
         for name, definition in sorted(signatures.signature_def.items()):
             if name == self.target.signature and self.target.inputs:
-                continue  # the shapes that the configuration declares bind every dialect
+                continue  # shapes declared in the configuration bind every dialect
             try:
                 inputs = _specs(_tensors("input", definition.inputs, {}))
                 outputs = _specs(_tensors("output", definition.outputs, {}))
-            except Unsupported:  # of no dense tensors: an initialiser, for one
+            except Unsupported:  # no dense tensors, such as an initialiser
                 continue
             if not self.unsupported.isdisjoint(s.datatype for s in (*inputs, *outputs)):
                 continue
@@ -155,18 +155,18 @@ class TensorFlowServer(ABC):
         """The datatype of an output of the signature that ``request`` names.
 
         Raises:
-            EndpointFailed: it has no such output.
+            EndpointFailed: the signature has no such output.
         """
         for spec in self.signatures[request.signature].outputs:
             if spec.name == name:
                 return spec.datatype
-        raise EndpointFailed(FailureKind.DAMAGED, "it has an output that the signature has not")
+        raise EndpointFailed(FailureKind.DAMAGED, "it has an output unknown to the signature")
 
     def named_answer(self, request: InferRequest, outputs: Mapping[str, Tensor]) -> RemoteResponse:
-        """The outputs that ``request`` wants, in their order.
+        """The outputs that ``request`` wants, in order.
 
         Raises:
-            EndpointFailed: one is missing.
+            EndpointFailed: an output is missing.
         """
         known = [spec.name for spec in self.signatures[request.signature].outputs]
         names = request.outputs or known
@@ -176,7 +176,7 @@ class TensorFlowServer(ABC):
         return RemoteResponse([outputs[name] for name in names])
 
     async def config(self, address: str, version: str, limit: Deadline) -> ModelConfig | None:
-        """TensorFlow Serving has none; a model whose dimensions all start open takes batches."""
+        """A batch size if all tensors begin with a dynamic dim; the server has no configuration."""
         if self.target.declared or self.told is None:
             return None
         tensors = (*self.told.inputs, *self.told.outputs)
@@ -195,10 +195,10 @@ class TensorFlowServer(ABC):
 
 
 def available(status: pb.GetModelStatusResponse) -> tuple[str, ...]:
-    """The versions that are AVAILABLE, ascending.
+    """The AVAILABLE versions, ascending.
 
     Raises:
-        EndpointFailed: there is none; with the server's reason.
+        EndpointFailed: there are none; with the server's reason.
     """
     rows = status.model_version_status
     numbers = sorted(row.version for row in rows if row.state == _States.AVAILABLE)
@@ -211,7 +211,7 @@ def available(status: pb.GetModelStatusResponse) -> tuple[str, ...]:
 
 
 def blamed(error: InvalidArgument) -> Exception:
-    """``error``, which a server gave to a request, as what it is."""
+    """The cause of ``error``, with which the server answered a request."""
     if str(error).startswith(_NOT_THE_REQUEST):
         return EndpointFailed(FailureKind.UNREADY, str(error))
     return error
@@ -228,10 +228,10 @@ def _tensor(
 ) -> ArtifactTensor:
     datatype = tensor_proto.DATATYPES.get(info.dtype)
     if datatype is None or info.WhichOneof("encoding") != "name":
-        raise Unsupported(f"{where} of the model is no dense tensor of a datatype that is served")
+        raise Unsupported(f"{where} of the model is not a dense tensor of a supported datatype")
     if not info.tensor_shape.unknown_rank:
         shape = tuple(-1 if dim.size < 0 else dim.size for dim in info.tensor_shape.dim)
-    else:  # a vector, unless the configuration says otherwise
+    else:  # a vector, unless declared otherwise
         shape = (-1,) if known is None else known.shape
     return ArtifactTensor(name, datatype, shape)
 
@@ -241,7 +241,7 @@ def _specs(tensors: Sequence[ArtifactTensor]) -> tuple[TensorSpec, ...]:
 
 
 def check_version(spec: pb.ModelSpec, version: str) -> None:
-    """Raises ``EndpointFailed`` if an answer is from another version than the one asked."""
+    """Raises ``EndpointFailed`` if a response is from another version than requested."""
     if version and spec.HasField("version") and spec.version.value != int(version):
         raise EndpointFailed(FailureKind.DAMAGED, "it is from another version of the model")
 
@@ -251,6 +251,4 @@ def wanted(agreement: NegotiatedSignature, request: InferRequest) -> Sequence[st
 
 
 def damaged(name: str) -> EndpointFailed:
-    return EndpointFailed(
-        FailureKind.DAMAGED, f"output '{name}' does not hold what its shape needs"
-    )
+    return EndpointFailed(FailureKind.DAMAGED, f"output '{name}' does not match its shape")

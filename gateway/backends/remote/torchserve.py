@@ -1,13 +1,13 @@
-"""A model that TorchServe runs: archives of ``modelport package --for torchserve``, and others.
+"""A model on TorchServe: an archive of ``modelport package --for torchserve``, or any other.
 
-Our archives take and give the body of the Open Inference Protocol, tensors as raw bytes. Their
-signature comes from ``config.pbtxt`` (the repository's, or the route's ``config``), else from the
-archive itself where the route names TorchServe's ``management`` API. A model of which nobody tells
-anything has one BYTES input ``data`` of shape [1], the body of a prediction, and one BYTES output
-``output``, the answer as it is.
+modelport's archives use the body of the Open Inference Protocol with raw tensors. Their signature
+comes from ``config.pbtxt`` (the repository's, or the route's ``config``), or from the archive
+itself if the route names TorchServe's ``management`` API. A model without any description has one
+BYTES input ``data`` of shape [1], the body of a prediction, and one BYTES output ``output``, the
+response body.
 
-TorchServe names versions as it likes; ``1.0`` and the like are the number 1 here. Without the
-management API it does not tell them: then there is version 1, and its default version is asked.
+TorchServe's versions are text; ``1.0`` and the like are the number 1 here. Without the management
+API they are unknown: then there is version 1, which is TorchServe's default version.
 """
 
 from __future__ import annotations
@@ -23,12 +23,12 @@ from modelport.gateway.repository.routes import ModelRoute, UpstreamProtocol
 
 
 def load(artifact: Artifact) -> RemoteBackend:
-    """Find out what the server has, and agree with it (blocking).
+    """Describe the model on the server and negotiate its signature (blocking).
 
     Raises:
         Unavailable: no endpoint can be reached, or none has a worker for this version.
-        InvalidArgument: archive and configuration contradict each other.
-        Unsupported: an input or output is of a datatype that torch does not have.
+        InvalidArgument: the archive contradicts the configuration.
+        Unsupported: torch does not have the datatype of an input or output.
     """
 
     def connect(route: ModelRoute, model: str) -> RemoteClient:
@@ -38,11 +38,11 @@ def load(artifact: Artifact) -> RemoteBackend:
 
 
 async def versions(route: ModelRoute, model_name: str) -> list[int]:
-    """The versions that have a worker, ascending; 1 where the management API is not named.
+    """The versions that have a worker, ascending; 1 without a management API.
 
     Raises:
         Unavailable: no endpoint can be reached.
-        NotFound: they have no such model.
+        NotFound: the endpoints have no such model.
     """
     return await backend.versions(route, model_name, _connect)
 

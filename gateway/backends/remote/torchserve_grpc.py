@@ -1,6 +1,6 @@
-"""TorchServe over gRPC: ``Predictions``; what else it tells comes from its management API.
+"""TorchServe over gRPC: ``Predictions``; the management API describes the model.
 
-A handler's own error has no status there: it is the answer of a call that went well.
+An error of the handler has no gRPC status: it is the response of a successful call.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ _decoder = json.JSONDecoder()
 
 
 class TorchServeGrpcClient(TorchServeHttpClient):
-    """One channel for each endpoint."""
+    """The gRPC client: one channel per endpoint."""
 
     def __init__(self, route: ModelRoute, model: str, config: ModelConfig | None) -> None:
         super().__init__(route, model, config)
@@ -54,7 +54,7 @@ class TorchServeGrpcClient(TorchServeHttpClient):
             raise torchserve_model.blamed(error) from error
 
     async def exists(self, address: str, version: str, limit: Deadline) -> None:
-        """Raises unless the server answers: of a single model its gRPC tells nothing."""
+        """Raise unless the server responds; its gRPC API cannot query a single model."""
         await self._ask(address, "Ping", b"", pb.TorchServeHealthResponse, limit)
 
     async def serve(self, address: str, version: str, agreement: NegotiatedSignature) -> None:
@@ -87,7 +87,7 @@ class TorchServeGrpcClient(TorchServeHttpClient):
             model_name=self._model, model_version=self._version, input={_BODY: body}
         )
         if message.ByteSize() > MAX_MESSAGE_BYTES:
-            raise InvalidArgument("the request is too large for gRPC, which carries 2 GiB")
+            raise InvalidArgument("the request exceeds gRPC's limit of 2 GiB")
         content: bytes = message.SerializeToString()
         return content
 
@@ -111,13 +111,13 @@ class TorchServeGrpcClient(TorchServeHttpClient):
 
 
 def _json_size(body: bytes) -> int:
-    """Where the JSON object ends that ``body`` starts with.
+    """The length of the JSON object at the start of ``body``.
 
-    Latin-1 makes one character of every byte, and JSON's own delimiters are ASCII: what follows
-    the object cannot be mistaken for a part of it.
+    Latin-1 decodes every byte to one character, and JSON's delimiters are ASCII, so the rest cannot
+    be mistaken for a part of the object.
 
     Raises:
-        EndpointFailed: it starts with none.
+        EndpointFailed: ``body`` does not start with a JSON object.
         ModelportError: the object is the handler's error.
     """
     try:

@@ -1,4 +1,4 @@
-"""TorchServe over HTTP: ``POST /predictions``, and its management API for what it tells."""
+"""TorchServe over HTTP: ``POST /predictions``; the management API describes the model."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ _NOT_IN_TORCH = (Datatype.BYTES,)
 
 
 class TorchServeHttpClient(triton_http.TritonHttpClient):
-    """As ``triton_model.Server``. The body of a row is the Open Inference Protocol's."""
+    """The HTTP client. The body of a row is that of the Open Inference Protocol."""
 
     def __init__(self, route: ModelRoute, model: str, config: ModelConfig | None) -> None:
         super().__init__(route, model)
@@ -42,12 +42,12 @@ class TorchServeHttpClient(triton_http.TritonHttpClient):
     # -- the management API -------------------------------------------------------------------
 
     async def _management(self, path: str, limit: Deadline) -> Any:
-        """A good answer of ``/models/<model><path>``."""
+        """The successful response of ``/models/<model><path>``."""
         path = f"/models/{quote(self._model, safe='')}{path}"
         return _good(await self._session.ask("GET", self._route.management, path, limit))
 
     async def _told_versions(self, limit: Deadline) -> tuple[str, ...]:
-        """The versions that have a worker; learns how TorchServe spells them."""
+        """The versions that have a worker; also records TorchServe's names for them."""
         rows = await self._management("/all", limit)
         if type(rows) is not list or not all(type(row) is dict for row in rows):
             raise EndpointFailed(FailureKind.DAMAGED, "it does not describe the model")
@@ -64,7 +64,7 @@ class TorchServeHttpClient(triton_http.TritonHttpClient):
         return tuple(sorted(ready, key=int))
 
     async def _handlers_own(self, version: str, limit: Deadline) -> ModelConfig | None:
-        """The signature that our handler tells; other handlers fail, or tell something else."""
+        """The signature of modelport's handler; other handlers fail or return something else."""
         path = f"/{self._spell(version)}" if version else ""
         try:
             rows = await self._management(f"{path}?customized=true", limit)
@@ -77,7 +77,7 @@ class TorchServeHttpClient(triton_http.TritonHttpClient):
         row = rows[0] if type(rows) is list and rows and type(rows[0]) is dict else {}
         return torchserve_model.described_by_handler(row.get("customizedMetadata"))
 
-    # -- as triton_model.Server ---------------------------------------------------------------
+    # -- RemoteClient -------------------------------------------------------------------------
 
     async def metadata(self, address: str, version: str, limit: Deadline) -> Metadata:
         told = self._route.management
@@ -100,14 +100,14 @@ class TorchServeHttpClient(triton_http.TritonHttpClient):
 
     async def ready(self, address: str, version: str, limit: Deadline) -> None:
         await self.exists(address, version, limit)
-        if self._route.management and len(self._route.endpoints) == 1:  # it is that endpoint's
+        if self._route.management and len(self._route.endpoints) == 1:  # it belongs to the endpoint
             path = f"/{self._spell(version)}" if version else ""
             rows = await self._management(path, limit)
             if type(rows) is not list or not any(map(_has_worker, rows)):
                 raise EndpointFailed(FailureKind.UNREADY, "it has no worker for the model")
 
     async def exists(self, address: str, version: str, limit: Deadline) -> None:
-        """Raises unless the model is registered."""
+        """Raise unless the model is registered."""
         _good(await self._session.ask("OPTIONS", address, self._prediction(version), limit))
 
     async def serve(self, address: str, version: str, agreement: NegotiatedSignature) -> None:
@@ -117,8 +117,8 @@ class TorchServeHttpClient(triton_http.TritonHttpClient):
         for spec in (*agreement.signature.inputs, *agreement.signature.outputs):
             if spec.datatype in _NOT_IN_TORCH and not self._raw:
                 raise Unsupported(
-                    f"'{spec.name}' is {spec.datatype}, which torch does not have; a model that "
-                    "takes and gives bytes has the input 'data' and the output 'output', [1] each"
+                    f"'{spec.name}' is {spec.datatype}, which torch does not have; a model of "
+                    "raw bytes has the input 'data' and the output 'output' of shape [1]"
                 )
 
     async def infer(self, address: str, request: InferRequest, limit: Deadline) -> RemoteResponse:
@@ -134,7 +134,7 @@ class TorchServeHttpClient(triton_http.TritonHttpClient):
     async def stream(
         self, address: str, request: InferRequest, deadline: Deadline
     ) -> AsyncGenerator[RemoteResponse, None]:
-        """What a handler sends with ``send_intermediate_predict_response``, and its end."""
+        """Yield the parts that a handler sends with ``send_intermediate_predict_response``."""
         head, body = self.row(request, deadline)
         headers = {"Content-Type": _OCTETS}
         if not self._raw:
@@ -144,10 +144,10 @@ class TorchServeHttpClient(triton_http.TritonHttpClient):
             async for part in parts:
                 yield self.answer(HttpReply(200, {}, part), request)
 
-    # -- rows, which gRPC has too -------------------------------------------------------------
+    # -- rows, also used over gRPC ------------------------------------------------------------
 
     def row(self, request: InferRequest, limit: Deadline) -> tuple[int, bytes]:
-        """How long the JSON part of the body is, and the body."""
+        """The length of the JSON part of the body, and the body."""
         if self._raw:
             return 0, bytes(request.inputs[0].data.reshape(-1)[0])
         header, blobs = self._encode(request, limit)
@@ -164,7 +164,7 @@ class TorchServeHttpClient(triton_http.TritonHttpClient):
         return quote(self._spelled.get(version, version), safe="")
 
     def spelled(self, version: str) -> str:
-        """``version`` as TorchServe calls it."""
+        """TorchServe's name for ``version``."""
         return self._spelled.get(version, version)
 
     def _prediction(self, version: str) -> str:
@@ -180,17 +180,17 @@ def _has_worker(row: Any) -> bool:
 
 
 def _good(reply: HttpReply) -> Any:
-    """The JSON of a good reply."""
+    """The JSON of a successful reply."""
     if reply.status != 200:
         raise _error(reply)
     try:
         return json_text.loads(reply.body)
     except InvalidArgument as error:
-        raise EndpointFailed(FailureKind.DAMAGED, "it is no JSON") from error
+        raise EndpointFailed(FailureKind.DAMAGED, "it is not JSON") from error
 
 
 def _error(reply: HttpReply) -> Exception:
-    """What TorchServe, or the handler, means with a bad status."""
+    """The error that TorchServe or the handler reports with an error status."""
     try:
         document = json_text.loads(reply.body)
     except InvalidArgument:
@@ -199,6 +199,6 @@ def _error(reply: HttpReply) -> Exception:
     if type(document) is dict:
         said = document.get("error") or document.get("message")
     if type(said) is not str:
-        said = "the server takes no request this large" if reply.status == 413 else ""
+        said = "the server accepts no request this large" if reply.status == 413 else ""
     meant = http.meant(reply.status, said)
     return torchserve_model.blamed(meant) if isinstance(meant, ModelportError) else meant

@@ -1,4 +1,4 @@
-"""What TorchServe says of a model, and how its words become ours.
+"""Conversions shared by the HTTP and gRPC clients for TorchServe.
 
 The sources are ``frontend/server`` of pytorch/serve 0.12 and the generated handler,
 ``exporters/packaging/torchserve_handler.py``.
@@ -20,25 +20,25 @@ from modelport.gateway.upstream import EndpointFailed, FailureKind
 from modelport.gateway.wire.triton_messages import model_config_pb2 as pb
 
 RAW_INPUT, RAW_OUTPUT = "data", "output"
-#: What TorchServe's archiver makes of version 1, and how it is asked.
+#: TorchServe's archiver writes version 1 as 1.0.
 _NUMBER = re.compile(r"([1-9][0-9]{0,18})(?:\.0)*\Z")
 _PLATFORM = Platform("", "", "torchserve", "")
-#: TorchServe's words for a worker that is not there; the status beside them is INTERNAL or 500.
+#: TorchServe's messages for a missing worker, sent with the status INTERNAL or 500.
 _UNREADY = ("has no worker to serve", "Worker died", "did not respond in given time")
 _MISSING = ("Model not found", "Model version")
 _UNAUTHORIZED = "Token Authorization failed"
-#: Where the model of our handler failed, rather than the request; gRPC has no status for it.
+#: The handler's message if the model failed and not the request; gRPC has no status for it.
 MODEL_FAILED = "the model failed"
 
 
 def number(word: object) -> str:
-    """The canonical number of a version that TorchServe calls ``word``; empty: it has none."""
+    """The number of a version that TorchServe calls ``word``; empty: it is not a number."""
     match = _NUMBER.match(word) if isinstance(word, str) else None
     return match[1] if match else ""
 
 
 def raw_signature(config: ModelConfig) -> bool:
-    """Whether a prediction's body travels as it is."""
+    """Whether the body of a prediction is sent unchanged."""
     sides = ((config.input, RAW_INPUT), (config.output, RAW_OUTPUT))
     return not config.max_batch_size and all(
         [(t.name, t.data_type, list(t.dims)) for t in tensors] == [(name, pb.TYPE_STRING, [1])]
@@ -47,14 +47,14 @@ def raw_signature(config: ModelConfig) -> bool:
 
 
 def undescribed(versions: tuple[str, ...]) -> Metadata:
-    """A model of which nobody tells anything."""
+    """The description of a model without a known signature."""
     inputs = ArtifactTensor(RAW_INPUT, Datatype.BYTES, (1,))
     outputs = ArtifactTensor(RAW_OUTPUT, Datatype.BYTES, (1,))
     return Metadata(versions, (inputs,), (outputs,))
 
 
 def described(versions: tuple[str, ...], config: ModelConfig) -> Metadata:
-    """What a server with ``config`` takes and gives: the wire's shapes, which our handler wants."""
+    """The description of a model with ``config``, in the wire shapes of modelport's handler."""
     signature = configuration.signature(config)
     batch = (-1,) if signature.max_batch_size else ()
 
@@ -65,7 +65,7 @@ def described(versions: tuple[str, ...], config: ModelConfig) -> Metadata:
 
 
 def described_by_handler(document: Any) -> ModelConfig | None:
-    """The configuration that our handler's ``signature.json`` says; None: it is not ours."""
+    """Read the ``signature.json`` of modelport's handler; None: another handler's."""
     if type(document) is not dict:
         return None
     try:
@@ -94,7 +94,7 @@ def _padding(document: Any) -> Any:
 
 
 def _spec(document: Mapping[str, Any]) -> TensorSpec:
-    reshape = document.get("reshape")  # TorchServe leaves out what is null
+    reshape = document.get("reshape")  # TorchServe omits null values
     return TensorSpec(
         document["name"],
         Datatype(document["datatype"]),
@@ -106,10 +106,12 @@ def _spec(document: Mapping[str, Any]) -> TensorSpec:
 
 
 def blamed(error: ModelportError) -> Exception:
-    """``error``, which TorchServe gave to a request, as what it is."""
+    """The cause of ``error``, with which TorchServe answered a request."""
     said = str(error)
     if _UNAUTHORIZED in said:
-        return EndpointFailed(FailureKind.UNREADY, "it wants a token; disable_token_authorization")
+        return EndpointFailed(
+            FailureKind.UNREADY, "it requires a token; disable_token_authorization"
+        )
     if isinstance(error, Internal) and any(words in said for words in _UNREADY):
         return EndpointFailed(FailureKind.UNREADY, said)
     if isinstance(error, Internal) and said.startswith(_MISSING):

@@ -1,6 +1,6 @@
-"""A model that another Open Inference Protocol server runs: Triton, KServe, MLServer, modelport.
+"""A model on another Open Inference Protocol server: Triton, KServe, MLServer or modelport.
 
-Tensors travel as raw bytes wherever the server takes them, so values arrive bit by bit.
+Tensors are sent as raw bytes wherever the server accepts them, so every bit is preserved.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
-"""Open Inference Protocol servers over gRPC: raw tensors both ways.
+"""Open Inference Protocol servers over gRPC, with raw tensors.
 
-A message is the concatenation of its parts (protobuf's encoding): what is the same for every
-request is serialised once, and tensors are sent from where they lie. Likewise a reply's head, all
-but its tensors, is looked up by its bytes, and its tensors stay where they were received.
+A protobuf message is the concatenation of its fields. So the constant part of a request is
+serialised once, and tensors are sent from their place in memory. Likewise a reply's head, all but
+its tensors, is looked up by its bytes, and its tensors stay where they were received.
 """
 
 from __future__ import annotations
@@ -41,22 +41,22 @@ _RAW = bytes((protobuf.tag(pb.ModelInferRequest, "raw_input_contents"),))
 _ID = bytes((protobuf.tag(pb.ModelInferRequest, "id"),))
 _REPLY_ID = protobuf.tag(pb.ModelInferResponse, "id")
 _REPLY_RAW = protobuf.tag(pb.ModelInferResponse, "raw_output_contents")
-#: One with parameters is not kept: those may be new every time.
+#: Heads with parameters are not cached, because their values may always differ.
 _REPLY_HEAD = frozenset(
     protobuf.tag(pb.ModelInferResponse, field)
     for field in ("model_name", "model_version", "outputs")
 )
 _MAX_INT64 = 2**63 - 1
-#: Heads of messages that are kept, and the bytes of the largest reply's.
+#: Cached heads, and the size of the largest reply head to cache.
 KEPT = 1024
 MAX_HEAD_BYTES = 2048
 
-#: Of an output: name, datatype, shape, bytes.
+#: An output: name, datatype, shape, bytes.
 _Announced = tuple[str, Datatype, tuple[int, ...], int]
 
 
 class TritonGrpcClient:
-    """One channel for each endpoint."""
+    """The gRPC client: one channel per endpoint."""
 
     def __init__(self, route: ModelRoute, model: str) -> None:
         self._model = model
@@ -86,7 +86,7 @@ class TritonGrpcClient:
         message = pb.ModelConfigRequest(name=self._model, version=version)
         try:
             return (await self._ask(address, "ModelConfig", message, limit)).config
-        except ModelportError:  # not all servers have it
+        except ModelportError:  # some servers do not implement it
             return None
 
     async def ready(self, address: str, version: str, limit: Deadline) -> None:
@@ -123,7 +123,9 @@ class TritonGrpcClient:
         try:
             reply = pb.ModelInferResponse.FromString(content)
         except DecodeError as error:
-            raise EndpointFailed(FailureKind.DAMAGED, "it is no message of the protocol") from error
+            raise EndpointFailed(
+                FailureKind.DAMAGED, "it is not a message of the protocol"
+            ) from error
         return self._decode(reply, request)
 
     async def stream(
@@ -165,11 +167,11 @@ class TritonGrpcClient:
             parts.append(self._all)
         parts += blobs
         if sum(map(len, parts)) > MAX_MESSAGE_BYTES:
-            raise InvalidArgument("the request is too large for gRPC, which carries 2 GiB")
+            raise InvalidArgument("the request exceeds gRPC's limit of 2 GiB")
         return parts
 
     def _plain(self, content: memoryview, request: InferRequest) -> RemoteResponse | None:
-        """As ``_decode``, of a reply whose tensors are all raw and as they should be; else None."""
+        """Decode a reply with valid raw tensors only, without parsing; None: use ``_decode``."""
         split = protobuf.split(content, _REPLY_HEAD, _REPLY_ID, _REPLY_RAW, MAX_HEAD_BYTES)
         if split is None:
             return None
@@ -185,7 +187,7 @@ class TritonGrpcClient:
         return RemoteResponse(self._agreement.ordered(arrays, len(announced), request, omits=True))
 
     def _announce(self, head: bytes, batch: int | None) -> tuple[_Announced, ...] | None:
-        """What ``head`` says of the outputs; None: ``_decode`` has to look at every such reply."""
+        """The outputs that ``head`` announces; None: ``_decode`` must check each such reply."""
         found: list[_Announced] = []
         try:
             for item in pb.ModelInferResponse.FromString(head).outputs:
@@ -204,8 +206,8 @@ class TritonGrpcClient:
         agreement = self._agreement
         batch = agreement.batch_size(request)
         blobs = message.raw_output_contents
-        if not message.outputs and not message.model_name:  # an empty message is no answer
-            raise EndpointFailed(FailureKind.DAMAGED, "it has neither a model's name nor an output")
+        if not message.outputs and not message.model_name:  # an empty message
+            raise EndpointFailed(FailureKind.DAMAGED, "it has neither a model name nor an output")
         if blobs and len(blobs) != len(message.outputs):
             raise EndpointFailed(FailureKind.DAMAGED, "its outputs and their contents do not match")
         arrays: dict[str, Array] = {}
@@ -219,7 +221,7 @@ class TritonGrpcClient:
                     arrays[name] = contents.decode(name, datatype, shape, item.contents)
             except InvalidArgument as error:
                 raise EndpointFailed(
-                    FailureKind.DAMAGED, f"output '{name}' does not hold what its shape needs"
+                    FailureKind.DAMAGED, f"output '{name}' does not match its shape"
                 ) from error
         outputs = agreement.ordered(arrays, len(message.outputs), request, omits=True)
         if not message.parameters:
@@ -243,7 +245,8 @@ def _as_it_is(content: memoryview) -> memoryview:
 
 
 def _failed(said: str) -> ModelportError:
-    """An error in a stream has no status; of those that ask to try again the words are known."""
+    """The error of a stream message, which has no status; retryable ones are known by their
+    text."""
     error = grpc.meant("UNAVAILABLE", said)
     return Internal(said) if isinstance(error, EndpointFailed) else error
 
@@ -259,7 +262,7 @@ def _set(parameter: Any, key: str, value: Parameter) -> None:
     if type(value) is bool:
         parameter.bool_param = value
     elif type(value) is int:
-        if key == "priority" or value > _MAX_INT64:  # Triton takes a priority in no other field
+        if key == "priority" or value > _MAX_INT64:  # Triton reads a priority only there
             parameter.uint64_param = value
         else:
             parameter.int64_param = value

@@ -1,4 +1,4 @@
-"""Open Inference Protocol servers over HTTP: raw tensors where the server takes them, else JSON."""
+"""Open Inference Protocol servers over HTTP: raw tensors if the server accepts them, else JSON."""
 
 from __future__ import annotations
 
@@ -28,11 +28,11 @@ from modelport.gateway.wire.triton_messages import model_config_pb2 as pb
 BINARY_EXTENSION = "binary_tensor_data"
 HEADER_LENGTH = "Inference-Header-Content-Length"
 _JSON = {"Content-Type": "application/json"}
-_DAMAGED_JSON = "its JSON is not what the protocol says"
+_DAMAGED_JSON = "its JSON violates the protocol"
 
 
 class TritonHttpClient:
-    """One session over all endpoints."""
+    """The HTTP client: one session over all endpoints."""
 
     def __init__(self, route: ModelRoute, model: str) -> None:
         self._route = route
@@ -64,7 +64,7 @@ class TritonHttpClient:
                 raise
         except (ModelportError, json_format.ParseError):
             pass
-        return None  # not all servers have it
+        return None  # some servers do not implement it
 
     async def ready(self, address: str, version: str, limit: Deadline) -> None:
         reply = await self._session.ask("GET", address, f"{self._versioned(version)}/ready", limit)
@@ -81,7 +81,7 @@ class TritonHttpClient:
             for spec in (*agreement.signature.inputs, *agreement.signature.outputs):
                 if spec.datatype in json_data.BINARY_ONLY:
                     raise Unsupported(
-                        f"'{spec.name}' is {spec.datatype}, which the server does not take over "
+                        f"'{spec.name}' is {spec.datatype}, which the server does not accept over "
                         'HTTP; set protocol = "grpc" in its route'
                     )
 
@@ -148,10 +148,10 @@ class TritonHttpClient:
                     arrays[name] = json_data.decode(name, datatype, sizes, item.get("data"))
             except InvalidArgument as error:
                 raise EndpointFailed(
-                    FailureKind.DAMAGED, f"output '{name}' does not hold what its shape needs"
+                    FailureKind.DAMAGED, f"output '{name}' does not match its shape"
                 ) from error
         if offset != len(view):
-            raise EndpointFailed(FailureKind.DAMAGED, "bytes are left over behind its outputs")
+            raise EndpointFailed(FailureKind.DAMAGED, "bytes follow its outputs")
         tensors = self._agreement.ordered(arrays, len(outputs), request, omits=True)
         return RemoteResponse(tensors, _parameters(document))
 
@@ -163,10 +163,10 @@ class TritonHttpClient:
 
 
 def _document(reply: HttpReply, length: int | None = None) -> dict[str, Any]:
-    """The JSON object of a good reply, in its first ``length`` bytes.
+    """The JSON object in the first ``length`` bytes of a successful reply.
 
     Raises:
-        EndpointFailed, ModelportError: what the status means; or it is none.
+        EndpointFailed, ModelportError: by the status; or the body is not a JSON object.
     """
     document: Any = None
     try:
@@ -194,7 +194,7 @@ def _header_length(reply: HttpReply) -> int:
     if stated is None:
         return len(reply.body)
     if not (stated.isascii() and stated.isdigit() and len(stated) < 20):
-        raise EndpointFailed(FailureKind.DAMAGED, "the length of its JSON is no number")
+        raise EndpointFailed(FailureKind.DAMAGED, "the length of its JSON is not a number")
     if int(stated) > len(reply.body):
         raise EndpointFailed(FailureKind.DAMAGED, "it is shorter than its JSON")
     return int(stated)

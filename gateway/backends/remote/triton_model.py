@@ -1,4 +1,4 @@
-"""What Open Inference Protocol servers say of a model and are told of a request, either way."""
+"""Conversions shared by the HTTP and gRPC clients for Open Inference Protocol servers."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from modelport.gateway.types import Datatype, InferRequest, Parameter
 from modelport.gateway.upstream import EndpointFailed, FailureKind
 from modelport.gateway.wire import raw
 
-#: What one protocol says in a parameter and another elsewhere.
+#: Parameters that the protocols carry in other fields.
 _UNSENT = frozenset(
     {
         "binary_data",
@@ -25,7 +25,7 @@ _DATATYPES = frozenset(datatype.value for datatype in Datatype)
 
 
 def parameters(request: InferRequest, remaining_seconds: float | None) -> dict[str, Parameter]:
-    """The parameters to send: a client's own timeout becomes what is left of it."""
+    """The parameters to send; a client's timeout becomes the remaining time."""
     if not request.parameters:
         return {}
     kept = {key: value for key, value in request.parameters.items() if key not in _UNSENT}
@@ -35,10 +35,10 @@ def parameters(request: InferRequest, remaining_seconds: float | None) -> dict[s
 
 
 def tensor_metadata(name: object, datatype: object, shape: Sequence[Any]) -> ArtifactTensor:
-    """One tensor of a server's metadata, checked.
+    """Check one tensor of a server's metadata.
 
     Raises:
-        EndpointFailed: it is none.
+        EndpointFailed: it does not describe a tensor.
     """
     sizes = tuple(shape)
     if (
@@ -48,6 +48,6 @@ def tensor_metadata(name: object, datatype: object, shape: Sequence[Any]) -> Art
         or datatype not in _DATATYPES
     ):
         raise EndpointFailed(
-            FailureKind.DAMAGED, "its metadata describes no tensors of the protocol"
+            FailureKind.DAMAGED, "its metadata does not describe tensors of the protocol"
         )
     return ArtifactTensor(name, Datatype(datatype), sizes)

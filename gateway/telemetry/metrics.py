@@ -1,15 +1,17 @@
-"""Prometheus metrics, read from the statistics at scrape time.
+"""Prometheus metrics of one process, read from its counters at scrape time.
 
-They have the names that dashboards of Triton, TensorFlow Serving and TorchServe use.
+Model metrics have the names that dashboards of Triton, TensorFlow Serving and TorchServe use. The
+gateway's own have names with ``modelport_``; each value can be summed over workers.
 """
 
 from __future__ import annotations
 
 import itertools
 import socket
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, Protocol
 
+from prometheus_client import CollectorRegistry, ProcessCollector
 from prometheus_client.core import (
     CounterMetricFamily,
     GaugeMetricFamily,
@@ -21,7 +23,9 @@ from prometheus_client.registry import Collector
 from modelport.gateway.telemetry.statistics import FIRST_RESPONSE_BUCKETS_MS, Statistics
 from modelport.gateway.telemetry.tfserving import REQUEST_BUCKETS_US, TfServingRequests
 
-#: name, version and counters of everything that has been served, read at scrape time.
+#: The states of the repository index.
+STATES = ("READY", "LOADING", "UNLOADING", "UNAVAILABLE")
+#: Name, version and counters of every served version, read at scrape time.
 StatisticsSource = Callable[[], Iterable[tuple[str, int, Statistics]]]
 
 _COUNTERS: tuple[tuple[str, str, Callable[[Statistics], float]], ...] = (
@@ -56,7 +60,7 @@ _COUNTERS: tuple[tuple[str, str, Callable[[Statistics], float]], ...] = (
 )
 
 
-#: Of versions that are served from a response cache.
+#: For versions with a response cache.
 _CACHE_COUNTERS: tuple[tuple[str, str, Callable[[Statistics], float]], ...] = (
     ("nv_cache_num_hits_per_model", "Cache hits", lambda s: s.cache_hit.count),
     ("nv_cache_num_misses_per_model", "Cache misses", lambda s: s.cache_miss.count),
@@ -74,7 +78,7 @@ _CACHE_COUNTERS: tuple[tuple[str, str, Callable[[Statistics], float]], ...] = (
 
 
 class TritonCollector(Collector):
-    """Prometheus families with the names that dashboards for Triton already use."""
+    """Counters with Triton's names."""
 
     def __init__(self, source: StatisticsSource) -> None:
         self._source = source
@@ -114,7 +118,7 @@ class TritonCollector(Collector):
 
 
 class TorchServeCollector(Collector):
-    """The same counts under the names that dashboards for TorchServe already use."""
+    """The same counters with TorchServe's names."""
 
     def __init__(self, source: StatisticsSource) -> None:
         self._source = source
@@ -138,7 +142,7 @@ class TorchServeCollector(Collector):
         yield from self._by_status()
 
     def _by_status(self) -> Iterator[Metric]:
-        """The requests for inference, in every dialect."""
+        """Inference requests of every dialect, by class of status."""
         counts = dict.fromkeys(("2XX", "4XX", "5XX"), 0)
         for _, _, statistics in self._source():
             failures = statistics.failures
@@ -156,7 +160,7 @@ class TorchServeCollector(Collector):
 
 
 class TfServingCollector(Collector):
-    """What ``TfServingRequests`` has counted."""
+    """The counters of ``TfServingRequests``, with TensorFlow Serving's names."""
 
     def __init__(self, requests: TfServingRequests) -> None:
         self._requests = requests
@@ -181,7 +185,7 @@ class TfServingCollector(Collector):
 
 
 class RequestMemoryUse(Protocol):
-    """The budget of memory that requests share."""
+    """The memory budget shared by all requests."""
 
     limit_bytes: int
     used_bytes: int
@@ -189,7 +193,7 @@ class RequestMemoryUse(Protocol):
 
 
 class RequestMemoryCollector(Collector):
-    """The memory that requests hold, and how many were refused for want of it."""
+    """The memory held by requests, and the requests refused for lack of memory."""
 
     def __init__(self, memory: RequestMemoryUse) -> None:
         self._memory = memory
@@ -206,15 +210,83 @@ class RequestMemoryCollector(Collector):
         )
         yield CounterMetricFamily(
             "modelport_request_memory_refused",
-            "Requests refused for want of memory",
+            "Requests refused for lack of memory",
             memory.refused,
         )
 
 
-class PlainCounter(CounterMetricFamily):
-    """A counter whose samples carry the family's own name: these have no ``_total``.
+class Conditions(Protocol):
+    """The health of a gateway, queried at every scrape."""
 
-    ``admin.metrics`` takes the suffix off the family's name in the text.
+    @property
+    def ready(self) -> bool:
+        """Whether the gateway is ready for traffic."""
+
+    def model_states(self) -> Iterable[tuple[str, str]]:
+        """Model and state of every wanted version."""
+
+    def load_failures(self) -> Mapping[str, int]:
+        """Failed loads of versions and configurations, by model."""
+
+    def endpoints(self) -> Iterable[tuple[str, str, str, bool]]:
+        """Model, version, ``host:port``, and whether the endpoint is ejected."""
+
+
+class ConditionsCollector(Collector):
+    """The health metrics of one process."""
+
+    def __init__(self, conditions: Conditions) -> None:
+        self._conditions = conditions
+
+    def collect(self) -> Iterator[Metric]:
+        yield self._workers()
+        yield self._versions()
+        failures = CounterMetricFamily(
+            "modelport_model_load_failures",
+            "Failed loads of a version or of a model's configuration",
+            labels=("model",),
+        )
+        for model, count in self._conditions.load_failures().items():
+            failures.add_metric((model,), count)
+        yield failures
+        ejected = GaugeMetricFamily(
+            "modelport_upstream_endpoint_ejected",
+            "Workers that have ejected the endpoint after failures",
+            labels=("model", "version", "endpoint"),
+        )
+        for model, version, endpoint, is_ejected in self._conditions.endpoints():
+            ejected.add_metric((model, version, endpoint), is_ejected)
+        yield ejected
+
+    def _workers(self) -> Metric:
+        workers = GaugeMetricFamily(
+            "modelport_workers",
+            "Workers that are ready for traffic, and those that are not",
+            labels=("state",),
+        )
+        workers.add_metric(("ready",), self._conditions.ready)
+        workers.add_metric(("not_ready",), not self._conditions.ready)
+        return workers
+
+    def _versions(self) -> Metric:
+        versions = GaugeMetricFamily(
+            "modelport_model_versions",
+            "Versions in each state of the repository index, of all workers",
+            labels=("model", "state"),
+        )
+        counts: dict[str, dict[str, int]] = {}
+        for model, state in self._conditions.model_states():
+            counts.setdefault(model, dict.fromkeys(STATES, 0))[state] += 1
+        for model, states in counts.items():
+            for state, count in states.items():
+                versions.add_metric((model, state), count)
+        return versions
+
+
+class PlainCounter(CounterMetricFamily):
+    """A counter whose samples have the family's own name, without ``_total``.
+
+    ``admin.metrics`` removes the suffix from the family's name in the text.
     """
 
     def add_metric(self, labels: Any, value: float, *_: Any, **__: Any) -> None:
@@ -225,3 +297,25 @@ def _cumulative(bounds: Sequence[float], counts: Sequence[int]) -> list[tuple[st
     texts = [*(f"{bound:g}" for bound in bounds), "+Inf"]
     totals = map(float, itertools.accumulate(counts))
     return list(zip(texts, totals, strict=True))
+
+
+def registry(
+    statistics: StatisticsSource,
+    requests: TfServingRequests,
+    conditions: Conditions,
+    memory: RequestMemoryUse,
+    process: bool,
+) -> CollectorRegistry:
+    """All metrics of a process. ``process``: include the operating system's figures."""
+    made = CollectorRegistry()
+    for collector in (
+        TritonCollector(statistics),
+        TorchServeCollector(statistics),
+        TfServingCollector(requests),
+        ConditionsCollector(conditions),
+        RequestMemoryCollector(memory),
+    ):
+        made.register(collector)
+    if process:
+        ProcessCollector(registry=made)
+    return made
