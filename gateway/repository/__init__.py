@@ -1,1 +1,1 @@
-"""What lies on disk: models, versions, ``config.pbtxt``, manifests. Read here, served elsewhere."""
+"""Model repositories on disk and in object storage: models, versions, configuration, manifests."""

@@ -1,6 +1,6 @@
-"""Bring ``config.pbtxt`` and the artifact's own signature together, as Triton's auto-complete does.
+"""Auto-completion of ``config.pbtxt`` from the artifact's own signature, as in Triton.
 
-Whatever the configuration leaves out is taken from the artifact; where both speak they must agree.
+Fields that the configuration omits are taken from the artifact; the others must agree with it.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ DEFAULT_MAX_BATCH_SIZE = 4
 
 
 class ArtifactTensor(NamedTuple):
-    """A tensor as the artifact declares it: the whole shape, -1 where it is dynamic."""
+    """A tensor as the artifact declares it: the whole shape, -1 for dynamic dims."""
 
     name: str
     datatype: Datatype
@@ -29,7 +29,7 @@ class ArtifactTensor(NamedTuple):
 def complete(
     config: ModelConfig, inputs: Sequence[ArtifactTensor], outputs: Sequence[ArtifactTensor]
 ) -> ModelConfig:
-    """``config`` with inputs, outputs and ``max_batch_size`` filled in from the artifact.
+    """Complete inputs, outputs and ``max_batch_size`` of ``config`` from the artifact.
 
     Raises:
         InvalidArgument: the two contradict each other; the message names the tensor.
@@ -59,9 +59,9 @@ def complete(
 def declared(
     config: ModelConfig,
 ) -> tuple[Mapping[str, ArtifactTensor], Mapping[str, ArtifactTensor]]:
-    """Inputs and outputs of ``config``, as an artifact that fits it would have them.
+    """The inputs and outputs of ``config`` as tensors of a matching artifact.
 
-    For artifacts that do not tell all of it themselves.
+    For artifacts that do not declare all of them.
     """
     signature = configuration.signature(config)
     batch = (-1,) if signature.max_batch_size else ()
@@ -73,9 +73,9 @@ def declared(
 
 
 def with_ranks(config: ModelConfig, ranks: Mapping[str, int]) -> ModelConfig:
-    """``config`` with open dims for outputs whose real rank is not the one declared.
+    """Replace dims of outputs whose real rank differs from the declared one by dynamic dims.
 
-    A runtime may report an output of unknown rank as a scalar; running the model tells.
+    A runtime may report an output of unknown rank as a scalar; a run shows the real one.
     """
     known = pb.ModelConfig()
     known.CopyFrom(config)
@@ -97,7 +97,7 @@ def declare(declaration: Any, tensor: ArtifactTensor, batched: bool) -> None:
     dims = tensor.shape[1:] if batched else tensor.shape
     if dims:
         declaration.dims.extend(dims)
-    else:  # the schema has no empty dims: a scalar travels as [1]
+    else:  # the schema has no empty dims, so a scalar is sent as [1]
         declaration.dims.append(1)
         declaration.reshape.SetInParent()
 
@@ -124,7 +124,7 @@ def _check(
         dims = declaration.reshape.shape if declaration.HasField("reshape") else declaration.dims
         shape = [*batch, *dims]
         if not tensor.shape and (kind == "output" or not declaration.HasField("reshape")):
-            continue  # a scalar, or of unknown rank: the runtime reports both alike
+            continue  # a scalar or an unknown rank, which the runtime reports alike
         if batch and tensor.shape and tensor.shape[0] != -1:
             raise InvalidArgument(
                 f"max_batch_size is {config.max_batch_size}, but the model's {where} has a fixed "

@@ -1,15 +1,15 @@
-"""``config.pbtxt``, in Triton's schema: read it, write it, complete it, turn it into a signature.
+"""``config.pbtxt`` in Triton's schema: parse, write and complete it, and convert it to a signature.
 
-The messages are those that ``tritonclient`` ships (``model_config.proto`` of Triton's repository
-``common``). What that schema has no field for, the bounds of values and of dynamic axes, travels
-in ``parameters``, which Triton ignores and keeps:
+The messages are those of ``tritonclient`` (``model_config.proto`` of Triton's repository
+``common``). The bounds of values and dynamic axes, for which the schema has no field, are stored in
+``parameters``, which Triton keeps and ignores:
 
-    axis.sequence = "1..64"        the dynamic axis ``sequence`` is at least 1 and at most 64 long
-    axes.tokens = "sequence"       names of ``tokens``' dynamic dims, in order, separated by commas
-    range.tokens = "0..511"        every value of ``tokens`` lies in [0, 511]
-    range.seq_lens = "1..sequence" ... and no value exceeds this request's ``sequence``
-    padding.sequence = "0"         inputs may be padded along ``sequence``, with 0, to share a batch
-    padding.sequence = "ids=1,mask=0"  ... with a value for each input that has the axis
+        axis.sequence = "1..64"        the size of the dynamic axis ``sequence`` is from 1 to 64
+        axes.tokens = "sequence"       names of ``tokens``' dynamic dims, in order, separated by
+        commas range.tokens = "0..511"        every value of ``tokens`` is in [0, 511]
+        range.seq_lens = "1..sequence" ... no value exceeds the request's size of ``sequence``
+        padding.sequence = "0"         inputs may be padded along ``sequence`` with 0 to share a
+        batch padding.sequence = "ids=1,mask=0"  ... with a value for each input that has the axis
 """
 
 from __future__ import annotations
@@ -31,14 +31,14 @@ from modelport.gateway.wire.triton_messages import model_config_pb2 as pb
 ModelConfig = Any  # pb.ModelConfig; tritonclient ships no type information
 
 FILENAME = "config.pbtxt"
-#: The platform of an ensemble, and the backend that it gets here.
+#: The platform of an ensemble, and also its backend here.
 ENSEMBLE = "ensemble"
-#: The folder that holds the inputs of warm-up requests.
+#: The folder of the inputs of warm-up requests.
 WARMUP = "warmup"
 
 
 class Platform(NamedTuple):
-    """One row of the layout table: what a format is called and where its artifact lies."""
+    """A format: its name, platform and backend, and the file name of its artifact."""
 
     format: str
     platform: str
@@ -73,7 +73,7 @@ def data_type(datatype: Datatype) -> int:
 
 
 def parse(text: str) -> ModelConfig:
-    """The message for ``text``.
+    """Parse ``config.pbtxt``.
 
     Raises:
         InvalidArgument: the text is not a ``ModelConfig``; the message has line and column.
@@ -85,12 +85,12 @@ def parse(text: str) -> ModelConfig:
 
 
 def parse_json(text: str) -> ModelConfig:
-    """The message for a JSON model configuration (the ``config`` parameter of a load request).
+    """Parse a JSON model configuration (the ``config`` parameter of a load request).
 
     Raises:
         InvalidArgument: the text is not JSON, or not a ``ModelConfig``.
     """
-    from google.protobuf import json_format  # no start has to wait for it
+    from google.protobuf import json_format  # lazy, to keep start-up fast
 
     try:
         document = json.loads(text)
@@ -102,7 +102,7 @@ def parse_json(text: str) -> ModelConfig:
 
 
 def _invalid(what: str, error: Exception) -> InvalidArgument:
-    """protobuf says some things in several lines."""
+    """The error for an invalid configuration; protobuf's message may have several lines."""
     return InvalidArgument(
         f"{what} is not a valid model configuration: {' '.join(str(error).split())}"
     )
@@ -114,9 +114,9 @@ def to_text(config: ModelConfig) -> str:
 
 
 def to_json(message: Any) -> dict[str, Any]:
-    """``message`` as Triton's HTTP API prints it.
+    """Convert ``message`` to the JSON of Triton's HTTP API.
 
-    snake_case names, enums as words, 64-bit integers as numbers, unset messages left out.
+    snake_case names, enums by name, 64-bit integers as numbers, unset messages omitted.
     """
     return dict(_json_fields(message))
 
@@ -142,10 +142,10 @@ def _json_value(field: FieldDescriptor, value: Any) -> Any:
 
 
 def complete(config: ModelConfig, name: str) -> ModelConfig:
-    """``config`` with Triton's defaults filled in for everything but inputs and outputs.
+    """Fill in Triton's defaults for everything but inputs and outputs.
 
     Raises:
-        InvalidArgument: the configuration contradicts itself or the folder it lies in.
+        InvalidArgument: the configuration contradicts itself or its folder.
     """
     completed = pb.ModelConfig()
     completed.CopyFrom(config)
@@ -191,7 +191,7 @@ def complete(config: ModelConfig, name: str) -> ModelConfig:
 
 
 def _complete_ensemble(config: ModelConfig) -> ModelConfig:
-    """An ensemble has no file and no instances: it lives of its models."""
+    """Check an ensemble, which has no file and no instances of its own."""
     name = config.name
     if config.platform != ENSEMBLE:
         raise InvalidArgument(
@@ -224,7 +224,7 @@ def platform_of(config: ModelConfig) -> Platform | None:
 
 
 def companions(config: ModelConfig) -> list[PurePosixPath]:
-    """The files beside ``config.pbtxt`` that it names: labels and warm-up inputs."""
+    """The files beside ``config.pbtxt`` that it refers to: labels and warm-up inputs."""
     names = {PurePosixPath(output.label_filename) for output in config.output}
     for warmup in config.model_warmup:
         files = (each.input_data_file for each in warmup.inputs.values())
@@ -237,7 +237,7 @@ def instance_count(config: ModelConfig) -> int:
 
 
 def build(name: str, platform: Platform, signature: ModelSignature) -> ModelConfig:
-    """The configuration that publishes ``signature``, with the bounds in ``parameters``."""
+    """The configuration for ``signature``, with its bounds in ``parameters``."""
     config = pb.ModelConfig(
         name=name,
         platform=platform.platform,
@@ -310,7 +310,7 @@ def _parse_span(config: ModelConfig, key: str) -> tuple[str, str]:
 
 
 def signature(config: ModelConfig) -> ModelSignature:
-    """What ``config`` declares.
+    """The signature that ``config`` declares.
 
     Raises:
         InvalidArgument: a tensor has no name, type or dims, or a bound does not parse.

@@ -16,7 +16,7 @@ from pathlib import Path
 from modelport.gateway.errors import IntegrityError
 
 FILENAME = "manifest.json"
-#: The file in which the exporters say what was proven (``signing``).
+#: The file with the exporters' evidence (``signing``).
 CERTIFICATE = "certificate.json"
 FORMAT = "modelport-manifest/1"
 MAX_MANIFEST_BYTES = 16 * 1024 * 1024
@@ -28,9 +28,9 @@ def sha256_of(path: Path) -> str:
 
 
 def files_of(version: Path) -> Iterator[str]:
-    """Every file below ``version`` as a POSIX path relative to it, the manifest excepted.
+    """Every file below ``version`` except the manifest, as a relative POSIX path.
 
-    A folder that is a link counts as a file: what lies behind it is not looked at.
+    A linked folder counts as a file: it is not followed.
     """
     for folder, folders, names in os.walk(version):
         folders.sort()
@@ -42,7 +42,7 @@ def files_of(version: Path) -> Iterator[str]:
 
 
 def write(version: Path) -> Path:
-    """Hash every file below ``version`` into its manifest and return the manifest's path."""
+    """Write the manifest with the hash of every file below ``version``; return its path."""
     files = {
         name: {"sha256": sha256_of(version / name), "size_bytes": (version / name).stat().st_size}
         for name in files_of(version)
@@ -53,10 +53,10 @@ def write(version: Path) -> Path:
 
 
 def parse(content: bytes) -> dict[str, tuple[str, int]]:
-    """The SHA-256 and the size in bytes of every file that a manifest lists.
+    """The SHA-256 and the size in bytes of every file in a manifest.
 
     Raises:
-        IntegrityError: it is no manifest.
+        IntegrityError: it is not a manifest.
     """
     try:
         document = json.loads(content)

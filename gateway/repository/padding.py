@@ -1,4 +1,4 @@
-"""Padding, as ``config.pbtxt`` declares it: along which axis, and with what, inputs may be padded.
+"""Padding declared in ``config.pbtxt``: the axis and the value with which inputs may be padded.
 
 padding.sequence = "0"             every input that has the axis, with 0
 padding.sequence = "ids=1,mask=0"  a value for each of them
@@ -25,15 +25,15 @@ def to_text(padding: Padding) -> str:
 
 
 def _text(value: float) -> str:
-    """Every digit of it: the number of a token may be a large one."""
+    """All digits of ``value``, because token ids may be large."""
     return repr(value).removesuffix(".0")
 
 
 def parse(key: str, text: str, axis: Axis | None, inputs: tuple[TensorSpec, ...]) -> Padding:
-    """What the parameter ``key`` declares for ``axis``.
+    """Parse the value that the parameter ``key`` declares for ``axis``.
 
     Raises:
-        InvalidArgument: no input has the axis, or one cannot have the value.
+        InvalidArgument: no input has the axis, or the value is invalid for one of them.
     """
     having = {spec.name: spec for spec in inputs if axis is not None and axis.name in spec.dims}
     if not having:
@@ -65,7 +65,7 @@ def _number(key: str, text: str) -> float:
 
 
 def _check(key: str, spec: TensorSpec, value: float) -> None:
-    """Raise unless it is a value that the input could have."""
+    """Raise unless ``value`` is valid for the input."""
     dtype = NUMPY_DTYPES[spec.datatype]
     low, high = spec.minimum, spec.maximum
     allowed = (low is None or value >= low) and (not isinstance(high, float | int) or value <= high)
@@ -76,5 +76,5 @@ def _check(key: str, spec: TensorSpec, value: float) -> None:
         allowed = value == 0  # false, and empty
     if not allowed or math.isnan(value):
         raise InvalidArgument(
-            f"parameter '{key}': {value:g} is no value that input '{spec.name}' can have"
+            f"parameter '{key}': {value:g} is not a valid value of input '{spec.name}'"
         )

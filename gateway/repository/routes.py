@@ -1,4 +1,4 @@
-"""``modelport.toml``: which models other servers run, and how those are reached or started.
+"""``modelport.toml``: models on other servers, and how to reach or start these servers.
 
     [models.fraud]
     backend = "triton"                          # triton (any Open Inference Protocol server),
@@ -7,17 +7,17 @@
     protocol = "grpc"                           # or "http"
     timeout_seconds = 30
 
-    [models.fraud.outlier_detection]            # which endpoints are left out, in Envoy's words
+        [models.fraud.outlier_detection]            # when endpoints are ejected, in Envoy's terms
     consecutive_5xx = 5
 
     [models.vit]
     backend = "torchserve"
-    managed = true                              # no endpoints: the gateway starts it
+        managed = true                              # no endpoints: the gateway starts the server
 
-    [servers.torchserve]                        # how, where the program is not on PATH
+        [servers.torchserve]                        # if the program is not on PATH
     command = ["/opt/torchserve/bin/torchserve"]
 
-The same in YAML is accepted. Endpoints come from this file only, never from a request.
+YAML is accepted too. Endpoints come only from this file, never from a request.
 """
 
 from __future__ import annotations
@@ -34,13 +34,13 @@ from modelport.gateway.errors import InvalidArgument
 
 T = TypeVar("T")
 
-#: The servers that a route may lead to.
+#: The servers of a route.
 BACKENDS = ("triton", "tfserving", "torchserve")
 MAX_COUNT = 2**31 - 1
 YAML_SUFFIXES = frozenset({".yaml", ".yml"})
 #: A name, an IPv4 address, or an IPv6 address in brackets; then a port.
 _ADDRESS = re.compile(r"(\[[0-9A-Fa-f:.]+\]|[A-Za-z0-9._-]+):([0-9]{1,5})\Z")
-#: Keys of a route that say where a server is: nothing for one that the gateway starts.
+#: Keys of a route that locate a server; invalid for a server that the gateway starts.
 _PLACE = ("endpoints", "tls", "management", "model", "version", "label", "config")
 _TYPES = {
     str: "a string",
@@ -53,28 +53,30 @@ _TYPES = {
 
 
 class UpstreamProtocol(StrEnum):
+    """The protocol of inference requests to a server."""
+
     GRPC = "grpc"
     HTTP = "http"
 
 
 class OutlierDetection(NamedTuple):
-    """A table ``[models.<name>.outlier_detection]``: when an endpoint is ejected, in Envoy's words.
+    """A table ``[models.<name>.outlier_detection]``: when an endpoint is ejected, in Envoy's terms.
 
-    A connection that is refused, or two in a row that break, eject in any case. 0: never for this.
+    One refused connection, or two consecutive broken ones, always eject. 0 disables a criterion.
 
     Attributes:
-        enabled: whether endpoints that can be reached are ejected.
-        consecutive_5xx: server errors in a row (500, INTERNAL, UNKNOWN), or slow answers.
-        consecutive_gateway_failure: failures in a row of other kinds: no answer in time, not
-            ready (502, 503, 504, UNAVAILABLE), without the model, damaged answers.
-        failure_percentage_threshold: by how many percentage points an endpoint fails more often
-            than the others.
-        failure_percentage_request_volume: fewer requests are not compared.
-        latency_factor: an answer that takes so many times as long as those of the others is slow.
-        interval_seconds: what was counted before weighs half after so long.
-        base_ejection_time_seconds: how long the first ejection lasts; the next twice as long.
-        max_ejection_time_seconds: the longest one.
-        max_ejection_percent: of the endpoints; one may be ejected in any case, and one is left.
+        enabled: whether reachable endpoints are ejected.
+        consecutive_5xx: consecutive server errors (500, INTERNAL, UNKNOWN) or slow responses.
+        consecutive_gateway_failure: consecutive failures of other kinds: no response in time, not
+            ready (502, 503, 504, UNAVAILABLE), missing model, damaged response.
+        failure_percentage_threshold: percentage points by which an endpoint fails more often than
+            the others.
+        failure_percentage_request_volume: the least number of requests to compare.
+        latency_factor: a response this many times slower than those of the others is slow.
+        interval_seconds: after this time, earlier counts have half the weight.
+        base_ejection_time_seconds: the duration of the first ejection; it doubles each time.
+        max_ejection_time_seconds: the longest ejection.
+        max_ejection_percent: of the endpoints; one may always be ejected, and one always stays.
     """
 
     enabled: bool = True
@@ -94,19 +96,19 @@ class ModelRoute(NamedTuple):
 
     Attributes:
         backend: ``triton``, ``tfserving`` or ``torchserve``.
-        endpoints: ``host:port``, or ``[v6]:port``; empty only where ``managed``.
-        protocol: how the server is asked to infer.
+        endpoints: ``host:port``, or ``[v6]:port``; empty only if ``managed``.
+        protocol: of inference requests.
         tls: whether connections are encrypted (server certificates are verified).
-        management: ``host:port`` of TorchServe's management API, if there is one.
-        model: the model's name there; empty: the same as here.
-        version: its version there; empty: the one asked for here.
+        management: ``host:port`` of TorchServe's management API, if any.
+        model: the model's name on the server; empty: the same as here.
+        version: its version on the server; empty: the version requested here.
         label: TensorFlow Serving's version label, instead of a version; empty: none.
-        timeout_seconds: the longest a request may take there.
-        connect_timeout_seconds: the longest a connection may take to come up.
-        max_reply_bytes: a larger answer is refused.
-        config: a ``config.pbtxt`` for a model that the repository does not hold; None: the server's
-            metadata tells inputs and outputs.
-        managed: the gateway starts the server, one process for each version of the model.
+        timeout_seconds: the time limit of a request to the server.
+        connect_timeout_seconds: the time limit of a connection attempt.
+        max_reply_bytes: the largest response.
+        config: a ``config.pbtxt`` for a model that is not in the repository; None: use the server's
+            metadata.
+        managed: the gateway starts the server, one process per version of the model.
         outlier_detection: when an endpoint is ejected.
     """
 
@@ -127,13 +129,13 @@ class ModelRoute(NamedTuple):
 
 
 class Program(NamedTuple):
-    """A table ``[servers.<backend>]``: how the gateway starts such a server.
+    """A table ``[servers.<backend>]``: how the gateway starts a server.
 
     Attributes:
-        command: the program and its first arguments; empty: its usual name, looked up on PATH.
-        environment: variables for it, besides the gateway's own.
-        arguments: more of them, behind those that the gateway generates.
-        start_timeout_seconds: the longest it may take until it is ready.
+        command: the program and its first arguments; empty: its usual name, found on PATH.
+        environment: variables besides the gateway's own.
+        arguments: further arguments, after those that the gateway generates.
+        start_timeout_seconds: the time limit until the server is ready.
     """
 
     command: tuple[str, ...] = ()
@@ -143,17 +145,17 @@ class Program(NamedTuple):
 
 
 class Routes(NamedTuple):
-    """The whole file, parsed. ``models`` and ``servers`` go by the names in it."""
+    """The whole file, parsed. ``models`` and ``servers`` are by name."""
 
     models: Mapping[str, ModelRoute] = MappingProxyType({})
     servers: Mapping[str, Program] = MappingProxyType({})
 
 
 def load(path: Path) -> Routes:
-    """The routes in ``path``: TOML, or YAML by its suffix. A ``config`` in it is relative to it.
+    """Read the routes in ``path``: TOML, or YAML by its suffix. A ``config`` is relative to it.
 
     Raises:
-        InvalidArgument: naming the file, the table, the key, and what belongs there.
+        InvalidArgument: naming the file, the table, the key, and the valid values.
     """
     content = _read(path)
     top = _Table(str(path), content)
@@ -174,7 +176,7 @@ def _read(path: Path) -> Any:
     try:
         text = path.read_text(encoding="utf-8")
         if path.suffix == ".toml":
-            import tomllib  # as yaml's: only who has such a file waits for it
+            import tomllib  # lazy, like yaml
 
             return tomllib.loads(text)
         if path.suffix in YAML_SUFFIXES:
@@ -183,7 +185,7 @@ def _read(path: Path) -> Any:
         raise InvalidArgument(f"{path} does not exist") from None
     except OSError as error:
         raise InvalidArgument(f"{path} cannot be read: {error.strerror}") from error
-    except ValueError as error:  # of the TOML parser, of the text's encoding, and of ours for YAML
+    except ValueError as error:  # from tomllib, the decoding, and ``_yaml``
         raise InvalidArgument(f"{path} does not parse: {error}") from error
     raise InvalidArgument(f"{path} must end in .toml, .yaml or .yml")
 
@@ -192,7 +194,7 @@ def _yaml(text: str) -> Any:
     import yaml
 
     class UniqueKeyLoader(yaml.SafeLoader):  # type: ignore[misc]
-        """Without PyYAML's silence about a key that is there twice."""
+        """A loader that refuses repeated keys, which PyYAML accepts."""
 
         def construct_mapping(self, node: Any, deep: bool = False) -> Any:
             keys = [key.value for key, _ in node.value]
@@ -210,7 +212,7 @@ def _yaml(text: str) -> Any:
 
 
 class _Table:
-    """A table of the file, of which every key must be asked for."""
+    """A table of the file; keys that are never read are unknown."""
 
     def __init__(self, where: str, content: Any) -> None:
         self.where = where
@@ -332,19 +334,19 @@ def _outlier_detection(where: str, content: Any) -> OutlierDetection:
 
 
 def _check(table: _Table, route: ModelRoute) -> None:
-    """What the keys of a route mean together."""
+    """Check the keys of a route against each other."""
     if route.managed:
         for key in _PLACE:
             if key in table:
                 raise table.wrong(
-                    key, "does not go with 'managed': the gateway starts that server itself"
+                    key, "contradicts 'managed': the gateway starts that server itself"
                 )
     elif not route.endpoints:
         raise InvalidArgument(
             f"{table.where} needs 'endpoints', a list of 'host:port', or 'managed = true'"
         )
     if len(set(route.endpoints)) != len(route.endpoints):
-        raise table.wrong("endpoints", "names one twice")
+        raise table.wrong("endpoints", "has one endpoint twice")
     if route.management and route.backend != "torchserve":
         raise table.wrong("management", "is for 'backend' torchserve only")
     if route.label and (route.backend != "tfserving" or route.version):
@@ -352,7 +354,7 @@ def _check(table: _Table, route: ModelRoute) -> None:
     if not 0 < route.max_reply_bytes < 2**31:
         raise table.wrong("max_reply_bytes", "must be above 0 and below 2147483648")
     if route.config is not None and not route.config.is_file():
-        raise table.wrong("config", f"names no file: {route.config} does not exist")
+        raise table.wrong("config", f"is not a file: {route.config} does not exist")
 
 
 def _program(where: str, name: str, content: Any) -> Program:

@@ -1,10 +1,10 @@
-"""What a model repository holds, read without loading or trusting any of it.
+"""Scan a model repository, without loading or trusting its contents.
 
     <repository>/<model>/config.pbtxt  [labels.txt]
     <repository>/<model>/<version>/<default file>  [manifest.json  certificate.json]
 
-A scan never raises for what it finds: whatever may not be served carries the reason why, so that
-one bad model costs nothing but itself.
+A scan never raises for a bad model: anything that cannot be served carries the reason, so that it
+does not affect other models.
 """
 
 from __future__ import annotations
@@ -22,25 +22,25 @@ from typing import NamedTuple
 from modelport.gateway.repository import config as configuration
 from modelport.gateway.repository import manifest
 
-#: Names are looked up in a scan's result, never joined to a path; these are the ones it may hold.
+#: Model names are only looked up in a scan's result, never joined to a path.
 MODEL_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]{0,127}\Z")
-#: Canonical positive integers; ``01``, ``v2`` and ``.tmp`` are no versions.
+#: Positive integers in canonical form; ``01``, ``v2`` and ``.tmp`` are not versions.
 VERSION_NAME = re.compile(r"[1-9][0-9]{0,18}\Z")
 MAX_VERSION = 2**63 - 1  # Triton's versions are int64
 MAX_CONFIG_BYTES = 1024 * 1024
 MAX_LABEL_BYTES = 16 * 1024 * 1024
-#: Files that run code when they are read; a version that holds one is not served.
+#: Files that run code when they are read; a version with one is not served.
 REFUSED_SUFFIXES = frozenset({".pkl", ".pickle", ".h5", ".hdf5", ".joblib"})
 
-#: Changes when a file is added, removed, replaced or written: (name, size, mtime_ns, inode).
+#: Changes if a file is added, removed, replaced or written: (name, size, mtime_ns, inode).
 Fingerprint = tuple[tuple[str, int, int, int], ...]
 
 
 @dataclass(frozen=True, slots=True)
 class VersionEntry:
-    """``fetch``: brings the files to ``path``, where they are elsewhere; blocking.
+    """A version's folder. ``fetch`` downloads the files to ``path`` if they are remote; blocking.
 
-    ``unreadable``: ``problem`` is that this look could not see it; the next one may.
+    ``unreadable``: ``problem`` is a failure to read the folder, which the next scan may not have.
     """
 
     number: int
@@ -52,9 +52,9 @@ class VersionEntry:
 
 
 class ModelEntry(NamedTuple):
-    """One model's folder. ``config_text`` is None where there is no ``config.pbtxt``.
+    """A model's folder. ``config_text`` is None without a ``config.pbtxt``.
 
-    A ``remote`` model has no folder: another server runs it, and ``path`` is the current one.
+    A ``remote`` model runs on another server; it has no folder, and ``path`` is the current one.
     """
 
     name: str
@@ -65,10 +65,10 @@ class ModelEntry(NamedTuple):
     remote: bool = False
 
     def labels(self, filename: str) -> tuple[str, ...]:
-        """The lines of a label file that lies directly in the model's folder.
+        """The lines of a label file directly in the model's folder.
 
         Raises:
-            OSError: there is no such file, or it is too large for one.
+            OSError: there is no such file, or it is too large.
         """
         file = self.path / filename
         inside = not self.remote and file.name == filename
@@ -95,7 +95,7 @@ def scan_folder(repository: Path) -> dict[str, ModelEntry]:
 
 
 def together(repositories: Iterable[Mapping[str, ModelEntry]]) -> dict[str, ModelEntry]:
-    """The models of all ``repositories``; none that is in more than one may be served."""
+    """The models of all ``repositories``; a model in more than one has a problem."""
     found: dict[str, ModelEntry] = {}
     for repository in repositories:
         for name, entry in repository.items():
@@ -109,14 +109,14 @@ def together(repositories: Iterable[Mapping[str, ModelEntry]]) -> dict[str, Mode
 def settled(
     found: ModelEntry, before: ModelEntry | None, accepted: ModelEntry | None
 ) -> ModelEntry | None:
-    """``found`` without what may still be being written: what was otherwise a look ``before``.
+    """``found`` without changes that may be incomplete: those not seen in the scan ``before``.
 
-    In place of that, and of what this look could not read, stays what was ``accepted``. A version
-    with a manifest needs no second look: it is whole, or does not match. None: nothing is accepted
-    of the model yet.
+    Such changes, and parts that this scan could not read, keep the ``accepted`` state. A version
+    with a manifest needs no second scan: it is complete, or does not match. None: no part of the
+    model is accepted yet.
     """
     if accepted is not None and accepted.problem and not accepted.versions:
-        accepted = None  # nothing of it was ever seen
+        accepted = None  # nothing of it was ever read
     if found.remote:
         return found
     if found.problem:
@@ -140,7 +140,7 @@ def settled(
 
 
 def _folders(path: Path, pattern: re.Pattern[str]) -> list[Path]:
-    """The folders in ``path`` whose names match; a link that leads nowhere is none."""
+    """The folders in ``path`` with matching names, without dangling links."""
     return sorted(p for p in path.iterdir() if pattern.match(p.name) and _is_folder(p))
 
 
@@ -149,12 +149,12 @@ def _is_folder(path: Path) -> bool:
         return stat.S_ISDIR(path.stat().st_mode)
     except (FileNotFoundError, NotADirectoryError):
         return False
-    except OSError as error:  # told where it is read: it may not hide the others
+    except OSError as error:  # reported when it is read; it must not hide the other folders
         return error.errno != errno.ELOOP
 
 
 def scan_model(root: Path, path: Path) -> ModelEntry:
-    """The model in the folder ``path`` of the repository ``root``; as ``scan`` finds it."""
+    """Scan the model in the folder ``path`` of the repository ``root``, as ``scan`` does."""
     name = path.name
     try:
         if _leaves(root, path):
@@ -210,13 +210,13 @@ def _scan_version(root: Path, path: Path) -> VersionEntry:
             files += fingerprint(path, (Path(folder) / name for name in names))
     except OSError as error:
         problem, unreadable = _reason(error), True
-    except RecursionError:  # os.walk goes down by recursion before Python 3.12
+    except RecursionError:  # os.walk is recursive before Python 3.12
         problem = "its folders are nested too deeply"
     return VersionEntry(number, path, tuple(sorted(files)), problem, unreadable=unreadable)
 
 
 def fingerprint(folder: Path, files: Iterable[Path]) -> Fingerprint:
-    """The fingerprint of those ``files`` of ``folder``; a link that leads nowhere is one."""
+    """The fingerprint of ``files`` in ``folder``; a dangling link has one too."""
     found = []
     for file in files:
         seen = _stat(file)
@@ -226,7 +226,7 @@ def fingerprint(folder: Path, files: Iterable[Path]) -> Fingerprint:
 
 
 def _stat(file: Path) -> os.stat_result:
-    """Of the file, or of a link that leads nowhere."""
+    """The status of the file, or of a dangling link itself."""
     try:
         return file.stat()
     except OSError as error:
@@ -240,7 +240,7 @@ def _raise(error: OSError) -> None:
 
 
 def _leaves(root: Path, path: Path) -> bool:
-    """Whether ``path`` is, in the end, somewhere outside ``root``, or nowhere."""
+    """Whether ``path`` resolves to a place outside ``root``, or cannot be resolved."""
     try:
         return not path.resolve().is_relative_to(root.resolve())
     except (OSError, RuntimeError):  # a link to itself
@@ -248,14 +248,14 @@ def _leaves(root: Path, path: Path) -> bool:
 
 
 def is_unreadable(error: BaseException | None) -> bool:
-    """Whether a file could not be read as it is now: not allowed, failing, or half written."""
+    """Whether a file could not be read in its present state: permissions, I/O, or incomplete."""
     if isinstance(error, OSError):
-        return error.errno is not None  # a library that cannot be loaded has none
+        return error.errno is not None  # a library that fails to load has none
     return isinstance(error, UnicodeDecodeError)
 
 
 def _reason(error: Exception) -> str:
-    """The reason without the path: an index is public."""
+    """The reason without the path, because an index is public."""
     if isinstance(error, OSError):
         return error.strerror or "unreadable"
     if isinstance(error, UnicodeDecodeError):

@@ -1,12 +1,12 @@
-"""What a certificate says about ``config.pbtxt``, and what may change without a new signature.
+"""The signed part of ``config.pbtxt``, and the fields that may change without a new signature.
 
 A certificate holds the configuration that its version was published with:
 
     "configuration": {"platform": ..., "input": [...], "parameters": {...}, ...}
 
-Operators may change how a model is run without signing it again: which versions are served and
-under which labels, instances, batching, caching, warm-up and threads. Everything else is the
-contract with clients and what the model computes; of a signed version it is as it was signed.
+Operators may change how a model runs without a new signature: the served versions and their labels,
+instances, batching, caching, warm-up and threads. Everything else belongs to the contract with
+clients or to the computation, and must be as signed.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from modelport.gateway.wire.triton_messages import model_config_pb2 as pb
 
 KEY = "configuration"
 
-#: Fields that say how a model is run.
+#: Fields about how a model runs.
 UNSIGNED = frozenset(
     {
         "dynamic_batching",
@@ -35,7 +35,7 @@ UNSIGNED = frozenset(
         "version_policy",
     }
 )
-#: Entries of ``parameters`` that do.
+#: Parameters about how a model runs.
 _UNSIGNED_PARAMETER = re.compile(
     r"version_label\..+|aspired_version_policy|admission_control\w*|batch_here|overload\w*"
     r"|(intra|inter)_op_thread_count|(INTRA|INTER)_OP_THREAD_COUNT|TF_NUM_(INTRA|INTER)_THREADS"
@@ -44,8 +44,8 @@ _UNSIGNED_PARAMETER = re.compile(
 
 
 def document(config: ModelConfig) -> dict[str, Any]:
-    """What a certificate says of ``config``, which is published with the version."""
-    from google.protobuf import json_format  # no start has to wait for it
+    """The part of ``config`` that goes into a version's certificate."""
+    from google.protobuf import json_format  # lazy, to keep start-up fast
 
     found: dict[str, Any] = json_format.MessageToDict(
         _signed_part(config), preserving_proto_field_name=True
@@ -66,13 +66,13 @@ def _signed_part(config: ModelConfig) -> ModelConfig:
 
 
 def check_format(config: ModelConfig, certificate: VersionCertificate, required: bool) -> None:
-    """The backend must be the one for the format that the certificate names.
+    """Require that the backend serves the format in the certificate.
 
     Args:
-        required: it must name one.
+        required: the certificate must have a format.
 
     Raises:
-        IntegrityError: it is another.
+        IntegrityError: the backend serves another format.
     """
     artifact = certificate.document.get("artifact")
     name = artifact.get("format") if isinstance(artifact, dict) else None
@@ -80,7 +80,7 @@ def check_format(config: ModelConfig, certificate: VersionCertificate, required:
     if row is None:
         if required or name is not None:
             raise IntegrityError(
-                f"{CERTIFICATE} names no format that is served here; publish the version again"
+                f"{CERTIFICATE} names no format that can be served; publish the version again"
             )
     elif config.backend != row.backend or config.platform not in ("", row.platform):
         asked = f"backend '{config.backend}'" + (
@@ -93,18 +93,18 @@ def check_format(config: ModelConfig, certificate: VersionCertificate, required:
 
 
 def apply(config: ModelConfig, certificate: VersionCertificate) -> ModelConfig:
-    """``config`` of a version whose signature was verified, what it leaves out as it was signed.
+    """``config``, completed from the signed configuration, for a version with a valid signature.
 
     Raises:
-        IntegrityError: it says something else than what was signed, or too little was.
+        IntegrityError: it contradicts the signed configuration, or that is incomplete.
     """
     signed = _parse(certificate)
     given = _signed_part(config)
     given.name = signed.name = ""
     for problem in _differences(given, signed):
         raise IntegrityError(
-            f"{configuration.FILENAME} changes {problem}, which is signed; take the change back, "
-            "or publish the version again with it: 'modelport export --sign-key'"
+            f"{configuration.FILENAME} changes {problem}, which is signed; undo the change, or "
+            "publish the version again with it: 'modelport export --sign-key'"
         )
     merged = pb.ModelConfig()
     merged.CopyFrom(signed)
@@ -132,8 +132,8 @@ def _parse(certificate: VersionCertificate) -> ModelConfig:
     content = certificate.document.get(KEY)
     if not isinstance(content, dict):
         raise IntegrityError(
-            f"{CERTIFICATE} holds no configuration, as those that modelport 0.1 wrote; "
-            "publish the version again with 'modelport export --sign-key'"
+            f"{CERTIFICATE} has no configuration, because modelport 0.1 wrote it; publish the "
+            "version again with 'modelport export --sign-key'"
         )
     from google.protobuf import json_format
 
@@ -141,12 +141,12 @@ def _parse(certificate: VersionCertificate) -> ModelConfig:
         return json_format.ParseDict(content, pb.ModelConfig())
     except (json_format.ParseError, ValueError, RecursionError) as error:
         raise IntegrityError(
-            f"'{KEY}' in {CERTIFICATE} is no configuration; publish the version again"
+            f"'{KEY}' in {CERTIFICATE} is not a configuration; publish the version again"
         ) from error
 
 
 def _differences(given: ModelConfig, signed: ModelConfig) -> Iterator[str]:
-    """What ``given`` says that ``signed`` does not; what it leaves out is no difference."""
+    """The fields of ``given`` that differ from ``signed``; omitted fields do not count."""
     for key, value in given.parameters.items():
         there = signed.parameters[key].string_value if key in signed.parameters else None
         if value.string_value != there:

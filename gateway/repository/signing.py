@@ -4,13 +4,12 @@
                            samples.json where there is one
     certificate.json.sig   {"format": "modelport-signature/1", "key": "…", "signature": "…"}
 
-The signature is over the exact bytes of the certificate. With the digests checked as well it covers
-every file of a version but itself and ``manifest.json``, which anyone can write anew, and of
-``config.pbtxt`` what the certificate holds (``signed_config``). It does not cover label files, nor
-a version's number: a release keeps its signature when it moves to another repository, and an older
-one can be served again. To take releases back, sign those that stay with a new key.
-
-``cryptography`` is imported when something is signed or verified, not before.
+The signature is over the exact bytes of the certificate. Together with the digests it covers every
+file of a version except itself and ``manifest.json``, which is not protected, and the part of
+``config.pbtxt`` in the certificate (``signed_config``). It does not cover label files, nor the
+version's number: a release keeps its signature in another repository, and an older one can be
+served again. To revoke releases, sign the others with a new key. ``cryptography`` is imported
+lazily.
 """
 
 from __future__ import annotations
@@ -35,12 +34,12 @@ from modelport.gateway.repository import manifest
 
 CERTIFICATE = manifest.CERTIFICATE
 SIGNATURE = "certificate.json.sig"
-#: Requests with the checkpoint's answers, which no server reads; see ``exporters.recording``.
+#: Requests and the checkpoint's responses, which no server reads; see ``exporters.recording``.
 SAMPLES = "samples.json"
 FORMAT = "modelport-signature/1"
-#: In front of what is signed: a signature made for another purpose does not fit, nor the reverse.
+#: The prefix of the signed bytes, so that signatures for other purposes do not fit.
 DOMAIN = FORMAT.encode() + b"\0"
-#: The files of a version that are no part of the artifact.
+#: Files of a version outside of the artifact.
 UNLISTED = frozenset({CERTIFICATE, SIGNATURE, SAMPLES, manifest.FILENAME})
 
 MAX_KEY_BYTES = 64 * 1024
@@ -50,14 +49,14 @@ COPY_BYTES = 1024 * 1024  # at a time
 
 _SPKI_PREFIX = bytes.fromhex("302a300506032b6570032100")  # RFC 8410; the 32 bytes follow
 _FINGERPRINT = re.compile(r"[0-9a-f]{64}")
-#: What reading a document of another shape raises.
+#: Exceptions from reading a document of another shape.
 MALFORMED = (ValueError, LookupError, TypeError, AttributeError, ArithmeticError, RecursionError)
 _PEM_LABEL = re.compile(rb"-----BEGIN ([A-Z0-9 ]+)-----")
 
 
 @dataclass(frozen=True, slots=True)
 class PublicKey:
-    """An Ed25519 public key: its 32 bytes."""
+    """An Ed25519 public key of 32 bytes."""
 
     raw: bytes
 
@@ -78,7 +77,7 @@ class PublicKey:
 
 @dataclass(frozen=True, slots=True)
 class PrivateKey:
-    """An Ed25519 private key: its 32 bytes, which no ``repr`` shows."""
+    """An Ed25519 private key of 32 bytes, which its ``repr`` hides."""
 
     raw: bytes = field(repr=False)
 
@@ -91,7 +90,7 @@ class PrivateKey:
         return PublicKey(self._key.public_key().public_bytes_raw())
 
     def pem(self) -> bytes:
-        """PKCS #8, not encrypted."""
+        """PKCS #8, unencrypted."""
         _, formats = _library()
         pem: bytes = self._key.private_bytes(
             formats.Encoding.PEM, formats.PrivateFormat.PKCS8, formats.NoEncryption()
@@ -109,13 +108,13 @@ class PrivateKey:
 
 @dataclass(frozen=True, slots=True)
 class VersionCertificate:
-    """What a certificate says about the files of its version.
+    """The files of a version by its certificate.
 
     Attributes:
         model: the model's name in the repository.
         files: SHA-256 in hex of every file of the artifact, by its path relative to the version.
-        size_bytes: of all of them together.
-        document: the whole of it.
+        size_bytes: the size of all files together.
+        document: the whole certificate.
         samples: SHA-256 in hex of ``samples.json``; None: the version has none.
     """
 
@@ -137,7 +136,7 @@ def _library() -> tuple[ModuleType, ModuleType]:
 
 
 def load_private_key(path: Path) -> PrivateKey:
-    """The key in a PEM file as ``modelport keygen`` writes it.
+    """Read the key in a PEM file of ``modelport keygen``.
 
     Raises:
         InvalidArgument: the file is unreadable or holds no private Ed25519 key.
@@ -147,7 +146,7 @@ def load_private_key(path: Path) -> PrivateKey:
     content = _read_key(path, where)
     labels = _PEM_LABEL.findall(content)
     if labels and all(label.endswith(b"PUBLIC KEY") for label in labels):
-        raise InvalidArgument(f"{where} is a public key; give the private one that belongs to it")
+        raise InvalidArgument(f"{where} is a public key; give its private key")
     if b"ENCRYPTED" in content:
         raise InvalidArgument(f"{where} is encrypted; decrypt it with 'openssl pkey'")
     key = _parse_key(lambda: formats.load_pem_private_key(content, None), where)
@@ -157,7 +156,7 @@ def load_private_key(path: Path) -> PrivateKey:
 
 
 def load_public_key(path: Path) -> PublicKey:
-    """The key in a PEM file as ``modelport keygen`` writes it.
+    """Read the key in a PEM file of ``modelport keygen``.
 
     Raises:
         InvalidArgument: the file is unreadable or holds no public Ed25519 key.
@@ -167,8 +166,7 @@ def load_public_key(path: Path) -> PublicKey:
     content = _read_key(path, where)
     if any(label.endswith(b"PRIVATE KEY") for label in _PEM_LABEL.findall(content)):
         raise InvalidArgument(
-            f"{where} is a private key; give the public one, and keep this one where models are "
-            "signed"
+            f"{where} is a private key; give its public key, and keep the private key safe"
         )
     key = _parse_key(lambda: formats.load_pem_public_key(content), where)
     if not isinstance(key, ed25519.Ed25519PublicKey):
@@ -200,7 +198,7 @@ def _parse_key(load: Callable[[], Any], where: str) -> Any:
 
 
 def sign(version: Path, key: PrivateKey) -> Path:
-    """Sign the certificate in ``version`` and return the path of the signature beside it."""
+    """Sign the certificate in ``version`` and return the path of the signature."""
     content = (version / CERTIFICATE).read_bytes()
     document = {
         "format": FORMAT,
@@ -213,30 +211,30 @@ def sign(version: Path, key: PrivateKey) -> Path:
 
 
 def signer_of(version: Path) -> str | None:
-    """The fingerprint of the key that ``version`` says it is signed with; None: not signed.
+    """The fingerprint of the key that signed ``version``, unverified; None: not signed.
 
     Raises:
-        IntegrityError: there is a signature file that is none.
+        IntegrityError: the signature file is not a signature.
     """
     return _read_signature(version)[0] if os.path.lexists(version / SIGNATURE) else None
 
 
 def read_certificate(version: Path, model: str) -> VersionCertificate:
-    """The certificate in ``version`` of a model of this name, whether signed or not.
+    """Read the certificate of a version of ``model``, signed or not.
 
     Raises:
-        IntegrityError: there is none, it is damaged, or it is of another model.
+        IntegrityError: it is missing, damaged, or of another model.
     """
     return _parse_certificate(_read(version, CERTIFICATE, MAX_CERTIFICATE_BYTES), model)
 
 
 def verify_signature(version: Path, model: str, keys: Collection[PublicKey]) -> VersionCertificate:
-    """As ``read_certificate``, and it must be signed with one of ``keys``.
+    """As ``read_certificate``, and verify that it is signed with one of ``keys``.
 
-    The files that it lists are not looked at: ``verify_files`` or ``verified_copy`` does that.
+    It does not check the files; use ``verify_files`` or ``verified_copy``.
 
     Raises:
-        IntegrityError: also if it is not signed, not with one of them, or was changed since.
+        IntegrityError: as above, or it is not signed, not with one of ``keys``, or was changed.
     """
     from cryptography.exceptions import InvalidSignature
 
@@ -257,13 +255,13 @@ def verify_signature(version: Path, model: str, keys: Collection[PublicKey]) -> 
         key.verify(signature, DOMAIN + content)
     except InvalidSignature as error:
         raise IntegrityError(
-            f"{CERTIFICATE} is not what {SIGNATURE} was made for; publish the version again"
+            f"{CERTIFICATE} does not match {SIGNATURE}; publish the version again"
         ) from error
     return _parse_certificate(content, model)
 
 
 def verify_files(version: Path, certificate: VersionCertificate) -> None:
-    """Check that ``version`` holds what ``certificate`` lists, and nothing else.
+    """Check that ``version`` contains the files of ``certificate``, and no others.
 
     Raises:
         IntegrityError: naming the first file that is changed, missing or unlisted.
@@ -279,13 +277,13 @@ def verify_files(version: Path, certificate: VersionCertificate) -> None:
 
 @contextlib.contextmanager
 def verified_copy(version: Path, certificate: VersionCertificate) -> Iterator[Path]:
-    """A private copy of the artifact in ``version``, each file verified while it was copied.
+    """A private copy of the artifact in ``version``, verified while it is copied.
 
-    Between a check and its use nobody can change what was checked. The copy lies in the folder
-    for temporary files (``TMPDIR``) and is gone afterwards.
+    So the files cannot change between check and use. The copy is in the folder for temporary files
+    (``TMPDIR``) and is removed afterwards.
 
     Args:
-        certificate: of the version, its signature verified.
+        certificate: of the version; its signature is verified.
 
     Raises:
         IntegrityError: as ``verify_files``.
@@ -302,14 +300,14 @@ def verified_copy(version: Path, certificate: VersionCertificate) -> Iterator[Pa
                 left = _copy(version, copy, name, digest, left)
         except OSError as error:
             raise Internal(
-                f"no verified copy could be made: {error.strerror}; the environment variable "
-                f"TMPDIR names a folder with {certificate.size_bytes} bytes of room"
+                f"the verified copy cannot be written: {error.strerror}; set the environment "
+                f"variable TMPDIR to a folder with {certificate.size_bytes} bytes of room"
             ) from error
         yield copy
 
 
 def _copy(version: Path, copy: Path, name: str, expected: str, left: int) -> int:
-    """Copy at most ``left`` bytes and return how many are left then."""
+    """Copy at most ``left`` bytes and return how many remain."""
     (copy / name).parent.mkdir(parents=True, exist_ok=True)
     digest = hashlib.sha256()
     with _open(version, name) as reading, (copy / name).open("xb") as writing:
@@ -365,13 +363,11 @@ def _parse_certificate(content: bytes, model: str) -> VersionCertificate:
 
 
 def _read_signature(version: Path) -> tuple[str, bytes]:
-    """The fingerprint of the key and the signature, neither of them verified."""
+    """The fingerprint of the key and the signature, both unverified."""
     try:
         document = json.loads(_read(version, SIGNATURE, MAX_SIGNATURE_BYTES))
-        fingerprint, signature = (
-            document["key"],
-            base64.b64decode(document["signature"], None, True),
-        )
+        fingerprint = document["key"]
+        signature = base64.b64decode(document["signature"], None, True)
         if document["format"] != FORMAT or not _FINGERPRINT.fullmatch(fingerprint):
             raise ValueError(document["format"])
     except MALFORMED as error:
@@ -392,7 +388,7 @@ def _read(version: Path, name: str, most: int) -> bytes:
 
 
 def _open(version: Path, name: str) -> io.BufferedReader:
-    """A regular file for reading; to open a pipe in its place would wait for ever."""
+    """Open a regular file for reading, without blocking on a pipe in its place."""
     try:
         descriptor = os.open(version / name, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
         if stat.S_ISREG(os.fstat(descriptor).st_mode):

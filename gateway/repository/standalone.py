@@ -1,7 +1,7 @@
-"""A model outside a repository: an artifact's file, a SavedModel's folder, or one model's folder.
+"""A model outside of a repository: an artifact's file, a SavedModel's folder, or a model's folder.
 
-A lone artifact is served as version 1 of a model that is named after its file. An artifact that
-lies in a version's folder, as in ``repository/iris/2/model.onnx``, is that version of that model.
+A single artifact is served as version 1 of a model named after its file. An artifact in a version's
+folder, as in ``repository/iris/2/model.onnx``, is that version of that model.
 """
 
 from __future__ import annotations
@@ -24,19 +24,19 @@ from modelport.gateway.repository.scan import (
 SAVED_MODEL = "saved_model.pb"
 _NOT_IN_A_NAME = re.compile(r"[^A-Za-z0-9._-]")
 _MAX_NAME = 128
-#: Checkpoints hold weights; an artifact has to be exported from them first.
+#: Checkpoints hold weights; they have to be exported first.
 _CHECKPOINTS = frozenset({".keras", ".pth", ".safetensors", ".h5", ".ckpt", ".bin"})
 
 
 def is_model(path: Path) -> bool:
-    """Whether ``path`` is a file, a SavedModel or a model's own folder, not a model repository."""
+    """Whether ``path`` is a file, a SavedModel or a model's folder, not a model repository."""
     if not path.is_dir():
         return path.is_file()
     return (path / SAVED_MODEL).is_file() or _is_model_folder(path)
 
 
 def _is_model_folder(path: Path) -> bool:
-    """Whether ``path`` has a configuration, or versions that hold something but versions."""
+    """Whether ``path`` has a configuration, or versions that contain more than versions."""
     if (path / configuration.FILENAME).is_file():
         return True
     return any(
@@ -49,16 +49,16 @@ def _is_model_folder(path: Path) -> bool:
 
 
 def scan(path: Path) -> ModelEntry:
-    """The model that ``path`` is.
+    """Scan the model in ``path``.
 
     Raises:
-        InvalidArgument: it is none that can be served; the message has the remedy.
+        InvalidArgument: it cannot be served; the message has the remedy.
         OSError: it cannot be read.
     """
     path = path.resolve(strict=True)
     if path.is_dir() and not (path / SAVED_MODEL).is_file():
         if not MODEL_NAME.match(path.name):
-            raise InvalidArgument(f"'{path.name}' is no name for a model; rename the folder")
+            raise InvalidArgument(f"'{path.name}' is not a valid model name; rename the folder")
         return scan_model(path.parent, path)
     platform = _platform(path)
     version, model = path.parent, path.parent.parent
@@ -85,8 +85,8 @@ def _platform(path: Path) -> Platform:
     files = (each.default_filename for each in PLATFORMS if each.format != "savedmodel")
     known = ", ".join(sorted({Path(file).suffix for file in files}))
     raise InvalidArgument(
-        f"'{path.name}' is no model that can be served; give a file that ends in {known}, or the "
-        "folder of a SavedModel"
+        f"'{path.name}' is not a model that can be served; give a file with the suffix {known}, "
+        "or the folder of a SavedModel"
     )
 
 
@@ -96,7 +96,7 @@ def _lone(path: Path, platform: Platform) -> ModelEntry:
     config = configuration.parse("")
     config.platform, config.backend = platform.platform, platform.backend
     config.default_model_filename = path.name
-    weights = path.with_name(f"{path.name}.data")  # ONNX keeps large ones beside the graph
+    weights = path.with_name(f"{path.name}.data")  # ONNX stores large weights beside the graph
     files = path.rglob("*") if path.is_dir() else [path, weights] if weights.exists() else [path]
     version = VersionEntry(1, path.parent, fingerprint(path.parent, files))
     return ModelEntry(name, path.parent, configuration.to_text(config), {1: version})

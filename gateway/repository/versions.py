@@ -1,8 +1,8 @@
-"""Change which version of a model is served, in its ``config.pbtxt``, and nothing else.
+"""Change the served version of a model in its ``config.pbtxt``, and nothing else.
 
-Text and comments of the file are kept: a setting is replaced where it stands, or added at the end.
-The result is parsed again before it is written, and must differ from what was there in that setting
-alone. The file is replaced in one step, so that a gateway that polls sees the old or the new one.
+Text and comments of the file are kept: a setting is replaced in its place, or appended. The result
+is parsed before it is written, and may differ only in that setting. The file is replaced
+atomically, so that a polling gateway sees the old or the new one.
 """
 
 from __future__ import annotations
@@ -24,16 +24,16 @@ _VERSION_POLICY = re.compile(r"\bversion_policy\s*:?\s*\{")
 
 
 class VersionChoice:
-    """Labels and version policy of the model in the folder ``path``.
+    """The labels and the version policy of the model in the folder ``path``.
 
     Raises:
-        NotFound: there is no such folder, or no version in it.
+        NotFound: there is no such folder, or it has no versions.
         InvalidArgument: its configuration does not parse.
     """
 
     def __init__(self, path: Path) -> None:
         if not path.is_dir():
-            raise NotFound(f"'{path}' is no model's folder")
+            raise NotFound(f"'{path}' is not a model's folder")
         self._entry: ModelEntry = scan_model(path.parent.resolve(), path.resolve())
         if self._entry.problem:
             raise InvalidArgument(f"'{path.name}': {self._entry.problem}")
@@ -46,7 +46,7 @@ class VersionChoice:
 
     @property
     def versions(self) -> list[int]:
-        """Those in the folder, ascending."""
+        """The versions in the folder, ascending."""
         return sorted(self._entry.versions)
 
     @property
@@ -84,15 +84,16 @@ class VersionChoice:
         return older[-1]
 
     def label(self, label: str, version: int | None) -> None:
-        """Let ``label`` name ``version``; None removes it.
+        """Assign ``label`` to ``version``; None removes it.
 
         Raises:
-            InvalidArgument: it is no name for a label.
+            InvalidArgument: the label is invalid.
             NotFound: there is no such version, or no such label to remove.
         """
         if not LABEL_NAME.match(label):
             raise InvalidArgument(
-                f"'{label}' is no label; use letters, digits, '_', '.' and '-', as in 'stable'"
+                f"'{label}' is not a valid label; use letters, digits, '_', '.' and '-', as in "
+                "'stable'"
             )
         key = LABEL + label
         if version is not None:
@@ -142,7 +143,7 @@ class VersionChoice:
     def _replace(
         self, pattern: re.Pattern[str], setting: str, change: Callable[[Any], None]
     ) -> None:
-        """Put ``setting`` in place of the block that begins with ``pattern``, or at the end."""
+        """Replace the block that begins with ``pattern`` by ``setting``, or append it."""
         wanted = configuration.parse(self._text)
         change(wanted)
         match = pattern.search(self._text)
@@ -154,15 +155,15 @@ class VersionChoice:
             text = self._text[: match.start()] + setting.rstrip("\n") + self._text[end:]
         if _parsed(text) != wanted:
             raise InvalidArgument(
-                f"the {configuration.FILENAME} of model '{self.name}' is not written so that this "
-                f"can be changed in it; put there by hand: {setting.strip() or 'no such setting'}"
+                f"the {configuration.FILENAME} of model '{self.name}' cannot be changed "
+                f"automatically; edit it by hand to have: {setting.strip() or 'no such setting'}"
             )
         _write(self._file, text)
         self._text, self._config = text, wanted
 
 
 def _end_of_block(text: str, start: int) -> int:
-    """Where the braces that open after ``start`` are closed again; the text's end if never."""
+    """The end of the block that begins at ``start``; without a closing brace, the text's end."""
     depth = 0
     for match in re.compile(r"[{}]").finditer(text, start):
         depth += 1 if match.group() == "{" else -1
@@ -179,7 +180,7 @@ def _parsed(text: str) -> Any:
 
 
 def _write(file: Path, text: str) -> None:
-    """Replace ``file`` in one step; its permissions stay."""
+    """Replace ``file`` atomically; its permissions stay."""
     descriptor, name = tempfile.mkstemp(dir=file.parent, prefix=f".{file.name}.")
     try:
         with os.fdopen(descriptor, "w", encoding="utf-8") as stream:

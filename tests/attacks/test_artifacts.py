@@ -656,7 +656,7 @@ def test_a_certificate_names_data_and_never_code_or_paths(
     for form in FORMS:
         repository.certify(form)
         refused(lambda: repository.prove(monkeypatch), "is not supported")
-        refused(repository.serve, "names no format that is served here")
+        refused(repository.serve, "names no format that can be served")
     assert not mark.exists()
 
 

@@ -144,9 +144,8 @@ REFUSALS = {
         Ask("identity_bytes", [("x", np.array([[b"\xff"]], object))]),
         400,
         "INVALID_ARGUMENT",
-        "input 'x' holds bytes that are not UTF-8, the encoding of ONNX strings; a model that "
-        "only hands them on takes any with the parameter 'string_encoding' 'latin-1' in its "
-        "config.pbtxt",
+        "input 'x' holds bytes that are not UTF-8, the encoding of ONNX strings; if the model only "
+        "passes them on, set the parameter 'string_encoding' to 'latin-1' in its config.pbtxt",
     ),
 }
 

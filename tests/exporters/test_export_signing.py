@@ -120,7 +120,7 @@ def test_a_signed_export_is_served_where_its_signature_is_required(
         (None, "cannot be read: Is a directory"),
         (b"", "is not a key in PEM"),
         (b"\xff\x00", "is not a key in PEM"),
-        (PrivateKey(bytes(32)).public.pem(), "is a public key; give the private one"),
+        (PrivateKey(bytes(32)).public.pem(), "is a public key; give its private key"),
     ],
 )
 def test_a_key_that_cannot_sign_is_one_line_and_nothing_is_published(

@@ -207,7 +207,7 @@ def test_another_artifact_whose_digests_were_made_to_match_fails_the_proof(
 def test_such_an_artifact_does_not_even_pass_for_signed(version: Path) -> None:
     spoil(version)
     line = line_of(run(version, "--integrity", "--public-key", "release.pub"), 5)
-    assert line.startswith("certificate.json is not what certificate.json.sig was made for")
+    assert line.startswith("certificate.json does not match certificate.json.sig")
 
 
 def test_an_artifact_that_is_none_is_no_proof(version: Path) -> None:

@@ -95,7 +95,7 @@ def test_only_what_is_signed_with_the_key_is_served(
         2: "certificate.json is missing",
         3: "trusted is " + key.public.fingerprint,
         4: "'model.onnx' does not match its SHA-256 in certificate.json",
-        5: "certificate.json is not what certificate.json.sig was made for",
+        5: "certificate.json does not match certificate.json.sig",
         6: "is of model 'another', not 'm'",
         7: "'extra.so' is not listed in certificate.json",
         8: "certificate.json is missing",

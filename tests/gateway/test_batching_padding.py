@@ -185,10 +185,10 @@ async def test_each_input_may_have_a_pad_of_its_own() -> None:
         ("padding.other", "0", "no input has an axis 'other'; name it in 'axes.<input>'"),
         ("padding.sequence", "", "'' is not a number"),
         ("padding.sequence", "pad", "'pad' is not a number"),
-        ("padding.sequence", "100", "100 is no value that input 'tokens' can have"),
-        ("padding.sequence", "0.5", "0.5 is no value that input 'tokens' can have"),
-        ("padding.sequence", "-1", "-1 is no value that input 'tokens' can have"),
-        ("padding.sequence", "nan", "nan is no value that input 'tokens' can have"),
+        ("padding.sequence", "100", "100 is not a valid value of input 'tokens'"),
+        ("padding.sequence", "0.5", "0.5 is not a valid value of input 'tokens'"),
+        ("padding.sequence", "-1", "-1 is not a valid value of input 'tokens'"),
+        ("padding.sequence", "nan", "nan is not a valid value of input 'tokens'"),
         ("padding.sequence", "token=0", "must be a number, or 'tokens=<value>'"),
         ("padding.sequence", "tokens=0,length=0", "must be a number, or 'tokens=<value>'"),
         ("padding.sequence", "tokens=0,tokens=1", "must be a number, or 'tokens=<value>'"),
@@ -201,7 +201,7 @@ def test_a_declaration_that_means_nothing_is_refused(key: str, value: str, reaso
 
 def test_no_number_is_no_padding_for_floats_either() -> None:
     config = CONFIG.replace("INT64", "FP32").replace("0..99", "..")
-    with pytest.raises(InvalidArgument, match="nan is no value that input 'tokens' can have"):
+    with pytest.raises(InvalidArgument, match="nan is not a valid value of input 'tokens'"):
         make("", config + parameter("padding.sequence", "nan"), Embedding)
 
 

@@ -463,7 +463,7 @@ def test_without_a_place_for_the_copy_the_reason_says_so(
 ) -> None:
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "nowhere"))
     with (
-        pytest.raises(Internal, match="TMPDIR names a folder with 1031 bytes of room") as caught,
+        pytest.raises(Internal, match="TMPDIR to a folder with 1031 bytes of room") as caught,
         signing.verified_copy(version, signing.verify_signature(version, "m", [key.public])),
     ):
         pass

@@ -57,7 +57,7 @@ def test_a_model_is_told_apart_from_a_repository(tmp_path: Path, repository: Pat
 
 @pytest.mark.parametrize(
     ("name", "words"),
-    [("net.keras", "export it first"), ("net.txt", "is no model that can be served")],
+    [("net.keras", "export it first"), ("net.txt", "is not a model that can be served")],
 )
 def test_what_cannot_be_served_is_refused_with_the_remedy(
     tmp_path: Path, name: str, words: str

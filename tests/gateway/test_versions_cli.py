@@ -95,7 +95,7 @@ def test_rollback_of_a_label_leaves_the_policy(model: Path) -> None:
         (("label", "../iris"), "is no name of a model"),
         (("label", "iris", "stable", "3"), "it has 1, 2, 10"),
         (("label", "iris", "stable"), "give a LABEL and its VERSION"),
-        (("label", "iris", "a b", "1"), "is no label"),
+        (("label", "iris", "a b", "1"), "is not a valid label"),
         (("label", "iris", "canary", "--remove"), "has no label 'canary'"),
         (("rollback", "iris", "--label", "stabel"), "did you mean 'stable'?"),
         (("rollback", "iris", "--model-version", "7"), "it has 1, 2, 10"),
@@ -120,7 +120,7 @@ def test_a_file_that_cannot_be_changed_with_certainty_is_left_alone(model: Path)
     (model / "config.pbtxt").write_text(text)
     result = run("label", "iris", "stable", "2", "--model-repository", str(model.parent))
     assert result.exit_code == 2
-    assert 'put there by hand: parameters { key: "version_label.stable"' in result.stderr
+    assert 'edit it by hand to have: parameters { key: "version_label.stable"' in result.stderr
     assert (model / "config.pbtxt").read_text() == text
 
 

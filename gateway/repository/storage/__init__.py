@@ -1,4 +1,5 @@
 """Model repositories in object storage: ``s3://``, ``gs://`` and ``az://``.
 
-``location`` names one, ``objects`` speaks to it, ``mirror`` keeps a local copy of what is served.
+``location`` parses its address, ``objects`` accesses it, ``mirror`` keeps a local copy of served
+versions.
 """
