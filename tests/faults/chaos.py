@@ -183,7 +183,7 @@ async def _load(backend: str, protocol: UpstreamProtocol, addresses: list[str], 
         raise AssertionError
 
     loop = asyncio.get_running_loop()
-    host = Host(loop, unused, unused, unused, lambda name: Program(), unused, unused)
+    host = Host(loop, unused, unused, lambda name: Program(), unused, unused)
     route = ModelRoute(
         backend,
         tuple(addresses),

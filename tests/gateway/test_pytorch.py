@@ -243,7 +243,7 @@ def test_the_first_model_that_asks_sets_the_threads_of_the_process(
     for asked, is_set in ((2, 2), (1, 2)):
         load(version, text(["x FP32 4"], ["y FP32 4"], asking(asked))).unload()
         assert torch.get_num_threads() == is_set
-    assert "another model has set it" in "".join(capfd.readouterr())
+    assert "another model has set this one" in "".join(capfd.readouterr())
     error = refused(version, text(["x FP32 4"], ["y FP32 4"], asking(-1)))
     assert "'INTRA_OP_THREAD_COUNT' must be a whole number of at least 0" in str(error)
 

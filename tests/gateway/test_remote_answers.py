@@ -139,7 +139,7 @@ async def loaded(
         raise AssertionError
 
     loop = asyncio.get_running_loop()
-    host = Host(loop, unused, unused, unused, lambda name: Program(), unused, unused)
+    host = Host(loop, unused, unused, lambda name: Program(), unused, unused)
     route = ModelRoute(module.__name__.rsplit(".", 1)[1], (fake.address,), **keys)
     artifact = Artifact("m", 1, Path(), config, 1, route, host)
     backend = await asyncio.to_thread(module.load, artifact)

@@ -225,7 +225,7 @@ def test_a_signature_that_borrows_the_name_of_a_trusted_key_is_refused(
 ) -> None:
     path = signing.sign(version, PrivateKey.generate())
     path.write_text(json.dumps({**json.loads(path.read_text()), "key": key.public.fingerprint}))
-    assert refused(version, key.public).startswith("certificate.json is not what")
+    assert refused(version, key.public).startswith("certificate.json does not match")
 
 
 def test_a_signature_for_another_purpose_does_not_fit(version: Path, key: PrivateKey) -> None:
@@ -233,7 +233,7 @@ def test_a_signature_for_another_purpose_does_not_fit(version: Path, key: Privat
     path = version / signing.SIGNATURE
     bare = base64.b64encode(key.sign((version / signing.CERTIFICATE).read_bytes())).decode()
     path.write_text(json.dumps({**json.loads(path.read_text()), "signature": bare}))
-    assert refused(version, key.public).startswith("certificate.json is not what")
+    assert refused(version, key.public).startswith("certificate.json does not match")
 
 
 @pytest.mark.parametrize("change", [b" ", b"\n"])
@@ -242,7 +242,7 @@ def test_one_space_more_in_the_certificate_is_refused(
 ) -> None:
     with (version / signing.CERTIFICATE).open("ab") as file:
         file.write(change)
-    assert refused(version, key.public).startswith("certificate.json is not what")
+    assert refused(version, key.public).startswith("certificate.json does not match")
 
 
 def test_the_signature_of_another_version_is_refused(version: Path, key: PrivateKey) -> None:
@@ -252,7 +252,7 @@ def test_the_signature_of_another_version_is_refused(version: Path, key: Private
     signing.sign(version, key)
     verify(version, key.public)
     (version / signing.SIGNATURE).write_bytes(theirs)
-    assert refused(version, key.public).startswith("certificate.json is not what")
+    assert refused(version, key.public).startswith("certificate.json does not match")
 
 
 def test_a_manifest_written_anew_does_not_hide_a_changed_file(
@@ -272,7 +272,7 @@ def test_the_certificate_of_a_changed_file_cannot_be_written_anew(
     (version / "model.onnx").write_bytes(CONTENT[::-1])
     certify(version)
     manifest.write(version)
-    assert refused(version, key.public).startswith("certificate.json is not what")
+    assert refused(version, key.public).startswith("certificate.json does not match")
 
 
 def test_a_signed_version_of_another_model_is_refused(version: Path, key: PrivateKey) -> None:
@@ -327,7 +327,7 @@ def test_a_signature_of_another_length_is_refused(
     document = json.loads(path.read_text())
     signature = (base64.b64decode(document["signature"]) * 2)[:length]
     path.write_text(json.dumps({**document, "signature": base64.b64encode(signature).decode()}))
-    assert refused(version, key.public).startswith("certificate.json is not what")
+    assert refused(version, key.public).startswith("certificate.json does not match")
 
 
 @pytest.mark.parametrize(
