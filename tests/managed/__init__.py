@@ -125,7 +125,7 @@ class Place:
 
     def server(self) -> int:
         """The stand-in itself, not its guardian."""
-        found: list[int] = until(lambda: self.processes("\0gateway.cli\0"), "the server runs")
+        found: list[int] = until(lambda: self.processes("\0modelport\0"), "the server runs")
         return found[0]
 
     def folders(self) -> list[Path]:
