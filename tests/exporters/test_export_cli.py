@@ -355,13 +355,13 @@ def test_a_users_own_factory_is_exported_from_the_working_directory(
 
 
 def test_a_users_model_that_bakes_a_dimension_in_exits_3(
-    python: Python, user_project: Path
+    invoke: Invoke, user_project: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    result = python(
-        "-m", "modelport", "export", "mine.pt", "--format", "onnx", "--model", "my_models:baked"
-    )
+    monkeypatch.chdir(user_project)
+    monkeypatch.syspath_prepend(user_project)
+    result = invoke(user_project / "mine.pt", model="my_models:baked")
     assert "a dimension is baked in" in failed(result, 3)
-    assert not (user_project / "model_repository").exists()
+    assert not (user_project / "repository").exists()
 
 
 def test_a_users_model_without_a_declaration_is_told_how_to_declare(
