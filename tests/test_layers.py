@@ -29,7 +29,7 @@ LAYERS = {
     "modelport.gateway.models": 3,
     "modelport.gateway.protocols": 4,
     "modelport.gateway.server.app": 5,
-    "modelport.gateway.server.workers": 6,
+    "modelport.gateway.server.workers": 5,
     "modelport.gateway.server": 4,
     "modelport.gateway.cli": 6,
 }

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import gc
 import math
 import os
 from collections.abc import Mapping, Sequence
@@ -15,7 +14,6 @@ import click
 from modelport.gateway.cli import option_sources
 from modelport.gateway.repository import standalone
 from modelport.gateway.repository.storage.location import Location, Repository
-from modelport.gateway.runtime.startup import hasten
 from modelport.gateway.settings import (
     AspiredVersionPolicy,
     LogFormat,
@@ -326,17 +324,15 @@ def serve(context: click.Context, /, **options: Any) -> None:
 
     Port 0 takes a free port; the line "listening" on stderr tells which.
     """
-    context.call_on_close(gc.enable)  # whoever calls this in a process that goes on
-    hasten()
     settings = _settings(**options)
     if settings.workers == 1:
         from modelport.gateway.server import app
 
         app.run(settings)
     else:
-        from modelport.gateway.server.workers import parent
+        from modelport.gateway.server.workers import supervisor
 
-        parent.run(settings, context.meta[Serve.ARGUMENTS])
+        supervisor.run(settings, context.meta[Serve.ARGUMENTS], "modelport.gateway.cli.worker")
 
 
 def settings_of(arguments: Sequence[str], environment: bool = True) -> Settings:

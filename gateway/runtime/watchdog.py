@@ -1,4 +1,4 @@
-"""A thread that watches the event loop: it names what blocks it, and tells others how it does."""
+"""Watchdog thread: it logs what blocks the event loop, and reports heartbeats."""
 
 from __future__ import annotations
 
@@ -15,49 +15,49 @@ import structlog
 
 log = structlog.get_logger("modelport.watchdog")
 
-#: How often the loop moves its hand, and how often the thread looks.
+#: Intervals of the loop's ticks and of the thread's checks.
 TICK_SECONDS = 0.25
-BEAT_SECONDS = 0.5
-#: A loop that stands still for so long is worth a line in the log.
+HEARTBEAT_SECONDS = 0.5
+#: A loop that is blocked for longer is logged.
 BLOCKED_SECONDS = 1.0
-#: A loop's thread that took less of a processor than this while it stood still waits for something.
+#: A blocked thread that uses less of a processor than this is waiting, not computing.
 COMPUTING_SHARE = 0.2
-#: Of the stack, its innermost frames.
+#: Innermost stack frames that are logged.
 FRAMES = 12
-_beat = struct.Struct(">d?")
+_HEARTBEAT = struct.Struct(">d?")
 
 
-class Beat(NamedTuple):
-    """How an event loop does: since when it stands still, and whether that is for work.
+class Heartbeat(NamedTuple):
+    """State of an event loop: how long it has been blocked, and whether its thread is computing.
 
-    ``computing``: its thread computes, or a model loads, whose libraries hold the interpreter.
+    A model that loads counts as computing: libraries may hold the interpreter lock.
     """
 
     blocked_seconds: float
     computing: bool
 
     def packed(self) -> bytes:
-        return _beat.pack(*self)
+        return _HEARTBEAT.pack(*self)
 
     @classmethod
-    def unpacked(cls, content: bytes) -> Beat:
-        return cls(*_beat.unpack(content))
+    def unpacked(cls, content: bytes) -> Heartbeat:
+        return cls(*_HEARTBEAT.unpack(content))
 
 
 class Watchdog:
-    """Watches the loop it is made on.
+    """Watchdog of the running loop.
 
     Args:
-        tell: called from the watchdog's thread with every beat.
-        loading: whether models load; called from the loop.
+        report: Called from the watchdog's thread with every heartbeat.
+        loading: Whether models are loading; called from the loop.
     """
 
     def __init__(
         self,
-        tell: Callable[[Beat], None] = lambda _: None,
+        report: Callable[[Heartbeat], None] = lambda _: None,
         loading: Callable[[], bool] = lambda: False,
     ) -> None:
-        self._tell, self._loading = tell, loading
+        self._report, self._loading = report, loading
         self._loop = asyncio.get_running_loop()
         self._thread_id = threading.get_ident()
         self._clock = (
@@ -74,23 +74,23 @@ class Watchdog:
         self._ended.set()
 
     def _tick(self) -> None:
-        """Runs on the loop: it is alive."""
+        """Run on the loop, to show that it is not blocked."""
         self._is_loading = self._loading()
         self._ticked = time.monotonic(), self._used()
         if not self._ended.is_set():
             self._loop.call_later(TICK_SECONDS, self._tick)
 
     def _used(self) -> float:
-        """The processor time of the loop's thread; where it cannot be told, all time is used."""
+        """Processor time of the loop's thread, or wall time on systems without that clock."""
         return time.monotonic() if self._clock is None else time.clock_gettime(self._clock)
 
     def _watch(self) -> None:
         blocked_at: float | None = None
-        while not self._ended.wait(BEAT_SECONDS):
+        while not self._ended.wait(HEARTBEAT_SECONDS):
             ticked_at, used = self._ticked
             blocked = max(0.0, time.monotonic() - ticked_at - TICK_SECONDS)
             share = (self._used() - used) / max(blocked, TICK_SECONDS)
-            self._tell(Beat(blocked, self._is_loading or share > COMPUTING_SHARE))
+            self._report(Heartbeat(blocked, self._is_loading or share > COMPUTING_SHARE))
             if blocked > BLOCKED_SECONDS and blocked_at is None:
                 blocked_at = ticked_at
                 log.warning(

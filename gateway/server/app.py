@@ -24,9 +24,9 @@ from modelport.gateway.protocols.dialects import Dialects
 from modelport.gateway.protocols.grpc_method import Methods
 from modelport.gateway.protocols.oip.shared_memory import SharedMemory
 from modelport.gateway.repository.routes import Program
-from modelport.gateway.runtime import request_memory, signals, startup
+from modelport.gateway.runtime import request_memory, signals
 from modelport.gateway.runtime.malloc import keep_freed_memory
-from modelport.gateway.runtime.watchdog import Beat, Watchdog
+from modelport.gateway.runtime.watchdog import Heartbeat, Watchdog
 from modelport.gateway.server.admin import metrics
 from modelport.gateway.server.http1.listener import HttpListener
 from modelport.gateway.server.listeners import Front
@@ -67,7 +67,7 @@ class Server:
         settings: Settings,
         make_front: MakeFront,
         make_control: MakeControl | None = None,
-        tell: Callable[[Beat], None] = lambda _: None,
+        tell: Callable[[Heartbeat], None] = lambda _: None,
     ) -> None:
         keep_freed_memory()
         request_memory.PROCESS.limit_bytes = request_memory_bytes(settings)
@@ -133,7 +133,6 @@ class Server:
         """
         if self._metrics is not None:
             await self._metrics.start()
-        startup.settle()
         self._watchdog = Watchdog(self._tell, lambda: self.manager.loading)
         await self._front.start()
         if self._metrics is not None:

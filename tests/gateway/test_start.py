@@ -1,9 +1,7 @@
-"""What a start waits for, and what it does not."""
+"""Imports: nothing unneeded before READY, nothing at all in the first requests after it."""
 
 from __future__ import annotations
 
-import subprocess
-import sys
 from pathlib import Path
 
 import httpx
@@ -13,13 +11,13 @@ from tests import models
 from tests.server import serving
 
 INFER = b'{"inputs": [{"name": "x", "shape": [1, 4], "datatype": "FP32", "data": [1, 2, 3, 4]}]}'
-#: Needed by a key, a file of routes or another format than ONNX; or never.
-LATE = {
-    *("uvicorn", "aiohttp", "grpc", "cryptography", "rich.console"),
+#: Needed for signatures, routes or formats other than ONNX, or never.
+UNNEEDED = {
+    *("uvicorn", "aiohttp", "grpc", "cryptography"),
     *("torch", "tensorflow", "onnx", "modelport.gateway.repository.signing"),
 }
-#: A request of each dialect, and a scrape: method, path, body.
-ASKED = [
+#: One request in each dialect: method, path, body.
+REQUESTS = [
     ("GET", "/v2/models/x2", b""),
     ("POST", "/v2/models/x2/infer", INFER),
     ("GET", "/v1/models/x2", b""),
@@ -40,11 +38,11 @@ def test_until_ready_nothing_is_imported_that_only_others_need(
         said = [str(entry["event"]) for entry in gateway.logs]
     imported = names(said[: said.index("started")])
     assert "onnxruntime" in imported
-    assert imported & LATE == set()
+    assert imported & UNNEEDED == set()
 
 
 def names(said: list[str]) -> set[str]:
-    """The modules that Python says it imports."""
+    """Parse the modules from the output of PYTHONPROFILEIMPORTTIME."""
     return {line.rpartition("|")[2].strip() for line in said if line.startswith("import time:")}
 
 
@@ -55,7 +53,7 @@ def test_once_ready_the_first_request_of_a_dialect_imports_nothing(
     monkeypatch.setenv("PYTHONPROFILEIMPORTTIME", "1")
     with serving(tmp_path, "--workers", "1") as gateway:
         with httpx.Client(base_url=f"http://{gateway.http}") as client:
-            for method, path, body in ASKED:
+            for method, path, body in REQUESTS:
                 assert client.request(method, path, content=body).status_code == 200, path
         assert httpx.get(gateway.metrics).status_code == 200
         gateway.terminate()
@@ -65,26 +63,3 @@ def test_once_ready_the_first_request_of_a_dialect_imports_nothing(
     assert not {
         name for name in imported if not name.startswith(("encodings.", "email.", "anyio."))
     }
-
-
-def test_garbage_is_collected_again_once_the_server_listens(tmp_path: Path) -> None:
-    code = f"""
-import asyncio, gc
-from pathlib import Path
-from modelport.gateway.runtime.startup import hasten
-hasten()
-from modelport.gateway.cli import serve as serve_cli
-from modelport.gateway.server.listeners import Front
-from modelport.gateway.server.app import Server
-async def main():
-    settings = serve_cli.settings_of(["--model-repository", {str(tmp_path)!r}, "--http-port=0",
-                                      "--grpc-port=0", "--metrics-port=0", "--exit-timeout-secs=0"])
-    server = Server(settings, Front)
-    before = gc.isenabled()
-    await server.listen()
-    print(before, gc.isenabled())
-    await server.stop()
-asyncio.run(main())
-"""
-    printed = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
-    assert "False True" in printed.stdout.splitlines(), printed.stderr

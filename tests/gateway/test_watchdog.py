@@ -10,13 +10,13 @@ import pytest
 import structlog
 
 from modelport.gateway.runtime import watchdog
-from modelport.gateway.runtime.watchdog import Beat, Watchdog
+from modelport.gateway.runtime.watchdog import Heartbeat, Watchdog
 
 
 @pytest.fixture(autouse=True)
 def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(watchdog, "TICK_SECONDS", 0.01)
-    monkeypatch.setattr(watchdog, "BEAT_SECONDS", 0.02)
+    monkeypatch.setattr(watchdog, "HEARTBEAT_SECONDS", 0.02)
     monkeypatch.setattr(watchdog, "BLOCKED_SECONDS", 0.1)
 
 
@@ -24,29 +24,30 @@ class Heard:
     """What a watchdog tells; the thread that blocks the loop waits for it."""
 
     def __init__(self) -> None:
-        self.beats: list[Beat] = []
+        self.heartbeats: list[Heartbeat] = []
         self._come = threading.Condition()
 
-    def __call__(self, beat: Beat) -> None:
+    def __call__(self, heartbeat: Heartbeat) -> None:
         with self._come:
-            self.beats.append(beat)
+            self.heartbeats.append(heartbeat)
             self._come.notify_all()
 
-    def wait_for(self, blocked_seconds: float) -> Beat:
+    def wait_for(self, blocked_seconds: float) -> Heartbeat:
         """Blocks the caller's thread, without computing."""
         with self._come:
             assert self._come.wait_for(
-                lambda: self.beats and self.beats[-1].blocked_seconds > blocked_seconds, 30
+                lambda: self.heartbeats and self.heartbeats[-1].blocked_seconds > blocked_seconds,
+                30,
             )
-            return self.beats[-1]
+            return self.heartbeats[-1]
 
 
-def compute_until(heard: Heard, blocked_seconds: float) -> Beat:
+def compute_until(heard: Heard, blocked_seconds: float) -> Heartbeat:
     deadline = time.monotonic() + 30
-    while not heard.beats or heard.beats[-1].blocked_seconds <= blocked_seconds:
+    while not heard.heartbeats or heard.heartbeats[-1].blocked_seconds <= blocked_seconds:
         sum(range(1000))
         assert time.monotonic() < deadline
-    return heard.beats[-1]
+    return heard.heartbeats[-1]
 
 
 async def test_a_loop_that_waits_is_told_from_one_that_computes() -> None:
@@ -83,8 +84,8 @@ async def test_a_loop_that_turns_is_worth_no_word() -> None:
     heard = Heard()
     with structlog.testing.capture_logs() as logs:
         watching = Watchdog(heard)
-        while len(heard.beats) < 5:
+        while len(heard.heartbeats) < 5:
             await asyncio.sleep(0.005)
         watching.close()
     assert logs == []
-    assert Beat.unpacked(heard.beats[-1].packed()) == heard.beats[-1]
+    assert Heartbeat.unpacked(heard.heartbeats[-1].packed()) == heard.heartbeats[-1]

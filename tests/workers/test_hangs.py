@@ -8,22 +8,22 @@ from types import SimpleNamespace
 
 import pytest
 
-from modelport.gateway.runtime.watchdog import Beat
+from modelport.gateway.runtime.watchdog import Heartbeat
 from modelport.gateway.server.workers import coordinator
-from modelport.gateway.server.workers.coordinator import Member
+from modelport.gateway.server.workers.coordinator import ConnectedWorker
 
 
 class Worker:
     """A member, and the end of the socket on which its watchdog tells."""
 
     def __init__(self) -> None:
-        self.end, self.beats = socket.socketpair(socket.AF_UNIX, socket.SOCK_DGRAM)
-        self.beats.setblocking(False)
-        self.member = Member(0, SimpleNamespace())  # type: ignore[arg-type]
+        self.end, self.heartbeats = socket.socketpair(socket.AF_UNIX, socket.SOCK_DGRAM)
+        self.heartbeats.setblocking(False)
+        self.member = ConnectedWorker(0, SimpleNamespace())  # type: ignore[arg-type]
 
     def tells(self, blocked_seconds: float = 0.0, computing: bool = False) -> None:
-        self.end.send(Beat(blocked_seconds, computing).packed())
-        self.member.heard(self.beats)
+        self.end.send(Heartbeat(blocked_seconds, computing).packed())
+        self.member.heard(self.heartbeats)
 
 
 @pytest.fixture
@@ -38,7 +38,7 @@ def worker(clock: SimpleNamespace) -> Iterator[Worker]:
     made = Worker()
     yield made
     made.end.close()
-    made.beats.close()
+    made.heartbeats.close()
 
 
 def test_one_that_stops_before_its_first_beat_is_replaced_in_time(
@@ -47,40 +47,40 @@ def test_one_that_stops_before_its_first_beat_is_replaced_in_time(
     clock.seconds += 1000  # it starts
     worker.member.excuse()  # and joins
     clock.seconds += coordinator.HUNG_SECONDS - 0.5
-    assert worker.member.hangs() == ""
+    assert worker.member.hang_reason() == ""
     clock.seconds += 1.0
-    assert worker.member.hangs() == "it does not run"
+    assert worker.member.hang_reason() == "it does not run"
 
 
 def test_one_that_does_not_run_is_replaced_in_time(worker: Worker, clock: SimpleNamespace) -> None:
     worker.tells()
     clock.seconds += coordinator.HUNG_SECONDS - 0.5
-    assert worker.member.hangs() == ""
+    assert worker.member.hang_reason() == ""
     clock.seconds += 1.0
-    assert worker.member.hangs() == "it does not run"
+    assert worker.member.hang_reason() == "it does not run"
     assert coordinator.HUNG_SECONDS + coordinator.LOOK_SECONDS < 10
 
 
 def test_one_whose_loop_waits_is_replaced_and_one_that_computes_goes_on(worker: Worker) -> None:
     """Eight requests that each took the loop four seconds had both workers killed."""
     worker.tells(coordinator.HUNG_SECONDS + 0.1)
-    assert worker.member.hangs() == "its event loop is blocked"
+    assert worker.member.hang_reason() == "its event loop is blocked"
     worker.tells(coordinator.HUNG_SECONDS + 0.1, computing=True)
-    assert worker.member.hangs() == ""
+    assert worker.member.hang_reason() == ""
     worker.tells(40.0, computing=True)
-    assert worker.member.hangs() == ""
+    assert worker.member.hang_reason() == ""
     worker.tells(coordinator.BUSY_SECONDS + 0.1, computing=True)
-    assert worker.member.hangs() == "its event loop is blocked"
+    assert worker.member.hang_reason() == "its event loop is blocked"
 
 
 def test_one_that_loads_may_be_silent_for_longer(worker: Worker, clock: SimpleNamespace) -> None:
     worker.tells(computing=True)
     clock.seconds += coordinator.BUSY_SECONDS - 1
-    assert worker.member.hangs() == ""
+    assert worker.member.hang_reason() == ""
 
 
 def test_who_was_not_listening_blames_nobody(worker: Worker, clock: SimpleNamespace) -> None:
     worker.tells()
     clock.seconds += 100
     worker.member.excuse()
-    assert worker.member.hangs() == ""
+    assert worker.member.hang_reason() == ""

@@ -10,7 +10,7 @@ from prometheus_client import CollectorRegistry
 from modelport.gateway.errors import Code
 from modelport.gateway.server.admin import metrics
 from modelport.gateway.server.workers import merge
-from modelport.gateway.server.workers.aggregated_metrics import Counts
+from modelport.gateway.server.workers.aggregated_metrics import AggregatedMetrics
 from modelport.gateway.telemetry import Statistics
 from modelport.gateway.telemetry.metrics import (
     TfServingCollector,
@@ -34,7 +34,7 @@ def counted(requests: int, batch: int = 2) -> Statistics:
     return statistics
 
 
-def told(statistics: Statistics, tfserving: int = 0) -> dict[str, Any]:
+def report(statistics: Statistics, tfserving: int = 0) -> dict[str, Any]:
     """What a worker with one model answers the hub."""
     requests = TfServingRequests()
     for _ in range(tfserving):
@@ -43,7 +43,7 @@ def told(statistics: Statistics, tfserving: int = 0) -> dict[str, Any]:
     for collector in (TritonCollector(source(statistics)), TorchServeCollector(source(statistics))):
         registry.register(collector)
     registry.register(TfServingCollector(requests))
-    families = merge.told(registry.collect())
+    families = merge.families_json(registry.collect())
     return {"documents": [statistics.document("m", 1)], "families": families}
 
 
@@ -52,7 +52,7 @@ def source(statistics: Statistics) -> Any:
 
 
 def text(families: list[Any]) -> str:
-    collector, registry = merge.Told(), CollectorRegistry()
+    collector, registry = merge.MergedFamiliesCollector(), CollectorRegistry()
     collector.families = families
     registry.register(collector)
     return metrics.text(registry)[1].decode()
@@ -117,24 +117,24 @@ def test_every_family_adds_up_to_what_one_worker_would_have_told() -> None:
     together = counted(7)
     together.failed(Code.INTERNAL, 500)
     merged = merge.families(
-        [told(counted(3), tfserving=2)["families"], told(counted(4), tfserving=1)["families"]]
+        [report(counted(3), tfserving=2)["families"], report(counted(4), tfserving=1)["families"]]
     )
-    expected = text(told(together, tfserving=3)["families"])
+    expected = text(report(together, tfserving=3)["families"])
     assert text(merged) == expected
     assert 'nv_inference_count{model="m",version="1"} 14.0' in expected
 
 
 def test_no_count_goes_back_when_a_worker_is_lost_and_another_takes_its_place() -> None:
-    counts = Counts()
+    counts = AggregatedMetrics()
     totals = []
     for step in ("both", "lost", "again"):
         if step == "both":
-            counts.heard(0, told(counted(3), tfserving=1))
-            counts.heard(1, told(counted(4), tfserving=2))
+            counts.heard(0, report(counted(3), tfserving=1))
+            counts.heard(1, report(counted(4), tfserving=2))
         elif step == "lost":
             counts.lost(1)
         else:
-            counts.heard(1, told(counted(1), tfserving=0))
+            counts.heard(1, report(counted(1), tfserving=0))
             counts.forget()
         (document,) = counts.documents()
         totals.append((document["inference_count"], text(counts.families())))
@@ -144,13 +144,13 @@ def test_no_count_goes_back_when_a_worker_is_lost_and_another_takes_its_place() 
 
 
 def test_the_living_alone_would_count_less() -> None:
-    """The known-bad variant: without what the lost worker had told the sum goes back."""
+    """The known-bad variant: without what the lost worker had report the sum goes back."""
     assert merge.documents([[counted(3).document("m", 1)]])[0]["inference_count"] == 6
 
 
 def test_what_no_worker_has_any_more_is_forgotten_and_what_belongs_to_no_model_is_not() -> None:
-    counts = Counts()
-    counts.heard(0, told(counted(3), tfserving=1))
+    counts = AggregatedMetrics()
+    counts.heard(0, report(counted(3), tfserving=1))
     counts.lost(0)
     counts.heard(0, {"documents": [], "families": []})
     counts.forget()

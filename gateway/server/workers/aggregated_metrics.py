@@ -1,4 +1,4 @@
-"""What the workers have counted, those that are gone included: it never goes backwards."""
+"""Counts of all workers, including those that have ended, so that counters never decrease."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ _SUMMED = ("process_virtual_memory_bytes", "process_resident_memory_bytes", "pro
 _MODEL_LABELS = (("model", "version"), ("model_name", "model_version"))
 
 
-class Counts:
-    """The last that each worker has told, and the sum of what those that are gone had told."""
+class AggregatedMetrics:
+    """The last report of each worker, and the sum of the reports of those that have ended."""
 
     def __init__(self) -> None:
         self._documents: dict[int, Documents] = {}
@@ -26,19 +26,19 @@ class Counts:
         self._gone_documents: Documents = []
         self._gone_families: list[Family] = []
 
-    def heard(self, worker: int, told: Mapping[str, Any]) -> None:
-        self._documents[worker] = told["documents"]
-        self._families[worker] = told["families"]
+    def heard(self, worker: int, report: Mapping[str, Any]) -> None:
+        self._documents[worker] = report["documents"]
+        self._families[worker] = report["families"]
 
     def lost(self, worker: int) -> None:
-        """The worker is gone; the one that takes its place counts from 0."""
+        """Keep the counts of a worker that has ended: its successor counts from 0."""
         documents = self._documents.pop(worker, [])
         families = merge.lasting(self._families.pop(worker, []))
         self._gone_documents = merge.documents([self._gone_documents, documents])
         self._gone_families = merge.families([self._gone_families, families])
 
     def forget(self) -> None:
-        """Drop what was counted of versions that no worker has any more; all must have told."""
+        """Drop the kept counts of versions that no worker has; every worker must have reported."""
         known = {
             (entry["name"], entry["version"])
             for documents in self._documents.values()
@@ -57,12 +57,12 @@ class Counts:
         return merge.documents([self._gone_documents, *self._documents.values()])
 
     def families(self) -> list[Family]:
-        """Families of the living come first: the order is theirs."""
+        """Merge all families, in the order of the running workers."""
         return merge.families([*self._families.values(), self._gone_families])
 
 
 def _of(labels: Mapping[str, str]) -> tuple[str, str] | None:
-    """The model version that a sample is about."""
+    """Return the model and version in a sample's labels."""
     for model, version in _MODEL_LABELS:
         if model in labels and version in labels:
             return labels[model], labels[version]
@@ -70,9 +70,9 @@ def _of(labels: Mapping[str, str]) -> tuple[str, str] | None:
 
 
 class ProcessesCollector(Collector):
-    """The library's ``process_*`` families, of all processes of the gateway together.
+    """The ``process_*`` families of ``prometheus_client``, summed over the gateway's processes.
 
-    ``ended_cpu_seconds`` is the time that those took which have ended.
+    ``ended_cpu_seconds`` returns the processor time of processes that have ended.
     """
 
     def __init__(
@@ -86,7 +86,7 @@ class ProcessesCollector(Collector):
         for pid in self._pids():
             for family in ProcessCollector(pid=lambda pid=pid: pid, registry=None).collect():  # type: ignore[misc]
                 if family.name not in summed:
-                    summed[family.name] = family  # of the parent: it started first
+                    summed[family.name] = family  # the parent's: its start time is the gateway's
                 elif family.name in _SUMMED or family.type == "counter":
                     mine, more = summed[family.name].samples[0], family.samples[0]
                     summed[family.name].samples[0] = mine._replace(value=mine.value + more.value)

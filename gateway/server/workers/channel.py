@@ -1,7 +1,7 @@
-"""Requests and answers between the parent and a worker: JSON on a Unix socket, both ways at once.
+"""Requests and responses between the parent and a worker: JSON on a Unix socket, both ways.
 
-A message is its size (four bytes, big endian) and a JSON value: ``[id, method, arguments]`` asks,
-``[id, answer]`` answers, ``[id, error's class, its message, null]`` refuses.
+A message is its size (four bytes, big endian) and a JSON array: a request ``[id, method,
+arguments]``, a result ``[id, result]``, or an error ``[id, class, message, null]``.
 """
 
 from __future__ import annotations
@@ -31,12 +31,12 @@ _CLASSES: Mapping[str, type[ModelportError]] = {
 }
 
 
-class Gone(Unavailable):
+class ChannelClosed(Unavailable):
     """The other end of the channel has ended."""
 
 
-class Channel:
-    """One connection. ``serve`` reads it; ``ended`` is set when there is nothing more to come."""
+class MessageChannel:
+    """One connection. ``serve`` reads it; ``ended`` is set once it is closed."""
 
     def __init__(
         self,
@@ -47,15 +47,15 @@ class Channel:
         self._reader, self._writer = reader, writer
         self._handlers = handlers
         self._ids = itertools.count()
-        #: Requests that await their answer.
+        #: Requests that wait for a response, by id.
         self._waiting: dict[int, asyncio.Future[Any]] = {}
         self._tasks: set[asyncio.Task[None]] = set()
         self.ended = asyncio.Event()
-        #: When the last message came, on the monotonic clock.
+        #: Arrival of the last message, on the monotonic clock.
         self.heard_at = time.monotonic()
 
     async def serve(self) -> None:
-        """Answer what is asked, until the other end is gone."""
+        """Answer requests until the other end closes."""
         try:
             while True:
                 size = int.from_bytes(await self._reader.readexactly(_SIZE_BYTES), "big")
@@ -68,8 +68,8 @@ class Channel:
             self.ended.set()
             for answer in self._waiting.values():
                 if not answer.done():
-                    answer.set_exception(Gone("a worker has ended"))
-                    answer.exception()  # whoever waits no longer need not hear of it
+                    answer.set_exception(ChannelClosed("a worker has ended"))
+                    answer.exception()  # marks it as retrieved: the caller may be cancelled
             self._writer.close()
 
     def _take(self, message: list[Any]) -> None:
@@ -103,14 +103,14 @@ class Channel:
             self._writer.write(len(content).to_bytes(_SIZE_BYTES, "big") + content)
 
     async def request(self, method: str, **arguments: Any) -> Any:
-        """What the other end answers, for as long as it lives.
+        """Send a request and wait for the response.
 
         Raises:
-            Gone: it has ended.
-            ModelportError: as it raised it.
+            ChannelClosed: The other end has ended.
+            ModelportError: The handler raised it.
         """
         if self.ended.is_set():
-            raise Gone("a worker has ended")
+            raise ChannelClosed("a worker has ended")
         number = next(self._ids)
         answer = asyncio.get_running_loop().create_future()
         self._waiting[number] = answer
@@ -125,5 +125,5 @@ class Channel:
 
 
 def _name_of(error: ModelportError) -> str:
-    """The nearest class of ``modelport.gateway.errors``: others are not known to the other end."""
+    """Return the nearest class of ``modelport.gateway.errors``: the other end knows no others."""
     return next(kind.__name__ for kind in type(error).__mro__ if kind.__name__ in _CLASSES)

@@ -1,4 +1,4 @@
-"""``Control`` in a worker: questions and changes go to the hub, and so to all workers."""
+"""``Control`` in a worker: queries and changes go through the coordinator to all workers."""
 
 from __future__ import annotations
 
@@ -11,15 +11,17 @@ from modelport.gateway.models.manager import ModelManager
 from modelport.gateway.models.model import VersionSettings, VersionState
 from modelport.gateway.models.snapshot import wanted as wanted_of
 from modelport.gateway.models.snapshot import wanted_json
-from modelport.gateway.server.workers.channel import Channel
+from modelport.gateway.server.workers.channel import MessageChannel
 from modelport.gateway.settings import ModelControlMode, Settings
 
-#: The operation whose state is the models'.
+#: The operation that carries the models' state.
 MODELS = "load"
 
 
-class HubControl:
-    def __init__(self, manager: ModelManager, channel: Channel, settings: Settings) -> None:
+class CoordinatedControl:
+    """Control of the models of all workers, from one of them."""
+
+    def __init__(self, manager: ModelManager, channel: MessageChannel, settings: Settings) -> None:
         self._manager = manager
         self._channel = channel
         self._settings = settings
@@ -28,7 +30,7 @@ class HubControl:
         self.operations = Operations()
         self._register_models()
 
-    # -- looking ----------------------------------------------------------------------------------
+    # -- queries ----------------------------------------------------------------------------------
 
     async def ready(self) -> bool:
         if not self._manager.ready:
@@ -64,7 +66,7 @@ class HubControl:
         content_type, text = await self._channel.request("metrics")
         return content_type, text.encode()
 
-    # -- changing ---------------------------------------------------------------------------------
+    # -- changes ---------------------------------------------------------------------------------
 
     async def load(self, name: str, override: str | None = None) -> None:
         await self._change("load", name=name, override=override)
@@ -121,7 +123,7 @@ class HubControl:
             await manager.restore(arguments["state"])
 
         if self._settings.model_control_mode is ModelControlMode.POLL:
-            self.register(MODELS, load)  # the repository says what is served, not the others
+            self.register(MODELS, load)  # the repository decides, not the other workers
         else:
             self.register(MODELS, load, manager.snapshot, restore)
         for operation in (unload, unload_version, set_default, reload):

@@ -1,4 +1,4 @@
-"""One answer of many: pure functions of what each worker said."""
+"""Merge the answers of all workers into one; pure functions."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ from prometheus_client.core import Metric
 from prometheus_client.registry import Collector
 
 Row = dict[str, str]
-#: Members of a statistics document that are no counts: of several the largest is told.
+#: Members of a statistics document that are merged by maximum instead of sum.
 _LATEST = frozenset({"last_inference"})
-#: What tells the rows of a list apart, in a statistics document.
+#: Members that identify a row of a list in a statistics document.
 _KEYS = ("batch_size", "type", "id")
-#: What a version that not all workers have in the same state is told to be in: the first of these.
+#: If workers disagree about a version, the first of these states that occurs is reported.
 _STATES = ("UNAVAILABLE", "LOADING", "UNLOADING", "READY")
 _UNLOADED = ("UNAVAILABLE", "unloaded")
-#: Kinds of metrics that mean nothing once the worker that had them is gone.
+#: Metric types whose values end with the worker that reported them.
 _MOMENTARY = frozenset({"gauge", "info", "stateset"})
 
 
@@ -24,7 +24,7 @@ _MOMENTARY = frozenset({"gauge", "info", "stateset"})
 
 
 def index(answers: Sequence[Sequence[Row]]) -> list[Row]:
-    """A version is READY where it is READY in every worker; else why it is not, and in how many."""
+    """Merge repository indexes; a version is READY if it is READY in every worker."""
     found: dict[tuple[str, str], list[Row]] = {}
     for rows in answers:
         for row in rows:
@@ -72,7 +72,7 @@ def silent(rows: Sequence[Row], reason: str) -> list[Row]:
 
 
 def documents(answers: Iterable[Sequence[Mapping[str, Any]]]) -> list[dict[str, Any]]:
-    """The entries of ``model_stats``, added up by model and version."""
+    """Sum the entries of ``model_stats`` by model and version."""
     found: dict[tuple[str, int], dict[str, Any]] = {}
     for entries in answers:
         for entry in entries:
@@ -111,12 +111,12 @@ def _add_row(one: dict[str, Any], other: Mapping[str, Any]) -> dict[str, Any]:
 
 # -- metrics ---------------------------------------------------------------------------------------
 
-#: Name, text, kind, and samples: name, labels, value.
+#: Name, documentation, type, and samples of name, labels and value.
 Family = list[Any]
 
 
-def told(collectors: Iterable[Metric]) -> list[Family]:
-    """Families as JSON values."""
+def families_json(metrics: Iterable[Metric]) -> list[Family]:
+    """Convert metric families to JSON values."""
     return [
         [
             family.name,
@@ -124,12 +124,12 @@ def told(collectors: Iterable[Metric]) -> list[Family]:
             family.type,
             [[sample.name, sample.labels, sample.value] for sample in family.samples],
         ]
-        for family in collectors
+        for family in metrics
     ]
 
 
 def families(answers: Iterable[Sequence[Family]]) -> list[Family]:
-    """Samples of the same name and labels, added up."""
+    """Sum the samples of the same name and labels."""
     found: dict[str, tuple[Family, dict[tuple[str, tuple[tuple[str, str], ...]], list[Any]]]] = {}
     for each in answers:
         for name, text, kind, samples in each:
@@ -144,12 +144,12 @@ def families(answers: Iterable[Sequence[Family]]) -> list[Family]:
 
 
 def lasting(answers: Sequence[Family]) -> list[Family]:
-    """What stays true of a worker that is gone."""
+    """Keep the families that still count after their worker has ended."""
     return [family for family in answers if family[2] not in _MOMENTARY]
 
 
-class Told(Collector):
-    """Families for the library's text format; ``families`` are set before every scrape."""
+class MergedFamiliesCollector(Collector):
+    """Collector of ``families``, which are set before every scrape."""
 
     def __init__(self) -> None:
         self.families: Sequence[Family] = ()

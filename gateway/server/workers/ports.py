@@ -1,7 +1,7 @@
-"""Ports that the workers share, held for them by the parent.
+"""Ports that the workers share, reserved by the parent.
 
-A socket that is bound and does not listen gets no connection, but the port is this gateway's while
-it is open: also while no worker listens, and also where the system chose the number.
+A socket that is bound but does not listen receives no connections, and keeps the port for this
+gateway while no worker listens, even if the system chose its number.
 """
 
 from __future__ import annotations
@@ -12,19 +12,19 @@ import socket
 from modelport.gateway.errors import Unavailable
 
 
-class HeldPort:
-    """``number`` is the port really held; ``flag`` is the option that asks for it.
+class ReservedPort:
+    """A bound port. ``number`` is its real number, ``flag`` the option to name in an error.
 
     Raises:
-        Unavailable: somebody else has it, or the address is none of this machine's.
+        Unavailable: The port is taken, or the address does not belong to this machine.
     """
 
     def __init__(self, address: str, port: int, flag: str) -> None:
         try:
-            if port:  # with SO_REUSEPORT another gateway's port would be shared, not refused
+            if port:  # SO_REUSEPORT alone would share the port of another gateway
                 with _bound(address, port):
                     pass
-            self._socket = _held(address, port)
+            self._socket = _reserved(address, port)
         except OSError as error:
             raise Unavailable(
                 f"cannot listen on {address}:{port}: {(error.strerror or str(error)).lower()}; "
@@ -36,14 +36,14 @@ class HeldPort:
         self._socket.close()
 
 
-def _held(address: str, port: int) -> socket.socket:
-    # Without SO_REUSEADDR whoever binds the port meanwhile is refused, though nobody listens yet.
+def _reserved(address: str, port: int) -> socket.socket:
+    # Without SO_REUSEADDR no other process can bind the port before a worker listens.
     try:
         return _bound(address, port, socket.SO_REUSEPORT)
     except OSError as error:
         if error.errno != errno.EADDRINUSE:
             raise
-        # What is left are connections of an earlier process that linger on the port.
+        # The port is only held by connections of an earlier process in TIME_WAIT.
         return _bound(address, port, socket.SO_REUSEPORT, socket.SO_REUSEADDR)
 
 

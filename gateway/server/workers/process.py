@@ -1,4 +1,4 @@
-"""One worker's process: started, watched, started again when it has ended."""
+"""A worker process, as its parent starts and restarts it."""
 
 from __future__ import annotations
 
@@ -17,38 +17,35 @@ from pathlib import Path
 
 import modelport
 
-#: What a worker has to know, as JSON.
+#: Environment variable with a worker's assignment, as JSON.
 VARIABLE = "MODELPORT_WORKER"
-#: A spare is told the number of its worker in so many bytes.
+#: Size of the message that tells a spare its number.
 NUMBER_BYTES = 4
 PR_SET_PDEATHSIG = 1
-#: Wait so long before a worker is started again, and then twice as long, ...
+#: Bounds of the exponential backoff before a worker is started again.
 FIRST_WAIT_SECONDS = 0.1
 LAST_WAIT_SECONDS = 10.0
-#: One that has lived for so long did not end because of how it was started.
+#: A worker that ran for this long resets the backoff.
 STEADY_SECONDS = 60.0
 
-#: Not ``-m``, which would look for the package in the current folder first.
+#: Not ``-m``: the package may lie outside of ``sys.path``.
 _MAIN = """
-import sys
+import importlib, sys
 sys.path.append(sys.argv.pop(1))
-from modelport.gateway.runtime.startup import hasten
-hasten()
-from modelport.gateway.server.workers.worker import main
-main()
+importlib.import_module(sys.argv.pop(1)).main()
 """
 
 
 @dataclass(frozen=True, slots=True)
 class Assignment:
-    """What a worker is told.
+    """Instructions for a worker, passed in its environment.
 
     Attributes:
-        arguments: of ``modelport serve``.
-        hub: the descriptor of a socket whose other end the parent has.
-        beats: the descriptor of a socket of datagrams: how the worker's event loop does.
-        spare: it takes the place of whichever worker ends first; the hub says of which.
-        restarted: the others serve already: it listens when it has what they have.
+        arguments: The command line of ``modelport serve``.
+        channel: Descriptor of the socket to the parent.
+        heartbeats: Descriptor of the datagram socket for the event loop's heartbeats.
+        spare: The worker waits on ``channel`` for the number of the worker that it replaces.
+        restarted: The other workers serve already, so it restores their state before it listens.
     """
 
     number: int
@@ -56,81 +53,83 @@ class Assignment:
     grpc_port: int
     arguments: tuple[str, ...]
     restarted: bool = False
-    hub: int = -1
-    beats: int = -1
+    channel: int = -1
+    heartbeats: int = -1
     spare: bool = False
 
 
 class WorkerProcess:
-    """``spawn`` starts it; the parent reaps it."""
+    """A worker process as the parent sees it; ``entry_point`` is a module with ``main``."""
 
-    def __init__(self, assignment: Assignment) -> None:
+    def __init__(self, assignment: Assignment, entry_point: str) -> None:
         self._assignment = assignment
-        #: The parent's end of the hub, until it is taken.
-        self.hub: socket.socket | None = None
-        self.beats: socket.socket | None = None
+        self._entry_point = entry_point
+        #: The parent's ends of the two sockets, until the supervisor takes them.
+        self.channel: socket.socket | None = None
+        self.heartbeats: socket.socket | None = None
         self._process: subprocess.Popen[bytes] | None = None
         self._spawned_at = 0.0
-        #: Ends in a row, each soon after the start.
+        #: Consecutive ends, each soon after the start.
         self.failures = 0
         self.number = assignment.number
 
     @property
     def pid(self) -> int | None:
-        """While it runs."""
+        """Process id, or None if it does not run."""
         return None if self._process is None else self._process.pid
 
     def spawn(self, restarted: bool = False, spare: bool = False) -> None:
-        """Start it.
+        """Start the process.
 
         Raises:
-            OSError: it cannot be started.
+            OSError: It cannot be started.
         """
-        self.hub, hub = socket.socketpair()
-        self.beats, beats = socket.socketpair(socket.AF_UNIX, socket.SOCK_DGRAM)
-        self.beats.setblocking(False)
+        self.channel, channel = socket.socketpair()
+        self.heartbeats, heartbeats = socket.socketpair(socket.AF_UNIX, socket.SOCK_DGRAM)
+        self.heartbeats.setblocking(False)
         assignment = replace(
             self._assignment,
             restarted=restarted or spare,
-            hub=hub.fileno(),
-            beats=beats.fileno(),
+            channel=channel.fileno(),
+            heartbeats=heartbeats.fileno(),
             spare=spare,
         )
-        told = {name: getattr(assignment, name) for name in Assignment.__slots__}
+        fields = {name: getattr(assignment, name) for name in Assignment.__slots__}
         self._spawned_at = time.monotonic()
         root = str(Path(modelport.__file__).parents[1])
-        with hub, beats:
+        with channel, heartbeats:
             self._process = subprocess.Popen(
-                [sys.executable, "-P", "-c", _MAIN, root],
-                env={**os.environ, VARIABLE: json.dumps(told)},
+                [sys.executable, "-P", "-c", _MAIN, root, self._entry_point],
+                env={**os.environ, VARIABLE: json.dumps(fields)},
                 stdin=subprocess.DEVNULL,
-                pass_fds=(hub.fileno(), beats.fileno()),
-                # A group of its own: the terminal's Ctrl-C is the parent's.
+                pass_fds=(channel.fileno(), heartbeats.fileno()),
+                # Its own process group: only the parent receives the terminal's Ctrl-C.
                 process_group=0,
                 preexec_fn=_end_with(os.getpid()),
             )
 
     def spare(self, number: int) -> WorkerProcess:
-        """Another process, to take a worker's place: ``spawn`` it as a spare."""
-        return WorkerProcess(replace(self._assignment, number=number))
+        """Make a spare, which ``adopt`` turns into a worker. It must be spawned as a spare."""
+        return WorkerProcess(replace(self._assignment, number=number), self._entry_point)
 
     def adopt(self, spare: WorkerProcess) -> None:
-        """Have the process of ``spare``, which has been spawned as one, take this one's place.
+        """Replace this worker's process with that of ``spare``.
 
         Raises:
-            OSError: it has ended.
+            OSError: The spare has ended.
         """
-        assert spare.hub is not None
-        spare.hub.sendall(self.number.to_bytes(NUMBER_BYTES, "big"))
+        assert spare.channel is not None
+        spare.channel.sendall(self.number.to_bytes(NUMBER_BYTES, "big"))
         if spare.pid is not None and hasattr(os, "SCHED_OTHER"):
             with contextlib.suppress(OSError):
                 os.sched_setscheduler(spare.pid, os.SCHED_OTHER, os.sched_param(0))
         self._process, spare._process = spare._process, None
-        self.hub, self.beats, spare.hub, spare.beats = spare.hub, spare.beats, None, None
+        self.channel, self.heartbeats = spare.channel, spare.heartbeats
+        spare.channel = spare.heartbeats = None
         self._spawned_at = time.monotonic()
 
     def ended(self) -> str:
-        """How it has ended, if it has."""
+        """Reap the process; return its exit status or signal, or an empty string if it runs."""
         status = None if self._process is None else self._process.poll()
         if status is None:
             return ""
@@ -141,7 +140,7 @@ class WorkerProcess:
 
     @property
     def wait_seconds(self) -> float:
-        """How long to wait before it is started again."""
+        """Backoff before the next start."""
         return min(FIRST_WAIT_SECONDS * 2.0 ** (self.failures - 1), LAST_WAIT_SECONDS)
 
     def kill(self) -> None:
@@ -151,7 +150,7 @@ class WorkerProcess:
 
 
 def _end_with(parent: int) -> Callable[[], None] | None:
-    """Runs in the child: whatever ends the parent ends it too, also where it hangs. Linux only."""
+    """Return code for the child that has Linux kill it when its parent ends, even if it hangs."""
     if not sys.platform.startswith("linux"):
         return None
     prctl = ctypes.CDLL(None).prctl

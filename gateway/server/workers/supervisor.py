@@ -1,4 +1,4 @@
-"""The parent at work: which workers have started, which have ended, and the end of all."""
+"""The parent process: it reserves the ports, starts and replaces the workers, and drains."""
 
 from __future__ import annotations
 
@@ -14,44 +14,66 @@ import structlog
 from prometheus_client import CollectorRegistry
 
 from modelport.gateway.errors import ModelportError, Unavailable
-from modelport.gateway.runtime import signals, startup
+from modelport.gateway.runtime import signals
 from modelport.gateway.server.admin import metrics
 from modelport.gateway.server.http1.listener import HttpListener
 from modelport.gateway.server.workers.aggregated_metrics import ProcessesCollector
-from modelport.gateway.server.workers.channel import Channel
-from modelport.gateway.server.workers.coordinator import Hub, Member
-from modelport.gateway.server.workers.merge import Told
-from modelport.gateway.server.workers.process import WorkerProcess
+from modelport.gateway.server.workers.channel import MessageChannel
+from modelport.gateway.server.workers.coordinator import ConnectedWorker, Coordinator
+from modelport.gateway.server.workers.merge import MergedFamiliesCollector
+from modelport.gateway.server.workers.ports import ReservedPort
+from modelport.gateway.server.workers.process import Assignment, WorkerProcess
 from modelport.gateway.settings import ModelControlMode, Settings
 from modelport.gateway.telemetry import configure_logging
 from modelport.gateway.types import Deadline
 
 log = structlog.get_logger("modelport.workers")
 
-#: A worker that ends so often before all have started for the first time is not tried again.
+#: Start attempts of a worker before all have started once; then the gateway gives up.
 START_TRIES = 3
-#: How long the workers have to hear that the end has come.
-TOLD_SECONDS = 1.0
-#: The place of every worker that ends is taken by a spare, which has all its imports done.
+#: Time for the workers to acknowledge the drain.
+DRAIN_REQUEST_SECONDS = 1.0
+#: Number of the spare worker, which has done its imports and replaces the next one that ends.
 SPARE = -1
-#: A spare that ended is not started again at once.
+#: Wait before a spare that ended is started again.
 SPARE_SECONDS = 10.0
-#: How long after the exit timeout a worker is killed.
+#: Time between the exit timeout and SIGKILL.
 KILL_SECONDS = 0.5
 
 
-def run(settings: Settings, workers: Sequence[WorkerProcess], ports: Mapping[str, int]) -> None:
-    """Watch over ``workers``, which have been started, until SIGTERM or SIGINT.
+def run(settings: Settings, arguments: Sequence[str], entry_point: str) -> None:
+    """Serve with ``settings.workers`` processes until SIGTERM or SIGINT.
+
+    Args:
+        arguments: The command line of ``modelport serve`` that gave ``settings``.
+        entry_point: The module whose ``main`` is a worker's program.
 
     Raises:
-        Unavailable: they do not start.
+        Unavailable: A port is taken, or the workers do not start.
     """
     configure_logging(settings.log_format, settings.log_verbose)
-    startup.settle()
-    asyncio.run(Supervisor(settings, workers, ports).serve())
+    http = ReservedPort(settings.http_address, settings.http_port, "--http-port")
+    grpc = ReservedPort(settings.grpc_address, settings.grpc_port, "--grpc-port")
+    # A metrics port that is taken is reported before any worker starts.
+    ReservedPort(settings.metrics_address, settings.metrics_port, "--metrics-port").close()
+    workers: list[WorkerProcess] = []
+    try:
+        for number in range(settings.workers):
+            assignment = Assignment(number, http.number, grpc.number, tuple(arguments))
+            workers.append(WorkerProcess(assignment, entry_point))
+            workers[-1].spawn()
+        ports = {"http": http.number, "grpc": grpc.number}
+        asyncio.run(WorkerSupervisor(settings, workers, ports).serve())
+    finally:
+        for worker in workers:
+            worker.kill()
+        http.close()
+        grpc.close()
 
 
-class Supervisor:
+class WorkerSupervisor:
+    """The parent's event loop: channels to the workers, restarts, metrics and the drain."""
+
     def __init__(
         self, settings: Settings, workers: Sequence[WorkerProcess], ports: Mapping[str, int]
     ) -> None:
@@ -60,12 +82,12 @@ class Supervisor:
         self._ports = ports
         self._spare = workers[0].spare(SPARE)
         self._spare_timer: asyncio.TimerHandle | None = None
-        self._hub = Hub(len(workers), self._scrape)
-        self._told = Told()
-        #: What each worker said when it had loaded.
+        self._coordinator = Coordinator(len(workers), self._scrape)
+        self._merged = MergedFamiliesCollector()
+        #: Each worker's ``started`` message, sent after it loaded.
         self._started: dict[int, Mapping[str, Any]] = {}
         self._listening: set[int] = set()
-        #: Why a worker has said that it ends, and why the gateway does.
+        #: Reasons that workers gave before they ended, and the gateway's own.
         self._reasons: dict[int, str] = {}
         self._failure = ""
         self._stopping = asyncio.Event()
@@ -90,10 +112,10 @@ class Supervisor:
         await self._metrics.start()
         for worker in self._workers.values():
             self._in_background(self._talk(worker))
-        self._in_background(self._hub.watch())
+        self._in_background(self._coordinator.watch())
         if settings.model_control_mode is ModelControlMode.POLL:
-            self._in_background(self._hub.follow(settings.repository_poll_seconds))
-        self._reap()  # those that ended before anybody looked
+            self._in_background(self._coordinator.follow(settings.repository_poll_seconds))
+        self._reap()  # workers that ended before the signal handler was installed
         await self._stopping.wait()
         await self._stop()
         for task in self._tasks:
@@ -109,14 +131,14 @@ class Supervisor:
     # -- metrics ----------------------------------------------------------------------------------
 
     async def _scrape(self) -> metrics.Text:
-        await self._hub.look()
-        self._told.families = self._hub.counts.families()
+        await self._coordinator.look()
+        self._merged.families = self._coordinator.counts.families()
         return metrics.text(self._registry)
 
     @property
     def _registry(self) -> CollectorRegistry:
         registry = CollectorRegistry()
-        registry.register(self._told)
+        registry.register(self._merged)
         registry.register(ProcessesCollector(self._pids, _ended_cpu_seconds))
         return registry
 
@@ -124,51 +146,51 @@ class Supervisor:
         pids = [worker.pid for worker in (self._spare, *self._workers.values())]
         return [os.getpid(), *(pid for pid in pids if pid is not None)]
 
-    # -- what workers say -------------------------------------------------------------------------
+    # -- messages of workers ---------------------------------------------------------------------
 
     async def _talk(self, worker: WorkerProcess) -> None:
-        """With one process that has been spawned, until it says nothing any more."""
+        """Serve the channel of a process that has been spawned, until it closes."""
         pid = worker.pid
-        hub, worker.hub = worker.hub, None
+        stream, worker.channel = worker.channel, None
         handlers: dict[str, Any] = {}
-        beats, worker.beats = worker.beats, None
-        assert beats is not None
-        channel = Channel(*await asyncio.open_connection(sock=hub), handlers)
-        member = Member(worker.number, channel)
-        asyncio.get_running_loop().add_reader(beats, member.heard, beats)
-        handlers.update(self._hub.handlers(member))
+        heartbeats, worker.heartbeats = worker.heartbeats, None
+        assert heartbeats is not None
+        channel = MessageChannel(*await asyncio.open_connection(sock=stream), handlers)
+        connected = ConnectedWorker(worker.number, channel)
+        asyncio.get_running_loop().add_reader(heartbeats, connected.heard, heartbeats)
+        handlers.update(self._coordinator.handlers(connected))
 
         async def hello(_: dict[str, Any]) -> dict[str, Any]:
-            self._hub.members[member.number] = member
-            return self._hub.standing()
+            self._coordinator.members[connected.number] = connected
+            return self._coordinator.snapshot()
 
         async def join(arguments: dict[str, Any]) -> dict[str, Any]:
-            return await self._hub.join(member, arguments["revision"])
+            return await self._coordinator.join(connected, arguments["revision"])
 
         async def listening(_: dict[str, Any]) -> None:
-            self._on_listening(member)
+            self._on_listening(connected)
 
         async def started(arguments: dict[str, Any]) -> None:
-            await self._on_started(member.number, arguments)
+            await self._on_started(connected.number, arguments)
 
         async def failed(arguments: dict[str, Any]) -> None:
-            self._reasons[member.number] = arguments["reason"]
+            self._reasons[connected.number] = arguments["reason"]
 
         handlers.update({each.__name__: each for each in (hello, join, listening, started, failed)})
         try:
             await channel.serve()
         finally:
-            asyncio.get_running_loop().remove_reader(beats)
-            beats.close()
-        self._hub.lost(member)
-        # Whoever says nothing any more is of no use; the next one may be there already.
+            asyncio.get_running_loop().remove_reader(heartbeats)
+            heartbeats.close()
+        self._coordinator.lost(connected)
+        # A process without a channel is useless; its successor may have been spawned already.
         if not self._stopping.is_set() and worker.pid == pid:
             worker.kill()
 
-    def _on_listening(self, member: Member) -> None:
+    def _on_listening(self, worker: ConnectedWorker) -> None:
         before = len(self._listening)
-        self._listening.add(member.number)
-        member.joined = True
+        self._listening.add(worker.number)
+        worker.joined = True
         if before < len(self._listening) == len(self._workers):
             named = {f"{name}_port": port for name, port in self._ports.items()}
             log.info("listening", **named, metrics_port=self._metrics.port)
@@ -176,10 +198,10 @@ class Supervisor:
     async def _on_started(self, number: int, said: Mapping[str, Any]) -> None:
         first = not self._all_started
         self._started[number] = said
-        last = first and self._all_started  # the next one may come during the look
-        await self._hub.look()  # what is known of it, should it never be heard of again
+        last = first and self._all_started  # another may start during ``look``
+        await self._coordinator.look()  # its index is reported if it stops answering
         if last:
-            await self._hub.remember()
+            await self._coordinator.remember()
             ready = all(worker["ready"] for worker in self._started.values())
             models = max(worker["models"] for worker in self._started.values())
             log.info("started", ready=ready, models=models, workers=len(self._workers))
@@ -190,13 +212,13 @@ class Supervisor:
 
     @property
     def _all_started(self) -> bool:
-        """Once, at least: a worker that ended since and is starting again has started."""
+        """Whether every worker has started at least once."""
         return len(self._started) == len(self._workers)
 
     # -- ends -------------------------------------------------------------------------------------
 
     def _keep_spare(self) -> None:
-        """Start a spare, if there is none."""
+        """Start a spare if none is running."""
         self._spare_timer = None
         if self._spare.pid is None and not self._stopping.is_set():
             try:
@@ -257,30 +279,30 @@ class Supervisor:
         self._stopping.set()
 
     async def _stop(self) -> None:
-        """Every worker drains at the same time; who does not end is killed."""
+        """Drain all workers at the same time, and kill those that do not end."""
         timeout = self._settings.exit_timeout_seconds
         deadline = Deadline.after(timeout + KILL_SECONDS)
-        self._hub.draining = True
+        self._coordinator.draining = True
         self._spare.kill()
         if self._spare_timer is not None:
             self._spare_timer.cancel()
         for restart in self._restarts.values():
             restart.cancel()
-        connected = self._hub.members
+        connected = self._coordinator.members
         for number, worker in self._workers.items():
-            if number not in connected:  # it serves nobody
+            if number not in connected:  # it does not serve yet
                 worker.kill()
-        told = (member.channel.request("drain") for member in connected.values())
+        drained = (worker.channel.request("drain") for worker in connected.values())
         with contextlib.suppress(TimeoutError, ModelportError):
-            async with asyncio.timeout(min(TOLD_SECONDS, timeout)):
-                await asyncio.gather(*told, return_exceptions=True)
+            async with asyncio.timeout(min(DRAIN_REQUEST_SECONDS, timeout)):
+                await asyncio.gather(*drained, return_exceptions=True)
         log.info("draining", timeout_seconds=timeout)
         await self._until_all_ended(deadline)
         for worker in self._workers.values():
             if worker.pid is not None:
                 log.warning("a worker did not end in time and is killed", worker=worker.number)
                 worker.kill()
-        await self._until_all_ended(Deadline.after(TOLD_SECONDS))
+        await self._until_all_ended(Deadline.after(DRAIN_REQUEST_SECONDS))
         await self._metrics.drain(Deadline.after(0.0))
         log.info("stopped")
 

@@ -1,4 +1,4 @@
-"""One of several processes that serve: it is told what to be, and talks to the parent's hub."""
+"""A worker process: it serves, and talks to the parent's coordinator."""
 
 from __future__ import annotations
 
@@ -19,17 +19,15 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 import structlog
-import uvloop
 
-from modelport.gateway.cli import serve
 from modelport.gateway.errors import ModelportError
 from modelport.gateway.models.control import Operation
-from modelport.gateway.runtime.watchdog import Beat
+from modelport.gateway.runtime.watchdog import Heartbeat
 from modelport.gateway.server.app import Server
 from modelport.gateway.server.listeners import Front
 from modelport.gateway.server.workers import merge
-from modelport.gateway.server.workers.channel import Channel
-from modelport.gateway.server.workers.coordinator_control import MODELS, HubControl
+from modelport.gateway.server.workers.channel import MessageChannel
+from modelport.gateway.server.workers.coordinator_control import MODELS, CoordinatedControl
 from modelport.gateway.server.workers.process import NUMBER_BYTES, VARIABLE, Assignment
 from modelport.gateway.settings import Settings
 from modelport.gateway.telemetry import configure_logging
@@ -37,59 +35,61 @@ from modelport.gateway.telemetry import configure_logging
 log = structlog.get_logger("modelport.workers")
 
 
+def take_assignment() -> Assignment:
+    """Remove the assignment from the environment; a spare first waits for its worker's number."""
+    fields = json.loads(os.environ.pop(VARIABLE))
+    assignment = Assignment(**{**fields, "arguments": tuple(fields["arguments"])})
+    if assignment.spare:
+        assignment = replace(assignment, number=_wait_for_number(assignment.channel))
+    _name_process(f"modelport:{assignment.number}")
+    return assignment
+
+
 class Worker:
+    """A process that serves, and takes part in the parent's coordination."""
+
     def __init__(self, settings: Settings, assignment: Assignment) -> None:
+        configure_logging(settings.log_format, settings.log_verbose, assignment.number)
         self._settings = settings
         self._assignment = assignment
 
-    @classmethod
-    def from_environment(cls) -> Worker:
-        """As the parent says; programs that this process starts are not told."""
-        told = json.loads(os.environ.pop(VARIABLE))
-        assignment = Assignment(**{**told, "arguments": tuple(told["arguments"])})
-        if assignment.spare:
-            assignment = replace(assignment, number=_wait_for_number(assignment.hub))
-        _call_process(f"modelport:{assignment.number}")
-        settings = serve.settings_of(assignment.arguments)._replace(
-            http_port=assignment.http_port, grpc_port=assignment.grpc_port
-        )
-        configure_logging(settings.log_format, settings.log_verbose, assignment.number)
-        return cls(settings, assignment)
-
     async def run(self) -> NoReturn:
-        """Serve until the parent says that it is the end, or is gone; then the process ends."""
+        """Serve until the parent asks for a drain or ends; then end the process."""
         status = 1
         try:
             await self._serve()
             status = 0
         except ModelportError:
-            pass  # the parent has been told, and says it once; or it is gone
+            pass  # reported to the parent, which logs it once; or the parent has ended
         except Exception:
             log.exception("a worker cannot go on")
         finally:
-            # A run that cannot be stopped, or a load, may still hold a thread: it ends with us.
+            # Not ``sys.exit``: a run or a load that cannot be interrupted may still hold a thread.
             with contextlib.suppress(OSError):
                 sys.stderr.flush()
             os._exit(status)
 
     async def _serve(self) -> None:
         handlers: dict[str, Operation] = {}
-        hub = socket.socket(fileno=self._assignment.hub)
-        hub.set_inheritable(False)
-        channel = Channel(*await asyncio.open_connection(sock=hub), handlers)
-        control: HubControl | None = None
+        stream = socket.socket(fileno=self._assignment.channel)
+        stream.set_inheritable(False)
+        channel = MessageChannel(*await asyncio.open_connection(sock=stream), handlers)
+        control: CoordinatedControl | None = None
 
-        def make_control(manager: Any) -> HubControl:
+        def make_control(manager: Any) -> CoordinatedControl:
             nonlocal control
-            control = HubControl(manager, channel, self._settings)
+            control = CoordinatedControl(manager, channel, self._settings)
             return control
 
         server = Server(
-            self._settings, functools.partial(Front, reuse_port=True), make_control, self._beats()
+            self._settings,
+            functools.partial(Front, reuse_port=True),
+            make_control,
+            self._send_heartbeat(),
         )
         assert control is not None
         draining = asyncio.Event()
-        handlers.update(_questions(server, control, draining))
+        handlers.update(_handlers(server, control, draining))
         _end_with_parent(self._assignment)
         _leave_signals_to_parent()
         listening = asyncio.ensure_future(channel.serve())
@@ -109,22 +109,24 @@ class Worker:
         await server.stop()
         listening.cancel()
 
-    def _beats(self) -> Callable[[Beat], None]:
-        """Tells the parent how the event loop does; should it not listen, there is a next time."""
-        beats = socket.socket(fileno=self._assignment.beats)
-        beats.setblocking(False)
-        beats.set_inheritable(False)
+    def _send_heartbeat(self) -> Callable[[Heartbeat], None]:
+        """Make a function that sends a heartbeat, or drops it if the socket is full."""
+        heartbeats = socket.socket(fileno=self._assignment.heartbeats)
+        heartbeats.setblocking(False)
+        heartbeats.set_inheritable(False)
 
-        def tell(beat: Beat) -> None:
+        def tell(heartbeat: Heartbeat) -> None:
             with contextlib.suppress(OSError):
-                beats.send(beat.packed())
+                heartbeats.send(heartbeat.packed())
 
         return tell
 
-    async def _start(self, server: Server, control: HubControl, channel: Channel) -> None:
-        standing = await channel.request("hello", number=self._assignment.number)
+    async def _start(
+        self, server: Server, control: CoordinatedControl, channel: MessageChannel
+    ) -> None:
+        snapshot = await channel.request("hello", number=self._assignment.number)
         if self._assignment.restarted:
-            await self._catch_up(server, control, channel, standing)
+            await self._catch_up(server, control, channel, snapshot)
             await server.listen()
             await channel.request("listening")
         else:
@@ -135,24 +137,28 @@ class Worker:
         await channel.request("started", ready=server.manager.ready, models=models)
 
     async def _catch_up(
-        self, server: Server, control: HubControl, channel: Channel, standing: Mapping[str, Any]
+        self,
+        server: Server,
+        control: CoordinatedControl,
+        channel: MessageChannel,
+        snapshot: Mapping[str, Any],
     ) -> None:
-        """Come to the state of the others before anybody asks this one."""
-        states = dict(standing["states"] or {})
+        """Restore the state of the other workers before this one takes requests."""
+        states = dict(snapshot["states"] or {})
         await server.load(states.pop(MODELS, None))
         await control.operations.restore(states)
         while True:
-            answer = await channel.request("join", revision=standing["revision"])
+            answer = await channel.request("join", revision=snapshot["revision"])
             if answer["joined"]:
                 return
-            standing = answer
-            await control.operations.restore(standing["states"] or {})
+            snapshot = answer
+            await control.operations.restore(snapshot["states"] or {})
 
 
-def _questions(
-    server: Server, control: HubControl, draining: asyncio.Event
+def _handlers(
+    server: Server, control: CoordinatedControl, draining: asyncio.Event
 ) -> Mapping[str, Operation]:
-    """What the parent asks a worker."""
+    """Handlers of the requests that the parent may send."""
     local = control.local
 
     async def drain(_: dict[str, Any]) -> None:
@@ -160,7 +166,7 @@ def _questions(
         draining.set()
 
     async def telemetry(_: dict[str, Any]) -> dict[str, Any]:
-        families = merge.told(server.registry.collect())
+        families = merge.families_json(server.registry.collect())
         documents, rows = await local.statistics(), await local.index()
         return {"documents": documents, "families": families, "index": rows}
 
@@ -185,23 +191,20 @@ def _questions(
     async def follow(_: dict[str, Any]) -> None:
         await server.manager.follow()
 
-    asked = (drain, telemetry, ready, require_ready, index, pending, run, states, follow)
-    return {question.__name__: question for question in asked}
+    handlers = (drain, telemetry, ready, require_ready, index, pending, run, states, follow)
+    return {handler.__name__: handler for handler in handlers}
 
 
-def _wait_for_number(hub: int) -> int:
-    """Be ready to take a worker's place, with all that takes long to import; then wait for it.
-
-    Meanwhile it takes processor time that nobody else wants.
-    """
-    _call_process("modelport:spare")
+def _wait_for_number(channel: int) -> int:
+    """Import what takes long, at idle priority, then wait for the number of a worker to replace."""
+    _name_process("modelport:spare")
     if hasattr(os, "SCHED_IDLE"):
         with contextlib.suppress(OSError):
             os.sched_setscheduler(0, os.SCHED_IDLE, os.sched_param(0))
     with contextlib.suppress(ImportError):
         importlib.import_module("onnxruntime")
     _leave_signals_to_parent()
-    with socket.socket(fileno=os.dup(hub)) as waiting:
+    with socket.socket(fileno=os.dup(channel)) as waiting:
         number = waiting.recv(NUMBER_BYTES, socket.MSG_WAITALL)
     if len(number) < NUMBER_BYTES:
         os._exit(0)  # the parent has ended
@@ -211,34 +214,29 @@ def _wait_for_number(hub: int) -> int:
     return int.from_bytes(number, "big")
 
 
-def _call_process(name: str) -> None:
+def _name_process(name: str) -> None:
     """Name the process for ``ps`` and ``top``."""
     with contextlib.suppress(OSError):
         Path("/proc/self/comm").write_text(name)
 
 
 def _leave_signals_to_parent() -> None:
-    """It says when the end has come."""
+    """Ignore termination signals: the parent asks for the drain."""
     for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
         signal.signal(number, signal.SIG_IGN)
 
 
 def _end_with_parent(assignment: Assignment) -> None:
-    """The end of the hub is the end of the parent: nobody would stop this process any more.
+    """End this process when the channel closes, which means that the parent has ended.
 
-    It is a thread that waits for it, lest an event loop that hangs outlive the gateway.
+    A thread waits for that, so that a blocked event loop does not outlive the gateway.
     """
-    hub = os.dup(assignment.hub)
+    channel = os.dup(assignment.channel)
 
     def wait() -> None:
-        gone = select.poll()
-        gone.register(hub, getattr(select, "POLLRDHUP", select.POLLHUP))
-        gone.poll()
+        closed = select.poll()
+        closed.register(channel, getattr(select, "POLLRDHUP", select.POLLHUP))
+        closed.poll()
         os._exit(1)
 
     threading.Thread(target=wait, name="parent", daemon=True).start()
-
-
-def main() -> None:
-    """The program of a worker's process."""
-    uvloop.run(Worker.from_environment().run())

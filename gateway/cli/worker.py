@@ -1,0 +1,17 @@
+"""Entry point of the worker processes of ``modelport serve --workers N``."""
+
+from __future__ import annotations
+
+import uvloop
+
+from modelport.gateway.cli import serve
+from modelport.gateway.server.workers.worker import Worker, take_assignment
+
+
+def main() -> None:
+    """Serve until the parent process asks this one to stop, or ends."""
+    assignment = take_assignment()
+    settings = serve.settings_of(assignment.arguments)._replace(
+        http_port=assignment.http_port, grpc_port=assignment.grpc_port
+    )
+    uvloop.run(Worker(settings, assignment).run())
