@@ -39,7 +39,7 @@ from modelport.gateway.protocols.asgi import App
 from modelport.gateway.protocols.grpc_method import Methods
 from modelport.gateway.protocols.oip.grpc import SERVICE
 from modelport.gateway.protocols.oip.grpc_request import model_of
-from modelport.gateway.server.app import Server
+from modelport.gateway.server.app import GatewayServer
 from modelport.gateway.server.grpc import framing
 from modelport.gateway.server.grpc.framing import Frames
 from modelport.gateway.server.grpc.service import BUSY, CLOSING, INTERNAL, OK, Ending, Service
@@ -149,7 +149,7 @@ class Model:
         settings = settings_of(flags)
         configure_logging(settings.log_format, settings.log_verbose)
         self._name = name
-        self._server = Server(settings, self._front, LocalControl)
+        self._server = GatewayServer(settings, self._front, LocalControl)
         await self._server.listen()
         await self._server.load()
         log.info("replica is ready", model=name)

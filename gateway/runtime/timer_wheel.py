@@ -1,57 +1,58 @@
-"""Time limits for every request, of which hardly any is ever reached.
+"""Timers for limits that are rarely reached.
 
-A timer of the event loop costs as much as all else that is done for a small request's deadline.
-One that is far off is only noted here, by the moment at which the loop has to know of it, and by
-then it is mostly cancelled.
+A timer of the event loop costs as much as everything else that a small request's deadline needs.
+A timer that is far off therefore waits in a wheel, and reaches the loop shortly before it is due;
+by then it is usually cancelled.
 """
 
 from __future__ import annotations
 
 import asyncio
+import math
 import threading
 import time
 from collections.abc import Callable
 from types import TracebackType
 
-#: How often those that come near are handed to the loop; nearer ones are its own at once.
+#: Width of a slot. Timers that are due within two slots go to the loop at once.
 TICK_SECONDS = 0.25
-#: What ends later is looked at again by then: else every request might leave a slot of its own.
+#: Later timers are filed again after this time, so that the number of slots is bounded.
 HORIZON_SECONDS = 60.0
 
 
 class Timer:
-    """``callback`` runs on the loop, ``seconds`` from now, unless it is cancelled before."""
+    """Runs ``callback`` on the loop after ``seconds``, unless it is cancelled first."""
 
-    __slots__ = ("_callback", "_handle", "_noted", "_when")
+    __slots__ = ("_callback", "_handle", "_slot", "_when")
 
     def __init__(
         self, loop: asyncio.AbstractEventLoop, seconds: float, callback: Callable[[], object]
     ) -> None:
         self._callback = callback
         self._handle: asyncio.TimerHandle | None = None
-        self._noted: set[Timer] | None = None
+        self._slot: set[Timer] | None = None
         self._when = 0.0
         if seconds < 2 * TICK_SECONDS:
             self._handle = loop.call_later(max(0.0, seconds), callback)
             return
         now = time.monotonic()
         self._when = now + seconds
-        self._noted = _wheel(loop).note(self, min(self._when, now + HORIZON_SECONDS))
+        self._slot = _wheel(loop).add(self, min(self._when, now + HORIZON_SECONDS))
 
     def cancel(self) -> None:
-        if self._noted is not None:
-            self._noted.discard(self)
+        if self._slot is not None:
+            self._slot.discard(self)
         if self._handle is not None:
             self._handle.cancel()
-        self._callback = _nothing  # it refers to whoever refers to this
+        self._callback = _nothing  # breaks the reference cycle with the owner
 
-    def come_near(self, wheel: _Wheel) -> None:
-        """The loop's own from now on, unless it is still far off."""
+    def hand_over(self, wheel: _Wheel) -> None:
+        """Move to the loop, or to a later slot if it is still far off."""
         now = time.monotonic()
         if self._when - now >= 2 * TICK_SECONDS:
-            self._noted = wheel.note(self, min(self._when, now + HORIZON_SECONDS))
+            self._slot = wheel.add(self, min(self._when, now + HORIZON_SECONDS))
             return
-        self._noted = None
+        self._slot = None
         self._handle = wheel.loop.call_later(max(0.0, self._when - now), self._callback)
 
 
@@ -60,18 +61,18 @@ def _nothing() -> None:
 
 
 class _Wheel:
-    """The far-off timers of one loop, by the tick in which they end."""
+    """The distant timers of one loop, by the slot in which they are due."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
         self.loop = loop
         self._slots: dict[int, set[Timer]] = {}
-        self._turns = False
+        self._turning = False
 
-    def note(self, timer: Timer, when: float) -> set[Timer]:
+    def add(self, timer: Timer, when: float) -> set[Timer]:
         slot = self._slots.setdefault(int(when / TICK_SECONDS), set())
         slot.add(timer)
-        if not self._turns:
-            self._turns = True
+        if not self._turning:
+            self._turning = True
             self.loop.call_later(TICK_SECONDS, self._turn)
         return slot
 
@@ -79,33 +80,33 @@ class _Wheel:
         near = int(time.monotonic() / TICK_SECONDS) + 1
         for number in [number for number in self._slots if number <= near]:
             for timer in self._slots.pop(number):
-                timer.come_near(self)
-        self._turns = bool(self._slots)
-        if self._turns:
+                timer.hand_over(self)
+        self._turning = bool(self._slots)
+        if self._turning:
             self.loop.call_later(TICK_SECONDS, self._turn)
 
 
-class _Here(threading.local):
-    """A loop runs in one thread, and a thread has one at a time."""
+class _ThreadWheel(threading.local):
+    """The wheel of the loop that runs in this thread."""
 
     wheel: _Wheel | None = None
 
 
-_here = _Here()
+_current = _ThreadWheel()
 
 
 def _wheel(loop: asyncio.AbstractEventLoop) -> _Wheel:
-    wheel = _here.wheel
+    wheel = _current.wheel
     if wheel is None or wheel.loop is not loop:
-        wheel = _here.wheel = _Wheel(loop)
+        wheel = _current.wheel = _Wheel(loop)
     return wheel
 
 
 class TimeLimit:
-    """As ``asyncio.timeout``: what is awaited in the block is cancelled after ``seconds``.
+    """A cheap ``asyncio.timeout``, as a synchronous context manager.
 
-    The block then raises ``TimeoutError``. ``None``: there is no limit. ``expired``: whether it was
-    this one, and not another, that ended the block.
+    After ``seconds`` (None: never) the block is cancelled and raises ``TimeoutError``. ``expired``
+    tells whether this limit, and not an outer one, ended it.
     """
 
     __slots__ = ("_cancelling", "_seconds", "_task", "_timer", "expired")
@@ -127,7 +128,7 @@ class TimeLimit:
         return self
 
     def end(self) -> None:
-        """End the block now, as if the time had passed."""
+        """Expire now."""
         if not self.expired:
             self.expired = True
             self._task.cancel()
@@ -141,7 +142,47 @@ class TimeLimit:
         if self._timer is not None:
             self._timer.cancel()
         if self.expired:
-            # Somebody else may have cancelled the task too: then that is what it is.
+            # The task may have been cancelled from outside as well: then that takes precedence.
             only_this = self._task.uncancel() <= self._cancelling
             if only_this and kind is asyncio.CancelledError:
                 raise TimeoutError from error
+
+
+class MovableTimer:
+    """Calls ``expired`` at a time that ``after`` and ``stop`` move.
+
+    Moving it costs nothing: there is one timer of the loop, which checks the time when it is due.
+    """
+
+    __slots__ = ("_at", "_expired", "_loop", "_timer")
+
+    def __init__(self, loop: asyncio.AbstractEventLoop, expired: Callable[[], None]) -> None:
+        self._loop, self._expired = loop, expired
+        self._at = math.inf
+        self._timer: asyncio.TimerHandle | None = None
+
+    def after(self, seconds: float) -> None:
+        """Expire in ``seconds`` from now, instead of before."""
+        self._at = at = self._loop.time() + seconds
+        if self._timer is None:
+            self._timer = self._loop.call_at(at, self._check)
+        elif self._timer.when() > at:
+            self._timer.cancel()
+            self._timer = self._loop.call_at(at, self._check)
+
+    def stop(self) -> None:
+        """Do not expire until the next ``after``."""
+        self._at = math.inf
+
+    def close(self) -> None:
+        """Never expire, and cancel the loop's timer."""
+        self._at = math.inf
+        if self._timer is not None:
+            self._timer.cancel()
+
+    def _check(self) -> None:
+        self._timer = None
+        if self._loop.time() >= self._at:
+            self._expired()
+        elif self._at != math.inf:
+            self._timer = self._loop.call_at(self._at, self._check)

@@ -1,4 +1,4 @@
-"""Wiring, from settings to front, and the process: its start, its signals, its drain."""
+"""Composition of the server from its settings, and the life of its process."""
 
 from __future__ import annotations
 
@@ -38,28 +38,28 @@ from modelport.gateway.types import Deadline
 
 log = structlog.get_logger("modelport.server")
 
-#: While draining: how long requests are served on, readiness already off.
+#: Time between readiness going off and the listeners closing.
 LAME_DUCK_SECONDS = 1.0
-#: What is left of the exit timeout when requests are cut off, for telling them and for closing.
+#: Part of the exit timeout that is kept for cancelling requests and closing connections.
 CLOSING_SECONDS = 0.1
 MakeFront = Callable[[App, Methods, Settings, Collection[object]], Front]
 MakeControl = Callable[[ModelManager], Control]
 
 
 class Ports(NamedTuple):
-    """The ports that a server listens on; ``metrics_port`` is 0 where it has none."""
+    """Ports of a server; ``metrics_port`` is 0 for a worker, which has none."""
 
     http_port: int
     grpc_port: int
     metrics_port: int
 
 
-class Server:
-    """One process: everything composed once, in the order in which a request passes it.
+class GatewayServer:
+    """One serving process, composed in the order in which a request passes its parts.
 
-    Without ``make_control`` the process is the gateway, alone: it follows the repository, serves
-    the metrics port and says how it is. Else it is a worker, and others do that. ``tell`` hears
-    how its event loop does, from a thread.
+    Without ``make_control`` it is the whole gateway: it polls the repository, serves the metrics
+    port and logs its state. With it, it is a worker whose parent does that. ``report`` gets the
+    event loop's heartbeats, from a thread.
     """
 
     def __init__(
@@ -67,7 +67,7 @@ class Server:
         settings: Settings,
         make_front: MakeFront,
         make_control: MakeControl | None = None,
-        tell: Callable[[Heartbeat], None] = lambda _: None,
+        report: Callable[[Heartbeat], None] = lambda _: None,
     ) -> None:
         keep_freed_memory()
         request_memory.PROCESS.limit_bytes = request_memory_bytes(settings)
@@ -91,11 +91,11 @@ class Server:
         )
         app = dialects.http
         if settings.prometheus_path:
-            app = metrics.beside(app, settings.prometheus_path, self._scrape)
+            app = metrics.mount(app, settings.prometheus_path, self._scrape)
         self._front = make_front(app, dialects.grpc, settings, self.manager.overloaded)
         self._metrics = self._metrics_listener() if self._alone else None
         self._poller: asyncio.Task[None] | None = None
-        self._tell = tell
+        self._report = report
         self._watchdog: Watchdog | None = None
 
     def _host(self, manager: ModelManager) -> Host:
@@ -115,7 +115,7 @@ class Server:
         return HttpListener(app, address, port, "--metrics-port", most=metrics.CONNECTIONS)
 
     async def _scrape(self) -> metrics.Text:
-        """The metrics of the gateway: this process's, or those of all workers together."""
+        """Format the metrics of this process, or of all workers."""
         if self._alone:
             return metrics.text(self.registry)
         return await self.control.metrics()
@@ -126,23 +126,23 @@ class Server:
         return Ports(self._front.http_port, self._front.grpc_port, metrics_port)
 
     async def listen(self) -> None:
-        """Be live, not yet ready.
+        """Start the listeners: the server is live, but not ready.
 
         Raises:
-            Unavailable: a port is taken.
+            Unavailable: A port is taken.
         """
         if self._metrics is not None:
             await self._metrics.start()
-        self._watchdog = Watchdog(self._tell, lambda: self.manager.loading)
+        self._watchdog = Watchdog(self._report, lambda: self.manager.loading)
         await self._front.start()
         if self._metrics is not None:
             log.info("listening", **self.ports._asdict())
 
     async def load(self, others: Snapshot | None = None) -> None:
-        """Load the models, or those that ``others`` serve, and be ready.
+        """Load the models, or those of the snapshot ``others``, and become ready.
 
         Raises:
-            Unavailable: with ``exit_on_error``, a model does not load.
+            Unavailable: A model does not load, with ``exit_on_error``.
         """
         await self.manager.start(others)
         broken = self.manager.broken()
@@ -159,7 +159,7 @@ class Server:
         log.info("started", ready=self.manager.ready, models=len(self.manager.index(True)))
 
     async def stop(self) -> None:
-        """Readiness off, listeners closed, requests in flight done, then the backends."""
+        """Turn readiness off, close the listeners, finish requests in flight, unload the models."""
         timeout = self._settings.exit_timeout_seconds
         deadline = Deadline.after(max(0.0, timeout - CLOSING_SECONDS))
         self.manager.draining.set()
@@ -182,7 +182,7 @@ class Server:
             log.info("stopped")
 
 
-async def _start(server: Server) -> None:
+async def _start(server: GatewayServer) -> None:
     await server.listen()
     try:
         await server.load()
@@ -199,9 +199,9 @@ async def serve(
     """Serve until ``stopping`` is set; call ``started`` when the models are loaded.
 
     Raises:
-        Unavailable: the gateway cannot start.
+        Unavailable: The gateway cannot start.
     """
-    server = Server(settings, Front)
+    server = GatewayServer(settings, Front)
     start = asyncio.ensure_future(_start(server))
     await asyncio.wait(
         {start, asyncio.ensure_future(stopping.wait())}, return_when="FIRST_COMPLETED"
@@ -216,10 +216,10 @@ async def serve(
 
 
 def run(settings: Settings) -> None:
-    """Serve in this one process until SIGTERM or SIGINT; a second signal ends the process at once.
+    """Serve in this process until SIGTERM or SIGINT; a second signal ends it at once.
 
     Raises:
-        Unavailable: the gateway cannot start.
+        Unavailable: The gateway cannot start.
     """
     configure_logging(settings.log_format, settings.log_verbose)
 
@@ -234,7 +234,7 @@ def run(settings: Settings) -> None:
         for number in signals.ending():
             asyncio.get_running_loop().add_signal_handler(number, stop)
         await serve(settings, stopping)
-        # A run that cannot be stopped, or a load, may still hold a thread: it ends with us.
+        # Not ``sys.exit``: a run or a load that cannot be interrupted may still hold a thread.
         with contextlib.suppress(OSError):
             sys.stderr.flush()
         os._exit(0)

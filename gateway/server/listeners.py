@@ -1,4 +1,4 @@
-"""The HTTP/1.1 and the gRPC listener of a process, started and drained together."""
+"""The HTTP and gRPC listeners of a process, started and drained together."""
 
 from __future__ import annotations
 
@@ -13,18 +13,18 @@ from modelport.gateway.server.http1.listener import HttpListener
 from modelport.gateway.settings import Settings
 from modelport.gateway.types import Deadline
 
-#: The paths that tell whether the server is live and ready.
+#: Paths of health checks.
 HEALTH = (b"/v2/health/live", b"/v2/health/ready", b"/ping")
 
 
 class Front:
-    """One ASGI application and one table of gRPC methods on sockets.
+    """Serves an ASGI application and a table of gRPC methods.
 
-    ``overloaded`` is not empty while a model is overloaded. ``reuse_port``: other processes serve
-    on the same ports.
+    ``overloaded`` is not empty while a model is overloaded. ``reuse_port`` lets other processes
+    serve on the same ports.
 
     Raises:
-        Unavailable: an address cannot be bound; the message names the flag to change.
+        Unavailable: An address cannot be bound; the message names the option to change.
     """
 
     def __init__(
@@ -44,7 +44,7 @@ class Front:
         self._grpc = GrpcListener(
             service, settings.grpc_address, settings.grpc_port, "--grpc-port", reuse_port
         )
-        #: The ports really bound; they differ from the settings' where those say 0.
+        #: The bound ports, which differ from the settings if those are 0.
         self.http_port = self._http.port
         self.grpc_port = self._grpc.port
 
@@ -52,9 +52,9 @@ class Front:
         await asyncio.gather(self._http.start(), self._grpc.start())
 
     async def lame_duck(self, seconds: float) -> None:
-        """Serve on for ``seconds`` while clients are told to go elsewhere."""
+        """Serve for up to ``seconds`` more, and ask clients to close their connections."""
         await asyncio.gather(self._http.lame_duck(seconds), self._grpc.lame_duck(seconds))
 
     async def drain(self, deadline: Deadline) -> None:
-        """Stop listening; requests in flight finish, or are refused at the deadline."""
+        """Stop listening; requests in flight finish, or are cancelled at the deadline."""
         await asyncio.gather(self._http.drain(deadline), self._grpc.drain(deadline))

@@ -1,4 +1,4 @@
-"""A listening socket: how it is bound, and how it is closed without resetting anybody."""
+"""Listening sockets: binding, the connection limit, and closing without resets."""
 
 from __future__ import annotations
 
@@ -17,36 +17,36 @@ from typing import Any
 from modelport.gateway.errors import Unavailable
 from modelport.gateway.types import Deadline
 
-#: While draining: how long requests that are on their way are still given an answer, a refusal.
+#: While draining: time during which requests that are on their way still get an error response.
 QUIET_SECONDS = 0.3
-#: For those who are cut off at the deadline: how long they have to say so.
+#: Time for requests that are cancelled at the deadline to send their error response.
 CUT_OFF_SECONDS = 0.05
 BACKLOG = 2048
-#: How long a handshake that is under way may take to end: less, on one machine or in one network.
+#: Time for TCP handshakes in progress to complete; within one network they take less.
 HANDSHAKE_SECONDS = 0.02
-#: A client that connects when so many are there is told to try again.
+#: Further clients get an error that asks them to retry.
 MAX_CONNECTIONS = 16_384
-#: Of the process's files: connections may have the others.
+#: File descriptors of the process that connections may not take.
 RESERVED_FILES = 256
-#: So many connections more are taken, to ask whether the server is live and ready.
+#: Connections beyond the limit that are accepted for health checks.
 HEALTH_CONNECTIONS = 64
 SO_ATTACH_FILTER = 26  # asm-generic/socket.h; Python's socket module does not name it
 #: Classic BPF (code, if true, if false, k): drop a segment whose flags are SYN without ACK.
 _NO_NEWCOMERS = (
     (0x30, 0, 0, 13),  # load the byte of the TCP header that holds the flags
-    (0x54, 0, 0, 0x12),  # of it SYN and ACK
+    (0x54, 0, 0, 0x12),  # mask SYN and ACK
     (0x15, 0, 1, 0x02),  # only SYN?
     (0x06, 0, 0, 0),  # drop
-    (0x06, 0, 0, 0xFFFF_FFFF),  # take
+    (0x06, 0, 0, 0xFFFF_FFFF),  # accept
 )
 
 
 class Listening:
-    """A port, and ``make``'s protocols on its connections.
+    """A listening socket, whose connections get a protocol from ``make``.
 
     Args:
-        flag: the one that chooses the port.
-        reuse_port: other processes serve on the same port.
+        flag: The option that sets the port, for error messages.
+        reuse_port: Whether other processes serve on the same port.
     """
 
     def __init__(
@@ -70,13 +70,13 @@ class Listening:
     async def stop(self) -> None:
         """Stop listening without resetting a client that has just connected.
 
-        Closing a socket resets the connections in its backlog, and those whose handshake is under
-        way. So nobody new is let in first, and a duplicate keeps the socket alive until the others
-        have been taken in; whoever has not sent its request yet may do so.
+        Closing a socket resets the connections in its backlog and those in their handshake. So new
+        ones are refused first, and a duplicate keeps the socket open until the others have been
+        accepted.
         """
         spare, self._spare = self._spare, None
         if spare is None:
-            return  # it has stopped
+            return  # already stopped
         refuse_newcomers(spare)
         await asyncio.sleep(HANDSHAKE_SECONDS)
         if self._server is not None:
@@ -94,19 +94,20 @@ async def until_no(remaining: Collection[Any], deadline: Deadline) -> None:
 
 
 class Room(Enum):
-    """Room for another connection."""
+    """Use that a new connection may make of the server."""
 
     FREE = auto()
-    #: For questions about health alone.
+    #: Health checks only.
     HEALTH = auto()
     NONE = auto()
 
 
 class ConnectionLimit:
-    """The connections that a listener may have, so that the process keeps files for other uses.
+    """Limit of a listener's connections, which keeps file descriptors free for other uses.
 
-    A new file has the lowest free number: by the number of its socket a connection tells how many
-    files are open, whoever opened them. ``most``: of a listener that may have reserved files.
+    A new descriptor gets the lowest free number, so the number of a connection's socket bounds the
+    open files of the whole process. ``most`` is the limit of a listener that may use the reserved
+    ones.
     """
 
     def __init__(self, most: int | None = None) -> None:
@@ -116,7 +117,7 @@ class ConnectionLimit:
         self._most = MAX_CONNECTIONS if most is None else most
 
     def room(self, connections: int, number: int) -> Room:
-        """The room for a connection whose socket is file ``number``, beside ``connections``."""
+        """Classify a new connection with descriptor ``number`` beside ``connections`` others."""
         over = max(connections - self._most, number - self._files) + 1
         if over <= 0:
             return Room.FREE
@@ -124,10 +125,10 @@ class ConnectionLimit:
 
 
 def bind(address: str, port: int, flag: str, reuse_port: bool) -> socket.socket:
-    """A bound socket; it listens already where the port is not shared.
+    """Bind a socket, and listen if the port is not shared.
 
     Raises:
-        Unavailable: it cannot be had; the message names ``flag``.
+        Unavailable: The port cannot be bound; the message names ``flag``.
     """
     family = socket.AF_INET6 if ":" in address else socket.AF_INET
     listener = socket.socket(family, socket.SOCK_STREAM)
@@ -136,8 +137,8 @@ def bind(address: str, port: int, flag: str, reuse_port: bool) -> socket.socket:
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
     try:
         listener.bind((address, port))
-        if not reuse_port:  # else connections would come to this process before it is ready
-            listener.listen(BACKLOG)  # now, so that a port taken twice is found before they come
+        if not reuse_port:  # a shared port would deliver connections before READY
+            listener.listen(BACKLOG)  # reports a port that is taken before the models load
     except OSError as error:
         listener.close()
         raise taken(address, port, flag, error.strerror or "") from error
@@ -153,11 +154,11 @@ def taken(address: str, port: int, flag: str, reason: str) -> Unavailable:
 
 
 def refuse_newcomers(listener: socket.socket) -> None:
-    """Let the kernel drop what newly knocks, so that nobody is let in and then reset.
+    """Have the kernel drop SYN segments, so that no connection is accepted only to be reset.
 
-    The knock is repeated by the client's kernel, and refused once the socket is closed. A socket
-    filter does it (socket(7), SO_ATTACH_FILTER); elsewhere than on Linux the window between the
-    last accept and the close stays.
+    The client's kernel repeats the SYN, which is refused once the socket is closed. This uses a
+    socket filter (socket(7), SO_ATTACH_FILTER); systems other than Linux keep a short window
+    between the last accept and the close.
     """
     if not sys.platform.startswith("linux"):
         return

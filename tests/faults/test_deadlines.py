@@ -18,7 +18,7 @@ from modelport.gateway.backends import fake
 from modelport.gateway.errors import ModelportError, TimedOut
 from modelport.gateway.models.control import LocalControl
 from modelport.gateway.protocols.http_deadline import HEADER
-from modelport.gateway.server.app import Server
+from modelport.gateway.server.app import GatewayServer
 from modelport.gateway.server.listeners import Front
 from modelport.gateway.settings import Settings, VertexAi
 from modelport.gateway.types import Deadline, InferRequest, InferResponse
@@ -120,7 +120,9 @@ def gateways(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Gateways:
 
         vertex = VertexAi("/vertex", "/vertex-health", "m")
         chosen = Settings((repository(tmp_path),), metrics_port=0, vertex_ai=vertex, **settings)
-        server = Server(chosen, make_front, LocalControl)  # a worker's: without a metrics port
+        server = GatewayServer(
+            chosen, make_front, LocalControl
+        )  # a worker's: without a metrics port
         await server.manager.start()
         try:
             transport = httpx.ASGITransport(found[0])

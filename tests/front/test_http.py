@@ -464,7 +464,7 @@ async def test_a_client_that_goes_cancels_its_request(goes: str) -> None:
 async def test_the_check_sees_a_request_that_outlives_its_client(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(request_cycle.Exchange, "disconnect", lambda exchange: None)
+    monkeypatch.setattr(request_cycle.RequestResponseCycle, "disconnect", lambda cycle: None)
     app = Stuck()
     async with listening(app) as port:
         _, writer = await asyncio.open_connection("127.0.0.1", port)
@@ -638,10 +638,10 @@ async def test_a_request_that_is_cut_off_before_its_application_begins_is_told_s
     await listener.start()
     async with connected(listener.port) as client:
         await client.send(post(b""))
-        while not listener._shared.exchanges:
+        while not listener._state.cycles:
             await asyncio.sleep(0)
-        (exchange,) = listener._shared.exchanges
-        exchange.cancel()
+        (cycle,) = listener._state.cycles
+        cycle.cancel()
         assert (await client.reply())[0].startswith(b"HTTP/1.1 503 ")
     await listener.drain(Deadline.after(0))
 

@@ -1,6 +1,6 @@
-"""The metrics port: ``GET /metrics`` in Prometheus' text format.
+"""The metrics port: ``GET /metrics`` in the Prometheus text format.
 
-``/monitoring/prometheus/metrics`` is TensorFlow Serving's path to the same.
+``/monitoring/prometheus/metrics`` is TensorFlow Serving's path of the same.
 """
 
 from __future__ import annotations
@@ -12,14 +12,14 @@ from prometheus_client import CollectorRegistry, exposition
 
 from modelport.gateway.protocols.asgi import App, Receive, Scope, Send
 
-#: The library's text format ends a counter's name in ``_total``; these names do not.
+#: The client library appends ``_total`` to counters; the names of other servers do not have it.
 _SUFFIX = re.compile(
     rb"^(# (?:HELP|TYPE) (?:nv_\w+|ts_\w+_microseconds|Requests\dXX|:tensorflow:\S+))_total ",
     re.MULTILINE,
 )
 #: Content type and body.
 Text = tuple[str, bytes]
-#: At a time: they are taken when there is no room for others.
+#: Connection limit; these may use the reserved file descriptors.
 CONNECTIONS = 64
 TFSERVING_PATH = "/monitoring/prometheus/metrics"
 _PATHS = ("/metrics", TFSERVING_PATH)
@@ -27,14 +27,14 @@ Scrape = Callable[[], Awaitable[Text]]
 
 
 def text(registry: CollectorRegistry) -> Text:
-    """What the collectors of ``registry`` have now."""
+    """Format the current values of ``registry``."""
     return exposition.CONTENT_TYPE_LATEST, _SUFFIX.sub(
         rb"\1 ", exposition.generate_latest(registry)
     )
 
 
 def application(scrape: Scrape) -> App:
-    """An ASGI application that answers with the text that ``scrape`` gives."""
+    """Make the ASGI application of the metrics port."""
 
     async def app(scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
@@ -47,8 +47,8 @@ def application(scrape: Scrape) -> App:
     return app
 
 
-def beside(app: App, path: str, scrape: Scrape) -> App:
-    """``app``, with the metrics at ``path``."""
+def mount(app: App, path: str, scrape: Scrape) -> App:
+    """Add the metrics at ``path`` to ``app``."""
 
     async def both(scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "http" and scope["path"] == path and scope["method"] in ("GET", "HEAD"):

@@ -12,17 +12,17 @@ from modelport.gateway.wire.proto import serving_pb2
 
 
 def prometheus_path(file: Path) -> str:
-    """The path that ``prometheus_config`` in ``file`` enables; empty: none.
+    """Read the metrics path that ``prometheus_config`` in ``file`` enables, or an empty string.
 
     Raises:
-        InvalidArgument: it cannot be read, is no such file, or its path is none.
+        InvalidArgument: The file cannot be read or parsed, or its path is invalid.
     """
     config = serving_pb2.MonitoringConfig()
     try:
         text_format.Parse(file.read_text(), config)
     except (OSError, UnicodeDecodeError, text_format.ParseError) as error:
         raise InvalidArgument(
-            f"'{file}' is no tensorflow.serving.MonitoringConfig: {str(error).strip()}"
+            f"'{file}' is not a tensorflow.serving.MonitoringConfig: {str(error).strip()}"
         ) from error
     if not config.prometheus_config.enable:
         return ""

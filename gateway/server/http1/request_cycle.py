@@ -1,4 +1,4 @@
-"""One request and its answer on an HTTP/1.1 connection, as an ASGI application sees them."""
+"""One request and its response on an HTTP/1.1 connection, in ASGI's terms."""
 
 from __future__ import annotations
 
@@ -15,26 +15,26 @@ from modelport.gateway.wire import hops
 
 log = structlog.get_logger("modelport.front")
 
-#: A piece of a body is an object, which takes memory besides its bytes.
+#: Overhead of the object that holds one chunk of a body.
 PIECE_BYTES = 64
-#: A small request is not counted as held memory.
+#: Smaller requests do not count against the memory budget.
 UNCOUNTED_BYTES = 4096
-#: Up to this an answer is copied behind its head; past it the two are written one after the other.
+#: A body up to this size is joined with its head; a larger one is written without a copy.
 COPIED_BYTES = 64 * 1024
 STATUS_LINES = {
     int(status): f"HTTP/1.1 {int(status)} {status.phrase}\r\n".encode()
     for status in http.HTTPStatus
 }
-#: Of these statuses there is no body (RFC 9110, 6.4.1).
+#: Statuses without a body (RFC 9110, 6.4.1).
 _BODILESS = (204, 304)
-#: In English, whatever the locale (RFC 9110, 5.6.7).
+#: Names in dates (RFC 9110, 5.6.7), independent of the locale.
 _DAYS = ("Mon", "Tue", "Wed", "Thu", "Fri", "Sat", "Sun")
 _MONTHS = ("Jan", "Feb", "Mar", "Apr", "May", "Jun", "Jul", "Aug", "Sep", "Oct", "Nov", "Dec")
 CONTINUE = b"HTTP/1.1 100 Continue\r\n\r\n"
 
 
-class Clock:
-    """The ``date`` of answers, written out once a second."""
+class DateHeader:
+    """The ``date`` header, formatted once a second."""
 
     __slots__ = ("_line", "_until")
 
@@ -52,14 +52,14 @@ class Clock:
         return self._line
 
 
-class Connection(Protocol):
-    """What an exchange needs of the connection it is on."""
+class CycleConnection(Protocol):
+    """The part of a connection that its cycles and its listener use."""
 
     transport: asyncio.Transport
     loop: asyncio.AbstractEventLoop
-    clock: Clock
+    date_header: DateHeader
     memory: ConnectionMemory
-    #: The transport has enough to write; ``writable`` waits until it takes more, or is lost.
+    #: Whether the transport's buffer is full; ``writable`` waits until it drains or is lost.
     writing_paused: bool
 
     async def writable(self) -> None: ...
@@ -67,17 +67,21 @@ class Connection(Protocol):
     def resume_reading(self) -> None: ...
 
     def leaving(self) -> bool:
-        """Whether clients are to leave their connections."""
+        """Whether responses ask clients to close the connection."""
 
-    def answered(self, exchange: Exchange) -> None:
-        """The answer is complete."""
+    def response_complete(self, cycle: RequestResponseCycle) -> None:
+        """Start the next queued request, or close."""
+
+    def leave(self) -> None:
+        """Close now, or after the response in progress."""
 
 
-class Exchange:
+class RequestResponseCycle:
     """ASGI's ``receive`` and ``send`` for one request.
 
-    An answer's head waits for the body's first part, so that both are one write. A client that goes
-    cancels the application, unless that waits in ``receive``, where it is told.
+    The head of a response is held until the first part of its body, so that both are one write. If
+    the client disconnects, ``receive`` returns ``http.disconnect``; an application that does not
+    wait in ``receive`` is cancelled.
     """
 
     __slots__ = (
@@ -87,25 +91,24 @@ class Exchange:
     )  # fmt: skip
 
     def __init__(
-        self, connection: Connection, scope: Scope, keep_alive: bool, expects_continue: bool
+        self, connection: CycleConnection, scope: Scope, keep_alive: bool, expects_continue: bool
     ) -> None:
         self.scope = scope
         #: Whether another request may follow on the connection.
         self.keep_alive = keep_alive
         self.task: asyncio.Task[None] | None = None
-        #: The memory that the request holds; None: it is not worth counting.
+        #: Memory that the request holds; None if it is too small to count.
         self.lease: Lease | None = None
-        #: The gateways that it has come through.
+        #: The ``via`` header: gateways that the request passed through.
         self.via = b""
         self._received = 0
-        #: The request's body: what has come and is not received yet, with what each piece of it
-        #: takes besides, and whether that is all.
+        #: Size of the body's chunks that wait for ``receive``, and whether the body is complete.
         self.buffered = 0
         self.complete = False
-        #: Of the answer: whether its head is out, whether it is all out.
+        #: Whether the response's head was sent, and whether all of it was.
         self.begun = False
         self.done = False
-        #: The client is.
+        #: Whether the client has disconnected.
         self.gone = False
         self._connection = connection
         self._continue = expects_continue
@@ -114,7 +117,7 @@ class Exchange:
         self._waiter: asyncio.Future[None] | None = None
         self._head: bytes | None = None
         self._bodiless = self._chunked = False
-        self._remaining: int | None = None  # of a body of a stated length
+        self._remaining: int | None = None  # bytes until ``content-length``
 
     async def run(self, app: App) -> None:
         if self.gone:
@@ -143,10 +146,10 @@ class Exchange:
     # -- the request ----------------------------------------------------------------------------
 
     def add(self, body: bytes) -> None:
-        """More of the request's body.
+        """Append a chunk of the request's body.
 
         Raises:
-            MemoryExhausted: requests hold all that they may.
+            MemoryExhausted: The request would exceed the memory budget.
         """
         if not self.done:
             size = len(body) + PIECE_BYTES
@@ -158,29 +161,29 @@ class Exchange:
             self._wake()
 
     def count(self) -> Lease:
-        """Count the memory that the request holds, from now on."""
+        """Count the request's memory against the budget from now on."""
         if self.lease is None:
             self.lease = self._connection.memory.lease()
         return self.lease
 
     def release(self) -> None:
-        """Give back the memory that the request holds."""
+        """Return the request's memory to the budget."""
         if self.lease is not None:
             self.lease.release()
 
     def end(self) -> None:
-        """The request's body is complete."""
+        """Mark the request's body as complete."""
         self.complete = True
         self._wake()
 
     def cancel(self) -> None:
-        """Cut the application off; the client is told."""
-        self._cancelled = True  # should it not have begun: a task that never runs says nothing
+        """Cancel the application; the client gets 503."""
+        self._cancelled = True  # ``run`` checks it: a task cancelled before its start sends nothing
         if self._running and self.task is not None:
             self.task.cancel()
 
     def disconnect(self) -> None:
-        """The client is gone, and with it the need for an answer."""
+        """Note that the client has disconnected, and end the application."""
         if self.done or self.gone:
             return
         self.gone = True
@@ -213,7 +216,7 @@ class Exchange:
         if self._waiter is not None and not self._waiter.done():
             self._waiter.set_result(None)
 
-    # -- the answer -----------------------------------------------------------------------------
+    # -- the response ---------------------------------------------------------------------------
 
     async def send(self, message: Message) -> None:
         if self._connection.writing_paused:
@@ -230,7 +233,7 @@ class Exchange:
 
     def _start(self, message: Message) -> None:
         status = message["status"]
-        lines = [STATUS_LINES[status], self._connection.clock.line()]
+        lines = [STATUS_LINES[status], self._connection.date_header.line()]
         length: int | None = None
         for name, value in message.get("headers", ()):
             if name == b"content-length":
@@ -240,7 +243,7 @@ class Exchange:
                     self.keep_alive = False
                 continue
             elif name == b"transfer-encoding":
-                continue  # the connection's matter
+                continue  # set by the connection
             lines.append(b"%b: %b\r\n" % (name, value))
         head = b"".join(lines)
         if not head.count(b"\n") == head.count(b"\r") == len(lines):
@@ -252,10 +255,10 @@ class Exchange:
                 self._chunked = True
                 head += b"transfer-encoding: chunked\r\n"
             else:
-                self.keep_alive = False  # the end of the connection is the body's
-            # Whoever waits for the first part of a stream gets its head meanwhile.
+                self.keep_alive = False  # the body ends with the connection
+            # A stream's head is sent even if its first part takes long.
             self._connection.loop.call_soon(self._flush)
-        # Whether a body follows that was not asked for, nobody can tell.
+        # Without 100 Continue the client may or may not send the body: the connection cannot go on.
         if self._continue or self._connection.leaving():
             self.keep_alive = False
         self._head = head + (b"\r\n" if self.keep_alive else b"connection: close\r\n\r\n")
@@ -272,7 +275,7 @@ class Exchange:
         elif self._remaining is not None:
             self._remaining -= len(body)
             if self._remaining < 0 or (self._remaining and not more):
-                raise RuntimeError("the response's body is not of its content-length")
+                raise RuntimeError("the response's body differs from its content-length")
         transport, head = self._connection.transport, self._head
         if head is not None:
             self._head, self.begun = None, True
@@ -284,7 +287,7 @@ class Exchange:
         if not more:
             self.done = True
             self._wake()
-            self._connection.answered(self)
+            self._connection.response_complete(self)
 
     def _flush(self) -> None:
         if self._head is not None and not self.gone:
@@ -292,7 +295,7 @@ class Exchange:
             self._head, self.begun = None, True
 
     def _fail(self, status: int, body: bytes) -> None:
-        """Say so if nothing has been said yet; else what has been said is left without an end."""
+        """Send an error response, or cut off a response that has begun."""
         if self.begun:
             self._connection.transport.close()
             return

@@ -1,21 +1,23 @@
-"""What the connections of one HTTP/1.1 listener share; the event loop alone changes it."""
+"""State shared by the connections of one HTTP/1.1 listener."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Collection
-from typing import TYPE_CHECKING
 
 import httptools
 
 from modelport.gateway.protocols.asgi import App
-from modelport.gateway.server.http1.request_cycle import Clock, Exchange
+from modelport.gateway.server.http1.request_cycle import (
+    CycleConnection,
+    DateHeader,
+    RequestResponseCycle,
+)
 from modelport.gateway.server.listening import ConnectionLimit
 
-if TYPE_CHECKING:
-    from modelport.gateway.server.http1.protocol import HttpConnection
 
+class HttpServerState:
+    """Application, limits and open connections. Only the event loop changes them."""
 
-class Shared:
     def __init__(
         self,
         app: App,
@@ -27,18 +29,18 @@ class Shared:
         self.limit = limit
         self.health = frozenset(health)
         self.overloaded = overloaded
-        self.connections: set[HttpConnection] = set()
-        self.exchanges: set[Exchange] = set()
-        self.clock = Clock()
-        #: Clients are told to leave.
+        self.connections: set[CycleConnection] = set()
+        self.cycles: set[RequestResponseCycle] = set()
+        self.date_header = DateHeader()
+        #: Whether responses ask clients to close the connection.
         self.leaving = False
-        #: The application's word on a path in an overload; not every application has one.
+        #: The application's test of a path under overload, if it has one.
         self._refuses: Callable[[bytes], bool] | None = getattr(app, "refuses", None)
 
     def refuses_unread(self, parser: httptools.HttpRequestParser, raw_path: bytes) -> bool:
-        """Whether the request whose head ``parser`` has read is refused, whatever its body holds.
+        """Whether to refuse the request whose head ``parser`` has read, without its body.
 
-        That costs a fraction of what the application would take to say the same.
+        That is much cheaper than to have the application refuse it.
         """
         return (
             self._refuses is not None

@@ -23,7 +23,7 @@ import structlog
 from modelport.gateway.errors import ModelportError
 from modelport.gateway.models.control import Operation
 from modelport.gateway.runtime.watchdog import Heartbeat
-from modelport.gateway.server.app import Server
+from modelport.gateway.server.app import GatewayServer
 from modelport.gateway.server.listeners import Front
 from modelport.gateway.server.workers import merge
 from modelport.gateway.server.workers.channel import MessageChannel
@@ -81,7 +81,7 @@ class Worker:
             control = CoordinatedControl(manager, channel, self._settings)
             return control
 
-        server = Server(
+        server = GatewayServer(
             self._settings,
             functools.partial(Front, reuse_port=True),
             make_control,
@@ -122,7 +122,7 @@ class Worker:
         return tell
 
     async def _start(
-        self, server: Server, control: CoordinatedControl, channel: MessageChannel
+        self, server: GatewayServer, control: CoordinatedControl, channel: MessageChannel
     ) -> None:
         snapshot = await channel.request("hello", number=self._assignment.number)
         if self._assignment.restarted:
@@ -138,7 +138,7 @@ class Worker:
 
     async def _catch_up(
         self,
-        server: Server,
+        server: GatewayServer,
         control: CoordinatedControl,
         channel: MessageChannel,
         snapshot: Mapping[str, Any],
@@ -156,7 +156,7 @@ class Worker:
 
 
 def _handlers(
-    server: Server, control: CoordinatedControl, draining: asyncio.Event
+    server: GatewayServer, control: CoordinatedControl, draining: asyncio.Event
 ) -> Mapping[str, Operation]:
     """Handlers of the requests that the parent may send."""
     local = control.local

@@ -1,16 +1,18 @@
-"""The bytes of a connection, handed on in slices, and held back when asked."""
+"""Flow control of a connection's input: slices for the parser, and back-pressure."""
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
 
-#: Handed on at once; the loop serves others before the next.
+#: Size of a slice; the event loop serves other connections between two slices.
 SLICE_BYTES = 32 * 1024
+#: Reading pauses if more of a body waits for the application.
+HIGH_WATER_BYTES = 256 * 1024
 
 
-class Intake:
-    """Hands what ``receive`` is given to ``take``; reading pauses while some of it waits."""
+class ReadBuffer:
+    """Passes received bytes to ``take`` in slices, and pauses reading while some are left."""
 
     __slots__ = ("_loop", "_paused", "_take", "_transport", "_unread", "held")
 
@@ -21,27 +23,24 @@ class Intake:
         self._transport: asyncio.Transport | None = None
         self._unread = memoryview(b"")
         self._paused = False
-        #: Nothing is handed on until ``resume``.
+        #: Whether slices wait for ``resume``.
         self.held = False
 
     def open(self, transport: asyncio.Transport) -> None:
         self._transport = transport
 
     def receive(self, data: bytes) -> None:
-        if len(data) <= SLICE_BYTES:
-            self._take(data)
-        else:
-            self._unread = memoryview(data)
-            self._pause()
-            self._next()
+        self._unread = memoryview(data)
+        self._pause()
+        self._next()
 
     def hold(self) -> None:
-        """Hand nothing on until ``resume``."""
+        """Pass nothing on until ``resume``."""
         self.held = True
         self._pause()
 
     def resume(self) -> None:
-        """Hand on what waits, in turns with others, and read more."""
+        """Pass on the bytes that wait, then read more."""
         self.held = False
         if self._unread:
             self._loop.call_soon(self._next)
@@ -50,7 +49,7 @@ class Intake:
             self._transport.resume_reading()
 
     def drop(self) -> None:
-        """Forget what waits."""
+        """Discard the bytes that wait."""
         self._unread = memoryview(b"")
 
     def _next(self) -> None:
