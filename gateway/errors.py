@@ -1,21 +1,21 @@
-"""Every error that may reach a caller, with one neutral code each; protocols translate the code.
+"""Exception hierarchy of the gateway. Protocols translate each class's code to a status.
 
     ModelportError
-    ├── InvalidArgument      the request is wrong: name the input and the remedy
+    ├── InvalidArgument      the request is invalid
     ├── NotFound             no such model, version or route
-    ├── AlreadyExists        a version that is published is never overwritten
-    ├── Unsupported          a feature, format or type this build does not have
-    │   └── Decoupled        one answer is asked of a model that gives any number
-    ├── Unavailable          not ready, queue full, shutting down: try again
-    │   ├── TimedOut         the request's deadline passed
+    ├── AlreadyExists        a published version is never overwritten
+    ├── Unsupported          a feature, format or type that is not available
+    │   └── Decoupled        a single response was requested of a decoupled model
+    ├── Unavailable          not ready, queue full, shutting down: the client may retry
+    │   ├── TimedOut         the request's deadline has passed
     │   ├── QueueFull        the queue of the model version is full
-    │   └── MemoryExhausted  requests hold all the memory that they may
-    ├── Cancelled            nobody waits for the answer
-    └── Internal             our fault; the message is public, the cause is logged
-        └── IntegrityError   an artifact is not what its manifest says
+    │   └── MemoryExhausted  the memory budget for requests is exhausted
+    ├── Cancelled            the client has gone
+    └── Internal             a defect of the server; the cause is logged
+        └── IntegrityError   an artifact does not match its manifest
 
-Messages are public: they hold no path, class or host name of the serving machine. A foreign
-exception crosses into this tree once, where it is caught, with ``raise ... from``.
+Messages are public: they name the input and the remedy, but no path, class or host name of the
+server. Foreign exceptions are translated once, where they are caught, with ``raise ... from``.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ MAX_MESSAGE = 2000
 
 
 class Code(Enum):
-    """The neutral codes. OIP's HTTP and gRPC statuses are derived from them in ``protocols/``."""
+    """Error codes; ``protocols/`` maps them to HTTP and gRPC statuses."""
 
     INVALID_ARGUMENT = "invalid argument"
     NOT_FOUND = "not found"
@@ -38,12 +38,12 @@ class Code(Enum):
 
 
 class ModelportError(Exception):
-    """Root of the tree. ``str(error)`` is the public message."""
+    """Base class of all errors. ``str(error)`` is the public message."""
 
     code = Code.INTERNAL
 
     def __init__(self, message: str = "") -> None:
-        # A message may quote a file name that is no text, or a name of a megabyte.
+        # A message may quote a name that is not valid Unicode, or very long.
         message = message.encode("utf-8", "backslashreplace").decode()
         super().__init__(message if len(message) <= MAX_MESSAGE else message[:MAX_MESSAGE] + "...")
 
@@ -53,23 +53,34 @@ class ModelportError(Exception):
 
 
 class InvalidArgument(ModelportError):
+    """The request is invalid."""
+
     code = Code.INVALID_ARGUMENT
 
 
 class NotFound(ModelportError):
+    """There is no such model, version or route."""
+
     code = Code.NOT_FOUND
 
 
 class AlreadyExists(ModelportError):
+    """A published version is never overwritten."""
+
     code = Code.ALREADY_EXISTS
 
 
 class Unsupported(ModelportError):
+    """The feature, format or type is not available."""
+
     code = Code.UNSUPPORTED
 
 
 class Decoupled(Unsupported):
-    """Triton's words for it name the protocol; these are for protocols that Triton lacks."""
+    """A single response was requested of a decoupled model.
+
+    The default message is for protocols that Triton does not have.
+    """
 
     def __init__(
         self,
@@ -80,24 +91,28 @@ class Decoupled(Unsupported):
 
 
 class Unavailable(ModelportError):
+    """The server cannot serve the request now; the client may retry."""
+
     code = Code.UNAVAILABLE
 
 
 class TimedOut(Unavailable):
-    """Triton answers 503 / UNAVAILABLE with this text, and clients match on it."""
+    """The deadline has passed. Clients match on this text of Triton's."""
 
     def __init__(self, message: str = "Request timeout expired") -> None:
         super().__init__(message)
 
 
 class QueueFull(Unavailable):
-    """Triton answers 503 / UNAVAILABLE with this text, and clients match on it."""
+    """The queue is full. Clients match on this text of Triton's."""
 
     def __init__(self, message: str = "Exceeds maximum queue size") -> None:
         super().__init__(message)
 
 
 class MemoryExhausted(Unavailable):
+    """The memory budget for requests is exhausted."""
+
     def __init__(
         self,
         message: str = "requests hold all the memory that they may; try again, or raise "
@@ -107,12 +122,16 @@ class MemoryExhausted(Unavailable):
 
 
 class Cancelled(ModelportError):
+    """The client has gone."""
+
     code = Code.CANCELLED
 
 
 class Internal(ModelportError):
+    """The server has failed."""
+
     code = Code.INTERNAL
 
 
 class IntegrityError(Internal):
-    """An artifact, manifest or configuration is not what it claims to be."""
+    """An artifact does not match its manifest, or its configuration."""

@@ -1,7 +1,7 @@
-"""The words of the house: tensors, requests, responses, signatures, deadlines, and ``Infer``.
+"""Core types shared by every layer.
 
-Everything past the wire is one callable, ``Infer``; a backend is one, and every stage in front of
-a backend wraps one. numpy and the standard library only.
+Past the wire, inference is one callable, ``Infer``: a backend is one, and every stage in front of a
+backend wraps one. This module imports numpy and the standard library only.
 """
 
 from __future__ import annotations
@@ -16,12 +16,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 Array = NDArray[Any]
+#: Types of the values in ``parameters``.
 Parameter = bool | int | float | str
-#: The value types a protocol may carry in ``parameters``.
 
 
 class Datatype(StrEnum):
-    """Open Inference Protocol datatypes; the value is the word on the wire."""
+    """Datatypes of the Open Inference Protocol, with their names on the wire."""
 
     BOOL = "BOOL"
     UINT8 = "UINT8"
@@ -39,7 +39,7 @@ class Datatype(StrEnum):
     BYTES = "BYTES"
 
 
-#: In memory BF16 is its bit pattern (numpy has no bfloat16) and BYTES an object array of ``bytes``.
+#: BF16 is held as its bit pattern (numpy has no bfloat16), BYTES as an object array of ``bytes``.
 NUMPY_DTYPES: Mapping[Datatype, np.dtype[Any]] = {
     Datatype.BOOL: np.dtype("?"),
     Datatype.UINT8: np.dtype("u1"),
@@ -60,11 +60,10 @@ NUMPY_DTYPES: Mapping[Datatype, np.dtype[Any]] = {
 
 @dataclass(frozen=True, slots=True)
 class Axis:
-    """A named dynamic dimension, bounds inclusive. ``maximum`` None: unbounded.
+    """A named dynamic dimension with inclusive bounds; ``maximum`` None means unbounded.
 
-    ``padding`` says that inputs may be made longer along it, at their end, and that no answer
-    changes but for being longer too: the value to put there, or one for each input by name. None:
-    it may not.
+    ``padding`` is the value with which inputs may be padded at the end of this axis, or one value
+    for each input by name, if padding only makes the outputs longer. None forbids padding.
     """
 
     name: str
@@ -77,11 +76,11 @@ class Axis:
 class TensorSpec:
     """One input or output of a model.
 
-    ``dims`` exclude the batch dimension where the model batches; a dynamic dimension is -1, or the
-    name of an ``Axis``. ``minimum`` and ``maximum`` bound the *values* (inclusive); ``maximum`` may
-    name an axis: the value may not exceed that axis' size in the same request. ``reshape`` is
-    Triton's: the dims the model itself wants, when the wire's differ (a scalar per batch element
-    travels as ``[1]`` and reaches the model as ``[]``).
+    ``dims`` exclude the batch dimension if the model batches; a dynamic dimension is -1, or the
+    name of an ``Axis``. ``minimum`` and ``maximum`` are inclusive bounds of the *values*; if
+    ``maximum`` names an axis, its size in the same request is the bound. ``reshape`` is Triton's:
+    the dims of the model if they differ from the wire's (a scalar per batch element is ``[1]`` on
+    the wire and ``[]`` in the model).
     """
 
     name: str
@@ -94,20 +93,20 @@ class TensorSpec:
 
     @property
     def wire_dims(self) -> tuple[int, ...]:
-        """``dims`` with every named axis as -1."""
+        """Dims on the wire, -1 for named axes."""
         return tuple(-1 if isinstance(d, str) else d for d in self.dims)
 
     @property
     def model_dims(self) -> tuple[int, ...]:
-        """The dims that the model itself sees; -1 where they are dynamic."""
+        """Dims in the model, -1 for dynamic ones."""
         return self.wire_dims if self.reshape is None else self.reshape
 
 
 @dataclass(frozen=True, slots=True)
 class ModelSignature:
-    """What a model takes and gives. ``max_batch_size`` 0: ``dims`` are the whole shape.
+    """Inputs and outputs of a model. With ``max_batch_size`` 0, ``dims`` are the whole shape.
 
-    ``any_shape``: the model itself decides which shapes it takes; ``dims`` are the usual ones.
+    With ``any_shape`` only the model itself checks shapes, and ``dims`` are informative.
     """
 
     inputs: tuple[TensorSpec, ...]
@@ -119,7 +118,7 @@ class ModelSignature:
 
 @dataclass(slots=True)
 class Tensor:
-    """A named array. ``data`` has the tensor's shape; BF16 is uint16 bits, BYTES objects."""
+    """A named array. ``data`` has the tensor's shape and a dtype of ``NUMPY_DTYPES``."""
 
     name: str
     datatype: Datatype
@@ -128,10 +127,10 @@ class Tensor:
 
 @dataclass(slots=True)
 class Timing:
-    """Where a request's nanoseconds went; filled by the stages, read by the statistics.
+    """Duration of each stage of a request, for the statistics.
 
-    A cache that looked the request up sets one of ``cache_hit_ns`` and ``cache_miss_ns``.
-    ``counted``: the batcher has counted the execution, be it of this request alone.
+    A cache sets either ``cache_hit_ns`` or ``cache_miss_ns``. ``counted`` tells whether the batcher
+    has counted the execution.
     """
 
     queue_ns: int = 0
@@ -145,13 +144,16 @@ class Timing:
 
 @dataclass(slots=True)
 class InferRequest:
-    """One inference. ``outputs`` empty: all of them. ``model_version`` 0: the newest ready one.
+    """An inference request.
 
-    ``classification`` maps an output to how many of its largest values are wanted in its place.
-    ``trace`` names the request in the logs where the client gave no ``id``; it is never echoed.
-    ``signature`` is one of the model's own (those of a SavedModel), and tensors then have the
-    model's shapes; empty: the one that the configuration declares. ``via`` are the gateways that it
-    has come through.
+    Attributes:
+        outputs: Requested outputs; empty for all.
+        model_version: 0 for the newest version that is ready.
+        classification: For an output, the number of largest values to return in its place.
+        trace: Id in the logs if the client gave no ``id``; it is not echoed.
+        signature: A signature of the SavedModel, with the model's own shapes; empty for the one of
+            the configuration.
+        via: The ``Via`` header: gateways that the request passed through.
     """
 
     model_name: str
@@ -169,7 +171,7 @@ class InferRequest:
 
 @dataclass(slots=True)
 class InferResponse:
-    """``outputs`` in the order requested, else in the signature's order."""
+    """An inference response. ``outputs`` are in the requested order, or in the signature's."""
 
     model_name: str
     model_version: int
@@ -179,7 +181,7 @@ class InferResponse:
 
 
 class Deadline:
-    """An absolute moment on the monotonic clock; it only ever comes nearer."""
+    """A point in time on the monotonic clock, or none."""
 
     __slots__ = ("at",)
 
@@ -191,14 +193,14 @@ class Deadline:
         return cls(time.monotonic() + seconds)
 
     def earliest(self, seconds: float | None) -> Deadline:
-        """This deadline, or ``seconds`` from now if that is sooner."""
+        """Return this deadline, or ``seconds`` from now if that is sooner."""
         if seconds is None:
             return self
         other = time.monotonic() + seconds
         return self if self.at is not None and self.at <= other else Deadline(other)
 
     def remaining(self) -> float | None:
-        """Seconds left (never negative), or None if there is no deadline."""
+        """Return the seconds left, at least 0, or None if there is no deadline."""
         return None if self.at is None else max(0.0, self.at - time.monotonic())
 
     @property
@@ -209,6 +211,6 @@ class Deadline:
 NO_DEADLINE = Deadline()
 
 Infer = Callable[[InferRequest, Deadline], Awaitable[InferResponse]]
-#: Any number of responses to one request, made as they are asked for. Whoever stops asking closes
-#: it (``aclose``), and the work stops.
+#: Any number of responses to one request, generated on demand. A caller that stops early closes the
+#: generator (``aclose``), which ends the work.
 InferStream = Callable[[InferRequest, Deadline], AsyncGenerator[InferResponse, None]]

@@ -113,12 +113,12 @@ async def _inflated(
     most = min(limit, fair)
     try:
         if len(body) <= offload.INLINE_BYTES:
-            with contextlib.suppress(inflation.TooLarge):
+            with contextlib.suppress(inflation.DecompressedTooLarge):
                 return inflation.inflate(body, coding, min(most, INFLATED_INLINE_BYTES))
         return await offload.run(lambda: inflation.inflate(body, coding, most), deadline)
-    except inflation.Malformed as error:
+    except inflation.MalformedStream as error:
         raise InvalidArgument(f"the body is not one complete {coding.decode()} stream") from error
-    except inflation.TooLarge:
+    except inflation.DecompressedTooLarge:
         if bound is None and fair < limit:
             raise InvalidArgument(
                 f"the body inflates to more than {inflation.RATIO} times its size, and more than "

@@ -1,8 +1,8 @@
-"""The C library's allocator: what is freed is kept for the next request, not given back at once.
+"""Settings of glibc's malloc: freed memory is kept for the next request.
 
-A body of a megabyte that is given back and asked for again costs its pages once more each time,
-which is more than to copy it. glibc comes to the same thresholds by itself once something large
-was freed, except that what lies at the heap's end is then still given back too soon.
+If every request's buffers are returned to the system and mapped again, the page faults cost more
+than copying the data. glibc raises its thresholds after the first large ``free``, but still trims
+the end of the heap too early.
 """
 
 from __future__ import annotations
@@ -12,18 +12,17 @@ import os
 
 # malloc.h
 _M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3
-#: Larger blocks are given back when they are freed; glibc allows no more.
+#: Larger blocks are returned when they are freed; this is glibc's maximum.
 MMAP_BYTES = 32 * 2**20
-#: What may lie free at the heap's end.
+#: Free memory that is kept at the end of the heap.
 TRIM_BYTES = 2 * MMAP_BYTES
 
-
-#: Where somebody has chosen thresholds, they stay: see mallopt(3).
+#: Thresholds that the user has set are kept: see mallopt(3).
 _CHOSEN = ("GLIBC_TUNABLES", "MALLOC_MMAP_THRESHOLD_", "MALLOC_TRIM_THRESHOLD_")
 
 
 def keep_freed_memory() -> None:
-    """Nothing happens where the C library is another one, or is told what to keep."""
+    """Set the thresholds, unless the user has, or the C library is not glibc."""
     if any(name in os.environ for name in _CHOSEN):
         return
     mallopt = getattr(ctypes.CDLL(None), "mallopt", None)

@@ -1,9 +1,8 @@
-"""Work off the event loop: in a thread, and ended where nobody waits for it any more.
+"""Threads for work that would block the event loop, with cooperative cancellation.
 
-Python's lock goes from one thread to another between two of its instructions, never within one. So
-large work is written as a loop over small pieces, none of which holds the lock for more than a few
-milliseconds, with a ``checkpoint`` in it: parsing 64 MB of JSON by one call would stop every thread
-for half a second.
+A single call into C holds the interpreter lock until it returns: parsing 64 MB of JSON would stop
+every thread for half a second. So large work is a loop over pieces of a few milliseconds, each of
+which ends with a ``checkpoint``.
 """
 
 from __future__ import annotations
@@ -21,20 +20,20 @@ from modelport.gateway.types import NO_DEADLINE, Deadline
 
 T = TypeVar("T")
 
-#: Decoding up to this takes a millisecond or less: it is done at once.
+#: Smaller inputs are decoded on the event loop, in at most a millisecond.
 INLINE_BYTES = 32 * 1024
-#: What one piece of large work goes through, where a byte takes some nanoseconds.
+#: Size of a piece, if a byte takes some nanoseconds.
 PIECE_BYTES = 64 * 1024
-#: More threads would only queue for the interpreter's lock, and the event loop behind them.
+#: More threads would only compete with the event loop for the interpreter lock.
 MAX_THREADS = 8
-#: How long the event loop waits for that lock, at most: a tenth of Python's own default.
+#: Longest wait of the event loop for the lock: a tenth of Python's default.
 SWITCH_SECONDS = 0.0005
 
 _threads = ThreadPoolExecutor(min(MAX_THREADS, usable_cores()), thread_name_prefix="offload")
 
 
 class _Job:
-    """Work in a thread."""
+    """Work in a thread, and whether its caller still waits."""
 
     __slots__ = ("deadline", "wanted")
 
@@ -53,10 +52,10 @@ _job: contextvars.ContextVar[_Job | None] = contextvars.ContextVar("job", defaul
 
 
 def checkpoint() -> None:
-    """End the work at hand if nobody waits for it; large work calls this after every piece.
+    """End the current work if its caller no longer waits. Large work calls this after every piece.
 
     Raises:
-        Cancelled, TimedOut: in a thread; what is done at once goes on.
+        Cancelled, TimedOut: In a thread; on the event loop this function does nothing.
     """
     job = _job.get()
     if job is not None:
@@ -64,10 +63,10 @@ def checkpoint() -> None:
 
 
 async def run(work: Callable[[], T], deadline: Deadline = NO_DEADLINE) -> T:
-    """The result of ``work``, done in a thread. Cancelling the caller ends it at a ``checkpoint``.
+    """Run ``work`` in a thread. If the caller is cancelled, it ends at the next ``checkpoint``.
 
     Raises:
-        TimedOut: the deadline has passed.
+        TimedOut: The deadline has passed.
     """
     if sys.getswitchinterval() > SWITCH_SECONDS:
         sys.setswitchinterval(SWITCH_SECONDS)

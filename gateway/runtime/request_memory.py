@@ -1,7 +1,7 @@
-"""The memory that requests may hold: one budget for the process, one for each connection.
+"""Memory budgets for requests: one for the process, and one for each connection.
 
-A front leases from both while a body comes in, decoders lease more for what they make of it, and
-the front gives all of it back with the request:
+A server reserves from both while it receives a body, decoders reserve more for its decoded form,
+and the server releases everything at the end of the request:
 
     connection = PROCESS.connection()      # with the connection
     lease = connection.lease()             # with the request, in the task that answers it
@@ -10,7 +10,7 @@ the front gives all of it back with the request:
     ...
     lease.release()                        # in a ``finally``
 
-Any thread may reserve. What is reserved is an estimate of what is allocated: nothing is measured.
+Any thread may reserve. Reservations are estimates; actual allocations are not measured.
 """
 
 from __future__ import annotations
@@ -22,9 +22,9 @@ from contextvars import ContextVar
 
 from modelport.gateway.errors import MemoryExhausted
 
-#: Until the settings say otherwise.
+#: Limit until the server sets it.
 DEFAULT_BYTES = 1 << 30
-#: One connection may hold this part of the process's budget: proxies send all traffic over one.
+#: A connection may hold 1/2 of the process's budget: proxies send all traffic over one.
 CONNECTION_SHARE = 2
 
 
@@ -36,19 +36,19 @@ class RequestMemory:
     def __init__(self, limit_bytes: int = DEFAULT_BYTES) -> None:
         self.limit_bytes = limit_bytes
         self.used_bytes = 0
-        #: Counts the requests that were refused for want of memory.
+        #: Number of refused reservations.
         self.refused = 0
         self._lock = threading.Lock()
 
     def connection(self) -> ConnectionMemory:
-        """The budget of a new connection."""
+        """Make the budget of a new connection."""
         return ConnectionMemory(self)
 
     def move(self, connection: ConnectionMemory, size: int) -> None:
-        """Take ``size`` bytes from both budgets; negative: give them back.
+        """Take ``size`` bytes from both budgets, or return them if ``size`` is negative.
 
         Raises:
-            MemoryExhausted: there are not so many left; none are taken.
+            MemoryExhausted: A budget is exceeded; nothing is taken.
         """
         with self._lock:
             used, used_there = self.used_bytes + size, connection.used_bytes + size
@@ -71,7 +71,7 @@ class ConnectionMemory:
         self.used_bytes = 0
 
     def lease(self) -> Lease:
-        """For a new request; it holds nothing yet."""
+        """Make the lease of a new request."""
         return Lease(self)
 
 
@@ -85,39 +85,39 @@ class Lease:
         self.size = 0
 
     def reserve(self, size: int) -> None:
-        """Hold ``size`` more bytes.
+        """Reserve ``size`` more bytes.
 
         Raises:
-            MemoryExhausted: there are not so many left. The request is to be refused.
+            MemoryExhausted: A budget is exceeded, and the request must be refused.
         """
         self._connection.process.move(self._connection, size)
         self.size += size
 
     def give_back(self, size: int) -> None:
-        """Hold ``size`` bytes less, of those that are held."""
+        """Return up to ``size`` bytes to the budgets."""
         size = min(size, self.size)
         if size:
             self.size -= size
             self._connection.process.move(self._connection, -size)
 
     def release(self) -> None:
-        """Give everything back; a second time there is nothing to give."""
+        """Return everything to the budgets. May be called more than once."""
         size, self.size = self.size, 0
         if size:
             self._connection.process.move(self._connection, -size)
 
 
-#: Of this process; the server sets its limit.
+#: Budget of this process.
 PROCESS = RequestMemory()
-#: The lease of the request that the running task answers. None: nobody counts.
+#: Lease of the request that the current task serves; None if it is not counted.
 CURRENT: ContextVar[Lease | None] = ContextVar("lease", default=None)
 
 
 def reserve(size: int) -> None:
-    """Hold ``size`` more bytes for the request that the running task answers.
+    """Reserve ``size`` more bytes for the request that the current task serves.
 
     Raises:
-        MemoryExhausted: there are not so many left.
+        MemoryExhausted: A budget is exceeded.
     """
     lease = CURRENT.get()
     if lease is not None and size > 0:
@@ -126,10 +126,10 @@ def reserve(size: int) -> None:
 
 @contextmanager
 def reserved(size: int) -> Iterator[None]:
-    """Hold ``size`` more bytes as long as the block runs.
+    """Reserve ``size`` more bytes for the duration of the block.
 
     Raises:
-        MemoryExhausted: there are not so many left.
+        MemoryExhausted: A budget is exceeded.
     """
     reserve(size)
     try:

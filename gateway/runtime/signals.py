@@ -1,4 +1,4 @@
-"""The signals that end a gateway in order."""
+"""Signals that ask a gateway to stop."""
 
 from __future__ import annotations
 
@@ -6,6 +6,6 @@ import signal
 
 
 def ending() -> list[signal.Signals]:
-    """SIGTERM, Ctrl-C, and the end of the terminal unless ``nohup`` has it ignored."""
+    """Return SIGTERM, SIGINT, and SIGHUP unless ``nohup`` ignores it."""
     hang_up = [] if signal.getsignal(signal.SIGHUP) is signal.SIG_IGN else [signal.SIGHUP]
     return [signal.SIGTERM, signal.SIGINT, *hang_up]

@@ -1,1 +1,1 @@
-"""Bytes ↔ arrays, shared by the protocols (server side) and the remote backends (client side)."""
+"""Wire formats: encoding and decoding for the server's protocols and the remote backends."""

@@ -1,12 +1,12 @@
-"""The body of one gRPC request or reply, put together from the pieces in which it comes."""
+"""Buffer for the body of a gRPC request or response."""
 
 from __future__ import annotations
 
 import numpy as np
 
 PREFIX_BYTES = 5
-#: Room is made for this much, and for four times what has come: of what is announced no more.
-#: gRPC's own default limit is as much.
+#: The buffer starts with this size (gRPC's default message limit), and grows to four times what was
+#: received: an announced length alone allocates no more.
 ROOM_BYTES = 4 * 2**20
 _GROWTH = 4
 
@@ -14,7 +14,7 @@ _GROWTH = 4
 class Body:
     """One message with its prefix, or the beginning of several.
 
-    What is large can be read off the socket into its place, see ``place``: then it is never copied.
+    A large message can be received directly into ``place``, without a copy.
     """
 
     __slots__ = ("_store", "_view", "expected", "size")
@@ -23,12 +23,12 @@ class Body:
         self._view = memoryview(bytearray())
         self._store: object = self._view.obj
         self.size = 0
-        #: The bytes of the first message with its prefix, once they are known.
+        #: Size of the first message with its prefix; 0 until it is known.
         self.expected = 0
 
     def add(self, part: memoryview) -> None:
         size = self.size + len(part)
-        if part.obj is self._store:  # it is in its place already
+        if part.obj is self._store:  # received into ``place``
             self.size = size
             return
         if not self.expected and size >= PREFIX_BYTES:
@@ -40,7 +40,7 @@ class Body:
         self.size = size
 
     def place(self) -> memoryview:
-        """Where the next bytes of the first message go; empty where that is complete."""
+        """Return the buffer for the rest of the first message; empty if it is complete."""
         if self.size >= self.expected:
             return self._view[:0]
         if self.size == len(self._view):
@@ -48,11 +48,11 @@ class Body:
         return self._view[self.size : self.expected]
 
     def view(self) -> memoryview:
-        """All that has come."""
+        """Return everything received so far."""
         return self._view[: self.size].toreadonly()
 
     def _grow(self, size: int) -> None:
-        # Memory that nobody touches costs nothing.
+        # Untouched pages of ``np.empty`` take no memory.
         room = min(self.expected, max(ROOM_BYTES, _GROWTH * size))
         if room < size:
             room = 2 * size

@@ -1,6 +1,6 @@
-"""The gateways that a request has come through: the header ``via`` (RFC 9110, 7.6.3).
+"""Loop detection by the ``Via`` header (RFC 9110, 7.6.3).
 
-Two gateways that are each other's upstream servers would pass a request on for ever.
+Two gateways that route to each other would forward a request endlessly.
 """
 
 from __future__ import annotations
@@ -10,16 +10,16 @@ from contextvars import ContextVar
 
 HEADER = "via"
 _PSEUDONYM = "modelport-"
-#: Of this process.
+#: Pseudonym of this process.
 OWN = _PSEUDONYM + secrets.token_hex(8)
-#: More gateways in a row are a circle of several.
+#: A longer chain of gateways counts as a loop.
 MAX_HOPS = 16
 MAX_BYTES = 4096
 MESSAGE = (
     "the request has come through this gateway before: its routes, and those of the servers "
     "behind it, form a loop"
 )
-#: What the request that the running task answers came through.
+#: The ``Via`` header of the request that the current task serves.
 CURRENT: ContextVar[str] = ContextVar("via", default="")
 
 _own = OWN.encode()
@@ -27,12 +27,12 @@ _pseudonym = _PSEUDONYM.encode()
 
 
 def loops(via: bytes) -> bool:
-    """Whether a request with this header goes in circles."""
+    """Whether a request with this header has looped."""
     return _own in via or via.count(_pseudonym) >= MAX_HOPS or len(via) > MAX_BYTES
 
 
 def onward(protocol: str) -> str:
-    """The header of a request to another server, over HTTP ``1.1`` or ``2``."""
-    came = CURRENT.get()
+    """Make the header of a request to an upstream server, over HTTP ``1.1`` or ``2``."""
+    received = CURRENT.get()
     own = f"{protocol} {OWN}"
-    return f"{came}, {own}" if came else own
+    return f"{received}, {own}" if received else own

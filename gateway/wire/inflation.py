@@ -1,9 +1,9 @@
-"""Compressed bytes → plain bytes, within limits; and the limits of whatever a few bytes stand for.
+"""Decompression within limits, and the limit for requests that expand to more than was sent.
 
-A request's bytes may stand for more: compressed ones, one value that fills a tensor, a feature that
-all examples share, a picture. A model's signature bounds most of that. Past ``FREE_BYTES`` what the
-signature leaves open may be ``RATIO`` times what was sent: text and numbers compress to a fifth or
-a twentieth, and what is all zeros, to a thousandth, has ``FREE_BYTES``.
+Requests expand if they are compressed, if one value fills a tensor, if examples share a feature, or
+if they hold an image. A model's signature bounds most of that. Anything else may expand to
+``FREE_BYTES``, and beyond that to ``RATIO`` times what was sent: text and numbers compress 5 to 20
+times, zeros a thousand times.
 """
 
 from __future__ import annotations
@@ -15,30 +15,31 @@ from modelport.gateway.wire.raw import Buffer
 
 FREE_BYTES = 8 * 1024 * 1024
 RATIO = 100
-#: Made in one piece; zlib does not hold the interpreter's lock meanwhile.
+#: Output between two checkpoints; zlib releases the interpreter lock.
 _PIECE_BYTES = 256 * 1024
-#: Content codings, as ``zlib`` takes them.
+#: Content codings, with zlib's parameter.
 WINDOW_BITS = {b"gzip": 16 + zlib.MAX_WBITS, b"deflate": zlib.MAX_WBITS}
 
 
-class Malformed(Exception):
-    """The bytes are not one complete stream of that coding."""
+class MalformedStream(Exception):
+    """The bytes are not one complete stream of their coding."""
 
 
-class TooLarge(Exception):
-    """What the bytes stand for is larger than the limit."""
+class DecompressedTooLarge(Exception):
+    """The decompressed bytes exceed the limit."""
 
 
 def limit(sent_bytes: int) -> int:
-    """How much ``sent_bytes`` may stand for, where nothing else bounds it."""
+    """Return the size to which ``sent_bytes`` may expand if no signature bounds it."""
     return max(FREE_BYTES, RATIO * sent_bytes)
 
 
 def inflate(content: Buffer, coding: bytes, limit_bytes: int) -> bytes:
-    """``content`` without its ``coding``, one of ``WINDOW_BITS``.
+    """Decompress ``content`` of ``coding``, one of ``WINDOW_BITS``, up to ``limit_bytes``.
 
     Raises:
-        Malformed, TooLarge: as they say; nothing is inflated past ``limit_bytes``.
+        MalformedStream: ``content`` is not one complete stream.
+        DecompressedTooLarge: It inflates to more than ``limit_bytes``.
     """
     inflater = zlib.decompressobj(WINDOW_BITS[coding])
     sent = memoryview(content)
@@ -47,21 +48,21 @@ def inflate(content: Buffer, coding: bytes, limit_bytes: int) -> bytes:
     rest: Buffer = b""
     try:
         while not inflater.eof:
-            if not rest:  # of all at once, every part would copy what is left
+            if not rest:  # in slices, because ``unconsumed_tail`` copies the rest of its input
                 rest, at = sent[at : at + _PIECE_BYTES], at + _PIECE_BYTES
             part = inflater.decompress(rest, _PIECE_BYTES)
             rest = inflater.unconsumed_tail
             size += len(part)
             if size > limit_bytes:
-                raise TooLarge
+                raise DecompressedTooLarge
             if part:
                 request_memory.reserve(len(part))
                 parts.append(part)
             elif not rest and at >= len(sent) and not inflater.eof:
-                raise Malformed
+                raise MalformedStream
             offload.checkpoint()
     except zlib.error as error:
-        raise Malformed from error
+        raise MalformedStream from error
     if inflater.unused_data or at < len(sent):
-        raise Malformed
+        raise MalformedStream
     return parts[0] if len(parts) == 1 else b"".join(parts)

@@ -1,4 +1,4 @@
-"""Tensors as the ``data`` of OIP's JSON."""
+"""Tensors in the ``data`` member of OIP's JSON."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ BINARY_ONLY = (Datatype.FP16, Datatype.BF16)
 _LISTS = {list}
 _INTEGERS: set[type] = {int}
 _NUMBERS = {int, float}
-#: By datatype: the JSON types an element may have, and the code of ``array``, which makes of a list
-#: what numpy would, in half the time where it is short; beyond FP32 is infinity, as in C.
+#: By datatype: the JSON types of an element, and the type code of ``array``, which converts a short
+#: list twice as fast as numpy. Values beyond FP32 become infinity, as in C.
 _ELEMENTS: Mapping[Datatype, tuple[set[type], str]] = {
     Datatype.BOOL: ({bool}, ""),
     Datatype.BYTES: ({str}, ""),
@@ -29,7 +29,7 @@ _ELEMENTS: Mapping[Datatype, tuple[set[type], str]] = {
     Datatype.FP64: (_NUMBERS, "d"),
     **{datatype: (_INTEGERS, "") for datatype in Datatype if datatype.startswith(("INT", "UINT"))},
 }
-#: Triton's words for values of another type, which clients match on.
+#: Triton's words for values of another type; clients match on them.
 _ACCESSES = {
     Datatype.BOOL: "non-boolean as boolean",
     Datatype.BYTES: "non-string as string",
@@ -47,10 +47,10 @@ _JSON_NAMES = {
 
 
 def decode(name: str, datatype: Datatype, shape: tuple[int, ...], data: Any) -> Array:
-    """JSON ``data``, flat or nested, as an array; nothing is converted silently.
+    """Decode JSON ``data``, flat or nested, to an array, without implicit conversions.
 
     Raises:
-        InvalidArgument: naming the input, and what is wrong with its data.
+        InvalidArgument: The data does not fit datatype and shape; the message names the input.
     """
     elements = _ELEMENTS.get(datatype)
     if elements is None:
@@ -96,7 +96,7 @@ def _long(
 def _mismatch(
     name: str, datatype: Datatype, shape: tuple[int, ...], given: int, wrong: set[type]
 ) -> InvalidArgument:
-    """There are not as many values as the shape has, or some are of types that are ``wrong``."""
+    """Make the error for a wrong number of values, or for values of ``wrong`` types."""
     count = math.prod(shape)
     if given != count:
         return InvalidArgument(
@@ -112,10 +112,10 @@ def _mismatch(
 
 
 def encode(tensor: Tensor) -> Array:
-    """``tensor``'s elements, flat: numbers, or objects that are text.
+    """Return the tensor's elements as a flat array of numbers or strings.
 
     Raises:
-        InvalidArgument: JSON cannot carry them.
+        InvalidArgument: JSON cannot represent them.
     """
     if tensor.datatype in BINARY_ONLY:
         raise InvalidArgument(

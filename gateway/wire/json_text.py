@@ -1,7 +1,7 @@
-"""JSON as Triton speaks it: bounded depth, and the bare tokens NaN, Infinity and -Infinity.
+"""JSON with limits, and with Triton's bare tokens NaN, Infinity and -Infinity.
 
-orjson does the work. What it refuses for those tokens alone goes to the standard library, which
-reads and writes them; Triton does both (rapidjson's ``kParseNanAndInfFlag``).
+orjson parses and writes it. Texts with those tokens, which orjson rejects, go to the standard
+library; Triton reads and writes them too (rapidjson's ``kParseNanAndInfFlag``).
 """
 
 from __future__ import annotations
@@ -19,17 +19,17 @@ import orjson
 
 from modelport.gateway.errors import InvalidArgument
 from modelport.gateway.types import Array
-from modelport.gateway.wire import json_pieces
+from modelport.gateway.wire import incremental_json
 from modelport.gateway.wire.long_array import LongArray
 from modelport.gateway.wire.raw import Buffer
 
 MAX_DEPTH = 100
-#: Objects this API knows have a dozen keys; a flood of keys is refused before it is built.
+#: Valid requests have a dozen keys; more are refused before the objects are built.
 MAX_KEYS = 10_000
-#: Arrays and objects: in memory an empty one is some thirty times its two bytes of text.
+#: Arrays and objects; an empty one takes thirty times the memory of its two bytes of text.
 MAX_CONTAINERS = 4_000_000
-#: More arrays and objects are built without Python's collector, whose every run would go through
-#: all that are there already: four fifths of the time.
+#: From this many containers on, the garbage collector is off during parsing: its runs would visit
+#: every container built so far, and take four fifths of the time.
 _MANY = 10_000
 _CHUNK_BYTES = 1 << 16
 _STRUCTURE = b'"[]{}:'
@@ -43,16 +43,16 @@ _DEPTH_STEP[list(b"]}")] = -1
 
 
 def loads(text: Buffer, max_keys: int = MAX_KEYS) -> Any:
-    """The value of ``text``; of a long text, long arrays are a ``LongArray``.
+    """Parse ``text``; long arrays of a long text become a ``LongArray``.
 
     Raises:
-        InvalidArgument: not JSON, nested deeper than ``MAX_DEPTH``, more than ``max_keys`` keys or
-            ``MAX_CONTAINERS`` arrays and objects.
+        InvalidArgument: ``text`` is not JSON, is nested deeper than ``MAX_DEPTH``, or has more than
+            ``max_keys`` keys or ``MAX_CONTAINERS`` arrays and objects.
     """
     text = bytes(text)
-    if len(text) > json_pieces.LONG_BYTES:
-        limits = json_pieces.Limits(MAX_DEPTH, max_keys, MAX_CONTAINERS)
-        return json_pieces.loads(text, limits, partial(_uncollected, _parse))
+    if len(text) > incremental_json.LONG_BYTES:
+        limits = incremental_json.JsonLimits(MAX_DEPTH, max_keys, MAX_CONTAINERS)
+        return incremental_json.loads(text, limits, partial(_uncollected, _parse))
     containers = text.count(b"[") + text.count(b"{")
     if containers > MAX_DEPTH or text.count(b":") > max_keys:
         _check_size(text, max_keys)
@@ -70,7 +70,7 @@ def _parse(text: bytes) -> Any:
         if _TOKENS.search(text):
             try:
                 value = _uncollected(json.loads, text.decode())
-                orjson.dumps(value)  # refuses half surrogate pairs, as orjson.loads does
+                orjson.dumps(value)  # rejects lone surrogates, as orjson.loads does
                 return value
             except (ValueError, TypeError, RecursionError):
                 pass
@@ -78,7 +78,7 @@ def _parse(text: bytes) -> Any:
 
 
 def _uncollected(load: Callable[[Any], Any], text: bytes | str) -> Any:
-    if not gc.isenabled():  # another thread is at it
+    if not gc.isenabled():  # another thread has disabled it
         return load(text)
     gc.disable()
     try:
@@ -88,13 +88,13 @@ def _uncollected(load: Callable[[Any], Any], text: bytes | str) -> Any:
 
 
 def count_keys(text: bytes) -> int:
-    """How many keys ``text`` has, which ``loads`` has taken, with those given twice."""
+    """Count the keys of a text that ``loads`` has accepted, duplicates included."""
     return _check_size(text, len(text))
 
 
 def _check_size(text: bytes, max_keys: int) -> int:
-    """Bound depth, keys, arrays and objects in linear passes; the number of keys."""
-    if b"\\" in text:  # pairs first: what is left of a run escapes what follows it
+    """Enforce the limits in linear passes, and return the number of keys."""
+    if b"\\" in text:  # pairs first: the last backslash of an odd run escapes a quote
         text = text.replace(b"\\\\", b"").replace(b'\\"', b"")
     text = text.translate(None, _FILLING)
     depth = containers = keys = inside = 0
@@ -121,24 +121,24 @@ def _check_size(text: bytes, max_keys: int) -> int:
 
 
 def dumps(value: Any) -> bytes:
-    """``value`` as JSON; numpy arrays as lists. Floats in it must be finite (see ``dumps_any``)."""
+    """Encode ``value``, which may hold numpy arrays. Floats must be finite (see ``dumps_any``)."""
     return orjson.dumps(value, option=orjson.OPT_SERIALIZE_NUMPY)
 
 
 def dumps_any(value: Any) -> bytes:
-    """``value`` as JSON with NaN and the infinities as bare tokens; arrays must be lists."""
+    """Encode ``value`` with NaN and the infinities as bare tokens; arrays must be lists."""
     return json.dumps(value, ensure_ascii=False, separators=(",", ":")).encode()
 
 
 def numbers(array: Array) -> Any:
-    """``array``, of numbers and any shape, for ``dumps``; NaN and the infinities as bare tokens."""
+    """Prepare an array of numbers for ``dumps``, with NaN and the infinities as bare tokens."""
     if array.dtype.kind == "f" and not np.isfinite(array).all():
-        # orjson writes null for each of them, and for nothing else in an array of numbers.
+        # orjson writes null for each of them, and for no other number.
         parts = dumps(np.atleast_1d(array)).split(b"null")
         wanted = [_TOKEN[str(value)] for value in array[~np.isfinite(array)].tolist()]
         text = b"".join(itertools.chain(*zip(parts, wanted, strict=False), parts[-1:]))
         return orjson.Fragment(text if array.ndim else text[1:-1])
     if not array.ndim:
-        value = array[()]  # orjson knows not every type of numpy's integers, which are many
+        value = array[()]  # orjson supports only some of numpy's integer types
         return int(value) if array.dtype.kind in "iu" else value
     return array if array.flags.c_contiguous else array.copy()

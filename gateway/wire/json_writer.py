@@ -1,7 +1,7 @@
-"""JSON documents that hold numpy arrays, written piece by piece where they are large.
+"""Incremental writer of JSON documents that hold large numpy arrays.
 
-Every piece takes a millisecond or less, and behind each there is a ``checkpoint``. The pieces are
-put together by numpy, which gives Python's lock away while it copies.
+Each piece takes at most a millisecond and ends with a ``checkpoint``. numpy joins the pieces, which
+releases the interpreter lock during the copy.
 """
 
 from __future__ import annotations
@@ -16,14 +16,14 @@ from modelport.gateway.types import Array
 from modelport.gateway.wire import json_text
 from modelport.gateway.wire.raw import Buffer
 
-#: Values that are written at once.
+#: Values in a piece.
 PIECE = 16_384
-#: To copy so much at once takes a fraction of a millisecond.
+#: A copy of this size takes a fraction of a millisecond.
 _COPIED_BYTES = 1 << 20
 
 
 class Rows(NamedTuple):
-    """An object for each row of ``columns``, which are as long as each other."""
+    """An array of objects, one for each row of ``columns``, which have equal lengths."""
 
     columns: Mapping[str, Array]
 
@@ -33,10 +33,9 @@ class Rows(NamedTuple):
 
 
 def dumps(document: Any) -> Buffer:
-    """``document`` as JSON: numpy arrays as lists, with NaN and the infinities as bare tokens.
+    """Encode ``document``, whose dicts and lists may hold numpy arrays and ``Rows``.
 
-    Arrays may hold objects, which are JSON values. They and ``Rows`` are looked for in dicts and
-    lists; lists that hold anything else are not large.
+    NaN and the infinities become bare tokens. Object arrays hold JSON values.
     """
     if _size(document) <= PIECE:
         return json_text.dumps(_plain(document))
@@ -44,14 +43,14 @@ def dumps(document: Any) -> Buffer:
 
 
 def join(pieces: Sequence[Buffer]) -> Buffer:
-    """``pieces``, one behind the other."""
+    """Concatenate ``pieces``."""
     if sum(map(len, pieces)) <= _COPIED_BYTES:
         return b"".join(pieces)
     return np.concatenate([np.frombuffer(piece, np.uint8) for piece in pieces if piece]).data
 
 
 def parts(document: Any) -> Iterator[bytes]:
-    """The pieces of ``dumps(document)``."""
+    """Yield the pieces of ``dumps(document)``."""
     if _size(document) <= PIECE:
         yield json_text.dumps(_plain(document))
     elif type(document) is dict:
@@ -104,7 +103,7 @@ def _rows(rows: Rows) -> Iterator[bytes]:
 
 
 def _size(document: Any) -> int:
-    """How many values the arrays in ``document`` hold."""
+    """Count the values of the arrays in ``document``."""
     if isinstance(document, np.ndarray):
         return document.size
     if type(document) is dict:
@@ -115,7 +114,7 @@ def _size(document: Any) -> int:
 
 
 def _plain(document: Any) -> Any:
-    """``document`` for ``json_text.dumps``."""
+    """Convert ``document`` for ``json_text.dumps``."""
     if isinstance(document, np.ndarray):
         return document.tolist() if document.dtype == object else json_text.numbers(document)
     if type(document) is dict:
@@ -126,7 +125,7 @@ def _plain(document: Any) -> Any:
 
 
 def _each(column: Array) -> Any:
-    """The rows of ``column``."""
+    """Split ``column`` into the values of its rows."""
     if column.dtype == object:
         return column.tolist()
     if column.dtype.kind != "f" or np.isfinite(column).all():

@@ -1,6 +1,6 @@
-"""A long JSON array as numpy has it: numbers, booleans or strings, nested as a rectangle or flat.
+"""A long JSON array of numbers, booleans or strings, flat or rectangular, held by numpy.
 
-As Python's own lists the same values take ten times the memory of their text.
+Python lists would take ten times the memory of the JSON text.
 """
 
 from __future__ import annotations
@@ -17,11 +17,11 @@ from modelport.gateway.errors import InvalidArgument
 from modelport.gateway.runtime import offload
 from modelport.gateway.types import Array
 
-#: Python's integers of these bounds are cached, and so are arrays of them small.
+#: Integer types tried to store integers compactly.
 _NARROW = (np.int8, np.int16, np.int32)
-#: Strings of so many letters are kept.
+#: Strings up to this length are interned.
 SHORT = 2
-#: Elements of each part that are enough to say what is wrong.
+#: Elements of each part that error messages look at.
 HEAD = 64
 _KINDS: dict[frozenset[type], str] = {
     frozenset({int}): "numbers",
@@ -43,7 +43,7 @@ class _Part(NamedTuple):
 
 
 class LongArray:
-    """Elements of one kind and one shape, put together from parts."""
+    """Elements of one kind and shape, added in parts."""
 
     __slots__ = ("_count", "_parts", "_sizes", "types")
 
@@ -66,7 +66,7 @@ class LongArray:
         return self._count
 
     def add(self, items: Sequence[Any]) -> bool:
-        """Add ``items`` if they are alike, and like those that are there; whether they were."""
+        """Add ``items`` if they have one kind and shape, the array's; return whether they do."""
         part = _part(items)
         if part is None:
             return False
@@ -80,28 +80,28 @@ class LongArray:
         return True
 
     def array(self, dtype: np.dtype[Any]) -> Array:
-        """All values in their shape.
+        """Convert to a numpy array of ``dtype``.
 
         Raises:
-            OverflowError: an integer does not fit.
+            OverflowError: An integer does not fit.
         """
         found = np.empty(self.shape, dtype)
         start = 0
         for part in self._parts:
             count = len(part.array)
             _check_range(part.array, dtype)
-            with np.errstate(over="ignore"):  # beyond FP32 is infinity, as in C
+            with np.errstate(over="ignore"):  # values beyond FP32 become infinity, as in C
                 found[start : start + count] = part.array
             start += count
             offload.checkpoint()
         return found
 
     def head(self) -> list[Any]:
-        """The first elements, as lists."""
+        """Return the first elements as lists."""
         return self.tolist(HEAD)
 
     def tolist(self, most: int | None = None) -> list[Any]:
-        """As the lists that they were; ``most``: of so many elements of each part."""
+        """Convert to lists, with at most ``most`` elements of each part."""
         found: list[Any] = []
         for part in self._parts:
             array: Any = part.array[:most]
@@ -119,7 +119,7 @@ def _check_range(array: Array, dtype: np.dtype[Any]) -> None:
 
 
 def _part(items: Sequence[Any]) -> _Part | None:
-    """``items`` as an array; None: they are not alike."""
+    """Convert ``items`` to an array; None if they differ in kind or shape."""
     if isinstance(items[0], LongArray):
         return _rows(items)
     shape, flat = [len(items)], items
@@ -167,13 +167,13 @@ def _short(text: str) -> bytes:
 
 
 def _encoded(text: str) -> bytes:
-    """A short string is one object, however often it is there."""
+    """Encode a string; equal short strings share one object."""
     return _short(text) if len(text) <= SHORT else text.encode()
 
 
 def _rows(items: Sequence[Any]) -> _Part | None:
-    """Elements that are each so long."""
-    (row,) = items  # they are completed one by one
+    """Convert a list with one row, which is itself a ``LongArray``."""
+    (row,) = items  # the parser adds long rows one by one
     kinds = {part.kind for part in row._parts}
     if len(kinds) != 1:
         return None

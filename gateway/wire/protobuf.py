@@ -1,8 +1,7 @@
-"""Protobuf messages by their bytes, for those that carry tensors: what is large is never copied.
+"""Protobuf encoding of messages that carry tensors, without copies of large fields.
 
-A message is the concatenation of its fields
-(https://protobuf.dev/programming-guides/encoding/), so one can be sent in parts, and read without
-its class where most of it is known.
+A message is the concatenation of its fields (https://protobuf.dev/programming-guides/encoding/), so
+it can be sent in parts, and a known layout can be read without the message class.
 """
 
 from __future__ import annotations
@@ -13,17 +12,17 @@ from typing import Any
 from modelport.gateway.wire.raw import COPIED_BYTES, Buffer
 
 _LENGTH_DELIMITED = 2
-#: Messages with more are left to whoever reads large ones.
+#: Messages with more blobs are parsed as a whole.
 MAX_BLOBS = 1024
-#: Of any length that a message can have.
+#: Bytes of the longest length of a message.
 _LENGTH_BYTES = 5
 _ONE_BYTE = [bytes((number,)) for number in range(128)]
 
 
 def tag(message: Any, field: str) -> int:
-    """What stands in front of a string, bytes or message ``field`` of a message class.
+    """Return the tag of a string, bytes or message ``field`` of a message class.
 
-    One byte: its number is at most 15.
+    It is one byte if the field's number is at most 15.
     """
     number: int = message.DESCRIPTOR.fields_by_name[field].number
     return number << 3 | _LENGTH_DELIMITED
@@ -41,12 +40,12 @@ def varint(number: int) -> bytes:
 
 
 def nested(field: int, parts: Sequence[Buffer]) -> list[Buffer]:
-    """A field that is a message: ``field`` is its tag, ``parts`` are its bytes."""
+    """Encode a message field with the tag ``field`` and the content ``parts``."""
     return [bytes((field,)) + varint(sum(map(len, parts))), *parts]
 
 
 def joined(parts: Sequence[Buffer]) -> list[Buffer]:
-    """``parts`` with those beside each other in one piece that are small."""
+    """Join consecutive small parts."""
     together: list[Buffer] = []
     small: list[Buffer] = []
     for part in parts:
@@ -63,10 +62,10 @@ def joined(parts: Sequence[Buffer]) -> list[Buffer]:
 
 
 def read_varint(content: Buffer, offset: int) -> tuple[int, int]:
-    """The length at ``offset``, and the offset behind it.
+    """Decode the length at ``offset``; return it and the offset after it.
 
     Raises:
-        IndexError: it is cut off, or longer than any length.
+        IndexError: It is truncated or too long.
     """
     number = 0
     for index in range(_LENGTH_BYTES):
@@ -80,16 +79,16 @@ def read_varint(content: Buffer, offset: int) -> tuple[int, int]:
 def split(
     content: Buffer, head: Collection[int], identity: int, blob: int, max_head_bytes: int
 ) -> tuple[bytes, str, list[Buffer]] | None:
-    """``content`` as its head, its id and its blobs, which are its last fields.
+    """Split ``content`` into its head, its id and its blobs, which are its last fields.
 
-    A blob of more than ``COPIED_BYTES`` is a view of ``content``, and may lie anywhere. None: the
-    message has other fields, in another order, or it is none.
+    Return None for a message with another layout. A blob of more than ``COPIED_BYTES`` is a view of
+    ``content``, without alignment.
 
     Args:
-        head: the tags of the fields that make the head.
-        identity: the tag of the id, a string.
-        blob: the tag of the blobs.
-        max_head_bytes: a larger head is None.
+        head: Tags of the fields of the head.
+        identity: Tag of the id, a string.
+        blob: Tag of the blobs.
+        max_head_bytes: Size limit of the head.
     """
     offset, end = 0, len(content)
     head_end = id_at = id_end = 0
@@ -107,7 +106,7 @@ def split(
                 if len(blobs) == MAX_BLOBS:
                     return None
                 part = content[start:stop]
-                # In place, hardly any would lie where its datatype has to.
+                # Small blobs are copied, because a view would rarely be aligned.
                 blobs.append(bytes(part) if length <= COPIED_BYTES else part)
             elif blobs:
                 return None

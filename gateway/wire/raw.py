@@ -1,7 +1,7 @@
-"""Tensors as raw bytes: little-endian, row-major, the encoding that HTTP and gRPC share.
+"""Tensors as raw bytes: little-endian and row-major, the binary tensor data extension of Triton.
 
-BOOL is one byte. A BYTES element is its length as uint32-LE and its bytes (binary tensor data
-extension of triton-inference-server/server). Sizes are checked before anything is allocated.
+BOOL is one byte. A BYTES element is its length as little-endian uint32, then its bytes. Sizes are
+checked before anything is allocated.
 """
 
 from __future__ import annotations
@@ -19,23 +19,23 @@ from modelport.gateway.types import NUMPY_DTYPES, Array, Datatype, Tensor
 
 Buffer = bytes | memoryview
 
-#: numpy's own limit is 64; no model comes near it.
+#: numpy's own limit is 64.
 MAX_RANK = 32
-#: Dimensions other than 0 may not multiply to more: what fits an address space, in 8-byte elements.
+#: Limit of the product of the dimensions other than 0: 8-byte elements that fit an address space.
 MAX_ELEMENTS = 2**59
-#: To copy so few costs less than a view of them.
+#: Copying up to this size costs less than making a view.
 COPIED_BYTES = 4096
-#: BYTES elements between two checkpoints; more of them are read and written off the event loop.
+#: BYTES elements between two checkpoints; larger tensors are coded off the event loop.
 PIECE = 8192
 _LENGTH = struct.Struct("<I")
 _DATATYPES = {datatype.value: datatype for datatype in Datatype}
 
 
 def parse_datatype(name: str, datatype: Any) -> Datatype:
-    """The ``Datatype`` that a request names for input ``name``.
+    """Parse the datatype that a request gives for input ``name``.
 
     Raises:
-        InvalidArgument: no such datatype.
+        InvalidArgument: There is no such datatype.
     """
     try:
         return _DATATYPES[datatype]
@@ -47,10 +47,10 @@ def parse_datatype(name: str, datatype: Any) -> Datatype:
 
 
 def parse_shape(name: str, shape: Sequence[Any]) -> tuple[int, ...]:
-    """``shape`` as non-negative integers.
+    """Check a shape that a request gives for input ``name``.
 
     Raises:
-        InvalidArgument: a dimension is negative or no integer, or there are too many.
+        InvalidArgument: A dimension is not an integer >= 0, or the shape is too large.
     """
     if len(shape) > MAX_RANK:
         raise InvalidArgument(f"input '{name}' has {len(shape)} dimensions, at most {MAX_RANK}")
@@ -75,12 +75,12 @@ def parse_shape(name: str, shape: Sequence[Any]) -> tuple[int, ...]:
 def decode(
     name: str, datatype: Datatype, shape: tuple[int, ...], data: Buffer, model: str = ""
 ) -> Array:
-    """``data`` as an array of ``shape``; a view where alignment allows, else a copy.
+    """Decode ``data`` to an array of ``shape``, as a view if it is aligned.
 
-    ``model`` is the one whose input it is, for the message.
+    ``model`` is named in the error message.
 
     Raises:
-        InvalidArgument: the bytes are not exactly what datatype and shape need.
+        InvalidArgument: The size of ``data`` does not fit datatype and shape.
     """
     count = math.prod(shape)
     if datatype is Datatype.BYTES:
@@ -92,7 +92,7 @@ def decode(
     if datatype is Datatype.BOOL and np.frombuffer(data, np.uint8).max(initial=0) > 1:
         raise InvalidArgument(f"input '{name}' is BOOL; every byte must be 0 or 1")
     array: Array = np.ndarray(shape, dtype, data)
-    # Runtimes may read with aligned instructions; a view into a body may start anywhere.
+    # Runtimes may use aligned loads, and a view of a body may start at any offset.
     return array if array.flags.aligned else array.copy()
 
 
@@ -107,7 +107,7 @@ def _of(model: str) -> str:
 
 
 def _decode_bytes(name: str, shape: tuple[int, ...], count: int, data: Buffer, model: str) -> Array:
-    # Each element costs at least its length field: a lying shape is refused before allocation.
+    # Each element has a length field: a false shape is refused before anything is allocated.
     if count * _LENGTH.size > len(data):
         raise InvalidArgument(
             f"expected {count} string elements for inference input '{name}'{_of(model)}, got at "
@@ -148,7 +148,7 @@ def object_array(items: list[bytes], shape: tuple[int, ...]) -> Array:
 
 
 def encode(tensor: Tensor) -> Buffer:
-    """The bytes of ``tensor``; a view of its memory where that is contiguous, and not small."""
+    """Encode ``tensor``; a large contiguous one as a view of its memory."""
     if tensor.datatype is Datatype.BYTES:
         encoded = bytearray()
         for index, item in enumerate(tensor.data.reshape(-1)):

@@ -1,10 +1,9 @@
-"""TensorFlow's ``TensorProto`` ↔ tensors.
+"""Encoding and decoding of TensorFlow's ``TensorProto``.
 
-What it means is read from TensorFlow's ``tensor.cc`` (``Tensor::FromProto``): values are in
-``tensor_content``, else in the ``*_val`` field of the type, where the last one stands for all that
-are missing, and none at all for zeros or empty strings. Stricter than TensorFlow, which wraps or
-drops them: a value that its type cannot hold, and more values than elements, are refused. So is a
-tensor that few values blow up to more than their bytes may stand for (``inflation``).
+It follows TensorFlow's ``Tensor::FromProto``: values are in ``tensor_content``, else in the
+``*_val`` field of the type, whose last value fills the rest; no value means zeros or empty strings.
+Unlike TensorFlow, which wraps or drops them, values out of range and surplus values are refused,
+and so is a tensor that a few values would fill beyond the limit of ``inflation``.
 """
 
 from __future__ import annotations
@@ -42,9 +41,9 @@ DATATYPES = {
 }
 DTYPES = {datatype: dtype for dtype, datatype in DATATYPES.items()}
 
-#: What a string is counted with besides its own bytes.
+#: Size of a reference to a string.
 _ITEM_BYTES = 8
-#: Where the values are if not in ``tensor_content``, and the dtype that the field itself has.
+#: The ``*_val`` field of each datatype, and the dtype of that field.
 _VALUES = {
     Datatype.BOOL: ("bool_val", np.dtype("?")),
     Datatype.UINT8: ("int_val", np.dtype("<i4")),
@@ -60,22 +59,22 @@ _VALUES = {
     Datatype.FP64: ("double_val", np.dtype("<f8")),
     Datatype.BF16: ("half_val", np.dtype("<i4")),  # bit patterns
 }
-#: Fields that a message holds as an array does in memory, and their tags on the wire.
+#: Tags of the fields whose packed encoding equals the array's memory.
 _PACKED = {Datatype.FP32: b"\x2a", Datatype.FP64: b"\x32", Datatype.BOOL: b"\x5a"}
 _CONTENT = bytes((tag(pb.TensorProto, "tensor_content"),))
-#: An entry of a map is a message of these two fields.
+#: Tags of key and value in a map entry.
 _KEY, _VALUE = b"\x0a", b"\x12"
-#: Beginnings of tensors that are kept, each of some ten bytes.
+#: Number of cached headers, each of some ten bytes.
 KEPT = 1024
 _BITS = {Datatype.FP16: np.dtype("<u2"), Datatype.BF16: np.dtype("<u2")}
 
 
 def decode(name: str, message: pb.TensorProto) -> Tensor:
-    """The tensor that ``message`` holds; its data may be a view of the message's bytes.
+    """Decode ``message``; the data may be a view of its bytes.
 
     Raises:
-        InvalidArgument: its type is not served, its shape is not known in full or overflows, or
-            its values are not those of type and shape. The message names the input.
+        InvalidArgument: The type is not supported, the shape is incomplete or too large, or the
+            values do not fit type and shape. The message names the input.
     """
     datatype = DATATYPES.get(message.dtype)
     if datatype is None:
@@ -130,9 +129,9 @@ def _from_values(
 def _at_once(
     datatype: Datatype, count: int, held: np.dtype[Any], message: pb.TensorProto
 ) -> Array | None:
-    """The values of a field in ``_PACKED`` if ``message`` holds nothing behind them, as it should.
+    """Read the values of a packed field from the serialized message, where they are normally last.
 
-    Some thirty times as fast as taking them one by one.
+    This is thirty times as fast as reading them one by one.
     """
     tag = _PACKED.get(datatype)
     if tag is None or not count:
@@ -148,7 +147,7 @@ def _at_once(
 def _missing(
     name: str, shape: tuple[int, ...], item_bytes: int, given: int, message: pb.TensorProto
 ) -> int:
-    """How many elements ``given`` values leave open; each stands for so many bytes."""
+    """Count the elements beyond the ``given`` values, within the limit of ``inflation``."""
     count = math.prod(shape)
     if given > count:
         raise InvalidArgument(
@@ -173,12 +172,9 @@ def _repeated(
 
 
 def _strings(name: str, shape: tuple[int, ...], content: bytes) -> list[bytes]:
-    """``content`` as TensorFlow's ``EncodeStringList`` writes it: every length, then every string.
-
-    Lengths are varints of at most 32 bits.
-    """
+    """Decode TensorFlow's ``EncodeStringList``: all lengths as 32-bit varints, then all strings."""
     count, at, lengths = math.prod(shape), 0, []
-    if count > len(content):  # a length is a byte at least
+    if count > len(content):  # a length takes at least one byte
         raise _damaged(name)
     for _ in range(count):
         length = shift = 0
@@ -206,7 +202,7 @@ def _damaged(name: str) -> InvalidArgument:
 
 
 def encode(tensor: Tensor, into: pb.TensorProto | None = None) -> pb.TensorProto:
-    """``tensor`` with its values in ``tensor_content``; strings in ``string_val``.
+    """Encode ``tensor`` with its values in ``tensor_content``, strings in ``string_val``.
 
     ``into`` is an empty message to fill, which saves a copy.
     """
@@ -219,9 +215,9 @@ def encode(tensor: Tensor, into: pb.TensorProto | None = None) -> pb.TensorProto
 
 
 def entry(field: int, tensor: Tensor) -> list[Buffer]:
-    """The bytes of an entry of a map of tensors by name, as ``encode`` has them.
+    """Encode an entry of a map of tensors by name, like ``encode``.
 
-    They are parts, the tensor's data as it lies in memory the last. ``field`` is the map's tag.
+    The last part is the tensor's data in memory. ``field`` is the map's tag.
     """
     content: Buffer = b""
     if tensor.datatype is Datatype.BYTES:
@@ -241,17 +237,16 @@ def _head(datatype: Datatype, shape: tuple[int, ...]) -> bytes:
 
 
 def values_entry(field: int, tensor: Tensor) -> list[Buffer]:
-    """As ``entry``, with the values as ``values`` has them."""
+    """Encode an entry of a map of tensors by name, like ``values``."""
     name = tensor.name.encode()
     head = b"".join((_KEY, varint(len(name)), name))
     return nested(field, [head, *nested(_VALUE[0], values(tensor))])
 
 
 def values(tensor: Tensor) -> list[Buffer]:
-    """The bytes of ``tensor`` with its values in the ``*_val`` field of its type.
+    """Encode ``tensor`` with its values in the ``*_val`` field of its type.
 
-    TensorFlow Serving answers so (``PredictResponseTensorSerializationOption::kAsProtoField``), and
-    clients read the fields.
+    TensorFlow Serving does so by default (``kAsProtoField``), and its clients read those fields.
     """
     head: Buffer = _head(tensor.datatype, tensor.data.shape)
     packed = _PACKED.get(tensor.datatype)
@@ -262,7 +257,7 @@ def values(tensor: Tensor) -> list[Buffer]:
 
 
 def _pieces(tensor: Tensor) -> Iterator[bytes]:
-    """The values, some at a time: a field may come in parts, packed or not."""
+    """Encode the values in pieces: a repeated field may be split."""
     if tensor.datatype is Datatype.BYTES:
         field, data = "string_val", tensor.data.reshape(-1)
     else:

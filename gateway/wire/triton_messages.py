@@ -1,8 +1,8 @@
-"""Triton's messages as ``tritonclient`` ships them, without its client.
+"""Triton's protobuf messages from ``tritonclient``, without its gRPC client.
 
-The package that holds them imports that, and with it gRPC's library, which takes a third of the
-gateway's start. A stand-in takes the package's place meanwhile; whoever wants the client imports it
-as ever, and it finds these same modules.
+Importing ``tritonclient.grpc`` would import gRPC's library, which takes a third of the gateway's
+start-up time. An empty module takes its place during the import of the messages; a later import of
+the client works as usual and shares them.
 """
 
 from __future__ import annotations

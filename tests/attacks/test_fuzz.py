@@ -32,7 +32,7 @@ from modelport.gateway.errors import InvalidArgument, ModelportError
 from modelport.gateway.protocols.oip import grpc_request
 from modelport.gateway.protocols.oip import json as oip_json
 from modelport.gateway.types import NUMPY_DTYPES, Datatype, InferResponse, Tensor, TensorSpec
-from modelport.gateway.wire import contents, json_text, raw
+from modelport.gateway.wire import json_text, raw, tensor_contents
 from modelport.gateway.wire.long_array import LongArray
 from tests.conformance import wire
 from tests.conformance.wire import HEADER_LENGTH, Connection, json_body, json_input
@@ -151,7 +151,7 @@ def grpc_seeds() -> list[bytes]:
     typed.parameters["text"].string_param = "t"
     typed.outputs[0].parameters["classification"].int64_param = 2
     messages.append(typed)
-    for datatype, field in contents.FIELDS.items():
+    for datatype, field in tensor_contents.FIELDS.items():
         message = wire.message("m", ("x", datatype.value, [1]))
         value = b"a" if datatype is Datatype.BYTES else 1
         getattr(message.inputs[0].contents, field).append(value)

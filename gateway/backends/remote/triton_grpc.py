@@ -29,7 +29,7 @@ from modelport.gateway.repository.routes import ModelRoute
 from modelport.gateway.types import NUMPY_DTYPES, Array, Datatype, Deadline, InferRequest, Parameter
 from modelport.gateway.upstream import EndpointFailed, FailureKind, grpc, public
 from modelport.gateway.upstream.grpc import MAX_MESSAGE_BYTES, Call
-from modelport.gateway.wire import contents, protobuf, raw
+from modelport.gateway.wire import protobuf, raw, tensor_contents
 from modelport.gateway.wire.raw import Buffer
 from modelport.gateway.wire.triton_messages import service_pb2 as pb
 
@@ -218,7 +218,7 @@ class TritonGrpcClient:
                 if blobs:
                     arrays[name] = raw.decode(name, datatype, shape, blobs[index])
                 else:
-                    arrays[name] = contents.decode(name, datatype, shape, item.contents)
+                    arrays[name] = tensor_contents.decode(name, datatype, shape, item.contents)
             except InvalidArgument as error:
                 raise EndpointFailed(
                     FailureKind.DAMAGED, f"output '{name}' does not match its shape"

@@ -15,7 +15,7 @@ from modelport.gateway.errors import InvalidArgument
 from modelport.gateway.models.model import ServedVersion
 from modelport.gateway.protocols.oip import parameters as oip_parameters
 from modelport.gateway.types import InferRequest, InferResponse, Parameter, Tensor, TensorSpec
-from modelport.gateway.wire import json_data, json_pieces, json_text, json_writer
+from modelport.gateway.wire import incremental_json, json_data, json_text, json_writer
 from modelport.gateway.wire.raw import Buffer
 
 _ID, _PARAMETERS = "id", "parameters"
@@ -72,7 +72,7 @@ def _check_unique(text: bytes, document: dict[str, Any]) -> None:
     keys = len(document) + (len(nested) if type(nested) is dict else 0)
     if text.count(b":") <= keys:
         return
-    if len(text) <= json_pieces.LONG_BYTES:
+    if len(text) <= incremental_json.LONG_BYTES:
         json.loads(text, object_pairs_hook=_unique)
     elif json_text.count_keys(text) > keys:
         raise InvalidArgument("an input or a parameter already exists in request")

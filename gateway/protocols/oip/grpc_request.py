@@ -20,7 +20,7 @@ from modelport.gateway.protocols.oip.grpc_stream import EMPTY_FINAL_RESPONSE
 from modelport.gateway.protocols.oip.shared_memory import REFUSED, REGION, Exchange
 from modelport.gateway.runtime import offload
 from modelport.gateway.types import NUMPY_DTYPES, Array, Datatype, InferRequest, Parameter, Tensor
-from modelport.gateway.wire import contents, protobuf, protobuf_pieces, raw
+from modelport.gateway.wire import incremental_protobuf, protobuf, raw, tensor_contents
 from modelport.gateway.wire.protobuf import tag
 from modelport.gateway.wire.triton_messages import service_pb2 as pb
 
@@ -93,16 +93,16 @@ class LargeRequest:
         if len(content) <= offload.INLINE_BYTES:
             return pb.ModelInferRequest.FromString(content)
         large, view, begin, tensors = LargeMessage(), memoryview(content), 0, 0
-        for field in protobuf_pieces.fields(content):
+        for field in incremental_protobuf.fields(content):
             if field.tag in _TENSORS:
                 tensors += 1
                 if tensors > MAX_TENSORS:
                     raise InvalidArgument(f"the request has more than {MAX_TENSORS} tensors")
-            if field.tag == _INPUTS and field.end - field.start > protobuf_pieces.PIECE_BYTES:
-                protobuf_pieces.merge(large.message, view[begin : field.begin])
+            if field.tag == _INPUTS and field.end - field.start > incremental_protobuf.PIECE_BYTES:
+                incremental_protobuf.merge(large.message, view[begin : field.begin])
                 begin = field.end
                 large.contents |= _input(large.message, view[field.start : field.end])
-        protobuf_pieces.merge(large.message, view[begin:])
+        incremental_protobuf.merge(large.message, view[begin:])
         return large
 
 
@@ -110,13 +110,13 @@ def _input(message: Any, content: memoryview) -> dict[int, memoryview]:
     """A long input of ``message``; its contents stay where they are."""
     item, index, begin = message.inputs.add(), len(message.inputs) - 1, 0
     found: dict[int, memoryview] = {}
-    for field in protobuf_pieces.fields(content):
+    for field in incremental_protobuf.fields(content):
         if field.tag == _CONTENTS and not found:
-            protobuf_pieces.merge(item, content[begin : field.begin])
+            incremental_protobuf.merge(item, content[begin : field.begin])
             begin = field.end
             found[index] = content[field.start : field.end]
             item.contents.SetInParent()
-    protobuf_pieces.merge(item, content[begin:])
+    incremental_protobuf.merge(item, content[begin:])
     return found
 
 
@@ -233,9 +233,9 @@ def decode(message: Any, shared: Exchange = REFUSED) -> InferRequest:
         else:
             long = message.contents.get(place) if type(message) is LargeMessage else None
             if long is None:
-                data = contents.decode(name, datatype, shape, item.contents)
+                data = tensor_contents.decode(name, datatype, shape, item.contents)
             else:
-                data = contents.decode_bytes(name, datatype, shape, long)
+                data = tensor_contents.decode_bytes(name, datatype, shape, long)
         tensors.append(Tensor(name, datatype, data))
     if index != len(blobs):
         _check_count(message)

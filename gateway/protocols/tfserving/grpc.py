@@ -41,7 +41,7 @@ from modelport.gateway.protocols.tfserving.servable import (
 )
 from modelport.gateway.telemetry.tfserving import TfServingRequests
 from modelport.gateway.types import Array, Datatype, Deadline, Tensor
-from modelport.gateway.wire import protobuf_pieces, tensor_proto
+from modelport.gateway.wire import incremental_protobuf, tensor_proto
 from modelport.gateway.wire.proto import serving_pb2 as pb
 from modelport.gateway.wire.protobuf import nested, tag
 from modelport.gateway.wire.raw import Buffer
@@ -114,7 +114,7 @@ class TfServingGrpc:
 
     def _bound(self, content: Buffer) -> int | None:
         """Of a message that begins with its ``ModelSpec``, as every serializer writes it."""
-        spec = protobuf_pieces.first(content, _MODEL_SPEC)
+        spec = incremental_protobuf.first(content, _MODEL_SPEC)
         if spec is None:
             raise InvalidArgument("a large request must begin with its model_spec")
         try:
@@ -125,7 +125,7 @@ class TfServingGrpc:
 
     def _bound_multi(self, content: Buffer) -> int | None:
         """Its tasks, of which each begins so, are all of one model."""
-        task = protobuf_pieces.first(content, _TASKS)
+        task = incremental_protobuf.first(content, _TASKS)
         if task is None:
             raise InvalidArgument("a large request must begin with its tasks")
         return self._bound(task)

@@ -22,7 +22,7 @@ from modelport.gateway.protocols.prediction.predictor import Call, Predictor
 from modelport.gateway.protocols.torchserve import INFERENCE_SERVICE, MANAGEMENT_SERVICE, errors
 from modelport.gateway.protocols.torchserve.management import MAX_PAGE, Management, Registration
 from modelport.gateway.types import Deadline
-from modelport.gateway.wire import protobuf_pieces
+from modelport.gateway.wire import incremental_protobuf
 from modelport.gateway.wire.proto import torchserve_inference_pb2 as inference
 from modelport.gateway.wire.proto import torchserve_management_pb2 as management
 from modelport.gateway.wire.protobuf import nested, tag
@@ -105,8 +105,8 @@ class TorchServeGrpc:
 
     def _bound(self, content: Buffer) -> int | None:
         """Of a message that begins with model and version, as every serializer writes it."""
-        name = (protobuf_pieces.first(content, _NAME) or b"").decode(errors="replace")
-        version = (protobuf_pieces.first(content, _VERSION) or b"").decode(errors="replace")
+        name = (incremental_protobuf.first(content, _NAME) or b"").decode(errors="replace")
+        version = (incremental_protobuf.first(content, _VERSION) or b"").decode(errors="replace")
         if not name:
             raise InvalidArgument("a large request must begin with its model_name")
         number = errors.known_version(self._manager, name, version)

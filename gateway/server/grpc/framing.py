@@ -175,9 +175,9 @@ class Compressed(bytes):
         """
         try:
             return inflation.inflate(self, self.encoding, limit)
-        except inflation.Malformed as error:
+        except inflation.MalformedStream as error:
             raise MalformedFrame("a message is not compressed as grpc-encoding says") from error
-        except inflation.TooLarge as error:
+        except inflation.DecompressedTooLarge as error:
             raise MessageTooLarge(
                 f"Received message that decompresses to more than max ({limit}); {REMEDY}"
             ) from error

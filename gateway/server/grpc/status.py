@@ -20,7 +20,7 @@ from modelport.gateway.errors import (
 )
 from modelport.gateway.protocols.grpc_method import Method
 from modelport.gateway.runtime import offload
-from modelport.gateway.wire import protobuf_pieces
+from modelport.gateway.wire import incremental_protobuf
 
 log = structlog.get_logger("modelport.front")
 
@@ -79,7 +79,7 @@ def parse(method: Method, content: bytes | memoryview) -> Any:
 
 def _piecewise(request: Any, content: bytes | memoryview) -> Any:
     if isinstance(request, type) and issubclass(request, Message):
-        return protobuf_pieces.parse(request, content)
+        return incremental_protobuf.parse(request, content)
     return request.FromString(content)  # it knows how large messages are read
 
 

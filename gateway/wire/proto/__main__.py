@@ -1,4 +1,4 @@
-"""``make protos``: generate the messages beside this file anew, into the package's own pool.
+"""``make protos``: generate the messages from the ``.proto`` files in this folder.
 
 python -m modelport.gateway.wire.proto [FOLDER]       # FOLDER: write below it instead
 """
@@ -20,7 +20,7 @@ def main() -> int:
     target = Path(sys.argv[1]) if len(sys.argv) > 1 else ROOT
     sources = sorted(str(path.relative_to(ROOT)) for path in HERE.glob("*.proto"))
     with tempfile.TemporaryDirectory() as folder:
-        # In a process of its own: two copies of protobuf's C++ do not live in one.
+        # A separate process, because grpc_tools brings a second copy of protobuf's C++ library.
         protoc = [sys.executable, "-m", "grpc_tools.protoc", f"-I{ROOT}"]
         protoc += [f"--python_out={folder}", f"--pyi_out={folder}"]
         if code := subprocess.call([*protoc, *sources], cwd=ROOT):
@@ -29,7 +29,7 @@ def main() -> int:
             text = made.read_text(encoding="utf-8")
             if made.suffix == ".py":
                 if text.count(_DEFAULT) != 1 or text.count(_IMPORTS) != 1:
-                    print(f"{made.name}: protoc writes another form now", file=sys.stderr)
+                    print(f"{made.name}: protoc's output has changed", file=sys.stderr)
                     return 1
                 pool = "from modelport.gateway.wire.proto import pool as _pool\n"
                 text = text.replace(_DEFAULT, "_pool.POOL").replace(_IMPORTS, _IMPORTS + pool)

@@ -1,7 +1,7 @@
-"""The descriptors of this package, apart from protobuf's default pool.
+"""Descriptor pool of this package.
 
-TensorFlow's own messages and the official ``tensorflow-serving-api`` carry the same full names. In
-one pool the second definition of a name is an error, so these never enter the one that they use.
+TensorFlow and ``tensorflow-serving-api`` define messages of the same full names in protobuf's
+default pool, where a second definition is an error.
 """
 
 from __future__ import annotations

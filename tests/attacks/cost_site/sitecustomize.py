@@ -3,8 +3,8 @@ on the event loop."""
 
 from modelport.gateway.protocols import reply_encoding
 from modelport.gateway.runtime import offload
-from modelport.gateway.wire import json_pieces
+from modelport.gateway.wire import incremental_json
 
-json_pieces.LONG_BYTES = 1 << 40
+incremental_json.LONG_BYTES = 1 << 40
 offload.INLINE_BYTES = 1 << 40
 reply_encoding.is_large = lambda outputs: False

@@ -1,8 +1,8 @@
-"""Large protobuf messages, parsed piece by piece.
+"""Incremental parser of large protobuf messages.
 
-Python's lock is held while a message is parsed, half a second for 64 MB of small fields. But a
-message is the concatenation of its fields, and to merge a second part into one is to read both: so
-fields are handed over in pieces, and those that are large are gone into.
+protobuf holds the interpreter lock while it parses: half a second for 64 MB of small fields. But
+merging the parts of a message one after the other gives the whole message. So runs of small fields
+are merged in pieces, and large fields are split further.
 """
 
 from __future__ import annotations
@@ -30,8 +30,8 @@ _KEY = 1
 _MAX_VARINT = 10
 
 
-class Field(NamedTuple):
-    """One field: where it begins, its value, and where that ends. ``tag`` is number and kind."""
+class ProtobufField(NamedTuple):
+    """Position of a field and its value; ``tag`` is the field number and the wire type."""
 
     tag: int
     begin: int
@@ -39,11 +39,11 @@ class Field(NamedTuple):
     end: int
 
 
-def fields(content: Buffer) -> Iterator[Field]:
-    """The fields of a message.
+def fields(content: Buffer) -> Iterator[ProtobufField]:
+    """Iterate over the fields of a message.
 
     Raises:
-        DecodeError: it is none.
+        DecodeError: ``content`` is not a message.
     """
     offset, size = 0, len(content)
     try:
@@ -71,13 +71,13 @@ def fields(content: Buffer) -> Iterator[Field]:
                 raise IndexError
             if offset > size:
                 raise IndexError
-            yield Field(tag, begin, start, offset)
+            yield ProtobufField(tag, begin, start, offset)
     except IndexError as error:
         raise DecodeError("Error parsing message") from error
 
 
 def first(content: Buffer, tag: int, most: int = 16) -> bytes | None:
-    """The value of the first field with this tag, if it is among the first ``most``."""
+    """Return the value of the first field with this tag, if it is among the first ``most``."""
     try:
         for index, field in enumerate(fields(content)):
             if field.tag == tag:
@@ -85,15 +85,15 @@ def first(content: Buffer, tag: int, most: int = 16) -> bytes | None:
             if index == most:
                 break
     except DecodeError:
-        pass  # it is the beginning of a message
+        pass  # ``content`` may be the beginning of a message
     return None
 
 
 def parse(kind: Any, content: Buffer) -> Any:
-    """``kind.FromString(content)``.
+    """Parse ``content``, as ``kind.FromString``.
 
     Raises:
-        DecodeError: it is no such message.
+        DecodeError: ``content`` is not a message of this class.
     """
     message = kind()
     merge(message, memoryview(content))
@@ -101,30 +101,30 @@ def parse(kind: Any, content: Buffer) -> Any:
 
 
 def merge(message: Any, content: memoryview) -> None:
-    """``message.MergeFromString(content)``.
+    """Merge ``content`` into ``message``, as ``message.MergeFromString``.
 
     Raises:
-        DecodeError: it is no such message.
+        DecodeError: ``content`` is not a message of this class.
     """
     begin = 0
     for field in fields(content):
         if field.end - field.start > PIECE_BYTES:
-            _hand_over(message, content[begin : field.begin])
+            _merge_piece(message, content[begin : field.begin])
             _large(message, field, content)
             begin = field.end
         elif field.end - begin > PIECE_BYTES:
-            _hand_over(message, content[begin : field.end])
+            _merge_piece(message, content[begin : field.end])
             begin = field.end
-    _hand_over(message, content[begin:])
+    _merge_piece(message, content[begin:])
 
 
-def _hand_over(message: Any, content: memoryview) -> None:
+def _merge_piece(message: Any, content: memoryview) -> None:
     if len(content):
         message.MergeFromString(content)
         offload.checkpoint()
 
 
-def _large(message: Any, field: Field, content: memoryview) -> None:
+def _large(message: Any, field: ProtobufField, content: memoryview) -> None:
     known = message.DESCRIPTOR.fields_by_number.get(field.tag >> 3)
     value = content[field.start : field.end]
     if known is None:
@@ -148,7 +148,7 @@ def _large(message: Any, field: Field, content: memoryview) -> None:
 
 
 def _entry(container: Any, entry: Any, value: memoryview) -> None:
-    """An entry of a map, whose value is large."""
+    """Add a map entry whose value is large."""
     key: Any = entry.fields_by_number[_KEY].default_value
     large = entry.fields_by_name["value"].type == FieldDescriptor.TYPE_MESSAGE
     content: memoryview = value[:0]

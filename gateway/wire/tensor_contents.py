@@ -1,4 +1,4 @@
-"""Tensors in the typed fields of OIP's gRPC messages, where they do not travel as raw bytes."""
+"""Tensors in the typed fields of ``InferTensorContents``."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from google.protobuf.message import DecodeError
 from modelport.gateway.errors import InvalidArgument
 from modelport.gateway.runtime import offload
 from modelport.gateway.types import NUMPY_DTYPES, Array, Datatype
-from modelport.gateway.wire import protobuf_pieces, raw
+from modelport.gateway.wire import incremental_protobuf, raw
 from modelport.gateway.wire.protobuf import tag
 from modelport.gateway.wire.raw import Buffer
 from modelport.gateway.wire.triton_messages import service_pb2 as pb
 
-#: The field of ``InferTensorContents`` that carries a datatype; FP16 and BF16 are raw only.
+#: The field of each datatype; FP16 and BF16 are carried by ``raw_input_contents`` only.
 FIELDS = {
     Datatype.BOOL: "bool_contents",
     Datatype.INT8: "int_contents",
@@ -39,10 +39,10 @@ _PIECE = 8192
 
 
 def decode(name: str, datatype: Datatype, shape: tuple[int, ...], contents: Any) -> Array:
-    """``contents``, an ``InferTensorContents``, as an array of ``shape``.
+    """Decode an ``InferTensorContents`` message to an array of ``shape``.
 
     Raises:
-        InvalidArgument: it does not hold exactly what datatype and shape need.
+        InvalidArgument: The number or the range of its values does not fit datatype and shape.
     """
     if datatype not in FIELDS:
         raise InvalidArgument(
@@ -70,23 +70,25 @@ def decode(name: str, datatype: Datatype, shape: tuple[int, ...], contents: Any)
 
 
 def decode_bytes(name: str, datatype: Datatype, shape: tuple[int, ...], content: Buffer) -> Array:
-    """As ``decode``, of a long ``InferTensorContents`` that is not parsed.
+    """Decode a long ``InferTensorContents`` from its bytes.
 
     Raises:
-        InvalidArgument: it does not hold exactly what datatype and shape need, or is no message.
+        InvalidArgument: As ``decode``, or ``content`` is not a valid message.
     """
     try:
         if datatype is Datatype.BYTES:
             return _elements(name, shape, content)
-        return decode(name, datatype, shape, protobuf_pieces.parse(pb.InferTensorContents, content))
+        return decode(
+            name, datatype, shape, incremental_protobuf.parse(pb.InferTensorContents, content)
+        )
     except DecodeError as error:
-        raise InvalidArgument(f"the contents of input '{name}' are no valid message") from error
+        raise InvalidArgument(f"the contents of input '{name}' are not a valid message") from error
 
 
 def _elements(name: str, shape: tuple[int, ...], content: Buffer) -> Array:
     items: list[bytes] = []
     count = math.prod(shape)
-    for field in protobuf_pieces.fields(content):
+    for field in incremental_protobuf.fields(content):
         if field.tag != _BYTES:
             continue
         items.append(bytes(content[field.start : field.end]))

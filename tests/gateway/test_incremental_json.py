@@ -14,10 +14,10 @@ import pytest
 
 from modelport.gateway.errors import InvalidArgument
 from modelport.gateway.types import Datatype
-from modelport.gateway.wire import json_data, json_pieces, json_text
+from modelport.gateway.wire import incremental_json, json_data, json_text
 from modelport.gateway.wire.long_array import LongArray
 
-LIMITS = json_pieces.Limits(100, 10**9, 10**9)
+LIMITS = incremental_json.JsonLimits(100, 10**9, 10**9)
 #: What is refused only because pieces of this test are so small.
 TINY = ("the rows of an array", "or a long one")
 
@@ -65,7 +65,7 @@ def mutated(chance: random.Random, text: bytes) -> bytes:
 
 def read(text: bytes) -> tuple[Any, str]:
     try:
-        return plain(json_pieces.loads(text, LIMITS, orjson.loads)), ""
+        return plain(incremental_json.loads(text, LIMITS, orjson.loads)), ""
     except (InvalidArgument, orjson.JSONDecodeError) as error:
         return None, str(error)
 
@@ -74,11 +74,11 @@ def read(text: bytes) -> tuple[Any, str]:
 def test_pieces_give_what_the_whole_gives_or_refuse_it(
     small: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(json_pieces, "SMALL", small)
+    monkeypatch.setattr(incremental_json, "SMALL", small)
     read_at_all = 0
     for number in range(1500):
         chance = random.Random(f"pieces {number}")
-        monkeypatch.setattr(json_pieces, "PIECE_BYTES", chance.randrange(1, 40))
+        monkeypatch.setattr(incremental_json, "PIECE_BYTES", chance.randrange(1, 40))
         separators = chance.choice([(",", ":"), (", ", ": "), (" ,\n", " :\t")])
         ascii_only = chance.random() < 0.5
         good = json.dumps(some(chance), ensure_ascii=ascii_only, separators=separators).encode()
@@ -114,7 +114,7 @@ LONG: dict[str, bytes] = {
 @pytest.mark.parametrize("what", LONG)
 def test_long_arrays_are_what_they_were(what: str) -> None:
     text = LONG[what]
-    assert len(text) > json_pieces.LONG_BYTES
+    assert len(text) > incremental_json.LONG_BYTES
     expected = json.loads(text)
     found = plain(json_text.loads(text))
     assert repr(found) == repr(expected) if "not" in what else found == expected

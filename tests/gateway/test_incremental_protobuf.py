@@ -17,7 +17,7 @@ from modelport.gateway.protocols.oip.grpc_request import (
     decode,
     named_model,
 )
-from modelport.gateway.wire import protobuf_pieces
+from modelport.gateway.wire import incremental_protobuf
 from modelport.gateway.wire.proto import serving_pb2, torchserve_inference_pb2
 from modelport.gateway.wire.triton_messages import service_pb2 as pb
 
@@ -75,12 +75,12 @@ def test_pieces_give_the_message_that_the_whole_gives(
 ) -> None:
     for number in range(500):
         chance = random.Random(f"{make.__name__} {number}")
-        monkeypatch.setattr(protobuf_pieces, "PIECE_BYTES", 8 * chance.randrange(1, 8))
+        monkeypatch.setattr(incremental_protobuf, "PIECE_BYTES", 8 * chance.randrange(1, 8))
         message = make(chance)
         content = message.SerializeToString()
-        assert protobuf_pieces.parse(type(message), content) == message, number
+        assert incremental_protobuf.parse(type(message), content) == message, number
         with pytest.raises(DecodeError):
-            protobuf_pieces.parse(type(message), content + b"\x0a\x7f")
+            incremental_protobuf.parse(type(message), content + b"\x0a\x7f")
 
 
 def strings(items: list[bytes], shape: list[int]) -> bytes:

@@ -1,9 +1,9 @@
-"""Long JSON, parsed piece by piece: its long arrays become ``LongArray``, all else is as ever.
+"""Incremental parser of long JSON; long arrays become ``LongArray``.
 
-Python's lock is held while orjson parses, and its lists take ten times the memory of the text. So
-the text is cut at commas. A piece such as ``3],[4`` of ``{"data":[[1,2,3],[4]]}`` gets the brackets
-that were open where it begins, and those that are where it ends: ``{"":[[3],[4]]}``. What that
-gives continues what the pieces before it gave. Depth, keys and containers are bounded on the way.
+orjson holds the interpreter lock while it parses, and its lists take ten times the memory of the
+text. So the text is cut at commas. A piece such as ``3],[4`` of ``{"data":[[1,2,3],[4]]}`` gets the
+brackets that are open at its start and at its end, ``{"":[[3],[4]]}``, and its value continues
+those of the pieces before it. Depth, keys and containers are limited on the way.
 """
 
 from __future__ import annotations
@@ -20,15 +20,15 @@ from modelport.gateway.errors import InvalidArgument
 from modelport.gateway.runtime import offload
 from modelport.gateway.wire.long_array import LongArray
 
-#: Longer texts are cut. A piece is as long at least, and longer where a string is.
+#: Length from which a text is cut, and of a piece; strings may make a piece longer.
 LONG_BYTES = 256 * 1024
 PIECE_BYTES = 64 * 1024
-#: No number is longer, nor any other run of text without a comma, a string or a space.
+#: Limit of a number, and of other text without a comma, a string or a space.
 MAX_TOKEN_BYTES = 256 * 1024
-#: Arrays of fewer values are lists, wherever the text was cut.
+#: Arrays of up to this many values become lists.
 SMALL = 4096
 _MARK = os.urandom(16).hex()
-#: The key of a member that goes on. Nobody can send it.
+#: Key of a member that continues; its random name cannot occur in a request.
 _CONTINUED = b'"%b":' % _MARK.encode()
 _QUOTE, _COMMA, _COLON, _OBJECT = b'",:{'
 _SPACE = b" \t\r\n"
@@ -38,8 +38,8 @@ _STEPS[list(b"[{")] = 1
 _STEPS[list(b"]}")] = -1
 
 
-class Limits(NamedTuple):
-    """What is refused beyond; ``keys`` bounds objects too."""
+class JsonLimits(NamedTuple):
+    """JsonLimits of a document; ``keys`` also limits the number of objects."""
 
     depth: int
     keys: int
@@ -47,14 +47,14 @@ class Limits(NamedTuple):
 
 
 class _Open(NamedTuple):
-    """An array or object that is open: its bracket, and its key where it is a member."""
+    """An array or object that is open: its bracket, and its key if it is a member."""
 
     bracket: int
     key: str | None
 
 
 class _Cut(NamedTuple):
-    """A piece of the text, and what is open behind it. ``kept``: so much of that was open ahead."""
+    """The end of a piece, the levels open there, and how many of them were open at its start."""
 
     end: int
     spine: list[_Open]
@@ -62,7 +62,7 @@ class _Cut(NamedTuple):
 
 
 class _Array:
-    """An array that is open."""
+    """A partially read array."""
 
     def __init__(self) -> None:
         self._long = LongArray()
@@ -80,7 +80,7 @@ class _Array:
         self._plain += items
 
     def close(self, _: str | None, value: Any) -> None:
-        """The element that was open."""
+        """Add the element that was open."""
         self.add([value])
 
     def value(self) -> Any:
@@ -91,7 +91,7 @@ class _Array:
 
 
 class _Object:
-    """An object that is open."""
+    """A partially read object."""
 
     def __init__(self) -> None:
         self._members: dict[str, Any] = {}
@@ -100,7 +100,7 @@ class _Object:
         self._members.update(members)
 
     def close(self, key: str | None, value: Any) -> None:
-        """The member that was open."""
+        """Add the member that was open."""
         assert key is not None
         self._members[key] = value
 
@@ -109,14 +109,14 @@ class _Object:
 
 
 class _Reader:
-    """What was read, as far as it is open."""
+    """The containers that are open, outermost first."""
 
     def __init__(self) -> None:
         self._spine: list[_Open] = []
         self._nodes: list[_Array | _Object] = []
 
     def take(self, value: Any, cut: _Cut) -> Any:
-        """``value`` is what a piece gave; returned is the document once it is closed."""
+        """Add the value of a piece; return the document once it is complete."""
         rests = self._rests(value)
         kept, whole = cut.kept, None
         for level in reversed(range(kept, len(self._nodes))):
@@ -140,7 +140,7 @@ class _Reader:
         return whole
 
     def _rests(self, value: Any) -> list[Any]:
-        """What is new of each level, without what goes on in it."""
+        """Split the value of a piece into the new elements of each open level."""
         rests = []
         for level in range(len(self._nodes)):
             rests.append(value)
@@ -152,15 +152,15 @@ class _Reader:
         return rests
 
     def _last(self, rest: Any, opened: _Open) -> Any:
-        """What is still open of ``rest``, taken out of it."""
+        """Remove and return the element of ``rest`` that is still open."""
         return rest.pop() if opened.key is None else rest.pop(opened.key)
 
 
-def loads(text: bytes, limits: Limits, parse: Callable[[bytes], Any]) -> Any:
-    """The value of ``text``; ``parse`` parses a short one.
+def loads(text: bytes, limits: JsonLimits, parse: Callable[[bytes], Any]) -> Any:
+    """Parse ``text``, with ``parse`` for each piece.
 
     Raises:
-        InvalidArgument: it is no JSON, or more than ``limits`` allow.
+        InvalidArgument: ``text`` is not JSON, or exceeds ``limits``.
     """
     reader, scanner = _Reader(), _Scanner(text, limits)
     spine: list[_Open] = []
@@ -190,9 +190,9 @@ def _closing(spine: list[_Open]) -> bytes:
 
 
 class _Window:
-    """The text from ``start`` to ``end``; what is within long strings, and long space, is left out.
+    """The text from ``start`` to ``end`` without the contents of long strings and long white space.
 
-    ``gaps`` are where that was, and how much.
+    ``gaps`` are the offsets and lengths of what is left out.
     """
 
     def __init__(self, start: int) -> None:
@@ -201,24 +201,24 @@ class _Window:
         self.gaps: list[tuple[int, int]] = []
 
     def place(self, offset: int) -> int:
-        """Where ``offset`` is in the whole text."""
+        """Convert an offset in the window to one in the whole text."""
         return self.start + offset + sum(size for at, size in self.gaps if at <= offset)
 
     def cut_out(self, offset: int, end: int) -> None:
-        """Leave out what lies between ``offset`` and ``end``, a place in the whole text."""
+        """Leave out the text from ``offset`` to ``end``, an offset in the whole text."""
         self.gaps.append((offset, end - self.place(offset)))
         self.text, self.end = self.text[:offset], end
 
 
 class _Scanner:
-    """Finds where to cut."""
+    """Finds the commas at which to cut, and enforces the limits."""
 
-    def __init__(self, text: bytes, limits: Limits) -> None:
+    def __init__(self, text: bytes, limits: JsonLimits) -> None:
         self._text, self._limits = text, limits
         self._keys = self._objects = self._containers = 0
 
     def cut(self, start: int, spine: list[_Open]) -> _Cut:
-        """The piece that begins at ``start``, where ``spine`` is open."""
+        """Find the end of the piece that begins at ``start``, where ``spine`` is open."""
         window = _Window(start)
         while True:
             window.text += self._text[window.end : window.end + PIECE_BYTES]
@@ -229,7 +229,7 @@ class _Scanner:
             self._pass_over(window)
 
     def _pass_over(self, window: _Window) -> None:
-        """Leave out the string or the space at the end of ``window``, which has no comma."""
+        """Leave out the string or the white space at the end of ``window``, which has no comma."""
         clean = _without_escapes(window.text)
         space = len(clean) - len(clean.rstrip(_SPACE))
         if clean.count(b'"') % 2:
@@ -241,13 +241,13 @@ class _Scanner:
             raise InvalidArgument("failed to parse the request JSON buffer: no comma is found")
 
     def _string_end(self, place: int) -> int:
-        """Where the string ends in which ``place`` is."""
+        """Find the closing quote of the string that contains ``place``."""
         while place < len(self._text):
             part = _without_escapes(self._text[place : place + PIECE_BYTES])
             quote = part.find(b'"')
             if quote >= 0:
                 return place + quote
-            # What is left of a run of backslashes escapes what follows it.
+            # The last backslash of an odd run escapes the next character.
             place += len(part) + part.endswith(b"\\")
             offload.checkpoint()
         return len(self._text)
@@ -303,14 +303,14 @@ class _Scanner:
 
 
 def _without_escapes(text: bytes) -> bytes:
-    """``text`` with other letters for escaped quotes, and backslashes, as long as it was."""
-    if b"\\" in text:  # pairs first: what is left of a run escapes what follows it
+    """Mask escaped quotes and backslashes, without changing the length."""
+    if b"\\" in text:  # pairs first: the last backslash of an odd run escapes a quote
         return text.replace(b"\\\\", b"__").replace(b'\\"', b"__")
     return text
 
 
 def _key(window: _Window, piece: bytes, place: int) -> str:
-    """The key of the member whose value begins at ``place``."""
+    """Read the key of the member whose value begins at ``place``."""
     head = piece[:place].rstrip(_SPACE)
     end = head[:-1].rstrip(_SPACE).rfind(b'"') if head.endswith(b":") else -1
     begin = piece.rfind(b'"', 0, max(0, end))
