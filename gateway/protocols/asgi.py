@@ -1,4 +1,4 @@
-"""The ASGI types (asgiref's specification 3.0), as plain aliases."""
+"""Type aliases of ASGI 3.0."""
 
 from __future__ import annotations
 

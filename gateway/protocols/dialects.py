@@ -1,4 +1,4 @@
-"""Every dialect: the application of the HTTP port, and the table of gRPC methods."""
+"""Composition of all dialects into one HTTP application and one table of gRPC methods."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from modelport.gateway.protocols.oip.generate import GenerateHttp
 from modelport.gateway.protocols.oip.grpc import OipGrpc
 from modelport.gateway.protocols.oip.http import OipHttp
 from modelport.gateway.protocols.oip.shared_memory import SharedMemory
-from modelport.gateway.protocols.oip.shared_memory_api import RegionsHttp
+from modelport.gateway.protocols.oip.shared_memory_api import SharedMemoryHttp
 from modelport.gateway.protocols.origins import Origins
 from modelport.gateway.protocols.prediction.predictor import Predictor
 from modelport.gateway.protocols.sagemaker import SageMakerHttp
@@ -27,7 +27,7 @@ from modelport.gateway.telemetry.tfserving import TfServingRequests
 
 
 class Dialects:
-    """``http`` answers every route of the HTTP port, ``grpc`` is the table of methods."""
+    """``http`` is the application of the HTTP port, ``grpc`` the table of gRPC methods."""
 
     def __init__(
         self,
@@ -50,7 +50,7 @@ class Dialects:
         oip = OipHttp(service, manager, control, limit, shared)
         dialects: list[HttpDialect] = [
             oip,
-            RegionsHttp(shared, limit),
+            SharedMemoryHttp(shared, limit),
             GenerateHttp(service, manager, limit),
             TfServingHttp(service, manager, control, limit, requests),
             TorchServeHttp(predictor, manager, control, management, limit),

@@ -1,7 +1,7 @@
-"""The model that explains another one: KServe's and TorchServe's ``explain``.
+"""Explainers, for the ``explain`` endpoints of KServe and TorchServe.
 
-An explainer is a model like any other, in the repository or behind a route. The parameter
-``explainer`` in the configuration of the model that it explains names it.
+An explainer is a model of the repository or of an upstream server, named by the parameter
+``explainer`` in the configuration of the model that it explains.
 """
 
 from __future__ import annotations
@@ -13,12 +13,12 @@ from modelport.gateway.models.manager import ModelManager
 PARAMETER = "explainer"
 
 
-def of(manager: ModelManager, name: str, number: int = 0) -> str:
-    """The explainer's name, of a version that serves; 0: the default.
+def name_of(manager: ModelManager, name: str, number: int = 0) -> str:
+    """Return the name of a model version's explainer; version 0 is the default one.
 
     Raises:
-        NotFound, Unavailable: no such version serves.
-        Unsupported: it has none.
+        NotFound, Unavailable: The version is not served.
+        Unsupported: It has no explainer.
     """
     explainer = parameters.text(manager.get(name, number).config, PARAMETER, "")
     if not explainer:

@@ -1,4 +1,4 @@
-"""A row of the table of gRPC methods, which any front can put on a socket."""
+"""Table of gRPC methods, independent of the server."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from modelport.gateway.wire.raw import Buffer
 
 
 class Serialized:
-    """A reply whose bytes are there, in parts; those that are large lie where they were."""
+    """A serialized response, in parts that are not copied if they are large."""
 
     __slots__ = ("parts",)
 
@@ -28,7 +28,7 @@ def _whole(reply: Any) -> Sequence[Buffer]:
     return reply.parts if type(reply) is Serialized else (reply.SerializeToString(),)
 
 
-#: The most bytes of a request that carries no tensors: to load a model, to list them.
+#: Size limit of requests without tensors.
 CONTROL_BYTES = 256 * 1024
 
 
@@ -36,29 +36,31 @@ def _control(_: Buffer) -> int:
     return CONTROL_BYTES
 
 
-def _no_glance(_: Buffer) -> None:
+def _none(_: Buffer) -> None:
     return None
 
 
 class RefusedMessage(NamedTuple):
-    """A message of a client's stream that was not decoded: ``error`` is the answer to it alone."""
+    """A message of a stream that was not decoded; ``error`` is the response to it alone."""
 
     error: ModelportError
 
 
 class Method(NamedTuple):
-    """``handler`` is an async function from a request to a reply, or an async generator of replies.
+    """A gRPC method.
 
-    It raises ``ModelportError``. ``request_streams`` implies ``reply_streams``: both sides are
-    streams, or only the reply is; a request's stream may hold a ``RefusedMessage``. ``statuses``
-    names the gRPC status of an error's class where the dialect's differs from the Open Inference
-    Protocol's. ``refuses`` is asked in an overload, of a
-    request's bytes: whether they need not be read, since it is refused whatever it holds.
-    ``parts`` are the bytes of a reply. ``health``: it tells whether the server is live and ready,
-    and is answered where there is no room for other calls.
-
-    ``bound`` is asked of a large request by its beginning: how large a valid one may be; None: as
-    large as any. It raises where there is no such model.
+    Attributes:
+        handler: An async function from request and deadline to response, or an async generator of
+            responses. It raises ``ModelportError``.
+        request_streams: Whether the request is a stream, which may hold a ``RefusedMessage``. It
+            implies ``reply_streams``.
+        statuses: gRPC statuses by error class, if they differ from the Open Inference Protocol's.
+        refuses: Tests, under overload, whether to refuse a request by its bytes, without decoding.
+        parts: Serializes a response, in parts.
+        health: Whether this is a health check, which is served beyond the connection limit.
+        bound: Returns the size limit of a large request by its first bytes, or None. It raises if
+            there is no such model.
+        glance: Decodes a large request that takes no time to decode, or returns None.
     """
 
     request: Any
@@ -71,10 +73,10 @@ class Method(NamedTuple):
     parts: Callable[[Any], Sequence[Buffer]] = _whole
     health: bool = False
     bound: Callable[[Buffer], int | None] = _control
-    glance: Callable[[Buffer], Any] = _no_glance
+    glance: Callable[[Buffer], Any] = _none
 
 
-#: method → row
+#: Methods of a service by name.
 Rows = Mapping[str, Method]
-#: service → its rows
+#: Methods of all services, by service and name.
 Methods = Mapping[str, Rows]

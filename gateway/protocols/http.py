@@ -1,7 +1,7 @@
-"""The ASGI application of the HTTP port: every dialect, told apart by a path's first segment.
+"""The ASGI application of the HTTP port, which dispatches to the dialects.
 
-What is hot a dialect serves itself, as plain ASGI, ahead of the framework. FastAPI carries the rest
-and documents all of it; ``GET /docs`` is the page.
+Dialects serve inference as plain ASGI. FastAPI carries the other routes, and documents all of them;
+the page is ``GET /docs``.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from starlette.exceptions import HTTPException
 from modelport import __version__
 from modelport.gateway.errors import Internal, ModelportError
 from modelport.gateway.protocols.asgi import Receive, Scope, Send
-from modelport.gateway.protocols.http_reply import RETRY
+from modelport.gateway.protocols.http_response import RETRY
 from modelport.gateway.protocols.origins import Origins
 
 _RETRY = {name.decode(): value.decode() for name, value in RETRY}
@@ -25,39 +25,41 @@ _UNSAFE = re.compile(rb"[/\\\x00-\x1f\x7f]")
 
 
 class HttpDialect(Protocol):
-    """One family of paths and the form of its errors."""
+    """The routes of one protocol, and the format of its errors."""
 
-    #: The first segments of its paths.
+    #: First segments of the dialect's paths.
     segments: frozenset[str]
 
     def serve(self, scope: Scope, receive: Receive, send: Send) -> Awaitable[None] | None:
-        """What answers, if the path is one of the hot ones."""
+        """Return the handler of an inference request, or None for other paths."""
 
     def add_routes(self, app: FastAPI) -> None:
-        """Every route, the hot ones included: they are documented like the others."""
+        """Add all routes to ``app``; those of ``serve`` only for their documentation."""
 
     def refusal(self, status: int, message: str) -> Response:
-        """What says no before any model is concerned: no such path, wrong method."""
+        """Make the response to a request that has no route."""
 
     def failure(self, error: ModelportError) -> Response:
-        """``error`` with its status, in the dialect's form."""
+        """Make the response to an error."""
 
 
-class Hot(HttpDialect, Protocol):
-    """A dialect whose requests may be refused unread."""
+class OverloadAware(HttpDialect, Protocol):
+    """A dialect that can refuse requests without their body."""
 
     def refuses(self, raw_path: bytes) -> bool:
-        """Whether a POST to this path is refused for an overload; it is then counted."""
+        """Whether a POST to this path is refused because of overload; if so, count it."""
 
 
 class HttpApplication:
-    """``first``, one of ``dialects``, is asked ahead of all; its errors answer for other paths.
+    """Dispatches requests to ``dialects``, and to ``first``, one of them, before the others.
 
-    Of dialects that share a first segment the first one's errors answer for paths that are no
-    route.
+    A path without a route gets the error of the first dialect of its first segment, or of
+    ``first``.
     """
 
-    def __init__(self, first: Hot, dialects: Sequence[HttpDialect], origins: Origins) -> None:
+    def __init__(
+        self, first: OverloadAware, dialects: Sequence[HttpDialect], origins: Origins
+    ) -> None:
         self._first, self._origins = first, origins
         self.refuses = first.refuses
         self._dialects: dict[str, list[HttpDialect]] = {}
@@ -67,7 +69,7 @@ class HttpApplication:
         self._framework = self._build(dialects)
 
     def __call__(self, scope: Scope, receive: Receive, send: Send) -> Awaitable[None]:
-        # ``find``: ``in`` takes ten times as long.
+        # ``find`` is ten times as fast as ``in``.
         if scope["type"] == "http" and scope["raw_path"].find(b"%") < 0:
             answer = self._first.serve(scope, receive, send)
             if answer is not None:
@@ -89,7 +91,7 @@ class HttpApplication:
         await self._framework(scope, receive, send)
 
     def _refusal(self, scope: Scope, dialect: HttpDialect) -> Response | None:
-        """What says no before any route is looked up."""
+        """Return the error response to a path or an origin that is not allowed, or None."""
         if b"%" in scope["raw_path"] and not _plain_segments(scope["raw_path"]):
             return dialect.refusal(404, "Not Found")
         objection = self._origins.objection(scope)
@@ -130,7 +132,7 @@ class HttpApplication:
         describe = app.openapi
 
         def openapi() -> dict[str, Any]:
-            """FastAPI's description without its own 422, which this API never answers."""
+            """Remove FastAPI's 422 from its schema: this API never sends it."""
             schema = describe()
             for operations in schema["paths"].values():
                 for operation in operations.values():
@@ -142,9 +144,9 @@ class HttpApplication:
 
 
 class Delegate(Response):
-    """Lets a documented FastAPI route answer through a plain ASGI handler.
+    """Response of a FastAPI route that is sent by an ASGI handler.
 
-    ``handler`` is called with ``arguments`` and then the scope, receive and send.
+    ``handler`` is called with ``arguments``, scope, receive and send.
     """
 
     def __init__(self, handler: Any, *arguments: Any) -> None:

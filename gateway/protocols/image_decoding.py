@@ -1,4 +1,4 @@
-"""Pictures in requests: whether there may be some, and decoding where it delays nobody else."""
+"""Images in requests: detection, and decoding off the event loop."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ Decoded = TypeVar("Decoded")
 
 
 def in_json(body: bytes) -> bool:
-    """Whether JSON may hold a picture, ``{"b64": ...}``; its key may be written with escapes."""
+    """Whether JSON may hold an image, ``{"b64": ...}``; the key may contain escapes."""
     return b'"b64"' in body or b"\\u" in body
 
 
 def decoders(served: ServedVersion) -> dict[str, Decoder]:
-    """Those of the inputs that are images, by name.
+    """Make the decoders of the inputs that are images, by name.
 
-    A configuration that is wrong is told to those who send pictures, and to nobody else.
+    An invalid configuration is reported to clients that send images, and to no others.
     """
     found = {spec.name: _decoder(served, spec) for spec in served.signature.inputs}
     return {name: decoder for name, decoder in found.items() if decoder is not None}
@@ -49,10 +49,10 @@ async def decode_for(
     decode: Callable[[Version], Decoded],
     deadline: Deadline,
 ) -> tuple[Version, Decoded]:
-    """The version that ``find`` gives, and what ``decode`` makes for it of the request.
+    """Decode a request for the version that ``find`` returns; return the version and the result.
 
-    What is ``slow`` is decoded in a thread, where a ``checkpoint`` ends it. Another version may
-    have become the one to ask meanwhile: then it is decoded for that.
+    A ``slow`` request is decoded in a thread. If another version has become the requested one in
+    the meantime, the request is decoded again.
     """
     while True:
         version = find()

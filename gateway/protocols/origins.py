@@ -1,8 +1,8 @@
-"""The web origins whose pages may change what a gateway serves.
+"""Protection against cross-site request forgery and DNS rebinding.
 
-A browser sends what any page asks of it: a page of another site could unload a model on the
-visitor's machine (cross-site request forgery), also by a name of its own that leads to the
-visitor's address (DNS rebinding). Clients that are no browsers state no origin, and pass.
+A web page can send requests to the visitor's own machine, directly or through a host name that it
+resolves to the visitor's address, and could unload a model there. Requests that change the server
+are therefore checked for their origin. Clients other than browsers send none, and pass.
 """
 
 from __future__ import annotations
@@ -14,21 +14,21 @@ from collections.abc import Collection
 
 from modelport.gateway.protocols.asgi import Scope
 
-#: They change nothing (RFC 9110, 9.2.1).
+#: Safe methods (RFC 9110, 9.2.1).
 _SAFE = frozenset(("GET", "HEAD", "OPTIONS", "TRACE"))
-#: Inference changes nothing, either. Every other path is checked.
+#: Inference changes nothing either. All other paths are checked.
 _INFERENCE = re.compile(
     r"/v2/models/.+/(infer|generate|generate_stream|explain)|/v1/models/.+|/v1/explain/.+"
     r"|/(predictions|explanations|invocations)(/.*)?|/models/[^/]+/invoke"
 )
-#: How a browser says that a page of another origin asks.
+#: Values of ``Sec-Fetch-Site`` for pages of another origin.
 _FOREIGN_SITES = (b"cross-site", b"same-site")
 _SHOWN = 100
 ANY = "*"
 
 
 class Origins:
-    """``address``: where the gateway listens. ``allowed_hosts``: names it has besides; or ``*``."""
+    """Origin check of a gateway on ``address`` with the names ``allowed_hosts`` (``*``: any)."""
 
     def __init__(self, address: str, allowed_hosts: Collection[str] = ()) -> None:
         self._any = ANY in allowed_hosts
@@ -37,7 +37,7 @@ class Origins:
         self._is_local = address == "localhost" or _is_loopback(address)
 
     def objection(self, scope: Scope) -> str:
-        """Why this request is refused; empty: it is not."""
+        """Return why this request is refused, or an empty string."""
         if self._any or scope["method"] in _SAFE or _INFERENCE.fullmatch(scope["path"]):
             return ""
         headers = dict(scope["headers"])
@@ -55,7 +55,7 @@ class Origins:
         return ""
 
     def _is_ours(self, name: str) -> bool:
-        """Whether no other party can have the name lead here."""
+        """Whether the name belongs to this gateway, and nobody else can make it resolve here."""
         return (
             name in self._own
             or name in self._allowed
@@ -72,7 +72,7 @@ def _refusal(asker: str, shown: bytes) -> str:
 
 
 def _name(authority: bytes) -> str:
-    """The host of ``host:port``, in lower case, without an address's brackets."""
+    """Extract the host of ``host:port``, in lower case, without the brackets of an IPv6 address."""
     text = authority.decode("latin-1").lower()
     if text.startswith("["):
         return text[1:].partition("]")[0]

@@ -1,4 +1,4 @@
-"""What a dialect computes once for each loaded model version."""
+"""Cache of values that a dialect computes once for each loaded model version."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from modelport.gateway.models.model import ServedVersion
 T = TypeVar("T")
 
 
-class Prepared(Generic[T]):
-    """``make(served)``, when a version is first asked for; it goes when the version does."""
+class VersionCache(Generic[T]):
+    """Calls ``make`` on the first use of a version, and keeps the value as long as the version."""
 
     def __init__(self, make: Callable[[ServedVersion], T]) -> None:
         self._make = make

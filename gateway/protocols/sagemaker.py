@@ -16,7 +16,7 @@ from modelport.gateway.errors import InvalidArgument, ModelportError
 from modelport.gateway.models.manager import ModelManager
 from modelport.gateway.protocols.asgi import Receive, Scope, Send
 from modelport.gateway.protocols.http import Delegate
-from modelport.gateway.protocols.http_document import document
+from modelport.gateway.protocols.http_response import document
 from modelport.gateway.protocols.oip.infer_http import STATUS
 from modelport.gateway.protocols.prediction.http import (
     PlatformWire,

@@ -14,7 +14,7 @@ from urllib.parse import unquote
 from modelport.gateway.models.control import Control
 from modelport.gateway.models.manager import ModelManager
 from modelport.gateway.protocols.asgi import App, Receive, Scope, Send
-from modelport.gateway.protocols.http_reply import JSON, reply
+from modelport.gateway.protocols.http_response import JSON, reply
 from modelport.gateway.protocols.prediction.http import (
     PlatformWire,
     PredictionHandler,

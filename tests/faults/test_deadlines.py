@@ -17,7 +17,7 @@ from tritonclient.grpc import service_pb2 as oip
 from modelport.gateway.backends import fake
 from modelport.gateway.errors import ModelportError, TimedOut
 from modelport.gateway.models.control import LocalControl
-from modelport.gateway.protocols.http_deadline import HEADER
+from modelport.gateway.protocols.http_request import TIMEOUT_HEADER
 from modelport.gateway.server.app import GatewayServer
 from modelport.gateway.server.listeners import Front
 from modelport.gateway.settings import Settings, VertexAi
@@ -31,7 +31,7 @@ ROW = [1.0, 2.0, 3.0, 4.0]
 RAW = struct.pack("<4f", *ROW)
 INPUTS = [{"name": "x", "datatype": "FP32", "shape": [1, 4], "data": ROW}]
 EXPIRED = "Request timeout expired"
-NAME = HEADER.decode()
+NAME = TIMEOUT_HEADER.decode()
 #: entry → path, body and the status of a request whose time is over.
 HTTP: Mapping[str, tuple[str, Any, int]] = {
     "OIP": ("/v2/models/m/infer", {"inputs": INPUTS}, 503),

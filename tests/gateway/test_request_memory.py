@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from modelport.gateway.errors import MemoryExhausted
-from modelport.gateway.protocols.reply_encoding import JSON_BYTES, encode
+from modelport.gateway.protocols.response_encoding import JSON_BYTES, encode
 from modelport.gateway.runtime import request_memory
 from modelport.gateway.runtime.request_memory import CURRENT, RequestMemory
 from modelport.gateway.settings import MIN_REQUEST_MEMORY, Settings, request_memory_bytes

@@ -27,7 +27,7 @@ from modelport.gateway.errors import (
 )
 from modelport.gateway.inference import shared_memory
 from modelport.gateway.inference.shared_memory import FOLDER, MAX_REGIONS, SharedMemoryRegions
-from modelport.gateway.protocols.oip.shared_memory import Exchange
+from modelport.gateway.protocols.oip.shared_memory import SharedMemoryTransfer
 from modelport.gateway.types import Datatype, Tensor
 from tests.gateway.conftest import NewObject
 
@@ -312,14 +312,14 @@ def test_a_region_in_use_outlives_its_registration(
 ) -> None:
     key = new_object()
     regions.register("r", key, 0, SIZE)
-    exchange = Exchange(regions, SIZE)
-    exchange.expect("y", {"shared_memory_region": "r", "shared_memory_byte_size": SIZE})
+    transfer = SharedMemoryTransfer(regions, SIZE)
+    transfer.expect("y", {"shared_memory_region": "r", "shared_memory_byte_size": SIZE})
     regions.unregister_all()
     path_of(key).rename(path_of(key + "-moved"))
-    assert exchange.write(Tensor("y", Datatype.UINT8, np.full(4, 7, np.uint8)))
-    assert not exchange.write(Tensor("z", Datatype.UINT8, np.full(4, 8, np.uint8)))
+    assert transfer.write(Tensor("y", Datatype.UINT8, np.full(4, 7, np.uint8)))
+    assert not transfer.write(Tensor("z", Datatype.UINT8, np.full(4, 8, np.uint8)))
     path_of(key + "-moved").rename(path_of(key))
     assert path_of(key).read_bytes()[:5] == b"\7\7\7\7\0"
     assert descriptors()[str(path_of(key))] == 1
-    del exchange
+    del transfer
     assert str(path_of(key)) not in descriptors()

@@ -16,7 +16,7 @@ from modelport.gateway.inference.shared_memory import (
     SharedMemoryRegions,
 )
 from modelport.gateway.models.control import Operations
-from modelport.gateway.protocols.oip.shared_memory import Exchange, SharedMemory
+from modelport.gateway.protocols.oip.shared_memory import SharedMemory, SharedMemoryTransfer
 from modelport.gateway.types import Datatype, Tensor
 from tests.gateway.conftest import NewObject
 
@@ -43,11 +43,11 @@ def test_a_small_request_cannot_make_the_server_copy_without_end(
     regions: SharedMemoryRegions, new_object: NewObject
 ) -> None:
     regions.register("r", new_object(), 0, SIZE)
-    exchange = Exchange(regions, 40)
+    transfer = SharedMemoryTransfer(regions, 40)
     for _ in range(2):
-        exchange.read("x", Datatype.FP32, (4,), parameters())  # type: ignore[arg-type]
+        transfer.read("x", Datatype.FP32, (4,), parameters())  # type: ignore[arg-type]
     with pytest.raises(InvalidArgument, match="40 bytes"):
-        exchange.read("x", Datatype.FP32, (4,), parameters())  # type: ignore[arg-type]
+        transfer.read("x", Datatype.FP32, (4,), parameters())  # type: ignore[arg-type]
 
 
 def test_nothing_is_read_where_the_shape_needs_another_size(
@@ -56,12 +56,12 @@ def test_nothing_is_read_where_the_shape_needs_another_size(
     key = new_object(1)
     os.truncate(path_of(key), 2**50)  # a hole: it takes no memory until it is read
     regions.register("r", key, 0, 2**50)
-    exchange = Exchange(regions, 2**60)
+    transfer = SharedMemoryTransfer(regions, 2**60)
     huge = parameters(shared_memory_byte_size=2**50)
     with pytest.raises(InvalidArgument, match="got 1125899906842624"):
-        exchange.read("x", Datatype.FP32, (4,), huge)  # type: ignore[arg-type]
+        transfer.read("x", Datatype.FP32, (4,), huge)  # type: ignore[arg-type]
     with pytest.raises(InvalidArgument, match="too large"):
-        Exchange(regions, 100).read("x", Datatype.BYTES, (4,), huge)  # type: ignore[arg-type]
+        SharedMemoryTransfer(regions, 100).read("x", Datatype.BYTES, (4,), huge)  # type: ignore[arg-type]
 
 
 def test_an_input_of_another_size_is_refused_in_the_name_of_its_model(
@@ -70,7 +70,7 @@ def test_an_input_of_another_size_is_refused_in_the_name_of_its_model(
     regions.register("r", new_object(), 0, SIZE)
     expected = "^input byte size mismatch for input 'x' for model 'm'. Expected 12, got 16$"
     with pytest.raises(InvalidArgument, match=expected):
-        Exchange(regions, SIZE).read("x", Datatype.FP32, (3,), parameters(), "m")  # type: ignore[arg-type]
+        SharedMemoryTransfer(regions, SIZE).read("x", Datatype.FP32, (3,), parameters(), "m")  # type: ignore[arg-type]
 
 
 def test_an_offset_and_a_size_past_64_bits_are_an_overflow(
@@ -79,10 +79,10 @@ def test_an_offset_and_a_size_past_64_bits_are_an_overflow(
     regions.register("r", new_object(), 0, SIZE)
     place = parameters(shared_memory_offset=8, shared_memory_byte_size=2**64 - 8)
     with pytest.raises(InvalidArgument, match=r"^Integer overflow detected: byte_size \(1844"):
-        Exchange(regions, SIZE).expect("y", place)  # type: ignore[arg-type]
+        SharedMemoryTransfer(regions, SIZE).expect("y", place)  # type: ignore[arg-type]
     place["shared_memory_byte_size"] = 2**64 - 9
     with pytest.raises(InvalidArgument, match=r"^Invalid offset \+ byte size"):
-        Exchange(regions, SIZE).expect("y", place)  # type: ignore[arg-type]
+        SharedMemoryTransfer(regions, SIZE).expect("y", place)  # type: ignore[arg-type]
 
 
 def test_an_output_that_needs_more_room_is_not_written(
@@ -90,10 +90,10 @@ def test_an_output_that_needs_more_room_is_not_written(
 ) -> None:
     key = new_object(content=b"untouched")
     regions.register("r", key, 0, SIZE)
-    exchange = Exchange(regions, SIZE)
-    exchange.expect("y", parameters())  # type: ignore[arg-type]
+    transfer = SharedMemoryTransfer(regions, SIZE)
+    transfer.expect("y", parameters())  # type: ignore[arg-type]
     with pytest.raises(InvalidArgument, match="should be at least 17 bytes"):
-        exchange.write(Tensor("y", Datatype.UINT8, np.zeros(17, np.uint8)))
+        transfer.write(Tensor("y", Datatype.UINT8, np.zeros(17, np.uint8)))
     assert path_of(key).read_bytes().startswith(b"untouched")
 
 

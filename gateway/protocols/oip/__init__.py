@@ -1,1 +1,1 @@
-"""The Open Inference Protocol, as Triton speaks it."""
+"""The Open Inference Protocol with Triton's extensions."""

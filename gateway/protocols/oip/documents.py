@@ -1,4 +1,4 @@
-"""What the gateway says of itself and its models: one source for HTTP's JSON and for gRPC."""
+"""Metadata, statistics and repository operations, shared by HTTP and gRPC."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ from modelport.gateway.types import TensorSpec
 
 SERVER_NAME = "modelport"
 _FILE = "file:"
-#: Of one part of a path, in bytes (Linux, NAME_MAX).
+#: Longest component of a path, in bytes (NAME_MAX).
 MAX_FILE_NAME = 255
-#: Every extension that works and none that does not; shared memory only where it is allowed.
+#: Supported extensions; shared memory is listed only if it is enabled.
 EXTENSIONS = (
     "classification",
     "model_repository",
@@ -33,11 +33,11 @@ EXTENSIONS = (
 
 
 def parse_version(text: str) -> int:
-    """The version that a request names; 0 where it names none.
+    """Parse the version of a request; 0 if it names none.
 
     Raises:
-        InvalidArgument: ``text`` is no integer above 0.
-        NotFound: version 0, which is never served.
+        InvalidArgument: ``text`` is not an integer above 0.
+        NotFound: It is 0, which is never served.
     """
     if not text:
         return 0
@@ -84,19 +84,19 @@ def model_config(manager: ModelManager, name: str, version: int) -> dict[str, An
 async def model_statistics(
     manager: ModelManager, control: Control, name: str, version: int
 ) -> dict[str, Any]:
-    """Of one model (every version that has served, or one), or of all with an empty ``name``."""
+    """Return the statistics of one version, of a model (0), or of all models (empty ``name``)."""
     if name:
         manager.get(name, version)
     return {"model_stats": await control.statistics(name, version)}
 
 
 def load_override(name: str, parameters: Any) -> str | None:
-    """The ``config`` parameter of a request to load the model ``name``.
+    """Read the ``config`` parameter of a request to load the model ``name``.
 
     Raises:
-        Unsupported: model files in the request; models come from the repository only.
-        InvalidArgument: the name is none of a model, or a parameter is not known.
-        Internal: a file's name is one that no file system has.
+        Unsupported: The request contains model files.
+        InvalidArgument: The name is not valid, or a parameter is unknown.
+        Internal: The name of a file is too long; Triton fails in the same way.
     """
     if not name.strip():
         raise InvalidArgument("Model name cannot be empty. Please enter a valid name to deploy.")
@@ -115,11 +115,11 @@ def load_override(name: str, parameters: Any) -> str | None:
 
 
 async def unload(control: Control, name: str, parameters: Any) -> None:
-    """Unload a model, as the extension has it: one that is not there is unloaded already.
+    """Unload a model; a model that does not exist counts as unloaded.
 
     Raises:
-        InvalidArgument: a parameter is not known.
-        Unavailable: the control mode does not allow it.
+        InvalidArgument: A parameter is unknown.
+        Unavailable: The control mode does not allow it.
     """
     dependents = False
     for key, value in _object(parameters).items():

@@ -1,7 +1,7 @@
-"""The generate extension over HTTP: ``/generate`` answers once, ``/generate_stream`` as it goes.
+"""The generate extension over HTTP: ``/generate`` and ``/generate_stream``.
 
-A stream is server-sent events, one for each response. Its status is that of the first response:
-an error behind it is an event of its own, ``{"error": ...}``, and the last.
+A stream consists of server-sent events, one for each response. An error before the first response
+sets the status; a later one is the last event, ``{"error": ...}``.
 """
 
 from __future__ import annotations
@@ -21,11 +21,10 @@ from starlette.exceptions import HTTPException
 from modelport.gateway.errors import Code, Internal, ModelportError
 from modelport.gateway.inference.service import InferenceService
 from modelport.gateway.models.manager import ModelManager
-from modelport.gateway.protocols import http_body, http_deadline, reply_encoding
+from modelport.gateway.protocols import http_request, response_encoding
 from modelport.gateway.protocols.asgi import Receive, Scope, Send
 from modelport.gateway.protocols.http import Delegate
-from modelport.gateway.protocols.http_document import document
-from modelport.gateway.protocols.http_reply import JSON, Headers, refuse, reply
+from modelport.gateway.protocols.http_response import JSON, Headers, document, refuse, reply
 from modelport.gateway.protocols.oip import documents, generate_json
 from modelport.gateway.protocols.oip import parameters as oip_parameters
 from modelport.gateway.protocols.oip import schema as oip_schema
@@ -46,7 +45,7 @@ Version = Annotated[str, Path(description="Model version, a positive integer")]
 
 
 class GenerateHttp:
-    """The dialect of ``/v2/models/MODEL/generate``; the rest of ``/v2`` is not its own."""
+    """The routes of ``/v2/models/MODEL/generate`` and ``generate_stream``."""
 
     segments = frozenset({"v2"})
 
@@ -73,14 +72,14 @@ class GenerateHttp:
         receive: Receive,
         send: Send,
     ) -> None:
-        """``answer`` gets the responses; what goes wrong before it sends anything is told here."""
+        """Run the model and pass its responses to ``answer``; send errors that occur before."""
         try:
             headers = dict(scope["headers"])
-            deadline = http_deadline.deadline(headers)
+            deadline = http_request.deadline(headers)
             number = documents.parse_version(version)
             served = self._manager.get(name, number)
             bound = served.validator.max_bytes
-            body = await http_body.read(receive, headers, self._max_input_bytes, deadline, bound)
+            body = await http_request.read(receive, headers, self._max_input_bytes, deadline, bound)
             work = partial(generate_json.decode, body, served, number)
             large = len(body) > offload.INLINE_BYTES
             request = await offload.run(work, deadline) if large else work()
@@ -90,9 +89,9 @@ class GenerateHttp:
                 await answer(responses, send, deadline)
         except ModelportError as error:
             await refuse(send, STATUS[error.code], str(error))
-        except http_body.Disconnected:
+        except http_request.ClientDisconnected:
             pass
-        except asyncio.CancelledError:  # the front does it at the end of the exit timeout
+        except asyncio.CancelledError:  # the server cancels requests at the end of the exit timeout
             await refuse(send, 503, "the server is shutting down")
         except Exception:
             log.exception("request failed")
@@ -123,7 +122,7 @@ class GenerateHttp:
                 event = await _encoded(generate_json.event, first, deadline)
         except ModelportError as error:
             if error.code is not Code.INTERNAL:
-                raise  # it says that there was no inference
+                raise  # the inference did not begin
             status, event = STATUS[error.code], _failure(str(error))
         start = {"type": "http.response.start", "status": status, "headers": _EVENTS}
         try:
@@ -146,7 +145,7 @@ class GenerateHttp:
     # -- documentation --------------------------------------------------------------------------
 
     def add_routes(self, app: FastAPI) -> None:
-        """``serve`` answers all of them; here they are described."""
+        """Document the routes, which ``serve`` answers."""
         for path, versioned in (("", False), ("/versions/{version}", True)):
             for ending, answer, text in (
                 ("generate", self._once, "One response, as JSON: outputs by name."),
@@ -190,7 +189,7 @@ def _versioned(
 async def _encoded(
     encode: Callable[[InferResponse], Buffer], response: InferResponse, deadline: Deadline
 ) -> Buffer:
-    return await reply_encoding.encode(partial(encode, response), response.outputs, deadline)
+    return await response_encoding.encode(partial(encode, response), response.outputs, deadline)
 
 
 def _failure(message: str) -> bytes:

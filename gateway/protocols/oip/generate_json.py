@@ -1,7 +1,7 @@
-"""The generate extension, JSON ↔ types: inputs and outputs by name, as scalars or flat arrays.
+"""JSON of the generate extension: inputs and outputs by name, as scalars or flat arrays.
 
-Wire contract: triton-inference-server/server ``docs/protocol/extension_generate.md`` and
-``GenerateRequestClass`` in ``http_server.cc``.
+Specification: Triton's ``docs/protocol/extension_generate.md``, and ``GenerateRequestClass`` in its
+``http_server.cc``.
 """
 
 from __future__ import annotations
@@ -22,10 +22,10 @@ _ID, _PARAMETERS = "id", "parameters"
 
 
 def decode(body: Buffer, served: ServedVersion, model_version: int) -> InferRequest:
-    """The request in ``body``: members that name an input are tensors, all others parameters.
+    """Decode a request: members that name an input are tensors, all others parameters.
 
     Raises:
-        InvalidArgument: naming the member that is wrong.
+        InvalidArgument: A member is invalid; the message names it.
     """
     document = json_text.loads(body) if len(body) else {}
     if type(document) is not dict:
@@ -64,9 +64,9 @@ def decode(body: Buffer, served: ServedVersion, model_version: int) -> InferRequ
 
 
 def _check_unique(text: bytes, document: dict[str, Any]) -> None:
-    """Raise where ``text``, which ``document`` was read from, has a key twice.
+    """Raise if ``text``, the source of ``document``, has a duplicate key.
 
-    A colon for each key is the common case; others are in strings, or of keys that were dropped.
+    The check is only needed if ``text`` has more colons than keys: in strings, or after duplicates.
     """
     nested = document.get(_PARAMETERS)
     keys = len(document) + (len(nested) if type(nested) is dict else 0)
@@ -95,7 +95,7 @@ def _tensor(spec: TensorSpec, batch: tuple[int, ...], value: Any) -> Tensor:
 
 
 def _shape(spec: TensorSpec, dims: tuple[int, ...], count: int) -> tuple[int, ...]:
-    """``dims`` for ``count`` elements: the innermost dynamic one takes all, the others are 1."""
+    """Resolve ``dims`` for ``count`` elements: the innermost dynamic one gets all, the others 1."""
     for dim in dims:
         if dim > 0 and count % dim == 0:
             count //= dim
@@ -115,10 +115,10 @@ def _shape(spec: TensorSpec, dims: tuple[int, ...], count: int) -> tuple[int, ..
 
 
 def encode(response: InferResponse) -> Buffer:
-    """``response`` as one object: outputs and parameters by name, in alphabetical order.
+    """Encode a response as an object of outputs and parameters, in alphabetical order.
 
     Raises:
-        InvalidArgument: an output cannot be written as JSON.
+        InvalidArgument: JSON cannot represent an output.
     """
     document: dict[str, Any] = {
         "model_name": response.model_name,
@@ -130,11 +130,11 @@ def encode(response: InferResponse) -> Buffer:
     for tensor in response.outputs:
         data = json_data.encode(tensor)
         if data.dtype.kind == "f":
-            data = data.astype(np.float64)  # with all digits, as Triton writes them
+            data = data.astype(np.float64)  # Triton writes all digits
         document[tensor.name] = data.reshape(()) if data.size == 1 else data
     return json_writer.dumps(dict(sorted(document.items())))
 
 
 def event(response: InferResponse) -> Buffer:
-    """``encode`` as a server-sent event."""
+    """Encode a response as a server-sent event."""
     return json_writer.join((b"data: ", encode(response), b"\n\n"))

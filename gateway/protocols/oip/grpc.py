@@ -1,8 +1,4 @@
-"""OIP over gRPC, messages ↔ types, as a table of methods that any front can serve.
-
-The messages are those ``tritonclient`` ships (``grpc_service.proto``). A method is an async
-function from a request to a reply, or from a stream to a stream, that raises ``ModelportError``.
-"""
+"""OIP over gRPC: the methods of ``grpc_service.proto``, with ``tritonclient``'s messages."""
 
 from __future__ import annotations
 
@@ -20,7 +16,6 @@ from modelport.gateway.models.manager import ModelManager
 from modelport.gateway.protocols.grpc_method import Method, Rows
 from modelport.gateway.protocols.oip import documents
 from modelport.gateway.protocols.oip import parameters as oip_parameters
-from modelport.gateway.protocols.oip.grpc_reply import RawReply, encode
 from modelport.gateway.protocols.oip.grpc_request import (
     LargeMessage,
     LargeRequest,
@@ -29,10 +24,15 @@ from modelport.gateway.protocols.oip.grpc_request import (
     model_of,
     named_model,
 )
+from modelport.gateway.protocols.oip.grpc_response import RawResponse, encode
 from modelport.gateway.protocols.oip.grpc_stream import StreamInfer
 from modelport.gateway.protocols.oip.health_grpc import HealthGrpc
-from modelport.gateway.protocols.oip.shared_memory import REFUSED, Exchange, SharedMemory
-from modelport.gateway.protocols.oip.shared_memory_api_grpc import RegionsGrpc
+from modelport.gateway.protocols.oip.shared_memory import (
+    NO_SHARED_MEMORY,
+    SharedMemory,
+    SharedMemoryTransfer,
+)
+from modelport.gateway.protocols.oip.shared_memory_api_grpc import SharedMemoryGrpc
 from modelport.gateway.runtime import offload
 from modelport.gateway.types import Datatype, Deadline, InferRequest, InferResponse
 from modelport.gateway.wire import raw
@@ -60,7 +60,7 @@ class OipGrpc:
         self._health = HealthGrpc(control, manager.draining, [SERVICE])
 
     def methods(self) -> dict[str, Rows]:
-        """service → method → row."""
+        """Return the methods by service and name."""
         unary: dict[str, Unary] = {
             "ServerLive": self._server_live,
             "ServerReady": self._server_ready,
@@ -77,11 +77,11 @@ class OipGrpc:
         table = {
             name: Method(getattr(pb, f"{name}Request"), getattr(pb, f"{name}Response"), handler)
             for name, handler in unary.items()
-        } | RegionsGrpc(self._shared).methods()
+        } | SharedMemoryGrpc(self._shared).methods()
         table["ModelInfer"] = Method(
-            *(RawRequest, RawReply, self._raw_infer),
+            *(RawRequest, RawResponse, self._raw_infer),
             refuses=self._refuses_infer,
-            parts=RawReply.parts,
+            parts=RawResponse.parts,
             bound=self._bound_infer,
             glance=RawRequest.glance,
         )
@@ -110,19 +110,21 @@ class OipGrpc:
         name, number = model_of(content)
         return self._service.refuses(name, number)
 
-    async def _raw_infer(self, message: Any, deadline: Deadline) -> RawReply:
+    async def _raw_infer(self, message: Any, deadline: Deadline) -> RawResponse:
         response, shared = await self._answer(message, deadline)
         for tensor in response.outputs:
             if tensor.datatype is Datatype.BYTES and tensor.data.size > raw.PIECE:
-                return await offload.run(partial(RawReply, response, shared), deadline)
-        return RawReply(response, shared)
+                return await offload.run(partial(RawResponse, response, shared), deadline)
+        return RawResponse(response, shared)
 
-    async def _answer(self, message: Any, deadline: Deadline) -> tuple[InferResponse, Exchange]:
-        shared = REFUSED
+    async def _answer(
+        self, message: Any, deadline: Deadline
+    ) -> tuple[InferResponse, SharedMemoryTransfer]:
+        shared = NO_SHARED_MEMORY
         if type(message) is InferRequest:
             request = message
         else:
-            request = await self._decode(message, shared := self._shared.exchange(), deadline)
+            request = await self._decode(message, shared := self._shared.transfer(), deadline)
             deadline = oip_parameters.deadline(request, deadline)
         try:
             response = await self._service.infer(request, deadline)
@@ -132,13 +134,15 @@ class OipGrpc:
             ) from error
         return response, shared
 
-    async def _decode(self, message: Any, shared: Exchange, deadline: Deadline) -> InferRequest:
+    async def _decode(
+        self, message: Any, shared: SharedMemoryTransfer, deadline: Deadline
+    ) -> InferRequest:
         if type(message) is LargeMessage:
             return await offload.run(partial(decode, message, shared), deadline)
         return decode(message, shared)
 
     async def _responses(self, message: Any, deadline: Deadline) -> AsyncGenerator[Any, None]:
-        request = await self._decode(message, shared := self._shared.exchange(), deadline)
+        request = await self._decode(message, shared := self._shared.transfer(), deadline)
         deadline = oip_parameters.deadline(request, deadline)
         async with aclosing(self._service.stream(request, deadline)) as responses:
             async for response in responses:

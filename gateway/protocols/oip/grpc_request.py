@@ -1,7 +1,7 @@
-"""``ModelInferRequest`` → ``InferRequest``.
+"""Decoding of ``ModelInferRequest``.
 
-A client's requests are mostly alike up to their tensors, which are a message's last field. So what
-comes ahead of them is parsed once, and looked up by its bytes from then on.
+Successive requests of a client mostly differ only in their tensors, which are the last field of the
+message. The head before them is parsed once and then looked up by its bytes.
 """
 
 from __future__ import annotations
@@ -17,14 +17,18 @@ from modelport.gateway.errors import InvalidArgument, ModelportError
 from modelport.gateway.protocols.oip import documents
 from modelport.gateway.protocols.oip import parameters as oip_parameters
 from modelport.gateway.protocols.oip.grpc_stream import EMPTY_FINAL_RESPONSE
-from modelport.gateway.protocols.oip.shared_memory import REFUSED, REGION, Exchange
+from modelport.gateway.protocols.oip.shared_memory import (
+    NO_SHARED_MEMORY,
+    REGION,
+    SharedMemoryTransfer,
+)
 from modelport.gateway.runtime import offload
 from modelport.gateway.types import NUMPY_DTYPES, Array, Datatype, InferRequest, Parameter, Tensor
 from modelport.gateway.wire import incremental_protobuf, protobuf, raw, tensor_contents
 from modelport.gateway.wire.protobuf import tag
 from modelport.gateway.wire.triton_messages import service_pb2 as pb
 
-#: Heads that are kept, and the bytes of the largest.
+#: Number of cached heads, and their maximum size.
 HEADS = 1024
 MAX_HEAD_BYTES = 2048
 _TAGS = {field: tag(pb.ModelInferRequest, field) for field in (
@@ -34,39 +38,39 @@ _ID, _RAW = _TAGS.pop("id"), _TAGS.pop("raw_input_contents")
 _INPUTS, _OUTPUTS = _TAGS["inputs"], _TAGS["outputs"]
 _TENSORS = frozenset({_RAW, _INPUTS, _OUTPUTS})
 _CONTENTS = tag(pb.ModelInferRequest.InferInputTensor, "contents")
-#: Of one request, its inputs and outputs together; no model has so many.
+#: Limit of the inputs and outputs of a request together.
 MAX_TENSORS = 10_000
 _NAME, _VERSION = _TAGS["model_name"], _TAGS["model_version"]
-#: The fields that make a head. One with parameters is not kept: those may be new every time.
+#: Fields of a cached head. Parameters are not among them, because they may change every time.
 _HEAD_FIELDS = frozenset(_TAGS.values())
 
 
 class RawRequest:
-    """``ModelInferRequest`` as a front needs it: something that is read from bytes."""
+    """Message class of ``ModelInfer``, which decodes a plain request from its bytes."""
 
     DESCRIPTOR = pb.ModelInferRequest.DESCRIPTOR
 
     @staticmethod
     def FromString(content: bytes | memoryview) -> Any:  # noqa: N802 - as protobuf names it
-        """An ``InferRequest`` where ``content`` is plain and valid, else a ``ModelInferRequest``.
+        """Return an ``InferRequest`` if ``content`` is plain and valid, else as ``LargeRequest``.
 
         Raises:
-            DecodeError: it is no message.
+            DecodeError: ``content`` is not a message.
         """
         request = _plain(content)
         return LargeRequest.FromString(content) if request is None else request
 
     @staticmethod
     def glance(content: bytes | memoryview) -> InferRequest | None:
-        """The request, if it is one whose tensors are all raw, and nothing is wrong with it."""
+        """Decode a valid request whose tensors are all raw; return None for others."""
         return _plain(content)
 
 
 class LargeMessage:
-    """A ``ModelInferRequest``, of which the contents of inputs are still bytes where they are long.
+    """A ``ModelInferRequest`` whose long input contents are not parsed.
 
     Attributes:
-        contents: an input's, by its place.
+        contents: The serialized contents by the input's index.
     """
 
     def __init__(self) -> None:
@@ -78,17 +82,17 @@ class LargeMessage:
 
 
 class LargeRequest:
-    """``ModelInferRequest`` as a front needs it, of any size."""
+    """Message class of ``ModelInferRequest`` for requests of any size."""
 
     DESCRIPTOR = pb.ModelInferRequest.DESCRIPTOR
 
     @staticmethod
     def FromString(content: bytes | memoryview) -> Any:  # noqa: N802 - as protobuf names it
-        """A ``ModelInferRequest``, or a ``LargeMessage``.
+        """Parse a small request completely, and a large one as a ``LargeMessage``.
 
         Raises:
-            DecodeError: it is no message.
-            InvalidArgument: it has more tensors than any model.
+            DecodeError: ``content`` is not a message.
+            InvalidArgument: It has more than ``MAX_TENSORS`` tensors.
         """
         if len(content) <= offload.INLINE_BYTES:
             return pb.ModelInferRequest.FromString(content)
@@ -107,7 +111,7 @@ class LargeRequest:
 
 
 def _input(message: Any, content: memoryview) -> dict[int, memoryview]:
-    """A long input of ``message``; its contents stay where they are."""
+    """Add a long input to ``message`` without parsing its contents."""
     item, index, begin = message.inputs.add(), len(message.inputs) - 1, 0
     found: dict[int, memoryview] = {}
     for field in incremental_protobuf.fields(content):
@@ -121,9 +125,9 @@ def _input(message: Any, content: memoryview) -> dict[int, memoryview]:
 
 
 class _Head(NamedTuple):
-    """Everything of a request but its id and its tensors' data.
+    """A request without its id and its tensors' data.
 
-    ``inputs`` are name, datatype, how numpy has it, shape, size in bytes.
+    ``inputs`` are tuples of name, datatype, dtype, shape and size in bytes.
     """
 
     model_name: str
@@ -134,7 +138,7 @@ class _Head(NamedTuple):
 
 
 def _plain(content: bytes | memoryview) -> InferRequest | None:
-    """The request, if it is one whose tensors are all raw, and nothing is wrong with it."""
+    """Decode a valid request whose tensors are all raw; return None for others."""
     parts = protobuf.split(content, _HEAD_FIELDS, _ID, _RAW, MAX_HEAD_BYTES)
     if parts is None:
         return None
@@ -154,9 +158,9 @@ def _plain(content: bytes | memoryview) -> InferRequest | None:
 
 
 def model_of(content: bytes | memoryview) -> tuple[str, int]:
-    """The model and version that a ``ModelInferRequest`` names, without reading more of it.
+    """Read the model and version of a ``ModelInferRequest``, which are its first fields.
 
-    They are its first fields. An empty name: they are not there, or not in order.
+    The name is empty if they are missing or in another order.
     """
     found, offset = {_NAME: "", _VERSION: ""}, 0
     try:
@@ -171,10 +175,10 @@ def model_of(content: bytes | memoryview) -> tuple[str, int]:
 
 
 def named_model(content: bytes | memoryview) -> tuple[str, int]:
-    """As ``model_of``.
+    """Read the model and version of a large request, as ``model_of``.
 
     Raises:
-        InvalidArgument: the message does not begin with them, as every serializer writes it.
+        InvalidArgument: The message does not begin with them; serializers write fields in order.
     """
     named = model_of(content) if content and content[0] == _NAME else ("", 0)
     if not named[0]:
@@ -186,7 +190,7 @@ def named_model(content: bytes | memoryview) -> tuple[str, int]:
 
 @lru_cache(HEADS)
 def _head(content: bytes) -> _Head | None:
-    """None: ``decode`` has to look at every such request."""
+    """Parse a head; None if such requests must be parsed completely."""
     try:
         message = pb.ModelInferRequest.FromString(content)
         inputs = []
@@ -200,7 +204,7 @@ def _head(content: bytes) -> _Head | None:
             size = math.prod(shape) * dtype.itemsize
             inputs.append((item.name, datatype, dtype, shape, size))
         request = InferRequest("", [])
-        _outputs(message.outputs, request, REFUSED)
+        _outputs(message.outputs, request, NO_SHARED_MEMORY)
         number = documents.parse_version(message.model_version)
     except (DecodeError, ModelportError):
         return None
@@ -208,12 +212,12 @@ def _head(content: bytes) -> _Head | None:
     return _Head(message.model_name, number, tuple(inputs), outputs, classification)
 
 
-def decode(message: Any, shared: Exchange = REFUSED) -> InferRequest:
-    """``ModelInferRequest`` → ``InferRequest``.
+def decode(message: Any, shared: SharedMemoryTransfer = NO_SHARED_MEMORY) -> InferRequest:
+    """Decode a ``ModelInferRequest`` or a ``LargeMessage``.
 
     Raises:
-        InvalidArgument: naming the input that is wrong.
-        Unsupported: shared memory is asked for and not allowed.
+        InvalidArgument: An input is invalid; the message names it.
+        Unsupported: The request uses shared memory, which is not enabled.
     """
     blobs = message.raw_input_contents
     if blobs and len(blobs) != len(message.inputs):
@@ -260,7 +264,7 @@ def _contents_too(name: str, model: str) -> InvalidArgument:
 
 
 def _check_count(message: Any) -> None:
-    """Raw contents are of those inputs, in order, that are not in shared memory."""
+    """Check that there is one raw content for each input that is not in shared memory."""
     for item in message.inputs:
         if item.HasField("contents") and REGION not in item.parameters:
             raise _contents_too(item.name, message.model_name)
@@ -273,7 +277,7 @@ def _check_count(message: Any) -> None:
 
 
 def _shared_input(
-    item: Any, datatype: Datatype, shape: tuple[int, ...], shared: Exchange, model: str
+    item: Any, datatype: Datatype, shape: tuple[int, ...], shared: SharedMemoryTransfer, model: str
 ) -> Array:
     if item.HasField("contents"):
         raise InvalidArgument(
@@ -288,12 +292,12 @@ def _parameter(key: str, parameter: Any) -> Parameter:
     if choice is None:
         raise InvalidArgument(f"parameter '{key}' has no value")
     value: Parameter = getattr(parameter, choice)
-    if key != EMPTY_FINAL_RESPONSE:  # the one reserved key that clients set, on streams
+    if key != EMPTY_FINAL_RESPONSE:  # the only reserved key that clients may set
         oip_parameters.check(key, value)
     return value
 
 
-def _outputs(outputs: Any, request: InferRequest, shared: Exchange) -> None:
+def _outputs(outputs: Any, request: InferRequest, shared: SharedMemoryTransfer) -> None:
     classification = {}
     for output in outputs:
         if REGION in output.parameters:

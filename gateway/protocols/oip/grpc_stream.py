@@ -1,11 +1,11 @@
-"""``ModelStreamInfer``: requests of one stream are worked on together.
+"""``ModelStreamInfer``: concurrent requests on one stream.
 
-Models that answer once are answered in the order asked, as Triton guarantees. Those that are
-*decoupled* answer any number of times, each on its own: a long answer holds up nobody else's.
-An error goes into its answer, and the stream stays open; the end of its own time ends it.
+Responses of models that respond once keep the order of the requests, as Triton guarantees.
+*Decoupled* models respond any number of times, independently of other requests. An error is sent as
+a response and leaves the stream open; only the call's own deadline ends it.
 
-A client that reads slowly holds its requests up, not the memory: a decoupled model is asked for its
-next response when the last one is written, and only so many requests are in progress.
+A slow reader slows its own requests down instead of filling memory: a decoupled model computes its
+next response once the last one is written, and the number of requests in progress is limited.
 """
 
 from __future__ import annotations
@@ -24,9 +24,9 @@ from modelport.gateway.protocols.oip import documents
 from modelport.gateway.types import Deadline
 from modelport.gateway.wire.triton_messages import service_pb2 as pb
 
-#: Requests of one stream that may be in progress.
+#: Limit of the requests in progress on one stream.
 STREAM_WINDOW = 64
-#: A timeout this close to the call's deadline is that deadline.
+#: A timeout this close to the call's deadline is attributed to the call.
 CLOCK_SECONDS = 0.05
 EMPTY_FINAL_RESPONSE = "triton_enable_empty_final_response"
 _FINAL = "triton_final_response"
@@ -34,7 +34,7 @@ _FINAL = "triton_final_response"
 
 @dataclass(frozen=True, slots=True)
 class StreamInfer:
-    """The method's handler. ``infer`` gives the one answer, ``stream`` a decoupled model's."""
+    """Handler of the method. ``infer`` runs ordinary models, ``stream`` decoupled ones."""
 
     manager: ModelManager
     infer: Callable[[Any, Deadline], Awaitable[Any]]
@@ -43,12 +43,12 @@ class StreamInfer:
     async def __call__(
         self, messages: AsyncIterator[Any], deadline: Deadline
     ) -> AsyncIterator[Any]:
-        """Answers to ``messages``, ``ModelInferRequest``s.
+        """Respond to a stream of ``ModelInferRequest`` messages.
 
         Raises:
-            Unavailable: the server is shutting down; what was asked before is answered.
-            TimedOut: the call's own deadline has passed.
-            ModelportError: what came is no message.
+            Unavailable: The server is shutting down; earlier requests have been answered.
+            TimedOut: The call's own deadline has passed.
+            ModelportError: A message cannot be decoded.
         """
         session = _Session(self, deadline)
         loop = asyncio.get_running_loop()
@@ -61,7 +61,7 @@ class StreamInfer:
                 while session.ready:
                     answer, waiting = session.ready.popleft()
                     yield answer
-                    session.is_written(waiting)
+                    session.written(waiting)
                 if session.is_answered(reader):
                     break
                 await session.changed()
@@ -77,7 +77,7 @@ class StreamInfer:
         try:
             number = documents.parse_version(message.model_version)
             return self.manager.get(message.model_name, number).decoupled
-        except ModelportError:  # its answer says so
+        except ModelportError:  # reported by ``infer``
             return False
 
 
@@ -87,17 +87,17 @@ async def _cancel_after(event: asyncio.Event, task: asyncio.Task[None]) -> None:
 
 
 class _Session:
-    """One stream. Used on its event loop only."""
+    """The state of one stream; only its event loop uses it."""
 
-    def __init__(self, asked: StreamInfer, deadline: Deadline) -> None:
-        self._asked = asked
+    def __init__(self, handler: StreamInfer, deadline: Deadline) -> None:
+        self._handler = handler
         self._deadline = deadline
         self._window = asyncio.Semaphore(STREAM_WINDOW)
-        #: Those that answer once, in the order asked.
+        #: Requests of ordinary models, in order.
         self._ordered: deque[asyncio.Task[Any]] = deque()
-        #: Those of decoupled models.
+        #: Requests of decoupled models.
         self._streams: set[asyncio.Task[None]] = set()
-        #: What is to be written, and who waits until it is; None: its place becomes free.
+        #: Responses to write, with a future to complete, or None to release the window.
         self.ready: deque[tuple[Any, asyncio.Future[None] | None]] = deque()
         self._changed = asyncio.Event()
         self._failure: BaseException | None = None
@@ -106,7 +106,7 @@ class _Session:
         self._changed.set()
 
     def _is_over(self, error: ModelportError) -> bool:
-        """Whether ``error`` is the end of the call's time, not of one request's."""
+        """Whether ``error`` comes from the call's deadline instead of the request's."""
         remaining = self._deadline.remaining()
         return isinstance(error, TimedOut) and remaining is not None and remaining < CLOCK_SECONDS
 
@@ -118,7 +118,7 @@ class _Session:
         loop = asyncio.get_running_loop()
         async for message in messages:
             await self._window.acquire()
-            if type(message) is not RefusedMessage and self._asked.is_decoupled(message):
+            if type(message) is not RefusedMessage and self._handler.is_decoupled(message):
                 stream = loop.create_task(self._forward(message))
                 self._streams.add(stream)
                 stream.add_done_callback(self._stream_is_over)
@@ -128,29 +128,29 @@ class _Session:
                 task.add_done_callback(self._keep_order)
 
     def is_answered(self, reader: asyncio.Task[None]) -> bool:
-        """Whether nothing is read any more, and all of it answered."""
+        """Whether the request stream has ended and every request is answered."""
         if self._failure is not None:
             raise self._failure
         return reader.done() and not (self.ready or self._ordered or self._streams)
 
     async def changed(self) -> None:
-        """Wait until there may be more to write, or nothing."""
+        """Wait until the state of a request changes."""
         await self._changed.wait()
         self._changed.clear()
 
-    def is_written(self, waiting: asyncio.Future[None] | None) -> None:
+    def written(self, waiting: asyncio.Future[None] | None) -> None:
         if waiting is None:
             self._window.release()
         elif not waiting.done():
             waiting.set_result(None)
 
-    # -- models that answer once ----------------------------------------------------------------
+    # -- ordinary models ------------------------------------------------------------------------
 
     async def _answer(self, message: Any) -> Any:
         if type(message) is RefusedMessage:
             return _refusal(message.error)
         try:
-            reply = await self._asked.infer(message, self._deadline)
+            reply = await self._handler.infer(message, self._deadline)
         except ModelportError as error:
             if self._is_over(error):
                 raise
@@ -174,7 +174,7 @@ class _Session:
 
     async def _forward(self, message: Any) -> None:
         try:
-            async with aclosing(self._asked.stream(message, self._deadline)) as replies:
+            async with aclosing(self._handler.stream(message, self._deadline)) as replies:
                 async for reply in replies:
                     reply.parameters[_FINAL].bool_param = False
                     await self._write(pb.ModelStreamInferResponse(infer_response=reply))
@@ -206,7 +206,7 @@ def _refusal(error: ModelportError, id: str = "") -> Any:
 
 
 def _last(message: Any, error: str = "") -> Any:
-    """What ends the responses to ``message``: no outputs, and the flag."""
+    """Make the final response to ``message``, which has no outputs."""
     answer = pb.ModelStreamInferResponse(error_message=error)
     response = answer.infer_response
     response.id, response.model_name = message.id, message.model_name

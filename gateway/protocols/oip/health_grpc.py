@@ -1,4 +1,4 @@
-"""``grpc.health.v1.Health``: the readiness of the gateway, asked and watched."""
+"""``grpc.health.v1.Health``: ``Check`` and ``Watch`` of the gateway's readiness."""
 
 from __future__ import annotations
 
@@ -15,33 +15,33 @@ from modelport.gateway.protocols.grpc_method import Method, Rows
 from modelport.gateway.types import Deadline
 
 SERVICE = "grpc.health.v1.Health"
-#: How soon a watcher learns of a change.
+#: Interval at which readiness is polled for watchers.
 WATCH_SECONDS = 0.5
 _Response = health_pb2.HealthCheckResponse
 
 
 class Readiness:
-    """The gateway's readiness, looked at once for all who watch it, while there are any."""
+    """Readiness of the gateway, polled once for all watchers, and only while there are any."""
 
     def __init__(self, control: Control, draining: asyncio.Event) -> None:
         self._control, self._draining = control, draining
         self._watchers = 0
-        self._looking: asyncio.Task[None] | None = None
+        self._poller: asyncio.Task[None] | None = None
         self._ready: bool | None = None
-        #: Set, and replaced, at every change.
+        #: Set and replaced at every change.
         self._changed = asyncio.Event()
 
     async def changes(self) -> AsyncGenerator[bool, None]:
-        """The readiness now and at every change, until the server drains."""
+        """Yield the readiness now and at every change, until the server drains."""
         self._watchers += 1
         try:
-            if self._looking is None:
-                self._looking = asyncio.get_running_loop().create_task(self._look())
+            if self._poller is None:
+                self._poller = asyncio.get_running_loop().create_task(self._poll())
             last = None
             while True:
                 changed, ready, ends = self._changed, self._ready, self._draining.is_set()
                 if ends:
-                    ready = False  # said before the end, whatever was seen
+                    ready = False  # the last status before the end
                 if ready is not None and ready != last:
                     yield ready
                     last = ready
@@ -50,33 +50,33 @@ class Readiness:
                 await changed.wait()
         finally:
             self._watchers -= 1
-            if not self._watchers and self._looking is not None:
-                self._looking.cancel()
-                self._looking = self._ready = None
+            if not self._watchers and self._poller is not None:
+                self._poller.cancel()
+                self._poller = self._ready = None
 
-    async def _look(self) -> None:
+    async def _poll(self) -> None:
         draining = asyncio.ensure_future(self._draining.wait())
         try:
             while not self._draining.is_set():
                 try:
                     ready = await self._control.ready()
                 except ModelportError:
-                    ready = False  # nobody can tell
+                    ready = False  # unknown counts as not ready
                 if ready != self._ready:
                     self._ready = ready
-                    self._tell()
+                    self._notify()
                 await asyncio.wait({draining}, timeout=WATCH_SECONDS)
         finally:
             draining.cancel()
-        self._tell()
+        self._notify()
 
-    def _tell(self) -> None:
+    def _notify(self) -> None:
         changed, self._changed = self._changed, asyncio.Event()
         changed.set()
 
 
 class HealthGrpc:
-    """``services`` are those whose health is the gateway's."""
+    """The health service; the health of ``services`` is the gateway's."""
 
     def __init__(
         self, control: Control, draining: asyncio.Event, services: Collection[str]
@@ -86,7 +86,7 @@ class HealthGrpc:
         self._services = frozenset(("", SERVICE, *services))
 
     def methods(self) -> dict[str, Rows]:
-        """service → method → row."""
+        """Return the methods by service and name."""
         messages = health_pb2.HealthCheckRequest, _Response
         check = Method(*messages, self._check, health=True)
         watch = Method(*messages, self._watch, reply_streams=True)
@@ -98,7 +98,7 @@ class HealthGrpc:
         return _response(await self._control.ready())
 
     async def _watch(self, message: Any, _: Deadline) -> AsyncGenerator[Any, None]:
-        """The status now and at every change, until the server drains."""
+        """Send the status now and at every change, until the server drains."""
         if message.service not in self._services:
             yield _Response(status=_Response.SERVICE_UNKNOWN)
         async with aclosing(self._readiness.changes()) as changes:

@@ -1,4 +1,4 @@
-"""OIP over HTTP: every route, documented; the hot ones are ``infer_http``'s."""
+"""OIP over HTTP: all routes of ``/v2``, documented."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ from fastapi import Depends, FastAPI, Path, Request, Response
 from starlette.exceptions import HTTPException
 
 from modelport.gateway.errors import InvalidArgument, ModelportError
-from modelport.gateway.protocols import explainer, http_body
+from modelport.gateway.protocols import explainer, http_request
 from modelport.gateway.protocols.http import Delegate
-from modelport.gateway.protocols.http_document import document
+from modelport.gateway.protocols.http_response import document
 from modelport.gateway.protocols.oip import documents
 from modelport.gateway.protocols.oip import schema as oip_schema
 from modelport.gateway.protocols.oip.infer_http import STATUS, OipInfer, is_number
@@ -22,7 +22,7 @@ log = structlog.get_logger("modelport.http")
 
 Model = Annotated[str, Path(description="Model name")]
 Version = Annotated[str, Path(description="Model version, a positive integer")]
-#: A model's name and version; version 0: the newest that is READY.
+#: Name and version of a model; version 0 is the newest that is READY.
 Selected = tuple[str, int]
 
 
@@ -49,14 +49,14 @@ class OipHttp(OipInfer):
 
         @app.get("/v2/health/ready", tags=["health"], responses={400: {}}, response_class=Response)
         async def server_ready() -> Response:
-            """200 when traffic may come, else 400."""
+            """200 when the server is ready, else 400."""
             ready = await control.ready()
             return document({"ready": ready}, 200 if ready else 400)
 
         @app.get("/v2/", tags=["metadata"], name="server metadata, with a slash")
-        @app.get("/v2", tags=["metadata"], response_model=oip_schema.ServerMetadata)
+        @app.get("/v2", tags=["metadata"], response_model=oip_schema.OipServerMetadata)
         async def server_metadata() -> Response:
-            """Name, version and the protocol extensions that work."""
+            """Name, version and supported protocol extensions."""
             return document(documents.server_metadata(self._shared.allowed))
 
         @app.get("/v2/models/stats", tags=["statistics"])
@@ -73,17 +73,17 @@ class OipHttp(OipInfer):
     def _add_model_routes(
         self, app: FastAPI, path: str, suffix: str, select: Callable[..., Selected]
     ) -> None:
-        """The routes of a model, or of one version of it; ``select`` reads which."""
+        """Add the routes of a model, or of one version of it; ``select`` reads the path."""
         manager, control = self._manager, self._control
         failures: dict[int | str, dict[str, Any]] = {
-            code: {"model": oip_schema.Error} for code in (400, 404, 503)
+            code: {"model": oip_schema.OipError} for code in (400, 404, 503)
         }
 
         @app.get(
             path,
             tags=["metadata"],
             name=f"model metadata{suffix}",
-            response_model=oip_schema.ModelMetadata,
+            response_model=oip_schema.OipModelMetadata,
             responses=failures,
         )
         async def model_metadata(selected: Selected = Depends(select)) -> Response:
@@ -94,7 +94,7 @@ class OipHttp(OipInfer):
             f"{path}/ready",
             tags=["health"],
             name=f"model ready{suffix}",
-            responses={400: {"model": oip_schema.Error}},
+            responses={400: {"model": oip_schema.OipError}},
         )
         async def model_ready(selected: Selected = Depends(select)) -> Response:
             """200 when the model (version) is READY, else 400."""
@@ -125,7 +125,7 @@ class OipHttp(OipInfer):
             f"{path}/infer",
             tags=["inference"],
             name=f"infer{suffix}",
-            response_model=oip_schema.InferReply,
+            response_model=oip_schema.OipInferResponse,
             responses=failures,
             openapi_extra=oip_schema.INFER_BODY,
         )
@@ -142,13 +142,13 @@ class OipHttp(OipInfer):
             f"{path}/explain",
             tags=["inference"],
             name=f"explain{suffix}",
-            response_model=oip_schema.InferReply,
+            response_model=oip_schema.OipInferResponse,
             responses=failures,
             openapi_extra=oip_schema.INFER_BODY,
         )
         async def explain(selected: Selected = Depends(select)) -> Response:
-            """Run the model's explainer, as TorchServe has it: `explainer` in its parameters."""
-            return Delegate(self._infer, explainer.of(manager, *selected), "")
+            """Run the explainer that the model's parameter `explainer` names."""
+            return Delegate(self._infer, explainer.name_of(manager, *selected), "")
 
     def _add_repository_routes(self, app: FastAPI) -> None:
         control = self._control
@@ -185,7 +185,7 @@ class OipHttp(OipInfer):
             return Response(media_type="application/json")
 
     async def _json(self, request: Request) -> dict[str, Any]:
-        body = await http_body.read(request.receive, {}, http_body.CONTROL_BYTES)
+        body = await http_request.read(request.receive, {}, http_request.CONTROL_BYTES)
         value = json_text.loads(body) if body.strip() else {}
         if type(value) is not dict:
             raise InvalidArgument("the request must be a JSON object")

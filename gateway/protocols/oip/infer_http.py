@@ -1,6 +1,6 @@
-"""OIP over HTTP: what is hot, without a framework: ``infer``, and the probes of the server.
+"""OIP over HTTP: inference and the server's probes, as plain ASGI.
 
-``OipHttp`` documents these routes beside its others.
+``OipHttp`` documents these routes.
 """
 
 from __future__ import annotations
@@ -15,9 +15,9 @@ from modelport.gateway.errors import Code, Decoupled, ModelportError, QueueFull
 from modelport.gateway.inference.service import InferenceService
 from modelport.gateway.models.control import Control
 from modelport.gateway.models.manager import ModelManager
-from modelport.gateway.protocols import http_body, http_deadline, reply_encoding
+from modelport.gateway.protocols import http_request, response_encoding
 from modelport.gateway.protocols.asgi import Receive, Scope, Send
-from modelport.gateway.protocols.http_reply import JSON, refuse, reply
+from modelport.gateway.protocols.http_response import JSON, refuse, reply
 from modelport.gateway.protocols.oip import documents, request_template
 from modelport.gateway.protocols.oip import json as oip_json
 from modelport.gateway.protocols.oip import parameters as oip_parameters
@@ -39,14 +39,14 @@ STATUS = {
 }
 _DECOUPLED = "HTTP end point doesn't support models with decoupled transaction policy"
 _PREFIX, _SUFFIX, _VERSIONS = "/v2/models/", "/infer", "/versions/"
-#: Paths that are kept, parsed, and the length of the longest.
+#: Number of cached paths, and their maximum length.
 TARGETS, KEPT_TARGET = 1024, 512
 _RAW_PREFIX, _RAW_SUFFIX, _RAW_VERSIONS = (text.encode() for text in (_PREFIX, _SUFFIX, _VERSIONS))
 _HEADER_LENGTH = b"inference-header-content-length"
-#: Of a version's number: what is longer is looked at in earnest.
+#: Longer version numbers are left to ``parse_version``.
 _DIGITS = 18
 _LIVE, _READY = "/v2/health/live", "/v2/health/ready"
-#: The bodies of the Open Inference Protocol; Triton has none.
+#: Bodies of the Open Inference Protocol; Triton sends none.
 _PROBES = {
     (_LIVE, True): b'{"live":true}',
     (_READY, True): b'{"ready":true}',
@@ -55,7 +55,7 @@ _PROBES = {
 
 
 class OipInfer:
-    """The hot routes of ``/v2``."""
+    """Inference and probes of ``/v2``."""
 
     def __init__(
         self,
@@ -82,7 +82,7 @@ class OipInfer:
         return None
 
     def refuses(self, raw_path: bytes) -> bool:
-        """As ``InferenceService.refuses``, where the path is a plain one of ``infer``."""
+        """Ask ``InferenceService.refuses`` for a plain path of ``infer``."""
         if not raw_path.startswith(_RAW_PREFIX) or not raw_path.endswith(_RAW_SUFFIX):
             return False
         name, _, version = raw_path[len(_RAW_PREFIX) : -len(_RAW_SUFFIX)].partition(_RAW_VERSIONS)
@@ -107,9 +107,9 @@ class OipInfer:
                 served.statistics.failed(Code.UNAVAILABLE, 0)
                 raise QueueFull
             headers = dict(scope["headers"])
-            deadline = http_deadline.deadline(headers)
+            deadline = http_request.deadline(headers)
             bound = served.validator.max_bytes
-            body = await http_body.read(receive, headers, self._max_input_bytes, deadline, bound)
+            body = await http_request.read(receive, headers, self._max_input_bytes, deadline, bound)
             if len(body) <= offload.INLINE_BYTES:
                 request, form = self._decode(body, headers, name, number)
             else:
@@ -125,16 +125,16 @@ class OipInfer:
             response = await self._service.infer(request, deadline)
             if oip_json.is_large(response, form):
                 work = partial(oip_json.encode, response, form)
-                json, blobs = await reply_encoding.encode(work, response.outputs, deadline)
+                json, blobs = await response_encoding.encode(work, response.outputs, deadline)
             else:
                 json, blobs = oip_json.encode(response, form)
         except Decoupled:
             await refuse(send, 501, _DECOUPLED)
         except ModelportError as error:
             await refuse(send, STATUS[error.code], str(error))
-        except http_body.Disconnected:
+        except http_request.ClientDisconnected:
             pass
-        except asyncio.CancelledError:  # the front does it at the end of the exit timeout
+        except asyncio.CancelledError:  # the server cancels requests at the end of the exit timeout
             await refuse(send, 503, "the server is shutting down")
         except Exception:
             log.exception("request failed")
@@ -148,28 +148,28 @@ class OipInfer:
                 ]
                 json = json_writer.join((json, *blobs))
             accepted = headers.get(b"accept-encoding")
-            coding = http_body.chosen_coding(accepted, len(json)) if accepted else None
+            coding = http_request.chosen_coding(accepted, len(json)) if accepted else None
             if coding:
-                json = await http_body.compress(json, coding)
+                json = await http_request.compress(json, coding)
                 reply_headers = [*reply_headers, (b"content-encoding", coding)]
             await reply(send, 200, json, reply_headers)
 
     def _glance(
         self, body: bytes, headers: dict[bytes, bytes], name: str, version: int
-    ) -> tuple[InferRequest, oip_json.ReplyForm] | None:
+    ) -> tuple[InferRequest, oip_json.ResponseFormat] | None:
         stated = headers.get(_HEADER_LENGTH)
         if stated is None:
             return None
-        length = http_body.header_length(stated, len(body))
+        length = http_request.header_length(stated, len(body))
         return request_template.glance(body, length, name, version) if length else None
 
     def _decode(
         self, body: bytes, headers: dict[bytes, bytes], name: str, version: int
-    ) -> tuple[InferRequest, oip_json.ReplyForm]:
+    ) -> tuple[InferRequest, oip_json.ResponseFormat]:
         header_length = len(body)
         stated = headers.get(_HEADER_LENGTH)
         if stated is not None:
-            header_length = http_body.header_length(stated, len(body))
+            header_length = http_request.header_length(stated, len(body))
             if not header_length:
                 validator = self._manager.get(name, version).validator
                 spec, shape = validator.raw_input(len(body))
@@ -177,11 +177,11 @@ class OipInfer:
         plain = request_template.decode(body, header_length, name, version)
         if plain is not None:
             return plain
-        return oip_json.decode(body, header_length, name, version, self._shared.exchange())
+        return oip_json.decode(body, header_length, name, version, self._shared.transfer())
 
 
 def _parsed(path: str) -> tuple[str, str] | None:
-    """The model and the version that an ``infer`` names; None: it is no such path."""
+    """Parse the model and the version of a path of ``infer``, or return None."""
     if not path.startswith(_PREFIX):
         return None
     name, versions, version = path[len(_PREFIX) : -len(_SUFFIX)].partition(_VERSIONS)

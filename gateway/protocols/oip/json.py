@@ -1,6 +1,6 @@
-"""OIP over HTTP, bytes ↔ types: the JSON request and reply with the binary tensor extension.
+"""OIP's JSON requests and responses, with the binary tensor data extension.
 
-Wire contract: triton-inference-server/server ``docs/protocol``, ``http_server.cc``.
+Specification: Triton's ``docs/protocol`` and ``http_server.cc``.
 """
 
 from __future__ import annotations
@@ -11,7 +11,11 @@ from typing import Any
 
 from modelport.gateway.errors import InvalidArgument
 from modelport.gateway.protocols.oip import parameters as oip_parameters
-from modelport.gateway.protocols.oip.shared_memory import REFUSED, REGION, Exchange
+from modelport.gateway.protocols.oip.shared_memory import (
+    NO_SHARED_MEMORY,
+    REGION,
+    SharedMemoryTransfer,
+)
 from modelport.gateway.types import (
     Array,
     Datatype,
@@ -25,17 +29,17 @@ from modelport.gateway.wire import json_data, json_text, json_writer, raw
 from modelport.gateway.wire.json_writer import PIECE
 from modelport.gateway.wire.raw import Buffer
 
-#: Beginnings of replies and of outputs that are kept, each of some hundred bytes.
+#: Number of cached parts of responses, each of some hundred bytes.
 HEADS = 4096
 
 
 @dataclass(slots=True)
-class ReplyForm:
-    """Which outputs the client wants as bytes behind the JSON, and which in shared memory."""
+class ResponseFormat:
+    """Requested encoding of the outputs: JSON, binary data after the JSON, or shared memory."""
 
     binary: bool = False
     by_output: dict[str, bool] = field(default_factory=dict)
-    shared: Exchange | None = None
+    shared: SharedMemoryTransfer | None = None
 
 
 def decode(
@@ -43,13 +47,13 @@ def decode(
     header_length: int,
     model_name: str,
     model_version: int,
-    shared: Exchange = REFUSED,
-) -> tuple[InferRequest, ReplyForm]:
-    """The request whose JSON part is the first ``header_length`` bytes of ``body``.
+    shared: SharedMemoryTransfer = NO_SHARED_MEMORY,
+) -> tuple[InferRequest, ResponseFormat]:
+    """Decode a request whose JSON part is the first ``header_length`` bytes of ``body``.
 
     Raises:
-        InvalidArgument: naming the member or input that is wrong.
-        Unsupported: shared memory is asked for and not allowed.
+        InvalidArgument: A member or an input is invalid; the message names it.
+        Unsupported: The request uses shared memory, which is not enabled.
     """
     part = body if header_length == len(body) else memoryview(body)[:header_length]
     document = json_text.loads(part)
@@ -62,14 +66,14 @@ def decode_document(
     header_length: int,
     model_name: str,
     model_version: int,
-    shared: Exchange = REFUSED,
-) -> tuple[InferRequest, ReplyForm]:
-    """``decode`` where the JSON part is parsed already."""
+    shared: SharedMemoryTransfer = NO_SHARED_MEMORY,
+) -> tuple[InferRequest, ResponseFormat]:
+    """Decode a request whose JSON part is parsed already, as ``decode``."""
     if type(document) is not dict:
         raise InvalidArgument("the request must be a JSON object")
     parameters = _parameters(document) if "parameters" in document else {}
     request_id = document.get("id")
-    if request_id is None:  # many clients send null for what they leave out
+    if request_id is None:  # many clients send null for missing members
         request_id = ""
     if type(request_id) is not str:
         raise InvalidArgument("Unable to parse 'id': it must be a string")
@@ -84,7 +88,7 @@ def decode_document(
         raise InvalidArgument(
             f"unexpected additional input data for model '{model_name}': {len(body) - offset} bytes"
         )
-    form = ReplyForm(bool(parameters) and bool(parameters.get("binary_data_output", False)))
+    form = ResponseFormat(bool(parameters) and bool(parameters.get("binary_data_output", False)))
     request = InferRequest(model_name, tensors, (), model_version, request_id, parameters)
     if document.get("outputs") is not None:
         read_outputs(document["outputs"], request, form, shared)
@@ -93,14 +97,16 @@ def decode_document(
 
 def decode_raw(
     body: Buffer, spec: TensorSpec, shape: tuple[int, ...], model_name: str, model_version: int
-) -> tuple[InferRequest, ReplyForm]:
-    """A request that is one input's bytes and nothing else; it is answered in bytes."""
-    if spec.datatype is Datatype.BYTES:  # without its length field
+) -> tuple[InferRequest, ResponseFormat]:
+    """Decode a body that is the raw data of a single input; its response is binary too."""
+    if spec.datatype is Datatype.BYTES:  # one element, without a length field
         data = raw.object_array([bytes(body)], shape)
     else:
         data = raw.decode(spec.name, spec.datatype, shape, body, model_name)
     tensor = Tensor(spec.name, spec.datatype, data)
-    return InferRequest(model_name, [tensor], model_version=model_version), ReplyForm(binary=True)
+    return InferRequest(model_name, [tensor], model_version=model_version), ResponseFormat(
+        binary=True
+    )
 
 
 def _parameters(owner: dict[str, Any]) -> dict[str, Parameter]:
@@ -115,9 +121,9 @@ def _parameters(owner: dict[str, Any]) -> dict[str, Parameter]:
 
 
 def _input(
-    item: Any, body: Buffer, offset: int, shared: Exchange, model: str
+    item: Any, body: Buffer, offset: int, shared: SharedMemoryTransfer, model: str
 ) -> tuple[Tensor, int]:
-    """One input and the offset behind its bytes."""
+    """Decode an input; return it and the offset after its binary data."""
     if type(item) is not dict:
         raise InvalidArgument("Unable to parse 'inputs': each must be an object")
     name = item.get("name")
@@ -157,8 +163,10 @@ def _input(
     return Tensor(name, datatype, raw.decode(name, datatype, shape, part, model)), offset + size
 
 
-def read_outputs(outputs: Any, request: InferRequest, form: ReplyForm, shared: Exchange) -> None:
-    """The outputs that a request names, and how it wants each."""
+def read_outputs(
+    outputs: Any, request: InferRequest, form: ResponseFormat, shared: SharedMemoryTransfer
+) -> None:
+    """Read the requested outputs and their encoding into ``request`` and ``form``."""
     if type(outputs) is not list:
         raise InvalidArgument("Unable to parse 'outputs': it must be an array")
     names, classification = [], {}
@@ -172,18 +180,18 @@ def read_outputs(outputs: Any, request: InferRequest, form: ReplyForm, shared: E
             form.shared = shared
         if "classification" in parameters:
             classification[name] = int(parameters["classification"])
-        # Named, an output is JSON unless it says otherwise, whatever the request's default says.
+        # ``binary_data_output`` applies only if no outputs are named.
         form.by_output[name] = bool(parameters.get("binary_data", False))
         names.append(name)
     request.outputs = tuple(names)
     request.classification = classification
 
 
-def encode(response: InferResponse, form: ReplyForm) -> tuple[Buffer, list[Buffer]]:
-    """The JSON part and the binary parts behind it.
+def encode(response: InferResponse, form: ResponseFormat) -> tuple[Buffer, list[Buffer]]:
+    """Encode a response as its JSON part and the binary parts after it.
 
     Raises:
-        InvalidArgument: an output cannot be written as JSON.
+        InvalidArgument: JSON cannot represent an output.
     """
     outputs: list[Buffer] = []
     large = False
@@ -223,13 +231,13 @@ def _reply_head(model_name: str, model_version: int) -> bytes:
 
 @lru_cache(HEADS)
 def _output_head(name: str, datatype: Datatype, shape: tuple[int, ...]) -> bytes:
-    """An output's object up to its data."""
+    """Encode an output up to its data."""
     return json_text.dumps({"name": name, "datatype": datatype.value, "shape": shape})[:-1]
 
 
-def is_large(response: InferResponse, form: ReplyForm) -> bool:
-    """Whether to write the reply takes more than a millisecond; what is sent as bytes does not."""
-    for tensor in response.outputs:  # a loop, since every reply comes here
+def is_large(response: InferResponse, form: ResponseFormat) -> bool:
+    """Whether encoding takes more than a millisecond; binary outputs do not."""
+    for tensor in response.outputs:  # a loop is faster than ``any``, for every response
         if tensor.data.size > PIECE and (
             tensor.datatype is Datatype.BYTES or not form.by_output.get(tensor.name, form.binary)
         ):
@@ -241,7 +249,7 @@ def _values(data: Array) -> bytes:
     if data.dtype == object:
         return json_text.dumps(data.tolist())
     text = json_text.dumps(data)
-    # What is not finite orjson writes as null, and nothing else in an array of numbers.
+    # orjson writes null for NaN and infinities, and for no other number.
     if data.dtype.kind == "f" and text.find(b"null") >= 0:
         return json_text.dumps_any(data.tolist())
     return text

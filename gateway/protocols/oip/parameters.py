@@ -1,4 +1,4 @@
-"""Request and tensor parameters: the ones OIP's extensions define, checked alike on every wire."""
+"""Validation of request and tensor parameters, shared by HTTP and gRPC."""
 
 from __future__ import annotations
 
@@ -47,10 +47,10 @@ _RESERVED = "triton_"
 
 
 def check(key: str, value: Any) -> None:
-    """Raise unless ``value`` may be the parameter ``key``.
+    """Check the parameter ``key``.
 
     Raises:
-        InvalidArgument: a defined parameter of another type, a reserved key, or no scalar.
+        InvalidArgument: The key is reserved, or the value does not have the parameter's type.
     """
     if key in _KNOWN:
         accepts, form = _KNOWN[key]
@@ -69,6 +69,6 @@ def check(key: str, value: Any) -> None:
 
 
 def deadline(request: InferRequest, limit: Deadline) -> Deadline:
-    """The earlier of ``limit`` and the request's ``timeout``, which is in microseconds; 0: none."""
+    """Return the earlier of ``limit`` and the request's ``timeout``, in microseconds."""
     timeout = request.parameters.get("timeout")
     return limit.earliest(int(timeout) / 1_000_000) if timeout else limit

@@ -1,7 +1,7 @@
-"""Requests that are alike but for their tensors: what is around those is parsed once.
+"""Templates of JSON requests that differ only in their tensors' data.
 
-A client mostly sends the same JSON with other numbers in it, or other bytes behind it. So the text
-without the numbers is looked up; what is not plain, or not valid, is left to ``json.decode``.
+Clients mostly send the same JSON with other numbers in it, or other binary data after it. The text
+without the data is parsed once and then looked up. Other requests are left to ``json.decode``.
 """
 
 from __future__ import annotations
@@ -15,31 +15,31 @@ import orjson
 
 from modelport.gateway.errors import ModelportError
 from modelport.gateway.protocols.oip import json as oip_json
-from modelport.gateway.protocols.oip.json import ReplyForm
-from modelport.gateway.protocols.oip.shared_memory import REFUSED
+from modelport.gateway.protocols.oip.json import ResponseFormat
+from modelport.gateway.protocols.oip.shared_memory import NO_SHARED_MEMORY
 from modelport.gateway.types import Datatype, InferRequest, Parameter, Tensor
 from modelport.gateway.wire import json_data, json_text, raw
 
-#: Heads that are kept, and the bytes of each part of the largest.
-HEADS = 1024
+#: Number of cached templates, and the maximum size of each part.
+TEMPLATES = 1024
 MAX_HEAD_BYTES = 2048
-#: Numbers in a longer text take so long that the rest does not matter.
+#: Parsing longer data takes so long that a template saves nothing.
 MAX_DATA_BYTES = 65536
 _MAX_DEPTH = 8
-#: What names an id has another one in every request.
+#: Requests with an ``id`` have no template, because ids are unique.
 _DATA, _ID = b'"data":', b'"id"'
-#: Stands for the data where it is not there. Nobody can send it.
+#: Placeholder of the data; its random value cannot occur in a request.
 _MARK = os.urandom(16).hex()
 _MARKED = b'["%b"]' % _MARK.encode()
 _BINARY_OUTPUT, _BINARY_SIZE = "binary_data_output", "binary_data_size"
-#: Of these every value is looked at.
-_LOOKED_AT = (Datatype.BYTES, Datatype.BOOL)
+#: Datatypes whose values must be checked one by one.
+_CHECKED = (Datatype.BYTES, Datatype.BOOL)
 _JSON_KEYS = {"name", "datatype", "shape", "data"}
 _BINARY_KEYS = {"name", "datatype", "shape", "parameters"}
 
 
-class _Head(NamedTuple):
-    """Everything but the data. ``inputs``: name, datatype, shape, bytes behind the JSON."""
+class _Template(NamedTuple):
+    """A template. ``inputs`` are tuples of name, datatype, shape and binary data size."""
 
     inputs: tuple[tuple[str, Datatype, tuple[int, ...], int], ...]
     outputs: tuple[str, ...]
@@ -50,24 +50,24 @@ class _Head(NamedTuple):
 
     def request(
         self, model_name: str, model_version: int, tensors: list[Tensor]
-    ) -> tuple[InferRequest, ReplyForm]:
+    ) -> tuple[InferRequest, ResponseFormat]:
         parameters = dict(self.parameters)
         request = InferRequest(
             model_name, tensors, self.outputs, model_version, "", parameters, self.classification
         )
-        return request, ReplyForm(self.binary, self.by_output)
+        return request, ResponseFormat(self.binary, self.by_output)
 
 
 def decode(
     body: bytes, header_length: int, model_name: str, model_version: int
-) -> tuple[InferRequest, ReplyForm] | None:
-    """As ``json.decode``, of a plain request that says what many say; None: it is no such request.
+) -> tuple[InferRequest, ResponseFormat] | None:
+    """Decode a request with a template, or return None.
 
     Raises:
-        InvalidArgument: the data is not what the rest says of it.
+        InvalidArgument: The data does not fit the datatype and shape of its input.
     """
     if header_length != len(body):
-        return _with_bytes(body, header_length, model_name, model_version)
+        return _binary_request(body, header_length, model_name, model_version)
     at = body.find(_DATA, 0, MAX_HEAD_BYTES)
     if at < 0:
         return None
@@ -81,9 +81,9 @@ def decode(
     if not 0 < depth <= _MAX_DEPTH or end < start or header_length - end > MAX_HEAD_BYTES:
         return None
     before, after = body[:start], body[end:]
-    if before.find(_ID) >= 0 or after.find(_ID) >= 0:  # ``in`` takes ten times as long
+    if before.find(_ID) >= 0 or after.find(_ID) >= 0:  # ``in`` is slower
         return None
-    head = _around(before, after)
+    head = _json_template(before, after)
     if head is None:
         return None
     try:
@@ -97,21 +97,21 @@ def decode(
 
 def glance(
     body: bytes, header_length: int, model_name: str, model_version: int
-) -> tuple[InferRequest, ReplyForm] | None:
-    """As ``decode``, of a large request whose tensors stay where they are: that takes no time."""
-    head = _before(body[:header_length]) if header_length <= MAX_HEAD_BYTES else None
-    if head is None or any(datatype in _LOOKED_AT for _, datatype, *_ in head.inputs):
+) -> tuple[InferRequest, ResponseFormat] | None:
+    """Decode a large binary request whose tensors are views of ``body``, or return None."""
+    head = _binary_template(body[:header_length]) if header_length <= MAX_HEAD_BYTES else None
+    if head is None or any(datatype in _CHECKED for _, datatype, *_ in head.inputs):
         return None
-    return _with_bytes(body, header_length, model_name, model_version)
+    return _binary_request(body, header_length, model_name, model_version)
 
 
-def _with_bytes(
+def _binary_request(
     body: bytes, header_length: int, model_name: str, model_version: int
-) -> tuple[InferRequest, ReplyForm] | None:
+) -> tuple[InferRequest, ResponseFormat] | None:
     if header_length > MAX_HEAD_BYTES:
         return None
     text = body[:header_length]
-    head = _before(text) if text.find(_ID) < 0 else None
+    head = _binary_template(text) if text.find(_ID) < 0 else None
     if head is None or header_length + sum(size for *_, size in head.inputs) != len(body):
         return None
     view, offset, tensors = memoryview(body), header_length, []
@@ -122,9 +122,9 @@ def _with_bytes(
     return head.request(model_name, model_version, tensors)
 
 
-@lru_cache(HEADS)
-def _around(before: bytes, after: bytes) -> _Head | None:
-    """Of the JSON that has an input's data between ``before`` and ``after``."""
+@lru_cache(TEMPLATES)
+def _json_template(before: bytes, after: bytes) -> _Template | None:
+    """Make the template of JSON with the data of one input between ``before`` and ``after``."""
     document = _document(before + _MARKED + after, {"inputs", "outputs"})
     inputs = document.get("inputs")
     if type(inputs) is not list or len(inputs) != 1 or type(inputs[0]) is not dict:
@@ -135,9 +135,9 @@ def _around(before: bytes, after: bytes) -> _Head | None:
     return _head(document, [(item, 0)])
 
 
-@lru_cache(HEADS)
-def _before(text: bytes) -> _Head | None:
-    """Of the JSON ``text``, which has all data behind it."""
+@lru_cache(TEMPLATES)
+def _binary_template(text: bytes) -> _Template | None:
+    """Make the template of JSON ``text`` with binary data after it."""
     document = _document(text, {"inputs", "outputs", "parameters"})
     sized = []
     inputs = document.get("inputs")
@@ -154,7 +154,7 @@ def _before(text: bytes) -> _Head | None:
 
 
 def _document(text: bytes, keys: set[str]) -> dict[str, Any]:
-    """The object that ``text`` is; empty where it is none, or has more than ``keys``."""
+    """Parse ``text``; return an empty object if it is invalid or has other ``keys``."""
     try:
         document = json_text.loads(text)
     except ModelportError:
@@ -162,12 +162,12 @@ def _document(text: bytes, keys: set[str]) -> dict[str, Any]:
     return document if type(document) is dict and document.keys() <= keys else {}
 
 
-def _head(document: dict[str, Any], sized: list[tuple[dict[str, Any], int]]) -> _Head | None:
+def _head(document: dict[str, Any], sized: list[tuple[dict[str, Any], int]]) -> _Template | None:
     parameters = document.get("parameters", {})
     if type(parameters) is not dict or not parameters.keys() <= {_BINARY_OUTPUT}:
         return None
     binary = parameters.get(_BINARY_OUTPUT, False)
-    request, form = InferRequest("", []), ReplyForm()
+    request, form = InferRequest("", []), ResponseFormat()
     inputs = []
     try:
         for item, size in sized:
@@ -177,11 +177,11 @@ def _head(document: dict[str, Any], sized: list[tuple[dict[str, Any], int]]) -> 
             datatype = raw.parse_datatype(name, item["datatype"])
             inputs.append((name, datatype, raw.parse_shape(name, shape), size))
         if "outputs" in document:
-            oip_json.read_outputs(document["outputs"], request, form, REFUSED)
+            oip_json.read_outputs(document["outputs"], request, form, NO_SHARED_MEMORY)
     except ModelportError:
         return None
     if type(binary) is not bool:
         return None
-    return _Head(
+    return _Template(
         tuple(inputs), request.outputs, request.classification, parameters, binary, form.by_output
     )

@@ -1,4 +1,4 @@
-"""The shapes of OIP's JSON, for the OpenAPI page. Decoding does not pass through them."""
+"""Models of OIP's JSON for the OpenAPI document; requests are not decoded with them."""
 
 from __future__ import annotations
 
@@ -7,31 +7,41 @@ from typing import Any
 from pydantic import BaseModel, ConfigDict, Field
 
 
-class Error(BaseModel):
+class OipError(BaseModel):
+    """An error."""
+
     error: str
 
 
-class ServerMetadata(BaseModel):
+class OipServerMetadata(BaseModel):
+    """Metadata of the server."""
+
     name: str
     version: str
     extensions: list[str]
 
 
-class TensorMetadata(BaseModel):
+class OipTensorMetadata(BaseModel):
+    """Metadata of an input or output."""
+
     name: str
     datatype: str = Field(examples=["FP32"])
     shape: list[int] = Field(description="-1: dynamic; the batch dimension comes first")
 
 
-class ModelMetadata(BaseModel):
+class OipModelMetadata(BaseModel):
+    """Metadata of a model."""
+
     name: str
     versions: list[str]
     platform: str
-    inputs: list[TensorMetadata]
-    outputs: list[TensorMetadata]
+    inputs: list[OipTensorMetadata]
+    outputs: list[OipTensorMetadata]
 
 
-class InferTensor(BaseModel):
+class OipTensor(BaseModel):
+    """An input or output with its data."""
+
     name: str
     datatype: str = Field(examples=["FP32"])
     shape: list[int]
@@ -41,14 +51,18 @@ class InferTensor(BaseModel):
     )
 
 
-class RequestedOutput(BaseModel):
+class OipRequestedOutput(BaseModel):
+    """A requested output."""
+
     name: str
     parameters: dict[str, bool | int] | None = Field(
         None, description="`binary_data`: answer in bytes; `classification`: the top k instead"
     )
 
 
-class InferBody(BaseModel):
+class OipInferRequest(BaseModel):
+    """An inference request."""
+
     model_config = ConfigDict(
         json_schema_extra={
             "example": {
@@ -63,15 +77,17 @@ class InferBody(BaseModel):
     parameters: dict[str, bool | int | float | str] | None = Field(
         None, description="`timeout` in microseconds, `binary_data_output`, `priority`"
     )
-    inputs: list[InferTensor]
-    outputs: list[RequestedOutput] | None = None
+    inputs: list[OipTensor]
+    outputs: list[OipRequestedOutput] | None = None
 
 
-class InferReply(BaseModel):
+class OipInferResponse(BaseModel):
+    """An inference response."""
+
     id: str | None = None
     model_name: str
     model_version: str
-    outputs: list[InferTensor]
+    outputs: list[OipTensor]
 
 
 def _body(schema: dict[str, Any], required: bool) -> dict[str, Any]:
@@ -80,7 +96,7 @@ def _body(schema: dict[str, Any], required: bool) -> dict[str, Any]:
 
 
 def _inline(schema: dict[str, Any]) -> dict[str, Any]:
-    """``schema`` with its ``$defs`` put in place: an operation has nowhere to keep them."""
+    """Inline the ``$defs`` of ``schema``: an operation has no place for them."""
     definitions = schema.pop("$defs", {})
 
     def resolve(value: Any) -> Any:
@@ -94,5 +110,5 @@ def _inline(schema: dict[str, Any]) -> dict[str, Any]:
     return resolved
 
 
-INFER_BODY = _body(_inline(InferBody.model_json_schema()), required=True)
+INFER_BODY = _body(_inline(OipInferRequest.model_json_schema()), required=True)
 ANY_BODY = _body({"type": "object"}, required=False)

@@ -1,7 +1,7 @@
-"""The system shared memory extension: what a request passes through it, and its registrations.
+"""The system shared memory extension: tensors of requests, and registration of regions.
 
-Wire contract: triton-inference-server/server ``docs/protocol/extension_shared_memory.md``. CUDA's
-twin of it answers what clients call in any case, and registers nothing.
+Specification: Triton's ``docs/protocol/extension_shared_memory.md``. Of the CUDA extension only the
+calls that every client makes are supported; it registers nothing.
 """
 
 from __future__ import annotations
@@ -32,11 +32,11 @@ _REGISTER, _UNREGISTER = "shared_memory.register", "shared_memory.unregister"
 _WITHDRAW = "shared_memory.withdraw"
 
 
-class Exchange:
-    """What one request passes through shared memory: read at decode, written at encode.
+class SharedMemoryTransfer:
+    """Tensors that one request passes in shared memory.
 
-    Its inputs may be as large together as a request's body may be: a small request could else
-    make the server copy one region any number of times.
+    The total size of its inputs has the limit of a body. Otherwise a small request could make the
+    server copy one region any number of times.
     """
 
     __slots__ = ("_left_bytes", "_max_bytes", "_regions", "places")
@@ -44,7 +44,7 @@ class Exchange:
     def __init__(self, regions: SharedMemoryRegions, max_bytes: int) -> None:
         self._regions = regions
         self._left_bytes = self._max_bytes = max_bytes
-        #: Where outputs go: region, offset, most bytes.
+        #: Region, offset and size for each output.
         self.places: dict[str, tuple[Region, int, int]] = {}
 
     def read(
@@ -55,12 +55,12 @@ class Exchange:
         parameters: Mapping[str, Parameter],
         model: str = "",
     ) -> Array:
-        """The input ``name`` of ``model``: a copy, made once.
+        """Read the input ``name`` of ``model`` with one copy.
 
         Raises:
-            Unsupported: shared memory is not allowed.
-            NotFound: no such region.
-            InvalidArgument: the parameters, the region or its bytes are not what they must be.
+            Unsupported: Shared memory is not enabled.
+            NotFound: There is no such region.
+            InvalidArgument: The parameters, the place in the region or its bytes are invalid.
         """
         region, offset, byte_size = self._place(f"input '{name}'", parameters)
         if datatype is not Datatype.BYTES:
@@ -76,12 +76,12 @@ class Exchange:
         return raw.decode(name, datatype, shape, region.read(offset, byte_size), model)
 
     def expect(self, name: str, parameters: Mapping[str, Parameter]) -> None:
-        """The output ``name`` goes where ``parameters`` say.
+        """Note the place for the output ``name``.
 
         Raises:
-            Unsupported: shared memory is not allowed.
-            NotFound: no such region.
-            InvalidArgument: the parameters are not what they must be.
+            Unsupported: Shared memory is not enabled.
+            NotFound: There is no such region.
+            InvalidArgument: The parameters are invalid.
         """
         region, offset, byte_size = self._place(f"output '{name}'", parameters)
         for other in ("classification", "binary_data"):
@@ -91,13 +91,13 @@ class Exchange:
         self.places[name] = region, offset, byte_size
 
     def write(self, tensor: Tensor) -> bool:
-        """Put an output where it is expected; false if that is nowhere but in the reply.
+        """Write an output to its place; return False if it has none.
 
-        The reply tells name, datatype and shape, as Triton's: NVIDIA's C++ client takes an output's
-        ``parameters`` for those of binary data.
+        As with Triton, the response then has its name, datatype and shape only: NVIDIA's C++ client
+        takes any ``parameters`` of an output for those of binary data.
 
         Raises:
-            InvalidArgument: there is no room for it.
+            InvalidArgument: The output is larger than its place.
         """
         place = self.places.get(tensor.name)
         if place is None:
@@ -122,12 +122,12 @@ class Exchange:
         return region, int(parameters.get(_OFFSET, 0)), int(parameters[_BYTE_SIZE])
 
 
-#: Of servers that do not allow it, and of dialects that do not know it.
-REFUSED = Exchange(SharedMemoryRegions(allowed=False), 0)
+#: For servers that do not enable it, and dialects without it.
+NO_SHARED_MEMORY = SharedMemoryTransfer(SharedMemoryRegions(allowed=False), 0)
 
 
 class SharedMemory:
-    """The regions of this process, kept the same in all of them."""
+    """The registered regions, kept equal in all worker processes."""
 
     def __init__(
         self, regions: SharedMemoryRegions, control: Control, max_input_bytes: int
@@ -144,21 +144,21 @@ class SharedMemory:
         return self._regions.allowed
 
     def require_allowed(self) -> None:
-        """Raises ``Unsupported`` where clients may not use shared memory."""
+        """Raise ``Unsupported`` if shared memory is not enabled."""
         self._regions.require_allowed()
 
-    def exchange(self) -> Exchange:
-        """For one request."""
+    def transfer(self) -> SharedMemoryTransfer:
+        """Make the transfer of a new request."""
         if not self._regions.allowed:
-            return REFUSED
-        return Exchange(self._regions, self._max_input_bytes)
+            return NO_SHARED_MEMORY
+        return SharedMemoryTransfer(self._regions, self._max_input_bytes)
 
     def status(self, name: str = "") -> list[Row]:
-        """Raises ``NotFound`` where there is no region of that name."""
+        """List the regions; raise ``NotFound`` if there is none of that name."""
         return self._regions.status(name)
 
     async def register(self, name: str, key: str, offset: int, byte_size: int) -> None:
-        """As ``SharedMemoryRegions.register``, everywhere or nowhere."""
+        """Register a region in all worker processes or in none."""
         row = {"name": name, "key": key, "offset": offset, "byte_size": byte_size}
         self.require_allowed()
         try:
@@ -170,7 +170,7 @@ class SharedMemory:
             raise
 
     async def unregister(self, name: str = "") -> None:
-        """One region, or all; as ``SharedMemoryRegions.unregister``, everywhere."""
+        """Unregister one region, or all, in all worker processes."""
         self.require_allowed()
         await self._control.broadcast(_UNREGISTER, {"name": name})
 
@@ -184,12 +184,12 @@ class SharedMemory:
             self._regions.unregister_all()
 
     async def _withdraw(self, row: Row) -> None:
-        """Forget what a registration that failed has left; another's of that name stays."""
+        """Undo a registration that failed, but keep another region of that name."""
         if row in self._regions.status():
             self._regions.unregister(row["name"])
 
     async def _restore(self, arguments: dict[str, Any]) -> None:
-        """Have the regions that another process has; what is gone by now only its owner misses."""
+        """Restore the regions of another worker; a region that no longer exists is skipped."""
         wanted = {row["name"]: row for row in arguments["state"]}
         have = {row["name"]: row for row in self._regions.status()}
         for name in have:
@@ -204,10 +204,10 @@ class SharedMemory:
 
 
 def cuda_status(name: str = "") -> list[Row]:
-    """No region at all.
+    """List the CUDA regions: there are none.
 
     Raises:
-        NotFound: one was named.
+        NotFound: A region was named.
     """
     if name:
         raise NotFound(f"Unable to find cuda shared memory region: '{name}'")
@@ -215,5 +215,5 @@ def cuda_status(name: str = "") -> list[Row]:
 
 
 def refuse_cuda() -> None:
-    """Raises ``Unsupported``, whatever was to be registered."""
+    """Raise ``Unsupported``: CUDA regions cannot be registered."""
     raise Unsupported("CUDA shared memory is not supported; register system shared memory")

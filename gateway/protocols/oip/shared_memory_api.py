@@ -1,4 +1,4 @@
-"""The shared memory extensions' own calls over HTTP: status, register, unregister."""
+"""Shared memory extensions over HTTP: status, register, unregister."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ from typing import Annotated, Any
 from fastapi import FastAPI, Path, Request, Response
 
 from modelport.gateway.errors import InvalidArgument, ModelportError
-from modelport.gateway.protocols import http_body
+from modelport.gateway.protocols import http_request
 from modelport.gateway.protocols.asgi import Receive, Scope, Send
-from modelport.gateway.protocols.http_document import document
+from modelport.gateway.protocols.http_response import document
 from modelport.gateway.protocols.oip import schema as oip_schema
 from modelport.gateway.protocols.oip.infer_http import STATUS
 from modelport.gateway.protocols.oip.shared_memory import SharedMemory, cuda_status, refuse_cuda
@@ -20,8 +20,8 @@ Name = Annotated[str, Path(description="Region name")]
 _TAG = "shared memory"
 
 
-class RegionsHttp:
-    """``/v2/systemsharedmemory`` and ``/v2/cudasharedmemory``."""
+class SharedMemoryHttp:
+    """The routes of ``/v2/systemsharedmemory`` and ``/v2/cudasharedmemory``."""
 
     segments = frozenset({"v2"})
 
@@ -44,7 +44,7 @@ class RegionsHttp:
 
         @app.get(f"{folder}/status", tags=[_TAG])
         async def all_regions() -> Response:
-            """Every registered region."""
+            """All registered regions."""
             return document(shared.status())
 
         @app.get(f"{folder}/region/{{region}}/status", tags=[_TAG])
@@ -63,20 +63,20 @@ class RegionsHttp:
 
         @app.post(f"{folder}/region/{{region}}/unregister", tags=[_TAG])
         async def unregister(region: Name) -> Response:
-            """Forget a region. Requests in flight still have it."""
+            """Unregister a region. Requests in flight keep it."""
             await shared.unregister(region)
             return _done()
 
         @app.post(f"{folder}/unregister", tags=[_TAG])
         async def unregister_all() -> Response:
-            """Forget every region."""
+            """Unregister all regions."""
             await shared.unregister()
             return _done()
 
         self._add_cuda_routes(app)
 
     def _add_cuda_routes(self, app: FastAPI) -> None:
-        """What clients of system shared memory call too; there are no regions to register."""
+        """Add the routes that clients of system shared memory call too."""
         shared = self._shared
         folder = "/v2/cudasharedmemory"
 
@@ -98,18 +98,20 @@ class RegionsHttp:
 
         @app.post(f"{folder}/region/{{region}}/unregister", tags=[_TAG])
         async def unregister_cuda(region: Name) -> Response:
-            """Nothing to forget."""
+            """There are no regions to unregister."""
             shared.require_allowed()
             return _done()
 
         @app.post(f"{folder}/unregister", tags=[_TAG])
         async def unregister_all_cuda() -> Response:
-            """Nothing to forget."""
+            """There are no regions to unregister."""
             shared.require_allowed()
             return _done()
 
     async def _json(self, request: Request) -> Any:
-        return json_text.loads(await http_body.read(request.receive, {}, http_body.CONTROL_BYTES))
+        return json_text.loads(
+            await http_request.read(request.receive, {}, http_request.CONTROL_BYTES)
+        )
 
 
 def _done() -> Response:
@@ -117,7 +119,7 @@ def _done() -> Response:
 
 
 def _registration(body: Any) -> tuple[str, int, int]:
-    """Key, offset and size of a region."""
+    """Parse key, offset and size of a region."""
     if type(body) is not dict:
         raise InvalidArgument("the request must be a JSON object")
     key = body.get("key")

@@ -1,4 +1,4 @@
-"""The shared memory extensions' own calls over gRPC: status, register, unregister."""
+"""Shared memory extensions over gRPC: status, register, unregister."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from modelport.gateway.types import Deadline
 from modelport.gateway.wire.triton_messages import service_pb2 as pb
 
 
-class RegionsGrpc:
+class SharedMemoryGrpc:
     """The methods of ``inference.GRPCInferenceService`` for both kinds of shared memory."""
 
     def __init__(self, shared: SharedMemory) -> None:

@@ -16,9 +16,9 @@ import orjson
 import structlog
 
 from modelport.gateway.errors import Internal, InvalidArgument, ModelportError, Unavailable
-from modelport.gateway.protocols import http_body, http_deadline
+from modelport.gateway.protocols import http_request
 from modelport.gateway.protocols.asgi import Receive, Scope, Send
-from modelport.gateway.protocols.http_reply import JSON, RETRY, Headers, reply
+from modelport.gateway.protocols.http_response import JSON, RETRY, Headers, reply
 from modelport.gateway.protocols.oip.infer_http import STATUS
 from modelport.gateway.protocols.prediction import form_body
 from modelport.gateway.protocols.prediction.predictor import Call, Predict, PredictStream, Reply
@@ -83,10 +83,10 @@ class PredictionHandler:
         """``find`` gives the model's name and version; it may raise ``ModelportError``."""
         headers = dict(scope["headers"])
         try:
-            deadline = http_deadline.deadline(headers)
+            deadline = http_request.deadline(headers)
             name, version = find(headers)
             bound = self.bound(name, version)
-            body = await http_body.read(receive, headers, self.max_input_bytes, deadline, bound)
+            body = await http_request.read(receive, headers, self.max_input_bytes, deadline, bound)
             call = self._call(name, version, body, headers)
             if self.streaming is not None and self.streaming.applies(name, version):
                 await self._stream(self.streaming.stream(call, deadline), headers, send)
@@ -94,7 +94,7 @@ class PredictionHandler:
             answer = await self.predict(call, deadline)
         except ModelportError as error:
             await self._fail(send, error, headers)
-        except http_body.Disconnected:
+        except http_request.ClientDisconnected:
             pass
         except asyncio.CancelledError:  # the front does it at the end of the exit timeout
             await self._fail(send, Unavailable("the server is shutting down"), headers)
@@ -165,7 +165,7 @@ class PlatformWire:
                 f"expect MIME type for binary data starts with '{prefix.decode()}', got: "
                 f"{header[:200].decode('latin-1')}"
             )
-        return http_body.header_length(header[len(prefix) :], size)
+        return http_request.header_length(header[len(prefix) :], size)
 
     def headers(self, reply: Reply, request: RequestHeaders) -> Headers:
         if reply.header_length is None:

@@ -28,10 +28,10 @@ from modelport.gateway.errors import InvalidArgument
 from modelport.gateway.inference.service import InferenceService
 from modelport.gateway.models.manager import ModelManager
 from modelport.gateway.models.model import ServedVersion
-from modelport.gateway.protocols import image_decoding, reply_encoding
+from modelport.gateway.protocols import image_decoding, response_encoding
 from modelport.gateway.protocols.oip import json as oip_json
 from modelport.gateway.protocols.oip import parameters as oip_parameters
-from modelport.gateway.protocols.per_version import Prepared
+from modelport.gateway.protocols.per_version import VersionCache
 from modelport.gateway.protocols.prediction import plain_json
 from modelport.gateway.protocols.prediction.top_classes import TopClasses, top_classes
 from modelport.gateway.runtime import offload
@@ -96,7 +96,7 @@ class Predictor:
     def __init__(self, service: InferenceService, manager: ModelManager) -> None:
         self._service = service
         self._manager = manager
-        self._forms = Prepared(_Forms)
+        self._forms = VersionCache(_Forms)
 
     async def __call__(self, call: Call, deadline: Deadline) -> Reply:
         """Answer ``call``.
@@ -106,7 +106,7 @@ class Predictor:
         """
         request, encode, deadline = await self._decode(call, deadline)
         response = await self._service.infer(request, deadline)
-        return await reply_encoding.encode(partial(encode, response), response.outputs, deadline)
+        return await response_encoding.encode(partial(encode, response), response.outputs, deadline)
 
     async def stream(self, call: Call, deadline: Deadline) -> AsyncGenerator[Reply, None]:
         """Every response to ``call``, as ``InferenceService.stream`` gives and raises them."""
@@ -114,7 +114,7 @@ class Predictor:
         async with aclosing(self._service.stream(request, deadline)) as responses:
             async for response in responses:
                 work = partial(encode, response)
-                yield await reply_encoding.encode(work, response.outputs, deadline)
+                yield await response_encoding.encode(work, response.outputs, deadline)
 
     def max_bytes(self, model: str, version: int) -> int | None:
         """The most bytes of a valid request; None: any number; raises as ``ModelManager.get``."""
@@ -237,7 +237,7 @@ class _Oip:
 
     __slots__ = ("_form",)
 
-    def __init__(self, form: oip_json.ReplyForm) -> None:
+    def __init__(self, form: oip_json.ResponseFormat) -> None:
         self._form = form
 
     def __call__(self, response: InferResponse) -> Reply:

@@ -20,9 +20,9 @@ from modelport.gateway.models.control import Control
 from modelport.gateway.models.manager import ModelManager
 from modelport.gateway.models.model import VersionSettings
 from modelport.gateway.models.version_policy import VersionPolicy
-from modelport.gateway.protocols import reply_encoding
+from modelport.gateway.protocols import response_encoding
 from modelport.gateway.protocols.grpc_method import Method, Serialized
-from modelport.gateway.protocols.reply_encoding import PROTOBUF_BYTES
+from modelport.gateway.protocols.response_encoding import PROTOBUF_BYTES
 from modelport.gateway.protocols.tfserving import MODEL_SERVICE, PREDICTION_SERVICE, results
 from modelport.gateway.protocols.tfserving.inference import Call, Inference
 from modelport.gateway.protocols.tfserving.results import Classes
@@ -172,7 +172,7 @@ class TfServingGrpc:
             size=message.ByteSize(),
         )
         work = partial(_prediction, decoded.servable, outputs)
-        return await reply_encoding.encode(work, outputs, deadline, PROTOBUF_BYTES)
+        return await response_encoding.encode(work, outputs, deadline, PROTOBUF_BYTES)
 
     async def _classify(self, message: Any, deadline: Deadline) -> Serialized:
         call = Call(_selected(message), deadline)

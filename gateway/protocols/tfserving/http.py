@@ -26,11 +26,10 @@ from modelport.gateway.errors import InvalidArgument, ModelportError
 from modelport.gateway.inference.service import InferenceService
 from modelport.gateway.models.control import Control
 from modelport.gateway.models.manager import ModelManager
-from modelport.gateway.protocols import http_body, http_deadline, image_decoding, reply_encoding
+from modelport.gateway.protocols import http_request, image_decoding, response_encoding
 from modelport.gateway.protocols.asgi import Receive, Scope, Send
 from modelport.gateway.protocols.http import Delegate
-from modelport.gateway.protocols.http_document import document
-from modelport.gateway.protocols.http_reply import JSON, refuse, reply
+from modelport.gateway.protocols.http_response import JSON, document, refuse, reply
 from modelport.gateway.protocols.tfserving import examples_json as tfserving_examples_json
 from modelport.gateway.protocols.tfserving import json as tfserving_json
 from modelport.gateway.protocols.tfserving import results
@@ -108,7 +107,7 @@ class TfServingHttp:
         except ModelportError as error:
             status = code(error)
             await refuse(send, STATUS[code(error)], str(error))
-        except http_body.Disconnected:
+        except http_request.ClientDisconnected:
             status = "CANCELLED"
         except asyncio.CancelledError:  # the front does it at the end of the exit timeout
             status = "UNAVAILABLE"
@@ -118,10 +117,10 @@ class TfServingHttp:
             log.exception("request failed")
             await refuse(send, 500, "internal error")
         else:
-            coding = http_body.chosen_coding(headers.get(b"accept-encoding"), len(body))
+            coding = http_request.chosen_coding(headers.get(b"accept-encoding"), len(body))
             reply_headers = JSON
             if coding:
-                body = await http_body.compress(body, coding)
+                body = await http_request.compress(body, coding)
                 reply_headers = [*JSON, (b"content-encoding", coding)]
             await reply(send, 200, body, reply_headers)
         self._inference.record(name, method, "REST", status, started)
@@ -131,9 +130,9 @@ class TfServingHttp:
     async def _run(
         self, method: str, selected: Selected, headers: dict[bytes, bytes], receive: Receive
     ) -> Buffer:
-        deadline = http_deadline.deadline(headers)
+        deadline = http_request.deadline(headers)
         bound = self._inference.servables.version(selected).max_bytes
-        body = await http_body.read(receive, headers, self._max_input_bytes, deadline, bound)
+        body = await http_request.read(receive, headers, self._max_input_bytes, deadline, bound)
         trace = headers.get(b"x-request-id", b"")[:128].decode("latin-1")
         call = Call(selected, deadline, trace)
         if method == "predict":
@@ -162,7 +161,7 @@ class TfServingHttp:
             size=len(body),
         )
         work = partial(tfserving_json.encode, outputs, decoded.by_row, rows)
-        return await reply_encoding.encode(work, outputs, call.deadline)
+        return await response_encoding.encode(work, outputs, call.deadline)
 
     async def _explain(self, call: Call, body: bytes) -> Buffer:
         """What the model's explainer predicts, under the name that KServe's clients look for."""

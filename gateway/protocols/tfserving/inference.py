@@ -11,9 +11,9 @@ from modelport.gateway.errors import InvalidArgument
 from modelport.gateway.inference.service import InferenceService
 from modelport.gateway.models.control import Control
 from modelport.gateway.models.manager import ModelManager
-from modelport.gateway.protocols import reply_encoding
+from modelport.gateway.protocols import response_encoding
 from modelport.gateway.protocols.image_decoding import decode_for
-from modelport.gateway.protocols.reply_encoding import PROTOBUF_BYTES
+from modelport.gateway.protocols.response_encoding import PROTOBUF_BYTES
 from modelport.gateway.protocols.tfserving import examples as tfserving_examples
 from modelport.gateway.protocols.tfserving.results import Classes
 from modelport.gateway.protocols.tfserving.servable import (
@@ -96,7 +96,7 @@ class Inference:
         def work() -> Written:
             return write(servable, tfserving_examples.classify(outputs, servable, examples))
 
-        return await reply_encoding.encode(work, outputs, call.deadline, PROTOBUF_BYTES)
+        return await response_encoding.encode(work, outputs, call.deadline, PROTOBUF_BYTES)
 
     async def regress(
         self, call: Call, message: pb.Input, write: Callable[[Servable, Array], Written]
@@ -112,7 +112,7 @@ class Inference:
         def work() -> Written:
             return write(servable, tfserving_examples.regress(outputs, examples))
 
-        return await reply_encoding.encode(work, outputs, call.deadline, PROTOBUF_BYTES)
+        return await response_encoding.encode(work, outputs, call.deadline, PROTOBUF_BYTES)
 
     async def _run(
         self, call: Call, message: pb.Input, outputs_of: Callable[[Servable], tuple[str, ...]]

@@ -9,7 +9,7 @@ from modelport.gateway.models.control import Control
 from modelport.gateway.models.manager import ModelManager
 from modelport.gateway.models.model import UNLOADED, ServedVersion, VersionState
 from modelport.gateway.protocols import explainer
-from modelport.gateway.protocols.per_version import Prepared
+from modelport.gateway.protocols.per_version import VersionCache
 from modelport.gateway.protocols.tfserving.servable import Selected, Servable, ServableVersion
 from modelport.gateway.wire.proto import error_codes_pb2
 from modelport.gateway.wire.proto import serving_pb2 as pb
@@ -30,7 +30,7 @@ class Servables:
     def __init__(self, manager: ModelManager, control: Control) -> None:
         self._manager = manager
         self._control = control
-        self._version = Prepared(ServableVersion)
+        self._version = VersionCache(ServableVersion)
 
     def find(self, selected: Selected) -> Servable:
         """The signature that is asked for, of the READY version of that number or label; with
@@ -77,7 +77,7 @@ class Servables:
             Unsupported: it has none.
         """
         found = self.version(selected)
-        return Selected(explainer.of(self._manager, found.name, found.number))
+        return Selected(explainer.name_of(self._manager, found.name, found.number))
 
     def kserve(self, name: str) -> dict[str, Any]:
         """What KServe's clients read of a model's state, beside TensorFlow Serving's answer.

@@ -16,10 +16,10 @@ from fastapi import FastAPI, Path, Request, Response
 from modelport.gateway.errors import InvalidArgument, ModelportError
 from modelport.gateway.models.control import Control
 from modelport.gateway.models.manager import ModelManager
-from modelport.gateway.protocols import explainer, http_body
+from modelport.gateway.protocols import explainer, http_request
 from modelport.gateway.protocols.asgi import Receive, Scope, Send
 from modelport.gateway.protocols.http import Delegate
-from modelport.gateway.protocols.http_reply import Headers
+from modelport.gateway.protocols.http_response import Headers
 from modelport.gateway.protocols.prediction.http import (
     HEADER_LENGTH,
     MAX_TRACE,
@@ -51,7 +51,7 @@ class TorchServeWire:
 
     def header_length(self, headers: RequestHeaders, size: int) -> int | None:
         stated = headers.get(HEADER_LENGTH)
-        return None if stated is None else http_body.header_length(stated, size)
+        return None if stated is None else http_request.header_length(stated, size)
 
     def headers(self, reply: Reply, request: RequestHeaders) -> Headers:
         found = [(b"content-type", reply.content_type), _request_id(request), *_NO_CACHE]
@@ -108,7 +108,7 @@ class TorchServeHttp:
     ) -> Callable[[RequestHeaders], tuple[str, int]]:
         def find(_: RequestHeaders) -> tuple[str, int]:
             number = errors.known_version(self._manager, name, version)
-            return explainer.of(self._manager, name, number), 0
+            return explainer.name_of(self._manager, name, number), 0
 
         return find
 
@@ -244,7 +244,7 @@ class TorchServeHttp:
 
     async def _registration(self, request: Request) -> Registration:
         """Of the query, or of a JSON body."""
-        body = await http_body.read(request.receive, {}, http_body.CONTROL_BYTES)
+        body = await http_request.read(request.receive, {}, http_request.CONTROL_BYTES)
         given: Any = request.query_params
         if request.headers.get("content-type", "").startswith("application/json"):
             given = json_text.loads(body)

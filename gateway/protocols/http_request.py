@@ -1,4 +1,4 @@
-"""HTTP bodies: read within a limit, undo and apply content codings."""
+"""Parts of an HTTP request: body, deadline and content codings, within limits."""
 
 from __future__ import annotations
 
@@ -13,17 +13,39 @@ from modelport.gateway.types import NO_DEADLINE, Deadline
 from modelport.gateway.wire import inflation
 from modelport.gateway.wire.raw import Buffer
 
-#: Below this a compressed reply is hardly smaller, and costs more than it saves.
+#: Smaller responses are not compressed.
 MIN_COMPRESSED_BYTES = 500
-#: Small bodies are inflated at once if they become no more than this.
+#: Small bodies that inflate to at most this size are inflated on the event loop.
 INFLATED_INLINE_BYTES = 256 * 1024
-#: The most bytes of a request that carries no tensors: to load a model, to list them.
+#: Size limit of requests without tensors.
 CONTROL_BYTES = 256 * 1024
+#: Timeout that Envoy and its derivatives (Istio, Contour) set on requests that they forward; any
+#: client may set it. It starts when the head is received, and includes the body.
+TIMEOUT_HEADER = b"x-envoy-expected-rq-timeout-ms"
+#: Limits the timeout to 10^18 milliseconds.
+_MAX_DIGITS = 18
 _NOT_JSON = {b"content-encoding", b"inference-header-content-length"}
 
 
-class Disconnected(Exception):
-    """The client has gone before its request was complete."""
+class ClientDisconnected(Exception):
+    """The client disconnected before its request was complete."""
+
+
+def deadline(headers: Mapping[bytes, bytes]) -> Deadline:
+    """Read the deadline from ``headers`` (names in lower case), if there is one.
+
+    Raises:
+        InvalidArgument: The header is not a positive number of milliseconds.
+    """
+    stated = headers.get(TIMEOUT_HEADER)
+    if stated is None:
+        return NO_DEADLINE
+    if not (stated.isdigit() and len(stated) <= _MAX_DIGITS and int(stated)):
+        raise InvalidArgument(
+            f"header '{TIMEOUT_HEADER.decode()}' must be a positive integer, in milliseconds, not "
+            f"'{stated[:64].decode('latin-1')}'"
+        )
+    return Deadline.after(int(stated) / 1000)
 
 
 async def read(
@@ -33,18 +55,18 @@ async def read(
     deadline: Deadline = NO_DEADLINE,
     bound: int | None = None,
 ) -> bytes:
-    """The request's body, without its content coding.
+    """Receive the request's body and undo its content coding.
 
     Args:
-        headers: the request's, names in lower case.
-        limit: the most bytes of any body, before and after decompression.
-        bound: the most bytes of a valid one, as the model's signature has it; None: any number.
+        headers: The request's headers, names in lower case.
+        limit: Size limit, before and after decompression.
+        bound: Size limit of a valid body by the model's signature, or None.
 
     Raises:
-        InvalidArgument: it is larger, or not of that coding.
-        Unsupported: any coding but gzip and deflate.
-        TimedOut: the deadline has passed.
-        Disconnected: the client went away.
+        InvalidArgument: The body is too large, or does not have its stated coding.
+        Unsupported: The coding is neither gzip nor deflate.
+        TimedOut: The deadline has passed.
+        ClientDisconnected: The client disconnected.
     """
     most = limit if bound is None else min(limit, bound)
     message = await receive()
@@ -56,14 +78,14 @@ async def read(
         while message.get("more_body") and size <= most:
             message = await receive()
             if message["type"] == "http.disconnect":
-                raise Disconnected
+                raise ClientDisconnected
             chunks.append(message.get("body", b""))
             size += len(chunks[-1])
         if size > most:
             raise _too_large(most, limit, headers, size)
         body = b"".join(chunks)
     if message["type"] == "http.disconnect":
-        raise Disconnected
+        raise ClientDisconnected
     if len(body) > most:
         raise _too_large(most, limit, headers, len(body))
     encoding = headers.get(b"content-encoding")
@@ -73,10 +95,10 @@ async def read(
 
 
 def header_length(stated: bytes, size: int) -> int:
-    """The size of a body's JSON part, as the client states it, of a body of ``size`` bytes.
+    """Parse the stated size of the JSON part of a body of ``size`` bytes.
 
     Raises:
-        InvalidArgument: it is no number, or more than the body has.
+        InvalidArgument: It is not a number, or exceeds ``size``.
     """
     length = int(stated) if stated.isdigit() and len(stated) < 20 else -1
     if not 0 <= length <= size:
@@ -88,16 +110,16 @@ def header_length(stated: bytes, size: int) -> int:
 
 
 def _too_large(most: int, limit: int, headers: Mapping[bytes, bytes], size: int) -> InvalidArgument:
-    """Triton's words, which differ for JSON and for all else."""
+    """Make the error in Triton's words, which differ for JSON and other bodies."""
     if most < limit:
         return InvalidArgument(
             f"the request is larger than {most} bytes, and no valid request for this model is"
         )
-    of = f"request JSON size of {size} bytes exceeds the maximum allowed input size"
+    subject = f"request JSON size of {size} bytes exceeds the maximum allowed input size"
     if headers.keys() & _NOT_JSON:
-        of = "request size exceeds the maximum allowed value"
+        subject = "request size exceeds the maximum allowed value"
     return InvalidArgument(
-        f"{of} of {limit} bytes. Use --http-max-input-size to increase the limit."
+        f"{subject} of {limit} bytes. Use --http-max-input-size to increase the limit."
     )
 
 
@@ -139,9 +161,9 @@ def _deflated(body: Buffer, coding: bytes) -> bytes:
 
 
 def chosen_coding(header: bytes | None, size: int) -> bytes | None:
-    """The coding for a reply of ``size`` bytes: what the client prefers of gzip and deflate.
+    """Choose gzip, deflate or no coding for a response of ``size`` bytes.
 
-    ``header`` is its ``Accept-Encoding`` (RFC 9110, 12.5.3).
+    ``header`` is the request's ``Accept-Encoding`` (RFC 9110, 12.5.3).
     """
     if not header or size < MIN_COMPRESSED_BYTES:
         return None

@@ -1,4 +1,4 @@
-"""Encoding of replies: a large one is written in a thread, when there is memory for it."""
+"""Encoding of responses; a large one is encoded in a thread, within the memory budget."""
 
 from __future__ import annotations
 
@@ -9,30 +9,30 @@ from modelport.gateway.runtime import offload, request_memory
 from modelport.gateway.types import Deadline, Tensor
 from modelport.gateway.wire.json_writer import PIECE
 
-Reply = TypeVar("Reply")
+Encoded = TypeVar("Encoded")
 
-#: What a value takes while it is written: a number as text, in its piece and in the whole.
+#: Memory for a value in JSON: its text, in a piece and in the whole.
 JSON_BYTES = 32
-#: A value of a repeated field, and of the list that fills it.
+#: Memory for a value in a repeated field, and in the list that fills it.
 PROTOBUF_BYTES = 48
 
 
 def is_large(outputs: Sequence[Tensor]) -> bool:
-    """Whether to write ``outputs`` takes more than a millisecond."""
+    """Whether encoding ``outputs`` takes more than a millisecond."""
     return any(tensor.data.size > PIECE for tensor in outputs)
 
 
 async def encode(
-    write: Callable[[], Reply],
+    write: Callable[[], Encoded],
     outputs: Sequence[Tensor],
     deadline: Deadline,
     value_bytes: int = JSON_BYTES,
-) -> Reply:
-    """The reply that ``write`` makes of ``outputs``, each of whose values takes ``value_bytes``.
+) -> Encoded:
+    """Call ``write``, in a thread if ``outputs`` are large; each value takes ``value_bytes``.
 
     Raises:
-        MemoryExhausted: requests hold too much for so large a reply.
-        TimedOut: the deadline has passed.
+        MemoryExhausted: The memory budget does not allow so large a response.
+        TimedOut: The deadline has passed.
     """
     if not is_large(outputs):
         return write()

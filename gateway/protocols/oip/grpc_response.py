@@ -1,7 +1,7 @@
-"""``InferResponse`` → ``ModelInferResponse``, as the bytes that are sent.
+"""Encoding of ``InferResponse`` as the bytes of a ``ModelInferResponse``.
 
-A message is the concatenation of its fields, so what does not change from reply to reply is
-serialised once, and large tensors are sent from where they lie.
+A message is the concatenation of its fields, so parts that do not change between responses are
+serialized once, and large tensors are sent without a copy.
 """
 
 from __future__ import annotations
@@ -10,29 +10,31 @@ from collections.abc import Mapping, Sequence
 from functools import lru_cache
 from typing import Any
 
-from modelport.gateway.protocols.oip.shared_memory import REFUSED, Exchange
+from modelport.gateway.protocols.oip.shared_memory import NO_SHARED_MEMORY, SharedMemoryTransfer
 from modelport.gateway.types import Datatype, InferResponse, Parameter
 from modelport.gateway.wire import raw
 from modelport.gateway.wire.protobuf import joined, tag, varint
 from modelport.gateway.wire.raw import Buffer
 from modelport.gateway.wire.triton_messages import service_pb2 as pb
 
-#: Beginnings of replies, and outputs, that are kept, each of some hundred bytes.
+#: Number of cached parts of responses, each of some hundred bytes.
 KEPT = 4096
 _ID = bytes((tag(pb.ModelInferResponse, "id"),))
 _RAW = bytes((tag(pb.ModelInferResponse, "raw_output_contents"),))
 
 
-class RawReply:
-    """``ModelInferResponse`` as a front needs it: something that serialises."""
+class RawResponse:
+    """A serialized ``ModelInferResponse``, in parts."""
 
     __slots__ = ("_parts",)
 
-    def __init__(self, response: InferResponse, shared: Exchange = REFUSED) -> None:
-        """Outputs that are expected in shared memory are written there.
+    def __init__(
+        self, response: InferResponse, shared: SharedMemoryTransfer = NO_SHARED_MEMORY
+    ) -> None:
+        """Encode ``response``, and write the outputs requested in shared memory there.
 
         Raises:
-            InvalidArgument: there is no room for one.
+            InvalidArgument: An output is larger than its place in shared memory.
         """
         parts: list[Buffer] = [_head(response.model_name, response.model_version)]
         if response.id:
@@ -43,7 +45,7 @@ class RawReply:
         contents: list[Buffer] = []
         for tensor in response.outputs:
             parts.append(_output(tensor.name, tensor.datatype, tensor.data.shape))
-            # Clients look the contents up by an output's position: such a one's are empty.
+            # Clients index the contents by output: one in shared memory has empty contents.
             is_shared = shared.places and shared.write(tensor)
             content = b"" if is_shared else raw.encode(tensor)
             contents += (_RAW, varint(len(content)), content)
@@ -51,16 +53,16 @@ class RawReply:
         self._parts = joined(parts)
 
     def parts(self) -> Sequence[Buffer]:
-        """The message; tensors that are large are still where they were."""
+        """Return the message in parts; large tensors are views of their memory."""
         return self._parts
 
     def SerializeToString(self) -> bytes:  # noqa: N802 - as protobuf names it
         return b"".join(self._parts)
 
 
-def encode(response: InferResponse, shared: Exchange = REFUSED) -> Any:
-    """``response`` as a message, for those that carry it in another one."""
-    return pb.ModelInferResponse.FromString(RawReply(response, shared).SerializeToString())
+def encode(response: InferResponse, shared: SharedMemoryTransfer = NO_SHARED_MEMORY) -> Any:
+    """Encode ``response`` as a message, to be nested in another one."""
+    return pb.ModelInferResponse.FromString(RawResponse(response, shared).SerializeToString())
 
 
 @lru_cache(KEPT)
