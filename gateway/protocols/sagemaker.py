@@ -1,8 +1,8 @@
 """Amazon SageMaker's container contract: ``/invocations``, and ``/models/NAME/invoke``.
 
-As Triton offers it (``sagemaker_server.cc``), with every body that ``prediction`` knows; ``/ping``
-is TorchServe's. Multi-model endpoints list models with ``GET /models``. Their own way to load one,
-``POST /models`` with a folder in the container, is refused: models come from the repository.
+It follows Triton's ``sagemaker_server.cc`` and accepts every body of ``prediction``; ``/ping`` and
+``GET /models`` are TorchServe's. ``POST /models`` with a folder in the container is refused,
+because models come from the repository.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from modelport.gateway.protocols.http import Delegate
 from modelport.gateway.protocols.http_response import document
 from modelport.gateway.protocols.oip.infer_http import STATUS
 from modelport.gateway.protocols.prediction.http import (
-    PlatformWire,
+    PlatformDialect,
     PredictionHandler,
     RequestHeaders,
 )
@@ -34,7 +34,7 @@ _ARCHIVE = ".tar.gz"
 
 
 class SageMakerHttp:
-    """The dialect of ``/invocations``; ``/models`` it shares with TorchServe's."""
+    """The routes of SageMaker; ``/models`` is shared with TorchServe."""
 
     segments = frozenset({"invocations", "models"})
 
@@ -44,7 +44,7 @@ class SageMakerHttp:
         self._manager = manager
         self._default_model = default_model
         self._predict = PredictionHandler(
-            predictor, PlatformWire(MEDIA_TYPE), max_input_bytes, predictor.max_bytes
+            predictor, PlatformDialect(MEDIA_TYPE), max_input_bytes, predictor.max_bytes
         )
 
     def serve(self, scope: Scope, receive: Receive, send: Send) -> Awaitable[None] | None:
@@ -82,10 +82,10 @@ class SageMakerHttp:
 
 
 def only_model(manager: ModelManager, default: str, remedy: str) -> str:
-    """``default``, else the model that is served, if it is the only one.
+    """Return ``default``, or the only model that is served.
 
     Raises:
-        InvalidArgument: there are more or none; ``remedy`` is what names the default.
+        InvalidArgument: There is not exactly one; ``remedy`` is the setting for the default.
     """
     if default:
         return default

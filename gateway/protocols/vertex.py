@@ -1,9 +1,8 @@
 """Google Vertex AI's container contract: two routes whose paths the platform chooses.
 
-As Triton has it (``vertex_ai_server.cc``): ``AIP_PREDICT_ROUTE`` predicts with the default model;
-with the header ``X-Vertex-Ai-Triton-Redirect`` the request is for another of the server's own
-routes. Only those of ``_REDIRECTS`` can be named so: to read, and to infer. Metrics, which have a
-listener of their own, and whatever changes the server are refused there.
+It follows Triton's ``vertex_ai_server.cc``. ``AIP_PREDICT_ROUTE`` predicts with the default model;
+the header ``X-Vertex-Ai-Triton-Redirect`` redirects the request to another route of the server.
+Only the inference and read-only routes of ``_REDIRECTS`` are allowed.
 """
 
 from __future__ import annotations
@@ -16,7 +15,7 @@ from modelport.gateway.models.manager import ModelManager
 from modelport.gateway.protocols.asgi import App, Receive, Scope, Send
 from modelport.gateway.protocols.http_response import JSON, reply
 from modelport.gateway.protocols.prediction.http import (
-    PlatformWire,
+    PlatformDialect,
     PredictionHandler,
     RequestHeaders,
 )
@@ -28,7 +27,7 @@ MEDIA_TYPE = b"application/vnd.vertex-ai-triton"
 DEFAULT_MODEL_FLAG = "--vertex-ai-default-model"
 _REDIRECT = b"x-vertex-ai-triton-redirect"
 _MODEL = r"v2/models/[^/]+(?:/versions/[0-9]+)?"
-#: What a request may be redirected to, and with which method.
+#: Allowed redirects and their methods.
 _REDIRECTS = (
     (re.compile(rf"{_MODEL}/(?:infer|generate|generate_stream)"), "POST"),
     (re.compile(r"v2/repository/index"), "POST"),
@@ -38,7 +37,7 @@ _REDIRECTS = (
 
 
 class VertexApplication:
-    """``app``, with the two routes before it."""
+    """Adds the two routes to ``app``."""
 
     def __init__(
         self,
@@ -54,7 +53,7 @@ class VertexApplication:
         self._control = control
         self._settings = settings
         self._predict = PredictionHandler(
-            predictor, PlatformWire(MEDIA_TYPE), max_input_bytes, predictor.max_bytes
+            predictor, PlatformDialect(MEDIA_TYPE), max_input_bytes, predictor.max_bytes
         )
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -79,7 +78,7 @@ class VertexApplication:
         target = wanted[0].decode("latin-1")
         for pattern, method in _REDIRECTS:
             if len(wanted) == 1 and pattern.fullmatch(target):
-                # Percent-encoded as in a path, and looked at as one: by ``app``.
+                # The target is percent-encoded, and ``app`` checks it like any path.
                 inner = {
                     **scope,
                     "method": method,

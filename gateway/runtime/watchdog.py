@@ -27,7 +27,7 @@ FRAMES = 12
 _HEARTBEAT = struct.Struct(">d?")
 
 
-class Heartbeat(NamedTuple):
+class LoopHeartbeat(NamedTuple):
     """State of an event loop: how long it has been blocked, and whether its thread is computing.
 
     A model that loads counts as computing: libraries may hold the interpreter lock.
@@ -40,7 +40,7 @@ class Heartbeat(NamedTuple):
         return _HEARTBEAT.pack(*self)
 
     @classmethod
-    def unpacked(cls, content: bytes) -> Heartbeat:
+    def unpacked(cls, content: bytes) -> LoopHeartbeat:
         return cls(*_HEARTBEAT.unpack(content))
 
 
@@ -54,7 +54,7 @@ class Watchdog:
 
     def __init__(
         self,
-        report: Callable[[Heartbeat], None] = lambda _: None,
+        report: Callable[[LoopHeartbeat], None] = lambda _: None,
         loading: Callable[[], bool] = lambda: False,
     ) -> None:
         self._report, self._loading = report, loading
@@ -90,7 +90,7 @@ class Watchdog:
             ticked_at, used = self._ticked
             blocked = max(0.0, time.monotonic() - ticked_at - TICK_SECONDS)
             share = (self._used() - used) / max(blocked, TICK_SECONDS)
-            self._report(Heartbeat(blocked, self._is_loading or share > COMPUTING_SHARE))
+            self._report(LoopHeartbeat(blocked, self._is_loading or share > COMPUTING_SHARE))
             if blocked > BLOCKED_SECONDS and blocked_at is None:
                 blocked_at = ticked_at
                 log.warning(

@@ -26,7 +26,7 @@ from modelport.gateway.protocols.oip.shared_memory import SharedMemory
 from modelport.gateway.repository.routes import Program
 from modelport.gateway.runtime import request_memory, signals
 from modelport.gateway.runtime.malloc import keep_freed_memory
-from modelport.gateway.runtime.watchdog import Heartbeat, Watchdog
+from modelport.gateway.runtime.watchdog import LoopHeartbeat, Watchdog
 from modelport.gateway.server.admin import metrics
 from modelport.gateway.server.http1.listener import HttpListener
 from modelport.gateway.server.listeners import Front
@@ -67,7 +67,7 @@ class GatewayServer:
         settings: Settings,
         make_front: MakeFront,
         make_control: MakeControl | None = None,
-        report: Callable[[Heartbeat], None] = lambda _: None,
+        report: Callable[[LoopHeartbeat], None] = lambda _: None,
     ) -> None:
         keep_freed_memory()
         request_memory.PROCESS.limit_bytes = request_memory_bytes(settings)

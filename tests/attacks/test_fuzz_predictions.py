@@ -27,7 +27,7 @@ from PIL import Image
 from modelport.gateway.errors import InvalidArgument
 from modelport.gateway.inference.validation import Validator
 from modelport.gateway.protocols.prediction import form_body
-from modelport.gateway.protocols.prediction.predictor import Call, _Forms
+from modelport.gateway.protocols.prediction.predictor import PredictionCall, _BodyDecoder
 from modelport.gateway.protocols.torchserve.grpc import INFERENCE_SERVICE
 from modelport.gateway.repository import config as configuration
 from modelport.gateway.types import InferResponse, Tensor
@@ -75,7 +75,7 @@ def forms(name: str) -> Any:
         validator=Validator(name, signature),
         labels={},
     )
-    return _Forms(served)
+    return _BodyDecoder(served)
 
 
 FORMS = {name: forms(name) for name in MODELS}
@@ -119,7 +119,7 @@ def body(chance: random.Random) -> bytes:
     return mutate_bytes(chance, text) if kind == 2 else text
 
 
-def answerable(found: Any, call: Call) -> None:
+def answerable(found: Any, call: PredictionCall) -> None:
     """What was taken in must be able to go out: as the outputs, which are like the inputs."""
     request, encode = found.decode(call)
     signature = found._signature
@@ -149,7 +149,7 @@ def test_bodies_of_predictions_raise_nothing_unforeseen() -> None:
         found = FORMS[chance.choice(list(FORMS))]
         kind = chance.choice((b"", b"", b"application/json", b"image/png", b"text/plain"))
         length = chance.randrange(len(content) + 1) if chance.random() < 0.05 else None
-        call = Call("model", 1, content, kind, length)
+        call = PredictionCall("model", 1, content, kind, length)
         finds.run(number, content, functools.partial(answerable, found, call))
     finds.assert_none()
     assert SHARE * 0.05 < finds.passed < SHARE * 0.9, "mutations that are too mild, or too wild"
@@ -197,7 +197,7 @@ def test_forms_raise_nothing_unforeseen() -> None:
 def test_a_hostile_body_costs_no_more_than_its_size(hostile: bytes) -> None:
     started = time.process_time()
     with contextlib.suppress(InvalidArgument):
-        FORMS["numbers"].decode(Call("numbers", 1, hostile))
+        FORMS["numbers"].decode(PredictionCall("numbers", 1, hostile))
     assert time.process_time() - started < 3
 
 
@@ -336,7 +336,7 @@ def test_millions_of_escapes_in_a_form_do_not_hold_up_everybody_else() -> None:
 def test_a_picture_is_decoded_in_a_thread_however_its_key_is_written() -> None:
     data = base64.b64encode(picture("PNG"))
     for key in (rb"b64", rb"\u006264", rb"b\u00364", rb"b6\u0034"):
-        call = Call("pictures", 1, b'{"instances": [{"%b": "%b"}]}' % (key, data))
+        call = PredictionCall("pictures", 1, b'{"instances": [{"%b": "%b"}]}' % (key, data))
         assert json.loads(call.body)["instances"][0].keys() == {"b64"}
         assert FORMS["pictures"].slow(call)
-    assert not FORMS["pictures"].slow(Call("pictures", 1, b'{"instances": [[1, 2]]}'))
+    assert not FORMS["pictures"].slow(PredictionCall("pictures", 1, b'{"instances": [[1, 2]]}'))

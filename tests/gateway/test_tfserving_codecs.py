@@ -26,7 +26,12 @@ from modelport.gateway.protocols.tfserving import examples as tfserving_examples
 from modelport.gateway.protocols.tfserving import json as tfserving_json
 from modelport.gateway.protocols.tfserving import results
 from modelport.gateway.protocols.tfserving.http import STATUS
-from modelport.gateway.protocols.tfserving.servable import Selected, Servable, ServableVersion, code
+from modelport.gateway.protocols.tfserving.servable import (
+    Selected,
+    ServableSignature,
+    ServableVersion,
+    code,
+)
 from modelport.gateway.protocols.tfserving.servables import Servables
 from modelport.gateway.repository import config as configuration
 from modelport.gateway.types import NUMPY_DTYPES, Datatype, InferResponse, Tensor
@@ -48,7 +53,9 @@ def version(
     return ServableVersion(served)
 
 
-def servable(*inputs: str, outputs: tuple[str, ...] = ("y FP32 -1",), batch: int = 8) -> Servable:
+def servable(
+    *inputs: str, outputs: tuple[str, ...] = ("y FP32 -1",), batch: int = 8
+) -> ServableSignature:
     return version(*inputs, outputs=outputs, batch=batch).servable("")
 
 

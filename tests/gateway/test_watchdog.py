@@ -10,7 +10,7 @@ import pytest
 import structlog
 
 from modelport.gateway.runtime import watchdog
-from modelport.gateway.runtime.watchdog import Heartbeat, Watchdog
+from modelport.gateway.runtime.watchdog import LoopHeartbeat, Watchdog
 
 
 @pytest.fixture(autouse=True)
@@ -24,15 +24,15 @@ class Heard:
     """What a watchdog tells; the thread that blocks the loop waits for it."""
 
     def __init__(self) -> None:
-        self.heartbeats: list[Heartbeat] = []
+        self.heartbeats: list[LoopHeartbeat] = []
         self._come = threading.Condition()
 
-    def __call__(self, heartbeat: Heartbeat) -> None:
+    def __call__(self, heartbeat: LoopHeartbeat) -> None:
         with self._come:
             self.heartbeats.append(heartbeat)
             self._come.notify_all()
 
-    def wait_for(self, blocked_seconds: float) -> Heartbeat:
+    def wait_for(self, blocked_seconds: float) -> LoopHeartbeat:
         """Blocks the caller's thread, without computing."""
         with self._come:
             assert self._come.wait_for(
@@ -42,7 +42,7 @@ class Heard:
             return self.heartbeats[-1]
 
 
-def compute_until(heard: Heard, blocked_seconds: float) -> Heartbeat:
+def compute_until(heard: Heard, blocked_seconds: float) -> LoopHeartbeat:
     deadline = time.monotonic() + 30
     while not heard.heartbeats or heard.heartbeats[-1].blocked_seconds <= blocked_seconds:
         sum(range(1000))
@@ -88,4 +88,4 @@ async def test_a_loop_that_turns_is_worth_no_word() -> None:
             await asyncio.sleep(0.005)
         watching.close()
     assert logs == []
-    assert Heartbeat.unpacked(heard.heartbeats[-1].packed()) == heard.heartbeats[-1]
+    assert LoopHeartbeat.unpacked(heard.heartbeats[-1].packed()) == heard.heartbeats[-1]

@@ -8,7 +8,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from modelport.gateway.runtime.watchdog import Heartbeat
+from modelport.gateway.runtime.watchdog import LoopHeartbeat
 from modelport.gateway.server.workers import coordinator
 from modelport.gateway.server.workers.coordinator import ConnectedWorker
 
@@ -22,7 +22,7 @@ class Worker:
         self.member = ConnectedWorker(0, SimpleNamespace())  # type: ignore[arg-type]
 
     def tells(self, blocked_seconds: float = 0.0, computing: bool = False) -> None:
-        self.end.send(Heartbeat(blocked_seconds, computing).packed())
+        self.end.send(LoopHeartbeat(blocked_seconds, computing).packed())
         self.member.heard(self.heartbeats)
 
 

@@ -121,6 +121,16 @@ class OipHttp(OipInfer):
             """Counts and cumulative nanoseconds (statistics extension)."""
             return document(await documents.model_statistics(manager, control, *selected))
 
+        self._add_inference_routes(app, path, suffix, select, failures)
+
+    def _add_inference_routes(
+        self,
+        app: FastAPI,
+        path: str,
+        suffix: str,
+        select: Callable[..., Selected],
+        failures: dict[int | str, dict[str, Any]],
+    ) -> None:
         @app.post(
             f"{path}/infer",
             tags=["inference"],
@@ -148,7 +158,7 @@ class OipHttp(OipInfer):
         )
         async def explain(selected: Selected = Depends(select)) -> Response:
             """Run the explainer that the model's parameter `explainer` names."""
-            return Delegate(self._infer, explainer.name_of(manager, *selected), "")
+            return Delegate(self._infer, explainer.name_of(self._manager, *selected), "")
 
     def _add_repository_routes(self, app: FastAPI) -> None:
         control = self._control

@@ -1,1 +1,1 @@
-"""What the dialects of TorchServe, SageMaker and Vertex share: one body, whatever its form."""
+"""Predictions, as shared by the dialects of TorchServe, SageMaker and Vertex AI."""

@@ -1,4 +1,4 @@
-"""Forms as request bodies: ``multipart/form-data`` and ``application/x-www-form-urlencoded``."""
+"""Forms in request bodies: ``multipart/form-data`` and ``application/x-www-form-urlencoded``."""
 
 from __future__ import annotations
 
@@ -13,23 +13,25 @@ from modelport.gateway.errors import InvalidArgument
 from modelport.gateway.runtime import offload
 
 MULTIPART, URLENCODED = b"multipart/form-data", b"application/x-www-form-urlencoded"
-#: TorchServe's handlers look for these fields, in this order.
+#: Fields that TorchServe's handlers read, in this order.
 FIELDS = ("body", "data")
-#: A form has one field that counts, and few beside it.
+#: Limit of the fields of a form; only one is read.
 MAX_FIELDS = 100
-#: The most bytes of a field's name, as it is encoded; of a boundary (RFC 2046), and of the spaces
-#: behind it; of the headers of one part.
+#: Size limits of an encoded field name, of a boundary (RFC 2046) and the spaces after it, and of
+#: the headers of a part.
 MAX_NAME, MAX_BOUNDARY, MAX_PADDING, MAX_PART_HEADERS = 64, 70, 64, 8192
 #: A header's name (RFC 9110, 5.6.2).
 _TOKEN = re.compile(rb"[!#$%&'*+.^_`|~0-9A-Za-z-]+")
-#: The value of a hexadecimal digit, by its character; -1: it is none.
+#: Value of each hexadecimal digit by its character, -1 for other characters.
 _HEX = np.full(256, -1, np.int16)
 for _digit in "0123456789abcdefABCDEF":
     _HEX[ord(_digit)] = int(_digit, 16)
 
 
 @dataclass(slots=True)
-class Field:
+class FormField:
+    """A field of a form."""
+
     content: bytes
     content_type: bytes = b""
 
@@ -39,15 +41,15 @@ def is_form(content_type: bytes) -> bool:
 
 
 def media_type(header: bytes) -> bytes:
-    """A ``Content-Type`` without its parameters."""
+    """Extract the media type of a ``Content-Type`` header."""
     return header.partition(b";")[0].strip().lower()
 
 
-def data_field(body: bytes, header: bytes) -> Field:
-    """The field with the input, of the form in ``body``; ``header`` is the ``Content-Type``.
+def data_field(body: bytes, header: bytes) -> FormField:
+    """Find the field with the input; ``header`` is the ``Content-Type``.
 
     Raises:
-        InvalidArgument: the form is damaged or has no such field.
+        InvalidArgument: The form is malformed or has no such field.
     """
     fields = _multipart(body, header) if media_type(header) == MULTIPART else _urlencoded(body)
     for name in FIELDS:
@@ -59,7 +61,7 @@ def data_field(body: bytes, header: bytes) -> Field:
     )
 
 
-def _urlencoded(body: bytes) -> dict[str, Field]:
+def _urlencoded(body: bytes) -> dict[str, FormField]:
     fields = {}
     for part in body.split(b"&", MAX_FIELDS)[:MAX_FIELDS]:
         name, _, value = part.partition(b"=")
@@ -67,17 +69,17 @@ def _urlencoded(body: bytes) -> dict[str, Field]:
             continue
         text = unquote_to_bytes(name.replace(b"+", b" ")).decode(errors="replace")
         if text in FIELDS:
-            fields[text] = Field(_unquote(value))
+            fields[text] = FormField(_unquote(value))
     return fields
 
 
 def _unquote(text: bytes) -> bytes:
-    """As ``unquote_to_bytes`` with ``+`` as a space, of megabytes, piece by piece."""
+    """Decode ``+`` and percent-encoding in pieces."""
     parts, start = [], 0
     while start < len(text):
         end = start + offload.PIECE_BYTES
         cut = text.find(b"%", end - 2, end)
-        if cut >= 0 and end < len(text):  # what it begins is not cut
+        if cut >= 0 and end < len(text):  # do not split an escape
             end = cut
         parts.append(_unquoted(text[start:end].replace(b"+", b" ")))
         start = end
@@ -98,8 +100,8 @@ def _unquoted(text: bytes) -> bytes:
     return decoded[keep].tobytes()
 
 
-def _multipart(body: bytes, header: bytes) -> dict[str, Field]:
-    """The parts of ``body`` (RFC 2046, 5.1.1). What is before the first is passed over."""
+def _multipart(body: bytes, header: bytes) -> dict[str, FormField]:
+    """Parse the parts of ``body`` (RFC 2046, 5.1.1) after its preamble."""
     boundary = parse_options_header(header)[1].get(b"boundary")
     if not boundary:
         raise InvalidArgument("the Content-Type multipart/form-data has no boundary")
@@ -109,7 +111,7 @@ def _multipart(body: bytes, header: bytes) -> dict[str, Field]:
     at = 0 if body.startswith(delimiter[2:]) else body.find(delimiter) + 2
     if at == 1:
         raise InvalidArgument("the body is not valid multipart/form-data")
-    fields: dict[str, Field] = {}
+    fields: dict[str, FormField] = {}
     at += len(delimiter) - 2
     for _ in range(MAX_FIELDS + 1):
         if body.startswith(b"--", at):
@@ -128,8 +130,8 @@ def _multipart(body: bytes, header: bytes) -> dict[str, Field]:
     raise InvalidArgument(f"the form has more than {MAX_FIELDS} fields")
 
 
-def _part(body: bytes, start: int, end: int) -> tuple[str, Field]:
-    """The field between two delimiters: headers, an empty line and the content."""
+def _part(body: bytes, start: int, end: int) -> tuple[str, FormField]:
+    """Parse a part: headers, an empty line and the content."""
     headers: dict[bytes, bytes] = {}
     last = start + MAX_PART_HEADERS
     while not body.startswith(b"\r\n", start):
@@ -142,7 +144,7 @@ def _part(body: bytes, start: int, end: int) -> tuple[str, Field]:
     return _field(headers, body[min(start + 2, end) : end])
 
 
-def _field(headers: dict[bytes, bytes], content: bytes) -> tuple[str, Field]:
+def _field(headers: dict[bytes, bytes], content: bytes) -> tuple[str, FormField]:
     options = parse_options_header(headers.get(b"content-disposition", b""))[1]
     name = options.get(b"name", b"").decode(errors="replace")
-    return name, Field(content, media_type(headers.get(b"content-type", b"")))
+    return name, FormField(content, media_type(headers.get(b"content-type", b"")))

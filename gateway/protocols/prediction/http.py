@@ -1,7 +1,7 @@
-"""Predictions over plain ASGI: a request becomes a ``Call``, a ``Reply`` or an error an answer.
+"""Predictions over HTTP, as plain ASGI.
 
-TorchServe, SageMaker and Vertex differ in two things, which are a ``Wire``: how a request says
-where its JSON part ends and an answer says it back, and how an error looks.
+The protocols of TorchServe, SageMaker and Vertex AI differ in a ``PredictionDialect``: in the
+headers that state the size of the JSON part, and in the format of errors.
 """
 
 from __future__ import annotations
@@ -21,7 +21,12 @@ from modelport.gateway.protocols.asgi import Receive, Scope, Send
 from modelport.gateway.protocols.http_response import JSON, RETRY, Headers, reply
 from modelport.gateway.protocols.oip.infer_http import STATUS
 from modelport.gateway.protocols.prediction import form_body
-from modelport.gateway.protocols.prediction.predictor import Call, Predict, PredictStream, Reply
+from modelport.gateway.protocols.prediction.predictor import (
+    Predict,
+    PredictionCall,
+    PredictionReply,
+    PredictStream,
+)
 
 log = structlog.get_logger("modelport.http")
 
@@ -30,30 +35,30 @@ RequestHeaders = dict[bytes, bytes]
 TRACE = b"x-request-id"
 MAX_TRACE = 128
 HEADER_LENGTH = b"inference-header-content-length"
-#: What comes before the size of the JSON part in Triton's content types for these platforms.
+#: Prefix of the JSON part's size in Triton's content types for these platforms.
 JSON_HEADER_SIZE = b".binary+json;json-header-size="
 
 
-class Wire(Protocol):
-    """What a dialect has of its own."""
+class PredictionDialect(Protocol):
+    """Headers and errors of a protocol."""
 
     def header_length(self, headers: RequestHeaders, size: int) -> int | None:
-        """The size of the JSON part of a body of ``size`` bytes; None: the request does not say.
+        """Read the size of the JSON part of a body of ``size`` bytes, or None if it is not stated.
 
         Raises:
-            InvalidArgument: it says what cannot be.
+            InvalidArgument: The stated size is invalid.
         """
 
-    def headers(self, reply: Reply, request: RequestHeaders) -> Headers:
-        """Of an answer with status 200."""
+    def headers(self, reply: PredictionReply, request: RequestHeaders) -> Headers:
+        """Make the headers of a successful response."""
 
     def failure(self, error: ModelportError, request: RequestHeaders) -> tuple[int, bytes, Headers]:
-        """Status, body and headers of an error."""
+        """Make status, body and headers of an error response."""
 
 
 @dataclass(frozen=True, slots=True)
-class Streaming:
-    """How a dialect streams: of which model (name and version), and what."""
+class StreamingPredictor:
+    """Streaming of the models (name and version) to which it ``applies``."""
 
     applies: Callable[[str, int], bool]
     stream: PredictStream
@@ -61,17 +66,14 @@ class Streaming:
 
 @dataclass(frozen=True, slots=True)
 class PredictionHandler:
-    """Answers the request to predict with a model, given by whoever routes.
-
-    Without ``streaming`` a decoupled model is refused.
-    """
+    """Handler of prediction requests. Without ``streaming`` it refuses decoupled models."""
 
     predict: Predict
-    wire: Wire
+    dialect: PredictionDialect
     max_input_bytes: int
-    #: The most bytes of a valid request for a model (name and version); it raises if there is none.
+    #: Returns the size limit of requests for a model (name and version), or raises ``NotFound``.
     bound: Callable[[str, int], int | None]
-    streaming: Streaming | None = None
+    streaming: StreamingPredictor | None = None
 
     async def __call__(
         self,
@@ -80,7 +82,7 @@ class PredictionHandler:
         receive: Receive,
         send: Send,
     ) -> None:
-        """``find`` gives the model's name and version; it may raise ``ModelportError``."""
+        """Serve a request; ``find`` returns the model's name and version, or raises."""
         headers = dict(scope["headers"])
         try:
             deadline = http_request.deadline(headers)
@@ -96,15 +98,17 @@ class PredictionHandler:
             await self._fail(send, error, headers)
         except http_request.ClientDisconnected:
             pass
-        except asyncio.CancelledError:  # the front does it at the end of the exit timeout
+        except asyncio.CancelledError:  # the server cancels requests at the end of the exit timeout
             await self._fail(send, Unavailable("the server is shutting down"), headers)
         except Exception:
             log.exception("request failed")
             await self._fail(send, Internal("internal error"), headers)
         else:
-            await reply(send, 200, answer.body, self.wire.headers(answer, headers))
+            await reply(send, 200, answer.body, self.dialect.headers(answer, headers))
 
-    def _call(self, name: str, version: int, body: bytes, headers: RequestHeaders) -> Call:
+    def _call(
+        self, name: str, version: int, body: bytes, headers: RequestHeaders
+    ) -> PredictionCall:
         header = headers.get(b"content-type", b"")
         content_type = form_body.media_type(header)
         trace = headers.get(TRACE, b"")[:MAX_TRACE].decode("latin-1")
@@ -113,18 +117,21 @@ class PredictionHandler:
             field = form_body.data_field(body, header)
             body, content_type = field.content, field.content_type
         else:
-            length = self.wire.header_length(headers, len(body))
-        return Call(name, version, body, content_type, length, trace)
+            length = self.dialect.header_length(headers, len(body))
+        return PredictionCall(name, version, body, content_type, length, trace)
 
     async def _stream(
-        self, replies: AsyncGenerator[Reply, None], headers: RequestHeaders, send: Send
+        self, replies: AsyncGenerator[PredictionReply, None], headers: RequestHeaders, send: Send
     ) -> None:
-        """Every reply as it comes, in parts of one body. One that fails is cut off: then the
-        connection ends before the body does, and no client takes it for whole."""
+        """Send the responses as parts of one body.
+
+        After an error the connection is closed before the body ends, so that no client takes it for
+        complete.
+        """
         async with aclosing(replies):
             first = await anext(replies, None)
-            answer = replace(first or Reply(b""), header_length=None)
-            start = self.wire.headers(answer, headers)
+            answer = replace(first or PredictionReply(b""), header_length=None)
+            start = self.dialect.headers(answer, headers)
             await send({"type": "http.response.start", "status": 200, "headers": start})
             part = first
             try:
@@ -138,7 +145,7 @@ class PredictionHandler:
             await send({"type": "http.response.body", "body": b""})
 
     async def _fail(self, send: Send, error: ModelportError, headers: RequestHeaders) -> None:
-        status, body, reply_headers = self.wire.failure(error, headers)
+        status, body, reply_headers = self.dialect.failure(error, headers)
         if status == 503:
             reply_headers = [*reply_headers, *RETRY]
         log.debug("request failed", status=status, error=str(error))
@@ -146,10 +153,10 @@ class PredictionHandler:
 
 
 @dataclass(frozen=True, slots=True)
-class PlatformWire:
-    """Triton's, for SageMaker and Vertex: the size of the JSON part is in the content type.
+class PlatformDialect:
+    """Triton's dialect for SageMaker and Vertex AI: the content type has the JSON part's size.
 
-    A reply has it as a header too: Triton's own replies on Vertex have it only there.
+    A response also has it as a header, where Triton puts it on Vertex AI.
     """
 
     #: ``application/vnd.PLATFORM-triton``
@@ -167,7 +174,7 @@ class PlatformWire:
             )
         return http_request.header_length(header[len(prefix) :], size)
 
-    def headers(self, reply: Reply, request: RequestHeaders) -> Headers:
+    def headers(self, reply: PredictionReply, request: RequestHeaders) -> Headers:
         if reply.header_length is None:
             return [(b"content-type", reply.content_type)]
         size = b"%d" % reply.header_length

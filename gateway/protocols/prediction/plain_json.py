@@ -1,13 +1,13 @@
-"""Plain JSON in and out: tensors without datatype and shape, as TorchServe's envelopes have them.
+"""Plain JSON: tensors without datatype and shape, as in TorchServe's envelopes.
 
     {"instances": [element, ...]}   one item for each batch element (TensorFlow Serving's rows)
     {"data": value}                 the whole input, or an object of inputs by name
     value                           the whole of a model's single input
 
-A whole input may lack the batch dimension; the answer then lacks it too. An element of a model
-with more inputs is an object by input name. ``{"b64": "..."}`` stands for bytes: an element of a
-BYTES input, or a picture for an image input. Answered is ``{"predictions": ...}`` to an object,
-else the bare value: of one output its values, of more an object by output name for each element.
+A whole input may lack the batch dimension; the response then lacks it too. An element of a model
+with several inputs is an object by input name. ``{"b64": "..."}`` is an element of a BYTES input,
+or an image. The response to an object is ``{"predictions": ...}``, otherwise a bare value: the
+values of a single output, or for each element an object by output name.
 """
 
 from __future__ import annotations
@@ -41,14 +41,14 @@ BASE64_KEY = "b64"
 
 
 @dataclass(frozen=True, slots=True)
-class Form:
-    """The form of the answer.
+class ResponseForm:
+    """Format of the response, which follows the request.
 
     Attributes:
-        wrapped: in an object.
-        batched: one item for each batch element.
-        single: the only batch element itself.
-        listed: a list of one item, from a model that knows no batch.
+        wrapped: In an object.
+        batched: One item for each batch element.
+        single: The only batch element, without a list.
+        listed: A list of one item, from a model that does not batch.
     """
 
     wrapped: bool
@@ -59,31 +59,33 @@ class Form:
 
 def decode(
     document: Any, signature: ModelSignature, decoders: Mapping[str, Decoder]
-) -> tuple[list[Tensor], Form]:
-    """The inputs in ``document``. ``decoders`` are those of image inputs, by name.
+) -> tuple[list[Tensor], ResponseForm]:
+    """Decode the inputs; ``decoders`` are those of image inputs, by name.
 
     Raises:
-        InvalidArgument: naming the member or the input.
+        InvalidArgument: A member or an input is invalid; the message names it.
     """
     batches = signature.max_batch_size > 0
     wrapped = type(document) is dict
     if wrapped and "instances" in document:
         columns = _columns(document["instances"], signature, batches)
-        return _tensors(columns, signature, decoders), Form(True, batches, listed=not batches)
+        return _tensors(columns, signature, decoders), ResponseForm(
+            True, batches, listed=not batches
+        )
     if wrapped and "data" not in document:
         raise InvalidArgument("the JSON object must have 'inputs', 'instances' or 'data'")
     value = document["data"] if wrapped else document
     columns = value if _by_name(value) else _single(value, signature)
     tensors = _tensors(columns, signature, decoders)
     if not batches:
-        return tensors, Form(wrapped)
+        return tensors, ResponseForm(wrapped)
     ranks = {spec.name: len(spec.dims) for spec in signature.inputs}
     single = {tensor.data.ndim == ranks[tensor.name] for tensor in tensors}
     if single == {True}:
         for tensor in tensors:
             tensor.data = tensor.data[np.newaxis]
-        return tensors, Form(wrapped, single=True)
-    return tensors, Form(wrapped, batched=True)
+        return tensors, ResponseForm(wrapped, single=True)
+    return tensors, ResponseForm(wrapped, batched=True)
 
 
 def _by_name(value: Any) -> bool:
@@ -98,7 +100,7 @@ def _single(value: Any, signature: ModelSignature) -> dict[str, Any]:
 
 
 def _columns(rows: Any, signature: ModelSignature, batches: bool) -> dict[str, Any]:
-    """Elements, turned into inputs with a batch dimension."""
+    """Convert elements to inputs with a batch dimension."""
     if type(rows) is LongArray:
         return _whole(rows, signature, batches)
     if type(rows) is not list or not rows:
@@ -138,7 +140,7 @@ def _tensors(
 
 
 def _array(spec: TensorSpec, value: Any, decoders: Mapping[str, Decoder], most: int) -> Array:
-    """``most`` images are decoded at most: each costs milliseconds."""
+    """Decode an input, with at most ``most`` images, because each takes milliseconds."""
     if type(value) is LongArray:
         return _long(spec, value)
     shape, flat = _flatten(spec.name, value)
@@ -157,7 +159,7 @@ def _array(spec: TensorSpec, value: Any, decoders: Mapping[str, Decoder], most: 
         if any(map(_is_base64, flat)):
             items = [_bytes(spec.name, x) if _is_base64(x) else _text(spec.name, x) for x in flat]
             return raw.object_array(items, shape)
-    elif spec.datatype is Datatype.FP16:  # which OIP's JSON has not
+    elif spec.datatype is Datatype.FP16:  # not supported by ``json_data``
         with np.errstate(over="ignore"):
             wide = json_data.decode(spec.name, Datatype.FP32, shape, flat)
             return wide.astype(np.float16)
@@ -173,7 +175,7 @@ def _long(spec: TensorSpec, value: LongArray) -> Array:
 
 
 def _flatten(name: str, value: Any) -> tuple[tuple[int, ...], list[Any]]:
-    """The shape of nested lists, and their values in a row."""
+    """Return the shape of nested lists, and their values as a flat list."""
     shape: list[int] = []
     level = [value]
     while level and set(map(type, level)) == {list}:
@@ -205,11 +207,11 @@ def _bytes(name: str, item: Any) -> bytes:
         raise InvalidArgument(f"a 'b64' of input '{name}' is not base64") from None
 
 
-def encode(response: InferResponse, form: Form) -> Buffer:
-    """The outputs of ``response`` as they were asked for.
+def encode(response: InferResponse, form: ResponseForm) -> Buffer:
+    """Encode ``response`` in the format of its request.
 
     Raises:
-        InvalidArgument: an output cannot be written as JSON.
+        InvalidArgument: JSON cannot represent an output.
     """
     columns = {}
     for tensor in response.outputs:

@@ -1,4 +1,4 @@
-"""The answer of TorchServe's ``image_classifier``: the five likeliest classes, by label."""
+"""Responses of TorchServe's ``image_classifier``: the five likeliest classes, by label."""
 
 from __future__ import annotations
 
@@ -12,19 +12,19 @@ from modelport.gateway.models.model import ServedVersion
 from modelport.gateway.types import Array, Datatype
 
 TOP = 5
-#: Config parameter ``classification.logits = "logits"``: what the values of an output are.
+#: Prefix of the configuration parameter with the kind of an output's values.
 PARAMETER = "classification."
 LOGITS, PROBABILITIES = "logits", "probabilities"
 _FLOATS = (Datatype.FP16, Datatype.FP32, Datatype.FP64)
-#: What a sum of probabilities may be off by.
+#: Tolerance of a sum of probabilities.
 _TOLERANCE = 1e-3
 
 
 @dataclass(frozen=True, slots=True)
 class TopClasses:
-    """One value for each class, of the output ``output``.
+    """Converts the values of an output, one for each class, to the likeliest classes.
 
-    ``kind`` empty: values from 0 that sum to 1 are probabilities, others logits.
+    If ``kind`` is empty, values from 0 that sum to 1 are probabilities, others logits.
     """
 
     output: str
@@ -32,7 +32,7 @@ class TopClasses:
     kind: str
 
     def __call__(self, values: Array) -> dict[str, float]:
-        """``values`` ``[classes]`` as label (or index) → probability, the likeliest first."""
+        """Map labels (or indices) to probabilities, the likeliest first."""
         wide = values.astype(np.float64)
         if not self._are_probabilities(wide):
             with np.errstate(all="ignore"):
@@ -52,13 +52,13 @@ class TopClasses:
 
 
 def top_classes(served: ServedVersion) -> TopClasses | None:
-    """How the one output with a value for each class is answered; None where there is none.
+    """Find the only output with a value for each class; return None if there is not just one.
 
-    An output of floats with one dimension has classes if it has labels, if the configuration says
-    so (``PARAMETER``), or if its name does.
+    An output of floats with one dimension has classes if it has labels, the configuration parameter
+    ``PARAMETER``, or the name ``logits`` or ``probabilities``.
 
     Raises:
-        InvalidArgument: the parameter is neither ``logits`` nor ``probabilities``.
+        InvalidArgument: The parameter is neither ``logits`` nor ``probabilities``.
     """
     found = []
     for spec in served.signature.outputs:

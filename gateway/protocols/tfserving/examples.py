@@ -1,8 +1,7 @@
-"""Classify and Regress: ``tf.Example`` lists → tensors, outputs → classes and values.
+"""Classify and Regress: decoding of ``tf.Example`` lists, and interpretation of the outputs.
 
-A model whose one input ``inputs`` is a list of strings parses the examples itself, as those do that
-were exported for these methods (tensorflow/serving ``classifier.cc``, ``regressor.cc``). For every
-other model an example's features are its inputs, by name.
+A model with a single input ``inputs`` of strings parses the examples itself, as models exported for
+these methods do (``classifier.cc``, ``regressor.cc``). For other models the features are inputs.
 """
 
 from __future__ import annotations
@@ -15,7 +14,11 @@ import numpy as np
 
 from modelport.gateway.errors import InvalidArgument, Unsupported
 from modelport.gateway.protocols.tfserving.results import Classes
-from modelport.gateway.protocols.tfserving.servable import Endpoint, Servable, type_name
+from modelport.gateway.protocols.tfserving.servable import (
+    ServableSignature,
+    SignatureTensor,
+    type_name,
+)
 from modelport.gateway.runtime import offload
 from modelport.gateway.types import NUMPY_DTYPES, Array, Datatype, Tensor
 from modelport.gateway.wire import inflation, raw
@@ -28,17 +31,17 @@ _FLOATS = (Datatype.FP16, Datatype.FP32, Datatype.FP64)
 _KINDS = {"float_list": "float", "int64_list": "int64", "bytes_list": "string"}
 
 
-def decode(message: pb.Input, servable: Servable) -> list[Tensor]:
-    """The inputs of the model.
+def decode(message: pb.Input, servable: ServableSignature) -> list[Tensor]:
+    """Decode the examples to the inputs of the model.
 
     Raises:
-        InvalidArgument: there is no example, there are more than the model takes, or their features
-            are not the model's inputs.
+        InvalidArgument: There is no example, there are more than the model's batch size, or their
+            features do not fit the model's inputs.
     """
     examples = examples_of(message)
     if not examples:
         raise InvalidArgument("Input is empty.")
-    # Of a SavedModel's signatures the graph decides.
+    # For a SavedModel's own signatures the graph decides.
     if not servable.named and 0 < servable.max_batch_size < len(examples):
         raise InvalidArgument(
             f"inference request batch-size must be <= {servable.max_batch_size} for "
@@ -61,17 +64,17 @@ def decode(message: pb.Input, servable: Servable) -> list[Tensor]:
 
 
 def examples_of(message: pb.Input) -> Sequence[Any]:
-    """The examples, without their context."""
+    """Return the examples without their context."""
     kind = message.WhichOneof("kind")
     examples: Sequence[Any] = getattr(message, kind).examples if kind else ()
     return examples
 
 
 def _texts(context: Any, examples: Sequence[Any], most_bytes: int) -> list[bytes]:
-    """The examples as bytes, each with the context in it."""
+    """Serialize the examples, each merged with the context."""
     if context is None:
         return [example.SerializeToString() for example in examples]
-    _bound(context.ByteSize() * len(examples), most_bytes)
+    _check_size(context.ByteSize() * len(examples), most_bytes)
     texts = []
     for example in examples:
         merged = tensorflow_pb2.Example()
@@ -82,7 +85,7 @@ def _texts(context: Any, examples: Sequence[Any], most_bytes: int) -> list[bytes
     return texts
 
 
-def _bound(size: int, most_bytes: int) -> None:
+def _check_size(size: int, most_bytes: int) -> None:
     if size > most_bytes:
         raise InvalidArgument(
             f"the context, repeated for every example, is {size} bytes; at most {most_bytes} for a "
@@ -91,7 +94,7 @@ def _bound(size: int, most_bytes: int) -> None:
 
 
 class _Features:
-    """The features of examples. Those of the context are every example's that has not its own."""
+    """Features of examples; those of the context are defaults."""
 
     def __init__(self, context: Any, examples: Sequence[Any]) -> None:
         self._context = {} if context is None else context.features.feature
@@ -100,29 +103,29 @@ class _Features:
     def has(self, name: str) -> bool:
         return name in self._context or any(name in features for features in self._examples)
 
-    def rows(self, endpoint: Endpoint) -> list[Any]:
-        """The values of every example; those of the context are one object."""
-        name = endpoint.name
-        shared = _values(endpoint, self._context) if name in self._context else None
+    def rows(self, spec: SignatureTensor) -> list[Any]:
+        """Return the values of every example; those from the context are the same object."""
+        name = spec.name
+        shared = _values(spec, self._context) if name in self._context else None
         rows = []
         for features in self._examples:
             own = shared is None or name in features
-            rows.append(_values(endpoint, features) if own else shared)
+            rows.append(_values(spec, features) if own else shared)
             offload.checkpoint()
         return rows
 
 
-def _column(endpoint: Endpoint, features: _Features, most_bytes: int) -> Array:
-    """One feature of every example, ``[examples, ...]``."""
-    name, datatype = endpoint.name, endpoint.datatype
-    rows = features.rows(endpoint)
-    if endpoint.shape[:1] not in ((-1,), (len(rows),)):
+def _column(spec: SignatureTensor, features: _Features, most_bytes: int) -> Array:
+    """Make the array of one feature, ``[examples, ...]``."""
+    name, datatype = spec.name, spec.datatype
+    rows = features.rows(spec)
+    if spec.shape[:1] not in ((-1,), (len(rows),)):
         raise InvalidArgument(f"input '{name}' has no batch dimension for {len(rows)} examples")
-    if endpoint.picture is not None and any(type(row[0]) is bytes for row in rows):
+    if spec.image is not None and any(type(row[0]) is bytes for row in rows):
         if not all(type(row[0]) is bytes for row in rows):
-            raise InvalidArgument(f"feature {name} is a picture in some examples, not in all")
-        return endpoint.pictures([data for row in rows for data in row], [len(rows)])
-    shape = _shape(endpoint, len(rows[0]))
+            raise InvalidArgument(f"feature {name} is a image in some examples, not in all")
+        return spec.images([data for row in rows for data in row], [len(rows)])
+    shape = _shape(spec, len(rows[0]))
     count = math.prod(shape)
     for index, row in enumerate(rows):
         if len(row) != count:
@@ -130,34 +133,34 @@ def _column(endpoint: Endpoint, features: _Features, most_bytes: int) -> Array:
                 f"Feature: {name} has {len(row)} values in example {index}, expected {count}"
             )
     dtype = NUMPY_DTYPES[datatype]
-    _bound(len(rows) * count * dtype.itemsize, most_bytes)
+    _check_size(len(rows) * count * dtype.itemsize, most_bytes)
     column = np.empty((len(rows), count), dtype)
     last: Any = None
     for index, row in enumerate(rows):
-        if row is not last:  # the context's is one object
-            values, last = _numbers(endpoint, row), row
+        if row is not last:  # values of the context are converted once
+            values, last = _numbers(spec, row), row
         column[index] = values
         offload.checkpoint()
     return column.reshape(len(rows), *shape)
 
 
-def _numbers(endpoint: Endpoint, row: Any) -> Array:
-    """The values of one example's feature."""
-    dtype = NUMPY_DTYPES[endpoint.datatype]
-    if endpoint.datatype is Datatype.BYTES:
+def _numbers(spec: SignatureTensor, row: Any) -> Array:
+    """Convert the values of one example's feature."""
+    dtype = NUMPY_DTYPES[spec.datatype]
+    if spec.datatype is Datatype.BYTES:
         return raw.object_array(list(row), (len(row),))
     try:
-        with np.errstate(over="ignore"):  # FP16: beyond it is infinity
+        with np.errstate(over="ignore"):  # values beyond FP16 become infinity
             return np.fromiter(row, dtype, len(row))
     except OverflowError:
         raise InvalidArgument(
-            f"a value of feature {endpoint.name} does not fit {endpoint.datatype}"
+            f"a value of feature {spec.name} does not fit {spec.datatype}"
         ) from None
 
 
-def _values(endpoint: Endpoint, features: Any) -> Any:
-    """The values of one example's feature, at least one, of a kind that the input takes."""
-    name, datatype = endpoint.name, endpoint.datatype
+def _values(spec: SignatureTensor, features: Any) -> Any:
+    """Read the values of one example's feature, and check that their kind fits the input."""
+    name, datatype = spec.name, spec.datatype
     kind = features[name].WhichOneof("kind") if name in features else None
     values = getattr(features[name], kind).value if kind else ()
     if kind is None or not values:
@@ -168,12 +171,12 @@ def _values(endpoint: Endpoint, features: Any) -> Any:
     if datatype is Datatype.BF16:
         raise Unsupported(f"input '{name}' is {datatype}, which no feature holds; use Predict")
     wanted: tuple[str, ...] = ("int64_list",)
-    if datatype in _FLOATS:  # JSON cannot tell 5 from 5.0
+    if datatype in _FLOATS:  # JSON has 5 for 5.0
         wanted = ("float_list", "int64_list")
     elif datatype is Datatype.BYTES:
         wanted = ("bytes_list",)
-    picture = endpoint.picture is not None and kind == "bytes_list" and len(values) == 1
-    if kind not in wanted and not picture:
+    image = spec.image is not None and kind == "bytes_list" and len(values) == 1
+    if kind not in wanted and not image:
         raise InvalidArgument(
             f"Key: {name}.  Data types don't match. Data type: {_KINDS[kind]} but expected type: "
             f"{type_name(datatype)}"
@@ -183,12 +186,12 @@ def _values(endpoint: Endpoint, features: Any) -> Any:
     return values
 
 
-def _shape(endpoint: Endpoint, count: int) -> tuple[int, ...]:
-    """The shape of one example's ``count`` values."""
-    dims = endpoint.shape[1:]
+def _shape(spec: SignatureTensor, count: int) -> tuple[int, ...]:
+    """Derive the shape of an example's ``count`` values."""
+    dims = spec.shape[1:]
     if dims.count(-1) > 1:
         raise InvalidArgument(
-            f"input '{endpoint.name}' has more than one dynamic dimension, which a feature's "
+            f"input '{spec.name}' has more than one dynamic dimension, which a feature's "
             "values do not tell; use Predict"
         )
     fixed = math.prod(d for d in dims if d != -1)
@@ -198,11 +201,11 @@ def _shape(endpoint: Endpoint, count: int) -> tuple[int, ...]:
 # -- results ---------------------------------------------------------------------------------------
 
 
-def classification_outputs(servable: Servable) -> tuple[str, ...]:
-    """``classes`` and ``scores``, as many as the model has, else its only table of floats.
+def classification_outputs(servable: ServableSignature) -> tuple[str, ...]:
+    """Return ``classes`` and ``scores`` if the model has them, else its only table of floats.
 
     Raises:
-        InvalidArgument: it has none of them.
+        InvalidArgument: It has neither.
     """
     named = tuple(name for name in (_CLASSES, _SCORES) if name in servable.outputs)
     tables = [
@@ -218,11 +221,11 @@ def classification_outputs(servable: Servable) -> tuple[str, ...]:
     return named or (tables[0],)
 
 
-def classify(outputs: Sequence[Tensor], servable: Servable, examples: int) -> Classes:
-    """Every class of every example with its label, if it has one, and its score, if it has one.
+def classify(outputs: Sequence[Tensor], servable: ServableSignature, examples: int) -> Classes:
+    """Interpret outputs as the classes of each example, with labels and scores if there are any.
 
     Raises:
-        InvalidArgument: an output is not what ``classifier.cc`` takes.
+        InvalidArgument: An output is not valid for ``classifier.cc``.
     """
     labels: Any = None
     scores: Array | None = None
@@ -268,11 +271,11 @@ def _check(tensor: Tensor, wanted: Datatype, what: str, examples: int) -> None:
         raise InvalidArgument(f"Expected {what} output batch size of {examples}. Got: {shape[0]}")
 
 
-def regression_output(servable: Servable) -> tuple[str, ...]:
-    """``outputs``, else the model's only one.
+def regression_output(servable: ServableSignature) -> tuple[str, ...]:
+    """Return the output ``outputs``, or the model's only one.
 
     Raises:
-        InvalidArgument: it has more than one, and none of that name.
+        InvalidArgument: The model has several, none of them of that name.
     """
     if _REGRESSION in servable.outputs:
         return (_REGRESSION,)
@@ -282,10 +285,10 @@ def regression_output(servable: Servable) -> tuple[str, ...]:
 
 
 def regress(outputs: Sequence[Tensor], examples: int) -> Array:
-    """The value of every example.
+    """Interpret the output as a value for each example.
 
     Raises:
-        InvalidArgument: the output is not what ``regressor.cc`` takes.
+        InvalidArgument: The output is not valid for ``regressor.cc``.
     """
     (tensor,) = outputs
     shape = tensor.data.shape

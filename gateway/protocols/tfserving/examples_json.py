@@ -1,6 +1,6 @@
-"""``:classify`` and ``:regress`` over REST: JSON → the messages of Classify and Regress.
+"""JSON of ``:classify`` and ``:regress``, decoded to the messages of Classify and Regress.
 
-Wire contract: tensorflow/serving ``util/json_tensor.cc``.
+Specification: TensorFlow Serving's ``util/json_tensor.cc``.
 """
 
 from __future__ import annotations
@@ -14,9 +14,9 @@ from modelport.gateway.wire.long_array import LongArray
 from modelport.gateway.wire.proto import serving_pb2 as pb
 from modelport.gateway.wire.proto import tensorflow_pb2
 
-#: Examples, and their features together. More take seconds to build, and no model takes so many.
+#: Limits of examples and of their features together; more would take seconds to decode.
 MAX_EXAMPLES = MAX_FEATURES = 100_000
-#: The field of a ``Feature`` that holds what has a JSON type, and its name in messages.
+#: Field of a ``Feature`` for each JSON type, and its name in messages.
 _FIELDS = {
     bool: "int64_list",
     int: "int64_list",
@@ -28,10 +28,10 @@ _KINDS = {"bytes_list": "bytes", "float_list": "float", "int64_list": "int64"}
 
 
 def decode(body: bytes) -> tuple[pb.Input, str]:
-    """The examples of a request, and its signature's name.
+    """Decode the examples of a request, and its signature's name.
 
     Raises:
-        InvalidArgument: in TensorFlow Serving's words.
+        InvalidArgument: The request is invalid, in TensorFlow Serving's words.
     """
     document = tfserving_json.parse(body, MAX_FEATURES)
     message = pb.Input()
@@ -71,7 +71,7 @@ def _listed(content: Any) -> list[Any]:
 
 
 def _fill(feature: tensorflow_pb2.Feature, name: str, values: list[Any]) -> None:
-    """All at once: there may be millions."""
+    """Fill a feature at once, because it may have millions of values."""
     if not values:
         return
     types = set(map(type, values))

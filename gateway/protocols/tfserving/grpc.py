@@ -1,7 +1,7 @@
-"""TensorFlow Serving over gRPC: PredictionService and ModelService, as a table of methods.
+"""TensorFlow Serving over gRPC: PredictionService and ModelService.
 
-Wire contract: tensorflow/serving ``apis/*.proto`` and ``prediction_service_impl.cc`` and
-``model_service_impl.cc`` in ``model_servers``.
+Specification: TensorFlow Serving's ``apis/*.proto``, ``prediction_service_impl.cc`` and
+``model_service_impl.cc``.
 """
 
 from __future__ import annotations
@@ -24,18 +24,18 @@ from modelport.gateway.protocols import response_encoding
 from modelport.gateway.protocols.grpc_method import Method, Serialized
 from modelport.gateway.protocols.response_encoding import PROTOBUF_BYTES
 from modelport.gateway.protocols.tfserving import MODEL_SERVICE, PREDICTION_SERVICE, results
-from modelport.gateway.protocols.tfserving.inference import Call, Inference
+from modelport.gateway.protocols.tfserving.inference import Inference, TfServingCall
 from modelport.gateway.protocols.tfserving.results import Classes
 from modelport.gateway.protocols.tfserving.servable import (
     MAX_NAME,
     SIGNATURE,
     STATUSES,
     Decoded,
-    Endpoint,
     FailedPrecondition,
     Selected,
-    Servable,
+    ServableSignature,
     ServableVersion,
+    SignatureTensor,
     UnknownSignature,
     code,
 )
@@ -77,7 +77,7 @@ class TfServingGrpc:
         self._control = control
 
     def methods(self) -> dict[str, dict[str, Method]]:
-        """service → method → row."""
+        """Return the methods by service and name."""
 
         def method(request: Any, reply: Any, handler: Handler) -> Method:
             return Method(request, reply, handler, statuses=STATUSES)
@@ -113,7 +113,7 @@ class TfServingGrpc:
         }
 
     def _bound(self, content: Buffer) -> int | None:
-        """Of a message that begins with its ``ModelSpec``, as every serializer writes it."""
+        """Return the size limit of a message, which must begin with its ``ModelSpec``."""
         spec = incremental_protobuf.first(content, _MODEL_SPEC)
         if spec is None:
             raise InvalidArgument("a large request must begin with its model_spec")
@@ -124,7 +124,7 @@ class TfServingGrpc:
         return self._inference.servables.version(_selected(message)).max_bytes
 
     def _bound_multi(self, content: Buffer) -> int | None:
-        """Its tasks, of which each begins so, are all of one model."""
+        """Return the size limit of a MultiInference request, by its first task."""
         task = incremental_protobuf.first(content, _TASKS)
         if task is None:
             raise InvalidArgument("a large request must begin with its tasks")
@@ -166,38 +166,38 @@ class TfServingGrpc:
             return Decoded(servable, inputs, wanted)
 
         decoded, outputs = await self._inference.predict(
-            Call(_selected(message), deadline),
+            TfServingCall(_selected(message), deadline),
             decode,
-            pictures=any(t.dtype == _DT_STRING for t in message.inputs.values()),
+            images=any(t.dtype == _DT_STRING for t in message.inputs.values()),
             size=message.ByteSize(),
         )
         work = partial(_prediction, decoded.servable, outputs)
         return await response_encoding.encode(work, outputs, deadline, PROTOBUF_BYTES)
 
     async def _classify(self, message: Any, deadline: Deadline) -> Serialized:
-        call = Call(_selected(message), deadline)
+        call = TfServingCall(_selected(message), deadline)
 
-        def write(servable: Servable, classes: Classes) -> Serialized:
+        def write(servable: ServableSignature, classes: Classes) -> Serialized:
             head = pb.ClassificationResponse(model_spec=_spec(servable)).SerializeToString()
             return Serialized(head, *nested(_CLASSES, results.classification_fields(classes)))
 
         return await self._inference.classify(call, message.input, write)
 
     async def _regress(self, message: Any, deadline: Deadline) -> Serialized:
-        call = Call(_selected(message), deadline)
+        call = TfServingCall(_selected(message), deadline)
 
-        def write(servable: Servable, values: Array) -> Serialized:
+        def write(servable: ServableSignature, values: Array) -> Serialized:
             head = pb.RegressionResponse(model_spec=_spec(servable)).SerializeToString()
             return Serialized(head, *nested(_VALUES, results.regression_fields(values)))
 
         return await self._inference.regress(call, message.input, write)
 
     async def _multi(self, message: Any, deadline: Deadline) -> Serialized:
-        """One task after another, all of one model."""
+        """Run the tasks, which are all for one model, one after the other."""
         self._check_tasks(message.tasks)
         fields: list[Buffer] = []
         for task in message.tasks:
-            call = Call(_selected(task), deadline)
+            call = TfServingCall(_selected(task), deadline)
             if task.method_name == _CLASSIFY:
                 fields += await self._inference.classify(call, message.input, _classified)
             else:
@@ -215,7 +215,7 @@ class TfServingGrpc:
         for task in tasks:
             selected = _selected(task)
             signature = selected.signature or SIGNATURE
-            # A model that is no SavedModel has one signature for both methods.
+            # A model other than a SavedModel has one signature for both methods.
             evaluation = (signature, task.method_name)
             if evaluation in seen:
                 raise InvalidArgument(f"Duplicate evaluation of signature: {signature[:MAX_NAME]}")
@@ -250,7 +250,7 @@ class TfServingGrpc:
         return await self._inference.servables.status(_selected(message))
 
     async def _reload(self, message: Any, _: Deadline) -> pb.ReloadConfigResponse:
-        """Serve exactly the models listed. They come from the repository: never from a path."""
+        """Serve exactly the listed models, which must be in the repository."""
         if message.config.WhichOneof("config") != "model_config_list":
             raise InvalidArgument(
                 "ServerModelConfig type not supported by HandleReloadConfigRequest. Only "
@@ -272,7 +272,7 @@ class TfServingGrpc:
 
 
 def _selected(message: Any) -> Selected:
-    """What ``message.model_spec`` names; empty names are refused where they are looked up."""
+    """Read ``message.model_spec``; the lookup refuses empty names."""
     if not message.HasField("model_spec"):
         raise InvalidArgument("Missing ModelSpec")
     spec = message.model_spec
@@ -282,33 +282,33 @@ def _selected(message: Any) -> Selected:
     return Selected(spec.name, label=spec.version_label or None, signature=spec.signature_name)
 
 
-def _spec(servable: Servable) -> pb.ModelSpec:
+def _spec(servable: ServableSignature) -> pb.ModelSpec:
     spec = pb.ModelSpec(name=servable.name, signature_name=servable.signature_name)
     spec.version.value = servable.number
     return spec
 
 
-def _prediction(servable: Servable, outputs: Sequence[Tensor]) -> Serialized:
+def _prediction(servable: ServableSignature, outputs: Sequence[Tensor]) -> Serialized:
     parts: list[Buffer] = [pb.PredictResponse(model_spec=_spec(servable)).SerializeToString()]
     for tensor in outputs:
         parts += tensor_proto.values_entry(_OUTPUTS, tensor)
     return Serialized(*parts)
 
 
-def _classified(servable: Servable, classes: Classes) -> list[Buffer]:
-    """A result of MultiInference."""
+def _classified(servable: ServableSignature, classes: Classes) -> list[Buffer]:
+    """Encode a result of MultiInference."""
     head = pb.InferenceResult(model_spec=_spec(servable)).SerializeToString()
     fields = nested(_CLASSIFICATION, results.classification_fields(classes))
     return nested(_RESULTS, [head, *fields])
 
 
-def _regressed(servable: Servable, values: Array) -> list[Buffer]:
-    """A result of MultiInference."""
+def _regressed(servable: ServableSignature, values: Array) -> list[Buffer]:
+    """Encode a result of MultiInference."""
     head = pb.InferenceResult(model_spec=_spec(servable)).SerializeToString()
     return nested(_RESULTS, [head, *nested(_REGRESSION, results.regression_fields(values))])
 
 
-def _filter(names: Sequence[str], servable: Servable) -> tuple[str, ...]:
+def _filter(names: Sequence[str], servable: ServableSignature) -> tuple[str, ...]:
     for name in names:
         if name not in servable.outputs:
             expected = ",".join(sorted(servable.outputs))
@@ -322,20 +322,20 @@ def _filter(names: Sequence[str], servable: Servable) -> tuple[str, ...]:
     return tuple(names)
 
 
-def _input(endpoint: Endpoint, message: Any) -> Tensor:
-    tensor = tensor_proto.decode(endpoint.name, message)
-    if tensor.datatype is Datatype.BYTES and endpoint.picture is not None:
+def _input(spec: SignatureTensor, message: Any) -> Tensor:
+    tensor = tensor_proto.decode(spec.name, message)
+    if tensor.datatype is Datatype.BYTES and spec.image is not None:
         encoded = tensor.data.reshape(-1).tolist()
-        tensor.data = endpoint.pictures(encoded, tensor.data.shape)
-        tensor.datatype = endpoint.datatype
+        tensor.data = spec.images(encoded, tensor.data.shape)
+        tensor.datatype = spec.datatype
     return tensor
 
 
 def _wanted(config: pb.ModelConfig) -> VersionSettings:
-    """What one entry of a reload asks for.
+    """Convert one entry of a reload request.
 
     Raises:
-        InvalidArgument: its path is not that of the model in the repository.
+        InvalidArgument: Its path is not that of the model in the repository.
     """
     last = config.base_path.rstrip("/").rpartition("/")[2]
     if config.base_path and last != config.name:

@@ -1,9 +1,9 @@
 """TensorFlow Serving over REST: ``/v1/models``.
 
-Wire contract: tensorflow/serving ``g3doc/api_rest.md``, ``model_servers/http_rest_api_handler.cc``
-and ``http_rest_api_util.cc``: paths in any case, and 400 for those that it does not know. KServe's
-v1 protocol has the same paths; what it has beside (``protocol/rest/v1_endpoints.py`` of
-kserve/kserve) is here too: the list of models, ``ready``, ``:explain``.
+Specification: TensorFlow Serving's ``g3doc/api_rest.md``, ``http_rest_api_handler.cc`` and
+``http_rest_api_util.cc``: paths are case-insensitive, and unknown ones get 400. KServe's v1
+protocol has the same paths; its additions (``protocol/rest/v1_endpoints.py``) are supported too:
+the list of models, ``ready`` and ``:explain``.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ from modelport.gateway.protocols.tfserving import examples_json as tfserving_exa
 from modelport.gateway.protocols.tfserving import json as tfserving_json
 from modelport.gateway.protocols.tfserving import results
 from modelport.gateway.protocols.tfserving import schema as tfserving_schema
-from modelport.gateway.protocols.tfserving.inference import Call, Inference
+from modelport.gateway.protocols.tfserving.inference import Inference, TfServingCall
 from modelport.gateway.protocols.tfserving.servable import Selected, code
 from modelport.gateway.runtime import offload
 from modelport.gateway.telemetry.tfserving import TfServingRequests
@@ -64,7 +64,7 @@ _MAX_VERSION = 2**63 - 1
 
 
 class TfServingHttp:
-    """The dialect of ``/v1/models``."""
+    """The routes of ``/v1/models``."""
 
     segments = frozenset({"v1", "V1"})
 
@@ -109,7 +109,7 @@ class TfServingHttp:
             await refuse(send, STATUS[code(error)], str(error))
         except http_request.ClientDisconnected:
             status = "CANCELLED"
-        except asyncio.CancelledError:  # the front does it at the end of the exit timeout
+        except asyncio.CancelledError:  # the server cancels requests at the end of the exit timeout
             status = "UNAVAILABLE"
             await refuse(send, 503, "the server is shutting down")
         except Exception:
@@ -134,7 +134,7 @@ class TfServingHttp:
         bound = self._inference.servables.version(selected).max_bytes
         body = await http_request.read(receive, headers, self._max_input_bytes, deadline, bound)
         trace = headers.get(b"x-request-id", b"")[:128].decode("latin-1")
-        call = Call(selected, deadline, trace)
+        call = TfServingCall(selected, deadline, trace)
         if method == "predict":
             return await self._predict(call, body)
         if method == "explain":
@@ -153,18 +153,18 @@ class TfServingHttp:
         work = partial(tfserving_examples_json.decode, body)
         return await offload.run(work, deadline) if len(body) > offload.INLINE_BYTES else work()
 
-    async def _predict(self, call: Call, body: bytes, rows: str = "predictions") -> Buffer:
+    async def _predict(self, call: TfServingCall, body: bytes, rows: str = "predictions") -> Buffer:
         decoded, outputs = await self._inference.predict(
             call,
             lambda version: tfserving_json.decode(body, version),
-            pictures=image_decoding.in_json(body),
+            images=image_decoding.in_json(body),
             size=len(body),
         )
         work = partial(tfserving_json.encode, outputs, decoded.by_row, rows)
         return await response_encoding.encode(work, outputs, call.deadline)
 
-    async def _explain(self, call: Call, body: bytes) -> Buffer:
-        """What the model's explainer predicts, under the name that KServe's clients look for."""
+    async def _explain(self, call: TfServingCall, body: bytes) -> Buffer:
+        """Run the model's explainer; KServe's clients read ``explanations``."""
         call = replace(call, selected=self._inference.servables.explainer(call.selected))
         return await self._predict(call, body, "explanations")
 
@@ -175,9 +175,9 @@ class TfServingHttp:
         if selected == Selected(""):
             return _json({"models": servables.names()})  # KServe's; TensorFlow Serving has no list
         status = await servables.status(selected)
-        told = json_format.MessageToDict(status, always_print_fields_with_no_presence=True)
+        fields = json_format.MessageToDict(status, always_print_fields_with_no_presence=True)
         plain = selected.version is None and selected.label is None
-        return _json({**told, **(servables.kserve(selected.name) if plain else {})})
+        return _json({**fields, **(servables.kserve(selected.name) if plain else {})})
 
     def _metadata(self, selected: Selected) -> bytes:
         if not selected.name:
@@ -201,16 +201,16 @@ class TfServingHttp:
     # -- documentation --------------------------------------------------------------------------
 
     def add_routes(self, app: FastAPI) -> None:
-        """``serve`` answers all but the first; here they are described."""
+        """Document the routes; ``serve`` answers all but the first."""
 
         @app.get("/", tags=["KServe"])
         async def alive() -> Response:
-            """Whether the server is live, for KServe's v1 clients."""
+            """Liveness, for KServe's v1 clients."""
             return document({"status": "alive"})
 
         @app.get("/v1/models", tags=["KServe"])
         async def models() -> Response:
-            """The models that are READY."""
+            """Models that are READY."""
             return Delegate(self._serve)
 
         for path, select, suffix in (
@@ -232,7 +232,7 @@ class TfServingHttp:
                     f"{path}{ending}",
                     tags=["TensorFlow Serving"],
                     name=f"{text.lower()}{suffix}",
-                    description=f"{text}, as TensorFlow Serving prints it.",
+                    description=f"{text}, in the format of TensorFlow Serving.",
                     responses=tfserving_schema.FAILURES,
                 )(self._route(select))
 
@@ -265,7 +265,7 @@ def _model_label(handler: Any) -> Any:
 
 
 def _parse(scope: Scope) -> dict[str, str]:
-    """The parts of the path that are there, still percent-encoded."""
+    """Split the path into its parts, still percent-encoded."""
     path = scope["raw_path"].partition(b"?")[0].decode("latin-1")
     method = scope["method"]
     pattern = {"POST": _POST, "GET": _GET}.get(method)

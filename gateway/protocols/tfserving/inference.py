@@ -1,4 +1,4 @@
-"""TensorFlow Serving's three methods past the wire, REST's and gRPC's alike."""
+"""Predict, Classify and Regress, shared by REST and gRPC."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from modelport.gateway.protocols.tfserving.results import Classes
 from modelport.gateway.protocols.tfserving.servable import (
     Decoded,
     Selected,
-    Servable,
+    ServableSignature,
     ServableVersion,
     UnknownSignature,
 )
@@ -33,8 +33,8 @@ Written = TypeVar("Written")
 
 
 @dataclass(frozen=True, slots=True)
-class Call:
-    """One request: which version it wants, and what the data plane wants to know."""
+class TfServingCall:
+    """The selected version of a request, its deadline and its trace id."""
 
     selected: Selected
     deadline: Deadline
@@ -42,7 +42,7 @@ class Call:
 
 
 class Inference:
-    """Decode for the version that serves now, infer, and give the model's shapes back."""
+    """Decodes requests, runs them, and converts outputs to the model's shapes."""
 
     def __init__(
         self,
@@ -57,36 +57,43 @@ class Inference:
         self.servables = Servables(manager, control)
 
     async def predict(
-        self, call: Call, decode: Callable[[ServableVersion], Decoded], pictures: bool, size: int
+        self,
+        call: TfServingCall,
+        decode: Callable[[ServableVersion], Decoded],
+        images: bool,
+        size: int,
     ) -> tuple[Decoded, list[Tensor]]:
-        """What ``decode`` made of the request for the version that serves now, and the outputs.
+        """Decode and run a request; return the decoded request and the outputs.
 
         Args:
-            pictures: the request may hold some; they are decoded in a thread.
-            size: the request's, in bytes; a large one is decoded in a thread too.
+            images: Whether the request may hold images, which are decoded in a thread.
+            size: Size of the request in bytes; a large one is decoded in a thread.
 
         Raises:
-            ModelportError: from ``decode``, or in inference.
+            ModelportError: ``decode`` or the inference failed.
         """
         large = size > offload.INLINE_BYTES
         _, decoded = await decode_for(
             lambda: self.servables.version(call.selected),
-            lambda version: large or (pictures and version.has_pictures),
+            lambda version: large or (images and version.has_images),
             decode,
             call.deadline,
         )
         servable = decoded.servable
         request = servable.request(decoded.inputs, decoded.wanted, call.trace)
         response = await self._service.infer(request, call.deadline)
-        return decoded, servable.answered(request, response)
+        return decoded, servable.outputs_of(request, response)
 
     async def classify(
-        self, call: Call, message: pb.Input, write: Callable[[Servable, Classes], Written]
+        self,
+        call: TfServingCall,
+        message: pb.Input,
+        write: Callable[[ServableSignature, Classes], Written],
     ) -> Written:
-        """What ``write`` makes of the classes of every example.
+        """Run a request, and pass the classes of every example to ``write``.
 
         Raises:
-            ModelportError: as ``predict``, or the model's outputs are no classes.
+            ModelportError: As ``predict``, or the model's outputs are not classes.
         """
         servable, outputs = await self._run(
             call, message, tfserving_examples.classification_outputs
@@ -99,12 +106,15 @@ class Inference:
         return await response_encoding.encode(work, outputs, call.deadline, PROTOBUF_BYTES)
 
     async def regress(
-        self, call: Call, message: pb.Input, write: Callable[[Servable, Array], Written]
+        self,
+        call: TfServingCall,
+        message: pb.Input,
+        write: Callable[[ServableSignature, Array], Written],
     ) -> Written:
-        """What ``write`` makes of the value of every example.
+        """Run a request, and pass the value of every example to ``write``.
 
         Raises:
-            ModelportError: as ``predict``, or the model's output is no such value.
+            ModelportError: As ``predict``, or the model's output does not have such values.
         """
         servable, outputs = await self._run(call, message, tfserving_examples.regression_output)
         examples = len(tfserving_examples.examples_of(message))
@@ -115,8 +125,11 @@ class Inference:
         return await response_encoding.encode(work, outputs, call.deadline, PROTOBUF_BYTES)
 
     async def _run(
-        self, call: Call, message: pb.Input, outputs_of: Callable[[Servable], tuple[str, ...]]
-    ) -> tuple[Servable, Sequence[Tensor]]:
+        self,
+        call: TfServingCall,
+        message: pb.Input,
+        outputs_of: Callable[[ServableSignature], tuple[str, ...]],
+    ) -> tuple[ServableSignature, Sequence[Tensor]]:
         def decode(version: ServableVersion) -> Decoded:
             try:
                 servable = version.servable(call.selected.signature)

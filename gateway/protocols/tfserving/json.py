@@ -1,7 +1,7 @@
-"""TensorFlow Serving's REST bodies: rows and columns ↔ tensors.
+"""JSON of TensorFlow Serving's ``:predict``, in row and column format.
 
-Wire contract: tensorflow/serving ``g3doc/api_rest.md`` and ``util/json_tensor.cc``. Unlike there, a
-whole number that its type cannot hold is refused, where TensorFlow wraps it, and UINT16 is taken.
+Specification: TensorFlow Serving's ``g3doc/api_rest.md`` and ``util/json_tensor.cc``. Unlike there,
+integers out of range are refused instead of wrapped, and UINT16 is supported.
 """
 
 from __future__ import annotations
@@ -28,9 +28,9 @@ from modelport.gateway.protocols.tfserving.json_value import (
 )
 from modelport.gateway.protocols.tfserving.servable import (
     Decoded,
-    Endpoint,
-    Servable,
+    ServableSignature,
     ServableVersion,
+    SignatureTensor,
     type_name,
 )
 from modelport.gateway.runtime import offload
@@ -39,7 +39,7 @@ from modelport.gateway.wire import json_text, json_writer, raw
 from modelport.gateway.wire.long_array import LongArray
 from modelport.gateway.wire.raw import Buffer
 
-#: Rows of named inputs and base64 objects have a key for every value.
+#: Limit of keys; rows of named inputs and base64 objects have one for every value.
 MAX_KEYS = 500_000
 _BYTES_SUFFIX = "_bytes"
 _DATA, _ENVELOPE = "data", {"data", "target"}
@@ -47,10 +47,10 @@ _BINARY_ONLY = (Datatype.FP16, Datatype.BF16)
 
 
 def parse(body: bytes, max_keys: int = MAX_KEYS) -> dict[str, Any]:
-    """The object that every request is.
+    """Parse a request.
 
     Raises:
-        InvalidArgument: it is not; or ``signature_name`` is no string.
+        InvalidArgument: It is not a JSON object, or ``signature_name`` is not a string.
     """
     if not body:
         raise InvalidArgument("JSON Parse error: The document is empty")
@@ -68,11 +68,11 @@ def parse(body: bytes, max_keys: int = MAX_KEYS) -> dict[str, Any]:
 
 
 def decode(body: bytes, version: ServableVersion) -> Decoded:
-    """A ``:predict`` request for the signature that it names.
+    """Decode a ``:predict`` request.
 
     Raises:
-        InvalidArgument: in TensorFlow Serving's words where it has some.
-        Unsupported: an input's type has no form in JSON.
+        InvalidArgument: The request is invalid, mostly in TensorFlow Serving's words.
+        Unsupported: JSON cannot represent an input's type.
     """
     document = parse(body)
     servable = version.servable(document.get("signature_name", ""))
@@ -96,7 +96,7 @@ def decode(body: bytes, version: ServableVersion) -> Decoded:
     return Decoded(servable, _columns(document["inputs"], servable))
 
 
-def _rows(rows: Any, servable: Servable) -> list[Tensor]:
+def _rows(rows: Any, servable: ServableSignature) -> list[Tensor]:
     inputs = servable.inputs
     if type(rows) is not LongArray and len(inputs) == 1 and _are_in_envelopes(rows, inputs):
         rows = _contents(rows, next(iter(inputs.values())))
@@ -106,11 +106,11 @@ def _rows(rows: Any, servable: Servable) -> list[Tensor]:
                 "instances is a plain list, but expecting list of objects as multiple input "
                 "tensors required as per tensorinfo_map"
             )
-        (endpoint,) = inputs.values()
-        data = _array(endpoint, rows)
+        (spec,) = inputs.values()
+        data = _array(spec, rows)
         if data is None:
-            raise wrong_row(_plain(rows), endpoint)
-        return [_tensor(endpoint, data)]
+            raise wrong_row(_plain(rows), spec)
+        return [_tensor(spec, data)]
     names = rows[0].keys()
     fits = servable.required <= names <= inputs.keys()
     if not fits or not all(type(row) is dict and row.keys() == names for row in rows):
@@ -125,22 +125,22 @@ def _rows(rows: Any, servable: Servable) -> list[Tensor]:
     return tensors
 
 
-def _are_in_envelopes(rows: list[Any], inputs: Mapping[str, Endpoint]) -> bool:
-    """Whether rows are ``{"data": ..., "target": ...}``, as TorchServe's KServe handlers take."""
+def _are_in_envelopes(rows: list[Any], inputs: Mapping[str, SignatureTensor]) -> bool:
+    """Whether rows are the envelopes ``{"data": ..., "target": ...}`` of TorchServe with KServe."""
     return _DATA not in inputs and all(
         type(row) is dict and _DATA in row and row.keys() <= _ENVELOPE for row in rows
     )
 
 
-def _contents(rows: list[Any], endpoint: Endpoint) -> list[Any]:
-    """What is in the envelopes; a picture is base64 there."""
+def _contents(rows: list[Any], spec: SignatureTensor) -> list[Any]:
+    """Extract the data of the envelopes; images are base64 strings there."""
     contents = [row[_DATA] for row in rows]
-    if endpoint.picture is None:
+    if spec.image is None:
         return contents
     return [{B64: each} if type(each) is str else each for each in contents]
 
 
-def _columns(value: Any, servable: Servable) -> list[Tensor]:
+def _columns(value: Any, servable: ServableSignature) -> list[Tensor]:
     inputs = servable.inputs
     if type(value) is not dict or is_base64(value):
         if len(inputs) > 1:
@@ -150,81 +150,81 @@ def _columns(value: Any, servable: Servable) -> list[Tensor]:
             )
         value = {next(iter(inputs)): value}
     tensors = []
-    for name, endpoint in inputs.items():
+    for name, spec in inputs.items():
         if name not in value:
-            if endpoint.optional:
+            if spec.optional:
                 continue
             raise InvalidArgument(f"Missing named input: {name} in 'inputs' object.")
-        data = _array(endpoint, value[name])
+        data = _array(spec, value[name])
         if data is None:
-            examine(_plain(value[name]), endpoint)
+            examine(_plain(value[name]), spec)
             raise InvalidArgument(f"input '{name}' holds a value out of range")
-        tensors.append(_tensor(endpoint, data))
+        tensors.append(_tensor(spec, data))
     return tensors
 
 
-def _tensor(endpoint: Endpoint, data: Array) -> Tensor:
-    return Tensor(endpoint.name, endpoint.datatype, data)
+def _tensor(spec: SignatureTensor, data: Array) -> Tensor:
+    return Tensor(spec.name, spec.datatype, data)
 
 
-def _array(endpoint: Endpoint, value: Any) -> Array | None:
-    """``value``, nested lists, as an array; None where it is none: ``wrong_row`` knows why."""
+def _array(spec: SignatureTensor, value: Any) -> Array | None:
+    """Convert nested lists to an array, or return None; ``wrong_row`` finds the reason."""
     if type(value) is LongArray:
-        return _long(endpoint, value)
+        return _long(spec, value)
     shape, items = _flatten(value)
     if shape is None:
         return None
     types = set(map(type, items))
-    if types == {dict} and endpoint.picture is not None:
-        _check_rank(endpoint, shape)
-        return endpoint.pictures([unescape(item) for item in items], shape)
-    if not _takes(endpoint, shape, types, value):
+    if types == {dict} and spec.image is not None:
+        _check_rank(spec, shape)
+        return spec.images([unescape(item) for item in items], shape)
+    if not _takes(spec, shape, types, value):
         return None
-    datatype = endpoint.datatype
+    datatype = spec.datatype
     if datatype is Datatype.BYTES:
         return raw.object_array([_string(item) for item in items], tuple(shape))
     try:
-        with np.errstate(over="ignore"):  # beyond FP32 is infinity, as in C
+        with np.errstate(over="ignore"):  # values beyond FP32 become infinity, as in C
             return np.array(items, NUMPY_DTYPES[datatype]).reshape(shape)
     except OverflowError:
         return None
 
 
-def _long(endpoint: Endpoint, value: LongArray) -> Array | None:
-    if not _takes(endpoint, value.shape, value.types, value):
+def _long(spec: SignatureTensor, value: LongArray) -> Array | None:
+    if not _takes(spec, value.shape, value.types, value):
         return None
     try:
-        return value.array(NUMPY_DTYPES[endpoint.datatype])
+        return value.array(NUMPY_DTYPES[spec.datatype])
     except OverflowError:
         return None
 
 
-def _check_rank(endpoint: Endpoint, shape: Sequence[int]) -> None:
+def _check_rank(spec: SignatureTensor, shape: Sequence[int]) -> None:
     if len(shape) > raw.MAX_RANK:
         raise InvalidArgument(
-            f"input '{endpoint.name}' has {len(shape)} dimensions, at most {raw.MAX_RANK}"
+            f"input '{spec.name}' has {len(shape)} dimensions, at most {raw.MAX_RANK}"
         )
 
 
-def _takes(endpoint: Endpoint, shape: Sequence[int], types: set[type], value: Any) -> bool:
-    """Whether the input's values may have these JSON types."""
-    _check_rank(endpoint, shape)
-    datatype = endpoint.datatype
+def _takes(spec: SignatureTensor, shape: Sequence[int], types: set[type], value: Any) -> bool:
+    """Whether the input accepts values of these JSON types."""
+    _check_rank(spec, shape)
+    datatype = spec.datatype
     if datatype in _BINARY_ONLY:
         raise Unsupported(
             f"Conversion of JSON Value: {quoted(value)} to type: {type_name(datatype)}; send "
-            f"input '{endpoint.name}' over gRPC"
+            f"input '{spec.name}' over gRPC"
         )
     return types <= TYPES.get(datatype, WHOLE)
 
 
 def _plain(value: Any) -> Any:
-    """The beginning of a long array, to say what is wrong with it."""
+    """Return the beginning of a long array, for an error message."""
     return value.head() if type(value) is LongArray else value
 
 
 def _flatten(value: Any) -> tuple[list[int] | None, list[Any]]:
-    """The shape of nested lists and what is in them; None: they are no rectangle."""
+    """Return shape and values of nested lists; the shape is None if they are not rectangular."""
     if type(value) is not list:
         return [], [value]
     shape, items = [len(value)], value
@@ -247,10 +247,10 @@ def _string(item: Any) -> bytes:
 
 
 def encode(outputs: Iterable[Tensor], by_row: bool, rows_name: str = "predictions") -> Buffer:
-    """Rows, one for each batch element, or ``outputs``; one output has no name.
+    """Encode outputs by row or by column; a single output has no name.
 
     Raises:
-        InvalidArgument: an output has no form in JSON, or no batch dimension to make rows of.
+        InvalidArgument: JSON cannot represent an output, or it has no batch dimension for rows.
     """
     values = {tensor.name: _values(tensor) for tensor in outputs}
     if not by_row:
@@ -270,7 +270,7 @@ def encode(outputs: Iterable[Tensor], by_row: bool, rows_name: str = "prediction
 
 
 def _values(tensor: Tensor) -> Array:
-    """What is written: numbers, or an object array of strings and base64 objects."""
+    """Convert to numbers, or to an object array of strings and base64 objects."""
     if tensor.datatype in _BINARY_ONLY:
         raise InvalidArgument(
             f"Failed to write JSON value for tensor type: {type_name(tensor.datatype)}; ask for "

@@ -1,7 +1,7 @@
-"""One JSON value as TensorFlow Serving sees it, and its words for what is wrong with one.
+"""JSON values in TensorFlow Serving's requests, and its messages for invalid ones.
 
-What is wrong is found by going through the value once more, as ``util/json_tensor.cc`` of
-tensorflow/serving goes through it: the way of a good request costs nothing for it.
+To find the error, an invalid value is traversed again, in the order of TensorFlow Serving's
+``util/json_tensor.cc``. Valid requests pay nothing for that.
 """
 
 from __future__ import annotations
@@ -15,16 +15,16 @@ from typing import Any
 import numpy as np
 
 from modelport.gateway.errors import InvalidArgument
-from modelport.gateway.protocols.tfserving.servable import Endpoint, type_name
+from modelport.gateway.protocols.tfserving.servable import SignatureTensor, type_name
 from modelport.gateway.types import NUMPY_DTYPES, Datatype
 from modelport.gateway.wire.long_array import LongArray
 
 MAX_QUOTED = 256
-#: How many values are gone through to find the wrong one: some tenths of a second.
+#: Limit of the values traversed to find an error: some tenths of a second.
 MAX_EXAMINED = 200_000
 B64 = "b64"
 _SPACE = string.whitespace.encode()
-#: The JSON types an element may have, by datatype; else whole numbers.
+#: JSON types of elements by datatype; the others take integers.
 TYPES: Mapping[Datatype, frozenset[type]] = {
     Datatype.BOOL: frozenset({bool}),
     Datatype.BYTES: frozenset({str, dict}),
@@ -48,7 +48,7 @@ def is_base64(value: dict[str, Any]) -> bool:
 
 
 def unescape(value: dict[str, Any]) -> bytes:
-    """Of ``{"b64": ...}``; padding may be left out and white space is passed over, as there."""
+    """Decode ``{"b64": ...}``; as in TensorFlow Serving, padding is optional and space ignored."""
     if not is_base64(value):
         raise wrong(value, "not formatted correctly for base64 data")
     try:
@@ -62,7 +62,7 @@ def unescape(value: dict[str, Any]) -> bytes:
 def wrong_keys(
     rows: Sequence[Any], names: Collection[str], required: Collection[str]
 ) -> InvalidArgument:
-    """What is wrong with the first row that does not have just the inputs ``names``."""
+    """Make the error for the first row whose keys are not the inputs ``names``."""
     for index, row in enumerate(rows):
         if type(row) is not dict:
             return InvalidArgument(f"Expecting object but got list at item {index} of input list")
@@ -84,8 +84,8 @@ def wrong_keys(
     return InvalidArgument("'instances' do not name the model's inputs")
 
 
-def wrong_row(rows: list[Any], endpoint: Endpoint, named: bool = False) -> InvalidArgument:
-    """What is wrong with the first row that is no tensor, or none of the others' shape."""
+def wrong_row(rows: list[Any], spec: SignatureTensor, named: bool = False) -> InvalidArgument:
+    """Make the error for the first row that is not a tensor, or differs in shape."""
     first: list[int] | None = None
     left = iter(range(MAX_EXAMINED))
     for index, row in enumerate(rows):
@@ -94,14 +94,14 @@ def wrong_row(rows: list[Any], endpoint: Endpoint, named: bool = False) -> Inval
                 f"Expecting value/list but got object at item {index} of input list"
             )
         try:
-            shape = examine(row, endpoint, left)
+            shape = examine(row, spec, left)
             if first is not None and shape != first:
                 wanted, got = (f"[{','.join(map(str, s))}]" for s in (first, shape))
                 raise InvalidArgument(f"Expecting shape {wanted} but got: {got}")
         except InvalidArgument as error:
-            return _element(index, error, endpoint.name if named else "")
+            return _element(index, error, spec.name if named else "")
         first = shape
-    return InvalidArgument(f"input '{endpoint.name}' holds a value out of range")
+    return InvalidArgument(f"input '{spec.name}' holds a value out of range")
 
 
 def _element(index: int, error: InvalidArgument, key: str) -> InvalidArgument:
@@ -111,27 +111,26 @@ def _element(index: int, error: InvalidArgument, key: str) -> InvalidArgument:
     )
 
 
-def examine(value: Any, endpoint: Endpoint, left: Iterator[int] | None = None) -> list[int]:
-    """The shape of ``value``; no more values are looked at than are ``left``.
+def examine(value: Any, spec: SignatureTensor, left: Iterator[int] | None = None) -> list[int]:
+    """Return the shape of ``value``, and check at most as many values as are ``left``.
 
     Raises:
-        InvalidArgument: where it is no tensor of the endpoint's type.
+        InvalidArgument: It is not a tensor of the input's type.
     """
     shape, inner = [], value
     while type(inner) is list:
         shape.append(len(inner))
         inner = inner[0] if inner else None
-    _descend(value, 0, shape, endpoint, left or iter(range(MAX_EXAMINED)))
+    _descend(value, 0, shape, spec, left or iter(range(MAX_EXAMINED)))
     return shape
 
 
 def _descend(
-    value: Any, level: int, shape: list[int], endpoint: Endpoint, left: Iterator[int]
+    value: Any, level: int, shape: list[int], spec: SignatureTensor, left: Iterator[int]
 ) -> None:
     if next(left, None) is None:
         raise InvalidArgument(
-            f"input '{endpoint.name}' is no rectangle of values of type "
-            f"{type_name(endpoint.datatype)}"
+            f"input '{spec.name}' is not a rectangular array of type {type_name(spec.datatype)}"
         )
     if type(value) is list:
         if level >= len(shape):
@@ -144,7 +143,7 @@ def _descend(
                 f"size: {shape[level]}"
             )
         for item in value:
-            _descend(item, level + 1, shape, endpoint, left)
+            _descend(item, level + 1, shape, spec, left)
         return
     if level != len(shape):
         raise wrong(
@@ -152,7 +151,7 @@ def _descend(
             f"found at incorrect level: {level + 1} in the JSON DOM. Expected at level: "
             f"{len(shape)}",
         )
-    datatype = endpoint.datatype
+    datatype = spec.datatype
     fits = type(value) in TYPES.get(datatype, WHOLE)
     if fits and type(value) is int and NUMPY_DTYPES[datatype].kind in "iu":
         limits = np.iinfo(NUMPY_DTYPES[datatype])
@@ -166,7 +165,7 @@ def _descend(
 
 
 def json_name(value: Any) -> str:
-    """What kind of value it is, as rapidjson says it."""
+    """Return rapidjson's name of the value's type."""
     return str(value) if type(value) is bool else _JSON_NAMES[type(value)]
 
 

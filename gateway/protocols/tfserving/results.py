@@ -1,6 +1,6 @@
-"""Results of Classify and Regress as the fields of their replies, and as REST's JSON.
+"""Encoding of the results of Classify and Regress, as protobuf fields and as REST's JSON.
 
-A message is the concatenation of its fields, so a large result is written in pieces.
+A message is the concatenation of its fields, so a large result is encoded in pieces.
 """
 
 from __future__ import annotations
@@ -18,20 +18,20 @@ from modelport.gateway.wire.proto import serving_pb2 as pb
 from modelport.gateway.wire.protobuf import nested, tag
 from modelport.gateway.wire.raw import Buffer
 
-#: Classes, or values, that are written at once.
+#: Classes or values in a piece.
 PIECE = 2048
 
 _ROW = tag(pb.ClassificationResult, "classifications")
 
 
 class Classes(NamedTuple):
-    """The classes of every example: their labels, if they have some, and their scores, if any."""
+    """Labels and scores of the classes of every example; either may be missing."""
 
     labels: Sequence[Sequence[str]] | None
     scores: Array | None
 
     def pieces(self) -> Iterator[Iterator[list[tuple[str, np.float32]]]]:
-        """For each example its classes, in lists of no more than ``PIECE``."""
+        """Yield the classes of each example, in lists of at most ``PIECE``."""
         rows = self.labels if self.labels is not None else self.scores
         assert rows is not None
         for index, row in enumerate(rows):
@@ -54,7 +54,7 @@ class Classes(NamedTuple):
 
 
 def classification_fields(classes: Classes) -> list[Buffer]:
-    """The bytes of a ``ClassificationResult``."""
+    """Encode a ``ClassificationResult``."""
     fields: list[Buffer] = []
     for pieces in classes.pieces():
         fields += nested(_ROW, [_classes(piece) for piece in pieces])
@@ -69,7 +69,7 @@ def _classes(piece: Sequence[tuple[str, np.float32]]) -> bytes:
 
 
 def regression_fields(values: Array) -> list[Buffer]:
-    """The bytes of a ``RegressionResult``."""
+    """Encode a ``RegressionResult``."""
     fields: list[Buffer] = []
     for start in range(0, len(values), PIECE):
         message = pb.RegressionResult()
@@ -81,7 +81,7 @@ def regression_fields(values: Array) -> list[Buffer]:
 
 
 def classification_json(classes: Classes) -> Buffer:
-    """``results``: for each example a list of ``[label, score]``."""
+    """Encode ``results``: a list of ``[label, score]`` for each example."""
     rows = []
     for pieces in classes.pieces():
         texts = []
@@ -97,5 +97,5 @@ def _separated(rows: Sequence[bytes]) -> list[bytes]:
 
 
 def regression_json(values: Array) -> Buffer:
-    """``results``: a value for each example."""
+    """Encode ``results``: a value for each example."""
     return json_writer.dumps({"results": values})

@@ -1,4 +1,4 @@
-"""The shapes of TensorFlow Serving's JSON, for the OpenAPI page. Decoding does not pass by here."""
+"""Schemas of TensorFlow Serving's JSON for the OpenAPI document."""
 
 from __future__ import annotations
 
@@ -7,12 +7,14 @@ from typing import Any
 from pydantic import BaseModel
 
 
-class Error(BaseModel):
+class TfServingError(BaseModel):
+    """An error."""
+
     error: str
 
 
 FAILURES: dict[int | str, dict[str, Any]] = {
-    status: {"model": Error} for status in (400, 404, 429, 503, 504)
+    status: {"model": TfServingError} for status in (400, 404, 429, 503, 504)
 }
 
 
@@ -32,7 +34,7 @@ _EXAMPLES = _body(
     },
     {"examples": [{"x": [1.0, 2.0, 3.0, 4.0]}]},
 )
-#: Method, request body, what it does.
+#: Method, schema of its request, description.
 METHODS = (
     (
         "predict",
@@ -43,7 +45,7 @@ METHODS = (
             },
             {"instances": [[1.0, 2.0, 3.0, 4.0]]},
         ),
-        "Run the model: `instances` answer `predictions`, `inputs` answer `outputs`.",
+        "Run the model: `instances` give `predictions`, `inputs` give `outputs`.",
     ),
     (
         "explain",
@@ -51,7 +53,7 @@ METHODS = (
             {"instances": {"type": "array", "items": {}, "description": "a row an instance"}},
             {"instances": [[1.0, 2.0, 3.0, 4.0]]},
         ),
-        "KServe's: run the model's explainer: `instances` answer `explanations`.",
+        "Run the model's explainer (KServe): `instances` give `explanations`.",
     ),
     ("classify", _EXAMPLES, "Labels and scores of examples."),
     ("regress", _EXAMPLES, "A value for each example."),

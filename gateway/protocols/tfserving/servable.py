@@ -1,7 +1,7 @@
-"""A served version as TensorFlow Serving's clients see it: its signatures, its name, its state.
+"""A model version and its signatures, as TensorFlow Serving's clients see them.
 
-They send and get the shapes of the model itself. Where ``config.pbtxt`` has Triton's ``reshape``
-those differ from the wire's, in which tensors enter and leave the data plane.
+They use the shapes of the model itself. If ``config.pbtxt`` has Triton's ``reshape``, those differ
+from the wire's shapes, which the inference service uses.
 """
 
 from __future__ import annotations
@@ -35,23 +35,21 @@ from modelport.gateway.wire import tensor_proto
 from modelport.gateway.wire.proto import serving_pb2 as pb
 from modelport.gateway.wire.proto import tensorflow_pb2
 
-#: The signature of a request that names none. A model that is no SavedModel has no other.
+#: Default signature, and the only one of models other than SavedModels.
 SIGNATURE = "serving_default"
-#: Triton's parameter for another one.
+#: Triton's parameter for another default signature.
 _SIGNATURE_PARAMETER = "TF_SIGNATURE_DEF"
-
-#: Characters of a client's word that a message repeats.
+#: Characters of a client's name that an error message repeats.
 MAX_NAME = 256
-
-#: At a time, where the model does not say how many batch elements it takes.
-MAX_PICTURES = 64
+#: Limit of images in a request if the model has no maximum batch size.
+MAX_IMAGES = 64
 
 
 class FailedPrecondition(InvalidArgument):
-    """gRPC's FAILED_PRECONDITION, which TensorFlow Serving answers to an unknown signature."""
+    """FAILED_PRECONDITION, TensorFlow Serving's status for an unknown signature."""
 
 
-#: The canonical code of an error; TensorFlow Serving's, in gRPC's words. The first match decides.
+#: TensorFlow Serving's statuses by error class; the first match decides.
 _CODES: tuple[tuple[type[ModelportError], str], ...] = (
     (QueueFull, "RESOURCE_EXHAUSTED"),
     (TimedOut, "DEADLINE_EXCEEDED"),
@@ -62,7 +60,6 @@ _CODES: tuple[tuple[type[ModelportError], str], ...] = (
     (AlreadyExists, "ALREADY_EXISTS"),
     (Unsupported, "UNIMPLEMENTED"),
 )
-#: What gRPC's table of methods needs of it.
 STATUSES = dict(_CODES)
 _TYPE_NAMES = {
     Datatype.FP16: "half",
@@ -79,18 +76,18 @@ def code(error: ModelportError) -> str:
 
 
 def type_name(datatype: Datatype) -> str:
-    """As TensorFlow's messages call it: ``float``, ``int64``, ``string``."""
+    """Return TensorFlow's name of a datatype: ``float``, ``int64``, ``string``."""
     return _TYPE_NAMES.get(datatype, datatype.value.lower())
 
 
 @dataclass(frozen=True, slots=True)
-class Endpoint:
-    """An input or output in the model's own shape.
+class SignatureTensor:
+    """An input or output of a signature, in the model's own shape.
 
     Attributes:
-        shape: with the batch dimension; -1: dynamic.
-        convert: input: model's shape → wire's; output: the other way. None: they are the same.
-        picture: JPEG or PNG bytes → one batch element; None: the input is no image.
+        shape: With the batch dimension; -1 is dynamic.
+        convert: Reshapes an input to the wire's shape, or an output from it; None if equal.
+        image: Decodes JPEG or PNG bytes to a batch element; None if the input is not an image.
     """
 
     name: str
@@ -98,11 +95,11 @@ class Endpoint:
     shape: tuple[int, ...]
     optional: bool = False
     convert: Callable[[Array], Array] | None = None
-    picture: Decoder | None = None
-    most_pictures: int = 0
+    image: Decoder | None = None
+    max_images: int = 0
 
     def to_wire(self, data: Array) -> Array:
-        """``data`` as the data plane takes it; what already has the wire's shape stays."""
+        """Reshape an input to the wire's shape, unless it has that already."""
         if self.convert is None or not _fits(data.shape, self.shape):
             return data
         return self.convert(data)
@@ -110,31 +107,30 @@ class Endpoint:
     def to_model(self, data: Array) -> Array:
         return data if self.convert is None else self.convert(data)
 
-    def pictures(self, encoded: Sequence[bytes], leading: Sequence[int]) -> Array:
-        """JPEG or PNG bytes as an array whose first dimensions are ``leading``.
+    def images(self, encoded: Sequence[bytes], leading: Sequence[int]) -> Array:
+        """Decode JPEG or PNG images to an array whose first dimensions are ``leading``.
 
-        Takes milliseconds for each.
+        Each takes milliseconds.
 
         Raises:
-            InvalidArgument: they are no such pictures, too many, or of sizes that do not go
-                together.
+            InvalidArgument: The images are invalid, too many, or of different sizes.
         """
-        assert self.picture is not None
-        if len(encoded) > self.most_pictures:  # before they are decoded
+        assert self.image is not None
+        if len(encoded) > self.max_images:  # before they are decoded
             raise InvalidArgument(
-                f"input '{self.name}' takes at most {self.most_pictures} pictures at a time"
+                f"input '{self.name}' takes at most {self.max_images} images at a time"
             )
         decoded = []
         for data in encoded:
             offload.checkpoint()
-            decoded.append(self.picture(data))
+            decoded.append(self.image(data))
         try:
             if decoded and decoded[0].ndim == len(self.shape):  # with the batch dimension, if any
                 return np.concatenate(decoded)
             return np.stack(decoded).reshape(*leading, *decoded[0].shape)
         except (ValueError, IndexError) as error:
             raise InvalidArgument(
-                f"the pictures of input '{self.name}' must all be of one size"
+                f"the images of input '{self.name}' must all be of one size"
             ) from error
 
 
@@ -144,12 +140,12 @@ def _fits(shape: tuple[int, ...], wanted: tuple[int, ...]) -> bool:
     )
 
 
-class Servable:
-    """What requests for one signature of a version need, and its replies, computed once.
+class ServableSignature:
+    """A signature of a model version.
 
     Attributes:
-        declared: the signature is the one that the model's configuration declares.
-        named: the model has it by this name too, in any shape that its graph takes.
+        declared: Whether the model's configuration declares it.
+        named: Whether the SavedModel has it, with any shapes that its graph accepts.
     """
 
     def __init__(self, served: ServedVersion, signature_name: str) -> None:
@@ -169,40 +165,40 @@ class Servable:
             spec.name: self._input(spec, decoders.get(spec.name)) for spec in signature.inputs
         }
         self.outputs = {spec.name: self._output(spec) for spec in signature.outputs}
-        self.has_pictures = any(e.picture is not None for e in self.inputs.values())
+        self.has_images = any(e.image is not None for e in self.inputs.values())
         self.required = frozenset(e.name for e in self.inputs.values() if not e.optional)
-        #: The most bytes of a valid request; None: any number.
+        #: Size limit of valid requests, or None.
         self.max_bytes = None if self.named else served.validator.max_bytes
         self._usual = UsualShapes(signature)
 
-    def _input(self, spec: TensorSpec, picture: Decoder | None) -> Endpoint:
+    def _input(self, spec: TensorSpec, image: Decoder | None) -> SignatureTensor:
         batched, dims, convert = self.max_batch_size > 0, spec.wire_dims, None
         if spec.reshape is not None:
             dims, convert = spec.reshape, Reshape(spec.reshape, spec.wire_dims, batched)
-        return Endpoint(
+        return SignatureTensor(
             spec.name,
             spec.datatype,
             self._shape(dims),
             spec.optional,
             convert,
-            picture,
-            self.max_batch_size or MAX_PICTURES,
+            image,
+            self.max_batch_size or MAX_IMAGES,
         )
 
-    def _output(self, spec: TensorSpec) -> Endpoint:
+    def _output(self, spec: TensorSpec) -> SignatureTensor:
         batched, dims, convert = self.max_batch_size > 0, spec.wire_dims, None
         if spec.reshape is not None:
             dims, convert = spec.reshape, Reshape(spec.wire_dims, spec.reshape, batched)
-        return Endpoint(spec.name, spec.datatype, self._shape(dims), convert=convert)
+        return SignatureTensor(spec.name, spec.datatype, self._shape(dims), convert=convert)
 
     def _shape(self, dims: tuple[int, ...]) -> tuple[int, ...]:
         return (-1, *dims) if self.max_batch_size else dims
 
     def request(self, inputs: list[Tensor], wanted: tuple[str, ...], trace: str) -> InferRequest:
-        """The request for ``inputs``, which have the shapes of the model.
+        """Make the request for ``inputs`` in the model's shapes.
 
-        What the configuration declares goes the way of every other dialect, and is batched with
-        its requests. Other shapes are left to the graph, where the model is a SavedModel.
+        Inputs that the configuration declares are batched with the requests of other dialects.
+        Other signatures and shapes are left to the graph of a SavedModel.
         """
         request = InferRequest(self.name, inputs, wanted, self.number, trace=trace)
         if self.declared and not (self.named and not self._usual.fit(request)):
@@ -212,18 +208,18 @@ class Servable:
             request.signature = self.signature_name
         return request
 
-    def answered(self, request: InferRequest, response: InferResponse) -> list[Tensor]:
-        """The outputs in the model's shapes."""
+    def outputs_of(self, request: InferRequest, response: InferResponse) -> list[Tensor]:
+        """Convert the outputs to the model's shapes."""
         if not request.signature:
             for tensor in response.outputs:
                 tensor.data = self.outputs[tensor.name].to_model(tensor.data)
         return response.outputs
 
     def check_inputs(self, given: Collection[str]) -> None:
-        """Raise unless ``given`` are the model's inputs, all but optional ones.
+        """Check that ``given`` are the model's inputs; optional ones may be missing.
 
         Raises:
-            InvalidArgument: in TensorFlow Serving's words.
+            InvalidArgument: They are not, in TensorFlow Serving's words.
         """
         if self.required <= set(given) <= self.inputs.keys():
             return
@@ -238,7 +234,7 @@ class Servable:
 
 
 class UnknownSignature(InvalidArgument):
-    """The model has no signature of that name; each method says so in words of its own."""
+    """The model has no signature of that name; each method has its own message for it."""
 
     def __init__(self, name: str) -> None:
         self.name = name[:MAX_NAME]
@@ -246,7 +242,7 @@ class UnknownSignature(InvalidArgument):
 
 
 class Selected(NamedTuple):
-    """What a request names: neither version nor label is the model's default version."""
+    """The requested model; with neither version nor label its default version."""
 
     name: str
     version: int | None = None
@@ -254,46 +250,47 @@ class Selected(NamedTuple):
     signature: str = ""
 
 
-def _describe(info: tensorflow_pb2.TensorInfo, endpoint: Endpoint, name: str) -> None:
-    info.name, info.dtype = name, tensor_proto.DTYPES[endpoint.datatype]
+def _describe(info: tensorflow_pb2.TensorInfo, spec: SignatureTensor, name: str) -> None:
+    info.name, info.dtype = name, tensor_proto.DTYPES[spec.datatype]
     info.tensor_shape.SetInParent()
-    for size in endpoint.shape:
+    for size in spec.shape:
         info.tensor_shape.dim.add(size=size)
 
 
 class Decoded(NamedTuple):
-    """A request for ``servable``: inputs in the model's shapes, and the outputs wanted (none: all).
+    """A decoded request: inputs in the model's shapes, and requested outputs (none for all).
 
-    ``by_row``: it came as REST's ``instances``.
+    ``by_row`` tells whether it had REST's ``instances``.
     """
 
-    servable: Servable
+    servable: ServableSignature
     inputs: list[Tensor]
     wanted: tuple[str, ...] = ()
     by_row: bool = False
 
 
 class ServableVersion:
-    """One READY version. It does not hold the version itself, with which it goes."""
+    """The signatures of a READY version, without a reference to it."""
 
     def __init__(self, served: ServedVersion) -> None:
         self.name, self.number = served.name, served.number
-        self._default = Servable(served, "")
-        self._servables = {name: Servable(served, name) for name in served.signatures.known}
+        self._default = ServableSignature(served, "")
+        self._servables = {
+            name: ServableSignature(served, name) for name in served.signatures.known
+        }
         self._servables.setdefault(self._default.signature_name, self._default)
         self._definitions = served.signatures.definitions
-        self.has_pictures = self._default.has_pictures
-        #: The most bytes of a valid request; None: any number, as of pictures, and of a SavedModel,
-        #: whose graph decides.
+        self.has_images = self._default.has_images
+        #: Size limit of valid requests; None for images, and for SavedModels, whose graph decides.
         self.max_bytes = served.validator.max_bytes
-        if self.has_pictures or served.signatures.known:
+        if self.has_images or served.signatures.known:
             self.max_bytes = None
 
-    def servable(self, signature: str) -> Servable:
-        """The signature of that name; empty: the configuration's.
+    def servable(self, signature: str) -> ServableSignature:
+        """Return the signature of that name; the configuration's if it is empty.
 
         Raises:
-            UnknownSignature: the version has none such.
+            UnknownSignature: There is no such signature.
         """
         servable = self._servables.get(signature) if signature else self._default
         if servable is None:
@@ -302,17 +299,17 @@ class ServableVersion:
 
     @functools.cached_property
     def signature_map(self) -> pb.SignatureDefMap:
-        """All signatures: the SavedModel's own, else one as Keras writes it."""
+        """All signatures: the SavedModel's own, or one in the format of Keras."""
         signatures = pb.SignatureDefMap()
         signatures.ParseFromString(self._definitions)
         servable = self._default
         if servable.signature_name not in signatures.signature_def:
             signature = signatures.signature_def[servable.signature_name]
             signature.method_name = "tensorflow/serving/predict"
-            for endpoint in servable.inputs.values():
-                name = f"{SIGNATURE}_{endpoint.name}:0"
-                _describe(signature.inputs[endpoint.name], endpoint, name)
-            for index, endpoint in enumerate(servable.outputs.values()):
+            for spec in servable.inputs.values():
+                name = f"{SIGNATURE}_{spec.name}:0"
+                _describe(signature.inputs[spec.name], spec, name)
+            for index, spec in enumerate(servable.outputs.values()):
                 name = f"StatefulPartitionedCall:{index}"
-                _describe(signature.outputs[endpoint.name], endpoint, name)
+                _describe(signature.outputs[spec.name], spec, name)
         return signatures

@@ -1,4 +1,4 @@
-"""Versions that are served, as TensorFlow Serving's and KServe's requests name them."""
+"""Lookup of served versions for TensorFlow Serving's and KServe's requests."""
 
 from __future__ import annotations
 
@@ -10,11 +10,15 @@ from modelport.gateway.models.manager import ModelManager
 from modelport.gateway.models.model import UNLOADED, ServedVersion, VersionState
 from modelport.gateway.protocols import explainer
 from modelport.gateway.protocols.per_version import VersionCache
-from modelport.gateway.protocols.tfserving.servable import Selected, Servable, ServableVersion
+from modelport.gateway.protocols.tfserving.servable import (
+    Selected,
+    ServableSignature,
+    ServableVersion,
+)
 from modelport.gateway.wire.proto import error_codes_pb2
 from modelport.gateway.wire.proto import serving_pb2 as pb
 
-#: The backends whose models TensorFlow Serving could run.
+#: Backends whose models TensorFlow Serving could run.
 _TENSORFLOW = frozenset({"tensorflow", "tflite", "tfserving"})
 _STATES = {
     VersionState.LOADING: pb.ModelVersionStatus.LOADING,
@@ -25,25 +29,24 @@ _STATES = {
 
 
 class Servables:
-    """The versions of the manager."""
+    """Served versions by model, version number or label."""
 
     def __init__(self, manager: ModelManager, control: Control) -> None:
         self._manager = manager
         self._control = control
         self._version = VersionCache(ServableVersion)
 
-    def find(self, selected: Selected) -> Servable:
-        """The signature that is asked for, of the READY version of that number or label; with
-        neither, of the model's default version.
+    def find(self, selected: Selected) -> ServableSignature:
+        """Find the selected signature of a READY version.
 
         Raises:
-            NotFound, InvalidArgument: in TensorFlow Serving's words.
-            Unavailable: the version is known but not READY.
+            NotFound, InvalidArgument: There is none, in TensorFlow Serving's words.
+            Unavailable: The version is not READY.
         """
         return self.version(selected).servable(selected.signature)
 
     def version(self, selected: Selected) -> ServableVersion:
-        """As ``find``, with all its signatures."""
+        """Find the selected READY version; raise as ``find``."""
         return self._version(self._served(selected.name, self._number(selected)))
 
     def _served(self, name: str, version: int | None) -> ServedVersion:
@@ -55,7 +58,7 @@ class Servables:
             return self._manager.get(name, version or 0)
         except NotFound:
             wanted = f"Latest({name})" if version is None else f"Specific({name}, {version})"
-            raise NotFound(f"Servable not found for request: {wanted}") from None
+            raise NotFound(f"ServableSignature not found for request: {wanted}") from None
 
     def _number(self, selected: Selected) -> int | None:
         name, version, label, _ = selected
@@ -64,26 +67,26 @@ class Servables:
         try:
             number = self._manager.labels(name).get(label)
         except NotFound:
-            raise NotFound(f"Servable not found for request: Latest({name})") from None
+            raise NotFound(f"ServableSignature not found for request: Latest({name})") from None
         if number is None:
             raise InvalidArgument(f"Unrecognized servable version label: {label}")
         return number
 
     def explainer(self, selected: Selected) -> Selected:
-        """The default version of the model that explains the one selected.
+        """Select the default version of the model's explainer.
 
         Raises:
-            NotFound, InvalidArgument, Unavailable: as ``find``.
-            Unsupported: it has none.
+            NotFound, InvalidArgument, Unavailable: As ``find``.
+            Unsupported: The model has no explainer.
         """
         found = self.version(selected)
         return Selected(explainer.name_of(self._manager, found.name, found.number))
 
     def kserve(self, name: str) -> dict[str, Any]:
-        """What KServe's clients read of a model's state, beside TensorFlow Serving's answer.
+        """Return the members that KServe's clients read in addition to TensorFlow Serving's.
 
-        Nothing for a model that TensorFlow runs: KServe has TensorFlow Serving run those, whose
-        answers are then as its own clients compare them, member by member.
+        There are none for models that TensorFlow runs: KServe uses TensorFlow Serving for those,
+        and its clients compare the response with TensorFlow Serving's.
         """
         served = self._manager.find(name, 0)
         if served is not None and served.config.backend in _TENSORFLOW:
@@ -91,14 +94,14 @@ class Servables:
         return {"name": name, "ready": served is not None and not served.backend.problem}
 
     def names(self) -> list[str]:
-        """The models that have a READY version."""
+        """Return the models that have a READY version."""
         return [name for name in self._manager.names() if self._manager.versions(name)]
 
     async def status(self, selected: Selected) -> pb.GetModelStatusResponse:
-        """The states of a model's versions, or of one.
+        """Return the states of a model's versions, or of one.
 
         Raises:
-            NotFound, InvalidArgument: in TensorFlow Serving's words.
+            NotFound, InvalidArgument: There is none, in TensorFlow Serving's words.
         """
         name = selected.name
         if not name:

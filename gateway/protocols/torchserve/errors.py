@@ -1,4 +1,4 @@
-"""TorchServe's errors: its names for them, and their statuses in REST.
+"""TorchServe's errors, with their names and HTTP statuses.
 
 ``{"code": 404, "type": "ModelNotFoundException", "message": "Model not found: m"}``
 """
@@ -19,30 +19,41 @@ from modelport.gateway.errors import (
     Unsupported,
 )
 from modelport.gateway.models.manager import ModelManager
-from modelport.gateway.protocols.prediction.predictor import Call, Predict, PredictStream, Reply
+from modelport.gateway.protocols.prediction.predictor import (
+    Predict,
+    PredictionCall,
+    PredictionReply,
+    PredictStream,
+)
 from modelport.gateway.repository.scan import MAX_VERSION
 from modelport.gateway.types import Deadline
 
 
 class ModelNotFound(NotFound):
+    """There is no such model."""
+
     def __init__(self, name: str) -> None:
         super().__init__(f"Model not found: {name}")
 
 
 class VersionNotFound(NotFound):
+    """The model has no such version."""
+
     def __init__(self, name: str, version: str) -> None:
         super().__init__(f"Model version: {version} does not exist for model: {name}")
 
 
 class UrlRefused(NotFound):
-    """TorchServe finds no model at an URL that is not allowed."""
+    """The URL is not allowed; TorchServe finds no model there."""
 
 
 class Conflict(AlreadyExists):
-    pass
+    """The version is already registered."""
 
 
 class DefaultVersion(InvalidArgument):
+    """The default version cannot be removed."""
+
     def __init__(self, name: str) -> None:
         super().__init__(
             f"Cannot remove default version for model {name}; make another one the default first"
@@ -50,12 +61,14 @@ class DefaultVersion(InvalidArgument):
 
 
 class WorkersNotStarted(Internal):
+    """The model did not load within its ``startup_timeout``."""
+
     def __init__(self, name: str) -> None:
         super().__init__(f"Failed to start workers for model {name} within its startup_timeout")
 
 
 class ApiDisabled(Unsupported):
-    """TorchServe's model API is off unless ``enable_model_api`` is set; here, the control mode."""
+    """The control mode does not allow changes, as TorchServe without ``enable_model_api``."""
 
     def __init__(self) -> None:
         super().__init__(
@@ -75,7 +88,7 @@ _KINDS: dict[type[ModelportError], tuple[int, str]] = {
     Unavailable: (503, "ServiceUnavailableException"),
     Internal: (500, "InternalServerException"),
 }
-#: What the server says before any model is concerned.
+#: Errors of requests without a route.
 REFUSALS = {
     404: (
         "ResourceNotFoundException",
@@ -86,12 +99,12 @@ REFUSALS = {
         "Requested method is not allowed, please refer to API document.",
     ),
 }
-#: ``1``, or ``1.0`` as TorchServe's archiver writes it where nobody says which.
+#: ``1``, or ``1.0``, the default of TorchServe's archiver.
 _VERSION = re.compile(r"([1-9][0-9]{0,18})(?:\.0)?")
 
 
 def document(error: ModelportError) -> tuple[int, dict[str, object]]:
-    """Status and body for ``error``."""
+    """Return the status and the body of an error response."""
     for kind in type(error).__mro__:
         if kind in _KINDS:
             status, name = _KINDS[kind]
@@ -105,10 +118,10 @@ def refusal(status: int, message: str) -> dict[str, object]:
 
 
 def version_number(manager: ModelManager, name: str, text: str) -> int:
-    """The version that ``text`` names: a number, or a label; 0 for an empty one.
+    """Parse a version number or label; 0 if ``text`` is empty.
 
     Raises:
-        ModelNotFound, VersionNotFound: there is none.
+        ModelNotFound, VersionNotFound: There is no such version.
     """
     if not text:
         return 0
@@ -124,11 +137,11 @@ def version_number(manager: ModelManager, name: str, text: str) -> int:
 
 
 def known_version(manager: ModelManager, name: str, text: str) -> int:
-    """As ``version_number``, of a version that can be asked for.
+    """Parse the version of a request for inference.
 
     Raises:
-        ModelNotFound, VersionNotFound: there is none.
-        Unavailable: it is not READY.
+        ModelNotFound, VersionNotFound: There is no such version.
+        Unavailable: It is not READY.
     """
     number = version_number(manager, name, text)
     try:
@@ -143,10 +156,10 @@ def _not_found(manager: ModelManager, name: str, version: str) -> NotFound:
     return VersionNotFound(name, version) if known else ModelNotFound(name)
 
 
-def in_torchserves_words(predict: Predict, manager: ModelManager) -> Predict:
-    """``predict``, saying as TorchServe does that there is no such model or version."""
+def translate_not_found(predict: Predict, manager: ModelManager) -> Predict:
+    """Make ``predict`` raise TorchServe's errors for unknown models and versions."""
 
-    async def translated(call: Call, deadline: Deadline) -> Reply:
+    async def translated(call: PredictionCall, deadline: Deadline) -> PredictionReply:
         try:
             return await predict(call, deadline)
         except NotFound as error:
@@ -155,10 +168,12 @@ def in_torchserves_words(predict: Predict, manager: ModelManager) -> Predict:
     return translated
 
 
-def each_in_torchserves_words(stream: PredictStream, manager: ModelManager) -> PredictStream:
-    """As ``in_torchserves_words``, of a stream."""
+def translate_not_found_in_stream(stream: PredictStream, manager: ModelManager) -> PredictStream:
+    """Make ``stream`` raise TorchServe's errors for unknown models and versions."""
 
-    async def translated(call: Call, deadline: Deadline) -> AsyncGenerator[Reply, None]:
+    async def translated(
+        call: PredictionCall, deadline: Deadline
+    ) -> AsyncGenerator[PredictionReply, None]:
         try:
             async with aclosing(stream(call, deadline)) as replies:
                 async for reply in replies:

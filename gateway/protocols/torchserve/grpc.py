@@ -1,6 +1,6 @@
-"""TorchServe's gRPC services, with the statuses that TorchServe 0.12 gives (``grpcimpl/``).
+"""TorchServe's gRPC services, with the statuses of TorchServe 0.12 (``grpcimpl/``).
 
-A model that is not found is INTERNAL to predictions, and NOT_FOUND to management.
+An unknown model is INTERNAL for predictions, and NOT_FOUND for management.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from modelport.gateway.models.control import Control
 from modelport.gateway.models.manager import ModelManager
 from modelport.gateway.protocols.grpc_method import Method, RefusedMessage, Serialized
 from modelport.gateway.protocols.prediction.form_body import FIELDS
-from modelport.gateway.protocols.prediction.predictor import Call, Predictor
+from modelport.gateway.protocols.prediction.predictor import PredictionCall, Predictor
 from modelport.gateway.protocols.torchserve import INFERENCE_SERVICE, MANAGEMENT_SERVICE, errors
 from modelport.gateway.protocols.torchserve.management import MAX_PAGE, Management, Registration
 from modelport.gateway.types import Deadline
@@ -36,7 +36,7 @@ _MANAGEMENT_STATUSES: Mapping[type[ModelportError], str] = {
     errors.ApiDisabled: "PERMISSION_DENIED",
     errors.Conflict: "ABORTED",
 }
-#: In a stream's answer, where a status is a number (google.rpc.Code).
+#: Statuses in the responses of a stream (google.rpc.Code).
 _NUMBERS = {
     Code.INVALID_ARGUMENT: 3,
     Code.NOT_FOUND: 13,
@@ -59,15 +59,15 @@ class TorchServeGrpc:
     def __init__(
         self, predictor: Predictor, manager: ModelManager, control: Control, models: Management
     ) -> None:
-        self._predict = errors.in_torchserves_words(predictor, manager)
-        self._predict_each = errors.each_in_torchserves_words(predictor.stream, manager)
+        self._predict = errors.translate_not_found(predictor, manager)
+        self._predict_each = errors.translate_not_found_in_stream(predictor.stream, manager)
         self._predictor = predictor
         self._manager = manager
         self._control = control
         self._models = models
 
     def methods(self) -> dict[str, dict[str, Method]]:
-        """service → method → row."""
+        """Return the methods by service and name."""
         request, reply = inference.PredictionsRequest, inference.PredictionResponse
         statuses = _PREDICTION_STATUSES
         predictions = {
@@ -104,7 +104,7 @@ class TorchServeGrpc:
         return {INFERENCE_SERVICE: predictions, MANAGEMENT_SERVICE: changes}
 
     def _bound(self, content: Buffer) -> int | None:
-        """Of a message that begins with model and version, as every serializer writes it."""
+        """Return the size limit of a message, which must begin with model and version."""
         name = (incremental_protobuf.first(content, _NAME) or b"").decode(errors="replace")
         version = (incremental_protobuf.first(content, _VERSION) or b"").decode(errors="replace")
         if not name:
@@ -123,17 +123,17 @@ class TorchServeGrpc:
         reply = await self._predict(self._call(message), deadline)
         return Serialized(*nested(_PREDICTION, [reply.body]))
 
-    def _call(self, message: Any) -> Call:
+    def _call(self, message: Any) -> PredictionCall:
         if not message.model_name:
             raise InvalidArgument("Parameter model_name is required.")
         version = errors.known_version(self._manager, message.model_name, message.model_version)
         for name in FIELDS:
             if name in message.input:
-                return Call(message.model_name, version, message.input[name])
+                return PredictionCall(message.model_name, version, message.input[name])
         raise InvalidArgument("the map 'input' has no entry 'data' or 'body'")
 
     async def _stream(self, message: Any, deadline: Deadline) -> AsyncGenerator[Any, None]:
-        """Every response of a decoupled model, the one of any other."""
+        """Send every response of a decoupled model, or the only one of an ordinary model."""
         async with aclosing(self._predict_each(self._call(message), deadline)) as replies:
             async for reply in replies:
                 yield inference.PredictionResponse(prediction=bytes(reply.body))
@@ -141,7 +141,7 @@ class TorchServeGrpc:
     async def _stream2(
         self, messages: AsyncIterator[Any], deadline: Deadline
     ) -> AsyncIterator[Any]:
-        """The answers to each request, in order; an error goes into an answer."""
+        """Respond to each request in order; an error is sent as a response."""
         async for message in self._until_closing(messages):
             async with aclosing(self._answers(message, deadline)) as answers:
                 async for answer in answers:
@@ -163,10 +163,10 @@ class TorchServeGrpc:
             yield answer
 
     async def _until_closing(self, messages: AsyncIterator[Any]) -> AsyncIterator[Any]:
-        """``messages``; a client that sends none for a while does not hold up the end.
+        """Yield ``messages`` until the server shuts down, even while the client sends none.
 
         Raises:
-            Unavailable: the server is shutting down.
+            Unavailable: The server is shutting down.
         """
         closing = asyncio.ensure_future(self._manager.closing.wait())
         following: asyncio.Future[Any] = closing

@@ -1,6 +1,6 @@
-"""TorchServe's REST: predictions, health and management, as TorchServe 0.12 answers them.
+"""TorchServe's REST API: predictions, health and management.
 
-``frontend/server`` of pytorch/serve is the contract. Every answer carries ``x-request-id``.
+It follows ``frontend/server`` of TorchServe 0.12. Every response has ``x-request-id``.
 """
 
 from __future__ import annotations
@@ -26,9 +26,9 @@ from modelport.gateway.protocols.prediction.http import (
     TRACE,
     PredictionHandler,
     RequestHeaders,
-    Streaming,
+    StreamingPredictor,
 )
-from modelport.gateway.protocols.prediction.predictor import Predictor, Reply
+from modelport.gateway.protocols.prediction.predictor import PredictionReply, Predictor
 from modelport.gateway.protocols.torchserve import errors
 from modelport.gateway.protocols.torchserve.management import MAX_PAGE, Management, Registration
 from modelport.gateway.wire import json_text
@@ -46,14 +46,14 @@ _JSON = [(b"content-type", b"application/json"), *_NO_CACHE]
 _ANY_BODY = {"requestBody": {"content": {"*/*": {"schema": {"type": "string"}}}}}
 
 
-class TorchServeWire:
-    """A ``Wire``: OIP's header for the JSON part, TorchServe's errors."""
+class TorchServeDialect:
+    """TorchServe's errors, and OIP's header for the size of the JSON part."""
 
     def header_length(self, headers: RequestHeaders, size: int) -> int | None:
         stated = headers.get(HEADER_LENGTH)
         return None if stated is None else http_request.header_length(stated, size)
 
-    def headers(self, reply: Reply, request: RequestHeaders) -> Headers:
+    def headers(self, reply: PredictionReply, request: RequestHeaders) -> Headers:
         found = [(b"content-type", reply.content_type), _request_id(request), *_NO_CACHE]
         if reply.header_length is not None:
             found.append((HEADER_LENGTH, b"%d" % reply.header_length))
@@ -65,7 +65,7 @@ class TorchServeWire:
 
 
 class TorchServeHttp:
-    """The dialect of ``/predictions``, ``/ping`` and ``/models``."""
+    """The routes of ``/predictions``, ``/explanations``, ``/ping`` and ``/models``."""
 
     segments = frozenset({"api-description", "explanations", "models", "ping", "predictions"})
 
@@ -81,11 +81,11 @@ class TorchServeHttp:
         self._control = control
         self._management = management
         self._max_input_bytes = max_input_bytes
-        predict = errors.in_torchserves_words(predictor, manager)
-        stream = errors.each_in_torchserves_words(predictor.stream, manager)
-        streaming = Streaming(predictor.is_decoupled, stream)
+        predict = errors.translate_not_found(predictor, manager)
+        stream = errors.translate_not_found_in_stream(predictor.stream, manager)
+        streaming = StreamingPredictor(predictor.is_decoupled, stream)
         self._predict = PredictionHandler(
-            predict, TorchServeWire(), max_input_bytes, predictor.max_bytes, streaming
+            predict, TorchServeDialect(), max_input_bytes, predictor.max_bytes, streaming
         )
 
     def serve(self, scope: Scope, receive: Receive, send: Send) -> Awaitable[None] | None:
@@ -113,7 +113,7 @@ class TorchServeHttp:
         return find
 
     def _find(self, name: str, version: str) -> Callable[[RequestHeaders], tuple[str, int]]:
-        """That there is no such model is said before anything of the body, as TorchServe does."""
+        """Check the model before the body, as TorchServe does."""
         return lambda _: (name, errors.known_version(self._manager, name, version))
 
     def refusal(self, status: int, message: str) -> Response:
@@ -129,7 +129,7 @@ class TorchServeHttp:
         @app.get("/ping", tags=["torchserve"])
         @app.post("/ping", include_in_schema=False)
         async def ping(request: Request) -> Response:
-            """Whether traffic should come, for TorchServe's clients and SageMaker's."""
+            """Readiness, for TorchServe and SageMaker."""
             ready = await self._control.ready()
             health = {"status": "Healthy" if ready else "Unhealthy"}
             return _answer(health, request, 200 if ready else 500)
@@ -159,7 +159,7 @@ class TorchServeHttp:
 
         @app.options("/predictions/{model}", tags=["torchserve"])
         async def prediction_api(model: Model, request: Request) -> Response:
-            """How to predict with a model that is served, as an OpenAPI document."""
+            """OpenAPI document for predictions with a served model."""
             return self._prediction_api(app, model, "", request)
 
         @app.options("/predictions/{model}/{version}", tags=["torchserve"])
@@ -211,7 +211,7 @@ class TorchServeHttp:
 
         @app.put("/models/{model}", tags=["torchserve"])
         async def scale_workers(model: Model, request: Request) -> Response:
-            """Accepted where the model has as many instances as are asked for."""
+            """Accepted if the model has the requested number of instances."""
             return self._scale(model, request.query_params.get("model_version", ""), request)
 
         @app.put("/models/{model}/{version}", tags=["torchserve"])
@@ -243,7 +243,7 @@ class TorchServeHttp:
         return _answer({"status": "Processing worker updates..."}, request, 202)
 
     async def _registration(self, request: Request) -> Registration:
-        """Of the query, or of a JSON body."""
+        """Read a registration from the query or a JSON body."""
         body = await http_request.read(request.receive, {}, http_request.CONTROL_BYTES)
         given: Any = request.query_params
         if request.headers.get("content-type", "").startswith("application/json"):
@@ -267,7 +267,7 @@ def _answer(value: Any, request: Any, status: int = 200) -> Response:
 
 
 def _pretty(value: Any) -> bytes:
-    """As TorchServe prints it."""
+    """Encode JSON indented, as TorchServe does."""
     return orjson.dumps(value, option=orjson.OPT_INDENT_2 | orjson.OPT_APPEND_NEWLINE)
 
 
@@ -281,7 +281,7 @@ def _number(request: Request, key: str, default: int) -> int:
 
 
 def _integer(value: Any) -> int | None:
-    """TorchServe takes what is no number for what is not there."""
+    """Parse an integer; TorchServe ignores values that are not numbers."""
     text = str(value)
     return int(text) if _NUMBER.fullmatch(text) else None
 

@@ -1,7 +1,7 @@
-"""TorchServe's management, as functions that REST and gRPC share.
+"""TorchServe's management API, shared by REST and gRPC.
 
-Models come from the repository alone: ``url`` names one of it, ``fraud`` or ``fraud.mar``. What a
-version's workers are to TorchServe is its ``instance_group`` here, which a request cannot change.
+Models come from the repository only: ``url`` is the name of one, ``fraud`` or ``fraud.mar``. The
+workers of a version are its ``instance_group``, which a request cannot change.
 """
 
 from __future__ import annotations
@@ -31,17 +31,17 @@ from modelport.gateway.repository import config as configuration
 ARCHIVE_SUFFIX = ".mar"
 ALL = "all"
 MAX_PAGE = 100
-#: Those of TorchServe's archives. What runs a model here is its backend.
+#: TorchServe's runtimes. They are checked but have no effect.
 RUNTIMES = frozenset({"", "python", "python3", "lsp"})
 _URL = re.compile(r"[a-z][a-z0-9+.-]*:", re.IGNORECASE)
 
 
 @dataclass(frozen=True, slots=True)
 class Registration:
-    """What a request to register a model asks for.
+    """A request to register a model.
 
-    ``startup_timeout`` in seconds bounds the load where workers are asked for; None: it may take
-    its time, as it may without workers, which TorchServe then starts later.
+    ``startup_timeout`` in seconds limits the load if there are ``initial_workers``; without them
+    TorchServe would start workers later.
     """
 
     url: str
@@ -57,7 +57,7 @@ class Registration:
 
 
 class Management:
-    """The models, as TorchServe's management API sees them. ``explicit``: they may be changed."""
+    """TorchServe's view of the models, which may be changed if ``explicit``."""
 
     def __init__(self, manager: ModelManager, control: Control, explicit: bool) -> None:
         self._manager = manager
@@ -65,7 +65,7 @@ class Management:
         self._explicit = explicit
 
     def list_models(self, limit: int = MAX_PAGE, page_token: int = 0) -> dict[str, Any]:
-        """Models with a version that serves, ``limit`` of them from the ``page_token``-th on."""
+        """List ``limit`` of the models that are served, from number ``page_token`` on."""
         limit = limit if 0 <= limit <= MAX_PAGE else MAX_PAGE
         first = max(0, page_token)
         names = [name for name in self._manager.names() if self._manager.versions(name)]
@@ -78,11 +78,11 @@ class Management:
     async def describe(
         self, name: str, version: str, customized: bool = False
     ) -> list[dict[str, Any]]:
-        """The default version, the one named, or with ``ALL`` every one that serves.
+        """Describe the default version, a given one, or ``ALL`` that are served.
 
         Raises:
-            ModelNotFound, VersionNotFound: there is none.
-            Unavailable: it is not READY.
+            ModelNotFound, VersionNotFound: There is no such version.
+            Unavailable: It is not READY.
         """
         if version == ALL:
             numbers = self._manager.versions(name)
@@ -96,22 +96,22 @@ class Management:
             rows[0]["customizedMetadata"] = metadata
         return rows
 
-    async def register(self, asked: Registration) -> str:
-        """Load, or load again, the model of the repository that the URL names.
+    async def register(self, registration: Registration) -> str:
+        """Load or reload the model of the repository that the URL names.
 
         Raises:
-            ApiDisabled: the control mode is not explicit.
-            UrlRefused: the URL is no name of a model of the repository.
-            Conflict: what the repository has of it is served already.
-            WorkersNotStarted: it was not READY within the time it was given.
-            InvalidArgument: no URL, an unknown runtime; or it does not load, and why.
+            ApiDisabled: The control mode is not explicit.
+            UrlRefused: The URL is not the name of a model of the repository.
+            Conflict: The model is served already, without changes.
+            WorkersNotStarted: It was not READY within its ``startup_timeout``.
+            InvalidArgument: The URL is missing, the runtime is unknown, or the load failed.
         """
         self._require_explicit()
-        url, model_name = asked.url, asked.model_name
+        url, model_name = registration.url, registration.model_name
         if not url:
             raise InvalidArgument("Parameter url is required.")
-        if asked.runtime.lower() not in RUNTIMES:
-            raise InvalidArgument(f"Invalid RuntimeType value: {asked.runtime[:64]}")
+        if registration.runtime.lower() not in RUNTIMES:
+            raise InvalidArgument(f"Invalid RuntimeType value: {registration.runtime[:64]}")
         name = _repository_name(url)
         if model_name not in ("", name):
             raise InvalidArgument(
@@ -119,7 +119,7 @@ class Management:
                 f"that, not as '{model_name}'"
             )
         before = [self._manager.get(name, n) for n in self._manager.versions(name)]
-        seconds = asked.seconds_to_start
+        seconds = registration.seconds_to_start
         if seconds is not None and seconds <= 0:
             raise WorkersNotStarted(name)
         try:
@@ -137,11 +137,11 @@ class Management:
         return f'Model "{name}" Version: {served.number} registered with {workers} initial workers'
 
     def scale(self, name: str, version: str, minimum: int, maximum: int) -> str:
-        """What TorchServe says when the workers are as many as was asked for.
+        """Confirm the number of workers, in TorchServe's words.
 
         Raises:
-            ModelNotFound, VersionNotFound: there is none.
-            InvalidArgument: the version has more instances or fewer; it says where they are set.
+            ModelNotFound, VersionNotFound: There is no such version.
+            InvalidArgument: The version has more instances or fewer.
         """
         if maximum < minimum:
             raise InvalidArgument("max_worker cannot be less than min_worker.")
@@ -156,10 +156,10 @@ class Management:
         return f"{text}, version: {version}" if version else text
 
     async def set_default(self, name: str, version: str) -> str:
-        """Make ``version`` the one that requests without a version get.
+        """Make ``version`` the default one.
 
         Raises:
-            ApiDisabled, ModelNotFound, VersionNotFound, Unavailable: it cannot be.
+            ApiDisabled, ModelNotFound, VersionNotFound, Unavailable: It is not possible.
         """
         self._require_explicit()
         number = version_number(self._manager, name, version)
@@ -168,11 +168,11 @@ class Management:
         return f'Default version successfully updated for model "{name}" to "{version}"'
 
     async def unregister(self, name: str, version: str) -> str:
-        """Unload a version that is not the default, or the only one, and the model with it.
+        """Unload a version that is not the default, or the whole model with its only version.
 
         Raises:
-            ApiDisabled, ModelNotFound, VersionNotFound, Unavailable: it cannot be.
-            DefaultVersion: the default, and there are others.
+            ApiDisabled, ModelNotFound, VersionNotFound, Unavailable: It is not possible.
+            DefaultVersion: The version is the default one of several.
         """
         self._require_explicit()
         number = self._get(name, version_number(self._manager, name, version)).number
@@ -197,13 +197,13 @@ class Management:
         except NotFound:
             raise VersionNotFound(name, str(number)) from None
         except Unavailable:
-            # What was unregistered is unknown to TorchServe, not unavailable.
+            # TorchServe does not know models that were unregistered.
             if not number and not self._manager.versions(name):
                 raise ModelNotFound(name) from None
             raise
 
     async def _description(self, served: ServedVersion) -> dict[str, Any]:
-        """TorchServe's members, but those that mean nothing here: time-outs of its workers."""
+        """Describe a version with TorchServe's members, except for the time-outs of workers."""
         config = served.config
         workers = configuration.instance_count(config)
         pending = await self._control.pending(served.name, served.number)
@@ -234,10 +234,10 @@ class Management:
 
 
 def _repository_name(url: str) -> str:
-    """The name in ``url``, which is no address and no path.
+    """Extract the model's name from ``url``.
 
     Raises:
-        UrlRefused: it is one; in TorchServe's words.
+        UrlRefused: It is an address or a path.
     """
     if ".." in url:
         raise UrlRefused(f"Relative path is not allowed in url: {url}")

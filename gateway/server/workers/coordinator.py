@@ -12,7 +12,7 @@ from typing import Any
 import structlog
 
 from modelport.gateway.errors import ModelportError, Unavailable
-from modelport.gateway.runtime.watchdog import Heartbeat
+from modelport.gateway.runtime.watchdog import LoopHeartbeat
 from modelport.gateway.server.workers import merge
 from modelport.gateway.server.workers.aggregated_metrics import AggregatedMetrics
 from modelport.gateway.server.workers.channel import ChannelClosed, MessageChannel
@@ -44,7 +44,7 @@ class ConnectedWorker:
         #: Its last repository index, reported while it does not answer.
         self.index: list[merge.Row] = []
         #: The last heartbeat and its arrival. Silence before it has joined is allowed.
-        self._heartbeat = Heartbeat(0.0, False)
+        self._heartbeat = LoopHeartbeat(0.0, False)
         self._heartbeat_at = time.monotonic()
         #: When the request was sent that it has not answered in time.
         self.silent_since: float | None = None
@@ -53,7 +53,10 @@ class ConnectedWorker:
         """Read the heartbeats that have arrived; the last one counts."""
         with contextlib.suppress(BlockingIOError):
             while content := heartbeats.recv(64):
-                self._heartbeat, self._heartbeat_at = Heartbeat.unpacked(content), time.monotonic()
+                self._heartbeat, self._heartbeat_at = (
+                    LoopHeartbeat.unpacked(content),
+                    time.monotonic(),
+                )
 
     def excuse(self) -> None:
         """Restart the clock: this process was suspended, or the worker has just joined."""

@@ -22,7 +22,7 @@ import structlog
 
 from modelport.gateway.errors import ModelportError
 from modelport.gateway.models.control import Operation
-from modelport.gateway.runtime.watchdog import Heartbeat
+from modelport.gateway.runtime.watchdog import LoopHeartbeat
 from modelport.gateway.server.app import GatewayServer
 from modelport.gateway.server.listeners import Front
 from modelport.gateway.server.workers import merge
@@ -109,13 +109,13 @@ class Worker:
         await server.stop()
         listening.cancel()
 
-    def _send_heartbeat(self) -> Callable[[Heartbeat], None]:
+    def _send_heartbeat(self) -> Callable[[LoopHeartbeat], None]:
         """Make a function that sends a heartbeat, or drops it if the socket is full."""
         heartbeats = socket.socket(fileno=self._assignment.heartbeats)
         heartbeats.setblocking(False)
         heartbeats.set_inheritable(False)
 
-        def tell(heartbeat: Heartbeat) -> None:
+        def tell(heartbeat: LoopHeartbeat) -> None:
             with contextlib.suppress(OSError):
                 heartbeats.send(heartbeat.packed())
 
