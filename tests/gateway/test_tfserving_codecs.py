@@ -119,7 +119,7 @@ def test_both_shapes_of_a_reshaped_input_become_the_wires() -> None:
         request = decoded.servable.request(decoded.inputs, (), "")
         assert request.inputs[0].data.tolist() == [[1, 2, 3, 4, 5, 6]]
     response = InferResponse("m", 1, [tensor("y", Datatype.FP32, [[1.0]])])
-    assert decoded.servable.answered(request, response)[0].data.shape == (1, 1)
+    assert decoded.servable.outputs_of(request, response)[0].data.shape == (1, 1)
 
 
 def test_serialized_examples_go_to_a_model_that_parses_them_itself() -> None:

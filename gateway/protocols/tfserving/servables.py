@@ -58,7 +58,7 @@ class Servables:
             return self._manager.get(name, version or 0)
         except NotFound:
             wanted = f"Latest({name})" if version is None else f"Specific({name}, {version})"
-            raise NotFound(f"ServableSignature not found for request: {wanted}") from None
+            raise NotFound(f"Servable not found for request: {wanted}") from None
 
     def _number(self, selected: Selected) -> int | None:
         name, version, label, _ = selected
@@ -67,7 +67,7 @@ class Servables:
         try:
             number = self._manager.labels(name).get(label)
         except NotFound:
-            raise NotFound(f"ServableSignature not found for request: Latest({name})") from None
+            raise NotFound(f"Servable not found for request: Latest({name})") from None
         if number is None:
             raise InvalidArgument(f"Unrecognized servable version label: {label}")
         return number
