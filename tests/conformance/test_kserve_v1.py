@@ -120,7 +120,7 @@ def test_metrics_are_on_the_rest_port_where_the_monitoring_configuration_says_so
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("improperly formatted file", "is no tensorflow.serving.MonitoringConfig"),
+        ("improperly formatted file", "is not a tensorflow.serving.MonitoringConfig"),
         ('prometheus_config { enable: true path: "m" }', "the path 'm' must begin with '/'"),
     ],
 )
