@@ -269,7 +269,7 @@ def test_the_generated_files_are_those_that_make_protos_writes(tmp_path: Path) -
     subprocess.run(
         [sys.executable, "-m", "modelport.gateway.wire.proto", tmp_path], check=True, cwd=ROOT
     )
-    folder = Path("gateway/wire/proto")
+    folder = Path("modelport/gateway/wire/proto")
     made, here = tmp_path / folder, ROOT / folder
     names = sorted(path.name for path in here.glob("*_pb2.py*"))
     assert names == sorted(path.name for path in made.iterdir())
