@@ -13,6 +13,7 @@ import pytest
 from PIL import Image
 
 from tests import models
+from tests.commands import modelport
 from tests.server import Gateway, serving
 
 
@@ -40,16 +41,6 @@ def gateway(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Gateway]:
 def target(request: pytest.FixtureRequest, gateway: Gateway) -> list[str]:
     url = gateway.http if request.param == "http" else gateway.grpc
     return ["--protocol", request.param, "--url", url]
-
-
-def modelport(*arguments: str, stdin: str = "") -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [sys.executable, "-m", "modelport", *arguments],
-        capture_output=True,
-        text=True,
-        input=stdin,
-        env={"PATH": "/usr/bin:/bin", "COLUMNS": "160"},
-    )
 
 
 def outputs(*arguments: str, stdin: str = "") -> dict[str, object]:
@@ -81,6 +72,18 @@ def test_infer_takes_json_by_name_or_as_an_oip_request_or_from_stdin(
     document.write_text(body)
     assert outputs("x2", str(document), *target) == {"y": [[2.0, 4.0, 6.0, 8.0]]}
     assert outputs("x2", "-", *target, stdin="[[1, 2, 3, 5]]") == {"y": [[2.0, 4.0, 6.0, 10.0]]}
+
+
+def test_the_command_is_a_program_that_reads_its_standard_input(target: list[str]) -> None:
+    done = subprocess.run(
+        [sys.executable, "-m", "modelport", "infer", "x2", "-", *target, "--json"],
+        capture_output=True,
+        text=True,
+        input="[[1, 2, 3, 5]]",
+        env={"PATH": "/usr/bin:/bin"},
+    )
+    assert (done.returncode, done.stderr) == (0, "")
+    assert json.loads(done.stdout) == {"y": [[2.0, 4.0, 6.0, 10.0]]}
 
 
 def test_infer_takes_numpy_files_and_adds_a_missing_batch_dimension(
@@ -143,13 +146,7 @@ def test_what_is_wrong_is_said_in_one_line(
     Path("plain.json").write_text('{"x": [[1, 2, 3, 4.5]]}')
     np.save("x.npy", np.ones(4))
     np.save("pickled.npy", np.array([{}], dtype=object), allow_pickle=True)
-    root = str(Path(__file__).parents[1])
-    done = subprocess.run(
-        [sys.executable, "-m", "modelport", "infer", *arguments, *target],
-        capture_output=True,
-        text=True,
-        env={"PYTHONPATH": root},
-    )
+    done = modelport("infer", *arguments, *target)
     assert done.returncode not in (0, None)
     assert done.stderr.startswith("modelport: error: ")
     assert done.stderr.count("\n") == 1, done.stderr

@@ -18,6 +18,7 @@ from modelport.gateway.cli import serve
 from modelport.gateway.server import app
 from modelport.gateway.settings import AspiredVersionPolicy, LogFormat, ModelControlMode, Settings
 from tests import models
+from tests.commands import modelport
 
 #: Triton's flag, and its default (``tritonserver --help``, 25.x) where we have the same.
 TRITON = {
@@ -47,7 +48,8 @@ COMMANDS = [
 ]
 
 
-def modelport(*arguments: str, timeout: float = 30.0) -> subprocess.CompletedProcess[str]:
+def program(*arguments: str, timeout: float = 30.0) -> subprocess.CompletedProcess[str]:
+    """The command in a process of its own."""
     return subprocess.run(
         [sys.executable, "-m", "modelport", *arguments],
         capture_output=True,
@@ -203,7 +205,7 @@ def test_a_port_in_use_is_one_line_that_names_the_flag(protocol: str, tmp_path: 
         port = taken.getsockname()[1]
         ports[protocol] = str(port)
         flags = [part for name, p in ports.items() for part in (f"--{name}-port", p)]
-        run = modelport("serve", "--model-repository", str(tmp_path), *flags)
+        run = program("serve", "--model-repository", str(tmp_path), *flags)
     message = one_line(run, 1)
     assert message.startswith(f"cannot listen on 127.0.0.1:{port}")
     assert f"--{protocol}-port" in message
@@ -213,7 +215,7 @@ def test_the_same_port_for_two_protocols_is_one_line(tmp_path: Path) -> None:
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = str(free.getsockname()[1])
-    run = modelport(
+    run = program(
         *("serve", "--model-repository", str(tmp_path), "--http-port", port),
         *("--grpc-port", port, "--metrics-port", "0"),
         timeout=10,
@@ -225,7 +227,7 @@ def test_the_same_port_for_two_protocols_is_one_line(tmp_path: Path) -> None:
 def test_an_address_that_is_none_of_ours_is_one_line_that_names_the_flag(
     protocol: str, tmp_path: Path
 ) -> None:
-    run = modelport(
+    run = program(
         *("serve", "--model-repository", str(tmp_path)),
         *("--http-port", "0", "--grpc-port", "0", "--metrics-port", "0"),
         *(f"--{protocol}-address", "192.0.2.1"),
@@ -240,7 +242,7 @@ def test_a_model_that_does_not_load_ends_the_command_where_that_is_asked_for(
 ) -> None:
     models.repository(tmp_path)
     (tmp_path / "x2" / "1" / "model.onnx").write_bytes(b"")
-    run = modelport(
+    run = program(
         *("serve", "--model-repository", str(tmp_path), "--exit-on-error", "true"),
         *("--http-port", "0", "--grpc-port", "0", "--metrics-port", "0"),
     )
@@ -262,7 +264,7 @@ def test_help_lists_every_command_with_a_line(flag: str) -> None:
 
 
 def test_without_arguments_the_help_is_shown_as_help() -> None:
-    run = modelport()
+    run = program()
     text = run.stdout + run.stderr
     assert re.search(r"^Commands:$", text, re.MULTILINE), text
     assert "modelport: error" not in text
@@ -287,7 +289,7 @@ def test_a_wrong_flag_is_one_line_in_every_command(command: str) -> None:
 
 
 def test_the_version_is_printed() -> None:
-    run = modelport("--version")
+    run = program("--version")
     assert (run.returncode, run.stdout) == (0, f"modelport, version {__version__}\n")
 
 
