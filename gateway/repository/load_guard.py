@@ -1,9 +1,9 @@
-"""No code from data while a model loads, whatever a library does with the file.
+"""Protection against code from data while a model loads, whatever a library does with the file.
 
-Artifacts are checked before a framework sees them. This is the second line: while ``no_code`` is
-entered, Python itself refuses, in this thread, to unpickle an object by name, to start a process,
-to open a connection and to load a native library. It does so by an audit hook (PEP 578), which is
-added when the first model is loaded that is opened by a framework written in Python.
+Artifacts are checked before a framework sees them. This is the second line of defence: within
+``no_code`` Python itself refuses, in this thread, to unpickle objects by name, to start processes,
+to open connections and to load native libraries. It uses an audit hook (PEP 578), which is added
+when the first model for a framework written in Python loads.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from typing import Any
 
 from modelport.gateway.errors import IntegrityError
 
-#: Audit events → what they are called in a message.
+#: Audit events → their description in a message.
 _REFUSED = {
     "pickle.find_class": "unpickle {1}.{0}",
     **dict.fromkeys(
@@ -38,15 +38,15 @@ _thread = threading.local()
 
 @contextlib.contextmanager
 def no_code(name: str) -> Iterator[None]:
-    """Refuse, in this thread, what no artifact needs to be loaded.
+    """Refuse, in this thread, operations that no artifact needs while it loads.
 
-    Libraries are imported before: an import may load native code of its own.
+    Import libraries first, because an import may load its own native code.
 
     Args:
         name: of the artifact's file.
 
     Raises:
-        IntegrityError: something was refused, even where the library went on without it.
+        IntegrityError: an operation was refused, even if the library continued without it.
     """
     _add_hook()
     _thread.refused = refused = list[str]()

@@ -1,8 +1,8 @@
-"""What an ONNX file may use, judged before ONNX Runtime reads it.
+"""Check of an ONNX file before ONNX Runtime reads it.
 
-Operators of ONNX's own domains and of ONNX Runtime's compute, but for the few that hand the graph
-to a library. Weights may lie in files beside the model and nowhere else. The message is that of
-``onnx.proto``; it is walked where it lies, so that weights are skipped and not read.
+Operators of ONNX's and ONNX Runtime's own domains only compute, except for the few that pass work
+to a library. Weights may be in files beside the model and nowhere else. The message is
+``onnx.proto``'s; it is traversed in the mapped file, so that weights are skipped and not read.
 """
 
 from __future__ import annotations
@@ -16,15 +16,15 @@ from pathlib import Path
 from modelport.gateway.errors import IntegrityError
 from modelport.gateway.repository import inlining
 
-#: ONNX's, and ONNX Runtime's own, which every build of it has.
+#: The domains of ONNX and of every build of ONNX Runtime.
 DOMAINS = frozenset({"", "ai.onnx", "ai.onnx.ml", "com.microsoft", "com.microsoft.nchwc"})
-#: Operators of theirs that run a file's native code, or Python.
+#: Their operators that run native code from the file, or Python.
 FORBIDDEN = frozenset({"EPContext", "PythonOp", "PythonOpGrad", "ExternalOp", "Snpe", "ATen"})
 
 MAX_DEPTH = 64
 
 _Form = Mapping[int, str]
-#: By message: the fields that lead on, to a message, or to a text by its name in capitals.
+#: By message: the fields with a nested message, or a text, named in capitals.
 _FORMS: Mapping[str, _Form] = {
     "model": {7: "graph", 25: "function"},
     "graph": {1: "node", 5: "tensor", 15: "sparse"},
@@ -39,10 +39,10 @@ _VARINT, _FIXED64, _BYTES, _FIXED32 = 0, 1, 2, 5
 
 
 def check(path: Path) -> None:
-    """Refuse a model that hands work to other code, or takes weights from elsewhere.
+    """Refuse a model that uses other code, or weights from outside of its folder.
 
     Raises:
-        IntegrityError: naming the operator or the file; or it is no ONNX file.
+        IntegrityError: naming the operator or the file; or it is not an ONNX file.
     """
     try:
         with path.open("rb") as file:
@@ -65,7 +65,7 @@ class _Model:
 
     def __init__(self, path: Path, content: mmap.mmap) -> None:
         self._path, self._content = path, content
-        #: The operators of the message that is walked: the model's graph, or a function.
+        #: The operators of the current message: the model's graph, or a function.
         self._body: Counter[tuple[str, str]] = Counter()
         self._functions: dict[tuple[str, str], Counter[tuple[str, str]]] = {}
 
@@ -73,7 +73,7 @@ class _Model:
         self._message("model", 0, len(self._content), 0)
         bodies = self._functions | {("", "graph"): self._body}
         for domain, name in sorted(set[tuple[str, str]]().union(*bodies.values())):
-            own = (domain, name) in self._functions  # it does not replace what ONNX Runtime has
+            own = (domain, name) in self._functions  # it cannot replace an operator of ONNX Runtime
             if name in FORBIDDEN if domain in DOMAINS else not own:
                 operator = f"{domain}.{name}" if domain else name
                 raise IntegrityError(
@@ -98,7 +98,7 @@ class _Model:
                 )
             elif leads:
                 self._message(leads, start, stop, depth + 1)
-        # A field that is there twice counts as the last: here each of them counts.
+        # Protobuf uses the last of a repeated field; here each one is checked.
         domains = texts.get("DOMAIN", {""})
         if form == "node":
             self._body.update((d, o) for d in domains for o in texts.get("OPERATOR", {""}))
@@ -113,7 +113,7 @@ class _Model:
                 self._check_location(value)
 
     def _fields(self, begin: int, end: int) -> Iterator[tuple[int, int, int]]:
-        """The fields of the message that have a length, and where they lie."""
+        """The fields of the message with a length, and their positions."""
         position = begin
         while position < end:
             key, position = self._varint(position, end)

@@ -1,8 +1,8 @@
-"""A ``torch.export`` program, judged before torch reads it.
+"""Check of a ``torch.export`` program before torch reads it.
 
-The program is JSON, and yet torch makes Python code of it: names become identifiers of generated
-functions, sizes are evaluated by sympy, guards are executed, constants may be pickles, and a node
-may call whatever ``torch`` has. Here every string must be what its place is for.
+The program is JSON, but torch turns parts of it into Python code: names become identifiers of
+generated functions, sizes are evaluated by sympy, guards are executed, constants may be pickles,
+and a node may call any function of ``torch``. So every string must be valid for its place.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ PROGRAM = "models/model.json"
 SAMPLE_INPUTS = "data/sample_inputs/model.pt"
 PAYLOADS = {"data/weights/": "weight", "data/constants/": "tensor"}
 
-#: Records that ``torch.export.save`` writes, and torch's own of every archive.
+#: Records of ``torch.export.save``, and those that torch writes to every archive.
 _RECORD = re.compile(
     r"archive_format|archive_version|version|byteorder|\.(format_version|storage_alignment)"
     r"|\.data/[\w.]+|extra/.+|models/model\.json|data/sample_inputs/model\.pt"
@@ -28,19 +28,19 @@ _RECORD = re.compile(
     r"|data/constants/(tensor_\d+|model_constants_config\.json)",
     re.ASCII,
 )
-#: Names of tensors, weights and fields: nothing that could end a string or a name in Python code.
+#: Names of tensors, weights and fields, which cannot end a string or a name in Python code.
 _NAME = re.compile(r"[\w.\-]*", re.ASCII)
 _TREES = frozenset({None, "builtins.tuple", "builtins.list", "builtins.dict"}) | {
     "collections.OrderedDict"
 }
-#: Values of which torch makes strings again, quoted, or notes for people.
+#: Values that torch quotes as strings, or notes for people.
 _TEXTS = frozenset({"as_string", "as_strings", "torch_version", "stack_trace"})
 
 MAX_EXPRESSION = 10_000
 MAX_NUMBER = 2**64
 MAX_POWER = 64
 
-#: sympy's functions and torch's own for sizes; with any other name only symbols are made.
+#: Functions of sympy and torch for sizes; any other name creates only symbols.
 _FUNCTIONS = frozenset(
     str.split(
         """
@@ -64,10 +64,10 @@ _PLAIN = (
 
 
 def check(archive: Archive, native: bool = False) -> None:
-    """Refuse a program of which loading or running would do more than compute.
+    """Refuse a program that would do more than compute when it is loaded or run.
 
     Args:
-        native: operators are not looked at.
+        native: do not check operators.
 
     Raises:
         IntegrityError: naming the record or the operator.
@@ -105,7 +105,7 @@ def _pickled(archive: Archive, name: str) -> IntegrityError:
 
 
 def _check_payloads(archive: Archive, name: str, folder: str, kind: str) -> None:
-    """Tensors are stored raw; what else there may be is a pickle."""
+    """Require raw tensors; any other payload is a pickle."""
     for payload in archive.json(name).get("config", {}).values():
         path, meta = payload.get("path_name"), payload.get("tensor_meta")
         plain = isinstance(path, str) and re.fullmatch(rf"{kind}_\d+", path, re.ASCII)
@@ -161,7 +161,8 @@ class _Program:
             self.check(name, value)
 
     def _check_metadata(self, metadata: dict[str, Any]) -> None:
-        """Notes on where a node comes from; torch looks functions up by the names in one."""
+        """Check notes about a node's origin, because torch looks up functions by the names in
+        them."""
         functions = metadata.get("source_fn_stack", "")
         if not re.fullmatch(r"[\w.,;<>\[\]\-]*", functions, re.ASCII) or "__" in functions:
             raise self._refused(functions, "is no name")
@@ -169,7 +170,7 @@ class _Program:
             raise self._refused("metadata", "is no text")
 
     def _check_tree(self, tree: Any, names: bool) -> None:
-        """How inputs or outputs are nested; keys of the former become names of arguments."""
+        """Check the nesting of inputs or outputs; keys of inputs become names of arguments."""
         if isinstance(tree, list):
             for inner in tree:
                 self._check_tree(inner, names)
@@ -203,7 +204,7 @@ class _Program:
             raise self._refused(text[:100], "is no size")
 
     def _is_plain(self, node: ast.AST, quoted: set[ast.AST]) -> bool:
-        """``quoted``: strings in places where a string is one of a name or a number."""
+        """Whether a node is a plain expression; ``quoted``: strings used as names or numbers."""
         match node:
             case ast.Constant(value=str(value)):
                 return node in quoted and _NAME.fullmatch(value) is not None
@@ -219,7 +220,7 @@ class _Program:
                     quoted.update(arguments)
                 return name in _FUNCTIONS
             case ast.Call(func=ast.Attribute(), keywords=[]):
-                return True  # the attribute itself is looked at
+                return True  # the attribute itself is checked below
             case ast.Attribute(value=ast.Name(id="math"), attr=name):
                 return name in ("ceil", "floor", "trunc", "sqrt", "inf")
             case ast.Attribute(attr=name):
@@ -234,7 +235,7 @@ class _Program:
 
 
 def _exponent(node: ast.AST) -> int:
-    """How many times longer a power makes a number; a symbol's is not evaluated."""
+    """The factor by which a power lengthens a number; symbols are not evaluated."""
     match node:
         case ast.BinOp(op=ast.Pow(), right=exponent):
             pass

@@ -1,11 +1,11 @@
-"""What a SavedModel's graph may do, judged before TensorFlow loads it.
+"""Check of a SavedModel's graph before TensorFlow loads it.
 
-A graph is a program: it can read and write files, open connections and call into Python, and some
-of it runs while it is loaded. Only operators of ``tensorflow_operators.PURE`` pass, in whatever
-loading the model, a signature or a function of it can run. Two kinds of operators read files all
-the same: those that restore variables, and those that fill a table from a vocabulary. They pass
-where the path is the one that the loader feeds: the checkpoint or an asset of this folder. What
-only saves variables is in every SavedModel and never run.
+A graph is a program: it can read and write files, open connections and call Python, and parts of it
+run while it is loaded. Only operators of ``tensorflow_operators.PURE`` may occur wherever loading
+the model, a signature or a function may run them. Two kinds of operators read files nevertheless:
+those that restore variables, and those that fill a table from a vocabulary. They are allowed if the
+path is the one that the loader feeds: the checkpoint or an asset of this folder. Operators that
+only save variables are in every SavedModel and never run.
 """
 
 from __future__ import annotations
@@ -22,10 +22,10 @@ from modelport.gateway.repository import inlining
 from modelport.gateway.repository.tensorflow_operators import PURE
 
 FILENAME = "saved_model.pb"
-#: What the loader runs once, with the paths of the assets fed.
+#: The operation that the loader runs once, with the paths of the assets fed.
 INITIAL = "__saved_model_init_op"
 
-#: Operators that read the file whose path is this input of theirs.
+#: Operators that read a file → the index of the input with its path.
 READERS: Mapping[str, int] = {
     "InitializeTableFromTextFile": 1,
     "InitializeTableFromTextFileV2": 1,
@@ -34,14 +34,14 @@ READERS: Mapping[str, int] = {
     "RestoreV2": 0,
 }
 _CALLS = frozenset({"PartitionedCall", "StatefulPartitionedCall"})
-#: What hands a path on as it is.
+#: Operators that pass a path on unchanged.
 _PASSES = frozenset({"Identity", "PlaceholderWithDefault"})
-#: Calls with different arguments being paths; each has its function looked at once more.
+#: Calls with distinct sets of path arguments; each has its function checked again.
 MAX_CALLS_WITH_PATHS = 1000
 
 
 def read(folder: Path) -> Any:
-    """The message in ``folder``; TensorFlow is imported.
+    """Parse the message in ``folder``; imports TensorFlow.
 
     Raises:
         IntegrityError: it is damaged.
@@ -77,14 +77,14 @@ class _MetaGraph:
         self._folder, self._graph = folder, graph
         self._body = _Body(graph.graph_def.node)
         self._functions = {f.signature.name: f for f in graph.graph_def.library.function}
-        #: Whether a function has variables of its own, which could be those of the graph.
+        #: Whether a function has variables of its own, which may be those of the graph.
         self._shares = any(
             node.op == "VarHandleOp" for f in self._functions.values() for node in f.node_def
         )
         self._seen: set[tuple[str, frozenset[str]]] = set()
-        #: What was looked at of the graph itself, by what the loader feeds then.
+        #: The checked parts of the graph, by the tensors that the loader feeds.
         self._fetched: dict[frozenset[str], _Paths] = {}
-        #: Functions to look at, with those of their arguments that are a path of the loader's.
+        #: Functions to check, with those of their arguments that are paths of the loader.
         self._waiting: list[tuple[str, frozenset[str]]] = []
 
     def check(self) -> None:
@@ -121,7 +121,8 @@ class _MetaGraph:
         self._check(self._fetched[given], map(_node_name, tensors))
 
     def _add_objects(self) -> None:
-        """Functions of the model's objects, which ``tf.saved_model.load`` may call by itself."""
+        """Add functions of the model's objects, which ``tf.saved_model.load`` may call by
+        itself."""
         objects = self._graph.object_graph_def
         for name, function in objects.concrete_functions.items():
             if name in self._functions:
@@ -147,7 +148,7 @@ class _MetaGraph:
             self._waiting.append(call)
 
     def _check(self, paths: _Paths, names: Iterable[str]) -> None:
-        """``names`` and all that they are computed from."""
+        """Check ``names`` and everything from which they are computed."""
         waiting = list(names)
         while waiting:
             node = paths.body.nodes.get(waiting.pop())
@@ -183,7 +184,7 @@ class _MetaGraph:
 
 
 class _Body:
-    """The nodes of a graph or a function, and how they hang together."""
+    """The nodes of a graph or a function, and their connections."""
 
     def __init__(self, nodes: Iterable[Any]) -> None:
         self.nodes = {node.name: node for node in nodes}
@@ -191,25 +192,25 @@ class _Body:
         for node in self.nodes.values():
             for name in set(map(_node_name, node.input)):
                 self.users[name].append(node)
-        #: A variable may be there under several names.
+        #: A variable may have several nodes.
         self.handles = Counter(
             node.attr["shared_name"].s for node in self.nodes.values() if node.op == "VarHandleOp"
         )
 
 
 class _Paths:
-    """Where a body hands on the paths that are ``given``; each node is asked once.
+    """Follows the ``given`` paths through a body; each node is checked once.
 
     Args:
-        shares: what a variable holds is not known from this body alone.
+        shares: other bodies may also write the variables of this one.
     """
 
     def __init__(self, body: _Body, given: frozenset[str], shares: bool) -> None:
         self.body, self.given, self._shares = body, given, shares
-        #: The nodes that were looked at.
+        #: The checked nodes.
         self.seen: set[str] = set()
         self._sources: dict[str, str] = {}
-        #: What a variable holds, by its handle.
+        #: The value of each variable, by its handle.
         self._values: dict[str, str] = {}
 
     def holds(self, tensor: str) -> bool:
@@ -217,7 +218,7 @@ class _Paths:
         return self._source(_node_name(tensor)) in self.given
 
     def _source(self, name: str) -> str:
-        """The node whose value the node ``name`` hands on, or its own."""
+        """The node whose value the node ``name`` passes on, or ``name`` itself."""
         chain = dict.fromkeys([name])
         while name not in self._sources:
             node = self.body.nodes.get(name)
@@ -235,7 +236,8 @@ class _Paths:
         return source
 
     def _stored(self, handle: str) -> str:
-        """The path that is all a variable can hold, as Keras keeps a vocabulary's; empty: none."""
+        """The only possible value of a variable if it is a path, as for Keras' vocabularies; or
+        ''."""
         if handle not in self._values:
             self._values[handle] = self._only_value(handle)
         return self._values[handle]
@@ -258,7 +260,7 @@ class _Paths:
 
 
 def _uses(nodes: Iterable[Any]) -> Counter[str]:
-    """How often ``nodes`` use each operator, and name each function."""
+    """Count the uses of each operator and function in ``nodes``."""
     used: Counter[str] = Counter()
     for node in nodes:
         used[node.op] += 1

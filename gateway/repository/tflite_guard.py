@@ -1,8 +1,9 @@
-"""What a TensorFlow Lite file may use, judged before an interpreter is made of it.
+"""Check of a TensorFlow Lite file before an interpreter opens it.
 
-Built-in operators compute, and so do the few custom ones that every interpreter brings. Any other
-custom operator is code of somebody's: ``Flex`` ones are TensorFlow's, all of them, where it happens
-to be in the same process. The schema is LiteRT's ``schema.fbs``; only as much of it is read here.
+Built-in operators only compute, and so do the few custom operators of every interpreter. Any other
+custom operator is foreign code: ``Flex`` operators give access to all of TensorFlow, if it is
+loaded in the same process. The schema is LiteRT's ``schema.fbs``; only the necessary parts are read
+here.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ MAX_OPERATOR_CODES = 10_000
 
 #: ``BuiltinOperator``
 _CUSTOM, _DELEGATE = 32, 51
-#: Of LiteRT's own resolver: they compute.
+#: Custom operators of LiteRT's own resolver, which only compute.
 _KNOWN = frozenset(
     str.split(
         """
@@ -25,7 +26,7 @@ _KNOWN = frozenset(
         """
     )
 )
-#: Fields of ``Model`` and of ``OperatorCode`` by their number.
+#: Fields of ``Model`` and of ``OperatorCode`` by number.
 _OPERATOR_CODES, _EXTERNAL = 1, (8, 9)
 _DEPRECATED_CODE, _CUSTOM_CODE, _CODE = 0, 1, 3
 
@@ -34,7 +35,7 @@ def check(content: bytes, file: str) -> None:
     """Refuse a model that needs more than built-in operators, or other files.
 
     Raises:
-        IntegrityError: naming the operator; or it is no such file.
+        IntegrityError: naming the operator; or it is not a TensorFlow Lite file.
     """
     try:
         if content[4:8] != IDENTIFIER:
@@ -61,7 +62,7 @@ def _refused(file: str, what: str) -> IntegrityError:
 
 
 def _offset(content: bytes, position: int) -> int:
-    """Where the unsigned offset at ``position`` leads."""
+    """The position to which the unsigned offset at ``position`` refers."""
     (distance,) = struct.unpack_from("<I", content, position)
     return position + int(distance)
 
@@ -78,7 +79,7 @@ class _Table:
         (self._size,) = struct.unpack_from("<H", content, self._fields)
 
     def place(self, field: int) -> int:
-        """Where a field is; 0: not set."""
+        """The position of a field; 0: not set."""
         where = 4 + 2 * field
         if where + 2 > self._size:
             return 0

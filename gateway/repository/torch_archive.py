@@ -1,9 +1,9 @@
-"""torch's zip archives, TorchScript's and ``.pt2``, read without torch and without running them.
+"""torch's zip archives, TorchScript and ``.pt2``, read without torch and without running them.
 
     <root>/extra/modelport/signature.json    the signature, as a Triton model configuration in JSON
 
-``torch.jit.load`` and ``torch.export.load`` hand that record out by the name
-``modelport/signature.json``. The exporters write it; nothing here runs what an archive holds.
+``torch.jit.load`` and ``torch.export.load`` return that record under the name
+``modelport/signature.json``. The exporters write it; no code of the archive runs here.
 """
 
 from __future__ import annotations
@@ -29,12 +29,12 @@ SIGNATURE = "modelport/signature.json"
 
 EXTRA = "extra/"
 
-#: A record that is read whole: code, a graph, a description. Weights are not read.
+#: The largest record to read: code, a graph, a description. Weights are not read.
 MAX_RECORD_BYTES = 1 << 28
-#: What an archive may inflate to, by its own size, once that is more than a little.
+#: The limit of an archive's inflated size, relative to its own, above a small size.
 MAX_RATIO, LITTLE_BYTES = 100, 8 << 20
 
-#: What reading a damaged zip comes to; encryption is a RuntimeError.
+#: Exceptions from reading a damaged zip; encryption raises RuntimeError.
 DAMAGE = (
     EOFError,
     LookupError,
@@ -45,22 +45,22 @@ DAMAGE = (
     zlib.error,
 )
 
-#: Where AOTInductor keeps the compiled model that its archives call ``model``.
+#: The folder of the compiled model that AOTInductor's archives call ``model``.
 COMPILED_MODEL = "model"
 COMPILED = f"data/aotinductor/{COMPILED_MODEL}/"
 COMPILED_METADATA = ".wrapper_metadata.json"
 
-#: Vector instructions that torch tells apart, as it names them, the weakest first.
+#: torch's names for vector instruction sets, from the weakest.
 CAPABILITIES = ("DEFAULT", "AVX2", "AVX512")
 
-#: Words that mean something else in TorchScript, or in a call of a module.
+#: Words with another meaning in TorchScript, or in a call of a module.
 RESERVED = frozenset({"self", "torch", "ops", "args", "kwargs"})
 
 T = TypeVar("T")
 
 
 class Kind(StrEnum):
-    """What an archive is; the value is the platform's name in a configuration."""
+    """The kind of an archive; the value is the platform's name in a configuration."""
 
     TORCHSCRIPT = "pytorch_libtorch"
     EXPORTED = "torch_export"
@@ -71,7 +71,7 @@ class Archive:
     """An archive's records by their names without the root folder.
 
     Raises:
-        IntegrityError: the file is no archive, or a record is damaged.
+        IntegrityError: the file is not an archive, or a record is damaged.
     """
 
     def __init__(self, path: Path) -> None:
@@ -97,7 +97,7 @@ class Archive:
         return name in self._records
 
     def names(self) -> list[str]:
-        """Every record's."""
+        """The names of all records."""
         return list(self._records)
 
     def below(self, folder: str, suffix: str = "") -> list[str]:
@@ -105,7 +105,7 @@ class Archive:
         return [n for n in self._records if n.startswith(folder) and n.endswith(suffix)]
 
     def size(self, name: str) -> int:
-        """In bytes."""
+        """The size of a record in bytes."""
         return self._info(name).file_size
 
     def _info(self, name: str) -> zipfile.ZipInfo:
@@ -139,7 +139,7 @@ class Archive:
             raise self._damaged(f"record '{name}' does not parse") from error
 
     def signature(self) -> ModelSignature | None:
-        """What the exporters put in; None where modelport did not write the archive."""
+        """The signature that the exporters wrote; None in an archive of another tool."""
         if EXTRA + SIGNATURE not in self:
             return None
         try:
@@ -148,7 +148,8 @@ class Archive:
             raise self._damaged(error) from error
 
     def kind(self) -> Kind:
-        """Raises ``Unsupported``: it is none of them; a checkpoint, most likely."""
+        """The kind of the archive; raises ``Unsupported`` if it is another, such as a
+        checkpoint."""
         if self.below("data/aotinductor/"):
             return Kind.COMPILED
         if self.below("models/", ".json"):
@@ -167,7 +168,7 @@ class Archive:
 
 
 def native_code_refused(file: str) -> Unsupported:
-    """Why a compiled archive that nobody vouches for is not loaded."""
+    """The error for a compiled archive that is not trusted."""
     return Unsupported(
         f"'{file}' is native code, which does as it likes when it is loaded; sign the version and "
         "give --require-signature, or give --allow-native-code (modelport verify: --public-key, or "
@@ -176,7 +177,7 @@ def native_code_refused(file: str) -> Unsupported:
 
 
 def arguments(signature: ModelSignature) -> list[str]:
-    """What the inputs are called where a name must be an identifier; its own name if it is one."""
+    """The names of the inputs, made valid identifiers where necessary."""
     names = [spec.name for spec in signature.inputs]
     free = (name for name in map("input_{}".format, itertools.count()) if name not in names)
     return [name if _is_identifier(name) else next(free) for name in names]
@@ -188,15 +189,15 @@ def _is_identifier(name: str) -> bool:
 
 
 def check_machine(archive: Archive, capability: str) -> dict[str, Any]:
-    """The metadata of a compiled model that was compiled for a machine like this.
+    """The metadata of a compiled model, if it was compiled for a machine like this.
 
-    Machine code for another processor ends the process instead of raising.
+    Machine code for another processor would end the process instead of raising.
 
     Args:
-        capability: this processor's vector instructions, as torch names them.
+        capability: torch's name for this processor's vector instructions.
 
     Raises:
-        IntegrityError: the archive holds no compiled model.
+        IntegrityError: the archive has no compiled model.
         Unsupported: it was compiled for another processor or system.
     """
     records = archive.below(COMPILED, COMPILED_METADATA)

@@ -1,4 +1,4 @@
-"""What TorchScript may do, judged before torch reads it and once more before it runs.
+"""Check of TorchScript: of the archive before torch reads it, and of the module before it runs.
 
 Loading runs ``__setstate__`` of the archive's classes and of native ones, so archives with either
 are refused unread. The operators are those of the graph that torch has compiled of the code: torch
@@ -19,7 +19,7 @@ from modelport.gateway.repository import inlining
 from modelport.gateway.repository.torch_archive import DAMAGE, Archive
 from modelport.gateway.repository.torch_operators import is_pure
 
-#: A module's functions and methods by their qualified names; None where there is none.
+#: Looks up a module's function or method by its qualified name; None: there is none.
 Functions = Callable[[str], Any]
 
 _RECORD = re.compile(
@@ -27,14 +27,14 @@ _RECORD = re.compile(
     r"|\.(format_version|storage_alignment)|\.data/[\w.]+|extra/.+",
     re.ASCII,
 )
-#: In code, and in the names of classes: what runs while the archive is loaded.
+#: In code and in names of classes: constructs that run while the archive is loaded.
 _RUNS = {
     b"__setstate__": "has a class with __setstate__, which runs while it is loaded",
     b"torch.classes": "uses a class of native code",
 }
-#: An operator as torch writes it; what is written in another way is seen in the graph.
+#: An operator as torch writes it; other notations are found in the graph.
 _CALL = re.compile(rb"\b(?:torch|ops\.(\w+))\.(\w+)\(")
-#: What torch writes of its own; the classes of the archive are below ``__torch__``.
+#: Global names that torch writes; the archive's classes are below ``__torch__``.
 _GLOBAL = re.compile(
     r"collections OrderedDict|torch (\w*Storage|device|dtype|Size|[bcfiqu]\w+|per_\w+)"
     r"|torch\._utils _rebuild_\w+|torch\.jit\._pickle \w+|torch\.serialization _get_layout"
@@ -47,7 +47,7 @@ _OTHER_WAYS = frozenset({"INST", "OBJ", "NEWOBJ_EX", "STACK_GLOBAL", "EXT1"}) | 
 
 
 def check_archive(archive: Archive) -> None:
-    """Refuse an archive of which loading runs something.
+    """Refuse an archive that runs code while it is loaded.
 
     Raises:
         IntegrityError: naming the record.
@@ -84,9 +84,9 @@ def _check_pickle(archive: Archive, name: str) -> None:
 
 
 def load(path: Path, device: Any = "cpu") -> tuple[Any, Functions]:
-    """The module in ``path``, as ``torch.jit.load`` gives it, and its functions by their names.
+    """Load the module in ``path`` as ``torch.jit.load`` does, and also return its functions.
 
-    The steps are those of ``torch.jit.load``, which keeps the functions to itself.
+    The steps are those of ``torch.jit.load``, which does not return the functions.
     """
     import torch
     from torch.jit._recursive import wrap_cpp_module
@@ -98,7 +98,7 @@ def load(path: Path, device: Any = "cpu") -> tuple[Any, Functions]:
 
 
 def check_operators(module: Any, functions: Functions, file: str) -> None:
-    """Refuse a loaded module, none of which has run, that would do more than compute.
+    """Refuse a loaded module that does more than compute, before it runs.
 
     Raises:
         IntegrityError: naming the operator; or its functions inline to too many operators.
@@ -122,7 +122,7 @@ def check_operators(module: Any, functions: Functions, file: str) -> None:
 
 
 def _called(node: Any) -> str:
-    """The name of the function that ``node`` calls; empty if it calls none."""
+    """The name of the function that ``node`` calls; empty: none."""
     if node.kind() == "prim::CallMethod":
         return f"{next(node.inputs()).type()}.{node.s('name')}"
     if node.kind() == "prim::CallFunction":
@@ -131,7 +131,7 @@ def _called(node: Any) -> str:
 
 
 def _nodes(graph: Any) -> Iterator[Any]:
-    """Every node of ``graph`` and of the graphs in its nodes, but for functions as constants."""
+    """Every node of ``graph`` and its nested graphs, without functions that are constants."""
     waiting = list(graph.nodes())
     while waiting:
         node = waiting.pop()

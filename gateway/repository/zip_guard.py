@@ -1,11 +1,11 @@
-"""A zip that every reader reads alike, or none.
+"""Check that all readers read a zip alike.
 
-Readers differ where a zip is ambiguous: of two records with one name ``zipfile`` takes the last and
-torch's miniz the first; some ignore case, some trust local headers, some the central directory,
-some skip what lies before the first record. What is checked by one could be loaded by another as
-something else. Here a zip passes only if its records lie one after another from the first byte on,
-the central directory behind them lists exactly these, both say the same, and no two names are the
-same to any file system. Encryption, comments and links are refused, too: no model has them.
+Readers treat ambiguous zips differently: of two records with one name, ``zipfile`` uses the last
+and torch's miniz the first; some ignore case, some trust local headers, some the central directory,
+some skip bytes before the first record. So a file checked with one reader could be loaded as
+something else by another. A zip passes only if its records follow each other from the first byte,
+the central directory after them lists exactly these, both agree, and all names differ on every file
+system. Encryption, comments and links are refused, because no model has them.
 """
 
 from __future__ import annotations
@@ -32,17 +32,17 @@ _LOCATOR = struct.Struct("<4sIQI")
 _FULL, _FULL_SHORT = 0xFFFFFFFF, 0xFFFF
 
 _DESCRIPTOR, _UTF8 = 1 << 3, 1 << 11
-#: Both of the above, and the two bits that tell how hard DEFLATE tried.
+#: Both of the above, and the two bits for the compression level of DEFLATE.
 _FLAGS = _DESCRIPTOR | _UTF8 | 0b110
 _STORED, _DEFLATED = 0, 8
 _ZIP64 = 0x0001
-#: Extra fields that change nothing: torch's and Android's padding, times, owners, Java's mark.
+#: Extra fields without effect: torch's and Android's padding, times, owners, Java's mark.
 _EXTRAS = frozenset({_ZIP64, 0x4246, 0xD935, 0x000A, 0x5455, 0x7875, 0x5855, 0xCAFE})
 _DRIVE = re.compile(r"[A-Za-z]:")
 
 
 class _Record(NamedTuple):
-    """An entry of the central directory, sizes and offset in full."""
+    """An entry of the central directory, with full sizes and offset."""
 
     name: str
     raw: bytes
@@ -55,17 +55,17 @@ class _Record(NamedTuple):
 
 
 class _Ambiguous(Exception):
-    """What two readers would read differently."""
+    """A part of the zip that two readers may read differently."""
 
 
 def check(path: Path, one_root: bool = False) -> None:
     """Refuse a zip that two readers may read differently.
 
     Args:
-        one_root: every record must lie in one and the same top folder, as in torch's archives.
+        one_root: all records must be in the same top folder, as in torch's archives.
 
     Raises:
-        IntegrityError: naming what is ambiguous.
+        IntegrityError: naming the ambiguity.
         OSError: the file cannot be read.
     """
     try:
@@ -81,7 +81,7 @@ def check(path: Path, one_root: bool = False) -> None:
 
 
 def is_zip(path: Path) -> bool:
-    """Whether the file begins as a zip that ``check`` lets pass does; a damaged one, too."""
+    """Whether the file begins like a zip that ``check`` accepts, even if it is damaged."""
     with path.open("rb") as file:
         return file.read(4) in (b"PK\x03\x04", b"PK\x05\x06")
 
@@ -102,7 +102,7 @@ def _check(file: IO[bytes], one_root: bool) -> None:
 
 
 def _directory(file: IO[bytes]) -> tuple[int, int, int]:
-    """Where the central directory begins and ends, and how many records it lists."""
+    """Start and end of the central directory, and the number of records it lists."""
     length = file.seek(0, os.SEEK_END)
     if length < _END.size:
         raise EOFError
@@ -183,7 +183,7 @@ def _name(raw: bytes, flags: int) -> str:
 
 
 def _in_full(name: str, extra: bytes, *values: int) -> list[int]:
-    """``values`` with those that did not fit taken from the zip64 field, in the standard's order"""
+    """``values``, with those that did not fit from the zip64 field, in the standard's order."""
     fields = dict[int, bytes]()
     position = 0
     while position < len(extra):
@@ -224,7 +224,7 @@ def _check_names(names: list[str], one_root: bool) -> None:
 
 
 def _end_of(file: IO[bytes], record: _Record, following: int) -> int:
-    """Where the record ends, its local header being what the central directory says."""
+    """The end of the record, whose local header must match the central directory."""
     file.seek(record.offset)
     (
         magic, _, flags, method, _, _, crc, compressed, size, name_length, extra_length,
@@ -243,7 +243,7 @@ def _end_of(file: IO[bytes], record: _Record, following: int) -> int:
 
 
 def _descriptor_end(file: IO[bytes], record: _Record, end: int, following: int) -> int:
-    """Behind the checksum and sizes that follow the content: 32 or 64 bits, marked or not."""
+    """The end of the checksum and sizes after the content: 32 or 64 bits, with or without mark."""
     file.seek(end)
     content = file.read(max(0, min(following - end, 24)))
     for form, mark in (("<II", b""), ("<QQ", b""), ("<II", b"PK\x07\x08"), ("<QQ", b"PK\x07\x08")):

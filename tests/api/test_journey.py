@@ -80,7 +80,7 @@ def test_a_wrong_argument_is_an_error_that_names_it(exported: tuple[Path, Linear
         ({"samples": 0}, "--samples must be at least 1, not 0"),
         ({"version": "01"}, "--model-version '01' is not a version"),
         ({"formats": "coreml"}, "--format 'coreml' is not supported"),
-        ({"repository": "ftp://host/models"}, "'ftp://' is no storage"),
+        ({"repository": "ftp://host/models"}, "'ftp://' is not supported"),
     ):
         with pytest.raises(modelport.ModelportError, match=words):
             modelport.export(folder / "net.pt", **wrong)  # type: ignore[arg-type]

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from modelport.gateway.cli import serve
+from modelport.gateway.cli import serve_settings
 from modelport.gateway.errors import Internal, InvalidArgument
 from modelport.gateway.inference import cache
 from modelport.gateway.inference.cache import (
@@ -347,7 +347,7 @@ def test_a_decoupled_model_that_asks_for_it_does_not_load() -> None:
         (["--cache-config", "size=4096"], "use local,size=BYTES"),
         (["--cache-config", "local,size=0"], "above 0"),
         (["--cache-config", "local,size=1k"], "size=1k"),
-        (["--cache-config=local,size=9", "--response-cache-byte-size=9"], "give one of them"),
+        (["--cache-config=local,size=9", "--response-cache-byte-size=9"], "use one of them"),
         (["--response-cache-byte-size", "-1"], "--response-cache-byte-size"),
     ],
 )
@@ -359,9 +359,11 @@ def test_a_wrong_size_is_one_line_that_says_what_is_right(
 
 
 def test_sizes_are_read_as_triton_reads_them() -> None:
-    sizes = serve._cache_sizes(None, None, ("local,size=1048576",))
-    assert serve._cache_bytes(sizes, None) == serve._cache_bytes((), 1048576) == 1048576
-    assert serve._cache_bytes((), None) == serve._cache_bytes((), 0) == 0
+    sizes = serve_settings.cache_sizes(None, None, ("local,size=1048576",))
+    assert (
+        serve_settings.cache_size(sizes, None) == serve_settings.cache_size((), 1048576) == 1048576
+    )
+    assert serve_settings.cache_size((), None) == serve_settings.cache_size((), 0) == 0
 
 
 def test_workers_share_the_size(tmp_path: Path) -> None:

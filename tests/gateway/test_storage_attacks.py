@@ -55,7 +55,7 @@ def test_who_loads_a_version_meets_no_file_of_what_is_written_over_it(
         newest = fetch(another.look())
         another.look()
     assert [(e["event"], e["model"], e["version"], e["log_level"]) for e in logs] == [
-        ("model version is overwritten in storage", "m", 1, "warning")
+        ("model version was overwritten in storage", "m", 1, "warning")
     ]
     assert (content(loading), content(newest)) == ({b"old"}, {b"new"})
     assert manifest.verify(loading)
@@ -127,7 +127,7 @@ def test_a_storage_that_ends_while_many_configurations_are_read_is_not_asked_for
 
     def down(_: ObjectStore, key: str, __: int) -> bytes:
         asked.append(key)
-        raise Unavailable("the storage cannot be reached")
+        raise Unavailable("the object store cannot be reached")
 
     monkeypatch.setattr(ObjectStore, "read", down)
     with pytest.raises(Unavailable, match="cannot be reached"):
@@ -195,7 +195,7 @@ def test_every_call_has_a_deadline(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     monkeypatch.setattr(storage, "LIST_SECONDS", 0.2)
     with socket.create_server(("127.0.0.1", 0)) as silent:
         url = f"s3://127.0.0.1:{silent.getsockname()[1]}/bucket"
-        with pytest.raises(Unavailable, match="does not answer in time"):
+        with pytest.raises(Unavailable, match="does not respond in time"):
             Mirror(parse(url), tmp_path).look()
 
 

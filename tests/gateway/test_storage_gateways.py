@@ -164,7 +164,7 @@ def test_a_version_that_is_overwritten_is_answered_by_one_content_or_the_other(
                 put(own_moto, tmp_path, 1, float(turn))
                 time.sleep(0.05 * turn)
                 second.process.kill()
-                first.wait_for("model version is overwritten in storage", seen, version=1)
+                first.wait_for("model version was overwritten in storage", seen, version=1)
                 first.wait_for("model version is ready", seen, version=1)
             finally:
                 second.close()
@@ -234,13 +234,13 @@ def test_a_full_and_a_read_only_disk_leave_what_serves_and_are_told(
                 file.write(b"x" * 65536)
         put(own_moto, tmp_path, 2)
         told = gateway.wait_for("model version is not served", version=2)
-        assert told["reason"].startswith("no room is left on the disk of --repository-cache")
+        assert told["reason"].startswith("the disk of --repository-cache is full")
         filler.unlink()
         client.wait_for(2)
         subprocess.run(["mount", "-o", "remount,ro", disk], check=True)
         put(own_moto, tmp_path, 3)
         told = gateway.wait_for("model version is not served", version=3)
-        assert "cannot be written to: Read-only file system" in told["reason"]
+        assert "cannot be written: Read-only file system" in told["reason"]
         subprocess.run(["mount", "-o", "remount,rw", disk], check=True)
         client.wait_for(3)
     assert client.refusals == set()

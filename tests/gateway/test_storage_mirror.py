@@ -221,7 +221,7 @@ def test_a_folder_without_room_is_told_and_holds_nothing(
 ) -> None:
     publish(moto, prefix, version(tmp_path / "1"))
     monkeypatch.setattr(mirrors, "SPARE_BYTES", 2**62)
-    with pytest.raises(Unavailable, match="no room is left on the disk of --repository-cache"):
+    with pytest.raises(Unavailable, match="the disk of --repository-cache is full"):
         fetch(mirror.look())
     monkeypatch.undo()
     assert not (mirror.folder / "m" / "1").exists()
@@ -374,7 +374,7 @@ def test_a_manifest_that_may_not_be_read_keeps_its_version_back_and_no_other(
 
     def guarded(self: ObjectStore, key: str, most_bytes: int) -> bytes:
         if key in refused:
-            raise InvalidArgument("the storage refuses access (AccessDenied)")
+            raise InvalidArgument("the object store refuses access (AccessDenied)")
         return read(self, key, most_bytes)
 
     monkeypatch.setattr(ObjectStore, "read", guarded)

@@ -193,7 +193,7 @@ def test_a_failed_upload_leaves_nothing_behind(
     moto: Moto, prefix: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def refused(*_: Any) -> None:
-        raise InvalidArgument("the storage refuses access (AccessDenied)")
+        raise InvalidArgument("the object store refuses access (AccessDenied)")
 
     monkeypatch.setattr(ObjectStore, "upload", refused)
     with pytest.raises(InvalidArgument, match="AccessDenied"):

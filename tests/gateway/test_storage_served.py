@@ -158,7 +158,7 @@ def test_workers_load_on_request_with_one_download_and_serve_the_same(
 @pytest.mark.parametrize(
     ("url", "code", "reason"),
     [
-        ("s3://{server}/nowhere", 2, "the storage has no such bucket"),
+        ("s3://{server}/nowhere", 2, "there is no such bucket"),
         ("s3://AKIAMARKED:MARKED@bucket", 2, "credentials or a query is refused"),
     ],
 )

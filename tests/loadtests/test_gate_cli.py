@@ -101,7 +101,7 @@ def test_what_cannot_be_compared_is_a_usage_error_that_names_it(
             (model, f"{url}/v2/models/tiny", "HTTP 404"),
             (model, "https://127.0.0.1:1/v2/models/tiny", "does not begin with http://"),
             ("s3://KEY:SECRET@b/tiny/1", model, "baseline cannot be fetched: Invalid value"),
-            (model, "s3://", "the s3:// URL names no bucket"),
+            (model, "s3://", "the s3:// URL has no bucket"),
             (model, "http://127.0.0.1:1/v1/models/tiny", "names no model"),
             (model, "http://127.0.0.1:1/v2/models/tiny", "is the server running there"),
             (f"{url}/v2/models/tiny", "grpc://127.0.0.1:1/tiny", "like with like"),

@@ -1,10 +1,10 @@
-"""Where a repository in object storage is, as Triton's users write it:
+"""The location of a repository in object storage, in Triton's notation:
 
     s3://bucket/prefix    s3://host:port/bucket/prefix    s3://https://host:port/bucket/prefix
     gs://bucket/prefix    az://container/prefix
 
-A URL never holds credentials: they would be seen in lists of processes, and in logs. They come from
-the environment, or from wherever the provider's own chain of defaults looks.
+A URL never contains credentials, because they would show in process lists and logs. They come from
+the environment, or from the provider's own chain of defaults.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ import click
 from modelport.gateway.errors import InvalidArgument, ModelportError
 
 SCHEMES = ("s3", "gs", "az")
-#: What file systems take for a name.
+#: The limit of common file systems.
 MAX_SEGMENT_BYTES = 255
 _SCHEME = re.compile(r"([A-Za-z][A-Za-z0-9+.-]*)://")
 _ENDPOINT = re.compile(r"(?:(https?)://)?([A-Za-z0-9.-]+|\[[0-9A-Fa-f:.]+\]):([0-9]{1,5})/")
@@ -29,7 +29,7 @@ _BUCKET = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{1,221}")
 
 @dataclass(frozen=True, slots=True)
 class Location:
-    """A folder in a bucket. ``endpoint`` is empty or ``http[s]://host:port``, of S3 alone."""
+    """A folder in a bucket. ``endpoint`` is empty or ``http[s]://host:port``, only for S3."""
 
     scheme: str
     bucket: str
@@ -45,7 +45,7 @@ class Location:
 
     @property
     def path(self) -> str:
-        """As fsspec names it."""
+        """The path in fsspec's notation."""
         return f"{self.bucket}/{self.prefix}" if self.prefix else self.bucket
 
 
@@ -54,22 +54,24 @@ def is_url(text: str) -> bool:
 
 
 def parse(text: str) -> Location:
-    """The location that a URL names.
+    """Parse a URL.
 
     Raises:
-        InvalidArgument: it names none. The message does not repeat what may be a secret.
+        InvalidArgument: the URL is invalid. The message does not repeat possible secrets.
     """
     match = _SCHEME.match(text)
     scheme = match[1] if match else ""
     if match is None or scheme not in SCHEMES:
-        raise InvalidArgument(f"'{scheme}://' is no storage; use s3://, gs://, az:// or a folder")
+        raise InvalidArgument(
+            f"'{scheme}://' is not supported; use s3://, gs://, az:// or a folder"
+        )
     rest = text[match.end() :]
     inner = re.match(r"https?://", rest)
     authority = rest[inner.end() if inner else 0 :].partition("/")[0]
     if "@" in authority or "?" in rest or "#" in rest:
         raise InvalidArgument(
-            f"a {scheme}:// URL with credentials or a query is refused; leave them to the "
-            "environment, or to where the provider's tools look for them"
+            f"a {scheme}:// URL must not contain credentials or a query; set them in the "
+            "environment, or where the provider's tools look for them"
         )
     endpoint = ""
     server = _ENDPOINT.match(rest)
@@ -78,25 +80,23 @@ def parse(text: str) -> Location:
         rest = rest[server.end() :]
     bucket, *segments = rest.rstrip("/").split("/")
     if not _BUCKET.fullmatch(bucket):
-        raise InvalidArgument(
-            f"the {scheme}:// URL names no bucket; write {scheme}://BUCKET/PREFIX"
-        )
+        raise InvalidArgument(f"the {scheme}:// URL has no bucket; write {scheme}://BUCKET/PREFIX")
     if not all(is_segment(segment) for segment in segments):
         raise InvalidArgument(
-            f"the path of the {scheme}:// URL has an empty part, '.', '..' or one that is no text"
+            f"the path of the {scheme}:// URL has an empty, '.', '..' or unprintable part"
         )
     return Location(scheme, bucket, "/".join(segments), endpoint)
 
 
 def is_segment(name: str) -> bool:
-    """Whether ``name`` may be a file's: an object's key may be anything."""
+    """Whether ``name`` is a valid file name; an object's key may be anything."""
     if name in ("", ".", "..") or "\\" in name or not name.isprintable():
         return False
     return len(name.encode()) <= MAX_SEGMENT_BYTES
 
 
 def server_of(location: Location) -> str:
-    """What the environment says of where ``location`` is: the same name may mean two buckets."""
+    """The endpoint from the environment, because the same URL may mean different buckets."""
     variables = {
         "s3": ("AWS_ENDPOINT_URL_S3", "AWS_ENDPOINT_URL"),
         "gs": ("STORAGE_EMULATOR_HOST",),

@@ -1,16 +1,16 @@
-"""A local copy of what is served of a repository in object storage.
+"""A local copy of the served versions of a repository in object storage.
 
     <cache>/s3-bucket-<hash of the URL>/<model>/config.pbtxt, labels, warmup/
     <cache>/s3-bucket-<hash of the URL>/<model>/<version>/<hash>/   appears by one rename
-    <cache>/s3-bucket-<hash of the URL>/.beside/<model>             the objects these were made of
-    <cache>/s3-bucket-<hash of the URL>/.staging/<model>/<random>   while it is downloaded
+        <cache>/s3-bucket-<hash of the URL>/.beside/<model>             the objects of those files
+        <cache>/s3-bucket-<hash of the URL>/.staging/<model>/<random>   a download in progress
 
-The hash is of what the storage says of the objects: a folder of files never changes once it is
-there, whoever overwrites the version in the storage, and no load meets files of two contents.
+The hash covers the objects' sizes and ETags: a folder of files never changes once it exists, even
+if the version is overwritten in the object store, and no load sees files of two contents.
 
-A look lists the storage and finds the versions that are there as a whole (``survey``); it downloads
-configurations and manifests alone. A version's files come when it is loaded, once for all processes
-that share the folder: whoever holds the model's lock downloads, and the others find it done.
+A scan lists the store and finds complete versions (``survey``); it downloads only configurations
+and manifests. A version's files are downloaded when it loads, once for all processes that share the
+folder: the process that holds the model's lock downloads, and the others find the result.
 """
 
 from __future__ import annotations
@@ -54,24 +54,24 @@ from modelport.gateway.repository.storage.survey import Survey, Surveyed, group,
 log = structlog.get_logger("modelport.storage")
 
 _BESIDE, _STAGING, _LOCKS = ".beside", ".staging", ".locks"
-#: A download that does not match its manifest is made once more: it may have been damaged.
+#: A download that does not match its manifest is repeated once, as it may have been damaged.
 DOWNLOADS = 2
-#: Room that is left on the disk whatever is downloaded.
+#: Free disk space that a download must leave.
 SPARE_BYTES = 16 * 1024 * 1024
 
 
 def default_cache() -> Path:
-    """``$XDG_CACHE_HOME/modelport``, mostly ``~/.cache/modelport``."""
+    """``$XDG_CACHE_HOME/modelport``, usually ``~/.cache/modelport``."""
     try:
         return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "modelport"
-    except RuntimeError:  # as in a container, for a user that it does not know
+    except RuntimeError:  # a user without a home, as in a container
         raise InvalidArgument(
-            "the user has no home folder for a repository cache; give one with --repository-cache"
+            "the user has no home folder for a repository cache; set --repository-cache"
         ) from None
 
 
 class Mirror:
-    """Of one location. Any thread may ``look``, and ``fetch`` what was found."""
+    """The mirror of one location. Any thread may ``look``, and ``fetch`` versions it found."""
 
     def __init__(self, location: Location, cache: Path) -> None:
         named = hashlib.sha256(f"{location} {server_of(location)}".encode()).hexdigest()[:16]
@@ -83,19 +83,19 @@ class Mirror:
         self._configs: dict[str, tuple[Object, str]] = {}
         self._found: dict[str, ModelEntry] = {}
         self._opened = False
-        #: Whoever no longer waits for a look has not ended it.
+        #: A look continues after its caller stops waiting.
         self._looking = threading.Lock()
 
     @property
     def unsettled(self) -> bool:
-        """Whether the last look left out versions without a manifest, which another may find."""
+        """Whether the last look left out versions without a manifest, which another may include."""
         return self._survey.unsettled
 
     def look(self) -> dict[str, ModelEntry]:
-        """Every model by name, with the versions that are there as a whole.
+        """Every model by name, with its complete versions.
 
         Raises:
-            ModelportError: the storage cannot be listed, or the cache cannot be written to.
+            ModelportError: the store cannot be listed, or the cache cannot be written.
         """
         with self._looking:
             return self._look()
@@ -113,13 +113,13 @@ class Mirror:
             entry = self._entry(name, model, surveyed[name])
             if entry is not None:
                 found[name] = entry
-        with contextlib.suppress(OSError):  # what is too much does no harm
+        with contextlib.suppress(OSError):  # extra files do no harm
             self._prune({name: set(model.versions) for name, model in models.items()}, began)
         self._found = found
         return found
 
     def _entry(self, name: str, model: Surveyed, whole: Surveyed) -> ModelEntry | None:
-        """None: nothing of the model may be seen yet."""
+        """The model's entry; None: no version is complete yet."""
         path, before = self.folder / name, self._found.get(name)
         kept = {
             number: entry
@@ -132,7 +132,7 @@ class Mirror:
         for number, files in whole.versions.items():
             print_of = tuple(sorted((key, *_fingerprint(each)) for key, each in files.items()))
             if number in kept and kept[number].fingerprint != print_of:
-                log.warning("model version is overwritten in storage", model=name, version=number)
+                log.warning("model version was overwritten in storage", model=name, version=number)
             versions[number] = VersionEntry(
                 number,
                 self._content(name, number, files),
@@ -149,7 +149,7 @@ class Mirror:
         return ModelEntry(name, path, text, versions)
 
     def _read_configs(self, models: Mapping[str, Surveyed]) -> None:
-        """Those that are new or changed, side by side: a repository may have a thousand."""
+        """Read new and changed configurations concurrently, as there may be a thousand."""
         read = {
             name: self._objects.threads.submit(self._config, name, found)
             for name, model in models.items()
@@ -159,7 +159,7 @@ class Mirror:
         try:
             for each in read.values():
                 if isinstance(error := each.exception(), (NotFound, Unavailable)):
-                    raise error  # others are told where the model's entry is made
+                    raise error  # other errors are reported in the model's entry
         finally:
             for each in read.values():
                 each.cancel()
@@ -178,41 +178,41 @@ class Mirror:
     # -- a version --------------------------------------------------------------------------------
 
     def _content(self, model: str, number: int, files: Mapping[str, Object]) -> Path:
-        """The folder of just these objects."""
+        """The folder for exactly these objects."""
         named = json.dumps(_described(files), sort_keys=True).encode()
         return self.folder / model / str(number) / hashlib.sha256(named).hexdigest()[:16]
 
     def _holds(self, model: str, number: int, files: Mapping[str, Object]) -> bool:
-        """Whether a version of just these objects has been downloaded."""
+        """Whether a version of exactly these objects has been downloaded."""
         return self._content(model, number, files).is_dir()
 
     def _fetch(
         self, model: str, number: int, files: Mapping[str, Object], beside: Mapping[str, Object]
     ) -> None:
-        """Have the version's folder here, made of ``files``; blocking.
+        """Download the version's folder unless it is here already; blocking.
 
         Raises:
-            IntegrityError: it is not what its manifest says.
-            Unavailable: it cannot be had now.
+            IntegrityError: it does not match its manifest.
+            Unavailable: it cannot be downloaded now.
         """
         content = self._content(model, number, files)
         try:
             was_here = self._bring(model, number, files, beside)
-            # Hashed by all who share the folder at once, not in turn.
+            # Processes that share the folder hash it concurrently, not one by one.
             if was_here and not _undamaged(content):
                 with self._locked(model):
-                    if not _undamaged(content):  # nobody has mended it meanwhile
+                    if not _undamaged(content):  # not repaired by another process
                         self._discard(model, content)
                 self._bring(model, number, files, beside)
         except (InvalidArgument, NotFound) as error:
-            raise Unavailable(str(error)) from None  # access may be granted, the next look differ
+            raise Unavailable(str(error)) from None  # access may be granted later
         except OSError as error:
             raise _refused(error) from None
 
     def _bring(
         self, model: str, number: int, files: Mapping[str, Object], beside: Mapping[str, Object]
     ) -> bool:
-        """Whether the version was here already."""
+        """Download the version under the model's lock; whether it was here already."""
         with self._locked(model):
             self._fetch_beside(model, beside)
             if self._whole_here(self._content(model, number, files), files):
@@ -250,7 +250,8 @@ class Mirror:
 
     @contextlib.contextmanager
     def _staging(self, model: str) -> Iterator[Path]:
-        """An empty folder. Its name is new: transfers of a download that failed may still write."""
+        """An empty folder with a new name, because transfers of a failed download may still
+        write."""
         below = self.folder / _STAGING / model
         shutil.rmtree(below, ignore_errors=True)
         below.mkdir(parents=True, exist_ok=True)
@@ -276,25 +277,25 @@ class Mirror:
                 raise Unavailable(f"'{name}' was changed while it was downloaded")
 
     def _take(self, model: str, content: Path, staged: Path) -> None:
-        """Put what was downloaded in its place, and remove what has long been overwritten.
+        """Move a download to its place, and remove outdated folders.
 
-        Not the newest of that: somebody who shares the folder may be loading it.
+        Keep the newest of those, because another process may be loading it.
         """
         content.parent.mkdir(exist_ok=True)
         others = [each for each in content.parent.iterdir() if each != content]
         for other in sorted(others, key=lambda each: each.stat().st_mtime)[:-1]:
             shutil.rmtree(other, ignore_errors=True)
-        if content.exists():  # and damaged
+        if content.exists():  # damaged
             os.rename(content, staged.with_name("damaged"))
         os.rename(staged, content)
 
     def _discard(self, model: str, content: Path) -> None:
-        """In one step: half of it would be found."""
+        """Remove a folder atomically, so that no process finds half of it."""
         with self._staging(model) as staged, contextlib.suppress(FileNotFoundError):
             os.rename(content, staged / content.name)
 
     def _fetch_beside(self, model: str, found: Mapping[str, Object]) -> None:
-        """Labels, warm-up samples and the configuration, as they are now."""
+        """Download the current configuration, labels and warm-up samples."""
         folder = self.folder / model
         folder.mkdir(parents=True, exist_ok=True)
         wanted = {
@@ -328,14 +329,14 @@ class Mirror:
             self.folder.chmod(0o700)
         except OSError as error:
             raise InvalidArgument(
-                f"the repository cache '{self.folder}' cannot be made ({error.strerror}); give "
-                "--repository-cache a folder of your own"
+                f"the repository cache '{self.folder}' cannot be created ({error.strerror}); set "
+                "--repository-cache to a folder of your own"
             ) from None
         self._opened = True
 
     @contextlib.contextmanager
     def _locked(self, model: str, wait: bool = True) -> Iterator[None]:
-        """Among the processes that share the folder. Raises ``BlockingIOError`` unless ``wait``."""
+        """Hold the model's lock; raises ``BlockingIOError`` if it is taken, unless ``wait``."""
         descriptor = os.open(self.folder / _LOCKS / model, os.O_RDWR | os.O_CREAT, 0o600)
         try:
             fcntl.flock(descriptor, fcntl.LOCK_EX if wait else fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -360,13 +361,13 @@ class Mirror:
         (self.folder / _BESIDE / model).unlink(missing_ok=True)
 
     def _prune(self, there: Mapping[str, set[int]], began: float) -> None:
-        """Remove what the storage does not hold any more.
+        """Remove files that the object store does not have any more.
 
-        Not what has come since the look ``began``: who shares the folder may know of it already.
+        Except files newer than the look ``began``, which another process may know already.
         """
         for folder in self.folder.iterdir():
             model, numbers = folder.name, there.get(folder.name)
-            if model.startswith("."):  # no model's
+            if model.startswith("."):  # not a model
                 continue
             known = [each for each in folder.iterdir() if VERSION_NAME.match(each.name)]
             gone = [each for each in known if numbers is None or int(each.name) not in numbers]
@@ -395,7 +396,7 @@ def _described(files: Mapping[str, Object]) -> dict[str, list[object]]:
 
 
 def _fingerprint(found: Object) -> tuple[int, int, int]:
-    """As a scan's: size, and in place of time and inode what the storage says of the content."""
+    """A fingerprint like a scan's: the size, and the ETag in place of time and inode."""
     etag = hashlib.sha256(found.etag.encode()).digest()
     return found.size_bytes, int.from_bytes(etag[:7]), 0
 
@@ -404,5 +405,5 @@ def _refused(error: OSError) -> ModelportError:
     if error.errno in (errno.ENOSPC, errno.EDQUOT):
         return no_room()
     return Unavailable(
-        f"the folder of --repository-cache cannot be written to: {error.strerror or 'unknown'}"
+        f"the folder of --repository-cache cannot be written: {error.strerror or 'unknown'}"
     )

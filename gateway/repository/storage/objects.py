@@ -1,12 +1,12 @@
-"""The objects below a ``Location``, by fsspec: listed, read, written, each within a deadline.
+"""The objects of a ``Location``, accessed through fsspec with time limits.
 
-Errors cross here, once, and say neither keys nor hosts nor what a library said: that text may hold
-what nobody should read. For the same reason the libraries' own logging stays off.
+Errors are translated here. Their messages contain no keys, hosts or texts of the libraries, which
+may be confidential. For the same reason the libraries' own logging is off.
 
-    Unavailable      try again: no connection, no answer in time, the storage's own trouble
-    InvalidArgument  trying again is of no use: no credentials, access refused, no such bucket
-    NotFound         the object is gone
-    Unsupported      the extra that brings the library is not installed
+    Unavailable      retry: no connection, a timeout, or a failure of the object store
+    InvalidArgument  do not retry: no credentials, access refused, no such bucket
+    NotFound         the object does not exist
+    Unsupported      the extra with the library is not installed
 """
 
 from __future__ import annotations
@@ -33,24 +33,24 @@ from modelport.gateway.errors import (
 from modelport.gateway.repository.storage.location import Location
 
 CONNECT_SECONDS = 5.0
-#: Without a byte for so long, a transfer is given up.
+#: A transfer fails after this time without data.
 READ_SECONDS = 20.0
-#: A call that moves no file, all its retries included; a listing has many pages.
+#: A call without file contents, including retries; a listing has many pages.
 CALL_SECONDS = 30.0
 LIST_SECONDS = 60.0
-#: A file has so much time more.
+#: Additional time for a file.
 SLOWEST_BYTES_PER_SECOND = 1024 * 1024
 TRIES = 2
-#: Transfers at once, of one repository.
+#: Concurrent transfers of one repository.
 TRANSFERS = 8
 
-#: scheme → module, class, extra of modelport, further modules whose logging is kept off.
+#: Scheme → module, class, extra of modelport, further modules whose logging is switched off.
 _LIBRARIES = {
     "s3": ("s3fs", "S3FileSystem", "s3", ("botocore", "aiobotocore", "urllib3", "boto3")),
     "gs": ("gcsfs", "GCSFileSystem", "gcs", ("google", "urllib3", "requests")),
     "az": ("adlfs", "AzureBlobFileSystem", "azure", ("azure", "msal", "urllib3")),
 }
-#: What the stores and their libraries call an access that is refused, or credentials that lack.
+#: Error names of stores and libraries for refused access or missing credentials.
 _REFUSALS = frozenset(
     {
         *("AccessDenied", "AllAccessDisabled", "AuthenticationFailed", "AuthorizationFailure"),
@@ -63,7 +63,7 @@ _REFUSALS = frozenset(
     }
 )
 _ABSENT = frozenset({"NoSuchKey", "BlobNotFound", "404", "FileNotFoundError"})
-_NO_BUCKET = "the storage has no such bucket"
+_NO_BUCKET = "there is no such bucket"
 _TAKEN = frozenset(
     {"FileExistsError", "ResourceExistsError", "PreconditionFailed", "412"}
     | {"BlobAlreadyExists", "ConditionalRequestConflict"}
@@ -72,7 +72,7 @@ _TAKEN = frozenset(
 
 @dataclass(frozen=True, slots=True)
 class Object:
-    """``etag`` is whatever of the store's words changes with the content."""
+    """``etag`` is any identifier that changes with the content."""
 
     size_bytes: int
     etag: str
@@ -80,7 +80,7 @@ class Object:
 
 
 class ObjectStore:
-    """Of one location. Blocking, and safe to call from several threads."""
+    """The objects of one location. Blocking; safe to call from several threads."""
 
     def __init__(self, location: Location) -> None:
         self.location = location
@@ -89,9 +89,9 @@ class ObjectStore:
         self.threads = concurrent.futures.ThreadPoolExecutor(TRANSFERS, "storage")
 
     def listing(self, below: str = "") -> dict[str, Object]:
-        """Every object by its key relative to the location, or to the folder ``below`` in it.
+        """Every object by its key, relative to the location or to the folder ``below``.
 
-        Keys may end in ``/``: that is how folders without objects are written.
+        Keys may end in ``/``, as placeholders for empty folders.
 
         Raises:
             ModelportError: see the module.
@@ -100,7 +100,7 @@ class ObjectStore:
         self._filesystem.invalidate_cache()
         try:
             found = self._call("find", path, seconds=LIST_SECONDS, detail=True)
-        except NotFound:  # a folder without objects is none
+        except NotFound:  # a folder without objects does not exist
             found = {}
         if not found and not below and not self._call("exists", self.location.bucket):
             raise InvalidArgument(_NO_BUCKET)
@@ -111,7 +111,7 @@ class ObjectStore:
         }
 
     def read(self, key: str, most_bytes: int) -> bytes:
-        """The first ``most_bytes`` of an object."""
+        """Read the first ``most_bytes`` of an object."""
         try:
             return bytes(self._call("cat_file", self._path(key), start=0, end=most_bytes))
         except _Empty:
@@ -127,13 +127,13 @@ class ObjectStore:
         self._call("put_file", str(path), self._path(key), seconds=seconds)
 
     def create(self, key: str, content: bytes) -> bool:
-        """Write an object unless there is one, in one step of the store's.
+        """Write an object unless it exists, as one atomic operation of the store.
 
         Returns:
-            Whether it is there with this content: a write whose answer is lost is tried again.
+            Whether it has this content: a write whose response is lost is retried.
 
         Raises:
-            Unsupported: the store cannot do that.
+            Unsupported: the store does not support that.
         """
         try:
             self._call("pipe_file", self._path(key), content, mode="create")
@@ -142,14 +142,14 @@ class ObjectStore:
         return True
 
     def exists(self, key: str, content: bytes) -> bool:
-        """Whether the object is there with this content."""
+        """Whether the object exists with this content."""
         try:
             return self.read(key, len(content) + 1) == content
         except NotFound:
             return False
 
     def delete(self, keys: Iterable[str]) -> None:
-        """Those that are there."""
+        """Delete the existing objects among ``keys``."""
         for key in keys:
             try:
                 self._call("rm_file", self._path(key))
@@ -183,18 +183,18 @@ class ObjectStore:
 
 
 class _Taken(ModelportError):
-    """There is an object of that name."""
+    """An object of that name exists."""
 
 
 class _Empty(ModelportError):
-    """There is nothing in it: no part of it can be asked for."""
+    """The object is empty, so that no range of it can be read."""
 
 
 def _connect(location: Location) -> Any:
-    """fsspec's file system; nothing is sent yet.
+    """Create fsspec's file system; nothing is sent yet.
 
     Raises:
-        Unsupported: its library is not installed.
+        Unsupported: the library is not installed.
     """
     module, name, extra, chatty = _LIBRARIES[location.scheme]
     try:
@@ -217,7 +217,7 @@ def _connect(location: Location) -> Any:
         }
     elif location.scheme == "az":
         options |= {"connection_timeout": int(CONNECT_SECONDS), "read_timeout": int(READ_SECONDS)}
-        # Without a key or a connection string: the chain of defaults, not anonymous access.
+        # Without a key or a connection string: the default credentials, not anonymous access.
         options["anon"] = False
     try:
         filesystem = getattr(library, name)(**options)
@@ -240,38 +240,38 @@ def _object(told: Mapping[str, Any]) -> Object:
 
 
 def _told(error: BaseException) -> ModelportError:
-    """The public error for what a library raised."""
+    """The public error for an exception of a library."""
     names = _names(error)
     known = next(iter(names), "error")
     if names.keys() & _TAKEN:
-        return _Taken("the object is there already")
+        return _Taken("the object exists already")
     if names.keys() & {"InvalidRange", "416"}:
         return _Empty("the object is empty")
     if names.keys() & {"NotImplemented", "501"}:
-        return Unsupported("the storage cannot do this; it needs conditional writes")
+        return Unsupported("the object store does not support conditional writes")
     refusal = next(iter(sorted(names.keys() & _REFUSALS)), None)
     if refusal is not None:
         return InvalidArgument(
-            f"the storage refuses access ({refusal}); check the credentials of the environment, "
-            "and what they allow"
+            f"the object store refuses access ({refusal}); check the credentials in the "
+            "environment and their permissions"
         )
     if names.keys() & {"NoSuchBucket", "ContainerNotFound"}:
         return InvalidArgument(_NO_BUCKET)
     if names.keys() & _ABSENT:
-        return NotFound("the object is not there any more")
+        return NotFound("the object does not exist any more")
     if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT):
         return no_room()
     if "TimeoutError" in names:
-        return Unavailable("the storage does not answer in time")
-    return Unavailable(f"the storage cannot be reached ({known})")
+        return Unavailable("the object store does not respond in time")
+    return Unavailable(f"the object store cannot be reached ({known})")
 
 
 def no_room() -> Unavailable:
-    return Unavailable("no room is left on the disk of --repository-cache; free some there")
+    return Unavailable("the disk of --repository-cache is full; free some space")
 
 
 def _names(error: BaseException | None) -> dict[str, None]:
-    """What an error and its causes are called: classes, and the codes of the store, in order."""
+    """The class names and store codes of an error and its causes, in order."""
     names: dict[str, None] = {}
     for _ in range(8):
         if error is None:

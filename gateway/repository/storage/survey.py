@@ -1,13 +1,13 @@
-"""Which versions are in the storage as a whole.
+"""Completeness of versions in object storage.
 
-With a manifest, which publishers write last: when everything that it lists is there, in its size.
-(Whether the content is right is told when it has been downloaded.)
+A version with a manifest, which publishers write last, is complete when every listed file is there
+with its size. (The content is verified after the download.)
 
-Without one, as other tools copy a Triton repository, nothing says when the last file has come. Such
-a version counts as whole when two looks, ``SETTLE_SECONDS`` apart or more, find the same objects:
-an upload that pauses for longer between two files may be taken too early, and is corrected when it
-goes on. ``serve --require-manifest`` is for those who want to be sure. What ``modelport export``
-has begun, or has a certificate and no manifest yet, is never taken for whole.
+A version without one, as other tools copy a Triton repository, has no mark of its last file. It
+counts as complete when two looks at least ``SETTLE_SECONDS`` apart find the same objects. An upload
+that pauses for longer between two files may be taken too early; it is corrected when it continues.
+``serve --require-manifest`` avoids that. A version that ``modelport export`` has begun, or that has
+a certificate but no manifest yet, never counts as complete.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from modelport.gateway.repository.storage.objects import Object, ObjectStore
 
 log = structlog.get_logger("modelport.storage")
 
-#: Lies in a version's folder while ``modelport export`` uploads it; afterwards it means nothing.
+#: In a version's folder while ``modelport export`` uploads it; ignored once it has a manifest.
 CLAIM = ".modelport-claim"
 SETTLE_SECONDS = 2.0
 
@@ -44,12 +44,12 @@ class Surveyed:
 
     beside: dict[str, Object] = field(default_factory=dict)
     versions: dict[int, Files] = field(default_factory=dict)
-    #: Why a version may not be served.
+    #: The reasons why versions cannot be served.
     problems: dict[int, str] = field(default_factory=dict)
 
 
 def group(listing: Files) -> dict[str, Surveyed]:
-    """The models of a repository's listing. Claims are still among the versions' files."""
+    """Group a repository's listing by model. Claims are still among the versions' files."""
     models: dict[str, Surveyed] = {}
     found: dict[tuple[str, int], dict[str, Object]] = {}
     for key, each in listing.items():
@@ -71,7 +71,7 @@ def group(listing: Files) -> dict[str, Surveyed]:
 
 
 def in_whole(files: Files) -> dict[str, Object]:
-    """The files of a version's objects: without its claim, and without what stands for folders."""
+    """The files of a version, without its claim and folder placeholders."""
     return {
         name: each
         for name, each in files.items()
@@ -83,7 +83,7 @@ def _problem(files: Files) -> str:
     for name in files:
         segments = name.split("/")
         if not all(map(is_segment, segments)):
-            return "an object's key is no name of a file"
+            return "an object's key is not a valid file name"
         if any("/".join(segments[:end]) in files for end in range(1, len(segments))):
             return f"'{segments[0]}' is both an object and a folder of objects"
         if name.lower().endswith(tuple(REFUSED_SUFFIXES)):
@@ -95,28 +95,28 @@ def _problem(files: Files) -> str:
 
 
 class Survey:
-    """Remembers what earlier looks have found."""
+    """Finds complete versions; remembers earlier looks."""
 
     def __init__(self, objects: ObjectStore) -> None:
         self._objects = objects
-        #: By model and version: the manifest's object, and the sizes it lists, or why not.
+        #: By model and version: the manifest's object, and the sizes it lists, or the problem.
         self._manifests: dict[tuple[str, int], tuple[Object, Mapping[str, int] | str]] = {}
-        #: Of versions without a manifest: their files, and since when they have been the same.
+        #: For versions without a manifest: their files, and since when they are unchanged.
         self._seen: dict[tuple[str, int], tuple[Files, float]] = {}
-        #: Why a version is not whole: it is said once.
+        #: Reasons already logged why versions are incomplete.
         self._said: dict[tuple[str, int], str] = {}
         self.unsettled = False
 
     def look(
         self, models: Mapping[str, Surveyed], holds: Callable[[str, int, Files], bool]
     ) -> dict[str, Surveyed]:
-        """``models`` with the versions that are whole.
+        """``models`` with only their complete versions.
 
         Args:
-            holds: whether a version of just these files has been downloaded, and so was whole.
+            holds: whether a version with exactly these files has been downloaded.
 
         Raises:
-            ModelportError: no manifest can be read now, or all that would be served is refused.
+            ModelportError: no manifest can be read now, or access to all versions is refused.
         """
         self.unsettled = False
         todo: dict[tuple[str, int], Files] = {}
@@ -133,7 +133,7 @@ class Survey:
         for version, reason in why.items():
             if reason and self._said.get(version) != reason:
                 log.info(
-                    "model version is not whole yet", model=version[0], version=version[1],
+                    "model version is not complete yet", model=version[0], version=version[1],
                     reason=reason,
                 )  # fmt: skip
         self._said = {version: reason for version, reason in why.items() if reason}
@@ -151,7 +151,7 @@ class Survey:
         }
 
     def _why_not(self, version: tuple[str, int], files: Files) -> str:
-        """Why the version is not whole; empty: it is."""
+        """The reason why the version is not complete; empty: it is."""
         kept = in_whole(files)
         if manifest.FILENAME in files:
             listed = self._manifests[version][1]
@@ -161,7 +161,7 @@ class Survey:
                 if name not in kept:
                     return f"'{name}' is listed in {manifest.FILENAME} but missing"
                 if kept[name].size_bytes != size:
-                    return f"'{name}' has not the size that {manifest.FILENAME} says"
+                    return f"'{name}' does not have the size in {manifest.FILENAME}"
             return ""
         if CLAIM in files or signing.CERTIFICATE in files:
             return f"{manifest.FILENAME} is missing, which is uploaded last"
@@ -172,10 +172,10 @@ class Survey:
         elif now - since >= SETTLE_SECONDS:
             return ""
         self.unsettled = True
-        return f"there is no {manifest.FILENAME}, and its files may still be being uploaded"
+        return f"there is no {manifest.FILENAME}, and files may still be uploading"
 
     def _read_manifests(self, versions: Mapping[tuple[str, int], Files]) -> InvalidArgument | None:
-        """Those that are new, or could not be read. What the storage said where it refuses one."""
+        """Read new manifests and retry failed ones; the store's error if it refuses access."""
         found = {
             version: files[manifest.FILENAME]
             for version, files in versions.items()
@@ -201,14 +201,14 @@ class Survey:
                     listed = manifest.parse(content.result())
                     sizes = {name: size for name, (_, size) in listed.items()}
                 except IntegrityError:
-                    pass  # whole, and told when it is loaded
+                    pass  # complete; reported when it loads
                 except NotFound:
-                    sizes = f"{manifest.FILENAME} is gone since it was listed"
+                    sizes = f"{manifest.FILENAME} has been removed since it was listed"
                 except InvalidArgument as error:
                     refused = error
                     sizes = f"{manifest.FILENAME} cannot be read: {error}"
                 self._manifests[version] = found[version], sizes
-        finally:  # a storage that is down is not asked for every one of them
+        finally:  # do not ask an unavailable store for every manifest
             for content in reading.values():
                 content.cancel()
         return refused

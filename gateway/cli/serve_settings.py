@@ -1,0 +1,174 @@
+"""The settings of ``modelport serve``: option values, checked one by one and against each other."""
+
+from __future__ import annotations
+
+import math
+import os
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from modelport.gateway.repository import standalone
+from modelport.gateway.repository.storage.location import Location
+from modelport.gateway.settings import (
+    AspiredVersionPolicy,
+    LogFormat,
+    ModelControlMode,
+    Settings,
+    VertexAi,
+)
+
+if TYPE_CHECKING:
+    from modelport.gateway.repository.signing import PublicKey
+
+
+class FiniteSeconds(click.FloatRange):
+    """A finite number of seconds; click's bounds accept ``nan`` and ``inf``."""
+
+    def convert(self, value: Any, param: Any, ctx: Any) -> float:
+        seconds = float(super().convert(value, param, ctx))
+        if not math.isfinite(seconds):
+            self.fail(f"{value} is not a number of seconds", param, ctx)
+        return seconds
+
+
+def cache_sizes(ctx: Any, param: Any, values: tuple[str, ...]) -> tuple[int, ...]:
+    """Parse Triton's ``<cache>,<setting>=<value>``; ``local`` has one setting, ``size``."""
+    sizes = []
+    for value in values:
+        cache, _, setting = value.partition(",")
+        key, _, size = setting.partition("=")
+        if cache != "local":
+            raise click.BadParameter(f"there is no cache '{cache}'; use local,size=BYTES")
+        digits = size.lstrip("0")
+        if key != "size" or not (digits.isascii() and digits.isdigit() and len(digits) <= 18):
+            raise click.BadParameter(f"'{setting}' is not size=BYTES with a number above 0")
+        sizes.append(int(digits))
+    return tuple(sizes)
+
+
+def read_monitoring_config(ctx: Any, param: Any, value: str | None) -> str:
+    from modelport.gateway.server.admin.monitoring import prometheus_path
+
+    return prometheus_path(Path(value)) if value else ""
+
+
+def cache_size(configured: tuple[int, ...], deprecated: int | None) -> int:
+    if len(configured) + (deprecated is not None) > 1:
+        raise click.UsageError(
+            "--cache-config and the deprecated --response-cache-byte-size set the same size; use "
+            "one of them, once"
+        )
+    return configured[0] if configured else deprecated or 0
+
+
+def on_vertex_ai() -> bool:
+    return os.environ.get("AIP_MODE") == "PREDICTION"
+
+
+def _vertex_ai(default_model: str) -> VertexAi:
+    """The routes in the environment that Vertex AI sets."""
+    variables = ("AIP_PREDICT_ROUTE", "AIP_HEALTH_ROUTE")
+    for variable in variables:
+        if not os.environ.get(variable, "").startswith("/"):
+            raise click.UsageError(
+                f"Vertex AI's routes are enabled, but {variable} is not a path; set it, or use "
+                "--allow-vertex-ai=false"
+            )
+    predict_route, health_route = (os.environ[variable] for variable in variables)
+    return VertexAi(predict_route, health_route, default_model)
+
+
+def _public_keys(files: Sequence[Path]) -> tuple[PublicKey, ...]:
+    if not files:
+        return ()
+    from modelport.gateway.repository import signing
+
+    return tuple(signing.load_public_key(file) for file in files)
+
+
+def _check_repository(repository: Path | Location) -> None:
+    if not isinstance(repository, Path):
+        return
+    if not repository.is_dir():
+        raise click.UsageError(
+            f"--model-repository '{repository}' is not a folder; 'modelport demo' or "
+            "'modelport export' makes one"
+        )
+    if standalone.is_model(repository):
+        raise click.UsageError(
+            f"--model-repository '{repository}' is a model; pass its parent "
+            f"'{repository.parent}', or serve it alone: modelport serve {repository}"
+        )
+
+
+def _separate(
+    paths: Sequence[Path | Location],
+) -> tuple[tuple[Path | Location, ...], tuple[Path, ...]]:
+    """Separate ``paths`` into repositories and single models."""
+    for path in paths:
+        if isinstance(path, Path) and not path.exists():
+            raise click.UsageError(f"'{path}' does not exist")
+    models = tuple(path for path in paths if isinstance(path, Path) and standalone.is_model(path))
+    for model in models:
+        standalone.scan(model)  # raises if the model cannot be served
+    return tuple(path for path in paths if path not in models), models
+
+
+def _check_listeners(options: Mapping[str, Any]) -> None:
+    taken: dict[int, str] = {}
+    for kind in ("http", "grpc", "metrics"):
+        if not options[f"{kind}_address"]:  # a socket would listen on every interface
+            raise click.UsageError(f"--{kind}-address is empty; 0.0.0.0 is every interface")
+        port = options[f"{kind}_port"]
+        if port in taken:
+            raise click.UsageError(
+                f"--{taken[port]}-port and --{kind}-port are both {port}; give them different ports"
+            )
+        if port:
+            taken[port] = kind
+
+
+def settings_from(
+    model_control_mode: str,
+    aspired_version_policy: str,
+    log_format: str,
+    require_signature: tuple[Path, ...],
+    routes_file: Path | None,
+    allow_vertex_ai: bool,
+    vertex_ai_default_model: str,
+    **options: Any,
+) -> Settings:
+    """Check the options of ``serve`` against each other and make the settings."""
+    if options["load_models"] and model_control_mode != ModelControlMode.EXPLICIT:
+        raise click.UsageError("--load-model requires --model-control-mode=explicit as well")
+    for repository in options["model_repositories"]:
+        _check_repository(repository)
+    repositories, options["models"] = _separate(options.pop("paths"))
+    options["model_repositories"] += repositories
+    _check_listeners(options)
+    from modelport.gateway.repository import routes
+
+    found = routes.load(routes_file) if routes_file is not None else routes.Routes()
+    if not (options["model_repositories"] or options["models"] or found.models):
+        raise click.UsageError(
+            "nothing to serve; pass a model's file, --model-repository, or --routes with models"
+        )
+    # gRPC reads this on import; its failures are raised as exceptions anyway.
+    os.environ.setdefault("GRPC_VERBOSITY", "NONE")
+    # Child processes run other programs, so gRPC needs no fork handlers.
+    os.environ.setdefault("GRPC_ENABLE_FORK_SUPPORT", "0")
+    cache_bytes = cache_size(options.pop("cache_configs"), options.pop("cache_bytes"))
+    return Settings(
+        cache_bytes=cache_bytes,
+        model_control_mode=ModelControlMode(model_control_mode),
+        aspired_version_policy=AspiredVersionPolicy(aspired_version_policy),
+        log_format=LogFormat(log_format),
+        require_signature=_public_keys(require_signature),
+        routes=found,
+        sagemaker_default_model=os.environ.get("SAGEMAKER_TRITON_DEFAULT_MODEL_NAME", ""),
+        vertex_ai=_vertex_ai(vertex_ai_default_model) if allow_vertex_ai else None,
+        **options,
+    )
