@@ -21,10 +21,10 @@ from modelport.gateway.repository import config as configuration
     "--model-config",
     type=click.Path(path_type=Path),
     metavar="FILE",
-    help="A configuration to use in place of the repository's: config.pbtxt or JSON.",
+    help="A configuration that replaces the repository's: config.pbtxt or JSON.",
 )
 def load(model: str, url: str | None, protocol: str, model_config: Path | None) -> None:
-    """Load MODEL, or reload it where it is loaded already, and show its versions.
+    """Load or reload MODEL and show its versions.
 
     The gateway must run with --model-control-mode explicit.
     """
@@ -39,10 +39,10 @@ def load(model: str, url: str | None, protocol: str, model_config: Path | None) 
 @url_option
 @protocol_option
 @click.option(
-    "--unload-dependents", is_flag=True, help="The models of an ensemble's steps as well."
+    "--unload-dependents", is_flag=True, help="Also unload the models of an ensemble's steps."
 )
 def unload(model: str, url: str | None, protocol: str, unload_dependents: bool) -> None:
-    """Unload MODEL once its requests in flight are answered.
+    """Unload MODEL after its requests in flight.
 
     The gateway must run with --model-control-mode explicit.
     """
@@ -52,7 +52,7 @@ def unload(model: str, url: str | None, protocol: str, unload_dependents: bool) 
 
 
 def _read_config(file: Path) -> str:
-    """The configuration in ``file`` as the JSON that a load request carries."""
+    """Convert the configuration in ``file`` to the JSON of a load request."""
     try:
         text = file.read_text(encoding="utf-8")
         json_like = text.lstrip().startswith("{")

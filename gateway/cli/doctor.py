@@ -1,7 +1,7 @@
-"""``modelport doctor``: which backends this machine can run, with versions, and what is missing.
+"""``modelport doctor``: the backends this machine can run, their versions, and what is missing.
 
-Everything is asked at once, each in a process of its own, so a broken library costs its row alone.
-Nothing heavier than ONNX Runtime is imported unless there is a GPU to try it on.
+All checks run concurrently, each in its own process, so that a broken library affects only its row.
+Nothing heavier than ONNX Runtime is imported unless there is a GPU to test.
 """
 
 from __future__ import annotations
@@ -28,9 +28,9 @@ from modelport.gateway.cli.errors import OneLineCommand
 from modelport.gateway.errors import ModelportError
 from modelport.gateway.repository.routes import ModelRoute, Program, Routes
 
-#: A program or a library that takes longer to answer is reported as broken.
+#: A program or a library that takes longer to respond is reported as broken.
 ASK_SECONDS = 20.0
-#: Device files of a GPU that CUDA could use.
+#: Device files of GPUs for CUDA.
 GPU_DEVICES = ("/dev/nvidia0", "/dev/nvidiactl", "/dev/dxg")
 MAX_SAID = 200
 
@@ -59,21 +59,21 @@ said = {"device": torch.cuda.get_device_name(0) if found else ""}
 if found: said["sum"] = float(torch.ones(8, device="cuda").sum())
 print(json.dumps(said))
 """
-#: distribution → the backend it brings, and how to install it.
+#: Distribution → its backend, and how to install it.
 LIBRARIES = {
     "torch": ("pytorch", "pip install 'modelport[torch]'"),
     "tensorflow": ("tensorflow", "pip install 'modelport[tensorflow]'"),
     "ai-edge-litert": ("tflite", "pip install 'modelport[litert]'"),
-    "tflite-runtime": ("tflite", "only where ai-edge-litert is not"),
+    "tflite-runtime": ("tflite", "only if ai-edge-litert is not available"),
 }
-#: server → how it tells its version; Triton cannot.
+#: Server → the flag that prints its version; Triton has none.
 VERSION_FLAGS = {"torchserve": "--version", "tfserving": "--version", "triton": "--help"}
 TOOLS = {"java": "-version", "perf_analyzer": "--version"}
 
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """A row. ``state`` is ok, missing (not installed), broken, or down (a server elsewhere)."""
+    """A row. ``state`` is ok, missing (not installed), broken, or down (a remote server)."""
 
     kind: str
     name: str
@@ -84,10 +84,10 @@ class Finding:
 
 @click.command(cls=OneLineCommand)
 @click.option("--routes", "file", metavar="FILE", type=click.Path(path_type=Path),
-              help="Look at the servers that this file names, too.")  # fmt: skip
+              help="Also check the servers in this file.")  # fmt: skip
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 def doctor(file: Path | None, as_json: bool) -> None:
-    """Tell which backends this machine can run, with versions.
+    """Show which backends this machine can run, with versions.
 
     The exit status is 0 if the default backend, ONNX Runtime, works.
     """
@@ -103,7 +103,7 @@ def doctor(file: Path | None, as_json: bool) -> None:
 
 
 async def examine(routes: Routes) -> list[Finding]:
-    """Every row, in the order to show them in."""
+    """All rows in the order of the report."""
     gpu = any(Path(device).exists() for device in GPU_DEVICES)
     looks: list[Awaitable[list[Finding]]] = [
         _onnxruntime(gpu),
@@ -130,9 +130,9 @@ async def _onnxruntime(gpu: bool) -> list[Finding]:
     if not gpu:
         state, reason = "missing", "this machine has no NVIDIA GPU device"
     elif "CUDAExecutionProvider" not in said["providers"]:
-        state, reason = "missing", "there is a GPU; install onnxruntime-gpu instead of onnxruntime"
+        state, reason = "missing", "this machine has a GPU; replace onnxruntime by onnxruntime-gpu"
     elif not said.get("CUDAExecutionProvider"):
-        state, reason = "broken", "the provider is there and falls back to the CPU"
+        state, reason = "broken", "the provider falls back to the CPU"
     else:
         state, reason = "ok", "a model ran on it"
     return [*found, Finding("embedded", "onnxruntime on CUDA", state, version, reason)]
@@ -183,14 +183,14 @@ async def _tool(name: str, flag: str) -> list[Finding]:
 
 
 def _triton_version(program: Path) -> str:
-    """From the file beside it in NVIDIA's images; the program does not tell."""
+    """The version from a file in NVIDIA's images; the program does not print it."""
     try:
         return (program.resolve().parent.parent / "TRITON_VERSION").read_text().strip()
     except OSError:
         return ""
 
 
-# -- servers elsewhere ----------------------------------------------------------------------------
+# -- remote servers -------------------------------------------------------------------------------
 
 
 def _each(route: ModelRoute) -> Iterator[ModelRoute]:
@@ -204,22 +204,22 @@ async def _endpoint(model: str, route: ModelRoute) -> list[Finding]:
         async with asyncio.timeout(ASK_SECONDS):
             versions = await backends.find_versions(route.backend)(route, model)
     except TimeoutError:
-        return [Finding(route.backend, where, "down", detail="it does not answer")]
+        return [Finding(route.backend, where, "down", detail="it does not respond")]
     except ModelportError as error:
         return [Finding(route.backend, where, "down", detail=str(error))]
-    except Exception as error:  # a client's own trouble must not cost the other rows
+    except Exception as error:  # a client's error must not affect the other rows
         return [Finding(route.backend, where, "broken", detail=_last(str(error)))]
     numbers = ", ".join(map(str, versions)) or "none"
     return [Finding(route.backend, where, "ok", detail=f"versions READY: {numbers}")]
 
 
-# -- asking ---------------------------------------------------------------------------------------
+# -- processes ------------------------------------------------------------------------------------
 
 
 async def _ask(
     *command: str, environment: Mapping[str, str] = MappingProxyType({})
 ) -> tuple[int, str]:
-    """Exit status (-1: it did not end in time, or could not be run) and what it printed."""
+    """Run a command; its exit status (-1: not run, or timed out) and its output."""
     try:
         process = await asyncio.create_subprocess_exec(
             *command,
@@ -237,7 +237,7 @@ async def _ask(
     except TimeoutError:
         os.killpg(process.pid, signal.SIGKILL)
         await process.wait()
-        return -1, f"no answer within {ASK_SECONDS:g} s"
+        return -1, f"no response within {ASK_SECONDS:g} s"
     return process.returncode or 0, printed.decode("utf-8", "replace")
 
 

@@ -1,4 +1,4 @@
-"""What an export can fail with, and what the command line makes of it: one line and an exit code.
+"""Errors of commands: one line on stderr and an exit code.
 
 ModelportError                (modelport.gateway.errors)
 ├── InvalidArgument
@@ -80,12 +80,12 @@ _EXTRAS = {
 }
 
 
-#: Packages whose absence an extra mends.
+#: Packages that an extra installs.
 _LIBRARIES = frozenset(_EXTRAS) | {"torch", "onnx", "onnxscript", "safetensors", "sklearn"}
 
 
 def missing_extra(error: ImportError) -> Unsupported:
-    """What to say when a library that only exporting needs is not installed."""
+    """The message for a missing library of an extra."""
     package = (error.name or "").partition(".")[0]
     return Unsupported(
         f"'{package}' is not installed; this needs it: "
@@ -103,19 +103,19 @@ def require_extra(extra: str) -> None:
 
 
 def suggestion(wrong: str, known: Iterable[str]) -> str:
-    """A question that names the likeliest of ``known``; empty where none is like ``wrong``."""
+    """A question with the most similar of ``known``; empty if none is similar to ``wrong``."""
     by_folded = {name.casefold(): name for name in known}
     close = difflib.get_close_matches(wrong.casefold(), by_folded, n=1)
     return f"did you mean '{by_folded[close[0]]}'?" if close else ""
 
 
 def first_line(error: Exception, most: int = 200) -> str:
-    """What a library says went wrong, without the pages that follow; else the error's type."""
+    """The first line of a library's message; without a message, the error's type."""
     return (str(error).strip() or type(error).__name__).splitlines()[0][:most]
 
 
 def converter_refused(error: Exception, tool: str) -> Unsupported:
-    """A converter's own account of a failed export, often pages long, in one line."""
+    """A failed export in one line; a converter's own message may have pages."""
     cause: BaseException = error
     while cause.__cause__ is not None:
         cause = cause.__cause__
@@ -139,7 +139,7 @@ class Failure(click.ClickException):
 
 
 def annotate(message: str, title: str = "modelport") -> None:
-    """Have GitHub Actions show ``message`` beside the job; nothing happens elsewhere."""
+    """Show ``message`` as an annotation in GitHub Actions; elsewhere do nothing."""
     if os.environ.get("GITHUB_ACTIONS") != "true":
         return
     text = message.replace("%", "%25").replace("\r", "%0D").replace("\n", "%0A")
@@ -148,7 +148,7 @@ def annotate(message: str, title: str = "modelport") -> None:
 
 
 def _origin(error: BaseException) -> str:
-    """Where a wrong value comes from, if not from the command line."""
+    """The origin of a wrong value: the environment or the configuration file; else empty."""
     if not isinstance(error, click.BadParameter) or error.ctx is None or error.param is None:
         return ""
     source = error.ctx.get_parameter_source(str(error.param.name))
@@ -158,7 +158,7 @@ def _origin(error: BaseException) -> str:
 
 
 class OneLineCommand(click.Command):
-    """A command whose every failure, in parsing or in running, is one line and an exit code.
+    """A command that reports every failure, also of parsing, as one line and an exit code.
 
     As the first base of a group it holds for all of the group's commands.
     """
@@ -187,7 +187,7 @@ class OneLineCommand(click.Command):
 
 
 def _is_foreign(error: ModuleNotFoundError) -> bool:
-    """Whether what is missing is a library, not a module of ours or of the user's."""
+    """Whether the missing module belongs to a library, not to modelport or the user's code."""
     return (error.name or "").partition(".")[0] in _LIBRARIES
 
 
@@ -198,7 +198,7 @@ def _fail(error: BaseException, cause: BaseException | None = None) -> NoReturn:
 
 
 def _interrupted(error: BaseException | None) -> bool:
-    """Libraries that catch everything make errors of their own out of Ctrl-C."""
+    """Whether the error hides a Ctrl-C, which some libraries turn into their own errors."""
     while error is not None and not isinstance(error, KeyboardInterrupt):
         error = error.__cause__ or error.__context__
     return error is not None

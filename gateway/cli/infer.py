@@ -1,4 +1,4 @@
-"""``modelport models`` and ``modelport infer``: ask a running gateway, as any client would."""
+"""``modelport models`` and ``modelport infer``: query a running gateway, as any client would."""
 
 from __future__ import annotations
 
@@ -29,7 +29,8 @@ protocol_option = click.option(
 
 
 class TritonClient:
-    """``tritonclient`` over either protocol, with errors of ours and dictionaries as answers."""
+    """``tritonclient`` over either protocol, with modelport's errors and dictionaries as
+    results."""
 
     def __init__(self, protocol: str, url: str | None) -> None:
         if protocol == "http":
@@ -49,11 +50,11 @@ class TritonClient:
         self._client.close()
 
     def call(self, method: str, *arguments: Any, **options: Any) -> Any:
-        """``method`` of the client.
+        """Call ``method`` of the client.
 
         Raises:
-            Unavailable: nobody answers at the address.
-            InvalidArgument, NotFound: what the gateway refused, in its words.
+            Unavailable: no gateway responds at the address.
+            InvalidArgument, NotFound: the gateway's error, with its message.
         """
         if self.protocol == "grpc" and method.startswith("get_"):
             options["as_json"] = True
@@ -74,8 +75,8 @@ class TritonClient:
 
     def _unreachable(self) -> Unavailable:
         return Unavailable(
-            f"no gateway answers over {self.protocol} at {self.url}; start one with 'modelport "
-            "serve', or name another with --url"
+            f"no gateway responds over {self.protocol} at {self.url}; start one with 'modelport "
+            "serve', or set --url"
         )
 
     def index(self) -> list[dict[str, str]]:
@@ -143,7 +144,9 @@ def _signature(tensors: list[dict[str, Any]]) -> str:
 @protocol_option
 @click.option("--model-version", default="", help="[default: the newest that is ready]")
 @click.option("--output", "-o", "outputs", multiple=True, help="Only this output. Repeatable.")
-@click.option("--class-count", type=click.IntRange(min=0), default=0, help="The top K instead.")
+@click.option(
+    "--class-count", type=click.IntRange(min=0), default=0, help="Only the top K classes."
+)
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 def infer(
     model: str,
@@ -199,10 +202,10 @@ def _shown(array: Array) -> Array:
 def _read(
     file: Path, specs: Mapping[str, dict[str, Any]], parameters: Callable[[], dict[str, str]]
 ) -> dict[str, Array]:
-    """The inputs in ``file``, by name, each with the datatype and rank the model declares.
+    """Read the inputs in ``file``, by name, with the datatype and rank that the model declares.
 
     Raises:
-        InvalidArgument: naming the file and what is wrong with it.
+        InvalidArgument: naming the file and the problem.
     """
     suffix = file.suffix.lower()
     found: Mapping[str, Any]
@@ -283,7 +286,7 @@ def _typed(name: str, value: Any, spec: dict[str, Any], file: Path) -> Array:
 
 
 def _image(file: Path, spec: dict[str, Any], parameters: Mapping[str, str]) -> Array:
-    """``file`` as the model's image input, without the batch dimension."""
+    """Read ``file`` as the model's image input, without the batch dimension."""
     # tritonclient rounds to BF16 itself.
     datatype = "FP32" if spec["datatype"] == Datatype.BF16 else spec["datatype"]
     wanted = TensorSpec(spec["name"], Datatype(datatype), tuple(spec["shape"][-3:]))

@@ -1,6 +1,6 @@
 """Command-line options from the environment and from a configuration file.
 
-Every option of every verb can be given in three places. The first that gives it wins:
+Every option of every command can be set in three places. The first of these wins:
 
     modelport serve --http-port 9000       the command line
     MODELPORT_SERVE_HTTP_PORT=9000         the environment
@@ -30,12 +30,12 @@ EPILOG = (
 
 
 def flag_of(option: click.Option) -> str:
-    """The option's first long flag, without dashes: ``http-port``."""
+    """The option's first long flag without dashes: ``http-port``."""
     return next((f for f in option.opts if f.startswith("--")), option.opts[0]).lstrip("-")
 
 
 def name_variables(command: click.Command, prefix: str) -> None:
-    """Let every option of ``command`` be set by ``PREFIX_FLAG``; of its subcommands likewise."""
+    """Set every option of ``command`` and its subcommands from a variable ``PREFIX_FLAG``."""
     for option in _options(command):
         if option.envvar is None and option.expose_value:
             option.envvar = f"{prefix}_{_constant(flag_of(option))}"
@@ -48,7 +48,7 @@ def name_variables(command: click.Command, prefix: str) -> None:
 
 
 def read(file: Path) -> dict[str, Any]:
-    """The tables of a configuration file, by verb.
+    """Read the tables of a configuration file, by command.
 
     Raises:
         click.UsageError: the file cannot be read, or is not TOML.
@@ -65,21 +65,21 @@ def read(file: Path) -> dict[str, Any]:
 
 
 def check_verbs(tables: Mapping[str, Any], verbs: Iterable[str]) -> None:
-    """Raise ``click.UsageError`` where a table of a configuration file belongs to no verb."""
+    """Raise ``click.UsageError`` if a table of a configuration file belongs to no command."""
     verbs = list(verbs)
     for name, table in tables.items():
         if name not in verbs or not isinstance(table, dict):
             raise click.UsageError(
-                f"the configuration file has no use for '{name}': every option belongs in the "
-                f"table of its verb, such as [serve]{did_you_mean(name, verbs)}"
+                f"the configuration file has an unknown table or option '{name}'; every option "
+                f"belongs in the table of its command, such as [serve]{did_you_mean(name, verbs)}"
             )
 
 
 def defaults_for(command: click.Command, table: Mapping[str, Any], where: str) -> dict[str, Any]:
-    """``table`` as click's ``default_map``: parameters' names, values as on the command line.
+    """Convert ``table`` to click's ``default_map``: parameter names, command-line values.
 
     Raises:
-        click.UsageError: an unknown option, or a value that no option takes; ``where`` is named.
+        click.UsageError: an unknown option or an invalid value; the message has ``where``.
     """
     flags = {flag.lstrip("-"): o for o in _options(command) for flag in o.opts}
     groups = command.commands if isinstance(command, click.Group) else {}
@@ -92,14 +92,14 @@ def defaults_for(command: click.Command, table: Mapping[str, Any], where: str) -
         else:
             known = sorted({flag_of(option) for option in flags.values()} | set(groups))
             raise click.UsageError(
-                f"the configuration file's table [{where}] names '{key}', which is no option of "
+                f"the configuration file's table [{where}] has '{key}', which is not an option of "
                 f"'modelport {where.replace('.', ' ')}'{did_you_mean(key, known)}"
             )
     return defaults
 
 
 def as_arguments(ctx: click.Context) -> tuple[str, ...]:
-    """The options that ``ctx`` took from a configuration file, as a command line says them."""
+    """The options that ``ctx`` took from a configuration file, as command-line arguments."""
     arguments: list[str] = []
     for option in _options(ctx.command):
         if ctx.get_parameter_source(str(option.name)) is not ParameterSource.DEFAULT_MAP:
@@ -116,7 +116,7 @@ def as_arguments(ctx: click.Context) -> tuple[str, ...]:
 
 
 def did_you_mean(name: str, known: Iterable[str]) -> str:
-    """A suggestion to append to an error message; empty where nothing is close."""
+    """A suggestion to append to an error message; empty if no name is similar."""
     close = difflib.get_close_matches(name, list(known), n=1)
     return f"; did you mean '{close[0]}'?" if close else ""
 

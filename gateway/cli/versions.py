@@ -1,4 +1,4 @@
-"""``modelport label`` and ``modelport rollback``: choose which version a repository serves."""
+"""``modelport label`` and ``modelport rollback``: choose the served version of a repository."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _repository = click.option(
     help="The folder of models.",
 )
 _FOLLOWS = (
-    "A gateway with --model-control-mode poll follows by itself; with explicit, run: "
+    "A gateway with --model-control-mode poll applies this by itself; with explicit, run: "
     "modelport load {}"
 )
 
@@ -33,9 +33,9 @@ _FOLLOWS = (
 @_repository
 @click.option("--remove", is_flag=True, help="Remove the label.")
 def label(model: str, label: str, version: int | None, repository: Path, remove: bool) -> None:
-    """Let LABEL name VERSION of MODEL; without them, list the labels and versions.
+    """Assign LABEL to VERSION of MODEL; without them, list the labels and versions.
 
-    Requests name a label over TensorFlow Serving's API. A label moves when its version serves.
+    Requests use labels in TensorFlow Serving's API. A label moves once its version is served.
     """
     choice = _choice(repository, model)
     if not label:
@@ -47,8 +47,8 @@ def label(model: str, label: str, version: int | None, repository: Path, remove:
     click.echo(f"{model}: {label} " + ("is removed" if remove else f"is version {version}"))
     if version is not None and version not in choice.allowed():
         click.echo(
-            f"Version {version} is not served yet, so nobody gets it: the version_policy of "
-            f"{model} serves {', '.join(map(str, choice.allowed()))}."
+            f"Version {version} is not served yet: the version_policy of {model} serves "
+            f"{', '.join(map(str, choice.allowed()))}."
         )
     click.echo(_FOLLOWS.format(model))
 
@@ -56,15 +56,15 @@ def label(model: str, label: str, version: int | None, repository: Path, remove:
 @click.command()
 @click.argument("model")
 @_repository
-@click.option("--model-version", type=click.IntRange(min=1), help="[default: the one before]")
-@click.option("--label", "name", default="", help="Move only this label, not what is served.")
-@click.option("--latest", is_flag=True, help="Undo it: serve the newest version again.")
+@click.option("--model-version", type=click.IntRange(min=1), help="[default: the previous one]")
+@click.option("--label", "name", default="", help="Move only this label, not the served version.")
+@click.option("--latest", is_flag=True, help="Undo a rollback: serve the newest version again.")
 def rollback(
     model: str, repository: Path, model_version: int | None, name: str, latest: bool
 ) -> None:
-    """Go back to the version of MODEL before the one that is served, or that --label names.
+    """Go back to the version of MODEL before the served one, or before the one of --label.
 
-    The configuration then names that one version: a version that is published later waits until
+    The configuration then allows only that version: versions published later are not served until
     'modelport rollback MODEL --latest'.
     """
     choice = _choice(repository, model)
@@ -94,7 +94,7 @@ def _choice(repository: Path, model: str) -> VersionChoice:
     if not repository.is_dir():
         raise NotFound(f"--model-repository '{repository}' is not a folder")
     if not MODEL_NAME.match(model):
-        raise InvalidArgument(f"'{model}' is no name of a model")
+        raise InvalidArgument(f"'{model}' is not a valid model name")
     if not (repository / model).is_dir():
         known = [path.name for path in repository.iterdir() if path.is_dir()]
         raise NotFound(

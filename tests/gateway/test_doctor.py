@@ -97,7 +97,7 @@ async def test_a_program_that_hangs_is_given_up(
 ) -> None:
     monkeypatch.setattr(doctor, "ASK_SECONDS", 0.2)
     status, said = await doctor._ask(str(program(tmp_path / "hang", "sleep 600")))
-    assert (status, said) == (-1, "no answer within 0.2 s")
+    assert (status, said) == (-1, "no response within 0.2 s")
 
 
 @pytest.mark.parametrize(

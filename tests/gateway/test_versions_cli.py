@@ -92,7 +92,7 @@ def test_rollback_of_a_label_leaves_the_policy(model: Path) -> None:
     ("arguments", "words"),
     [
         (("label", "irs"), "did you mean 'iris'?"),
-        (("label", "../iris"), "is no name of a model"),
+        (("label", "../iris"), "is not a valid model name"),
         (("label", "iris", "stable", "3"), "it has 1, 2, 10"),
         (("label", "iris", "stable"), "give a LABEL and its VERSION"),
         (("label", "iris", "a b", "1"), "is not a valid label"),
