@@ -215,7 +215,7 @@ def test_a_version_without_a_manifest_passes_by_its_signature_unless_both_are_re
         (None, "cannot be read: No such file or directory"),
         (b"", "is not a key in PEM"),
         (b"\xff\x00", "is not a key in PEM"),
-        ("private", "is a private key; give the public one"),
+        ("private", "is a private key; give its public key"),
     ],
 )
 def test_a_key_file_that_is_none_ends_the_command_before_it_listens(

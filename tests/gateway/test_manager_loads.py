@@ -206,11 +206,11 @@ async def test_a_load_that_never_ends_fails_when_its_time_is_up(world: World) ->
     world.publish(1)
     world.gate.clear()
     manager = await world.serve(load="", model_load_timeout_seconds=0.05)
-    with pytest.raises(ModelportError, match=r"not ended within 0\.05 s.*model-load-timeout-secs"):
+    with pytest.raises(ModelportError, match=r"not finish within 0\.05 s.*model-load-timeout-secs"):
         await manager.load("m")
     ((number, state, reason),) = manager.states("m")
     assert (number, state) == (1, VersionState.UNAVAILABLE)
-    assert "has not ended" in reason
+    assert "did not finish" in reason
     await manager.stop()
     world.gate.set()
     await until(lambda: world.events == [("load", 1), ("unload", 1)])

@@ -88,7 +88,7 @@ def test_a_worker_parses_what_the_file_said_when_its_parent_read_it(
     [
         ("[serve]\nhttp-prt = 1\n", ["'http-prt'", "did you mean 'http-port'?"]),
         ("[srve]\nhttp-port = 1\n", ["'srve'", "did you mean 'serve'?"]),
-        ("http-port = 1\n", ["'http-port'", "the table of its verb"]),
+        ("http-port = 1\n", ["'http-port'", "the table of its command"]),
         ("[serve]\nhttp-port = 70000\n", ["--http-port", "It is set in the configuration file."]),
         ("[serve]\nhttp-port = 1.5\n", ["--http-port", "1.5"]),
         ("[serve]\nhttp-port = {a = 1}\n", ["[serve] http-port", "a string, a number"]),
