@@ -7,7 +7,7 @@ from collections.abc import Collection
 
 from modelport.gateway.protocols.asgi import App
 from modelport.gateway.protocols.grpc_method import Methods
-from modelport.gateway.server.grpc.listener import GrpcListener
+from modelport.gateway.server.grpc.connection import GrpcListener
 from modelport.gateway.server.grpc.service import Service
 from modelport.gateway.server.http1.listener import HttpListener
 from modelport.gateway.settings import Settings

@@ -33,16 +33,15 @@ from modelport.gateway.upstream.background import is_cancelled
 from modelport.gateway.upstream.http2 import (
     PONG_SECONDS,
     SILENCE_SECONDS,
-    Connection,
-    Reset,
-    TooLarge,
+    ClientConnection,
+    GrpcReply,
+    ReplyTooLarge,
+    StreamReset,
 )
-from modelport.gateway.upstream.http2 import Reply as _Reply
 from modelport.gateway.upstream.messages import public
 from modelport.gateway.upstream.outlier_detection import EndpointFailed, FailureKind, ServerError
 from modelport.gateway.wire import hops
-from modelport.gateway.wire.http2 import literal
-from modelport.gateway.wire.http2_reader import Broken
+from modelport.gateway.wire.http2.frames import ProtocolError, literal
 from modelport.gateway.wire.protobuf import joined
 from modelport.gateway.wire.raw import Buffer
 
@@ -67,7 +66,7 @@ _SERVER = frozenset({"INTERNAL", "UNKNOWN", "DATA_LOSS"})
 _REQUEST = frozenset({"INVALID_ARGUMENT", "OUT_OF_RANGE", "FAILED_PRECONDITION", "ALREADY_EXISTS"})
 
 
-class Channel:
+class GrpcChannel:
     """Connections to one endpoint of a route, made when they are needed."""
 
     def __init__(self, address: str, route: ModelRoute) -> None:
@@ -82,12 +81,12 @@ class Channel:
             self._tls.set_alpn_protocols(["h2"])
         self.max_reply_bytes = route.max_reply_bytes
         #: More than one where a server limits the calls of each.
-        self._connections: list[Connection] = []
-        self._connecting: asyncio.Task[Connection] | None = None
+        self._connections: list[ClientConnection] = []
+        self._connecting: asyncio.Task[ClientConnection] | None = None
         self._keepalive: asyncio.TimerHandle | None = None
         self.watching: asyncio.TimerHandle | None = None
 
-    def method(self, path: str) -> Call:
+    def method(self, path: str) -> UnaryMethod:
         """What ``unary`` takes to call ``path``, ``/package.Service/Method``."""
         fields = {
             ":method": "POST",
@@ -98,18 +97,18 @@ class Channel:
             "content-type": "application/grpc",
             "user-agent": "modelport",
         }
-        return Call(
+        return UnaryMethod(
             self, b"".join(literal(name.encode(), v.encode()) for name, v in fields.items())
         )
 
-    def open(self) -> Connection | None:
+    def open(self) -> ClientConnection | None:
         """A connection that takes a call now."""
         for connection in self._connections:
             if connection.free:
                 return connection
         return None
 
-    async def connect(self) -> Connection:
+    async def connect(self) -> ClientConnection:
         """A new connection, or one that others are waiting for already.
 
         Raises:
@@ -132,16 +131,16 @@ class Channel:
             if made.free or not made.usable:
                 return made
 
-    async def _connect(self) -> Connection:
+    async def _connect(self) -> ClientConnection:
         loop = asyncio.get_running_loop()
-        connection = Connection(loop)
+        connection = ClientConnection(loop)
         try:
             async with asyncio.timeout(self._connect_seconds):
                 await loop.create_connection(
                     lambda: connection, self._host, self._port, ssl=self._tls
                 )
-                await connection.greeted
-        except Broken as error:
+                await connection.ready
+        except ProtocolError as error:
             raise EndpointFailed(FailureKind.REFUSED, "it does not speak gRPC") from error
         except (socket.gaierror, UnicodeError) as error:
             raise EndpointFailed(FailureKind.REFUSED, "its name is unknown") from error
@@ -186,7 +185,7 @@ class Channel:
             self._connecting.cancel()
             self._connecting = None
         for connection in self._connections:
-            connection.retire()
+            connection.leave()
         self._connections = [c for c in self._connections if c.busy]
 
     def _ping(self) -> None:
@@ -209,15 +208,18 @@ class Channel:
 
 
 @dataclass(frozen=True, slots=True)
-class Call:
+class UnaryMethod:
     """A method of an endpoint; ``block`` is the part of its headers that never changes."""
 
-    channel: Channel
+    channel: GrpcChannel
     block: bytes
 
 
 async def unary(
-    call: Call, message: bytes | Sequence[Buffer], reply: Callable[[memoryview], T], limit: Deadline
+    call: UnaryMethod,
+    message: bytes | Sequence[Buffer],
+    reply: Callable[[memoryview], T],
+    limit: Deadline,
 ) -> T:
     """The reply to ``message``, parsed by ``reply`` (a message class's ``FromString``),
     which may keep it.
@@ -244,10 +246,10 @@ async def unary(
     try:
         body = joined((prefix, *parts))
         got = await connection.call(block, body, channel.max_reply_bytes + _PREFIX.size)
-    except TooLarge as error:
+    except ReplyTooLarge as error:
         said = "it is larger than the route's max_reply_bytes"
         raise EndpointFailed(FailureKind.DAMAGED, said) from error
-    except (Broken, Reset) as error:
+    except StreamReset as error:
         raise EndpointFailed(FailureKind.DROPPED) from error
     try:
         return reply(_content(got))
@@ -255,7 +257,7 @@ async def unary(
         raise EndpointFailed(FailureKind.DAMAGED, "it is no message of the protocol") from error
 
 
-def _content(got: _Reply) -> memoryview:
+def _content(got: GrpcReply) -> memoryview:
     """The message of a reply whose status is OK."""
     headers, trailers = got.headers or {}, got.trailers or {}
     code = headers.get(":status")

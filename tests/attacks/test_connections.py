@@ -20,12 +20,12 @@ from google.protobuf.wrappers_pb2 import BytesValue, Int64Value
 
 from modelport.gateway.runtime.request_memory import PROCESS
 from modelport.gateway.server.grpc.connection import GrpcConnection
-from modelport.gateway.server.grpc.server_state import Shared
 from modelport.gateway.server.grpc.service import Service
-from modelport.gateway.server.grpc.stream import Stream
+from modelport.gateway.server.grpc.stream import GrpcStream
+from modelport.gateway.server.listener import ServerState
 from modelport.gateway.server.listening import ConnectionLimit
-from modelport.gateway.wire import header_blocks
-from modelport.gateway.wire.http2 import (
+from modelport.gateway.wire.http2 import header_blocks
+from modelport.gateway.wire.http2.frames import (
     CONTINUATION,
     DATA,
     END_HEADERS,
@@ -134,7 +134,7 @@ async def cost(case: Case) -> tuple[float, float]:
     loop = asyncio.get_running_loop()
     wire = Wire()
     service = Service(Probe().methods(), MAX_MESSAGE)
-    connection = GrpcConnection(Shared(service, ConnectionLimit()), loop)
+    connection = GrpcConnection(ServerState(ConnectionLimit()), service, loop)
     connection.connection_made(wire)
     connection.data_received(PREFACE + STATES[case.state])
     for _ in range(5):
@@ -147,7 +147,7 @@ async def cost(case: Case) -> tuple[float, float]:
         spent += time.process_time() - started
         allowed += CALL_SECONDS if case.kind in (HEADERS, CONTINUATION) else FRAME_SECONDS
         allowed += len(each) * BYTE_SECONDS
-        if connection._closing:
+        if connection.closing:
             break
     connection.connection_lost(None)
     for _ in range(3):
@@ -184,8 +184,8 @@ async def test_a_connection_that_looks_at_every_call_for_each_window_is_caught(
     """The known-bad variant: what it did before."""
 
     def flush_all(self: GrpcConnection) -> None:
-        for call in list(self._streams.values()):
-            Stream.flush(call)
+        for call in list(self.streams.values()):
+            GrpcStream.flush(call)
 
     monkeypatch.setattr(GrpcConnection, "_flush_blocked", flush_all)
     window = Case("calls that wait", WINDOW_UPDATE, SOUND[WINDOW_UPDATE], 0, STREAMS[0])
@@ -199,14 +199,14 @@ async def test_settings_that_walk_all_calls_for_each_entry_are_caught(
     """The known-bad variant: no bound on entries, and every entry changes every window."""
 
     def walk(self: GrpcConnection, payload: bytes) -> None:
-        self.settled = True
+        self.settings_received = True
         for at in range(0, len(payload), 6):
             value = int.from_bytes(payload[at + 2 : at + 6])
-            for call in self._streams.values():
-                call.window += value - self.peer.initial_window
+            for call in self.streams.values():
+                call.send_window += value - self.peer.initial_window
             self.peer.initial_window = value
 
-    monkeypatch.setattr(GrpcConnection, "_settings", walk)
+    monkeypatch.setattr(GrpcConnection, "on_settings", walk)
     payload = b"".join((INITIAL_WINDOW_SIZE).to_bytes(2) + (n % 2).to_bytes(4) for n in range(4000))
     spent, allowed = await cost(Case("calls that wait", SETTINGS, payload, 0, STREAMS[0]))
     assert spent > allowed
@@ -217,7 +217,7 @@ def test_header_fields_are_counted_before_they_are_decoded(monkeypatch: pytest.M
 
     def seconds(most: int) -> float:
         monkeypatch.setattr(header_blocks, "MAX_FIELDS", most)
-        blocks: Any = header_blocks.HeaderBlocks(header_blocks.text)
+        blocks: Any = header_blocks.HeaderBlocks(lambda section: section)
         started = time.process_time()
         for _ in range(50):
             with pytest.raises(Exception, match=r"too many|too large"):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import struct
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Iterable, Mapping
 from typing import Any
 
 import hpack
@@ -13,10 +13,10 @@ from google.protobuf.wrappers_pb2 import BytesValue, Int64Value
 
 from modelport.gateway.errors import NotFound, TimedOut
 from modelport.gateway.protocols.grpc_method import Method, Methods
-from modelport.gateway.server.grpc.listener import GrpcListener
+from modelport.gateway.server.grpc.connection import GrpcListener
 from modelport.gateway.server.grpc.service import Service
 from modelport.gateway.types import Deadline
-from modelport.gateway.wire.http2 import (
+from modelport.gateway.wire.http2.frames import (
     DATA,
     END_HEADERS,
     END_STREAM,
@@ -215,7 +215,17 @@ class Wire(asyncio.Transport):
     def is_closing(self) -> bool:
         return self.ended
 
+    def writelines(self, parts: Iterable[object]) -> None:
+        for part in parts:
+            self.write(part)
+
+    def can_write_eof(self) -> bool:
+        return True
+
     def write_eof(self) -> None:
+        self.ended = True
+
+    def close(self) -> None:
         self.ended = True
 
     def abort(self) -> None:

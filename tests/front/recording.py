@@ -18,7 +18,11 @@ from pathlib import Path
 import grpc
 from google.protobuf.wrappers_pb2 import BytesValue
 
-from modelport.gateway.wire.http2 import DATA, FRAME_BYTES, PREFACE
+from modelport.gateway.wire.http2.frames import (
+    DATA,
+    FRAME_BYTES,
+    PREFACE,
+)
 from modelport.loadtests.benchmarks import perf_analyzer, tiny_model
 from tests.front.grpc_peer import MAX_MESSAGE, listening, prefixed
 from tests.server import serving

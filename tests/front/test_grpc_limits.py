@@ -1,25 +1,30 @@
-"""No limit of ``modelport.gateway.server.grpc.limits`` is reached by a client whose calls advance.
+"""No limit of ``wire.http2.abuse_limits`` is reached by a client whose calls advance.
 
 Recordings of real clients are replayed, frame by frame, each limit watched; the attackers that the
-limits are for are in ``test_grpc_server_attacks.py``.
+limits are for are in ``test_http2_attacks.py``.
 """
 
 from __future__ import annotations
 
 import asyncio
 import queue
-from collections.abc import Callable
 from typing import Any
 
 import grpc
 import pytest
 
-from modelport.gateway.server.grpc import limits
 from modelport.gateway.server.grpc.connection import GrpcConnection
-from modelport.gateway.server.grpc.server_state import Shared
 from modelport.gateway.server.grpc.service import Service
+from modelport.gateway.server.http2 import connection as server_connection
+from modelport.gateway.server.listener import ServerState
 from modelport.gateway.server.listening import ConnectionLimit
-from modelport.gateway.wire.http2 import ENHANCE_YOUR_CALM, GOAWAY, PREFACE
+from modelport.gateway.wire.http2 import abuse_limits
+from modelport.gateway.wire.http2 import connection as core
+from modelport.gateway.wire.http2.frames import (
+    GOAWAY,
+    PREFACE,
+    ErrorCode,
+)
 from tests.front import recording
 from tests.front.grpc_peer import MAX_MESSAGE, Probe, Wire, listening
 from tests.front.recording import SMALL, frames, recorded
@@ -52,7 +57,7 @@ class Peaks:
     def look(self, connection: GrpcConnection) -> None:
         self.idle_frames = max(self.idle_frames, connection.limits.idle_frames)
         self.quick_resets = max(self.quick_resets, connection.limits.quick_resets)
-        self.streams = max(self.streams, len(connection._streams))
+        self.streams = max(self.streams, len(connection.streams))
         self.abandoned = max(self.abandoned, len(connection._abandoned))
 
 
@@ -60,8 +65,8 @@ async def replay(content: bytes, seconds_per_frame: float = 0.0) -> tuple[Peaks,
     """The peaks, and the code of the GOAWAY if there was one."""
     clock = Clock(asyncio.get_running_loop())
     wire, peaks = Wire(), Peaks()
-    shared = Shared(Service(Probe().methods(), MAX_MESSAGE), ConnectionLimit())
-    connection = GrpcConnection(shared, clock)  # type: ignore[arg-type]
+    state, service = ServerState(ConnectionLimit()), Service(Probe().methods(), MAX_MESSAGE)
+    connection = GrpcConnection(state, service, clock)  # type: ignore[arg-type]
     connection.connection_made(wire)
     connection.data_received(PREFACE)
     for each in frames(content):
@@ -74,7 +79,7 @@ async def replay(content: bytes, seconds_per_frame: float = 0.0) -> tuple[Peaks,
             connection.check(clock.time())
         if len(wire.written) > 2**20:
             wire.written[:] = b""
-        if connection._closing:
+        if connection.closing:
             break
     ended = [f for f in frames(PREFACE + bytes(wire.written)) if f[3] == GOAWAY]
     connection.connection_lost(None)
@@ -86,10 +91,10 @@ async def replay(content: bytes, seconds_per_frame: float = 0.0) -> tuple[Peaks,
 async def test_a_real_client_stays_far_from_every_limit(client: str) -> None:
     peaks, code = await replay(recorded(client))
     assert code in (None, 0)  # it may say itself that it goes
-    assert peaks.idle_frames < limits.MAX_IDLE_FRAMES / 20
-    assert peaks.quick_resets < limits.MAX_QUICK_RESETS / 20
-    assert peaks.streams < limits.MAX_STREAMS / 20
-    assert peaks.abandoned < limits.MAX_ABANDONED / 20
+    assert peaks.idle_frames < abuse_limits.MAX_IDLE_FRAMES / 20
+    assert peaks.quick_resets < abuse_limits.MAX_QUICK_RESETS / 20
+    assert peaks.streams < abuse_limits.MAX_STREAMS / 20
+    assert peaks.abandoned < abuse_limits.MAX_ABANDONED / 20
 
 
 @pytest.mark.parametrize("client", STREAMS)
@@ -97,16 +102,16 @@ async def test_a_limit_that_messages_do_not_pay_for_ends_a_real_client(
     client: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The known-bad variant: messages pay for nothing."""
-    monkeypatch.setattr(limits.AbuseLimits, "advanced", lambda _, __=1: None)
+    monkeypatch.setattr(abuse_limits.AbuseLimits, "advanced", lambda _, __=1: None)
     _, code = await replay(recorded(client))
-    assert code == ENHANCE_YOUR_CALM
+    assert code == ErrorCode.ENHANCE_YOUR_CALM
 
 
 @pytest.mark.parametrize("client", ["core_large", "core_stream"])
 async def test_a_real_client_that_is_slow_reaches_no_limit_of_time(client: str) -> None:
     """A frame in nine seconds: half an hour for all."""
     content = recording.PREFACE + b"".join(list(frames(recorded(client)))[:200])
-    slow = min(limits.HEAD_SECONDS, limits.BODY_IDLE_SECONDS, limits.UNREAD_SECONDS) - 1
+    slow = min(core.HEAD_SECONDS, server_connection.BODY_IDLE_SECONDS) - 1
     _, code = await replay(content, slow)
     assert code is None
 
@@ -127,12 +132,15 @@ async def test_a_long_stream_of_a_real_client_is_answered_to_its_end() -> None:
         await asyncio.to_thread(sync_stream, server.port, 3000)
 
 
-@pytest.mark.parametrize("advance", ["advanced", "answered", "second_passed"])
+@pytest.mark.parametrize("advance", ["advanced", "completed", "time"])
 def test_what_advances_pays_for_more_than_any_client_sends_beside_it(advance: str) -> None:
-    counted = limits.AbuseLimits()
-    pay: Callable[[], None] = getattr(counted, advance)
-    for _ in range(10 * limits.MAX_IDLE_FRAMES):
+    now = 0.0
+    counted = abuse_limits.AbuseLimits(lambda: now)
+    for _ in range(10 * abuse_limits.MAX_IDLE_FRAMES):
         for _ in range(8):
             counted.idle_frame()
-        pay()
-    assert counted.idle_frames == 0
+        if advance == "time":
+            now += 0.05
+        else:
+            getattr(counted, advance)()
+    assert counted.idle_frames < abuse_limits.MAX_IDLE_FRAMES

@@ -11,36 +11,35 @@ import pytest
 from google.protobuf.wrappers_pb2 import BytesValue, Int64Value
 
 from modelport.gateway.server import listening as listening_socket
-from modelport.gateway.server.grpc import limits, listener, stream
+from modelport.gateway.server.grpc import stream
 from modelport.gateway.server.grpc.connection import GrpcConnection
-from modelport.gateway.server.grpc.server_state import Shared
 from modelport.gateway.server.grpc.service import Service
+from modelport.gateway.server.http2 import connection as server_connection
+from modelport.gateway.server.listener import ServerState
 from modelport.gateway.server.listening import ConnectionLimit
 from modelport.gateway.types import Deadline
-from modelport.gateway.wire.http2 import (
+from modelport.gateway.wire.http2 import abuse_limits
+from modelport.gateway.wire.http2 import connection as core
+from modelport.gateway.wire.http2.frames import (
     ACK,
     CONTINUATION,
     DATA,
     END_HEADERS,
     END_STREAM,
-    FLOW_CONTROL_ERROR,
     GOAWAY,
     HEADERS,
     INITIAL_WINDOW_SIZE,
     MAX_STREAM,
     MAX_WINDOW_BYTES,
-    NO_ERROR,
     PADDED,
     PING,
     PREFACE,
     PRIORITISED,
     PRIORITY,
-    PROTOCOL_ERROR,
-    REFUSED_STREAM,
     RST_STREAM,
     SETTINGS,
-    STREAM_CLOSED,
     WINDOW_UPDATE,
+    ErrorCode,
     frame,
     reset,
     settings,
@@ -117,7 +116,7 @@ async def test_calls_at_once_are_each_answered() -> None:
 @pytest.mark.parametrize("calls", [1, 4, 300])
 async def test_replies_that_are_made_at_once_are_written_together(calls: int) -> None:
     wire, loop = Wire(), asyncio.get_running_loop()
-    opened = GrpcConnection(Shared(Service(Probe().methods(), 2**20), ConnectionLimit()), loop)
+    opened = GrpcConnection(ServerState(ConnectionLimit()), Service(Probe().methods(), 2**20), loop)
     opened.connection_made(wire)
     opened.data_received(PREFACE + settings())
     before = wire.writes
@@ -237,14 +236,14 @@ async def test_a_call_that_is_cut_off_before_its_handler_begins_is_answered(
 ) -> None:
     """A task that is cancelled before its first step never runs, and cannot answer."""
     wire, loop = Wire(), asyncio.get_running_loop()
-    shared = Shared(Service(Probe().methods(), 2**20), ConnectionLimit())
-    opened = GrpcConnection(shared, loop)
+    state = ServerState(ConnectionLimit())
+    opened = GrpcConnection(state, Service(Probe().methods(), 2**20), loop)
     opened.connection_made(wire)
     opened.data_received(PREFACE + settings() + head(1) + frame(DATA, END_STREAM, 1, ASKED))
-    (call,) = shared.calls
+    (call,) = state.requests
     getattr(call, end)()
     assert b"grpc-status" + bytes((len(status),)) + status.encode() in wire.written
-    assert not shared.calls
+    assert not state.requests
     await asyncio.sleep(0)
     opened.connection_lost(None)
 
@@ -357,7 +356,7 @@ async def test_a_handler_that_reads_slowly_holds_the_client_up() -> None:
     async with listening(probe) as server, connected(server.port) as peer:
         peer.send(head(1, path="/probe.Probe/Slow"))
         content = prefixed(BytesValue(value=bytes(10_000)).SerializeToString())
-        allowed, sent, messages = stream.STREAM_WINDOW_BYTES, 0, 0
+        allowed, sent, messages = server_connection.STREAM_WINDOW_BYTES, 0, 0
         while sent + len(content) <= allowed:
             peer.send(frame(DATA, 0, 1, content))
             sent += len(content)
@@ -412,7 +411,7 @@ async def test_an_early_answer_stops_the_body_and_what_is_on_its_way_is_no_fault
     async with listening() as server, connected(server.port) as peer:
         peer.send(head(1, path="/probe.Probe/Nothing"), frame(DATA, 0, 1, ASKED))
         assert (await peer.answer(1))[1]["grpc-status"] == "12"
-        assert await peer.code(RST_STREAM) == NO_ERROR
+        assert await peer.code(RST_STREAM) == ErrorCode.NO_ERROR
         peer.send(frame(DATA, 0, 1, ASKED), frame(DATA, END_STREAM, 1, ASKED))
         peer._next = 3
         await peer.serves()
@@ -425,10 +424,10 @@ async def test_a_drain_says_so_twice_finishes_calls_and_takes_those_on_their_way
         await within(probe.begun.wait())
         draining = asyncio.create_task(server.drain(Deadline.after(5)))
         payload = (await peer.until(GOAWAY))[3]
-        assert struct.unpack(">II", payload) == (MAX_STREAM, NO_ERROR)
+        assert struct.unpack(">II", payload) == (MAX_STREAM, ErrorCode.NO_ERROR)
         await peer.serves()  # it was on its way
         payload = (await peer.until(GOAWAY))[3]
-        assert struct.unpack(">II", payload) == (waiting + 2, NO_ERROR)
+        assert struct.unpack(">II", payload) == (waiting + 2, ErrorCode.NO_ERROR)
         late = peer.ask()
         probe.release.set()
         assert (await peer.answer(waiting))[1] == {"grpc-status": "0"}
@@ -474,26 +473,32 @@ def fields(*rows: tuple[str, str]) -> bytes:
 ROWS = list(REQUEST.items())
 #: What ends one stream, with which code. The rest of the connection goes on.
 BROKEN_STREAMS: dict[str, tuple[bytes, int]] = {
-    "no path": (fields(*[r for r in ROWS if r[0] != ":path"]), PROTOCOL_ERROR),
-    "empty path": (fields(*[(k, "" if k == ":path" else v) for k, v in ROWS]), PROTOCOL_ERROR),
-    "pseudo twice": (fields((":method", "GET"), *ROWS), PROTOCOL_ERROR),
-    "pseudo behind": (fields(*ROWS[1:], ROWS[0]), PROTOCOL_ERROR),
-    "unknown pseudo": (fields((":status", "200"), *ROWS), PROTOCOL_ERROR),
-    "upper case": (fields(*ROWS, ("X-Upper", "1")), PROTOCOL_ERROR),
-    "line break": (frame(HEADERS, END_HEADERS | END_STREAM, 1, DAMAGED), PROTOCOL_ERROR),
-    "connection": (fields(*ROWS, ("connection", "close")), PROTOCOL_ERROR),
-    "te": (fields(*ROWS[:4], ("te", "gzip")), PROTOCOL_ERROR),
+    "no path": (fields(*[r for r in ROWS if r[0] != ":path"]), ErrorCode.PROTOCOL_ERROR),
+    "empty path": (
+        fields(*[(k, "" if k == ":path" else v) for k, v in ROWS]),
+        ErrorCode.PROTOCOL_ERROR,
+    ),
+    "pseudo twice": (fields((":method", "GET"), *ROWS), ErrorCode.PROTOCOL_ERROR),
+    "pseudo behind": (fields(*ROWS[1:], ROWS[0]), ErrorCode.PROTOCOL_ERROR),
+    "unknown pseudo": (fields((":status", "200"), *ROWS), ErrorCode.PROTOCOL_ERROR),
+    "upper case": (fields(*ROWS, ("X-Upper", "1")), ErrorCode.PROTOCOL_ERROR),
+    "line break": (frame(HEADERS, END_HEADERS | END_STREAM, 1, DAMAGED), ErrorCode.PROTOCOL_ERROR),
+    "connection": (fields(*ROWS, ("connection", "close")), ErrorCode.PROTOCOL_ERROR),
+    "te": (fields(*ROWS[:4], ("te", "gzip")), ErrorCode.PROTOCOL_ERROR),
     "content-length": (
         head(1, content_length="7") + frame(DATA, END_STREAM, 1, ASKED),
-        PROTOCOL_ERROR,
+        ErrorCode.PROTOCOL_ERROR,
     ),
-    "headers within": (head(1) + head(1), PROTOCOL_ERROR),
-    "pseudo trailers": (head(1) + head(1, END_HEADERS | END_STREAM), PROTOCOL_ERROR),
-    "window by nothing": (head(1) + window_update(1, 0), PROTOCOL_ERROR),
-    "window too large": (head(1) + window_update(1, MAX_WINDOW_BYTES), FLOW_CONTROL_ERROR),
+    "headers within": (head(1) + head(1), ErrorCode.PROTOCOL_ERROR),
+    "pseudo trailers": (head(1) + head(1, END_HEADERS | END_STREAM), ErrorCode.PROTOCOL_ERROR),
+    "window by nothing": (head(1) + window_update(1, 0), ErrorCode.PROTOCOL_ERROR),
+    "window too large": (
+        head(1) + window_update(1, MAX_WINDOW_BYTES),
+        ErrorCode.FLOW_CONTROL_ERROR,
+    ),
     "data beyond the window": (
         head(1) + frame(DATA, 0, 1, prefixed(bytes(2**20))[: 2**20]) + frame(DATA, 0, 1, bytes(9)),
-        FLOW_CONTROL_ERROR,
+        ErrorCode.FLOW_CONTROL_ERROR,
     ),
 }
 
@@ -502,7 +507,7 @@ BROKEN_STREAMS: dict[str, tuple[bytes, int]] = {
 async def test_a_malformed_call_is_reset_and_the_connection_goes_on(
     case: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(stream.Stream, "_grant", lambda _: None)  # the window stays as it began
+    monkeypatch.setattr(stream.GrpcStream, "_grant", lambda _: None)  # the window stays as it began
     sent, code = BROKEN_STREAMS[case]
     async with listening() as server, connected(server.port) as peer:
         peer.send(sent)
@@ -514,12 +519,15 @@ async def test_a_malformed_call_is_reset_and_the_connection_goes_on(
 async def test_a_call_too_many_is_refused_and_may_be_tried_again(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(limits, "MAX_STREAMS", 2)
+    monkeypatch.setattr(abuse_limits, "MAX_STREAMS", 2)
     probe = Probe()
     async with listening(probe) as server, connected(server.port) as peer:
         first, second = (peer.ask(path="/probe.Probe/Wait") for _ in range(2))
         third = peer.ask()
-        assert (await peer.until(RST_STREAM))[2:] == (third, struct.pack(">I", REFUSED_STREAM))
+        assert (await peer.until(RST_STREAM))[2:] == (
+            third,
+            struct.pack(">I", ErrorCode.REFUSED_STREAM),
+        )
         probe.release.set()
         for each in (first, second):
             assert (await peer.answer(each))[1] == {"grpc-status": "0"}
@@ -530,7 +538,7 @@ async def test_data_on_a_stream_that_has_ended_ends_the_connection() -> None:
     async with listening() as server, connected(server.port) as peer:
         await peer.serves()
         peer.send(frame(DATA, 0, 1, b"x"))
-        assert await peer.code() == STREAM_CLOSED
+        assert await peer.code() == ErrorCode.STREAM_CLOSED
 
 
 async def test_a_connection_too_many_is_told_so(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -563,18 +571,18 @@ SILENT: dict[str, tuple[bytes, bool]] = {
 
 @pytest.mark.parametrize("case", SILENT)
 async def test_who_falls_silent_midway_is_ended(case: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(limits, "HEAD_SECONDS", 0.2)
-    monkeypatch.setattr(listener, "CHECK_SECONDS", 0.05)
+    monkeypatch.setattr(core, "HEAD_SECONDS", 0.2)
+    monkeypatch.setattr(server_connection, "CHECK_SECONDS", 0.05)
     sent, told = SILENT[case]
     async with listening() as server, connected(server.port, sent) as peer:
         if told:
-            assert await peer.code() == PROTOCOL_ERROR
+            assert await peer.code() == ErrorCode.PROTOCOL_ERROR
         assert await within(peer.reader.read()) == b""
 
 
 async def test_who_says_nothing_between_calls_stays(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(limits, "HEAD_SECONDS", 0.1)
-    monkeypatch.setattr(listener, "CHECK_SECONDS", 0.02)
+    monkeypatch.setattr(core, "HEAD_SECONDS", 0.1)
+    monkeypatch.setattr(server_connection, "CHECK_SECONDS", 0.02)
     async with listening() as server, connected(server.port) as peer:
         await peer.serves()
         await asyncio.sleep(0.4)  # the pace of the client, which is what is tested
@@ -584,8 +592,8 @@ async def test_who_says_nothing_between_calls_stays(monkeypatch: pytest.MonkeyPa
 async def test_a_connection_without_a_call_is_ended_and_one_with_a_call_is_not(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(limits, "IDLE_SECONDS", 0.2)
-    monkeypatch.setattr(listener, "CHECK_SECONDS", 0.02)
+    monkeypatch.setattr(server_connection, "IDLE_SECONDS", 0.2)
+    monkeypatch.setattr(server_connection, "CHECK_SECONDS", 0.02)
     probe = Probe()
     async with (
         listening(probe) as server,
@@ -594,7 +602,7 @@ async def test_a_connection_without_a_call_is_ended_and_one_with_a_call_is_not(
     ):
         waiting = busy.ask(path="/probe.Probe/Wait")
         await idle.serves()
-        assert await idle.code() == NO_ERROR
+        assert await idle.code() == ErrorCode.NO_ERROR
         assert await within(idle.reader.read()) == b""
         probe.release.set()
         assert (await busy.answer(waiting))[1] == {"grpc-status": "0"}
@@ -604,18 +612,18 @@ async def test_a_connection_without_a_call_is_ended_and_one_with_a_call_is_not(
 async def test_a_body_that_stands_still_is_given_up(
     method: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(limits, "BODY_IDLE_SECONDS", 0.1)
-    monkeypatch.setattr(listener, "CHECK_SECONDS", 0.02)
+    monkeypatch.setattr(server_connection, "BODY_IDLE_SECONDS", 0.1)
+    monkeypatch.setattr(server_connection, "CHECK_SECONDS", 0.02)
     async with listening() as server, connected(server.port) as peer:
         peer.send(head(1, path=f"/probe.Probe/{method}"), frame(DATA, 0, 1, ASKED[:7]))
         _, fields = await peer.answer(1)
         assert fields["grpc-message"] == "the request's body stands still"
-        assert await peer.code(RST_STREAM) == NO_ERROR
+        assert await peer.code(RST_STREAM) == ErrorCode.NO_ERROR
 
 
 async def test_a_stream_between_messages_may_be_silent(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(limits, "BODY_IDLE_SECONDS", 0.1)
-    monkeypatch.setattr(listener, "CHECK_SECONDS", 0.02)
+    monkeypatch.setattr(server_connection, "BODY_IDLE_SECONDS", 0.1)
+    monkeypatch.setattr(server_connection, "CHECK_SECONDS", 0.02)
     async with listening() as server, connected(server.port) as peer:
         peer.send(head(1, path="/probe.Probe/Talk"), frame(DATA, 0, 1, ASKED))
         assert (await peer.until(DATA))[3] == ASKED

@@ -13,7 +13,7 @@ from tritonclient.grpc import service_pb2 as pb
 from modelport.gateway.protocols.asgi import Receive, Scope, Send
 from modelport.gateway.protocols.grpc_method import Method
 from modelport.gateway.protocols.oip.grpc_request import RawRequest, model_of
-from modelport.gateway.server.grpc.listener import GrpcListener
+from modelport.gateway.server.grpc.connection import GrpcListener
 from modelport.gateway.server.grpc.service import Service
 from modelport.gateway.server.http1.listener import HttpListener
 from modelport.gateway.types import Deadline

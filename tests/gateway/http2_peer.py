@@ -16,7 +16,14 @@ import hpack
 from modelport.gateway.repository.routes import ModelRoute
 from modelport.gateway.types import Deadline
 from modelport.gateway.upstream import grpc as upstream
-from modelport.gateway.wire.http2 import DATA, END_HEADERS, END_STREAM, HEADERS, PREFACE, SETTINGS
+from modelport.gateway.wire.http2.frames import (
+    DATA,
+    END_HEADERS,
+    END_STREAM,
+    HEADERS,
+    PREFACE,
+    SETTINGS,
+)
 
 MESSAGE = b"what was asked"
 Frame = tuple[int, int, int, bytes]
@@ -85,7 +92,7 @@ Script = Callable[[Peer], Awaitable[None]]
 @contextlib.asynccontextmanager
 async def serving(
     script: Script, secured: ssl.SSLContext | None = None, **keys: object
-) -> AsyncIterator[upstream.Channel]:
+) -> AsyncIterator[upstream.GrpcChannel]:
     """A channel to a server that does what ``script`` says on every connection."""
 
     handlers: set[asyncio.Task[None]] = set()
@@ -105,7 +112,7 @@ async def serving(
     server = await asyncio.start_server(connected, "127.0.0.1", 0, ssl=secured)
     address = f"127.0.0.1:{server.sockets[0].getsockname()[1]}"
     route = ModelRoute("triton", (address,), connect_timeout_seconds=2.0, **keys)  # type: ignore[arg-type]
-    channel = upstream.Channel(address, route)
+    channel = upstream.GrpcChannel(address, route)
     try:
         yield channel
     finally:
@@ -114,7 +121,7 @@ async def serving(
         await asyncio.gather(*handlers)
 
 
-async def ask(channel: upstream.Channel, message: bytes = MESSAGE) -> bytes:
+async def ask(channel: upstream.GrpcChannel, message: bytes = MESSAGE) -> bytes:
     async with asyncio.timeout(5):
         return await upstream.unary(channel.method("/a.B/C"), message, bytes, Deadline.after(5))
 

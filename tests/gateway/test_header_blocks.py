@@ -5,8 +5,13 @@ from __future__ import annotations
 import hpack
 import pytest
 
-from modelport.gateway.wire.header_blocks import HeaderBlocks, scan, text
+from modelport.gateway.wire.http2.header_blocks import FieldSection, HeaderBlocks, scan
 from tests.gateway.http2_peer import OK, TRAILERS
+
+
+def text(section: FieldSection) -> dict[str, str]:
+    fields = [*section.pseudo.items(), *section.regular]
+    return {name.decode(): value.decode() for name, value in fields}
 
 
 def test_a_block_that_fills_the_table_changes_what_the_next_means() -> None:

@@ -16,8 +16,7 @@ import uvloop
 from modelport.gateway.errors import Unavailable
 from modelport.gateway.upstream import EndpointFailed
 from modelport.gateway.upstream import grpc as upstream
-from modelport.gateway.wire import http2
-from modelport.gateway.wire.http2 import (
+from modelport.gateway.wire.http2.frames import (
     CONTINUATION,
     DATA,
     END_HEADERS,
@@ -26,6 +25,7 @@ from modelport.gateway.wire.http2 import (
     PADDED,
     RST_STREAM,
     WINDOW_UPDATE,
+    ErrorCode,
 )
 from tests.gateway.http2_peer import (
     MESSAGE,
@@ -133,7 +133,7 @@ async def test_a_reply_above_the_limit_is_refused_and_its_stream_reset() -> None
     async with serving(script, max_reply_bytes=1000) as channel:
         with pytest.raises(EndpointFailed, match="larger than the route's max_reply_bytes"):
             await ask(channel)
-        assert (await asyncio.wait_for(reset, 5))[3] == struct.pack(">I", http2.CANCEL)
+        assert (await asyncio.wait_for(reset, 5))[3] == struct.pack(">I", ErrorCode.CANCEL)
 
 
 async def test_a_cancelled_call_is_reset_and_the_next_goes_on_beside_it() -> None:

@@ -11,7 +11,7 @@ import pytest
 
 from modelport.gateway.upstream import EndpointFailed, FailureKind, http2
 from modelport.gateway.upstream import grpc as upstream
-from modelport.gateway.wire.http2 import (
+from modelport.gateway.wire.http2.frames import (
     ACK,
     CONTINUATION,
     DATA,
@@ -26,7 +26,6 @@ from modelport.gateway.wire.http2 import (
     RST_STREAM,
     SETTINGS,
 )
-from modelport.gateway.wire.http2_reader import Broken
 from tests.gateway.http2_peer import (
     MESSAGE,
     OK,
@@ -207,7 +206,7 @@ async def test_a_connection_that_has_ended_takes_no_call() -> None:
     async with serving(answer) as channel:
         connection = await channel.connect()
         connection.close()
-        with pytest.raises(Broken):
+        with pytest.raises(http2.StreamReset):
             await asyncio.wait_for(connection.call(b"", (b"x",), 100), 5)
         assert await ask(channel) == MESSAGE
 

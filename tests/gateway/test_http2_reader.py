@@ -7,15 +7,21 @@ from collections.abc import Callable
 
 import pytest
 
-from modelport.gateway.wire import http2
 from modelport.gateway.wire.body import Body
-from modelport.gateway.wire.http2 import DATA, END_STREAM, PADDED
-from modelport.gateway.wire.http2_reader import Broken, Reader
+from modelport.gateway.wire.http2 import frames as http2
+from modelport.gateway.wire.http2.frame_reader import FrameReader
+from modelport.gateway.wire.http2.frames import (
+    DATA,
+    END_STREAM,
+    PADDED,
+    ErrorCode,
+    ProtocolError,
+)
 
 STREAMS = (1, 3, 5)
 
 
-class Reading(Reader):
+class Reading(FrameReader):
     """Bodies by stream; of those that are ``dropped`` nothing is kept."""
 
     def __init__(self) -> None:
@@ -26,15 +32,15 @@ class Reading(Reader):
         self.placed = 0
         self.ended: list[int] = []
         self.frames: list[tuple[int, bytes]] = []
-        self.error: Broken | None = None
+        self.error: ProtocolError | None = None
 
     def data_received(self, data: bytes) -> None:
         try:
             self.feed(data)
-        except Broken as error:
-            self.broken(error)
+        except ProtocolError as error:
+            self.terminate(error)
 
-    def broken(self, error: Broken) -> None:
+    def terminate(self, error: ProtocolError) -> None:
         self.error = error
 
     def place(self, stream: int) -> memoryview | None:
@@ -48,7 +54,7 @@ class Reading(Reader):
             self.ended.append(stream)
 
     def on_frame(self, kind: int, flags: int, stream: int, payload: bytes) -> None:
-        self.settled = True
+        self.settings_received = True
         self.frames.append((kind, payload))
         if kind == http2.RST_STREAM:
             self.dropped.add(stream)
@@ -96,7 +102,7 @@ def conversation(chosen: random.Random) -> tuple[bytes, int]:
         if chosen.random() < 0.2:
             frames.append(http2.frame(http2.PING, 0, 0, chosen.randbytes(8)))
         if chosen.random() < 0.02:
-            frames.append(http2.reset(stream, http2.CANCEL))
+            frames.append(http2.reset(stream, ErrorCode.CANCEL))
     return b"".join(frames), taken
 
 

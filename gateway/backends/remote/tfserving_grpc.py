@@ -22,7 +22,7 @@ from modelport.gateway.errors import InvalidArgument
 from modelport.gateway.repository.routes import ModelRoute
 from modelport.gateway.types import Array, Deadline, InferRequest, Tensor
 from modelport.gateway.upstream import EndpointFailed, FailureKind, grpc
-from modelport.gateway.upstream.grpc import MAX_MESSAGE_BYTES, Call
+from modelport.gateway.upstream.grpc import MAX_MESSAGE_BYTES, UnaryMethod
 from modelport.gateway.wire import tensor_proto
 from modelport.gateway.wire.proto import serving_pb2 as pb
 from modelport.gateway.wire.protobuf import tag
@@ -43,8 +43,8 @@ class TfServingGrpcClient(TfServingClient):
 
     def __init__(self, route: ModelRoute, target: ServableTarget) -> None:
         super().__init__(target)
-        self._channels = {address: grpc.Channel(address, route) for address in route.endpoints}
-        self._calls: dict[tuple[str, str], Call] = {
+        self._channels = {address: grpc.GrpcChannel(address, route) for address in route.endpoints}
+        self._calls: dict[tuple[str, str], UnaryMethod] = {
             (address, name): channel.method(method)
             for address, channel in self._channels.items()
             for name, method in _METHODS.items()

@@ -20,7 +20,7 @@ from modelport.gateway.repository.config import ModelConfig
 from modelport.gateway.repository.routes import ModelRoute
 from modelport.gateway.types import Deadline, InferRequest
 from modelport.gateway.upstream import EndpointFailed, FailureKind, ServerError, grpc, public
-from modelport.gateway.upstream.grpc import MAX_MESSAGE_BYTES, Call
+from modelport.gateway.upstream.grpc import MAX_MESSAGE_BYTES, UnaryMethod
 from modelport.gateway.upstream.grpc_stream import StreamChannel
 from modelport.gateway.upstream.http import HttpReply
 from modelport.gateway.wire.proto import torchserve_inference_pb2 as pb
@@ -36,8 +36,8 @@ class TorchServeGrpcClient(TorchServeHttpClient):
 
     def __init__(self, route: ModelRoute, model: str, config: ModelConfig | None) -> None:
         super().__init__(route, model, config)
-        self._channels = {address: grpc.Channel(address, route) for address in route.endpoints}
-        self._calls: dict[tuple[str, str], Call] = {
+        self._channels = {address: grpc.GrpcChannel(address, route) for address in route.endpoints}
+        self._calls: dict[tuple[str, str], UnaryMethod] = {
             (address, method): channel.method(_SERVICE + method)
             for address, channel in self._channels.items()
             for method in ("Predictions", "Ping")

@@ -28,7 +28,7 @@ from modelport.gateway.repository.config import ModelConfig
 from modelport.gateway.repository.routes import ModelRoute
 from modelport.gateway.types import NUMPY_DTYPES, Array, Datatype, Deadline, InferRequest, Parameter
 from modelport.gateway.upstream import EndpointFailed, FailureKind, grpc, public
-from modelport.gateway.upstream.grpc import MAX_MESSAGE_BYTES, Call
+from modelport.gateway.upstream.grpc import MAX_MESSAGE_BYTES, UnaryMethod
 from modelport.gateway.wire import protobuf, raw, tensor_contents
 from modelport.gateway.wire.raw import Buffer
 from modelport.gateway.wire.triton_messages import service_pb2 as pb
@@ -62,8 +62,8 @@ class TritonGrpcClient:
         self._model = model
         self._route = route
         self._streams: dict[str, Any] = {}  # StreamChannel
-        self._channels = {address: grpc.Channel(address, route) for address in route.endpoints}
-        self._calls: dict[tuple[str, str], Call] = {
+        self._channels = {address: grpc.GrpcChannel(address, route) for address in route.endpoints}
+        self._calls: dict[tuple[str, str], UnaryMethod] = {
             (address, method): channel.method(_SERVICE + method)
             for address, channel in self._channels.items()
             for method in _METHODS

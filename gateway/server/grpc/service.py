@@ -22,7 +22,7 @@ from modelport.gateway.server.grpc.framing import (
     MalformedFrame,
     MessageTooLarge,
 )
-from modelport.gateway.server.grpc.status import Status, is_late, parse, status
+from modelport.gateway.server.grpc.status import StatusCode, is_late, parse, status
 from modelport.gateway.types import Deadline
 from modelport.gateway.wire import hops, inflation
 from modelport.gateway.wire.raw import Buffer
@@ -32,14 +32,14 @@ log = structlog.get_logger("modelport.front")
 Headers = tuple[tuple[bytes, bytes], ...]
 
 
-class Gone(Exception):
+class ClientGone(Exception):
     """Nobody is there to be answered."""
 
 
 class Ending(NamedTuple):
     """How a call ends: in trailers, or in the head where nothing was sent yet."""
 
-    status: Status
+    status: StatusCode
     message: str = ""
     headers: Headers = ()
 
@@ -50,23 +50,23 @@ class Ending(NamedTuple):
         return fields
 
 
-OK = Ending(Status.OK)
-INTERNAL = Ending(Status.INTERNAL, "internal error")
-NO_METHOD = Ending(Status.UNIMPLEMENTED, "Method not found!")
-STALLED = Ending(Status.CANCELLED, "the request's body stands still")
-BUSY = Ending(Status.UNAVAILABLE, QueueFull().message)
-CROWDED = Ending(Status.UNAVAILABLE, "too many connections")
-LATE = Ending(Status.DEADLINE_EXCEEDED, "Deadline Exceeded")
-CLOSING = Ending(Status.UNAVAILABLE, "the server is shutting down")
-LOOP = Ending(Status.FAILED_PRECONDITION, hops.MESSAGE)
+OK = Ending(StatusCode.OK)
+INTERNAL = Ending(StatusCode.INTERNAL, "internal error")
+NO_METHOD = Ending(StatusCode.UNIMPLEMENTED, "Method not found!")
+STALLED = Ending(StatusCode.CANCELLED, "the request's body stands still")
+BUSY = Ending(StatusCode.UNAVAILABLE, QueueFull().message)
+CROWDED = Ending(StatusCode.UNAVAILABLE, "too many connections")
+LATE = Ending(StatusCode.DEADLINE_EXCEEDED, "Deadline Exceeded")
+CLOSING = Ending(StatusCode.UNAVAILABLE, "the server is shutting down")
+LOOP = Ending(StatusCode.FAILED_PRECONDITION, hops.MESSAGE)
 NO_ENCODING = Ending(
-    Status.UNIMPLEMENTED,
+    StatusCode.UNIMPLEMENTED,
     "the message encoding is not supported; use gzip, deflate or none",
     ((b"grpc-accept-encoding", framing.ENCODINGS),),
 )
 
 
-class Target(NamedTuple):
+class CallTarget(NamedTuple):
     """What a call's headers ask for. Without ``method`` it is refused as ``refusal`` says."""
 
     method: Method | None = None
@@ -76,7 +76,7 @@ class Target(NamedTuple):
     via: str = ""
 
 
-class Call(Protocol):
+class GrpcCall(Protocol):
     """A front's side of one call. What is sent to a client that has gone is dropped."""
 
     deadline: Deadline
@@ -100,7 +100,7 @@ class Call(Protocol):
         """One of several replies; returns when there is room for another.
 
         Raises:
-            Gone: nobody takes it.
+            ClientGone: nobody takes it.
         """
 
     def end(self, ending: Ending) -> None: ...
@@ -125,34 +125,34 @@ class Service:
             for name, row in rows.items():
                 self._methods[f"/{service}/{name}".encode()] = row
 
-    def target(self, path: bytes, headers: Mapping[bytes, bytes]) -> Target:
+    def target(self, path: bytes, headers: Mapping[bytes, bytes]) -> CallTarget:
         """What ``headers``, of which the names are in lower case, ask for."""
         method = self._methods.get(path)
         if method is None:
-            return Target()
+            return CallTarget()
         seconds = None
         if b"grpc-timeout" in headers:
             try:
                 seconds = framing.timeout_seconds(headers[b"grpc-timeout"])
             except ValueError as error:
                 said = f"invalid grpc-timeout: {error}"
-                return Target(refusal=Ending(Status.INTERNAL, said))
+                return CallTarget(refusal=Ending(StatusCode.INTERNAL, said))
         encoding = headers.get(b"grpc-encoding", framing.IDENTITY)
         if not framing.known(encoding):
-            return Target(refusal=NO_ENCODING)
+            return CallTarget(refusal=NO_ENCODING)
         via = headers.get(b"via", b"")
         if via and hops.loops(via):
-            return Target(refusal=LOOP)
-        return Target(method, encoding, seconds, via=via.decode("latin-1"))
+            return CallTarget(refusal=LOOP)
+        return CallTarget(method, encoding, seconds, via=via.decode("latin-1"))
 
-    def refuses(self, target: Target, body: bytes | memoryview) -> bool:
+    def refuses(self, target: CallTarget, body: bytes | memoryview) -> bool:
         """Whether a call with this body is refused for an overload whatever it holds: ``BUSY``."""
         method = target.method
         if method is None or method.refuses is None or not body or body[0]:
             return False  # a message that is compressed has to be read
         return method.refuses(memoryview(body)[framing.PREFIX_BYTES :])
 
-    async def serve(self, target: Target, call: Call) -> None:
+    async def serve(self, target: CallTarget, call: GrpcCall) -> None:
         """Answer ``call``."""
         call.running()
         method = target.method
@@ -179,12 +179,12 @@ class Service:
                 call.end(LATE)  # as the client's own clock says, whichever of the two is first
             else:
                 call.end(Ending(status(method, error), str(error)))
-        except (Gone, asyncio.CancelledError):
+        except (ClientGone, asyncio.CancelledError):
             call.end(call.cut_off())
         except MessageTooLarge as error:
-            call.end(Ending(Status.RESOURCE_EXHAUSTED, str(error)))
+            call.end(Ending(StatusCode.RESOURCE_EXHAUSTED, str(error)))
         except MalformedFrame as error:
-            call.end(Ending(Status.INTERNAL, str(error)))
+            call.end(Ending(StatusCode.INTERNAL, str(error)))
         except Exception:
             log.exception("request failed")
             call.end(INTERNAL)
@@ -199,7 +199,7 @@ class Service:
     def _frames(self, encoding: bytes) -> Frames:
         return Frames(encoding, self.max_message)
 
-    async def _stream(self, method: Method, encoding: bytes, call: Call) -> None:
+    async def _stream(self, method: Method, encoding: bytes, call: GrpcCall) -> None:
         if method.request_streams:
             contents = call.messages(self._frames(encoding))
             argument: Any = self._messages(method, contents, call.deadline)

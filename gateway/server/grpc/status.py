@@ -28,7 +28,7 @@ log = structlog.get_logger("modelport.front")
 CLOCK_SECONDS = 0.05
 
 
-class Status(IntEnum):
+class StatusCode(IntEnum):
     """Its number goes over the wire."""
 
     OK = 0
@@ -51,13 +51,13 @@ class Status(IntEnum):
 
 
 OF_ERRORS = {
-    Code.INVALID_ARGUMENT: Status.INVALID_ARGUMENT,
-    Code.ALREADY_EXISTS: Status.ALREADY_EXISTS,
-    Code.CANCELLED: Status.CANCELLED,
-    Code.NOT_FOUND: Status.NOT_FOUND,
-    Code.INTERNAL: Status.INTERNAL,
-    Code.UNSUPPORTED: Status.UNIMPLEMENTED,
-    Code.UNAVAILABLE: Status.UNAVAILABLE,
+    Code.INVALID_ARGUMENT: StatusCode.INVALID_ARGUMENT,
+    Code.ALREADY_EXISTS: StatusCode.ALREADY_EXISTS,
+    Code.CANCELLED: StatusCode.CANCELLED,
+    Code.NOT_FOUND: StatusCode.NOT_FOUND,
+    Code.INTERNAL: StatusCode.INTERNAL,
+    Code.UNSUPPORTED: StatusCode.UNIMPLEMENTED,
+    Code.UNAVAILABLE: StatusCode.UNAVAILABLE,
 }
 
 
@@ -89,11 +89,11 @@ def is_late(error: ModelportError, remaining_seconds: float | None) -> bool:
     return late and isinstance(error, TimedOut)
 
 
-def status(method: Method, error: ModelportError) -> Status:
+def status(method: Method, error: ModelportError) -> StatusCode:
     """The status of ``error``."""
     named = method.statuses.get(type(error))
-    found = Status[named] if named else OF_ERRORS[error.code]
+    found = StatusCode[named] if named else OF_ERRORS[error.code]
     if isinstance(error, MemoryExhausted):
-        found = Status.RESOURCE_EXHAUSTED  # in every dialect, as gRPC's own limits
+        found = StatusCode.RESOURCE_EXHAUSTED  # in every dialect, as gRPC's own limits
     log.debug("rpc failed", status=found.name, error=str(error))
     return found

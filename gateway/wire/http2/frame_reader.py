@@ -1,49 +1,45 @@
-"""Cuts HTTP/2 frames out of the bytes of a connection, for either end of it."""
+"""A parser of HTTP/2 frames, for either end of a connection."""
 
 from __future__ import annotations
 
 import threading
 
-from modelport.gateway.wire.http2 import (
+from modelport.gateway.wire.http2.frames import (
     CONTINUATION,
     DATA,
     END_HEADERS,
     END_STREAM,
-    ENHANCE_YOUR_CALM,
-    FLOW_CONTROL_ERROR,
     FRAME,
     FRAME_BYTES,
-    FRAME_SIZE_ERROR,
     GOAWAY,
     HEADERS,
+    MAX_DATA_BYTES,
     MAX_HEADER_BYTES,
     MAX_STREAM,
-    MAX_WINDOW_BYTES,
     PADDED,
     PING,
     PRIORITISED,
     PRIORITY,
-    PROTOCOL_ERROR,
     PUSH_PROMISE,
     RST_STREAM,
     SETTING,
     SETTINGS,
     WINDOW_UPDATE,
+    ErrorCode,
+    ProtocolError,
 )
 
-#: The largest DATA frame that is taken.
-MAX_DATA_BYTES = 2**22
 _SIZES = {PRIORITY: 5, RST_STREAM: 4, PING: 8, WINDOW_UPDATE: 4}
-_OF_THE_CONNECTION = frozenset((SETTINGS, PING, GOAWAY))
-_OF_A_STREAM = frozenset((HEADERS, PRIORITY, RST_STREAM, PUSH_PROMISE))
+_CONNECTION_FRAMES = frozenset((SETTINGS, PING, GOAWAY))
+_STREAM_FRAMES = frozenset((HEADERS, PRIORITY, RST_STREAM, PUSH_PROMISE))
 _PRIORITY_BYTES = 5
-#: What is read from a socket at once, and of what is still to come read straight into its place.
+#: The bytes of one read, and the smallest part of a body that is read straight into its place.
 _READ_BYTES = 2**16
 _PLACED_BYTES = 2**14
 
 
 class _Scratch(threading.local):
-    """For one read at a time: those of an event loop, which is a thread's."""
+    """A read buffer that the connections of a thread, and so of an event loop, share."""
 
     def __init__(self) -> None:
         self.view = memoryview(bytearray(_READ_BYTES))
@@ -52,21 +48,10 @@ class _Scratch(threading.local):
 _scratch = _Scratch()
 
 
-class Broken(Exception):
-    """The connection ended, or the peer broke the protocol; ``code`` is HTTP/2's word for how.
+class FrameReader:
+    """``feed`` it; it calls ``on_data``, ``on_headers`` and ``on_frame``.
 
-    ``foreign``: it never spoke it.
-    """
-
-    def __init__(self, reason: str, code: int = PROTOCOL_ERROR, foreign: bool = False) -> None:
-        super().__init__(reason)
-        self.code, self.foreign = code, foreign
-
-
-class Reader:
-    """``feed`` it; it calls ``on_data``, ``on_headers`` and ``on_frame``, which raise ``Broken``.
-
-    DATA is handed on as it comes, in pieces; of other frames only whole ones. With
+    DATA is handed on in pieces, as it comes; other frames are handed on whole. With
     ``asyncio.BufferedProtocol`` beside it, long DATA is read from the socket into its place.
     """
 
@@ -74,13 +59,13 @@ class Reader:
         self._scratch = _scratch.view
         self._place: memoryview | None = None
         self._rest = b""
-        # A DATA frame that is not here whole: its stream, what is missing, padding and its end.
+        # The DATA frame under way: its stream, missing bytes, padding and END_STREAM.
         self._data: tuple[int, int, int, bool] | None = None
-        # A header block that goes on in CONTINUATION frames: its stream, its flags, its parts.
+        # The header block that CONTINUATION frames complete: its stream, flags and parts.
         self._block: tuple[int, int, bytearray] | None = None
-        #: The peer's settings have come.
-        self.settled = False
-        #: Grows with all that comes, save what is not yet a whole frame or header block.
+        #: Whether the peer's first SETTINGS frame has come.
+        self.settings_received = False
+        #: Counts complete frames, complete header blocks and pieces of DATA.
         self.progress = 0
 
     def on_data(self, stream: int, part: memoryview, size: int, last: bool) -> None:
@@ -88,22 +73,23 @@ class Reader:
         raise NotImplementedError
 
     def on_headers(self, stream: int, flags: int, block: bytes) -> None:
+        """A whole header block."""
         raise NotImplementedError
 
     def on_frame(self, kind: int, flags: int, stream: int, payload: bytes) -> None:
-        """Any other; its size is right."""
+        """A frame of another type, of a valid size; of a CONTINUATION only the fact."""
         raise NotImplementedError
 
     def data_received(self, data: bytes) -> None:
-        """``data`` came."""
+        """Process a read: ``feed``, and ``terminate`` after an error."""
         raise NotImplementedError
 
-    def broken(self, error: Broken) -> None:
-        """What came is not what HTTP/2 allows here."""
+    def terminate(self, error: ProtocolError) -> None:
+        """End the connection after a violation of the protocol."""
         raise NotImplementedError
 
     def place(self, stream: int) -> memoryview | None:
-        """Where more of a stream's data goes; None: nowhere yet."""
+        """The buffer for a stream's next data, if there is one."""
         return None
 
     # -- asyncio.BufferedProtocol -----------------------------------------------------------------
@@ -129,21 +115,21 @@ class Reader:
         assert self._data is not None
         try:
             self._take(place[:nbytes], 0, *self._data)
-        except Broken as error:
-            self.broken(error)
+        except ProtocolError as error:
+            self.terminate(error)
 
     # -- frames -----------------------------------------------------------------------------------
 
     @property
     def midway(self) -> bool:
-        """Whether a frame or a header block has begun to come and is not complete."""
+        """Whether a frame or a header block is incomplete."""
         return bool(self._rest) or self._block is not None
 
     def feed(self, data: bytes) -> None:
-        """Take ``data``.
+        """Parse ``data`` and dispatch its frames.
 
         Raises:
-            Broken: it is not what HTTP/2 allows here.
+            ProtocolError: it violates HTTP/2.
         """
         at = 0
         if self._data is not None:
@@ -160,16 +146,16 @@ class Reader:
             start = at + FRAME_BYTES
             if kind == DATA:
                 self._check_data(stream, size)
-                padding = 0
+                padding = extra = 0
                 if flags & PADDED:
                     if end - start < 1:
                         break
                     padding = data[start] + 1
                     if padding > size:
-                        raise Broken("more padding than data")
-                    self.on_data(stream, view[:0], 1, False)
-                    start, size, padding = start + 1, size - 1, padding - 1
-                at = self._take(view, start, stream, size, padding, bool(flags & END_STREAM))
+                        raise ProtocolError("the padding is longer than the DATA frame")
+                    start, size, padding, extra = start + 1, size - 1, padding - 1, 1
+                last = bool(flags & END_STREAM)
+                at = self._take(view, start, stream, size, padding, last, extra)
                 continue
             self._check(kind, flags, stream, size)
             at = start + size
@@ -187,33 +173,43 @@ class Reader:
             self._rest = data[at:]
 
     def _check_data(self, stream: int, size: int) -> None:
-        if not self.settled:
-            raise Broken("it does not speak HTTP/2")
+        if not self.settings_received:
+            raise ProtocolError("the first frame is not SETTINGS")
         if self._block is not None:
-            raise Broken("a header block is interrupted")
+            raise ProtocolError("a header block is interrupted")
         if size > MAX_DATA_BYTES:
-            raise Broken("a frame is too large", FRAME_SIZE_ERROR)
+            raise ProtocolError("a frame is too large", ErrorCode.FRAME_SIZE_ERROR)
         if stream == 0:
-            raise Broken("data is on no stream")
+            raise ProtocolError("DATA on stream 0")
 
     def _check(self, kind: int, flags: int, stream: int, size: int) -> None:
-        if not self.settled and (kind != SETTINGS or flags & 1):
-            raise Broken("it does not speak HTTP/2")
+        if not self.settings_received and (kind != SETTINGS or flags & 1):
+            raise ProtocolError("the first frame is not SETTINGS")
         if (self._block is not None) != (kind == CONTINUATION):
-            raise Broken("a header block is interrupted or goes on that has not begun")
+            raise ProtocolError("a header block is interrupted, or continued before it begins")
         if size > MAX_HEADER_BYTES and kind in (HEADERS, CONTINUATION):
-            raise Broken("its headers are too large", ENHANCE_YOUR_CALM)
+            raise ProtocolError("the header block is too large", ErrorCode.ENHANCE_YOUR_CALM)
         if size > MAX_HEADER_BYTES or size != _SIZES.get(kind, size):
-            raise Broken("a frame is not of its size", FRAME_SIZE_ERROR)
+            raise ProtocolError("the size of a frame is wrong", ErrorCode.FRAME_SIZE_ERROR)
         if kind == SETTINGS and (size % SETTING.size or (flags & 1 and size)):
-            raise Broken("a frame is not of its size", FRAME_SIZE_ERROR)
-        if (kind in _OF_THE_CONNECTION and stream) or (kind in _OF_A_STREAM and not stream):
-            raise Broken("a frame is on the wrong stream")
+            raise ProtocolError("the size of a frame is wrong", ErrorCode.FRAME_SIZE_ERROR)
+        if (kind in _CONNECTION_FRAMES and stream) or (kind in _STREAM_FRAMES and not stream):
+            raise ProtocolError("a frame is on the wrong stream")
 
     def _take(
-        self, view: memoryview, at: int, stream: int, size: int, padding: int, last: bool
+        self,
+        view: memoryview,
+        at: int,
+        stream: int,
+        size: int,
+        padding: int,
+        last: bool,
+        extra: int = 0,
     ) -> int:
-        """As much of a DATA frame's ``size`` bytes as is here; returns where it ends."""
+        """Hand on the part of a DATA frame's ``size`` bytes that has come; return its end.
+
+        ``extra``: the byte that states the length of the padding, for flow control.
+        """
         part = view[at : at + size]
         got = len(part)
         missing = size - got
@@ -221,7 +217,7 @@ class Reader:
         if padding and missing < padding:
             part = part[: max(0, got - padding + missing)]
         self.progress += 1
-        self.on_data(stream, part, got, last and not missing)
+        self.on_data(stream, part, got + extra, last and not missing)
         return at + got
 
     def _headers(self, stream: int, flags: int, payload: bytes) -> None:
@@ -233,7 +229,7 @@ class Reader:
             if flags & PRIORITISED:
                 start += _PRIORITY_BYTES
             if start > end:
-                raise Broken("more padding than headers")
+                raise ProtocolError("the padding is longer than the HEADERS frame")
             payload = payload[start:end]
         if flags & END_HEADERS:
             self.on_headers(stream, flags, payload)
@@ -244,25 +240,13 @@ class Reader:
         assert self._block is not None
         first, first_flags, parts = self._block
         if first != stream:
-            raise Broken("a header block goes on that has not begun")
+            raise ProtocolError("a header block is continued on another stream")
         parts += payload
         if len(parts) > MAX_HEADER_BYTES:
-            raise Broken("its headers are too large", ENHANCE_YOUR_CALM)
+            raise ProtocolError("the header block is too large", ErrorCode.ENHANCE_YOUR_CALM)
         if flags & END_HEADERS:
             self._block = None
             self.progress += 1
             self.on_headers(stream, first_flags | END_HEADERS, bytes(parts))
         else:
             self.on_frame(CONTINUATION, flags, stream, b"")
-
-
-def widened(window: int, size: int) -> int:
-    """A window with so many bytes more.
-
-    Raises:
-        Broken: it would be larger than windows may be.
-    """
-    window += size
-    if window > MAX_WINDOW_BYTES:
-        raise Broken("a window is larger than windows may be", FLOW_CONTROL_ERROR)
-    return window

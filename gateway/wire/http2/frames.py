@@ -1,16 +1,16 @@
-"""HTTP/2's frames as bytes (RFC 9113), and header fields as literals (RFC 7541)."""
+"""HTTP/2 frames as bytes (RFC 9113, sections 4 and 6), and HPACK literals (RFC 7541)."""
 
 from __future__ import annotations
 
 import struct
-from collections import deque
+from enum import IntEnum
 
 PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"
 FRAME = struct.Struct(">HBBBI")  # length as 16 and 8 bits, type, flags, stream
 FRAME_BYTES = FRAME.size
 WORD = struct.Struct(">I")
 SETTING = struct.Struct(">HI")
-# Frame types.
+# Frame types. Plain numbers: a member of an enumeration takes longer to look up.
 DATA, HEADERS, PRIORITY, RST_STREAM, SETTINGS, PUSH_PROMISE = range(6)
 PING, GOAWAY, WINDOW_UPDATE, CONTINUATION = 6, 7, 8, 9
 # Flags.
@@ -19,17 +19,38 @@ END_HEADERS, PADDED, PRIORITISED = 0x4, 0x8, 0x20
 # Settings.
 HEADER_TABLE_SIZE, ENABLE_PUSH, MAX_CONCURRENT_STREAMS, INITIAL_WINDOW_SIZE = 1, 2, 3, 4
 MAX_FRAME_SIZE, MAX_HEADER_LIST_SIZE = 5, 6
-# Error codes.
-NO_ERROR, PROTOCOL_ERROR, INTERNAL_ERROR, FLOW_CONTROL_ERROR = 0, 1, 2, 3
-STREAM_CLOSED, FRAME_SIZE_ERROR, REFUSED_STREAM, CANCEL = 5, 6, 7, 8
-COMPRESSION_ERROR, ENHANCE_YOUR_CALM = 9, 11
-#: What a peer that says nothing else takes: in windows, and in a frame.
-WINDOW_BYTES = 65_535
+#: The initial window and frame size of a peer that announces no others.
+DEFAULT_WINDOW_BYTES = 65_535
 DEFAULT_FRAME_BYTES = 16_384
 MAX_WINDOW_BYTES = 2**31 - 1
 MAX_STREAM = 2**31 - 1
-#: Of a block of headers, also across its frames, and of what it says.
+#: The largest DATA frame that is accepted.
+MAX_DATA_BYTES = 2**22
+#: The largest header block, also across its frames, and the largest header list.
 MAX_HEADER_BYTES = 64 * 1024
+
+
+class ErrorCode(IntEnum):
+    """The error codes of RST_STREAM and GOAWAY (RFC 9113, section 7)."""
+
+    NO_ERROR = 0
+    PROTOCOL_ERROR = 1
+    INTERNAL_ERROR = 2
+    FLOW_CONTROL_ERROR = 3
+    STREAM_CLOSED = 5
+    FRAME_SIZE_ERROR = 6
+    REFUSED_STREAM = 7
+    CANCEL = 8
+    COMPRESSION_ERROR = 9
+    ENHANCE_YOUR_CALM = 11
+
+
+class ProtocolError(Exception):
+    """The peer violated HTTP/2, or exceeded a limit. The connection ends with ``code``."""
+
+    def __init__(self, reason: str, code: ErrorCode = ErrorCode.PROTOCOL_ERROR) -> None:
+        super().__init__(reason)
+        self.code = code
 
 
 def frame(kind: int, flags: int, stream: int, payload: bytes = b"") -> bytes:
@@ -38,7 +59,7 @@ def frame(kind: int, flags: int, stream: int, payload: bytes = b"") -> bytes:
 
 
 def headers(stream: int, block: bytes, end: bool = False) -> bytes:
-    """A block of headers, in as many frames as it takes."""
+    """A header block in a HEADERS frame and as many CONTINUATION frames as it takes."""
     flags = END_STREAM if end else 0
     if len(block) <= DEFAULT_FRAME_BYTES:
         return frame(HEADERS, flags | END_HEADERS, stream, block)
@@ -68,7 +89,7 @@ def go_away(last_stream: int, code: int, reason: bytes = b"") -> bytes:
 
 
 def literal(name: bytes, value: bytes) -> bytes:
-    """A header field that no table keeps (RFC 7541, 6.2.2), neither string compressed."""
+    """A header field without indexing (RFC 7541, 6.2.2), neither string compressed."""
     return b"".join((b"\0", _size(len(name)), name, _size(len(value)), value))
 
 
@@ -82,18 +103,3 @@ def _size(number: int) -> bytes:
         number >>= 7
     parts.append(number)
     return bytes(parts)
-
-
-def take(waiting: deque[memoryview], limit: int) -> tuple[list[memoryview], int]:
-    """At most ``limit`` bytes of the front of ``waiting``, and how many; they wait no longer."""
-    taken, size = [], 0
-    while waiting and size < limit:
-        part = waiting[0]
-        if len(part) <= limit - size:
-            waiting.popleft()
-        else:
-            waiting[0] = part[limit - size :]
-            part = part[: limit - size]
-        taken.append(part)
-        size += len(part)
-    return taken, size

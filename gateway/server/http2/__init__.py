@@ -1,0 +1,1 @@
+"""The server of HTTP/2, for gRPC and for HTTP."""

@@ -1,0 +1,175 @@
+"""A stream of an HTTP/2 connection: its state, and the data that waits for its windows."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from typing import Protocol
+
+from modelport.gateway.wire.http2.abuse_limits import MESSAGE_BITS, AbuseLimits
+from modelport.gateway.wire.http2.flow_control import FlowController
+from modelport.gateway.wire.http2.frames import DATA, END_STREAM, FRAME, frame
+from modelport.gateway.wire.http2.settings import PeerSettings
+from modelport.gateway.wire.http2.writer import FrameWriter
+from modelport.gateway.wire.raw import Buffer
+
+#: The most bytes of one stream in one write.
+GATHERED_BYTES = 1024 * 1024
+
+
+class Multiplexer(Protocol):
+    """The connection, as far as its streams use it."""
+
+    loop: asyncio.AbstractEventLoop
+    writer: FrameWriter
+    limits: AbuseLimits
+    peer: PeerSettings
+    send_window: int
+    #: The streams that wait for the connection's window, or for the transport.
+    blocked: dict[int, Http2Stream]
+    #: Whether the transport has enough to write.
+    writing_paused: bool
+
+
+class Http2Stream(FlowController):
+    """One stream: its state, its windows, and the data that waits for them.
+
+    ``remote_closed`` and ``local_closed`` are the two half-closed states; a stream that is closed
+    has left the connection's ``streams``.
+    """
+
+    __slots__ = (
+        "_room", "_tail", "connection", "content_length", "local_closed", "number", "opened_at",
+        "received", "remote_closed", "reset_code", "sent_at", "started", "to_send", "touched_at",
+    )  # fmt: skip
+
+    def __init__(
+        self,
+        connection: Multiplexer,
+        number: int,
+        receive_window: int,
+        content_length: int | None = None,
+    ) -> None:
+        self.send_window = connection.peer.initial_window
+        self.receive_window = receive_window
+        self.connection = connection
+        self.number = number
+        #: The bytes of data that were received, and those announced.
+        self.received = 0
+        self.content_length = content_length
+        self.remote_closed = self.local_closed = False
+        #: Whether this side has sent headers that answer the peer's, or the peer has.
+        self.started = False
+        #: The error code if the stream was closed early, by either side or with the connection.
+        self.reset_code: int | None = None
+        self.to_send: deque[memoryview] = deque()
+        self._tail = b""
+        self._room: asyncio.Future[None] | None = None
+        #: When it was opened, the peer last sent data, and the peer last made room for data.
+        self.opened_at = self.touched_at = self.sent_at = connection.loop.time()
+
+    # -- events -----------------------------------------------------------------------------------
+
+    def on_data(self, part: memoryview, last: bool) -> None:
+        """Receive a piece of the body."""
+        raise NotImplementedError
+
+    def on_end(self) -> None:
+        """The peer has closed its side in good order."""
+        raise NotImplementedError
+
+    def on_reset(self) -> None:
+        """The stream has been closed early, see ``reset_code``."""
+        raise NotImplementedError
+
+    def place(self) -> memoryview | None:
+        """The buffer for the data that comes next, if there is one."""
+        return None
+
+    # -- sending ----------------------------------------------------------------------------------
+
+    def queue(self, *parts: Buffer) -> None:
+        """Queue data for ``flush``."""
+        if not self.to_send:
+            self.sent_at = self.connection.loop.time()
+        self.to_send.extend(memoryview(part) for part in parts if len(part))
+
+    def close(self, tail: bytes = b"", head: bytes = b"") -> None:
+        """End this side: send ``head``, the queued data, and the frames of ``tail``."""
+        self.local_closed = True
+        if not tail and not self.to_send:
+            tail = frame(DATA, END_STREAM, self.number)
+        self._tail = tail
+        self.flush(head)
+
+    def flush(self, head: bytes = b"") -> None:
+        """Send ``head``, and the queued data that the windows and the transport allow."""
+        connection, waiting = self.connection, self.to_send
+        out: list[Buffer] = [head] if head else []
+        while waiting and not connection.writing_paused:
+            gathered = 0
+            while waiting and gathered < GATHERED_BYTES:
+                limit = min(connection.peer.max_frame, connection.send_window, self.send_window)
+                if limit <= 0:
+                    break
+                parts, size = take(waiting, limit)
+                connection.send_window -= size
+                self.send_window -= size
+                gathered += size
+                flags = END_STREAM if self.local_closed and not (waiting or self._tail) else 0
+                out += (FRAME.pack(size >> 8, size & 255, DATA, flags, self.number), *parts)
+            if not gathered:
+                break
+            connection.limits.advanced(gathered >> MESSAGE_BITS)
+            self.sent_at = connection.loop.time()
+            connection.writer.write_parts(out, gathered)
+            out = []
+        if out:
+            connection.writer.write(b"".join(out))
+        if waiting:
+            if self.send_window > 0:
+                connection.blocked[self.number] = self
+            else:  # it waits for its own window
+                connection.blocked.pop(self.number, None)
+            return
+        if connection.blocked:
+            connection.blocked.pop(self.number, None)
+        if self.local_closed:
+            if self._tail:
+                connection.writer.write(self._tail)
+            self.on_sent()
+        self.wake()
+
+    def on_sent(self) -> None:
+        """This side is closed, and all is sent."""
+
+    async def drained(self) -> None:
+        """Wait until nothing is queued, and the transport takes more; or until the stream ends."""
+        connection = self.connection
+        while self.to_send or connection.writing_paused:
+            if self.reset_code is not None or self.local_closed:
+                return
+            if connection.writing_paused:
+                connection.blocked[self.number] = self
+            self._room = connection.loop.create_future()
+            await self._room
+
+    def wake(self) -> None:
+        """Resume ``drained``."""
+        if self._room is not None and not self._room.done():
+            self._room.set_result(None)
+
+
+def take(waiting: deque[memoryview], limit: int) -> tuple[list[memoryview], int]:
+    """Remove up to ``limit`` bytes from the front of ``waiting``; return them and their number."""
+    taken, size = [], 0
+    while waiting and size < limit:
+        part = waiting[0]
+        if len(part) <= limit - size:
+            waiting.popleft()
+        else:
+            waiting[0] = part[limit - size :]
+            part = part[: limit - size]
+        taken.append(part)
+        size += len(part)
+    return taken, size
