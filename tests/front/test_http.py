@@ -638,9 +638,9 @@ async def test_a_request_that_is_cut_off_before_its_application_begins_is_told_s
     await listener.start()
     async with connected(listener.port) as client:
         await client.send(post(b""))
-        while not listener._state.cycles:
+        while not listener.state.requests:
             await asyncio.sleep(0)
-        (cycle,) = listener._state.cycles
+        (cycle,) = listener.state.requests
         cycle.cancel()
         assert (await client.reply())[0].startswith(b"HTTP/1.1 503 ")
     await listener.drain(Deadline.after(0))

@@ -38,10 +38,14 @@ def for_error(error: Exception) -> ErrorResponse:
     return LONG if isinstance(reason, HeadTooLarge) else INVALID
 
 
+def body_of(response: ErrorResponse) -> bytes:
+    return b'{"error":"%b"}' % response[1].encode()
+
+
 def serialize(response: ErrorResponse, close: bool = True) -> bytes:
     """Encode the response; ``close`` announces the end of the connection."""
-    status, reason = response
-    body = b'{"error":"%b"}' % reason.encode()
+    status, _ = response
+    body = body_of(response)
     head = f"HTTP/1.1 {status}\r\ncontent-type: application/json\r\n"
     head += "retry-after: 1\r\n" if status.startswith("503") else ""
     head += f"content-length: {len(body)}\r\n"

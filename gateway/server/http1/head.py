@@ -1,4 +1,4 @@
-"""Limits of the head of an HTTP/1.1 request, and its ASGI scope."""
+"""Limits of the head of an HTTP/1.1 request, and the ASGI scope of a request."""
 
 from __future__ import annotations
 

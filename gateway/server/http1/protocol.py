@@ -30,8 +30,10 @@ from modelport.gateway.server.http1.head import MAX_HEAD_BYTES, MAX_HEADERS, Hea
 from modelport.gateway.server.http1.read_buffer import HIGH_WATER_BYTES, SLICE_BYTES, ReadBuffer
 from modelport.gateway.server.http1.request_cycle import CONTINUE, RequestResponseCycle
 from modelport.gateway.server.http1.server_state import HttpServerState
+from modelport.gateway.server.http2.asgi import AsgiConnection
 from modelport.gateway.server.listening import Room
 from modelport.gateway.wire import hops
+from modelport.gateway.wire.http2.frames import PREFACE
 
 HEAD_SECONDS = 10.0
 #: The same on a connection that was accepted for health checks only.
@@ -66,6 +68,7 @@ class HttpConnection(asyncio.Protocol):
         self._url = self._via = b""
         self._headers: list[tuple[bytes, bytes]] = []
         self._encoded = self._expects_continue = self._upgrades = False
+        self._fresh = True  # no request has come
         self._begun = 0  # requests that begin in this segment
         self._segment_bytes = 0
         self._head_bytes = 0  # of an incomplete head, in earlier segments
@@ -101,6 +104,9 @@ class HttpConnection(asyncio.Protocol):
         self._state.connections.add(self)
         self._scope = head.connection_scope(transport)
         self._timer.after(CROWDED_SECONDS if self._crowded else HEAD_SECONDS)
+        tls = transport.get_extra_info("ssl_object")
+        if tls is not None and tls.selected_alpn_protocol() == "h2":
+            self._become_http2(b"")
 
     def data_received(self, data: bytes) -> None:
         if len(data) <= SLICE_BYTES:
@@ -116,12 +122,28 @@ class HttpConnection(asyncio.Protocol):
         try:
             self._feed(data)
         except httptools.HttpParserError as error:
-            self._reject(error_response.for_error(error))
+            rest = PREFACE[self._head_bytes :]
+            if self._fresh and data[: len(rest)] == rest:
+                self._become_http2(PREFACE + data[len(rest) :])
+            else:
+                self._reject(error_response.for_error(error))
             return
         if self._place == _HEAD:
             self._bound_head(was_in_head)
         elif self._place == _BODY:
             self._await_body()
+
+    def _become_http2(self, data: bytes) -> None:
+        """Hand the connection over, to a client with prior knowledge (RFC 9113, 3.3) or ALPN."""
+        unread = self._read_buffer.drop()
+        self.connection_lost(None)
+        successor = AsgiConnection(self._state, self.loop, self._crowded)
+        self.transport.pause_reading()  # uvloop reads into the new protocol's buffer from then on
+        self.transport.set_protocol(successor)
+        successor.connection_made(self.transport)
+        self.transport.resume_reading()
+        if data:
+            successor.data_received(data + unread)
 
     def eof_received(self) -> bool:
         cycle = self._active
@@ -215,6 +237,7 @@ class HttpConnection(asyncio.Protocol):
         method, version = parser.get_method().decode(), parser.get_http_version()
         if len(self._headers) > MAX_HEADERS:
             raise HeadTooLarge
+        self._fresh = False
         self._upgrades = parser.should_upgrade() and method != "CONNECT"
         if self._upgrades:
             return
@@ -223,7 +246,8 @@ class HttpConnection(asyncio.Protocol):
         if self._via and hops.loops(self._via):
             raise RequestLoop
         state = self._state
-        if state.overloaded and self._active is None and state.refuses_unread(parser, url):
+        unqueued = state.overloaded and self._active is None and parser.should_keep_alive()
+        if unqueued and state.refuses_unread(parser.get_method(), url):
             self._place, self._overloaded = _BODY, True
             return
         scope = head.scope(self._scope, method, version, url, self._headers)
@@ -260,7 +284,7 @@ class HttpConnection(asyncio.Protocol):
         if cycle is self._active:
             self._timer.stop()
             if cycle.task is None:
-                self._start(cycle)
+                self._state.start(cycle, self.loop)
         elif self._active is None:  # answered before its body was complete
             self._timer.after(KEEP_ALIVE_SECONDS)
 
@@ -268,17 +292,6 @@ class HttpConnection(asyncio.Protocol):
 
     def leaving(self) -> bool:
         return self._state.leaving
-
-    def _start(self, cycle: RequestResponseCycle) -> None:
-        self._state.cycles.add(cycle)
-        cycle.task = self.loop.create_task(self._run(cycle))
-
-    async def _run(self, cycle: RequestResponseCycle) -> None:
-        try:
-            await cycle.run(self._state.app)
-        finally:
-            self._state.cycles.discard(cycle)
-            cycle.release()
 
     def response_complete(self, cycle: RequestResponseCycle) -> None:
         """Start the next queued request, or close."""
@@ -289,7 +302,7 @@ class HttpConnection(asyncio.Protocol):
             self._close()
         elif self._queue:
             self._active = self._queue.popleft()
-            self._start(self._active)
+            self._state.start(self._active, self.loop)
         elif self._error is not None:
             self._send_error(self._error)
         elif self._half_closed:
@@ -299,7 +312,19 @@ class HttpConnection(asyncio.Protocol):
         if self._read_buffer.held:
             self.resume_reading()
 
+    def send_continue(self) -> None:
+        self.transport.write(CONTINUE)
+
+    def cut_off(self) -> None:
+        self.transport.close()
+
+    def warn(self) -> None:
+        """Every response does, see ``leaving``."""
+
     def leave(self) -> None:
+        """Keep the connection: only its end can tell a client that no more is accepted."""
+
+    def close(self) -> None:
         """Close now, or after the response in progress."""
         if self._active is None:
             self.transport.close()
@@ -314,7 +339,7 @@ class HttpConnection(asyncio.Protocol):
         cycle = self._receiving
         assert cycle is not None
         if cycle is self._active and cycle.task is None:
-            self._start(cycle)
+            self._state.start(cycle, self.loop)
         # Trailers and chunk extensions are limited like a head.
         self._stray_bytes = 0 if self._fed else self._stray_bytes + self._segment_bytes
         if self._stray_bytes > MAX_HEAD_BYTES:

@@ -48,9 +48,10 @@ class ReadBuffer:
             self._paused = False
             self._transport.resume_reading()
 
-    def drop(self) -> None:
-        """Discard the bytes that wait."""
-        self._unread = memoryview(b"")
+    def drop(self) -> memoryview:
+        """Remove and return the bytes that wait."""
+        unread, self._unread = self._unread, memoryview(b"")
+        return unread
 
     def _next(self) -> None:
         part, self._unread = self._unread[:SLICE_BYTES], self._unread[SLICE_BYTES:]

@@ -1,4 +1,4 @@
-"""One request and its response on an HTTP/1.1 connection, in ASGI's terms."""
+"""One request and its response on an HTTP connection, in ASGI's terms."""
 
 from __future__ import annotations
 
@@ -51,18 +51,24 @@ class DateHeader:
             self._until = now + 1.0
         return self._line
 
+    def value(self) -> bytes:
+        return self.line()[len(b"date: ") : -len(b"\r\n")]
+
 
 class CycleConnection(Protocol):
-    """The part of a connection that its cycles and its listener use."""
+    """The part of a connection, or of an HTTP/2 stream, that its cycles use."""
 
     transport: asyncio.Transport
     loop: asyncio.AbstractEventLoop
     date_header: DateHeader
     memory: ConnectionMemory
-    #: Whether the transport's buffer is full; ``writable`` waits until it drains or is lost.
-    writing_paused: bool
 
-    async def writable(self) -> None: ...
+    @property
+    def writing_paused(self) -> bool:
+        """Whether the transport's buffer is full."""
+
+    async def writable(self) -> None:
+        """Wait until the buffer drains, or the connection is lost."""
 
     def resume_reading(self) -> None: ...
 
@@ -72,12 +78,15 @@ class CycleConnection(Protocol):
     def response_complete(self, cycle: RequestResponseCycle) -> None:
         """Start the next queued request, or close."""
 
-    def leave(self) -> None:
-        """Close now, or after the response in progress."""
+    def send_continue(self) -> None:
+        """Send 100 Continue."""
+
+    def cut_off(self) -> None:
+        """End a response that is incomplete so that the client notices."""
 
 
 class RequestResponseCycle:
-    """ASGI's ``receive`` and ``send`` for one request.
+    """ASGI's ``receive`` and ``send`` for one request; over HTTP/2 in a subclass.
 
     The head of a response is held until the first part of its body, so that both are one write. If
     the client disconnects, ``receive`` returns ``http.disconnect``; an application that does not
@@ -195,7 +204,7 @@ class RequestResponseCycle:
     async def receive(self) -> Message:
         if self._continue and not self.begun:
             self._continue = False
-            self._connection.transport.write(CONTINUE)
+            self._connection.send_continue()
         while not (self.gone or self.done or (self.complete and not self._delivered)):
             if self._chunks:
                 break
@@ -233,6 +242,7 @@ class RequestResponseCycle:
 
     def _start(self, message: Message) -> None:
         status = message["status"]
+        self._note_status(status)
         lines = [STATUS_LINES[status], self._connection.date_header.line()]
         length: int | None = None
         for name, value in message.get("headers", ()):
@@ -248,7 +258,6 @@ class RequestResponseCycle:
         head = b"".join(lines)
         if not head.count(b"\n") == head.count(b"\r") == len(lines):
             raise RuntimeError("a response header holds a line break")
-        self._bodiless = self.scope["method"] == "HEAD" or status in _BODILESS
         self._remaining = length
         if length is None and not self._bodiless:
             if self.scope["http_version"] == "1.1":
@@ -263,41 +272,46 @@ class RequestResponseCycle:
             self.keep_alive = False
         self._head = head + (b"\r\n" if self.keep_alive else b"connection: close\r\n\r\n")
 
+    def _note_status(self, status: int) -> None:
+        self._bodiless = self.scope["method"] == "HEAD" or status in _BODILESS
+
     def _body(self, body: bytes, more: bool) -> None:
-        before = after = b""
         if self._bodiless:
             body = b""
-        elif self._chunked:
-            if body:
-                before, after = b"%x\r\n" % len(body), b"\r\n"
-            if not more:
-                after += b"0\r\n\r\n"
         elif self._remaining is not None:
             self._remaining -= len(body)
             if self._remaining < 0 or (self._remaining and not more):
                 raise RuntimeError("the response's body differs from its content-length")
-        transport, head = self._connection.transport, self._head
-        if head is not None:
-            self._head, self.begun = None, True
-            before = head + before
-        if len(body) > COPIED_BYTES:
-            transport.writelines((before, body, after))
-        elif before or body or after:
-            transport.write(b"".join((before, body, after)))
+        head, self._head, self.begun = self._head, None, True
+        self._write(head or b"", body, more)
         if not more:
             self.done = True
             self._wake()
             self._connection.response_complete(self)
 
+    def _write(self, before: bytes, body: bytes, more: bool) -> None:
+        """Send a part of the response, ``before`` and ``body``, and its end."""
+        after = b""
+        if self._chunked:
+            if body:
+                before, after = b"%b%x\r\n" % (before, len(body)), b"\r\n"
+            if not more:
+                after += b"0\r\n\r\n"
+        transport = self._connection.transport
+        if len(body) > COPIED_BYTES:
+            transport.writelines((before, body, after))
+        elif before or body or after:
+            transport.write(b"".join((before, body, after)))
+
     def _flush(self) -> None:
         if self._head is not None and not self.gone:
-            self._connection.transport.write(self._head)
-            self._head, self.begun = None, True
+            head, self._head, self.begun = self._head, None, True
+            self._write(head, b"", True)
 
     def _fail(self, status: int, body: bytes) -> None:
         """Send an error response, or cut off a response that has begun."""
         if self.begun:
-            self._connection.transport.close()
+            self._connection.cut_off()
             return
         self.keep_alive, self._head, self._chunked = False, None, False
         length = b"%d" % len(body)

@@ -1,22 +1,18 @@
-"""State shared by the connections of one HTTP/1.1 listener."""
+"""State shared by the connections of one HTTP listener."""
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable, Collection
 
-import httptools
-
 from modelport.gateway.protocols.asgi import App
-from modelport.gateway.server.http1.request_cycle import (
-    CycleConnection,
-    DateHeader,
-    RequestResponseCycle,
-)
+from modelport.gateway.server.http1.request_cycle import DateHeader, RequestResponseCycle
+from modelport.gateway.server.listener import ServerState
 from modelport.gateway.server.listening import ConnectionLimit
 
 
-class HttpServerState:
-    """Application, limits and open connections. Only the event loop changes them."""
+class HttpServerState(ServerState):
+    """Application, limits and open connections of an HTTP listener."""
 
     def __init__(
         self,
@@ -25,27 +21,34 @@ class HttpServerState:
         health: Collection[bytes],
         overloaded: Collection[object],
     ) -> None:
+        super().__init__(limit)
         self.app = app
-        self.limit = limit
         self.health = frozenset(health)
         self.overloaded = overloaded
-        self.connections: set[CycleConnection] = set()
-        self.cycles: set[RequestResponseCycle] = set()
         self.date_header = DateHeader()
-        #: Whether responses ask clients to close the connection.
-        self.leaving = False
         #: The application's test of a path under overload, if it has one.
         self._refuses: Callable[[bytes], bool] | None = getattr(app, "refuses", None)
 
-    def refuses_unread(self, parser: httptools.HttpRequestParser, raw_path: bytes) -> bool:
-        """Whether to refuse the request whose head ``parser`` has read, without its body.
+    def start(self, cycle: RequestResponseCycle, loop: asyncio.AbstractEventLoop) -> None:
+        """Call the application."""
+        self.requests.add(cycle)
+        cycle.task = loop.create_task(self._run(cycle))
+
+    async def _run(self, cycle: RequestResponseCycle) -> None:
+        try:
+            await cycle.run(self.app)
+        finally:
+            self.requests.discard(cycle)
+            cycle.release()
+
+    def refuses_unread(self, method: bytes, raw_path: bytes) -> bool:
+        """Whether to refuse a request of which only the head was read.
 
         That is much cheaper than to have the application refuse it.
         """
         return (
             self._refuses is not None
             and not self.leaving
-            and parser.get_method() == b"POST"
-            and parser.should_keep_alive()
+            and method == b"POST"
             and self._refuses(raw_path)
         )

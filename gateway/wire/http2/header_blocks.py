@@ -25,12 +25,12 @@ _MORE = 0x80
 #: No length or index takes more than four bytes behind its first.
 _MAX_SHIFT = 21
 #: Fields of HTTP/1.1's connections (RFC 9113, 8.2.2).
-_CONNECTION_SPECIFIC = frozenset(
+CONNECTION_SPECIFIC = frozenset(
     (b"connection", b"proxy-connection", b"keep-alive", b"transfer-encoding", b"upgrade")
 )
 #: RFC 9113, 8.2.1.
 _FIELD_NAME = re.compile(rb":?[^\x00-\x20A-Z:\x7f-\xff]+\Z")
-_BAD_IN_VALUE = re.compile(rb"[\x00\r\n]")
+BAD_IN_VALUE = re.compile(rb"[\x00\r\n]")
 #: More digits than any length has.
 _MAX_LENGTH_DIGITS = 20
 
@@ -76,12 +76,12 @@ def section(fields: Fields) -> FieldSection:
     sound, length = True, None
     for name, given in fields:
         value = given.strip(b" \t")
-        sound &= _FIELD_NAME.match(name) is not None and _BAD_IN_VALUE.search(value) is None
+        sound &= _FIELD_NAME.match(name) is not None and BAD_IN_VALUE.search(value) is None
         if name[:1] == b":":
             sound &= name in _PSEUDO and not regular and name not in pseudo
             pseudo[name] = value
             continue
-        sound &= name not in _CONNECTION_SPECIFIC and (name != b"te" or value == b"trailers")
+        sound &= name not in CONNECTION_SPECIFIC and (name != b"te" or value == b"trailers")
         if name == b"content-length":
             sound &= value.isdigit() and len(value) < _MAX_LENGTH_DIGITS and length in (None, value)
             length = value
