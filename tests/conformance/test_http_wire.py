@@ -15,7 +15,14 @@ import pytest
 from modelport import __version__
 from tests.conformance import wire
 from tests.conformance.repository import IDENTITY, LABELS
-from tests.conformance.wire import HEADER_LENGTH, Connection, infer_binary, infer_json, json_input
+from tests.conformance.wire import (
+    HEADER_LENGTH,
+    TRANSPORTS,
+    Connection,
+    infer_binary,
+    infer_json,
+    json_input,
+)
 from tests.server import Gateway
 
 VALUES = [1.0, 2.0, 3.0, 4.0]
@@ -23,9 +30,9 @@ RAW = np.array(VALUES, np.float32).tobytes()
 DOUBLED = np.array([2, 4, 6, 8], np.float32).tobytes()
 
 
-@pytest.fixture
-def connection(gateway: Gateway) -> Iterator[Connection]:
-    opened = Connection(gateway.http)
+@pytest.fixture(params=TRANSPORTS)
+def connection(gateway: Gateway, request: pytest.FixtureRequest) -> Iterator[Connection]:
+    opened = TRANSPORTS[request.param](gateway.http)
     yield opened
     opened.close()
 

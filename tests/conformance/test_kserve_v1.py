@@ -22,7 +22,7 @@ from modelport.gateway.server.admin.monitoring import prometheus_path
 from tests import models
 from tests.conformance.repository import add
 from tests.conformance.torchserve import error, predict
-from tests.conformance.wire import Connection, Reply
+from tests.conformance.wire import TRANSPORTS, Connection, Reply
 from tests.server import Gateway, serving
 
 MONITORING = 'prometheus_config: { enable: true, path: "/monitoring/prometheus/metrics" }'
@@ -48,9 +48,9 @@ def gateway(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Gateway]:
         yield served
 
 
-@pytest.fixture
-def rest(gateway: Gateway) -> Iterator[Connection]:
-    connection = Connection(gateway.http)
+@pytest.fixture(params=TRANSPORTS)
+def rest(gateway: Gateway, request: pytest.FixtureRequest) -> Iterator[Connection]:
+    connection = TRANSPORTS[request.param](gateway.http)
     yield connection
     connection.close()
 

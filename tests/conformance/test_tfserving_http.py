@@ -14,7 +14,7 @@ import pytest
 
 from modelport.gateway.types import NUMPY_DTYPES, Datatype
 from tests.conformance.repository import IDENTITY, LABELS
-from tests.conformance.wire import Connection, Reply, infer_json, json_input, send
+from tests.conformance.wire import TRANSPORTS, Connection, Reply, infer_json, json_input, send
 from tests.server import Gateway
 
 X2 = "/v1/models/x2"
@@ -22,9 +22,9 @@ ROW = [1.0, 2.0, 3.0, 4.0]
 IN_JSON = [d for d in Datatype if d not in (Datatype.FP16, Datatype.BF16)]
 
 
-@pytest.fixture
-def connection(gateway: Gateway) -> Iterator[Connection]:
-    opened = Connection(gateway.http)
+@pytest.fixture(params=TRANSPORTS)
+def connection(gateway: Gateway, request: pytest.FixtureRequest) -> Iterator[Connection]:
+    opened = TRANSPORTS[request.param](gateway.http)
     yield opened
     opened.close()
 
