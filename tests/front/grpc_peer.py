@@ -197,7 +197,7 @@ class Wire(asyncio.Transport):
         self.ended = False
 
     def get_extra_info(self, name: str, default: object = None) -> object:
-        return self
+        return self if name == "socket" else default
 
     def setsockopt(self, *_: int) -> None: ...
 

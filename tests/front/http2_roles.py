@@ -12,8 +12,11 @@ from typing import Any, ClassVar
 
 from google.protobuf.wrappers_pb2 import BytesValue
 
+from modelport.gateway.protocols.asgi import Receive, Scope, Send
 from modelport.gateway.server.grpc.connection import GrpcConnection
 from modelport.gateway.server.grpc.service import Service
+from modelport.gateway.server.http1.server_state import HttpServerState
+from modelport.gateway.server.http2.asgi import AsgiConnection
 from modelport.gateway.server.listener import ServerState
 from modelport.gateway.server.listening import ConnectionLimit
 from modelport.gateway.upstream.http2 import ClientConnection, GrpcReply
@@ -136,7 +139,32 @@ class ClientRole(Role):
         return False
 
 
-ROLES: dict[str, type[Role]] = {"server": ServerRole, "client": ClientRole}
+async def echo(scope: Scope, receive: Receive, send: Send) -> None:
+    body, more = b"", True
+    while more:
+        message = await receive()
+        body, more = body + message.get("body", b""), message.get("more_body", False)
+    await send({"type": "http.response.start", "status": 200, "headers": []})
+    await send({"type": "http.response.body", "body": body})
+
+
+class HttpRole(ServerRole):
+    rows: ClassVar[Rows] = [
+        (":method", "POST"), (":scheme", "http"), (":path", "/"), (":authority", "a"),
+    ]  # fmt: skip
+
+    def begin(self, streams: int) -> None:
+        state = HttpServerState(echo, ConnectionLimit(10**6), ())
+        self.connection = AsgiConnection(state, self.loop, False)
+        self.connection.connection_made(self.wire)
+        self.send(PREFACE)
+
+
+ROLES: dict[str, type[Role]] = {
+    "gRPC server": ServerRole,
+    "HTTP server": HttpRole,
+    "client": ClientRole,
+}
 
 
 @contextlib.asynccontextmanager
