@@ -67,14 +67,19 @@ class ReplyTooLarge(Exception):
 class ResponseHead(NamedTuple):
     """A header section of a server: its fields by name, a repeated one by its last value."""
 
-    section: FieldSection
     fields: Headers
+    valid: bool
+    informational: bool
+    valid_trailers: bool
+    content_length: int | None
 
 
 def read_head(section: FieldSection) -> ResponseHead:
     rows = (*section.pseudo.items(), *section.regular)
     fields = {name.decode("latin-1"): value.decode("utf-8", "replace") for name, value in rows}
-    return ResponseHead(section, fields)
+    informational = fields.get(":status", "")[:1] == "1"
+    valid, trailers = section.valid_response, section.valid_trailers
+    return ResponseHead(fields, valid, informational, trailers, section.content_length)
 
 
 class GrpcReply(Http2Stream):
@@ -243,15 +248,14 @@ class ClientConnection(Http2Connection[ResponseHead, GrpcReply]):
         super().on_frame(kind, flags, stream, payload)
 
     def on_section(self, stream: GrpcReply, head: ResponseHead, ends: bool) -> None:
-        section = head.section
-        if stream.headers is None and section.valid_response:
-            if section.pseudo[b":status"][:1] == b"1" and not ends:
-                self.limits.idle_frame()  # it is informational
+        if stream.headers is None and head.valid:
+            if head.informational and not ends:
+                self.limits.idle_frame()
                 return
             stream.headers = head.fields
             stream.started = True
-            stream.content_length = section.content_length
-        elif stream.headers is None or not ends or not section.valid_trailers:
+            stream.content_length = head.content_length
+        elif stream.headers is None or not ends or not head.valid_trailers:
             self.reset_stream(stream, ErrorCode.PROTOCOL_ERROR)
             return
         stream.trailers = head.fields

@@ -87,10 +87,6 @@ class GrpcConnection(ServerConnection[GrpcHead, GrpcStream]):
             return
         call.task = self.loop.create_task(service.serve(call.target, call))
 
-    def forget(self, stream: GrpcStream) -> None:
-        super().forget(stream)
-        self.state.requests.discard(stream)
-
 
 class GrpcListener(Listener):
     """``service`` on a port."""

@@ -25,6 +25,7 @@ from modelport.gateway.server.grpc.service import (
 )
 from modelport.gateway.server.grpc.status import StatusCode
 from modelport.gateway.server.http2.connection import STREAM_WINDOW_BYTES, ServerStream
+from modelport.gateway.server.listener import ServerState
 from modelport.gateway.types import NO_DEADLINE, Deadline
 from modelport.gateway.wire import hops
 from modelport.gateway.wire.body import Body
@@ -68,6 +69,7 @@ class CallMultiplexer(Multiplexer, Protocol):
     """The connection, as far as its calls use it."""
 
     service: Service
+    state: ServerState
     memory: ConnectionMemory
     streams: dict[int, GrpcStream]
 
@@ -149,6 +151,7 @@ class GrpcStream(ServerStream):
         self.connection.complete(self, ErrorCode.NO_ERROR)
 
     def _release(self) -> None:
+        self.connection.state.requests.discard(self)
         if self.lease is not None:
             self.lease.release()
         if self._timer is not None:
@@ -160,6 +163,8 @@ class GrpcStream(ServerStream):
     def on_data(self, part: memoryview, last: bool) -> None:
         if self.local_closed or self._http_status is not None:
             return  # nobody reads it
+        if not last:
+            self.touched_at = self.connection.loop.time()
         if not last or len(part) > UNCOUNTED_BYTES:
             try:
                 self._counted().reserve(len(part))

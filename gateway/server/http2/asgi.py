@@ -89,6 +89,7 @@ class AsgiStream(ServerStream):
     # -- the stream -------------------------------------------------------------------------------
 
     def on_data(self, part: memoryview, last: bool) -> None:
+        self.touched_at = self.loop.time()
         try:
             if len(part):
                 self.cycle.add(bytes(part))

@@ -128,18 +128,20 @@ class Http2Connection(
         found = self.streams.get(stream)
         if found is not None and not found.remote_closed:
             self.on_section(found, head, ends)
+        elif stream > self.last_stream:
+            self.on_stream(stream, head, ends)
         elif stream in self._abandoned:
             self.limits.idle_frame()
             if ends:
                 del self._abandoned[stream]
-        elif self._is_idle(stream):
-            self.on_stream(stream, head, ends)
         else:
             raise ProtocolError("HEADERS on a closed stream", ErrorCode.STREAM_CLOSED)
 
     def on_data(self, stream: int, part: memoryview, size: int, last: bool) -> None:
-        self.consume(size)
+        self.receive_window -= size
         if self.receive_window < MAX_WINDOW_BYTES // 2:
+            if self.receive_window < 0:
+                raise FlowControlError("the peer sent more data than the connection's window")
             increment = self.replenish(MAX_WINDOW_BYTES)
             self.writer.write(frames.window_update(0, increment))
         got = len(part)
@@ -149,13 +151,11 @@ class Http2Connection(
         if found is None or found.remote_closed:
             self._stray_data(stream, found, last)
             return
-        try:
-            found.consume(size)
-        except FlowControlError as error:
-            self.reset_stream(found, error.code)
+        found.receive_window -= size
+        if found.receive_window < 0:
+            self.reset_stream(found, ErrorCode.FLOW_CONTROL_ERROR)
             return
         found.received += got
-        found.touched_at = self.loop.time()
         found.remote_closed = last
         found.on_data(part, last)
         if last:
@@ -255,11 +255,12 @@ class Http2Connection(
     def complete(self, stream: StreamT, code: int) -> None:
         """Close a stream whose response is complete; ``code`` is for a side that is still open."""
         self.limits.completed()
-        self.forget(stream)
+        self._forget(stream)
         if not stream.remote_closed or not stream.local_closed or stream.to_send:
             self.abandon(stream.number, stream.remote_closed)
             self.writer.write(frames.reset(stream.number, code))
-        self._close_if_done()
+        if self.leaving:
+            self._close_if_done()
 
     def reset_stream(self, stream: StreamT, code: int) -> None:
         """Close a stream for a fault of the peer; the connection goes on."""
@@ -275,13 +276,13 @@ class Http2Connection(
         self.drop(stream, code)
 
     def drop(self, stream: StreamT, code: int) -> None:
-        self.forget(stream)
+        self._forget(stream)
         self._end_early(stream, code)
         self._close_if_done()
 
     def _drop_all(self, code: int) -> None:
         for stream in list(self.streams.values()):
-            self.forget(stream)
+            self._forget(stream)
             self._end_early(stream, code)
 
     def _end_early(self, stream: StreamT, code: int) -> None:
@@ -290,8 +291,7 @@ class Http2Connection(
         stream.on_reset()
         stream.wake()
 
-    def forget(self, stream: StreamT) -> None:
-        """Remove a stream that is closed."""
+    def _forget(self, stream: StreamT) -> None:
         del self.streams[stream.number]
         if self.blocked:
             self.blocked.pop(stream.number, None)

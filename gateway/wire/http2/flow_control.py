@@ -31,16 +31,6 @@ class FlowController:
             raise FlowControlError("a window is larger than windows may be")
         self.send_window += size
 
-    def consume(self, size: int) -> None:
-        """Count ``size`` bytes from the peer.
-
-        Raises:
-            FlowControlError: they exceed the window.
-        """
-        self.receive_window -= size
-        if self.receive_window < 0:
-            raise FlowControlError("the peer sent more data than the window allows")
-
     def replenish(self, target: int) -> int:
         """Open the receive window up to ``target`` bytes; return the WINDOW_UPDATE's increment."""
         increment = max(0, min(target, MAX_WINDOW_BYTES) - self.receive_window)

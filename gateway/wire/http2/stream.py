@@ -65,8 +65,9 @@ class Http2Stream(FlowController):
         self.to_send: deque[memoryview] = deque()
         self._tail = b""
         self._room: asyncio.Future[None] | None = None
-        #: When it was opened, the peer last sent data, and the peer last made room for data.
-        self.opened_at = self.touched_at = self.sent_at = connection.loop.time()
+        #: When it was opened, when the peer last sent data, and since when data waits.
+        self.opened_at = self.touched_at = connection.loop.time()
+        self.sent_at = 0.0
 
     # -- events -----------------------------------------------------------------------------------
 
@@ -90,8 +91,6 @@ class Http2Stream(FlowController):
 
     def queue(self, *parts: Buffer) -> None:
         """Queue data for ``flush``."""
-        if not self.to_send:
-            self.sent_at = self.connection.loop.time()
         self.to_send.extend(memoryview(part) for part in parts if len(part))
 
     def close(self, tail: bytes = b"", head: bytes = b"") -> None:
@@ -120,13 +119,15 @@ class Http2Stream(FlowController):
                 out += (FRAME.pack(size >> 8, size & 255, DATA, flags, self.number), *parts)
             if not gathered:
                 break
-            connection.limits.advanced(gathered >> MESSAGE_BITS)
-            self.sent_at = connection.loop.time()
+            if connection.limits.idle_frames:
+                connection.limits.advanced(gathered >> MESSAGE_BITS)
+            self.sent_at = 0.0
             connection.writer.write_parts(out, gathered)
             out = []
         if out:
             connection.writer.write(b"".join(out))
         if waiting:
+            self.sent_at = self.sent_at or connection.loop.time()
             if self.send_window > 0:
                 connection.blocked[self.number] = self
             else:  # it waits for its own window
@@ -138,7 +139,8 @@ class Http2Stream(FlowController):
             if self._tail:
                 connection.writer.write(self._tail)
             self.on_sent()
-        self.wake()
+        if self._room is not None:
+            self.wake()
 
     def on_sent(self) -> None:
         """This side is closed, and all is sent."""
