@@ -154,7 +154,7 @@ class HttpRole(ServerRole):
     ]  # fmt: skip
 
     def begin(self, streams: int) -> None:
-        state = HttpServerState(echo, ConnectionLimit(10**6), ())
+        state = HttpServerState(echo, ConnectionLimit(10**6), (), ())
         self.connection = AsgiConnection(state, self.loop, False)
         self.connection.connection_made(self.wire)
         self.send(PREFACE)

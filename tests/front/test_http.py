@@ -7,6 +7,7 @@ import contextlib
 import socket
 import struct
 from collections.abc import AsyncIterator, Awaitable
+from typing import Any
 
 import pytest
 
@@ -64,8 +65,8 @@ class Stuck:
 
 
 @contextlib.asynccontextmanager
-async def listening(app: App) -> AsyncIterator[int]:
-    listener = HttpListener(app, "127.0.0.1", 0, "--http-port")
+async def listening(app: App, **options: Any) -> AsyncIterator[int]:
+    listener = HttpListener(app, "127.0.0.1", 0, "--http-port", **options)
     await listener.start()
     try:
         yield listener.port

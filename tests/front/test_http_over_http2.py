@@ -11,7 +11,6 @@ from typing import Any
 import httpx
 import pytest
 
-from modelport.gateway.inference import admission
 from modelport.gateway.protocols.asgi import App, Receive, Scope, Send
 from modelport.gateway.runtime.request_memory import PROCESS
 from modelport.gateway.server import listening as listening_socket
@@ -73,8 +72,10 @@ async def response(peer: Peer, stream: int) -> tuple[dict[str, str], bytes]:
 
 
 @contextlib.asynccontextmanager
-async def speaking(app: App, greeting: bytes = PREFACE + SETTLED) -> AsyncIterator[Peer]:
-    async with listening(app) as port, connected(port, greeting) as peer:
+async def speaking(
+    app: App, greeting: bytes = PREFACE + SETTLED, **options: Any
+) -> AsyncIterator[Peer]:
+    async with listening(app, **options) as port, connected(port, greeting) as peer:
         yield peer
 
 
@@ -175,7 +176,7 @@ async def test_alpn_chooses_http2() -> None:
 
         def resume_reading(self) -> None: ...
 
-    wire, state = Tls(), HttpServerState(echo, ConnectionLimit(), ())
+    wire, state = Tls(), HttpServerState(echo, ConnectionLimit(), (), ())
     first = HttpConnection(state, asyncio.get_running_loop())
     first.connection_made(wire)
     assert isinstance(wire.chosen, AsgiConnection)
@@ -420,7 +421,7 @@ async def test_a_request_that_came_through_this_gateway_is_refused() -> None:
         assert (await response(peer, 1))[0][":status"] == "508"
 
 
-async def test_in_an_overload_a_request_is_refused_unread(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_in_an_overload_a_request_is_refused_unread() -> None:
     class Busy:
         def refuses(self, raw_path: bytes) -> bool:
             return raw_path == b"/busy"
@@ -428,15 +429,13 @@ async def test_in_an_overload_a_request_is_refused_unread(monkeypatch: pytest.Mo
         async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
             await echo(scope, receive, send)
 
-    monkeypatch.setattr("modelport.gateway.server.http2.asgi.OVERLOADED", {1})
-    async with speaking(Busy()) as peer:
+    async with speaking(Busy(), overloaded={1}) as peer:
         peer.send(head(1, path="/busy"))
         fields, body = await response(peer, 1)
         assert (fields[":status"], fields["retry-after"]) == ("503", "1")
         assert body == b'{"error":"Exceeds maximum queue size"}'
         peer.send(request(3))
         assert (await response(peer, 3))[0][":status"] == "200"
-    assert {1} != admission.OVERLOADED
 
 
 # -- ends -----------------------------------------------------------------------------------------

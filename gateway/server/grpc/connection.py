@@ -82,7 +82,11 @@ class GrpcConnection(ServerConnection[GrpcHead, GrpcStream]):
     def start(self, call: GrpcStream) -> None:
         """Run the call's handler."""
         service = self.service
-        if service.overloaded and call.remote_closed and service.refuses(call.target, call.unread()):
+        if (
+            service.overloaded
+            and call.remote_closed
+            and service.refuses(call.target, call.unread())
+        ):
             call.end(BUSY)
             return
         call.task = self.loop.create_task(service.serve(call.target, call))
