@@ -16,7 +16,7 @@ from modelport.gateway.server.listening import (
 from modelport.gateway.types import Deadline
 
 
-class Connection(Protocol):
+class ServerSideConnection(Protocol):
     """One connection of a listener."""
 
     transport: asyncio.Transport
@@ -43,7 +43,7 @@ class ServerState:
 
     def __init__(self, limit: ConnectionLimit) -> None:
         self.limit = limit
-        self.connections: set[Connection] = set()
+        self.connections: set[ServerSideConnection] = set()
         self.requests: set[Cancellable] = set()
         #: Whether clients are told to leave.
         self.leaving = False

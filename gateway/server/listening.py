@@ -124,6 +124,12 @@ class ConnectionLimit:
         return Room.HEALTH if over <= HEALTH_CONNECTIONS else Room.NONE
 
 
+def is_reset(transport: asyncio.Transport) -> bool:
+    """Whether the peer has reset a connection from which nothing is read any more."""
+    connection: socket.socket = transport.get_extra_info("socket")
+    return bool(connection.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR))
+
+
 def bind(address: str, port: int, flag: str, reuse_port: bool) -> socket.socket:
     """Bind a socket, and listen if the port is not shared.
 

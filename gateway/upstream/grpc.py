@@ -1,4 +1,4 @@
-"""gRPC as a client of other servers: channels, unary calls, and a status as what it says of whom.
+"""A gRPC client for other servers: channels, unary calls, and the meaning of a status.
 
 Unary calls go over HTTP/2 on this event loop (``gateway.upstream.http2``): through ``grpc.aio`` a
 call costs two more threads. Streams are ``modelport.gateway.upstream.grpc_stream``'s.
@@ -87,7 +87,7 @@ class GrpcChannel:
         self.watching: asyncio.TimerHandle | None = None
 
     def method(self, path: str) -> UnaryMethod:
-        """What ``unary`` takes to call ``path``, ``/package.Service/Method``."""
+        """Make the method at ``path``, ``/package.Service/Method``, for ``unary``."""
         fields = {
             ":method": "POST",
             ":scheme": self._scheme,
@@ -225,7 +225,7 @@ async def unary(
     which may keep it.
 
     ``message`` may come in parts, which are sent as they are. The caller cancels when ``limit``
-    has passed; the server is told of it.
+    has passed, which resets the stream.
 
     Raises:
         EndpointFailed: the server is down, not ready, or its answer is damaged.
@@ -286,7 +286,7 @@ def _timeout(seconds: float) -> bytes:
 
 
 def meant(status: str, said: str) -> EndpointFailed | ModelportError:
-    """What a server means that answers with ``status``, a gRPC status by name.
+    """Convert ``status``, the name of a server's gRPC status, into an error.
 
     ``NOT_FOUND`` is no fault of the request: the gateway has checked it, so the server lacks what
     it should serve.

@@ -1,7 +1,7 @@
 """Streams of a gRPC server's replies. They are rare and long, so the library's own client serves.
 
-A server's replies are read as they are asked for: whoever asks slowly fills the connection's window
-and no more, and then the server waits.
+Replies are read as the caller asks for them: with a slow caller the connection's window fills, and
+the server waits.
 """
 
 from __future__ import annotations
@@ -136,7 +136,7 @@ async def _once(content: bytes) -> AsyncIterator[bytes]:
 
 
 def _crossed(error: grpc.aio.AioRpcError) -> EndpointFailed | ModelportError:
-    """``error`` in the words of the house: what the transport says, or else the server."""
+    """Convert ``error``, a failure of the transport or a server's status."""
     status, said = error.code().name, error.details() or ""
     if status == "DEADLINE_EXCEEDED":
         return TimedOut()

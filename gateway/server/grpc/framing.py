@@ -37,7 +37,7 @@ class MessageTooLarge(Exception):
 
 
 def prefix(length: int) -> bytes:
-    """Of an uncompressed message of ``length`` bytes."""
+    """Return the prefix of an uncompressed message of ``length`` bytes."""
     return _prefix.pack(0, length)
 
 
@@ -58,7 +58,7 @@ def known(encoding: bytes) -> bool:
 
 
 def timeout_seconds(value: bytes) -> float:
-    """What ``grpc-timeout`` says.
+    """Parse the value of ``grpc-timeout``.
 
     Raises:
         ValueError: it is no timeout.
@@ -91,11 +91,11 @@ class Frames:
         self._offset = 0
 
     def __len__(self) -> int:
-        """How many bytes are held."""
+        """The number of bytes that are held."""
         return len(self.buffer) - self._offset
 
     def missing(self) -> int:
-        """How many bytes the message that comes next still lacks, as far as can be told."""
+        """Return the number of bytes that the next message lacks, as far as it is known."""
         held = len(self)
         if held < PREFIX_BYTES:
             return PREFIX_BYTES - held

@@ -37,7 +37,7 @@ class ClientGone(Exception):
 
 
 class Ending(NamedTuple):
-    """How a call ends: in trailers, or in the head where nothing was sent yet."""
+    """The end of a call: trailers, or a head if nothing was sent yet."""
 
     status: StatusCode
     message: str = ""
@@ -67,7 +67,7 @@ NO_ENCODING = Ending(
 
 
 class CallTarget(NamedTuple):
-    """What a call's headers ask for. Without ``method`` it is refused as ``refusal`` says."""
+    """The request of a call's headers. Without a ``method``, the call ends with ``refusal``."""
 
     method: Method | None = None
     encoding: bytes = framing.IDENTITY
@@ -106,7 +106,7 @@ class GrpcCall(Protocol):
     def end(self, ending: Ending) -> None: ...
 
     def cut_off(self) -> Ending:
-        """Why the handler was cancelled."""
+        """The ending for a handler that was cancelled."""
 
 
 class Service:
@@ -126,7 +126,7 @@ class Service:
                 self._methods[f"/{service}/{name}".encode()] = row
 
     def target(self, path: bytes, headers: Mapping[bytes, bytes]) -> CallTarget:
-        """What ``headers``, of which the names are in lower case, ask for."""
+        """Interpret ``headers``, whose names are in lower case."""
         method = self._methods.get(path)
         if method is None:
             return CallTarget()

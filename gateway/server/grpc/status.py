@@ -1,4 +1,4 @@
-"""gRPC's statuses, and those of the house's errors.
+"""The status codes of gRPC, and those of this gateway's errors.
 
 https://github.com/grpc/grpc/blob/master/doc/statuscodes.md
 """

@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import socket
 from collections import deque
 from typing import Any
 
@@ -21,17 +20,12 @@ import httptools
 from modelport.gateway.runtime.request_memory import PROCESS
 from modelport.gateway.runtime.timer_wheel import MovableTimer
 from modelport.gateway.server.http1 import error_response, head
-from modelport.gateway.server.http1.error_response import (
-    ErrorResponse,
-    RequestLoop,
-    TooManyConnections,
-)
 from modelport.gateway.server.http1.head import MAX_HEAD_BYTES, MAX_HEADERS, HeadTooLarge
 from modelport.gateway.server.http1.read_buffer import HIGH_WATER_BYTES, SLICE_BYTES, ReadBuffer
 from modelport.gateway.server.http1.request_cycle import CONTINUE, RequestResponseCycle
 from modelport.gateway.server.http1.server_state import HttpServerState
-from modelport.gateway.server.http2.asgi import AsgiConnection
-from modelport.gateway.server.listening import Room
+from modelport.gateway.server.http2.asgi import AsgiConnection, alpn_protocol
+from modelport.gateway.server.listening import Room, is_reset
 from modelport.gateway.wire import hops
 from modelport.gateway.wire.http2.frames import PREFACE
 
@@ -70,17 +64,15 @@ class HttpConnection(asyncio.Protocol):
         self._encoded = self._expects_continue = self._upgrades = False
         self._fresh = True  # no request has come
         self._begun = 0  # requests that begin in this segment
-        self._segment_bytes = 0
-        self._head_bytes = 0  # of an incomplete head, in earlier segments
+        self._segment_bytes = self._head_bytes = 0  # here, and of its head in earlier segments
         self._receiving: RequestResponseCycle | None = None
         self._overloaded = False  # it is refused, and its body discarded
         # The request being answered, and pipelined ones.
         self._active: RequestResponseCycle | None = None
         self._queue: deque[RequestResponseCycle] = deque()
         #: Sent after the responses that are due; nothing more is parsed.
-        self._error: ErrorResponse | None = None
-        self._closing = self._crowded = self._probed = False
-        self._half_closed = False  # by the client
+        self._error: error_response.ErrorResponse | None = None
+        self._closing = self._crowded = self._probed = self._half_closed = False
         self._read_buffer = ReadBuffer(loop, self._take)
         # Whether this slice held any of a body, and the bytes since one did.
         self._fed = False
@@ -104,8 +96,7 @@ class HttpConnection(asyncio.Protocol):
         self._state.connections.add(self)
         self._scope = head.connection_scope(transport)
         self._timer.after(CROWDED_SECONDS if self._crowded else HEAD_SECONDS)
-        tls = transport.get_extra_info("ssl_object")
-        if tls is not None and tls.selected_alpn_protocol() == "h2":
+        if alpn_protocol(transport) == "h2":
             self._become_http2(b"")
 
     def data_received(self, data: bytes) -> None:
@@ -122,9 +113,9 @@ class HttpConnection(asyncio.Protocol):
         try:
             self._feed(data)
         except httptools.HttpParserError as error:
-            rest = PREFACE[self._head_bytes :]
-            if self._fresh and data[: len(rest)] == rest:
-                self._become_http2(PREFACE + data[len(rest) :])
+            seen = PREFACE[: self._head_bytes]
+            if self._fresh and (seen + data).startswith(PREFACE):
+                self._become_http2(seen + data)
             else:
                 self._reject(error_response.for_error(error))
             return
@@ -135,15 +126,9 @@ class HttpConnection(asyncio.Protocol):
 
     def _become_http2(self, data: bytes) -> None:
         """Hand the connection over, to a client with prior knowledge (RFC 9113, 3.3) or ALPN."""
-        unread = self._read_buffer.drop()
+        data += self._read_buffer.drop()
         self.connection_lost(None)
-        successor = AsgiConnection(self._state, self.loop, self._crowded)
-        self.transport.pause_reading()  # uvloop reads into the new protocol's buffer from then on
-        self.transport.set_protocol(successor)
-        successor.connection_made(self.transport)
-        self.transport.resume_reading()
-        if data:
-            successor.data_received(data + unread)
+        AsgiConnection(self._state, self.loop, self._crowded).take_over(self.transport, data)
 
     def eof_received(self) -> bool:
         cycle = self._active
@@ -229,7 +214,7 @@ class HttpConnection(asyncio.Protocol):
             self._expects_continue = True
 
     def on_headers_complete(self) -> None:
-        # The head's start within its first slice is unknown: near the limit, measure the head.
+        # Its start within the first slice is unknown: near the limit, measure the head.
         if self._head_bytes + self._segment_bytes > MAX_HEAD_BYTES - SLICE_BYTES:
             self._head_bytes = 0
             head.check_size(self._url, self._headers)
@@ -242,9 +227,9 @@ class HttpConnection(asyncio.Protocol):
         if self._upgrades:
             return
         if self._crowded and url not in self._state.health:
-            raise TooManyConnections
+            raise error_response.TooManyConnections
         if self._via and hops.loops(self._via):
-            raise RequestLoop
+            raise error_response.RequestLoop
         state = self._state
         unqueued = state.overloaded and self._active is None and parser.should_keep_alive()
         if unqueued and state.refuses_unread(parser.get_method(), url):
@@ -288,8 +273,6 @@ class HttpConnection(asyncio.Protocol):
         elif self._active is None:  # answered before its body was complete
             self._timer.after(KEEP_ALIVE_SECONDS)
 
-    # -- request cycles -------------------------------------------------------------------------
-
     def leaving(self) -> bool:
         return self._state.leaving
 
@@ -312,17 +295,10 @@ class HttpConnection(asyncio.Protocol):
         if self._read_buffer.held:
             self.resume_reading()
 
-    def send_continue(self) -> None:
-        self.transport.write(CONTINUE)
-
-    def cut_off(self) -> None:
-        self.transport.close()
-
     def warn(self) -> None:
-        """Every response does, see ``leaving``."""
+        """Every response does, see ``leaving``: only they, and the end, can tell a client."""
 
-    def leave(self) -> None:
-        """Keep the connection: only its end can tell a client that no more is accepted."""
+    leave = warn
 
     def close(self) -> None:
         """Close now, or after the response in progress."""
@@ -374,8 +350,7 @@ class HttpConnection(asyncio.Protocol):
         if cycle is None or cycle.done or self.transport.is_closing():
             return
         if self._probed or cycle.begun:
-            connection: socket.socket = self.transport.get_extra_info("socket")
-            if connection.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR):
+            if is_reset(self.transport):
                 self.transport.abort()
                 return
         elif cycle.scope["http_version"] == "1.1":
@@ -383,7 +358,7 @@ class HttpConnection(asyncio.Protocol):
             self.transport.write(CONTINUE)
         self.loop.call_later(PROBE_SECONDS, self._probe)
 
-    def _reject(self, error: ErrorResponse) -> None:
+    def _reject(self, error: error_response.ErrorResponse) -> None:
         """Parse nothing more, and send ``error`` after the responses that are due."""
         self._error = error
         self._timer.stop()
@@ -400,7 +375,7 @@ class HttpConnection(asyncio.Protocol):
         if self._active is None:
             self._send_error(error)
 
-    def _send_error(self, error: ErrorResponse) -> None:
+    def _send_error(self, error: error_response.ErrorResponse) -> None:
         """Send an error response without calling the application, and close."""
         if not self._closing and not self.transport.is_closing():
             self.transport.write(error_response.serialize(error))

@@ -78,12 +78,6 @@ class CycleConnection(Protocol):
     def response_complete(self, cycle: RequestResponseCycle) -> None:
         """Start the next queued request, or close."""
 
-    def send_continue(self) -> None:
-        """Send 100 Continue."""
-
-    def cut_off(self) -> None:
-        """End a response that is incomplete so that the client notices."""
-
 
 class RequestResponseCycle:
     """ASGI's ``receive`` and ``send`` for one request; over HTTP/2 in a subclass.
@@ -204,7 +198,7 @@ class RequestResponseCycle:
     async def receive(self) -> Message:
         if self._continue and not self.begun:
             self._continue = False
-            self._connection.send_continue()
+            self._send_continue()
         while not (self.gone or self.done or (self.complete and not self._delivered)):
             if self._chunks:
                 break
@@ -220,6 +214,9 @@ class RequestResponseCycle:
         body = chunks[0] if len(chunks) == 1 else b"".join(chunks)
         self._delivered = self.complete
         return {"type": "http.request", "body": body, "more_body": not self.complete}
+
+    def _send_continue(self) -> None:
+        self._connection.transport.write(CONTINUE)
 
     def _wake(self) -> None:
         if self._waiter is not None and not self._waiter.done():
@@ -308,10 +305,14 @@ class RequestResponseCycle:
             head, self._head, self.begun = self._head, None, True
             self._write(head, b"", True)
 
+    def _cut_off(self) -> None:
+        """End an incomplete response, so that the client notices."""
+        self._connection.transport.close()
+
     def _fail(self, status: int, body: bytes) -> None:
         """Send an error response, or cut off a response that has begun."""
         if self.begun:
-            self._connection.cut_off()
+            self._cut_off()
             return
         self.keep_alive, self._head, self._chunked = False, None, False
         length = b"%d" % len(body)

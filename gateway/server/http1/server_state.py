@@ -42,7 +42,7 @@ class HttpServerState(ServerState):
             cycle.release()
 
     def refuses_unread(self, method: bytes, raw_path: bytes) -> bool:
-        """Whether to refuse a request of which only the head was read.
+        """Whether to refuse a request after only its head was read.
 
         That is much cheaper than to have the application refuse it.
         """

@@ -78,9 +78,6 @@ class AsgiStream(ServerStream):
     def leaving(self) -> bool:
         return False
 
-    def send_continue(self) -> None:
-        self.connection.writer.write(frames.headers(self.number, _CONTINUE))
-
     def cut_off(self) -> None:
         self.connection.cancel_stream(self, ErrorCode.INTERNAL_ERROR)
 
@@ -150,6 +147,12 @@ class Http2Cycle(RequestResponseCycle):
         """Whether the application waits for the body."""
         return self._waiter is not None
 
+    def _send_continue(self) -> None:
+        self._stream.connection.writer.write(frames.headers(self._stream.number, _CONTINUE))
+
+    def _cut_off(self) -> None:
+        self._stream.cut_off()
+
     def _start(self, message: Message) -> None:
         status = message["status"]
         self._note_status(status)
@@ -196,6 +199,15 @@ class AsgiConnection(ServerConnection[AsgiHead, AsgiStream]):
         super().connection_made(transport)
         self._scope = connection_scope(self.transport)
 
+    def take_over(self, transport: asyncio.Transport, data: bytes) -> None:
+        """Replace the protocol of ``transport``, which has received ``data``."""
+        transport.pause_reading()  # uvloop chooses the way to read when it resumes
+        transport.set_protocol(self)
+        self.connection_made(transport)
+        transport.resume_reading()
+        if data:
+            self.data_received(data)
+
     def _read_head(self, section: FieldSection) -> AsgiHead:
         pseudo = section.pseudo
         hosts = {value for name, value in section.regular if name == b"host"}
@@ -236,3 +248,9 @@ class AsgiConnection(ServerConnection[AsgiHead, AsgiStream]):
             self.state.start(stream.cycle, self.loop)
             if ends:
                 self.end_stream(stream)
+
+
+def alpn_protocol(transport: asyncio.Transport) -> str | None:
+    """Return the protocol that client and server agreed on during the TLS handshake."""
+    tls = transport.get_extra_info("ssl_object")
+    return None if tls is None else tls.selected_alpn_protocol()
