@@ -210,7 +210,7 @@ def configuration_page() -> str:
         "`modelport serve --routes FILE`, TOML or YAML. [Other servers](../serving/routes.md) "
         "explains it.",
         "### `[models.<name>]`",
-        _fields(routes.Route),
+        _fields(routes.ModelRoute),
         "### `[models.<name>.outlier_detection]`",
         _fields(routes.OutlierDetection),
         "### `[servers.<backend>]`",

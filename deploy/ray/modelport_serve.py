@@ -20,7 +20,7 @@ Serve imports this file on every node: put its folder on ``PYTHONPATH`` (see REA
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Collection, Mapping, Sequence
 from typing import Any
 
 import grpc
@@ -43,7 +43,7 @@ from modelport.gateway.server.app import GatewayServer
 from modelport.gateway.server.grpc import framing
 from modelport.gateway.server.grpc.framing import Frames
 from modelport.gateway.server.grpc.service import BUSY, CLOSING, INTERNAL, OK, Ending, Service
-from modelport.gateway.server.listeners import Front
+from modelport.gateway.server.listeners import Listeners
 from modelport.gateway.settings import Settings
 from modelport.gateway.telemetry import configure_logging
 from modelport.gateway.types import NO_DEADLINE, Deadline
@@ -88,13 +88,15 @@ class Arguments(BaseModel):
     attempts: int = Field(default=ATTEMPTS, ge=1)
 
 
-class ServeFront(Front):
+class ServeListeners(Listeners):
     """Keeps the table of gRPC methods for Serve's proxies, which hold the sockets."""
 
     http_port = grpc_port = 0
 
-    def __init__(self, app: App, methods: Methods, settings: Settings) -> None:
-        self.service = Service(methods, settings.http_max_input_bytes)
+    def __init__(
+        self, app: App, methods: Methods, settings: Settings, overloaded: Collection[object]
+    ) -> None:
+        self.service = Service(methods, settings.http_max_input_bytes, overloaded)
 
     async def start(self) -> None:
         """Nothing to bind."""
@@ -149,15 +151,17 @@ class Model:
         settings = settings_of(flags)
         configure_logging(settings.log_format, settings.log_verbose)
         self._name = name
-        self._server = GatewayServer(settings, self._front, LocalControl)
+        self._server = GatewayServer(settings, self._listeners, LocalControl)
         await self._server.listen()
         await self._server.load()
         log.info("replica is ready", model=name)
 
-    def _front(self, app: App, methods: Methods, settings: Settings) -> ServeFront:
-        front = ServeFront(app, methods, settings)
-        self._service = front.service
-        return front
+    def _listeners(
+        self, app: App, methods: Methods, settings: Settings, overloaded: Collection[object]
+    ) -> ServeListeners:
+        listeners = ServeListeners(app, methods, settings, overloaded)
+        self._service = listeners.service
+        return listeners
 
     async def answer(self, method: str, content: bytes) -> Answer:
         call = Call(content)

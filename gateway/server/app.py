@@ -29,7 +29,7 @@ from modelport.gateway.runtime.malloc import keep_freed_memory
 from modelport.gateway.runtime.watchdog import LoopHeartbeat, Watchdog
 from modelport.gateway.server.admin import metrics
 from modelport.gateway.server.http1.listener import HttpListener
-from modelport.gateway.server.listeners import Front
+from modelport.gateway.server.listeners import Listeners
 from modelport.gateway.settings import ModelControlMode, Settings, request_memory_bytes
 from modelport.gateway.telemetry import configure_logging
 from modelport.gateway.telemetry.metrics import registry
@@ -42,7 +42,7 @@ log = structlog.get_logger("modelport.server")
 LAME_DUCK_SECONDS = 1.0
 #: Part of the exit timeout that is kept for cancelling requests and closing connections.
 CLOSING_SECONDS = 0.1
-MakeFront = Callable[[App, Methods, Settings, Collection[object]], Front]
+MakeListeners = Callable[[App, Methods, Settings, Collection[object]], Listeners]
 MakeControl = Callable[[ModelManager], Control]
 
 
@@ -65,7 +65,7 @@ class GatewayServer:
     def __init__(
         self,
         settings: Settings,
-        make_front: MakeFront,
+        make_listeners: MakeListeners,
         make_control: MakeControl | None = None,
         report: Callable[[LoopHeartbeat], None] = lambda _: None,
     ) -> None:
@@ -92,7 +92,7 @@ class GatewayServer:
         app = dialects.http
         if settings.prometheus_path:
             app = metrics.mount(app, settings.prometheus_path, self._scrape)
-        self._front = make_front(app, dialects.grpc, settings, self.manager.overloaded)
+        self._listeners = make_listeners(app, dialects.grpc, settings, self.manager.overloaded)
         self._metrics = self._metrics_listener() if self._alone else None
         self._poller: asyncio.Task[None] | None = None
         self._report = report
@@ -123,7 +123,7 @@ class GatewayServer:
     @property
     def ports(self) -> Ports:
         metrics_port = 0 if self._metrics is None else self._metrics.port
-        return Ports(self._front.http_port, self._front.grpc_port, metrics_port)
+        return Ports(self._listeners.http_port, self._listeners.grpc_port, metrics_port)
 
     async def listen(self) -> None:
         """Start the listeners: the server is live, but not ready.
@@ -134,7 +134,7 @@ class GatewayServer:
         if self._metrics is not None:
             await self._metrics.start()
         self._watchdog = Watchdog(self._report, lambda: self.manager.loading)
-        await self._front.start()
+        await self._listeners.start()
         if self._metrics is not None:
             log.info("listening", **self.ports._asdict())
 
@@ -169,9 +169,9 @@ class GatewayServer:
             self._poller.cancel()
             with contextlib.suppress(asyncio.CancelledError):
                 await self._poller
-        await self._front.lame_duck(min(LAME_DUCK_SECONDS, timeout / 4))
+        await self._listeners.lame_duck(min(LAME_DUCK_SECONDS, timeout / 4))
         self.manager.closing.set()
-        await self._front.drain(deadline)
+        await self._listeners.drain(deadline)
         ending = [asyncio.wait_for(self.manager.stop(), deadline.remaining())]
         if self._metrics is not None:
             ending.append(self._metrics.drain(deadline))
@@ -201,7 +201,7 @@ async def serve(
     Raises:
         Unavailable: The gateway cannot start.
     """
-    server = GatewayServer(settings, Front)
+    server = GatewayServer(settings, Listeners)
     start = asyncio.ensure_future(_start(server))
     await asyncio.wait(
         {start, asyncio.ensure_future(stopping.wait())}, return_when="FIRST_COMPLETED"

@@ -17,7 +17,7 @@ from modelport.gateway.types import Deadline
 HEALTH = (b"/v2/health/live", b"/v2/health/ready", b"/ping")
 
 
-class Front:
+class Listeners:
     """Serves an ASGI application and a table of gRPC methods.
 
     ``overloaded`` is not empty while a model is overloaded. ``reuse_port`` lets other processes

@@ -19,7 +19,7 @@ from modelport.gateway.errors import ModelportError, TimedOut
 from modelport.gateway.models.control import LocalControl
 from modelport.gateway.protocols.http_request import TIMEOUT_HEADER
 from modelport.gateway.server.app import GatewayServer
-from modelport.gateway.server.listeners import Front
+from modelport.gateway.server.listeners import Listeners
 from modelport.gateway.settings import Settings, VertexAi
 from modelport.gateway.types import Deadline, InferRequest, InferResponse
 from modelport.gateway.wire.proto import serving_pb2 as tfserving
@@ -114,14 +114,14 @@ def gateways(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Gateways:
     async def serving(**settings: Any) -> AsyncIterator[Gateway]:
         found: list[Any] = []
 
-        def make_front(http: Any, methods: Any, *_: Any) -> Front:
+        def make_listeners(http: Any, methods: Any, *_: Any) -> Listeners:
             found[:] = [http, methods]
             return Unbound()
 
         vertex = VertexAi("/vertex", "/vertex-health", "m")
         chosen = Settings((repository(tmp_path),), metrics_port=0, vertex_ai=vertex, **settings)
         server = GatewayServer(
-            chosen, make_front, LocalControl
+            chosen, make_listeners, LocalControl
         )  # a worker's: without a metrics port
         await server.manager.start()
         try:
@@ -135,7 +135,7 @@ def gateways(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Gateways:
 
 
 class Unbound:
-    """A ``Front`` that listens nowhere."""
+    """A ``Listeners`` that listens nowhere."""
 
     http_port = grpc_port = 0
 

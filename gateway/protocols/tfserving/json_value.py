@@ -174,9 +174,9 @@ def wrong(value: Any, text: str) -> InvalidArgument:
 
 
 def quoted(value: Any) -> str:
-    """The beginning of ``value``, written as JSON."""
+    """Encode the beginning of ``value`` as JSON."""
     text = ""
-    # What looks for circles keeps the whole value when it is left half-way.
+    # The check for circular references would keep the value alive when the loop is left early.
     encoder = json.JSONEncoder(separators=(",", ":"), check_circular=False, default=LongArray.head)
     for part in encoder.iterencode(value):
         text += part[:MAX_QUOTED]

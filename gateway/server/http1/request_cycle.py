@@ -13,7 +13,7 @@ from modelport.gateway.protocols.asgi import App, Message, Scope
 from modelport.gateway.runtime.request_memory import CURRENT, ConnectionMemory, Lease
 from modelport.gateway.wire import hops
 
-log = structlog.get_logger("modelport.front")
+log = structlog.get_logger("modelport.http")
 
 #: Overhead of the object that holds one chunk of a body.
 PIECE_BYTES = 64

@@ -1,1 +1,1 @@
-"""Several processes that serve as one gateway: a light parent, its workers, and a hub between."""
+"""Worker processes that serve on the same ports, and the parent that coordinates them."""

@@ -46,9 +46,9 @@ def _row(rows: list[Row], workers: int) -> Row:
         rows = [row for row in rows if (row.get("state"), row.get("reason")) != _UNLOADED]
     worst = min(rows, key=lambda row: _rank(row.get("state", "")))
     if worst.get("state") == "READY":
-        if len(rows) == workers:  # READY everywhere, with a remark somewhere
+        if len(rows) == workers:  # READY everywhere, with a reason somewhere
             return next(row for row in rows if row.get("reason"))
-        return {**worst, "state": "LOADING", "reason": ""}  # the others do not know of it yet
+        return {**worst, "state": "LOADING", "reason": ""}  # some workers do not list it yet
     alike = sum(row.get("state") == worst.get("state") for row in rows)
     reason = worst.get("reason", "")
     if reason and alike < workers:
@@ -61,7 +61,7 @@ def _rank(state: str) -> int:
 
 
 def silent(rows: Sequence[Row], reason: str) -> list[Row]:
-    """The rows of a worker that does not answer: what it last had, none of it READY."""
+    """Return the last index of a worker that does not answer, without READY versions."""
     return [
         {**row, "state": "UNAVAILABLE", "reason": reason} if row.get("state") == "READY" else row
         for row in rows

@@ -24,7 +24,7 @@ from modelport.gateway.errors import ModelportError
 from modelport.gateway.models.control import Operation
 from modelport.gateway.runtime.watchdog import LoopHeartbeat
 from modelport.gateway.server.app import GatewayServer
-from modelport.gateway.server.listeners import Front
+from modelport.gateway.server.listeners import Listeners
 from modelport.gateway.server.workers import merge
 from modelport.gateway.server.workers.channel import MessageChannel
 from modelport.gateway.server.workers.coordinator_control import MODELS, CoordinatedControl
@@ -83,7 +83,7 @@ class Worker:
 
         server = GatewayServer(
             self._settings,
-            functools.partial(Front, reuse_port=True),
+            functools.partial(Listeners, reuse_port=True),
             make_control,
             self._send_heartbeat(),
         )
