@@ -103,7 +103,8 @@ def export(
         opset: ONNX's operator set; None takes the default.
         samples: random inputs to compare on; None decides by the model's size.
         seed: of the random inputs.
-        atol, rtol: absolute and relative tolerance; None takes the model's.
+        atol: absolute tolerance; None takes the model's.
+        rtol: relative tolerance; None takes the model's.
         data: an ``.npz`` file of held-out inputs by name, and ``labels``.
         max_drop: accuracy or AUC that may be lost on ``data``, 0 to 1.
         min_agreement: share of decisions that must stay below fp32, 0 to 1.
