@@ -65,7 +65,7 @@ coverage: $(READY) ## Run the default test suite, and hold its branch coverage a
 audit: ## Look the pinned versions up in a database of known vulnerabilities
 	$(PYTHON) -m venv $(VENV)/audit
 	$(VENV)/audit/bin/python -m pip install pip-audit
-	$(VENV)/audit/bin/pip-audit --requirement constraints.txt --no-deps --disable-pip
+	$(VENV)/audit/bin/pip-audit --requirement constraints.txt --no-deps --disable-pip --strict
 
 long-streams: $(READY) ## Keep gRPC streams of real clients up for a million messages; 20 minutes
 	$(BIN)/python -m tests.long_streams

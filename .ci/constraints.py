@@ -20,7 +20,7 @@ CONSTRAINTS = ROOT / "constraints.txt"
 #: What builds and installs the project itself.
 TOOLS = ("pip", "setuptools")
 #: Extras without wheels for a Python.
-UNAVAILABLE = {"3.14": {"tensorflow", "all"}}
+UNAVAILABLE = {"3.14": {"tensorflow"}}
 
 HEADER = """\
 # Exact versions for every extra: pip install --constraint constraints.txt ".[torch]"

@@ -14,10 +14,10 @@ from tests.peer_suites.suite import Bench, Outcome, Suite, Verdict, reason_of
 HEAD = """\
 # The peers' own suites
 
-Written by `make peer-suites`: the test suites of the servers and clients that speak the gateway's
-protocols, nearly unmodified, against a running gateway. `peer-suites.json` has the same with what
-each failing test said. Not applicable are tests of a peer's own name, of GPUs, of backends that
-load native code, and of flags that only that server has; each has its reason.
+`make peer-suites` runs the test suites of the servers and clients that speak the gateway's protocols, nearly
+unmodified, against a running gateway, and writes this page. `peer-suites.json` has the same results with the output
+of each failing test. A test is not applicable if it is about a peer's own name, GPUs, backends that load native
+code, or flags that only that server has; each one has its reason.
 
 """
 
