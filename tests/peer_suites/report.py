@@ -14,10 +14,11 @@ from tests.peer_suites.suite import Bench, Outcome, Suite, Verdict, reason_of
 HEAD = """\
 # The peers' own suites
 
-`make peer-suites` runs the test suites of the servers and clients that speak the gateway's protocols, nearly
-unmodified, against a running gateway, and writes this page. `peer-suites.json` has the same results with the output
-of each failing test. A test is not applicable if it is about a peer's own name, GPUs, backends that load native
-code, or flags that only that server has; each one has its reason.
+`make peer-suites` runs the test suites of the servers and clients that speak the gateway's
+protocols, nearly unmodified, against a running gateway, and writes this page. `peer-suites.json`
+has the same results with the output of each failing test. A test is not applicable if it is about
+a peer's own name, GPUs, backends that load native code, or flags that only that server has; each
+one has its reason.
 
 """
 
