@@ -100,7 +100,7 @@ bench-quick: $(READY) ## The 4-float model on modelport, a bare handler, Triton 
 		modelport bare triton mlserver
 
 loadtest-agreement: $(READY) ## Hold our percentiles against wrk's, h2load's and perf_analyzer's
-	$(BIN)/python -m modelport.loadtests.benchmarks.agreement
+	$(BIN)/python -m modelport.loadtests.benchmarks.client_agreement
 
 bench-hop: $(READY) ## Measure what the gateway adds in front of a real Triton and a TensorFlow Serving server
 	$(BIN)/python -m modelport.loadtests.benchmarks.hop

@@ -1,4 +1,4 @@
-"""``certificate.json``: what was proven about an artifact, how, and on what.
+"""``certificate.json``: the record of an artifact's proof and of the inputs it was proven on.
 
 It names no path, host or user, so that it can be shipped with the model.
 """
@@ -18,7 +18,7 @@ from modelport.gateway.repository import signed_config, signing
 from modelport.gateway.repository.manifest import files_of, sha256_of
 
 if TYPE_CHECKING:
-    from modelport.exporters.formats import Format, Target
+    from modelport.exporters.formats import ExportTarget, Format
     from modelport.exporters.parity import ParityReport
     from modelport.exporters.proof import Proof
     from modelport.exporters.source import Origin, Source
@@ -34,17 +34,18 @@ def certify(
     request: SourceRequest,
     source: Source,
     row: Format,
-    target: Target,
+    target: ExportTarget,
     proof: Proof,
     artifact: Path,
     configuration: dict[str, Any],
     samples: dict[str, Any] | None = None,
 ) -> dict[str, Any]:
-    """The certificate's content; ``artifact`` is the folder whose files it vouches for.
+    """Build the certificate's content.
 
     Args:
-        configuration: what ``signed_config.document`` says of the model's.
-        samples: what ``recording.record_version`` says of the checkpoint's answers there.
+        artifact: the folder whose files the certificate lists.
+        configuration: the model's configuration, from ``signed_config.document``.
+        samples: the recorded answers of the checkpoint, from ``sample_requests.record_version``.
     """
     known = provenance(model, request, source, row, target)
     files = [name for name in files_of(artifact) if name not in signing.UNLISTED]
@@ -77,9 +78,9 @@ def certify(
 
 
 def provenance(
-    model: str, request: SourceRequest, source: Source, row: Format, target: Target
+    model: str, request: SourceRequest, source: Source, row: Format, target: ExportTarget
 ) -> dict[str, Any]:
-    """What an artifact is made from and with: the part of a certificate known beforehand."""
+    """The part of a certificate that is known before the export: sources and library versions."""
     checkpoint, *adapters = source.origins
     libraries = row.routes[source.framework].libraries
     return {
@@ -145,7 +146,10 @@ def _parity(report: ParityReport) -> dict[str, Any]:
 
 
 def _cpu_model() -> str:
-    """The processor's marketing name; Linux keeps it in one file, elsewhere Python knows some."""
+    """The processor's marketing name.
+
+    Linux has it in ``/proc/cpuinfo``; other systems report it through ``platform``.
+    """
     try:
         lines = Path("/proc/cpuinfo").read_text().splitlines()
     except OSError:

@@ -1,4 +1,4 @@
-"""Reading trained weights without running anything, and loading them strictly.
+"""Reading trained weights without running code, and loading them strictly.
 
 ``.pt`` and ``.pth`` are read by PyTorch's restricted unpickler (``weights_only``), which builds
 tensors and plain containers and refuses every other class; ``.safetensors`` cannot hold code.
@@ -30,14 +30,14 @@ from modelport.gateway.repository.manifest import sha256_of
 PICKLED = frozenset({".pt", ".pth", ".bin"})
 SAFETENSORS = frozenset({".safetensors"})
 
-#: Where training scripts put the state dict; the first that is present counts.
+#: The keys under which training scripts save the state dict; the first one present is used.
 STATE_DICT_KEYS = ("model_state_dict", "state_dict")
 MODEL_KWARGS_KEY = "model_kwargs"
 
-#: Left in front of every key by DataParallel and by torch.compile.
+#: Prefixes that DataParallel and torch.compile add to every key.
 WRAPPER_PREFIXES = ("module.", "_orig_mod.")
 
-#: A counter that inference does not read; checkpoints from before PyTorch 0.4.1 lack it.
+#: A counter that inference does not read; checkpoints older than PyTorch 0.4.1 lack it.
 UNUSED_SUFFIX = ".num_batches_tracked"
 
 KEYS_NAMED = 3  # how many offending keys a message lists before it only counts
@@ -45,7 +45,7 @@ KEYS_NAMED = 3  # how many offending keys a message lists before it only counts
 
 @dataclass(frozen=True, slots=True)
 class Checkpoint:
-    """Trained weights and what came with them."""
+    """Trained weights and the hyper-parameters saved with them."""
 
     filename: str
     sha256: str
@@ -58,7 +58,7 @@ class Checkpoint:
 
 
 def read(path: Path) -> Checkpoint:
-    """The checkpoint at ``path``.
+    """Read the checkpoint at ``path``.
 
     Raises:
         UsageError: there is no such file, its extension names no known format, or its arguments
@@ -101,13 +101,15 @@ def _read_pickled(path: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
     try:
         if zip_guard.is_zip(path):
             zip_guard.check(path, one_root=True)
-        with quiet(), no_code(path.name):  # it warns of pickles that other tools wrote
+        # the unpickler warns about pickles written by other tools
+        with quiet(), no_code(path.name):
             content = torch.load(path, map_location="cpu", weights_only=True)
     except IntegrityError:
         raise
     except pickle.UnpicklingError as error:
         raise _refused(path, error) from error
-    except Exception as error:  # zip, struct, seek, recursion: whatever damage leads to
+    # damage can raise almost anything: zip, struct, seek, recursion errors
+    except Exception as error:
         raise _damaged(path, error) from error
     if not isinstance(content, Mapping):
         raise IntegrityError(
@@ -141,7 +143,7 @@ def _kwargs_of(content: Mapping[str, Any], path: Path) -> dict[str, Any]:
             f"checkpoint '{path}': '{MODEL_KWARGS_KEY}' is not a dict of the model's arguments"
         )
     try:
-        json.dumps(kwargs, allow_nan=False)  # the certificate will hold them
+        json.dumps(kwargs, allow_nan=False)  # the certificate stores them
     except (TypeError, ValueError, RecursionError) as error:
         raise UsageError(
             f"checkpoint '{path}': '{MODEL_KWARGS_KEY}' holds more than plain values ({error}); "
@@ -178,7 +180,7 @@ def _unwrap(state: Mapping[str, Tensor]) -> dict[str, Tensor]:
 
 
 def load_into(module: nn.Module, checkpoint: Checkpoint) -> None:
-    """Copy ``checkpoint`` into ``module``: every key, no other key, every shape.
+    """Copy ``checkpoint`` into ``module``; keys and shapes must match exactly.
 
     Raises:
         UsageError: model and checkpoint do not fit together.

@@ -1,7 +1,7 @@
-"""How an artifact does on held-out data, beside the checkpoint itself.
+"""Accuracy of an artifact on held-out data, compared with the checkpoint's.
 
-The data is one ``.npz`` file: every input by name, ``[N, ...]`` as it travels on the wire, and
-``labels`` ``[N]`` where it is known what is true.
+The data is one ``.npz`` file with every input by name, ``[N, ...]`` in the shapes of the wire, and
+with ``labels`` ``[N]`` if the true answers are known.
 """
 
 from __future__ import annotations
@@ -14,9 +14,9 @@ from pathlib import Path
 import numpy as np
 
 from modelport.exporters import parity
-from modelport.exporters.formats import Session
+from modelport.exporters.formats import ParitySession
 from modelport.exporters.parity import Bounds, Progress
-from modelport.exporters.samples import model_dims
+from modelport.exporters.random_inputs import model_dims
 from modelport.exporters.source import Source
 from modelport.exporters.spec import Decision
 from modelport.gateway.cli.errors import ParityError, UsageError, first_line
@@ -26,15 +26,16 @@ from modelport.gateway.repository.manifest import sha256_of
 from modelport.gateway.types import NUMPY_DTYPES, Array, TensorSpec
 
 LABELS = "labels"
-#: Batches are this large, or the model's largest.
+#: Rows per batch, unless the model's largest batch is smaller.
 BATCH = 8
-#: How much accuracy or AUC may be lost unless told otherwise.
+#: Default for the loss of accuracy or AUC that is accepted.
 DEFAULT_MAX_DROP = 0.01
 
 
 @dataclass(frozen=True, slots=True)
 class HeldOut:
-    """Inputs by name as the model takes them, ``[N, ...]``, and labels where there are any."""
+    """Held-out inputs by name in the model's shapes, ``[N, ...]``, and the labels if there are
+    any."""
 
     name: str
     sha256: str
@@ -47,7 +48,7 @@ class HeldOut:
 
 @dataclass(frozen=True, slots=True)
 class Evaluation:
-    """What the checkpoint and the artifact made of the same rows of ``file``.
+    """Results of the checkpoint and the artifact on the same rows of ``file``.
 
     ``metric`` is ``accuracy`` for an argmax and ``AUC`` for a threshold; None without labels.
     """
@@ -64,7 +65,7 @@ class Evaluation:
 
 
 def read(path: Path, source: Source) -> HeldOut:
-    """The held-out data at ``path``, checked against the signature.
+    """Read the held-out data at ``path`` and check it against the signature.
 
     Raises:
         UsageError: it cannot be read, or an input is missing or has the wrong shape or datatype.
@@ -74,7 +75,7 @@ def read(path: Path, source: Source) -> HeldOut:
             zip_guard.check(path)
         with np.load(path, allow_pickle=False) as file:
             arrays = {name: file[name] for name in file.files}
-    except Exception as error:  # zip, zlib, numpy: whatever damage leads to
+    except Exception as error:  # a damaged file can raise almost anything
         raise UsageError(
             f"--data '{path}' is not a readable .npz file: {error}; write one with numpy.savez"
         ) from error
@@ -125,21 +126,21 @@ def _fit(spec: TensorSpec, array: Array, path: Path) -> Array:
 
 def evaluate(
     source: Source,
-    session: Session,
+    session: ParitySession,
     data: HeldOut,
     bounds: Bounds | None,
     max_drop: float,
     progress: Progress = lambda done, total: None,
 ) -> Evaluation:
-    """Run both over ``data``.
+    """Run the checkpoint and the artifact on ``data`` and compare them.
 
     Args:
-        bounds: what decisions or values must keep; None for fp32, which is proven elsewhere.
-        max_drop: how much of the metric may be lost, in the metric's own unit.
+        bounds: limits for decisions or values; None for fp32, whose proof is elsewhere.
+        max_drop: accepted loss of the metric, in the metric's own unit.
 
     Raises:
         ParityError: a bound is broken.
-        UsageError: the checkpoint itself has no answer to a row.
+        UsageError: the checkpoint itself fails on a row.
     """
     decision = source.spec.decision
     name = decision.output if decision else source.signature.outputs[0].name
@@ -168,7 +169,7 @@ def _telling(kind: type[ModelportError], where: str, remedy: str) -> Iterator[No
 
 
 def _finite(values: Array) -> Array:
-    """No bound is ever broken by NaN."""
+    """Refuse NaN and infinity, which would pass every bound."""
     if values.dtype.kind == "f" and not np.isfinite(values).all():
         raise ValueError("the values are not finite")
     return values

@@ -1,4 +1,4 @@
-"""Converters narrate: through warnings, logging, stdout, and below Python where C++ prints."""
+"""Silence the output of converters: warnings, logging, stdout, and what C++ code prints."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from collections.abc import Iterator
 
 @contextlib.contextmanager
 def muted() -> Iterator[None]:
-    """File descriptor 2 goes nowhere meanwhile, for every thread: keep it short."""
+    """Discard everything written to file descriptor 2, by any thread; keep the block short."""
     sys.stderr.flush()
     kept = os.dup(2)
     nowhere = os.open(os.devnull, os.O_WRONLY)
@@ -28,7 +28,7 @@ def muted() -> Iterator[None]:
 
 @contextlib.contextmanager
 def quiet() -> Iterator[None]:
-    """Nothing that Python code prints, warns of or logs is heard meanwhile."""
+    """Discard everything that Python code prints, warns or logs."""
     disabled = logging.root.manager.disable
     logging.disable(logging.CRITICAL)
     try:

@@ -1,48 +1,42 @@
-"""Proof that an artifact computes what its checkpoint computes; anything less raises.
+"""Numerical proof that an artifact computes what its checkpoint computes.
 
-Both are run on the same seeded inputs: every batch size and axis size that matters, the corners of
-every declared range, then random ones. The framework's eager mode is the reference.
+Both run on the same seeded inputs: every relevant batch size and axis size, the corners of every
+declared range, then random inputs. The framework's eager mode is the reference.
 
-In fp32 every value must lie within tolerance and every decision agree. Lower precisions change the
-values by design, so what they are held to is ``Bounds``: the decisions they leave as they were, or,
-for a model that declares no decision, the relative error.
+In fp32 every value must lie within the tolerance and every decision must agree. Lower precisions
+change values by design, so they are held to ``Bounds`` instead: agreement of decisions or, for a
+model that declares no decision, the relative error. Anything else raises ``ParityError``.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
 
-from modelport.exporters.formats import Session
-from modelport.exporters.samples import corners, draw, name_axes, sizes_of
+from modelport.exporters.formats import ParitySession
+from modelport.exporters.parity_cases import ParityCase, plan
 from modelport.exporters.source import Source
 from modelport.exporters.spec import Decision, ModelSpec
 from modelport.gateway.cli.errors import ParityError, UsageError, first_line
 from modelport.gateway.errors import ModelportError
-from modelport.gateway.types import NUMPY_DTYPES, Array, ModelSignature, TensorSpec
+from modelport.gateway.types import NUMPY_DTYPES, Array, TensorSpec
 
-#: Samples by parameter count, so that a proof takes seconds for a small model and about a minute
-#: for a large one. The first row that is large enough counts.
+#: Number of samples by parameter count: seconds for a small model, about a minute for a large one.
+#: The first row that is large enough is used.
 DEFAULT_SAMPLES = ((5_000_000, 1000), (200_000_000, 64))
 FEWEST_SAMPLES = 16
-
-#: Batch sizes that are always tried, besides the largest.
-BATCH_SIZES = (1, 2, 8)
-
-#: Edge inputs are tried at this many of the smallest batch sizes: an edge is about values.
-EDGE_BATCHES = 2
 
 Progress = Callable[[int, int], None]
 
 
 @dataclass(frozen=True, slots=True)
 class Bounds:
-    """What an artifact in less than fp32 must keep.
+    """Limits for an artifact in a precision below fp32.
 
     Attributes:
-        agreement: fraction of decisions that must be as the checkpoint's.
+        agreement: fraction of decisions that must equal the checkpoint's.
         relative_error: largest ``|error| / |reference|`` over all of an output's values (ratio of
             L2 norms), for a model that declares no decision.
     """
@@ -51,7 +45,7 @@ class Bounds:
     relative_error: float
 
 
-#: By precision; fp32 is held to its tolerance instead.
+#: Limits by precision. fp32 has a tolerance instead.
 BOUNDS: Mapping[str, Bounds] = {
     "fp16": Bounds(agreement=0.995, relative_error=0.01),
     "bf16": Bounds(agreement=0.98, relative_error=0.05),
@@ -59,24 +53,9 @@ BOUNDS: Mapping[str, Bounds] = {
 }
 
 
-@dataclass(frozen=True, slots=True)
-class Case:
-    """One batch of inputs and where it lies in the plan; ``batch`` 0: the model does not batch."""
-
-    batch: int
-    sizes: Mapping[str, int]
-    inputs: Mapping[str, Array]
-    edge: bool = False
-
-    def __str__(self) -> str:
-        parts = [f"batch {self.batch}"] if self.batch else []
-        parts += [f"{name} {size}" for name, size in self.sizes.items()]
-        return ", ".join(parts) + (", edge input" if self.edge else "")
-
-
 @dataclass(slots=True)
 class OutputError:
-    """How far one output was from the reference, over every value compared."""
+    """Difference between one output and its reference, over every value compared."""
 
     max_abs_error: float = 0.0
     mean_abs_error: float = 0.0
@@ -96,7 +75,7 @@ class OutputError:
 
 @dataclass(slots=True)
 class ParityReport:
-    """What was tried and what came of it.
+    """The inputs that were tried and the differences that were found.
 
     ``undecided`` counts decisions so close that both answers lie within the tolerance: they are
     neither agreement nor disagreement.
@@ -131,13 +110,13 @@ class ParityReport:
 
 
 def default_samples(parameter_count: int) -> int:
-    """How many random samples a proof takes unless told otherwise."""
+    """Default number of random samples in a proof."""
     return next((n for most, n in DEFAULT_SAMPLES if parameter_count <= most), FEWEST_SAMPLES)
 
 
 def check(
     source: Source,
-    session: Session,
+    session: ParitySession,
     *,
     samples: int,
     seed: int,
@@ -149,9 +128,9 @@ def check(
     """Compare ``session`` with ``source``.
 
     Args:
-        samples: how many random samples at least; the grid of sizes and the edges always run.
-        bounds: for an artifact in less than fp32; None holds it to the tolerance.
-        progress: told the samples done and the total after each batch.
+        samples: minimum number of random samples; the grid of sizes and the edges always run.
+        bounds: limits for a precision below fp32; None applies the tolerance.
+        progress: called with the samples done and the total after each batch.
 
     Raises:
         ParityError: a name, shape, datatype or value differs, is not finite, or the runtime fails.
@@ -186,48 +165,13 @@ def check(
 
 
 def rehearse(source: Source, seed: int) -> None:
-    """Run the model alone over the grid and the edges.
+    """Run the model alone over the grid of sizes and the edges.
 
     Raises:
-        ParityError: it fails on inputs that its signature allows.
+        ParityError: the model fails on inputs that its signature allows.
     """
     for case in plan(source.signature, source.spec, 0, seed):
         _reference(source, case)
-
-
-def plan(signature: ModelSignature, spec: ModelSpec, samples: int, seed: int) -> Iterator[Case]:
-    """The grid of batch and axis sizes, the edges, then random sizes up to ``samples``."""
-    signature = name_axes(signature)
-    rng = np.random.default_rng(seed)
-    sample = spec.sample or draw
-    largest = signature.max_batch_size
-    batches = sorted({largest, *(b for b in BATCH_SIZES if b <= largest)}) if largest else [0]
-    done = 0
-    for sizes in _grid(signature):
-        for batch in batches:
-            yield Case(batch, sizes, sample(signature, batch, sizes, rng))
-            done += batch or 1
-    for sizes, fills in corners(signature):
-        for batch in batches[:EDGE_BATCHES]:
-            yield Case(batch, sizes, draw(signature, batch, sizes, rng, fills), edge=True)
-    while done < samples:
-        batch = batches[int(rng.integers(len(batches)))]
-        sizes = {
-            name: int(rng.integers(axis.minimum, sizes_of(axis)[-1], endpoint=True))
-            for name, axis in signature.axes.items()
-        }
-        yield Case(batch, sizes, sample(signature, batch, sizes, rng))
-        done += batch or 1
-
-
-def _grid(signature: ModelSignature) -> list[dict[str, int]]:
-    """All axes short, middle and long together; then each alone, the others at their middle."""
-    tried = {name: sizes_of(axis) for name, axis in signature.axes.items()}
-    middle = {name: sizes[len(sizes) // 2] for name, sizes in tried.items()}
-    grid = [{name: sizes[pick] for name, sizes in tried.items()} for pick in (0, -1)]
-    grid.append(middle)
-    grid += [{**middle, name: size} for name, sizes in tried.items() for size in sizes]
-    return [sizes for index, sizes in enumerate(grid) if sizes not in grid[:index]]
 
 
 def _check_names(kind: str, declared: Sequence[TensorSpec], found: Sequence[str]) -> None:
@@ -239,7 +183,7 @@ def _check_names(kind: str, declared: Sequence[TensorSpec], found: Sequence[str]
         )
 
 
-def _reference(source: Source, case: Case) -> dict[str, Array]:
+def _reference(source: Source, case: ParityCase) -> dict[str, Array]:
     try:
         return source.reference(case.inputs)
     except ModelportError:
@@ -251,15 +195,15 @@ def _reference(source: Source, case: Case) -> dict[str, Array]:
         ) from error
 
 
-def _declared_shape(output: TensorSpec, case: Case) -> tuple[int, ...]:
-    """The shape that the signature promises, -1 where it leaves a size open."""
+def _declared_shape(output: TensorSpec, case: ParityCase) -> tuple[int, ...]:
+    """The shape that the signature declares, with -1 for open sizes."""
     dims = output.dims if output.reshape is None else output.reshape
     shape = tuple(case.sizes.get(dim, -1) if isinstance(dim, str) else dim for dim in dims)
     return (case.batch, *shape) if case.batch else shape
 
 
 def _compare(
-    output: TensorSpec, expected: Array, actual: Array, case: Case, report: ParityReport
+    output: TensorSpec, expected: Array, actual: Array, case: ParityCase, report: ParityReport
 ) -> None:
     where = f"output '{output.name}' at {case}"
     for kind, array in (("the model's", expected), ("the artifact's", actual)):
@@ -285,14 +229,16 @@ def _compare(
     _tally(report, output.name, expected, actual, case)
 
 
-def _tally(report: ParityReport, name: str, expected: Array, actual: Array, case: Case) -> None:
+def _tally(
+    report: ParityReport, name: str, expected: Array, actual: Array, case: ParityCase
+) -> None:
     if not expected.size:
         return
     total = report.outputs[name]
     reference = expected.astype(np.float64)
     error = np.abs(actual.astype(np.float64) - reference)
     if expected.dtype.kind == "f":
-        # What is rounded to half precision may be rounded to the next number by another runtime.
+        # Another runtime may round to the neighbouring half-precision number.
         coarse = float(np.finfo(expected.dtype).eps) if expected.dtype.itemsize < 4 else 0.0
         outside = error > report.atol + max(report.rtol, coarse) * np.abs(reference)
     else:
@@ -308,7 +254,7 @@ def _tally(report: ParityReport, name: str, expected: Array, actual: Array, case
 
 
 def _count(
-    case: Case,
+    case: ParityCase,
     expected: Mapping[str, Array],
     actual: Mapping[str, Array],
     report: ParityReport,
@@ -333,7 +279,7 @@ def _count(
 
 
 def decide(decision: Decision, values: Array) -> Array:
-    """What ``values`` of the decision's output lead to: bool, or the index of the largest."""
+    """The decisions that ``values`` lead to: bool, or the index of the largest."""
     if decision.threshold is not None:
         return np.asarray(values >= decision.threshold)
     return np.asarray(values.argmax(axis=-1))
@@ -342,9 +288,9 @@ def decide(decision: Decision, values: Array) -> Array:
 def _undecided(
     decision: Decision, reference: Array, report: ParityReport, spec: ModelSpec
 ) -> Array:
-    """Where a value within tolerance of the reference would decide otherwise; fp32 only.
+    """Mask of decisions that another value within tolerance would reverse; fp32 only.
 
-    A tolerance that was widened on the command line does not widen this one.
+    A tolerance widened on the command line does not widen this one.
     """
     if report.bounds is not None:
         return np.zeros(decide(decision, reference).shape, bool)

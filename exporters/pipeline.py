@@ -1,6 +1,6 @@
-"""One export from beginning to end: load, convert, prove, certify, sign, publish.
+"""The export pipeline: load, convert, prove, certify, sign, publish.
 
-``modelport export`` is a thin shell around ``export``; programs call it with an ``ExportRequest``.
+``modelport export`` is a thin command over ``export``; programs call it with an ``ExportRequest``.
 """
 
 from __future__ import annotations
@@ -17,21 +17,20 @@ from typing import Any
 
 from modelport.exporters import (
     certificate,
-    differences,
     evaluation,
     formats,
+    image_metadata,
     inspection,
-    publish,
-    recording,
+    sample_requests,
     sources,
-    triton_warmup,
 )
-from modelport.exporters.cli import image_flags
-from modelport.exporters.formats import Format, Session, Target
+from modelport.exporters.formats import ExportTarget, Format, ParitySession
 from modelport.exporters.parity import ParityReport
 from modelport.exporters.proof import Checks, Progress, Proof, convert, prove
+from modelport.exporters.publishing import contract, publish
 from modelport.exporters.source import Source
 from modelport.exporters.sources import SourceRequest
+from modelport.exporters.warmup import triton
 from modelport.gateway.cli.errors import UsageError, first_line
 from modelport.gateway.errors import AlreadyExists, ModelportError, Unsupported
 from modelport.gateway.repository import config, signed_config, signing
@@ -45,29 +44,29 @@ QUANTIZATIONS = ("int8",)
 DEFAULT_REPOSITORY = Path("model_repository")
 LABELS_FILE = "labels.txt"
 
-#: What a model is called where ``--name-template`` does not say: by itself, or one of several.
+#: Default ``--name-template`` for one format and for several.
 ONE_NAME, SEVERAL_NAMES = "{name}", "{name}-{format}"
 
 
 @dataclass(frozen=True, slots=True)
 class ExportRequest:
-    """What to export and how.
+    """The options of one export.
 
     Attributes:
         formats: names of ``formats.FORMATS``, or ``all``.
-        name: None takes the spec's.
-        name_template: of ``{name}``, ``{format}`` and ``{precision}``; None takes ``{name}`` for
-            one format and ``{name}-{format}`` for several.
-        version: None is the next free one.
+        name: None uses the spec's.
+        name_template: a template of ``{name}``, ``{format}`` and ``{precision}``; None uses
+            ``{name}`` for one format and ``{name}-{format}`` for several.
+        version: None uses the next free number.
         data: held-out inputs, see ``evaluation``.
-        image, labels: see ``image_flags.describe``.
+        image, labels: see ``image_metadata.describe``.
         sign_key: a private key to sign the certificates with.
         output: a file or folder to write to instead of publishing into ``repository``.
     """
 
     source: SourceRequest
     formats: tuple[str, ...] = ("onnx",)
-    target: Target = field(default_factory=Target)
+    target: ExportTarget = field(default_factory=ExportTarget)
     checks: Checks = field(default_factory=Checks)
     name: str | None = None
     name_template: str | None = None
@@ -82,7 +81,7 @@ class ExportRequest:
 
 @dataclass(frozen=True, slots=True)
 class ExportResult:
-    """What was exported. ``version`` is None where ``output`` was asked for."""
+    """One exported artifact. ``version`` is None if ``output`` was given."""
 
     name: str
     format: str
@@ -96,10 +95,10 @@ class ExportResult:
 
 @dataclass(slots=True)
 class _Artifact:
-    """One format on its way: what it will be called and where it is being written."""
+    """An artifact in the making: its name, and the folder it is written to."""
 
     row: Format
-    target: Target
+    target: ExportTarget
     config: ModelConfig
     folder: Path | Location
     filename: str
@@ -122,7 +121,7 @@ def export(
     rows = _rows(request)
     key = None if request.sign_key is None else signing.load_private_key(request.sign_key)
     progress("loading", 0, 0)
-    source = image_flags.describe(sources.load(request.source), request.image, request.labels)
+    source = image_metadata.describe(sources.load(request.source), request.image, request.labels)
     for row in rows:
         formats.check_route(source, row, request.target)
     checks = request.checks
@@ -137,7 +136,7 @@ def export(
     with ExitStack() as stack:
         for artifact in artifacts:
             with _writing_to(artifact.folder):
-                if request.output is None:  # better known before the work than after it
+                if request.output is None:  # fail before the work rather than after it
                     _check_free(request, source, artifact)
                 artifact.staged = stack.enter_context(publish.staging(artifact.folder))
         for artifact in artifacts:
@@ -149,7 +148,7 @@ def export(
 
 
 def _check_free(request: ExportRequest, source: Source, artifact: _Artifact) -> None:
-    """Raise unless the version may be published; the message names what differs from it."""
+    """Raise unless the version may be published; the message lists the differences."""
     name = artifact.config.name
     try:
         publish.free_version(artifact.folder, artifact.config, request.version)
@@ -161,7 +160,7 @@ def _check_free(request: ExportRequest, source: Source, artifact: _Artifact) -> 
         if not parts:
             raise
         parts["artifact"] = {key: parts["artifact"].get(key) for key in here["artifact"]}
-        found = differences.between(parts, here)
+        found = contract.differences(parts, here)
         raise AlreadyExists(
             f"{error}; "
             + (
@@ -173,7 +172,7 @@ def _check_free(request: ExportRequest, source: Source, artifact: _Artifact) -> 
 
 
 def _rows(request: ExportRequest) -> list[Format]:
-    """The formats asked for, each once; a wrong argument is told before anything is loaded."""
+    """The requested formats without duplicates, checked before anything is loaded."""
     target = request.target
     for flag, value, known in (
         ("--dtype", target.dtype, DTYPES),
@@ -184,7 +183,7 @@ def _rows(request: ExportRequest) -> list[Format]:
     if target.quantize and target.dtype != "fp32":
         raise UsageError("--quantize and --dtype exclude each other; choose one")
     if request.name is not None:
-        publish.check_name(request.name)
+        contract.check_name(request.name)
     names = [n for name in request.formats for n in (formats.ALL if name == "all" else (name,))]
     rows = [formats.find_format(name) for name in dict.fromkeys(names)]
     if target.opset is not None and all(row.name != "onnx" for row in rows):
@@ -199,7 +198,7 @@ def _artifact(request: ExportRequest, source: Source, row: Format, several: bool
     default_opset = row.routes[source.framework].default_opset
     opset = default_opset and (request.target.opset or default_opset)
     name = _fill(template, request.name or source.spec.name, row, request.target)
-    publish.check_name(name)
+    contract.check_name(name)
     wanted = config.build(name, row.platform, source.signature)
     for key, value in source.spec.parameters.items():
         wanted.parameters[key].string_value = value
@@ -211,7 +210,7 @@ def _artifact(request: ExportRequest, source: Source, row: Format, several: bool
     return _Artifact(row, replace(request.target, opset=opset), wanted, folder, filename)
 
 
-def _fill(template: str, name: str, row: Format, target: Target) -> str:
+def _fill(template: str, name: str, row: Format, target: ExportTarget) -> str:
     fields = {"name": name, "format": row.name, "precision": target.precision}
     try:
         for _, field, width, conversion in string.Formatter().parse(template):
@@ -226,7 +225,7 @@ def _fill(template: str, name: str, row: Format, target: Target) -> str:
 
 
 def _destination(request: ExportRequest, row: Format, several: bool) -> tuple[Path | Location, str]:
-    """The folder to write into and the artifact's file name in it."""
+    """The folder to write into, and the artifact's file name in it."""
     default = row.platform.default_filename
     if request.output is None:
         return request.repository, default
@@ -245,10 +244,10 @@ def _destination(request: ExportRequest, row: Format, several: bool) -> tuple[Pa
 def _make(
     request: ExportRequest, source: Source, checks: Checks, artifact: _Artifact, progress: Progress
 ) -> None:
-    """Write the artifact, prove it, and put its certificate beside it."""
+    """Write the artifact, prove it, and write its certificate beside it."""
     started = time.perf_counter()
     row, target, path = artifact.row, artifact.target, artifact.staged / artifact.filename
-    requests = triton_warmup.requests(source.signature, source.spec.sample, checks.seed)
+    requests = triton.requests(source.signature, source.spec.sample, checks.seed)
 
     def told(stage: str, done: int, total: int) -> None:
         progress(f"{row.name}: {stage}", done, total)
@@ -262,9 +261,9 @@ def _make(
         session = _opened(row, path)
         report, found = prove(source, session, target.precision, checks, told)
         if row.name == "savedmodel":
-            from modelport.exporters.formats import tensorflow_warmup
+            from modelport.exporters.warmup import tensorflow_serving
 
-            tensorflow_warmup.write(path, artifact.config.name, requests)
+            tensorflow_serving.write(path, artifact.config.name, requests)
         artifact.proof = Proof(report, found, usage)
         told("recording the checkpoint's answers", 0, 0)
         samples = _record(request, source, artifact.staged, report)
@@ -290,13 +289,14 @@ def _make(
 def _record(
     request: ExportRequest, source: Source, version: Path, report: ParityReport
 ) -> dict[str, Any] | None:
-    """The checkpoint's answers, which a release gate holds the version to; None: no version."""
+    """Record the checkpoint's answers, which a release gate compares a version with; None if no
+    version is published."""
     if request.output is not None:
         return None
-    allowed = recording.tolerance(
+    allowed = sample_requests.tolerance(
         report.atol, report.rtol, report.bounds is not None, report.max_abs_error
     )
-    return recording.record_version(
+    return sample_requests.record_version(
         version,
         source.signature,
         source.spec.sample,
@@ -307,8 +307,8 @@ def _record(
     )
 
 
-def _opened(row: Format, path: Path) -> Session:
-    """The artifact in the runtime that will serve it, which may lack an operator of its format."""
+def _opened(row: Format, path: Path) -> ParitySession:
+    """Open the artifact in the runtime that will serve it; that runtime may lack an operator."""
     try:
         return row.open_session(path, trusted=True)
     except (ModelportError, OSError):
@@ -321,7 +321,8 @@ def _opened(row: Format, path: Path) -> Session:
 
 
 def _check_quantized(path: Path, row: Format, precision: str) -> None:
-    """Converters pass over small tensors: where nothing is left, the name would be a lie."""
+    """Refuse an artifact in which the converter quantised nothing: converters skip small
+    tensors."""
     if not inspection.inspect(path).quantized_share:
         raise Unsupported(
             f"{row.name} leaves every tensor of this model as it is, they are too small for "
@@ -330,15 +331,15 @@ def _check_quantized(path: Path, row: Format, precision: str) -> None:
 
 
 def _furnish(source: Source, artifact: _Artifact, requests: Sequence[Mapping[str, Array]]) -> None:
-    """What lies beside a new model's ``config.pbtxt``: labels and warm-up samples."""
+    """Write the files beside a new model's ``config.pbtxt``: labels and warm-up samples."""
     model = artifact.staged.parent
     if source.labels:
         (model / LABELS_FILE).write_text("\n".join(source.labels) + "\n")
-    triton_warmup.add(artifact.config, model, requests)
+    triton.add(artifact.config, model, requests)
 
 
 def _deliver(request: ExportRequest, artifact: _Artifact) -> ExportResult:
-    names = [name for name in files_of(artifact.staged) if name != recording.FILENAME]
+    names = [name for name in files_of(artifact.staged) if name != sample_requests.FILENAME]
     size = sum((artifact.staged / name).stat().st_size for name in names)
     with _writing_to(artifact.folder):
         if request.output is None:

@@ -1,4 +1,4 @@
-"""Progress of a command on standard error: a bar on a terminal, a line now and then elsewhere."""
+"""Progress of a command on standard error: a bar on a terminal, occasional lines elsewhere."""
 
 from __future__ import annotations
 
@@ -16,16 +16,16 @@ import click
 if TYPE_CHECKING:
     from rich.console import Console
 
-#: Between two lines in a log: many CI systems end a job that says nothing for minutes.
+#: Interval between lines in a log; many CI systems end a job that is silent for minutes.
 LINE_SECONDS = 10.0
-#: Told the stage's name, and how much of it is done of how much (0 of 0: unknown).
+#: Called with the stage's name, the amount done and the total; 0 of 0 means unknown.
 Show = Callable[[str, int, int], None]
 
 
 class Heartbeat:
-    """Repeats ``text`` with the time that has passed; use it as a context.
+    """A context manager that repeats ``text`` with the elapsed time.
 
-    A thread of its own, as the work may not come back for minutes.
+    It runs in its own thread, because the work may take minutes.
     """
 
     def __init__(self, tell: Callable[[str], None], seconds: float | None = None) -> None:
@@ -56,11 +56,12 @@ class Heartbeat:
 
 @contextlib.contextmanager
 def log() -> Iterator[Callable[[str], None]]:
-    """Write lines to standard error as it is now, though converters are muted meanwhile."""
+    """Yield a function that writes to standard error even while converters are muted."""
     stream = sys.stderr
     try:
         descriptor = os.dup(stream.fileno())
-    except (OSError, ValueError, AttributeError):  # a stream of Python's alone, or none
+    # a stream without a file descriptor, or no stream
+    except (OSError, ValueError, AttributeError):
         yield lambda text: click.echo(f"modelport: {text}", file=stream)
         return
 
@@ -76,14 +77,14 @@ def log() -> Iterator[Callable[[str], None]]:
 
 @contextlib.contextmanager
 def heartbeat() -> Iterator[Heartbeat]:
-    """A line on standard error every ``LINE_SECONDS``."""
+    """Write a line to standard error every ``LINE_SECONDS``."""
     with log() as tell, Heartbeat(tell) as beating:
         yield beating
 
 
 @contextlib.contextmanager
 def progress_bar(quiet: bool = False) -> Iterator[Show]:
-    """What follows the stages of a command, on standard error."""
+    """Yield a callback that shows the stages of a command on standard error."""
     from rich.console import Console
 
     console = Console(stderr=True)
@@ -115,7 +116,7 @@ def _bar(console: Console) -> Iterator[Show]:
         task = bar.add_task("", total=None)
 
         def show(stage: str, done: int, total: int) -> None:
-            bar.tasks[task].total = total or None  # update() would take None for "as before"
+            bar.tasks[task].total = total or None  # update() would read None as "unchanged"
             bar.update(task, description=stage, completed=done)
 
         yield show

@@ -1,4 +1,4 @@
-"""Writing one artifact and proving it."""
+"""Write one artifact and prove it."""
 
 from __future__ import annotations
 
@@ -8,23 +8,23 @@ from pathlib import Path
 
 from modelport.exporters import evaluation, parity
 from modelport.exporters.evaluation import Evaluation, HeldOut
-from modelport.exporters.formats import Format, Session, Target
+from modelport.exporters.formats import ExportTarget, Format, ParitySession
 from modelport.exporters.parity import BOUNDS, Bounds, ParityReport
-from modelport.exporters.resources import Usage, measured
+from modelport.exporters.resource_usage import Usage, measured
 from modelport.exporters.source import Source
 from modelport.gateway.errors import Unsupported
 
-#: Told the stage's name, and how much of it is done of how much (0 of 0: unknown).
+#: Called with the stage's name, the amount done and the total; 0 of 0 means unknown.
 Progress = Callable[[str, int, int], None]
 
 
 @dataclass(frozen=True, slots=True)
 class Checks:
-    """What an artifact is held to; None takes the default of the spec or the precision.
+    """Limits that an artifact is held to; None uses the default of the spec or the precision.
 
     Attributes:
         agreement, relative_error: replace ``parity.BOUNDS`` below fp32.
-        max_drop: how much accuracy or AUC may be lost on ``data``.
+        max_drop: accepted loss of accuracy or AUC on ``data``.
     """
 
     samples: int | None = None
@@ -39,36 +39,36 @@ class Checks:
 
 @dataclass(frozen=True, slots=True)
 class Proof:
-    """What an artifact was found to be, and what writing it cost."""
+    """The results of a proof, and the resources that writing the artifact took."""
 
     report: ParityReport
     evaluation: Evaluation | None
     usage: Usage
 
 
-def convert(source: Source, row: Format, target: Target, path: Path, checks: Checks) -> Usage:
+def convert(source: Source, row: Format, target: ExportTarget, path: Path, checks: Checks) -> Usage:
     """Write the artifact to ``path``.
 
     Raises:
         Unsupported: the converter refuses.
-        ParityError: it is the model that cannot run.
+        ParityError: the model itself cannot run.
     """
     with measured() as usage:
         try:
             row.export(source, path, target)
         except Unsupported:
-            # An exporter blames its operators even where it is the model that cannot run.
+            # Converters blame their operators even if the model itself cannot run.
             parity.rehearse(source, checks.seed)
             raise
     return usage
 
 
 def prove(
-    source: Source, session: Session, precision: str, checks: Checks, progress: Progress
+    source: Source, session: ParitySession, precision: str, checks: Checks, progress: Progress
 ) -> tuple[ParityReport, Evaluation | None]:
-    """Hold an opened artifact against its source; anything less raises ``ParityError``.
+    """Compare an opened artifact with its source; raise ``ParityError`` if they differ.
 
-    Below fp32, held-out data, where there is any, decides in place of random inputs.
+    Below fp32, held-out data decides instead of random inputs, if it is given.
     """
     spec, bounds = source.spec, _bounds(precision, checks)
     unbound = Bounds(agreement=0.0, relative_error=float("inf"))

@@ -1,7 +1,9 @@
-"""The header of a ``.safetensors`` file, read strictly: every reader finds the same tensors in it.
+"""Strict validation of the header of a ``.safetensors`` file.
 
-8 bytes: length of the header; the header: JSON, {"name": {"dtype", "shape", "data_offsets"}};
-then the values of all tensors, one after another
+Every reader of a valid file finds the same tensors in it.
+
+Layout: 8 bytes with the header's length; the header,
+JSON {"name": {"dtype", "shape", "data_offsets"}}; then the values of all tensors.
 """
 
 from __future__ import annotations
@@ -18,10 +20,10 @@ METADATA = "__metadata__"
 
 
 def check(path: Path) -> None:
-    """Refuse a file with a name twice, or with values that overlap, are missing or are nobody's.
+    """Refuse a file with duplicate names, or with values that overlap or leave gaps.
 
     Raises:
-        IntegrityError: naming what is wrong.
+        IntegrityError: the message names the problem.
     """
     try:
         with path.open("rb") as file:
@@ -37,7 +39,7 @@ def check(path: Path) -> None:
         ]
         places = [0, *itertools.chain.from_iterable(sorted(spans)), size]
         if places[::2] != places[1::2]:
-            raise ValueError("its tensors overlap, or leave bytes to nobody")
+            raise ValueError("its tensors overlap or leave gaps")
     except (ValueError, LookupError, TypeError, AttributeError, RecursionError) as error:
         raise IntegrityError(
             f"'{path.name}' is truncated or damaged, or was made to be read in two ways ({error}); "
@@ -48,5 +50,5 @@ def check(path: Path) -> None:
 def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     found = dict(pairs)
     if len(found) != len(pairs):
-        raise ValueError("a name is there twice")
+        raise ValueError("a name occurs twice")
     return found

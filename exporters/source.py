@@ -1,4 +1,4 @@
-"""The loaded model that every artifact is made from and held against, whatever its framework."""
+"""The loaded model that artifacts are made from and compared with, in any framework."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from modelport.exporters.spec import ModelSpec
 from modelport.gateway.repository.manifest import sha256_of
 from modelport.gateway.types import Array, ModelSignature
 
-#: Inputs by name, batch dimension first, to outputs by name.
+#: Maps inputs by name, batch dimension first, to outputs by name.
 Reference = Callable[[Mapping[str, Array]], dict[str, Array]]
 
 
 class Framework(StrEnum):
-    """What a model was trained in; decides which formats it has a route to."""
+    """The framework that a model was trained in; it determines the available formats."""
 
     PYTORCH = "pytorch"
     TENSORFLOW = "tensorflow"
@@ -26,7 +26,7 @@ class Framework(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Origin:
-    """A file or folder that was read: its name without the path, and a digest of its content."""
+    """A file or folder that was read: its name without the path, and the digest of its content."""
 
     name: str
     sha256: str
@@ -48,9 +48,9 @@ class Source:
         model: an ``nn.Module`` in ``eval`` mode, or a callable ``tf.Module`` or ``keras.Model``.
         reference: the model in eager mode; what an artifact must compute.
         parameter_count: trained values, buffers excluded.
-        origins: what it was read from, the checkpoint first, then adapters.
-        model_kwargs: the hyper-parameters that the factory was given.
-        labels: names of the classes of the decision's output, where the checkpoint knows them.
+        origins: the files it was read from: the checkpoint, then adapters.
+        model_kwargs: the hyper-parameters passed to the factory.
+        labels: class names of the decision's output, if the checkpoint has them.
     """
 
     framework: Framework

@@ -1,4 +1,4 @@
-"""What a model declares about itself so that it can be exported and proven, and how it is found.
+"""A model's declaration for export and proof, and the lookup of models by name.
 
 A model is named by a registered name or as ``package.module:factory``. The factory is any callable
 that returns an ``nn.Module``, usually the class; an attribute ``modelport_spec`` on the factory, or
@@ -33,7 +33,7 @@ ATTRIBUTE = "modelport_spec"
 
 DEFAULT_RTOL = 1e-4
 
-#: From one bfloat16 to the next, relative: another runtime may round to the neighbour.
+#: Relative distance between neighbouring bfloat16 numbers; runtimes may round to either.
 BFLOAT16_STEP = 2.0**-7
 
 Shape = tuple[int, ...]
@@ -43,7 +43,7 @@ Sampler = Callable[[ModelSignature, int, Mapping[str, int], np.random.Generator]
 
 @dataclass(frozen=True, slots=True)
 class Decision:
-    """What a caller decides from ``output``: ``>= threshold``, or the argmax of the last axis.
+    """The decision a caller takes from ``output``: ``>= threshold``, or argmax of the last axis.
 
     ``minimum_agreement`` holds in fp32, over the decisions that are not within tolerance of a tie.
     """
@@ -55,18 +55,18 @@ class Decision:
 
 @dataclass(frozen=True, slots=True)
 class ModelSpec:
-    """How one model is exported and proven.
+    """The export and proof settings of one model.
 
     Attributes:
-        name: the model's name in the repository, unless ``--name`` says otherwise.
-        signature: from the module and the largest batch size to what the model takes and gives.
-            Inputs are in the order of ``forward``'s arguments, outputs in that of its results.
-        infer_kwargs: hyper-parameters from the state dict's shapes and those already known.
-        sample: inputs for a batch size and axis sizes; None: drawn from the signature's ranges.
+        name: the model's name in the repository, unless ``--name`` gives another.
+        signature: maps the module and the largest batch size to the model's signature. Inputs are
+            in the order of ``forward``'s arguments, outputs in the order of its results.
+        infer_kwargs: derives hyper-parameters from the state dict's shapes and the known ones.
+        sample: generates inputs for a batch size and axis sizes; None: from the signature's ranges.
         atol, rtol: an output is right if ``|error| <= atol + rtol * |reference|``.
         parameters: further entries for ``config.pbtxt``.
         twin: ``module:attribute`` of the ``exporters.keras_ports.Twin`` that computes the same in
-            Keras; without one there is no route to TensorFlow's formats.
+            Keras; without one, TensorFlow's formats are not available.
     """
 
     name: str
@@ -81,7 +81,8 @@ class ModelSpec:
 
 
 def classifies_images(module: Any, max_batch_size: int) -> ModelSignature:
-    """``image`` ``[C, H, W]`` to ``logits`` ``[classes]``, by the module's own sizes."""
+    """A signature from ``image`` ``[C, H, W]`` to ``logits`` ``[classes]``, with the module's
+    sizes."""
     size = module.image_size
     return ModelSignature(
         inputs=(TensorSpec("image", Datatype.FP32, (module.in_channels, size, size)),),
@@ -91,10 +92,10 @@ def classifies_images(module: Any, max_batch_size: int) -> ModelSignature:
 
 
 def count_blocks(shapes: Mapping[str, Shape], prefix: str) -> int:
-    """How many numbered blocks ``<prefix>N.`` a state dict has.
+    """Count the numbered blocks ``<prefix>N.`` of a state dict.
 
     Raises:
-        KeyError: none.
+        KeyError: there are none.
     """
     numbers = {int(k.removeprefix(prefix).split(".")[0]) for k in shapes if k.startswith(prefix)}
     if not numbers:
@@ -103,7 +104,7 @@ def count_blocks(shapes: Mapping[str, Shape], prefix: str) -> int:
 
 
 def find_factory(model: str) -> Factory:
-    """The callable that ``--model`` names; the working directory is importable.
+    """Import the callable that ``--model`` names; the working directory is importable.
 
     Raises:
         UsageError: there is no such name, module or attribute, or importing it fails.
@@ -135,13 +136,13 @@ def find_factory(model: str) -> Factory:
 def build(
     model: str, shapes: Mapping[str, Shape], known: Mapping[str, Any]
 ) -> tuple[nn.Module, ModelSpec | None, dict[str, Any]]:
-    """The untrained module that ``model`` names, its spec, and the hyper-parameters it was given.
+    """Build the untrained module that ``model`` names; return it, its spec and hyper-parameters.
 
-    The spec is None where nothing declares one.
+    The spec is None if nothing declares one.
 
     Args:
         model: a registered name or ``package.module:factory``.
-        shapes: of the state dict that will be loaded; fills in hyper-parameters nobody gave.
+        shapes: shapes of the state dict to load; they determine missing hyper-parameters.
         known: hyper-parameters from the command line and the checkpoint.
 
     Raises:

@@ -1,6 +1,6 @@
-"""TensorFlow and Keras, imported so that they keep quiet: always from here, never directly.
+"""TensorFlow and Keras, imported without their start-up messages; import them only from here.
 
-Importing them takes seconds and some 780 MB of memory: do it where they are needed at once.
+The import takes seconds and about 780 MB of memory, so import this module only where it is needed.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from modelport.exporters.output_capture import muted
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
 os.environ["KERAS_BACKEND"] = "tensorflow"
 
-with muted():  # what it says before its logging is set up ignores the level
+with muted():  # messages printed before logging is configured ignore the level
     import keras
     import tensorflow as tf
 

@@ -1,7 +1,7 @@
-"""A published version, checked: it is what was published, and its proof still holds.
+"""Verification of a published version: unchanged files, and a proof that still holds.
 
-``check`` reads files and runs nothing of a version. ``prove`` loads the checkpoint and runs the
-artifact, as serving it does.
+``check`` reads files and runs no code of the version. ``prove`` loads the checkpoint and runs the
+artifact, as serving does.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from typing import Any
 
 from modelport.exporters import evaluation, formats, proof, sources
 from modelport.exporters.evaluation import Evaluation
-from modelport.exporters.formats import Format, Session, Target
+from modelport.exporters.formats import ExportTarget, Format, ParitySession
 from modelport.exporters.models import registered
 from modelport.exporters.parity import BOUNDS, ParityReport
 from modelport.exporters.proof import Checks, Progress
@@ -28,17 +28,17 @@ from modelport.gateway.repository.manifest import sha256_of
 from modelport.gateway.repository.scan import VERSION_NAME
 from modelport.gateway.repository.signing import PublicKey, VersionCertificate
 
-#: Where a checkpoint is looked for by the name in the certificate.
+#: Folders searched for the checkpoint named in the certificate.
 CHECKPOINT_FOLDERS = (Path(), Path("checkpoints"))
 
 
 @dataclass(frozen=True, slots=True)
 class Checked:
-    """A version whose files are those that its manifest and its certificate list.
+    """A version whose files match its manifest and its certificate.
 
     Attributes:
-        signer: fingerprint of the key that it says it is signed with; None: not signed.
-        keys: those that the caller gave; the signature was verified with one of them.
+        signer: fingerprint of the key that the version says it is signed with; None: not signed.
+        keys: the caller's keys; one of them verified the signature.
     """
 
     path: Path
@@ -50,21 +50,21 @@ class Checked:
 
     @property
     def trusted(self) -> bool:
-        """Whether somebody whom the caller trusts signed it."""
+        """Whether a key that the caller trusts signed the version."""
         return bool(self.keys)
 
 
 @dataclass(frozen=True, slots=True)
 class Claim:
-    """What a certificate says was proven, and what it takes to do so again.
+    """The contents of a certificate's proof, and the sources needed to repeat it.
 
     Attributes:
-        source: its ``checkpoint`` is the name alone.
+        source: its ``checkpoint`` is a file name without a path.
         origins: the checkpoint, then the adapters.
     """
 
     format: Format
-    target: Target
+    target: ExportTarget
     source: SourceRequest
     origins: tuple[Origin, ...]
     checks: Checks
@@ -74,16 +74,16 @@ class Claim:
 
 
 @dataclass(frozen=True, slots=True)
-class Given:
-    """What a certificate only names, and the caller has.
+class VerificationInputs:
+    """The files and permissions that the caller supplies to repeat a proof.
 
     Attributes:
-        checkpoint: None looks for the certificate's in ``CHECKPOINT_FOLDERS``.
-        lora: the adapters, where the certificate names some.
-        model: the certificate's factory, to say that its code may run.
-        data: the held-out inputs, where the certificate has an evaluation.
-        trust: what the version holds and its certificate names may run, though it is not signed
-            with a key that the caller gave.
+        checkpoint: None searches ``CHECKPOINT_FOLDERS`` for the one in the certificate.
+        lora: the adapters, if the certificate names some.
+        model: the certificate's factory, as permission to run its code.
+        data: the held-out inputs, if the certificate has an evaluation.
+        trust: run the version's artifact and the certificate's factory although no given key
+            signed them.
     """
 
     checkpoint: Path | None = None
@@ -95,7 +95,7 @@ class Given:
 
 @dataclass(frozen=True, slots=True)
 class Proven:
-    """What was found this time, beside what the certificate says."""
+    """The results of this proof, beside those of the certificate."""
 
     claim: Claim
     report: ParityReport
@@ -103,10 +103,10 @@ class Proven:
 
 
 def find_version(path: Path) -> Path:
-    """The folder of a version: ``path`` itself, or the newest version of the model there.
+    """Find the folder of a version: ``path`` itself, or the newest version of the model there.
 
     Raises:
-        UsageError: it is neither.
+        UsageError: ``path`` is neither.
     """
     path = Path(os.path.abspath(path))
     try:
@@ -124,13 +124,13 @@ def find_version(path: Path) -> Path:
 
 
 def check(version: Path, keys: Collection[PublicKey] = ()) -> Checked:
-    """Hold the files of ``version`` against its manifest, its certificate and its signature.
+    """Check the files of ``version`` against its manifest, its certificate and its signature.
 
     Args:
-        keys: it must be signed with one of them; none: who signed it is read, not verified.
+        keys: one of them must have signed the version; without keys the signer is not verified.
 
     Raises:
-        IntegrityError: something is changed, missing or unlisted, or the signature does not fit.
+        IntegrityError: a file is changed, missing or unlisted, or the signature does not match.
     """
     model = version.parent.name
     if not manifest.verify(version):
@@ -145,18 +145,20 @@ def check(version: Path, keys: Collection[PublicKey] = ()) -> Checked:
 
 
 def prove(
-    version: Checked, given: Given, progress: Progress = lambda stage, done, total: None
+    version: Checked,
+    given: VerificationInputs,
+    progress: Progress = lambda stage, done, total: None,
 ) -> Proven:
-    """Run artifact and checkpoint on the inputs that the certificate describes.
+    """Run the artifact and the checkpoint on the inputs that the certificate describes.
 
-    An artifact that can do more than compute runs only if it is signed, or ``given.trust``; a
-    signed one is run from a copy that nobody can change meanwhile.
+    An artifact that can do more than compute runs only if it is signed, or if ``given.trust``; a
+    signed one runs from a private copy, so that nobody can change it meanwhile.
 
     Raises:
-        Unsupported: it is native code, and nobody vouches for it.
-        UsageError: what the certificate names is not there, or something else is.
+        Unsupported: the artifact is native code that no trusted key signed.
+        UsageError: a file named in the certificate is missing, or is another one.
         ParityError: the artifact does not compute what the checkpoint computes.
-        IntegrityError: the certificate does not say what was proven; the checkpoint is damaged.
+        IntegrityError: the certificate is incomplete, or the checkpoint is damaged.
     """
     claim = _claim(version.certificate.document)
     _check_factory(claim.source.model, version, given)
@@ -195,13 +197,13 @@ def _claim(document: Mapping[str, Any]) -> Claim:
             inputs=tuple(model["inputs"]),
             output_names=tuple(model["output_names"]),
         )
-        if source.checkpoint.name != str(source.checkpoint):  # it is looked for by this name
+        if source.checkpoint.name != str(source.checkpoint):  # it is searched for by this name
             raise ValueError(source.checkpoint)
         if not isinstance(source.model, str | None):
             raise TypeError(source.model)
         return Claim(
             format=formats.find_format(artifact["format"]),
-            target=Target(artifact["dtype"], artifact["quantize"], artifact["opset"]),
+            target=ExportTarget(artifact["dtype"], artifact["quantize"], artifact["opset"]),
             source=source,
             origins=tuple(
                 Origin(origin["file"], origin["sha256"])
@@ -215,7 +217,7 @@ def _claim(document: Mapping[str, Any]) -> Claim:
 
 
 def _checks(proven: Mapping[str, Any], found: Evaluation | None) -> Checks:
-    """What the artifact was held to."""
+    """The limits that the artifact was held to."""
     tolerance, bounds = proven["tolerance"], proven["bounds"]
     return Checks(
         samples=int(proven["samples"]),
@@ -229,7 +231,7 @@ def _checks(proven: Mapping[str, Any], found: Evaluation | None) -> Checks:
 
 
 def _limit(value: Any) -> float:
-    """To be within NaN or infinity would prove nothing."""
+    """Refuse NaN and infinity, which would limit nothing."""
     if not 0 <= float(value) < float("inf"):
         raise ValueError(value)
     return float(value)
@@ -249,20 +251,20 @@ def _reading_certificate() -> Iterator[None]:
 # -- what it names --------------------------------------------------------------------------------
 
 
-def _check_factory(factory: str | None, version: Checked, given: Given) -> None:
-    """A certificate is no more than a file: what it names is run only where someone vouches."""
+def _check_factory(factory: str | None, version: Checked, given: VerificationInputs) -> None:
+    """Refuse to run the certificate's factory unless the caller vouches for it."""
     if given.model is not None and given.model != factory:
         raise UsageError(f"--model '{given.model}' is not the certificate's, '{factory}'")
     known = registered()
     if version.trusted or given.trust or given.model or factory in (None, *known, *known.values()):
         return
     raise UsageError(
-        f"the proof runs '{factory}', which the certificate names and nobody vouches for; say "
+        f"the proof runs '{factory}', which the certificate names and nobody vouches for; give "
         f"--model {factory} or --trust if you trust it, or check the signature with --public-key"
     )
 
 
-def _load(claim: Claim, given: Given) -> Source:
+def _load(claim: Claim, given: VerificationInputs) -> Source:
     checkpoint, *adapters = claim.origins
     if bool(adapters) != (given.lora is not None):
         raise UsageError(
@@ -286,7 +288,7 @@ def _find_checkpoint(origin: Origin) -> Path:
     found = [path for path in found if path.exists()]
     if not found:
         raise UsageError(
-            f"checkpoint '{origin.name}' is neither here nor in checkpoints/; say where with "
+            f"checkpoint '{origin.name}' is neither here nor in checkpoints/; give its path with "
             "--checkpoint, or check the files alone with --integrity"
         )
     same = (path for path in found if path.is_file() and sha256_of(path) == origin.sha256)
@@ -300,7 +302,7 @@ def _another(kind: str, path: Path, origin: Origin) -> UsageError:
     )
 
 
-def _held_out(claim: Claim, given: Given, source: Source) -> evaluation.HeldOut | None:
+def _held_out(claim: Claim, given: VerificationInputs, source: Source) -> evaluation.HeldOut | None:
     if given.data is not None:
         data = evaluation.read(given.data, source)
         if claim.evaluation is not None and data.sha256 != claim.evaluation.sha256:
@@ -313,7 +315,7 @@ def _held_out(claim: Claim, given: Given, source: Source) -> evaluation.HeldOut 
     return None
 
 
-def _open(claim: Claim, folder: Path, where: str, trusted: bool) -> Session:
+def _open(claim: Claim, folder: Path, where: str, trusted: bool) -> ParitySession:
     try:
         return claim.format.open_session(folder / claim.format.platform.default_filename, trusted)
     except ModelportError:

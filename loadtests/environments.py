@@ -1,7 +1,7 @@
-"""Cached environments for tools and peers: in `.peers/` of a checkout, else in the user's cache.
+"""Cached environments for tools and peers, in `.peers/` of a checkout or in the user's cache.
 
-Each environment is made once and reused while its requirements stay the same. Only the standard
-library is imported here: a fresh machine starts with Python, apt and pip.
+Each environment is made once and reused while its requirements stay the same. This module imports
+only the standard library: a fresh machine starts with Python, apt and pip.
 """
 
 from __future__ import annotations
@@ -14,24 +14,26 @@ import tarfile
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
+#: The same runtime in every compared server.
+ONNXRUNTIME = "onnxruntime==1.31.1"
 
 
 class Missing(RuntimeError):
-    """Something this machine lacks, said so that a person can supply it."""
+    """A tool or file that this machine lacks; the message says how to supply it."""
 
 
 def cache() -> Path:
-    """modelport's folder in the user's cache, which may not exist yet."""
+    """modelport's folder in the user's cache; it may not exist yet."""
     return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "modelport"
 
 
 def peers() -> Path:
-    """The folder of all environments: an installed package writes nothing beside itself."""
+    """The folder of all environments; an installed package writes nothing beside itself."""
     return ROOT / ".peers" if (ROOT / "pyproject.toml").is_file() else cache() / "peers"
 
 
 def folder(name: str) -> Path:
-    """A folder under ``peers()``, which hides itself from git."""
+    """A folder under ``peers()``, which git ignores."""
     peers().mkdir(parents=True, exist_ok=True)
     (peers() / ".gitignore").write_text("*\n")
     path = peers() / name
@@ -40,7 +42,8 @@ def folder(name: str) -> Path:
 
 
 def venv(name: str, *requirements: str, dependencies: bool = True) -> Path:
-    """The bin folder of the environment `name`, made when absent or when it asks for more."""
+    """The bin folder of the environment `name`, made if it is missing or its requirements
+    changed."""
     home = folder("env") / name
     marker, wanted = home / "requirements.txt", "\n".join([sys.version, *requirements])
     if marker.is_file() and marker.read_text() == wanted:
@@ -56,7 +59,7 @@ def venv(name: str, *requirements: str, dependencies: bool = True) -> Path:
 
 
 def npm_package(name: str, version: str) -> Path:
-    """The folder of an npm package, unpacked here: for programs that are shipped in one."""
+    """The folder of an unpacked npm package, for programs that are distributed by npm."""
     home = folder("npm") / f"{name.strip('@').replace('/', '-')}-{version}"
     if not (home / "package").is_dir():
         shutil.rmtree(home, ignore_errors=True)
@@ -73,7 +76,7 @@ def npm_package(name: str, version: str) -> Path:
 
 
 def debian_library(package: str) -> Path:
-    """The folder of a Debian package's shared libraries, unpacked here, not installed."""
+    """The folder of a Debian package's shared libraries, unpacked but not installed."""
     home = folder("debian") / package
     if not any(home.rglob("*.so*")):
         shutil.rmtree(home, ignore_errors=True)
@@ -89,7 +92,7 @@ def debian_library(package: str) -> Path:
 
 
 def debian_program(name: str, package: str) -> str:
-    """The path of a program, installed by apt when it is missing and this user may."""
+    """The path of a program, installed by apt if it is missing and the user may do so."""
     if found := shutil.which(name):
         return found
     if os.geteuid() != 0 or shutil.which("apt-get") is None:
@@ -103,7 +106,7 @@ def debian_program(name: str, package: str) -> str:
 
 
 def _try(command: list[str], cwd: Path) -> str:
-    """Empty on success, else what the command said."""
+    """Run a command; return its output if it fails, otherwise an empty string."""
     done = subprocess.run(command, cwd=cwd, capture_output=True, text=True, check=False)
     return "" if done.returncode == 0 else (done.stderr or done.stdout).strip()[-500:]
 

@@ -1,4 +1,4 @@
-"""The machine that something was measured on, and the versions of what ran."""
+"""Description of the machine, and the versions of the libraries."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Load on a model server, in any of its dialects, with Locust's web page or without.
+"""A Locust file that loads a model server in any protocol, with or without Locust's web page.
 
     locust -f loadtests/locustfile.py --host http://localhost:8000 --model fraud
     locust -f loadtests/locustfile.py --host http://localhost:8000 --model fraud \\
@@ -12,11 +12,13 @@ figures are rounded.
 
 from __future__ import annotations
 
+import contextlib
+import ctypes
 import sys
 from collections.abc import Callable
 from typing import Any
 
-# Locust puts this folder first, and takes the first entry away again: here it would hide modules
+# Locust puts this folder first, and removes the first entry again; here it would hide modules
 # of the standard library (statistics).
 sys.path[0] = sys.path[1]
 
@@ -24,13 +26,11 @@ import gevent  # noqa: E402
 from locust import events  # noqa: E402
 from locust.env import Environment  # noqa: E402
 
-from modelport.loadtests import plan as plans  # noqa: E402
-from modelport.loadtests.recording import EXIT_UNWRITTEN  # noqa: E402
-from modelport.loadtests.target import Target  # noqa: E402
-from modelport.loadtests.users import timers  # noqa: E402
-from modelport.loadtests.users.conductor import Conductor, Impossible, Lane  # noqa: E402
-from modelport.loadtests.users.sockets import Sockets  # noqa: E402
-from modelport.loadtests.users.user import (  # noqa: E402, F401  # Locust finds them by their names here
+from modelport.loadtests import locust_arguments as plans  # noqa: E402
+from modelport.loadtests.sample_recording import EXIT_UNWRITTEN  # noqa: E402
+from modelport.loadtests.target import LoadTestTarget  # noqa: E402
+from modelport.loadtests.users.load_driver import Conductor, Impossible, Lane  # noqa: E402
+from modelport.loadtests.users.locust_users import (  # noqa: E402, F401  # Locust finds them by their names here
     USERS,
     ModelUser,
     OipGrpcUser,
@@ -43,15 +43,18 @@ from modelport.loadtests.users.user import (  # noqa: E402, F401  # Locust finds
     TritonGrpcUser,
     TritonHttpUser,
 )
+from modelport.loadtests.users.sockets import Sockets  # noqa: E402
 
-#: Exit status where nothing could be asked.
+#: Exit status if no request could be sent.
 IMPOSSIBLE = 2
+#: ``prctl``'s number for timer slack, and the smallest slack, in nanoseconds.
+PR_SET_TIMERSLACK, SLACK_NANOSECONDS = 29, 1
 
 events.init_command_line_parser.add_listener(plans.add_arguments)  # type: ignore[no-untyped-call]
 
 
 class Loads:
-    """Of one process: the load that runs."""
+    """The running load of this process."""
 
     def __init__(self) -> None:
         self.conductor: Conductor | None = None
@@ -63,8 +66,8 @@ LOADS = Loads()
 
 @events.test_start.add_listener  # type: ignore[untyped-decorator]
 def prepare(environment: Environment, **_: Any) -> None:
-    """Before any user starts: the targets, the payloads, and which users there are."""
-    timers.exact()
+    """Prepare targets, payloads and user classes before any user starts."""
+    _wake_precisely()
     options = environment.parsed_options
     assert options is not None
     chosen = options.user_classes or ()  # by name, on the command line
@@ -100,7 +103,7 @@ def begin(**_: Any) -> None:
 
 @events.test_stop.add_listener  # type: ignore[untyped-decorator]
 def save(**_: Any) -> None:
-    """Stopped by hand, or by a signal: what was measured is kept."""
+    """Keep the measurements when the test is stopped by hand or by a signal."""
     if LOADS.conductor is not None:
         LOADS.conductor.save()
 
@@ -111,7 +114,7 @@ def leave(**_: Any) -> None:
 
 
 def _user(conductor: Conductor, lanes: tuple[Lane, ...], count: int) -> type[ModelUser]:
-    """A class of Locust's for the ``count`` users who ask ``lanes``."""
+    """A Locust class for the ``count`` users of ``lanes``."""
     first = lanes[0]
     kind = USERS[first.target.protocol]
     told = {"conductor": conductor, "lanes": lanes, "host": first.target.address}
@@ -119,14 +122,14 @@ def _user(conductor: Conductor, lanes: tuple[Lane, ...], count: int) -> type[Mod
 
 
 def _reporter(environment: Environment, plan: plans.Plan) -> Any:
-    """Tells Locust of every request, for its charts; not where only the raw samples count."""
+    """A callback that reports requests to Locust's charts; None if only the raw samples matter."""
     options = environment.parsed_options
     assert options is not None
     if options.headless and plan.samples_to is not None:
         return None
     fire: Callable[..., None] = environment.events.request.fire
 
-    def report(target: Target, seconds: float, size: int, problem: str | None) -> None:
+    def report(target: LoadTestTarget, seconds: float, size: int, problem: str | None) -> None:
         fire(
             request_type=target.protocol.value,
             name=target.model,
@@ -140,7 +143,7 @@ def _reporter(environment: Environment, plan: plans.Plan) -> Any:
 
 
 def _end(environment: Environment) -> None:
-    """From within a user: another greenlet stops the runner, or it would wait for itself."""
+    """Stop the runner from within a user, in another greenlet; the runner waits for its users."""
     runner, options = environment.runner, environment.parsed_options
     assert runner is not None
     assert options is not None
@@ -150,14 +153,20 @@ def _end(environment: Environment) -> None:
 
 
 def _give_up(environment: Environment, message: str) -> None:
-    """Nothing can be asked: said on the error stream, and on the web page's list of exceptions."""
+    """Report on stderr and on the web page that no request can be sent."""
     runner, options = environment.runner, environment.parsed_options
     assert runner is not None
     assert options is not None
     print(f"locust: error: {message}", file=sys.stderr, flush=True)
     runner.log_exception("local", message, "")
     for user in environment.user_classes:
-        user.lanes = ()  # type: ignore[attr-defined]  # all are ours: they end at once
+        user.lanes = ()  # type: ignore[attr-defined]  # without lanes these users end at once
     if options.headless:
         environment.process_exit_code = IMPOSSIBLE
     _end(environment)
+
+
+def _wake_precisely() -> None:
+    """Reduce the timer slack of this thread, 50 microseconds by default; Linux only."""
+    with contextlib.suppress(OSError, AttributeError):
+        ctypes.CDLL(None).prctl(PR_SET_TIMERSLACK, SLACK_NANOSECONDS, 0, 0, 0)

@@ -1,19 +1,19 @@
-"""What is sent, and what must come back; as files.
+"""Payloads of load tests: requests and their expected answers, in memory and as files.
 
 A payload file is the ``--input-data`` JSON of perf_analyzer, whose "data" has an entry for each
-row, in shapes without the batch, with one key more, which perf_analyzer passes over::
+row, in shapes without the batch, with an additional key, which perf_analyzer ignores::
 
     "modelport": {"inputs": {"tokens": "INT64"}, "outputs": {"probability": "FP32"},
                   "answers": [{"probability": {"content": [0.03], "shape": [1]}}],
                   "batch_size": 1, "reshape": {"seq_lens": []}, "atol": 5e-6, "rtol": 1e-5}
 
-``answers``: what must come back, not in its "validation_data", which it compares bit by bit.
-``batch_size``: rows of a request; 0: the model does not batch, an entry is a request as it is.
+``answers``: the expected answers; "validation_data" would be compared bit by bit.
+``batch_size``: rows of a request; 0: the model does not batch, and an entry is a request.
 Without that key the model's signature says what the tensors are, and "validation_data" what must
 come back.
 
-Recorded requests may also be an Open Inference Protocol request ("outputs" with data are what must
-come back), one such in every line, or an ``.npz`` of rows by the tensors' names.
+Recorded requests may also be an Open Inference Protocol request (its "outputs" with data are
+expected), one such per line, or an ``.npz`` of rows by the tensors' names.
 """
 
 from __future__ import annotations
@@ -30,12 +30,12 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from modelport.loadtests.users.signature import Signature, model_shapes
+from modelport.loadtests.users.signature import RequestSignature, model_shapes
 
 Array = npt.NDArray[Any]
 Tensors = Mapping[str, Array]
 
-#: In an ``.npz``: what is true of each row.
+#: Name of the true labels in an ``.npz``.
 LABELS = "labels"
 #: Batches of other sizes and other kernels differ in the last bits.
 ABSOLUTE_TOLERANCE, RELATIVE_TOLERANCE = 1e-4, 1e-3
@@ -52,40 +52,40 @@ DTYPES: Mapping[str, np.dtype[Any]] = {
 }
 
 
-#: What a file that cannot be read, or was cut off, leads to.
+#: Exceptions from unreadable or truncated files.
 UNREADABLE = (OSError, ValueError, EOFError, zipfile.BadZipFile, struct.error)
 
 
 class BadPayload(ValueError):
-    """A payload file is unreadable, or nothing can be drawn for the model; see the message."""
+    """A payload file is unreadable, or no requests can be generated for the model."""
 
 
 @dataclass(frozen=True)
 class Payloads:
-    """Requests, in the shapes of the wire, the batch first."""
+    """Requests in the wire's shapes, batch dimension first."""
 
     requests: tuple[Tensors, ...]
-    #: Of the inputs, by name.
+    #: Datatypes of the inputs, by name.
     datatypes: Mapping[str, str]
-    #: What must come back to each; None: what the target itself answers first.
+    #: Expected answer of each request; None: the target's own first answer.
     expected: tuple[Tensors, ...] | None = None
-    #: input → the shape after the batch that the model itself takes, where it is another.
+    #: The model's own shape behind the batch, of inputs whose shape differs from the wire's.
     reshape: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
     absolute_tolerance: float = ABSOLUTE_TOLERANCE
     relative_tolerance: float = RELATIVE_TOLERANCE
     output_datatypes: Mapping[str, str] = field(default_factory=dict)
-    #: Rows of each request, where the model is known to batch; 0: it is not.
+    #: Rows of each request if the model is known to batch; 0: it is not.
     batch_size: int = 0
-    #: What is true of each request's rows, where that is known.
+    #: True labels of each request's rows, if they are known.
     labels: tuple[Array, ...] | None = None
 
 
 def write(payloads: Payloads, path: Path) -> None:
-    """As a payload file."""
+    """Write a payload file."""
     size = payloads.batch_size
     every = (*payloads.requests, *(payloads.expected or ()))
     if any(array.shape[:1] != (size,) for one in every for array in one.values()):
-        size = 0  # as they are
+        size = 0  # entries are whole requests
     ours: dict[str, Any] = {
         "inputs": dict(payloads.datatypes),
         "outputs": dict(payloads.output_datatypes),
@@ -131,15 +131,15 @@ def _word(array: Array) -> str:
     return next(word for word, dtype in DTYPES.items() if dtype == array.dtype.newbyteorder("<"))
 
 
-def read(path: Path, signature: Signature | None = None, batch_size: int = 1) -> Payloads:
-    """The requests in a file of any of the forms above.
+def read(path: Path, signature: RequestSignature | None = None, batch_size: int = 1) -> Payloads:
+    """Read the requests in a file of any of these forms.
 
     Args:
-        signature: needed where the file does not say the datatypes; it may be needed for names.
+        signature: needed if the file has no datatypes or no names.
         batch_size: rows in a request, of an ``.npz`` and of perf_analyzer's own files.
 
     Raises:
-        BadPayload: it cannot be read, or does not fit the model.
+        BadPayload: the file cannot be read, or does not fit the model.
     """
     try:
         if path.suffix == ".npz":
@@ -168,7 +168,7 @@ def _no_requests(path: Path, error: Exception) -> BadPayload:
 
 
 def needs_signature(path: Path) -> bool:
-    """Whether the file at ``path`` leaves open what the tensors are.
+    """Whether the file at ``path`` lacks the signature of its tensors.
 
     Raises:
         BadPayload: it cannot be read.
@@ -184,7 +184,9 @@ def needs_signature(path: Path) -> bool:
     return isinstance(document, dict) and "data" in document and "modelport" not in document
 
 
-def _read_perf_analyzer(document: Any, signature: Signature | None, batch_size: int) -> Payloads:
+def _read_perf_analyzer(
+    document: Any, signature: RequestSignature | None, batch_size: int
+) -> Payloads:
     ours = document.get("modelport")
     if ours is not None:
         inputs, outputs, size = (ours[key] for key in ("inputs", "outputs", "batch_size"))
@@ -206,7 +208,7 @@ def _read_perf_analyzer(document: Any, signature: Signature | None, batch_size: 
     requests = _requests(document["data"], inputs, dims, size)
     expected = _requests(answers, outputs, dims, size) if answers else None
     if expected is not None and len(expected) != len(requests):
-        raise BadPayload("it has another number of answers than of requests")
+        raise BadPayload("the numbers of answers and requests differ")
     return Payloads(
         _some(requests),
         inputs,
@@ -222,7 +224,7 @@ def _read_perf_analyzer(document: Any, signature: Signature | None, batch_size: 
 def _requests(
     entries: Any, datatypes: Mapping[str, str], dims: Mapping[str, Sequence[int]], batch_size: int
 ) -> tuple[Tensors, ...]:
-    """Requests of perf_analyzer's entries, which may lie in streams: in lists of lists."""
+    """Requests from perf_analyzer's entries, which may be nested in lists of streams."""
     steps = [step for one in entries for step in (one if isinstance(one, list) else [one])]
     rows = []
     for step in steps:
@@ -242,7 +244,11 @@ def _requests(
 
 
 def _tensor(entry: Any, datatype: str, dims: Sequence[int] | None) -> Array:
-    """Args: dims: where the entry has no shape; one of them may be -1."""
+    """Read a tensor.
+
+    Args:
+        dims: its shape if the entry has none; one dim may be -1.
+    """
     content = entry["content"] if isinstance(entry, dict) and "content" in entry else entry
     if datatype not in DTYPES:
         raise BadPayload(f"no tensor of datatype {datatype} can be read from it")
@@ -258,7 +264,7 @@ def _tensor(entry: Any, datatype: str, dims: Sequence[int] | None) -> Array:
 
 
 def _lengths(data: bytes) -> Array:
-    """BYTES as Triton sends them: four bytes of length, little endian, before each."""
+    """Decode BYTES as sent by Triton: four bytes of length, little endian, before each."""
     found, at = [], 0
     while at < len(data):
         (size,) = struct.unpack_from("<I", data, at)
@@ -273,7 +279,7 @@ def _strings(values: Sequence[str]) -> Array:
     return made
 
 
-def _read_oip(documents: Sequence[Any], signature: Signature | None) -> Payloads:
+def _read_oip(documents: Sequence[Any], signature: RequestSignature | None) -> Payloads:
     requests, expected = [], []
     datatypes: dict[str, str] = {}
     for document in documents:
@@ -299,8 +305,8 @@ def _oip_tensors(entries: Sequence[Any]) -> dict[str, Array]:
     return found
 
 
-def _read_npz(path: Path, signature: Signature | None, batch_size: int) -> Payloads:
-    # NumPy leaves open what it opened itself, where the file is damaged.
+def _read_npz(path: Path, signature: RequestSignature | None, batch_size: int) -> Payloads:
+    # NumPy leaves a damaged file open if it opened the file itself.
     with path.open("rb") as opened, np.load(opened, allow_pickle=False) as file:
         arrays = {name: file[name] for name in file.files}
     if signature is None:

@@ -1,4 +1,4 @@
-"""Servers as child processes: a free port, one core, a log, readiness, an orderly end."""
+"""Servers as child processes: free ports, pinned cores, logs, readiness, orderly shutdown."""
 
 from __future__ import annotations
 
@@ -23,24 +23,24 @@ PORTS = range(20_000, 32_000)
 READY_SECONDS = 120.0
 STOP_SECONDS = 20.0
 POLL_SECONDS = 0.1
-#: Waits for the end of its input; then ends the process group that it is given.
+#: Waits for the end of its input, then ends the given process group.
 GUARD = 'read _; kill -s TERM -- "-$0"; sleep 3; kill -s KILL -- "-$0"'
 _PR_SET_PDEATHSIG = 1
 _LIBC = ctypes.CDLL(None) if sys.platform == "linux" else None
 
 
 class ServerFailed(RuntimeError):
-    """The server did not start, or did not end when told."""
+    """The server did not start, or did not end when asked."""
 
 
 class Interruption:
-    """Whether Ctrl-C must wait, and whether one does."""
+    """Whether Ctrl-C is held back, and whether one is pending."""
 
     held = waiting = False
 
 
 def interrupt(number: int, frame: object) -> None:
-    """A handler of signals: what they end leaves through every ``finally``."""
+    """Handle a signal by an exception, so that every ``finally`` runs."""
     if Interruption.held:
         Interruption.waiting = True
     else:
@@ -48,7 +48,7 @@ def interrupt(number: int, frame: object) -> None:
 
 
 def start(command: Sequence[str], **options: Any) -> subprocess.Popen[Any]:
-    """``subprocess.Popen``, with no signal between a child and whoever is to stop it.
+    """``subprocess.Popen`` with signals held back until the child is registered.
 
     Python runs callbacks when it forks, and swallows what a handler raises inside one.
 
@@ -72,7 +72,7 @@ def start(command: Sequence[str], **options: Any) -> subprocess.Popen[Any]:
 def free_ports(count: int) -> list[int]:
     """Ports that were free a moment ago, all different.
 
-    They lie below those that the kernel gives to clients, one of which could take them meanwhile.
+    They are below the kernel's ephemeral ports, which clients could take meanwhile.
     """
     found: list[int] = []
     with contextlib.ExitStack() as stack:
@@ -87,7 +87,7 @@ def free_ports(count: int) -> list[int]:
 
 
 def wait_ready(url: str, process: subprocess.Popen[bytes] | None, log: Path | None) -> None:
-    """Return once `url` answers 200; raise with the log's tail when it never does."""
+    """Return once `url` answers 200; raise with the log's tail if it never does."""
     give_up = time.monotonic() + READY_SECONDS
     last = "no answer"
     while time.monotonic() < give_up:
@@ -109,9 +109,9 @@ def tail(log: Path | None, length: int = 3000) -> str:
 
 
 def die_with_parent() -> None:
-    """In a child, before its program begins: SIGTERM when the thread that started it ends.
+    """In a child before its program begins: get SIGTERM when the starting thread ends.
 
-    Whatever ended that (``kill -9``, or Ctrl-C before the ``try``), nothing is left.
+    This also covers ``kill -9``, and Ctrl-C before the ``try``.
     """
     if _LIBC is not None:
         _LIBC.prctl(_PR_SET_PDEATHSIG, signal.SIGTERM, 0, 0, 0)
@@ -119,10 +119,10 @@ def die_with_parent() -> None:
 
 @contextlib.contextmanager
 def guarded(process: subprocess.Popen[bytes]) -> Iterator[None]:
-    """Inside the block nothing of the process' group outlives this process, ``kill -9`` included.
+    """Make sure that the process' group does not outlive this process, even after ``kill -9``.
 
-    The signal of ``die_with_parent`` reaches the child alone: of TorchServe that is a launcher, and
-    its JVM would stay. A pipe closes whatever ends who holds it.
+    The signal of ``die_with_parent`` reaches only the child; TorchServe's is a launcher, and its
+    JVM would stay. A pipe closes however its holder ends.
     """
     guard = start(
         ["sh", "-c", GUARD, str(process.pid)],
@@ -138,7 +138,7 @@ def guarded(process: subprocess.Popen[bytes]) -> Iterator[None]:
 
 
 def pinned(core: int | None) -> None:
-    """Keep the calling process, and all it starts, on one core."""
+    """Pin the calling process and its children to one core."""
     if core is not None:
         os.sched_setaffinity(0, {core})
 
@@ -154,9 +154,9 @@ def running(
     cwd: Path | None = None,
     must_stop: bool = True,
 ) -> Iterator[subprocess.Popen[bytes]]:
-    """A server that is ready inside the block and gone after it.
+    """Run a server, ready inside the block and gone after it.
 
-    One that does not end when told is killed, and `must_stop` makes that an error.
+    A server that does not end when asked is killed, and `must_stop` makes that an error.
     """
     with log.open("wb") as out:
         process = start(
@@ -179,7 +179,7 @@ def running(
 
 
 def stop(process: subprocess.Popen[bytes]) -> bool:
-    """End the process and its group; true when it did not end by itself."""
+    """End the process and its group; return True if it had to be killed."""
     killed = False
     if process.poll() is None:
         process.send_signal(signal.SIGTERM)

@@ -14,13 +14,13 @@ from pathlib import Path
 
 import numpy as np
 
-from modelport.loadtests import plan as plans
-from modelport.loadtests import recording, temporary
-from modelport.loadtests.plan import Plan
+from modelport.loadtests import locust_arguments as plans
+from modelport.loadtests import sample_recording, temporary_folders
+from modelport.loadtests.locust_arguments import Plan
 from modelport.loadtests.processes import die_with_parent, pinned, start
-from modelport.loadtests.recording import State
-from modelport.loadtests.samples import Load, Run, Samples
-from modelport.loadtests.target import Target
+from modelport.loadtests.sample_recording import RecorderState
+from modelport.loadtests.samples import LoadProfile, LoadRun, Samples
+from modelport.loadtests.target import LoadTestTarget
 
 LOCUSTFILE = Path(__file__).with_name("locustfile.py")
 #: How often the samples are looked at while they come.
@@ -29,7 +29,7 @@ POLL_SECONDS = 0.1
 START_SECONDS, END_SECONDS = 60.0, 15.0
 #: To end orderly, before it is killed.
 STOP_SECONDS = 5.0
-#: ``Run.failure`` after Ctrl-C.
+#: ``LoadRun.failure`` after Ctrl-C.
 INTERRUPTED = "interrupted"
 #: More connections than this are more than ``select`` should look through.
 SELECT_USERS = 256
@@ -44,7 +44,7 @@ class Unwritten(NotMeasured):
 
 
 @dataclass(frozen=True)
-class Progress:
+class RunProgress:
     """Of a run that goes on. ``samples``: those since the last call, warm-up included."""
 
     #: Since the load's beginning; 0 before it.
@@ -53,15 +53,15 @@ class Progress:
 
 
 def measure(
-    target: Target,
-    load: Load,
+    target: LoadTestTarget,
+    load: LoadProfile,
     payloads: Path | None = None,
     *,
     config: Path | None = None,
     core: int | None = None,
     processes: int = 1,
-    progress: Callable[[Progress], None] | None = None,
-) -> Run:
+    progress: Callable[[RunProgress], None] | None = None,
+) -> LoadRun:
     """Put ``load`` on ``target`` and return what came of it.
 
     Args:
@@ -91,16 +91,16 @@ def measure(
 
 
 def measure_mix(
-    targets: Sequence[tuple[Target, int]],
-    load: Load,
+    targets: Sequence[tuple[LoadTestTarget, int]],
+    load: LoadProfile,
     payloads: Sequence[Path] = (),
     *,
     config: Path | None = None,
     core: int | None = None,
     processes: int = 1,
-    progress: Callable[[Progress], None] | None = None,
+    progress: Callable[[RunProgress], None] | None = None,
     keep_partial: bool = False,
-) -> list[Run]:
+) -> list[LoadRun]:
     """Several targets at once, by weight: one run for each. See ``measure``.
 
     An open loop shares its rate out among the targets, a closed loop its users; a lone user asks
@@ -108,12 +108,12 @@ def measure_mix(
 
     Args:
         keep_partial: what was measured until an interruption or a failure is returned, with
-            ``Run.complete`` false, instead of the exception.
+            ``LoadRun.complete`` false, instead of the exception.
     """
     plans.check(load)
     plans.check_mix(load, len(targets))
     count = max(1, min(processes, load.users // len(targets)))
-    with temporary.folder("modelport-load-") as folder:
+    with temporary_folders.folder("modelport-load-") as folder:
         parts = [
             Plan(
                 tuple(targets),
@@ -126,11 +126,11 @@ def measure_mix(
             for number in range(count)
         ]
         failure = _watch(parts, core, progress, keep_partial)
-        states = [recording.read_state(part.samples_to) for part in parts if part.samples_to]
+        states = [sample_recording.read_state(part.samples_to) for part in parts if part.samples_to]
         if failure and not (keep_partial and any(state.began for state in states)):
             if failure == INTERRUPTED:
                 raise KeyboardInterrupt
-            kind = Unwritten if failure.startswith(recording.UNWRITTEN) else NotMeasured
+            kind = Unwritten if failure.startswith(sample_recording.UNWRITTEN) else NotMeasured
             raise kind(failure)
         return [
             _run(parts, states, number, replace(load), failure) for number in range(len(targets))
@@ -144,7 +144,7 @@ def _share(users: int, number: int, count: int) -> int:
 def _watch(
     parts: Sequence[Plan],
     core: int | None,
-    progress: Callable[[Progress], None] | None,
+    progress: Callable[[RunProgress], None] | None,
     keep_partial: bool,
 ) -> str:
     """All of the processes, from beginning to end; what went wrong, or nothing."""
@@ -162,7 +162,7 @@ def _watch(
             return said
         for part, child in zip(parts, children, strict=True):
             assert part.samples_to is not None
-            state = recording.read_state(part.samples_to)
+            state = sample_recording.read_state(part.samples_to)
             if state.failure:
                 return state.failure
             if not state.finished:
@@ -173,7 +173,7 @@ def _watch(
 def _wait(
     parts: Sequence[Plan],
     children: Sequence[subprocess.Popen[bytes]],
-    progress: Callable[[Progress], None] | None,
+    progress: Callable[[RunProgress], None] | None,
 ) -> str:
     load = parts[0].load
     longest = load.warmup_seconds + load.duration_seconds + load.timeout_seconds + END_SECONDS
@@ -192,22 +192,26 @@ def _wait(
     return ""
 
 
-def _look(parts: Sequence[Plan], seen: list[list[int]]) -> Progress:
+def _look(parts: Sequence[Plan], seen: list[list[int]]) -> RunProgress:
     """What came since; ``seen`` is brought up to date."""
     found, seconds = [], 0.0
     for part, counts in zip(parts, seen, strict=True):
         assert part.samples_to is not None
         for number in range(len(counts)):
-            fresh = recording.read(part.samples_to, number, counts[number])
+            fresh = sample_recording.read(part.samples_to, number, counts[number])
             counts[number] += len(fresh)
             found.append(fresh)
-        seconds = max(seconds, recording.read_state(part.samples_to).seconds)
-    return Progress(seconds, np.concatenate(found))
+        seconds = max(seconds, sample_recording.read_state(part.samples_to).seconds)
+    return RunProgress(seconds, np.concatenate(found))
 
 
 def _run(
-    parts: Sequence[Plan], states: Sequence[State], number: int, load: Load, failure: str
-) -> Run:
+    parts: Sequence[Plan],
+    states: Sequence[RecorderState],
+    number: int,
+    load: LoadProfile,
+    failure: str,
+) -> LoadRun:
     """What all processes recorded of one target, on one clock."""
     begun = [state for state in states if state.began]
     first = min(state.began for state in begun)
@@ -217,7 +221,7 @@ def _run(
         assert part.samples_to is not None
         if not state.began:
             continue
-        samples = recording.read(part.samples_to, number).copy()
+        samples = sample_recording.read(part.samples_to, number).copy()
         samples = samples[samples["intended"] >= load.counted_from_seconds]
         for name in ("intended", "sent", "first_byte", "done"):
             samples[name] += state.began - first
@@ -226,7 +230,7 @@ def _run(
             errors[message] = errors.get(message, 0) + count
     together = np.concatenate(found)
     shares = [state.cpu_seconds / state.seconds for state in begun if state.seconds]
-    return Run(
+    return LoadRun(
         parts[0].targets[number][0],
         load,
         together[np.argsort(together["intended"], kind="stable")],
@@ -288,8 +292,8 @@ def _stop(child: subprocess.Popen[bytes]) -> None:
 
 
 def _last_words(folder: Path, status: int | None) -> str:
-    if status == recording.EXIT_UNWRITTEN:
-        return f"{recording.UNWRITTEN}: make room on the disk, or set TMPDIR to another"
+    if status == sample_recording.EXIT_UNWRITTEN:
+        return f"{sample_recording.UNWRITTEN}: make room on the disk, or set TMPDIR to another"
     lines = (folder / "log").read_text(errors="replace").strip().splitlines()
     told = [line for line in lines if line.startswith("locust: error: ")]
     if told:

@@ -13,7 +13,7 @@ from enum import IntEnum
 import numpy as np
 import numpy.typing as npt
 
-from modelport.loadtests.target import Target
+from modelport.loadtests.target import LoadTestTarget
 
 
 class Outcome(IntEnum):
@@ -49,7 +49,7 @@ CLOCK_SECONDS = 1e-6
 
 
 @dataclass(frozen=True)
-class Load:
+class LoadProfile:
     """How a target is asked, for how long. Without a ``rate`` it is a closed loop."""
 
     #: constant, ramp, spike or soak.
@@ -78,11 +78,11 @@ class Load:
 
 
 @dataclass(frozen=True)
-class Run:
+class LoadRun:
     """One load on one target."""
 
-    target: Target
-    load: Load
+    target: LoadTestTarget
+    load: LoadProfile
     #: [requests] of ``SAMPLE``, those after the warm-up.
     samples: Samples
     #: Error messages, with how often each came.

@@ -9,7 +9,7 @@ import numpy as np
 import numpy.typing as npt
 from hdrh.histogram import HdrHistogram
 
-from modelport.loadtests.samples import Load, Outcome, Run, Samples
+from modelport.loadtests.samples import LoadProfile, LoadRun, Outcome, Samples
 
 #: Microseconds: what can be told from 0, and an hour, longer than any time-out.
 LOWEST, HIGHEST = 1, 3_600_000_000
@@ -119,7 +119,7 @@ def first_bytes(samples: Samples) -> npt.NDArray[np.float64]:
     return np.asarray(good["first_byte"] - good["sent"], np.float64)
 
 
-def throughput(samples: Samples, load: Load) -> float:
+def throughput(samples: Samples, load: LoadProfile) -> float:
     """Right answers a second, between the warm-up's end and the load's.
 
     What was under way at the end counts with the share of its time that lay before it: of slow
@@ -135,11 +135,11 @@ def throughput(samples: Samples, load: Load) -> float:
     return float(inside.sum()) / max(end - begin, 1e-9)
 
 
-def summarise(run: Run) -> Summary:
+def summarise(run: LoadRun) -> Summary:
     return summary_of([run])
 
 
-def summary_of(runs: Sequence[Run]) -> Summary:
+def summary_of(runs: Sequence[LoadRun]) -> Summary:
     """All the runs together: their histograms merged, their rates averaged by duration."""
     counts = np.zeros(len(Outcome), np.int64)
     errors: dict[str, int] = {}

@@ -7,7 +7,7 @@ from enum import StrEnum
 from urllib.parse import SplitResult, quote, unquote, urlsplit
 
 
-class Protocol(StrEnum):
+class LoadTestProtocol(StrEnum):
     """The dialects that a load can speak; the values are those of ``--protocol``."""
 
     OIP_HTTP = "oip-http"
@@ -27,10 +27,10 @@ class Protocol(StrEnum):
 
 
 @dataclass(frozen=True)
-class Target:
+class LoadTestTarget:
     """One model at one address, host:port, in one dialect."""
 
-    protocol: Protocol
+    protocol: LoadTestProtocol
     address: str
     model: str
     #: Empty: whichever version the server takes.
@@ -44,15 +44,15 @@ class Target:
 
 
 #: Schemes that leave the dialect open → the one of the Open Inference Protocol.
-SCHEMES = {"http": Protocol.OIP_HTTP, "grpc": Protocol.OIP_GRPC}
+SCHEMES = {"http": LoadTestProtocol.OIP_HTTP, "grpc": LoadTestProtocol.OIP_GRPC}
 FORMS = (
     "PROTOCOL://HOST:PORT/MODEL[/VERSION], http://HOST:PORT/v2/models/MODEL[/versions/VERSION] or "
     "grpc://HOST:PORT/MODEL[/VERSION]"
 )
 
 
-def parse(url: str) -> Target:
-    """The target that ``Target.url`` wrote, or that the Open Inference Protocol's URL names.
+def parse(url: str) -> LoadTestTarget:
+    """Parse ``LoadTestTarget.url``, or a model's URL in the Open Inference Protocol.
 
     Raises:
         ValueError: it is none of ``FORMS``; the message says what is missing.
@@ -61,15 +61,17 @@ def parse(url: str) -> Target:
     protocol = SCHEMES.get(parts.scheme, parts.scheme)
     if parts.scheme in ("https", "grpcs"):
         raise ValueError(f"'{url}': TLS is not spoken here")
-    if protocol not in list(Protocol):
-        begin = ", ".join([*SCHEMES, *Protocol])
+    if protocol not in list(LoadTestProtocol):
+        begin = ", ".join([*SCHEMES, *LoadTestProtocol])
         raise ValueError(f"'{url}' does not begin with one of {begin} and ://")
     path = [unquote(part) for part in parts.path.split("/") if part]
     if parts.scheme == "http":
         path = _of_v2(path)
     if not 1 <= len(path) <= 2 or parts.query or parts.fragment:
         raise ValueError(f"'{url}' names no model; write {FORMS}")
-    return Target(Protocol(protocol), address(parts.netloc), path[0], "".join(path[1:]))
+    return LoadTestTarget(
+        LoadTestProtocol(protocol), address(parts.netloc), path[0], "".join(path[1:])
+    )
 
 
 def _of_v2(path: list[str]) -> list[str]:

@@ -65,7 +65,10 @@ COMMANDS = {
         "Decide whether a candidate may replace a baseline.",
     ),
     "serve": ("modelport.gateway.cli.serve:serve", "Serve a model repository over HTTP and gRPC."),
-    "loadtest": ("modelport.loadtests.cli:loadtest", "Put a load on a model server, and judge it."),
+    "loadtest": (
+        "modelport.loadtests.loadtest.cli:loadtest",
+        "Put a load on a model server, and judge it.",
+    ),
     "doctor": (
         "modelport.gateway.cli.doctor:doctor",
         "Show what this machine can run.",

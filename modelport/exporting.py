@@ -17,7 +17,7 @@ from modelport.gateway.repository.storage import location
 from modelport.gateway.repository.storage.location import Location
 
 if TYPE_CHECKING:
-    from modelport.exporters.conversion.report import Report
+    from modelport.exporters.conversion.report import ConversionReport
     from modelport.exporters.pipeline import ExportResult as ExportResult
     from modelport.exporters.verify import Checked, Proven
 
@@ -137,9 +137,10 @@ def export(
     }
     _check_bounds(bounds)
     with _importing():
-        from modelport.exporters import pipeline, publish
-        from modelport.exporters.formats import Target
+        from modelport.exporters import pipeline
+        from modelport.exporters.formats import ExportTarget
         from modelport.exporters.proof import Checks
+        from modelport.exporters.publishing import contract
         from modelport.exporters.sources import SourceRequest
     source = SourceRequest(
         checkpoint=Path(checkpoint),
@@ -162,12 +163,12 @@ def export(
     request = pipeline.ExportRequest(
         source=source,
         formats=(formats,) if isinstance(formats, str) else tuple(formats),
-        target=Target(dtype, quantize, opset),
+        target=ExportTarget(dtype, quantize, opset),
         checks=checks,
         name=name,
         name_template=name_template,
         repository=_place(repository),
-        version=publish.parse_version(str(version)),
+        version=contract.parse_version(str(version)),
         data=_path(data),
         image=dict(image or {}),
         labels=_path(labels),
@@ -219,22 +220,24 @@ def verify(
     }
     if integrity and any(given.values()):
         flag = next(name for name, value in given.items() if value)
-        raise UsageError(f"--integrity proves nothing again; leave --{flag}")
+        raise UsageError(f"--integrity repeats no proof; omit --{flag}")
     with _importing():
         from modelport.exporters import verify as verification
-        from modelport.exporters import verify_storage
+        from modelport.exporters.publishing import download
         from modelport.gateway.repository import signing
     keys = [signing.load_public_key(Path(key)) for key in public_keys]
     place = _place(path)
     with contextlib.ExitStack() as stack:
         if isinstance(place, Location):
-            version = stack.enter_context(verify_storage.copied(place))
+            version = stack.enter_context(download.copied(place))
         else:
             version = verification.find_version(place)
         checked = verification.check(version, keys)
         if integrity:
             return Verification(checked, None)
-        proven = verification.prove(checked, verification.Given(**given), progress or _silent)
+        proven = verification.prove(
+            checked, verification.VerificationInputs(**given), progress or _silent
+        )
         return Verification(checked, proven)
 
 
@@ -248,7 +251,7 @@ def convert(
     seed: int = 0,
     check: bool = False,
     progress: Progress | None = None,
-) -> Report:
+) -> ConversionReport:
     """Convert weights between PyTorch and Keras, and prove that both are the same model.
 
     Args:
@@ -273,7 +276,7 @@ def convert(
     """
     _check_bounds({"samples": (samples, 1), "seed": (seed, 0)})
     with _importing():
-        from modelport.exporters import convert as conversion
+        from modelport.exporters.conversion import convert as conversion
     request = conversion.ConvertRequest(
         Path(source),
         Path(target),

@@ -10,7 +10,7 @@ from click.testing import CliRunner, Result
 from torch import nn
 
 from modelport.exporters.cli.package import package_command
-from modelport.exporters.formats import FORMATS, Target
+from modelport.exporters.formats import FORMATS, ExportTarget
 from modelport.exporters.sources import pytorch
 from modelport.exporters.spec import ModelSpec
 from modelport.gateway.repository import config, manifest
@@ -54,7 +54,7 @@ def put_torchscript(
     """A version with a real artifact."""
     folder = put(repository, name, "torchscript", signature)
     source = pytorch.source(module, ModelSpec(name, lambda *_: signature), signature)
-    FORMATS["torchscript"].export(source, folder / "model.pt", Target())
+    FORMATS["torchscript"].export(source, folder / "model.pt", ExportTarget())
     manifest.write(folder)
     return folder
 

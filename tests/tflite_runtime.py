@@ -30,7 +30,7 @@ FP16_TOLERANCE = 5e-3
 
 def main() -> int:
     """Export, run there, compare; one line each."""
-    from modelport.exporters.formats import Target, tflite
+    from modelport.exporters.formats import ExportTarget, tflite
     from modelport.loadtests import environments
 
     python = str(environments.venv("tflite-runtime", *REQUIREMENTS) / "python")
@@ -40,7 +40,7 @@ def main() -> int:
         for precision in PRECISIONS:
             with tempfile.TemporaryDirectory() as work:
                 folder = Path(work)
-                tflite.export(source, folder / "model.tflite", Target(precision))
+                tflite.export(source, folder / "model.tflite", ExportTarget(precision))
                 expected = _write_cases(source, folder)
                 # -P: this file has the name of the library that it imports there.
                 subprocess.run([python, "-P", __file__, work], check=True)
@@ -79,7 +79,7 @@ def _sources() -> Iterator[tuple[str, Source]]:
 
 def _write_cases(source: Source, folder: Path) -> dict[str, dict[str, Any]]:
     """Inputs as ``.npz`` files; what eager PyTorch makes of each, by the file's name."""
-    from modelport.exporters.samples import draw, sizes_of
+    from modelport.exporters.random_inputs import draw, sizes_of
 
     rng, expected = np.random.default_rng(0), {}
     lengths = [

@@ -12,8 +12,8 @@ import numpy as np
 import torch
 from torch import nn
 
-from modelport.exporters.formats import Session
-from modelport.exporters.samples import draw, name_axes, sizes_of
+from modelport.exporters.formats import ParitySession
+from modelport.exporters.random_inputs import draw, name_axes, sizes_of
 from modelport.exporters.source import Source
 from modelport.exporters.sources.pytorch import source
 from modelport.exporters.spec import ModelSpec
@@ -64,7 +64,7 @@ def grid(signature: ModelSignature) -> Iterator[dict[str, Array]]:
             yield draw(named, batch, chosen, np.random.default_rng(seed))
 
 
-def worst(subject: Source, session: Session) -> float:
+def worst(subject: Source, session: ParitySession) -> float:
     """The largest error over the grid; names, datatypes and shapes must be the same."""
     errors = []
     for inputs in grid(subject.signature):

@@ -25,8 +25,8 @@ from modelport.exporters.packaging.package import package
 from modelport.exporters.source import Source
 from modelport.gateway.repository import config
 from modelport.loadtests import environments
-from modelport.loadtests.peers.servers import triton
 from modelport.loadtests.processes import HOST, free_ports, running
+from modelport.loadtests.serving import pytriton
 from tests import verb
 from tests.torchserve.clients import as_tensors
 from tests.torchserve.comparison import compare, inputs_of, wire
@@ -82,7 +82,7 @@ class Ports:
 @contextlib.contextmanager
 def tritonserver(work: Path, repository: Path) -> Iterator[Ports]:
     """A Triton that has loaded ``repository``."""
-    python = environments.venv("triton", *triton.REQUIREMENTS) / "python"
+    python = environments.venv("triton", *pytriton.REQUIREMENTS) / "python"
     ask = "import sysconfig as s; print(s.get_path('purelib')); print(s.get_config_var('LIBDIR'))"
     said = subprocess.run([str(python), "-c", ask], capture_output=True, text=True, check=True)
     packages, libraries = said.stdout.split()
@@ -90,7 +90,7 @@ def tritonserver(work: Path, repository: Path) -> Iterator[Ports]:
     http, grpc, metrics = free_ports(3)
     flags: dict[str, Any] = {
         "model-repository": repository,
-        "backend-directory": triton.backends(home, work),
+        "backend-directory": pytriton.backends(home, work),
         "http-address": HOST,
         "http-port": http,
         "grpc-address": HOST,

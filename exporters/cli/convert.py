@@ -1,6 +1,6 @@
-"""``modelport convert``: weights from Keras to PyTorch and back, proven.
+"""``modelport convert``: convert weights between Keras and PyTorch, and prove them equal.
 
-Importing this imports neither torch nor TensorFlow, so that ``--help`` is instant.
+This module imports neither torch nor TensorFlow, which keeps ``--help`` fast.
 """
 
 from __future__ import annotations
@@ -16,9 +16,9 @@ from modelport.exporters.progress import progress_bar
 from modelport.gateway.cli.errors import OneLineCommand
 
 if TYPE_CHECKING:
-    from modelport.exporters.conversion.report import Report
+    from modelport.exporters.conversion.report import ConversionReport
 
-ROWS_SHOWN = 40  # of the table; the report has every tensor
+ROWS_SHOWN = 40  # rows printed; the report has every tensor
 
 _FILE = click.Path(path_type=Path)
 
@@ -27,7 +27,7 @@ _FILE = click.Path(path_type=Path)
 @click.argument("source", type=_FILE)
 @click.argument("target", type=_FILE)
 @click.option("--model", required=True, metavar="fraud|vit", help="A model with a Keras twin.")
-@click.option("--model-kwargs", metavar="JSON", help="Hyper-parameters; win over the files'.")
+@click.option("--model-kwargs", metavar="JSON", help="Hyper-parameters; they override the files'.")
 @click.option(
     "--samples",
     type=click.IntRange(1),
@@ -36,7 +36,9 @@ _FILE = click.Path(path_type=Path)
     help="Random inputs to compare both models on.",
 )
 @click.option("--seed", type=click.IntRange(0), default=0, show_default=True)
-@click.option("--check", is_flag=True, help="TARGET is there: compare the two, write no model.")
+@click.option(
+    "--check", is_flag=True, help="Compare SOURCE with an existing TARGET; write no model."
+)
 def convert(
     source: Path,
     target: Path,
@@ -49,7 +51,7 @@ def convert(
     """Convert the weights in SOURCE to TARGET, and prove that both are the same model.
 
     One is a PyTorch checkpoint (.pt, .pth, .safetensors), the other a Keras file (.keras,
-    .weights.h5). Every tensor is compared, and the outputs for random inputs: a mean absolute error
+    .weights.h5). Every tensor is compared, and the outputs for random inputs; a mean absolute error
     above 0.01 is refused. The report is stored beside TARGET as TARGET.report.json.
 
     Exit codes: 0 done, 2 usage, 3 not the same model, 4 unsupported, 5 integrity.
@@ -70,7 +72,7 @@ def convert(
     _print(result, target)
 
 
-def _print(result: Report, target: Path) -> None:
+def _print(result: ConversionReport, target: Path) -> None:
     from rich.console import Console
     from rich.table import Table
 

@@ -1,4 +1,4 @@
-"""``modelport demo``: the whole way on two small models, from training to answering clients."""
+"""``modelport demo``: train, export, serve and call two small models."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import click
 import numpy as np
 
-from modelport.exporters.serving import serving
+from modelport.exporters.local_gateway import serving
 from modelport.gateway.cli.errors import OneLineCommand, missing_extra
 from modelport.gateway.errors import Internal, Unavailable
 from modelport.gateway.types import Array
@@ -24,7 +24,7 @@ CHECKPOINTS = Path("checkpoints")
 REPOSITORY = Path("model_repository")
 PICTURE = CHECKPOINTS / "digit.png"
 MAX_BATCH_SIZE = 8
-#: Held-out samples sent over every protocol, and how many of them are shown.
+#: Number of held-out samples sent over every protocol, and of those printed.
 SAMPLES, SHOWN = 256, 6
 PROTOCOLS = ("HTTP JSON", "HTTP binary", "gRPC")
 
@@ -33,7 +33,8 @@ Infer = Callable[[str, Mapping[str, Array], str], Array]
 
 @dataclass(frozen=True, slots=True)
 class Task:
-    """One demo model with held-out samples: inputs by name, ``[N, ...]``, and what is true."""
+    """A demo model with its held-out samples: inputs by name, ``[N, ...]``, and the true
+    answers."""
 
     name: str
     output: str
@@ -47,13 +48,13 @@ class Task:
 
 
 @click.command(cls=OneLineCommand)
-@click.option("--retrain", is_flag=True, help="Train again although the checkpoints are there.")
+@click.option("--retrain", is_flag=True, help="Train again even if the checkpoints exist.")
 @click.option("--seed", type=click.IntRange(0), default=0, show_default=True)
 def demo(retrain: bool, seed: int) -> None:
     """Train two small models, export and prove them, serve them, and call them.
 
     A fraud transformer on synthetic card transactions and a Vision Transformer on real handwritten
-    digits. Writes checkpoints/ (and in it digit.png, one of the digits, to send to the model) and
+    digits. Writes checkpoints/ (with digit.png, one of the digits, to send to the model) and
     model_repository/ in the current folder; safe to repeat.
     """
     from rich.console import Console
@@ -118,7 +119,7 @@ def _train(task: Task, retrain: bool, seed: int, console: Console) -> None:
     if task.checkpoint.exists() and not retrain:
         metrics = torch.load(task.checkpoint, weights_only=True)["metrics"]
         told = ", ".join(f"{name} {value:.4f}" for name, value in metrics.items())
-        console.print(f"{task.checkpoint} is there ({told}); --retrain trains it again")
+        console.print(f"{task.checkpoint} exists ({told}); --retrain trains it again")
         return
     trainer = train.train_fraud if task.name == "fraud" else train.train_vit
     trainer(task.checkpoint, seed=seed, console=console)
@@ -139,7 +140,7 @@ def _export(task: Task, console: Console) -> None:
 
 
 def _published(name: str) -> dict[str, str]:
-    """Version → SHA-256 of the checkpoint it was exported from."""
+    """Map each version to the SHA-256 of the checkpoint it was exported from."""
     found = {}
     for path in (REPOSITORY / name).glob("[0-9]*/certificate.json"):
         found[path.parent.name] = str(json.loads(path.read_text())["checkpoint"]["sha256"])
@@ -147,7 +148,7 @@ def _published(name: str) -> dict[str, str]:
 
 
 def _clients(stack: ExitStack, ports: Mapping[str, int]) -> Infer:
-    """A function that sends inputs to a model over the protocol it is told."""
+    """Return a function that sends inputs to a model over a named protocol."""
     import tritonclient.grpc
     import tritonclient.http
 
@@ -211,7 +212,7 @@ def _call(task: Task, infer: Infer, console: Console) -> None:
 
 
 def _shown(task: Task) -> list[int]:
-    """The first samples of every class in turn, so that a rare one is seen."""
+    """The first samples of each class in turn, so that rare classes are shown too."""
     rows: dict[str, list[int]] = {}
     for row, truth in enumerate(task.truth):
         rows.setdefault(truth, []).append(row)
@@ -220,7 +221,7 @@ def _shown(task: Task) -> list[int]:
 
 
 def _write_picture(task: Task) -> None:
-    """The first held-out digit as a file, as people have their pictures."""
+    """Write the first held-out digit as a PNG file."""
     from PIL import Image
 
     from modelport.exporters.demo_models import digits
@@ -230,7 +231,7 @@ def _write_picture(task: Task) -> None:
 
 
 def _print_commands(tasks: list[Task], console: Console) -> None:
-    """Commands to copy, against the ports that ``modelport serve`` takes by default."""
+    """Print commands to copy, for the default ports of ``modelport serve``."""
     fraud = tasks[0].inputs
     length = int(fraud["seq_lens"][0, 0])
     tokens = fraud["tokens"][0, :length].tolist()

@@ -1,6 +1,6 @@
-"""``modelport export``: from a checkpoint to a proven, published version.
+"""``modelport export``: export a checkpoint as a proven, published version.
 
-Importing this imports neither torch nor a runtime, so that ``--help`` is instant.
+This module imports neither torch nor a runtime, which keeps ``--help`` fast.
 """
 
 from __future__ import annotations
@@ -26,16 +26,16 @@ if TYPE_CHECKING:
 FORMAT_NAMES = "onnx|torchscript|savedmodel|tflite|pt2|aoti|all"
 
 
-#: ``--image-NAME``, the parameter ``image.NAME`` of ``config.pbtxt``, and what it says.
+#: ``--image-NAME`` sets the parameter ``image.NAME`` of ``config.pbtxt``; its help text.
 IMAGE_FLAGS: Mapping[str, str] = {
-    "mean": "Subtracted from a picture's pixels as fractions of full scale, a number or one for "
+    "mean": "Mean, subtracted from pixels as fractions of full scale: a number, or one for "
     "each channel: 0.485,0.456,0.406.  [default: preprocessor_config.json's or the spec's]",
-    "std": "Divided by then, likewise: 0.229,0.224,0.225.",
-    "scale": "What a pixel, 0 to 255, is multiplied by first.  [default: 1/255, for UINT8 1]",
-    "size": "Side, or HEIGHT,WIDTH of the model's picture, where its input leaves them open.",
-    "resize": "First the shorter side to this, then the middle of --image-size.",
+    "std": "Standard deviation, by which pixels are then divided: 0.229,0.224,0.225.",
+    "scale": "Factor applied to pixels, 0 to 255, first.  [default: 1/255, for UINT8 1]",
+    "size": "Side, or HEIGHT,WIDTH, of the model's image if its input leaves them open.",
+    "resize": "Resize the shorter side to this, then crop the centre to --image-size.",
     "interpolation": "nearest, bilinear, bicubic, lanczos, box or hamming.",
-    "layout": "CHW or HWC.  [default: where the channels are]",
+    "layout": "CHW or HWC.  [default: from the input's shape]",
 }
 
 
@@ -53,7 +53,9 @@ def _image_flags(command: Callable[..., None]) -> Callable[..., None]:
     help=f"A registered model ({', '.join(REGISTRY)}, or a plug-in's), or any factory of an "
     "nn.Module. Keras files and SavedModels need none.",
 )
-@click.option("--model-kwargs", metavar="JSON", help="Hyper-parameters; win over the checkpoint's.")
+@click.option(
+    "--model-kwargs", metavar="JSON", help="Hyper-parameters; they override the checkpoint's."
+)
 @click.option(
     "--lora",
     type=click.Path(path_type=Path),
@@ -72,7 +74,7 @@ def _image_flags(command: Callable[..., None]) -> Callable[..., None]:
     "--output-name",
     "output_names",
     multiple=True,
-    help="Name its outputs, in order.  [default: output, or output_0, ...]",
+    help="Name the model's outputs, in order.  [default: output, or output_0, ...]",
 )
 @click.option("--max-batch-size", type=click.IntRange(1, 2**31 - 1), default=8, show_default=True)
 @click.option(
@@ -87,7 +89,7 @@ def _image_flags(command: Callable[..., None]) -> Callable[..., None]:
 @click.option(
     "--name-template",
     metavar="TEMPLATE",
-    help="Made of {name}, {format} and {precision}.  [default: {name}, and {name}-{format} for "
+    help="Template of {name}, {format} and {precision}.  [default: {name}, and {name}-{format} for "
     "more than one format]",
 )
 @click.option(
@@ -123,25 +125,25 @@ def _image_flags(command: Callable[..., None]) -> Callable[..., None]:
     "--data",
     type=click.Path(path_type=Path),
     metavar="FILE.npz",
-    help="Held-out inputs by name, and 'labels': below fp32 these decide, not random inputs.",
+    help="Held-out inputs by name, and 'labels'; below fp32 these replace the random inputs.",
 )
 @click.option(
     "--max-drop",
     type=click.FloatRange(0),
     default=0.01,
     show_default=True,
-    help="How much accuracy (or AUC) on --data an artifact may lose.",
+    help="Accepted loss of accuracy (or AUC) on --data.",
 )
 @click.option(
     "--min-agreement",
     type=click.FloatRange(0, 1),
-    help="Below fp32, the decisions that must stay as they were.  [default: fp16 0.995, bf16 0.98, "
+    help="Below fp32, the fraction of decisions that must agree.  [default: fp16 0.995, bf16 0.98, "
     "int8 0.97]",
 )
 @click.option(
     "--max-relative-error",
     type=click.FloatRange(0),
-    help="The same for a model that declares no decision.  [default: fp16 0.01, bf16 0.05, "
+    help="Below fp32, the limit for a model without a decision.  [default: fp16 0.01, bf16 0.05, "
     "int8 0.1]",
 )
 @_image_flags
@@ -149,7 +151,7 @@ def _image_flags(command: Callable[..., None]) -> Callable[..., None]:
     "--labels",
     type=click.Path(path_type=Path),
     metavar="FILE",
-    help="Names of the classes, one a line.  [default: a Hugging Face folder's]",
+    help="Class names, one per line.  [default: a Hugging Face folder's]",
 )
 @click.option(
     "--sign-key",
@@ -191,7 +193,7 @@ def export(**options: Any) -> None:
 
 
 def parse_kwargs(text: str | None) -> dict[str, Any]:
-    """``--model-kwargs``; raises ``UsageError`` unless it is a JSON object."""
+    """Parse ``--model-kwargs``; raise ``UsageError`` unless it is a JSON object."""
     try:
         kwargs = json.loads(text or "{}")
     except (ValueError, RecursionError) as error:

@@ -1,6 +1,6 @@
-"""``modelport inspect``: what an artifact says about itself.
+"""``modelport inspect``: the inputs, outputs, weights and operators of an artifact.
 
-Importing this imports no library that reads one.
+This module imports none of the libraries that read artifacts, which keeps ``--help`` fast.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 @click.command(cls=OneLineCommand)
 @click.argument("artifact", type=click.Path(path_type=Path))
-@click.option("--json", "as_json", is_flag=True, help="One JSON object on stdout.")
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
 def inspect(artifact: Path, as_json: bool) -> None:
     """Show what ARTIFACT holds, without running it.
 
@@ -32,10 +32,10 @@ def inspect(artifact: Path, as_json: bool) -> None:
     The JSON object has, in this order: format, inputs and outputs (name, datatype, shape),
     size_bytes, opset, format_version, producer, dynamic_axes (name, minimum, maximum), weights
     (values by datatype), operators (counts by name), external_data (file, size_bytes), notes,
-    certificate, parameters, quantized_share. What the format does not store is null.
+    certificate, parameters, quantized_share. A value that the format does not store is null.
 
     Weights are the constant tensors that are floating-point or at most 8 bits wide; parameters is
-    how many values they hold, quantized_share the fraction of those stored in 8 bits or less.
+    the number of their values, quantized_share the fraction of those stored in at most 8 bits.
 
     Exit codes: 0 done, 2 usage, 4 a library is not installed, 5 integrity.
     """
@@ -62,7 +62,7 @@ def _print(found: Inspection) -> None:
 
 
 def printable(text: object) -> str:
-    """``text`` without what a terminal would obey: names in an artifact are anyone's."""
+    """``text`` without control characters, as names in an artifact are untrusted."""
     return "".join(c if c.isprintable() else repr(c)[1:-1] for c in str(text))
 
 
@@ -97,7 +97,7 @@ def _span(low: int | None, high: int | None) -> str:
 
 
 def _certificate(content: Any) -> dict[str, str]:
-    """Its figures in one line each; a certificate of another version may lack any of them."""
+    """The certificate's figures, one line each; one of another version may lack some."""
     if content is None:
         return {}
 

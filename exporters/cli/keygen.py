@@ -1,4 +1,4 @@
-"""``modelport keygen``: a private key to sign exports with, and the public key to check them."""
+"""``modelport keygen``: a private key that signs exports, and the public key that verifies them."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ from modelport.gateway.repository.signing import PrivateKey
     metavar="PREFIX",
     default="modelport",
     show_default=True,
-    help="Where to: PREFIX.key and PREFIX.pub.",
+    help="Prefix of the files PREFIX.key and PREFIX.pub.",
 )
 def keygen(output: str) -> None:
-    """Make a pair of Ed25519 keys: sign with PREFIX.key, check with PREFIX.pub.
+    """Make a pair of Ed25519 keys: sign with PREFIX.key, verify with PREFIX.pub.
 
     \b
     modelport export ... --sign-key PREFIX.key
@@ -44,10 +44,10 @@ def keygen(output: str) -> None:
 
 
 def _create(path: Path, content: bytes, mode: int) -> None:
-    """Write a file that was not there before.
+    """Write a new file.
 
     Raises:
-        UsageError: it was, or cannot be written.
+        UsageError: the file exists, or cannot be written.
     """
     try:
         descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, mode)

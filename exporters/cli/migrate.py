@@ -1,6 +1,6 @@
-"""``modelport migrate``: archives of other servers become entries of a model repository.
+"""``modelport migrate``: import archives of other model servers into a model repository.
 
-Importing this imports no runtime, so that ``--help`` is instant.
+This module imports no runtime, which keeps ``--help`` fast.
 """
 
 from __future__ import annotations
@@ -14,21 +14,22 @@ import click
 
 from modelport.exporters.cli.inspect import printable
 from modelport.exporters.progress import progress_bar
+from modelport.exporters.publishing import contract
 from modelport.gateway.cli.errors import OneLineCommand, ParityError, UsageError, missing_extra
 
 if TYPE_CHECKING:
     from rich.table import Table
 
-    from modelport.exporters.migration.report import Report
+    from modelport.exporters.migration.report import MigrationReport
 
 
 class OneLineGroup(OneLineCommand, click.Group):
-    """A group whose errors are one line."""
+    """A command group that reports errors in one line."""
 
 
 @click.group(cls=OneLineGroup)
 def migrate() -> None:
-    """Move models from another server into a model repository."""
+    """Import models from another server into a model repository."""
 
 
 @migrate.command("torchserve", cls=OneLineCommand)
@@ -54,7 +55,7 @@ def migrate() -> None:
     "--model-version",
     default="",
     metavar="N|auto",
-    help="Its version.  [default: the archive's, '1.0' is 1; else the next free one]",
+    help="The version.  [default: the archive's, '1.0' is 1; else the next free one]",
 )
 @click.option(
     "--input",
@@ -81,15 +82,15 @@ def migrate() -> None:
     "report_file",
     type=click.Path(path_type=Path),
     metavar="FILE",
-    help="Write the report: JSON, or Markdown where FILE ends in .md.",
+    help="Write the report: Markdown if FILE ends in .md, else JSON.",
 )
 @click.option(
-    "--compare", metavar="URL", help="The old server's inference address; see --requests."
+    "--compare", metavar="URL", help="The old server's inference address; needs --requests."
 )
 @click.option(
     "--token",
     envvar="TORCHSERVE_TOKEN",
-    help="Its inference token, if it wants one.  [env: TORCHSERVE_TOKEN]",
+    help="The old server's inference token, if required.  [env: TORCHSERVE_TOKEN]",
 )
 @click.option(
     "--gateway", metavar="URL", help="A gateway that serves --model-repository.  [default: its own]"
@@ -98,26 +99,26 @@ def migrate() -> None:
     "--requests",
     type=click.Path(path_type=Path),
     metavar="FILE|FOLDER",
-    help="Recorded bodies, one a file, or folders of them named like models.",
+    help="Recorded request bodies, one per file, or folders of them named like models.",
 )
 @click.option(
     "--tolerance",
     type=click.FloatRange(0, max_open=True, max=float("inf")),
     default=1e-4,
     show_default=True,
-    help="How far numbers in answers may be apart, times the number where it is above 1.",
+    help="Accepted difference of numbers in answers; relative for numbers above 1.",
 )
 def torchserve(path: Path, **options: Any) -> None:
-    """Move a TorchServe archive, or a model store of them, at PATH into a model repository.
+    """Import a TorchServe archive, or a model store, at PATH into a model repository.
 
     A .mar, a .tar.gz or a folder with MAR-INF becomes a version that 'modelport serve' serves, if
-    its model is TorchScript, ONNX or .pt2. Nothing in it is executed: handlers are listed.
+    its model is TorchScript, ONNX or .pt2. Its code is not executed; handlers are listed.
 
     With --compare and --requests each recorded request goes to /predictions/MODEL of the old
     server and of the gateway, and the answers are compared.
 
     Exit codes: 0 all carried over, 2 usage, 3 answers differ, 4 no model that can be served, 5
-    integrity, 6 published and something needs a person. Of several archives the gravest counts: 5,
+    integrity, 6 published but needs a manual step. Of several archives the gravest counts: 5,
     4, 2, 3, 6.
     """
     _check_together(options)
@@ -138,7 +139,9 @@ def torchserve(path: Path, **options: Any) -> None:
 
 def _check_together(options: dict[str, Any]) -> None:
     if (options["compare"] is None) != (options["requests"] is None):
-        raise UsageError("--compare and --requests go together: the old server, and what to send")
+        raise UsageError(
+            "--compare and --requests go together: the old server, and the requests to send"
+        )
     if options["gateway"] is not None and options["compare"] is None:
         raise UsageError("--gateway is for a comparison: add --compare and --requests")
     if math.isnan(options["tolerance"]):
@@ -153,14 +156,13 @@ def _check_together(options: dict[str, Any]) -> None:
 
 def _migrate(
     path: Path, options: dict[str, Any], progress: Callable[[str, int, int], None]
-) -> tuple[list[Report], Exception | None]:
-    """The reports, and what to end with where a table is not enough."""
-    from modelport.exporters import publish
-    from modelport.exporters.migration import comparison, settings, store
+) -> tuple[list[MigrationReport], Exception | None]:
+    """The reports, and the error to exit with if the table is not enough."""
+    from modelport.exporters.migration import model_store, replay, torchserve_settings
     from modelport.exporters.migration.artifact import Flags
-    from modelport.exporters.migration.entry import Wanted
+    from modelport.exporters.migration.migrate import MigrationRequest
 
-    archives = store.archives(path)
+    archives = model_store.archives(path)
     flags = Flags(options["inputs"], options["outputs"], options["max_batch_size"])
     if len(archives) > 1 and (flags or options["name"] or options["model_version"]):
         raise UsageError(
@@ -168,11 +170,11 @@ def _migrate(
             f"'{path}' holds {len(archives)}: name one of them"
         )
     if options["model_version"]:
-        publish.parse_version(options["model_version"])
-    properties = settings.Properties()
+        contract.parse_version(options["model_version"])
+    properties = torchserve_settings.Properties()
     if options["config_file"] is not None:
-        properties = settings.read_properties(options["config_file"])
-    wanted = Wanted(
+        properties = torchserve_settings.read_properties(options["config_file"])
+    wanted = MigrationRequest(
         options["repository"],
         properties,
         flags,
@@ -183,16 +185,16 @@ def _migrate(
     if options["compare"] is not None:
         token = options["token"]
         headers = {"Authorization": f"Bearer {token}"} if token else {}
-        old = comparison.server(options["compare"], "--compare", headers)
+        old = replay.server(options["compare"], "--compare", headers)
         if not options["requests"].exists():
             raise UsageError(f"--requests '{options['requests']}' does not exist")
     if options["gateway"] is not None:
-        new = comparison.server(options["gateway"], "--gateway")
-    reports, failures = store.migrate_all(archives, wanted, progress)
+        new = replay.server(options["gateway"], "--gateway")
+    reports, failures = model_store.migrate_all(archives, wanted, progress)
     failure = failures[0] if failures and len(archives) == 1 else None
     if old is not None and any(report.version is not None for report in reports):
         try:
-            store.compare_all(
+            model_store.compare_all(
                 reports, old, new, wanted, options["requests"], options["tolerance"], progress
             )
         except ParityError as error:
@@ -200,7 +202,7 @@ def _migrate(
     return reports, failure
 
 
-def _print(reports: Sequence[Report]) -> None:
+def _print(reports: Sequence[MigrationReport]) -> None:
     from rich.console import Console
 
     from modelport.exporters.migration.report import compared, defined, summary

@@ -1,6 +1,6 @@
-"""``modelport package``: published models for TorchServe, TensorFlow Serving and Triton.
+"""``modelport package``: package published models for TorchServe, TensorFlow Serving and Triton.
 
-Importing this imports no runtime, so that ``--help`` is instant.
+This module imports no runtime, which keeps ``--help`` fast.
 """
 
 from __future__ import annotations
@@ -24,12 +24,12 @@ from modelport.gateway.cli.errors import OneLineCommand, UsageError, missing_ext
     "--output",
     required=True,
     type=click.Path(path_type=Path),
-    help="What to write: a .mar file for torchserve, else a folder. Never overwritten.",
+    help="The package: a .mar file for torchserve, else a folder. Never overwritten.",
 )
 @click.option(
     "--base-path",
     metavar="PATH",
-    help="For tfserving: where the server finds the folder.  [default: --output]",
+    help="For tfserving: the folder's path on the server.  [default: --output]",
 )
 def package_command(path: Path, server: str, output: Path, base_path: str | None) -> None:
     """Package a published version, model or repository at PATH for another server.

@@ -1,4 +1,4 @@
-"""``modelport publish``: a version that is proven already, bit for bit, into another repository."""
+"""``modelport publish``: copy a verified version to another repository, bit for bit."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from pathlib import Path
 
 import click
 
+from modelport.exporters.publishing import contract
 from modelport.gateway.cli.errors import OneLineCommand, UsageError
 from modelport.gateway.repository.storage.location import Location, Repository
 
@@ -27,7 +28,7 @@ from modelport.gateway.repository.storage.location import Location, Repository
     type=click.Path(path_type=Path),
     metavar="PUBKEY",
     multiple=True,
-    help="It must be signed with this Ed25519 key. Repeatable: any one of the keys.",
+    help="Require a signature by this Ed25519 key. Repeatable: any one of the keys.",
 )
 def publish_command(
     path: Path | Location,
@@ -35,20 +36,21 @@ def publish_command(
     model_version: str,
     public_keys: tuple[Path, ...],
 ) -> None:
-    """Publish the version at PATH, or the newest version of the model at PATH, once more.
+    """Copy the version at PATH, or the newest version of the model at PATH, to another repository.
 
-    What is published is what lies there, if it is what its manifest and its certificate say. A
+    The files are published unchanged if they match their manifest and their certificate. A
     model that is new in the repository gets the configuration, labels and warm-up samples too.
 
-    Exit codes: 0 done, 2 usage, 5 the files are not as published.
+    Exit codes: 0 done, 2 usage, 5 the files were changed.
     """
-    from modelport.exporters import publish, verify, verify_storage
+    from modelport.exporters import verify
+    from modelport.exporters.publishing import download, publish
     from modelport.gateway.repository import config, manifest, signing
 
     keys = [signing.load_public_key(key) for key in public_keys]
     with contextlib.ExitStack() as stack:
         if isinstance(path, Location):
-            version = stack.enter_context(verify_storage.copied(path))
+            version = stack.enter_context(download.copied(path))
         else:
             version = verify.find_version(path)
         checked = verify.check(version, keys)
@@ -60,7 +62,7 @@ def publish_command(
             ) from None
         wanted = config.parse(text)
         wanted.name = checked.model
-        number = publish.parse_version(model_version)
+        number = contract.parse_version(model_version)
         staged = stack.enter_context(publish.staging(repository))
         shutil.copytree(version, staged, dirs_exist_ok=True)
         for each in version.parent.iterdir():
@@ -68,7 +70,7 @@ def publish_command(
                 shutil.copytree(each, staged.parent / each.name)
             elif each.is_file():
                 shutil.copy2(each, staged.parent / each.name)
-        manifest.verify(staged)  # as it was copied
+        manifest.verify(staged)  # verify the copy
         done = publish.publish(staged, repository, wanted, number)
     for label, value in (("model", done.name), ("version", done.version), ("path", done.path)):
         click.echo(f"{label:<10} {value}")

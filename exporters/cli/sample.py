@@ -1,6 +1,6 @@
-"""``modelport sample``: seeded requests and the answers they must get, for load tests and gates.
+"""``modelport sample``: seeded requests and their expected answers, for load tests and gates.
 
-Importing this imports neither torch nor a runtime, so that ``--help`` is instant.
+This module imports neither torch nor a runtime, which keeps ``--help`` fast.
 """
 
 from __future__ import annotations
@@ -27,9 +27,11 @@ _FILE = click.Path(path_type=Path)
 @click.option(
     "--model",
     metavar="NAME|package.module:factory",
-    help="What the checkpoint is of, as for 'modelport export'; not for a published version.",
+    help="The checkpoint's model, as for 'modelport export'; not for a published version.",
 )
-@click.option("--model-kwargs", metavar="JSON", help="Hyper-parameters; win over the checkpoint's.")
+@click.option(
+    "--model-kwargs", metavar="JSON", help="Hyper-parameters; they override the checkpoint's."
+)
 @click.option("--max-batch-size", type=click.IntRange(1, 2**31 - 1), default=8, show_default=True)
 @click.option("--count", type=click.IntRange(1), default=256, show_default=True, help="Requests.")
 @click.option("--batch-size", type=click.IntRange(1), default=1, show_default=True)
@@ -45,13 +47,13 @@ _FILE = click.Path(path_type=Path)
     "--sign-key",
     type=_FILE,
     metavar="FILE",
-    help="Sign the certificate of the published version again, with this Ed25519 key.",
+    help="Sign the published version's certificate again with this Ed25519 key.",
 )
 @click.option("--quiet", "-q", is_flag=True, help="No progress.")
 @click.option(
     "--trust",
     is_flag=True,
-    help="Run what a published version holds, though it is native code or reaches files.",
+    help="Run the artifact even if it is native code or accesses files.",
 )
 def sample(
     path: Path,
@@ -62,27 +64,27 @@ def sample(
     trust: bool,
     **options: Any,
 ) -> None:
-    """Write seeded requests for the model at PATH, and the answers they must get.
+    """Write seeded requests for the model at PATH, and their expected answers.
 
-    PATH is a checkpoint, whose own answers in eager mode are written, or a published version, or a
-    model that has one, whose artifact is run by its own runtime. The file is what perf_analyzer
-    takes as --input-data, and what the load tests take.
+    PATH is a checkpoint, whose answers in eager mode are written, or a published version, or a
+    model that has one, whose artifact runs in its runtime. perf_analyzer takes the file
+    as --input-data, and so do the load tests.
 
-    Without --output the answers become the version's own, as 'modelport export' records them: for
-    a version that an older modelport published. 'modelport gate' holds a version to them.
+    Without --output the answers become part of the version, as 'modelport export' records them;
+    use this for a version published by an older modelport. 'modelport gate' checks against them.
 
     Exit codes: 0 done, 2 usage, 4 unsupported, 5 integrity.
     """
     kwargs = parse_kwargs(model_kwargs)
     published = _is_published(path)
     if output is None and not published:
-        raise UsageError(f"'{path}' is a checkpoint; say with --output where the file goes")
+        raise UsageError(f"'{path}' is a checkpoint; name the file to write with --output")
     if sign_key is not None and output is not None:
         raise UsageError("--sign-key signs a published version; leave --output")
     with progress_bar(options["quiet"]) as progress:
         progress("loading", 0, 0)
         try:
-            from modelport.exporters import recording
+            from modelport.exporters import sample_requests
 
             if published:
                 if model is not None or kwargs:
@@ -98,11 +100,11 @@ def sample(
             _add(path, signature, reference, (atol, rtol), sign_key, options["seed"])
             return
         asked = list(
-            recording.requests(
+            sample_requests.requests(
                 signature, sampler, options["count"], options["batch_size"], options["seed"]
             )
         )
-        document = recording.record(
+        document = sample_requests.record(
             signature,
             asked,
             reference,
@@ -110,7 +112,7 @@ def sample(
             rtol,
             lambda done, total: progress("asking the model", done, total),
         )
-    recording.write(output, document)
+    sample_requests.write(output, document)
     click.echo(f"{'requests':<10} {len(asked)} of {options['batch_size']} rows")
     click.echo(f"{'tolerance':<10} {atol:g} + {rtol:g} * |answer|")
     click.echo(f"{'path':<10} {output}")
@@ -127,15 +129,15 @@ def _add(
     """Record the answers in the version itself.
 
     Raises:
-        UsageError: it has some; it is signed, and would no longer be.
+        UsageError: the version has answers already, or its signature would become invalid.
     """
-    from modelport.exporters import recording, verify
+    from modelport.exporters import sample_requests, verify
     from modelport.gateway.repository import signing
 
     version = verify.find_version(path)
-    if (version / recording.FILENAME).exists():
+    if (version / sample_requests.FILENAME).exists():
         raise UsageError(
-            f"'{version / recording.FILENAME}' is there already; --output writes another file"
+            f"'{version / sample_requests.FILENAME}' exists; --output writes another file"
         )
     key = None if sign_key is None else signing.load_private_key(sign_key)
     if key is None and signing.signer_of(version) is not None:
@@ -143,23 +145,25 @@ def _add(
             f"'{version}' is signed, and its certificate would change; give the key with "
             "--sign-key, or write a file of its own with --output"
         )
-    samples = recording.record_version(version, signature, None, reference, tolerance, seed=seed)
+    samples = sample_requests.record_version(
+        version, signature, None, reference, tolerance, seed=seed
+    )
     if samples is None:
         raise UsageError(
-            f"one request of '{version.parent.name}' is larger than {recording.MOST_BYTES} bytes; "
-            "write a file of its own with --output"
+            f"one request of '{version.parent.name}' is larger than "
+            f"{sample_requests.MOST_BYTES} bytes; write a file of its own with --output"
         )
-    recording.add(version, samples, key)
+    sample_requests.add(version, samples, key)
     click.echo(f"{'requests':<10} {samples['requests']}")
     click.echo(f"{'tolerance':<10} {tolerance[0]:g} + {tolerance[1]:g} * |answer|")
-    click.echo(f"{'path':<10} {version / recording.FILENAME}")
+    click.echo(f"{'path':<10} {version / sample_requests.FILENAME}")
 
 
 _Subject = tuple["ModelSignature", "Sampler | None", "Reference", float, float]
 
 
 def _is_published(path: Path) -> bool:
-    """Whether a model's or a version's folder lies there, or would."""
+    """Whether ``path`` is, or would be, the folder of a model or of a version."""
     places = (path, path.absolute().parent)
     return not path.is_file() and any((place / "config.pbtxt").is_file() for place in places)
 
@@ -178,10 +182,12 @@ def _checkpoint(
 
 
 def _published(path: Path, trusted: bool) -> _Subject:
-    """Signature from ``config.pbtxt``, tolerance from the certificate, answers from the artifact.
+    """Read the signature, the tolerance and the answers of a published version.
+
+    They come from ``config.pbtxt``, the certificate and the artifact.
 
     Raises:
-        IntegrityError: its files are not as published.
+        IntegrityError: its files were changed.
     """
     from modelport.exporters import formats, verify
     from modelport.gateway.repository import config

@@ -1,6 +1,6 @@
-"""``modelport verify``: check a published version, or prove it again.
+"""``modelport verify``: check a published version, or repeat its proof.
 
-Importing this imports neither torch nor a runtime, so that ``--help`` is instant.
+This module imports neither torch nor a runtime, which keeps ``--help`` fast.
 """
 
 from __future__ import annotations
@@ -24,37 +24,37 @@ _FILE = click.Path(path_type=Path)
 
 @click.command(cls=OneLineCommand)
 @click.argument("path", type=Repository())
-@click.option("--integrity", is_flag=True, help="Check the files alone; run nothing.")
+@click.option("--integrity", is_flag=True, help="Check the files only; run nothing.")
 @click.option(
     "--public-key",
     "public_keys",
     type=_FILE,
     metavar="PUBKEY",
     multiple=True,
-    help="It must be signed with this Ed25519 key. Repeatable: any one of the keys.",
+    help="Require a signature by this Ed25519 key. Repeatable: any one of the keys.",
 )
 @click.option(
     "--checkpoint",
     type=_FILE,
-    help="What it was exported from.  [default: the certificate's, here or in checkpoints/]",
+    help="The checkpoint.  [default: the certificate's, here or in checkpoints/]",
 )
 @click.option("--lora", type=_FILE, metavar="DIR", help="The adapters that were merged.")
 @click.option(
     "--data",
     type=_FILE,
     metavar="FILE.npz",
-    help="The held-out inputs that it was evaluated on.",
+    help="The held-out inputs of its evaluation.",
 )
 @click.option(
     "--model",
     metavar="package.module:factory",
-    help="Run this code, which an unsigned certificate names.",
+    help="Run this factory, which an unsigned certificate names.",
 )
 @click.option(
     "--trust",
     is_flag=True,
-    help="Run what the version holds and its certificate names, though no --public-key vouches for "
-    "it: native code (aoti), operators that reach files, factories.",
+    help="Run the version's artifact and its certificate's factory although no --public-key signed "
+    "them: native code (aoti), operators that access files, factories.",
 )
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON document.")
 @click.option("--quiet", "-q", is_flag=True, help="No progress.")
@@ -69,13 +69,13 @@ def verify(
     """Check the version at PATH, or the newest version of the model at PATH: a folder, or
     s3://, gs:// or az://BUCKET/PREFIX/MODEL/VERSION.
 
-    First its files: manifest, certificate, signature. Then the proof, with the certificate's seed,
-    samples and tolerances, against the checkpoint that it names; this runs the artifact. Nothing
-    that can do more than compute runs unless it is signed with a --public-key, or --trust is given:
-    what only computes is safe to run without either.
+    Checks the files first: manifest, certificate, signature. Then repeats the proof, with the
+    certificate's seed, samples and tolerances, against its checkpoint; this runs the artifact.
+    An artifact that can do more than compute runs only if it is signed with a --public-key, or
+    with --trust; one that only computes is safe to run without either.
 
-    Exit codes: 0 it holds, 2 usage, 3 the proof fails, 4 unsupported, 5 the files are not as
-    published.
+    Exit codes: 0 the proof holds, 2 usage, 3 the proof fails, 4 unsupported, 5 the files were
+    changed.
     """
     with progress_bar(quiet) as progress:
         progress("checking", 0, 0)
@@ -153,7 +153,7 @@ def _print(checked: Checked, proven: Proven | None, where: str) -> None:
 
 
 def _beside(values: dict[str, float | None], form: str) -> str:
-    """``now`` and ``certified`` in one line."""
+    """The repeated and the certified value in one line."""
     certified = values["certified"]
     then = "not in the certificate" if certified is None else f"certified {certified:{form}}"
     return f"{values['now']:{form}} ({then})"

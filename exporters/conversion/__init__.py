@@ -1,1 +1,1 @@
-"""The parts of ``modelport convert``: reading Keras weights, and holding two models together."""
+"""``modelport convert``: weight conversion between Keras and PyTorch, and its proof."""

@@ -1,7 +1,7 @@
-"""Weights of a Keras twin in a ``.keras`` or ``.weights.h5`` file, and what the file says of it.
+"""Weights and metadata of a Keras twin in a ``.keras`` or ``.weights.h5`` file.
 
-Nothing in the file is run: the twin is built by us, and the file's numbers are put into it. What a
-``.keras`` file says of the architecture is only held against the twin's own.
+No code of the file runs: the twin is built from our own code and filled with the file's numbers.
+The architecture stored in a ``.keras`` file is only compared with the twin's.
 """
 
 from __future__ import annotations
@@ -18,22 +18,22 @@ import ml_dtypes
 import numpy as np
 
 from modelport.exporters.keras_ports import Link, Twin
-from modelport.exporters.sources import keras_file
+from modelport.exporters.sources import keras_guard
 from modelport.gateway.cli.errors import UsageError
 from modelport.gateway.errors import IntegrityError
 from modelport.gateway.repository.manifest import sha256_of
 from modelport.gateway.types import Array
 
-#: Where Keras has the classes of operations, such as additions; everything else is a layer.
+#: Module of Keras' operations, such as additions; all other classes are layers.
 OPERATIONS = "keras.src.ops."
 
-#: An attribute of a weights file's root, as the metadata of a ``.safetensors`` file.
+#: Attribute of a weights file's root; ``.safetensors`` files have it in their metadata.
 MODEL_KWARGS_KEY = "model_kwargs"
 
 LAYERS = "layers/"
 OPTIMIZER = "optimizer/"
 
-#: Hyper-parameters that leave no trace in a shape, and which layer's configuration states them.
+#: Hyper-parameters that leave no trace in a shape, and the layer setting that states each.
 STATED: Mapping[str, Mapping[str, tuple[str, str]]] = {
     "fraud": {"nhead": ("Attention", "num_heads")},
     "vit": {
@@ -42,19 +42,19 @@ STATED: Mapping[str, Mapping[str, tuple[str, str]]] = {
     },
 }
 
-#: What a layer's configuration says of training, or of how the file was written.
+#: Layer settings about training, or about how the file was written.
 INCIDENTAL = ("name", "trainable", "dtype", "seed", "quantization_config")
 INCIDENTAL_SUFFIXES = ("_initializer", "_regularizer", "_constraint")
 
 
 @dataclass(frozen=True, slots=True)
 class KerasWeights:
-    """What a file holds.
+    """The content of a file.
 
     Attributes:
         values: by layer name, in the order of the layer's variables; float32.
-        model_kwargs: the hyper-parameters that the file states.
-        layers: the configuration's layers, None for a file of weights alone.
+        model_kwargs: the hyper-parameters stated in the file.
+        layers: the configuration's layers; None for a file with weights only.
     """
 
     filename: str
@@ -65,16 +65,16 @@ class KerasWeights:
 
 
 def read(path: Path, model: str) -> KerasWeights:
-    """The weights at ``path``, a twin of ``model``.
+    """Read the weights at ``path``, of a twin of ``model``.
 
     Raises:
-        UsageError: it is an older kind of file, or not a twin's.
-        IntegrityError: it is damaged, wants to run code, or holds something else than numbers.
+        UsageError: the file is of an older kind, or not a twin's.
+        IntegrityError: the file is damaged, wants to run code, or holds values other than numbers.
     """
-    config = keras_file.read_config(path) if path.suffix.lower() == ".keras" else None
-    with keras_file.open_weights(path) as file:
+    config = keras_guard.read_config(path) if path.suffix.lower() == ".keras" else None
+    with keras_guard.open_weights(path) as file:
         if "model_config" in file.attrs or "layer_names" in file.attrs:
-            raise keras_file.hdf5_refusal(path)
+            raise keras_guard.hdf5_refusal(path)
         values = _values(path, file)
         kwargs = _kwargs(path, file)
     layers = None
@@ -86,7 +86,7 @@ def read(path: Path, model: str) -> KerasWeights:
 
 def _values(path: Path, file: h5py.File) -> dict[str, list[Array]]:
     found: dict[str, dict[int, Array]] = {}
-    for where, dataset in keras_file.check_weights(path, file).items():
+    for where, dataset in keras_guard.check_weights(path, file).items():
         if where.startswith(OPTIMIZER):
             continue
         group, _, index = where.rpartition("/")
@@ -153,7 +153,7 @@ def _stated(
 
 
 def torch_shapes(weights: KerasWeights, twin: Twin) -> dict[str, tuple[int, ...]]:
-    """The shapes that the state dict would have; empty where no depth of the twin fits."""
+    """The shapes that the state dict would have; empty if no depth of the twin fits."""
     for depth in range(1, len(weights.values) + 1):
         links = _by_layer(twin.links(_Depth(depth)))
         if set(links) == set(weights.values):
@@ -165,14 +165,14 @@ def torch_shapes(weights: KerasWeights, twin: Twin) -> dict[str, tuple[int, ...]
         for link, value in zip(links[name], values, strict=False):
             try:
                 rows, *rest = link.to_torch(value).shape
-            except ValueError:  # another number of dimensions; the strict comparison names it
+            except ValueError:  # another number of dimensions; the strict comparison reports it
                 continue
             shapes[link.torch_key] = (rows * link.part[1], *rest)
     return shapes
 
 
 class _Depth(dict[str, Any]):
-    """Hyper-parameters of which only the depth is known: a twin's links take no other."""
+    """Hyper-parameters with the depth as their only known value: a twin's links take no other."""
 
     def __init__(self, depth: int) -> None:
         super().__init__()
@@ -190,7 +190,7 @@ def _by_layer(links: Sequence[Link]) -> dict[str, list[Link]]:
 
 
 def by_path(weights: KerasWeights, model: Any) -> dict[str, Array]:
-    """The file's values by the twin's paths, or by their place where the twin has none such."""
+    """The file's values by the twin's paths, or by their position if the twin has no such path."""
     paths = {layer.name: [v.path for v in layer.variables] for layer in model.layers}
     return {
         paths[name][i] if i < len(paths.get(name, ())) else f"{name}/{i}": value
@@ -200,15 +200,15 @@ def by_path(weights: KerasWeights, model: Any) -> dict[str, Array]:
 
 
 def fill(model: Any, values: Mapping[str, Array]) -> None:
-    """Put ``values`` into the twin; both have the same paths and shapes."""
+    """Set the twin's variables to ``values``; both have the same paths and shapes."""
     for variable in model.variables:
         variable.assign(values[variable.path])
 
 
 def difference(weights: KerasWeights, model: Any) -> str | None:
-    """What a ``.keras`` file says of its architecture that the twin does otherwise; None: nothing.
+    """The first difference between the architecture in a ``.keras`` file and the twin's, or None.
 
-    Initialisers, and what else matters in training only, are of no account.
+    Initialisers and other settings of training are ignored.
     """
     if weights.layers is None:
         return None
@@ -228,7 +228,7 @@ def difference(weights: KerasWeights, model: Any) -> str | None:
 
 
 def _canonical(layers: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
-    """Settings, inputs and names; operations are named by Keras' counters, so they have none."""
+    """Settings, inputs and names of layers; operations, named by Keras' counters, get no name."""
     places = {layer.get("name"): i for i, layer in enumerate(layers)}
     canonical = []
     for layer in layers:
@@ -250,7 +250,7 @@ def _canonical(layers: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
 
 
 def _plain(value: Any, places: Mapping[Any, int]) -> Any:
-    """``value`` with layers named by their places."""
+    """``value`` with layers replaced by their positions."""
     if isinstance(value, dict):
         if value.get("class_name") == "__keras_tensor__":
             name, *rest = value["config"]["keras_history"]

@@ -1,4 +1,4 @@
-"""The report of a conversion: what was compared, what came of it, and why it was refused."""
+"""The report of a conversion: the tensors compared, the result, and the reason for a refusal."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from pathlib import Path
 from typing import Any
 
 from modelport import __version__
-from modelport.exporters.conversion.behaviour import BOUND, EXPECTED, OutputRow, ProbeRow
-from modelport.exporters.conversion.comparison import TensorRow
+from modelport.exporters.conversion.output_comparison import BOUND, EXPECTED, OutputRow, ProbeRow
+from modelport.exporters.conversion.weight_comparison import TensorRow
 
 FORMAT = "modelport-conversion/1"
 SUFFIX = ".report.json"
@@ -23,7 +23,7 @@ SUFFIX = ".report.json"
 
 @dataclass(frozen=True, slots=True)
 class End:
-    """One of the two files, and how many tensors it has."""
+    """One of the two files, and its number of tensors."""
 
     file: str
     framework: str
@@ -31,8 +31,8 @@ class End:
 
 
 @dataclass(slots=True)
-class Report:
-    """``reason`` is empty if the two files hold the same model."""
+class ConversionReport:
+    """The result of a conversion; ``reason`` is empty if both files hold the same model."""
 
     model: str
     model_kwargs: Mapping[str, Any]
@@ -48,17 +48,17 @@ class Report:
 
     @property
     def first_divergence(self) -> str | None:
-        """The first layer whose activations part."""
+        """The first layer whose activations diverge."""
         return next((probe.layer for probe in self.probes if probe.diverges), None)
 
 
 def path_of(target: Path) -> Path:
-    """Where the report of ``target`` lies, also where the target itself was refused."""
+    """The path of the report of ``target``, which may itself have been refused."""
     return target.with_name(target.name + SUFFIX)
 
 
-def write(report: Report, path: Path) -> None:
-    """Replaces an older report."""
+def write(report: ConversionReport, path: Path) -> None:
+    """Write the report; an older one is replaced."""
     content = {
         "format": FORMAT,
         "created": datetime.now(UTC).isoformat(timespec="seconds"),
@@ -104,7 +104,7 @@ def _tensor(row: TensorRow) -> dict[str, Any]:
 
 
 def _finite(value: Any) -> Any:
-    """JSON has no NaN and no infinity."""
+    """Replace NaN and infinity, which JSON lacks."""
     if isinstance(value, dict):
         return {key: _finite(item) for key, item in value.items()}
     if isinstance(value, list | tuple):

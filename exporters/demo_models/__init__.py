@@ -1,1 +1,1 @@
-"""Small models trained in seconds, for the demo: their data, and how they are trained."""
+"""Small models for the demo, trained in seconds, and their data."""

@@ -19,7 +19,7 @@ FULL_SCALE = 16  # pixels are counts from 0 to 16
 MEAN, STD = 0.5, 0.5
 
 HELD_OUT = 0.2
-SPLIT_SEED = 0  # fixed: what is held out from training must stay held out for the demo
+SPLIT_SEED = 0  # fixed, so that the held-out images are never trained on
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,12 +31,12 @@ class Digits:
 
 
 def normalize(pixels: NDArray[Any]) -> NDArray[np.float32]:
-    """Pixels in [0, 16] as fractions of full scale, then (x - mean) / std."""
+    """Scale pixels from [0, 16] to fractions of full scale, then apply (x - mean) / std."""
     return ((pixels / FULL_SCALE - MEAN) / STD).astype(np.float32)
 
 
 def load() -> tuple[Digits, Digits]:
-    """The training and the held-out images; the same split every time."""
+    """Load the training and the held-out images; the split is always the same."""
     bunch = load_digits()
     images = normalize(bunch.images)[:, None]
     labels = bunch.target.astype(np.int64)

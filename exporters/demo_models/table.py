@@ -1,8 +1,8 @@
 """``make table``: export every model to every format, and write the results into the documentation.
 
-Each row is one ``modelport export`` in a process of its own, so that its memory is its own; the
-figures are those of the certificates. Small models are trained, large ones carry random weights,
-every layer distinct: they tell size, cost and numerical error, not accuracy.
+Each row is one ``modelport export`` in its own process, so that its memory is measured alone; the
+figures come from the certificates. Small models are trained. Large ones carry random weights with
+every layer distinct, and show size, cost and numerical error, but not accuracy.
 """
 
 from __future__ import annotations
@@ -70,8 +70,8 @@ LOWER = (
 
 
 @dataclass(frozen=True, slots=True)
-class Subject:
-    """A model of the table: ``write`` makes its checkpoint; ``arguments`` go to every export."""
+class TableSubject:
+    """A model of the table; ``write`` makes its checkpoint, ``arguments`` go to every export."""
 
     label: str
     write: Callable[[Path], Path]
@@ -82,7 +82,7 @@ class Subject:
 
 
 def distinct(module: nn.Module, seed: int = 0) -> nn.Module:
-    """Every parameter moved at random: clones of one layer would hide a swapped pair."""
+    """Move every parameter at random; equal layers would hide a swapped pair."""
     generator = torch.Generator().manual_seed(seed)
     with torch.no_grad():
         for parameter in module.parameters():
@@ -105,7 +105,7 @@ def _random(factory: Callable[..., nn.Module], kwargs: dict[str, Any]) -> Callab
 
 
 def _settle(module: nn.Module) -> None:
-    """Give batch normalisation statistics: the activations of an untrained model explode."""
+    """Give batch normalisation its statistics; an untrained model's activations would explode."""
     for layer in module.modules():
         if isinstance(layer, nn.BatchNorm2d):
             layer.momentum = None  # the mean over all batches
@@ -150,41 +150,41 @@ def _language_model(folder: Path) -> Path:
 
 
 SUBJECTS = (
-    Subject(
+    TableSubject(
         "fraud, demo",
         _trained(train.train_fraud, "fraud"),
         ("--model", "fraud"),
         lower=LOWER,
         held_out=True,
     ),
-    Subject(
+    TableSubject(
         "ViT, digits",
         _trained(train.train_vit, "vit"),
         ("--model", "vit"),
         lower=LOWER,
         held_out=True,
     ),
-    Subject(
+    TableSubject(
         "ViT-B/16, 21,841 classes",
         _random(VisionTransformer, VIT_B16),
-        # Random weights decide among near-equals: agreement is told, not asked for.
+        # Random weights decide between near-equal values: agreement is shown, but not required.
         ("--model", "vit", "--samples", "16", "--min-agreement", "0"),
         lower=(("onnx", "--quantize", "int8"), ("tflite", "--quantize", "int8")),
     ),
-    Subject("fraud, 354 M", _random(FraudTransformer, LARGE_FRAUD), ("--model", "fraud")),
-    Subject(
+    TableSubject("fraud, 354 M", _random(FraudTransformer, LARGE_FRAUD), ("--model", "fraud")),
+    TableSubject(
         "ResNet-50",
         _random(ResNet50, RESNET_50),
         ("--model", "resnet50", "--samples", "32"),
         TORCH_FORMATS,
     ),
-    Subject(
+    TableSubject(
         "U-Net, 17 keypoints",
         _random(UNet, UNET),
         ("--model", "unet", "--samples", "32"),
         TORCH_FORMATS,
     ),
-    Subject(
+    TableSubject(
         "Llama with LoRA",
         _language_model,
         ("--model", "causal-lm", "--samples", "32"),
@@ -193,16 +193,16 @@ SUBJECTS = (
 )
 
 
-def _jobs(subject: Subject) -> Iterator[tuple[str, tuple[str, ...]]]:
-    """What a row is called and how its export is asked for."""
+def _jobs(subject: TableSubject) -> Iterator[tuple[str, tuple[str, ...]]]:
+    """Yield each row's name and its export arguments."""
     for name in subject.formats:
         yield name, ("--format", name)
     for name, flag, precision in subject.lower:
         yield f"{name} {precision}", ("--format", name, flag, precision)
 
 
-def _export(subject: Subject, checkpoint: Path, arguments: tuple[str, ...]) -> dict[str, Any]:
-    """The certificate of one export.
+def _export(subject: TableSubject, checkpoint: Path, arguments: tuple[str, ...]) -> dict[str, Any]:
+    """Run one export and return its certificate.
 
     Raises:
         Internal: the export failed; the message is its own.
@@ -250,7 +250,7 @@ def _row(label: str, name: str, certificate: dict[str, Any]) -> str:
     return f"| {' | '.join(cells)} |"
 
 
-def _measure(subjects: tuple[Subject, ...]) -> list[str]:
+def _measure(subjects: tuple[TableSubject, ...]) -> list[str]:
     lines = [HEAD, "|" + "---|" * HEAD.count(" | ") + "---|"]
     columns = (
         TextColumn("{task.description}"),
@@ -276,9 +276,9 @@ def _measure(subjects: tuple[Subject, ...]) -> list[str]:
 
 @click.command(cls=OneLineCommand)
 @click.option("--page", type=click.Path(path_type=Path, exists=True), default=PAGE)
-@click.option("--only", help="Only the models whose label contains this; print, write nothing.")
+@click.option("--only", help="Only models whose label contains this; print, write nothing.")
 def table(page: Path, only: str | None) -> None:
-    """Measure, and replace what stands between the two markers of the page."""
+    """Measure, and replace the text between the two markers of the page."""
     lines = _measure(tuple(s for s in SUBJECTS if only is None or only in s.label))
     if only is not None:
         return

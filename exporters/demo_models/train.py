@@ -1,4 +1,4 @@
-"""Training the two demo models on the CPU, reproducibly."""
+"""Reproducible training of the two demo models on the CPU."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ VIT_KWARGS: dict[str, Any] = {
 
 FRAUD_SEQUENCES = 12_000
 FRAUD_HELD_OUT = 4_000
-#: Added to a training seed, so that what is held out is never trained on.
+#: Offset of the held-out seed from the training seed, so that the two never overlap.
 HELD_OUT_SEED = 1_000_003
 
 Batch = tuple[Tensor, ...]
@@ -52,7 +52,7 @@ Batch = tuple[Tensor, ...]
 
 @dataclass(frozen=True, slots=True)
 class Trained:
-    """A saved checkpoint and how good it is on data it has not seen."""
+    """A saved checkpoint, and its quality on held-out data."""
 
     path: Path
     metric: str
@@ -62,7 +62,7 @@ class Trained:
 
 @dataclass(frozen=True, slots=True)
 class _Recipe:
-    """What differs between one training and another."""
+    """The parameters in which the two trainings differ."""
 
     factory: Callable[..., nn.Module]
     model_kwargs: dict[str, Any]
@@ -74,7 +74,7 @@ class _Recipe:
     loss: Callable[[Any, Batch], Tensor]
     score: Callable[[Any], float]
     held_out: Mapping[str, Any]  # arrays
-    lengths: Tensor | None = None  # of the rows, where they differ and padding costs time
+    lengths: Tensor | None = None  # of the rows, if they differ and padding costs time
 
 
 def held_out_transactions(count: int = FRAUD_HELD_OUT, seed: int = 0) -> transactions.Transactions:
@@ -92,7 +92,7 @@ def train_fraud(
 ) -> Trained:
     """Train the fraud transformer and save its checkpoint at ``path``; the metric is ROC AUC.
 
-    What is held out of the training lies beside it, see ``held_out_path``.
+    The held-out data is written beside it, see ``held_out_path``.
     """
     data = transactions.generate(sequences, seed)
     held_out = held_out_transactions(seed=seed)
@@ -180,7 +180,7 @@ def _train(recipe: _Recipe, path: Path, seed: int, console: Console | None) -> T
 
 @contextlib.contextmanager
 def _one_thread() -> Iterator[None]:
-    """Two threads spend seven times the processor time on models this small, in waiting."""
+    """Use one thread: on models this small two waste most of their time waiting."""
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     try:
@@ -229,7 +229,7 @@ def _batches(recipe: _Recipe) -> Tensor:
 
 
 def _shift(images: Tensor) -> Tensor:
-    """Every other image, by chance, moved by up to one pixel each way, background growing in."""
+    """Move every other image, at random, by up to one pixel each way; background fills the gap."""
     padded = functional.pad(images, (1, 1, 1, 1), value=-1.0)
     size = images.shape[-1]
     moved = torch.rand(len(images), 1) < 0.5
@@ -249,7 +249,7 @@ def save(
     metrics: dict[str, float],
     seed: int,
 ) -> None:
-    """Write a training checkpoint to ``path``: the old one or the new one, never half of it."""
+    """Write a training checkpoint to ``path`` atomically."""
     content = {
         "model_state_dict": module.state_dict(),
         "model_kwargs": model_kwargs,
@@ -261,12 +261,12 @@ def save(
 
 
 def held_out_path(checkpoint: Path) -> Path:
-    """Where the data that ``checkpoint`` has not seen lies, as ``export --data`` takes it."""
+    """The path of the data that ``checkpoint`` has not seen, for ``export --data``."""
     return checkpoint.with_name(f"{checkpoint.stem}-held-out.npz")
 
 
 def _write(path: Path, write: Callable[[Any], None]) -> None:
-    """The old file or the new one, never half of it."""
+    """Write a file atomically."""
     with tempfile.NamedTemporaryFile(dir=path.parent, prefix=".", delete=False) as file:
         try:
             write(file)

@@ -1,4 +1,4 @@
-"""Synthetic card transactions with planted fraud. Nothing here is anybody's data.
+"""Synthetic card transactions with planted fraud; no real data is used.
 
 A sequence is one card's history, oldest first; a token is one transaction, five fields in base
 (8, 8, 2, 2, 2): amount band, merchant category, night, abroad, new device. A fraudulent sequence
@@ -11,7 +11,7 @@ no single token gives it away and order matters:
     night shift        a run of luxury purchases at night          luxury by day, groceries by night
     account takeover   a new device, then high values on it        a new device, usual values
 
-Some labels are flipped at random, as chargebacks are, so that nobody can score a perfect AUC.
+Some labels are flipped at random, as with chargebacks, so that a perfect AUC is impossible.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from numpy.typing import NDArray
 AMOUNTS, CATEGORIES = 8, 8
 VOCAB_SIZE = AMOUNTS * CATEGORIES * 2 * 2 * 2
 MAX_POSITIONS = 64
-SHORTEST = 12  # transactions, so that every pattern fits
+SHORTEST = 12  # transactions; every pattern fits
 
 FRAUD_RATE = 0.35
 LABEL_NOISE = 0.02
@@ -46,7 +46,7 @@ class Transactions:
         tokens: ``[count, 64]``, zero past a sequence's end.
         seq_lens: ``[count]``, from 12 to 64.
         labels: ``[count]``, 1 is fraud, noise included.
-        patterns: ``[count]``, the index into ``PATTERNS`` of what was planted, or -1.
+        patterns: ``[count]``, the index into ``PATTERNS`` of the planted pattern, or -1.
     """
 
     tokens: Ints
@@ -73,7 +73,7 @@ class _Fields:
 
 
 def generate(count: int, seed: int) -> Transactions:
-    """``count`` sequences; the same seed gives the same sequences."""
+    """Generate ``count`` sequences; the same seed gives the same sequences."""
     rng = np.random.default_rng(seed)
     seq_lens = rng.integers(SHORTEST, MAX_POSITIONS, count, endpoint=True)
     fraudulent = rng.random(count) < FRAUD_RATE
@@ -88,14 +88,14 @@ def generate(count: int, seed: int) -> Transactions:
 
 
 def _everyday(rng: np.random.Generator, seq_lens: Ints) -> _Fields:
-    """What honest cards do, the look-alikes of every pattern included."""
+    """Transactions of honest cards, with the look-alikes of every pattern."""
     shape = (len(seq_lens), MAX_POSITIONS)
     amount = rng.binomial(AMOUNTS - 1, 0.4, shape)
     amount[rng.random(shape) < 0.08] = TINY
     amount[rng.random(shape) < 0.03] = LARGE
     category = rng.integers(CATEGORIES, size=shape)
     night = rng.random(shape) < 0.15
-    # Luxury is bought by day: at night it becomes groceries.
+    # Luxury is bought by day; at night it becomes groceries.
     category[night & (category == LUXURY)] = GROCERIES
     trip = rng.random(shape[0]) < 0.3
     abroad = _window(rng, seq_lens, np.where(trip, rng.integers(3, 8, shape[0]), 0))
@@ -110,7 +110,7 @@ def _plant(rng: np.random.Generator, fields: _Fields, seq_lens: Ints, patterns: 
     length = rng.integers(5, 9, len(patterns))
 
     def window(pattern: int) -> tuple[Mask, Mask]:
-        """Where the pattern lies, and where the last transaction of it is."""
+        """The mask of the pattern, and that of its last transaction."""
         inside = _window(rng, seq_lens, np.where(patterns == pattern, length, 0))
         last = inside & ~np.roll(inside, -1, axis=1)
         return inside, last
@@ -134,7 +134,7 @@ def _plant(rng: np.random.Generator, fields: _Fields, seq_lens: Ints, patterns: 
 
 
 def _window(rng: np.random.Generator, seq_lens: Ints, lengths: Ints) -> Mask:
-    """True in ``lengths`` transactions in a row, somewhere within each sequence."""
+    """A mask of ``lengths`` consecutive transactions, somewhere within each sequence."""
     start = (rng.random(len(seq_lens)) * (seq_lens - lengths + 1)).astype(np.int64)
     steps = np.arange(MAX_POSITIONS) - start[:, None]
     return (steps >= 0) & (steps < lengths[:, None])

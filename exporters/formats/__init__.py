@@ -1,7 +1,7 @@
-"""The formats a model can be exported to: one row each, and everything else is format-neutral.
+"""The export formats: one table row each; all other code is format-neutral.
 
-A format is opened by one module, ``open_session(path, trusted)``, and written by one module per
-framework it has a route from, ``export(source, path, target)``. The rows name modules by string, so
+One module per format opens artifacts, ``open_session(path, trusted)``. One module per format and
+source framework writes them, ``export(source, path, target)``. The rows name modules by string, so
 that choosing ONNX imports no TensorFlow.
 """
 
@@ -20,7 +20,7 @@ from modelport.gateway.repository.config import PLATFORMS, Platform
 from modelport.gateway.types import Array
 
 
-class Session(Protocol):
+class ParitySession(Protocol):
     """An exported artifact, opened by the runtime that will serve it."""
 
     @property
@@ -33,15 +33,15 @@ class Session(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
-class Target:
-    """How an artifact is to be written.
+class ExportTarget:
+    """The precision and operator set to write an artifact in.
 
-    Inputs and outputs keep the signature's datatypes whatever the precision inside is.
+    Inputs and outputs keep the signature's datatypes at every precision.
 
     Attributes:
         dtype: of weights and arithmetic: ``fp32``, ``fp16`` or ``bf16``.
         quantize: ``int8`` weights, or None.
-        opset: ONNX's operator set; None where the format has none.
+        opset: ONNX's operator set; None for other formats.
     """
 
     dtype: str = "fp32"
@@ -54,13 +54,13 @@ class Target:
 
 
 @dataclass(frozen=True, slots=True)
-class Route:
-    """The way from a framework to a format.
+class ExportRoute:
+    """The conversion from a framework to a format.
 
     Attributes:
-        module: has ``export(source, path, target)``.
-        precisions: what ``--dtype`` and ``--quantize`` may ask for.
-        libraries: distributions whose versions a certificate names.
+        module: the module with ``export(source, path, target)``.
+        precisions: the accepted values of ``--dtype`` and ``--quantize``.
+        libraries: distributions whose versions the certificate records.
         needs_twin: the model must have a Keras twin.
     """
 
@@ -77,13 +77,13 @@ class Format:
 
     name: str
     opener: str
-    routes: Mapping[Framework, Route]
+    routes: Mapping[Framework, ExportRoute]
 
     @property
     def platform(self) -> Platform:
         return next(platform for platform in PLATFORMS if platform.format == self.name)
 
-    def export(self, source: Source, path: Path, target: Target) -> None:
+    def export(self, source: Source, path: Path, target: ExportTarget) -> None:
         """Write ``source`` to ``path``.
 
         Raises:
@@ -91,14 +91,14 @@ class Format:
         """
         _load(self.routes[source.framework].module).export(source, path, target)
 
-    def open_session(self, path: Path, trusted: bool = False) -> Session:
-        """Open ``path`` as it is served.
+    def open_session(self, path: Path, trusted: bool = False) -> ParitySession:
+        """Open ``path`` in the runtime that serves it.
 
         Args:
-            trusted: it was made here, or someone vouches for it. Otherwise what would run native
-                code or reach files is refused.
+            trusted: the artifact was made here, or someone vouches for it. Otherwise native code
+                and operators that access files are refused.
         """
-        session: Session = _load(self.opener).open_session(path, trusted)
+        session: ParitySession = _load(self.opener).open_session(path, trusted)
         return session
 
 
@@ -115,8 +115,8 @@ _KERAS = ("tensorflow", "keras")
 _LITE = (*_KERAS, "ai-edge-litert")
 
 
-def _traced(module: str) -> dict[Framework, Route]:
-    return {_TORCH: Route(module, _TRACED, ("torch",))}
+def _traced(module: str) -> dict[Framework, ExportRoute]:
+    return {_TORCH: ExportRoute(module, _TRACED, ("torch",))}
 
 
 FORMATS: Mapping[str, Format] = {
@@ -126,13 +126,13 @@ FORMATS: Mapping[str, Format] = {
             "onnx",
             "onnx_session",
             {
-                _TORCH: Route(
+                _TORCH: ExportRoute(
                     "onnx",
                     ("fp32", "fp16", "int8"),
                     ("torch", "onnx", "onnxscript", "onnxruntime"),
                     default_opset=20,
                 ),
-                _TF: Route(
+                _TF: ExportRoute(
                     "tensorflow_onnx",
                     ("fp32", "int8"),
                     (*_KERAS, "tf2onnx", "onnx", "onnxruntime"),
@@ -145,18 +145,18 @@ FORMATS: Mapping[str, Format] = {
             "savedmodel",
             "savedmodel",
             {
-                _TORCH: Route("savedmodel", _TRACED, ("torch", *_KERAS), needs_twin=True),
-                _TF: Route("savedmodel", ("fp32",), _KERAS),
+                _TORCH: ExportRoute("savedmodel", _TRACED, ("torch", *_KERAS), needs_twin=True),
+                _TF: ExportRoute("savedmodel", ("fp32",), _KERAS),
             },
         ),
         Format(
             "tflite",
             "tflite",
             {
-                _TORCH: Route(
+                _TORCH: ExportRoute(
                     "tflite", ("fp32", "fp16", "int8"), ("torch", *_LITE), needs_twin=True
                 ),
-                _TF: Route("tflite", ("fp32", "fp16", "int8"), _LITE),
+                _TF: ExportRoute("tflite", ("fp32", "fp16", "int8"), _LITE),
             },
         ),
         Format("pt2", "pt2", _traced("pt2")),
@@ -164,12 +164,12 @@ FORMATS: Mapping[str, Format] = {
     )
 }
 
-#: What ``--format all`` stands for.
+#: The formats of ``--format all``.
 ALL = ("onnx", "torchscript", "savedmodel", "tflite")
 
 
 def find_format(name: str) -> Format:
-    """The format called ``name``.
+    """Find a format by name.
 
     Raises:
         Unsupported: there is none.
@@ -183,8 +183,8 @@ def find_format(name: str) -> Format:
     return FORMATS[name]
 
 
-def check_route(source: Source, row: Format, target: Target) -> None:
-    """Raises ``Unsupported`` unless ``source`` has a route to the format in that precision.
+def check_route(source: Source, row: Format, target: ExportTarget) -> None:
+    """Raise ``Unsupported`` unless ``source`` can be exported to the format in that precision.
 
     The message names the formats that work.
     """

@@ -1,6 +1,6 @@
 """PyTorch to AOTInductor's ``.pt2``: the graph compiled to a shared library for this processor.
 
-Opening such an artifact runs its machine code: open only what you, or someone you trust, compiled.
+Opening such an artifact runs its machine code, so open only trusted ones.
 """
 
 from __future__ import annotations
@@ -18,10 +18,10 @@ from torch._inductor.runtime.cache_dir_utils import cache_dir
 from torch._inductor.utils import fresh_cache
 from torch.export.pt2_archive._package import AOTICompiledModel
 
-from modelport.exporters.formats import Target
+from modelport.exporters.formats import ExportTarget
 from modelport.exporters.formats.pt2 import program
 from modelport.exporters.formats.torch_archive import seal
-from modelport.exporters.formats.torch_binding import TorchSession, by_position, signature_of
+from modelport.exporters.formats.torch_binding import TorchParitySession, by_position, signature_of
 from modelport.exporters.output_capture import quiet
 from modelport.exporters.source import Source
 from modelport.gateway.cli.errors import converter_refused
@@ -33,12 +33,12 @@ from modelport.gateway.repository.torch_archive import (
     native_code_refused,
 )
 
-#: The generated sources: the library is built from them, and does not need them.
+#: Generated sources, which the compiled library no longer needs.
 SOURCES = (".cpp", ".kernel_metadata.json")
 
 
-def export(source: Source, path: Path, target: Target) -> None:
-    """Compile ``source`` to ``path``: for this kind of processor, system and version of torch.
+def export(source: Source, path: Path, target: ExportTarget) -> None:
+    """Compile ``source`` to ``path`` for this processor type, system and version of torch.
 
     Inputs and outputs are named as in ``pt2``.
 
@@ -48,12 +48,12 @@ def export(source: Source, path: Path, target: Target) -> None:
     compiler = inductor.cpp.cxx[-1]
     if shutil.which(compiler) is None:
         raise Unsupported(
-            f"--format aoti compiles the model, and '{compiler}' is not there; install a C++ "
+            f"--format aoti compiles the model, and '{compiler}' is missing; install a C++ "
             "compiler: apt-get install g++"
         )
     draft = io.BytesIO()
     try:
-        # A failed compilation keeps its files; the folder around them goes in any case.
+        # A failed compilation leaves its files; the folder around them is removed in any case.
         with quiet(), tempfile.TemporaryDirectory() as folder, fresh_cache(dir=folder):
             torch._inductor.aoti_compile_and_package(
                 program(source, target),
@@ -68,7 +68,7 @@ def export(source: Source, path: Path, target: Target) -> None:
 
 
 def _options(compiler: str, folder: Path) -> dict[str, Any]:
-    # Messages of assertions name the source file; there is no option for a compiler's flags.
+    # Assertion messages name the source file; torch has no option for compiler flags.
     prefixes = {str(folder): ".", str(Path(torch.__file__).parent): "torch"}
     flags = " ".join(shlex.quote(f"-ffile-prefix-map={k}={v}") for k, v in prefixes.items())
     wrapper = folder / Path(compiler).name
@@ -77,29 +77,29 @@ def _options(compiler: str, folder: Path) -> dict[str, Any]:
     return {
         "cpp.cxx": (None, str(wrapper)),
         "aot_inductor.enable_line_tables": False,
-        # Else they are kept, in a folder of their own, for the next compilation.
+        # Otherwise they are kept in a shared folder for the next compilation.
         "aot_inductor.precompile_headers": False,
-        # The processor's flags say what it has; asking the compiler takes ten compilations.
+        # The processor's flags name its features; asking the compiler takes ten compilations.
         "cpp.vec_isa_ok": True,
     }
 
 
-def open_session(path: Path, trusted: bool = False) -> TorchSession:
+def open_session(path: Path, trusted: bool = False) -> TorchParitySession:
     """Load the library in ``path``.
 
     Raises:
         Unsupported: it was compiled for another processor, or names no inputs and outputs.
-        IntegrityError: it is damaged.
+        IntegrityError: the file is damaged.
     """
     if not trusted:
         raise native_code_refused(path.name)
     signature = signature_of(path)
     check_machine(Archive(path), torch.backends.cpu.get_cpu_capability())
     try:
-        # aoti_load_package() would first compile ten probes to compare instruction sets.
+        # aoti_load_package() would compile ten probes first to compare instruction sets.
         loader = torch._C._aoti.AOTIModelPackageLoader(str(path), COMPILED_MODEL, False, 1, -1)
     except RuntimeError as error:
         raise IntegrityError(
             f"'{path.name}' is damaged, or of another version of torch; export the model again"
         ) from error
-    return TorchSession(by_position(AOTICompiledModel(loader), signature), signature)
+    return TorchParitySession(by_position(AOTICompiledModel(loader), signature), signature)

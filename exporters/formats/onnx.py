@@ -1,4 +1,4 @@
-"""PyTorch to ONNX through ``torch.export`` (the exporter that keeps dimensions symbolic)."""
+"""PyTorch to ONNX through ``torch.export``, which keeps dimensions symbolic."""
 
 from __future__ import annotations
 
@@ -7,26 +7,25 @@ from pathlib import Path
 import torch
 from onnx_ir.passes.common import ClearMetadataAndDocStringPass
 
-from modelport.exporters import quantize
-from modelport.exporters.formats import Target, tracing
+from modelport.exporters.formats import ExportTarget, onnx_quantization, tracing
 from modelport.exporters.output_capture import quiet
 from modelport.exporters.source import Source
-from modelport.exporters.sources.eager import inference_mode
+from modelport.exporters.sources.torch_eager import inference_mode
 from modelport.gateway.cli.errors import converter_refused
 from modelport.gateway.errors import Unsupported
 
-#: What torch.onnx can convert to and ONNX Runtime can run.
+#: Operator sets that torch.onnx writes and ONNX Runtime runs.
 OPSETS = range(18, 24)
 
-#: Past this, weights go to ``<file>.data`` beside the model: a protobuf message ends at 2 GiB.
+#: Larger weights go to ``<file>.data`` beside the model, as a protobuf message ends at 2 GiB.
 EXTERNAL_DATA_BYTES = 1 << 30
 
 
-def export(source: Source, path: Path, target: Target) -> None:
+def export(source: Source, path: Path, target: ExportTarget) -> None:
     """Write ``source`` to ``path``, and ``<path>.data`` beside it if the weights are large.
 
-    Inputs and outputs carry the signature's names; batch and axes are symbolic, unless the module
-    itself fixes one: torch.onnx then bakes the example's size in without a word, and the proof
+    Inputs and outputs have the signature's names; batch and axes are symbolic, unless the module
+    itself fixes one: torch.onnx then silently bakes in the example's size, and the proof
     fails.
 
     Raises:
@@ -52,8 +51,9 @@ def export(source: Source, path: Path, target: Target) -> None:
                 opset_version=target.opset,
                 verbose=False,
             )
-            assert program is not None  # None is the other exporter's answer
-            # Every node carries the stack trace of its Python line: our paths, and half the file.
+            assert program is not None  # the other exporter returns None
+            # Every node carries the stack trace of its Python line: local paths, and half of the
+            # file.
             ClearMetadataAndDocStringPass()(program.model)
             program.save(path, external_data=size > EXTERNAL_DATA_BYTES)
     except OSError:
@@ -61,4 +61,4 @@ def export(source: Source, path: Path, target: Target) -> None:
     except Exception as error:
         raise converter_refused(error, "torch.onnx") from error
     if target.quantize:
-        quantize.to_int8(path, size > EXTERNAL_DATA_BYTES)
+        onnx_quantization.to_int8(path, size > EXTERNAL_DATA_BYTES)

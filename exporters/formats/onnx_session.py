@@ -1,4 +1,4 @@
-"""An ONNX file as ONNX Runtime runs it on the CPU."""
+"""ONNX files in ONNX Runtime on the CPU."""
 
 from __future__ import annotations
 
@@ -13,14 +13,15 @@ from modelport.gateway.types import Array
 ORT_ERRORS_ONLY = 3
 
 
-class OnnxSession:
+class OnnxParitySession:
     """An ONNX file in ONNX Runtime on the CPU."""
 
     def __init__(self, path: Path) -> None:
         options = onnxruntime.SessionOptions()
         options.add_session_config_entry("session.load_model_format", "ONNX")
         options.log_severity_level = ORT_ERRORS_ONLY
-        # Eager runs in turn with this session: threads that spin between runs would starve it.
+        # The reference runs in turn with this session; threads that spin between runs would starve
+        # it.
         options.add_session_config_entry("session.intra_op.allow_spinning", "0")
         self._session = onnxruntime.InferenceSession(
             path, options, providers=["CPUExecutionProvider"]
@@ -33,8 +34,8 @@ class OnnxSession:
         return dict(zip(self.outputs, values, strict=True))
 
 
-def open_session(path: Path, trusted: bool = False) -> OnnxSession:
-    """Raises ``IntegrityError``: it uses other code, or files elsewhere."""
+def open_session(path: Path, trusted: bool = False) -> OnnxParitySession:
+    """Open an ONNX file; raise ``IntegrityError`` if it uses custom code or files elsewhere."""
     if not trusted:
         onnx_guard.check(path)
-    return OnnxSession(path)
+    return OnnxParitySession(path)

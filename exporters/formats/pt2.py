@@ -14,12 +14,17 @@ from torch.export._patches import (
     register_lstm_while_loop_decomposition,
 )
 
-from modelport.exporters.formats import Target, tracing
+from modelport.exporters.formats import ExportTarget, tracing
 from modelport.exporters.formats.torch_archive import seal
-from modelport.exporters.formats.torch_binding import Named, TorchSession, by_position, signature_of
+from modelport.exporters.formats.torch_binding import (
+    Named,
+    TorchParitySession,
+    by_position,
+    signature_of,
+)
 from modelport.exporters.output_capture import quiet
 from modelport.exporters.source import Source
-from modelport.exporters.sources.eager import inference_mode
+from modelport.exporters.sources.torch_eager import inference_mode
 from modelport.gateway.cli.errors import converter_refused
 from modelport.gateway.errors import IntegrityError, ModelportError
 from modelport.gateway.repository import pt2_program
@@ -27,10 +32,10 @@ from modelport.gateway.repository.load_guard import no_code
 from modelport.gateway.repository.torch_archive import Archive, arguments
 
 
-def export(source: Source, path: Path, target: Target) -> None:
+def export(source: Source, path: Path, target: ExportTarget) -> None:
     """Write ``source`` to ``path``.
 
-    The program is called with the signature's inputs by name and gives its outputs by name; sizes
+    The program takes the signature's inputs by name and returns its outputs by name; sizes
     outside the signature's bounds are refused by the program itself.
 
     Raises:
@@ -40,7 +45,7 @@ def export(source: Source, path: Path, target: Target) -> None:
     try:
         with quiet():
             exported = program(source, target)
-            exported.example_inputs = None  # they would be stored as a pickle
+            exported.example_inputs = None  # torch would store them as a pickle
             torch.export.save(exported, draft)
         seal(draft, path, source.signature)
     except (OSError, ModelportError):
@@ -49,8 +54,8 @@ def export(source: Source, path: Path, target: Target) -> None:
         raise converter_refused(error, "torch.export") from error
 
 
-def program(source: Source, target: Target) -> ExportedProgram:
-    """``source`` as a graph without anything of the machine that drew it."""
+def program(source: Source, target: ExportTarget) -> ExportedProgram:
+    """Export ``source`` as a graph without traces of the exporting machine."""
     signature = source.signature
     names = arguments(signature)
     outputs = [spec.name for spec in signature.outputs]
@@ -61,7 +66,7 @@ def program(source: Source, target: Target) -> ExportedProgram:
     module = tracing.at_precision(source.model, target.dtype, signature)
     named = Named(module, signature, pack).eval()
     shapes = tracing.dynamic_shapes(signature, named)
-    # torch would write a recurrent layer out for the example's length.
+    # torch would unroll a recurrent layer to the example's length.
     recurrent = register_lstm_while_loop_decomposition(), register_gru_while_loop_decomposition()
     with inference_mode(named), recurrent[0], recurrent[1]:
         exported = torch.export.export(
@@ -71,7 +76,7 @@ def program(source: Source, target: Target) -> ExportedProgram:
             dynamic_shapes=dict(zip(names, shapes, strict=True)),
             strict=False,
         )
-    # Every node says which file and line it stems from.
+    # Every node records the source file and line it stems from.
     for graph in exported.graph_module.modules():
         if isinstance(graph, fx.GraphModule):
             for node in graph.graph.nodes:
@@ -79,16 +84,17 @@ def program(source: Source, target: Target) -> ExportedProgram:
     return exported
 
 
-def open_session(path: Path, trusted: bool = False) -> TorchSession:
-    """Load ``path``; nothing pickled in it is loaded.
+def open_session(path: Path, trusted: bool = False) -> TorchParitySession:
+    """Load ``path``; pickled objects in it are not loaded.
 
     Raises:
         Unsupported: the archive names no inputs and outputs.
-        IntegrityError: it is damaged, or holds pickled objects.
+        IntegrityError: the file is damaged, or holds pickled objects.
     """
     signature = signature_of(path)
     pt2_program.check(Archive(path), trusted)
-    import torch._inductor.cpp_builder  # now: it is no part of the artifact
+    # import now, so that its code is not taken for part of the artifact
+    import torch._inductor.cpp_builder
     import torch.export.pt2_archive._package
 
     try:
@@ -100,4 +106,4 @@ def open_session(path: Path, trusted: bool = False) -> TorchSession:
         raise IntegrityError(
             f"'{path.name}' is damaged, or of another version of torch; export the model again"
         ) from error
-    return TorchSession(by_position(module, signature), signature)
+    return TorchParitySession(by_position(module, signature), signature)

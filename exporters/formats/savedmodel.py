@@ -1,7 +1,7 @@
-"""SavedModel: one signature, ``serving_default``, with the model's own names.
+"""SavedModel with one signature, ``serving_default``, and the model's own tensor names.
 
-A PyTorch model travels as its Keras twin. ``keras.Model.export`` writes every variable twice and
-renames the outputs; here a ``tf.Module`` holds the variables, and one function holds the model.
+A PyTorch model is written as its Keras twin. ``keras.Model.export`` writes every variable twice and
+renames the outputs, so a ``tf.Module`` holds the variables here, and one function the model.
 """
 
 from __future__ import annotations
@@ -12,11 +12,11 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from modelport.exporters.formats import Target
+from modelport.exporters.formats import ExportTarget
 from modelport.exporters.keras_ports import find_twin
 from modelport.exporters.keras_ports.weights import port
 from modelport.exporters.output_capture import quiet
-from modelport.exporters.samples import model_dims
+from modelport.exporters.random_inputs import model_dims
 from modelport.exporters.source import Framework, Source
 from modelport.exporters.tensorflow_runtime import tf
 from modelport.gateway.cli.errors import first_line
@@ -28,22 +28,22 @@ SIGNATURE = "serving_default"
 
 KERAS_DTYPES = {"fp32": "float32", "fp16": "float16", "bf16": "bfloat16"}
 
-#: Inputs are a function's arguments; what cannot name one is replaced, and only the log says so.
+#: Names that a function argument may have; TensorFlow replaces others and only logs that.
 NAME = re.compile(r"[A-Za-z][A-Za-z0-9_]*")
 RESERVED = frozenset({*keyword.kwlist, "self"})
 
 Model = Callable[[Mapping[str, Any]], Mapping[str, Any]]
 
 
-class Servable(tf.Module):  # type: ignore[misc]
-    """What the SavedModel tracks of a Keras model: the variables, not the model."""
+class ServableModule(tf.Module):  # type: ignore[misc]
+    """The variables of a Keras model, which the SavedModel tracks instead of the model."""
 
     def __init__(self, model: Any) -> None:
         super().__init__()
         self.weights = {variable.path: variable.value for variable in model.variables}
 
 
-def export(source: Source, path: Path, target: Target) -> None:
+def export(source: Source, path: Path, target: ExportTarget) -> None:
     """Write ``source`` to the folder ``path``; batch and axes are dynamic.
 
     Raises:
@@ -52,7 +52,7 @@ def export(source: Source, path: Path, target: Target) -> None:
     model = servable = source.model
     if source.framework is Framework.PYTORCH:
         model = _twin(source, KERAS_DTYPES[target.dtype])
-        servable = Servable(model)
+        servable = ServableModule(model)
     try:
         with quiet():
             tf.saved_model.save(
@@ -80,12 +80,12 @@ def _twin(source: Source, dtype: str) -> Any:
 
 
 def signature_function(model: Model, signature: ModelSignature) -> Any:
-    """``model`` as a concrete function that takes and gives what ``signature`` names.
+    """``model`` as a concrete function with the names of ``signature``.
 
-    It holds the model in a closure. Batch and axes are None in its shapes.
+    The function holds the model in a closure. Batch and axes are None in its shapes.
 
     Raises:
-        Unsupported: an input's name is not one that TensorFlow keeps.
+        Unsupported: TensorFlow cannot keep an input's name.
     """
     for spec in signature.inputs:
         if not NAME.fullmatch(spec.name) or spec.name in RESERVED:
@@ -110,13 +110,14 @@ def _tensor_spec(spec: TensorSpec, batch: list[None]) -> Any:
     return tf.TensorSpec([*batch, *dims], tf.as_dtype(NUMPY_DTYPES[spec.datatype]), name=spec.name)
 
 
-class SavedModelSession:
+class SavedModelParitySession:
     """The signature ``serving_default`` of a SavedModel, on the CPU."""
 
     def __init__(self, path: Path) -> None:
         try:
-            self._model = tf.saved_model.load(str(path))  # its variables live as long as it does
-        except Exception as error:  # damage shows as a dozen classes
+            # the variables live as long as this object
+            self._model = tf.saved_model.load(str(path))
+        except Exception as error:  # damage raises a dozen different classes
             reason = first_line(error)
             raise IntegrityError(f"'{path.name}' is not a whole SavedModel: {reason}") from error
         if SIGNATURE not in self._model.signatures:
@@ -130,8 +131,9 @@ class SavedModelSession:
         return {name: value.numpy() for name, value in results.items()}
 
 
-def open_session(path: Path, trusted: bool = False) -> SavedModelSession:
-    """Raises ``IntegrityError``: it is damaged, has no ``serving_default``, or does too much."""
+def open_session(path: Path, trusted: bool = False) -> SavedModelParitySession:
+    """Open a SavedModel; raise ``IntegrityError`` if it is damaged, unsafe or lacks the
+    signature."""
     if not trusted:
         saved_model.check(path)
-    return SavedModelSession(path)
+    return SavedModelParitySession(path)

@@ -9,29 +9,29 @@ from typing import Any
 import numpy as np
 import onnx
 
-from modelport.exporters.formats import Target
+from modelport.exporters.formats import ExportTarget
 from modelport.exporters.output_capture import quiet
-from modelport.exporters.samples import model_dims
+from modelport.exporters.random_inputs import model_dims
 from modelport.exporters.source import Source
 from modelport.exporters.tensorflow_runtime import tf
 from modelport.gateway.errors import Unsupported
 from modelport.gateway.types import NUMPY_DTYPES, Array, ModelSignature, TensorSpec
 
-#: What tf2onnx can convert to.
+#: Operator sets that tf2onnx writes.
 OPSETS = range(13, 19)
 DEFAULT_OPSET = OPSETS[-1]
 
-#: A constant of at least this size goes around the converter.
+#: Constants of at least this size bypass the converter.
 LARGE_CONSTANT_BYTES = 1 << 18
 
-#: Past this, weights go to ``<file>.data`` beside the model: a protobuf message ends at 2 GiB.
+#: Larger weights go to ``<file>.data`` beside the model, as a protobuf message ends at 2 GiB.
 EXTERNAL_DATA_BYTES = 1 << 30
 
 
-def export(source: Source, path: Path, target: Target) -> None:
+def export(source: Source, path: Path, target: ExportTarget) -> None:
     """Write ``source`` to ``path``, and ``<path>.data`` beside it if the weights are large.
 
-    Inputs and outputs carry the signature's names; batch and axes are symbolic.
+    Inputs and outputs have the signature's names; batch and axes are symbolic.
 
     Raises:
         Unsupported: the opset, or an operator, has no conversion.
@@ -54,7 +54,7 @@ def export(source: Source, path: Path, target: Target) -> None:
 
 
 def _convert(source: Source, opset: int) -> onnx.ModelProto:
-    import tf2onnx  # it configures logging when it is imported
+    import tf2onnx  # importing it configures logging
     from tf2onnx.tf_loader import convert_variables_to_constants_large_model
 
     signature = source.signature
@@ -93,7 +93,7 @@ def _convert(source: Source, opset: int) -> onnx.ModelProto:
 
 
 def _set_apart(graph: Any) -> dict[str, Array]:
-    """Replace large constants by inputs: tf2onnx copies its graph, weights and all, 50 times."""
+    """Replace large constants by inputs; tf2onnx copies its graph, with weights, 50 times."""
     weights = {}
     for node in graph.node:
         if node.op == "Const" and node.attr["value"].tensor.ByteSize() > LARGE_CONSTANT_BYTES:
@@ -117,7 +117,7 @@ def _put_back(graph: onnx.GraphProto, weights: Mapping[str, Array]) -> None:
 
 
 def _erfc(graph: Any, node: Any, name: str, _: Any) -> None:
-    """TensorFlow's exact GELU has ``Erfc``; ONNX has ``Erf``."""
+    """Convert ``Erfc``, which TensorFlow's exact GELU uses, to ONNX's ``Erf``."""
     dtype, shape = graph.get_dtype(node.output[0]), graph.get_shape(node.output[0])
     one = graph.make_const(f"{name}_one", np.ones((), onnx.helper.tensor_dtype_to_np_dtype(dtype)))
     erf = graph.make_node("Erf", [node.input[0]], shapes=[shape], dtypes=[dtype])
@@ -127,7 +127,7 @@ def _erfc(graph: Any, node: Any, name: str, _: Any) -> None:
 
 
 def _unknown_operators(graph: onnx.GraphProto) -> set[str]:
-    """tf2onnx passes on what it has no conversion for, under TensorFlow's name."""
+    """Operators without a conversion, which tf2onnx keeps under TensorFlow's name."""
     unknown = set()
     for node in graph.node:
         if not onnx.defs.has(node.op_type, node.domain):
@@ -144,7 +144,7 @@ def _tensor_spec(spec: TensorSpec, signature: ModelSignature) -> Any:
 
 
 def _name_axes(model: onnx.ModelProto, signature: ModelSignature) -> None:
-    """tf2onnx numbers what is symbolic; the signature has names."""
+    """Name the symbolic axes, which tf2onnx only numbers, as in the signature."""
     batch = ["batch"] if signature.max_batch_size else []
     declared = {spec.name: spec for spec in (*signature.inputs, *signature.outputs)}
     for value in (*model.graph.input, *model.graph.output):

@@ -1,4 +1,4 @@
-"""TensorFlow Lite: the SavedModel converted to built-in operators only, run by LiteRT."""
+"""TensorFlow Lite: the SavedModel converted to built-in operators, run by LiteRT."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from typing import Any
 
 from ai_edge_litert.interpreter import Interpreter
 
-from modelport.exporters.formats import Target
+from modelport.exporters.formats import ExportTarget
 from modelport.exporters.output_capture import muted
 from modelport.exporters.source import Source
 from modelport.gateway.cli.errors import first_line
@@ -22,16 +22,16 @@ from modelport.gateway.types import Array
 
 SIGNATURE = "serving_default"
 
-#: How the converter names an operator that has no built-in kernel.
+#: The converter's message about an operator without a built-in kernel.
 REFUSED = re.compile(r"'(tf\.\w+)' op is neither a custom op nor a flex op")
 
 
-def export(source: Source, path: Path, target: Target) -> None:
+def export(source: Source, path: Path, target: ExportTarget) -> None:
     """Write ``source`` to ``path``; batch and axes are dynamic.
 
-    ``fp16`` halves the weights, ``int8`` quarters them (dynamic range: activations are quantised
-    as they come); arithmetic outside the quantised products stays float32, as do inputs and
-    outputs.
+    ``fp16`` halves the weights and ``int8`` quarters them (dynamic range: activations are
+    quantised at run time); arithmetic outside the quantised products stays float32, as do inputs
+    and outputs.
 
     Raises:
         Unsupported: an operator has no built-in kernel, or the converter refuses otherwise.
@@ -39,8 +39,8 @@ def export(source: Source, path: Path, target: Target) -> None:
     from modelport.exporters.formats import savedmodel
 
     with tempfile.TemporaryDirectory(dir=path.parent, prefix=f".{path.name}.") as folder:
-        savedmodel.export(source, Path(folder), Target())
-        gc.collect()  # the Keras twin, which holds a copy of the weights
+        savedmodel.export(source, Path(folder), ExportTarget())
+        gc.collect()  # frees the Keras twin, which holds a copy of the weights
         content = _convert(Path(folder), target.precision)
     path.write_bytes(content)
 
@@ -51,7 +51,7 @@ def _convert(savedmodel: Path, precision: str) -> bytes:
 
     converter = tf.lite.TFLiteConverter.from_saved_model(str(savedmodel), [SIGNATURE])
     converter.target_spec.supported_ops = [tf.lite.OpsSet.TFLITE_BUILTINS]
-    # Writing it takes the whole file apart in Python, and together again.
+    # Writing it would take the whole file apart and together again in Python.
     converter.exclude_conversion_metadata = True
     if precision != "fp32":
         converter.optimizations = [tf.lite.Optimize.DEFAULT]
@@ -76,8 +76,8 @@ def _refusal(error: Exception) -> Unsupported:
     return Unsupported(f"the TensorFlow Lite converter cannot convert this model ({reason})")
 
 
-class TfliteSession:
-    """A TensorFlow Lite file in LiteRT on the CPU; inputs are bound by name and resized to."""
+class TfliteParitySession:
+    """A TensorFlow Lite file in LiteRT on the CPU; inputs are bound by name and resized."""
 
     def __init__(self, path: Path) -> None:
         try:
@@ -98,8 +98,8 @@ class TfliteSession:
         return results
 
 
-def open_session(path: Path, trusted: bool = False) -> TfliteSession:
-    """Raises ``IntegrityError``: it is damaged, has no ``serving_default``, or does too much."""
+def open_session(path: Path, trusted: bool = False) -> TfliteParitySession:
+    """Open a file; raise ``IntegrityError`` if it is damaged, unsafe or lacks the signature."""
     if not trusted:
         tflite_guard.check(path.read_bytes(), path.name)
-    return TfliteSession(path)
+    return TfliteParitySession(path)

@@ -1,6 +1,6 @@
-"""Written into torch's zip archives: the signature goes in, source paths stay out.
+"""Rewriting torch's zip archives: the signature is added, source paths are removed.
 
-They are read by ``modelport.gateway.repository.torch_archive``.
+``modelport.gateway.repository.torch_archive`` reads them.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from modelport.gateway.repository import config
 from modelport.gateway.repository.torch_archive import EXTRA, SIGNATURE
 from modelport.gateway.types import ModelSignature
 
-#: torch's: records begin at multiples of this, after an extra field of this name.
+#: torch's alignment: records begin at multiples of this, after an extra field of this name.
 ALIGNMENT = 64
 PADDING = b"FB"
 
@@ -29,11 +29,11 @@ def seal(
 ) -> None:
     """Write the archive ``draft`` to ``path`` with the signature in it.
 
-    ``draft`` lies in memory: torch's own writer ends the process where a disk is full.
+    ``draft`` is in memory, because torch's own writer ends the process when the disk is full.
 
     Args:
-        without: records that end in one of these are left out. They are what torch keeps for
-            debugging: source files and lines, with the paths of the machine that wrote them.
+        without: suffixes of records to leave out: torch's debugging records of source files and
+            lines, with paths of the exporting machine.
 
     Raises:
         OSError: ``path`` cannot be written.
@@ -53,8 +53,9 @@ def seal(
 
 
 def _aligned(info: zipfile.ZipInfo, file: IO[bytes]) -> zipfile.ZipInfo:
-    """The header of a copy whose content begins where a tensor may be mapped into memory."""
-    header = zipfile.ZipInfo(info.filename)  # of the year 1980, like torch's: files are comparable
+    """The header of a copy whose content is aligned for memory mapping."""
+    # of the year 1980, as torch writes: equal files stay equal
+    header = zipfile.ZipInfo(info.filename)
     header.file_size = info.file_size
     unpadded = file.tell() + LOCAL_HEADER_BYTES + len(info.filename.encode()) + len(PADDING) + 2
     length = -unpadded % ALIGNMENT

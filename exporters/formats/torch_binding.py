@@ -1,4 +1,4 @@
-"""Names for what torch passes by position."""
+"""Binding of torch's positional arguments to the signature's names."""
 
 from __future__ import annotations
 
@@ -10,17 +10,17 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from modelport.exporters.sources.eager import as_tensors
+from modelport.exporters.sources.torch_eager import as_tensors
 from modelport.gateway.errors import Unsupported
 from modelport.gateway.repository.torch_archive import Archive, arguments
 from modelport.gateway.types import Array, ModelSignature
 
 
 class Named(nn.Module):
-    """A module whose ``forward`` takes what ``arguments`` says, whatever its own are called.
+    """A module whose ``forward`` has the given argument names.
 
     Args:
-        pack: what becomes of the tensors that the module gives.
+        pack: converts the tensors that the module returns.
     """
 
     def __init__(
@@ -37,13 +37,13 @@ class Named(nn.Module):
         def forward(*args: Tensor, **kwargs: Tensor) -> Any:
             return pack(as_tensors(self.module(*taken.bind(*args, **kwargs).args)))
 
-        # Tracing and export read the names of arguments here.
+        # Tracing and export read argument names here.
         forward.__signature__ = taken  # type: ignore[attr-defined]
         self.forward = forward
 
 
-class TorchSession:
-    """Something that takes tensors in the signature's order and gives tensors in that order."""
+class TorchParitySession:
+    """A callable over tensors in the signature's order, as a session over named arrays."""
 
     def __init__(self, run: Callable[..., Any], signature: ModelSignature) -> None:
         self._run = run
@@ -58,7 +58,7 @@ class TorchSession:
 
 
 def by_position(run: Callable[..., Mapping[str, Tensor]], signature: ModelSignature) -> Any:
-    """``run``, which takes and gives tensors by name, as ``TorchSession`` calls it."""
+    """Wrap ``run``, which uses names, for ``TorchParitySession``, which uses positions."""
     names = arguments(signature)
 
     def call(*tensors: Tensor) -> tuple[Tensor, ...]:
@@ -69,11 +69,11 @@ def by_position(run: Callable[..., Mapping[str, Tensor]], signature: ModelSignat
 
 
 def signature_of(path: Path) -> ModelSignature:
-    """The signature that an archive carries.
+    """Read the signature in an archive.
 
     Raises:
-        Unsupported: it carries none.
-        IntegrityError: it is damaged.
+        Unsupported: the archive has none.
+        IntegrityError: the archive is damaged.
     """
     signature = Archive(path).signature()
     if signature is None:

@@ -9,30 +9,30 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from modelport.exporters.formats import Target, tracing
+from modelport.exporters.formats import ExportTarget, tracing
 from modelport.exporters.formats.torch_archive import seal
-from modelport.exporters.formats.torch_binding import Named, TorchSession, signature_of
+from modelport.exporters.formats.torch_binding import Named, TorchParitySession, signature_of
 from modelport.exporters.output_capture import quiet
 from modelport.exporters.source import Source
-from modelport.exporters.sources.eager import inference_mode
+from modelport.exporters.sources.torch_eager import inference_mode
 from modelport.gateway.cli.errors import converter_refused
 from modelport.gateway.errors import IntegrityError, ModelportError
 from modelport.gateway.repository import torchscript_guard, trial
 from modelport.gateway.repository.load_guard import no_code
 from modelport.gateway.repository.torch_archive import Archive
 
-#: Source lines of every operator, for stack traces: they hold the exporting machine's paths.
+#: Source lines of operators for stack traces, with the exporting machine's paths.
 DEBUG_RECORDS = (".debug_pkl",)
 #: TorchScript is compiled for the inputs of its first runs, on the run after them.
 RUNS_TO_COMPILE = 3
 
 
-def export(source: Source, path: Path, target: Target) -> None:
+def export(source: Source, path: Path, target: ExportTarget) -> None:
     """Write ``source`` to ``path``.
 
-    ``forward`` takes the signature's inputs by its names, in its order, and gives one tensor, or a
+    ``forward`` takes the signature's inputs by name, in its order, and returns one tensor, or a
     tuple in the order of the outputs. Sizes stay dynamic, unless the module itself turns one into a
-    number: tracing then bakes the example's in without a word, and the proof fails.
+    number: tracing then silently bakes in the example's, and the proof fails.
 
     Raises:
         Unsupported: the model cannot be traced.
@@ -60,7 +60,7 @@ def _pack(results: Sequence[Tensor]) -> Tensor | tuple[Tensor, ...]:
     return results[0] if len(results) == 1 else tuple(results)
 
 
-def open_session(path: Path, trusted: bool = False) -> TorchSession:
+def open_session(path: Path, trusted: bool = False) -> TorchParitySession:
     """Load ``path`` onto the CPU.
 
     Raises:
@@ -82,7 +82,7 @@ def try_session(path: Path) -> None:
         session(inputs)
 
 
-def _open_session(path: Path, trusted: bool) -> TorchSession:
+def _open_session(path: Path, trusted: bool) -> TorchParitySession:
     signature = signature_of(path)
     try:
         with quiet(), no_code(path.name):
@@ -93,4 +93,4 @@ def _open_session(path: Path, trusted: bool) -> TorchSession:
         ) from error
     if not trusted:
         torchscript_guard.check_operators(module, functions, path.name)
-    return TorchSession(module, signature)
+    return TorchParitySession(module, signature)

@@ -1,4 +1,4 @@
-"""What every route that traces an ``nn.Module`` shares: example inputs, dynamic dims, precision."""
+"""Shared parts of routes that trace an ``nn.Module``: example inputs, dynamic dims, precision."""
 
 from __future__ import annotations
 
@@ -9,24 +9,25 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from modelport.exporters.samples import draw, model_dims, name_axes, sizes_of
-from modelport.exporters.sources.eager import Widened
+from modelport.exporters.random_inputs import draw, model_dims, name_axes, sizes_of
+from modelport.exporters.sources.torch_eager import Widened
 from modelport.gateway.types import NUMPY_DTYPES, Axis, ModelSignature
 
-EXAMPLE_BATCH = 2  # torch.export takes a 1 for a constant
+EXAMPLE_BATCH = 2  # torch.export treats a size of 1 as a constant
 
 TORCH_DTYPES = {"fp32": torch.float32, "fp16": torch.float16, "bf16": torch.bfloat16}
 
 
 def example_inputs(signature: ModelSignature) -> tuple[Tensor, ...]:
-    """One batch of two in the order of ``forward``'s arguments, every axis at a middle size."""
+    """One batch of two, in the order of ``forward``'s arguments, with every axis at a middle
+    size."""
     signature = name_axes(signature)
     example = draw(signature, EXAMPLE_BATCH, _example_sizes(signature), np.random.default_rng(0))
     return tuple(torch.from_numpy(array) for array in example.values())
 
 
 def _example_sizes(signature: ModelSignature) -> dict[str, int]:
-    """A middle size of each axis; equal sizes would be taken for one dimension, so they differ."""
+    """A middle size of each axis, all different: equal sizes would count as one dimension."""
     sizes: dict[str, int] = {}
     for name, axis in signature.axes.items():
         taken = {EXAMPLE_BATCH, *sizes.values()}
@@ -40,7 +41,7 @@ def _example_sizes(signature: ModelSignature) -> dict[str, int]:
 def dynamic_shapes(signature: ModelSignature, module: nn.Module) -> tuple[Any, ...]:
     """``torch.export``'s dynamic shapes: the batch, and every axis that has more than one size.
 
-    One for each of ``module``'s arguments.
+    There is one entry for each of ``module``'s arguments.
     """
     signature = name_axes(signature)
     batch = torch.export.Dim("batch", min=1, max=max(EXAMPLE_BATCH, signature.max_batch_size))
@@ -56,14 +57,14 @@ def dynamic_shapes(signature: ModelSignature, module: nn.Module) -> tuple[Any, .
 
 
 def _dim(axis: Axis) -> Any:
-    """None where the axis has but one size."""
+    """The dynamic dim of an axis; None if it has a single size."""
     if axis.minimum == axis.maximum:
         return None
     return torch.export.Dim(axis.name, min=axis.minimum, max=axis.maximum)
 
 
 class Recast(nn.Module):
-    """A module that computes in another precision, and takes and gives what it always did."""
+    """A module that computes in another precision, with the original inputs and outputs."""
 
     def __init__(self, module: nn.Module, dtype: torch.dtype, signature: ModelSignature) -> None:
         super().__init__()
@@ -83,7 +84,7 @@ def _torch_dtype(datatype: Any) -> torch.dtype:
 
 
 def at_precision(module: nn.Module, dtype: str, signature: ModelSignature) -> nn.Module:
-    """``module`` itself for ``fp32``; else a recast copy, the original untouched."""
+    """``module`` itself for ``fp32``; otherwise a recast copy."""
     if dtype == "fp32":
         return module
     return Recast(copy.deepcopy(module), TORCH_DTYPES[dtype], signature).eval()

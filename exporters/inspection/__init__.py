@@ -1,7 +1,7 @@
-"""What an artifact says about itself, whatever its format, without running any of it.
+"""Inspection of artifacts of every format, without running any code in them.
 
-Every format's module has ``inspect(path) -> Inspection``. What a library is needed for is imported
-there: TorchScript and ``.pt2`` are read by the standard library alone.
+Every format has a module with ``inspect(path) -> Inspection``, which imports the library it needs.
+TorchScript and ``.pt2`` are read by the standard library alone.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from typing import Any
 
 from google.protobuf.message import DecodeError
 
-from modelport.exporters.samples import model_dims
+from modelport.exporters.random_inputs import model_dims
 from modelport.gateway.cli.errors import UsageError, missing_extra
 from modelport.gateway.errors import IntegrityError, InvalidArgument
 from modelport.gateway.repository import config
@@ -32,13 +32,13 @@ BATCH = "batch"
 SAVED_MODEL = "saved_model.pb"
 CERTIFICATE = "certificate.json"
 
-#: By suffix. What is in torch's archives tells them apart.
+#: Formats by suffix. The content of torch's archives tells them apart.
 FILES = {".onnx": "onnx", ".pt": "", ".pth": "", ".pt2": "", ".tflite": "tflite"}
 
-#: Integers of at most 8 bits, which weights are quantised to; booleans are masks.
+#: Integer types of at most 8 bits, used for quantised weights; booleans are masks.
 NARROW = frozenset({"INT8", "UINT8", "INT4", "UINT4", "INT2", "UINT2"})
 
-#: What reading damaged bytes as what they were comes to, in one reader or another.
+#: Exceptions that the readers raise on damaged bytes.
 DAMAGE = (
     ArithmeticError,
     AttributeError,
@@ -54,7 +54,7 @@ DAMAGE = (
     struct.error,
 )
 
-#: What the formats call the protocol's datatypes.
+#: The formats' datatype names, mapped to the protocol's.
 WORDS = {
     "FLOAT": "FP32",
     "FLOAT16": "FP16",
@@ -72,8 +72,8 @@ class TensorInfo:
     """An input or output.
 
     Attributes:
-        datatype: the protocol's word, or the format's own where there is none; None: not stored.
-        shape: batch dimension included; a dynamic size is its axis' name, or -1. None: not stored.
+        datatype: the protocol's name, else the format's own; None: not stored.
+        shape: with the batch dimension; a dynamic size is its axis' name, or -1. None: not stored.
     """
 
     name: str
@@ -83,7 +83,7 @@ class TensorInfo:
 
 @dataclass(frozen=True, slots=True)
 class AxisInfo:
-    """A named dynamic dimension, bounds inclusive; None: not stored."""
+    """A named dynamic dimension with inclusive bounds; None: not stored."""
 
     name: str
     minimum: int | None = None
@@ -92,7 +92,7 @@ class AxisInfo:
 
 @dataclass(frozen=True, slots=True)
 class ExternalFile:
-    """A file beside the artifact that holds weights of it."""
+    """A file with weights beside the artifact."""
 
     file: str
     size_bytes: int
@@ -100,20 +100,20 @@ class ExternalFile:
 
 @dataclass(frozen=True, slots=True)
 class Inspection:
-    """What an artifact says about itself. None: the format does not store it.
+    """The description of an artifact; None: the format does not store the value.
 
     Attributes:
         format: as in ``modelport export --format``.
         opset: the version of the operator set.
         format_version: of the file format.
-        producer: the library that wrote it, with its version.
+        producer: the library that wrote the artifact, with its version.
         dynamic_axes: the named ones.
-        size_bytes: of the artifact, external data included.
-        weights: how many values are stored in each datatype, of the constant tensors that are
-            floating-point or at most 8 bits wide: wider integers are indexes and shapes.
-        operators: how often each occurs in what the signature computes, subgraphs included;
-            constants are none.
-        notes: what the figures leave out.
+        size_bytes: of the artifact, with external data.
+        weights: number of values by datatype, of the constant tensors that are floating-point or at
+            most 8 bits wide: wider integers are indexes and shapes.
+        operators: number of occurrences in the computation of the signature, with subgraphs;
+            constants are not counted.
+        notes: limitations of the figures.
         certificate: the content of ``certificate.json`` beside the artifact.
     """
 
@@ -133,7 +133,7 @@ class Inspection:
 
     @property
     def parameters(self) -> int | None:
-        """The values in ``weights``."""
+        """The number of values in ``weights``."""
         return None if self.weights is None else sum(self.weights.values())
 
     @property
@@ -152,7 +152,7 @@ class Inspection:
 
 
 def word(datatype: str) -> str:
-    """The protocol's word for a format's datatype, or the format's own, in capitals."""
+    """The protocol's name for a format's datatype, or the format's own, in capitals."""
     return WORDS.get(datatype.upper(), datatype.upper())
 
 
@@ -162,7 +162,7 @@ def is_narrow(datatype: str) -> bool:
 
 
 def tally(constants: Iterable[tuple[str, int]]) -> dict[str, int]:
-    """``Inspection.weights`` from the datatype and the size of every constant tensor."""
+    """Build ``Inspection.weights`` from the datatype and the size of every constant tensor."""
     weights: Counter[str] = Counter()
     for datatype, size in constants:
         if is_narrow(datatype) or datatype.startswith(("FP", "BF", "FLOAT", "COMPLEX")):
@@ -171,12 +171,12 @@ def tally(constants: Iterable[tuple[str, int]]) -> dict[str, int]:
 
 
 def inspect(path: Path) -> Inspection:
-    """What lies at ``path``: a file, a SavedModel, or a model or version of a repository.
+    """Inspect a file, a SavedModel, or a model or version of a repository.
 
     Raises:
-        UsageError: it is nothing that can be inspected.
-        IntegrityError: it is damaged.
-        Unsupported: a library that reads it is not installed.
+        UsageError: ``path`` cannot be inspected.
+        IntegrityError: the artifact is damaged.
+        Unsupported: the library that reads it is not installed.
     """
     try:
         if not path.exists():
@@ -225,7 +225,7 @@ def _reader(path: Path) -> str:
 
 
 def _newest_version(path: Path) -> Path:
-    """``path`` itself if it is a version's folder."""
+    """The newest version of a model's folder; ``path`` itself if it is a version's."""
     if VERSION_NAME.match(path.name) and _artifact(path) is not None:
         return path
     versions = [p for p in path.iterdir() if VERSION_NAME.match(p.name) and p.is_dir()]
@@ -245,7 +245,7 @@ def _artifact(version: Path) -> Path | None:
 
 
 def _declared(model: Path) -> config.ModelConfig | None:
-    """The model's ``config.pbtxt``; None where there is none that parses."""
+    """The model's ``config.pbtxt``; None if there is none, or it does not parse."""
     try:
         text = (model / config.FILENAME).read_text()
         return config.complete(config.parse(text), model.name)
@@ -254,14 +254,15 @@ def _declared(model: Path) -> config.ModelConfig | None:
 
 
 def _inspect_version(version: Path) -> Inspection:
-    """A version's artifact, its axes named by the configuration, with its certificate."""
+    """Inspect a version's artifact; add axis names from the configuration, and the certificate."""
     artifact = _artifact(version)
     if artifact is None:
         raise UsageError(f"'{version}' holds no artifact that can be inspected")
     inspection = _inspect_artifact(artifact)
     declared = _declared(version.parent)
     if declared is not None:
-        with contextlib.suppress(InvalidArgument):  # it leaves to the artifact what it takes
+        # the configuration leaves the inputs to the artifact
+        with contextlib.suppress(InvalidArgument):
             inspection = _name_axes(inspection, config.signature(declared))
     try:
         certificate = json.loads((version / CERTIFICATE).read_bytes())
@@ -273,7 +274,7 @@ def _inspect_version(version: Path) -> Inspection:
 
 
 def _name_axes(inspection: Inspection, signature: ModelSignature) -> Inspection:
-    """Dynamic sizes that the artifact leaves without a name get the configuration's."""
+    """Give unnamed dynamic sizes the names in the configuration."""
     declared, axes = describe(signature)
     known = {tensor.name: tensor.shape for tensor in declared}
 
@@ -296,7 +297,7 @@ def _merge(
 
 
 def describe(signature: ModelSignature) -> tuple[tuple[TensorInfo, ...], tuple[AxisInfo, ...]]:
-    """A signature's inputs and outputs, in this order, as the model itself sees them, and axes."""
+    """A signature's inputs and outputs in this order, in the model's own shapes, and its axes."""
     batched = signature.max_batch_size > 0
     batch = (Axis(BATCH, 1, signature.max_batch_size),) if batched else ()
 

@@ -1,4 +1,4 @@
-"""An ONNX file by its protobuf message; external data is looked up, not read."""
+"""Inspection of an ONNX file from its protobuf message; external data is not read."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from modelport.exporters.inspection import (
 )
 from modelport.gateway.errors import IntegrityError
 
-#: Operators that hold a value; constants are weights, not operators.
+#: Operators that hold a value; they count as weights, not as operators.
 CONSTANTS = frozenset({"Constant"})
 
 
@@ -65,7 +65,7 @@ def _datatype(number: int) -> str:
 
 
 def _graphs(nodes: Any) -> Iterator[Any]:
-    """The graphs that are attributes of ``nodes``, at any depth."""
+    """The graphs in the attributes of ``nodes``, at any depth."""
     waiting = list(nodes)
     while waiting:
         for attribute in waiting.pop().attribute:
@@ -75,7 +75,7 @@ def _graphs(nodes: Any) -> Iterator[Any]:
 
 
 def _nodes(model: Any) -> Iterator[Any]:
-    """Every node: of the graph, of its subgraphs, and of the functions that it brings along."""
+    """Every node of the graph, of its subgraphs, and of the functions in the file."""
     top = [*model.graph.node, *(node for function in model.functions for node in function.node)]
     yield from top
     for graph in _graphs(top):
@@ -113,7 +113,7 @@ def _tensor(value: Any) -> TensorInfo:
 
 
 def _external(path: Path, location: str) -> ExternalFile:
-    """Raises ``IntegrityError`` where the file is missing, or outside the artifact's folder."""
+    """Locate external data; raise ``IntegrityError`` if it is missing or outside the folder."""
     file = path.parent / location
     if not file.resolve().is_relative_to(path.parent.resolve()):
         raise IntegrityError(

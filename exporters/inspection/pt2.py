@@ -1,4 +1,4 @@
-"""A ``.pt2`` archive: ``torch.export``'s graph in JSON, or what AOTInductor compiled from one."""
+"""Inspection of a ``.pt2`` archive: ``torch.export``'s graph, or AOTInductor's library."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from typing import Any
 from modelport.exporters.inspection import AxisInfo, Inspection, TensorInfo, describe, tally
 from modelport.gateway.repository.torch_archive import Archive
 
-#: ``torch._export.serde.schema.ScalarType``, in the protocol's words where there are any.
+#: ``torch._export.serde.schema.ScalarType``, mapped to the protocol's names if it has them.
 DATATYPES = {
     1: "UINT8",
     2: "INT8",
@@ -51,7 +51,7 @@ def inspect(path: Path) -> Inspection:
 
 
 def _inspect_compiled(archive: Archive) -> Inspection:
-    """Everything but the signature is machine code."""
+    """Inspect a compiled archive; everything but the signature is machine code."""
     signature = archive.signature()
     tensors, axes = describe(signature) if signature else ((), ())
     count = len(signature.inputs) if signature else 0
@@ -97,7 +97,7 @@ def _inspect_program(archive: Archive) -> Inspection:
 
 
 def _operators(graph: Any) -> Iterator[str]:
-    """Calls of operators, in the graphs that are arguments of some too."""
+    """Operator calls, including those in graphs passed as arguments."""
     for node in graph["nodes"]:
         yield str(node["target"]).removeprefix("torch.ops.")
         for argument in node["inputs"]:
@@ -122,7 +122,7 @@ _Signature = tuple[tuple[TensorInfo, ...], tuple[TensorInfo, ...], tuple[AxisInf
 
 
 def _own_signature(program: Any) -> _Signature:
-    """What torch itself stores: the graph's names, sizes that are symbols, and their ranges."""
+    """The signature that torch stores: the graph's names, symbolic sizes, and their ranges."""
     module = program["graph_module"]
     values = module["graph"]["tensor_values"]
 

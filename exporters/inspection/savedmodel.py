@@ -1,4 +1,4 @@
-"""A SavedModel by its protobuf message and the index of its variables; no graph is loaded."""
+"""Inspection of a SavedModel from its protobuf message and variable index; no graph is loaded."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ VARIABLES = "variables/variables"
 #: Nodes that are a variable.
 HANDLES = frozenset({"VarHandleOp", "Variable", "VariableV2"})
 
-#: Nodes that hold or mark a value, or call a function whose own nodes are counted.
+#: Nodes that hold or mark a value, or call a function; the function's own nodes are counted.
 PASSIVE = HANDLES | {
     "Const",
     "NoOp",
@@ -38,7 +38,7 @@ PASSIVE = HANDLES | {
 
 def inspect(path: Path) -> Inspection:
     """As ``modelport.exporters.inspection.inspect``."""
-    # After the runtime, which makes TensorFlow's import quiet.
+    # Imported after the runtime, which keeps TensorFlow's import quiet.
     from tensorflow.core.protobuf.saved_model_pb2 import SavedModel
 
     stored = SavedModel()
@@ -89,7 +89,7 @@ def _tensor(named: tuple[str, Any]) -> TensorInfo:
 
 
 def _checkpoint(path: Path) -> dict[str, int]:
-    """How many values of each datatype are stored."""
+    """Number of stored values of each datatype."""
     if not (path / f"{VARIABLES}.index").is_file():
         return {}
     try:
@@ -101,12 +101,12 @@ def _checkpoint(path: Path) -> dict[str, int]:
 
 
 class _Graph:
-    """What the tensors named ``outputs`` are computed with.
+    """The nodes that the tensors named ``outputs`` depend on.
 
     Attributes:
-        operators: how often each occurs; a function's as often as it is called.
+        operators: number of occurrences; a function's count once per call.
         variables: datatype and size of each.
-        constants: the same, without scalars.
+        constants: datatype and size of each, without scalars.
     """
 
     def __init__(self, graph: Any, outputs: Iterable[str]) -> None:

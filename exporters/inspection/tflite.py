@@ -1,4 +1,4 @@
-"""A TensorFlow Lite file by its flatbuffer; its schema is that of LiteRT."""
+"""Inspection of a TensorFlow Lite file from its flatbuffer, with LiteRT's schema."""
 
 from __future__ import annotations
 
@@ -25,13 +25,15 @@ def inspect(path: Path) -> Inspection:
 
 
 class _Reader:
+    """Reads one flatbuffer."""
+
     def __init__(self, model: Any, size_bytes: int) -> None:
         self._model = model
         self._size_bytes = size_bytes
         self._graphs = [model.Subgraphs(i) for i in self._range(model.SubgraphsLength())]
 
     def _range(self, length: int) -> range:
-        """A vector's indexes; one that is longer than the file is damage, not patience."""
+        """The indexes of a vector; one longer than the file is damage."""
         if length > self._size_bytes:
             raise ValueError("a vector is longer than the file")
         return range(length)
@@ -55,16 +57,16 @@ class _Reader:
         )
 
     def _minimum_runtime(self) -> Iterator[str]:
-        """What the converter noted, if anything; padded with zeros."""
+        """The minimum runtime noted by the converter, if any; it is padded with zeros."""
         for i in self._range(self._model.MetadataLength()):
             metadata = self._model.Metadata(i)
             if metadata.Name() == b"min_runtime_version":
                 content = self._model.Buffers(metadata.Buffer()).DataAsNumpy()
-                if not isinstance(content, int):  # 0 where there is none
+                if not isinstance(content, int):  # 0 if there is none
                     yield _text(content.tobytes().rstrip(b"\0"))
 
     def _signature(self) -> tuple[tuple[TensorInfo, ...], tuple[TensorInfo, ...]]:
-        """By the first SignatureDef, whose names bind; else by the first subgraph."""
+        """The tensors of the first SignatureDef, whose names bind, or of the first subgraph."""
         if not self._model.SignatureDefsLength():
             graph = self._graphs[0]
             inputs = [(None, graph.Inputs(i)) for i in self._range(graph.InputsLength())]
@@ -113,7 +115,7 @@ class _Reader:
                     yield _datatype(tensor), math.prod(int(size) for size in shape)
 
     def _stored(self, index: int) -> bool:
-        """Whether a buffer has content; large ones lie behind the flatbuffer."""
+        """Whether a buffer has content; large buffers lie behind the flatbuffer."""
         buffer = self._model.Buffers(index)
         return bool(buffer.DataLength() or buffer.Size())
 

@@ -1,7 +1,7 @@
-"""A TorchScript archive by its code and its pickles, neither of which is run.
+"""Inspection of a TorchScript archive from its code and its pickles; neither is run.
 
-``torch.jit.load`` would run ``__setstate__`` of the classes in an archive. The code is Python's
-grammar, and is parsed; the pickles are read with every name in them replaced by a stand-in.
+``torch.jit.load`` would run ``__setstate__`` of the archive's classes. The code has Python's
+grammar and is parsed; the pickles are read with a stand-in for every class.
 """
 
 from __future__ import annotations
@@ -23,10 +23,10 @@ CODE = "code/"
 PICKLES = ("data.pkl", "constants.pkl")
 VERSIONS = (".data/version", "version")
 
-#: Calls that make no tensor's value.
+#: Calls that compute no tensor.
 PASSIVE = frozenset({"device"})
 
-#: The names of torch's storages where they are not those of datatypes.
+#: Names of torch's storages that differ from those of datatypes.
 STORAGES = {
     "LONG": "INT64",
     "INT": "INT32",
@@ -71,11 +71,12 @@ def inspect(path: Path) -> Inspection:
 
 @dataclass(frozen=True, slots=True)
 class Forward:
-    """What ``forward`` takes and gives, in TorchScript's words, such as ``Optional[Tensor]``.
+    """The arguments and results of ``forward``, in TorchScript's types, such as
+    ``Optional[Tensor]``.
 
     Attributes:
         arguments: name and type of each, in order.
-        required: how many of them have no default.
+        required: number of arguments without a default.
     """
 
     arguments: tuple[tuple[str, str], ...]
@@ -84,7 +85,7 @@ class Forward:
 
 
 def forward(path: Path) -> Forward:
-    """The types of the archive's ``forward``; raises what ``exporters.inspection.DAMAGE`` lists."""
+    """The types of the archive's ``forward``; raise one of ``exporters.inspection.DAMAGE``."""
     archive = Archive(path)
     module = _Unpickler(io.BytesIO(archive.read(PICKLES[0]))).load()
     node = _Program(archive).forward(module).node
@@ -101,7 +102,7 @@ def _arguments(forward: ast.FunctionDef) -> tuple[TensorInfo, ...]:
 
 
 def _results(forward: ast.FunctionDef) -> tuple[TensorInfo, ...]:
-    """They have no names; a tuple has as many as its type says."""
+    """The results, which have no names; a tuple has as many as its type says."""
     returned = forward.returns
     several = isinstance(returned, ast.Subscript) and isinstance(returned.slice, ast.Tuple)
     count = len(returned.slice.elts) if several else 1  # type: ignore[union-attr]
@@ -109,7 +110,7 @@ def _results(forward: ast.FunctionDef) -> tuple[TensorInfo, ...]:
 
 
 class _Standin:
-    """An instance of whatever a pickle names: it keeps what it is given, and does nothing."""
+    """An instance of any class named in a pickle: it keeps its arguments and does nothing."""
 
     def __init__(self, *arguments: Any) -> None:
         self.content: list[Any] = list(arguments)
@@ -122,20 +123,20 @@ class _Standin:
 
 
 class _Unpickler(pickle._Unpickler):
-    """Python's own: the one in C allocates whatever size a damaged pickle asks for."""
+    """The unpickler in Python; the one in C allocates any size that a damaged pickle asks for."""
 
     def find_class(self, module: str, name: str) -> Any:
         return type(name, (_Standin,), {"__module__": module})
 
     def persistent_load(self, pid: Any) -> Any:
-        """A storage: its datatype and the name of its record."""
+        """Describe a storage by its datatype and the name of its record."""
         _, kind, key, *_ = pid
         name = kind.__name__.removesuffix("Storage").upper()
         return word(STORAGES.get(name, name)), str(key)
 
 
 def _tensors(stored: dict[str, Any]) -> Iterator[tuple[str, int]]:
-    """Datatype and size of every tensor; those that share their values count once."""
+    """Datatype and size of every tensor; tensors that share their values count once."""
     seen: set[object] = set()
     for source, content in stored.items():
         waiting = [content]
@@ -160,7 +161,7 @@ def _tensors(stored: dict[str, Any]) -> Iterator[tuple[str, int]]:
 
 @dataclass(frozen=True, slots=True)
 class _Function:
-    """A method of ``owner``, or a function, whose owner is empty."""
+    """A method of ``owner``, or a function, for which ``owner`` is empty."""
 
     owner: str
     node: ast.FunctionDef
@@ -195,7 +196,7 @@ class _Program:
                     self.methods[name, statement.name] = _Function(name, statement)
                 case ast.AnnAssign(target=ast.Name(id=attribute), annotation=kind):
                     self.fields[name, attribute] = ast.unparse(kind)
-                # An attribute whose name is no identifier, such as a number.
+                # An attribute whose name is not an identifier, such as a number.
                 case ast.Assign(
                     targets=[ast.Subscript(slice=ast.Constant(value=attribute))], value=kind
                 ):
@@ -207,7 +208,7 @@ class _Program:
         return self.methods[f"{main.__module__}.{main.__name__}", "forward"]
 
     def operators(self, function: _Function) -> Counter[str]:
-        """How often each is called, in called methods and functions too; a loop counts once."""
+        """Count operator calls, including those in called functions; a loop counts once."""
         if function not in self._known:
             calls = _Calls(self, function)
             calls.visit(function.node)
@@ -216,7 +217,7 @@ class _Program:
 
 
 class _Calls(ast.NodeVisitor):
-    """Counts the calls in one function, and knows which of its variables are modules."""
+    """Counts the calls in one function, and tracks which of its variables are modules."""
 
     def __init__(self, program: _Program, function: _Function) -> None:
         self.operators: Counter[str] = Counter()
@@ -255,7 +256,7 @@ class _Calls(ast.NodeVisitor):
             self.operators += self._program.operators(called)
 
     def _type(self, value: ast.expr) -> str:
-        """The class of ``value``, or the name if it is a function; empty where it is neither."""
+        """The class of ``value``, or a function's name; empty for anything else."""
         match value:
             case ast.Name(id=name):
                 return self._types.get(name, "")

@@ -1,6 +1,6 @@
-"""Keras 3 models that compute what registered PyTorch models compute, and the map between weights.
+"""Keras 3 versions of registered PyTorch models, and the mapping between their weights.
 
-One map is used in both directions: PyTorch to Keras for the exports, either way for ``convert``.
+The mapping works in both directions: exports use PyTorch to Keras, ``convert`` uses both.
 """
 
 from __future__ import annotations
@@ -18,12 +18,12 @@ class Link:
     """A PyTorch tensor, or an equal part of it, and the Keras variable with the same values.
 
     Attributes:
-        layer: what a report calls the place, such as ``encoder.layers.1.linear2``.
+        layer: the layer's name in reports, such as ``encoder.layers.1.linear2``.
         torch_key: the key in the state dict.
         keras_path: the variable's path in the twin.
         part: (index, count): which of ``count`` equal parts of the first dimension; joint
             projections hold query, key and value in one tensor.
-        to_keras, to_torch: the values the other way round; exact inverses.
+        to_keras, to_torch: conversions of the values' layout; exact inverses.
     """
 
     layer: str
@@ -39,12 +39,11 @@ class Twin:
     """The Keras side of a model.
 
     Attributes:
-        build: from ``model_kwargs`` and a Keras dtype (``float32``, ``float16``, ``bfloat16``) to
-            an untrained ``keras.Model``, called with a dict of inputs by name and returning a dict
-            of outputs by name.
-        links: every weight, from ``model_kwargs``.
-        probes: pairs of (PyTorch submodule path, Keras layer name) in order of computation whose
-            outputs must agree; they tell where two models part.
+        build: maps ``model_kwargs`` and a Keras dtype (``float32``, ``float16``, ``bfloat16``) to
+            an untrained ``keras.Model``, which takes inputs and returns outputs as dicts by name.
+        links: maps ``model_kwargs`` to the links of all weights.
+        probes: pairs of (PyTorch submodule path, Keras layer name) in the order of computation
+            whose outputs must agree; they locate the divergence of two models.
     """
 
     build: Callable[[Mapping[str, Any], str], Any]
@@ -53,7 +52,7 @@ class Twin:
 
 
 def find_twin(path: str) -> Twin:
-    """The twin at ``module:attribute``; importing it imports Keras."""
+    """Import the twin at ``module:attribute``, and with it Keras."""
     module, _, attribute = path.partition(":")
     twin: Twin = getattr(importlib.import_module(module), attribute)
     return twin

@@ -1,4 +1,4 @@
-"""The fraud transformer in Keras; ``modelport.exporters.models.fraud`` says what it computes."""
+"""The fraud transformer in Keras; ``modelport.exporters.models.fraud`` is the original."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def _build(kwargs: Mapping[str, Any], dtype: str) -> Any:
 
 
 def _encoder_layer(hidden: Any, bias: Any, path: str, kwargs: Mapping[str, Any], dtype: str) -> Any:
-    """``nn.TransformerEncoderLayer`` as PyTorch builds it: ReLU, normalised after each sum."""
+    """``nn.TransformerEncoderLayer`` with PyTorch's defaults: ReLU, norm after each sum."""
     width = kwargs["d_model"]
 
     def dense(units: int, name: str) -> Any:

@@ -1,6 +1,6 @@
-"""What Keras' own layers lack for the twins: registered, so that ``.keras`` files load safely.
+"""Keras layers that the twins need; they are registered so that ``.keras`` files load safely.
 
-Every shape that is not fixed is taken from the tensors when the graph is traced, and every
+Open sizes are taken from the tensors when the graph is traced, and every
 operation has a TensorFlow Lite kernel.
 """
 
@@ -13,7 +13,7 @@ from modelport.exporters.tensorflow_runtime import keras, tf
 
 ops = keras.ops
 
-# Added to a score it leaves a weight of exactly zero, and unlike infinity times 0 is no NaN.
+# Gives a weight of exactly zero when added to a score; infinity times 0 would be NaN.
 MASKED = -3e4
 
 register = keras.saving.register_keras_serializable(package="modelport")
@@ -34,7 +34,7 @@ class Positions(keras.layers.Layer):  # type: ignore[misc]
         )
 
     def call(self, tokens: Any) -> Any:
-        # A slice would broadcast where there is one position only, and hide that T is too large.
+        # With a single position a slice would broadcast, and hide that T is too large.
         return ops.take(self.embeddings, ops.arange(ops.shape(tokens)[1], dtype="int32"), axis=0)
 
     def get_config(self) -> dict[str, Any]:
@@ -47,10 +47,9 @@ class Positions(keras.layers.Layer):  # type: ignore[misc]
 
 @register
 class RealTokens(keras.layers.Layer):  # type: ignore[misc]
-    """1 where a token is real and 0 where it is padding.
+    """Mask of real tokens: 1 for a token and 0 for padding.
 
-    Tokens ``[B, T]`` and how many of each row are real ``[B]``, clamped into ``[1, T]``, to
-    ``[B, T]``.
+    Maps tokens ``[B, T]`` and lengths ``[B]``, clamped into ``[1, T]``, to ``[B, T]``.
     """
 
     def call(self, tokens: Any, seq_lens: Any) -> Any:
@@ -64,7 +63,7 @@ class RealTokens(keras.layers.Layer):  # type: ignore[misc]
 
 @register
 class KeyBias(keras.layers.Layer):  # type: ignore[misc]
-    """What to add to attention scores to keep padding out: ``[B, T]`` to ``[B, 1, 1, T]``."""
+    """Bias that excludes padding from attention scores: ``[B, T]`` to ``[B, 1, 1, T]``."""
 
     def call(self, real: Any) -> Any:
         return ops.expand_dims((1 - real) * MASKED, (1, 2))
@@ -72,7 +71,7 @@ class KeyBias(keras.layers.Layer):  # type: ignore[misc]
 
 @register
 class Attention(keras.layers.Layer):  # type: ignore[misc]
-    """Scaled dot-product attention in heads, after the projections; it has no weights.
+    """Multi-head scaled dot-product attention after the projections; it has no weights.
 
     Query, key and value ``[B, T, width]``, and a bias that broadcasts to ``[B, heads, T, T]`` or
     None, to ``[B, T, width]``. Vaswani et al. 2017, section 3.2.
@@ -87,11 +86,11 @@ class Attention(keras.layers.Layer):  # type: ignore[misc]
         query = ops.transpose(self._split(query), (0, 2, 1, 3)) / math.sqrt(width)
         key = ops.transpose(self._split(key), (0, 2, 3, 1))
         value = ops.transpose(self._split(value), (0, 2, 1, 3))
-        # Half precision is too coarse to sum up hundreds of weights in.
+        # Half precision is too coarse for a sum of hundreds of weights.
         scores = ops.cast(ops.matmul(query, key), "float32")
         if bias is not None:
             scores = scores + ops.cast(bias, "float32")
-        # Keras' own softmax, otherwise the same, warns where there is but one key.
+        # Keras' own softmax, otherwise the same, warns about a single key.
         weights = ops.cast(tf.nn.softmax(scores), self.compute_dtype)
         mixed = ops.transpose(ops.matmul(weights, value), (0, 2, 1, 3))
         return ops.reshape(mixed, (-1, ops.shape(mixed)[1], self.num_heads * width))
@@ -118,9 +117,9 @@ class MaskedMean(keras.layers.Layer):  # type: ignore[misc]
 
 @register
 class ClassToken(keras.layers.Layer):  # type: ignore[misc]
-    """A learned token put first, learned positions added.
+    """A learned class token before the patches, and learned positions.
 
-    ``[B, N, width]`` to ``[B, N + 1, width]``; Dosovitskiy et al. 2021, equation 1.
+    Maps ``[B, N, width]`` to ``[B, N + 1, width]``; Dosovitskiy et al. 2021, equation 1.
     """
 
     def build(self, patches_shape: Any) -> None:
@@ -131,7 +130,7 @@ class ClassToken(keras.layers.Layer):  # type: ignore[misc]
         )
 
     def call(self, patches: Any) -> Any:
-        # The token is added to a row of padding: copying it to every image of a batch whose size
-        # is not known takes more.
+        # Adding the token to a row of padding is cheaper than copying it to every image of a batch
+        # whose size is unknown.
         token = ops.pad(self.token, ((0, 0), (0, patches.shape[1]), (0, 0)))
         return ops.pad(patches, ((0, 0), (1, 0), (0, 0))) + (token + self.positions)

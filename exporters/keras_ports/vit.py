@@ -1,4 +1,4 @@
-"""The vision transformer in Keras; ``modelport.exporters.models.vit`` says what it computes."""
+"""The vision transformer in Keras; ``modelport.exporters.models.vit`` is the original."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ ops = keras.ops
 def _build(kwargs: Mapping[str, Any], dtype: str) -> Any:
     size, patch_size, width = kwargs["image_size"], kwargs["patch_size"], kwargs["dim"]
     image = keras.Input((kwargs["in_channels"], size, size), dtype="float32", name="image")
-    # TensorFlow has no convolution of channels-first images on a CPU.
+    # TensorFlow has no channels-first convolution on a CPU.
     projection = keras.layers.Conv2D(
         width,
         patch_size,
@@ -44,7 +44,7 @@ def _build(kwargs: Mapping[str, Any], dtype: str) -> Any:
 
 
 def _block(hidden: Any, path: str, kwargs: Mapping[str, Any], dtype: str) -> Any:
-    """Normalised before attention and before the feed-forward part, both with a residual."""
+    """A pre-norm transformer block: attention and feed-forward, both with a residual."""
     width = kwargs["dim"]
 
     def dense(units: int, name: str, activation: Any = None) -> Any:

@@ -1,4 +1,5 @@
-"""The weight map at work, strictly, in both directions; and the links of layers that recur."""
+"""Strict weight mapping between PyTorch and Keras in both directions, and links of common
+layers."""
 
 from __future__ import annotations
 
@@ -17,7 +18,7 @@ PROJECTIONS = ("query", "key", "value")
 
 
 def port(state: Mapping[str, Any], model: Any, links: Sequence[Link]) -> None:
-    """Fill a Keras twin with a state dict's values, cast to the twin's own dtype.
+    """Fill a Keras twin with the values of a state dict, cast to the twin's dtype.
 
     Args:
         state: PyTorch tensors or arrays by key; every key is used.
@@ -44,7 +45,7 @@ def port(state: Mapping[str, Any], model: Any, links: Sequence[Link]) -> None:
 
 
 def extract(model: Any, links: Sequence[Link]) -> dict[str, Array]:
-    """The state dict that would have filled the Keras twin so, bit by bit.
+    """Rebuild the state dict that a Keras twin was filled from, bit by bit.
 
     Raises:
         UsageError: the model's variables are not those of the map, or the parts of a joint tensor
@@ -65,7 +66,7 @@ def extract(model: Any, links: Sequence[Link]) -> dict[str, Array]:
 
 
 def _variables(model: Any, links: Sequence[Link]) -> dict[str, Any]:
-    """The model's variables by path, exactly those that the map names."""
+    """The model's variables by path; exactly those that the mapping names."""
     variables = {variable.path: variable for variable in model.variables}
     expected = {link.keras_path: link.layer for link in links}
     if len(expected) != len(links) or len(variables) != len(model.variables):
@@ -75,7 +76,7 @@ def _variables(model: Any, links: Sequence[Link]) -> dict[str, Any]:
 
 
 def _joints(links: Sequence[Link]) -> dict[str, list[Link]]:
-    """By key of the state dict, all parts of it in order."""
+    """The links of each state dict key, with all parts in order."""
     joints: dict[str, list[Link]] = {}
     for link in links:
         joints.setdefault(link.torch_key, []).append(link)
@@ -87,7 +88,7 @@ def _joints(links: Sequence[Link]) -> dict[str, list[Link]]:
 
 
 def _check_names(place: str, noun: str, layers: Mapping[str, str], found: Collection[str]) -> None:
-    """``layers``: what each expected name belongs to."""
+    """Refuse missing or unknown names; ``layers`` maps each expected name to its layer."""
     missing = [name for name in layers if name not in found]
     if missing:
         raise UsageError(
@@ -109,7 +110,8 @@ def _listed(noun: str, names: Sequence[str]) -> str:
 
 
 def _array(value: Any) -> Array:
-    """Of a tensor, without a copy; bfloat16, which numpy lacks, is exact in float32."""
+    """The array of a tensor, without a copy; bfloat16, which numpy lacks, becomes float32
+    exactly."""
     if isinstance(value, np.ndarray):
         return value
     if str(value.dtype) == "torch.bfloat16":
@@ -119,7 +121,7 @@ def _array(value: Any) -> Array:
 
 
 def _torch_shape(link: Link, variable: Any) -> tuple[int, ...]:
-    """Of the whole tensor that ``variable`` is a part of."""
+    """The shape of the whole tensor that ``variable`` is a part of."""
     part = link.to_torch(np.broadcast_to(np.float32(0), tuple(variable.shape)))
     return (part.shape[0] * link.part[1], *part.shape[1:])
 
@@ -129,12 +131,12 @@ def _same(value: Array) -> Array:
 
 
 def _swapped(value: Array) -> Array:
-    """PyTorch's ``[out, in]`` to Keras' ``[in, out]``, and back."""
+    """Convert PyTorch's ``[out, in]`` to Keras' ``[in, out]``, and back."""
     return value.transpose(1, 0)
 
 
 def _kernel_last(value: Array) -> Array:
-    """``[out, in, height, width]`` to ``[height, width, in, out]``."""
+    """Convert ``[out, in, height, width]`` to ``[height, width, in, out]``."""
     return value.transpose(2, 3, 1, 0)
 
 
@@ -143,7 +145,7 @@ def _kernel_first(value: Array) -> Array:
 
 
 def same(layer: str, torch_key: str, variable: str) -> Link:
-    """A tensor that both sides hold alike, in the Keras layer of that name."""
+    """A tensor that is equal on both sides, in the Keras layer of that name."""
     return Link(layer, torch_key, f"{layer}/{variable}", (0, 1), _same, _same)
 
 

@@ -1,4 +1,4 @@
-"""A TorchServe archive, unpacked: a zip (``.mar``), a ``.tar.gz``, or a folder (``no-archive``).
+"""TorchServe archives: a zip (``.mar``), a ``.tar.gz``, or a folder (``no-archive``).
 
     MAR-INF/MANIFEST.json    {"model": {"modelName", "modelVersion", "serializedFile", "handler",
                              "modelFile", "configFile", "requirementsFile"}, "archiverVersion", ...}
@@ -27,12 +27,12 @@ MANIFEST = "MAR-INF/MANIFEST.json"
 WORKFLOW = "WAR-INF"
 ZIPS, TARS = (".mar", ".zip"), (".tar.gz", ".tgz")
 
-MAX_DOCUMENT_BYTES = 1 << 20  # manifest, settings, labels: read whole
+MAX_DOCUMENT_BYTES = 1 << 20  # manifest, settings, labels are read whole
 
 
 @dataclass(frozen=True, slots=True)
 class Manifest:
-    """What ``MANIFEST.json`` says; a file that it does not name is empty."""
+    """The content of ``MANIFEST.json``; a file that it does not name is empty."""
 
     model_name: str
     model_version: str = "1.0"
@@ -45,12 +45,12 @@ class Manifest:
 
 
 @dataclass(frozen=True, slots=True)
-class Archive:
-    """An archive's files in ``root``; ``temporary``: they are ours and may be moved.
+class TorchServeArchive:
+    """The files of an archive in ``root``; ``temporary`` files may be moved.
 
     Attributes:
-        name: of the file or folder it was read from.
-        files: paths relative to ``root`` with sizes in bytes, the manifest excepted.
+        name: name of the file or folder it was read from.
+        files: paths relative to ``root`` with sizes in bytes, without the manifest.
     """
 
     name: str
@@ -60,20 +60,20 @@ class Archive:
     files: dict[str, int] = field(default_factory=dict)
 
     def read(self, file: str, most: int = MAX_DOCUMENT_BYTES) -> bytes:
-        """The content of a file of at most ``most`` bytes, else ``IntegrityError``."""
+        """Read a file of at most ``most`` bytes; raise ``IntegrityError`` if it is larger."""
         if self.files[file] > most:
             raise IntegrityError(f"'{file}' in '{self.name}' is larger than {most} bytes")
         return (self.root / file).read_bytes()
 
     def json(self, file: str) -> Any:
-        """The content of a file, as JSON; ``IntegrityError`` where it is none."""
+        """Parse a file as JSON; raise ``IntegrityError`` if it is not JSON."""
         try:
             return json.loads(self.read(file))
         except (ValueError, RecursionError) as error:
             raise IntegrityError(f"'{file}' in '{self.name}' is not JSON") from error
 
     def deliver(self, file: str, target: Path) -> None:
-        """Put a file at ``target``: moved where it is ours, else copied."""
+        """Put a file at ``target``: moved if it is temporary, otherwise copied."""
         if self.temporary:
             os.replace(self.root / file, target)
         else:
@@ -87,21 +87,21 @@ def is_archive(path: Path) -> bool:
     return path.name.lower().endswith((*ZIPS, *TARS, ".war"))
 
 
-def read(path: Path, space: Path) -> Archive:
-    """The archive at ``path``, unpacked into the empty folder ``space``.
+def read(path: Path, space: Path) -> TorchServeArchive:
+    """Read the archive at ``path``, unpacked into the empty folder ``space``.
 
     A folder stays where it is.
 
     Raises:
-        UsageError: there is nothing there that could be an archive.
-        IntegrityError: it is damaged, or made to harm: the message names the member.
-        Unsupported: it is a workflow.
+        UsageError: ``path`` is not an archive.
+        IntegrityError: the archive is damaged or malicious; the message names the member.
+        Unsupported: the archive is a workflow.
     """
     name = path.name
     if not is_archive(path) or not path.exists():
         raise UsageError(
             f"'{name}' is no archive; give a .mar, a .tar.gz, a folder with {MANIFEST}, or a "
-            "model store with such in it"
+            "model store of these"
         )
     if path.is_dir():
         root, temporary = path, False
@@ -116,13 +116,13 @@ def read(path: Path, space: Path) -> Archive:
     files = dict(_walk(root, name))
     if MANIFEST not in files:
         raise IntegrityError(f"'{name}' has no {MANIFEST}; make it with torch-model-archiver")
-    archive = Archive(name, root, temporary, Manifest(""), files)
+    archive = TorchServeArchive(name, root, temporary, Manifest(""), files)
     manifest = _manifest(archive)
     del files[MANIFEST]
-    return Archive(name, root, temporary, manifest, files)
+    return TorchServeArchive(name, root, temporary, manifest, files)
 
 
-def _manifest(archive: Archive) -> Manifest:
+def _manifest(archive: TorchServeArchive) -> Manifest:
     document = archive.json(MANIFEST)
     model = document.get("model") if isinstance(document, dict) else None
     if not isinstance(model, dict):
@@ -155,7 +155,7 @@ def _manifest(archive: Archive) -> Manifest:
 
 
 def _top(space: Path) -> Path:
-    """Where the manifest lies: in a ``.tar.gz`` one folder further down."""
+    """The folder with the manifest; in a ``.tar.gz`` it is one level down."""
     inside = list(space.iterdir())
     if len(inside) == 1 and inside[0].is_dir() and not (space / "MAR-INF").exists():
         return inside[0]
@@ -163,7 +163,7 @@ def _top(space: Path) -> Path:
 
 
 def _walk(root: Path, archive: str) -> Iterator[tuple[str, int]]:
-    """Every file below ``root``; of a folder that was given, this is where it is checked."""
+    """Yield and check every file below ``root``."""
     count = 0
     for folder, folders, names in os.walk(root):
         for name in folders + names:

@@ -1,4 +1,4 @@
-"""What an archive's serialized file is, and the signature that it, its handler or flags declare."""
+"""The serialized file of an archive, and the signature from the file, its handler or flags."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from modelport.exporters import inspection
-from modelport.exporters.declaration import parse_tensors
 from modelport.exporters.inspection import DAMAGE, Inspection, TensorInfo, torchscript
+from modelport.exporters.tensor_flags import parse_tensors
 from modelport.gateway.cli.errors import UsageError
 from modelport.gateway.errors import IntegrityError, Unsupported
 from modelport.gateway.repository import config, pt2_program, torch_archive, torchscript_guard
@@ -19,9 +19,9 @@ TORCH = (".pt", ".pth", ".pt2")
 EXPORT_IT = "export it with 'modelport export {file} --model package.module:factory --format onnx'"
 DECLARE = "declare every tensor, such as --input 'x:FP32[16]' --output 'y:FP32[2]'"
 
-#: Outputs by their keys: any of them may be declared.
+#: A dict of outputs; any of its keys may be declared.
 NAMED = "Dict[str, Tensor]"
-#: The tensors of ``ts/torch_handler/image_classifier.py``.
+#: The input dims of ``ts/torch_handler/image_classifier.py``.
 IMAGE_DIMS = (3, 224, 224)
 
 
@@ -41,11 +41,11 @@ def platform_of(path: Path, eager: bool) -> Platform:
     """The row of ``config.PLATFORMS`` that serves the file.
 
     Args:
-        eager: the archive brings the model's Python class, so the file is a checkpoint.
+        eager: the archive contains the model's Python class, so the file is a checkpoint.
 
     Raises:
-        Unsupported: nothing serves it; the message says how to get something that is.
-        IntegrityError: it is damaged, or would unpickle objects.
+        Unsupported: nothing serves the file; the message says how to get one that is served.
+        IntegrityError: the file is damaged, or would unpickle objects.
     """
     how = EXPORT_IT.format(file=path.name)
     if eager:
@@ -70,14 +70,14 @@ def platform_of(path: Path, eager: bool) -> Platform:
 
 
 def sealed(path: Path, platform: Platform) -> ModelSignature | None:
-    """The signature that ``modelport export`` put in; None: it did not write the file."""
+    """The signature that ``modelport export`` wrote; None if it did not write the file."""
     if platform.format == "onnx":
         return None
     return torch_archive.Archive(path).signature()
 
 
 def external_files(path: Path, platform: Platform) -> tuple[str, ...]:
-    """The files beside an ONNX file that hold weights of it."""
+    """The files beside an ONNX file that hold its weights."""
     if platform.format != "onnx":
         return ()
     return tuple(external.file for external in inspection.inspect(path).external_data)
@@ -86,16 +86,17 @@ def external_files(path: Path, platform: Platform) -> tuple[str, ...]:
 def signature(
     path: Path, platform: Platform, flags: Flags, max_batch_size: int, handler: str
 ) -> ModelSignature:
-    """What a file that modelport did not write takes and gives.
+    """The signature of a file that modelport did not write.
 
     Args:
-        flags: they decide where they are given.
-        max_batch_size: of models that take batches, as far as the file does not say.
-        handler: TorchServe's own handler that the archive uses, which knows its tensors.
+        flags: override everything else if they are given.
+        max_batch_size: of models that take batches, unless the file says otherwise.
+        handler: TorchServe's own handler that the archive uses, which determines its tensors.
 
     Raises:
-        UsageError: not all can be told; the message names the flags. Or they do not fit the file.
-        Unsupported: a tensor is of a type that no protocol has.
+        UsageError: the signature is incomplete, and the message names the flags; or the flags do
+            not fit the file.
+        Unsupported: no protocol has a tensor's type.
         IntegrityError: the file is damaged.
     """
     forward = _forward(path) if platform.format == "torchscript" else None
@@ -149,7 +150,7 @@ def _declared(
             raise UsageError(
                 f"--input is given {len(inputs)} times, forward() takes {', '.join(names)}"
             )
-        if {spec.name for spec in inputs} <= set(names):  # any order will do
+        if {spec.name for spec in inputs} <= set(names):  # any order is accepted
             inputs.sort(key=lambda spec: names.index(spec.name))
         count = _results(forward.result)
         if len(outputs) != count and forward.result != NAMED:
@@ -162,7 +163,7 @@ def _results(result: str) -> int:
 
 
 def _stored(found: Inspection, max_batch_size: int) -> ModelSignature:
-    """Tensors whose first dimensions are all the same dynamic one take batches."""
+    """The signature in a file; tensors whose first dimensions are one dynamic axis take batches."""
     tensors = (*found.inputs, *found.outputs)
     if unknown := [t.name for t in tensors if t.shape is None or t.datatype is None]:
         raise UsageError(f"the file does not say what '{unknown[0]}' is; {DECLARE}")
@@ -190,7 +191,7 @@ def _stored(found: Inspection, max_batch_size: int) -> ModelSignature:
 
 
 def with_classes(signature: ModelSignature, classes: int) -> ModelSignature:
-    """``signature`` where the open size of its only output is known from the labels."""
+    """Set the open size of the only output to the number of labels."""
     outputs = signature.outputs
     if len(outputs) == 1 and outputs[0].dims == (-1,):
         return replace(signature, outputs=(replace(outputs[0], dims=(classes,)),))

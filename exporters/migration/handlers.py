@@ -1,4 +1,4 @@
-"""What an archive's Python files are: listed, parsed, never run."""
+"""Python files of an archive, listed and parsed but never run."""
 
 from __future__ import annotations
 
@@ -7,13 +7,13 @@ import warnings
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from modelport.exporters.migration.archive import Archive
+from modelport.exporters.migration.archive import TorchServeArchive
 from modelport.gateway.repository.manifest import sha256_of
 
-#: Parsing takes memory, a hundred times of this.
+#: Largest file to parse; parsing takes a hundred times its size in memory.
 MAX_SOURCE_BYTES = 512 * 1024
 
-#: TorchServe's own (``ts/torch_handler``); any other name is a file in the archive.
+#: TorchServe's own handlers (``ts/torch_handler``); any other name is a file in the archive.
 DEFAULT_HANDLERS = (
     "base_handler",
     "image_classifier",
@@ -25,19 +25,19 @@ DEFAULT_HANDLERS = (
     "text_handler",
     "vision_handler",
 )
-#: What of a handler TorchServe calls.
+#: Methods of a handler that TorchServe calls.
 METHODS = ("initialize", "preprocess", "inference", "postprocess", "handle")
 
 
 @dataclass(frozen=True, slots=True)
-class Code:
-    """A Python file.
+class HandlerCode:
+    """The outline of a Python file.
 
     Attributes:
-        imports: top-level packages, without those that the archive itself holds.
-        defines: functions and classes; a class with what it derives from.
-        methods: those of ``METHODS`` that it defines, in their order.
-        problem: why it could not be parsed.
+        imports: top-level packages, without those in the archive itself.
+        defines: functions and classes; a class with its bases.
+        methods: the members of ``METHODS`` that it defines, in their order.
+        problem: the reason that it could not be parsed.
     """
 
     file: str
@@ -49,16 +49,16 @@ class Code:
     problem: str = ""
 
 
-def listing(archive: Archive) -> tuple[Code, ...]:
-    """Every Python file of the archive."""
+def listing(archive: TorchServeArchive) -> tuple[HandlerCode, ...]:
+    """Describe every Python file of the archive."""
     own = {file.removesuffix(".py").partition("/")[0] for file in archive.files}
     return tuple(
         _describe(archive, file, own) for file in sorted(archive.files) if file.endswith(".py")
     )
 
 
-def handler_file(archive: Archive) -> str:
-    """The file of the archive's own handler; empty for TorchServe's."""
+def handler_file(archive: TorchServeArchive) -> str:
+    """The file of the archive's own handler; empty if it uses TorchServe's."""
     name = archive.manifest.handler.partition(":")[0]
     for file in (name, f"{name}.py"):
         if name and file in archive.files:
@@ -66,27 +66,29 @@ def handler_file(archive: Archive) -> str:
     return ""
 
 
-def default_handler(archive: Archive) -> str:
-    """The name of TorchServe's handler that the archive uses; empty for its own."""
+def default_handler(archive: TorchServeArchive) -> str:
+    """The name of TorchServe's handler that the archive uses; empty if it has its own."""
     name = archive.manifest.handler.partition(":")[0].removesuffix(".py")
     return name if name in DEFAULT_HANDLERS and not handler_file(archive) else ""
 
 
-def _describe(archive: Archive, file: str, own: set[str]) -> Code:
+def _describe(archive: TorchServeArchive, file: str, own: set[str]) -> HandlerCode:
     size, digest = archive.files[file], sha256_of(archive.root / file)
     if size > MAX_SOURCE_BYTES:
-        return Code(file, size, digest, problem="it is too large to be parsed")
+        return HandlerCode(file, size, digest, problem="it is too large to be parsed")
     content = archive.read(file)
     try:
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # of invalid escapes and the like
+            warnings.simplefilter("ignore")  # such as warnings about invalid escapes
             tree = ast.parse(content)
         imports = sorted(set(_imports(tree)) - own)
         defines, functions = _definitions(tree)
     except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
-        return Code(file, size, digest, problem=f"it does not parse ({type(error).__name__})")
+        return HandlerCode(
+            file, size, digest, problem=f"it does not parse ({type(error).__name__})"
+        )
     methods = tuple(method for method in METHODS if method in functions)
-    return Code(file, size, digest, tuple(imports), defines, methods)
+    return HandlerCode(file, size, digest, tuple(imports), defines, methods)
 
 
 def _imports(tree: ast.Module) -> Iterator[str]:
@@ -98,7 +100,7 @@ def _imports(tree: ast.Module) -> Iterator[str]:
 
 
 def _definitions(tree: ast.Module) -> tuple[tuple[str, ...], set[str]]:
-    """Those of the module, and the names of its functions and of its classes' methods."""
+    """The module's definitions, and the names of its functions and of its classes' methods."""
     kinds = (ast.FunctionDef, ast.AsyncFunctionDef)
     defines, functions = [], set()
     for node in tree.body:

@@ -1,4 +1,4 @@
-"""What became of an archive: as a table, as JSON, as Markdown."""
+"""The report of a migration: as a table, as JSON, as Markdown."""
 
 from __future__ import annotations
 
@@ -9,40 +9,42 @@ from enum import StrEnum
 from pathlib import Path
 from typing import Any
 
-from modelport.exporters.migration.handlers import Code
+from modelport.exporters.migration.handlers import HandlerCode
 from modelport.gateway.cli.errors import UsageError
 
 FORMAT = "modelport-migration/1"
 
-#: Beside ``modelport.gateway.cli.errors.EXIT_CODES``: it is published, and something is left to do.
+#: Exit code of a published version that needs a manual step; see ``cli.errors.EXIT_CODES``.
 EXIT_NEEDS_A_PERSON = 6
-#: Of several archives the first of these that any had.
+#: Exit codes of several archives by precedence.
 SEVERITY = (1, 5, 4, 2, 3, EXIT_NEEDS_A_PERSON, 0)
 
 
-class State(StrEnum):
+class MigrationState(StrEnum):
+    """The fate of one part of an archive."""
+
     CARRIED = "carried over"
-    NOTED = "noted"  # not carried over, and nothing is lost by it
+    NOTED = "noted"  # not carried over, without a loss
     PERSON = "needs a person"
 
 
 @dataclass(frozen=True, slots=True)
 class Item:
-    """One thing in an archive, and what became of it."""
+    """One part of an archive, and its fate."""
 
     what: str
-    state: State
+    state: MigrationState
     detail: str
 
 
 @dataclass(frozen=True, slots=True)
-class Comparison:
+class ReplayComparison:
     """One recorded request, sent to both servers.
 
     Attributes:
         statuses: of the old server and of the gateway; 0: no answer came.
-        max_difference: the largest between two numbers; None: there was nothing to compare.
-        problem: where the answers differ; empty: they agree.
+        max_difference: the largest difference of two numbers; None: there were none to compare.
+        problem: the place where the answers differ; empty: they agree.
     """
 
     request: str
@@ -52,8 +54,8 @@ class Comparison:
 
 
 @dataclass(slots=True)
-class Report:
-    """Of one archive. ``error`` is empty where it became a version of the repository."""
+class MigrationReport:
+    """The report of one archive; ``error`` is empty if it became a published version."""
 
     archive: str
     model: str = ""
@@ -61,22 +63,22 @@ class Report:
     version: int | None = None
     format: str = ""
     items: list[Item] = field(default_factory=list)
-    code: tuple[Code, ...] = ()
-    comparisons: list[Comparison] = field(default_factory=list)
+    code: tuple[HandlerCode, ...] = ()
+    comparisons: list[ReplayComparison] = field(default_factory=list)
     error: str = ""
     error_code: int = 0
 
-    def add(self, what: str, state: State, detail: str) -> None:
+    def add(self, what: str, state: MigrationState, detail: str) -> None:
         self.items.append(Item(what, state, detail))
 
     @property
     def exit_code(self) -> int:
-        """What the command ends with, were this the only archive."""
+        """The command's exit code if this were the only archive."""
         if self.error_code:
             return self.error_code
         if any(comparison.problem for comparison in self.comparisons):
             return 3
-        return EXIT_NEEDS_A_PERSON * any(item.state is State.PERSON for item in self.items)
+        return EXIT_NEEDS_A_PERSON * any(item.state is MigrationState.PERSON for item in self.items)
 
     @property
     def outcome(self) -> str:
@@ -86,14 +88,14 @@ class Report:
         return words.get(self.exit_code, "published, needs a person")
 
 
-def exit_code(reports: Sequence[Report]) -> int:
-    """The gravest of them."""
+def exit_code(reports: Sequence[MigrationReport]) -> int:
+    """The gravest exit code of the reports."""
     codes = {report.exit_code for report in reports}
     return next((code for code in SEVERITY if code in codes), 0)
 
 
-def write(reports: Sequence[Report], path: Path) -> None:
-    """JSON, or Markdown where the name ends in ``.md``.
+def write(reports: Sequence[MigrationReport], path: Path) -> None:
+    """Write the reports as Markdown if the file name ends in ``.md``, otherwise as JSON.
 
     Raises:
         UsageError: the file cannot be written.
@@ -105,7 +107,7 @@ def write(reports: Sequence[Report], path: Path) -> None:
         raise UsageError(f"--report '{path}' cannot be written: {error.strerror}") from error
 
 
-def document(reports: Sequence[Report]) -> str:
+def document(reports: Sequence[MigrationReport]) -> str:
     """``{"format", "exit_code", "archives": [every attribute, "exit_code"]}``."""
     archives = [{**asdict(report), "exit_code": report.exit_code} for report in reports]
     whole: Mapping[str, Any] = {
@@ -116,7 +118,7 @@ def document(reports: Sequence[Report]) -> str:
     return json.dumps(whole, indent=2) + "\n"
 
 
-def markdown(reports: Sequence[Report]) -> str:
+def markdown(reports: Sequence[MigrationReport]) -> str:
     lines = ["# Migration from TorchServe", ""]
     lines += _rows(("archive", "model", "version", "format", "outcome"), map(summary, reports))
     for report in reports:
@@ -133,7 +135,7 @@ def markdown(reports: Sequence[Report]) -> str:
     return "\n".join(lines) + "\n"
 
 
-def summary(report: Report) -> tuple[str, ...]:
+def summary(report: MigrationReport) -> tuple[str, ...]:
     """The row of an archive in a table of several."""
     version = "" if report.version is None else str(report.version)
     return report.archive, report.model, version, report.format, report.outcome
@@ -143,12 +145,12 @@ def _item(item: Item) -> tuple[str, ...]:
     return item.what, item.state.value, item.detail
 
 
-def defined(code: Code) -> str:
-    """What a file defines, or why nobody knows."""
+def defined(code: HandlerCode) -> str:
+    """The definitions in a file, or the reason that they are unknown."""
     return code.problem or ", ".join(code.defines)
 
 
-def compared(report: Report) -> list[tuple[str, ...]]:
+def compared(report: MigrationReport) -> list[tuple[str, ...]]:
     """The rows of a table of ``comparisons``."""
     return [
         (c.request, f"{c.statuses[0]}, {c.statuses[1]}", _difference(c), c.problem or "equal")
@@ -156,7 +158,7 @@ def compared(report: Report) -> list[tuple[str, ...]]:
     ]
 
 
-def _difference(comparison: Comparison) -> str:
+def _difference(comparison: ReplayComparison) -> str:
     found = comparison.max_difference
     return "no numbers" if found is None else f"{found:.2e}"
 
@@ -167,6 +169,6 @@ def _rows(head: Sequence[str], rows: Any) -> list[str]:
 
 
 def _cell(text: object) -> str:
-    """Names in an archive are anyone's: nothing in them is markup."""
+    """Escape markup; names in an archive are untrusted."""
     plain = " ".join(str(text).split())
     return "".join(f"\\{c}" if c in "\\|`*_[]<>#!" else c for c in plain)

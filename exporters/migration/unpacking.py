@@ -1,6 +1,6 @@
-"""Unpacking a zip or a ``.tar.gz`` that anyone may have made: bounded, and inside one folder.
+"""Unpacking of an untrusted zip or ``.tar.gz``, within limits and into one folder.
 
-Nothing is believed: names stay inside, only plain files and folders are taken, none twice, and a
+Names must stay inside the folder. Only plain files and folders are written, none twice, and a
 member's size counts before it is written.
 """
 
@@ -24,9 +24,9 @@ from modelport.gateway.repository.torch_archive import DAMAGE
 
 MAX_MEMBERS = 10_000
 MAX_DEPTH = 16
-#: Weights shrink little. What grows beyond this was made to fill a disk.
+#: Largest growth: weights compress little, so a larger one was made to fill a disk.
 MAX_GROWTH, ALWAYS_ALLOWED_BYTES = 100, 64 << 20
-#: ``tarfile`` reads extended headers whole, of whatever size they claim to be.
+#: Largest single read: ``tarfile`` reads extended headers whole, at any size they claim.
 MAX_READ_BYTES = 4 << 20
 COPY_BYTES = 1 << 20
 GZIP = b"\x1f\x8b"
@@ -36,7 +36,7 @@ _DRIVE = re.compile(r"[A-Za-z]:")
 
 @dataclass(frozen=True, slots=True)
 class _Member:
-    """``problem``: why it is refused, where its name and its size are not the reason."""
+    """A member of an archive; ``problem`` is a reason to refuse it besides its name and size."""
 
     name: str
     size: int
@@ -46,10 +46,10 @@ class _Member:
 
 
 def unpack(path: Path, space: Path) -> None:
-    """Write what the archive at ``path`` holds into the empty folder ``space``.
+    """Write the members of the archive at ``path`` into the empty folder ``space``.
 
     Raises:
-        IntegrityError: it is damaged, or made to harm: the message names the member.
+        IntegrityError: the archive is damaged or malicious; the message names the member.
     """
     most = max(ALWAYS_ALLOWED_BYTES, path.stat().st_size * MAX_GROWTH)
     total = 0
@@ -66,7 +66,7 @@ def unpack(path: Path, space: Path) -> None:
                 raise IntegrityError(f"'{path.name}': {problem}")
             _write(path.name, space, member)
     except (*DAMAGE, tarfile.TarError, OSError) as error:
-        # Gzip's damage is an OSError without a number; a zip may say that it begins before itself.
+        # Damaged gzip raises an OSError without a number; a zip may claim to begin before itself.
         if isinstance(error, OSError) and error.errno not in (None, errno.EINVAL):
             raise
         reason = " ".join(str(error).split()) or type(error).__name__
@@ -110,7 +110,7 @@ def _name_problem(name: str) -> str:
 
 
 def _write(archive: str, space: Path, member: _Member) -> None:
-    """What is there already was a member of the same name."""
+    """Write one member; an existing file was a member of the same name."""
     target = space / PurePosixPath(member.name)
     try:
         if member.folder:
@@ -130,7 +130,7 @@ def _too_large(archive: str, most: int) -> IntegrityError:
 
 
 class _Bounded:
-    """What ``tarfile`` needs of a file: at most ``most`` bytes of it, in reads that fit memory."""
+    """A file for ``tarfile``: at most ``most`` bytes, in reads that fit into memory."""
 
     def __init__(self, stream: IO[bytes] | gzip.GzipFile, name: str, most: int) -> None:
         self._stream, self._name, self._most = stream, name, most
@@ -142,6 +142,6 @@ class _Bounded:
         return self._stream.read(size)
 
     def seek(self, position: int) -> int:
-        if position > self._most + COPY_BYTES:  # headers and padding count little
+        if position > self._most + COPY_BYTES:  # headers and padding add little
             raise _too_large(self._name, self._most)
         return self._stream.seek(position)

@@ -1,6 +1,6 @@
-"""The registered models. A name is short for a factory that anyone could name in full.
+"""Registry of models: short names for factories.
 
-A package registers its own as entry points, and needs only to be installed:
+A package registers its own models as entry points; installing it is enough:
 
     [project.entry-points."modelport.models"]
     scorer = "acme_models:Scorer"
@@ -25,7 +25,7 @@ ENTRY_POINTS = "modelport.models"
 
 
 def registered() -> Mapping[str, str]:
-    """Every name that ``--model`` knows, with its ``package.module:factory``; imports none of them.
+    """Every name for ``--model``, with its ``package.module:factory``; nothing is imported.
 
     Raises:
         UsageError: two packages register different factories under one name.

@@ -1,4 +1,4 @@
-"""A causal language model: token ids and their mask in, the logits of every next token out."""
+"""A causal language model: from token ids and their mask to the logits of every next token."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from modelport.exporters.samples import draw
+from modelport.exporters.random_inputs import draw
 from modelport.exporters.spec import Decision, ModelSpec, Shape
 from modelport.gateway.cli.errors import UsageError
 from modelport.gateway.types import Array, Axis, Datatype, ModelSignature, TensorSpec
 
-#: Longest sequence unless told otherwise: the logits of 512 positions take 0.1 GB for a vocabulary
-#: of 50 000, and this for each element of a batch.
+#: Default for the longest sequence: the logits of 512 positions with a vocabulary of 50 000 take
+#: 0.1 GB for each element of a batch.
 DEFAULT_MAX_POSITIONS = 512
 
 
@@ -27,7 +27,7 @@ def _signature(module: Any, max_batch_size: int) -> ModelSignature:
         ),
         outputs=(TensorSpec("logits", Datatype.FP32, ("sequence", module.vocab_size)),),
         max_batch_size=max_batch_size,
-        # Padding on the right, which the mask's 0 says it is, changes no logit before it.
+        # Padding on the right, marked by 0 in the mask, changes no earlier logit.
         axes={"sequence": Axis("sequence", 1, module.max_positions, padding=0)},
     )
 
@@ -35,7 +35,7 @@ def _signature(module: Any, max_batch_size: int) -> ModelSignature:
 def _sample(
     signature: ModelSignature, batch: int, sizes: Mapping[str, int], rng: np.random.Generator
 ) -> dict[str, Array]:
-    """Random tokens; no padding, padding on the right, and padding on the left, in turn."""
+    """Random tokens with no padding, padding on the right, and padding on the left, in turn."""
     inputs = draw(signature, batch, sizes, rng)
     mask = np.ones_like(inputs["attention_mask"])
     for row, start in enumerate(rng.integers(3, size=len(mask))):
@@ -55,12 +55,12 @@ def _refuse(shapes: Mapping[str, Shape], known: Mapping[str, Any]) -> dict[str, 
 
 
 class CausalLanguageModel(nn.Module):
-    """A causal language model of ``transformers``, whole sequences at a time, no key-value cache.
+    """A causal language model of ``transformers`` on whole sequences, without a key-value cache.
 
-    Computes what the model's own ``forward`` does: positions count from the left end, padding
-    included, so that a model with absolute positions wants its padding on the right. Attention must
-    be ``eager``: it gives a position that may see nothing the mean over all positions in every
-    format, where ``sdpa`` depends on the kernel.
+    Computes the model's own ``forward``. Positions count from the left end, padding included, so a
+    model with absolute positions needs its padding on the right. Attention must be ``eager``: a
+    fully masked position then gets the mean over all positions in every format, while with ``sdpa``
+    it depends on the kernel.
     """
 
     modelport_spec = ModelSpec(
@@ -80,7 +80,7 @@ class CausalLanguageModel(nn.Module):
         self.max_positions = max_positions
 
     def forward(self, input_ids: Tensor, attention_mask: Tensor) -> Tensor:
-        """Unnormalised scores of the token that follows each position.
+        """Unnormalised scores of the next token at each position.
 
         Args:
             input_ids: int64 ``[B, T]``, ids in ``[0, vocab_size)``, ``T`` at most
@@ -93,6 +93,6 @@ class CausalLanguageModel(nn.Module):
         result = self.model(
             input_ids=input_ids, attention_mask=attention_mask, use_cache=False, return_dict=True
         )
-        # What stands at padding depends on precision and runtime, and means nothing.
+        # Values at padding depend on precision and runtime, and mean nothing.
         real = attention_mask.unsqueeze(-1) != 0
         return torch.where(real, result.logits, torch.zeros_like(result.logits))

@@ -1,4 +1,4 @@
-"""The fraud transformer: a sequence of card-transaction tokens in, a probability of fraud out."""
+"""The fraud transformer: from a sequence of card-transaction tokens to a probability of fraud."""
 
 from __future__ import annotations
 
@@ -23,13 +23,13 @@ def _signature(module: Any, max_batch_size: int) -> ModelSignature:
         ),
         outputs=(TensorSpec("probability", Datatype.FP32, (1,), reshape=()),),
         max_batch_size=max_batch_size,
-        # What is beyond ``seq_lens`` is masked: padding changes no score.
+        # Tokens beyond ``seq_lens`` are masked: padding changes no score.
         axes={"sequence": Axis("sequence", 1, module.max_positions, padding=0)},
     )
 
 
 def _infer_kwargs(shapes: Mapping[str, Shape], given: Mapping[str, Any]) -> dict[str, Any]:
-    """Everything but ``nhead``, which leaves no trace in a shape and must be given."""
+    """All hyper-parameters but ``nhead``, which leaves no trace in a shape and must be given."""
     try:
         vocab_size, d_model = shapes["embedding.weight"]
         inferred = {
@@ -91,15 +91,15 @@ class FraudTransformer(nn.Module):
             layer_norm_eps=LAYER_NORM_EPS,
             batch_first=True,
         )
-        # Nested tensors zero the padding, the plain path does not: scores would depend on which
-        # one a runtime takes.
+        # Nested tensors zero the padding and the plain path does not: scores would depend on the
+        # path that a runtime takes.
         self.encoder = nn.TransformerEncoder(layer, num_layers, enable_nested_tensor=False)
         self.head = nn.Linear(d_model, 1)
 
     def logits(self, tokens: Tensor, seq_lens: Tensor) -> Tensor:
         """Log-odds of fraud, float32 ``[B]``; arguments as for ``forward``."""
         length = tokens.shape[1]
-        # A length of 0 would mask every key and give NaN in some runtimes and a number in others.
+        # A length of 0 would mask every key: some runtimes give NaN then, others a number.
         lengths = seq_lens.clamp(min=1, max=length)
         steps = torch.arange(length, device=tokens.device)
         padding = steps.unsqueeze(0) >= lengths.unsqueeze(1)
@@ -115,7 +115,7 @@ class FraudTransformer(nn.Module):
 
         Args:
             tokens: int64 ``[B, T]``, ids in ``[0, vocab_size)``, ``T`` at most ``max_positions``.
-            seq_lens: int64 ``[B]``, how many leading tokens are real, clamped into ``[1, T]``.
+            seq_lens: int64 ``[B]``, the number of leading real tokens, clamped into ``[1, T]``.
 
         Returns:
             float32 ``[B]``.

@@ -1,4 +1,4 @@
-"""ResNet-50 and its deeper siblings with torchvision's parameter names: its checkpoints load."""
+"""ResNet-50, -101 and -152 with torchvision's parameter names, so that its checkpoints load."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from modelport.exporters.spec import Decision, ModelSpec, Shape, classifies_imag
 from modelport.gateway.cli.errors import UsageError
 
 STAGES = 4
-EXPANSION = 4  # a bottleneck's output is this much wider than its inside
+EXPANSION = 4  # ratio of a bottleneck's output width to its inner width
 DEFAULT_IMAGE_SIZE = 224
 
 
@@ -34,10 +34,10 @@ def _infer_kwargs(shapes: Mapping[str, Shape], given: Mapping[str, Any]) -> dict
 
 
 class Bottleneck(nn.Module):
-    """``[B, C, H, W]`` to ``[B, 4 * width, H / stride, W / stride]``.
+    """A bottleneck block: ``[B, C, H, W]`` to ``[B, 4 * width, H / stride, W / stride]``.
 
-    The stride is in the 3x3 convolution: He et al. have it in the first 1x1, torchvision's
-    checkpoints are trained so (known as version 1.5).
+    The stride is in the 3x3 convolution, as in torchvision's checkpoints (version 1.5); He et al.
+    have it in the first 1x1.
     """
 
     def __init__(self, in_channels: int, width: int, stride: int) -> None:
@@ -79,7 +79,7 @@ class ResNet50(nn.Module):
         atol=1e-4,
         rtol=1e-4,
         decision=Decision("logits"),
-        # Pixels as fractions of full scale, then (x - mean) / std: torchvision's for ImageNet.
+        # torchvision's for ImageNet: pixels as fractions of full scale, then (x - mean) / std.
         parameters={
             "image.layout": "CHW",
             "image.mean": "0.485,0.456,0.406",

@@ -1,4 +1,4 @@
-"""A U-Net for keypoint heat maps; pads as TensorFlow's "SAME" does, at every image size."""
+"""A U-Net for keypoint heat maps, with TensorFlow's "SAME" padding at every image size."""
 
 from __future__ import annotations
 
@@ -49,21 +49,21 @@ class SameConvTranspose2d(nn.ConvTranspose2d):
     """``tf.nn.conv2d_transpose(..., padding="SAME")``: ``[B, C, h, w]`` to ``[B, D, H, W]``.
 
     The stride is 2. TensorFlow defines it as the gradient of the convolution from ``H`` to
-    ``h = ceil(H / 2)``, so what it crops depends on whether ``H`` is even: PyTorch's ``padding``
-    cannot say that.
+    ``h = ceil(H / 2)``, so its crop depends on whether ``H`` is even: PyTorch's ``padding``
+    cannot express that.
     """
 
     def __init__(self, in_channels: int, out_channels: int, kernel_size: int) -> None:
         super().__init__(in_channels, out_channels, kernel_size, stride=STRIDE)
 
     def forward(self, image: Tensor, size: Tensor) -> Tensor:  # type: ignore[override]
-        """``size``: any tensor whose last two dims are the wanted ``H`` and ``W``."""
+        """Upsample ``image`` to the last two dims, ``H`` and ``W``, of the tensor ``size``."""
         full = super().forward(image)
         for dim in (2, 3):
             length = size.shape[dim]
-            # The convolution pads (h - 1) * 2 + kernel - H in all, the smaller half in front.
+            # The convolution pads (h - 1) * 2 + kernel - H in total, the smaller half in front.
             start = (self.kernel_size[0] - STRIDE + length % STRIDE) // 2
-            # A slice would have torch.export prove that it lies inside, which it cannot.
+            # For a slice torch.export would have to prove that it lies inside, which it cannot.
             kept = start + torch.arange(length, device=full.device)
             full = full.index_select(dim, kept)
         return full
@@ -76,17 +76,17 @@ class SamePool2d(nn.MaxPool2d):
         super().__init__(STRIDE)
 
     def forward(self, image: Tensor) -> Tensor:
-        # What is added to an even size falls to no window.
+        # Padding added to an even size falls into no window.
         pooled: Tensor = super().forward(nn.functional.pad(image, (0, 1, 0, 1), value=-torch.inf))
         return pooled
 
 
 class UNet(nn.Module):
-    """Ronneberger et al. 2015, "U-Net", for one heat map per keypoint, at the image's resolution.
+    """Ronneberger et al. 2015, "U-Net", with one heat map per keypoint at the image's resolution.
 
-    Two 3x3 convolutions with ReLU at each level; max pooling halves, transposed convolution
-    doubles. All of them pad as TensorFlow's "SAME" (at the end, where it cannot be even), so that
-    weights trained there compute the same here, at odd sizes too.
+    Each level has two 3x3 convolutions with ReLU; max pooling halves and transposed convolution
+    doubles. All pad as TensorFlow's "SAME" (at the end, if uneven), so that weights trained there
+    compute the same here, at odd sizes too.
     """
 
     modelport_spec = ModelSpec(
@@ -110,14 +110,14 @@ class UNet(nn.Module):
         """
         Args:
             features: channels of each level, at full resolution first.
-            max_size: the largest height and width that will be asked for.
+            max_size: the largest height and width of an image.
         """
         if len(features) < 2 or not kernel_size % 2 or upsampling_kernel_size < STRIDE:
             raise ValueError(
                 f"features {list(features)} must be two levels or more, kernel_size {kernel_size} "
                 f"odd, upsampling_kernel_size {upsampling_kernel_size} at least {STRIDE}"
             )
-        # Two pixels at the deepest level: torch.export takes a 1 for a constant.
+        # Two pixels at the deepest level, as torch.export treats a 1 as a constant.
         self.min_size = STRIDE ** len(features)
         if max_size < self.min_size:
             raise ValueError(f"max_size {max_size} must be at least {self.min_size}")

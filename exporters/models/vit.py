@@ -1,4 +1,4 @@
-"""A vision transformer with ``timm``'s parameter names: its checkpoints load as they are."""
+"""A vision transformer with ``timm``'s parameter names, so that its checkpoints load."""
 
 from __future__ import annotations
 
@@ -12,15 +12,15 @@ from torch import Tensor, nn
 from modelport.exporters.spec import Decision, ModelSpec, Shape, classifies_images, count_blocks
 from modelport.gateway.cli.errors import UsageError
 
-LAYER_NORM_EPS = 1e-6  # timm's; PyTorch's default is 1e-5, Hugging Face's configurations say 1e-12
+LAYER_NORM_EPS = 1e-6  # timm's; PyTorch's default is 1e-5, Hugging Face's configurations have 1e-12
 
 #: Heads of the published sizes by width: Ti, S, B, L (Dosovitskiy et al. 2021 table 1; Touvron et
-#: al. 2021 table 1) and H. Any other width must say.
+#: al. 2021 table 1) and H. Other widths need ``num_heads``.
 HEADS_BY_WIDTH: Mapping[int, int] = {192: 3, 384: 6, 768: 12, 1024: 16, 1280: 16}
 
 
 def _infer_kwargs(shapes: Mapping[str, Shape], given: Mapping[str, Any]) -> dict[str, Any]:
-    """Everything from shapes, images taken as square; heads by ``HEADS_BY_WIDTH``."""
+    """All hyper-parameters: from shapes, with square images, and heads by ``HEADS_BY_WIDTH``."""
     try:
         dim, in_channels, patch_size, _ = shapes["patch_embed.proj.weight"]
         inferred = {
@@ -48,7 +48,7 @@ def _infer_kwargs(shapes: Mapping[str, Shape], given: Mapping[str, Any]) -> dict
 
 
 class PatchEmbed(nn.Module):
-    """Cuts ``[B, C, H, W]`` into patches and projects each: ``[B, patches, dim]``."""
+    """Cut ``[B, C, H, W]`` into patches and project each: ``[B, patches, dim]``."""
 
     def __init__(self, patch_size: int, in_channels: int, dim: int) -> None:
         super().__init__()
@@ -59,8 +59,8 @@ class PatchEmbed(nn.Module):
         return patches.flatten(2).transpose(1, 2)
 
 
-class Attention(nn.Module):
-    """Multi-head self-attention with one joint projection; ``[B, N, dim]`` to the same."""
+class VitAttention(nn.Module):
+    """Multi-head self-attention with one joint projection; keeps ``[B, N, dim]``."""
 
     def __init__(self, dim: int, num_heads: int) -> None:
         super().__init__()
@@ -77,10 +77,12 @@ class Attention(nn.Module):
 
 
 class Mlp(nn.Module):
+    """Two linear layers with a GELU between; keeps ``[B, N, dim]``."""
+
     def __init__(self, dim: int, mlp_dim: int) -> None:
         super().__init__()
         self.fc1 = nn.Linear(dim, mlp_dim)
-        self.act = nn.GELU(approximate="none")  # exact, erf: what timm trains with
+        self.act = nn.GELU(approximate="none")  # exact, by erf, as in timm's training
         self.fc2 = nn.Linear(mlp_dim, dim)
 
     def forward(self, hidden: Tensor) -> Tensor:
@@ -89,12 +91,12 @@ class Mlp(nn.Module):
 
 
 class Block(nn.Module):
-    """Pre-norm transformer block; ``[B, N, dim]`` to the same."""
+    """Pre-norm transformer block; keeps ``[B, N, dim]``."""
 
     def __init__(self, dim: int, num_heads: int, mlp_dim: int, layer_norm_eps: float) -> None:
         super().__init__()
         self.norm1 = nn.LayerNorm(dim, eps=layer_norm_eps)
-        self.attn = Attention(dim, num_heads)
+        self.attn = VitAttention(dim, num_heads)
         self.norm2 = nn.LayerNorm(dim, eps=layer_norm_eps)
         self.mlp = Mlp(dim, mlp_dim)
 
@@ -114,7 +116,7 @@ class VisionTransformer(nn.Module):
         atol=5e-5,
         rtol=5e-5,
         decision=Decision("logits"),
-        # Pixels as fractions of full scale, then (x - mean) / std: timm's for these weights.
+        # timm's for these weights: pixels as fractions of full scale, then (x - mean) / std.
         parameters={"image.layout": "CHW", "image.mean": "0.5", "image.std": "0.5"},
         twin="modelport.exporters.keras_ports.vit:TWIN",
     )

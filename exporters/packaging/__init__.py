@@ -1,7 +1,7 @@
-"""Archives and folders that other model servers load, from versions published here.
+"""Packaging of published versions as archives and folders for other model servers.
 
-A package is a copy, not links: it can be moved to another machine, and nothing that is done to it
-reaches the repository. Importing this imports no runtime.
+A package is a copy, not links: it can be moved to another machine, and changes to it do not affect
+the repository. This module imports no runtime.
 """
 
 from __future__ import annotations
@@ -11,15 +11,15 @@ from dataclasses import dataclass, field
 
 
 @dataclass(frozen=True, slots=True)
-class Server:
+class PackageTarget:
     """A row of ``SERVERS``.
 
     Attributes:
-        module: has ``write(models, target, base_path)`` and ``check(model)``, which raises
-            ``Unsupported`` for a model of a right format that the server still cannot load.
-        formats: those that the server itself loads.
-        reasons: why not, for formats where it is not plain.
-        suffix: of the single file that holds one version; empty where it is a folder of models.
+        module: the module with ``write(models, target, base_path)`` and ``check(model)``, which
+            raises ``Unsupported`` for a model that the server cannot load in spite of its format.
+        formats: the formats that the server loads.
+        reasons: explanations for formats that it unexpectedly does not load.
+        suffix: of the single file with one version; empty: a folder of models.
     """
 
     title: str
@@ -29,14 +29,14 @@ class Server:
     suffix: str = ""
 
 
-SERVERS: Mapping[str, Server] = {
-    "torchserve": Server(
+SERVERS: Mapping[str, PackageTarget] = {
+    "torchserve": PackageTarget(
         "TorchServe", "modelport.exporters.packaging.torchserve", ("torchscript",), suffix=".mar"
     ),
-    "tfserving": Server(
+    "tfserving": PackageTarget(
         "TensorFlow Serving", "modelport.exporters.packaging.tfserving", ("savedmodel",)
     ),
-    "triton": Server(
+    "triton": PackageTarget(
         "Triton",
         "modelport.exporters.packaging.triton",
         ("onnx", "torchscript", "savedmodel"),

@@ -1,4 +1,4 @@
-"""Writing a package: it appears at its place with one rename, complete or not at all."""
+"""Writing a package atomically: one rename puts it in place."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from modelport.exporters.packaging import SERVERS, Server
-from modelport.exporters.packaging.selection import Model, select
+from modelport.exporters.packaging import SERVERS, PackageTarget
+from modelport.exporters.packaging.selection import SelectedModel, select
 from modelport.gateway.cli.errors import UsageError
 from modelport.gateway.errors import AlreadyExists, Unsupported
 
@@ -19,7 +19,7 @@ STAGING_PREFIX = ".modelport-"
 
 @dataclass(frozen=True, slots=True)
 class Package:
-    """What was written: models with their versions, and why others were left out."""
+    """The contents of a package: models with versions, and the reasons for leaving out others."""
 
     path: Path
     models: Mapping[str, tuple[int, ...]]
@@ -27,7 +27,7 @@ class Package:
 
 
 def package(path: Path, server: str, output: Path, base_path: str | None = None) -> Package:
-    """Package what ``path`` holds for ``server`` at ``output``.
+    """Package the models at ``path`` for ``server`` at ``output``.
 
     Args:
         path: a version, a model, or a repository; of a repository the models that do not fit are
@@ -75,7 +75,7 @@ def package(path: Path, server: str, output: Path, base_path: str | None = None)
     return Package(output, versions, left_out)
 
 
-def _check_output(output: Path, row: Server, root: Path) -> None:
+def _check_output(output: Path, row: PackageTarget, root: Path) -> None:
     if os.path.lexists(output):
         raise AlreadyExists(f"'{output}' exists and is never overwritten; use another --output")
     if not output.name or not output.parent.is_dir():
@@ -83,11 +83,11 @@ def _check_output(output: Path, row: Server, root: Path) -> None:
     if output.suffix != row.suffix and row.suffix:
         raise UsageError(f"--output '{output}' must end in {row.suffix}: {row.title} asks for it")
     if output.parent.resolve().is_relative_to(root):
-        raise UsageError(f"--output '{output}' lies inside of what is packaged; use another place")
+        raise UsageError(f"--output '{output}' lies inside the packaged folder; use another place")
 
 
-def check_format(model: Model, server: str, row: Server) -> None:
-    """Raises ``Unsupported``, with the remedy, unless ``server`` loads the model's format."""
+def check_format(model: SelectedModel, server: str, row: PackageTarget) -> None:
+    """Raise ``Unsupported`` with the remedy unless ``server`` loads the model's format."""
     if model.format not in row.formats:
         reason = row.reasons.get(model.format)
         raise Unsupported(
@@ -106,17 +106,17 @@ def _place(staged: Path, output: Path) -> None:
         if staged.is_dir():
             os.rename(staged, output)
         else:
-            os.link(staged, output)  # unlike a rename it never replaces a file
+            os.link(staged, output)  # unlike a rename, a link never replaces a file
     except OSError as error:
         if os.path.lexists(output):
             raise AlreadyExists(
-                f"'{output}' has appeared meanwhile; use another --output"
+                f"'{output}' was created meanwhile; use another --output"
             ) from error
         raise
 
 
 def size_of(path: Path) -> int:
-    """Bytes in a file, or in all files below a folder."""
+    """Size in bytes of a file, or of all files below a folder."""
     if path.is_file():
         return path.stat().st_size
     return sum(file.stat().st_size for file in path.rglob("*") if file.is_file())

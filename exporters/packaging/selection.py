@@ -1,4 +1,4 @@
-"""What ``modelport package`` is asked to package: models of a repository and which versions."""
+"""Selection of models and versions for ``modelport package``."""
 
 from __future__ import annotations
 
@@ -23,12 +23,12 @@ from modelport.gateway.types import ModelSignature
 
 
 @dataclass(frozen=True, slots=True)
-class Model:
-    """A model and the versions of it to package.
+class SelectedModel:
+    """A model and its versions to package.
 
     Attributes:
         config: as published, with the format's platform, backend and file name filled in.
-        format: a name of ``modelport.exporters.formats``, empty where the configuration names none.
+        format: a name of ``modelport.exporters.formats``; empty if the configuration names none.
     """
 
     name: str
@@ -38,7 +38,7 @@ class Model:
     format: str
     versions: Mapping[int, VersionEntry]
 
-    def newest(self) -> Model:
+    def newest(self) -> SelectedModel:
         number = max(self.versions)
         return replace(self, versions={number: self.versions[number]})
 
@@ -46,7 +46,7 @@ class Model:
         return self.versions[version].path / str(self.config.default_model_filename)
 
     def certificates(self, version: int) -> list[Path]:
-        """The certificate, its signature and the samples it lists, as far as they are there."""
+        """The certificate, its signature and its samples, as far as they exist."""
         folder = self.versions[version].path
         names = (signing.CERTIFICATE, signing.SIGNATURE, signing.SAMPLES)
         files = [folder / name for name in names]
@@ -56,7 +56,7 @@ class Model:
         """Files of the model's folder that its configuration names: labels and warm-up inputs.
 
         Raises:
-            IntegrityError: one is missing, or lies outside of the folder.
+            IntegrityError: a file is missing, or lies outside the folder.
         """
         names = configuration.companions(self.config)
         for file in names:
@@ -69,7 +69,7 @@ class Model:
         return names
 
     def verify(self) -> None:
-        """Raises ``IntegrityError`` unless every version is what its manifest says."""
+        """Raise ``IntegrityError`` unless every version matches its manifest."""
         for number, version in self.versions.items():
             where = f"version {number} of '{self.name}'"
             if version.problem:
@@ -89,18 +89,18 @@ class Model:
 
 @dataclass(frozen=True, slots=True)
 class Selection:
-    """``root``: the folder in which nothing may be written."""
+    """The selected models; ``root`` is the folder in which nothing may be written."""
 
-    models: tuple[Model, ...]
+    models: tuple[SelectedModel, ...]
     root: Path
     whole_repository: bool = False
 
 
 def select(path: Path) -> Selection:
-    """The models below ``path``: a version's folder, a model's, or a repository.
+    """Select the models below ``path``: a version's folder, a model's, or a repository.
 
     Raises:
-        UsageError: it is none of them, or a configuration is wrong.
+        UsageError: ``path`` is none of them, or a configuration is wrong.
         IntegrityError: a model's folder leads out of its repository.
     """
     if not path.is_dir():
@@ -119,13 +119,13 @@ def select(path: Path) -> Selection:
     return Selection(tuple(map(_read, entries)), path, whole_repository=True)
 
 
-def _model(folder: Path, only: str | None = None) -> Model:
+def _model(folder: Path, only: str | None = None) -> SelectedModel:
     if not MODEL_NAME.match(folder.name):
         raise UsageError(f"'{folder.name}' is not a model name; rename the folder")
     return _read(scan_model(folder.parent, folder), only)
 
 
-def _read(entry: ModelEntry, only: str | None = None) -> Model:
+def _read(entry: ModelEntry, only: str | None = None) -> SelectedModel:
     if entry.problem:
         raise IntegrityError(f"model '{entry.name}': {entry.problem}")
     try:
@@ -149,7 +149,7 @@ def _read(entry: ModelEntry, only: str | None = None) -> Model:
         config.version_policy.specific.versions[:] = sorted(versions)
     platform = configuration.platform_of(config)
     format_name = platform.format if platform else ""
-    return Model(entry.name, entry.path, config, signature, format_name, versions)
+    return SelectedModel(entry.name, entry.path, config, signature, format_name, versions)
 
 
 def _served(config: ModelConfig, versions: Mapping[int, VersionEntry]) -> dict[int, VersionEntry]:

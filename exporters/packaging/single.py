@@ -1,7 +1,7 @@
-"""One version for a server that the gateway starts, packaged as ``package`` does.
+"""One version packaged for a server that the gateway starts.
 
-The version has been verified, and may be a copy without the model's folder around it: files beside
-``config.pbtxt`` (labels, requests for warming up) are left out, the gateway applies the labels.
+The version was verified, and may be a copy without the model's folder around it. Files beside
+``config.pbtxt`` (labels, warm-up requests) are left out, as the gateway applies the labels.
 """
 
 from __future__ import annotations
@@ -11,27 +11,27 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
-from modelport.exporters.packaging import SERVERS, Server
+from modelport.exporters.packaging import SERVERS, PackageTarget
 from modelport.exporters.packaging.package import STAGING_PREFIX, check_format
-from modelport.exporters.packaging.selection import Model
+from modelport.exporters.packaging.selection import SelectedModel
 from modelport.gateway.errors import Unsupported
 from modelport.gateway.repository import config as configuration
 from modelport.gateway.repository.config import ModelConfig
 from modelport.gateway.repository.scan import VersionEntry
 
-#: Triton's backend for models that are code: a ``model.py``, which that server executes, in a
-#: process of its own. Nothing else runs such a model.
+#: Triton's backend for models that are code, a ``model.py`` that Triton executes in its own
+#: process. Nothing else runs such a model.
 PYTHON, PYTHON_FILENAME = "python", "model.py"
 
 
 def write(
     name: str, version: int, path: Path, config: ModelConfig, server: str, target: Path
 ) -> None:
-    """Write the version in ``path`` as ``server``, a key of ``SERVERS``, loads it, to ``target``.
+    """Write the version in ``path`` to ``target``, as ``server``, a key of ``SERVERS``, loads it.
 
     Raises:
         Unsupported: the server cannot load the format; the message says which it can.
-        IntegrityError: the artifact is not what its configuration says.
+        IntegrityError: the artifact does not match its configuration.
     """
     row = SERVERS[server]
     packager = importlib.import_module(row.module)
@@ -40,7 +40,9 @@ def write(
         _write(model, server, row, packager, target)
 
 
-def _write(model: Model, server: str, row: Server, packager: Any, target: Path) -> None:
+def _write(
+    model: SelectedModel, server: str, row: PackageTarget, packager: Any, target: Path
+) -> None:
     if not (server == "triton" and model.config.backend == PYTHON):
         check_format(model, server, row)
     try:
@@ -53,8 +55,8 @@ def _write(model: Model, server: str, row: Server, packager: Any, target: Path) 
     packager.write([model], target, str(target))
 
 
-def _model(name: str, version: int, path: Path, given: ModelConfig, folder: Path) -> Model:
-    """The model as if it lay, with this version alone, in ``folder``."""
+def _model(name: str, version: int, path: Path, given: ModelConfig, folder: Path) -> SelectedModel:
+    """The model as if ``folder`` held this version alone."""
     config = type(given)()
     config.CopyFrom(given)
     config.name = name
@@ -74,7 +76,7 @@ def _model(name: str, version: int, path: Path, given: ModelConfig, folder: Path
     text = configuration.to_text(config)
     (folder / configuration.FILENAME).write_text(text, encoding="utf-8")
     platform = configuration.platform_of(config)
-    return Model(
+    return SelectedModel(
         name=name,
         folder=folder,
         config=config,

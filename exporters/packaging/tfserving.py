@@ -1,4 +1,4 @@
-"""The view of SavedModels that TensorFlow Serving wants, and the list of models for it.
+"""The folder of SavedModels and the list of models that TensorFlow Serving reads.
 
     <model>/<version>/saved_model.pb  variables/  assets.extra/   what lies in model.savedmodel here
     <model>/<version>/certificate.json                            not read by TensorFlow Serving
@@ -16,22 +16,22 @@ from pathlib import Path
 
 from google.protobuf import text_encoding
 
-from modelport.exporters.packaging.selection import Model
+from modelport.exporters.packaging.selection import SelectedModel
 from modelport.gateway.errors import IntegrityError
 from modelport.gateway.repository.config import ModelConfig
 
 MODELS_CONFIG = "models.config"
 
 
-def check(model: Model) -> None:
-    """Raises ``IntegrityError`` if a version is no SavedModel."""
+def check(model: SelectedModel) -> None:
+    """Raise ``IntegrityError`` if a version is not a SavedModel."""
     for number in model.versions:
         if not (model.artifact(number) / "saved_model.pb").is_file():
             raise IntegrityError(f"version {number} of '{model.name}' has no saved_model.pb")
 
 
-def write(models: Sequence[Model], target: Path, base_path: str) -> None:
-    """Write the view to the folder ``target``; the server will find it as ``base_path``."""
+def write(models: Sequence[SelectedModel], target: Path, base_path: str) -> None:
+    """Write the package to the folder ``target``, which the server will find at ``base_path``."""
     entries = []
     for model in models:
         for number in model.versions:
@@ -44,7 +44,7 @@ def write(models: Sequence[Model], target: Path, base_path: str) -> None:
     (target / MODELS_CONFIG).write_text(text, encoding="utf-8")
 
 
-def _entry(model: Model, base_path: str) -> str:
+def _entry(model: SelectedModel, base_path: str) -> str:
     return f"""\
   config {{
     name: {_quote(model.name)}

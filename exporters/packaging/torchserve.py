@@ -1,11 +1,11 @@
 """A TorchServe model archive: one version of a TorchScript model with a handler for its tensors.
 
-    MAR-INF/MANIFEST.json       what TorchServe reads: name, version, handler, model file
-    modelport_handler.py        the handler that it names
+    MAR-INF/MANIFEST.json       read by TorchServe: name, version, handler, model file
+    modelport_handler.py        the handler named there
     modelport_torchserve/       the handler's code; its envelope module defines requests and answers
-    signature.json              what the handler checks rows against
+    signature.json              the handler checks rows against it
     model.pt  certificate.json  as published
-    modelport/                  config.pbtxt as published, with the files that it names, for
+    modelport/                  config.pbtxt as published, with the files it names, for
                                 ``modelport migrate``
 
 The archive is a zip as ``torch-model-archiver`` 0.12.0 writes them, without compression and with
@@ -23,7 +23,7 @@ from pathlib import Path
 from typing import Any
 
 from modelport import __version__
-from modelport.exporters.packaging.selection import Model
+from modelport.exporters.packaging.selection import SelectedModel
 from modelport.gateway.errors import Unsupported
 from modelport.gateway.repository.config import FILENAME
 from modelport.gateway.types import Datatype, TensorSpec
@@ -34,24 +34,24 @@ MODULES = ("torchserve_envelope.py", "torchserve_handler.py")
 SIGNATURE = "signature.json"
 CONFIGURATION = "modelport"
 
-#: The earliest time that a zip can say.
+#: The earliest time that a zip can store.
 EPOCH = (1980, 1, 1, 0, 0, 0)
 
 
-def check(model: Model) -> None:
-    """Raises ``Unsupported`` if a tensor is of a type that PyTorch has not."""
+def check(model: SelectedModel) -> None:
+    """Raise ``Unsupported`` if PyTorch lacks the type of a tensor, or an input is optional."""
     model.companions()
     for spec in (*model.signature.inputs, *model.signature.outputs):
         if spec.datatype is Datatype.BYTES:
-            raise Unsupported(f"'{spec.name}' of '{model.name}' is BYTES, which PyTorch has not")
+            raise Unsupported(f"'{spec.name}' of '{model.name}' is BYTES, which PyTorch lacks")
         if spec.optional:
             raise Unsupported(
                 f"input '{spec.name}' of '{model.name}' is optional; TorchScript takes every input"
             )
 
 
-def write(models: Sequence[Model], target: Path, base_path: str) -> None:
-    """Write the only version of the only model to ``target``; ``base_path`` plays no part."""
+def write(models: Sequence[SelectedModel], target: Path, base_path: str) -> None:
+    """Write the only version of the only model to ``target``; ``base_path`` is not used."""
     (model,) = models
     (number,) = model.versions
     artifact = model.artifact(number)
@@ -79,7 +79,7 @@ def write(models: Sequence[Model], target: Path, base_path: str) -> None:
             _add_file(archive, model.folder / name, f"{CONFIGURATION}/{name}")
 
 
-def _signature(model: Model, version: int) -> dict[str, Any]:
+def _signature(model: SelectedModel, version: int) -> dict[str, Any]:
     signature = model.signature
     return {
         "name": model.name,

@@ -1,6 +1,6 @@
-"""Named tensors in the body of a TorchServe row; runs inside TorchServe, needs numpy only.
+"""Named tensors in the body of a TorchServe row; this module runs inside TorchServe with numpy.
 
-The body, asked or answered, is what the Open Inference Protocol v2 sends over HTTP, so that its
+Requests and answers have the Open Inference Protocol's HTTP bodies, so that its
 clients work against TorchServe's ``/v2/models/NAME/infer`` as against ``/predictions/NAME``:
 
     JSON     {"id": "a", "inputs": [{"name", "datatype", "shape", "data"}], "outputs": [{"name"}]}
@@ -31,7 +31,7 @@ Array = NDArray[Any]
 HEADER_LENGTH = "Inference-Header-Content-Length"
 JSON, BINARY = "application/json", "application/octet-stream"
 
-#: In numpy BF16 is its bit pattern.
+#: numpy has no BF16: its bit pattern stands for it.
 DTYPES = {
     "BOOL": np.dtype("?"),
     "UINT8": np.dtype("u1"),
@@ -48,7 +48,7 @@ DTYPES = {
     "BF16": np.dtype("<u2"),
 }
 BINARY_ONLY = ("FP16", "BF16")
-#: The types that JSON values may have, by kind of dtype; integers elsewhere.
+#: Types of JSON values by kind of dtype; integers for all others.
 _JSON_TYPES: Mapping[str, set[type]] = {"b": {bool}, "f": {int, float}}
 
 BAD_REQUEST = (400, "Bad Request")
@@ -58,7 +58,7 @@ _decoder = json.JSONDecoder()
 
 
 class RowError(Exception):
-    """What is wrong with one row; the message goes to its sender."""
+    """An error in one row; the message goes to its sender."""
 
     def __init__(self, message: str, status: tuple[int, str] = BAD_REQUEST) -> None:
         super().__init__(message)
@@ -66,7 +66,9 @@ class RowError(Exception):
 
 
 @dataclass
-class Tensor:
+class EnvelopeTensor:
+    """A named tensor with its datatype."""
+
     name: str
     datatype: str
     data: Array
@@ -74,23 +76,26 @@ class Tensor:
 
 @dataclass
 class Request:
-    """``outputs``: those asked for by name, None for all; ``binary``: the form of all."""
+    """The inputs and outputs of a row.
+
+    ``outputs`` are the requested ones, None for all; ``binary`` is the default form of outputs.
+    """
 
     id: str
-    inputs: dict[str, Tensor]
+    inputs: dict[str, EnvelopeTensor]
     outputs: dict[str, bool] | None
     binary: bool
 
 
 def decode(parameters: Mapping[str, Any], headers: Mapping[str, Any]) -> Request:
-    """The request in a row.
+    """Decode the request in a row.
 
     Args:
         parameters: the row as TorchServe gives it to a handler; JSON may be parsed already.
-        headers: of the HTTP request.
+        headers: headers of the HTTP request.
 
     Raises:
-        RowError: it is malformed; the message names the member or the input.
+        RowError: the row is malformed; the message names the member or the input.
     """
     document, body = _split(_body(parameters), _header_length(headers))
     row_id = document.get("id", "")
@@ -101,12 +106,12 @@ def decode(parameters: Mapping[str, Any], headers: Mapping[str, Any]) -> Request
 
 
 def encode(
-    row_id: str, model: str, version: str, outputs: Sequence[tuple[Tensor, bool]]
+    row_id: str, model: str, version: str, outputs: Sequence[tuple[EnvelopeTensor, bool]]
 ) -> tuple[bytes, int | None]:
-    """The answer's body and, where it has bytes behind the JSON part, the size of that part.
+    """Encode an answer; return its body and, if bytes follow the JSON part, the size of that part.
 
     Args:
-        outputs: in the order to answer them, each with whether it travels as bytes.
+        outputs: in order, each with whether to send it as bytes.
     """
     document: dict[str, Any] = {"id": row_id} if row_id else {}
     document["model_name"], document["model_version"] = model, version
@@ -126,7 +131,7 @@ def encode(
 
 
 def _body(parameters: Mapping[str, Any]) -> Any:
-    """``body`` over HTTP; in a form or over gRPC ``data``, as for TorchServe's own handlers."""
+    """The row's ``body`` (HTTP) or ``data`` (forms and gRPC), as in TorchServe's own handlers."""
     for name in ("body", "data"):
         if name in parameters:
             return parameters[name]
@@ -167,7 +172,7 @@ def _split(body: Any, header_length: int | None) -> tuple[dict[str, Any], memory
 
 
 def _leading_value(body: bytes) -> tuple[Any, int]:
-    """The JSON value that ``body`` starts with, and its size in bytes.
+    """Parse the JSON value at the start of ``body``; return it and its size in bytes.
 
     Latin-1 makes one character of every byte, and JSON's own delimiters are ASCII: what follows
     the value cannot be mistaken for a part of it.
@@ -184,11 +189,11 @@ def _parameters(owner: Mapping[str, Any]) -> Mapping[str, Any]:
     return parameters
 
 
-def _inputs(document: Mapping[str, Any], body: memoryview) -> dict[str, Tensor]:
+def _inputs(document: Mapping[str, Any], body: memoryview) -> dict[str, EnvelopeTensor]:
     inputs = document.get("inputs")
     if not isinstance(inputs, list):
         raise RowError("'inputs' must be an array of named tensors")
-    tensors: dict[str, Tensor] = {}
+    tensors: dict[str, EnvelopeTensor] = {}
     offset = 0
     for item in inputs:
         name, datatype, shape = _heading(item)
@@ -207,7 +212,7 @@ def _inputs(document: Mapping[str, Any], body: memoryview) -> dict[str, Tensor]:
                 f"'binary_data_size' of input '{name}' is {size}, but {len(body) - offset} bytes "
                 "are left in the body"
             )
-        tensors[name] = Tensor(name, datatype, array)
+        tensors[name] = EnvelopeTensor(name, datatype, array)
     left = bytes(body[offset:])
     if left and (offset or left.strip()):
         raise RowError(f"{len(left)} bytes follow the last input")
@@ -231,7 +236,7 @@ def _from_bytes(name: str, datatype: str, shape: Sequence[int], raw: memoryview)
     size = math.prod(shape) * dtype.itemsize
     if len(raw) != size:
         raise RowError(f"input '{name}' of shape {shape} needs {size} bytes, not {len(raw)}")
-    # Copied: behind a JSON text they lie at any address, and a tensor wants its data aligned.
+    # Copied because they may lie unaligned behind the JSON text, and tensors need alignment.
     return np.frombuffer(raw, dtype).reshape(shape).copy()
 
 
@@ -253,7 +258,7 @@ def _from_json(name: str, datatype: str, shape: Sequence[int], data: Any) -> Arr
         wrong = ", ".join(sorted(kind.__name__ for kind in kinds - allowed))
         raise RowError(f"input '{name}' is {datatype}, but its 'data' holds {wrong}")
     try:
-        with np.errstate(over="ignore"):  # beyond FP32 is infinity, as in C
+        with np.errstate(over="ignore"):  # values beyond FP32 become infinity, as in C
             return np.array(data, dtype).reshape(shape)
     except OverflowError:
         raise RowError(f"a value of input '{name}' does not fit {datatype}") from None

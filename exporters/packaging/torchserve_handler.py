@@ -1,9 +1,9 @@
 """TorchServe's handler for one TorchScript model with named tensors; needs torch and numpy only.
 
-It lies in the archive beside the model and ``signature.json``, which says what the model takes and
-gives. Rows of one TorchServe batch run together where their shapes allow it, never more than
-``max_batch_size`` elements at once. A row that is wrong is answered ``{"error": ...}`` with status
-400, one that the model fails on with 500; its batch-mates are not affected.
+The archive holds this module beside the model and ``signature.json``. Rows of one TorchServe batch
+run together if their shapes allow it, with at most ``max_batch_size`` elements at once. A wrong row
+is answered ``{"error": ...}`` with status 400, and a row that the model fails on with 500; other
+rows of the batch are not affected.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 import torch
 
-# Relative: in the archive the package has another name.
+# Relative, because the package has another name in the archive.
 from .torchserve_envelope import (
     BINARY,
     BINARY_ONLY,
@@ -27,15 +27,15 @@ from .torchserve_envelope import (
     JSON,
     MODEL_FAILED,
     Array,
+    EnvelopeTensor,
     Request,
     RowError,
-    Tensor,
     decode,
     encode,
 )
 
 SIGNATURE = "signature.json"
-#: The header of a row that asks for what the model takes and gives.
+#: Header of a row that asks for the model's signature.
 DESCRIBE = "describe"
 
 _logger = logging.getLogger(__name__)
@@ -46,7 +46,7 @@ class Spec:
     """One input or output.
 
     ``dims`` are the wire's, without the batch; a dynamic one is -1 or the name of an axis.
-    ``reshape`` are the dims that the model itself has, where they differ.
+    ``reshape`` are the model's own dims if they differ.
     """
 
     name: str
@@ -62,8 +62,8 @@ class Spec:
 
 
 @dataclass(frozen=True)
-class Signature:
-    """``signature.json``. ``max_batch_size`` 0: dims are the whole shape."""
+class HandlerSignature:
+    """The content of ``signature.json``; with ``max_batch_size`` 0 dims are the whole shape."""
 
     name: str
     version: str
@@ -71,10 +71,10 @@ class Signature:
     inputs: Sequence[Spec]
     outputs: Sequence[Spec]
     axes: Mapping[str, Sequence[int | None]]  # smallest and largest size
-    padding: Mapping[str, Any]  # by axis: told, not used here
+    padding: Mapping[str, Any]  # by axis; stored for clients, unused here
 
     @classmethod
-    def read(cls, path: Path) -> Signature:
+    def read(cls, path: Path) -> HandlerSignature:
         document = json.loads(path.read_text(encoding="utf-8"))
         for kind in ("inputs", "outputs"):
             document[kind] = [Spec(**spec) for spec in document[kind]]
@@ -82,11 +82,11 @@ class Signature:
 
     @property
     def leading(self) -> int:
-        """How many dims come before a spec's."""
+        """The number of dims before a spec's own."""
         return int(self.max_batch_size > 0)
 
     def check(self, request: Request) -> None:
-        """Raises ``RowError`` unless the inputs are those that the model takes."""
+        """Raise ``RowError`` unless the inputs match the signature."""
         specs = {spec.name: spec for spec in self.inputs}
         for name in request.inputs:
             if name not in specs:
@@ -107,8 +107,8 @@ class Signature:
                 most = self.max_batch_size
                 raise RowError(f"the batch size must be from 1 to {most}, not {batches[0]}")
 
-    def _check_shape(self, spec: Spec, tensor: Tensor, sizes: dict[str, int]) -> None:
-        """Also notes the size of each axis in ``sizes``."""
+    def _check_shape(self, spec: Spec, tensor: EnvelopeTensor, sizes: dict[str, int]) -> None:
+        """Check a shape, and record the size of each axis in ``sizes``."""
         name = spec.name
         if tensor.datatype != spec.datatype:
             raise RowError(f"input '{name}' must be {spec.datatype}, not {tensor.datatype}")
@@ -131,7 +131,7 @@ class Signature:
                 )
 
     def wanted(self, request: Request) -> dict[str, bool]:
-        """The outputs to answer, each with whether as bytes."""
+        """The outputs to answer, each with whether to send it as bytes."""
         specs = {spec.name: spec for spec in self.outputs}
         wanted = request.outputs
         if wanted is None:
@@ -151,7 +151,7 @@ def _check_values(spec: Spec, array: Array, sizes: Mapping[str, int]) -> None:
     if (low is None and high is None) or not array.size or spec.datatype in ("BF16", "BOOL"):
         return
     least, most = array.min(), array.max()
-    # Written so that NaN lies outside of every range.
+    # Written so that NaN fails every range.
     below = low is not None and not least >= low
     if below or (high is not None and not most <= high):
         span = f"[{'' if low is None else low}, {'' if high is None else high}]"
@@ -159,7 +159,7 @@ def _check_values(spec: Spec, array: Array, sizes: Mapping[str, int]) -> None:
 
 
 def _reshape(array: Array, leading: int, before: Sequence[int], after: Sequence[int]) -> Array:
-    """``array`` with dims ``after`` instead of ``before``; dynamic sizes keep their order."""
+    """Reshape ``array`` from dims ``before`` to ``after``; dynamic sizes keep their order."""
     shape = array.shape
     dynamic = (size for size, dim in zip(shape[leading:], before, strict=True) if dim == -1)
     return array.reshape(shape[:leading] + tuple(next(dynamic) if d == -1 else d for d in after))
@@ -170,8 +170,8 @@ def _names(names: Any) -> str:
 
 
 @dataclass
-class Row:
-    """One valid request; ``inputs`` in the model's order and shapes."""
+class HandlerRow:
+    """A valid request; ``inputs`` are in the model's order and shapes."""
 
     index: int
     id: str
@@ -189,19 +189,19 @@ class Handler:
         gpu = properties.get("gpu_id")
         on_gpu = gpu is not None and torch.cuda.is_available()
         self._device = torch.device(f"cuda:{gpu}" if on_gpu else "cpu")
-        self._signature = Signature.read(folder / SIGNATURE)
+        self._signature = HandlerSignature.read(folder / SIGNATURE)
         self._described = (folder / SIGNATURE).read_bytes()
         file = folder / context.manifest["model"]["serializedFile"]
-        load: Any = torch.jit.load  # without type information
+        load: Any = torch.jit.load  # it has no type information
         self._model = load(str(file), map_location=self._device)
 
     def __call__(self, data: Sequence[Mapping[str, Any]], context: Any) -> list[bytes]:
-        """One answer for each row, in order."""
+        """Answer the rows in order."""
         answers: dict[int, bytes] = {}
         rows = []
         for index, parameters in enumerate(data):
             headers = context.get_all_request_header(index)
-            if headers.get(DESCRIBE) == "True":  # of the management API, with customized=true
+            if headers.get(DESCRIBE) == "True":  # the management API sends it with customized=true
                 answers[index] = self._described
                 continue
             try:
@@ -215,7 +215,9 @@ class Handler:
                 answers[row.index] = self._answer(context, row, result)
         return [answers[index] for index in range(len(data))]
 
-    def _read(self, index: int, parameters: Mapping[str, Any], headers: Mapping[str, Any]) -> Row:
+    def _read(
+        self, index: int, parameters: Mapping[str, Any], headers: Mapping[str, Any]
+    ) -> HandlerRow:
         request = decode(parameters, headers)
         self._signature.check(request)
         leading = self._signature.leading
@@ -226,10 +228,12 @@ class Handler:
             if spec.reshape is not None:
                 array = _reshape(array, leading, spec.wire_dims, spec.reshape)
             inputs.append(array)
-        return Row(index, request.id, batch, inputs, self._signature.wanted(request))
+        return HandlerRow(index, request.id, batch, inputs, self._signature.wanted(request))
 
-    def _infer(self, rows: Sequence[Row]) -> Iterator[tuple[Row, list[Array] | RowError]]:
-        groups: dict[Any, list[Row]] = {}
+    def _infer(
+        self, rows: Sequence[HandlerRow]
+    ) -> Iterator[tuple[HandlerRow, list[Array] | RowError]]:
+        groups: dict[Any, list[HandlerRow]] = {}
         for row in rows:
             shapes = tuple(array.shape[1:] for array in row.inputs)
             groups.setdefault(shapes if self._signature.max_batch_size else row.index, []).append(
@@ -239,9 +243,9 @@ class Handler:
             for part in self._parts(group):
                 yield from self._infer_together(part)
 
-    def _parts(self, rows: Sequence[Row]) -> Iterator[list[Row]]:
-        """``rows`` in order, as many at a time as ``max_batch_size`` has room for."""
-        part: list[Row] = []
+    def _parts(self, rows: Sequence[HandlerRow]) -> Iterator[list[HandlerRow]]:
+        """Yield ``rows`` in order, in groups that fit ``max_batch_size``."""
+        part: list[HandlerRow] = []
         for row in rows:
             if part and sum(r.batch for r in part) + row.batch > self._signature.max_batch_size:
                 yield part
@@ -249,8 +253,11 @@ class Handler:
             part.append(row)
         yield part
 
-    def _infer_together(self, rows: Sequence[Row]) -> Iterator[tuple[Row, list[Array] | RowError]]:
-        """Runs the rows as one batch; if that fails each alone, so that only the cause fails."""
+    def _infer_together(
+        self, rows: Sequence[HandlerRow]
+    ) -> Iterator[tuple[HandlerRow, list[Array] | RowError]]:
+        """Run the rows as one batch; if that fails, run each alone, so that only the cause
+        fails."""
         try:
             results = self._run(rows)
         except Exception as error:
@@ -269,8 +276,8 @@ class Handler:
             yield row, [result[start:end] for result in results] if batched else results
             start = end
 
-    def _run(self, rows: Sequence[Row]) -> list[Array]:
-        """The outputs for all rows, one behind the other, in the shapes of the wire."""
+    def _run(self, rows: Sequence[HandlerRow]) -> list[Array]:
+        """The outputs of all rows, concatenated, in the shapes of the wire."""
         columns = zip(*(row.inputs for row in rows), strict=True)
         joined = [parts[0] if len(parts) == 1 else np.concatenate(parts) for parts in columns]
         specs = zip(self._signature.inputs, joined, strict=True)
@@ -286,16 +293,18 @@ class Handler:
             if array.dtype != DTYPES[spec.datatype] or array.shape[:leading] != total:
                 raise ValueError(
                     f"output '{spec.name}' is {array.dtype} {list(array.shape)} for a batch of "
-                    f"{list(total)}, which is not what {SIGNATURE} says"
+                    f"{list(total)}, which is not in {SIGNATURE}"
                 )
             if spec.reshape is not None:
                 array = _reshape(array, leading, spec.reshape, spec.wire_dims)
             results.append(array)
         return results
 
-    def _answer(self, context: Any, row: Row, results: Sequence[Array]) -> bytes:
+    def _answer(self, context: Any, row: HandlerRow, results: Sequence[Array]) -> bytes:
         specs = zip(self._signature.outputs, results, strict=True)
-        given = {spec.name: Tensor(spec.name, spec.datatype, array) for spec, array in specs}
+        given = {
+            spec.name: EnvelopeTensor(spec.name, spec.datatype, array) for spec, array in specs
+        }
         outputs = [(given[name], binary) for name, binary in row.wanted.items()]
         name, version = self._signature.name, self._signature.version
         body, header_length = encode(row.id, name, version, outputs)

@@ -1,8 +1,8 @@
 """A model repository for NVIDIA Triton that its own backends load.
 
-What lies in our repository is Triton's layout already. The copy holds the versions that are served
-and the files that ``config.pbtxt`` names; certificates and manifests stay, Triton ignores them, and
-so it does our ``range.``, ``axis.``, ``axes.`` and ``image.`` parameters. Tensors keep their names:
+The repository has Triton's layout already. The copy holds the versions that are served
+and the files that ``config.pbtxt`` names; Triton ignores certificates, manifests and
+modelport's ``range.``, ``axis.``, ``axes.`` and ``image.`` parameters. Tensors keep their names:
 
     onnxruntime, tensorflow   bind tensors by name
     pytorch (TorchScript)     binds inputs by the names of ``forward``'s arguments if those are all
@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import Any
 
 from modelport.exporters.output_capture import quiet
-from modelport.exporters.packaging.selection import Model
+from modelport.exporters.packaging.selection import SelectedModel
 from modelport.gateway.errors import IntegrityError, Unsupported
 from modelport.gateway.repository import config as configuration
 from modelport.gateway.repository import torchscript_guard
@@ -39,8 +39,8 @@ TORCH_DATATYPES = frozenset(
 )
 
 
-def check(model: Model) -> None:
-    """Raises ``Unsupported`` where Triton would refuse the model, or feed it the wrong tensors."""
+def check(model: SelectedModel) -> None:
+    """Raise ``Unsupported`` if Triton would refuse the model, or feed it the wrong tensors."""
     model.companions()
     if model.format == "torchscript":
         _check_datatypes(model)
@@ -49,8 +49,8 @@ def check(model: Model) -> None:
             _check_inputs(model, number)
 
 
-def write(models: Sequence[Model], target: Path, base_path: str) -> None:
-    """Write the repository to the folder ``target``; ``base_path`` plays no part."""
+def write(models: Sequence[SelectedModel], target: Path, base_path: str) -> None:
+    """Write the repository to the folder ``target``; ``base_path`` is not used."""
     for model in models:
         folder = target / model.name
         for number, version in model.versions.items():
@@ -62,7 +62,7 @@ def write(models: Sequence[Model], target: Path, base_path: str) -> None:
         (folder / configuration.FILENAME).write_text(text, encoding="utf-8")
 
 
-def _check_datatypes(model: Model) -> None:
+def _check_datatypes(model: SelectedModel) -> None:
     for spec in (*model.signature.inputs, *model.signature.outputs):
         if spec.datatype not in TORCH_DATATYPES:
             raise Unsupported(
@@ -71,7 +71,7 @@ def _check_datatypes(model: Model) -> None:
             )
 
 
-def _check_inputs(model: Model, version: int) -> None:
+def _check_inputs(model: SelectedModel, version: int) -> None:
     names = [spec.name for spec in model.signature.inputs]
     arguments = _forward_arguments(model.artifact(version))
     if len(arguments) != len(names):

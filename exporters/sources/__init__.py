@@ -1,6 +1,6 @@
-"""Reading what was trained: PyTorch checkpoints, Hugging Face folders, Keras files, SavedModels.
+"""Readers of trained models: PyTorch checkpoints, Hugging Face folders, Keras files, SavedModels.
 
-What lies at ``checkpoint`` decides which of them it is.
+The file or folder at ``checkpoint`` determines the reader.
 """
 
 from __future__ import annotations
@@ -23,13 +23,13 @@ HUGGING_FACE = "config.json"
 
 @dataclass(frozen=True, slots=True)
 class SourceRequest:
-    """What to load and as what.
+    """The checkpoint to load, and the model to load it into.
 
     Attributes:
-        model: a registered name or ``package.module:factory``; None where the checkpoint says.
+        model: a registered name or ``package.module:factory``; None: the checkpoint determines it.
         lora: a folder of adapters to merge.
-        inputs: declarations ``NAME:DATATYPE[DIMS]`` for a model that declares no signature.
-        output_names: names for its outputs.
+        inputs: declarations ``NAME:DATATYPE[DIMS]`` for a model without a signature.
+        output_names: names of that model's outputs.
     """
 
     checkpoint: Path
@@ -42,12 +42,12 @@ class SourceRequest:
 
 
 def load(request: SourceRequest) -> Source:
-    """The model that ``request`` names, with its weights.
+    """Load the model that ``request`` names, with its weights.
 
     Raises:
         UsageError: there is no such checkpoint, or it does not fit the model.
-        IntegrityError: it is damaged or wants to run code.
-        Unsupported: a library that it needs is not installed.
+        IntegrityError: the checkpoint is damaged or wants to run code.
+        Unsupported: a required library is not installed.
     """
     path = request.checkpoint
     if not path.exists():

@@ -1,4 +1,4 @@
-"""Causal language models as ``transformers`` builds them, with LoRA adapters merged by ``peft``.
+"""Causal language models from ``transformers``, with LoRA adapters merged by ``peft``.
 
 LoRA: Hu et al. 2022, "LoRA: Low-Rank Adaptation of Large Language Models".
 """
@@ -9,7 +9,7 @@ import pickle
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import safetensors
 import torch
@@ -20,18 +20,16 @@ from modelport.exporters.models.causal_lm import DEFAULT_MAX_POSITIONS, CausalLa
 from modelport.exporters.output_capture import quiet
 from modelport.exporters.source import Source
 from modelport.exporters.sources import SourceRequest
+from modelport.exporters.sources.huggingface_folder import Folder, open_adapters
 from modelport.exporters.sources.pytorch import source
 from modelport.gateway.cli.errors import ParityError, UsageError, missing_extra
 from modelport.gateway.errors import IntegrityError, ModelportError, Unsupported
 
-if TYPE_CHECKING:
-    from modelport.exporters.sources.huggingface import Folder
-
 KEYS_NAMED = 3  # how many keys a message lists before it only counts
 PROBE_TOKENS = 16
 
-#: Adding a product to a weight rounds differently from adding two results; by how much of the
-#: largest logit the two may differ.
+#: Accepted difference of logits, as a share of the largest: adding a product to a weight rounds
+#: differently from adding two results.
 MERGE_TOLERANCE = 1e-3
 
 _IGNORED = frozenset({"auto_map", "return_dict", "output_attentions", "output_hidden_states"})
@@ -41,16 +39,16 @@ _OTHER_BASE = "give the model that the adapters were trained on"
 
 
 def load(folder: Folder, request: SourceRequest) -> Source:
-    """The model in ``folder``, and the adapters of ``request.lora`` merged into it.
+    """Load the model in ``folder``, with the adapters of ``request.lora`` merged into it.
 
-    The only hyper-parameter is ``max_positions``, the longest sequence: at most what the model was
-    made for, and by default no more than ``DEFAULT_MAX_POSITIONS``.
+    The only hyper-parameter is ``max_positions``, the longest sequence: at most the model's own
+    limit, and by default no more than ``DEFAULT_MAX_POSITIONS``.
 
     Raises:
         UsageError: weights, adapters and configuration do not fit together.
         Unsupported: ``transformers`` does not know the model, or is not installed.
         IntegrityError: a file is damaged, or wants to run code.
-        ParityError: merging the adapters changes what the model computes.
+        ParityError: merging the adapters changes the model's outputs.
     """
     unknown = sorted(set(request.model_kwargs) - {"max_positions"})
     if unknown:
@@ -79,8 +77,6 @@ def load(folder: Folder, request: SourceRequest) -> Source:
 
 
 def _open_adapters(path: Path) -> Folder:
-    from modelport.exporters.sources.huggingface import open_adapters
-
     adapters = open_adapters(path)
     kind = adapters.config.get("peft_type")
     if kind != "LORA":
@@ -89,7 +85,7 @@ def _open_adapters(path: Path) -> Folder:
 
 
 def _build(folder: Folder) -> Any:
-    """The ``PreTrainedModel`` in ``folder``, its weights loaded strictly."""
+    """Build the ``PreTrainedModel`` in ``folder`` and load its weights strictly."""
     try:
         from transformers import CONFIG_MAPPING, AutoModelForCausalLM
     except ImportError as error:
@@ -102,7 +98,7 @@ def _build(folder: Folder) -> Any:
             f"'{folder.path}' holds a model of type '{kind}', which transformers does not know"
             f"{code}; use a model that it knows"
         )
-    # transformers says no more than that a pickle is bad; this names what it wants to run.
+    # transformers only says that a pickle is bad; this names the code in it.
     for file in folder.weights:
         if file.suffix in checkpoint.PICKLED:
             checkpoint.read(file)
@@ -117,7 +113,7 @@ def _build(folder: Folder) -> Any:
             attn_implementation="eager",
             dtype=torch.float32,
             output_loading_info=True,
-            ignore_mismatched_sizes=True,  # to be told which
+            ignore_mismatched_sizes=True,  # so that the report lists them
         )
     model, report = loaded
     problems = {
@@ -134,7 +130,7 @@ def _build(folder: Folder) -> Any:
 
 
 def _architecture(config: Mapping[str, Any]) -> dict[str, Any]:
-    """``config`` without what says how to compute, not what: we choose that.
+    """``config`` without the settings of implementation, which are chosen here.
 
     An attention "implementation" may name a repository whose kernels would be fetched and run.
     """
@@ -146,7 +142,7 @@ def _architecture(config: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _merge(model: Any, adapters: Folder) -> Any:
-    """``model`` with the adapters' products added to its weights; ``model`` itself is changed."""
+    """Add the adapters' products to the weights of ``model``, in place."""
     try:
         import peft
     except ImportError as error:
@@ -188,14 +184,14 @@ def _probe(model: Any) -> Tensor:
 
 
 def _longest(config: Any) -> int:
-    """The longest sequence that the model was made for; no more than ours where nothing says."""
+    """The model's own longest sequence, or the default if it has none."""
     longest: int = getattr(config, "max_position_embeddings", None) or DEFAULT_MAX_POSITIONS
     return longest
 
 
 @contextmanager
 def _translated(subject: str, otherwise: type[ModelportError]) -> Iterator[None]:
-    """The libraries' narration off, and their errors in one line about ``subject``."""
+    """Silence the libraries, and report their errors in one line about ``subject``."""
     try:
         with quiet():
             yield

@@ -1,7 +1,7 @@
-"""``ViTForImageClassification`` as ``transformers`` 4 and 5 write it, in ``timm``'s terms.
+"""``ViTForImageClassification`` of ``transformers`` 4 and 5, mapped to ``timm``'s names.
 
-Pure functions of what was read. Key styles: ``vit.encoder.layer.N.attention.attention.query``
-(version 4, and what ``save_pretrained`` of version 5 writes) and ``vit.layers.N.attention.q_proj``
+Pure functions. Key styles: ``vit.encoder.layer.N.attention.attention.query``
+(version 4, and ``save_pretrained`` of version 5) and ``vit.layers.N.attention.q_proj``
 (version 5's modules); the map between them is ``transformers.conversion_mapping``.
 """
 
@@ -20,7 +20,7 @@ from modelport.gateway.errors import IntegrityError, Unsupported
 
 ARCHITECTURE = "ViTForImageClassification"
 
-#: Of a model that classifies by the class token: there, and never used.
+#: Weights that classification by the class token never uses.
 UNUSED = frozenset(
     {"vit.embeddings.mask_token", "vit.pooler.dense.weight", "vit.pooler.dense.bias"}
 )
@@ -54,7 +54,7 @@ _JOINT = {
 }
 _JOINT_NAME = "attn.qkv"
 
-#: Our hyper-parameter, ``ViTConfig``'s, and the value of a config that does not name it.
+#: modelport's hyper-parameter, ``ViTConfig``'s, and its default.
 _KWARGS = (
     ("image_size", "image_size", 224),
     ("patch_size", "patch_size", 16),
@@ -68,11 +68,11 @@ _KWARGS = (
 
 
 def kwargs(config: Mapping[str, Any], folder: Path) -> dict[str, Any]:
-    """Our hyper-parameters from ``config.json``, without the number of classes.
+    """Hyper-parameters from ``config.json``, without the number of classes.
 
     Raises:
-        Unsupported: it is another model, or a ViT of a kind that ours is not.
-        IntegrityError: a value makes no sense.
+        Unsupported: another model, or a kind of ViT that is not supported.
+        IntegrityError: a value is invalid.
     """
     named = config.get("architectures")
     architectures = named if isinstance(named, list) else []
@@ -97,12 +97,12 @@ def kwargs(config: Mapping[str, Any], folder: Path) -> dict[str, Any]:
 
 
 def rename(state: Mapping[str, Tensor], qkv_bias: bool = True) -> dict[str, Tensor]:
-    """``state`` under ``timm``'s names: query, key and value joined, what is unused left out.
+    """Rename ``state`` to ``timm``'s names: join query, key and value, drop unused weights.
 
-    A key that neither style knows keeps its name, so that strict loading reports it.
+    A key of neither style keeps its name, so that strict loading reports it.
 
     Args:
-        qkv_bias: False for a model trained without; ours then gets zeros.
+        qkv_bias: False for a model trained without biases; they become zeros.
 
     Raises:
         IntegrityError: two keys stand for one weight, or parts do not fit together.
@@ -128,7 +128,7 @@ def rename(state: Mapping[str, Tensor], qkv_bias: bool = True) -> dict[str, Tens
 
 
 def _name(key: str, qkv_bias: bool) -> tuple[str, int | None]:
-    """``timm``'s name of a weight, and which part of it ``key`` is, if not the whole."""
+    """``timm``'s name of a weight, and the part of it that ``key`` is, or None for the whole."""
     if key in _STEM:
         return _STEM[key], None
     stem, _, kind = key.rpartition(".")
@@ -156,7 +156,7 @@ def _join(name: str, parts: Sequence[Tensor]) -> Tensor:
 
 
 def labels(config: Mapping[str, Any], num_classes: int, folder: Path) -> tuple[str, ...]:
-    """Names of the classes from ``id2label``; empty where they are placeholders.
+    """Class names from ``id2label``; empty if they are placeholders.
 
     Raises:
         IntegrityError: they are not one for each class.
@@ -174,12 +174,12 @@ def labels(config: Mapping[str, Any], num_classes: int, folder: Path) -> tuple[s
     return () if found == tuple(f"LABEL_{number}" for number in numbers) else found
 
 
-#: Pillow's numbers, as ``resample`` has them.
+#: Pillow's filters, in the order of their numbers in ``resample``.
 _INTERPOLATIONS = ("nearest", "lanczos", "bilinear", "bicubic", "box", "hamming")
 
 
 def _geometry(processor: Mapping[str, Any], path: Path) -> dict[str, str]:
-    """How a picture gets the model's size: resized whole, or resized and cropped."""
+    """Parameters for resizing an image to the model's size: whole, or cropped."""
     if not processor.get("do_resize", True):
         return {}
     found = {}
@@ -209,9 +209,9 @@ def _sides(size: Any, path: Path, name: str) -> str:
 def image_parameters(processor: Mapping[str, Any], channels: int, path: Path) -> dict[str, str]:
     """``preprocessor_config.json`` as parameters of ``config.pbtxt``.
 
-    ``image.mean`` and ``image.std`` are of pixels as fractions of full scale, by channel, joined by
-    commas; a ``rescale_factor`` other than 1/255 is taken into account. ``image.resize`` and
-    ``image.size`` are where the middle is cropped.
+    ``image.mean`` and ``image.std`` apply to pixels as fractions of full scale, one number per
+    channel, joined by commas; a ``rescale_factor`` other than 1/255 is taken into account.
+    ``image.resize`` and ``image.size`` describe a centre crop.
 
     Raises:
         IntegrityError: they are no numbers, one for each channel, or a deviation is not positive.

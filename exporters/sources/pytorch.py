@@ -1,4 +1,4 @@
-"""An ``nn.Module`` with a checkpoint's weights as a ``Source``."""
+"""An ``nn.Module`` with a checkpoint's weights, as a ``Source``."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ import torch
 from torch import nn
 
 from modelport.exporters import checkpoint, spec
-from modelport.exporters.samples import draw, name_axes, sizes_of
+from modelport.exporters.random_inputs import draw, name_axes, sizes_of
 from modelport.exporters.source import Framework, Origin, Source
-from modelport.exporters.sources import SourceRequest, inferred
-from modelport.exporters.sources.eager import (
-    Eager,
+from modelport.exporters.sources import SourceRequest, signature_inference
+from modelport.exporters.sources.torch_eager import (
+    TorchEager,
     Widened,
     as_tensors,
     inference_mode,
@@ -27,7 +27,7 @@ from modelport.gateway.types import ModelSignature
 
 
 def load(request: SourceRequest) -> Source:
-    """The module that ``request.model`` names, with the weights of a checkpoint file.
+    """Load the module that ``request.model`` names, with the weights of a checkpoint file.
 
     Raises:
         UsageError: model and checkpoint do not fit, or nothing declares a signature.
@@ -46,7 +46,7 @@ def load(request: SourceRequest) -> Source:
     if declared is not None and request.output_names and not request.inputs:
         raise UsageError(f"--model '{request.model}' names its own outputs; leave --output-name")
     if declared is None or request.inputs:
-        declared = inferred.spec(module, request, declared)
+        declared = signature_inference.spec(module, request, declared)
     signature = declared.signature(module, request.max_batch_size)
     return source(module, declared, signature, (Origin(read.filename, read.sha256),), kwargs)
 
@@ -59,7 +59,7 @@ def source(
     model_kwargs: Mapping[str, Any] | None = None,
     labels: tuple[str, ...] = (),
 ) -> Source:
-    """``module`` as the thing to export; its weights are in it already."""
+    """A ``Source`` of ``module``, whose weights are loaded."""
     if _gives_bfloat16(module, signature):
         module = Widened(module)
         spec = replace(spec, rtol=max(spec.rtol, BFLOAT16_STEP))
@@ -68,7 +68,7 @@ def source(
         model=module.eval(),
         spec=spec,
         signature=signature,
-        reference=Eager(module, signature),
+        reference=TorchEager(module, signature),
         parameter_count=sum(p.numel() for p in module.parameters()),
         origins=origins,
         model_kwargs=dict(model_kwargs or {}),
@@ -77,7 +77,10 @@ def source(
 
 
 def _gives_bfloat16(module: nn.Module, signature: ModelSignature) -> bool:
-    """Whether it does for its smallest inputs; a module that fails on them fails in the proof."""
+    """Whether the module returns bfloat16 for its smallest inputs.
+
+    A module that fails on them fails in the proof.
+    """
     signature = name_axes(signature)
     sizes = {name: sizes_of(axis)[0] for name, axis in signature.axes.items()}
     try:

@@ -1,4 +1,4 @@
-"""A Keras 3 model or a SavedModel as a ``Source``; it says itself what it takes and gives."""
+"""A Keras 3 model or a SavedModel as a ``Source``; it declares its own signature."""
 
 from __future__ import annotations
 
@@ -11,15 +11,16 @@ from typing import Any
 
 from modelport.exporters.output_capture import quiet
 from modelport.exporters.source import Framework, Origin, Source, digest_of
-from modelport.exporters.sources import SourceRequest, bounds, keras_file, saved_model
+from modelport.exporters.sources import SourceRequest, input_bounds, keras_guard
 from modelport.exporters.spec import BFLOAT16_STEP, DEFAULT_RTOL, ModelSpec
 from modelport.exporters.tensorflow_runtime import keras, tf
 from modelport.gateway.cli.errors import UsageError
 from modelport.gateway.errors import IntegrityError, Unsupported
+from modelport.gateway.repository import saved_model
 from modelport.gateway.repository.manifest import sha256_of
 from modelport.gateway.types import NUMPY_DTYPES, Array, Datatype, ModelSignature, TensorSpec
 
-#: TensorFlow's names of the datatypes that a served tensor may have.
+#: TensorFlow's names of the datatypes of served tensors.
 DATATYPES: Mapping[str, Datatype] = {
     dtype.name: datatype
     for datatype, dtype in NUMPY_DTYPES.items()
@@ -27,15 +28,16 @@ DATATYPES: Mapping[str, Datatype] = {
 }
 
 BFLOAT16 = "bfloat16"
+SIGNATURE = "serving_default"
 
 Call = Callable[[Mapping[str, Any]], Mapping[str, Any]]
 
 
-class Model(tf.Module):  # type: ignore[misc]
-    """A model called with tensors by name, giving tensors by name.
+class TensorFlowModule(tf.Module):  # type: ignore[misc]
+    """A model that takes and returns tensors by name.
 
-    It holds the variables, and whatever else must live and travel with them; not a Keras model,
-    which would be saved along with them.
+    It tracks the variables and other resources of the model, but not a Keras model, which would be
+    saved too.
     """
 
     def __init__(self, call: Call, tracked: Any) -> None:
@@ -49,7 +51,7 @@ class Model(tf.Module):  # type: ignore[misc]
 
 @dataclass(frozen=True, slots=True)
 class _Tensor:
-    """An input or output as TensorFlow declares it, batch dimension and all."""
+    """An input or output as declared by TensorFlow, with its batch dimension."""
 
     name: str
     dtype: str
@@ -58,7 +60,7 @@ class _Tensor:
 
 @dataclass(frozen=True, slots=True)
 class _Loaded:
-    model: Model
+    model: TensorFlowModule
     inputs: Sequence[_Tensor]
     outputs: Sequence[_Tensor]
     parameter_count: int
@@ -66,14 +68,14 @@ class _Loaded:
 
 
 def load(request: SourceRequest) -> Source:
-    """The model in a ``.keras`` file or in the folder of a SavedModel.
+    """Load the model in a ``.keras`` file or in the folder of a SavedModel.
 
-    The first dimension is the batch where every input and output leaves it open. An axis that the
-    model leaves open is named, and its bounds are found by trying.
+    The first dimension is the batch if every input and output leaves it open. Other open axes are
+    named, and their bounds are found by trial.
 
     Raises:
-        UsageError: it is of an older kind, or lacks a signature to serve.
-        IntegrityError: it is damaged, or wants to run code or reach files.
+        UsageError: the file is of an older kind, or lacks a signature to serve.
+        IntegrityError: the file is damaged, or wants to run code or access files.
         Unsupported: an input or output cannot be served.
     """
     path = request.checkpoint
@@ -82,8 +84,8 @@ def load(request: SourceRequest) -> Source:
     with quiet():
         loaded = _widened(_load_saved_model(path) if path.is_dir() else _load_keras(path))
     signature = _signature(loaded, request.max_batch_size)
-    reference = Eager(loaded.model)
-    signature = bounds.settle(signature, reference)
+    reference = TensorFlowEager(loaded.model)
+    signature = input_bounds.settle(signature, reference)
     name = re.sub(r"[^A-Za-z0-9._-]+", "_", path.resolve().stem).lstrip("._-")[:128] or "model"
     return Source(
         framework=Framework.TENSORFLOW,
@@ -96,10 +98,10 @@ def load(request: SourceRequest) -> Source:
     )
 
 
-class Eager:
+class TensorFlowEager:
     """A model called with arrays by name, in eager mode."""
 
-    def __init__(self, model: Model) -> None:
+    def __init__(self, model: TensorFlowModule) -> None:
         self._model = model
 
     def __call__(self, inputs: Mapping[str, Array]) -> dict[str, Array]:
@@ -109,8 +111,10 @@ class Eager:
 
 
 def _widened(loaded: _Loaded) -> _Loaded:
-    """``loaded`` with float32 for every bfloat16 that it takes or gives: no protocol's JSON has it,
-    and every value of the one is one of the other."""
+    """``loaded`` with float32 instead of bfloat16 inputs and outputs.
+
+    No protocol's JSON has bfloat16, and float32 holds all of its values.
+    """
     names = {t.name for t in (*loaded.inputs, *loaded.outputs) if t.dtype == BFLOAT16}
     if not names:
         return loaded
@@ -126,7 +130,7 @@ def _widened(loaded: _Loaded) -> _Loaded:
 
     return replace(
         loaded,
-        model=Model(call, loaded.model),
+        model=TensorFlowModule(call, loaded.model),
         inputs=widened(loaded.inputs),
         outputs=widened(loaded.outputs),
         rtol=BFLOAT16_STEP,
@@ -134,16 +138,16 @@ def _widened(loaded: _Loaded) -> _Loaded:
 
 
 def _load_keras(path: Path) -> _Loaded:
-    if path.suffix.lower() in keras_file.LEGACY_SUFFIXES:
-        raise keras_file.hdf5_refusal(path)
+    if path.suffix.lower() in keras_guard.LEGACY_SUFFIXES:
+        raise keras_guard.hdf5_refusal(path)
     if path.suffix != ".keras":
         raise UsageError(f"'{path.name}' must end in .keras; rename it")
-    keras_file.read_config(path)
+    keras_guard.read_config(path)
     _register_own_layers()
     try:
         model = keras.saving.load_model(path, compile=False, safe_mode=True)
     except Exception as error:
-        raise keras_file.damaged(path, error) from error
+        raise keras_guard.damaged(path, error) from error
     if not model.built or not getattr(model, "inputs", None):
         raise Unsupported(
             f"'{path.name}' does not say what it takes; begin it with keras.Input and save it again"
@@ -152,7 +156,7 @@ def _load_keras(path: Path) -> _Loaded:
 
 
 def _register_own_layers() -> None:
-    """A twin that ``modelport convert`` wrote has layers of ours."""
+    """Register the layers of twins that ``modelport convert`` writes."""
     from modelport.exporters.keras_ports import layers  # noqa: F401
 
 
@@ -161,7 +165,7 @@ def _functional(model: Any) -> _Loaded:
     inputs = keras.tree.flatten_with_path(structure)
     input_names = _names((_key(where) or tensor.name for where, tensor in inputs), "input")
     results = keras.tree.flatten_with_path(getattr(model, "_outputs_struct", model.outputs))
-    # A tensor's own name counts how many there were before it; that of its layer is saved.
+    # A tensor's own name contains a counter of this process; its layer's name is saved.
     output_names = _names(
         (_key(where) or tensor._keras_history.operation.name for where, tensor in results), "output"
     )
@@ -177,7 +181,7 @@ def _functional(model: Any) -> _Loaded:
     layers = model._flatten_layers()
     tables = [layer.lookup_table for layer in layers if hasattr(layer, "lookup_table")]
     return _Loaded(
-        Model(call, [variables, tables]),
+        TensorFlowModule(call, [variables, tables]),
         [
             _Tensor(name, tensor.dtype, tuple(tensor.shape))
             for name, (_, tensor) in zip(input_names, inputs, strict=True)
@@ -191,12 +195,12 @@ def _functional(model: Any) -> _Loaded:
 
 
 def _key(where: tuple[Any, ...]) -> str:
-    """The keys that lead to a tensor; none where it lies in a plain list."""
+    """The keys that lead to a tensor; empty if it lies in a plain list."""
     return "_".join(str(key) for key in where) if any(isinstance(k, str) for k in where) else ""
 
 
 def _names(wanted: Iterable[str], default: str) -> list[str]:
-    """Names that every format can carry, each once."""
+    """Unique names that every format can store."""
     names: list[str] = []
     for name in wanted:
         plain = re.sub(r"\W+", "_", name, flags=re.ASCII).strip("_") or default
@@ -207,15 +211,36 @@ def _names(wanted: Iterable[str], default: str) -> list[str]:
     return names
 
 
+def _check_saved_model(folder: Path) -> None:
+    """Check the graph in ``folder`` without loading it.
+
+    Raises:
+        UsageError: it has no signature ``serving_default``, or not exactly one graph.
+        IntegrityError: it is damaged, or accesses something outside the model.
+    """
+    graphs = saved_model.read(folder).meta_graphs
+    if len(graphs) != 1:
+        raise UsageError(
+            f"'{folder.name}' holds {len(graphs)} graphs, one is needed; save it again for serving"
+        )
+    if SIGNATURE not in graphs[0].signature_def:
+        there = [name for name in sorted(graphs[0].signature_def) if not name.startswith("__")]
+        raise UsageError(
+            f"'{folder.name}' has no signature '{SIGNATURE}', only "
+            f"{', '.join(there) or 'none at all'}; save it with signatures={{'{SIGNATURE}': ...}}"
+        )
+    saved_model.check(folder)
+
+
 def _load_saved_model(path: Path) -> _Loaded:
-    saved_model.check(path)
+    _check_saved_model(path)
     try:
         loaded = tf.saved_model.load(str(path))
-        function = loaded.signatures[saved_model.SIGNATURE]
+        function = loaded.signatures[SIGNATURE]
         inputs = function.structured_input_signature[1]
         outputs = function.structured_outputs
     except Exception as error:
-        raise keras_file.damaged(path, error) from error
+        raise keras_guard.damaged(path, error) from error
     for name, spec in [*inputs.items(), *outputs.items()]:
         if spec.shape.rank is None:
             raise Unsupported(
@@ -223,7 +248,7 @@ def _load_saved_model(path: Path) -> _Loaded:
                 "when saving"
             )
     return _Loaded(
-        Model(lambda tensors: function(**tensors), loaded),
+        TensorFlowModule(lambda tensors: function(**tensors), loaded),
         [_declared(name, spec) for name, spec in sorted(inputs.items())],
         [_declared(name, spec) for name, spec in sorted(outputs.items())],
         sum(variable.shape.num_elements() or 0 for variable in function.variables),
@@ -258,7 +283,7 @@ def _spec(tensor: _Tensor, batched: bool) -> TensorSpec:
 
 
 def _digest(path: Path) -> str:
-    """Of a file; of a folder, over the names and digests of the files in it."""
+    """The digest of a file, or of the names and digests of a folder's files."""
     try:
         if path.is_file():
             return sha256_of(path)

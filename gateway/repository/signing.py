@@ -34,7 +34,7 @@ from modelport.gateway.repository import manifest
 
 CERTIFICATE = manifest.CERTIFICATE
 SIGNATURE = "certificate.json.sig"
-#: Requests and the checkpoint's responses, which no server reads; see ``exporters.recording``.
+#: Requests and the checkpoint's responses, read by no server; see ``exporters.sample_requests``.
 SAMPLES = "samples.json"
 FORMAT = "modelport-signature/1"
 #: The prefix of the signed bytes, so that signatures for other purposes do not fit.

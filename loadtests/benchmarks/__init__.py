@@ -1,1 +1,1 @@
-"""modelport measured against figures of its own: what it adds, keeps, bears, and how it starts."""
+"""Benchmarks of modelport against its own targets: added latency, memory, overload, start-up."""

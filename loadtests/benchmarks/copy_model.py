@@ -1,4 +1,4 @@
-"""The model `copy`: y = x, one vector of any length, for Triton and for modelport.
+"""The model `copy`, y = x, one vector of any length, for Triton and for modelport.
 
 `python -m modelport.loadtests.benchmarks.copy_model DIR` writes modelport's;
 needs the `onnx` package.

@@ -1,9 +1,11 @@
-"""What the gateway adds in front of another server: `python -m modelport.loadtests.benchmarks.hop`.
+"""Latency that the gateway adds in front of another server.
+
+`python -m modelport.loadtests.benchmarks.hop`
 
 The same request goes to the server directly and through a gateway in front of it, in interleaved
-rounds, open loop at half of the capacity measured before, over gRPC: Triton's protocol against a
-real tritonserver, TensorFlow Serving's against a second gateway. Only differences from one run
-mean anything.
+rounds, over gRPC, as an open loop at half of the measured capacity. Triton's protocol is measured
+with a real tritonserver, TensorFlow Serving's with a second gateway. Only differences within one
+run are meaningful.
 """
 
 from __future__ import annotations
@@ -27,29 +29,28 @@ from pathlib import Path
 
 from tritonclient.grpc import service_pb2 as oip
 
-from modelport.loadtests import environments, program
+from modelport.loadtests import environments, script
 from modelport.loadtests.benchmarks import copy_model
-from modelport.loadtests.benchmarks.open_loop import CALL_SECONDS, Client
-from modelport.loadtests.peers.servers import triton
-from modelport.loadtests.peers.servers.base import Launch
+from modelport.loadtests.benchmarks.open_loop import CALL_SECONDS, OpenLoopClient
 from modelport.loadtests.peers.servers.modelport import executable
 from modelport.loadtests.processes import HOST, free_ports, running
+from modelport.loadtests.serving import pytriton
 
 SIZES = {"4 floats": 4, "1 MB": 262_144}
-#: Size → at most so much more than direct, in milliseconds: p50, p99.
+#: Largest added latency by size, in milliseconds: p50, p99.
 LIMITS_MS = {"4 floats": (0.3, None), "1 MB": (0.5, 1.5)}
 METHODS = {
     "triton": "/inference.GRPCInferenceService/ModelInfer",
     "tfserving": "/tensorflow.serving.PredictionService/Predict",
 }
-#: In flight while capacity is measured.
+#: Requests in flight while capacity is measured.
 IN_FLIGHT = {"4 floats": 8, "1 MB": 4}
 _DT_FLOAT = 1
 
 
 @dataclass(frozen=True)
-class Round:
-    """Milliseconds, one round of one way."""
+class HopRound:
+    """One round of one way, in milliseconds."""
 
     p50_ms: float
     p99_ms: float
@@ -58,15 +59,17 @@ class Round:
 
 
 @dataclass(frozen=True)
-class Result:
+class HopResult:
+    """All rounds of one server and request size."""
+
     server: str
     size: str
     requests_per_second: float
-    direct: list[Round]
-    through: list[Round]
+    direct: list[HopRound]
+    through: list[HopRound]
 
     def added(self, quantile: str) -> list[float]:
-        """What each round's gateway added to its neighbour, milliseconds."""
+        """Latency that the gateway added in each round, in milliseconds."""
         pairs = zip(self.direct, self.through, strict=True)
         return [getattr(b, quantile) - getattr(a, quantile) for a, b in pairs]
 
@@ -77,14 +80,12 @@ def parse(arguments: list[str] | None) -> argparse.Namespace:
     )
     parser.add_argument("--servers", nargs="+", choices=list(METHODS), default=list(METHODS))
     parser.add_argument("--sizes", nargs="+", choices=list(SIZES), default=list(SIZES))
-    parser.add_argument("--rounds", type=program.count, default=7)
-    parser.add_argument("--seconds", type=program.positive, default=4.0)
-    parser.add_argument("--share", type=program.positive, default=0.5, help="of the capacity")
-    parser.add_argument(
-        "--gateway-core", type=program.core, help="default: where the system puts it"
-    )
-    parser.add_argument("--server-core", type=program.core)
-    parser.add_argument("--client-core", type=program.core)
+    parser.add_argument("--rounds", type=script.count, default=7)
+    parser.add_argument("--seconds", type=script.positive, default=4.0)
+    parser.add_argument("--share", type=script.positive, default=0.5, help="of the capacity")
+    parser.add_argument("--gateway-core", type=script.core, help="default: any")
+    parser.add_argument("--server-core", type=script.core)
+    parser.add_argument("--client-core", type=script.core)
     return parser.parse_args(arguments)
 
 
@@ -106,7 +107,8 @@ def message(server: str, length: int) -> bytes:
 
 
 def _field(number: int, value: int | bytes) -> bytes:
-    """One field of a protobuf message: PredictRequest has no package of its own to depend on."""
+    """One field of a protobuf message; written by hand, as no installed package has
+    PredictRequest."""
     if isinstance(value, int):
         return _varint(number << 3) + _varint(value)
     return _varint(number << 3 | 2) + _varint(len(value)) + value
@@ -128,18 +130,15 @@ def check(server: str, reply: bytes, length: int) -> None:
 
 @contextlib.contextmanager
 def triton_server(work: Path, core: int | None) -> Iterator[str]:
-    """A real tritonserver with `copy`; its gRPC address."""
+    """A real tritonserver with `copy`; yields its gRPC address."""
     models = work / "triton"
     copy_model.write_triton(models)
     http, grpc_port, metrics = free_ports(3)
-    launch = Launch(models, work, http, grpc_port, metrics)
-    command = triton.serve(launch, models)
-    ready = f"http://{HOST}:{launch.http}/v2/models/{copy_model.NAME}/ready"
-    with running(
-        command.arguments, log=work / "triton.log", ready=ready, env=command.env, core=core,
-        must_stop=False,
-    ):  # fmt: skip
-        yield f"{HOST}:{launch.grpc}"
+    command, environment = pytriton.serve(models, work, http, grpc_port, metrics)
+    ready = f"http://{HOST}:{http}/v2/models/{copy_model.NAME}/ready"
+    log = work / "triton.log"
+    with running(command, log=log, ready=ready, env=environment, core=core, must_stop=False):
+        yield f"{HOST}:{grpc_port}"
 
 
 @contextlib.contextmanager
@@ -172,11 +171,11 @@ def both(server: str, work: Path, options: argparse.Namespace) -> Iterator[tuple
         yield direct, through
 
 
-def capacity(clients: list[Client], seconds: float) -> float:
-    """Requests a second of so many clients, each with one in flight."""
+def capacity(clients: list[OpenLoopClient], seconds: float) -> float:
+    """Requests per second of these clients, each with one in flight."""
     until = time.perf_counter() + seconds
 
-    def drive(client: Client) -> int:
+    def drive(client: OpenLoopClient) -> int:
         count = 0
         while time.perf_counter() < until:
             client.ask()
@@ -187,35 +186,37 @@ def capacity(clients: list[Client], seconds: float) -> float:
         return sum(threads.map(drive, clients)) / seconds
 
 
-def measure(server: str, size: str, ways: tuple[str, str], options: argparse.Namespace) -> Result:
+def measure(
+    server: str, size: str, ways: tuple[str, str], options: argparse.Namespace
+) -> HopResult:
     length, method = SIZES[size], METHODS[server]
     content = message(server, length)
-    clients = [Client(address, method, content) for address in ways]
+    clients = [OpenLoopClient(address, method, content) for address in ways]
     for client in clients:
         check(server, client.ask(), length)
         client.one_by_one(50)
     rates = []
     for address in ways:
-        many = [Client(address, method, content) for _ in range(IN_FLIGHT[size])]
+        many = [OpenLoopClient(address, method, content) for _ in range(IN_FLIGHT[size])]
         rates.append(capacity(many, min(3.0, options.seconds)))
         for client in many:
             client.close()
     rate = options.share * min(rates)
     print(f"{server}, {size}: direct {rates[0]:.0f}/s, through {rates[1]:.0f}/s", file=sys.stderr)
-    rounds: tuple[list[Round], list[Round]] = ([], [])
+    rounds: tuple[list[HopRound], list[HopRound]] = ([], [])
     for number in range(options.rounds):
         order = (0, 1) if number % 2 == 0 else (1, 0)
         for way in order:
             got = clients[way].run(rate, options.seconds)
             p50, p99 = got.quantile(0.5) * 1e3, got.quantile(0.99) * 1e3
-            rounds[way].append(Round(p50, p99, len(got.answered), len(got.failed)))
+            rounds[way].append(HopRound(p50, p99, len(got.answered), len(got.failed)))
     for client in clients:
         client.close()
-    return Result(server, size, rate, *rounds)
+    return HopResult(server, size, rate, *rounds)
 
 
 def client_adds(direct: str, work: Path) -> float:
-    """How much slower this client's p50 is than h2load's, one in flight, milliseconds."""
+    """Milliseconds by which this client's p50 exceeds h2load's, one request in flight."""
     h2load = environments.debian_program("h2load", "nghttp2-client")
     content = message("triton", SIZES["4 floats"])
     frame, log = work / "frame", work / "h2load.log"
@@ -225,13 +226,13 @@ def client_adds(direct: str, work: Path) -> float:
     command = [h2load, "-c1", "-m1", "-n2000", "-d", str(frame), f"--log-file={log}"]
     subprocess.run([*command, *headers, url], check=True, capture_output=True, timeout=CALL_SECONDS)
     theirs = statistics.median(int(line.split("\t")[2]) for line in log.read_text().splitlines())
-    client = Client(direct, METHODS["triton"], content)
+    client = OpenLoopClient(direct, METHODS["triton"], content)
     ours = client.one_by_one(2000).quantile(0.5)
     client.close()
     return ours * 1e3 - theirs / 1e3
 
 
-def table(results: list[Result]) -> str:
+def table(results: list[HopResult]) -> str:
     lines = [
         "| server | request | rate | direct p50 / p99 | through p50 / p99 | adds p50 (min-max) "
         "| adds p99 (min-max) | |",
@@ -255,7 +256,7 @@ def table(results: list[Result]) -> str:
     return "\n".join([*lines, "", "Milliseconds, medians of the rounds."])
 
 
-def verdict(result: Result) -> str:
+def verdict(result: HopResult) -> str:
     if any(r.failed for r in (*result.direct, *result.through)):
         return "requests failed"
     pairs = zip(("p50_ms", "p99_ms"), LIMITS_MS[result.size], strict=True)
@@ -271,7 +272,7 @@ def main(arguments: list[str] | None = None) -> int:
     options = parse(arguments)
     if options.client_core is not None:
         os.sched_setaffinity(0, {options.client_core})
-    results: list[Result] = []
+    results: list[HopResult] = []
     for server in options.servers:
         work = Path(tempfile.mkdtemp(prefix="hop-"))
         try:
@@ -293,4 +294,4 @@ def main(arguments: list[str] | None = None) -> int:
 
 
 if __name__ == "__main__":
-    program.run(main)
+    script.run(main)

@@ -1,8 +1,8 @@
-"""Whether memory stays flat: `python -m modelport.loadtests.benchmarks.memory`.
+"""Check that the gateway's memory stays flat: `python -m modelport.loadtests.benchmarks.memory`.
 
-Requests of every kind, right and wrong, whole and given up, go to one gateway; its memory, its file
-descriptors and its threads are read between the rounds. `--control` runs a gateway that leaks 100
-bytes a request, which must be seen.
+Requests of every kind, valid and invalid, complete and aborted, go to one gateway; its memory, its
+file descriptors and its threads are read between the rounds. `--control` runs a gateway that leaks
+100 bytes per request, which the check must detect.
 """
 
 from __future__ import annotations
@@ -24,16 +24,16 @@ from pathlib import Path
 import grpc
 from tritonclient.grpc import service_pb2 as oip
 
-from modelport.loadtests import environments, program
+from modelport.loadtests import environments, script
 from modelport.loadtests.benchmarks import tiny_model
 from modelport.loadtests.benchmarks.open_loop import OPTIONS
 from modelport.loadtests.peers.clients import GRPC_PATH
 from modelport.loadtests.peers.servers.modelport import executable
 from modelport.loadtests.processes import HOST, free_ports, running
 
-#: What must hold, from the end of the warm-up to the end.
+#: Largest growth from the end of the warm-up to the end.
 GROWTH_SHARE, GROWTH_BYTES = 0.01, 20 * 2**20
-#: The share of all requests that is warm-up: allocators, caches, and Python's own specialising.
+#: Share of requests that is warm-up, for allocators, caches and Python's adaptive interpreter.
 WARM_UP = 0.25
 CONTROL = {
     "MODELPORT_LEAK_BYTES": "100",
@@ -45,7 +45,9 @@ GIVEN_UP = 100
 
 
 @dataclass(frozen=True)
-class Sample:
+class MemorySample:
+    """Memory, descriptors and threads after a number of requests."""
+
     requests: int
     resident_bytes: int
     file_descriptors: int
@@ -53,7 +55,7 @@ class Sample:
 
 
 @dataclass(frozen=True)
-class Kind:
+class RequestKind:
     """Requests that `h2load` sends."""
 
     name: str
@@ -67,13 +69,13 @@ def parse(arguments: list[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(
         prog="python -m modelport.loadtests.benchmarks.memory", description=__doc__
     )
-    parser.add_argument("--requests", type=program.count, default=1_000_000)
-    parser.add_argument("--rounds", type=program.count, default=40)
+    parser.add_argument("--requests", type=script.count, default=1_000_000)
+    parser.add_argument("--rounds", type=script.count, default=40)
     parser.add_argument("--control", action="store_true", help="a gateway that leaks")
     return parser.parse_args(arguments)
 
 
-def kinds(http: str, grpc_address: str) -> list[Kind]:
+def kinds(http: str, grpc_address: str) -> list[RequestKind]:
     values = list(tiny_model.VALUES)
     tensor = {"name": "x", "shape": [1, 4], "datatype": "FP32", "data": values}
     text = json.dumps({"inputs": [tensor]}).encode()
@@ -89,17 +91,17 @@ def kinds(http: str, grpc_address: str) -> list[Kind]:
     url, length = f"http://{http}{INFER}", f"inference-header-content-length: {len(binary)}"
     method = f"http://{grpc_address}{GRPC_PATH}"
     return [
-        Kind("HTTP JSON", 0.3, url, text, h1),
-        Kind("HTTP binary", 0.15, url, binary + raw, (*h1, "-H", length)),
-        Kind("HTTP, not JSON", 0.05, url, b'{"inputs": [', h1),
-        Kind("HTTP, wrong shape", 0.05, url, text.replace(b"[1, 4]", b"[1, 5]"), h1),
-        Kind("HTTP, no such model", 0.05, f"http://{http}/v2/models/none/infer", text, h1),
-        Kind("gRPC", 0.35, method, frames[0], call),
-        Kind("gRPC, no such model", 0.05, method, frames[1], call),
+        RequestKind("HTTP JSON", 0.3, url, text, h1),
+        RequestKind("HTTP binary", 0.15, url, binary + raw, (*h1, "-H", length)),
+        RequestKind("HTTP, not JSON", 0.05, url, b'{"inputs": [', h1),
+        RequestKind("HTTP, wrong shape", 0.05, url, text.replace(b"[1, 4]", b"[1, 5]"), h1),
+        RequestKind("HTTP, no such model", 0.05, f"http://{http}/v2/models/none/infer", text, h1),
+        RequestKind("gRPC", 0.35, method, frames[0], call),
+        RequestKind("gRPC, no such model", 0.05, method, frames[1], call),
     ]
 
 
-def send(kind: Kind, count: int, work: Path) -> None:
+def send(kind: RequestKind, count: int, work: Path) -> None:
     h2load = environments.debian_program("h2load", "nghttp2-client")
     body = work / "body"
     body.write_bytes(kind.body)
@@ -112,7 +114,7 @@ def send(kind: Kind, count: int, work: Path) -> None:
 
 
 def give_up(http: str, grpc_address: str) -> int:
-    """Calls that are cancelled, and connections that end amid a request; how many."""
+    """Cancel calls, and close connections amid a request; return their number."""
     request = oip.ModelInferRequest(model_name=tiny_model.NAME)
     request.inputs.add(name="x", datatype="FP32", shape=[1, 4])
     request.raw_input_contents.append(bytes(16))
@@ -130,14 +132,14 @@ def give_up(http: str, grpc_address: str) -> int:
 
 
 def processes(parent: int) -> Iterator[int]:
-    """``parent`` and all that it started."""
+    """Yield ``parent`` and all of its descendants."""
     yield parent
     for child in Path(f"/proc/{parent}/task").glob("*/children"):
         for pid in child.read_text().split():
             yield from processes(int(pid))
 
 
-def sample(parent: int, requests: int) -> Sample:
+def sample(parent: int, requests: int) -> MemorySample:
     resident = threads = files = 0
     for pid in processes(parent):
         status = dict(
@@ -146,11 +148,11 @@ def sample(parent: int, requests: int) -> Sample:
         resident += int(status["VmRSS"].split()[0]) * 1024
         threads += int(status["Threads"])
         files += len(os.listdir(f"/proc/{pid}/fd"))
-    return Sample(requests, resident, files, threads)
+    return MemorySample(requests, resident, files, threads)
 
 
-def settled(parent: int, requests: int, before: Sample) -> Sample:
-    """A sample when the connections of the last round have gone, or at the end of patience."""
+def settled(parent: int, requests: int, before: MemorySample) -> MemorySample:
+    """Sample once the connections of the last round are gone, or after a time limit."""
     until = time.monotonic() + SETTLE_SECONDS
     while True:
         now = sample(parent, requests)
@@ -159,14 +161,14 @@ def settled(parent: int, requests: int, before: Sample) -> Sample:
         time.sleep(0.1)
 
 
-def growth(samples: list[Sample]) -> float:
-    """Bytes that the line through ``samples`` rises from the first to the last."""
+def growth(samples: list[MemorySample]) -> float:
+    """The rise in bytes of the regression line from the first to the last sample."""
     xs, ys = [s.requests for s in samples], [s.resident_bytes for s in samples]
     return statistics.linear_regression(xs, ys).slope * (xs[-1] - xs[0])
 
 
-def verdict(samples: list[Sample]) -> list[str]:
-    """What does not hold. The first sample is of a gateway that has answered each kind once."""
+def verdict(samples: list[MemorySample]) -> list[str]:
+    """The broken limits. The first sample is taken after one request of each kind."""
     warm = [s for s in samples if s.requests >= WARM_UP * samples[-1].requests]
     grown, missed = growth(warm), []
     if grown >= min(GROWTH_BYTES, GROWTH_SHARE * warm[0].resident_bytes):
@@ -178,7 +180,7 @@ def verdict(samples: list[Sample]) -> list[str]:
     return missed
 
 
-def measure(options: argparse.Namespace, work: Path) -> list[Sample]:
+def measure(options: argparse.Namespace, work: Path) -> list[MemorySample]:
     http, grpc_port, metrics = free_ports(3)
     command = [*executable(), "serve", "--model-repository", str(tiny_model.repository())]
     command += ["--http-port", str(http), "--grpc-port", str(grpc_port)]
@@ -188,7 +190,7 @@ def measure(options: argparse.Namespace, work: Path) -> list[Sample]:
     with running(command, log=work / "gateway.log", ready=ready, env=env) as process:
         addresses = f"{HOST}:{http}", f"{HOST}:{grpc_port}"
         every, sent = kinds(*addresses), 0
-        samples: list[Sample] = []
+        samples: list[MemorySample] = []
         first = settled(process.pid, 0, sample(process.pid, 0))
         for number in range(options.rounds):
             for kind in every:
@@ -222,4 +224,4 @@ def main(arguments: list[str] | None = None) -> int:
 
 
 if __name__ == "__main__":
-    program.run(main)
+    script.run(main)

@@ -1,7 +1,7 @@
-"""Open-loop clients, unary gRPC and HTTP: requests leave when due, whatever came of others.
+"""Open-loop clients for unary gRPC and HTTP: requests are sent when due, regardless of others.
 
-Latency counts from the *intended* moment of sending, so a client or server that falls behind
-shows it. The same client for everything measured; what it costs itself is in every figure alike.
+Latency counts from the *intended* time of sending, so it includes the delay of a client or server
+that falls behind. All measurements use the same client, so its own cost is the same in all figures.
 """
 
 from __future__ import annotations
@@ -24,17 +24,17 @@ OPTIONS = [
     ("grpc.use_local_subchannel_pool", 1),
 ]
 CALL_SECONDS = 30.0
-#: Below this the client spins instead of sleeping: a sleep wakes some 60 us late.
+#: Shorter waits spin instead of sleeping, as a sleep wakes about 60 us late.
 SPIN_SECONDS = 0.0002
 
 
 @dataclass
 class Outcomes:
-    """Seconds from the intended sending of every request until its answer."""
+    """Seconds from the intended sending of each request to its answer."""
 
     answered: list[float] = field(default_factory=list)
     failed: list[float] = field(default_factory=list)
-    #: The same, each with when it was due, seconds after the first.
+    #: The same, with the time each request was due, in seconds after the first.
     due: list[tuple[float, float, bool]] = field(default_factory=list)
 
     def add(self, due: float, start: float, good: bool) -> None:
@@ -47,13 +47,13 @@ class Outcomes:
 
 
 def quantile(values: Sequence[float], share: float) -> float:
-    """The value below which ``share`` of ``values`` lie; 0 of none."""
+    """The value below which ``share`` of ``values`` lie; 0 if there are none."""
     ordered = sorted(values)
     return ordered[min(len(ordered) - 1, int(len(ordered) * share))] if ordered else 0.0
 
 
-class Client:
-    """One channel to one method; made once, used for every round."""
+class OpenLoopClient:
+    """One channel to one method, used for all rounds."""
 
     def __init__(self, address: str, method: str, message: bytes) -> None:
         self._channel = grpc.insecure_channel(address, OPTIONS)
@@ -61,12 +61,12 @@ class Client:
         self._message = message
 
     def ask(self) -> bytes:
-        """One answer."""
+        """Send one request."""
         reply: bytes = self._call(self._message, timeout=CALL_SECONDS, wait_for_ready=True)
         return reply
 
     def run(self, requests_per_second: float, seconds: float) -> Outcomes:
-        """Send at an even rate, and wait for the answers to all of it."""
+        """Send requests at an even rate, and wait for all answers."""
         outcomes, count = Outcomes(), max(1, int(requests_per_second * seconds))
         left = threading.Semaphore(0)
 
@@ -85,7 +85,7 @@ class Client:
         return outcomes
 
     def one_by_one(self, count: int) -> Outcomes:
-        """Closed loop, one in flight."""
+        """Run a closed loop with one request in flight."""
         outcomes = Outcomes()
         for _ in range(count):
             due = time.perf_counter()
@@ -94,7 +94,7 @@ class Client:
         return outcomes
 
     def saturate(self, in_flight: int, seconds: float) -> float:
-        """Answers a second, closed loop."""
+        """Run a closed loop; return answers per second."""
         until = time.perf_counter() + seconds
 
         def drive(_: int) -> int:
@@ -112,7 +112,7 @@ class Client:
 
 
 class _Connection(asyncio.Protocol):
-    """One request at a time: ``answered`` is told of its end, and whether it was good."""
+    """A connection with one request at a time; ``answered`` is called with its success."""
 
     transport: asyncio.Transport
 
@@ -139,8 +139,8 @@ class _Connection(asyncio.Protocol):
             answered(good)
 
 
-class HttpClient:
-    """POSTs one body to one path, HTTP/1.1, on as many connections as it takes."""
+class OpenLoopHttpClient:
+    """POSTs one body to one path over HTTP/1.1, on as many connections as needed."""
 
     def __init__(self, address: str, path: str, body: bytes) -> None:
         self._host, _, self._port = address.partition(":")
@@ -148,20 +148,23 @@ class HttpClient:
         self._request = head.encode() + body
 
     def ask(self) -> bool:
-        """One request; whether its answer was good."""
+        """Send one request; return whether its answer was good."""
         return len(self.run(1.0, 1.0).answered) == 1
 
     def saturate(self, in_flight: int, seconds: float) -> float:
-        """As ``Client.saturate``."""
+        """As ``OpenLoopClient.saturate``."""
         return uvloop.run(self._saturate(in_flight, seconds))
 
     def run(self, requests_per_second: float, seconds: float) -> Outcomes:
-        """As ``Client.run``."""
+        """As ``OpenLoopClient.run``."""
         return uvloop.run(self._run(requests_per_second, seconds))
 
     def insist(self, in_flight: int, seconds: float) -> list[tuple[float, bool]]:
-        """A closed loop that tries again at once whatever it is told: when each answer came, in
-        seconds from the first, and whether it was good."""
+        """Run a closed loop that retries at once after a refusal.
+
+        Returns:
+            The time of each answer, in seconds from the first, and whether it was good.
+        """
         return uvloop.run(self._insist(in_flight, seconds))
 
     async def _saturate(self, in_flight: int, seconds: float) -> float:
@@ -228,7 +231,7 @@ class HttpClient:
             if (early := due - time.perf_counter()) > 0:
                 await asyncio.sleep(early)
             elif not number % 16:
-                await asyncio.sleep(0)  # late: answers are read all the same
+                await asyncio.sleep(0)  # behind schedule: read answers nevertheless
             while idle and idle[-1].transport.is_closing():
                 idle.pop()
             if idle:
@@ -241,7 +244,7 @@ class HttpClient:
         return outcomes
 
     def close(self) -> None:
-        """Nothing stays open between rounds."""
+        """Do nothing: no connection stays open between rounds."""
 
     async def _connect(self) -> _Connection:
         loop = asyncio.get_running_loop()

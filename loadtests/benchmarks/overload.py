@@ -1,11 +1,11 @@
-"""Ten times too many requests: `python -m modelport.loadtests.benchmarks.overload`.
+"""Behaviour under ten times the capacity: `python -m modelport.loadtests.benchmarks.overload`.
 
-Capacity is measured first (closed loop), then 80 % of it, then 10 times as much (open loop, an even
-rate), then 80 % again. Latency counts from the intended moment of sending, and the overload from
-its first request. Over HTTP a pulse of 10 times the capacity meets 16 clients that wait for each
-answer and, when refused, try again at once: 5 s after it, they are refused no more. The model has
-no queue policy: what holds, holds by default. With its admission control off it is the negative
-control, which must fail.
+The phases are: capacity (closed loop), 80 % of it, 10 times as much (open loop, an even rate), and
+80 % again. Latency counts from the intended time of sending, and the overload from its first
+request. Over HTTP a pulse of 10 times the capacity also meets 16 clients that wait for each answer
+and retry at once when refused: from 5 s after the pulse on they must not be refused. The model has
+no queue policy, so all of this holds by default. With admission control off, the run is a negative
+control that must fail.
 """
 
 from __future__ import annotations
@@ -27,27 +27,34 @@ from pathlib import Path
 
 from tritonclient.grpc import service_pb2 as oip
 
-from modelport.loadtests import environments, program
+from modelport.loadtests import environments, script
 from modelport.loadtests.benchmarks import slow_model
-from modelport.loadtests.benchmarks.open_loop import Client, HttpClient, Outcomes, quantile
+from modelport.loadtests.benchmarks.open_loop import (
+    OpenLoopClient,
+    OpenLoopHttpClient,
+    Outcomes,
+    quantile,
+)
 from modelport.loadtests.peers.clients import GRPC_PATH
 from modelport.loadtests.peers.servers.modelport import executable
 from modelport.loadtests.processes import HOST, free_ports, running
 
 OVERLOAD, LOAD = 10.0, 0.8
-#: What must hold.
+#: Limits that must hold.
 GOODPUT, SLOWER, REFUSAL_SECONDS, RECOVERY_SECONDS = 0.9, 3.0, 0.05, 5.0
 IN_FLIGHT = 4
-#: Clients beside the pulse, its length, how long they are watched after they must be served again,
-#: and the share that may be refused then.
+#: Number of retrying clients, length of the pulse, seconds that the clients are watched afterwards,
+#: and the share of requests that may be refused then.
 CLIENTS, PULSE_SECONDS, WATCHED_SECONDS, REFUSED_AFTER_PULSE = 16, 6.0, 3.0, 0.01
 OFF = 'parameters { key: "admission_control" value { string_value: "false" } }'
-#: The negative control's queue is only answered after the overload.
+#: Shorter, because the negative control's queue is answered only after the overload.
 CONTROL_SECONDS = 2.0
 
 
 @dataclass(frozen=True)
-class Result:
+class OverloadResult:
+    """The figures of one protocol."""
+
     protocol: str
     admission_control: bool
     capacity: float
@@ -56,11 +63,11 @@ class Result:
     accepted_p99_seconds: float
     refused_p99_seconds: float
     recovery_seconds: float
-    #: Of the requests of clients that try again at once; None: not measured.
+    #: Of the requests of clients that retry at once; None: not measured.
     refused_after_pulse: float | None = None
 
     def missed(self) -> list[str]:
-        """What does not hold."""
+        """The broken limits."""
         holds = {
             f"goodput >= {GOODPUT:.0%}": self.goodput >= GOODPUT * self.capacity,
             f"p99 <= {SLOWER:.0f} x": self.accepted_p99_seconds <= SLOWER * self.load_p99_seconds,
@@ -79,14 +86,14 @@ def parse(arguments: list[str] | None) -> argparse.Namespace:
     parser.add_argument(
         "--protocols", nargs="+", choices=["http", "grpc"], default=["http", "grpc"]
     )
-    parser.add_argument("--seconds", type=program.positive, default=30.0, help="of the overload")
+    parser.add_argument("--seconds", type=script.positive, default=30.0, help="of the overload")
     parser.add_argument(
-        "--load-seconds", type=program.positive, default=8.0, help="of the other phases"
+        "--load-seconds", type=script.positive, default=8.0, help="length of the other phases"
     )
-    parser.add_argument("--no-control", action="store_true", help="leave the negative control out")
+    parser.add_argument("--no-control", action="store_true", help="skip the negative control")
     cores = sorted(os.sched_getaffinity(0))
-    parser.add_argument("--server-core", type=program.core, default=cores[0])
-    parser.add_argument("--client-core", type=program.core, default=cores[-1])
+    parser.add_argument("--server-core", type=script.core, default=cores[0])
+    parser.add_argument("--client-core", type=script.core, default=cores[-1])
     return parser.parse_args(arguments)
 
 
@@ -94,7 +101,7 @@ def parse(arguments: list[str] | None) -> argparse.Namespace:
 def gateway(
     work: Path, admission_control: bool, options: argparse.Namespace
 ) -> Iterator[tuple[str, str]]:
-    """The HTTP and the gRPC address of a gateway with `slow`."""
+    """Run a gateway with `slow`; yield its HTTP and gRPC addresses."""
     models = work / f"models-{admission_control}"
     more = "" if admission_control else OFF
     subprocess.run(
@@ -109,20 +116,20 @@ def gateway(
         yield f"{HOST}:{http}", f"{HOST}:{grpc}"
 
 
-def client(protocol: str, addresses: tuple[str, str]) -> Client | HttpClient:
+def client(protocol: str, addresses: tuple[str, str]) -> OpenLoopClient | OpenLoopHttpClient:
     values = [1.0, 2.0, 3.0, 4.0]
     if protocol == "http":
         tensor = {"name": "x", "shape": [1, 4], "datatype": "FP32", "data": values}
         body = json.dumps({"inputs": [tensor]}).encode()
-        return HttpClient(addresses[0], f"/v2/models/{slow_model.NAME}/infer", body)
+        return OpenLoopHttpClient(addresses[0], f"/v2/models/{slow_model.NAME}/infer", body)
     request = oip.ModelInferRequest(model_name=slow_model.NAME)
     request.inputs.add(name="x", datatype="FP32", shape=[1, 4])
     request.raw_input_contents.append(struct.pack("<4f", *values))
-    return Client(addresses[1], GRPC_PATH, request.SerializeToString())
+    return OpenLoopClient(addresses[1], GRPC_PATH, request.SerializeToString())
 
 
 def recovery(after: Outcomes, limit_seconds: float) -> float:
-    """When the last request was due that failed, or took longer than ``limit_seconds``."""
+    """The due time of the last request that failed or took longer than ``limit_seconds``."""
     bad = [due for due, took, good in after.due if not good or took > limit_seconds]
     share = len(bad) / len(after.due)
     if share < 0.01:  # as under any load
@@ -130,8 +137,8 @@ def recovery(after: Outcomes, limit_seconds: float) -> float:
     return max(bad)
 
 
-def refused_after_pulse(one: HttpClient, rate: float) -> float:
-    """The share that is refused of clients that try again at once, 5 s after a pulse."""
+def refused_after_pulse(one: OpenLoopHttpClient, rate: float) -> float:
+    """Share of refused requests of retrying clients, 5 s after a pulse."""
     until = 1.0 + PULSE_SECONDS + RECOVERY_SECONDS
     with ThreadPoolExecutor(1) as thread:
         insisting = thread.submit(one.insist, CLIENTS, until + WATCHED_SECONDS)
@@ -143,7 +150,7 @@ def refused_after_pulse(one: HttpClient, rate: float) -> float:
 
 def measure(
     protocol: str, addresses: tuple[str, str], control: bool, options: argparse.Namespace
-) -> Result:
+) -> OverloadResult:
     one = client(protocol, addresses)
     one.ask()
     rate = one.saturate(IN_FLIGHT, options.load_seconds)
@@ -154,18 +161,18 @@ def measure(
     after = one.run(LOAD * rate, max(options.load_seconds, RECOVERY_SECONDS + 1))
     one.close()
     refused = None
-    if isinstance(one, HttpClient) and not control:
+    if isinstance(one, OpenLoopHttpClient) and not control:
         refused = refused_after_pulse(one, OVERLOAD * rate)
-    # What was accepted in the last moments is answered later: it counts, and so does that time.
+    # Requests accepted at the end are answered later; they count, and so does that time.
     last = max((due + took for due, took, good in over.due if good), default=seconds)
     goodput = len(over.answered) / max(seconds, last)
-    return Result(
+    return OverloadResult(
         protocol, not control, rate, goodput, load_p99, over.quantile(0.99),
         quantile(over.failed, 0.99), recovery(after, SLOWER * load_p99), refused,
     )  # fmt: skip
 
 
-def table(results: list[Result]) -> str:
+def table(results: list[OverloadResult]) -> str:
     lines = [
         "| protocol | admission control | capacity | goodput at 10 x | p99 at 80 % | "
         "accepted p99 at 10 x | refusals p99 | recovery | refused 5 s after a pulse | |",
@@ -206,4 +213,4 @@ def main(arguments: list[str] | None = None) -> int:
 
 
 if __name__ == "__main__":
-    program.run(main)
+    script.run(main)

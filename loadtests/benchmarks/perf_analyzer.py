@@ -1,7 +1,8 @@
-"""Drive a gateway with NVIDIA's perf_analyzer, unmodified.
+"""A gateway under NVIDIA's perf_analyzer, unmodified.
 
 Without `--url-http` and `--url-grpc` it starts `modelport serve` on free ports with a tiny model.
-Every run must end with exit status 0 and speak of no error; the status of this script says so.
+Every run must end with exit status 0 and without error messages; this script's exit status says
+whether all did.
 """
 
 from __future__ import annotations
@@ -19,22 +20,23 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from modelport.loadtests import environments, program
+from modelport.loadtests import environments
+from modelport.loadtests import script as program
 from modelport.loadtests.benchmarks import tiny_model
 from modelport.loadtests.peers.servers import modelport
-from modelport.loadtests.peers.servers.base import Launch
+from modelport.loadtests.peers.servers.base import PeerLaunch
 from modelport.loadtests.processes import HOST, free_ports, running, wait_ready
 
-VERSION = "2.51.0"  # the last whose binary runs on glibc 2.36
+VERSION = "2.51.0"  # the last version whose binary runs on glibc 2.36
 RUN_SECONDS = 120
 TROUBLE = re.compile(
     r"error|fail|exception|unexpected|unable|invalid|aborted|refused|could not|not found", re.I
 )
-# Words for how steady the figures are, not for what the server did; and that its client for
-# TorchServe does not take the time at which a file was sent, to any server.
+# Messages about the steadiness of figures, not about the server; and that its client for TorchServe
+# does not record the time at which a file was sent.
 NO_TROUBLE = re.compile(
     r"Failed to obtain stable measurement|Failed Request Count: 0\b|Send time from \d+ to 0\.|"
-    # Its threads write at the same time: the end of the line may be on another.
+    # Its threads write concurrently: the end of the line may be on another.
     r"Failed to update context stat:\s*$",
     re.I,
 )
@@ -45,11 +47,11 @@ SHARED_MEMORY = ("--shared-memory", "system", "--output-shared-memory-size", "40
 
 
 @dataclass(frozen=True)
-class Case:
-    """One way of talking to the server.
+class AnalyzerCase:
+    """One kind of client.
 
-    ``counted``: it reads the server's own statistics. ``uploads``: it sends files as they are.
-    ``extension``: what the server must name among its extensions.
+    ``counted``: it reads the server's own statistics. ``uploads``: it sends files unchanged.
+    ``extension``: an extension that the server must offer.
     """
 
     name: str
@@ -61,26 +63,30 @@ class Case:
 
 
 CASES = (
-    Case("HTTP JSON", "http", JSON),
-    Case("HTTP binary", "http"),
-    Case("gRPC", "grpc"),
-    Case("gRPC streaming", "grpc", ("--streaming",)),
-    Case("HTTP, shared memory", "http", SHARED_MEMORY, extension="system_shared_memory"),
-    Case("gRPC, shared memory", "grpc", SHARED_MEMORY, extension="system_shared_memory"),
-    Case(
+    AnalyzerCase("HTTP JSON", "http", JSON),
+    AnalyzerCase("HTTP binary", "http"),
+    AnalyzerCase("gRPC", "grpc"),
+    AnalyzerCase("gRPC streaming", "grpc", ("--streaming",)),
+    AnalyzerCase("HTTP, shared memory", "http", SHARED_MEMORY, extension="system_shared_memory"),
+    AnalyzerCase("gRPC, shared memory", "grpc", SHARED_MEMORY, extension="system_shared_memory"),
+    AnalyzerCase(
         "gRPC streaming, shared memory",
         "grpc",
         ("--streaming", *SHARED_MEMORY),
         extension="system_shared_memory",
     ),
-    # In this dialect a batch of one would need `--shape`: the batch is a dimension like any other.
-    Case("TensorFlow Serving, batch 2", "grpc", ("--service-kind", "tfserving", "-b", "2"), False),
-    Case("TorchServe", "http", ("--service-kind", "torchserve"), False, uploads=True),
+    # In this dialect a batch of one would need `--shape`, as the batch is an ordinary dimension.
+    AnalyzerCase(
+        "TensorFlow Serving, batch 2", "grpc", ("--service-kind", "tfserving", "-b", "2"), False
+    ),
+    AnalyzerCase("TorchServe", "http", ("--service-kind", "torchserve"), False, uploads=True),
 )
 
 
 @dataclass(frozen=True)
-class Gateway:
+class AnalyzedGateway:
+    """A gateway under test."""
+
     url_http: str
     url_grpc: str
 
@@ -88,14 +94,14 @@ class Gateway:
         return self.url_grpc if protocol == "grpc" else self.url_http
 
     def has(self, extension: str) -> bool:
-        """Whether ``/v2`` names it; perf_analyzer itself does not look."""
+        """Whether ``/v2`` lists the extension; perf_analyzer does not check."""
         with urllib.request.urlopen(f"http://{self.url_http}/v2") as reply:
             return not extension or extension in json.load(reply)["extensions"]
 
 
 @dataclass(frozen=True)
-class Outcome:
-    """What one run of perf_analyzer said."""
+class AnalyzerRun:
+    """The messages and figures of one run of perf_analyzer."""
 
     problems: list[str]
     requests_per_second: float = 0.0
@@ -105,7 +111,7 @@ class Outcome:
 
 @dataclass(frozen=True)
 class Analyzer:
-    """The installed binary and the libraries it needs."""
+    """The installed binary and its libraries."""
 
     program: Path
     libraries: str
@@ -129,7 +135,8 @@ class Analyzer:
             check=False,
             timeout=RUN_SECONDS,
         )
-        return done.returncode, f"{done.stdout}\n{done.stderr}"  # apart: lines stay whole
+        # one after the other, so that lines stay whole
+        return done.returncode, f"{done.stdout}\n{done.stderr}"
 
 
 def parse(arguments: list[str] | None) -> argparse.Namespace:
@@ -151,55 +158,59 @@ def parse(arguments: list[str] | None) -> argparse.Namespace:
 
 
 @contextlib.contextmanager
-def gateway(options: argparse.Namespace) -> Iterator[Gateway]:
-    """The gateway named on the command line, else one of our own."""
+def gateway(options: argparse.Namespace) -> Iterator[AnalyzedGateway]:
+    """The gateway named on the command line, or a new one."""
     if options.url_http:
         wait_ready(f"http://{options.url_http}/v2/health/ready", None, None)
-        yield Gateway(options.url_http, options.url_grpc)
+        yield AnalyzedGateway(options.url_http, options.url_grpc)
         return
     http, grpc, metrics = free_ports(3)
     work = environments.folder("work/perf_analyzer")
-    command = modelport.command(Launch(tiny_model.repository(), work, http, grpc, metrics))
+    command = modelport.command(PeerLaunch(tiny_model.repository(), work, http, grpc, metrics))
     log = environments.folder("logs") / "perf_analyzer-gateway.log"
     ready = f"http://{HOST}:{http}/v2/health/ready"
     arguments = [*command.arguments, "--allow-client-shm", "true"]
     with running(arguments, log=log, ready=ready, cwd=command.cwd):
-        yield Gateway(f"{HOST}:{http}", f"{HOST}:{grpc}")
+        yield AnalyzedGateway(f"{HOST}:{http}", f"{HOST}:{grpc}")
 
 
 def measure(
-    analyzer: Analyzer, target: Gateway, case: Case, concurrency: int, options: argparse.Namespace
-) -> Outcome:
+    analyzer: Analyzer,
+    target: AnalyzedGateway,
+    case: AnalyzerCase,
+    concurrency: int,
+    options: argparse.Namespace,
+) -> AnalyzerRun:
     home = environments.folder("work/perf_analyzer")
     name = re.sub(r"\W+", "_", case.name.lower())
     report = home / f"{name}-{concurrency}.csv"
     arguments = ["-m", options.model, "-u", target.url(case.protocol), "-i", case.protocol]
     arguments += ["--concurrency-range", str(concurrency), "-p", str(options.window_ms)]
-    # Any three windows will do: a shared machine never steadies within the default 10 percent.
+    # Accept any three windows: a shared machine never steadies within the default 10 percent.
     arguments += ["-s", "999", "--percentile", "99", *case.options, *options.extra]
     if case.uploads:
         arguments += ["--input-data", str(upload(home))]
     try:
         status, text = analyzer.run(arguments, report)
     except subprocess.TimeoutExpired as error:
-        return Outcome([f"no end after {RUN_SECONDS} s: {error.output!r}"])
+        return AnalyzerRun([f"no end after {RUN_SECONDS} s: {error.output!r}"])
     report.with_suffix(".txt").write_text(text)
     problems = trouble(text, case.counted)
     if status:
         problems.insert(0, f"exit status {status}")
     if not report.is_file():
-        return Outcome([*problems, "no report written"])
+        return AnalyzerRun([*problems, "no report written"])
     with report.open(newline="") as lines:
         row = next(csv.DictReader(lines))
     rate = float(row["Inferences/Second"])
     if rate <= 0:
         problems.append("no request succeeded")
     p50, p99 = float(row["p50 latency"]) / 1e3, float(row["p99 latency"]) / 1e3
-    return Outcome(problems, rate, p50, p99)
+    return AnalyzerRun(problems, rate, p50, p99)
 
 
 def upload(home: Path) -> Path:
-    """The file that names what to upload: one row for ``tiny_model``."""
+    """Write the file that lists the uploads: one row for ``tiny_model``."""
     row, names = home / "row.json", home / "uploads.json"
     row.write_text(json.dumps({"instances": [tiny_model.VALUES]}))
     names.write_text(json.dumps({"data": [{"TORCHSERVE_INPUT": [str(row)]}]}))
@@ -207,7 +218,7 @@ def upload(home: Path) -> Path:
 
 
 def trouble(text: str, counted: bool = True) -> list[str]:
-    """The lines in which perf_analyzer speaks of something gone wrong, and counts that differ."""
+    """Lines in which perf_analyzer reports a problem, and counts that differ."""
     lines = (line.strip() for line in text.splitlines())
     found = [line for line in lines if TROUBLE.search(line) and not NO_TROUBLE.search(line)]
     if not counted:

@@ -1,8 +1,9 @@
-"""What a request costs, layer by layer: `python -m modelport.loadtests.benchmarks.profile`.
+"""CPU cost of a request, layer by layer: `python -m modelport.loadtests.benchmarks.profile`.
 
-A gateway on one core, its clients on another, as in `loadtests.peers`; beside it ONNX Runtime in a
-loop on the same core. Both are sampled (`loadtests.benchmarks.sampling`), which costs them some
-percent: the shares count, and throughput is measured by `modelport.loadtests.peers`.
+A gateway runs on one core and its clients on another, as in `loadtests.peers`; ONNX Runtime runs in
+a loop on the same core for comparison. Both are sampled (`loadtests.benchmarks.cpu_sampling`),
+which costs some percent, so only the shares are meaningful. `modelport.loadtests.peers` measures
+throughput.
 """
 
 from __future__ import annotations
@@ -14,19 +15,20 @@ import tempfile
 from collections.abc import Mapping
 from pathlib import Path
 
-from modelport.loadtests import program
-from modelport.loadtests.benchmarks import sampling
-from modelport.loadtests.benchmarks.sampling import LOOP, THREADS, Profile
-from modelport.loadtests.peers import lineup, models, raw
-from modelport.loadtests.peers.clients import Load
-from modelport.loadtests.peers.models import Files, Model
+from modelport.loadtests import script
+from modelport.loadtests.benchmarks import cpu_sampling
+from modelport.loadtests.benchmarks.cpu_sampling import LOOP, THREADS, Profile
+from modelport.loadtests.peers import models, raw, running_servers
+from modelport.loadtests.peers.clients import PeerLoad
+from modelport.loadtests.peers.model import PeerModel
+from modelport.loadtests.peers.models import Files
 from modelport.loadtests.peers.servers import ALL
 from modelport.loadtests.peers.tables import figure, markdown
 from modelport.loadtests.processes import ServerFailed, pinned, start
 
 COMPUTING = [name for name, model in models.ALL.items() if model.baseline == raw.NAME]
 SERVERS = [name for name in ALL if name.startswith("modelport-")]
-#: The raw loop has created its session, and computes.
+#: By then the loop has created its session, and computes.
 RAW_START_SECONDS = 3.0
 
 
@@ -41,38 +43,41 @@ def parse(arguments: list[str] | None) -> argparse.Namespace:
         "--server", choices=SERVERS, default="modelport", help="[default: %(default)s]"
     )
     parser.add_argument("--protocol", choices=("grpc", "json", "binary"), default="grpc")
-    parser.add_argument("--in-flight", type=program.count, default=16, metavar="N")
-    parser.add_argument("--seconds", type=program.count, default=10, metavar="N")
+    parser.add_argument("--in-flight", type=script.count, default=16, metavar="N")
+    parser.add_argument("--seconds", type=script.count, default=10, metavar="N")
     cores = sorted(os.sched_getaffinity(0))
-    parser.add_argument("--server-core", type=program.core, default=cores[0], metavar="CORE")
-    parser.add_argument("--client-core", type=program.core, default=cores[-1], metavar="CORE")
+    parser.add_argument("--server-core", type=script.core, default=cores[0], metavar="CORE")
+    parser.add_argument("--client-core", type=script.core, default=cores[-1], metavar="CORE")
     return parser.parse_args(arguments)
 
 
-def gateway(model: Model, files: Files, options: argparse.Namespace, folder: Path) -> Profile:
+def gateway(model: PeerModel, files: Files, options: argparse.Namespace, folder: Path) -> Profile:
     server, cores = ALL[options.server], (options.server_core, options.client_core)
-    with lineup.started(server, files, [options.protocol], *cores) as entrant, entrant.awake():
+    with (
+        running_servers.started(server, files, [options.protocol], *cores) as entrant,
+        entrant.awake(),
+    ):
         client = entrant.clients[options.protocol]
-        load = Load(options.in_flight, options.seconds, None, options.client_core)
+        load = PeerLoad(options.in_flight, options.seconds, None, options.client_core)
 
         def drive() -> int:
             sample = client.drive(load)
             return max(1, round(sample.requests_per_second * load.seconds))
 
-        drive()  # what is compiled at first use, is now
-        return sampling.record(entrant.process, drive, folder)
+        drive()  # compile everything that is compiled at first use
+        return cpu_sampling.record(entrant.process, drive, folder)
 
 
 def by_hand(files: Files, options: argparse.Namespace, batch: int, folder: Path) -> Profile:
-    """Of the loop without a server; a request is a row."""
+    """Profile the loop without a server; a request is a row."""
     core, model, request = options.server_core, files.onnx, files.request
     rate = raw.run(model, request, batch, options.seconds, None, core).requests_per_second
-    seconds = RAW_START_SECONDS + options.seconds + sampling.ATTACH_SECONDS
+    seconds = RAW_START_SECONDS + options.seconds + cpu_sampling.ATTACH_SECONDS
     command = raw.command([str(model), str(request), str(batch), str(seconds), "0"])
     process = start(command, stdout=subprocess.DEVNULL, preexec_fn=lambda: pinned(core))
 
     def goes_on(seconds: float) -> int:
-        """How many rows it computes in so many seconds; it tells of itself only at its end."""
+        """Wait, and return the rows computed meanwhile; the loop itself reports only at its end."""
         try:
             process.wait(seconds)
         except subprocess.TimeoutExpired:
@@ -81,14 +86,16 @@ def by_hand(files: Files, options: argparse.Namespace, batch: int, folder: Path)
 
     try:
         goes_on(RAW_START_SECONDS)
-        return sampling.record(process.pid, lambda: goes_on(options.seconds), folder, python=False)
+        return cpu_sampling.record(
+            process.pid, lambda: goes_on(options.seconds), folder, python=False
+        )
     finally:
         process.kill()
         process.wait()
 
 
 def report(found: Profile, hand: Profile) -> str:
-    """Two tables: by library, beside the loop; and by package, of the event loop alone."""
+    """Two tables: by library, beside the loop; and by package, for the event loop alone."""
     columns: list[Mapping[str, float]] = [
         found.libraries.get(LOOP, {}),
         found.libraries.get(THREADS, {}),
@@ -123,4 +130,4 @@ def main(arguments: list[str] | None = None) -> int:
 
 
 if __name__ == "__main__":
-    program.run(main)
+    script.run(main)

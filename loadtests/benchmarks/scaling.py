@@ -1,13 +1,14 @@
-"""What a second worker brings, on two cores, clients included.
+"""Throughput gain of a second worker, on two cores that the clients share.
 
-Where clients take cores of the server's, requests a second say little. So what is counted is the
-processor time that the server's own processes take for a request: with one worker that shares one
-core with the client, and with N workers, each on one of the first N cores, clients on any. N cores
-that do nothing else would answer N / (seconds for a request); the scaling is that over the same of
-one worker. What workers cost each other is all in it: caches, memory, the kernel, the parent.
-That load reaches all of them alike is shown beside it: the busiest worker's share of the time.
+Clients take time from the server's cores, so requests per second say little. Instead, the processor
+time of the server's own processes per request is counted: with one worker that shares a core with
+the client, and with N workers, each on one of the first N cores, with clients on any core. N
+otherwise idle cores would answer N / (seconds per request); the scaling is that value divided by
+the one for a single worker. It includes everything that workers cost each other: caches, memory,
+the kernel, the parent. The busiest worker's share of the time is shown too, as a check that load
+reaches all workers evenly.
 
-Rounds are interleaved and begin with either in turn; medians are told, and their spread.
+Rounds are interleaved and start with either in turn; the table has medians and their spread.
 """
 
 from __future__ import annotations
@@ -21,23 +22,23 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from modelport.loadtests import program
-from modelport.loadtests.peers import clients, exchanges, models
-from modelport.loadtests.peers.clients import Client, Load
+from modelport.loadtests import script
+from modelport.loadtests.peers import clients, http_formats, models
+from modelport.loadtests.peers.clients import PeerClient, PeerLoad
 from modelport.loadtests.peers.servers.modelport import executable
 from modelport.loadtests.processes import HOST, free_ports, running
 
 TICKS_PER_SECOND = os.sysconf("SC_CLK_TCK")
-GOAL = 1.7  # of two workers, and in proportion of more
+GOAL = 1.7  # for two workers, and proportionally for more
 
 
 @dataclass(frozen=True)
-class Gateway:
-    """``processes``: the parent first, if there is one, and then the workers."""
+class ScaledGateway:
+    """A gateway's ``processes``: the parent first, if there is one, then the workers."""
 
     workers: int
     processes: list[int]
-    clients: dict[str, Client]
+    clients: dict[str, PeerClient]
     client_core: int | None
 
     def cpu_seconds(self) -> list[float]:
@@ -45,7 +46,9 @@ class Gateway:
 
 
 @dataclass(frozen=True)
-class Round:
+class ScalingRound:
+    """One round with one number of workers."""
+
     requests_per_second: float
     cpu_us_per_request: float
     busiest_share: float
@@ -67,8 +70,8 @@ def _pin(process: int, core: int) -> None:
 
 
 @contextlib.contextmanager
-def gateway(workers: int, work: Path) -> Iterator[Gateway]:
-    """A gateway whose workers have a core each."""
+def gateway(workers: int, work: Path) -> Iterator[ScaledGateway]:
+    """Run a gateway whose workers have a core each."""
     files = models.prepare(models.ALL["x2"])
     http, grpc, metrics = free_ports(3)
     flags = {"http-port": http, "grpc-port": grpc, "metrics-port": metrics}
@@ -79,29 +82,31 @@ def gateway(workers: int, work: Path) -> Iterator[Gateway]:
     folder = work / str(workers)
     folder.mkdir()
     with running(command, log=folder / "log", ready=ready) as process:
-        # The parent, the workers in the order of their start, and after them a spare.
+        # The parent, the workers in the order of their start, and then a spare.
         found = [process.pid, *_children(process.pid)[:workers]]
         for core, worker in enumerate(found[-workers:]):
             _pin(worker, core)
         asked = {
-            "http": clients.http(exchanges.oip_json(files.model), files, http, folder),
+            "http": clients.http(http_formats.oip_json(files.model), files, http, folder),
             "grpc": clients.grpc(files, grpc, folder),
         }
         for client in asked.values():
             client.check()
-        yield Gateway(workers, found, asked, 0 if workers == 1 else None)
+        yield ScaledGateway(workers, found, asked, 0 if workers == 1 else None)
 
 
-def measure(gateway: Gateway, protocol: str, connections: int, seconds: float) -> Round:
+def measure(
+    gateway: ScaledGateway, protocol: str, connections: int, seconds: float
+) -> ScalingRound:
     before = gateway.cpu_seconds()
-    load = Load(connections, seconds, None, gateway.client_core)
+    load = PeerLoad(connections, seconds, None, gateway.client_core)
     sample = gateway.clients[protocol].drive(load)
     used = [now - then for now, then in zip(gateway.cpu_seconds(), before, strict=True)]
     if sample.failed:
         raise SystemExit(f"{sample.failed} requests failed with {gateway.workers} workers")
     workers = used[-gateway.workers :]
     requests = sample.requests_per_second * seconds
-    return Round(
+    return ScalingRound(
         sample.requests_per_second, sum(used) / requests * 1e6, max(workers) / sum(workers)
     )
 
@@ -111,10 +116,10 @@ def main() -> int:
         prog="python -m modelport.loadtests.benchmarks.scaling",
         description=__doc__.partition("\n")[0],
     )
-    parser.add_argument("--workers", type=program.count, default=2)
-    parser.add_argument("--connections", type=program.count, default=64)
-    parser.add_argument("--seconds", type=program.count, default=5, help="of each run")
-    parser.add_argument("--rounds", type=program.count, default=5)
+    parser.add_argument("--workers", type=script.count, default=2)
+    parser.add_argument("--connections", type=script.count, default=64)
+    parser.add_argument("--seconds", type=script.count, default=5, help="of each run")
+    parser.add_argument("--rounds", type=script.count, default=5)
     given = parser.parse_args()
     cores = os.cpu_count() or 1
     if cores < max(2, given.workers):
@@ -125,7 +130,7 @@ def main() -> int:
             stack.enter_context(gateway(workers, Path(folder))) for workers in (1, given.workers)
         ]
         for protocol in ("http", "grpc"):
-            rounds: dict[int, list[Round]] = {each.workers: [] for each in pair}
+            rounds: dict[int, list[ScalingRound]] = {each.workers: [] for each in pair}
             for number in range(given.rounds):
                 for each in pair if number % 2 else reversed(pair):
                     done = measure(each, protocol, given.connections, given.seconds)
@@ -134,8 +139,8 @@ def main() -> int:
     return int(missed)
 
 
-def report(protocol: str, rounds: dict[int, list[Round]]) -> bool:
-    """Print a table; whether the goal is missed."""
+def report(protocol: str, rounds: dict[int, list[ScalingRound]]) -> bool:
+    """Print a table; return whether the goal is missed."""
     costs = {
         workers: [round.cpu_us_per_request for round in each] for workers, each in rounds.items()
     }
@@ -160,4 +165,4 @@ def report(protocol: str, rounds: dict[int, list[Round]]) -> bool:
 
 
 if __name__ == "__main__":
-    program.run(main)
+    script.run(main)

@@ -1,4 +1,4 @@
-"""The model `slow`: y = 2x after some milliseconds of multiplying matrices on one core.
+"""The model `slow`, y = 2x, after some milliseconds of matrix multiplication on one core.
 
 `python -m modelport.loadtests.benchmarks.slow_model DIR [MORE]` writes it,
 with MORE in its configuration; needs the `onnx` package.
@@ -25,7 +25,7 @@ parameters { key: "intra_op_thread_count" value { string_value: "1" } }
 
 
 def write(home: Path, more: str = "") -> None:
-    """``more``: of its configuration."""
+    """Write the model; ``more`` is appended to its configuration."""
     import numpy as np
     from onnx import TensorProto, checker, helper, numpy_helper, save
 

@@ -1,9 +1,9 @@
-"""How long until a server answers: `python -m modelport.loadtests.benchmarks.startup`.
+"""Start-up time of the gateway: `python -m modelport.loadtests.benchmarks.startup`.
 
-From `exec` to READY with three ONNX models, against a plain script that imports the runtime and
-creates the same sessions; and the first request of every batch size against the ones after it.
-Rounds are interleaved, and only ratios from one run mean anything. In the end each is started once
-more with `-X importtime`, and it is told where the time goes.
+Two comparisons: from `exec` to READY with three ONNX models, against a plain script that imports
+the runtime and creates the same sessions; and the first request of every batch size, against later
+ones. Rounds are interleaved, and only ratios within one run are meaningful. At the end, each
+program starts once more with `-X importtime`, and a table shows the time by package.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from types import MappingProxyType
 
-from modelport.loadtests import environments, program
+from modelport.loadtests import environments, script
 from modelport.loadtests.benchmarks import tiny_model
 from modelport.loadtests.peers.servers.modelport import executable
 from modelport.loadtests.processes import HOST, READY_SECONDS, ServerFailed, free_ports
@@ -41,13 +41,13 @@ sessions = [
 print("ready", flush=True)
 """
 NOTHING_MORE: Mapping[str, str] = MappingProxyType({})
-#: As `python -X importtime`, for whatever Python is started.
+#: The environment's form of `python -X importtime`.
 IMPORTS_TOLD = {"PYTHONPROFILEIMPORTTIME": "1"}
 _IMPORT = re.compile(r"import time: +(\d+) \| +\d+ \| +(\w+)[\w.]*$", re.MULTILINE)
 
 
 def repository() -> Path:
-    """Three copies of the 4-float model, each a model of its own."""
+    """Write three copies of the 4-float model as separate models."""
     source = tiny_model.repository() / tiny_model.NAME
     home = environments.folder("startup_repository")
     for name in MODELS:
@@ -59,18 +59,18 @@ def repository() -> Path:
 
 
 def environment() -> dict[str, str]:
-    """Both are run as installed programs are: their bytecode is kept."""
+    """An environment in which bytecode is kept, as for installed programs."""
     kept = {k: v for k, v in os.environ.items() if k != "PYTHONDONTWRITEBYTECODE"}
     return {**kept, "PYTHONPYCACHEPREFIX": str(environments.folder("startup_bytecode"))}
 
 
 def log() -> Path:
-    """What the program that was started last has written to stderr."""
+    """The stderr of the program started last."""
     return environments.folder("logs") / "startup.log"
 
 
 def by_hand_seconds(home: Path, more: Mapping[str, str] = NOTHING_MORE) -> float:
-    """``more``: of the environment."""
+    """Time the plain script; ``more`` extends its environment."""
     files = [str(home / name / "1" / "model.onnx") for name in MODELS]
     command, told = [sys.executable, "-c", BY_HAND, *files], {**environment(), **more}
     started = time.perf_counter()
@@ -88,7 +88,7 @@ def by_hand_seconds(home: Path, more: Mapping[str, str] = NOTHING_MORE) -> float
 
 @contextlib.contextmanager
 def gateway(home: Path, more: Mapping[str, str] = NOTHING_MORE) -> Iterator[tuple[float, int]]:
-    """Seconds from `exec` until `/v2/health/ready` is 200, and the HTTP port."""
+    """Yield the seconds from `exec` until `/v2/health/ready` is 200, and the HTTP port."""
     http_port, grpc_port, metrics_port = free_ports(3)
     flags = ["--model-repository", str(home)]
     for name, port in (("http", http_port), ("grpc", grpc_port), ("metrics", metrics_port)):
@@ -120,10 +120,10 @@ def ready(port: int) -> bool:
 
 
 def first_and_warm(port: int, repeats: int) -> dict[int, tuple[float, float]]:
-    """Batch size → seconds of its first request, and the median of those after it."""
+    """Seconds of the first request of each batch size, and the median of later ones."""
     connection = http.client.HTTPConnection(HOST, port, timeout=30)
     times = {}
-    # The connection and the client are warm; of each batch size the first request is the server's.
+    # Connection and client are warm, so the first request of a batch size measures the server.
     ask(connection, MODELS[1], 1)
     for batch in range(1, MAX_BATCH_SIZE + 1):
         first = ask(connection, MODELS[0], batch)
@@ -152,7 +152,7 @@ def ask(connection: http.client.HTTPConnection, model: str, batch: int) -> float
 
 
 def import_microseconds(said: str) -> Counter[str]:
-    """Top-level package → what its modules took, without those that they import."""
+    """Import time by top-level package, without the modules that it imports."""
     took: Counter[str] = Counter()
     for microseconds, package in _IMPORT.findall(said):
         took[package] += int(microseconds)
@@ -160,7 +160,7 @@ def import_microseconds(said: str) -> Counter[str]:
 
 
 def tell_imports(home: Path) -> None:
-    """A table of both starts' imports: what is told costs a little itself."""
+    """Print the imports of both starts; recording them costs a little time itself."""
     by_hand_seconds(home, IMPORTS_TOLD)
     by_hand = import_microseconds(log().read_text())
     with gateway(home, IMPORTS_TOLD):
@@ -178,13 +178,13 @@ def main(arguments: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(
         prog="python -m modelport.loadtests.benchmarks.startup", description=__doc__
     )
-    parser.add_argument("--rounds", type=program.count, default=9)
+    parser.add_argument("--rounds", type=script.count, default=9)
     parser.add_argument(
-        "--requests", type=program.count, default=200, help="warm ones, of each batch size"
+        "--requests", type=script.count, default=200, help="warm requests of each batch size"
     )
     options = parser.parse_args(arguments)
     home = repository()
-    by_hand_seconds(home)  # writes the bytecode, and brings the files into memory
+    by_hand_seconds(home)  # writes the bytecode, and loads the files into memory
     with gateway(home):
         pass
     pairs, ratios = [], dict[int, list[float]]()
@@ -204,9 +204,9 @@ def main(arguments: list[str] | None = None) -> int:
 
 
 def spread(ratios: list[float]) -> str:
-    """Median, lowest and highest."""
+    """Median, lowest and highest ratio."""
     return f"{statistics.median(ratios):.2f} x ({min(ratios):.2f} to {max(ratios):.2f})"
 
 
 if __name__ == "__main__":
-    program.run(main)
+    script.run(main)

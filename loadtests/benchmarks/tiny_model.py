@@ -1,4 +1,4 @@
-"""The 4-float model `x2`: y = 2x, in the repository layout every server here can read.
+"""The 4-float model `x2`, y = 2x, in a repository layout that every server here can read.
 
 `python -m modelport.loadtests.benchmarks.tiny_model DIR` writes it; needs the `onnx` package.
 """
@@ -28,7 +28,7 @@ instance_group [ {{ count: 1 kind: KIND_CPU }} ]
 
 
 def repository() -> Path:
-    """A model repository with `x2`, made when absent."""
+    """A model repository with `x2`, made if it is missing."""
     home = environments.folder("model_repository")
     if not (home / NAME / "1" / "model.onnx").is_file():
         python = sys.executable

@@ -1,4 +1,4 @@
-"""What there is to serve: exported where it is missing, read from certificates where it is not."""
+"""Artifacts to compare: exported if missing, described by their certificates."""
 
 from __future__ import annotations
 
@@ -12,25 +12,25 @@ from pathlib import Path
 from typing import Any
 
 from modelport.gateway.cli.errors import UsageError
-from modelport.loadtests.command import INTEGRITY, INTERRUPTED, USAGE, Failed, modelport
-from modelport.loadtests.compare.comparison import Absent
 from modelport.loadtests.compare.plan import Variant
+from modelport.loadtests.compare.result import Absent
+from modelport.loadtests.modelport_command import INTEGRITY, INTERRUPTED, USAGE, Failed, modelport
 from modelport.loadtests.serving.gateway import newest_version
 
-#: Whoever updates one of these gets new artifacts.
+#: A new version of one of these libraries requires new artifacts.
 LIBRARIES = ("modelport", "torch", "onnx", "onnxruntime", "tensorflow", "keras", "ai-edge-litert")
 
 
 @dataclass(frozen=True)
 class Certified:
-    """What a version's ``certificate.json`` says, as far as it is compared."""
+    """The compared values of a version's ``certificate.json``."""
 
     size_bytes: int
     max_abs_error: float
     mean_abs_error: float
     atol: float
     rtol: float
-    #: Share of decisions kept: on held-out rows where there were any, else on drawn inputs.
+    #: Share of decisions that agree: on held-out rows if there are any, otherwise on random inputs.
     agreement: float | None
     decisions: int | None
     metric_name: str | None
@@ -42,8 +42,8 @@ class Certified:
 
 
 @dataclass(frozen=True)
-class Artifact:
-    """A published version: the model's folder, the version's number, and what was proven."""
+class ComparedArtifact:
+    """A published version: the model's folder, the version's number, and its certificate."""
 
     variant: Variant
     folder: Path
@@ -52,11 +52,11 @@ class Artifact:
 
 
 @dataclass(frozen=True)
-class Checkpoint:
-    """What ``modelport export`` is given.
+class ComparedCheckpoint:
+    """The inputs of ``modelport export``.
 
     Attributes:
-        data: held-out rows, so that int8 is proven by the metric; None: none.
+        data: held-out rows for proving int8 by the metric; None: none.
         more: further flags of ``modelport export``.
     """
 
@@ -70,8 +70,9 @@ class Checkpoint:
         return (str(self.path), *(("--model", self.model) if self.model else ()), *self.more)
 
 
-def key_of(checkpoint: Checkpoint) -> str:
-    """What names the cached artifacts: the contents, the flags, the libraries that export them."""
+def key_of(checkpoint: ComparedCheckpoint) -> str:
+    """The key of cached artifacts: digests of the contents, the flags and the exporting
+    libraries."""
     digest = hashlib.sha256(" ".join((checkpoint.model or "", *checkpoint.more)).encode())
     for path in filter(None, (checkpoint.path, checkpoint.data)):
         for file in sorted(path.rglob("*")) if path.is_dir() else [path]:
@@ -89,20 +90,20 @@ def sha256_of(path: Path) -> str:
 
 
 def export(
-    checkpoint: Checkpoint,
+    checkpoint: ComparedCheckpoint,
     variants: Sequence[Variant],
     repository: Path,
     progress: Callable[[str], None] = lambda what: None,
-) -> tuple[dict[Variant, Artifact], list[Absent]]:
-    """Every variant as a published version in ``repository``, and what could not be had.
+) -> tuple[dict[Variant, ComparedArtifact], list[Absent]]:
+    """Publish every variant in ``repository``; return them, and the failures.
 
-    Those of one precision are exported by one command, one command after another: runtimes whose
-    threads wait by spinning would keep each other from the cores. All artifacts of a command are
-    proven before any is published, so where one is refused the others are exported again, alone.
+    Each precision is exported by one command, one command after another, as runtimes with spinning
+    threads would take the cores from each other. A command proves all its artifacts before it
+    publishes any, so if one is refused, the others are exported again, separately.
 
     Raises:
-        UsageError: the checkpoint itself is wrong.
-        Failed: it is damaged, or wants to run code.
+        UsageError: the checkpoint itself is invalid.
+        Failed: the checkpoint is damaged, or wants to run code.
     """
     missing = [v for v in variants if not (repository / _name(v)).is_dir()]
     groups = [[v for v in missing if v.precision == p] for p in {v.precision for v in missing}]
@@ -139,9 +140,9 @@ def _name(variant: Variant) -> str:
 
 
 def _exports(
-    checkpoint: Checkpoint, groups: Sequence[Sequence[Variant]], repository: Path
+    checkpoint: ComparedCheckpoint, groups: Sequence[Sequence[Variant]], repository: Path
 ) -> list[tuple[Sequence[Variant], Failed]]:
-    """Export each group, all of one precision, by a command; those that failed, with why."""
+    """Export each group, all of one precision, with one command; return the failures."""
     data = ("--data", str(checkpoint.data)) if checkpoint.data else ()
     names = ("--name-template", "model-{format}-{precision}", "--repository", str(repository))
     failed = []
@@ -154,11 +155,11 @@ def _exports(
     return failed
 
 
-def published(folder: Path, version: str = "", variant: Variant | None = None) -> Artifact:
-    """The version of the model at ``folder``, the newest unless one is named.
+def published(folder: Path, version: str = "", variant: Variant | None = None) -> ComparedArtifact:
+    """Read a version of the model at ``folder``, by default the newest.
 
     Raises:
-        UsageError: it is not there, or nothing vouches for it.
+        UsageError: the version is missing, or has no valid certificate.
     """
     number = version or newest_version(folder)
     file = folder / number / "certificate.json"
@@ -166,13 +167,13 @@ def published(folder: Path, version: str = "", variant: Variant | None = None) -
         document = json.loads(file.read_text())
         artifact = document["artifact"]
         found = Variant(artifact["format"], artifact["quantize"] or artifact["dtype"])
-        return Artifact(variant or found, folder, number, _certified(document))
+        return ComparedArtifact(variant or found, folder, number, _certified(document))
     except OSError as error:
         raise UsageError(
             f"{file} cannot be read ({error.strerror}); compare what 'modelport export' published"
         ) from error
     except (ValueError, KeyError, TypeError) as error:
-        raise UsageError(f"{file} is no certificate of modelport: {error!r}") from error
+        raise UsageError(f"{file} is not a certificate of modelport: {error!r}") from error
 
 
 def _certified(document: Mapping[str, Any]) -> Certified:

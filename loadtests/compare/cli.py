@@ -1,4 +1,4 @@
-"""``modelport compare``: the shoot-out."""
+"""``modelport compare``: a comparison of formats and backends on this machine."""
 
 from __future__ import annotations
 
@@ -21,33 +21,38 @@ from modelport.gateway.cli.errors import (
     UsageError,
     require_extra,
 )
-from modelport.loadtests import environments, temporary
-from modelport.loadtests.arguments import Positive, Seconds, check_writable, interruptible
-from modelport.loadtests.target import Protocol
+from modelport.loadtests import environments, temporary_folders
+from modelport.loadtests.cli_options import (
+    DurationParam,
+    PositiveParam,
+    check_writable,
+    interruptible,
+)
+from modelport.loadtests.target import LoadTestProtocol
 
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from modelport.loadtests.compare.comparison import Comparison
-    from modelport.loadtests.compare.rounds import Settings
-    from modelport.loadtests.compare.shootout import Shootout, Step
-    from modelport.loadtests.compare.subjects import Lineup, Wanted
+    from modelport.loadtests.compare.comparison_run import ComparisonStep, Shootout
+    from modelport.loadtests.compare.models_to_compare import ComparisonRequest, Lineup
+    from modelport.loadtests.compare.result import Comparison
+    from modelport.loadtests.compare.rounds import RoundSettings
 
 _FILE = click.Path(path_type=Path)
-#: So that everything is over within ten minutes, what is exported and written included.
+#: Ten minutes in all, with time left for exporting and writing.
 TIME_LIMIT_SECONDS = 570.0
-#: Requests whose answers are known; a load asks them in turn.
+#: Number of requests with known answers; a load repeats them in turn.
 REQUESTS, QUICK_REQUESTS = 256, 64
-#: ``--quick``: a look, no verdict beyond the noise.
+#: ``--quick``: a rough look, without significant verdicts.
 QUICK_SECONDS, QUICK_ROUNDS, QUICK_PROBES = 0.8, 1, 2
 INTERRUPTED = 130
 
 
 def _words(ctx: Any, param: Any, values: tuple[str, ...]) -> tuple[str, ...]:
-    """Repeated, or with commas in one."""
+    """Split values that are repeated, or joined by commas."""
     words = tuple(word.strip() for value in values for word in value.split(",") if word.strip())
     if values and not words:
-        raise click.BadParameter("it names nothing; leave it out for the default", ctx, param)
+        raise click.BadParameter("it is empty; omit it for the default", ctx, param)
     return words
 
 
@@ -56,15 +61,17 @@ def _words(ctx: Any, param: Any, values: tuple[str, ...]) -> tuple[str, ...]:
 @click.option(
     "--model",
     metavar="NAME|package.module:factory",
-    help="What the checkpoint is of, as for 'modelport export'.  [default: the file's name]",
+    help="The checkpoint's model, as for 'modelport export'.  [default: the file's name]",
 )
-@click.option("--model-kwargs", metavar="JSON", help="Hyper-parameters; win over the checkpoint's.")
+@click.option(
+    "--model-kwargs", metavar="JSON", help="Hyper-parameters; they override the checkpoint's."
+)
 @click.option(
     "--data",
     type=_FILE,
     metavar="FILE.npz",
-    help="Held-out rows: int8 is proven by the metric, and with 'labels' accuracy (or AUC) is "
-    "measured.  [default: CHECKPOINT-held-out.npz beside the checkpoint, where it is there]",
+    help="Held-out rows: they prove int8 by the metric, and with 'labels' accuracy (or AUC) is "
+    "measured.  [default: CHECKPOINT-held-out.npz beside the checkpoint, if it exists]",
 )
 @click.option(
     "--formats",
@@ -86,44 +93,44 @@ def _words(ctx: Any, param: Any, values: tuple[str, ...]) -> tuple[str, ...]:
     "--protocol",
     "protocols",
     multiple=True,
-    type=click.Choice([protocol.value for protocol in Protocol]),
-    help="How they are asked; a server that does not speak it is asked in its own dialect. "
+    type=click.Choice([protocol.value for protocol in LoadTestProtocol]),
+    help="Protocol of the requests; a server that lacks it is asked in its own protocol. "
     "Repeatable: the first decides.  [default: oip-http]",
 )
 @click.option("--rounds", type=click.IntRange(1, 1000), default=3, show_default=True)
 @click.option(
     "--duration",
     "duration_seconds",
-    type=Seconds(least=0.2),
+    type=DurationParam(least=0.2),
     default=1.2,
     show_default=True,
-    help="Of one load: 1.2, 5s, 1m.",
+    help="Duration of one load: 1.2, 5s, 1m.",
 )
 @click.option(
     "--users",
     type=click.IntRange(2, 10_000),
     default=16,
     show_default=True,
-    help="Requests in flight of the closed loop, besides one alone.",
+    help="Requests in flight of the second closed loop; the first has one.",
 )
 @click.option(
     "--rate",
     "rates",
-    type=Positive(),
+    type=PositiveParam(),
     multiple=True,
-    help="An open loop at this many requests a second too. Repeatable.",
+    help="Add an open loop at this many requests per second. Repeatable.",
 )
 @click.option(
     "--slo-p99-ms",
-    type=Positive(),
+    type=PositiveParam(),
     default=20.0,
     show_default=True,
-    help="The bound of the search for the highest rate.",
+    help="p99 limit of the search for the highest rate.",
 )
 @click.option(
     "--price-per-hour",
-    type=Positive(),
-    help="Of a machine like this one; gives the cost of a million inferences.",
+    type=PositiveParam(),
+    help="Price of a machine like this one; gives the cost of a million inferences.",
 )
 @click.option("--currency", default="USD", show_default=True, help="Of the price.")
 @click.option(
@@ -131,12 +138,12 @@ def _words(ctx: Any, param: Any, values: tuple[str, ...]) -> tuple[str, ...]:
     type=_FILE,
     default=Path("model_repository"),
     show_default=True,
-    help="Where MODEL... are published.",
+    help="The repository of MODEL...",
 )
 @click.option(
     "--cache",
     type=_FILE,
-    help="Where exported artifacts are kept, by the checkpoint's SHA-256.  [default: "
+    help="Cache of exported artifacts, by the checkpoint's SHA-256.  [default: "
     "modelport/compare in XDG_CACHE_HOME or ~/.cache]",
 )
 @click.option(
@@ -145,38 +152,38 @@ def _words(ctx: Any, param: Any, values: tuple[str, ...]) -> tuple[str, ...]:
     metavar="FILE.html",
     default=Path("comparison.html"),
     show_default=True,
-    help="The report, one file that needs nothing else.",
+    help="The report, one self-contained file.",
 )
 @click.option("--json", "json_file", type=_FILE, metavar="FILE", help="All figures, as JSON.")
 @click.option(
     "--time-limit",
     "time_limit_seconds",
-    type=Seconds(least=1),
+    type=DurationParam(least=1),
     default=TIME_LIMIT_SECONDS,
     show_default=True,
-    help="No round begins that would not be over by then.",
+    help="Time limit; a round that would exceed it is not started.",
 )
 @click.option(
     "--quick",
     is_flag=True,
-    help="One round of short loads, whatever --rounds and --duration say: a look, not a verdict.",
+    help="One round of short loads, regardless of --rounds and --duration: a rough look.",
 )
 @click.option("--seed", type=click.IntRange(0), default=0, show_default=True)
 @click.option("--quiet", "-q", is_flag=True, help="No progress.")
 @click.pass_context
 def compare(context: click.Context, /, subjects: tuple[str, ...], **options: Any) -> None:
-    """Compare formats and backends on this machine, and say which won at what.
+    """Compare formats and backends on this machine, and show the winner of each concern.
 
-    CHECKPOINT is exported to every format that is missing, proven, and served by every backend that
-    this machine has. MODEL... are published models, NAME, NAME:VERSION or a folder, of one
+    CHECKPOINT is exported to every missing format, proven, and served by every backend that
+    this machine has. MODEL... are published models, NAME, NAME:VERSION or a folder, with one
     signature.
 
-    Each round starts every server anew, in an order that rotates: cold start, one request at a
-    time, many in flight, then the highest rate whose p99 stays within the bound. Every answer is
-    checked; who answers wrongly is disqualified, however fast.
+    Each round restarts every server, in a rotating order: cold start, one request at a
+    time, many in flight, then the highest rate whose p99 stays within the limit. Every answer is
+    checked; a candidate with wrong answers is disqualified, however fast.
 
     Exit codes: 0 done, 1 no candidate qualified, 2 usage, 4 the extra 'load' is not installed, 130
-    interrupted (what was measured until then is written). A disqualified candidate is information,
+    interrupted (the results so far are written). A disqualified candidate is information,
     not a failure: 'modelport gate' decides.
     """
     started = time.monotonic()
@@ -185,11 +192,11 @@ def compare(context: click.Context, /, subjects: tuple[str, ...], **options: Any
     with interruptible():
         try:
             result, stopped = _measure(subjects, options, started)
-        except OSError as error:  # of this machine, such as a full disk
+        except OSError as error:  # this machine's own, such as a full disk
             raise Failure(RuntimeError(f"cannot prepare the comparison: {error}")) from error
     unwritten = tell_and_write(result, options["output"], options["json_file"])
     if stopped:
-        click.echo(f"modelport: error: {stopped}; reported is what was measured by then", err=True)
+        click.echo(f"modelport: error: {stopped}; the report has the results so far", err=True)
     if unwritten:
         click.echo(f"modelport: error: {unwritten}", err=True)
     if stopped == "interrupted":
@@ -203,11 +210,11 @@ def compare(context: click.Context, /, subjects: tuple[str, ...], **options: Any
 def _measure(
     subjects: Sequence[str], options: dict[str, Any], started: float
 ) -> tuple[Comparison, str]:
-    """What was measured, and why it stopped early; empty: it did not."""
+    """Measure; return the results, and the reason for stopping early, or an empty string."""
     from rich.console import Console
 
     with (
-        temporary.folder("modelport-compare-") as work,
+        temporary_folders.folder("modelport-compare-") as work,
         _progress(Console(stderr=True, quiet=options["quiet"])) as tell,
     ):
         lineup = _lineup(subjects, options, work, tell.what)
@@ -220,12 +227,12 @@ def _measure(
 
 
 def _run(shootout: Shootout, tell: _Progress) -> str:
-    """Why it stopped early; empty: it did not."""
+    """Run the comparison; return the reason for stopping early, or an empty string."""
     try:
         shootout.run(tell.step)
     except KeyboardInterrupt:
         return "interrupted"
-    except OSError as error:  # of this machine, such as a full disk
+    except OSError as error:  # this machine's own, such as a full disk
         return str(error)
     return ""
 
@@ -233,9 +240,9 @@ def _run(shootout: Shootout, tell: _Progress) -> str:
 def _lineup(
     names: Sequence[str], options: dict[str, Any], work: Path, tell: Callable[[str], None]
 ) -> Lineup:
-    from modelport.loadtests.command import Failed
-    from modelport.loadtests.compare import subjects
+    from modelport.loadtests.compare import models_to_compare as subjects
     from modelport.loadtests.environments import Missing
+    from modelport.loadtests.modelport_command import Failed
 
     wanted = _wanted(options)
     try:
@@ -251,10 +258,10 @@ def _lineup(
         raise UsageError(str(error)) from error
 
 
-def _wanted(options: dict[str, Any]) -> Wanted:
-    from modelport.loadtests.compare.subjects import Wanted
+def _wanted(options: dict[str, Any]) -> ComparisonRequest:
+    from modelport.loadtests.compare.models_to_compare import ComparisonRequest
 
-    return Wanted(
+    return ComparisonRequest(
         formats=options["formats"],
         backends=options["backends"],
         requests=QUICK_REQUESTS if options["quick"] else REQUESTS,
@@ -266,18 +273,19 @@ def _cache(given: Path | None) -> Path:
     return (given or environments.cache() / "compare").absolute()
 
 
-def _settings(options: dict[str, Any]) -> Settings:
-    from modelport.loadtests.compare.rounds import Settings
+def _settings(options: dict[str, Any]) -> RoundSettings:
+    from modelport.loadtests.compare.rounds import RoundSettings
 
     quick = options["quick"]
     cores = sorted(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else []
     apart = len(cores) > 1
-    return Settings(
-        protocols=tuple(map(Protocol, options["protocols"])) or (Protocol.OIP_HTTP,),
+    return RoundSettings(
+        protocols=tuple(map(LoadTestProtocol, options["protocols"]))
+        or (LoadTestProtocol.OIP_HTTP,),
         users=(1, options["users"]),
         rates=options["rates"],
         duration_seconds=QUICK_SECONDS if quick else options["duration_seconds"],
-        probes=QUICK_PROBES if quick else Settings.probes,
+        probes=QUICK_PROBES if quick else RoundSettings.probes,
         slo_p99_ms=options["slo_p99_ms"],
         seed=options["seed"],
         server_cores=tuple(cores[:-1]) if apart else (),
@@ -286,11 +294,11 @@ def _settings(options: dict[str, Any]) -> Settings:
 
 
 def _shootout(lineup: Lineup, options: dict[str, Any], work: Path, started: float) -> Shootout:
-    from modelport.loadtests.compare.shootout import Shootout, Subject
+    from modelport.loadtests.compare.comparison_run import ComparisonSubject, Shootout
 
     price = options["price_per_hour"]
     return Shootout(
-        subject=Subject(
+        subject=ComparisonSubject(
             model=lineup.model,
             source=lineup.source,
             command=shlex.join(["modelport", *sys.argv[1:]]),
@@ -308,7 +316,7 @@ def _shootout(lineup: Lineup, options: dict[str, Any], work: Path, started: floa
 
 
 class _Progress:
-    """A bar on a terminal; elsewhere a line for each candidate."""
+    """A bar on a terminal; elsewhere one line per candidate."""
 
     def __init__(self, console: Console) -> None:
         from rich.progress import (
@@ -338,7 +346,7 @@ class _Progress:
         self.bar.update(self.task, description=text)
         self._say(text)
 
-    def step(self, step: Step) -> None:
+    def step(self, step: ComparisonStep) -> None:
         self.bar.tasks[self.task].total = step.total
         self.bar.update(self.task, description=step.what, completed=step.done)
         self._say(step.what.rpartition(" · ")[0] or step.what)
@@ -361,15 +369,15 @@ def _progress(console: Console) -> Iterator[_Progress]:
 
 
 def tell_and_write(result: Comparison, output: Path, json_file: Path | None) -> str:
-    """On the terminal and as files; why the first that could not be written was not, or nothing."""
-    from modelport.loadtests.compare import document
+    """Print the results and write the files; return the first problem in writing, if any."""
+    from modelport.loadtests.compare import json_document
     from modelport.loadtests.report import console as printed
     from modelport.loadtests.report import html
 
     console = printed.standard()
     printed.comparison(result, console)
     problem = ""
-    for path, write in ((json_file, document.write), (output, html.write_comparison)):
+    for path, write in ((json_file, json_document.write), (output, html.write_comparison)):
         if path is None:
             continue
         try:

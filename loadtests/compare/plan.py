@@ -1,4 +1,4 @@
-"""What is compared: which format, in which precision, on which backend."""
+"""The combinations to compare: format, precision and backend."""
 
 from __future__ import annotations
 
@@ -6,12 +6,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from modelport.gateway.cli.errors import UsageError
-from modelport.loadtests.target import Protocol
+from modelport.loadtests.target import LoadTestProtocol
 
 
 @dataclass(frozen=True)
 class Variant:
-    """One artifact of the checkpoint; the words are those of ``modelport export``."""
+    """One artifact of the checkpoint, in the terms of ``modelport export``."""
 
     format: str
     precision: str = "fp32"
@@ -25,7 +25,7 @@ class Variant:
 
     @property
     def flags(self) -> tuple[str, ...]:
-        """Of ``modelport export``, for the precision."""
+        """Flags of ``modelport export`` for the precision."""
         if self.precision == "fp32":
             return ()
         return (("--quantize" if self.precision == "int8" else "--dtype"), self.precision)
@@ -44,7 +44,7 @@ VARIANTS = (
 PRECISIONS = ("fp32", "fp16", "bf16", "int8")
 FORMATS = ("onnx", "torchscript", "savedmodel", "tflite", "pt2", "aoti")
 
-#: Of the gateway: format → backend.
+#: Embedded backends of the gateway by format.
 EMBEDDED: Mapping[str, str] = {
     "onnx": "onnxruntime",
     "torchscript": "pytorch",
@@ -53,13 +53,13 @@ EMBEDDED: Mapping[str, str] = {
     "savedmodel": "tensorflow",
     "tflite": "tflite",
 }
-#: Servers of their own: backend → the format that ``modelport package`` gives them.
+#: Formats that ``modelport package`` writes, by server.
 SERVERS: Mapping[str, str] = {
     "torchserve": "torchscript",
     "triton": "onnx",
     "tfserving": "savedmodel",
 }
-#: The same, started by the gateway and asked through it.
+#: The same servers, started by the gateway and asked through it.
 MANAGED: Mapping[str, str] = {f"managed-{server}": kind for server, kind in SERVERS.items()}
 BACKENDS = (*dict.fromkeys(EMBEDDED.values()), *SERVERS, *MANAGED)
 TITLES: Mapping[str, str] = {
@@ -71,14 +71,14 @@ TITLES: Mapping[str, str] = {
     "triton": "Triton",
     "tfserving": "TensorFlow Serving",
 }
-#: What a backend that does not speak the protocol asked for is asked in: its own of the same kind.
-NATIVE_HTTP = (Protocol.TORCHSERVE_HTTP, Protocol.TFSERVING_HTTP)
-NATIVE_GRPC = (Protocol.TORCHSERVE_GRPC, Protocol.TFSERVING_GRPC)
+#: Protocols for servers that do not speak the requested one, by transport.
+NATIVE_HTTP = (LoadTestProtocol.TORCHSERVE_HTTP, LoadTestProtocol.TFSERVING_HTTP)
+NATIVE_GRPC = (LoadTestProtocol.TORCHSERVE_GRPC, LoadTestProtocol.TFSERVING_GRPC)
 
 
 @dataclass(frozen=True)
 class Entry:
-    """One candidate to be."""
+    """A variant on a backend."""
 
     variant: Variant
     backend: str
@@ -89,7 +89,7 @@ class Entry:
 
     @property
     def managed(self) -> str:
-        """The server that the gateway starts, if it is to."""
+        """The server that the gateway starts, or an empty string."""
         return self.backend.removeprefix("managed-") if self.backend in MANAGED else ""
 
     @property
@@ -99,14 +99,14 @@ class Entry:
 
 
 def entries(formats: Sequence[str] = (), backends: Sequence[str] = ()) -> list[Entry]:
-    """All that is to be compared, in the order of the report.
+    """All combinations to compare, in the order of the report.
 
     Args:
         formats: ``onnx``, or with a precision, ``onnx:int8``; none: ``VARIANTS``.
-        backends: of ``BACKENDS``; none: all but those behind the gateway.
+        backends: of ``BACKENDS``; none: all but the managed ones.
 
     Raises:
-        UsageError: a word that is unknown, or nothing is left.
+        UsageError: a value is unknown, or no combination is left.
     """
     variants = [parse(text) for text in formats] or list(VARIANTS)
     wanted = list(backends) or [name for name in BACKENDS if name not in MANAGED]
@@ -133,7 +133,7 @@ def entries(formats: Sequence[str] = (), backends: Sequence[str] = ()) -> list[E
 
 
 def parse(text: str) -> Variant:
-    """``FORMAT`` or ``FORMAT:PRECISION``.
+    """Parse ``FORMAT`` or ``FORMAT:PRECISION``.
 
     Raises:
         UsageError: it is neither.
@@ -148,7 +148,9 @@ def parse(text: str) -> Variant:
     return variant
 
 
-def protocol_for(wanted: Protocol, spoken: Mapping[Protocol, object]) -> Protocol | None:
-    """How a server that speaks ``spoken`` is asked: as wanted, or its own dialect of that kind."""
+def protocol_for(
+    wanted: LoadTestProtocol, spoken: Mapping[LoadTestProtocol, object]
+) -> LoadTestProtocol | None:
+    """The wanted protocol, or the server's own one on the same transport."""
     native = NATIVE_GRPC if wanted.is_grpc else NATIVE_HTTP
     return next((protocol for protocol in (wanted, *native) if protocol in spoken), None)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import math
 import os
 import shutil
 from collections.abc import Callable, Iterator, Sequence
@@ -11,50 +12,60 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol as Structural
 
-from modelport.loadtests.compare.comparison import Measured
-from modelport.loadtests.compare.contender import Contender, check, evaluate
+from modelport.loadtests.compare.measured_candidate import Contender, check, evaluate
 from modelport.loadtests.compare.plan import protocol_for
-from modelport.loadtests.compare.search import highest_rate
+from modelport.loadtests.compare.result import Measured
 from modelport.loadtests.environments import Missing
 from modelport.loadtests.processes import ServerFailed
 from modelport.loadtests.run import NotMeasured, Unwritten
-from modelport.loadtests.samples import Load, Run
-from modelport.loadtests.serving.served import Served, served
+from modelport.loadtests.samples import LoadProfile, LoadRun
+from modelport.loadtests.serving.server import Served, served
 from modelport.loadtests.summary import Summary, curve, histogram, latencies, summarise
-from modelport.loadtests.target import Protocol, Target
+from modelport.loadtests.target import LoadTestProtocol, LoadTestTarget
 
-#: Of a closed loop's requests, or of a rate that is to count: more than this may not fail.
+#: Largest share of failed requests in a closed loop, or at a rate that counts.
 MAX_ERROR_SHARE = 0.001
-#: A rate counts only if the load generator and the server kept it.
+#: A rate counts only if load generator and server reached this share of it.
 MIN_SHARE_OF_RATE = 0.95
-#: In flight at most while a rate is kept.
+#: Most requests in flight in an open loop.
 OPEN_LOOP_USERS = 128
-#: A server's log and a run's samples need more.
+#: Free space needed for a server's log and a run's samples.
 LEAST_FREE_BYTES = 1 << 20
-#: A first answer that is not right by then never will be.
+#: Time limit of the first correct answer.
 FIRST_RESPONSE_SECONDS = 60.0
 
 
 class Measure(Structural):
-    """``modelport.loadtests.run.measure``."""
+    """The signature of ``modelport.loadtests.run.measure``."""
 
     def __call__(
-        self, target: Target, load: Load, payloads: Path | None = None, *, core: int | None = None
-    ) -> Run: ...
+        self,
+        target: LoadTestTarget,
+        load: LoadProfile,
+        payloads: Path | None = None,
+        *,
+        core: int | None = None,
+    ) -> LoadRun: ...
+
+
+#: First rate tried, as a share of the closed loop's: below the knee for most servers.
+FIRST_SHARE = 0.75
+#: Factors between rates while none has failed, or none has passed.
+GROWTH, SHRINK = 1.3, 0.5
 
 
 @dataclass(frozen=True)
-class Settings:
-    """What every candidate goes through in every round.
+class RoundSettings:
+    """The loads of one candidate in one round.
 
     Attributes:
-        protocols: asked for; the search for a rate is in the first.
-        rates: of further open loops, requests a second.
-        probes: rates that the search tries.
-        server_cores, client_core: empty and None: wherever the system puts them.
+        protocols: requested protocols; the search uses the first.
+        rates: of further open loops, requests per second.
+        probes: number of rates that the search tries.
+        server_cores, client_core: empty and None: any core.
     """
 
-    protocols: tuple[Protocol, ...] = (Protocol.OIP_HTTP,)
+    protocols: tuple[LoadTestProtocol, ...] = (LoadTestProtocol.OIP_HTTP,)
     users: tuple[int, ...] = (1, 16)
     rates: tuple[float, ...] = ()
     duration_seconds: float = 1.2
@@ -67,26 +78,26 @@ class Settings:
 
     @property
     def loads(self) -> int:
-        """How many loads one candidate is put under in one round."""
+        """The number of loads on one candidate in one round."""
         return len(self.protocols) * (len(self.users) + len(self.rates)) + self.probes
 
 
 class Died(Exception):
-    """The server ended while it was measured."""
+    """The server ended under measurement."""
 
 
-#: The candidate's own; any other ``OSError`` is this machine's, such as a full disk.
+#: Failures of the candidate; any other ``OSError`` is this machine's, such as a full disk.
 FAILURES = (ServerFailed, Missing, NotMeasured, Died, ConnectionError, TimeoutError)
 
 
-class Round:
-    """One candidate in one round. What it finds goes into the contender at once."""
+class CandidateRound:
+    """One candidate in one round; results go into the contender at once."""
 
     def __init__(
         self,
         contender: Contender,
         number: int,
-        settings: Settings,
+        settings: RoundSettings,
         measure: Measure,
         tell: Callable[[str], None],
     ) -> None:
@@ -98,7 +109,7 @@ class Round:
         self.notes: list[str] = []
 
     def run(self, work: Path) -> list[str]:
-        """Measure; remarks for the report. What fails disqualifies, and is no error here."""
+        """Measure; return remarks for the report. A failure disqualifies and raises no error."""
         contender = self.contender
         try:
             self.tell("starting")
@@ -116,7 +127,7 @@ class Round:
         return self.notes
 
     def _load(self, server: Served) -> None:
-        """Closed loops with few and many users, open loops at the rates, the search."""
+        """Run closed loops with few and many users, open loops at the rates, and the search."""
         spoken = [protocol_for(wanted, server.targets) for wanted in self.settings.protocols]
         capacity = 0.0
         for protocol in dict.fromkeys(filter(None, spoken)):
@@ -129,18 +140,18 @@ class Round:
         if spoken[0] is not None and capacity > 0 and self.settings.probes:
             self._search(server, spoken[0], capacity)
 
-    def _closed(self, users: int) -> Load:
+    def _closed(self, users: int) -> LoadProfile:
         settings = self.settings
-        return Load(
+        return LoadProfile(
             users=users,
             duration_seconds=settings.duration_seconds,
             warmup_seconds=settings.warmup_seconds,
             seed=settings.seed + self.number,
         )
 
-    def _open(self, rate: float) -> Load:
+    def _open(self, rate: float) -> LoadProfile:
         settings = self.settings
-        return Load(
+        return LoadProfile(
             users=OPEN_LOOP_USERS,
             rate=rate,
             duration_seconds=settings.duration_seconds,
@@ -148,7 +159,7 @@ class Round:
             seed=settings.seed + self.number,
         )
 
-    def _search(self, server: Served, protocol: Protocol, capacity: float) -> None:
+    def _search(self, server: Served, protocol: LoadTestProtocol, capacity: float) -> None:
         def passes(rate: float) -> bool:
             found = self._measured(server, protocol, self._open(rate))
             errors = found.wrong + found.refused + found.failed
@@ -161,8 +172,8 @@ class Round:
 
         self.contender.rate_under_slo.append(highest_rate(passes, capacity, self.settings.probes))
 
-    def _measured(self, server: Served, protocol: Protocol, load: Load) -> Measured:
-        """One load; its figures are kept, and what they say against the candidate."""
+    def _measured(self, server: Served, protocol: LoadTestProtocol, load: LoadProfile) -> Measured:
+        """Run one load, and record its figures and any reason to disqualify."""
         how = f"{load.users} in flight" if load.rate is None else f"{load.rate:,.0f}/s"
         self.tell(f"{protocol}, {how}")
         before = server.cpu_seconds()
@@ -185,8 +196,8 @@ class Round:
             self._count_cpu(run, found)
         return found
 
-    def _count_cpu(self, run: Run, found: Measured) -> None:
-        """The warm-up's requests, which are not among the samples, took their share too."""
+    def _count_cpu(self, run: LoadRun, found: Measured) -> None:
+        """Add CPU time per request; the warm-up's requests, absent from the samples, count too."""
         load = run.load
         counted = load.duration_seconds / (load.duration_seconds + load.warmup_seconds)
         seconds = found.server_cpu_seconds * counted / found.requests
@@ -210,7 +221,7 @@ class Round:
                 f"{contender.name}: no request began and ended within {seconds:g} s under {how}; "
                 "give a longer --duration"
             )
-        # A rate above what it can do may be refused; a closed loop waits for each answer.
+        # A rate above capacity may be refused; a closed loop waits for each answer.
         bad = found.refused + found.failed
         if found.loop == "closed" and bad > MAX_ERROR_SHARE * found.requests:
             contender.disqualify(
@@ -218,8 +229,8 @@ class Round:
             )
 
 
-def measured(number: int, run: Run, summary: Summary, server_cpu_seconds: float) -> Measured:
-    """A run's figures; what timed out has failed."""
+def measured(number: int, run: LoadRun, summary: Summary, server_cpu_seconds: float) -> Measured:
+    """The figures of a run; requests that timed out count as failed."""
     load = run.load
     return Measured(
         round=number,
@@ -246,7 +257,7 @@ def _most_frequent(found: Measured) -> str:
 
 
 def first_line(error: BaseException) -> str:
-    """What a server's log or an exception says, on one line, its end included."""
+    """The text of a server's log or an exception on one line, with its end."""
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
     if not lines:
         return type(error).__name__
@@ -254,8 +265,8 @@ def first_line(error: BaseException) -> str:
 
 
 @contextmanager
-def fresh(contender: Contender, settings: Settings, work: Path) -> Iterator[Served]:
-    """The candidate's server, started anew; once more where a port was taken meanwhile."""
+def fresh(contender: Contender, settings: RoundSettings, work: Path) -> Iterator[Served]:
+    """Start the candidate's server; start it again if a port was taken meanwhile."""
     with ExitStack() as stack:
         try:
             started = served(contender.backend, work, cores=settings.server_cores)
@@ -267,8 +278,8 @@ def fresh(contender: Contender, settings: Settings, work: Path) -> Iterator[Serv
         yield server
 
 
-def verify(contender: Contender, settings: Settings, work: Path) -> None:
-    """Start it once without counting, and hold every answer against what is right."""
+def verify(contender: Contender, settings: RoundSettings, work: Path) -> None:
+    """Start the server once without counting, and check every answer."""
     try:
         with fresh(contender, settings, work) as server:
             if problem := check(contender, server) or evaluate(contender, server):
@@ -282,10 +293,34 @@ def verify(contender: Contender, settings: Settings, work: Path) -> None:
 
 
 def check_room(work: Path) -> None:
-    """What failed for want of room on this disk is no candidate's fault.
+    """Raise if the disk is full: that failure is not the candidate's.
 
     Raises:
         OSError: the disk is full.
     """
     if shutil.disk_usage(work.parent).free < LEAST_FREE_BYTES:
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(work.parent))
+
+
+def highest_rate(passes: Callable[[float], bool], capacity: float, probes: int) -> float | None:
+    """Find the highest passing rate with ``probes`` trials by bisection; None if none passed.
+
+    Rates grow until one fails, or shrink until one passes; then the geometric mean of the two is
+    tried.
+
+    Args:
+        capacity: requests per second of a closed loop, above 0.
+    """
+    rate, passed, failed = FIRST_SHARE * capacity, None, None
+    for _ in range(probes):
+        if passes(rate):
+            passed = rate
+        else:
+            failed = rate
+        if passed is None:
+            rate *= SHRINK
+        elif failed is None:
+            rate *= GROWTH
+        else:
+            rate = math.sqrt(passed * failed)
+    return passed

@@ -1,8 +1,8 @@
-"""Candidate against baseline on the same requests: a report, and accuracy as a limit.
+"""Agreement of candidate and baseline on the same requests, with accuracy as a limit.
 
-A model that was trained again answers otherwise than its predecessor, and may. The report says how
-often their decisions differ, and for which labels; where the true labels are known, accuracy (of an
-argmax) or AUC (of a threshold) may fall by so much.
+A retrained model may answer differently from its predecessor. The report has the frequency of
+different decisions, by label; if the true labels are known, accuracy (of an argmax) or AUC (of a
+threshold) may fall by a given amount.
 """
 
 from __future__ import annotations
@@ -12,11 +12,11 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from modelport.loadtests import quality
+from modelport.loadtests import model_quality
+from modelport.loadtests.model_quality import Deciding
 from modelport.loadtests.payloads import Array, Tensors
-from modelport.loadtests.quality import Deciding
 
-#: Of labels, the most rows first.
+#: Most labels in the report; those with the most rows come first.
 MOST_LABELS = 20
 
 
@@ -27,17 +27,17 @@ class LabelAgreement:
     label: str
     rows: int
     changed: int
-    #: Rows that were decided rightly; None where the truth is not known.
+    #: Rows with a right decision; None if the truth is unknown.
     baseline_right: int | None = None
     candidate_right: int | None = None
 
 
 @dataclass(frozen=True)
-class Agreement:
-    """How the answers of both sides to the same requests differ.
+class AnswerAgreement:
+    """Differences between both sides' answers to the same requests.
 
-    ``decisions`` is 0 where the model declares none. ``metric`` is ``accuracy`` or ``AUC``; empty
-    without labels. ``low`` and ``high`` are the interval of what the candidate lost.
+    ``decisions`` is 0 if the model declares none. ``metric`` is ``accuracy`` or ``AUC``, or empty
+    without labels. ``low`` and ``high`` are the interval of the candidate's loss.
     """
 
     requests: int
@@ -54,7 +54,7 @@ class Agreement:
 
     @property
     def drop(self) -> float | None:
-        """What the candidate lost of the metric."""
+        """The candidate's loss of the metric."""
         if self.baseline is None or self.candidate is None:
             return None
         return self.baseline - self.candidate
@@ -66,20 +66,20 @@ def compared(
     decided: Deciding | None,
     labels: Sequence[Array] | None,
     confidence: float,
-) -> Agreement:
-    """Both sides' answers to the same requests, the batch first.
+) -> AnswerAgreement:
+    """Compare both sides' answers to the same requests, batch dimension first.
 
     Raises:
-        ValueError: the labels are not one for each decision; an answer lacks the output.
+        ValueError: there is not one label for each decision, or an answer lacks the output.
     """
-    found = Agreement(len(baseline), _relative_error(baseline, candidate))
+    found = AnswerAgreement(len(baseline), _relative_error(baseline, candidate))
     if decided is None:
         return found
-    before, after = (quality.scored(decided, side) for side in (baseline, candidate))
+    before, after = (model_quality.scored(decided, side) for side in (baseline, candidate))
     known = labels is not None
     truth = before.decisions
     if labels is not None:
-        truth = quality.truth_of(labels, truth.size)
+        truth = model_quality.truth_of(labels, truth.size)
     found = replace(
         found,
         decisions=truth.size,
@@ -88,20 +88,20 @@ def compared(
     )
     if not known:
         return found
-    metric = quality.metric_of(decided, truth)
-    low, high = quality.interval(metric, truth, (before, after), confidence)
+    metric = model_quality.metric_of(decided, truth)
+    low, high = model_quality.interval(metric, truth, (before, after), confidence)
     return replace(
         found,
         metric=metric,
-        baseline=quality.measure(metric, truth, before),
-        candidate=quality.measure(metric, truth, after),
+        baseline=model_quality.measure(metric, truth, before),
+        candidate=model_quality.measure(metric, truth, after),
         low=low,
         high=high,
     )
 
 
 def _relative_error(baseline: Sequence[Tensors], candidate: Sequence[Tensors]) -> float:
-    """Over all outputs that are numbers and of one shape."""
+    """The relative error over all numeric outputs of equal shape."""
     error = norm = 0.0
     for one, other in zip(baseline, candidate, strict=True):
         for name, wanted in one.items():
@@ -117,7 +117,11 @@ def _relative_error(baseline: Sequence[Tensors], candidate: Sequence[Tensors]) -
 def _by_label(
     labels: Array, before: Array, after: Array, *, known: bool
 ) -> tuple[LabelAgreement, ...]:
-    """Args: known: ``labels`` are the truth, not the baseline's own decisions."""
+    """Count agreement by label.
+
+    Args:
+        known: ``labels`` are the truth, not the baseline's own decisions.
+    """
     every, counts = np.unique(labels, return_counts=True)
     found = []
     for label in every[np.argsort(-counts, kind="stable")][:MOST_LABELS]:

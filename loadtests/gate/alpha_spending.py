@@ -1,10 +1,10 @@
-"""What a look at growing data may say, so that all looks together are wrong as seldom as promised.
+"""Significance levels of interim analyses that keep the overall error probability.
 
-Who looks repeatedly, and stops at what pleases, is wrong more often than intended. An error is
-spent bit by bit instead: Lan and DeMets, "Discrete sequential boundaries for clinical trials"
-(Biometrika 1983), with the function alpha * t^3 of Kim and DeMets (1987), which keeps most for the
-end, as O'Brien and Fleming do. A look's own level follows from the joint distribution of the looks,
-those of a Brownian motion (Armitage, McPherson and Rowe 1969), by numerical integration.
+Repeated looks with a stop at the first favourable one exceed the intended error. Here the error is
+spent gradually: Lan and DeMets, "Discrete sequential boundaries for clinical trials" (Biometrika
+1983), with the spending function alpha * t^3 of Kim and DeMets (1987), which keeps most for the
+end, as O'Brien and Fleming do. The level of a look follows from the joint distribution of the
+looks, those of a Brownian motion (Armitage, McPherson and Rowe 1969), by numerical integration.
 """
 
 from __future__ import annotations
@@ -16,23 +16,23 @@ import math
 import numpy as np
 from scipy.special import ndtr, ndtri
 
-#: Of the spending function.
+#: Exponent of the spending function.
 POWER = 3
 GRID = 601
-#: Standard deviations below which no path lies.
+#: Standard deviations below which paths are negligible.
 LOWEST = -9.0
 
 
 def spend(error: float, fraction: float) -> float:
-    """What of ``error`` is spent once ``fraction`` (0..1) of the longest duration has passed."""
+    """The part of ``error`` spent by ``fraction`` (0..1) of the longest duration."""
     return error * float(min(max(fraction, 0.0), 1.0) ** POWER)
 
 
 @functools.lru_cache(maxsize=1024)
 def level(error: float, looks: tuple[float, ...]) -> float:
-    """The one-sided level of the last of ``looks``, parts of the longest duration, ascending.
+    """The one-sided level of the last of ``looks``, ascending fractions of the longest duration.
 
-    A test at each look's level is wrong at any of them with ``error`` at most.
+    Tests at each look's level have an overall error probability of at most ``error``.
 
     Raises:
         ValueError: the looks do not ascend within (0, 1].
@@ -61,7 +61,7 @@ def _bound_of_first(error: float, look: float) -> float:
 
 
 def _bound(nodes: np.ndarray, weights: np.ndarray, step: float, wanted: float) -> float:
-    """What so many of the paths that went on have now crossed; by bisection."""
+    """The bound that ``wanted`` of the continuing paths have crossed, by bisection."""
     low, high = -10.0, 10.0
     for _ in range(60):
         middle = (low + high) / 2

@@ -1,4 +1,4 @@
-"""``modelport gate``: the release decision, for people and pipelines."""
+"""``modelport gate``: a release decision for people and pipelines."""
 
 from __future__ import annotations
 
@@ -19,12 +19,17 @@ from modelport.gateway.cli.errors import (
     annotate,
     require_extra,
 )
-from modelport.loadtests.arguments import Positive, Seconds, check_writable, interruptible
-from modelport.loadtests.target import Protocol
+from modelport.loadtests.cli_options import (
+    DurationParam,
+    PositiveParam,
+    check_writable,
+    interruptible,
+)
+from modelport.loadtests.target import LoadTestProtocol
 
 if TYPE_CHECKING:
-    from modelport.loadtests.gate.decision import Decision
-    from modelport.loadtests.gate.gate import Asked
+    from modelport.loadtests.gate.decision import GateDecision
+    from modelport.loadtests.gate.gate import GateRequest
     from modelport.loadtests.gate.slo import Slo
 
 _FILE = click.Path(path_type=Path)
@@ -32,7 +37,7 @@ EXIT = {"pass": 0, "fail": 1, "inconclusive": 3}
 
 
 class GateCommand(OneLineCommand):
-    """Exit code 1 says that the candidate failed; what breaks here is not the candidate."""
+    """A command whose exit code 1 means a failed candidate; its own failures have others."""
 
     def invoke(self, ctx: click.Context) -> Any:
         try:
@@ -54,29 +59,29 @@ class GateCommand(OneLineCommand):
     type=_FILE,
     metavar="FILE",
     help="Recorded requests: perf_analyzer's JSON, or .npz rows by input name; outputs in it are "
-    "the right answers, 'labels' what is true.  [default: seeded inputs]",
+    "the expected answers, 'labels' the truth.  [default: seeded inputs]",
 )
 @click.option(
     "--protocol",
-    type=click.Choice([protocol.value for protocol in Protocol]),
-    help="Asked on both sides.  [default: the SLO file's, else oip-http-binary or oip-grpc]",
+    type=click.Choice([protocol.value for protocol in LoadTestProtocol]),
+    help="Protocol for both sides.  [default: the SLO file's, else oip-http-binary or oip-grpc]",
 )
 @click.option("--users", type=click.IntRange(min=1), help="Requests in flight.")
-@click.option("--rate", type=Positive(), help="Open loop: requests a second, whatever is answered.")
+@click.option("--rate", type=PositiveParam(), help="Open loop at this many requests per second.")
 @click.option("--batch-size", type=click.IntRange(min=1), help="Rows in a request.")
 @click.option(
-    "--max-duration", type=Seconds(least=1), help="Decide by then: 90s, 10m.  [default: 10m]"
+    "--max-duration", type=DurationParam(least=1), help="Decide by then: 90s, 10m.  [default: 10m]"
 )
 @click.option(
     "--max-drop",
     type=click.FloatRange(0, 1),
-    help="How much accuracy or AUC may fall on --data with 'labels'.  [default: 0.01]",
+    help="Accepted loss of accuracy or AUC on --data with 'labels'.  [default: 0.01]",
 )
 @click.option(
     "--retrained/--same-checkpoint",
     default=None,
-    help="Hold each side to its own answers, or the candidate to the baseline's.  [default: as the "
-    "certificates say]",
+    help="Compare each side with its own answers, or the candidate with the baseline.  [default: "
+    "from the certificates]",
 )
 @click.option(
     "--public-key",
@@ -84,13 +89,15 @@ class GateCommand(OneLineCommand):
     type=_FILE,
     metavar="PUBKEY",
     multiple=True,
-    help="The candidate must be signed with it. Repeatable: any one of the keys.",
+    help="Require the candidate's signature by this key. Repeatable: any one of the keys.",
 )
 @click.option("--seed", type=click.IntRange(min=0), default=0, show_default=True)
-@click.option("--json", "json_file", type=_FILE, help="Write the decision, for programs.")
-@click.option("--junit", "junit_file", type=_FILE, help="Write JUnit XML, for a pipeline.")
-@click.option("--markdown", "markdown_file", type=_FILE, help="Write it for a pull request.")
-@click.option("--html", "html_file", type=_FILE, help="Write one page with plots.")
+@click.option("--json", "json_file", type=_FILE, help="Write the decision as JSON.")
+@click.option("--junit", "junit_file", type=_FILE, help="Write the decision as JUnit XML.")
+@click.option("--markdown", "markdown_file", type=_FILE, help="Write the decision as Markdown.")
+@click.option(
+    "--html", "html_file", type=_FILE, help="Write the decision as one HTML page with plots."
+)
 @click.option("--quiet", "-q", is_flag=True, help="No progress.")
 def gate(baseline: str, candidate: str, slo_file: Path, quiet: bool, **options: Any) -> None:
     """Decide whether CANDIDATE may replace BASELINE.
@@ -99,17 +106,17 @@ def gate(baseline: str, candidate: str, slo_file: Path, quiet: bool, **options: 
     here or in object storage (s3://BUCKET/PREFIX/fraud/2, gs://, az://); or the URL of a model on a
     running server: http://HOST:PORT/v2/models/NAME[/versions/V] or grpc://HOST:PORT/NAME[/V].
 
-    A candidate in a folder first shows its manifest, certificate and signature. Then both are asked
+    A candidate in a folder is first checked: manifest, certificate, signature. Then both are asked
     the same in turn, in rounds, each round with new processes, until every limit of the SLO file is
     decided or the longest duration is over. One user without a rate asks both in turn, request by
-    request; several users, or a rate, load one side after the other, seconds long. A limit is held
-    against the confidence interval (a bootstrap over rounds) of p50, p99, time to first response,
-    errors and wrong answers: beyond it, within it, or neither.
+    request; several users, or a rate, load one side after the other for seconds. Each limit is
+    compared with the confidence interval (a bootstrap over rounds) of p50, p99, time to first
+    response, errors or wrong answers: the limit is kept, broken, or undecided.
 
-    Of one checkpoint, the candidate's answers must be the baseline's, within what the certificates
-    allow. Of a model that was trained again, each side must answer as its own checkpoint did when
-    it was exported; how the two differ is a report, and accuracy or AUC on --data with 'labels' may
-    fall by --max-drop.
+    With the same checkpoint, the candidate's answers must equal the baseline's, within the
+    tolerance of the certificates. With a retrained model, each side must answer as its own
+    checkpoint did when it was exported; their differences are reported, and accuracy or AUC on
+    --data with 'labels' may fall by --max-drop.
 
     The SLO file is TOML with the tables [limits], [regressions], [verdict], [duration], [load],
     [certificate] and [answers]; an empty one allows 5 % more at p50 and p99, 15 % more until the
@@ -119,9 +126,9 @@ def gate(baseline: str, candidate: str, slo_file: Path, quiet: bool, **options: 
     \b
     Exit codes:
       0    pass: every limit is kept
-      1    fail: a limit is broken, or the candidate is not what was published
-      2    usage: an argument, the SLO file, or a model that is not there
-      3    inconclusive: neither; it says how much longer it would need, or what broke here
+      1    fail: a limit is broken, or the candidate's files were changed
+      2    usage: an argument, the SLO file, or a missing model
+      3    inconclusive: neither; the message says how much longer it would take, or what broke
       4    the extra 'load' is not installed
       130  interrupted
     """
@@ -139,7 +146,7 @@ def gate(baseline: str, candidate: str, slo_file: Path, quiet: bool, **options: 
 
 
 def _check(files: Mapping[str, Path | None]) -> None:
-    """Before anything is measured: each report has a file of its own, which can be written."""
+    """Check before measuring that each report has its own file, which can be written."""
     kinds: dict[Path, str] = {}
     for kind, path in files.items():
         if path is not None and (other := kinds.setdefault(path.absolute(), kind)) != kind:
@@ -147,21 +154,23 @@ def _check(files: Mapping[str, Path | None]) -> None:
     check_writable(files.values())
 
 
-def _asked(baseline: str, candidate: str, slo_file: Path, **options: Any) -> Asked:
+def _asked(baseline: str, candidate: str, slo_file: Path, **options: Any) -> GateRequest:
+    from modelport.loadtests.gate import baseline_and_candidate, slo
     from modelport.loadtests.gate import gate as gating
-    from modelport.loadtests.gate import sides, slo
 
     limits = _overridden(slo.read(slo_file), **options)
     for key in limits.certificate.public_keys:
         if not key.is_file():
-            raise UsageError(f"the public key '{key}' is no file; 'modelport keygen' makes a pair")
+            raise UsageError(
+                f"the public key '{key}' is not a file; 'modelport keygen' makes a pair"
+            )
     data = options["data"]
     if data is not None and not data.is_file():
-        raise UsageError(f"--data '{data}' is no file; 'modelport sample' writes one")
-    one, other = sides.side(baseline), sides.side(candidate)
+        raise UsageError(f"--data '{data}' is not a file; 'modelport sample' writes one")
+    one, other = baseline_and_candidate.side(baseline), baseline_and_candidate.side(candidate)
     said = "load.protocol" in limits.said
-    protocol = sides.protocol(one, other, limits.load.protocol, said)
-    asked = gating.Asked(
+    protocol = baseline_and_candidate.protocol(one, other, limits.load.protocol, said)
+    asked = gating.GateRequest(
         one,
         other,
         limits,
@@ -175,7 +184,7 @@ def _asked(baseline: str, candidate: str, slo_file: Path, **options: Any) -> Ask
 
 
 def _overridden(slo: Slo, **options: Any) -> Slo:
-    """The file's, with what the command line says instead."""
+    """The SLO of the file, with the values of the command line."""
     from modelport.loadtests.gate.slo import parse
 
     load, said = {}, set(slo.said)
@@ -187,7 +196,7 @@ def _overridden(slo: Slo, **options: Any) -> Slo:
         if options[option] is not None:
             load[key] = options[option]
     if options["protocol"] is not None:
-        load["protocol"] = Protocol(options["protocol"])
+        load["protocol"] = LoadTestProtocol(options["protocol"])
         said.add("load.protocol")
     duration, certificate = {}, {}
     if options["max_duration"] is not None:
@@ -201,7 +210,7 @@ def _overridden(slo: Slo, **options: Any) -> Slo:
     if options["public_keys"]:
         certificate["public_keys"] = options["public_keys"]
     try:
-        parse({"load": load, "duration": duration})  # the file's bounds hold here too
+        parse({"load": load, "duration": duration})  # the file's bounds apply here too
     except ValueError as error:
         raise UsageError(str(error)) from error
     return dataclasses.replace(
@@ -215,31 +224,34 @@ def _overridden(slo: Slo, **options: Any) -> Slo:
     )
 
 
-def _judged(asked: Asked, quiet: bool) -> Decision:
+def _judged(asked: GateRequest, quiet: bool) -> GateDecision:
     from rich.console import Console
 
     from modelport.loadtests.gate.gate import judge
-    from modelport.loadtests.gate.live import Live
+    from modelport.loadtests.gate.progress_display import GateProgress
 
     if quiet:
         return judge(asked)
-    with Live(asked, Console(stderr=True)) as live:
+    with GateProgress(asked, Console(stderr=True)) as live:
         return judge(asked, say=live.say, watch=live.watch)
 
 
-def _report(decision: Decision, files: Mapping[str, Path | None]) -> list[str]:
-    """Print it, and write the files; those that could not be written, with the reason."""
-    from modelport.loadtests.gate.document import document
-    from modelport.loadtests.report import blocks, console, html, junit, markdown
+def _report(decision: GateDecision, files: Mapping[str, Path | None]) -> list[str]:
+    """Print the decision and write the files; return the errors of those that could not be
+    written."""
+    from modelport.loadtests.gate.json_document import document
+    from modelport.loadtests.report import console, html, junit, markdown, marked_block
 
     console.decision(decision, console.standard())
     for check in decision.checks:
         if check.status != "pass":
-            told = ": ".join(part for part in (check.observed, check.bound, check.detail) if part)
-            annotate(f"{check.name}: {check.status}: {told}", "modelport gate")
+            detail = ": ".join(part for part in (check.observed, check.bound, check.detail) if part)
+            annotate(f"{check.name}: {check.status}: {detail}", "modelport gate")
     told = {"verdict": str(decision.status), "baseline": decision.baseline}
     writers: dict[str, Callable[[Path], None]] = {
-        "json": lambda path: blocks.write(path, json.dumps(document(decision), indent=2) + "\n"),
+        "json": lambda path: marked_block.write(
+            path, json.dumps(document(decision), indent=2) + "\n"
+        ),
         "junit": lambda path: junit.write(
             path,
             f"modelport gate: {decision.candidate}",
@@ -247,7 +259,7 @@ def _report(decision: Decision, files: Mapping[str, Path | None]) -> list[str]:
             properties={**told, **decision.hardware},
             began_at=decision.began_at,
         ),
-        "markdown": lambda path: blocks.write(path, markdown.decision(decision)),
+        "markdown": lambda path: marked_block.write(path, markdown.decision(decision)),
         "html": lambda path: html.write_gate(decision, path),
     }
     unwritten = []

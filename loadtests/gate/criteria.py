@@ -1,4 +1,4 @@
-"""What is asked of the measurements: criteria with figure, interval and limit."""
+"""Criteria of the gate: a figure, its confidence interval, and a limit."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ import numpy as np
 
 from modelport.loadtests import statistics
 from modelport.loadtests.gate.slo import Slo
-from modelport.loadtests.samples import Outcome, Run
+from modelport.loadtests.samples import LoadRun, Outcome
 from modelport.loadtests.statistics import Floats, Interval, Tails
 
-#: The criterion about answers that came and were not right.
+#: Name of the criterion about wrong answers.
 WRONG = "wrong answers"
 
 
@@ -20,21 +20,21 @@ WRONG = "wrong answers"
 class Half:
     """One side of one round."""
 
-    #: Milliseconds [requests], in order: answered or timed out, from the intended sending.
+    #: Milliseconds [requests], sorted, from the intended sending; timeouts included.
     latencies_ms: Floats
     #: Milliseconds [answers], from sending.
     first_bytes_ms: Floats
     asked: int
     wrong: int
-    #: Refused, failed, timed out.
+    #: Refused, failed or timed out.
     errors: int
-    #: Process start to READY, and to the first correct answer; None of a server that runs already.
+    #: Process start to READY, and to the first correct answer; None for a running server.
     cold_start_seconds: float | None = None
     first_response_seconds: float | None = None
 
 
 @dataclass(frozen=True)
-class Round:
+class PairedRound:
     """Both sides, measured next to each other."""
 
     baseline: Half
@@ -42,15 +42,15 @@ class Round:
 
 
 def half_of(
-    runs: Sequence[Run],
+    runs: Sequence[LoadRun],
     cold_start_seconds: float | None = None,
     first_response_seconds: float | None = None,
 ) -> Half:
-    """What the slices of one side in one round come to."""
+    """Combine the slices of one side in one round."""
     samples = np.concatenate([run.samples for run in runs])
     outcomes = samples["outcome"]
     answered = (outcomes == Outcome.OK) | (outcomes == Outcome.WRONG)
-    # Without those that timed out, the slowest would leave the tail.
+    # Dropping timeouts would remove the slowest requests from the tail.
     waited = answered | (outcomes == Outcome.TIMED_OUT)
     wrong = int((outcomes == Outcome.WRONG).sum())
     return Half(
@@ -66,20 +66,22 @@ def half_of(
 
 @dataclass(frozen=True)
 class Criterion:
+    """One figure of the candidate with its limit."""
+
     name: str
     unit: str
     allowed: float
     relative: bool
     #: A side's own figure, from its halves.
     figure: Callable[[Sequence[Half]], float | None]
-    #: The interval that is held against the limit.
-    interval: Callable[[Sequence[Round], Tails], Interval]
+    #: The interval to compare with the limit.
+    interval: Callable[[Sequence[PairedRound], Tails], Interval]
     #: A share needs no spread between rounds.
     is_share: bool = False
 
 
-def criteria(rounds: Sequence[Round], slo: Slo) -> list[Criterion]:
-    """Those that the SLO sets, and that these rounds can answer."""
+def criteria(rounds: Sequence[PairedRound], slo: Slo) -> list[Criterion]:
+    """The criteria that the SLO sets and that these rounds can answer."""
     limits, regressions = slo.limits, slo.regressions
     found: list[Criterion] = []
     for label, field_name, q, limit, regression in (
@@ -120,8 +122,8 @@ def criteria(rounds: Sequence[Round], slo: Slo) -> list[Criterion]:
     return found
 
 
-def _started(rounds: Sequence[Round]) -> bool:
-    """Whether both sides were started by the gate; the time of a running server's is not known."""
+def _started(rounds: Sequence[PairedRound]) -> bool:
+    """Whether the gate started both sides; a running server's start time is unknown."""
     halves = [half for both in rounds for half in (both.baseline, both.candidate)]
     return all(half.first_response_seconds is not None for half in halves)
 
@@ -136,10 +138,10 @@ def _of_requests(
         every = np.concatenate(values(halves))
         return float(np.quantile(every, q)) if every.size else None
 
-    def absolute(rounds: Sequence[Round], tails: Tails) -> Interval:
+    def absolute(rounds: Sequence[PairedRound], tails: Tails) -> Interval:
         return statistics.quantile(values([r.candidate for r in rounds]), q, tails)
 
-    def relative(rounds: Sequence[Round], tails: Tails) -> Interval:
+    def relative(rounds: Sequence[PairedRound], tails: Tails) -> Interval:
         sides = (values([r.candidate for r in rounds]), values([r.baseline for r in rounds]))
         return statistics.quantile_ratio(*sides, q, tails)
 
@@ -155,7 +157,8 @@ def _of_requests(
 def _of_starts(
     label: str, name: str, limit: float | None, regression: float | None
 ) -> list[Criterion]:
-    """One value a round. The absolute is a ratio to one second: the same interval."""
+    """A criterion with one value per round; the absolute interval is that of a ratio to 1
+    second."""
 
     def values(halves: Sequence[Half]) -> list[float]:
         return [getattr(half, name) for half in halves]
@@ -163,11 +166,11 @@ def _of_starts(
     def figure(halves: Sequence[Half]) -> float | None:
         return float(np.exp(np.mean(np.log(values(halves))))) if halves else None
 
-    def absolute(rounds: Sequence[Round], tails: Tails) -> Interval:
+    def absolute(rounds: Sequence[PairedRound], tails: Tails) -> Interval:
         seconds = values([r.candidate for r in rounds])
         return statistics.ratio(seconds, [1.0] * len(seconds), tails)
 
-    def relative(rounds: Sequence[Round], tails: Tails) -> Interval:
+    def relative(rounds: Sequence[PairedRound], tails: Tails) -> Interval:
         sides = (values([r.candidate for r in rounds]), values([r.baseline for r in rounds]))
         return statistics.ratio(*sides, tails)
 
@@ -185,7 +188,7 @@ def _of_counts(label: str, name: str, limit: float) -> Criterion:
         asked = sum(half.asked for half in halves)
         return sum(getattr(half, name) for half in halves) / asked if asked else None
 
-    def interval(rounds: Sequence[Round], tails: Tails) -> Interval:
+    def interval(rounds: Sequence[PairedRound], tails: Tails) -> Interval:
         halves = [r.candidate for r in rounds]
         bad = [getattr(half, name) for half in halves]
         return statistics.share(bad, [half.asked for half in halves], tails)

@@ -1,16 +1,16 @@
-"""From what was measured to a verdict: a pure function.
+"""The decision of the gate: a pure function of the measurements.
 
-Every criterion is one interval held against one limit. It **fails** where the whole interval lies
-beyond the limit, **passes** where all of it lies within, and is **inconclusive** else. The
-candidate fails with one failed criterion, and passes with all passed. With a confidence of 0.95:
+Every criterion compares one confidence interval with one limit. It **fails** if the whole interval
+lies beyond the limit, **passes** if all of it lies within, and is **inconclusive** otherwise. The
+candidate fails with one failed criterion, and passes if all pass. With a confidence of 0.95:
 
-- a candidate that keeps every limit fails in at most 5 % of gates: the error is divided among the
-  criteria (Bonferroni), because each is an occasion to fail by chance; shares of errors need
-  little of it, because they are far from their limit or far beyond;
-- one that breaks a limit passes in at most 5 %: nothing to divide here, because it must pass all of
-  them (an intersection-union test, Berger 1982).
+- A candidate that keeps every limit fails in at most 5 % of gates. The error is divided among the
+  criteria (Bonferroni), because each is an occasion to fail by chance; shares of errors get little
+  of it, because they lie far within or far beyond their limit.
+- A candidate that breaks a limit passes in at most 5 %. Nothing is divided here, because it must
+  pass all criteria (an intersection-union test, Berger 1982).
 
-Both errors are spent over the looks at the growing data too (``loadtests.gate.alpha_spending``).
+Both errors are also spent over the interim analyses (``loadtests.gate.alpha_spending``).
 """
 
 from __future__ import annotations
@@ -20,26 +20,26 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from modelport.loadtests import statistics
-from modelport.loadtests.gate.agreement import Agreement
+from modelport.loadtests.gate.agreement import AnswerAgreement
 from modelport.loadtests.gate.alpha_spending import level
-from modelport.loadtests.gate.criteria import Criterion, Half, Round
+from modelport.loadtests.gate.criteria import Criterion, Half, PairedRound
 from modelport.loadtests.gate.criteria import criteria as criteria_of
 from modelport.loadtests.gate.slo import Slo
-from modelport.loadtests.report.checks import Check, Status
-from modelport.loadtests.report.figures import change as as_change
-from modelport.loadtests.report.figures import duration, with_unit
-from modelport.loadtests.samples import Run
+from modelport.loadtests.report.checks import Check, CheckStatus
+from modelport.loadtests.report.number_format import change as as_change
+from modelport.loadtests.report.number_format import duration, with_unit
+from modelport.loadtests.samples import LoadRun
 from modelport.loadtests.statistics import Interval, Tails, TooFewSamples
 
-#: Parts of the longest duration after which the gate looks. The first two are for the gross.
+#: Times of the looks, as fractions of the longest duration. The first two catch gross failures.
 LOOKS = (0.05, 0.2, 0.4, 0.6, 0.8, 1.0)
-#: What all shares together get of the error of failing.
+#: Part of the error of failing that all shares get together.
 SHARES_PART = 0.1
-#: Where not one is allowed, so many must have been right.
+#: Requests that must all be right if the limit is zero.
 FLAWLESS_REQUESTS = 1000
-#: The question whether anything could be measured at all.
+#: Name of the question whether measuring was possible at all.
 BROKEN = "measurement"
-#: Beyond that many times the duration, "longer" is no advice.
+#: Factor of the duration from which "longer" is no useful advice.
 HOPELESS = 100.0
 
 
@@ -47,13 +47,13 @@ HOPELESS = 100.0
 class Question:
     """One criterion with its answer.
 
-    ``relative``: ``change``, ``low``, ``high`` and ``allowed`` are candidate / baseline; else they
-    are the candidate's own, in ``unit``.
+    If ``relative``, then ``change``, ``low``, ``high`` and ``allowed`` are candidate / baseline;
+    otherwise they are the candidate's own, in ``unit``.
     """
 
     name: str
     unit: str
-    status: Status
+    status: CheckStatus
     baseline: float | None = None
     candidate: float | None = None
     change: float | None = None
@@ -62,14 +62,14 @@ class Question:
     allowed: float | None = None
     detail: str = ""
     relative: bool = False
-    #: How many times the rounds so far would decide it; 1 where it is decided.
+    #: Factor of the rounds so far that would decide it; 1 if it is decided.
     longer: float = 1.0
-    #: Its part of the time that the gate took.
+    #: Its part of the gate's time.
     seconds: float = 0.0
 
     @property
     def check(self) -> Check:
-        """The same for people."""
+        """The same as a check for people."""
         return Check(
             self.name, self.status, self._observed(), self._bound(), self.detail, self.seconds
         )
@@ -92,27 +92,27 @@ class Question:
 
 
 @dataclass(frozen=True)
-class Decision:
-    """What the gate says, and what it rests on."""
+class GateDecision:
+    """The gate's decision, and its grounds."""
 
-    status: Status
+    status: CheckStatus
     questions: tuple[Question, ...]
     baseline: str
     candidate: str
-    baseline_runs: tuple[Run, ...] = ()
-    candidate_runs: tuple[Run, ...] = ()
+    baseline_runs: tuple[LoadRun, ...] = ()
+    candidate_runs: tuple[LoadRun, ...] = ()
     rounds: int = 0
     confidence: float = 0.95
     seconds: float = 0.0
-    #: Of an inconclusive gate: how much longer it would take; None where no length decides it.
+    #: Further seconds that an inconclusive gate would need; None if no duration decides it.
     more_seconds: float | None = None
     #: ISO 8601, UTC.
     began_at: str = ""
     command: str = ""
     seed: int = 0
     hardware: Mapping[str, str] = field(default_factory=dict)
-    #: How the answers differ, of a candidate that was trained again, or where labels are known.
-    agreement: Agreement | None = None
+    #: Differences of the answers, for a retrained candidate or with known labels.
+    agreement: AnswerAgreement | None = None
     notes: tuple[str, ...] = ()
 
     @property
@@ -121,16 +121,16 @@ class Decision:
 
 
 def timed(questions: Sequence[Question], seconds: float) -> tuple[Question, ...]:
-    """``questions``, those that are new with their parts of what has passed since the others."""
+    """Give new questions their part of the time since the previous ones."""
     new = sum(not one.seconds for one in questions)
     rest = max(0.0, seconds - sum(one.seconds for one in questions))
     return tuple(one if one.seconds else replace(one, seconds=rest / new) for one in questions)
 
 
 def decide(
-    rounds: Sequence[Round], slo: Slo, looks: tuple[float, ...] = (1.0,)
+    rounds: Sequence[PairedRound], slo: Slo, looks: tuple[float, ...] = (1.0,)
 ) -> tuple[Question, ...]:
-    """Every criterion's verdict at the last of ``looks``, parts of the longest duration so far."""
+    """Every criterion's verdict at the last of ``looks``, fractions of the longest duration."""
     criteria = criteria_of(rounds, slo)
     error = 1 - slo.verdict.confidence
     above = level(error, looks)
@@ -141,7 +141,7 @@ def decide(
 
 
 def _parts(criteria: Sequence[Criterion]) -> list[float]:
-    """Of the error of failing, what each criterion gets."""
+    """The part of the error of failing that each criterion gets."""
     shares = sum(one.is_share for one in criteria)
     others = len(criteria) - shares
     of_shares = (SHARES_PART if others else 1.0) if shares else 0.0
@@ -149,17 +149,19 @@ def _parts(criteria: Sequence[Criterion]) -> list[float]:
 
 
 def more_seconds(questions: Sequence[Question], seconds: float) -> float | None:
-    """How much longer than ``seconds`` until all open questions are decided, in expectation."""
+    """Expected seconds beyond ``seconds`` until all open questions are decided."""
     longest = max((question.longer for question in questions), default=1.0)
     return None if longest > HOPELESS else seconds * (longest - 1)
 
 
-def _answer(criterion: Criterion, rounds: Sequence[Round], slo: Slo, tails: Tails) -> Question:
+def _answer(
+    criterion: Criterion, rounds: Sequence[PairedRound], slo: Slo, tails: Tails
+) -> Question:
     baseline, candidate = [r.baseline for r in rounds], [r.candidate for r in rounds]
     undecided = Question(
         criterion.name,
         criterion.unit,
-        Status.INCONCLUSIVE,
+        CheckStatus.INCONCLUSIVE,
         baseline=criterion.figure(baseline),
         candidate=criterion.figure(candidate),
         allowed=criterion.allowed,
@@ -172,10 +174,10 @@ def _answer(criterion: Criterion, rounds: Sequence[Round], slo: Slo, tails: Tail
     status, longer = _held(interval, criterion, candidate)
     detail = ""
     missing = slo.duration.min_rounds - len(rounds)
-    if status is not Status.INCONCLUSIVE and missing > 0 and not criterion.is_share:
-        status, longer = Status.INCONCLUSIVE, slo.duration.min_rounds / len(rounds)
+    if status is not CheckStatus.INCONCLUSIVE and missing > 0 and not criterion.is_share:
+        status, longer = CheckStatus.INCONCLUSIVE, slo.duration.min_rounds / len(rounds)
         detail = f"undecided: {missing} more rounds first"
-    elif status is Status.INCONCLUSIVE:
+    elif status is CheckStatus.INCONCLUSIVE:
         detail = _why(longer)
     return replace(
         undecided,
@@ -190,21 +192,21 @@ def _answer(criterion: Criterion, rounds: Sequence[Round], slo: Slo, tails: Tail
 
 def _held(
     interval: Interval, criterion: Criterion, candidate: Sequence[Half]
-) -> tuple[Status, float]:
-    """Against the limit: the verdict, and how many times the data would bring one."""
+) -> tuple[CheckStatus, float]:
+    """Compare an interval with its limit; return the verdict, and the data it would need."""
     allowed = criterion.allowed
     if interval.lower > allowed:
-        return Status.FAIL, 1.0
+        return CheckStatus.FAIL, 1.0
     if interval.upper <= allowed:
-        return Status.PASS, 1.0
+        return CheckStatus.PASS, 1.0
     if criterion.is_share and interval.estimate == 0:
-        # Without a single one the bound falls as one over the number, not over its root.
+        # Without a single failure the bound falls as one over the number, not over its root.
         if allowed > 0:
-            return Status.INCONCLUSIVE, interval.upper / allowed
+            return CheckStatus.INCONCLUSIVE, interval.upper / allowed
         asked = sum(half.asked for half in candidate)
         longer = FLAWLESS_REQUESTS / asked
-        return (Status.PASS, 1.0) if longer <= 1 else (Status.INCONCLUSIVE, longer)
-    return Status.INCONCLUSIVE, statistics.rounds_needed(interval, allowed)
+        return (CheckStatus.PASS, 1.0) if longer <= 1 else (CheckStatus.INCONCLUSIVE, longer)
+    return CheckStatus.INCONCLUSIVE, statistics.rounds_needed(interval, allowed)
 
 
 def _why(longer: float) -> str:
@@ -213,8 +215,8 @@ def _why(longer: float) -> str:
     return f"undecided: about {longer:.1f} times as long decides it"
 
 
-def longer_text(decision: Decision) -> str:
-    """What to do about an inconclusive gate, in one sentence."""
+def longer_text(decision: GateDecision) -> str:
+    """Advice after an inconclusive gate, in one sentence."""
     broken = [one.detail for one in decision.questions if one.name == BROKEN]
     if broken:
         return f"Nothing is decided: {broken[0]}."

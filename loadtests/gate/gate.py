@@ -1,4 +1,5 @@
-"""A whole gate: what folders prove, a rehearsal, rounds with looks between them, the decision."""
+"""A whole gate: integrity of the candidate, preflight, rounds with interim analyses, the
+decision."""
 
 from __future__ import annotations
 
@@ -12,35 +13,35 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 from modelport.gateway.cli.errors import UsageError
-from modelport.loadtests.gate import integrity, stored
-from modelport.loadtests.gate.criteria import Round
-from modelport.loadtests.gate.decision import BROKEN, Decision, Question, more_seconds, timed
+from modelport.loadtests.gate import integrity, object_storage
+from modelport.loadtests.gate.baseline_and_candidate import Published, Running, Side, Stored
+from modelport.loadtests.gate.criteria import PairedRound
+from modelport.loadtests.gate.decision import BROKEN, GateDecision, Question, more_seconds, timed
 from modelport.loadtests.gate.interim_analysis import Looks
+from modelport.loadtests.gate.object_storage import NotAsPublished
 from modelport.loadtests.gate.paired_rounds import Cores, Duel, Lost, OutOfTime
-from modelport.loadtests.gate.rehearsal import Rehearsal
-from modelport.loadtests.gate.sides import Published, Running, Side, Stored
+from modelport.loadtests.gate.preflight import Rehearsal
 from modelport.loadtests.gate.slo import Slo
-from modelport.loadtests.gate.stored import NotAsPublished
 from modelport.loadtests.hardware import hardware
-from modelport.loadtests.report.checks import Status, worst
-from modelport.loadtests.samples import Run
-from modelport.loadtests.target import Protocol
+from modelport.loadtests.report.checks import CheckStatus, worst
+from modelport.loadtests.samples import LoadRun
+from modelport.loadtests.target import LoadTestProtocol
 
-#: Messages told of either side.
+#: Messages reported per side.
 MOST_ERRORS = 3
-#: No round begins that is not expected to be over by the longest duration; so much later all ends.
+#: Part of the longest duration by which the last round may exceed it.
 OVERTIME = 0.1
 
 
 @dataclass(frozen=True)
-class Asked:
-    """The whole question."""
+class GateRequest:
+    """The complete input of a gate."""
 
     baseline: Side | Stored
     candidate: Side | Stored
     slo: Slo
-    protocol: Protocol
-    #: Recorded requests; None: drawn from the model's ranges.
+    protocol: LoadTestProtocol
+    #: Recorded requests; None: random ones within the model's ranges.
     data: Path | None = None
     seed: int = 0
     command: str = ""
@@ -48,32 +49,32 @@ class Asked:
 
 @dataclass(frozen=True)
 class Watching:
-    """What a spectator sees after every round."""
+    """The state of a gate after a round, for display."""
 
     seconds: float
-    rounds: tuple[Round, ...]
-    #: Of the last look; empty before the first.
+    rounds: tuple[PairedRound, ...]
+    #: The questions at the last look; empty before the first.
     questions: tuple[Question, ...]
 
 
 def judge(
-    asked: Asked,
+    asked: GateRequest,
     *,
     say: Callable[[str], None] = lambda text: None,
     watch: Callable[[Watching], None] = lambda watching: None,
-) -> Decision:
-    """Measure as long as it takes, and decide.
+) -> GateDecision:
+    """Measure as long as necessary, and decide.
 
     Args:
-        say: told what is being done.
-        watch: told what has been found so far.
+        say: called with the current activity.
+        watch: called with the state after every round.
 
     Raises:
-        UsageError: something cannot be compared, so that there is no verdict.
+        UsageError: something cannot be compared, so there is no verdict.
     """
     start = time.monotonic()
-    decision = Decision(
-        Status.PASS,
+    decision = GateDecision(
+        CheckStatus.PASS,
         (),
         asked.baseline.given,
         asked.candidate.given,
@@ -113,18 +114,18 @@ def judge(
 
 
 def _measured(
-    asked: Asked,
+    asked: GateRequest,
     duel: Duel,
-    decision: Decision,
+    decision: GateDecision,
     start: float,
     watch: Callable[[Watching], None],
-) -> Decision:
-    """First what the candidate's folder proves, then what both answer."""
+) -> GateDecision:
+    """Check the candidate's folder first, then both sides' answers, then measure."""
     if isinstance(asked.candidate, Published):
         decision = _with(
             decision, integrity.questions(asked.candidate, asked.slo.certificate), start
         )
-    if decision.status is Status.FAIL:
+    if decision.status is CheckStatus.FAIL:
         return decision
     try:
         found = Rehearsal(duel, asked.data).run()
@@ -137,21 +138,21 @@ def _measured(
         (*decision.questions, *found.questions),
         start,
     )
-    if decision.status is Status.FAIL:
+    if decision.status is CheckStatus.FAIL:
         return decision
     return _rounds(asked, decision, duel, start, watch)
 
 
 def _rounds(
-    asked: Asked,
-    decision: Decision,
+    asked: GateRequest,
+    decision: GateDecision,
     duel: Duel,
     start: float,
     watch: Callable[[Watching], None],
-) -> Decision:
+) -> GateDecision:
     looks = Looks(asked.slo)
-    rounds: list[Round] = []
-    runs: tuple[list[Run], list[Run]] = ([], [])
+    rounds: list[PairedRound] = []
+    runs: tuple[list[LoadRun], list[LoadRun]] = ([], [])
     most = asked.slo.duration.max_seconds
     first_round = time.monotonic()
     lost: Lost | OSError | None = None
@@ -161,7 +162,7 @@ def _rounds(
         try:
             one, made = duel.round(len(rounds))
         except (Lost, OSError) as error:
-            if rounds and isinstance(error, OutOfTime):  # those before decide what they can
+            if rounds and isinstance(error, OutOfTime):  # the earlier rounds decide what they can
                 looks.at(rounds, 1.0)
             else:
                 lost = error
@@ -200,38 +201,40 @@ def _no_room(duel: Duel) -> Lost:
     )
 
 
-def _fetched(asked: Asked, work: Path, start: float) -> tuple[Side, Side]:
-    """Both sides, here.
+def _fetched(asked: GateRequest, work: Path, start: float) -> tuple[Side, Side]:
+    """Both sides as local versions or running servers.
 
     Raises:
-        NotAsPublished: the candidate's files.
-        Lost: there was no time for it.
+        NotAsPublished: the candidate's files were changed.
+        Lost: there was no time to fetch them.
     """
     try:
-        baseline = stored.fetched(asked.baseline, work / "baseline", _left(asked, start))
+        baseline = object_storage.fetched(asked.baseline, work / "baseline", _left(asked, start))
     except NotAsPublished as error:
         raise UsageError(f"the baseline is not what was published: {error}") from error
-    return baseline, stored.fetched(asked.candidate, work / "candidate", _left(asked, start))
+    return baseline, object_storage.fetched(
+        asked.candidate, work / "candidate", _left(asked, start)
+    )
 
 
-def _left(asked: Asked, start: float) -> float:
-    """Seconds until the gate must be over, a little at least for what has to be tried."""
+def _left(asked: GateRequest, start: float) -> float:
+    """Seconds until the gate must end, with a small minimum for mandatory steps."""
     return max(1.0, asked.slo.duration.max_seconds - (time.monotonic() - start))
 
 
-def _with(decision: Decision, questions: tuple[Question, ...], start: float) -> Decision:
+def _with(decision: GateDecision, questions: tuple[Question, ...], start: float) -> GateDecision:
     status = worst(question.check for question in questions)
     told = timed(questions, time.monotonic() - start)
     return dataclasses.replace(decision, status=status, questions=told)
 
 
-def _broken(decision: Decision, lost: Lost | OSError, start: float) -> Decision:
-    """A candidate that cannot be measured fails; without a baseline nothing is known.
+def _broken(decision: GateDecision, lost: Lost | OSError, start: float) -> GateDecision:
+    """The decision after a failure: a candidate that cannot be measured fails.
 
-    Nor where this machine itself gives up: a full disk is nobody's latency.
+    Without a baseline, or after a failure of this machine such as a full disk, nothing is decided.
     """
     by_candidate = isinstance(lost, Lost) and lost.is_candidate
-    status = Status.FAIL if by_candidate else Status.INCONCLUSIVE
+    status = CheckStatus.FAIL if by_candidate else CheckStatus.INCONCLUSIVE
     detail = str(lost) if isinstance(lost, Lost) else f"this machine cannot go on: {lost}"
     name = lost.name if isinstance(lost, Lost) else BROKEN
     question = Question(name, "", status, detail=detail, longer=float("inf"))
@@ -240,14 +243,14 @@ def _broken(decision: Decision, lost: Lost | OSError, start: float) -> Decision:
     )
 
 
-def _notes(asked: Asked) -> tuple[str, ...]:
+def _notes(asked: GateRequest) -> tuple[str, ...]:
     notes = []
     if not asked.slo.said:
         notes.append("The SLO file sets nothing: every limit is the default.")
     if asked.slo.load.is_lone:
         notes.append(
-            "One user asked both sides in turn: each side's answers a second are about half of "
-            "what it gives to a user of its own."
+            "One user asked both sides in turn: each side's answers per second are about half of "
+            "what it would give to a user of its own."
         )
     kinds = {isinstance(side, Running) for side in (asked.baseline, asked.candidate)}
     if kinds == {True, False}:
@@ -258,8 +261,8 @@ def _notes(asked: Asked) -> tuple[str, ...]:
     return tuple(notes)
 
 
-def _noticed(runs: tuple[list[Run], list[Run]]) -> list[str]:
-    """What went wrong most often, and what spoils the measurement itself."""
+def _noticed(runs: tuple[list[LoadRun], list[LoadRun]]) -> list[str]:
+    """The most frequent errors, and any problem with the measurement itself."""
     notes = []
     for name, made in zip(("baseline", "candidate"), runs, strict=True):
         errors: Counter[str] = Counter()
@@ -272,17 +275,17 @@ def _noticed(runs: tuple[list[Run], list[Run]]) -> list[str]:
     saturated = sum(run.saturated for made in runs for run in made)
     if saturated:
         notes.append(
-            f"In {saturated} slices of load the generator was busy all the time: what it measured "
-            "is partly its own; fewer users, or a lower rate, measure the servers."
+            f"In {saturated} slices of load the generator was busy all the time: its figures "
+            "are partly its own; use fewer users, or a lower rate."
         )
     return notes
 
 
-def check(asked: Asked) -> None:
-    """What can be known to be wrong before anything starts.
+def check(asked: GateRequest) -> None:
+    """Find errors in the request before anything starts.
 
     Raises:
-        UsageError: a criterion that these sides cannot answer; a round longer than the gate.
+        UsageError: these sides cannot answer a criterion, or a round is longer than the gate.
     """
     duration = asked.slo.duration
     shortest = 2 * duration.slices * duration.slice_seconds

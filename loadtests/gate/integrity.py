@@ -1,4 +1,4 @@
-"""What a candidate's folder proves before anything is measured: files, signature, certificate."""
+"""Integrity of a candidate's folder, checked before measuring: files, signature, certificate."""
 
 from __future__ import annotations
 
@@ -9,21 +9,21 @@ from typing import Any
 
 from modelport.gateway.cli.errors import UsageError
 from modelport.loadtests import payloads
-from modelport.loadtests.command import INTEGRITY, INTERRUPTED, Failed, modelport
+from modelport.loadtests.gate.baseline_and_candidate import Published
 from modelport.loadtests.gate.decision import Question
-from modelport.loadtests.gate.sides import Published
-from modelport.loadtests.gate.slo import Certificate
+from modelport.loadtests.gate.slo import CertificateSettings
+from modelport.loadtests.modelport_command import INTEGRITY, INTERRUPTED, Failed, modelport
 from modelport.loadtests.payloads import BadPayload, Payloads
-from modelport.loadtests.report.checks import Status
+from modelport.loadtests.report.checks import CheckStatus
 
 CERTIFICATE = "certificate.json"
 SAMPLES = "samples.json"
 
 
-def questions(candidate: Published, wanted: Certificate) -> tuple[Question, ...]:
-    """The candidate's files against its manifest, its certificate, its signature.
+def questions(candidate: Published, wanted: CertificateSettings) -> tuple[Question, ...]:
+    """Check the candidate's files against its manifest, its certificate and its signature.
 
-    ``modelport verify --integrity`` looks at them, in a process of its own.
+    ``modelport verify --integrity`` does so in its own process.
 
     Raises:
         UsageError: a public key cannot be read.
@@ -50,12 +50,12 @@ def questions(candidate: Published, wanted: Certificate) -> tuple[Question, ...]
 
 
 def failed(problem: str) -> Question:
-    """The files are not what manifest, certificate and signature say."""
+    """The question about files that do not match manifest, certificate or signature."""
     return _failed("integrity of the files", problem)
 
 
 def read(published: Published) -> dict[str, Any]:
-    """The certificate; nothing where there is none, or none that can be read."""
+    """Read the certificate; empty if it is missing or cannot be read."""
     try:
         found = json.loads((published.path / CERTIFICATE).read_text())
     except (OSError, ValueError):
@@ -64,13 +64,13 @@ def read(published: Published) -> dict[str, Any]:
 
 
 def retrained(certificates: Sequence[Mapping[str, Any]]) -> bool:
-    """Whether the certificates are of different checkpoints, as far as all of them name one."""
+    """Whether the certificates name different checkpoints; False if one names none."""
     origins = {_origins(one) for one in certificates}
     return len(origins) > 1 and None not in origins
 
 
 def _origins(certificate: Mapping[str, Any]) -> tuple[str, ...] | None:
-    """The digests of the checkpoint and of what was merged into it."""
+    """The digests of the checkpoint and of everything merged into it."""
     try:
         every = (certificate["checkpoint"], *certificate.get("adapters", ()))
         return tuple(str(one["sha256"]) for one in every)
@@ -79,17 +79,17 @@ def _origins(certificate: Mapping[str, Any]) -> tuple[str, ...] | None:
 
 
 def decision(certificate: Mapping[str, Any]) -> Mapping[str, Any] | None:
-    """What a certificate declares that is decided; None: nothing."""
+    """The decision that a certificate declares, or None."""
     parity = certificate.get("parity")
     found = parity.get("decision") if isinstance(parity, dict) else None
     return found if isinstance(found, dict) else None
 
 
 def recording(side: Published) -> Payloads | None:
-    """The answers of the checkpoint that ``side`` was exported from; None: it carries none.
+    """The recorded answers of the checkpoint of ``side``; None if it has none.
 
     Raises:
-        UsageError: they are not what the certificate lists.
+        UsageError: they do not match the certificate.
     """
     listed, path = read(side).get("samples"), side.path / SAMPLES
     if not isinstance(listed, dict):
@@ -97,7 +97,7 @@ def recording(side: Published) -> Payloads | None:
     try:
         with path.open("rb") as file:
             if hashlib.file_digest(file, "sha256").hexdigest() != listed.get("sha256"):
-                raise UsageError(f"'{path}' is not what its certificate lists")
+                raise UsageError(f"'{path}' does not match its certificate")
         return payloads.read(path)
     except OSError as error:
         raise UsageError(f"'{path}' cannot be read: {error.strerror}") from error
@@ -105,7 +105,7 @@ def recording(side: Published) -> Payloads | None:
         raise UsageError(str(error)) from error
 
 
-def _content(certificate: dict[str, Any], wanted: Certificate) -> list[Question]:
+def _content(certificate: dict[str, Any], wanted: CertificateSettings) -> list[Question]:
     parity = certificate.get("parity")
     passed = isinstance(parity, dict) and parity.get("passed") is True
     detail = f"{parity.get('samples')} samples" if passed and isinstance(parity, dict) else ""
@@ -130,8 +130,8 @@ def _content(certificate: dict[str, Any], wanted: Certificate) -> list[Question]
 
 
 def _passed(name: str, detail: str) -> Question:
-    return Question(name, "", Status.PASS, detail=detail)
+    return Question(name, "", CheckStatus.PASS, detail=detail)
 
 
 def _failed(name: str, detail: str) -> Question:
-    return Question(name, "", Status.FAIL, detail=detail)
+    return Question(name, "", CheckStatus.FAIL, detail=detail)

@@ -1,34 +1,34 @@
-"""When the gate looks at its growing data, and what of the error each look may spend."""
+"""Interim analyses: the times at which the gate looks at its growing data, and may stop."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
-from modelport.loadtests.gate.criteria import Round
+from modelport.loadtests.gate.criteria import PairedRound
 from modelport.loadtests.gate.decision import LOOKS, Question, decide
 from modelport.loadtests.gate.slo import Slo
-from modelport.loadtests.report.checks import Status, worst
+from modelport.loadtests.report.checks import CheckStatus, worst
 
 
 class Looks:
     """The looks of one gate.
 
-    The parts of the longest duration at which it looks are fixed before anything is measured; that
-    it may stop at each of them is paid for in ``decide``.
+    Their times, as fractions of the longest duration, are fixed before measuring; ``decide``
+    accounts for the chance to stop at each of them.
     """
 
     def __init__(self, slo: Slo) -> None:
         self._slo = slo
-        #: Those that were taken, as parts of the longest duration.
+        #: The looks taken so far, as fractions of the longest duration.
         self._taken: tuple[float, ...] = ()
         self.questions: tuple[Question, ...] = ()
-        self.status = Status.INCONCLUSIVE
+        self.status = CheckStatus.INCONCLUSIVE
 
-    def at(self, rounds: Sequence[Round], fraction: float) -> bool:
-        """Look, if a look is due; true when the gate may stop.
+    def at(self, rounds: Sequence[PairedRound], fraction: float) -> bool:
+        """Look if a look is due; return whether the gate may stop.
 
         Args:
-            fraction: the part of the longest duration that has passed; 1: no further round fits.
+            fraction: the elapsed fraction of the longest duration; 1: no further round fits.
         """
         last = self._taken[-1] if self._taken else 0.0
         due = [look for look in LOOKS if last < look <= fraction + 1e-9]
@@ -37,4 +37,4 @@ class Looks:
         self._taken += (max(due),)
         self.questions = decide(rounds, self._slo, self._taken)
         self.status = worst(question.check for question in self.questions)
-        return self.status is not Status.INCONCLUSIVE or self._taken[-1] >= 1.0
+        return self.status is not CheckStatus.INCONCLUSIVE or self._taken[-1] >= 1.0

@@ -1,18 +1,17 @@
-"""Rounds of a gate on real servers: both are started anew, asked in turn, and stopped.
+"""Paired rounds of a gate on real servers: both sides are restarted and measured in alternation.
 
-Every round starts new processes, because a process differs from the next of the same program
-(memory layout, caches), and no length of load on one would show that. Within a round the two take
-turns, A B B A and in the next round B A A B, so that what the machine does meanwhile falls on both
-alike:
+Every round starts new processes, because processes of the same program differ (memory layout,
+caches), and a longer load on one process would not show that. Within a round the sides alternate, A
+B B A and in the next round B A A B, so that disturbances of the machine affect both alike:
 
-- A lone user without a rate takes turns **request by request**, from one load generator. A burst of
-  a neighbour's lasts milliseconds to seconds, and decides a p99: both sides meet the same bursts,
-  and its noise leaves the ratio. What a server still does after its answer can fall on the other's
-  next request; half of the turns, the second of A A, are not hit.
-- Several users, or a rate, keep a side busy all the time: there they take turns in **slices** of
-  load, seconds long, because two servers under load at once would measure each other.
+- A single user without a rate alternates **request by request**, from one load generator. A burst
+  of a neighbour lasts milliseconds to seconds and determines a p99. Both sides meet the same
+  bursts, so their noise cancels in the ratio. Work that a server does after its answer can delay
+  the other side's next request; half of the turns, the second of A A, are not affected.
+- Several users, or a rate, keep a side busy all the time. There the sides alternate in **slices**
+  of load of some seconds, because two servers under load at once would measure each other.
 
-A server that somebody else runs is only asked.
+A server that is running already is only sent requests.
 """
 
 from __future__ import annotations
@@ -27,53 +26,53 @@ from pathlib import Path
 from modelport.loadtests import payloads
 from modelport.loadtests import run as running
 from modelport.loadtests.environments import Missing
-from modelport.loadtests.gate import answers
-from modelport.loadtests.gate.criteria import WRONG, Half, Round, half_of
+from modelport.loadtests.gate import reference_answers
+from modelport.loadtests.gate.baseline_and_candidate import Published, Side
+from modelport.loadtests.gate.criteria import WRONG, Half, PairedRound, half_of
 from modelport.loadtests.gate.decision import BROKEN
-from modelport.loadtests.gate.sides import Published, Side
 from modelport.loadtests.gate.slo import Slo
 from modelport.loadtests.processes import ServerFailed
 from modelport.loadtests.run import NotMeasured
-from modelport.loadtests.samples import Load, Run
+from modelport.loadtests.samples import LoadProfile, LoadRun
 from modelport.loadtests.serving.gateway import Gateway
-from modelport.loadtests.serving.served import AnswersWrongly, Served, served
-from modelport.loadtests.target import Protocol, Target
+from modelport.loadtests.serving.server import AnswersWrongly, Served, served
+from modelport.loadtests.target import LoadTestProtocol, LoadTestTarget
 
-#: A baseline that fails this often is no measure for anything.
+#: A baseline with more failures than this is no reference.
 MOST_BASELINE_ERRORS = 0.1
-#: Seconds that a load takes besides its slices: its generator has to start and to end.
+#: Seconds that a load takes besides its slices, to start and stop its generator.
 LOAD_SECONDS = 3.0
-#: The question whether a candidate starts at all.
+#: Name of the question whether a candidate starts at all.
 START = "start"
-#: For what has begun when the time is over.
+#: Minimum for a step that has begun when the time is over.
 LEAST_SECONDS = 1.0
 Say = Callable[[str], None]
 
 
 class Lost(Exception):
-    """A side cannot be measured any more; the message names it and says why."""
+    """A side can no longer be measured; the message names it and the reason."""
 
     def __init__(self, message: str, *, is_candidate: bool, name: str = BROKEN) -> None:
         super().__init__(message)
         self.is_candidate = is_candidate
-        #: Of the question that this answers.
+        #: The name of the question that this answers.
         self.name = name
 
 
 class OutOfTime(Lost):
-    """The longest duration is over before a side was ready."""
+    """The longest duration ended before a side was ready."""
 
 
 @dataclass(frozen=True)
 class Cores:
-    """Where servers and load generator run, so that they do not take each other's time."""
+    """Cores for servers and load generator, kept apart."""
 
     server: tuple[int, ...] = ()
     client: int | None = None
 
     @classmethod
     def of_this_machine(cls) -> Cores:
-        """The last for the client, where there are two; every other for the server."""
+        """The last core for the client if there are two or more; all others for the servers."""
         if not hasattr(os, "sched_getaffinity"):
             return cls()
         *server, client = sorted(os.sched_getaffinity(0))
@@ -81,10 +80,10 @@ class Cores:
 
 
 @dataclass(frozen=True)
-class Live:
-    """A side that answers."""
+class LiveSide:
+    """A side that answers requests."""
 
-    target: Target
+    target: LoadTestTarget
     server: Served | None
     first_response_seconds: float | None
 
@@ -95,37 +94,37 @@ class Live:
 
 @dataclass
 class Duel:
-    """Baseline and candidate, and what they are asked."""
+    """Baseline and candidate, and their requests."""
 
     sides: tuple[Side, Side]
-    protocol: Protocol
+    protocol: LoadTestProtocol
     slo: Slo
     seed: int
     #: An empty folder for logs.
     work: Path
     cores: Cores
     say: Say
-    #: When the gate must be over, on the clock of ``time.monotonic()``.
+    #: End of the gate, as a time of ``time.monotonic()``.
     ends: float
-    #: The same requests for either side, with its right answers; None: not yet recorded.
+    #: The same requests for each side, with its expected answers; None: not yet recorded.
     payloads: tuple[Path, Path] | None = None
-    #: The baseline's right answers are its own.
+    #: Whether the baseline is compared with its own first answers.
     is_learnt: bool = False
-    #: Of the last start of either side, until it was ready.
+    #: Seconds of each side's last start, until it was ready.
     start_seconds: dict[int, float] = field(default_factory=dict)
-    #: Starts, so that each has a folder of its own.
+    #: Number of starts; each has its own folder.
     _starts: int = 0
 
     @contextlib.contextmanager
-    def live(self, number: int) -> Iterator[Live]:
-        """Side ``number`` (0: baseline), answering inside the block.
+    def live(self, number: int) -> Iterator[LiveSide]:
+        """Run side ``number`` (0: baseline) inside the block.
 
         Raises:
-            Lost: it does not become ready in the time that is left, or does not answer rightly.
+            Lost: it is not ready in the remaining time, or answers wrongly.
         """
         side = self.sides[number]
         if not isinstance(side, Published):
-            yield Live(side.target(self.protocol), None, None)
+            yield LiveSide(side.target(self.protocol), None, None)
             return
         self._starts += 1
         name = ("baseline", "candidate")[number]
@@ -149,16 +148,16 @@ class Duel:
                     raise self._out_of_time(name, within, error) from error
                 raise self._lost(number, f"does not start: {_reason(error)}", START) from error
             self.start_seconds[number] = server.cold_start_seconds
-            yield Live(server.targets[self.protocol], server, first)
+            yield LiveSide(server.targets[self.protocol], server, first)
 
     @property
     def left(self) -> float:
-        """Seconds until the gate must be over."""
+        """Seconds until the gate must end."""
         return self.ends - time.monotonic()
 
     @property
     def round_seconds(self) -> float:
-        """What the next round takes at least."""
+        """The minimum duration of the next round."""
         duration = self.slo.duration
         loads = 1 if self.slo.load.is_lone else 2 * duration.slices
         loading = 2 * duration.slices * duration.slice_seconds
@@ -174,8 +173,8 @@ class Duel:
             is_candidate=False,
         )
 
-    def round(self, number: int) -> tuple[Round, tuple[list[Run], list[Run]]]:
-        """Both sides next to each other, and their runs.
+    def round(self, number: int) -> tuple[PairedRound, tuple[list[LoadRun], list[LoadRun]]]:
+        """Measure both sides next to each other; return the figures and the runs.
 
         Raises:
             Lost: a side broke.
@@ -183,7 +182,7 @@ class Duel:
         order = (0, 1) if number % 2 == 0 else (1, 0)
         with contextlib.ExitStack() as stack:
             live = {which: stack.enter_context(self.live(which)) for which in order}
-            runs: tuple[list[Run], list[Run]] = ([], [])
+            runs: tuple[list[LoadRun], list[LoadRun]] = ([], [])
             for which, run in self._runs(order, live, number):
                 runs[which].append(run)
         baseline, candidate = (
@@ -191,16 +190,16 @@ class Duel:
             for which in (0, 1)
         )
         self._check_baseline(baseline, runs[0])
-        return Round(baseline, candidate), runs
+        return PairedRound(baseline, candidate), runs
 
     def _runs(
-        self, order: tuple[int, int], live: Mapping[int, Live], number: int
-    ) -> Iterator[tuple[int, Run]]:
-        """(side, its run) of one round, in turn; each side the same seconds of load."""
+        self, order: tuple[int, int], live: Mapping[int, LiveSide], number: int
+    ) -> Iterator[tuple[int, LoadRun]]:
+        """Yield (side, run) of one round in alternation; each side has the same seconds of load."""
         slices = 2 * self.slo.duration.slices
         if self.slo.load.is_lone:
             self.say(f"round {number + 1}: both in turn")
-            with contextlib.suppress(NotMeasured):  # by itself, a side says what is wrong with it
+            with contextlib.suppress(NotMeasured):  # measured alone, a side reports its own problem
                 yield from self._together(order, live, self._load(number, slices))
                 return
         for slice_ in range(slices):
@@ -208,9 +207,9 @@ class Duel:
             self.say(f"round {number + 1}: {('baseline', 'candidate')[which]}")
             yield which, self._slice(which, live[which], self._load(number))
 
-    def _load(self, number: int, slices: int = 1) -> Load:
+    def _load(self, number: int, slices: int = 1) -> LoadProfile:
         traffic, duration = self.slo.load, self.slo.duration
-        return Load(
+        return LoadProfile(
             users=traffic.users,
             rate=traffic.rate_per_second,
             duration_seconds=slices * duration.slice_seconds,
@@ -221,9 +220,9 @@ class Duel:
         )
 
     def _together(
-        self, order: tuple[int, int], live: Mapping[int, Live], load: Load
-    ) -> list[tuple[int, Run]]:
-        """Raises Lost, NotMeasured."""
+        self, order: tuple[int, int], live: Mapping[int, LiveSide], load: LoadProfile
+    ) -> list[tuple[int, LoadRun]]:
+        """Load both sides in one run; raise ``Lost`` or ``NotMeasured``."""
         assert self.payloads is not None
         data = [self.payloads[which] for which in order]
         targets = [(live[which].target, 1) for which in order]
@@ -232,35 +231,36 @@ class Duel:
             self._check_alive(which, live[which])
         return list(zip(order, made, strict=True))
 
-    def _slice(self, which: int, live: Live, load: Load) -> Run:
+    def _slice(self, which: int, live: LiveSide, load: LoadProfile) -> LoadRun:
         assert self.payloads is not None
         try:
             run = running.measure(live.target, load, self.payloads[which], core=self.cores.client)
         except NotMeasured as error:
             self._check_alive(which, live)
-            if self._answers(which, live):  # nothing that the side could be failed for
+            if self._answers(which, live):  # not the side's failure
                 raise Lost(f"no load: {_reason(error)}", is_candidate=False) from error
             raise self._lost(which, f"cannot be asked: {_reason(error)}") from error
         self._check_alive(which, live)
         return run
 
-    def _answers(self, which: int, live: Live) -> bool:
+    def _answers(self, which: int, live: LiveSide) -> bool:
         assert self.payloads is not None
         asked = payloads.read(self.payloads[which])
-        return answers.responds(asked, live.target, self.slo.load.timeout_seconds)
+        return reference_answers.responds(asked, live.target, self.slo.load.timeout_seconds)
 
-    def _check_alive(self, which: int, live: Live) -> None:
+    def _check_alive(self, which: int, live: LiveSide) -> None:
         if live.server is not None and not live.server.alive:
             status = live.server.process.returncode
             raise self._lost(which, f"ended under load, with status {status}")
 
     def _first_response(self, which: int, server: Served, within: float) -> float | None:
-        """Process start to the first correct answer; None in the rehearsal, which learns them."""
+        """Process start to first correct answer; None in the preflight, which records the
+        answers."""
         if self.payloads is None:
             return None
         return server.first_response(payloads.read(self.payloads[which]), within_seconds=within)
 
-    def _check_baseline(self, half: Half, runs: list[Run]) -> None:
+    def _check_baseline(self, half: Half, runs: list[LoadRun]) -> None:
         said = next((message for run in runs for message in run.errors), "no answer")
         if not half.asked or half.errors > MOST_BASELINE_ERRORS * half.asked:
             raise self._lost(0, f"fails {half.errors} of {half.asked} requests: {said}")
@@ -278,7 +278,7 @@ class Duel:
 
 
 def _reason(error: Exception) -> str:
-    """In one line: what it says first, and the last thing in a server's log."""
+    """The first line of an error, and the last line of a server's log."""
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
     if not lines:
         return type(error).__name__

@@ -1,7 +1,7 @@
-"""``slo.toml``: what a candidate must keep to, and how long the gate may look.
+"""``slo.toml``: the limits of a candidate, and the duration of the gate.
 
 Everything has a default; an empty file is a gate on regressions. ``false`` switches a criterion
-off. An unknown table or key is an error, as is a value that no figure can be held against.
+off. Unknown tables and keys are errors, and so are values of the wrong type or range.
 """
 
 from __future__ import annotations
@@ -15,20 +15,20 @@ from pathlib import Path
 from typing import Any
 
 from modelport.gateway.cli.errors import UsageError
-from modelport.loadtests.target import Protocol
+from modelport.loadtests.target import LoadTestProtocol
 
-#: Each user is a connection; what one load generator can hold, and more than it can send.
+#: Most connections (one per user) of a load generator, and a rate beyond what it can send.
 MOST_USERS, MOST_RATE = 10_000, 1e6
-#: A key's checked value; raises ``_Bad`` with what is wanted instead.
+#: Checks a key's value; raises ``_Bad`` with the expected type.
 Reader = Callable[[Any], Any]
 
 
 class _Bad(ValueError):
-    """What a value must be."""
+    """The expected type of an invalid value."""
 
 
 def _number(least: float, most: float, *, open_end: bool = False) -> Reader:
-    """A finite number in ``least..most``, without ``least`` itself where ``open_end``."""
+    """A finite number in ``least..most``; ``least`` itself is excluded if ``open_end``."""
     wanted = f"a number {'above' if open_end else 'of at least'} {least:g}"
     wanted += f", at most {most:g}" if math.isfinite(most) else ""
 
@@ -68,7 +68,7 @@ def _or_off(reader: Reader) -> Reader:
 
 def _text(value: Any) -> str:
     if not isinstance(value, str) or not value:
-        raise _Bad("a text that is not empty")
+        raise _Bad("a non-empty string")
     return value
 
 
@@ -94,10 +94,10 @@ def _paths(value: Any) -> tuple[Path, ...]:
     return tuple(Path(path) for path in value)
 
 
-def _protocol(value: Any) -> Protocol:
-    if value not in list(Protocol):
-        raise _Bad(f"one of {', '.join(Protocol)}")
-    return Protocol(value)
+def _protocol(value: Any) -> LoadTestProtocol:
+    if value not in list(LoadTestProtocol):
+        raise _Bad(f"one of {', '.join(LoadTestProtocol)}")
+    return LoadTestProtocol(value)
 
 
 def _by(reader: Reader) -> dict[str, Reader]:
@@ -106,13 +106,13 @@ def _by(reader: Reader) -> dict[str, Reader]:
 
 _MOST = _by(_or_off(_number(0, math.inf, open_end=True)))
 _LARGEST_SHARE = _by(_or_off(_number(0, 1)))
-#: Ten times slower is no limit.
+#: Larger regressions are no meaningful limit.
 _LARGEST_CHANGE = _by(_or_off(_number(0, 10)))
 
 
 @dataclass(frozen=True)
-class Limits:
-    """What the candidate must keep to by itself."""
+class AbsoluteLimits:
+    """Limits of the candidate's own figures."""
 
     p50_ms: float | None = field(default=None, metadata=_MOST)
     p99_ms: float | None = field(default=None, metadata=_MOST)
@@ -123,49 +123,48 @@ class Limits:
     first_response_seconds: float | None = field(default=None, metadata=_MOST)
     #: Process start to READY. Folders only.
     cold_start_seconds: float | None = field(default=None, metadata=_MOST)
-    #: Requests that were refused, failed or timed out: the error budget.
+    #: Share of requests that are refused, fail or time out: the error budget.
     max_error_share: float | None = field(default=0.001, metadata=_LARGEST_SHARE)
     max_wrong_share: float | None = field(default=0.001, metadata=_LARGEST_SHARE)
 
 
 @dataclass(frozen=True)
 class Regressions:
-    """How much slower than the baseline: 0.05 allows 5 %.
+    """Accepted slowdown against the baseline: 0.05 allows 5 %.
 
-    A p99 that is 15 % slower must be told from one that is not, and 5 % lies nearer to the latter:
-    what is wanted most is that no 15 % pass.
+    A regression of 15 % must be detected; the default of 5 % makes it unlikely that one passes.
     """
 
     max_p50_regression: float | None = field(default=0.05, metadata=_LARGEST_CHANGE)
     max_p99_regression: float | None = field(default=0.05, metadata=_LARGEST_CHANGE)
     max_first_byte_p50_regression: float | None = field(default=None, metadata=_LARGEST_CHANGE)
-    #: A start is one observation a round, where a load is thousands.
+    #: Larger, as a start gives one observation per round and a load thousands.
     max_first_response_regression: float | None = field(default=0.15, metadata=_LARGEST_CHANGE)
     max_cold_start_regression: float | None = field(default=None, metadata=_LARGEST_CHANGE)
-    #: How much accuracy or AUC may fall, in its own unit, on --data with labels.
+    #: Accepted loss of accuracy or AUC, in its own unit, on --data with labels.
     max_drop: float | None = field(default=0.01, metadata=_LARGEST_SHARE)
 
 
 @dataclass(frozen=True)
-class Verdict:
-    """How sure the gate must be."""
+class VerdictSettings:
+    """The required confidence."""
 
-    #: 1 - the share of good candidates that may fail, and of bad ones that may pass.
+    #: 1 - the error probability, of failing a good candidate and of passing a bad one.
     confidence: float = field(default=0.95, metadata=_by(_number(0.5, 0.9999)))
 
 
 @dataclass(frozen=True)
-class Duration:
-    """How long the gate looks, and at what."""
+class DurationSettings:
+    """The lengths of slices, rounds and the whole gate."""
 
     max_seconds: float = field(default=600.0, metadata=_by(_number(1, 7 * 86_400)))
-    #: Of one slice of load; a round has ``slices`` of either side, alternating.
+    #: Length of one slice of load; a round alternates ``slices`` of each side.
     slice_seconds: float = field(default=3.0, metadata=_by(_number(0.2, 3600)))
     warmup_seconds: float = field(default=0.5, metadata=_by(_number(0, 600)))
     slices: int = field(default=2, metadata=_by(_count(1)))
-    #: Before anything about latency is decided.
+    #: Rounds before anything about latency is decided.
     min_rounds: int = field(default=5, metadata=_by(_count(2)))
-    #: For a server to become ready.
+    #: Time limit for a server to become ready.
     ready_seconds: float = field(default=120.0, metadata=_by(_number(1, 3600)))
 
 
@@ -173,8 +172,10 @@ class Duration:
 class Traffic:
     """The load, the same on both sides."""
 
-    protocol: Protocol = field(default=Protocol.OIP_HTTP_BINARY, metadata=_by(_protocol))
-    #: In flight at most; without a rate, always: a closed loop.
+    protocol: LoadTestProtocol = field(
+        default=LoadTestProtocol.OIP_HTTP_BINARY, metadata=_by(_protocol)
+    )
+    #: Most requests in flight; without a rate this many always (closed loop).
     users: int = field(default=1, metadata=_by(_count(1, MOST_USERS)))
     rate_per_second: float | None = field(
         default=None, metadata=_by(_or_off(_number(0, MOST_RATE, open_end=True)))
@@ -184,16 +185,16 @@ class Traffic:
 
     @property
     def is_lone(self) -> bool:
-        """One user without a rate, who can ask both sides in turn."""
+        """Whether there is a single user without a rate, who can ask both sides in turn."""
         return self.users == 1 and self.rate_per_second is None
 
 
 @dataclass(frozen=True)
-class Certificate:
-    """What a candidate that is a folder must carry; its files are the manifest's in any case."""
+class CertificateSettings:
+    """Requirements on a candidate in a folder; its files must match the manifest in any case."""
 
     required: bool = field(default=True, metadata=_by(_truth))
-    #: It must be signed with one of these Ed25519 keys (PEM); relative to the file.
+    #: One of these Ed25519 keys (PEM) must have signed it; paths are relative to the file.
     public_keys: tuple[Path, ...] = field(default=(), metadata=_by(_paths))
     model: str | None = field(default=None, metadata=_by(_text))
     checkpoint_sha256: str | None = field(default=None, metadata=_by(_digest))
@@ -201,10 +202,11 @@ class Certificate:
 
 @dataclass(frozen=True)
 class Answers:
-    """Right is ``|error| <= atol + rtol * |expected|``; by default as the certificates say."""
+    """An answer is right if ``|error| <= atol + rtol * |expected|``; defaults come from
+    certificates."""
 
     #: The candidate is of another checkpoint, and held to its own answers; None: as the
-    #: certificates say.
+    #: certificates.
     retrained: bool | None = field(default=None, metadata=_by(_truth))
     atol: float | None = field(default=None, metadata=_by(_number(0, math.inf)))
     rtol: float | None = field(default=None, metadata=_by(_number(0, math.inf)))
@@ -212,29 +214,29 @@ class Answers:
 
 @dataclass(frozen=True)
 class Slo:
-    """A whole ``slo.toml``."""
+    """The content of ``slo.toml``."""
 
-    limits: Limits = field(default_factory=Limits)
+    limits: AbsoluteLimits = field(default_factory=AbsoluteLimits)
     regressions: Regressions = field(default_factory=Regressions)
-    verdict: Verdict = field(default_factory=Verdict)
-    duration: Duration = field(default_factory=Duration)
+    verdict: VerdictSettings = field(default_factory=VerdictSettings)
+    duration: DurationSettings = field(default_factory=DurationSettings)
     load: Traffic = field(default_factory=Traffic)
-    certificate: Certificate = field(default_factory=Certificate)
+    certificate: CertificateSettings = field(default_factory=CertificateSettings)
     answers: Answers = field(default_factory=Answers)
-    #: ``table.key`` of all that the file itself says.
+    #: ``table.key`` of all settings in the file.
     said: frozenset[str] = frozenset()
 
     @property
     def wants_labels(self) -> bool:
-        """Whether somebody set a limit on what accuracy may be lost."""
+        """Whether a limit on the loss of accuracy was set explicitly."""
         return "regressions.max_drop" in self.said and self.regressions.max_drop is not None
 
 
 def read(path: Path) -> Slo:
-    """The file's content.
+    """Read the file.
 
     Raises:
-        UsageError: it cannot be read, or says what no gate understands; names the key.
+        UsageError: it cannot be read, or has an invalid setting; the message names the key.
     """
     try:
         document = tomllib.loads(path.read_text())
@@ -243,7 +245,7 @@ def read(path: Path) -> Slo:
             f"--slo '{path}' cannot be read ({error.strerror}); an empty file sets the defaults"
         ) from error
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-        raise UsageError(f"'{path}' is no TOML: {error}") from error
+        raise UsageError(f"'{path}' is not TOML: {error}") from error
     try:
         slo = parse(document)
     except ValueError as error:
@@ -254,10 +256,10 @@ def read(path: Path) -> Slo:
 
 
 def parse(document: Mapping[str, Any]) -> Slo:
-    """A document as TOML reads it.
+    """Parse a TOML document.
 
     Raises:
-        ValueError: an unknown table or key, or a value that is none; names it and what is known.
+        ValueError: an unknown table or key, or an invalid value; the message names it.
     """
     sections = {one.name: one.default_factory for one in dataclasses.fields(Slo)}
     del sections["said"]

@@ -1,4 +1,6 @@
-from modelport.loadtests import program
+"""``python -m modelport.loadtests.peers``: measure servers side by side."""
+
+from modelport.loadtests import script
 from modelport.loadtests.peers.bench import main
 
-program.run(main)
+script.run(main)

@@ -1,11 +1,11 @@
 """Measure servers side by side: `python -m modelport.loadtests.peers`.
 
-Every server serves the same model files on one core, the client runs on another. Rounds are
-interleaved (A B C, C B A, ...), so that what else the machine does falls on all alike; all servers
-but the one that is measured are stopped (SIGSTOP). Only ratios from one run mean anything.
+Every server serves the same model files on one core; the client runs on another. Rounds are
+interleaved (A B C, C B A, ...), so that disturbances affect all alike; all servers
+but the measured one are stopped (SIGSTOP). Only ratios within one run are meaningful.
 
 The environments of the servers are made once, under `.peers/`. A server that cannot be installed,
-does not start or answers wrongly stands in the table with the reason, and the others go on.
+does not start or answers wrongly is listed with the reason, and the others go on.
 """
 
 from __future__ import annotations
@@ -16,28 +16,59 @@ import fcntl
 import os
 import platform
 import re
+import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, TextIO
 
-from modelport.loadtests import environments, program
-from modelport.loadtests.peers import lineup, models, raw, readme, results
-from modelport.loadtests.peers.clients import Load
-from modelport.loadtests.peers.lineup import TROUBLE, Entrant
-from modelport.loadtests.peers.models import Files, Model
-from modelport.loadtests.peers.progress import Progress
-from modelport.loadtests.peers.results import LOOP, Case, Results, Row
-from modelport.loadtests.peers.sample import Sample
+from modelport.loadtests import environments, script
+from modelport.loadtests.peers import models, raw, readme, results, running_servers
+from modelport.loadtests.peers.clients import PeerLoad
+from modelport.loadtests.peers.model import PeerModel
+from modelport.loadtests.peers.models import Files
+from modelport.loadtests.peers.results import LOOP, PeerCase, PeerRow, PeerSample, Results
+from modelport.loadtests.peers.running_servers import TROUBLE, Entrant
 from modelport.loadtests.peers.servers import ALL
-from modelport.loadtests.peers.servers.base import Server
+from modelport.loadtests.peers.servers.base import PeerServer
 from modelport.loadtests.processes import ServerFailed
-from modelport.loadtests.report import blocks
+from modelport.loadtests.report import marked_block
 
 PLOTS = Path("docs/benchmarks")
-#: What a start takes, and the checks before every run: for the estimate only.
+#: Duration of a start, and of the checks before every run, for the estimate.
 START_SECONDS, CHECK_SECONDS = 5.0, 0.3
 WARM_UP_SECONDS = 1.0
+
+
+class BenchProgress:
+    """Progress of a long run: one rewritten line on a terminal, a line per step elsewhere.
+
+    ``total_seconds`` is the estimated duration.
+    """
+
+    def __init__(self, total_seconds: float, out: TextIO = sys.stderr) -> None:
+        self._begin = time.monotonic()
+        self._total = total_seconds
+        self._out = out
+        self._over = "\r\033[K" if out.isatty() else ""
+
+    def say(self, what: str) -> None:
+        gone = time.monotonic() - self._begin
+        line = f"[{clock(gone)} of about {clock(max(gone, self._total))}] {what}"
+        self._out.write(f"{self._over}{line}" if self._over else f"{line}\n")
+        self._out.flush()
+
+    def trouble(self, what: str) -> None:
+        """Write a line that stays."""
+        self._out.write(f"{self._over}{what}\n")
+        self._out.flush()
+
+    def end(self) -> None:
+        self._out.write(self._over)
+
+
+def clock(seconds: float) -> str:
+    return f"{int(seconds) // 60}:{int(seconds) % 60:02d}"
 
 
 def parse(arguments: list[str] | None) -> argparse.Namespace:
@@ -65,27 +96,27 @@ def parse(arguments: list[str] | None) -> argparse.Namespace:
         choices=protocols,
         default=protocols,
         metavar="NAME",
-        help=f"of those that a model is asked in: {', '.join(protocols)}",
+        help=f"restrict the protocols: {', '.join(protocols)}",
     )
     parser.add_argument(
         "--in-flight",
         nargs="+",
-        type=program.count,
+        type=script.count,
         metavar="N",
-        help="[default: the model's, of 1 and 16]",
+        help="requests in flight [default: the model's, of 1 and 16]",
     )
     parser.add_argument(
-        "--rounds", type=program.count, metavar="N", help="[default: the model's, 3 or 4]"
+        "--rounds", type=script.count, metavar="N", help="[default: the model's, 3 or 4]"
     )
     parser.add_argument(
         "--seconds",
-        type=program.count,
+        type=script.count,
         metavar="N",
-        help="of one run [default: the model's, 2 to 8]",
+        help="length of one run [default: the model's, 2 to 8]",
     )
     cores = sorted(os.sched_getaffinity(0))
-    parser.add_argument("--server-core", type=program.core, default=cores[0], metavar="CORE")
-    parser.add_argument("--client-core", type=program.core, default=cores[-1], metavar="CORE")
+    parser.add_argument("--server-core", type=script.core, default=cores[0], metavar="CORE")
+    parser.add_argument("--client-core", type=script.core, default=cores[-1], metavar="CORE")
     parser.add_argument(
         "--page", type=Path, metavar="FILE", help="write tables and plots between its markers"
     )
@@ -94,7 +125,7 @@ def parse(arguments: list[str] | None) -> argparse.Namespace:
         type=Path,
         default=environments.ROOT / PLOTS,
         metavar="FOLDER",
-        help=f"where --page puts the plots [default: {PLOTS}]",
+        help=f"folder of the plots of --page [default: {PLOTS}]",
     )
     parser.add_argument(
         "--report",
@@ -105,13 +136,13 @@ def parse(arguments: list[str] | None) -> argparse.Namespace:
     return parser.parse_args(arguments)
 
 
-def cases(model: Model, server: Server, options: argparse.Namespace) -> list[Case]:
-    """How a server is loaded with a model."""
+def cases(model: PeerModel, server: PeerServer, options: argparse.Namespace) -> list[PeerCase]:
+    """The cases of a server with a model."""
     loads = options.in_flight or model.in_flight
     if (server.batching or server.apart) and model.baseline != raw.NAME:
-        return []  # nothing to gain where nothing is computed
+        return []  # this model computes too little to gain
     if server.batching:
-        loads = [max(loads)]  # batches form where many requests wait
+        loads = [max(loads)]  # batches form when many requests wait
     found = []
     for protocol in model.protocols:
         known = {
@@ -120,23 +151,23 @@ def cases(model: Model, server: Server, options: argparse.Namespace) -> list[Cas
             "perf_analyzer": server.perf_analyzer,
         }
         if protocol in options.protocols and known.get(protocol):
-            # perf_analyzer is a second witness, not another measurement.
+            # perf_analyzer is a cross-check, not another measurement.
             wanted = [max(loads)] if protocol == "perf_analyzer" else loads
-            found += [Case(protocol, load) for load in wanted]
+            found += [PeerCase(protocol, load) for load in wanted]
         if found and model.one_protocol:
             break
     return found
 
 
-def planned(model: Model, name: str, options: argparse.Namespace) -> list[Case]:
-    """The cells of one row."""
+def planned(model: PeerModel, name: str, options: argparse.Namespace) -> list[PeerCase]:
+    """The cases of one row."""
     if name == raw.NAME:
-        return [Case(LOOP, batch) for batch in model.batch_sizes]
+        return [PeerCase(LOOP, batch) for batch in model.batch_sizes]
     return cases(model, ALL[name], options)
 
 
 def estimate(options: argparse.Namespace) -> float:
-    """Seconds that the whole run will take, environments and models made."""
+    """Estimated seconds of the whole run; environments and models exist already."""
     total = 0.0
     for model in chosen(options):
         runs = 0
@@ -147,30 +178,30 @@ def estimate(options: argparse.Namespace) -> float:
     return total
 
 
-def chosen(options: argparse.Namespace) -> Iterator[Model]:
-    """The models as the options want them measured."""
+def chosen(options: argparse.Namespace) -> Iterator[PeerModel]:
+    """The models with the times from the options."""
     for name in options.models:
         yield models.ALL[name].timed(options.rounds, options.seconds)
 
 
 def measure_model(
-    model: Model, options: argparse.Namespace, rows: dict[str, Row], progress: Progress
+    model: PeerModel, options: argparse.Namespace, rows: dict[str, PeerRow], progress: BenchProgress
 ) -> None:
-    """Fill ``rows``, one for each server; what goes wrong with a server goes into its row."""
+    """Fill ``rows``, one for each server; a server's failure is recorded in its row."""
     files = models.prepare(model)
     with contextlib.ExitStack() as stack:
         entrants: dict[str, Entrant] = {}
         for name in options.servers:
             if not planned(model, name, options):
                 continue
-            row = rows[name] = Row(raw.ABOUT if name == raw.NAME else ALL[name].about)
+            row = rows[name] = PeerRow(raw.ABOUT if name == raw.NAME else ALL[name].about)
             if name == raw.NAME:
                 continue
             progress.say(f"{model.name}: starting {name}")
             wanted = dict.fromkeys(case.protocol for case in planned(model, name, options))
             try:
                 cores = options.server_core, options.client_core
-                context = lineup.started(ALL[name], files, wanted, *cores)
+                context = running_servers.started(ALL[name], files, wanted, *cores)
                 entrants[name] = stack.enter_context(context)
                 warm_up(model, entrants[name], options.client_core)
             except TROUBLE as error:
@@ -196,20 +227,22 @@ def measure_model(
                 row.cases.setdefault(case, []).append(sample)
 
 
-def warm_up(model: Model, entrant: Entrant, core: int) -> None:
-    """A run of each protocol that does not count: what is compiled at first use, is now.
+def warm_up(model: PeerModel, entrant: Entrant, core: int) -> None:
+    """Run each protocol once without counting, to compile what is compiled at first use.
 
-    A model that takes long for an answer has had its checks.
+    A slow model is warm after its checks.
     """
     if model.answers is not None:
         return
     with entrant.awake():
         for protocol, client in entrant.clients.items():
             if protocol != "perf_analyzer":
-                client.drive(Load(max(model.in_flight), WARM_UP_SECONDS, None, core))
+                client.drive(PeerLoad(max(model.in_flight), WARM_UP_SECONDS, None, core))
 
 
-def schedule(model: Model, names: list[str], options: argparse.Namespace) -> list[tuple[Case, str]]:
+def schedule(
+    model: PeerModel, names: list[str], options: argparse.Namespace
+) -> list[tuple[PeerCase, str]]:
     """The runs of one round: the same case of all servers next to each other."""
     wanted = {name: planned(model, name, options) for name in names}
     every = dict.fromkeys(case for name in names for case in wanted[name])
@@ -217,19 +250,19 @@ def schedule(model: Model, names: list[str], options: argparse.Namespace) -> lis
 
 
 def run(
-    model: Model,
+    model: PeerModel,
     files: Files,
     name: str,
-    case: Case,
+    case: PeerCase,
     entrants: dict[str, Entrant],
     options: argparse.Namespace,
-) -> Sample:
+) -> PeerSample:
     if case.protocol == LOOP:
         core, answers = options.server_core, model.answers
         return raw.run(files.onnx, files.request, case.load, model.seconds, answers, core)
     entrant = entrants[name]
     with entrant.awake():
-        load = Load(case.load, model.seconds, model.answers, options.client_core)
+        load = PeerLoad(case.load, model.seconds, model.answers, options.client_core)
         sample = entrant.clients[case.protocol].drive(load)
     if not sample.requests_per_second:
         raise ServerFailed(f"{case.title} in flight: no answer, {sample.failed} failed")
@@ -250,12 +283,12 @@ def hardware(options: argparse.Namespace) -> dict[str, Any]:
 
 
 def measure(options: argparse.Namespace) -> tuple[Results, Path]:
-    """Measure, and keep all rounds in a file, so far as they have come, whatever happens."""
+    """Measure, and keep all finished rounds in a file, even after a failure."""
     told = {name: value for name, value in vars(options).items() if not isinstance(value, Path)}
     told["date"] = time.strftime("%Y-%m-%d")
     measured = Results(hardware(options), told)
     path = environments.folder("results") / time.strftime("peers-%Y%m%d-%H%M%S.json")
-    progress = Progress(estimate(options))
+    progress = BenchProgress(estimate(options))
     for model in chosen(options):
         rows = measured.models.setdefault(model.name, {})
         try:
@@ -267,7 +300,7 @@ def measure(options: argparse.Namespace) -> tuple[Results, Path]:
 
 
 def loaded(path: Path) -> Results:
-    """An earlier run's."""
+    """Load an earlier run."""
     try:
         return Results.load(path)
     except (OSError, ValueError, LookupError, TypeError) as error:
@@ -276,7 +309,7 @@ def loaded(path: Path) -> Results:
 
 @contextlib.contextmanager
 def alone() -> Iterator[None]:
-    """Two runs at once would spoil each other's figures, and use the same folders."""
+    """Refuse a second benchmark at the same time, which would disturb this one."""
     with (environments.folder("work") / "lock").open("w") as lock:
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -288,7 +321,7 @@ def alone() -> Iterator[None]:
 def main(arguments: list[str] | None = None) -> int:
     options = parse(arguments)
     if options.page:
-        blocks.check(options.page, readme.BLOCK)
+        marked_block.check(options.page, readme.BLOCK)
     if options.report:
         measured, path = loaded(options.report), options.report
     else:

@@ -1,7 +1,7 @@
-"""The models that every server serves, from the same files, and the requests they are asked.
+"""The models that every server serves, from the same files, and their requests.
 
 Each is made once under `.peers/models/`: a checkpoint, `modelport export`, and a repository of one
-model; beside it the request's tensors and the answer that ONNX Runtime gives by itself.
+model; beside it the request's tensors and ONNX Runtime's own answer.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -21,101 +21,35 @@ import numpy as np
 from modelport.loadtests import environments
 from modelport.loadtests.benchmarks import tiny_model
 from modelport.loadtests.peers import raw
+from modelport.loadtests.peers.model import PeerInput, PeerModel
 from modelport.loadtests.peers.servers import modelport
 from modelport.loadtests.peers.servers.base import INSIDE
 
-#: One thread for everybody: a server has one core.
+#: One thread for every server, as each has one core.
 ONE_THREAD = """
 parameters { key: "intra_op_thread_count" value { string_value: "1" } }
 """
 ONE_INSTANCE = "instance_group [ { count: 1 kind: KIND_CPU } ]\n"
 DYNAMIC_BATCHING = "dynamic_batching {{ preferred_batch_size: [ {} ] }}\n"
-SEED = 0
 #: Answers of one model from different numbers of rows differ in the last bits.
 ABSOLUTE_TOLERANCE = 1e-4
 
 
-@dataclass(frozen=True)
-class Input:
-    """A tensor of the request: random integers below ``high``, or random floats without it."""
-
-    name: str
-    datatype: str
-    shape: tuple[int, ...]  # with its batch dimension of 1
-    high: int | None = None
-    values: tuple[float, ...] | None = None
-
-    def array(self, generator: np.random.Generator) -> np.ndarray:
-        if self.values is not None:
-            return np.array(self.values, DTYPES[self.datatype]).reshape(self.shape)
-        if self.high is not None:
-            return generator.integers(0, self.high, self.shape).astype(DTYPES[self.datatype])
-        return generator.standard_normal(self.shape).astype(DTYPES[self.datatype])
-
-
-DTYPES: Mapping[str, Any] = {"FP32": np.float32, "INT64": np.int64}
-
-
-@dataclass(frozen=True)
-class Model:
-    """A model, and how long it is measured.
-
-    ``baseline``: the server that the ratios are to. ``protocols``: how it is asked; a server that
-    does not know one is left out of its column, and where ``one_protocol`` is enough, is asked only
-    in the first it knows. ``answers``: a run ends after this many instead of
-    after ``seconds``, for models so slow that whole seconds hold few. ``preferred_batch_size``: as
-    a user writes it who has tried the sizes by hand: the best of those of which two are in flight
-    at once, so that one batch gathers while another runs.
-    """
-
-    name: str
-    title: str
-    inputs: tuple[Input, ...]
-    seconds: float
-    rounds: int
-    family: str = ""  # what `modelport export --model` calls it; empty: no export
-    demo: bool = False  # its checkpoint is the one that `modelport demo` trains
-    protocols: tuple[str, ...] = ("json", "grpc")
-    in_flight: tuple[int, ...] = (16,)
-    batch_sizes: tuple[int, ...] = (1, 2, 4, 8, 16, 32)
-    preferred_batch_size: int = 1
-    baseline: str = raw.NAME
-    answers: int | None = None
-    one_protocol: bool = False
-
-    def timed(self, rounds: int | None, seconds: float | None) -> Model:
-        """Measured for other times, and as many answers fewer or more."""
-        answers = self.answers
-        if answers is not None and seconds is not None:
-            answers = max(max(self.in_flight), round(answers * seconds / self.seconds))
-        seconds = seconds or self.seconds
-        return replace(self, rounds=rounds or self.rounds, seconds=seconds, answers=answers)
-
-    @property
-    def tensors(self) -> dict[str, np.ndarray]:
-        generator = np.random.default_rng(SEED)
-        return {one.name: one.array(generator) for one in self.inputs}
-
-    @property
-    def datatypes(self) -> dict[str, str]:
-        return {one.name: one.datatype for one in self.inputs}
-
-
-def _fraud(name: str, title: str, **times: Any) -> Model:
+def _fraud(name: str, title: str, **times: Any) -> PeerModel:
     inputs = (
-        Input("tokens", "INT64", (1, 64), high=512),
-        Input("seq_lens", "INT64", (1, 1), values=(64,)),
+        PeerInput("tokens", "INT64", (1, 64), high=512),
+        PeerInput("seq_lens", "INT64", (1, 1), values=(64,)),
     )
-    return Model(name, title, inputs, family="fraud", **times)
+    return PeerModel(name, title, inputs, family="fraud", **times)
 
 
-ALL: dict[str, Model] = {
+ALL: dict[str, PeerModel] = {
     model.name: model
     for model in (
-        Model(
+        PeerModel(
             tiny_model.NAME,
             "4 floats (y = 2x)",
-            (Input("x", "FP32", (1, 4), values=tiny_model.VALUES),),
+            (PeerInput("x", "FP32", (1, 4), values=tiny_model.VALUES),),
             seconds=2,
             rounds=4,
             protocols=("json", "grpc", "perf_analyzer"),
@@ -138,10 +72,10 @@ ALL: dict[str, Model] = {
             rounds=3,
             preferred_batch_size=4,
         ),
-        Model(
+        PeerModel(
             "vit_b16",
             "ViT-B/16 (86 M parameters, 602 KB image)",
-            (Input("image", "FP32", (1, 3, 224, 224)),),
+            (PeerInput("image", "FP32", (1, 3, 224, 224)),),
             family="vit",
             seconds=8,
             rounds=3,
@@ -156,9 +90,9 @@ ALL: dict[str, Model] = {
 
 @dataclass(frozen=True)
 class Files:
-    """Where a model's files lie, and what is asked and answered."""
+    """A model's files, its request and its expected answer."""
 
-    model: Model
+    model: PeerModel
     repository: Path
     batching: Path  # the same files, with dynamic batching in the configuration
     tensors: Mapping[str, np.ndarray] = field(repr=False)
@@ -173,7 +107,7 @@ class Files:
         return self.repository.parent / "request.npz"
 
     def problem(self, answer: Mapping[str, np.ndarray]) -> str | None:
-        """What is wrong with an answer, if anything."""
+        """The problem of an answer, or None."""
         for name, wanted in self.expected.items():
             if name not in answer:
                 return f"no output '{name}' among {list(answer)}"
@@ -186,8 +120,8 @@ class Files:
         return None
 
 
-def prepare(model: Model) -> Files:
-    """The model's files, made when absent or when what they are made from changed."""
+def prepare(model: PeerModel) -> Files:
+    """The model's files, made if they are missing or their definition changed."""
     home = environments.folder("models") / model.name
     marker = home / "definition.json"
     program = (INSIDE / "checkpoint.py").read_text() if model.family else tiny_model.CONFIG
@@ -205,7 +139,7 @@ def prepare(model: Model) -> Files:
     return Files(model, home / "repository", home / "batching", model.tensors, expected)
 
 
-def _make(model: Model, home: Path) -> None:
+def _make(model: PeerModel, home: Path) -> None:
     repository = home / "repository"
     if model.family:
         _export(model, home, repository)
@@ -214,22 +148,23 @@ def _make(model: Model, home: Path) -> None:
     config = repository / model.name / "config.pbtxt"
     text = config.read_text() + ONE_THREAD
     config.write_text(text if "instance_group" in text else text + ONE_INSTANCE)
-    np.savez(home / "request.npz", **model.tensors)
+    tensors: Mapping[str, Any] = model.tensors
+    np.savez(home / "request.npz", **tensors)
     raw.answer(repository / model.name / "1" / "model.onnx", home / "request.npz", home)
 
 
-def _batching(model: Model, home: Path) -> None:
-    """The same files once more; how they are batched is no reason to export them anew."""
+def _batching(model: PeerModel, home: Path) -> None:
+    """Link the same files with batching in the configuration; no new export is needed."""
     repository, batching = home / "repository", home / "batching"
     shutil.rmtree(batching, ignore_errors=True)
     shutil.copytree(repository, batching, copy_function=os.link)
     config = batching / model.name / "config.pbtxt"
     text = config.read_text()
-    config.unlink()  # a link: what is written to it would change both
+    config.unlink()  # it is a hard link: writing to it would change both
     config.write_text(text + DYNAMIC_BATCHING.format(model.preferred_batch_size))
 
 
-def _export(model: Model, home: Path, repository: Path) -> None:
+def _export(model: PeerModel, home: Path, repository: Path) -> None:
     print(f"exporting {model.title}", file=sys.stderr, flush=True)
     command = modelport.executable()
     if model.demo:
@@ -241,8 +176,8 @@ def _export(model: Model, home: Path, repository: Path) -> None:
         python = str(Path(command[0]).with_name("python"))
         _run([python, str(INSIDE / "checkpoint.py"), model.name, str(checkpoint)])
     options = ["--model", model.family, "--format", "onnx", "--name", model.name]
-    # Few samples: what is measured here is time, and every batch size is tried on each.
-    # The batcher may form whatever is tried by hand.
+    # Few samples, as only time is measured here and every batch size is tried on each.
+    # The batcher may form every size that is tried by hand.
     options += ["--max-batch-size", str(max(model.batch_sizes)), "--samples", "4"]
     _run([*command, "export", str(checkpoint), *options, "--repository", str(repository)])
     if not model.demo:

@@ -1,4 +1,4 @@
-"""The plots of the report, as small SVG files; the colours are Okabe and Ito's, for every eye."""
+"""The plots of the report, as small SVG files with Okabe and Ito's colour-blind-safe palette."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ matplotlib.use("svg")
 import matplotlib.pyplot as plt
 
 from modelport.loadtests.peers import models, raw, results, tables
-from modelport.loadtests.peers.results import Case, Results, Row, median, ratio
+from modelport.loadtests.peers.results import PeerCase, PeerRow, Results, median, ratio
 
 BLUE, ORANGE, GREEN, GREY = "#0072B2", "#E69F00", "#009E73", "#666666"
-STYLE: dict[str, Any] = {
+STYLE: dict[Any, Any] = {
     "svg.fonttype": "none",  # text stays text: small, and searchable
     "svg.hashsalt": "modelport",  # the same figures give the same file
     "font.size": 9,
@@ -39,7 +39,7 @@ SHORT = {"json": "HTTP JSON", "binary": "HTTP binary", "grpc": "gRPC"}
 
 
 def draw(measured: Results, folder: Path) -> dict[str, Path]:
-    """Title → file, for every plot that there are figures for."""
+    """Draw every plot that has figures; return files by title."""
     folder.mkdir(parents=True, exist_ok=True)
     found = {}
     drawers: dict[str, tuple[str, Callable[[Results], Any]]] = {
@@ -58,7 +58,7 @@ def draw(measured: Results, folder: Path) -> dict[str, Path]:
     return found
 
 
-def _answering(rows: Mapping[str, Row], cases: list[Case]) -> list[str]:
+def _answering(rows: Mapping[str, PeerRow], cases: list[PeerCase]) -> list[str]:
     """Servers with a figure for one of the cases, the best last: bars grow upward."""
     best = {
         name: max((median(row.rates(case)) for case in cases if row.rates(case)), default=None)
@@ -68,7 +68,7 @@ def _answering(rows: Mapping[str, Row], cases: list[Case]) -> list[str]:
 
 
 def _names(axes: Any, names: list[str]) -> None:
-    """The servers' names up the axis, modelport's to be found at once."""
+    """Label the axis with the servers' names; modelport's are highlighted."""
     axes.set_yticks(range(len(names)), names)
     for label in axes.get_yticklabels():
         if label.get_text().startswith("modelport"):
@@ -78,7 +78,7 @@ def _names(axes: Any, names: list[str]) -> None:
 def throughput(measured: Results) -> Any:
     """Bars from the median, whiskers from the lowest to the highest round."""
     rows = measured.models.get(TINY, {})
-    cases = [Case("json", 16), Case("grpc", 16)]
+    cases = [PeerCase("json", 16), PeerCase("grpc", 16)]
     names = _answering({n: row for n, row in rows.items() if n != raw.NAME}, cases)
     if not names:
         return None
@@ -112,7 +112,7 @@ def throughput(measured: Results) -> Any:
 def latency(measured: Results) -> Any:
     """A dot for p50, a ring for p99, a line between them."""
     rows = measured.models.get(TINY, {})
-    cases = [Case("json", 1), Case("grpc", 1)]
+    cases = [PeerCase("json", 1), PeerCase("grpc", 1)]
     names = _answering({n: row for n, row in rows.items() if n != raw.NAME}, cases)
     if not names:
         return None
@@ -140,7 +140,7 @@ def latency(measured: Results) -> Any:
 
 
 def share(measured: Results) -> Any:
-    """For each model that computes, every server's part of what the loop reaches at batch 1."""
+    """For each model that computes, every server's share of the loop's rate at batch 1."""
     shown = {n: rows for n, rows in measured.models.items() if models.ALL[n].baseline == raw.NAME}
     order = [name for name in _order(shown) if name not in (raw.NAME, *tables.BATCHING)]
     if not order:
@@ -148,11 +148,11 @@ def share(measured: Results) -> Any:
     size = (2.4 * len(shown) + 1.6, 0.3 * len(order) + 1.1)
     figure, panels = plt.subplots(1, len(shown), figsize=size, sharey=True, squeeze=False)
     for axes, (model, rows) in zip(panels[0], shown.items(), strict=True):
-        loop = rows.get(raw.NAME, Row("")).rates(Case(results.LOOP, 1))
+        loop = rows.get(raw.NAME, PeerRow("")).rates(PeerCase(results.LOOP, 1))
         for protocol, marker in (("json", "o"), ("binary", "D"), ("grpc", "s")):
             points = []
             for number, name in enumerate(order):
-                found = ratio(rows.get(name, Row("")).rates(Case(protocol, 16)), loop)
+                found = ratio(rows.get(name, PeerRow("")).rates(PeerCase(protocol, 16)), loop)
                 if found is not None:
                     points.append((found, number))
             if points:
@@ -180,17 +180,18 @@ def _legend(figure: Any, panels: Any) -> None:
     figure.legend(found.values(), found.keys(), **ABOVE)
 
 
-def _order(shown: Mapping[str, Mapping[str, Row]]) -> list[str]:
-    """The servers of all the models, the quickest of the first model last."""
+def _order(shown: Mapping[str, Mapping[str, PeerRow]]) -> list[str]:
+    """The servers of all models, the fastest of the first model last."""
     names: dict[str, None] = {}
     for rows in shown.values():
-        for name in _answering(rows, [Case(p, 16) for p in PROTOCOL_COLOURS]):
+        for name in _answering(rows, [PeerCase(p, 16) for p in PROTOCOL_COLOURS]):
             names.setdefault(name)
     return list(names)
 
 
 def batching(measured: Results) -> Any:
-    """The loop's curve over batch sizes, and lines where modelport's batcher arrives by itself."""
+    """The loop's curve over batch sizes, and lines at the rates that modelport's batcher
+    reaches."""
     shown = {
         name: loops
         for name, rows in measured.models.items()
@@ -217,7 +218,7 @@ def batching(measured: Results) -> Any:
             label="raw loop, by hand",
         )
         for name, style in zip(tables.BATCHING, ("--", ":"), strict=True):
-            row = measured.models[model].get(name, Row(""))
+            row = measured.models[model].get(name, PeerRow(""))
             where = ", its loop apart" if style == ":" else ""
             for case in row.cases:
                 axes.axhline(

@@ -1,4 +1,4 @@
-"""ONNX Runtime in a loop, without any server: what the model itself allows on one core."""
+"""ONNX Runtime in a loop without a server: the limit of the model itself on one core."""
 
 from __future__ import annotations
 
@@ -7,28 +7,30 @@ import subprocess
 from pathlib import Path
 
 from modelport.loadtests import environments
-from modelport.loadtests.peers.sample import Sample
-from modelport.loadtests.peers.servers.base import INSIDE, ONNXRUNTIME
+from modelport.loadtests.environments import ONNXRUNTIME
+from modelport.loadtests.peers.model import LOOP_NAME
+from modelport.loadtests.peers.results import PeerSample
+from modelport.loadtests.peers.servers.base import INSIDE
 from modelport.loadtests.processes import ServerFailed, pinned
 
-NAME = "raw"
+NAME = LOOP_NAME
 ABOUT = f"{ONNXRUNTIME} in a loop, no server"
 SLACK_SECONDS = 120.0
 
 
 def answer(model: Path, request: Path, folder: Path) -> None:
-    """Write ``answer.npz``, what ONNX Runtime answers to the request."""
+    """Write ONNX Runtime's answer to the request as ``answer.npz``."""
     _loop([str(model), str(request), "1", "0", "1", str(folder / "answer.npz")], 0, None)
 
 
 def run(
     model: Path, request: Path, batch: int, seconds: float, rows: int | None, core: int
-) -> Sample:
-    """One run: ``seconds`` long, or as many runs as make ``rows`` rows."""
+) -> PeerSample:
+    """Run for ``seconds``, or until ``rows`` rows are done."""
     runs = -(-rows // batch) if rows else 0
     arguments = [str(model), str(request), str(batch), str(seconds), str(runs)]
     said = json.loads(_loop(arguments, seconds, core))
-    return Sample(said["rows_per_second"], 0, said["p50_ms"], said["p99_ms"])
+    return PeerSample(said["rows_per_second"], 0, said["p50_ms"], said["p99_ms"])
 
 
 def command(arguments: list[str]) -> list[str]:

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from modelport.loadtests.peers import models, plots, raw, tables
 from modelport.loadtests.peers.results import Results
-from modelport.loadtests.report import blocks
+from modelport.loadtests.report import marked_block
 
 BLOCK = "benchmark"
 LEGEND = (
@@ -36,11 +36,11 @@ def report(measured: Results, images: dict[str, str]) -> str:
 
 def write(measured: Results, page: Path, folder: Path) -> str:
     """Draw the plots into ``folder`` and replace what stands between the markers."""
-    blocks.check(page, BLOCK)
+    marked_block.check(page, BLOCK)
     images = {
         title: os.path.relpath(file, page.parent)
         for title, file in plots.draw(measured, folder).items()
     }
     text = report(measured, images)
-    blocks.replace(page, BLOCK, text)
+    marked_block.replace(page, BLOCK, text)
     return text

@@ -1,4 +1,4 @@
-"""What was measured: samples by model, server and case, on paper and back."""
+"""Results of a comparison: samples by model, server and case, with their file format."""
 
 from __future__ import annotations
 
@@ -8,8 +8,6 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
-
-from modelport.loadtests.peers.sample import Sample
 
 #: The protocol of the loop without a server; its load is a batch size.
 LOOP = "loop"
@@ -23,8 +21,18 @@ PROTOCOLS = {
 
 
 @dataclass(frozen=True)
-class Case:
-    """A cell of a server's row: a protocol, and how many requests are in flight."""
+class PeerSample:
+    """One run of one client against one server."""
+
+    requests_per_second: float
+    failed: int
+    p50_ms: float
+    p99_ms: float
+
+
+@dataclass(frozen=True)
+class PeerCase:
+    """A cell of a server's row: a protocol, and the number of requests in flight."""
 
     protocol: str
     load: int
@@ -38,20 +46,20 @@ class Case:
         return f"{self.protocol}-{self.load}"
 
     @classmethod
-    def of(cls, key: str) -> Case:
+    def of(cls, key: str) -> PeerCase:
         protocol, _, load = key.rpartition("-")
         return cls(protocol, int(load))
 
 
 @dataclass
-class Row:
-    """A server's samples, one of each round; ``missing`` says why there are no more."""
+class PeerRow:
+    """A server's samples, one per round; ``missing`` is the reason if there are no more."""
 
     about: str
     missing: str | None = None
-    cases: dict[Case, list[Sample]] = field(default_factory=dict)
+    cases: dict[PeerCase, list[PeerSample]] = field(default_factory=dict)
 
-    def rates(self, case: Case) -> list[float]:
+    def rates(self, case: PeerCase) -> list[float]:
         return [sample.requests_per_second for sample in self.cases.get(case, [])]
 
 
@@ -61,7 +69,7 @@ class Results:
 
     hardware: dict[str, Any]
     options: dict[str, Any]
-    models: dict[str, dict[str, Row]] = field(default_factory=dict)
+    models: dict[str, dict[str, PeerRow]] = field(default_factory=dict)
 
     def save(self, path: Path) -> None:
         document = {
@@ -85,19 +93,21 @@ class Results:
 
     @property
     def failed(self) -> int:
-        """Requests that were not answered as they should have been."""
+        """The number of requests without a right answer."""
         rows = (row for model in self.models.values() for row in model.values())
         return sum(s.failed for row in rows for samples in row.cases.values() for s in samples)
 
 
-def _plain(row: Row) -> dict[str, Any]:
+def _plain(row: PeerRow) -> dict[str, Any]:
     cases = {case.key: [asdict(s) for s in samples] for case, samples in row.cases.items()}
     return {"about": row.about, "missing": row.missing, "cases": cases}
 
 
-def _row(plain: Mapping[str, Any]) -> Row:
-    cases = {Case.of(key): [Sample(**s) for s in many] for key, many in plain["cases"].items()}
-    return Row(plain["about"], plain["missing"], cases)
+def _row(plain: Mapping[str, Any]) -> PeerRow:
+    cases = {
+        PeerCase.of(key): [PeerSample(**s) for s in many] for key, many in plain["cases"].items()
+    }
+    return PeerRow(plain["about"], plain["missing"], cases)
 
 
 def median(values: Iterable[float]) -> float:
@@ -105,14 +115,14 @@ def median(values: Iterable[float]) -> float:
 
 
 def ratio(ours: Sequence[float], theirs: Sequence[float]) -> float | None:
-    """The median of each round's own ratio: what slows a round slows both."""
+    """The median of the per-round ratios, as a slow round slows both."""
     pairs = [(a, b) for a, b in zip(ours, theirs, strict=False) if b > 0]
     return median(a / b for a, b in pairs) if pairs else None
 
 
-def by_hand(rows: Mapping[str, Row], raw: str) -> dict[int, list[float]]:
+def by_hand(rows: Mapping[str, PeerRow], raw: str) -> dict[int, list[float]]:
     """Batch size → rows per second of each round, in the loop without a server."""
-    loops = rows.get(raw, Row("")).cases
+    loops = rows.get(raw, PeerRow("")).cases
     return {
         case.load: [sample.requests_per_second for sample in samples]
         for case, samples in sorted(loops.items(), key=lambda pair: pair[0].load)

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from modelport.loadtests.peers import raw, results
-from modelport.loadtests.peers.models import Model
-from modelport.loadtests.peers.results import Case, Results, Row, median, ratio
+from modelport.loadtests.peers.model import PeerModel
+from modelport.loadtests.peers.results import PeerCase, PeerRow, Results, median, ratio
 
-#: modelport with dynamic batching: where its loop is.
+#: Core of the event loop of modelport with dynamic batching.
 BATCHING = {
     "modelport-batching": "loop and model on one core",
     "modelport-batching-apart": "the model's core its own, as by hand",
@@ -21,7 +21,7 @@ def markdown(head: Sequence[str], lines: Sequence[Sequence[str]]) -> str:
     return "\n".join(f"| {' | '.join(cells)} |" for cells in rows)
 
 
-def cell(row: Row, case: Case, baseline: Sequence[float]) -> str:
+def cell(row: PeerRow, case: PeerCase, baseline: Sequence[float]) -> str:
     """Median requests/s (lowest-highest), **ratio**, p50 / p99 milliseconds."""
     samples = row.cases.get(case, [])
     if not samples:
@@ -39,11 +39,11 @@ def cell(row: Row, case: Case, baseline: Sequence[float]) -> str:
 
 
 def figure(value: float) -> str:
-    """Three digits that mean something."""
+    """Format with three significant digits."""
     return f"{value:,.0f}" if value >= 100 else f"{value:.3g}"
 
 
-def servers(rows: Mapping[str, Row], model: Model) -> str:
+def servers(rows: Mapping[str, PeerRow], model: PeerModel) -> str:
     """One row for each server, one column for each protocol and load."""
     cases = [
         case
@@ -51,7 +51,7 @@ def servers(rows: Mapping[str, Row], model: Model) -> str:
         for case in sorted({c for row in rows.values() for c in row.cases}, key=lambda c: c.load)
         if case.protocol == protocol
     ]
-    one = Case(results.LOOP, 1)
+    one = PeerCase(results.LOOP, 1)
     lines = []
     for name, row in rows.items():
         if name == raw.NAME:
@@ -69,14 +69,14 @@ def servers(rows: Mapping[str, Row], model: Model) -> str:
 
 
 def short(reason: str) -> str:
-    """One line of a reason, fit for a cell."""
+    """A reason in one line, fit for a cell."""
     lines = [line.strip() for line in reason.splitlines() if line.strip()] or ["no reason"]
     text = lines[0] if len(lines) == 1 else f"{lines[0]}: {lines[-1]}"
     return text[:REASON_LENGTH].replace("|", "/").replace("_", " ")
 
 
-def batches(rows: Mapping[str, Row], model: Model) -> str | None:
-    """Rows per second by batch size without a server, and what the batcher makes of 16 at once."""
+def batches(rows: Mapping[str, PeerRow], model: PeerModel) -> str | None:
+    """Rows per second by batch size without a server, and of the batcher with 16 in flight."""
     loops = results.by_hand(rows, raw.NAME)
     best = results.best_batch(loops)
     if best is None or len(loops) < 2:
@@ -103,12 +103,14 @@ def batches(rows: Mapping[str, Row], model: Model) -> str | None:
     return text
 
 
-def ratios(rows: Mapping[str, Row]) -> str | None:
+def ratios(rows: Mapping[str, PeerRow]) -> str | None:
     """modelport beside MLServer, Triton and the bare handler."""
     name, lines = "modelport", []
-    ours = rows.get(name, Row(""))
+    ours = rows.get(name, PeerRow(""))
     for case in ours.cases:
-        others = [rows.get(other, Row("")).rates(case) for other in ("mlserver", "triton", "bare")]
+        others = [
+            rows.get(other, PeerRow("")).rates(case) for other in ("mlserver", "triton", "bare")
+        ]
         found = [ratio(ours.rates(case), rates) for rates in others]
         p50 = [_p50(rows.get(server), case) for server in (name, "triton")]
         told = ["" if value is None else f"{value:.2f}x" for value in found]
@@ -120,13 +122,13 @@ def ratios(rows: Mapping[str, Row]) -> str | None:
     return markdown(head, lines)
 
 
-def _p50(row: Row | None, case: Case) -> float | None:
+def _p50(row: PeerRow | None, case: PeerCase) -> float | None:
     samples = row.cases.get(case, []) if row else []
     return median(sample.p50_ms for sample in samples) if samples else None
 
 
 def machine(measured: Results) -> str:
-    """The sentence that says where and how."""
+    """The sentence about the machine and its use."""
     hardware, options = measured.hardware, measured.options
     server, client = hardware["server_core"], hardware["client_core"]
     same = " (the same core: not a fair run)" if server == client else ""

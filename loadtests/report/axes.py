@@ -9,7 +9,7 @@ from matplotlib import ticker
 from matplotlib.axes import Axes
 from matplotlib.axis import Axis
 
-from modelport.loadtests.report import canvas, figures
+from modelport.loadtests.report import number_format, svg
 
 #: From this ratio of the largest to the smallest value on, a linear axis hides the small ones.
 LOG_FROM = 12.0
@@ -55,23 +55,23 @@ def milliseconds(
     if high / low >= LOG_FROM:
         axes.set_yscale("log")
         axes.set_ylim(low / 1.25, high * 1.5)
-        logarithmic(axes.yaxis, figures.stated)
+        logarithmic(axes.yaxis, number_format.stated)
         axes.set_ylabel(f"{label}, ms (log scale)")
     else:
         axes.set_ylim(0, high * 1.12)
-        axes.yaxis.set_major_formatter(lambda value, _: figures.stated(value))
+        axes.yaxis.set_major_formatter(lambda value, _: number_format.stated(value))
         axes.set_ylabel(f"{label}, ms")
     if shown and bound is not None:
-        axes.axhline(bound, color=canvas.QUIET, linestyle=(0, (4, 3)), linewidth=1)
+        axes.axhline(bound, color=svg.QUIET, linestyle=(0, (4, 3)), linewidth=1)
         axes.text(
             0.01,
             bound,
-            f"bound of p99: {figures.stated(bound)} ms",
+            f"bound of p99: {number_format.stated(bound)} ms",
             transform=axes.get_yaxis_transform(),
             va="bottom",
             fontsize=9,
-            color=canvas.QUIET,
-            bbox={"facecolor": canvas.PAPER, "edgecolor": "none", "pad": 1, "alpha": 0.7},
+            color=svg.QUIET,
+            bbox={"facecolor": svg.PAPER, "edgecolor": "none", "pad": 1, "alpha": 0.7},
         )
 
 
@@ -103,8 +103,8 @@ def binary(axis: Axis) -> None:
 
 
 def _bytes(value: float) -> str:
-    divisor, unit = figures.scale(value, "bytes")
-    return f"{figures.stated(value / divisor)} {unit}"
+    divisor, unit = number_format.scale(value, "bytes")
+    return f"{number_format.stated(value / divisor)} {unit}"
 
 
 def _fixed(axis: Axis, ticks: Mapping[float, str]) -> None:

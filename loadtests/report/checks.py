@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 
 
-class Status(StrEnum):
+class CheckStatus(StrEnum):
     """The words of exit codes 0, 1 and 3."""
 
     PASS = "pass"
@@ -21,7 +21,7 @@ class Check:
     """What was asked, what was allowed, and what was seen; texts are for people."""
 
     name: str
-    status: Status
+    status: CheckStatus
     #: "12.3 ms".
     observed: str
     #: "at most 15.0 ms".
@@ -30,10 +30,10 @@ class Check:
     seconds: float = 0.0
 
 
-def worst(checks: Iterable[Check]) -> Status:
+def worst(checks: Iterable[Check]) -> CheckStatus:
     """One failure fails; without one, one open question leaves all of it open."""
     found = {check.status for check in checks}
-    for status in (Status.FAIL, Status.INCONCLUSIVE):
+    for status in (CheckStatus.FAIL, CheckStatus.INCONCLUSIVE):
         if status in found:
             return status
-    return Status.PASS
+    return CheckStatus.PASS

@@ -10,25 +10,29 @@ from rich.console import Console
 from rich.table import Table as Grid
 from rich.text import Text
 
-from modelport.loadtests.compare.comparison import Comparison
-from modelport.loadtests.gate.decision import Decision
+from modelport.loadtests.compare.result import Comparison
+from modelport.loadtests.gate.decision import GateDecision
 from modelport.loadtests.report import (
-    figures,
+    comparison_tables,
     gate_tables,
     loads,
-    matrix,
-    names,
+    matrix_text,
+    number_format,
     run_tables,
-    tables,
+    text_escaping,
 )
-from modelport.loadtests.report.checks import Check, Status, worst
-from modelport.loadtests.report.tables import Table
-from modelport.loadtests.samples import Run
+from modelport.loadtests.report.checks import Check, CheckStatus, worst
+from modelport.loadtests.report.comparison_tables import Table
+from modelport.loadtests.samples import LoadRun
 from modelport.loadtests.summary import summarise
 
 #: Of a pipe: no cell is folded, so that whatever reads it finds a reason in one piece.
 PIPE_WIDTH = 100_000
-STYLES = {Status.PASS: "green", Status.FAIL: "bold red", Status.INCONCLUSIVE: "yellow"}
+STYLES = {
+    CheckStatus.PASS: "green",
+    CheckStatus.FAIL: "bold red",
+    CheckStatus.INCONCLUSIVE: "yellow",
+}
 NOISE_STYLES = {"beyond": "green", "within": "yellow", "alone": "dim", "nobody": "dim"}
 
 
@@ -43,45 +47,45 @@ def standard() -> Console:
 def comparison(found: Comparison, console: Console) -> None:
     """The matrix, what every candidate costs, who is out and what is absent."""
     grid = _grid("Verdict", ("concern", "winner", "by how much", "certainty"))
-    for line in matrix.lines(found):
-        winner = Text(figures.NOTHING)
+    for line in matrix_text.lines(found):
+        winner = Text(number_format.NOTHING)
         if line.winner is not None:
             winner = Text(_name(line.winner.number, line.winner.name), "bold")
-            winner.append(f" {names.line(line.winner.figure)}", "dim not bold")
-        margin = names.line(line.margin)
+            winner.append(f" {text_escaping.line(line.winner.figure)}", "dim not bold")
+        margin = text_escaping.line(line.margin)
         if line.second is not None:
             margin += f" {_name(line.second.number, line.second.name)}"
         style = NOISE_STYLES[line.noise]
-        certainty = Text(matrix.NOISE[line.noise], style)
-        grid.add_row(Text(names.line(line.concern)), winner, Text(margin), certainty)
+        certainty = Text(matrix_text.NOISE[line.noise], style)
+        grid.add_row(Text(text_escaping.line(line.concern)), winner, Text(margin), certainty)
     console.print(grid)
     for load in loads.shared(loads.by_load(found.candidates)):
-        console.print(_of(tables.of_load(found, load), 6))
-    console.print(_of(tables.resources(found)))
+        console.print(_of(comparison_tables.of_load(found, load), 6))
+    console.print(_of(comparison_tables.resources(found)))
     for number, candidate in enumerate(found.candidates, start=1):
         if candidate.disqualified:
-            why = f"{_name(number, candidate.name)}: {names.line(candidate.disqualified)}"
+            why = f"{_name(number, candidate.name)}: {text_escaping.line(candidate.disqualified)}"
             console.print(Text.assemble(("disqualified ", "bold red"), why))
     for absent in found.absent:
-        why = f"{names.line(absent.name)}: {names.line(absent.why)}"
+        why = f"{text_escaping.line(absent.name)}: {text_escaping.line(absent.why)}"
         console.print(Text.assemble(("not measured ", "yellow"), why))
 
 
-def run(found: Run, objectives: Sequence[Check], console: Console) -> None:
+def run(found: LoadRun, objectives: Sequence[Check], console: Console) -> None:
     """One run: rates, percentiles, outcomes, errors, objectives."""
     summary = summarise(found)
     console.print(Text(run_tables.load(found), "dim"))
-    rate = figures.figure(summary.requests_per_second)
+    rate = number_format.figure(summary.requests_per_second)
     console.print(Text.assemble((rate, "bold"), " right answers a second"))
     console.print(_of(run_tables.percentiles(summary)))
     grid = _grid("", ("outcome", "requests", "share"))
     for name, count, share in run_tables.counts(summary):
         style = "green" if name == "right" else "red"
-        told = f"{figures.figure(share * 100)} %"
+        told = f"{number_format.figure(share * 100)} %"
         grid.add_row(Text(name, style), Text(f"{count:,}"), Text(told))
     console.print(grid)
     for message, count in summary.errors.items():
-        console.print(Text.assemble((f"{count:,} x ", "red"), names.line(message, 300)))
+        console.print(Text.assemble((f"{count:,} x ", "red"), text_escaping.line(message, 300)))
     for warning in run_tables.warnings(found):
         console.print(Text.assemble(("mind: ", "yellow"), warning))
     if objectives:
@@ -94,13 +98,13 @@ def checks(found: Sequence[Check], console: Console) -> None:
     grid = _grid("", ("check", "verdict", "seen", "bound", "why"))
     for check in found:
         cells = (check.observed, check.bound, check.detail)
-        told = (Text(names.line(cell)) for cell in cells)
+        told = (Text(text_escaping.line(cell)) for cell in cells)
         status = Text(str(check.status), STYLES[check.status])
-        grid.add_row(Text(names.line(check.name)), status, *told)
+        grid.add_row(Text(text_escaping.line(check.name)), status, *told)
     console.print(grid)
 
 
-def decision(found: Decision, console: Console) -> None:
+def decision(found: GateDecision, console: Console) -> None:
     """Every question, then the verdict and what it rests on."""
     checks(found.checks, console)
     summaries = gate_tables.summaries(found)
@@ -111,7 +115,7 @@ def decision(found: Decision, console: Console) -> None:
         if (by_label := gate_tables.labels(found.agreement)) is not None:
             console.print(_of(by_label))
     for note in found.notes:
-        console.print(Text(names.line(note), "dim"))
+        console.print(Text(text_escaping.line(note), "dim"))
     console.print(
         Text.assemble(
             (found.status.upper(), STYLES[found.status]), f"  {gate_tables.sentence(found)}"
@@ -124,18 +128,18 @@ def _of(found: Table, most: int | None = None) -> Grid:
     grid = _grid(found.caption, (found.first, *found.head[:most]))
     for row in found.rows:
         name = Text(_name(row.number, row.name), "red strike" if row.disqualified else "")
-        grid.add_row(name, *(Text(names.line(cell)) for cell in row.cells[:most]))
+        grid.add_row(name, *(Text(text_escaping.line(cell)) for cell in row.cells[:most]))
     return grid
 
 
 def _grid(title: str, head: Sequence[str]) -> Grid:
-    caption = Text(names.line(title), "bold") if title else None
+    caption = Text(text_escaping.line(title), "bold") if title else None
     grid = Grid(title=caption, box=box.SIMPLE_HEAD, title_justify="left", pad_edge=False)
     for name in head:
-        grid.add_column(Text(names.line(name)), overflow="fold")
+        grid.add_column(Text(text_escaping.line(name)), overflow="fold")
     return grid
 
 
 def _name(number: int | None, name: str) -> str:
-    plain = names.line(name, 80)
+    plain = text_escaping.line(name, 80)
     return plain if number is None else f"{number} {plain}"

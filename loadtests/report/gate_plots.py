@@ -9,15 +9,15 @@ from typing import Any
 from matplotlib.axes import Axes
 
 from modelport.loadtests import summary
-from modelport.loadtests.gate.decision import Decision, Question
+from modelport.loadtests.gate.decision import GateDecision, Question
 from modelport.loadtests.report import axes as scales
-from modelport.loadtests.report import canvas, colours, figures, names
-from modelport.loadtests.report.canvas import Plot
-from modelport.loadtests.report.checks import Status
-from modelport.loadtests.samples import Run
+from modelport.loadtests.report import colours, number_format, svg, text_escaping
+from modelport.loadtests.report.checks import CheckStatus
+from modelport.loadtests.report.svg import Plot
+from modelport.loadtests.samples import LoadRun
 
 BASELINE, CANDIDATE = 1, 2
-TONES = {Status.PASS: "good", Status.FAIL: "bad", Status.INCONCLUSIVE: "open"}
+TONES = {CheckStatus.PASS: "good", CheckStatus.FAIL: "bad", CheckStatus.INCONCLUSIVE: "open"}
 ROW_HEIGHT, NAME_LENGTH = 34.0, 36
 
 
@@ -26,7 +26,7 @@ class _Interval:
     """One question on an axis of its kind; ``told``: its estimate in words."""
 
     name: str
-    status: Status
+    status: CheckStatus
     estimate: float
     low: float
     high: float
@@ -34,13 +34,13 @@ class _Interval:
     told: str
 
 
-def draw(decision: Decision) -> list[Plot]:
+def draw(decision: GateDecision) -> list[Plot]:
     """Every plot that there are figures for."""
     changes = [_relative(q) for q in decision.questions if q.relative and _known(q)]
     limits = [
         _of_limit(q) for q in decision.questions if not q.relative and _known(q) and q.allowed
     ]
-    confidence = f"{figures.stated(decision.confidence * 100)} %"
+    confidence = f"{number_format.stated(decision.confidence * 100)} %"
     found = []
     if changes:
         text = (
@@ -49,18 +49,18 @@ def draw(decision: Decision) -> list[Plot]:
             "Right of 0 is worse."
         )
         drawer = _drawer(changes, "change against the baseline, %")
-        found.append(canvas.plot("changes", "Changes", text, _height(changes), drawer))
+        found.append(svg.plot("changes", "Changes", text, _height(changes), drawer))
     if limits:
         text = "The candidate's own figures as a part of what is allowed, with their intervals."
         drawer = _drawer(limits, "% of the limit")
-        found.append(canvas.plot("limits", "Limits", text, _height(limits), drawer))
+        found.append(svg.plot("limits", "Limits", text, _height(limits), drawer))
     if any(_answered(runs) for runs in (decision.baseline_runs, decision.candidate_runs)):
         text = (
             "Percentile against latency. A strong line is the histogram of all rounds merged, "
             "faint ones are its rounds. 1 is the baseline, 2 the candidate."
         )
         drawer = _latencies(decision)
-        found.append(canvas.plot("latency", "Latency of both", text, 320, drawer))
+        found.append(svg.plot("latency", "Latency of both", text, 320, drawer))
     return found
 
 
@@ -106,29 +106,29 @@ def _drawer(rows: Sequence[_Interval], label: str) -> Callable[[Axes], None]:
     def fill(axes: Axes) -> None:
         for place, row in enumerate(rows):
             _row(axes, place, row)
-        axes.axvline(0, color=canvas.QUIET, linewidth=1)
+        axes.axvline(0, color=svg.QUIET, linewidth=1)
         axes.set_ylim(len(rows) - 0.6, -0.95)
         axes.set_yticks([])
         axes.grid(axis="y", visible=False)
         axes.spines["left"].set_visible(False)
         axes.margins(x=0.06)
-        axes.xaxis.set_major_formatter(lambda value, _: figures.stated(value))
+        axes.xaxis.set_major_formatter(lambda value, _: number_format.stated(value))
         axes.set_xlabel(label)
 
     return fill
 
 
 def _row(axes: Axes, place: int, row: _Interval) -> None:
-    tone, gid = colours.role(TONES[row.status]), canvas.mark(CANDIDATE, "interval")
+    tone, gid = colours.role(TONES[row.status]), svg.mark(CANDIDATE, "interval")
     line: dict[str, Any] = {"color": tone, "solid_capstyle": "butt", "gid": gid}
     axes.plot([row.low, row.high], [place, place], linewidth=3, **line)
     axes.plot([row.estimate], [place], "o", markersize=7, color=tone, gid=gid)
     if row.allowed is not None:
         span = [place - 0.24, place + 0.24]
-        axes.plot([row.allowed] * 2, span, color=canvas.INK, linewidth=2)
+        axes.plot([row.allowed] * 2, span, color=svg.INK, linewidth=2)
     for x, side, text, colour in (
-        (0, "left", f"{names.line(row.name, NAME_LENGTH)}: {row.status}", canvas.INK),
-        (1, "right", row.told, canvas.QUIET),
+        (0, "left", f"{text_escaping.line(row.name, NAME_LENGTH)}: {row.status}", svg.INK),
+        (1, "right", row.told, svg.QUIET),
     ):
         told = axes.text(
             x,
@@ -143,11 +143,11 @@ def _row(axes: Axes, place: int, row: _Interval) -> None:
         told.set_in_layout(False)
 
 
-def _answered(runs: Sequence[Run]) -> list[Run]:
+def _answered(runs: Sequence[LoadRun]) -> list[LoadRun]:
     return [run for run in runs if len(summary.ok(run.samples))]
 
 
-def _latencies(decision: Decision) -> Callable[[Axes], None]:
+def _latencies(decision: GateDecision) -> Callable[[Axes], None]:
     def fill(axes: Axes) -> None:
         last, ends = 0.0, []
         every: list[float] = []
@@ -170,12 +170,12 @@ def _latencies(decision: Decision) -> Callable[[Axes], None]:
                     color=colours.series(number),
                     linewidth=width,
                     alpha=alpha,
-                    gid=canvas.mark(number, "curve"),
+                    gid=svg.mark(number, "curve"),
                 )
                 last, every = max(last, places[-1]), every + values
             ends.append((number, places[-1], values[-1]))
         scales.quantiles(axes, last)
         scales.milliseconds(axes, every)
-        canvas.badges(axes, ends)
+        svg.badges(axes, ends)
 
     return fill

@@ -2,38 +2,38 @@
 
 from __future__ import annotations
 
-from modelport.loadtests.gate.agreement import Agreement
-from modelport.loadtests.gate.decision import Decision, Question, longer_text
-from modelport.loadtests.report import figures, names
-from modelport.loadtests.report.checks import Status
-from modelport.loadtests.report.tables import Row, Table
+from modelport.loadtests.gate.agreement import AnswerAgreement
+from modelport.loadtests.gate.decision import GateDecision, Question, longer_text
+from modelport.loadtests.report import number_format, text_escaping
+from modelport.loadtests.report.checks import CheckStatus
+from modelport.loadtests.report.comparison_tables import Table, TableRow
 from modelport.loadtests.summary import summary_of
 
 
-def sentence(decision: Decision) -> str:
+def sentence(decision: GateDecision) -> str:
     """Why the gate says what it says."""
-    if decision.status is Status.PASS:
+    if decision.status is CheckStatus.PASS:
         return "The candidate keeps every limit."
-    if decision.status is Status.INCONCLUSIVE:
+    if decision.status is CheckStatus.INCONCLUSIVE:
         return longer_text(decision)
-    failed = [q.name for q in decision.questions if q.status is Status.FAIL]
-    return f"The candidate fails: {', '.join(names.line(name, 80) for name in failed)}."
+    failed = [q.name for q in decision.questions if q.status is CheckStatus.FAIL]
+    return f"The candidate fails: {', '.join(text_escaping.line(name, 80) for name in failed)}."
 
 
 def figure(question: Question, value: float | None) -> str:
     """One side's own figure; shares are fractions."""
     if question.unit == "share":
-        return figures.with_unit(None if value is None else value * 100, "%")
-    return figures.with_unit(value, question.unit)
+        return number_format.with_unit(None if value is None else value * 100, "%")
+    return number_format.with_unit(value, question.unit)
 
 
-def summaries(decision: Decision) -> Table | None:
+def summaries(decision: GateDecision) -> Table | None:
     """Both sides over all rounds, their histograms merged; None without runs."""
     sides = (("baseline", decision.baseline_runs), ("candidate", decision.candidate_runs))
     known = [(n, name, summary_of(runs)) for n, (name, runs) in enumerate(sides, start=1) if runs]
     if not known:
         return None
-    divisor, unit = figures.scale(known[0][2].latency.p50, "ms")
+    divisor, unit = number_format.scale(known[0][2].latency.p50, "ms")
     rows = []
     for number, name, summary in known:
         latency = summary.latency
@@ -41,17 +41,17 @@ def summaries(decision: Decision) -> Table | None:
         cells = (
             f"{summary.requests:,}",
             f"{summary.bad:,}",
-            figures.figure(summary.requests_per_second),
-            *(figures.figure(value / divisor) for value in times),
+            number_format.figure(summary.requests_per_second),
+            *(number_format.figure(value / divisor) for value in times),
         )
-        rows.append(Row(name, cells, number))
+        rows.append(TableRow(name, cells, number))
     percentiles = tuple(f"{p}, {unit}" for p in ("p50", "p90", "p95", "p99", "p99.9", "max"))
     head = ("requests", "not answered rightly", "right answers/s", *percentiles)
     caption = "All rounds, their HDR histograms merged"
     return Table(caption, head, tuple(rows), "side")
 
 
-def agreement(found: Agreement) -> str:
+def agreement(found: AnswerAgreement) -> str:
     """How the candidate's answers differ from the baseline's, in one sentence."""
     parts = [f"values differ by {found.relative_error:.2%} of their norm"]
     if found.decisions:
@@ -62,7 +62,7 @@ def agreement(found: Agreement) -> str:
     return f"Candidate beside baseline: {'; '.join(parts)}."
 
 
-def labels(found: Agreement) -> Table | None:
+def labels(found: AnswerAgreement) -> Table | None:
     """The same for each label, or, where none are known, for each of the baseline's decisions."""
     if not found.by_label:
         return None
@@ -77,7 +77,7 @@ def labels(found: Agreement) -> Table | None:
             cells += tuple(
                 _part(n or 0, one.rows) for n in (one.baseline_right, one.candidate_right)
             )
-        rows.append(Row(one.label, cells))
+        rows.append(TableRow(one.label, cells))
     first = "label" if known else "baseline's decision"
     return Table("Decisions, a report and no limit", head, tuple(rows), first)
 

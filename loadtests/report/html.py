@@ -8,24 +8,24 @@ from typing import Any
 
 import jinja2
 
-from modelport.loadtests.compare.comparison import Comparison
-from modelport.loadtests.gate.decision import Decision
+from modelport.loadtests.compare.result import Comparison
+from modelport.loadtests.gate.decision import GateDecision
 from modelport.loadtests.report import (
-    blocks,
     colours,
-    figures,
+    comparison_plots,
+    comparison_tables,
     gate_plots,
     gate_tables,
     loads,
-    matrix,
-    names,
-    plots,
+    marked_block,
+    matrix_text,
+    number_format,
     run_plots,
     run_tables,
-    tables,
+    text_escaping,
 )
 from modelport.loadtests.report.checks import Check, worst
-from modelport.loadtests.samples import Run
+from modelport.loadtests.samples import LoadRun
 from modelport.loadtests.summary import summarise
 
 #: What a page may load: nothing. Styles stand in it, and a script would not run.
@@ -38,25 +38,28 @@ def write_comparison(comparison: Comparison, path: Path) -> None:
     page = _render(
         "comparison.html.j2",
         comparison=comparison,
-        matrix=matrix.lines(comparison),
-        noise=matrix.NOISE,
-        decided=matrix.decided(comparison),
-        plots=plots.draw(comparison),
-        candidates=tables.candidates(comparison),
-        resources=tables.resources(comparison),
+        matrix_text=matrix_text.lines(comparison),
+        noise=matrix_text.NOISE,
+        decided=matrix_text.decided(comparison),
+        comparison_plots=comparison_plots.draw(comparison),
+        candidates=comparison_tables.candidates(comparison),
+        resources=comparison_tables.resources(comparison),
         loads=[
-            (tables.of_load(comparison, load), tables.of_rounds(comparison, load))
+            (
+                comparison_tables.of_load(comparison, load),
+                comparison_tables.of_rounds(comparison, load),
+            )
             for load in shared
         ],
-        others=tables.of_others(comparison),
-        errors=tables.errors(comparison),
+        others=comparison_tables.of_others(comparison),
+        errors=comparison_tables.errors(comparison),
         slots=len(colours.SERIES),
     )
-    blocks.write(path, page)
+    marked_block.write(path, page)
 
 
 def write_run(
-    run: Run,
+    run: LoadRun,
     path: Path,
     *,
     checks: Sequence[Check] = (),
@@ -76,15 +79,15 @@ def write_run(
         load=run_tables.load(run),
         client=run_tables.client(run),
         warnings=run_tables.warnings(run),
-        plots=run_plots.draw(run),
+        comparison_plots=run_plots.draw(run),
         hardware=hardware or {},
         command=command,
         slots=0,
     )
-    blocks.write(path, page)
+    marked_block.write(path, page)
 
 
-def write_gate(decision: Decision, path: Path) -> None:
+def write_gate(decision: GateDecision, path: Path) -> None:
     """The report of ``modelport gate``."""
     differ = decision.agreement
     page = _render(
@@ -95,10 +98,10 @@ def write_gate(decision: Decision, path: Path) -> None:
         summaries=gate_tables.summaries(decision),
         agreement="" if differ is None else gate_tables.agreement(differ),
         labels=None if differ is None else gate_tables.labels(differ),
-        plots=gate_plots.draw(decision),
+        comparison_plots=gate_plots.draw(decision),
         slots=2,
     )
-    blocks.write(path, page)
+    marked_block.write(path, page)
 
 
 def _render(template: str, **values: Any) -> str:
@@ -110,13 +113,13 @@ def _render(template: str, **values: Any) -> str:
         lstrip_blocks=True,
         keep_trailing_newline=True,
     )
-    environment.filters["line"] = names.line
-    environment.filters["fit"] = names.fit
-    environment.filters["when"] = names.when
+    environment.filters["line"] = text_escaping.line
+    environment.filters["fit"] = text_escaping.fit
+    environment.filters["when"] = text_escaping.when
     environment.globals |= {
         "policy": POLICY,
         "light": colours.variables(dark=False),
         "dark": colours.variables(dark=True),
-        "figures": figures,
+        "figures": number_format,
     }
     return environment.get_template(template).render(**values)

@@ -12,11 +12,11 @@ from datetime import datetime
 from pathlib import Path
 from xml.etree import ElementTree
 
-from modelport.loadtests.report import blocks, names
-from modelport.loadtests.report.checks import Check, Status
+from modelport.loadtests.report import marked_block, text_escaping
+from modelport.loadtests.report.checks import Check, CheckStatus
 
 #: What a check that is no pass becomes.
-ELEMENTS = {Status.FAIL: "failure", Status.INCONCLUSIVE: "error"}
+ELEMENTS = {CheckStatus.FAIL: "failure", CheckStatus.INCONCLUSIVE: "error"}
 
 
 def write(
@@ -33,10 +33,10 @@ def write(
     ``properties`` say where and how it was measured, ``output`` is its text for people.
     """
     totals = {
-        "name": names.line(suite),
+        "name": text_escaping.line(suite),
         "tests": str(len(checks)),
-        "failures": str(sum(check.status is Status.FAIL for check in checks)),
-        "errors": str(sum(check.status is Status.INCONCLUSIVE for check in checks)),
+        "failures": str(sum(check.status is CheckStatus.FAIL for check in checks)),
+        "errors": str(sum(check.status is CheckStatus.INCONCLUSIVE for check in checks)),
         "time": f"{sum(check.seconds for check in checks):.3f}",
     }
     root = ElementTree.Element("testsuites", totals)
@@ -46,15 +46,15 @@ def write(
     if properties:
         holder = ElementTree.SubElement(found, "properties")
         for name, value in properties.items():
-            attributes = {"name": names.line(name), "value": names.line(value)}
+            attributes = {"name": text_escaping.line(name), "value": text_escaping.line(value)}
             ElementTree.SubElement(holder, "property", attributes)
     for check in checks:
         _case(found, suite, check)
     if output:
-        ElementTree.SubElement(found, "system-out").text = names.fit(output)
+        ElementTree.SubElement(found, "system-out").text = text_escaping.fit(output)
     ElementTree.indent(root)
     text = ElementTree.tostring(root, encoding="unicode")
-    blocks.write(path, f'<?xml version="1.0" encoding="UTF-8"?>\n{text}\n')
+    marked_block.write(path, f'<?xml version="1.0" encoding="UTF-8"?>\n{text}\n')
 
 
 def _case(suite: ElementTree.Element, name: str, check: Check) -> None:
@@ -62,19 +62,19 @@ def _case(suite: ElementTree.Element, name: str, check: Check) -> None:
         suite,
         "testcase",
         {
-            "classname": names.line(name),
-            "name": names.line(check.name),
+            "classname": text_escaping.line(name),
+            "name": text_escaping.line(check.name),
             "time": f"{check.seconds:.3f}",
         },
     )
     seen = f"{check.observed}, {check.bound}" if check.bound else check.observed
-    told = names.fit("\n".join(part for part in (seen, check.detail) if part))
+    told = text_escaping.fit("\n".join(part for part in (seen, check.detail) if part))
     kind = ELEMENTS.get(check.status)
     if kind is None:
         ElementTree.SubElement(case, "system-out").text = told
         return
     message = ": ".join(part for part in (seen, check.detail) if part) or check.name
-    attributes = {"message": names.line(message), "type": str(check.status)}
+    attributes = {"message": text_escaping.line(message), "type": str(check.status)}
     ElementTree.SubElement(case, kind, attributes).text = told
 
 
@@ -83,4 +83,4 @@ def _timestamp(moment: str) -> str:
     try:
         return datetime.fromisoformat(moment).strftime("%Y-%m-%dT%H:%M:%S")
     except ValueError:
-        return names.line(moment)
+        return text_escaping.line(moment)

@@ -7,8 +7,8 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from modelport.loadtests.compare.comparison import Candidate, Measured
-from modelport.loadtests.report import figures
+from modelport.loadtests.compare.result import Candidate, Measured
+from modelport.loadtests.report import number_format
 
 #: Plots of one kind, at most; every load is in the table.
 MOST_SHARED = 6
@@ -26,7 +26,8 @@ class LoadKey:
     @property
     def title(self) -> str:
         if self.rate is not None:
-            return f"{self.protocol}, open loop, {figures.figure(self.rate)} requests/s intended"
+            rate = number_format.figure(self.rate)
+            return f"{self.protocol}, open loop, {rate} requests/s intended"
         return f"{self.protocol}, closed loop, {self.users} in flight"
 
     def in_protocol(self, protocol: str) -> LoadKey:

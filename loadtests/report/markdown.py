@@ -5,27 +5,27 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping, Sequence
 
-from modelport.loadtests.compare.comparison import Comparison
-from modelport.loadtests.gate.decision import Decision
+from modelport.loadtests.compare.result import Comparison
+from modelport.loadtests.gate.decision import GateDecision
 from modelport.loadtests.report import (
-    figures,
+    comparison_tables,
     gate_tables,
     loads,
-    matrix,
-    names,
+    matrix_text,
+    number_format,
     run_tables,
-    tables,
+    text_escaping,
 )
-from modelport.loadtests.report.checks import Check, Status, worst
-from modelport.loadtests.report.tables import Table
-from modelport.loadtests.samples import Run
+from modelport.loadtests.report.checks import Check, CheckStatus, worst
+from modelport.loadtests.report.comparison_tables import Table
+from modelport.loadtests.samples import LoadRun
 from modelport.loadtests.summary import summarise
 
 #: Also readable where pictures are not shown.
 SIGNS = {
-    Status.PASS: "\N{WHITE HEAVY CHECK MARK} pass",
-    Status.FAIL: "\N{CROSS MARK} **fail**",
-    Status.INCONCLUSIVE: "\N{WHITE QUESTION MARK ORNAMENT} inconclusive",
+    CheckStatus.PASS: "\N{WHITE HEAVY CHECK MARK} pass",
+    CheckStatus.FAIL: "\N{CROSS MARK} **fail**",
+    CheckStatus.INCONCLUSIVE: "\N{WHITE QUESTION MARK ORNAMENT} inconclusive",
 }
 #: Of a verdict's note in a cell; the HTML report has all of it.
 NOTE_LENGTH = 120
@@ -35,7 +35,7 @@ _SPECIAL = re.compile(r"([\\`*_{}\[\]<>|~$@#!&])")
 
 def text(plain: str) -> str:
     """One line of text that stays text, whatever stands in it."""
-    return _SPECIAL.sub(lambda match: f"&#{ord(match[1])};", names.line(plain))
+    return _SPECIAL.sub(lambda match: f"&#{ord(match[1])};", text_escaping.line(plain))
 
 
 def table(head: Sequence[str], lines: Sequence[Sequence[str]]) -> str:
@@ -71,21 +71,21 @@ def captioned(found: Table) -> str:
 def verdicts(comparison: Comparison) -> str:
     """The matrix."""
     lines = []
-    for line in matrix.lines(comparison):
+    for line in matrix_text.lines(comparison):
         margin = text(line.margin)
         if line.second is not None:
             margin += f" {_name(line.second.number, line.second.name)}"
-        winner = figures.NOTHING
+        winner = number_format.NOTHING
         if line.winner is not None:
             winner = f"**{_name(line.winner.number, line.winner.name)}**"
             winner += f" {text(line.winner.figure)}" if line.winner.figure else ""
-        note = f"; {text(names.line(line.note, NOTE_LENGTH))}" if line.note else ""
+        note = f"; {text(text_escaping.line(line.note, NOTE_LENGTH))}" if line.note else ""
         lines.append(
             [
                 f"{text(line.concern)} ({text(line.measure)})",
                 winner,
                 margin,
-                f"{matrix.NOISE[line.noise]}{note}",
+                f"{matrix_text.NOISE[line.noise]}{note}",
             ]
         )
     return table(("concern", "winner", "by how much", "certainty"), lines)
@@ -99,8 +99,10 @@ def comparison(found: Comparison) -> str:
         why = text(candidate.disqualified or "")
         parts.append(f"Disqualified: **{_name(number, candidate.name)}**: {why}.")
     shared = loads.shared(loads.by_load(found.candidates))
-    shown = [tables.of_load(found, load) for load in shared]
-    parts += map(captioned, (tables.resources(found), *shown, tables.candidates(found)))
+    shown = [comparison_tables.of_load(found, load) for load in shared]
+    parts += map(
+        captioned, (comparison_tables.resources(found), *shown, comparison_tables.candidates(found))
+    )
     if found.absent:
         absent = (f"- {text(each.name)}: {text(each.why)}" for each in found.absent)
         parts.append("Not measured on this machine:\n\n" + "\n".join(absent))
@@ -111,8 +113,13 @@ def comparison(found: Comparison) -> str:
 def machine(found: Comparison) -> str:
     """The sentence that says where, when and how."""
     rounds = "1 round" if found.rounds == 1 else f"{found.rounds} interleaved rounds"
-    rounds += f", {figures.duration(found.seconds)} in all"
-    parts = [_hardware(found.hardware), rounds, f"seed {found.seed}", names.when(found.began_at)]
+    rounds += f", {number_format.duration(found.seconds)} in all"
+    parts = [
+        _hardware(found.hardware),
+        rounds,
+        f"seed {found.seed}",
+        text_escaping.when(found.began_at),
+    ]
     sentence = "; ".join(part for part in parts if part) + "."
     return f"{sentence} Made by `{_code(found.command)}`." if found.command else sentence
 
@@ -129,7 +136,7 @@ def _hardware(found: Mapping[str, str]) -> str:
     return ", ".join(said)
 
 
-def run(found: Run, objectives: Sequence[Check] = ()) -> str:
+def run(found: LoadRun, objectives: Sequence[Check] = ()) -> str:
     """One run: verdict, percentiles, outcomes, errors."""
     summary = summarise(found)
     target = f"{found.target.protocol} at {found.target.address}"
@@ -137,11 +144,11 @@ def run(found: Run, objectives: Sequence[Check] = ()) -> str:
     parts = [f"{title}: {text(run_tables.load(found))}"]
     if objectives:
         parts += [SIGNS[worst(objectives)], checks(objectives)]
-    rate = figures.figure(summary.requests_per_second)
+    rate = number_format.figure(summary.requests_per_second)
     parts.append(f"{rate} right answers a second.")
     parts.append(of(run_tables.percentiles(summary)))
     outcomes = [
-        [name, f"{count:,}", f"{figures.figure(share * 100)} %"]
+        [name, f"{count:,}", f"{number_format.figure(share * 100)} %"]
         for name, count, share in run_tables.counts(summary)
     ]
     parts.append(table(("outcome", "requests", "share"), outcomes))
@@ -151,7 +158,7 @@ def run(found: Run, objectives: Sequence[Check] = ()) -> str:
     return "\n\n".join(parts)
 
 
-def decision(found: Decision) -> str:
+def decision(found: GateDecision) -> str:
     """The gate's verdict, as a comment on a pull request."""
     both = f"{text(found.baseline)} → {text(found.candidate)}"
     parts = [f"### {SIGNS[found.status]}: {both}", text(gate_tables.sentence(found))]
@@ -176,7 +183,7 @@ def decision(found: Decision) -> str:
     summaries = gate_tables.summaries(found)
     if summaries is not None:
         parts.append(f"<details><summary>Latencies</summary>\n\n{of(summaries)}\n\n</details>")
-    rounds = f"{found.rounds} interleaved rounds in {figures.duration(found.seconds)}"
+    rounds = f"{found.rounds} interleaved rounds in {number_format.duration(found.seconds)}"
     said = (_hardware(found.hardware), rounds, f"seed {found.seed}")
     where = "; ".join(part for part in said if part)
     parts.append(f"{where}." + (f" `{_code(found.command)}`" if found.command else ""))
@@ -190,4 +197,4 @@ def _name(number: int | None, name: str) -> str:
 
 def _code(command: str) -> str:
     """A command as it was, in a code span that it cannot leave."""
-    return names.line(command).replace("`", "'").replace("-->", "-- >")
+    return text_escaping.line(command).replace("`", "'").replace("-->", "-- >")

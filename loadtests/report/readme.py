@@ -11,11 +11,19 @@ import os
 from collections.abc import Sequence
 from pathlib import Path
 
-from modelport.loadtests import program
-from modelport.loadtests.compare import document
-from modelport.loadtests.compare.comparison import Comparison
+from modelport.loadtests import script
+from modelport.loadtests.compare import json_document
+from modelport.loadtests.compare.result import Comparison
 from modelport.loadtests.environments import Missing
-from modelport.loadtests.report import blocks, canvas, loads, markdown, names, plots, tables
+from modelport.loadtests.report import (
+    comparison_plots,
+    comparison_tables,
+    loads,
+    markdown,
+    marked_block,
+    svg,
+    text_escaping,
+)
 
 BLOCK, PLOTS = "compare", Path("docs/benchmarks")
 PAGE = PLOTS / "formats.md"
@@ -35,8 +43,8 @@ def section(comparison: Comparison, images: dict[str, str]) -> str:
             name, why = markdown.text(candidate.name), markdown.text(candidate.disqualified)
             parts.append(f"Disqualified: {number} {name}: {why}.")
     shared = loads.shared(loads.by_load(comparison.candidates))
-    shown = [tables.of_load(comparison, load) for load in shared]
-    shown += [tables.resources(comparison), tables.candidates(comparison)]
+    shown = [comparison_tables.of_load(comparison, load) for load in shared]
+    shown += [comparison_tables.resources(comparison), comparison_tables.candidates(comparison)]
     parts += map(markdown.captioned, shown)
     if comparison.absent:
         absent = (f"{markdown.text(a.name)} ({markdown.text(a.why)})" for a in comparison.absent)
@@ -49,22 +57,24 @@ def write(
     comparisons: Sequence[Comparison], readme: Path, block: str = BLOCK, folder: Path = PLOTS
 ) -> str:
     """Draw the plots into ``folder`` and replace the block; raises ``blocks.NoMarkers``."""
-    blocks.check(readme, block)
+    marked_block.check(readme, block)
     taken: set[str] = set()
     sections = []
     for comparison in comparisons:
-        prefix = names.slug(comparison.model)
+        prefix = text_escaping.slug(comparison.model)
         if prefix in taken:
-            raise Missing(f"two comparisons are of '{names.line(comparison.model, 80)}'; give one")
+            raise Missing(
+                f"two comparisons are of '{text_escaping.line(comparison.model, 80)}'; give one"
+            )
         taken.add(prefix)
         images = {}
-        for drawn in plots.draw(comparison, SHOWN):
+        for drawn in comparison_plots.draw(comparison, SHOWN):
             file = folder / f"{prefix}-{drawn.name}.svg"
-            blocks.write(file, canvas.standalone(drawn))
+            marked_block.write(file, svg.standalone(drawn))
             images[drawn.title] = os.path.relpath(file, readme.parent).replace(os.sep, "/")
         sections.append(section(comparison, images))
     text = "\n\n".join(sections)
-    blocks.replace(readme, block, text)
+    marked_block.replace(readme, block, text)
     return text
 
 
@@ -94,12 +104,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
     )
     options = parser.parse_args(arguments)
     try:
-        comparisons = [document.read(path) for path in options.comparison]
-    except document.BadDocument as error:
+        comparisons = [json_document.read(path) for path in options.comparison]
+    except json_document.BadDocument as error:
         raise Missing(str(error)) from error
     write(comparisons, options.readme, options.block, options.plots)
     return 0
 
 
 if __name__ == "__main__":
-    program.run(main)
+    script.run(main)

@@ -11,9 +11,9 @@ from matplotlib.axes import Axes
 
 from modelport.loadtests import summary
 from modelport.loadtests.report import axes as scales
-from modelport.loadtests.report import canvas, colours, figures
-from modelport.loadtests.report.canvas import Plot
-from modelport.loadtests.samples import Outcome, Run
+from modelport.loadtests.report import colours, number_format, svg
+from modelport.loadtests.report.svg import Plot
+from modelport.loadtests.samples import LoadRun, Outcome
 
 HEIGHT = 280.0
 #: Requests up to which each is a dot of its own.
@@ -25,7 +25,7 @@ BAD = colours.role("bad")
 Floats = npt.NDArray[np.float64]
 
 
-def draw(run: Run) -> list[Plot]:
+def draw(run: LoadRun) -> list[Plot]:
     """Every plot that there are answers for; none where nothing was asked."""
     if not len(run.samples):
         return []
@@ -35,7 +35,7 @@ def draw(run: Run) -> list[Plot]:
     return [*found, _over_time(run), _throughput(run)]
 
 
-def _percentiles(run: Run) -> Plot:
+def _percentiles(run: LoadRun) -> Plot:
     series = {
         LATENCY: ("latency", summary.latencies(run.samples)),
         FIRST_BYTE: ("first byte", summary.first_bytes(run.samples)),
@@ -49,7 +49,7 @@ def _percentiles(run: Run) -> Plot:
             top = histogram.get_max_value() / summary.US_IN_MS
             places, values = scales.along(summary.curve(histogram), len(seconds), top)
             colour = colours.series(number)
-            gid = canvas.mark(number, "curve")
+            gid = svg.mark(number, "curve")
             axes.plot(places, values, color=colour, linewidth=2, label=name, gid=gid)
             last, every = max(last, places[-1]), every + values
         scales.quantiles(axes, last)
@@ -60,10 +60,10 @@ def _percentiles(run: Run) -> Plot:
         "Percentile against milliseconds, right answers only. Latency counts from when the load "
         "wanted the request sent, first byte from its sending."
     )
-    return canvas.plot("percentiles", "Percentiles", text, HEIGHT, fill)
+    return svg.plot("percentiles", "Percentiles", text, HEIGHT, fill)
 
 
-def _histogram(run: Run) -> Plot:
+def _histogram(run: LoadRun) -> Plot:
     milliseconds = np.maximum(summary.latencies(run.samples) * 1e3, 1e-3)
 
     def fill(axes: Axes) -> None:
@@ -71,23 +71,23 @@ def _histogram(run: Run) -> Plot:
         edges = np.geomspace(low / 1.02, high * 1.02, 61)
         counts, _ = np.histogram(milliseconds, edges)
         axes.stairs(
-            counts, edges, fill=True, color=colours.series(LATENCY), gid=canvas.mark(1, "bars")
+            counts, edges, fill=True, color=colours.series(LATENCY), gid=svg.mark(1, "bars")
         )
         axes.set_xscale("log")
         axes.set_xlim(edges[0], edges[-1])
         axes.set_ylim(0, counts.max() * 1.15)
-        scales.logarithmic(axes.xaxis, figures.stated)
-        axes.yaxis.set_major_formatter(lambda value, _: figures.stated(value))
+        scales.logarithmic(axes.xaxis, number_format.stated)
+        axes.yaxis.set_major_formatter(lambda value, _: number_format.stated(value))
         axes.set_xlabel("latency, ms (log scale)")
         axes.set_ylabel("right answers")
         found = summary.percentiles(summary.histogram(milliseconds / 1e3))
         for name, value in (("p50", found.p50), ("p99", found.p99)):
             side = "right" if value > np.sqrt(edges[0] * edges[-1]) else "left"
-            axes.axvline(value, color=canvas.INK, linewidth=1, linestyle=(0, (4, 3)))
+            axes.axvline(value, color=svg.INK, linewidth=1, linestyle=(0, (4, 3)))
             axes.text(
                 value,
                 0.99,
-                f" {name} {figures.with_unit(value, 'ms')} ",
+                f" {name} {number_format.with_unit(value, 'ms')} ",
                 transform=axes.get_xaxis_transform(),
                 ha=side,
                 va="top",
@@ -95,7 +95,7 @@ def _histogram(run: Run) -> Plot:
             ).set_in_layout(False)
 
     text = "How many right answers took how long; the bars widen with the logarithm."
-    return canvas.plot("histogram", "Distribution of latency", text, HEIGHT, fill)
+    return svg.plot("histogram", "Distribution of latency", text, HEIGHT, fill)
 
 
 @dataclass(frozen=True)
@@ -123,14 +123,14 @@ class _Slices:
         return np.clip(found, 0, len(self.edges) - 2)
 
 
-def _slices(run: Run) -> _Slices:
+def _slices(run: LoadRun) -> _Slices:
     begin = run.load.warmup_seconds
     end = max(begin + run.load.duration_seconds, begin + 1e-3)
     wanted = len(summary.ok(run.samples)) // SLICE_ANSWERS
     return _Slices(np.linspace(begin, end, int(np.clip(wanted, 8, MOST_SLICES)) + 1))
 
 
-def _over_time(run: Run) -> Plot:
+def _over_time(run: LoadRun) -> Plot:
     good = summary.ok(run.samples)
     bad = run.samples[run.samples["outcome"] != Outcome.OK]
     dots = len(run.samples) <= MOST_DOTS
@@ -148,10 +148,10 @@ def _over_time(run: Run) -> Plot:
 
     what = "a dot for each request" if dots else "percentiles of each slice of time"
     text = f"Latency against the time of intended sending: {what}; a cross is one that failed."
-    return canvas.plot("over-time", "Latency over time", text, HEIGHT, fill)
+    return svg.plot("over-time", "Latency over time", text, HEIGHT, fill)
 
 
-def _dots(axes: Axes, run: Run) -> list[float]:
+def _dots(axes: Axes, run: LoadRun) -> list[float]:
     good = summary.ok(run.samples)
     values = (good["done"] - good["intended"]) * 1e3
     axes.plot(
@@ -163,12 +163,12 @@ def _dots(axes: Axes, run: Run) -> list[float]:
         markeredgewidth=0,
         color=colours.series(LATENCY),
         label="right answer",
-        gid=canvas.mark(LATENCY, "dots"),
+        gid=svg.mark(LATENCY, "dots"),
     )
     return [float(value) for value in values]
 
 
-def _bands(axes: Axes, run: Run) -> list[float]:
+def _bands(axes: Axes, run: LoadRun) -> list[float]:
     """p50, p99 and the slowest of each slice."""
     good, slices = summary.ok(run.samples), _slices(run)
     values = (good["done"] - good["intended"]) * 1e3
@@ -183,12 +183,12 @@ def _bands(axes: Axes, run: Run) -> list[float]:
         "p50": [float(np.quantile(part, 0.5, method="higher")) for _, part in kept],
     }
     styles: dict[str, dict[str, Any]] = {
-        "slowest": {"linestyle": "", "marker": ".", "markersize": 4, "color": canvas.QUIET},
+        "slowest": {"linestyle": "", "marker": ".", "markersize": 4, "color": svg.QUIET},
         "p99": {"color": colours.series(2), "linewidth": 1.6},
         "p50": {"color": colours.series(LATENCY), "linewidth": 2},
     }
     for name, found in lines.items():
-        gid = canvas.mark(LATENCY, f"line-{name}")
+        gid = svg.mark(LATENCY, f"line-{name}")
         axes.plot(times, found, label=name, gid=gid, **styles[name])
     return [value for found in lines.values() for value in found]
 
@@ -203,42 +203,41 @@ def _crosses(axes: Axes, times: Floats, values: Floats) -> None:
         markersize=4,
         color=BAD,
         label=f"failed ({len(times):,})",
-        gid=canvas.mark(LATENCY, "failures"),
+        gid=svg.mark(LATENCY, "failures"),
     )
 
 
-def _throughput(run: Run) -> Plot:
+def _throughput(run: LoadRun) -> Plot:
     good, slices = summary.ok(run.samples), _slices(run)
     bad = run.samples[run.samples["outcome"] != Outcome.OK]
 
     def fill(axes: Axes) -> None:
         right, wrong = slices.rates(good["done"]), slices.rates(bad["done"])
         blue = colours.series(LATENCY)
-        axes.stairs(
-            right, slices.edges, fill=True, alpha=0.35, color=blue, gid=canvas.mark(1, "area")
-        )
+        axes.stairs(right, slices.edges, fill=True, alpha=0.35, color=blue, gid=svg.mark(1, "area"))
         axes.stairs(right, slices.edges, color=blue, linewidth=1.5, label="right answers")
         if run.load.rate is not None:
             wanted = slices.rates(run.samples["intended"])
             style: dict[str, Any] = {
-                "color": canvas.INK,
+                "color": svg.INK,
                 "linewidth": 1.2,
                 "linestyle": (0, (4, 3)),
             }
             axes.plot(
-                slices.middles, wanted, label="intended", gid=canvas.mark(1, "intended"), **style
+                slices.middles, wanted, label="intended", gid=svg.mark(1, "intended"), **style
             )
             right = np.maximum(right, wanted)
         if len(bad):
             axes.stairs(wrong, slices.edges, fill=True, color=BAD, label="failed")
         axes.set_ylim(0, max(float(right.max()), float(wrong.max()), 1e-9) * 1.15)
         axes.set_xlim(slices.edges[0], slices.edges[-1])
-        axes.yaxis.set_major_formatter(lambda value, _: figures.stated(value))
+        axes.yaxis.set_major_formatter(lambda value, _: number_format.stated(value))
         axes.set_xlabel("seconds since the start")
         axes.set_ylabel("a second")
         axes.legend(frameon=False, ncols=4, loc="lower left", bbox_to_anchor=(0, 1))
 
-    text = f"What ended in each {figures.with_unit(slices.width, 's')} of the run, a second." + (
-        " The broken line is what the load intended to send." if run.load.rate else ""
+    text = (
+        f"What ended in each {number_format.with_unit(slices.width, 's')} of the run, a second."
+        + (" The broken line is what the load intended to send." if run.load.rate else "")
     )
-    return canvas.plot("throughput", "Throughput over time", text, HEIGHT, fill)
+    return svg.plot("throughput", "Throughput over time", text, HEIGHT, fill)

@@ -2,30 +2,30 @@
 
 from __future__ import annotations
 
-from modelport.loadtests.report import figures
-from modelport.loadtests.report.tables import Row, Table
-from modelport.loadtests.samples import Run
+from modelport.loadtests.report import number_format
+from modelport.loadtests.report.comparison_tables import Table, TableRow
+from modelport.loadtests.samples import LoadRun
 from modelport.loadtests.summary import Percentiles, Summary
 
 
 def percentiles(summary: Summary) -> Table:
     """Latency and time to first byte, in one unit."""
-    _, unit = figures.scale(summary.latency.p50, "ms")
+    _, unit = number_format.scale(summary.latency.p50, "ms")
     head = tuple(f"{name}, {unit}" for name in ("p50", "p90", "p95", "p99", "p99.9", "max"))
     rows = (
-        Row("latency, from the intended sending to the answer's end", _cells(summary, True)),
-        Row("time to first byte, from sending", _cells(summary, False)),
+        TableRow("latency, from the intended sending to the answer's end", _cells(summary, True)),
+        TableRow("time to first byte, from sending", _cells(summary, False)),
     )
     return Table("Right answers: percentiles from an HDR histogram", head, rows, "")
 
 
 def _cells(summary: Summary, latency: bool) -> tuple[str, ...]:
-    divisor, _ = figures.scale(summary.latency.p50, "ms")
+    divisor, _ = number_format.scale(summary.latency.p50, "ms")
     found: Percentiles = summary.latency if latency else summary.first_byte
     if not summary.ok:
-        return (figures.NOTHING,) * 6
+        return (number_format.NOTHING,) * 6
     values = (found.p50, found.p90, found.p95, found.p99, found.p999, found.maximum)
-    return tuple(figures.figure(value / divisor) for value in values)
+    return tuple(number_format.figure(value / divisor) for value in values)
 
 
 def counts(summary: Summary) -> list[tuple[str, int, float]]:
@@ -44,29 +44,29 @@ def counts(summary: Summary) -> list[tuple[str, int, float]]:
     ]
 
 
-def load(run: Run) -> str:
+def load(run: LoadRun) -> str:
     """The load in a sentence."""
     rate = run.load.rate
     loop = (
         f"closed loop, {run.load.users} in flight"
         if rate is None
-        else f"open loop, {figures.stated(rate)} requests/s intended, "
+        else f"open loop, {number_format.stated(rate)} requests/s intended, "
         f"at most {run.load.users} in flight"
     )
     rows = "1 row" if run.load.batch_size == 1 else f"{run.load.batch_size} rows"
     return (
         f"{run.load.shape} shape, {loop}, {rows} a request, for "
-        f"{figures.duration(run.load.duration_seconds)} after "
-        f"{figures.duration(run.load.warmup_seconds)} of warm-up"
+        f"{number_format.duration(run.load.duration_seconds)} after "
+        f"{number_format.duration(run.load.warmup_seconds)} of warm-up"
     )
 
 
-def client(run: Run) -> str:
+def client(run: LoadRun) -> str:
     """The load generator's own CPU, with a warning where that was the limit; empty if unknown."""
     if run.client_cpu_seconds <= 0:
         return ""
     text = (
-        f"{figures.with_unit(run.client_cpu_seconds, 's')} of CPU, its busiest process "
+        f"{number_format.with_unit(run.client_cpu_seconds, 's')} of CPU, its busiest process "
         f"{run.client_cpu_share * 100:.0f} % of a core"
     )
     if run.saturated:
@@ -74,7 +74,7 @@ def client(run: Run) -> str:
     return text
 
 
-def warnings(run: Run) -> list[str]:
+def warnings(run: LoadRun) -> list[str]:
     """What must be known before the figures are believed."""
     found = []
     if not run.complete:

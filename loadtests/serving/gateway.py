@@ -12,21 +12,21 @@ from pathlib import Path
 
 from modelport.loadtests.environments import Missing
 from modelport.loadtests.processes import HOST, free_ports
-from modelport.loadtests.serving.served import Launch, get
-from modelport.loadtests.target import Protocol, Target
+from modelport.loadtests.serving.server import ServerLaunch, get
+from modelport.loadtests.target import LoadTestProtocol, LoadTestTarget
 
 HTTP = (
-    Protocol.OIP_HTTP,
-    Protocol.OIP_HTTP_BINARY,
-    Protocol.TFSERVING_HTTP,
-    Protocol.TORCHSERVE_HTTP,
-    Protocol.TRITON_HTTP,
+    LoadTestProtocol.OIP_HTTP,
+    LoadTestProtocol.OIP_HTTP_BINARY,
+    LoadTestProtocol.TFSERVING_HTTP,
+    LoadTestProtocol.TORCHSERVE_HTTP,
+    LoadTestProtocol.TRITON_HTTP,
 )
 GRPC = (
-    Protocol.OIP_GRPC,
-    Protocol.TFSERVING_GRPC,
-    Protocol.TORCHSERVE_GRPC,
-    Protocol.TRITON_GRPC,
+    LoadTestProtocol.OIP_GRPC,
+    LoadTestProtocol.TFSERVING_GRPC,
+    LoadTestProtocol.TORCHSERVE_GRPC,
+    LoadTestProtocol.TRITON_GRPC,
 )
 #: The command line beside the Python that runs this.
 MODELPORT = (sys.executable, "-m", "modelport")
@@ -54,7 +54,7 @@ class Gateway:
     arguments: tuple[str, ...] = ()
     environment: Mapping[str, str] = field(default_factory=dict)
 
-    def launch(self, work: Path) -> Launch:
+    def launch(self, work: Path) -> ServerLaunch:
         model, version = self.folder.name, self.version or newest_version(self.folder)
         repository = work / "repository"
         only_version(self.folder, version, repository / model)
@@ -68,11 +68,11 @@ class Gateway:
             routes.write_text(self._routes(model))
             flags += ["--routes", str(routes)]
         targets = {
-            protocol: Target(protocol, f"{HOST}:{port}", model)
+            protocol: LoadTestTarget(protocol, f"{HOST}:{port}", model)
             for port, protocols in ((http, HTTP), (grpc, GRPC))
             for protocol in protocols
         }
-        return Launch(
+        return ServerLaunch(
             command=(*MODELPORT, "serve", *flags, *self.flags),
             targets=targets,
             ready=lambda: get(f"{HOST}:{http}", "/v2/health/ready")[0] == 200,

@@ -11,8 +11,8 @@ from pathlib import Path
 
 from modelport.loadtests.environments import Missing
 from modelport.loadtests.processes import HOST, free_ports
-from modelport.loadtests.serving.served import Launch, get_json
-from modelport.loadtests.target import Protocol, Target
+from modelport.loadtests.serving.server import ServerLaunch, get_json
+from modelport.loadtests.target import LoadTestProtocol, LoadTestTarget
 
 PROGRAM = "tensorflow_model_server"
 
@@ -41,7 +41,7 @@ class TensorFlowServing:
     model: str
     program: str
 
-    def launch(self, work: Path) -> Launch:
+    def launch(self, work: Path) -> ServerLaunch:
         http, grpc = free_ports(2)
         flags = {
             "port": grpc,
@@ -55,14 +55,14 @@ class TensorFlowServing:
             states = found.get("model_version_status", ())
             return any(state["state"] == "AVAILABLE" for state in states)
 
-        return Launch(
+        return ServerLaunch(
             command=(self.program, *(f"--{name}={value}" for name, value in flags.items())),
             targets={
-                Protocol.TFSERVING_HTTP: Target(
-                    Protocol.TFSERVING_HTTP, f"{HOST}:{http}", self.model
+                LoadTestProtocol.TFSERVING_HTTP: LoadTestTarget(
+                    LoadTestProtocol.TFSERVING_HTTP, f"{HOST}:{http}", self.model
                 ),
-                Protocol.TFSERVING_GRPC: Target(
-                    Protocol.TFSERVING_GRPC, f"{HOST}:{grpc}", self.model
+                LoadTestProtocol.TFSERVING_GRPC: LoadTestTarget(
+                    LoadTestProtocol.TFSERVING_GRPC, f"{HOST}:{grpc}", self.model
                 ),
             },
             ready=ready,

@@ -11,8 +11,8 @@ from pathlib import Path
 from modelport.loadtests import environments
 from modelport.loadtests.environments import Missing
 from modelport.loadtests.processes import HOST, free_ports
-from modelport.loadtests.serving.served import Launch, get_json
-from modelport.loadtests.target import Protocol, Target
+from modelport.loadtests.serving.server import ServerLaunch, get_json
+from modelport.loadtests.target import LoadTestProtocol, LoadTestTarget
 
 VERSION = "0.12.0"
 REQUIREMENTS = ("torch==2.13.0", f"torchserve=={VERSION}", "pyyaml", "numpy")
@@ -54,7 +54,7 @@ class TorchServe:
     archive: Path
     programs: Path
 
-    def launch(self, work: Path) -> Launch:
+    def launch(self, work: Path) -> ServerLaunch:
         model = self.archive.stem
         inference, management, metrics, grpc, grpc_management = free_ports(5)
         worker = {"minWorkers": 1, "maxWorkers": 1, "batchSize": 1, "responseTimeout": 120}
@@ -85,16 +85,18 @@ class TorchServe:
             found = get_json(f"{HOST}:{management}", f"/models/{model}")
             return bool(found) and any(w["status"] == "READY" for w in found[0]["workers"])
 
-        return Launch(
+        return ServerLaunch(
             command=(
                 *(str(self.programs / "torchserve"), "--start", "--foreground", "--ncs"),
                 *("--ts-config", str(file), "--log-config", str(work / "log4j2.xml")),
             ),
             targets={
-                Protocol.TORCHSERVE_HTTP: Target(
-                    Protocol.TORCHSERVE_HTTP, f"{HOST}:{inference}", model
+                LoadTestProtocol.TORCHSERVE_HTTP: LoadTestTarget(
+                    LoadTestProtocol.TORCHSERVE_HTTP, f"{HOST}:{inference}", model
                 ),
-                Protocol.TORCHSERVE_GRPC: Target(Protocol.TORCHSERVE_GRPC, f"{HOST}:{grpc}", model),
+                LoadTestProtocol.TORCHSERVE_GRPC: LoadTestTarget(
+                    LoadTestProtocol.TORCHSERVE_GRPC, f"{HOST}:{grpc}", model
+                ),
             },
             ready=ready,
             env={

@@ -13,15 +13,14 @@ from pathlib import Path
 
 from modelport.loadtests import environments
 from modelport.loadtests.environments import Missing
-from modelport.loadtests.peers.servers import triton as wheel
-from modelport.loadtests.peers.servers.base import Launch as PeerLaunch
 from modelport.loadtests.processes import HOST, free_ports
+from modelport.loadtests.serving import pytriton
 from modelport.loadtests.serving.gateway import Gateway
-from modelport.loadtests.serving.served import Launch, get
-from modelport.loadtests.target import Protocol, Target
+from modelport.loadtests.serving.server import ServerLaunch, get
+from modelport.loadtests.target import LoadTestProtocol, LoadTestTarget
 
-OIP = (Protocol.OIP_HTTP, Protocol.OIP_HTTP_BINARY, Protocol.TRITON_HTTP)
-GRPC = (Protocol.OIP_GRPC, Protocol.TRITON_GRPC)
+OIP = (LoadTestProtocol.OIP_HTTP, LoadTestProtocol.OIP_HTTP_BINARY, LoadTestProtocol.TRITON_HTTP)
+GRPC = (LoadTestProtocol.OIP_GRPC, LoadTestProtocol.TRITON_GRPC)
 
 
 def program() -> str:
@@ -32,7 +31,7 @@ def program() -> str:
     """
     found = shutil.which("tritonserver")
     if found is None:
-        environments.venv("triton", *wheel.REQUIREMENTS)
+        environments.venv("triton", *pytriton.REQUIREMENTS)
     return found or ""
 
 
@@ -44,20 +43,19 @@ class Triton:
     model: str
     program: str = ""
 
-    def launch(self, work: Path) -> Launch:
+    def launch(self, work: Path) -> ServerLaunch:
         http, grpc, metrics = free_ports(3)
         if self.program:
             command, env = self._installed(work, http, grpc, metrics)
         else:
             _check_onnx(self.package / self.model)
-            peer = wheel.command(PeerLaunch(self.package, work, http, grpc, metrics, self.model))
-            command, env = tuple(peer.arguments), dict(peer.env)
+            command, env = pytriton.command(self.package, self.model, work, http, grpc, metrics)
         targets = {
-            protocol: Target(protocol, f"{HOST}:{port}", self.model)
+            protocol: LoadTestTarget(protocol, f"{HOST}:{port}", self.model)
             for port, protocols in ((http, OIP), (grpc, GRPC))
             for protocol in protocols
         }
-        return Launch(
+        return ServerLaunch(
             command=(*command, "--exit-timeout-secs=3"),
             targets=targets,
             ready=lambda: get(f"{HOST}:{http}", f"/v2/models/{self.model}/ready")[0] == 200,
@@ -66,7 +64,7 @@ class Triton:
 
     def _installed(
         self, work: Path, http: int, grpc: int, metrics: int
-    ) -> tuple[tuple[str, ...], dict[str, str]]:
+    ) -> tuple[list[str], dict[str, str]]:
         flags = {
             "model-repository": self.package,
             "http-address": HOST,
@@ -76,7 +74,7 @@ class Triton:
             "metrics-address": HOST,
             "metrics-port": metrics,
         }
-        return (self.program, *(f"--{name}={value}" for name, value in flags.items())), {}
+        return [self.program, *(f"--{name}={value}" for name, value in flags.items())], {}
 
 
 def managed(folder: Path, work: Path) -> Gateway:
@@ -94,18 +92,17 @@ def managed(folder: Path, work: Path) -> Gateway:
         return Gateway(folder, managed="triton", command=(found,))
     _check_onnx(folder)
     work.mkdir(parents=True)
-    peer = PeerLaunch(folder.parent, work, 0, 0, 0, folder.name)
-    models = wheel.models(peer)
+    models = pytriton.onnx_models(folder.parent, folder.name, work)
     for manifest in (models / folder.name).glob("*/manifest.json"):
         manifest.unlink()  # of the published files: the model's Python is none of them
-    started = wheel.serve(peer, models)
-    backends = next(one for one in started.arguments if one.startswith("--backend-directory"))
+    arguments, environment = pytriton.serve(models, work, 0, 0, 0)
+    backends = next(one for one in arguments if one.startswith("--backend-directory"))
     return Gateway(
         models / folder.name,
         managed="triton",
-        command=(started.arguments[0],),
+        command=(arguments[0],),
         arguments=(backends,),
-        environment=started.env,
+        environment=environment,
     )
 
 

@@ -18,7 +18,7 @@ class Unanswered(Exception):
         self.outcome = outcome
 
 
-class Client(Protocol):
+class DialectClient(Protocol):
     """One request at a time, one connection, kept open."""
 
     #: Of the last request, seconds.

@@ -8,17 +8,17 @@ from dataclasses import dataclass
 from typing import Any
 
 from modelport.loadtests.payloads import Payloads
-from modelport.loadtests.target import Protocol, Target
-from modelport.loadtests.users.answers import Read
-from modelport.loadtests.users.client import Client
+from modelport.loadtests.target import LoadTestProtocol, LoadTestTarget
+from modelport.loadtests.users.answer_checker import Read
+from modelport.loadtests.users.client import DialectClient
 
-Prepare = Callable[[Target, Payloads, int], Any]
-Connect = Callable[[Target, float], Client]
+Prepare = Callable[[LoadTestTarget, Payloads, int], Any]
+Connect = Callable[[LoadTestTarget, float], DialectClient]
 
 
 @dataclass(frozen=True)
 class Dialect:
-    """``prepare`` makes what ``Client.ask`` takes, once for each payload."""
+    """``prepare`` makes what ``DialectClient.ask`` takes, once for each payload."""
 
     prepare: Prepare
     connect: Connect
@@ -27,19 +27,19 @@ class Dialect:
 
 #: Imported when asked for: grpcio's gevent must be set up first, and HTTP needs none of it.
 MODULES = {
-    Protocol.OIP_HTTP: "oip_http:JSON",
-    Protocol.OIP_HTTP_BINARY: "oip_http:BINARY",
-    Protocol.OIP_GRPC: "oip_grpc:DIALECT",
-    Protocol.TFSERVING_HTTP: "tfserving:REST",
-    Protocol.TFSERVING_GRPC: "tfserving:GRPC",
-    Protocol.TORCHSERVE_HTTP: "torchserve:REST",
-    Protocol.TORCHSERVE_GRPC: "torchserve:GRPC",
-    Protocol.TRITON_HTTP: "triton:HTTP",
-    Protocol.TRITON_GRPC: "triton:GRPC",
+    LoadTestProtocol.OIP_HTTP: "oip_http:JSON",
+    LoadTestProtocol.OIP_HTTP_BINARY: "oip_http:BINARY",
+    LoadTestProtocol.OIP_GRPC: "oip_grpc:DIALECT",
+    LoadTestProtocol.TFSERVING_HTTP: "tfserving:REST",
+    LoadTestProtocol.TFSERVING_GRPC: "tfserving:GRPC",
+    LoadTestProtocol.TORCHSERVE_HTTP: "torchserve:REST",
+    LoadTestProtocol.TORCHSERVE_GRPC: "torchserve:GRPC",
+    LoadTestProtocol.TRITON_HTTP: "triton:HTTP",
+    LoadTestProtocol.TRITON_GRPC: "triton:GRPC",
 }
 
 
-def dialect(protocol: Protocol) -> Dialect:
+def dialect(protocol: LoadTestProtocol) -> Dialect:
     module, _, name = MODULES[protocol].partition(":")
     found: Dialect = getattr(importlib.import_module(f"modelport.loadtests.users.{module}"), name)
     return found

@@ -8,10 +8,10 @@ from urllib.parse import unquote
 import grpc
 
 from modelport.loadtests.samples import Outcome
-from modelport.loadtests.target import Target
+from modelport.loadtests.target import LoadTestTarget
 from modelport.loadtests.users.client import Unanswered
 from modelport.loadtests.users.http import IDLE_SECONDS, reason
-from modelport.loadtests.users.http2 import MESSAGE, Connection
+from modelport.loadtests.users.http2 import MESSAGE, GrpcUnaryConnection
 
 CODES = {code.value[0]: code for code in grpc.StatusCode}
 OUTCOMES = {
@@ -27,17 +27,17 @@ class GrpcClient:
 
     method: str
 
-    def __init__(self, target: Target, timeout_seconds: float) -> None:
+    def __init__(self, target: LoadTestTarget, timeout_seconds: float) -> None:
         self.sent = self.first_byte = self.done = 0.0
         self._target, self._timeout_seconds = target, timeout_seconds
-        self._connection: Connection | None = None
+        self._connection: GrpcUnaryConnection | None = None
 
     def connect(self) -> None:
         self._connect()
 
-    def _connect(self) -> Connection:
+    def _connect(self) -> GrpcUnaryConnection:
         try:
-            made = Connection(self._target, self.method, self._timeout_seconds)
+            made = GrpcUnaryConnection(self._target, self.method, self._timeout_seconds)
         except Exception as error:  # sockets', and whatever a peer that speaks no HTTP/2 leads to
             raise Unanswered(Outcome.FAILED, f"cannot connect: {reason(error)}") from error
         self._connection = made
@@ -78,7 +78,7 @@ class GrpcClient:
             raise Unanswered(Outcome.FAILED, "the answer is not one uncompressed message")
         return bytes(answer.data[MESSAGE.size :]), None
 
-    def _lost(self, connection: Connection) -> None:
+    def _lost(self, connection: GrpcUnaryConnection) -> None:
         self.done = perf_counter()
         self.first_byte = connection.first_byte or self.done
         self.close()

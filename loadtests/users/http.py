@@ -16,7 +16,7 @@ from gevent.select import select
 from geventhttpclient.response import HTTPResponse
 
 from modelport.loadtests.samples import Outcome
-from modelport.loadtests.target import Target
+from modelport.loadtests.target import LoadTestTarget
 from modelport.loadtests.users import sockets
 from modelport.loadtests.users.client import Unanswered
 
@@ -29,7 +29,7 @@ REFUSED_STATUSES = (429, 503)
 SAID_BYTES = 200
 
 
-def request(target: Target, path: str, body: bytes, headers: Mapping[str, str]) -> bytes:
+def request(target: LoadTestTarget, path: str, body: bytes, headers: Mapping[str, str]) -> bytes:
     """Head and body of a POST, ready for the socket."""
     lines = [f"POST {path} HTTP/1.1", f"host: {target.address}", f"content-length: {len(body)}"]
     lines += [f"{name}: {value}" for name, value in headers.items()]
@@ -44,7 +44,7 @@ def segment(text: str) -> str:
 class HttpClient:
     """One connection, opened again when the server closed it."""
 
-    def __init__(self, target: Target, timeout_seconds: float) -> None:
+    def __init__(self, target: LoadTestTarget, timeout_seconds: float) -> None:
         self.sent = self.first_byte = self.done = 0.0
         self._address = sockets.address(target.address)
         self._timeout_seconds = timeout_seconds

@@ -16,7 +16,7 @@ from gevent.select import select
 from hpack import Decoder, Encoder
 from hpack.exceptions import HPACKError
 
-from modelport.loadtests.target import Target
+from modelport.loadtests.target import LoadTestTarget
 from modelport.loadtests.users import sockets
 
 PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"
@@ -32,11 +32,11 @@ FRAME = struct.Struct(">HBBBI")  # length (24 bits in two fields), type, flags, 
 MESSAGE = struct.Struct(">BI")  # compressed, length
 
 
-class Broken(ConnectionError):
+class ConnectionBroken(ConnectionError):
     """The peer ended the connection or the stream, or does not speak HTTP/2."""
 
 
-class Answer:
+class GrpcAnswer:
     """Of one call. Header blocks are decoded when the clock has stopped."""
 
     def __init__(self) -> None:
@@ -52,10 +52,10 @@ def frame(kind: int, flags: int, stream: int, payload: bytes = b"") -> bytes:
     return FRAME.pack(size >> 8, size & 255, kind, flags, stream) + payload
 
 
-class Connection:
+class GrpcUnaryConnection:
     """``call`` sends one message and waits for the stream's end."""
 
-    def __init__(self, target: Target, method: str, timeout_seconds: float) -> None:
+    def __init__(self, target: LoadTestTarget, method: str, timeout_seconds: float) -> None:
         self.sent = self.first_byte = self.done = 0.0
         self._timeout_seconds = timeout_seconds
         self._socket = sockets.connect(sockets.address(target.address), timeout_seconds)
@@ -113,10 +113,10 @@ class Connection:
             return False
         return True
 
-    def call(self, message: bytes) -> Answer:
+    def call(self, message: bytes) -> GrpcAnswer:
         """Raises OSError, TimeoutError, Broken."""
         self._stream += 2
-        stream, answer = self._stream, Answer()
+        stream, answer = self._stream, GrpcAnswer()
         self._stream_window = self._initial_window
         body = MESSAGE.pack(0, len(message)) + message
         self.first_byte = 0.0
@@ -133,7 +133,7 @@ class Connection:
             self._receive(answer, deadline)
         return answer
 
-    def _send_parts(self, stream: int, body: bytes, answer: Answer, deadline: float) -> None:
+    def _send_parts(self, stream: int, body: bytes, answer: GrpcAnswer, deadline: float) -> None:
         """As the peer's windows allow."""
         position = 0
         while position < len(body) and not answer.ended:
@@ -147,13 +147,13 @@ class Connection:
             last = END_STREAM if position == len(body) else 0
             self._socket.sendall(frame(DATA, last, stream, part))
 
-    def _receive(self, answer: Answer | None, deadline: float) -> None:
+    def _receive(self, answer: GrpcAnswer | None, deadline: float) -> None:
         """One read, and what whole frames it brought."""
         data = self._socket.recv(RECEIVE_BYTES)
         now = perf_counter()
         self.done = now
         if not data:
-            raise Broken("the server closed the connection")
+            raise ConnectionBroken("the server closed the connection")
         buffer = self._buffer
         buffer += data
         position = 0
@@ -162,7 +162,9 @@ class Connection:
             begin = position + FRAME.size
             size = high << 8 | low
             if size > DEFAULT_FRAME or not (self._settled or kind == SETTINGS):
-                raise Broken("the server does not speak HTTP/2 as it should; is it that port?")
+                raise ConnectionBroken(
+                    "the server does not speak HTTP/2 as it should; is it that port?"
+                )
             end = begin + size
             if end > len(buffer):
                 break
@@ -173,7 +175,7 @@ class Connection:
             raise TimeoutError
 
     def _take(
-        self, kind: int, flags: int, stream: int, payload: bytes, answer: Answer | None
+        self, kind: int, flags: int, stream: int, payload: bytes, answer: GrpcAnswer | None
     ) -> None:
         mine = answer is not None and stream == self._stream
         if kind in (DATA, HEADERS, CONTINUATION):
@@ -197,11 +199,15 @@ class Connection:
         elif kind == RST_STREAM and mine:
             if self.done - self.sent >= self._timeout_seconds:
                 raise TimeoutError  # the server's own clock of the call ran out
-            raise Broken(f"the stream was reset with error {struct.unpack('>I', payload)[0]}")
+            raise ConnectionBroken(
+                f"the stream was reset with error {struct.unpack('>I', payload)[0]}"
+            )
         elif kind == GOAWAY:
-            raise Broken(f"the server goes away: {payload[8:].decode(errors='replace')}".strip())
+            raise ConnectionBroken(
+                f"the server goes away: {payload[8:].decode(errors='replace')}".strip()
+            )
 
-    def _add(self, kind: int, flags: int, payload: bytes, answer: Answer) -> None:
+    def _add(self, kind: int, flags: int, payload: bytes, answer: GrpcAnswer) -> None:
         """A frame of the answer itself."""
         self.first_byte = self.first_byte or self.done
         if kind == DATA:
@@ -229,12 +235,12 @@ class Connection:
         self._socket.sendall(frame(SETTINGS, ACK, 0))
         self._settled = True
 
-    def decode(self, answer: Answer) -> dict[str, str]:
+    def decode(self, answer: GrpcAnswer) -> dict[str, str]:
         """All header fields of an answer, its trailers last; once for each, in order."""
         try:
             return {name: value for block in answer.blocks for name, value in self._fields(block)}
         except HPACKError as error:
-            raise Broken(f"unreadable header fields: {error}") from error
+            raise ConnectionBroken(f"unreadable header fields: {error}") from error
 
     def _fields(self, block: bytes) -> list[tuple[str, str]]:
         if (known := self._known.get(block)) is not None:

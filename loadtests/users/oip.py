@@ -10,7 +10,7 @@ from tritonclient.grpc import service_pb2
 from tritonclient.utils import deserialize_bytes_tensor, serialize_byte_tensor
 
 from modelport.loadtests.payloads import DTYPES, Array, BadPayload, Payloads, Tensors
-from modelport.loadtests.target import Target
+from modelport.loadtests.target import LoadTestTarget
 
 
 def plain(array: Array) -> list[Any]:
@@ -81,7 +81,7 @@ def read_http(body: bytes, json_size: int | None) -> Tensors:
     return found
 
 
-def message(target: Target, payloads: Payloads, number: int) -> bytes:
+def message(target: LoadTestTarget, payloads: Payloads, number: int) -> bytes:
     """A ``ModelInferRequest``."""
     request = service_pb2.ModelInferRequest(model_name=target.model, model_version=target.version)
     for name, array in payloads.requests[number].items():

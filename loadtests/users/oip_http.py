@@ -3,23 +3,23 @@
 from __future__ import annotations
 
 from modelport.loadtests.payloads import Payloads
-from modelport.loadtests.target import Target
+from modelport.loadtests.target import LoadTestTarget
 from modelport.loadtests.users import oip
 from modelport.loadtests.users.dialects import Dialect
 from modelport.loadtests.users.http import BINARY_SIZE, HttpClient, request, segment
 
 
-def path(target: Target) -> str:
+def path(target: LoadTestTarget) -> str:
     version = f"/versions/{segment(target.version)}" if target.version else ""
     return f"/v2/models/{segment(target.model)}{version}/infer"
 
 
-def _json(target: Target, payloads: Payloads, number: int) -> bytes:
+def _json(target: LoadTestTarget, payloads: Payloads, number: int) -> bytes:
     body = oip.json_body(payloads, number)
     return request(target, path(target), body, {"content-type": "application/json"})
 
 
-def _binary(target: Target, payloads: Payloads, number: int) -> bytes:
+def _binary(target: LoadTestTarget, payloads: Payloads, number: int) -> bytes:
     body, size = oip.binary_body(payloads, number)
     headers = {"content-type": "application/octet-stream", BINARY_SIZE: str(size)}
     return request(target, path(target), body, headers)

@@ -15,7 +15,7 @@ import grpc
 from google.protobuf import json_format, text_format
 from tritonclient.grpc import model_config_pb2, service_pb2
 
-from modelport.loadtests.target import Target
+from modelport.loadtests.target import LoadTestTarget
 
 METADATA_SECONDS = 10.0
 MODEL_CONFIG = "/inference.GRPCInferenceService/ModelConfig"
@@ -36,7 +36,7 @@ class SignatureUnknown(RuntimeError):
 
 
 @dataclass(frozen=True)
-class Input:
+class InputTensor:
     """A tensor, batch excluded. A dim that is a string is an axis; ``reshape``: what the model
     itself takes, where the wire's shape differs."""
 
@@ -50,7 +50,7 @@ class Input:
 
 
 @dataclass(frozen=True)
-class Output:
+class OutputTensor:
     """A tensor, batch excluded. -1: a dim that varies."""
 
     datatype: str
@@ -58,16 +58,16 @@ class Output:
 
 
 @dataclass(frozen=True)
-class Signature:
-    inputs: tuple[Input, ...]
-    outputs: Mapping[str, Output]
+class RequestSignature:
+    inputs: tuple[InputTensor, ...]
+    outputs: Mapping[str, OutputTensor]
     #: 0: no batch dimension.
     max_batch_size: int
     #: name → shortest, and longest where there is one.
     axes: Mapping[str, tuple[int, int | None]] = field(default_factory=dict)
 
 
-def read_file(path: Path) -> Signature:
+def read_file(path: Path) -> RequestSignature:
     """Of a ``config.pbtxt``.
 
     Raises:
@@ -81,7 +81,7 @@ def read_file(path: Path) -> Signature:
     return of_config(config)
 
 
-def ask(target: Target) -> Signature:
+def ask(target: LoadTestTarget) -> RequestSignature:
     """From the server itself, in whichever way it has.
 
     Raises:
@@ -110,21 +110,21 @@ def ask(target: Target) -> Signature:
     raise SignatureUnknown(_untold(target, tried[0]))
 
 
-def unreachable(target: Target, error: object) -> str:
+def unreachable(target: LoadTestTarget, error: object) -> str:
     return (
         f"{target.address} cannot be asked for model '{target.model}' ({error}); "
         "is the server running there, and is it that port?"
     )
 
 
-def _untold(target: Target, said: str) -> str:
+def _untold(target: LoadTestTarget, said: str) -> str:
     return (
         f"{target.address} does not tell what model '{target.model}' takes ({said}); "
         "give --config with the model's config.pbtxt, or --data with requests"
     )
 
 
-def _ask_grpc(target: Target) -> Signature:
+def _ask_grpc(target: LoadTestTarget) -> RequestSignature:
     request = service_pb2.ModelConfigRequest(name=target.model, version=target.version)
     with grpc.insecure_channel(target.address) as channel:
         call = channel.unary_unary(
@@ -141,7 +141,7 @@ def _ask_grpc(target: Target) -> Signature:
             raise SignatureUnknown(_untold(target, said)) from error
 
 
-def _of_config_json(document: Any) -> Signature:
+def _of_config_json(document: Any) -> RequestSignature:
     config = model_config_pb2.ModelConfig()
     json_format.ParseDict(document, config, ignore_unknown_fields=True)
     if not config.input:
@@ -149,7 +149,7 @@ def _of_config_json(document: Any) -> Signature:
     return of_config(config)
 
 
-def of_config(config: Any) -> Signature:
+def of_config(config: Any) -> RequestSignature:
     """From Triton's ``ModelConfig``, with the ranges that the exports declare in ``parameters``."""
     told = {key: value.string_value for key, value in config.parameters.items()}
     axes = {
@@ -160,15 +160,15 @@ def of_config(config: Any) -> Signature:
         word = str(model_config_pb2.DataType.Name(spec.data_type)).removeprefix("TYPE_")
         return {"STRING": "BYTES"}.get(word, word)
 
-    def one(spec: Any) -> Input:
+    def one(spec: Any) -> InputTensor:
         dims = _named(spec.name, list(spec.dims), told.get(AXES + spec.name, ""), axes)
         low, high = _range(told.get(RANGE + spec.name, ""))
         shape = tuple(spec.reshape.shape) if spec.HasField("reshape") else None
-        return Input(spec.name, datatype(spec), dims, shape, low, high)
+        return InputTensor(spec.name, datatype(spec), dims, shape, low, high)
 
     inputs = tuple(one(spec) for spec in config.input)
-    outputs = {spec.name: Output(datatype(spec), tuple(spec.dims)) for spec in config.output}
-    return Signature(inputs, outputs, config.max_batch_size, axes)
+    outputs = {spec.name: OutputTensor(datatype(spec), tuple(spec.dims)) for spec in config.output}
+    return RequestSignature(inputs, outputs, config.max_batch_size, axes)
 
 
 def _named(
@@ -202,7 +202,7 @@ def _range(text: str) -> tuple[float | None, float | str | None]:
     return (float(low) if low else None), end
 
 
-def _of_metadata(document: Any) -> Signature:
+def _of_metadata(document: Any) -> RequestSignature:
     """Open Inference Protocol servers without a configuration: shapes with the batch, or -1."""
     shapes = {spec["name"]: [int(dim) for dim in spec["shape"]] for spec in document["inputs"]}
     batched = all(shape[:1] == [-1] for shape in shapes.values())
@@ -210,15 +210,15 @@ def _of_metadata(document: Any) -> Signature:
     inputs = []
     for spec in document["inputs"]:
         dims = _named(spec["name"], shapes[spec["name"]][int(batched) :], "", axes)
-        inputs.append(Input(spec["name"], spec["datatype"], dims))
+        inputs.append(InputTensor(spec["name"], spec["datatype"], dims))
     outputs = {
-        spec["name"]: Output(spec["datatype"], tuple(map(int, spec["shape"]))[int(batched) :])
+        spec["name"]: OutputTensor(spec["datatype"], tuple(map(int, spec["shape"]))[int(batched) :])
         for spec in document.get("outputs", ())
     }
-    return Signature(tuple(inputs), outputs, int(batched), axes)
+    return RequestSignature(tuple(inputs), outputs, int(batched), axes)
 
 
-def _of_tensorflow(document: Any) -> Signature:
+def _of_tensorflow(document: Any) -> RequestSignature:
     definition = document["metadata"]["signature_def"]["signature_def"]["serving_default"]
     axes: dict[str, tuple[int, int | None]] = {}
 
@@ -226,16 +226,16 @@ def _of_tensorflow(document: Any) -> Signature:
         return [int(dim["size"]) for dim in spec["tensor_shape"].get("dim", ())][1:]
 
     inputs = tuple(
-        Input(name, TENSORFLOW[spec["dtype"]], _named(name, dims(spec), "", axes))
+        InputTensor(name, TENSORFLOW[spec["dtype"]], _named(name, dims(spec), "", axes))
         for name, spec in sorted(definition["inputs"].items())
     )
     outputs = {
-        name: Output(TENSORFLOW[spec["dtype"]], tuple(dims(spec)))
+        name: OutputTensor(TENSORFLOW[spec["dtype"]], tuple(dims(spec)))
         for name, spec in definition["outputs"].items()
     }
-    return Signature(inputs, outputs, 1, axes)
+    return RequestSignature(inputs, outputs, 1, axes)
 
 
-def model_shapes(signature: Signature) -> dict[str, tuple[int, ...]]:
+def model_shapes(signature: RequestSignature) -> dict[str, tuple[int, ...]]:
     """name → the shape after the batch that the model itself takes, where it is another."""
     return {spec.name: spec.reshape for spec in signature.inputs if spec.reshape is not None}

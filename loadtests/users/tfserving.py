@@ -13,9 +13,9 @@ from typing import Any
 import numpy as np
 
 from modelport.loadtests.payloads import DTYPES, Array, BadPayload, Payloads, Tensors
-from modelport.loadtests.target import Target
+from modelport.loadtests.target import LoadTestTarget
 from modelport.loadtests.users import oip
-from modelport.loadtests.users.answers import ONLY
+from modelport.loadtests.users.answer_checker import ONLY
 from modelport.loadtests.users.dialects import Dialect
 from modelport.loadtests.users.grpc_client import GrpcClient
 from modelport.loadtests.users.http import HttpClient, request, segment
@@ -69,12 +69,12 @@ def values(array: Array) -> Any:
     return np.array(coded, np.object_).reshape(array.shape).tolist()
 
 
-def path(target: Target) -> str:
+def path(target: LoadTestTarget) -> str:
     version = f"/versions/{segment(target.version)}" if target.version else ""
     return f"/v1/models/{segment(target.model)}{version}:predict"
 
 
-def _rest(target: Target, payloads: Payloads, number: int) -> bytes:
+def _rest(target: LoadTestTarget, payloads: Payloads, number: int) -> bytes:
     inputs = {name: values(array) for name, array in _shaped(payloads, number).items()}
     columns = next(iter(inputs.values())) if len(inputs) == 1 else inputs
     body = json.dumps({"inputs": columns}, separators=(",", ":")).encode()
@@ -102,7 +102,7 @@ class Predict(GrpcClient):
     method = "/tensorflow.serving.PredictionService/Predict"
 
 
-def _message(target: Target, payloads: Payloads, number: int) -> bytes:
+def _message(target: LoadTestTarget, payloads: Payloads, number: int) -> bytes:
     made = PredictRequest()
     made.model_spec.name = target.model
     if target.version:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 
 from modelport.loadtests.payloads import Payloads, Tensors
-from modelport.loadtests.target import Target
+from modelport.loadtests.target import LoadTestTarget
 from modelport.loadtests.users import oip
 from modelport.loadtests.users.dialects import Dialect
 from modelport.loadtests.users.grpc_client import GrpcClient
@@ -16,12 +16,12 @@ from modelport.loadtests.users.proto.messages_pb2 import PredictionResponse, Pre
 BODY = "body"
 
 
-def path(target: Target) -> str:
+def path(target: LoadTestTarget) -> str:
     version = f"/{segment(target.version)}" if target.version else ""
     return f"/predictions/{segment(target.model)}{version}"
 
 
-def _rest(target: Target, payloads: Payloads, number: int) -> bytes:
+def _rest(target: LoadTestTarget, payloads: Payloads, number: int) -> bytes:
     body, size = oip.binary_body(payloads, number)
     headers = {"content-type": "application/octet-stream", BINARY_SIZE: str(size)}
     return request(target, path(target), body, headers)
@@ -31,7 +31,7 @@ class Predictions(GrpcClient):
     method = "/org.pytorch.serve.grpc.inference.InferenceAPIsService/Predictions"
 
 
-def _message(target: Target, payloads: Payloads, number: int) -> bytes:
+def _message(target: LoadTestTarget, payloads: Payloads, number: int) -> bytes:
     body, _ = oip.binary_body(payloads, number)
     made = PredictionsRequest(
         model_name=target.model, model_version=target.version, input={BODY: body}

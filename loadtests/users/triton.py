@@ -16,7 +16,7 @@ from tritonclient.utils import InferenceServerException
 
 from modelport.loadtests.payloads import Payloads
 from modelport.loadtests.samples import Outcome
-from modelport.loadtests.target import Target
+from modelport.loadtests.target import LoadTestTarget
 from modelport.loadtests.users import oip
 from modelport.loadtests.users.client import Unanswered
 from modelport.loadtests.users.dialects import Dialect
@@ -28,19 +28,21 @@ REFUSED = ("429", "503", "StatusCode.RESOURCE_EXHAUSTED", "StatusCode.UNAVAILABL
 TIMED_OUT = ("StatusCode.DEADLINE_EXCEEDED", "499")
 
 
-class Asked(NamedTuple):
+class PreparedRequest(NamedTuple):
     model: str
     version: str
     inputs: list[Any]
 
 
-def _prepare(module: ModuleType, target: Target, payloads: Payloads, number: int) -> Asked:
+def _prepare(
+    module: ModuleType, target: LoadTestTarget, payloads: Payloads, number: int
+) -> PreparedRequest:
     tensors = []
     for name, array in payloads.requests[number].items():
         tensor = module.InferInput(name, list(array.shape), payloads.datatypes[name])
         tensor.set_data_from_numpy(array)
         tensors.append(tensor)
-    return Asked(target.model, target.version, tensors)
+    return PreparedRequest(target.model, target.version, tensors)
 
 
 class _TritonClient:
@@ -58,7 +60,7 @@ class _TritonClient:
         except OSError as error:
             raise Unanswered(Outcome.FAILED, f"cannot connect: {error}") from error
 
-    def ask(self, request: Asked) -> tuple[bytes, int | None]:
+    def ask(self, request: PreparedRequest) -> tuple[bytes, int | None]:
         self.sent = perf_counter()
         try:
             result = self._client.infer(
@@ -93,7 +95,7 @@ def _unanswered(error: InferenceServerException) -> Unanswered:
 
 
 class TritonHttp(_TritonClient):
-    def __init__(self, target: Target, timeout_seconds: float) -> None:
+    def __init__(self, target: LoadTestTarget, timeout_seconds: float) -> None:
         client = tritonclient.http.InferenceServerClient(
             target.address, connection_timeout=timeout_seconds, network_timeout=timeout_seconds
         )
@@ -111,7 +113,7 @@ class TritonHttp(_TritonClient):
 
 
 class TritonGrpc(_TritonClient):
-    def __init__(self, target: Target, timeout_seconds: float) -> None:
+    def __init__(self, target: LoadTestTarget, timeout_seconds: float) -> None:
         client = tritonclient.grpc.InferenceServerClient(target.address, channel_args=list(OPTIONS))
         super().__init__(client, client_timeout=timeout_seconds)
 
@@ -119,11 +121,11 @@ class TritonGrpc(_TritonClient):
         return bytes(result.get_response().SerializeToString()), None
 
 
-def _http(target: Target, payloads: Payloads, number: int) -> Asked:
+def _http(target: LoadTestTarget, payloads: Payloads, number: int) -> PreparedRequest:
     return _prepare(tritonclient.http, target, payloads, number)
 
 
-def _grpc(target: Target, payloads: Payloads, number: int) -> Asked:
+def _grpc(target: LoadTestTarget, payloads: Payloads, number: int) -> PreparedRequest:
     return _prepare(tritonclient.grpc, target, payloads, number)
 
 

@@ -31,7 +31,7 @@ from click.testing import CliRunner
 from modelport.cli import modelport
 from modelport.exporters import checkpoint, evaluation, verify
 from modelport.exporters.formats import FORMATS
-from modelport.exporters.sources import keras_file
+from modelport.exporters.sources import keras_guard
 from modelport.gateway import backends
 from modelport.gateway.cli.errors import UsageError
 from modelport.gateway.errors import ModelportError
@@ -107,7 +107,7 @@ class Repository:
         """``modelport verify`` as far as the artifact, which is opened after the checkpoint."""
         monkeypatch.setattr(verify, "_load", lambda claim, given: None)
         checked = verify.check(verify.find_version(self.version))
-        verify.prove(checked, verify.Given())
+        verify.prove(checked, verify.VerificationInputs())
 
 
 @pytest.fixture
@@ -151,7 +151,7 @@ def opened(kind: str, path: Path, repository: Repository) -> Callable[[], object
     """What opens a zip of this kind."""
     ways: dict[str, Callable[[], object]] = {
         "checkpoint": lambda: checkpoint.read(path),
-        "keras": lambda: keras_file.read_config(path),
+        "keras": lambda: keras_guard.read_config(path),
         "npz": lambda: evaluation.read(path, None),  # type: ignore[arg-type]
     }
     return ways.get(kind, repository.serve)
@@ -475,15 +475,15 @@ def test_a_keras_file_that_names_other_code_or_files_is_not_loaded(tmp_path: Pat
     for what, (config, reason) in KERAS.items():
         with zipfile.ZipFile(path, "w") as archive:
             archive.writestr("config.json", json.dumps(config))
-        refused(lambda: keras_file.read_config(path), reason, what=what)
+        refused(lambda: keras_guard.read_config(path), reason, what=what)
     with h5py.File(tmp_path / "w.h5", "w") as file:
         file["x"] = h5py.ExternalLink("/etc/other.h5", "/")
     with zipfile.ZipFile(path, "w") as archive:
         archive.writestr("config.json", json.dumps({"class_name": "Sequential"}))
         archive.write(tmp_path / "w.h5", "model.weights.h5")
-    refused(lambda: keras_file.read_config(path), "leads elsewhere")
+    refused(lambda: keras_guard.read_config(path), "leads elsewhere")
     path.write_bytes((tmp_path / "w.h5").read_bytes())
-    refused(lambda: keras_file.read_config(path), "legacy HDF5")
+    refused(lambda: keras_guard.read_config(path), "legacy HDF5")
 
 
 # -- certificates, manifests, configurations ------------------------------------------------------

@@ -22,8 +22,8 @@ import pytest
 import tritonclient.http
 
 from modelport.loadtests import environments
-from modelport.loadtests.peers.servers import triton as triton_wheel
 from modelport.loadtests.processes import HOST, free_ports, running
+from modelport.loadtests.serving import pytriton
 from tests.deploy import DEPLOY, thorough, tools
 from tests.deploy.test_compose import FOLDER, GATEWAY, ROUTES, SERVICES, mounts
 from tests.server import serving
@@ -79,7 +79,7 @@ def test_tensorflow_serving_reads_its_configuration(made: Path) -> None:
 
 
 def test_triton_has_the_flags_that_it_is_given() -> None:
-    python = environments.venv("triton", *triton_wheel.REQUIREMENTS) / "python"
+    python = environments.venv("triton", *pytriton.REQUIREMENTS) / "python"
     find = "import sysconfig as s; print(s.get_path('purelib')); print(s.get_config_var('LIBDIR'))"
     packages, libraries = tools.check(python, "-c", find).split()
     program = Path(packages) / "pytriton" / "tritonserver" / "bin" / "tritonserver"

@@ -16,7 +16,7 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-from modelport.exporters import publish
+from modelport.exporters.publishing import publish
 from modelport.gateway.errors import AlreadyExists
 from modelport.gateway.repository import config
 from modelport.gateway.types import Datatype, ModelSignature, TensorSpec

@@ -16,7 +16,7 @@ from modelport.exporters.cli.export import export
 from modelport.exporters.formats import ALL, FORMATS, find_format
 from modelport.exporters.formats import tflite as tflite_format
 from modelport.exporters.models.fraud import FraudTransformer
-from modelport.exporters.sources.eager import inference_mode
+from modelport.exporters.sources.torch_eager import inference_mode
 from modelport.gateway.errors import Unsupported
 from modelport.gateway.repository import config, manifest
 

@@ -13,8 +13,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor, nn
 
-from modelport.exporters.declaration import DEFAULT_LONGEST, parse_tensor, parse_tensors
-from modelport.exporters.sources import SourceRequest, inferred
+from modelport.exporters.sources import SourceRequest, signature_inference
+from modelport.exporters.tensor_flags import DEFAULT_LONGEST, parse_tensor, parse_tensors
 from modelport.gateway.cli.errors import UsageError
 from modelport.gateway.repository import config
 from modelport.gateway.types import Axis, Datatype, ModelSignature, TensorSpec
@@ -22,7 +22,7 @@ from modelport.gateway.types import Axis, Datatype, ModelSignature, TensorSpec
 
 def infer(module: nn.Module, *inputs: str, names: tuple[str, ...] = ()) -> ModelSignature:
     request = SourceRequest(Path("x.pt"), "m", inputs=inputs, output_names=names)
-    return inferred.spec(module, request, None).signature(module, 4)
+    return signature_inference.spec(module, request, None).signature(module, 4)
 
 
 class Tagger(nn.Module):
@@ -81,7 +81,7 @@ def test_the_first_layer_tells_what_goes_in(module: nn.Module, spec: TensorSpec)
     assert found.outputs[0].name == "output"
 
 
-@pytest.mark.parametrize("attribute", inferred.EXAMPLE_ATTRIBUTES)
+@pytest.mark.parametrize("attribute", signature_inference.EXAMPLE_ATTRIBUTES)
 def test_example_inputs_on_the_module_are_used(attribute: str) -> None:
     module = Tagger()
     example: Any = {"weight": torch.ones(2), "tokens": torch.zeros(2, 4, dtype=torch.int64)}

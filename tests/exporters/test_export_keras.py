@@ -10,9 +10,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from modelport.exporters.formats import FORMATS, Target, tensorflow_onnx
+from modelport.exporters.formats import FORMATS, ExportTarget, tensorflow_onnx
 from modelport.exporters.keras_ports import find_twin
-from modelport.exporters.samples import draw
+from modelport.exporters.random_inputs import draw
 from modelport.exporters.source import Source
 from modelport.exporters.tensorflow_runtime import keras, tf
 from modelport.gateway.cli.errors import UsageError
@@ -58,7 +58,7 @@ def test_an_artifact_computes_what_the_keras_model_computes(
     source: Source, tmp_path: Path, name: str
 ) -> None:
     row, path = FORMATS[name], tmp_path / FORMATS[name].platform.default_filename
-    row.export(source, path, Target())
+    row.export(source, path, ExportTarget())
     session = row.open_session(path)
     assert sorted(session.inputs) == ["amount", "tokens"]
     assert sorted(session.outputs) == ["kind", "risk"]
@@ -73,7 +73,7 @@ def test_an_artifact_computes_what_the_keras_model_computes(
 def test_an_onnx_file_has_the_names_of_the_signatures_axes(source: Source, tmp_path: Path) -> None:
     import onnx
 
-    tensorflow_onnx.export(source, tmp_path / "model.onnx", Target())
+    tensorflow_onnx.export(source, tmp_path / "model.onnx", ExportTarget())
     graph = onnx.load(tmp_path / "model.onnx").graph
     dims = {
         value.name: [dim.dim_param or dim.dim_value for dim in value.type.tensor_type.shape.dim]
@@ -91,7 +91,7 @@ def test_weights_that_go_around_the_onnx_converter_arrive(tmp_path: Path) -> Non
     both = layers.Dense(300, name="both")(layers.Concatenate()([seen, words]))
     source = read(saved(functional([image, tokens], both), tmp_path / "a.keras"))
     row, path = FORMATS["onnx"], tmp_path / "model.onnx"
-    row.export(source, path, Target())
+    row.export(source, path, ExportTarget())
     inputs = draw(source.signature, 3, {"tokens_0": 6}, np.random.default_rng(0))
     actual = row.open_session(path)(inputs)["both"]
     np.testing.assert_allclose(actual, source.reference(inputs)["both"], rtol=1e-4, atol=1e-5)
@@ -102,7 +102,7 @@ def test_an_opset_that_tf2onnx_does_not_know_is_unsupported(
     source: Source, tmp_path: Path, opset: int
 ) -> None:
     with pytest.raises(Unsupported, match=f"--opset {opset} .* from TensorFlow; use 13 to 18"):
-        tensorflow_onnx.export(source, tmp_path / "model.onnx", Target(opset=opset))
+        tensorflow_onnx.export(source, tmp_path / "model.onnx", ExportTarget(opset=opset))
 
 
 def test_an_operator_that_onnx_has_not_is_named(
@@ -110,7 +110,7 @@ def test_an_operator_that_onnx_has_not_is_named(
 ) -> None:
     path = saved_model(lambda x: tf.linalg.svd(tf.expand_dims(x, 1))[0])
     with pytest.raises(Unsupported, match=r"ONNX has no Svd.*use --format savedmodel"):
-        tensorflow_onnx.export(read(path), tmp_path / "model.onnx", Target())
+        tensorflow_onnx.export(read(path), tmp_path / "model.onnx", ExportTarget())
     assert not (tmp_path / "model.onnx").exists()
 
 
@@ -163,7 +163,7 @@ def test_a_saved_model_is_served_by_its_own_signature(
     output = source.signature.outputs[0]
     assert (output.name, output.dims, output.reshape) == ("y", (1,), ())
     row = FORMATS["savedmodel"]
-    row.export(source, tmp_path / "again", Target())
+    row.export(source, tmp_path / "again", ExportTarget())
     inputs = {"x": np.arange(6, dtype=np.float32).reshape(2, 3)}
     assert row.open_session(tmp_path / "again")(inputs)["y"].tolist() == [3.0, 12.0]
 

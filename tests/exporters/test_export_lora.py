@@ -19,9 +19,9 @@ from torch import Tensor, nn
 
 from modelport.exporters import parity
 from modelport.exporters.cli.export import export
-from modelport.exporters.formats import Target, find_format
+from modelport.exporters.formats import ExportTarget, find_format
 from modelport.exporters.output_capture import quiet
-from modelport.exporters.samples import corners, draw, name_axes
+from modelport.exporters.random_inputs import corners, draw, name_axes
 from modelport.exporters.source import Framework, Source
 from modelport.exporters.sources import SourceRequest, load
 from modelport.gateway.cli.errors import ParityError, UsageError, exit_code
@@ -140,7 +140,7 @@ def test_the_merged_adapters_are_what_is_exported(trained: Any, tmp_path: Path, 
     plain = load(SourceRequest(folder))
     row = find_format(kind)
     path = tmp_path / row.platform.default_filename
-    row.export(source, path, Target(opset=row.routes[Framework.PYTORCH].default_opset))
+    row.export(source, path, ExportTarget(opset=row.routes[Framework.PYTORCH].default_opset))
     session = row.open_session(path)
     for batch in (1, 2, 8):
         for length in (1, 9, LONGEST):

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from modelport.exporters import checkpoint, parity, spec
 from modelport.exporters.cli.export import export
-from modelport.exporters.formats import Target, find_format
+from modelport.exporters.formats import ExportTarget, find_format
 from modelport.exporters.models import REGISTRY
 from modelport.exporters.models.resnet import ResNet50
 from modelport.exporters.models.unet import SameConvTranspose2d, UNet
@@ -178,7 +178,7 @@ def test_a_unet_is_exported_for_any_size(tmp_path: Path, kind: str, kernel: int)
     subject = as_source(unet(upsampling_kernel_size=kernel))
     row = find_format(kind)
     path = tmp_path / row.platform.default_filename
-    row.export(subject, path, Target(opset=row.routes[Framework.PYTORCH].default_opset))
+    row.export(subject, path, ExportTarget(opset=row.routes[Framework.PYTORCH].default_opset))
     session = row.open_session(path)
     for batch in (1, 2, 8):
         for height, width in ((8, 8), (9, 21), (20, 11), (13, 13)):
@@ -198,7 +198,7 @@ def test_a_resnet_is_exported_with_its_statistics(
     subject = as_source(resnet)
     row = find_format(kind)
     path = tmp_path / row.platform.default_filename
-    row.export(subject, path, Target(opset=row.routes[Framework.PYTORCH].default_opset))
+    row.export(subject, path, ExportTarget(opset=row.routes[Framework.PYTORCH].default_opset))
     report = parity.check(subject, row.open_session(path), samples=40, seed=0, atol=2e-5, rtol=1e-4)
     assert report.agreement == 1
     assert report.batch_sizes == {1, 2, 8}

@@ -13,7 +13,7 @@ from torch import nn
 
 import modelport.exporters.formats.onnx as formats_onnx
 from modelport.exporters import parity
-from modelport.exporters.formats import Session, Target, find_format, onnx_session
+from modelport.exporters.formats import ExportTarget, ParitySession, find_format, onnx_session
 from modelport.exporters.source import Source
 from modelport.exporters.sources.pytorch import source
 from modelport.exporters.spec import ModelSpec
@@ -24,8 +24,8 @@ from modelport.gateway.types import Axis, Datatype, ModelSignature, TensorSpec
 
 def convert(
     module: Any, path: Path, opset: int = 20, signature: ModelSignature | None = None
-) -> onnx_session.OnnxSession:
-    formats_onnx.export(loaded(module, signature), path, Target(opset=opset))
+) -> onnx_session.OnnxParitySession:
+    formats_onnx.export(loaded(module, signature), path, ExportTarget(opset=opset))
     return onnx_session.open_session(path)
 
 
@@ -36,7 +36,7 @@ def loaded(module: Any, declared: ModelSignature | None = None) -> Source:
     return source(module, ModelSpec("m", lambda module, batch: declared), declared)
 
 
-def prove(module: nn.Module, session: Session, declared: ModelSignature) -> None:
+def prove(module: nn.Module, session: ParitySession, declared: ModelSignature) -> None:
     parity.check(loaded(module, declared), session, samples=20, seed=0, atol=1e-5, rtol=1e-5)
 
 
@@ -127,7 +127,7 @@ def test_unusual_signatures_are_exported_and_hold(tmp_path: Path, declared: Mode
 @pytest.mark.parametrize("opset", [5, 17, 99])
 def test_an_opset_without_an_exporter_is_unsupported(vit: nn.Module, opset: int) -> None:
     with pytest.raises(Unsupported, match=f"--opset {opset} is not supported; use 18 to 23"):
-        formats_onnx.export(loaded(vit), Path("unused"), Target(opset=opset))
+        formats_onnx.export(loaded(vit), Path("unused"), ExportTarget(opset=opset))
 
 
 def test_a_model_that_cannot_be_traced_is_unsupported_in_one_line(tmp_path: Path) -> None:

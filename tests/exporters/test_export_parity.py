@@ -16,8 +16,8 @@ import torch
 from torch import nn
 
 from modelport.exporters import parity
-from modelport.exporters.sources.eager import inference_mode
 from modelport.exporters.sources.pytorch import source
+from modelport.exporters.sources.torch_eager import inference_mode
 from modelport.exporters.spec import Decision, ModelSpec
 from modelport.gateway.cli.errors import ParityError, UsageError
 from modelport.gateway.errors import Unsupported

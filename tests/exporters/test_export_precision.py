@@ -14,11 +14,12 @@ import torch
 from click.testing import Result
 from torch import nn
 
-from modelport.exporters import evaluation, quantize
+from modelport.exporters import evaluation
 from modelport.exporters.evaluation import HeldOut
+from modelport.exporters.formats import onnx_quantization
 from modelport.exporters.parity import Bounds
 from modelport.exporters.source import Framework, Source
-from modelport.exporters.sources.eager import inference_mode
+from modelport.exporters.sources.torch_eager import inference_mode
 from modelport.exporters.spec import Decision, ModelSpec
 from modelport.gateway.cli.errors import ParityError
 from modelport.gateway.types import Datatype, ModelSignature, TensorSpec
@@ -41,7 +42,7 @@ def failed(result: Result, code: int) -> str:
 
 def spoiling(change: Callable[[Any], Any]) -> Callable[[Path, bool], None]:
     """A quantisation that changes every int8 matrix as well."""
-    honest = quantize.to_int8
+    honest = onnx_quantization.to_int8
 
     def quantized(path: Path, external_data: bool) -> None:
         honest(path, external_data)
@@ -157,7 +158,7 @@ def test_int8_products_never_saturate_on_a_processor_without_vnni(
 def test_too_many_changed_decisions_exit_3_and_leave_the_repository_as_it_was(
     invoke: Invoke, fraud_checkpoint: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(quantize, "to_int8", spoiling(lambda array: -array))
+    monkeypatch.setattr(onnx_quantization, "to_int8", spoiling(lambda array: -array))
     said = failed(invoke(fraud_checkpoint, "--quantize", "int8"), 3)
     assert "decisions agree on" in said
     assert "below 97.00%" in said
@@ -167,7 +168,9 @@ def test_too_many_changed_decisions_exit_3_and_leave_the_repository_as_it_was(
 def test_a_metric_that_falls_exits_3(
     invoke: Invoke, fraud_checkpoint: Path, held_out: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(quantize, "to_int8", spoiling(np.random.default_rng(0).permutation))
+    monkeypatch.setattr(
+        onnx_quantization, "to_int8", spoiling(np.random.default_rng(0).permutation)
+    )
     arguments = ("--quantize", "int8", "--data", str(held_out), "--min-agreement", "0")
     said = failed(invoke(fraud_checkpoint, *arguments), 3)
     assert "AUC falls from" in said

@@ -15,8 +15,8 @@ import torch
 from torch import nn
 from torch._inductor import config as inductor
 
-from modelport.exporters.formats import Target, aoti, pt2
-from modelport.exporters.formats.torch_binding import TorchSession
+from modelport.exporters.formats import ExportTarget, aoti, pt2
+from modelport.exporters.formats.torch_binding import TorchParitySession
 from modelport.exporters.output_capture import quiet
 from modelport.exporters.source import Source
 from modelport.gateway.cli.errors import exit_code
@@ -28,8 +28,8 @@ from tests.torch_subjects import RECURRENT, Evil, Pair, Recurrent, fp32, rewritt
 SIGNATURE = "extra/modelport/signature.json"
 
 
-def convert(subject: Source, path: Path, dtype: str = "fp32") -> TorchSession:
-    pt2.export(subject, path, Target(dtype=dtype))
+def convert(subject: Source, path: Path, dtype: str = "fp32") -> TorchParitySession:
+    pt2.export(subject, path, ExportTarget(dtype=dtype))
     return pt2.open_session(path)
 
 
@@ -184,7 +184,7 @@ def compiled(tmp_path_factory: pytest.TempPathFactory) -> tuple[Source, Path]:
     with pytest.MonkeyPatch.context() as patched:
         patched.setenv("TMPDIR", str(scratch))
         patched.setattr(tempfile, "tempdir", None)
-        aoti.export(model, path, Target())
+        aoti.export(model, path, ExportTarget())
     assert not list(scratch.iterdir()), "the compilation left something behind"
     return model, path
 
@@ -239,5 +239,5 @@ def test_without_a_compiler_the_message_says_what_to_install(
 ) -> None:
     monkeypatch.setattr(inductor.cpp, "cxx", (None, "no-such-compiler"))
     with pytest.raises(Unsupported, match=r"'no-such-compiler' .* apt-get install g\+\+") as caught:
-        aoti.export(subject(nn.Linear(3, 3), LINEAR), tmp_path / "model.pt2", Target())
+        aoti.export(subject(nn.Linear(3, 3), LINEAR), tmp_path / "model.pt2", ExportTarget())
     assert exit_code(caught.value) == 4

@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from modelport.exporters import publish
+from modelport.exporters.publishing import contract, publish
 from modelport.gateway.cli.errors import UsageError
 from modelport.gateway.errors import AlreadyExists, IntegrityError
 from modelport.gateway.repository import config, manifest
@@ -32,7 +32,7 @@ def wanted(name: str = "m", batch: int = 8, width: int = 4) -> config.ModelConfi
 
 def put(
     repository: Path, wanted_config: config.ModelConfig | None = None, version: int | None = None
-) -> publish.Published:
+) -> contract.PublishedVersion:
     with publish.staging(repository) as staged:
         (staged / "model.onnx").write_bytes(b"onnx")
         return publish.publish(staged, repository, wanted_config or wanted(), version)
@@ -109,7 +109,7 @@ def test_of_publishers_racing_for_one_number_one_wins(python: Python, repository
 
 
 def test_a_new_model_gets_its_configuration_and_a_manifest(repository: Path) -> None:
-    assert put(repository) == publish.Published("m", 1, repository / "m" / "1")
+    assert put(repository) == contract.PublishedVersion("m", 1, repository / "m" / "1")
     assert manifest.verify(repository / "m" / "1")
     text = (repository / "m" / config.FILENAME).read_text()
     assert config.signature(config.parse(text)).max_batch_size == 8
@@ -253,23 +253,23 @@ def test_a_full_disk_leaves_nothing_behind(tmp_path: Path) -> None:
 @pytest.mark.parametrize("name", ["", ".hidden", "a/b", "..", "a b", "-x", "a" * 129, "ä", "a\n"])
 def test_a_name_that_is_no_model_name_is_refused(name: str) -> None:
     with pytest.raises(UsageError, match="is not a model name"):
-        publish.check_name(name)
+        contract.check_name(name)
 
 
 @pytest.mark.parametrize("text", ["0", "-1", "01", "1.0", "x", "", " 1", "٣", "9" * 20])
 def test_a_version_that_is_no_version_is_refused(text: str) -> None:
     with pytest.raises(UsageError, match="is not a version"):
-        publish.parse_version(text)
+        contract.parse_version(text)
 
 
 def test_auto_and_numbers_are_versions() -> None:
-    assert publish.parse_version("auto") is None
-    assert publish.parse_version("12") == 12
+    assert contract.parse_version("auto") is None
+    assert contract.parse_version("12") == 12
 
 
 @pytest.mark.parametrize("number", [10**18, 2**63 - 1])
 def test_a_version_of_19_digits_that_is_published_is_found(repository: Path, number: int) -> None:
-    assert publish.parse_version(str(number)) == number
+    assert contract.parse_version(str(number)) == number
     assert put(repository, version=number).version == number
     assert list(scan([repository])["m"].versions) == [number]
 
@@ -280,7 +280,7 @@ def test_a_version_beyond_64_bits_is_neither_published_nor_found(
 ) -> None:
     put(repository)
     with pytest.raises(UsageError):
-        publish.parse_version(str(number))
+        contract.parse_version(str(number))
     with pytest.raises(UsageError):
         put(repository, version=number)
     (repository / "m" / str(number)).mkdir()

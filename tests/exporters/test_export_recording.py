@@ -13,7 +13,7 @@ import torch
 from click.testing import CliRunner, Result
 from torch import nn
 
-from modelport.exporters import recording
+from modelport.exporters import sample_requests
 from modelport.exporters.cli.keygen import keygen
 from modelport.exporters.cli.sample import sample
 from modelport.gateway.errors import IntegrityError
@@ -36,7 +36,7 @@ def verify(version: Path) -> None:
 
 def strip(version: Path) -> None:
     """Make ``version`` one that an older modelport published."""
-    (version / recording.FILENAME).unlink()
+    (version / sample_requests.FILENAME).unlink()
     path = version / signing.CERTIFICATE
     certificate = json.loads(path.read_text())
     del certificate["samples"]
@@ -50,7 +50,7 @@ def test_an_export_records_what_the_checkpoint_itself_answers(
     assert invoke(fraud_checkpoint).exit_code == 0
     version = tmp_path / "repository" / "fraud" / "1"
     verify(version)
-    found = payloads.read(version / recording.FILENAME)
+    found = payloads.read(version / sample_requests.FILENAME)
     told = json.loads((version / signing.CERTIFICATE).read_text())["samples"]
     assert told["requests"] == len(found.requests) > 1
     assert found.expected is not None
@@ -67,7 +67,7 @@ def test_a_record_that_was_changed_or_slipped_in_is_refused(
 ) -> None:
     assert invoke(fraud_checkpoint).exit_code == 0
     version = tmp_path / "repository" / "fraud" / "1"
-    path = version / recording.FILENAME
+    path = version / sample_requests.FILENAME
     path.write_text(path.read_text().replace('"seq_lens"', '"seq-lens"', 1))
     with pytest.raises(IntegrityError, match=r"'samples.json' does not match"):
         manifest.verify(version)
@@ -84,7 +84,7 @@ def test_a_record_that_was_changed_or_slipped_in_is_refused(
 
 def test_the_size_of_a_record_is_bounded(tmp_path: Path) -> None:
     def record(most_bytes: int) -> dict[str, Any] | None:
-        return recording.record_version(
+        return sample_requests.record_version(
             tmp_path,
             WIDE,
             None,
@@ -98,7 +98,7 @@ def test_the_size_of_a_record_is_bounded(tmp_path: Path) -> None:
     told = record(20_000)
     assert told is not None
     assert 1 < told["requests"] < 10
-    assert (tmp_path / recording.FILENAME).stat().st_size < 21_000
+    assert (tmp_path / sample_requests.FILENAME).stat().st_size < 21_000
 
 
 def test_a_version_without_a_record_gets_one_later(
@@ -106,15 +106,15 @@ def test_a_version_without_a_record_gets_one_later(
 ) -> None:
     assert invoke(fraud_checkpoint).exit_code == 0
     version = tmp_path / "repository" / "fraud" / "1"
-    before = payloads.read(version / recording.FILENAME)
+    before = payloads.read(version / sample_requests.FILENAME)
     strip(version)
     done = CliRunner().invoke(sample, [str(version.parent)])
     assert done.exit_code == 0, done.output
     verify(version)
-    after = payloads.read(version / recording.FILENAME)
+    after = payloads.read(version / sample_requests.FILENAME)
     assert before.expected is not None
     assert after.expected is not None
-    assert len(after.requests) == recording.MOST_REQUESTS
+    assert len(after.requests) == sample_requests.MOST_REQUESTS
     for one, other in zip(before.expected, after.expected, strict=False):
         assert np.allclose(one["probability"], other["probability"], atol=1e-5)
     again = CliRunner().invoke(sample, [str(version)])
@@ -135,7 +135,7 @@ def test_a_signed_version_gets_a_record_with_its_key_only(
     assert refused.exit_code == 2
     assert "is signed" in refused.output
     assert "--sign-key" in refused.output
-    assert not (version / recording.FILENAME).exists()
+    assert not (version / sample_requests.FILENAME).exists()
     assert CliRunner().invoke(sample, [str(version), "--sign-key", key]).exit_code == 0
     public = signing.load_public_key(Path(f"{prefix}.pub"))
     certificate = signing.verify_signature(version, "fraud", [public])

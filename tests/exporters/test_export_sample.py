@@ -10,12 +10,12 @@ import numpy as np
 import pytest
 from click.testing import CliRunner
 
-from modelport.exporters import recording
+from modelport.exporters import sample_requests
 from modelport.exporters.cli.sample import sample
 from modelport.gateway.cli.errors import UsageError
 from modelport.gateway.types import Axis, Datatype, ModelSignature, TensorSpec
 from modelport.loadtests import payloads
-from modelport.loadtests.users.answers import Checker
+from modelport.loadtests.users.answer_checker import Checker
 
 SIGNATURE = ModelSignature(
     inputs=(
@@ -34,12 +34,12 @@ def score(inputs: Any) -> dict[str, Any]:
 
 
 def recorded(count: int = 20, batch: int = 2, seed: int = 0) -> dict[str, Any]:
-    asked = list(recording.requests(SIGNATURE, None, count, batch, seed))
-    return recording.record(SIGNATURE, asked, score, 1e-6, 1e-5)
+    asked = list(sample_requests.requests(SIGNATURE, None, count, batch, seed))
+    return sample_requests.record(SIGNATURE, asked, score, 1e-6, 1e-5)
 
 
 def test_what_is_written_is_what_load_tests_read(tmp_path: Path) -> None:
-    recording.write(tmp_path / "new" / "requests.json", recorded())
+    sample_requests.write(tmp_path / "new" / "requests.json", recorded())
     found = payloads.read(tmp_path / "new" / "requests.json")
     assert found.expected is not None
     assert len(found.requests) == len(found.expected) == 20
@@ -60,13 +60,13 @@ def test_the_same_seed_makes_the_same_file_and_another_another() -> None:
 
 def test_a_batch_that_the_model_does_not_take_is_refused() -> None:
     with pytest.raises(UsageError, match="--batch-size 5 is above the model's max_batch_size 4"):
-        list(recording.requests(SIGNATURE, None, 1, 5, 0))
+        list(sample_requests.requests(SIGNATURE, None, 1, 5, 0))
 
 
 def test_a_file_that_cannot_be_written_is_named(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     with pytest.raises(UsageError, match="cannot be written"):
-        recording.write(tmp_path / "file" / "requests.json", {})
+        sample_requests.write(tmp_path / "file" / "requests.json", {})
 
 
 def test_a_checkpoint_that_is_not_there_is_one_line(tmp_path: Path) -> None:

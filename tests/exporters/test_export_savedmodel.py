@@ -14,16 +14,17 @@ import pytest
 import torch
 from torch import nn
 
-from modelport.exporters.formats import FORMATS, Target, check_route, savedmodel, tensorflow_warmup
+from modelport.exporters.formats import FORMATS, ExportTarget, check_route, savedmodel
 from modelport.exporters.formats.proto import prediction_log_pb2
 from modelport.exporters.keras_ports import find_twin
 from modelport.exporters.keras_ports.weights import port
 from modelport.exporters.models.fraud import FraudTransformer
 from modelport.exporters.models.vit import VisionTransformer
-from modelport.exporters.samples import draw
+from modelport.exporters.random_inputs import draw
 from modelport.exporters.source import Framework, Source
 from modelport.exporters.sources.pytorch import source
 from modelport.exporters.tensorflow_runtime import tf
+from modelport.exporters.warmup import tensorflow_serving
 from modelport.gateway.cli.errors import exit_code
 from modelport.gateway.errors import IntegrityError, Unsupported
 from modelport.gateway.types import Datatype, ModelSignature, TensorSpec
@@ -74,14 +75,14 @@ def vit_source() -> Source:
 @pytest.fixture(scope="module")
 def fraud_path(fraud_source: Source, tmp_path_factory: pytest.TempPathFactory) -> Path:
     path = tmp_path_factory.mktemp("fraud") / "model.savedmodel"
-    savedmodel.export(fraud_source, path, Target())
+    savedmodel.export(fraud_source, path, ExportTarget())
     return path
 
 
 @pytest.fixture(scope="module")
 def vit_path(vit_source: Source, tmp_path_factory: pytest.TempPathFactory) -> Path:
     path = tmp_path_factory.mktemp("vit") / "model.savedmodel"
-    savedmodel.export(vit_source, path, Target())
+    savedmodel.export(vit_source, path, ExportTarget())
     return path
 
 
@@ -122,7 +123,7 @@ def test_vit_agrees_with_eager_at_every_batch(vit_source: Source, vit_path: Path
 def test_half_precision_is_inside_only_and_halves_the_file(
     fraud_source: Source, fraud_path: Path, tmp_path: Path, dtype: str
 ) -> None:
-    savedmodel.export(fraud_source, tmp_path / "half", Target(dtype))
+    savedmodel.export(fraud_source, tmp_path / "half", ExportTarget(dtype))
     session = savedmodel.open_session(tmp_path / "half")
     assert 0 < worst_error(fraud_source, session, (1, 16)) < COARSE[dtype]
     assert weight_bytes(tmp_path / "half") < 0.6 * weight_bytes(fraud_path)
@@ -140,7 +141,7 @@ def test_a_length_of_zero_or_past_the_end_is_clamped(
 def test_exporting_says_nothing(
     fraud_source: Source, tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    savedmodel.export(fraud_source, tmp_path / "model", Target())
+    savedmodel.export(fraud_source, tmp_path / "model", ExportTarget())
     savedmodel.open_session(tmp_path / "model")
     assert capfd.readouterr() == ("", "")
 
@@ -254,7 +255,9 @@ def tensorflow_source(model: Any, *names: str) -> Source:
 
 
 def test_a_tensorflow_model_keeps_the_names_of_its_signature(tmp_path: Path) -> None:
-    savedmodel.export(tensorflow_source(Doubling(), "x", "inputs"), tmp_path / "own", Target())
+    savedmodel.export(
+        tensorflow_source(Doubling(), "x", "inputs"), tmp_path / "own", ExportTarget()
+    )
     session = savedmodel.open_session(tmp_path / "own")
     assert (sorted(session.inputs), session.outputs) == (["inputs", "x"], ["doubled"])
     for batch, width in ((1, 1), (2, 5)):
@@ -265,7 +268,7 @@ def test_a_tensorflow_model_keeps_the_names_of_its_signature(tmp_path: Path) -> 
 @pytest.mark.parametrize("name", ["my-input", "input:0", "_x", "1st", "class", "self", "größe"])
 def test_a_name_that_tensorflow_would_replace_is_refused(tmp_path: Path, name: str) -> None:
     with pytest.raises(Unsupported, match=f"cannot name an input '{name}'"):
-        savedmodel.export(tensorflow_source(Doubling(), name), tmp_path / "own", Target())
+        savedmodel.export(tensorflow_source(Doubling(), name), tmp_path / "own", ExportTarget())
     assert not (tmp_path / "own").exists()
 
 
@@ -275,7 +278,7 @@ def test_a_model_that_cannot_be_traced_is_one_line(tmp_path: Path) -> None:
             return {"doubled": tf.ensure_shape(inputs["x"], (None, 4, None))}
 
     with pytest.raises(Unsupported, match="TensorFlow cannot save this model") as caught:
-        savedmodel.export(tensorflow_source(Failing(), "x"), tmp_path / "own", Target())
+        savedmodel.export(tensorflow_source(Failing(), "x"), tmp_path / "own", ExportTarget())
     assert "\n" not in str(caught.value)
     assert "user code" not in str(caught.value)
 
@@ -283,7 +286,7 @@ def test_a_model_that_cannot_be_traced_is_one_line(tmp_path: Path) -> None:
 def test_a_pytorch_model_without_a_twin_has_no_route(fraud_source: Source) -> None:
     alone = replace(fraud_source, spec=replace(fraud_source.spec, twin=None))
     with pytest.raises(Unsupported, match=r"no route to savedmodel.*onnx") as caught:
-        check_route(alone, FORMATS["savedmodel"], Target())
+        check_route(alone, FORMATS["savedmodel"], ExportTarget())
     assert exit_code(caught.value) == 4
 
 
@@ -294,7 +297,7 @@ def test_warm_up_requests_are_read_back_and_run(
     shutil.copytree(fraud_path, path)
     rng = np.random.default_rng(0)
     requests = [draw(fraud_source.signature, batch, {"sequence": 16}, rng) for batch in (1, 8)]
-    tensorflow_warmup.write(path, "scorer", requests)
+    tensorflow_serving.write(path, "scorer", requests)
 
     session, outputs = savedmodel.open_session(path), []
     file = path / "assets.extra" / "tf_serving_warmup_requests"

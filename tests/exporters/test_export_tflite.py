@@ -10,10 +10,10 @@ import pytest
 import torch
 from torch import nn
 
-from modelport.exporters.formats import FORMATS, Target, check_route, tflite
+from modelport.exporters.formats import FORMATS, ExportTarget, check_route, tflite
 from modelport.exporters.models.fraud import FraudTransformer
 from modelport.exporters.models.vit import VisionTransformer
-from modelport.exporters.samples import draw
+from modelport.exporters.random_inputs import draw
 from modelport.exporters.source import Framework, Source
 from modelport.exporters.sources.pytorch import source
 from modelport.exporters.spec import ModelSpec
@@ -41,7 +41,11 @@ VIT_KWARGS: dict[str, Any] = {
     "num_heads": 2,
     "mlp_dim": 96,
 }
-TARGETS = {"fp32": Target(), "fp16": Target("fp16"), "int8": Target(quantize="int8")}
+TARGETS = {
+    "fp32": ExportTarget(),
+    "fp16": ExportTarget("fp16"),
+    "int8": ExportTarget(quantize="int8"),
+}
 TOLERANCES = {
     "fraud": {"fp32": 1e-6, "fp16": 2e-3, "int8": 0.05},
     "vit": {"fp32": 1e-5, "fp16": 5e-3, "int8": 0.1},
@@ -215,7 +219,7 @@ def tensorflow_source(call: Any) -> Source:
 )
 def test_an_operator_without_a_kernel_is_named(tmp_path: Path, call: Any, operator: str) -> None:
     with pytest.raises(Unsupported, match=f"no built-in kernel for {operator};") as caught:
-        tflite.export(tensorflow_source(call), tmp_path / "model.tflite", Target())
+        tflite.export(tensorflow_source(call), tmp_path / "model.tflite", ExportTarget())
     assert "\n" not in str(caught.value)
     assert exit_code(caught.value) == 4
     assert not list(tmp_path.iterdir())
@@ -224,7 +228,7 @@ def test_an_operator_without_a_kernel_is_named(tmp_path: Path, call: Any, operat
 def test_exporting_says_nothing_and_leaves_one_file(
     tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    tflite.export(tensorflow_source(lambda x: x + 1), tmp_path / "model.tflite", Target())
+    tflite.export(tensorflow_source(lambda x: x + 1), tmp_path / "model.tflite", ExportTarget())
     session = tflite.open_session(tmp_path / "model.tflite")
     result = session({"x": np.zeros((3, 2), np.float32)})
     np.testing.assert_array_equal(result["y"], np.ones((3, 2), np.float32))
@@ -246,4 +250,4 @@ def test_a_damaged_file_is_one_line(fraud_files: Exported, tmp_path: Path) -> No
 
 def test_half_precision_arithmetic_is_refused(fraud_files: Exported) -> None:
     with pytest.raises(Unsupported, match="no route to tflite in bf16"):
-        check_route(fraud_files.source, FORMATS["tflite"], Target("bf16"))
+        check_route(fraud_files.source, FORMATS["tflite"], ExportTarget("bf16"))

@@ -15,9 +15,9 @@ import pytest
 import torch
 from torch import nn
 
-from modelport.exporters.formats import Target, torchscript, tracing
+from modelport.exporters.formats import ExportTarget, torchscript, tracing
 from modelport.exporters.formats.torch_archive import seal
-from modelport.exporters.formats.torch_binding import TorchSession
+from modelport.exporters.formats.torch_binding import TorchParitySession
 from modelport.exporters.output_capture import quiet
 from modelport.exporters.source import Source
 from modelport.gateway.cli.errors import exit_code
@@ -27,8 +27,8 @@ from modelport.gateway.types import Axis, Datatype, ModelSignature, TensorSpec
 from tests.torch_subjects import RECURRENT, Evil, Pair, Recurrent, fp32, rewritten, subject, worst
 
 
-def convert(subject: Source, path: Path, dtype: str = "fp32") -> TorchSession:
-    torchscript.export(subject, path, Target(dtype=dtype))
+def convert(subject: Source, path: Path, dtype: str = "fp32") -> TorchParitySession:
+    torchscript.export(subject, path, ExportTarget(dtype=dtype))
     return torchscript.open_session(path)
 
 

@@ -19,15 +19,15 @@ import torch
 from onnxruntime.quantization import quantize_dynamic
 from torch import Tensor, nn
 
-from modelport.exporters import parity, quantize
-from modelport.exporters.formats import Target, find_format
+from modelport.exporters import parity
+from modelport.exporters.formats import ExportTarget, find_format, onnx_quantization
 from modelport.exporters.formats import onnx as onnx_format
 from modelport.exporters.keras_ports import find_twin
 from modelport.exporters.models.fraud import FraudTransformer
 from modelport.exporters.output_capture import quiet
 from modelport.exporters.source import Source
-from modelport.exporters.sources.eager import inference_mode
 from modelport.exporters.sources.pytorch import source
+from modelport.exporters.sources.torch_eager import inference_mode
 from modelport.exporters.tensorflow_runtime import keras, tf
 from modelport.gateway.cli.errors import ParityError
 from modelport.gateway.errors import InvalidArgument
@@ -106,7 +106,7 @@ def artifacts(tmp_path_factory: pytest.TempPathFactory) -> Callable[[nn.Module, 
     def make(module: nn.Module, name: str, **target: Any) -> Any:
         row = find_format(name)
         path = tmp_path_factory.mktemp(name) / row.platform.default_filename
-        row.export(loaded(module), path, Target(**target))
+        row.export(loaded(module), path, ExportTarget(**target))
         return row.open_session(path)
 
     return make
@@ -156,7 +156,7 @@ def test_4_the_fast_path_is_baked_into_a_naive_trace(fraud: nn.Module, tmp_path:
     with torch.no_grad(), quiet():
         naive = torch.jit.trace(fraud, (TOKENS, LENGTHS), check_trace=False)
         assert fused in str(naive.inlined_graph)
-    find_format("torchscript").export(loaded(fraud), tmp_path / "model.pt", Target())
+    find_format("torchscript").export(loaded(fraud), tmp_path / "model.pt", ExportTarget())
     with quiet():
         assert fused not in str(torch.jit.load(tmp_path / "model.pt").inlined_graph)
 
@@ -172,7 +172,7 @@ def test_5_keras_own_export_renames_outputs_and_writes_variables_twice(
         )
     renamed = tf.saved_model.load(str(tmp_path / "renamed")).signatures["serving_default"]
     assert list(renamed.structured_outputs) == ["output_0"]
-    find_format("savedmodel").export(loaded(vit), tmp_path / "ours", Target())
+    find_format("savedmodel").export(loaded(vit), tmp_path / "ours", ExportTarget())
     ours = tf.saved_model.load(str(tmp_path / "ours")).signatures["serving_default"]
     assert list(ours.structured_outputs) == ["logits"]
     twice = _variable_bytes(tmp_path / "naive") - _variable_bytes(tmp_path / "ours")
@@ -271,14 +271,14 @@ def test_9_dynamic_quantisation_ignores_contradicting_shapes_that_the_exporter_l
     vit: nn.Module, tmp_path: Path
 ) -> None:
     path = tmp_path / "model.onnx"
-    onnx_format.export(loaded(vit), path, Target(opset=20))
+    onnx_format.export(loaded(vit), path, ExportTarget(opset=20))
     model = onnx.load(path)
     for value in model.graph.value_info:  # as those that the exporter writes may be
         value.type.tensor_type.shape.dim.add(dim_value=7)
     onnx.save(model, path)
     with quiet(), pytest.raises(Exception, match=r"[Ii]nfer"):
         quantize_dynamic(path, tmp_path / "naive.onnx", per_channel=True)
-    quantize.to_int8(path, external_data=False)
+    onnx_quantization.to_int8(path, external_data=False)
     assert "MatMulInteger" in {node.op_type for node in onnx.load(path).graph.node}
 
 

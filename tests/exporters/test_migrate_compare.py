@@ -18,7 +18,7 @@ from click.testing import Result
 from PIL import Image
 from torch import Tensor, nn
 
-from modelport.exporters.migration.comparison import Difference
+from modelport.exporters.migration.replay import Difference
 from tests.archives import mar, migrate, refused, torchscript
 
 #: From path, headers and body to status and body.

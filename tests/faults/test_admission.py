@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 from tritonclient.grpc import service_pb2 as pb
 
-from modelport.loadtests.benchmarks.open_loop import Client, Outcomes
+from modelport.loadtests.benchmarks.open_loop import OpenLoopClient, Outcomes
 from modelport.loadtests.peers.clients import GRPC_PATH
 from tests.faults.probes import Repository
 from tests.server import serving
@@ -40,11 +40,11 @@ def flooded(repository: Repository, config: str, seconds: float) -> tuple[float,
     return 1 / took, outcomes
 
 
-def client(address: str, turns: int) -> Client:
+def client(address: str, turns: int) -> OpenLoopClient:
     request = pb.ModelInferRequest(model_name="count")
     request.inputs.add(name="n", datatype="INT64", shape=[1])
     request.raw_input_contents.append(np.array([turns], np.int64).tobytes())
-    return Client(address, GRPC_PATH, request.SerializeToString())
+    return OpenLoopClient(address, GRPC_PATH, request.SerializeToString())
 
 
 def holds(capacity: float, outcomes: Outcomes, seconds: float) -> bool:

@@ -11,10 +11,10 @@ from typing import Any
 import numpy as np
 import torch
 
-from modelport.exporters.formats import FORMATS, Target
+from modelport.exporters.formats import FORMATS, ExportTarget
 from modelport.exporters.models.fraud import FraudTransformer
 from modelport.exporters.models.vit import VisionTransformer
-from modelport.exporters.samples import draw
+from modelport.exporters.random_inputs import draw
 from modelport.exporters.source import Source
 from modelport.exporters.sources import pytorch
 from modelport.gateway.backends import find
@@ -65,7 +65,7 @@ def publish(repository: Path, name: str, model: Source, format_name: str) -> Pat
     row = FORMATS[format_name]
     folder = repository / name / "1"
     folder.mkdir(parents=True)
-    row.export(model, folder / row.platform.default_filename, Target())
+    row.export(model, folder / row.platform.default_filename, ExportTarget())
     wanted = config.build(name, row.platform, model.signature)
     (folder.parent / config.FILENAME).write_text(config.to_text(wanted))
     manifest.write(folder)

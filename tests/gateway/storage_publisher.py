@@ -17,7 +17,7 @@ import signal
 import sys
 from typing import Any
 
-from modelport.exporters import publish
+from modelport.exporters.publishing import publish
 from modelport.gateway.repository import config
 from modelport.gateway.repository.storage.location import parse
 from modelport.gateway.repository.storage.objects import ObjectStore

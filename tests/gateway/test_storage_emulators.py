@@ -21,7 +21,7 @@ from pathlib import Path
 
 import pytest
 
-from modelport.exporters import publish
+from modelport.exporters.publishing import publish
 from modelport.gateway.errors import AlreadyExists, InvalidArgument, Unavailable
 from modelport.gateway.repository import config, manifest
 from modelport.gateway.repository.storage import objects as storage

@@ -305,7 +305,7 @@ def test_a_file_that_goes_up_in_parts_is_published_and_fetched_whole(
     own_moto: Moto, tmp_path: Path
 ) -> None:
     """Above 100 MB."""
-    from modelport.exporters import publish
+    from modelport.exporters.publishing import publish
     from modelport.gateway.repository import config
     from modelport.gateway.repository.storage.mirror import Mirror
 

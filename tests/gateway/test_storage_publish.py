@@ -12,7 +12,7 @@ import pytest
 from click.testing import CliRunner
 
 from modelport.cli import modelport
-from modelport.exporters import publish, publish_storage
+from modelport.exporters.publishing import contract, object_storage, publish
 from modelport.gateway.cli.errors import UsageError
 from modelport.gateway.errors import AlreadyExists, InvalidArgument
 from modelport.gateway.repository import config, manifest
@@ -38,7 +38,7 @@ def put(
     version: int | None = None,
     content: bytes = b"onnx",
     model: config.ModelConfig | None = None,
-) -> publish.Published:
+) -> contract.PublishedVersion:
     with publish.staging(location) as staged:
         (staged / "model.onnx").write_bytes(content)
         (staged / "certificate.json").write_text("{}")
@@ -184,7 +184,7 @@ def test_a_publisher_that_dies_at_any_call_leaves_nothing_that_is_served(
     assert put(location, model=wanted("m5")).version == 2
     assert whole(location, tmp_path, "m5") == {2: b"onnx"}
     assert whole(location, tmp_path, "m6") == {1: b"onnx"}
-    monkeypatch.setattr(publish_storage, "LEFT_BEHIND_SECONDS", -1.0)
+    monkeypatch.setattr(object_storage, "LEFT_BEHIND_SECONDS", -1.0)
     put(location, model=wanted("m5"))
     assert not [key for key in moto.keys(prefix) if key.startswith("m5/1/")]
 
@@ -213,7 +213,7 @@ def test_a_publisher_that_slept_too_long_leaves_alone_what_another_made_of_its_n
             return
         with monkeypatch.context() as later:
             later.setattr(ObjectStore, "upload", upload)
-            later.setattr(publish_storage, "LEFT_BEHIND_SECONDS", -1.0)
+            later.setattr(object_storage, "LEFT_BEHIND_SECONDS", -1.0)
             assert put(location, content=b"another's").version == 1
 
     with monkeypatch.context() as patched:

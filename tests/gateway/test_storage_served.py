@@ -180,7 +180,7 @@ def test_a_repository_that_can_never_be_served_ends_the_start_in_one_line(
 def test_folders_are_served_without_a_library_of_storage() -> None:
     code = (
         "import modelport.gateway.server.app, modelport.gateway.cli.serve, sys; "
-        "import modelport.exporters.cli.export, modelport.exporters.publish; "
+        "import modelport.exporters.cli.export, modelport.exporters.publishing.publish; "
         "print([m for m in ('fsspec', 's3fs', 'botocore', 'gcsfs', 'adlfs', "
         "'modelport.gateway.repository.storage.mirror') if m in sys.modules])"
     )

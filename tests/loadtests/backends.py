@@ -28,14 +28,14 @@ from rich.console import Console
 from rich.table import Table
 
 from modelport.loadtests import payloads
-from modelport.loadtests.compare import subjects
-from modelport.loadtests.compare.contender import Contender
-from modelport.loadtests.compare.subjects import Wanted
+from modelport.loadtests.compare import models_to_compare
+from modelport.loadtests.compare.measured_candidate import Contender
+from modelport.loadtests.compare.models_to_compare import ComparisonRequest
 from modelport.loadtests.environments import Missing
 from modelport.loadtests.serving.gateway import MODELPORT
-from modelport.loadtests.serving.served import served
+from modelport.loadtests.serving.server import served
 from modelport.loadtests.serving.tfserving import PROGRAM
-from modelport.loadtests.target import Protocol, Target
+from modelport.loadtests.target import LoadTestProtocol, LoadTestTarget
 from tests import verb
 from tests.managed import STANDIN
 
@@ -57,7 +57,7 @@ class Cell:
     """One dialect at one server: what the report said, and what is wrong with that."""
 
     server: str
-    protocol: Protocol
+    protocol: LoadTestProtocol
     summary: dict[str, Any]
     problem: str
 
@@ -82,7 +82,7 @@ def falsified(path: Path) -> Path:
     return made
 
 
-def loadtest(target: Target, data: Path, work: Path) -> tuple[int, dict[str, Any], str]:
+def loadtest(target: LoadTestTarget, data: Path, work: Path) -> tuple[int, dict[str, Any], str]:
     """Exit status, the report's summary, the error stream."""
     report = work / "run.json"
     report.unlink(missing_ok=True)
@@ -100,7 +100,7 @@ def loadtest(target: Target, data: Path, work: Path) -> tuple[int, dict[str, Any
     return done.returncode, summary, " ".join(done.stderr.split())
 
 
-def problem(target: Target, requests: Path, work: Path) -> tuple[dict[str, Any], str]:
+def problem(target: LoadTestTarget, requests: Path, work: Path) -> tuple[dict[str, Any], str]:
     """The summary of the run with right answers, and what is wrong with that run or the other."""
     status, summary, said = loadtest(target, requests, work)
     if status or not summary.get("ok") or summary["ok"] != summary["requests"]:
@@ -146,12 +146,12 @@ def table(cells: list[Cell]) -> Table:
 
 
 def run(servers: list[str], work: Path, console: Console) -> list[Cell]:
-    wanted = Wanted(FORMATS, tuple(servers), requests=REQUESTS, seed=0)
-    given = subjects.checkpoint(CHECKPOINT, None, None, None)
+    wanted = ComparisonRequest(FORMATS, tuple(servers), requests=REQUESTS, seed=0)
+    given = models_to_compare.checkpoint(CHECKPOINT, None, None, None)
     cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
     if any("tfserving" in name for name in servers):
         stand_in(work, work / "config")
-    lineup = subjects.from_checkpoint(
+    lineup = models_to_compare.from_checkpoint(
         given, wanted, cache / "modelport" / "compare", work, console.print
     )
     if lineup.absent:

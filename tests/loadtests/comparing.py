@@ -18,11 +18,11 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
-from modelport.loadtests.compare import subjects
-from modelport.loadtests.compare.comparison import Comparison
-from modelport.loadtests.compare.rounds import Settings
-from modelport.loadtests.compare.shootout import Shootout, Step, Subject
-from modelport.loadtests.compare.subjects import Wanted
+from modelport.loadtests.compare import models_to_compare
+from modelport.loadtests.compare.comparison_run import ComparisonStep, ComparisonSubject, Shootout
+from modelport.loadtests.compare.models_to_compare import ComparisonRequest
+from modelport.loadtests.compare.result import Comparison
+from modelport.loadtests.compare.rounds import RoundSettings
 from tests import verb
 from tests.loadtests.proxy import Behind
 
@@ -52,10 +52,12 @@ def problems(result: Comparison) -> Iterator[str]:
 
 
 def compare(work: Path) -> Comparison:
-    wanted = Wanted(FORMATS, BACKENDS, requests=64, seed=0)
-    given = subjects.checkpoint(CHECKPOINT, None, None, None)
+    wanted = ComparisonRequest(FORMATS, BACKENDS, requests=64, seed=0)
+    given = models_to_compare.checkpoint(CHECKPOINT, None, None, None)
     cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
-    lineup = subjects.from_checkpoint(given, wanted, cache / "modelport" / "compare", work, print)
+    lineup = models_to_compare.from_checkpoint(
+        given, wanted, cache / "modelport" / "compare", work, print
+    )
     for contender in lineup.contenders:
         if contender.name == SLOW:
             contender.backend = Behind(contender.backend, delay_ms=DELAY_MS)
@@ -64,10 +66,10 @@ def compare(work: Path) -> Comparison:
     cores = sorted(os.sched_getaffinity(0))
     apart = len(cores) > 1
     shootout = Shootout(
-        subject=Subject(lineup.model, lineup.source),
+        subject=ComparisonSubject(lineup.model, lineup.source),
         contenders=lineup.contenders,
         absent=lineup.absent,
-        settings=Settings(
+        settings=RoundSettings(
             users=(1, 8),
             probes=1,
             slo_p99_ms=1000.0,
@@ -79,7 +81,7 @@ def compare(work: Path) -> Comparison:
         ends_at=time.monotonic() + 600,
     )
 
-    def tell(step: Step) -> None:
+    def tell(step: ComparisonStep) -> None:
         print(f"{step.done:3} of {step.total}  {step.what}", flush=True)
 
     shootout.run(tell)

@@ -11,13 +11,13 @@ import numpy as np
 
 from modelport.loadtests import payloads
 from modelport.loadtests.benchmarks import tiny_model
-from modelport.loadtests.compare.artifacts import Artifact, Certified
-from modelport.loadtests.compare.comparison import Candidate, Measured
-from modelport.loadtests.compare.contender import Contender
+from modelport.loadtests.compare.artifacts import Certified, ComparedArtifact
+from modelport.loadtests.compare.measured_candidate import Contender
 from modelport.loadtests.compare.plan import Entry, Variant
+from modelport.loadtests.compare.result import Candidate, Measured
 from modelport.loadtests.payloads import Payloads
 from modelport.loadtests.serving.gateway import Gateway
-from modelport.loadtests.serving.served import Backend
+from modelport.loadtests.serving.server import ServedBackend
 from modelport.loadtests.summary import Percentiles
 
 USERS, SLO_P99_MS = 16, 20.0
@@ -92,7 +92,7 @@ def published() -> Path:
     return tiny_model.repository() / tiny_model.NAME
 
 
-def contender(name: str, folder: Path, backend: Backend | None = None) -> Contender:
+def contender(name: str, folder: Path, backend: ServedBackend | None = None) -> Contender:
     """The 4-float model in a gateway, or in ``backend``."""
     requests = folder / "requests.json"
     if not requests.is_file():
@@ -102,7 +102,7 @@ def contender(name: str, folder: Path, backend: Backend | None = None) -> Conten
     return Contender(
         name=name,
         entry=Entry(variant, "onnxruntime"),
-        artifact=Artifact(variant, published(), "1", proven),
+        artifact=ComparedArtifact(variant, published(), "1", proven),
         backend=backend or Gateway(published()),
         requests=requests,
         payloads=payloads.read(requests),

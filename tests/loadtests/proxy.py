@@ -20,8 +20,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from modelport.loadtests.processes import HOST, free_ports
-from modelport.loadtests.serving.served import Backend, Launch
-from modelport.loadtests.target import Protocol, Target
+from modelport.loadtests.serving.server import ServedBackend, ServerLaunch
+from modelport.loadtests.target import LoadTestProtocol, LoadTestTarget
 
 CHUNK_BYTES = 1 << 20
 _DIGIT = re.compile(rb'("data":\[[^0-9]*)([0-9])')
@@ -32,13 +32,13 @@ COMMAND = (sys.executable, "-m", "tests.loadtests.proxy")
 class Behind:
     """``backend``, asked in JSON over HTTP through the proxy."""
 
-    backend: Backend
+    backend: ServedBackend
     delay_ms: float = 0.0
     wrong_every: int = 0
 
-    def launch(self, work: Path) -> Launch:
+    def launch(self, work: Path) -> ServerLaunch:
         inner = self.backend.launch(work)
-        asked = (Protocol.OIP_HTTP, Protocol.TORCHSERVE_HTTP)
+        asked = (LoadTestProtocol.OIP_HTTP, LoadTestProtocol.TORCHSERVE_HTTP)
         protocol = next(protocol for protocol in asked if protocol in inner.targets)
         target = inner.targets[protocol]
         _, _, port = target.address.rpartition(":")
@@ -54,7 +54,7 @@ class Behind:
                 "--",
                 *inner.command,
             ),
-            targets={protocol: Target(protocol, f"{HOST}:{front}", target.model)},
+            targets={protocol: LoadTestTarget(protocol, f"{HOST}:{front}", target.model)},
         )
 
 

@@ -26,9 +26,9 @@ from rich.console import Console
 from rich.table import Table
 
 from modelport.loadtests import environments
-from modelport.loadtests.compare import document
-from modelport.loadtests.compare.comparison import Candidate, Comparison
-from modelport.loadtests.report import html, names
+from modelport.loadtests.compare import json_document
+from modelport.loadtests.compare.result import Candidate, Comparison
+from modelport.loadtests.report import html, text_escaping
 from tests import verb
 from tests.loadtests import report_subject
 
@@ -83,7 +83,7 @@ def of_comparison(name: str, comparison: Comparison, path: Path) -> Subject:
         path,
         {figure: numbers for figure, numbers in drawn.items() if numbers},
         tuple(verdict.concern for verdict in comparison.matrix),
-        tuple(names.line(text, 300) for text in texts),
+        tuple(text_escaping.line(text, 300) for text in texts),
     )
 
 
@@ -96,7 +96,9 @@ def subjects(folder: Path, comparisons: list[Path]) -> list[Subject]:
     ]
     run, dots = report_subject.run(), report_subject.run(300, 9, None)
     run_plots = {name: {1} for name in ("percentiles", "histogram", "over-time", "throughput")}
-    run_texts = tuple(names.line(text, 300) for text in (*run.errors, *report_subject.HOSTILE[:3]))
+    run_texts = tuple(
+        text_escaping.line(text, 300) for text in (*run.errors, *report_subject.HOSTILE[:3])
+    )
     html.write_run(run, folder / "run.html", checks=report_subject.CHECKS, hardware={"cpu": "x"})
     html.write_run(dots, folder / "dots.html")
     found.append(Subject("run", folder / "run.html", run_plots, (), run_texts))
@@ -108,8 +110,8 @@ def subjects(folder: Path, comparisons: list[Path]) -> list[Subject]:
     found.append(Subject("gate", folder / "gate.html", gate_plots, (), texts))
     for number, path in enumerate(comparisons):
         try:
-            comparison = document.read(path)
-        except document.BadDocument as error:
+            comparison = json_document.read(path)
+        except json_document.BadDocument as error:
             raise environments.Missing(str(error)) from error
         found.append(of_comparison(path.name, comparison, folder / f"real-{number}.html"))
     return found
@@ -127,7 +129,7 @@ def faults(browser: Browser, subject: Subject, width: int, scheme: Any, picture:
     picture.parent.mkdir(parents=True, exist_ok=True)
     page.screenshot(path=picture, full_page=True)
     found = [*said, *_drawn(subject, seen), *_readable(seen), *_inert(subject, seen)]
-    shown = {names.line(text.splitlines()[0]) for text in seen["concerns"]}
+    shown = {text_escaping.line(text.splitlines()[0]) for text in seen["concerns"]}
     found += [f"the matrix lacks '{c}'" for c in subject.concerns if c not in shown]
     if page.locator("#show-1").count():
         found += _taken_out(page)
@@ -185,8 +187,10 @@ def _inert(subject: Subject, seen: dict[str, Any]) -> list[str]:
     found += [f"id twice: {name}" for name in seen["twice"]]
     found += [f"nothing has the id {name}" for name in seen["dangling"]]
     found += ["a script ran"] if seen["title"] == "owned" else []
-    text = names.line(seen["text"])
-    return found + [f"lacks the text {t!r}" for t in subject.texts if names.line(t) not in text]
+    text = text_escaping.line(seen["text"])
+    return found + [
+        f"lacks the text {t!r}" for t in subject.texts if text_escaping.line(t) not in text
+    ]
 
 
 def _taken_out(page: Page) -> list[str]:
@@ -261,7 +265,7 @@ def main() -> int:
             cells = []
             for width in WIDTHS:
                 for scheme in SCHEMES:
-                    picture = pictures / f"{names.slug(subject.name)}-{width}-{scheme}.png"
+                    picture = pictures / f"{text_escaping.slug(subject.name)}-{width}-{scheme}.png"
                     found = faults(browser, subject, width, scheme, picture)
                     wrong |= {(subject.name, width, scheme): found} if found else {}
                     cells.append(f"[red]{len(found)} faults[/]" if found else "[green]good[/]")

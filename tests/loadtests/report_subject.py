@@ -7,18 +7,12 @@ import functools
 
 import numpy as np
 
-from modelport.loadtests.compare.comparison import (
-    Absent,
-    Candidate,
-    Comparison,
-    Measured,
-    Percentiles,
-)
-from modelport.loadtests.compare.matrix import matrix
-from modelport.loadtests.gate.decision import Decision, Question
-from modelport.loadtests.report.checks import Check, Status
-from modelport.loadtests.samples import SAMPLE, Load, Outcome, Run
-from modelport.loadtests.target import Protocol, Target
+from modelport.loadtests.compare.result import Absent, Candidate, Comparison, Measured, Percentiles
+from modelport.loadtests.compare.verdict_matrix import matrix
+from modelport.loadtests.gate.decision import GateDecision, Question
+from modelport.loadtests.report.checks import Check, CheckStatus
+from modelport.loadtests.samples import SAMPLE, LoadProfile, LoadRun, Outcome
+from modelport.loadtests.target import LoadTestProtocol, LoadTestTarget
 
 #: Markup, quotes, mathematics of matplotlib's kind, control characters, 200 letters, pictures.
 HOSTILE = (
@@ -170,10 +164,12 @@ def _candidate(
     )
 
 
-def run(requests: int = 6000, failures: int = 40, rate: float | None = 300.0, seed: int = 3) -> Run:
+def run(
+    requests: int = 6000, failures: int = 40, rate: float | None = 300.0, seed: int = 3
+) -> LoadRun:
     """An open-loop run with a stall in the middle, and ``failures`` refused or wrong."""
     random = np.random.default_rng(seed)
-    load = Load(users=32, rate=rate, duration_seconds=20.0, warmup_seconds=1.0, seed=seed)
+    load = LoadProfile(users=32, rate=rate, duration_seconds=20.0, warmup_seconds=1.0, seed=seed)
     intended = np.sort(random.uniform(1.0, 21.0, requests))
     took = 0.004 * random.lognormal(0, 0.25, requests) + 0.1 * np.exp(-((intended - 11) ** 2) * 20)
     samples = np.zeros(requests, SAMPLE)
@@ -181,9 +177,9 @@ def run(requests: int = 6000, failures: int = 40, rate: float | None = 300.0, se
     samples["done"], samples["first_byte"] = intended + took, intended + took * 0.97
     bad = random.choice(requests, failures, replace=False)
     samples["outcome"][bad] = random.choice([Outcome.WRONG, Outcome.REFUSED], failures)
-    target = Target(Protocol.OIP_HTTP_BINARY, "127.0.0.1:8000", "fraud", "3")
+    target = LoadTestTarget(LoadTestProtocol.OIP_HTTP_BINARY, "127.0.0.1:8000", "fraud", "3")
     errors = {"HTTP 503: the queue is full": failures // 2, HOSTILE[0]: failures - failures // 2}
-    return Run(
+    return LoadRun(
         target=target,
         load=load,
         samples=samples,
@@ -194,15 +190,19 @@ def run(requests: int = 6000, failures: int = 40, rate: float | None = 300.0, se
     )
 
 
-def decision(name: str = "fraud/2") -> Decision:
+def decision(name: str = "fraud/2") -> GateDecision:
     """A gate's, with one question of every kind and of every answer."""
     questions = (
-        Question("p50 latency", "ms", Status.PASS, 4.0, 4.1, 1.02, 0.99, 1.05, 1.1, relative=True),
-        Question("p99 latency", "ms", Status.FAIL, 14, 16.4, 1.17, 1.13, 1.21, 1.1, relative=True),
+        Question(
+            "p50 latency", "ms", CheckStatus.PASS, 4.0, 4.1, 1.02, 0.99, 1.05, 1.1, relative=True
+        ),
+        Question(
+            "p99 latency", "ms", CheckStatus.FAIL, 14, 16.4, 1.17, 1.13, 1.21, 1.1, relative=True
+        ),
         Question(
             "time to first response",
             "s",
-            Status.INCONCLUSIVE,
+            CheckStatus.INCONCLUSIVE,
             0.9,
             0.93,
             1.03,
@@ -212,11 +212,11 @@ def decision(name: str = "fraud/2") -> Decision:
             "undecided: about 3.0 times as long decides it",
             relative=True,
         ),
-        Question("wrong answers", "share", Status.PASS, 0.0, 0.0, 0.0, 0.0, 0.0008, 0.001),
-        Question(f"certificate of {name}", "", Status.PASS, detail="signed by 12ab"),
+        Question("wrong answers", "share", CheckStatus.PASS, 0.0, 0.0, 0.0, 0.0, 0.0008, 0.001),
+        Question(f"certificate of {name}", "", CheckStatus.PASS, detail="signed by 12ab"),
     )
-    return Decision(
-        status=Status.FAIL,
+    return GateDecision(
+        status=CheckStatus.FAIL,
         questions=questions,
         baseline="fraud/1",
         candidate=name,
@@ -232,7 +232,9 @@ def decision(name: str = "fraud/2") -> Decision:
 
 
 CHECKS = (
-    Check("p99 latency", Status.FAIL, "86.1 ms", "at most 20 ms", "p99 is 4.3 times the bound"),
-    Check("errors", Status.PASS, "0.667 %", "at most 1 %"),
-    Check(HOSTILE[0], Status.INCONCLUSIVE, HOSTILE[1], HOSTILE[2], HOSTILE[5]),
+    Check(
+        "p99 latency", CheckStatus.FAIL, "86.1 ms", "at most 20 ms", "p99 is 4.3 times the bound"
+    ),
+    Check("errors", CheckStatus.PASS, "0.667 %", "at most 1 %"),
+    Check(HOSTILE[0], CheckStatus.INCONCLUSIVE, HOSTILE[1], HOSTILE[2], HOSTILE[5]),
 )

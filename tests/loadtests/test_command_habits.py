@@ -19,7 +19,7 @@ from modelport.gateway.cli.errors import Failure, OneLineCommand, UsageError
 from modelport.loadtests import environments
 from modelport.loadtests.compare import cli as compare_cli
 from modelport.loadtests.report import console
-from modelport.loadtests.report.checks import Check, Status
+from modelport.loadtests.report.checks import Check, CheckStatus
 
 ROOT = Path(__file__).parents[2]
 #: Run every verb as if the packages of every extra were missing; print exit codes and errors.
@@ -151,7 +151,7 @@ def test_a_table_in_a_pipe_keeps_every_reason_in_one_piece(
 ) -> None:
     monkeypatch.delenv("COLUMNS", raising=False)
     why = "the candidate " + "really " * 60 + "does not start"
-    console.checks([Check("start", Status.FAIL, "", "", why)], console.standard())
+    console.checks([Check("start", CheckStatus.FAIL, "", "", why)], console.standard())
     assert why in capsys.readouterr().out
 
 

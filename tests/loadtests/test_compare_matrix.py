@@ -6,10 +6,10 @@ from typing import Any
 
 import pytest
 
-from modelport.loadtests.compare import facts
-from modelport.loadtests.compare.comparison import Candidate, Comparison, Verdict
-from modelport.loadtests.compare.matrix import matrix
-from modelport.loadtests.report.matrix import lines
+from modelport.loadtests.compare import deployment_facts
+from modelport.loadtests.compare.result import Candidate, Comparison, ConcernVerdict
+from modelport.loadtests.compare.verdict_matrix import matrix
+from modelport.loadtests.report.matrix_text import lines
 from tests.loadtests.contenders import SLO_P99_MS, candidate
 
 CONCERNS = (
@@ -24,7 +24,7 @@ CONCERNS = (
 )
 
 
-def verdicts(*candidates: Candidate) -> dict[str, Verdict]:
+def verdicts(*candidates: Candidate) -> dict[str, ConcernVerdict]:
     return {verdict.concern: verdict for verdict in matrix(candidates, SLO_P99_MS)}
 
 
@@ -33,7 +33,7 @@ def comparison(*candidates: Candidate) -> Comparison:
     return Comparison("m", "", "", 1.0, {}, SLO_P99_MS, 3, candidates, matrix=made)
 
 
-def names(verdict: Verdict) -> list[str]:
+def names(verdict: ConcernVerdict) -> list[str]:
     return [name for name, _, _ in verdict.ranking]
 
 
@@ -170,22 +170,22 @@ def test_servers_and_formats_that_need_python_are_not_for_the_edge() -> None:
 
 def test_the_size_on_the_edge_is_that_of_artifact_and_installed_library() -> None:
     found = verdicts(candidate("onnx"))["Edge deployment"]
-    library = facts.runtime_bytes("onnxruntime")
+    library = deployment_facts.runtime_bytes("onnxruntime")
     assert library is not None
     assert library > 1_000_000
     assert found.ranking[0][1] == library + 1000
 
 
 def test_an_archived_upstream_and_a_deprecated_format_count_against_maturity() -> None:
-    held, missing = facts.maturity("torchscript", "torchserve")
-    kept, lacking = facts.maturity("savedmodel", "tfserving")
-    assert held + len(missing) == kept + len(lacking) == len(facts.MATURITY) + 1
+    held, missing = deployment_facts.maturity("torchscript", "torchserve")
+    kept, lacking = deployment_facts.maturity("savedmodel", "tfserving")
+    assert held + len(missing) == kept + len(lacking) == len(deployment_facts.MATURITY) + 1
     assert kept > held
     assert any("archived" in fact for fact in missing)
     assert any("TorchScript" in fact for fact in missing)
 
 
 def test_behind_the_gateway_a_server_lacks_what_either_lacks() -> None:
-    _, alone = facts.maturity("savedmodel", "tfserving")
-    _, managed = facts.maturity("savedmodel", "managed-tfserving")
+    _, alone = deployment_facts.maturity("savedmodel", "tfserving")
+    _, managed = deployment_facts.maturity("savedmodel", "managed-tfserving")
     assert set(alone) < set(managed)

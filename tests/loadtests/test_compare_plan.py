@@ -11,13 +11,14 @@ import numpy as np
 import pytest
 
 from modelport.gateway.cli.errors import UsageError
-from modelport.loadtests.compare import document, lineup, plan, subjects
-from modelport.loadtests.compare.comparison import Absent, Comparison
-from modelport.loadtests.compare.contender import cost_per_million, evaluate
-from modelport.loadtests.compare.matrix import matrix
+from modelport.loadtests.compare import candidates as lineup
+from modelport.loadtests.compare import json_document, models_to_compare, plan
+from modelport.loadtests.compare.measured_candidate import cost_per_million, evaluate
 from modelport.loadtests.compare.plan import Entry, Variant
-from modelport.loadtests.compare.search import highest_rate
-from modelport.loadtests.target import Protocol, Target
+from modelport.loadtests.compare.result import Absent, Comparison
+from modelport.loadtests.compare.rounds import highest_rate
+from modelport.loadtests.compare.verdict_matrix import matrix
+from modelport.loadtests.target import LoadTestProtocol, LoadTestTarget
 from tests.loadtests import oip_server
 from tests.loadtests.contenders import SLO_P99_MS, candidate, contender
 
@@ -64,10 +65,14 @@ def test_what_cannot_be_planned_is_named(
 
 
 def test_a_server_is_asked_in_its_own_dialect_of_the_same_kind() -> None:
-    torchserve = {Protocol.TORCHSERVE_HTTP: None, Protocol.TORCHSERVE_GRPC: None}
-    assert plan.protocol_for(Protocol.OIP_HTTP, torchserve) is Protocol.TORCHSERVE_HTTP
-    assert plan.protocol_for(Protocol.OIP_GRPC, torchserve) is Protocol.TORCHSERVE_GRPC
-    assert plan.protocol_for(Protocol.OIP_GRPC, {Protocol.OIP_HTTP: None}) is None
+    torchserve = {LoadTestProtocol.TORCHSERVE_HTTP: None, LoadTestProtocol.TORCHSERVE_GRPC: None}
+    assert (
+        plan.protocol_for(LoadTestProtocol.OIP_HTTP, torchserve) is LoadTestProtocol.TORCHSERVE_HTTP
+    )
+    assert (
+        plan.protocol_for(LoadTestProtocol.OIP_GRPC, torchserve) is LoadTestProtocol.TORCHSERVE_GRPC
+    )
+    assert plan.protocol_for(LoadTestProtocol.OIP_GRPC, {LoadTestProtocol.OIP_HTTP: None}) is None
 
 
 @pytest.mark.parametrize("limit", [90.0, 300.0, 740.0, 1000.0, 1400.0])
@@ -114,8 +119,8 @@ def comparison() -> Comparison:
 
 def test_a_comparison_is_read_back_as_it_was_written(tmp_path: Path) -> None:
     file = tmp_path / "new" / "comparison.json"
-    document.write(comparison(), file)
-    assert document.read(file) == comparison()
+    json_document.write(comparison(), file)
+    assert json_document.read(file) == comparison()
     assert [path.name for path in file.parent.iterdir()] == ["comparison.json"]
 
 
@@ -132,40 +137,40 @@ def test_a_foreign_document_is_refused_with_the_place(
     tmp_path: Path, change: dict[str, object], named: str
 ) -> None:
     file = tmp_path / "c.json"
-    content = json.loads(json.dumps(document.to_dict(comparison())))
+    content = json.loads(json.dumps(json_document.to_dict(comparison())))
     file.write_text(json.dumps({**content, **change}))
-    with pytest.raises(document.BadDocument, match=named):
-        document.read(file)
+    with pytest.raises(json_document.BadDocument, match=named):
+        json_document.read(file)
 
 
 def test_a_file_that_is_not_there_or_no_json_is_refused(tmp_path: Path) -> None:
     (tmp_path / "broken.json").write_text("{")
     for name in ("missing.json", "broken.json"):
-        with pytest.raises(document.BadDocument, match=name):
-            document.read(tmp_path / name)
+        with pytest.raises(json_document.BadDocument, match=name):
+            json_document.read(tmp_path / name)
 
 
 def test_a_checkpoint_is_told_from_published_models(tmp_path: Path) -> None:
     weights = tmp_path / "net.pt"
     weights.touch()
-    assert subjects.is_checkpoint([str(weights)])
-    assert not subjects.is_checkpoint(["fraud", "vit:2"])
+    assert models_to_compare.is_checkpoint([str(weights)])
+    assert not models_to_compare.is_checkpoint(["fraud", "vit:2"])
     with pytest.raises(UsageError, match="does not exist"):
-        subjects.is_checkpoint([str(tmp_path / "missing.pt")])
+        models_to_compare.is_checkpoint([str(tmp_path / "missing.pt")])
     with pytest.raises(UsageError, match="one checkpoint at a time"):
-        subjects.is_checkpoint([str(weights), "fraud"])
+        models_to_compare.is_checkpoint([str(weights), "fraud"])
 
 
 def test_model_and_held_out_rows_are_found_by_the_checkpoints_name(tmp_path: Path) -> None:
     weights, rows = tmp_path / "net.pt", tmp_path / "net-held-out.npz"
     weights.touch()
-    assert subjects.checkpoint(weights, None, None, None).data is None
+    assert models_to_compare.checkpoint(weights, None, None, None).data is None
     rows.touch()
-    found = subjects.checkpoint(weights, None, None, None)
+    found = models_to_compare.checkpoint(weights, None, None, None)
     assert (found.model, found.data) == ("net", rows)
-    assert subjects.checkpoint(weights, "fraud", None, None).model == "fraud"
+    assert models_to_compare.checkpoint(weights, "fraud", None, None).model == "fraud"
     with pytest.raises(UsageError, match="--data"):
-        subjects.checkpoint(weights, None, tmp_path / "no.npz", None)
+        models_to_compare.checkpoint(weights, None, tmp_path / "no.npz", None)
 
 
 def test_a_round_less_of_a_candidate_is_still_a_comparison() -> None:
@@ -185,7 +190,7 @@ def test_the_quality_of_a_server_is_measured_on_labelled_rows(tmp_path: Path) ->
     assert found is not None
     one.labelled = found
     with oip_server.serving() as server:
-        target = Target(Protocol.OIP_HTTP, server.address, "double")
+        target = LoadTestTarget(LoadTestProtocol.OIP_HTTP, server.address, "double")
         assert evaluate(one, SimpleNamespace(http_target=target)) is None  # type: ignore[arg-type]
     made = one.candidate(None)
     assert (made.metric_name, made.metric) == ("accuracy", 0.75)

@@ -18,25 +18,25 @@ import psutil
 import pytest
 
 from modelport.loadtests.compare.cli import tell_and_write
-from modelport.loadtests.compare.comparison import Comparison
-from modelport.loadtests.compare.contender import Contender
-from modelport.loadtests.compare.rounds import Settings
-from modelport.loadtests.compare.shootout import Shootout, Subject
+from modelport.loadtests.compare.comparison_run import ComparisonSubject, Shootout
+from modelport.loadtests.compare.measured_candidate import Contender
+from modelport.loadtests.compare.result import Comparison
+from modelport.loadtests.compare.rounds import RoundSettings
 from modelport.loadtests.run import Unwritten
-from modelport.loadtests.samples import SAMPLE, Load, Run
+from modelport.loadtests.samples import SAMPLE, LoadProfile, LoadRun
 from modelport.loadtests.serving.gateway import Gateway
-from modelport.loadtests.target import Target
+from modelport.loadtests.target import LoadTestTarget
 from tests.loadtests.contenders import contender, published
 from tests.loadtests.proxy import Behind
 
 DELAY_MS = 25.0
 
 
-def settings(**changes: Any) -> Settings:
+def settings(**changes: Any) -> RoundSettings:
     cores = sorted(os.sched_getaffinity(0))
     apart = {"server_cores": tuple(cores[:-1]), "client_core": cores[-1]} if cores[1:] else {}
     chosen = {"users": (2,), "duration_seconds": 0.4, "warmup_seconds": 0.1, "probes": 0}
-    return Settings(**{**chosen, **apart, **changes})
+    return RoundSettings(**{**chosen, **apart, **changes})
 
 
 def servers() -> set[int]:
@@ -49,7 +49,7 @@ def servers() -> set[int]:
 
 def shootout(work: Path, *contenders: Contender, rounds: int, **changes: Any) -> Shootout:
     return Shootout(
-        subject=Subject("x2", "y = 2x"),
+        subject=ComparisonSubject("x2", "y = 2x"),
         contenders=contenders,
         absent=(),
         settings=settings(**changes),
@@ -59,12 +59,14 @@ def shootout(work: Path, *contenders: Contender, rounds: int, **changes: Any) ->
     )
 
 
-def canned(target: Target, load: Load, payloads: Path | None = None, **ignored: Any) -> Run:
+def canned(
+    target: LoadTestTarget, load: LoadProfile, payloads: Path | None = None, **ignored: Any
+) -> LoadRun:
     """A hundred answers of 1 ms, without asking: where the load is not what is tested."""
     samples = np.zeros(100, SAMPLE)
     samples["intended"] = samples["sent"] = load.warmup_seconds + np.arange(100) * 1e-3
     samples["first_byte"] = samples["done"] = samples["sent"] + 1e-3
-    return Run(target, load, samples)
+    return LoadRun(target, load, samples)
 
 
 def ranked(result: Comparison, concern: str) -> list[str]:
@@ -108,7 +110,7 @@ def test_a_few_wrong_answers_under_load_disqualify(tmp_path: Path) -> None:
 def test_a_server_that_dies_under_load_is_out_and_the_others_are_measured(tmp_path: Path) -> None:
     mortal, other = contender("mortal", tmp_path), contender("other", tmp_path)
 
-    def killing(*arguments: Any, **keywords: Any) -> Run:
+    def killing(*arguments: Any, **keywords: Any) -> LoadRun:
         if not killed:
             (child,) = servers() - before
             killed.append(child)
@@ -131,7 +133,7 @@ def test_an_interruption_leaves_no_server_and_keeps_what_was_measured(tmp_path: 
     calls: list[int] = []
     before = servers()
 
-    def impatient(*arguments: Any, **keywords: Any) -> Run:
+    def impatient(*arguments: Any, **keywords: Any) -> LoadRun:
         calls.append(1)
         if len(calls) == 2:
             raise KeyboardInterrupt
@@ -150,7 +152,7 @@ def test_an_interruption_leaves_no_server_and_keeps_what_was_measured(tmp_path: 
 def test_a_full_disk_is_no_candidates_fault_and_what_was_measured_is_kept(tmp_path: Path) -> None:
     calls: list[int] = []
 
-    def filling(*arguments: Any, **keywords: Any) -> Run:
+    def filling(*arguments: Any, **keywords: Any) -> LoadRun:
         calls.append(1)
         if len(calls) == 2:
             raise Unwritten("the samples cannot be written: make room on the disk")

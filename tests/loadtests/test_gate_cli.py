@@ -24,9 +24,9 @@ from click.testing import CliRunner
 
 from modelport.gateway.repository import manifest
 from modelport.loadtests.environments import ROOT
-from modelport.loadtests.gate import cli, sides
+from modelport.loadtests.gate import baseline_and_candidate, cli
 from modelport.loadtests.serving.gateway import MODELPORT
-from modelport.loadtests.target import Protocol
+from modelport.loadtests.target import LoadTestProtocol
 from tests.loadtests.gating.models import published
 from tests.loadtests.gating.real import proxies
 
@@ -315,22 +315,37 @@ def _servers(pid: int) -> list[psutil.Process]:
 def test_urls_name_a_model_and_perhaps_a_version(
     given: str, address: str, name: str, version: str, is_grpc: bool
 ) -> None:
-    assert sides.side(given) == sides.Running(given, address, name, version, is_grpc)
+    assert baseline_and_candidate.side(given) == baseline_and_candidate.Running(
+        given, address, name, version, is_grpc
+    )
 
 
 def test_a_folder_is_its_newest_version(model: Path) -> None:
-    assert sides.side(str(model)) == sides.Published(str(model), model, "2")
-    assert sides.side(str(model / "1")) == sides.Published(str(model / "1"), model, "1")
+    assert baseline_and_candidate.side(str(model)) == baseline_and_candidate.Published(
+        str(model), model, "2"
+    )
+    assert baseline_and_candidate.side(str(model / "1")) == baseline_and_candidate.Published(
+        str(model / "1"), model, "1"
+    )
 
 
 def test_a_url_chooses_the_protocol_unless_somebody_did() -> None:
-    grpc, http = sides.side("grpc://h:1/a"), sides.side("http://h:1/v2/models/a")
-    default = Protocol.OIP_HTTP_BINARY
-    assert sides.protocol(grpc, grpc, default, said=False) is Protocol.OIP_GRPC
-    assert sides.protocol(http, http, default, said=False) is default
-    assert sides.protocol(http, http, Protocol.TRITON_HTTP, said=True) is Protocol.TRITON_HTTP
+    grpc, http = (
+        baseline_and_candidate.side("grpc://h:1/a"),
+        baseline_and_candidate.side("http://h:1/v2/models/a"),
+    )
+    default = LoadTestProtocol.OIP_HTTP_BINARY
+    assert (
+        baseline_and_candidate.protocol(grpc, grpc, default, said=False)
+        is LoadTestProtocol.OIP_GRPC
+    )
+    assert baseline_and_candidate.protocol(http, http, default, said=False) is default
+    assert (
+        baseline_and_candidate.protocol(http, http, LoadTestProtocol.TRITON_HTTP, said=True)
+        is LoadTestProtocol.TRITON_HTTP
+    )
     with pytest.raises(Exception, match="is not asked in oip-http-binary"):
-        sides.protocol(grpc, grpc, default, said=True)
+        baseline_and_candidate.protocol(grpc, grpc, default, said=True)
 
 
 def test_the_help_tells_every_exit_code() -> None:

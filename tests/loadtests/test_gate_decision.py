@@ -10,14 +10,14 @@ import math
 import numpy as np
 import pytest
 
-from modelport.loadtests.gate import decision, document
-from modelport.loadtests.gate.criteria import Half, Round, half_of
-from modelport.loadtests.gate.decision import Decision, Question, decide
+from modelport.loadtests.gate import decision, json_document
+from modelport.loadtests.gate.criteria import Half, PairedRound, half_of
+from modelport.loadtests.gate.decision import GateDecision, Question, decide
 from modelport.loadtests.gate.interim_analysis import Looks
 from modelport.loadtests.gate.slo import Slo, parse
-from modelport.loadtests.report.checks import Status
-from modelport.loadtests.samples import SAMPLE, Load, Outcome, Run
-from modelport.loadtests.target import Protocol, Target
+from modelport.loadtests.report.checks import CheckStatus
+from modelport.loadtests.samples import SAMPLE, LoadProfile, LoadRun, Outcome
+from modelport.loadtests.target import LoadTestProtocol, LoadTestTarget
 from tests.loadtests.gating import simulation
 from tests.loadtests.gating.simulation import (
     IDENTICAL,
@@ -32,7 +32,7 @@ from tests.loadtests.gating.simulation import (
     simulated,
 )
 
-PASS, FAIL, INCONCLUSIVE = Status.PASS, Status.FAIL, Status.INCONCLUSIVE
+PASS, FAIL, INCONCLUSIVE = CheckStatus.PASS, CheckStatus.FAIL, CheckStatus.INCONCLUSIVE
 
 
 def rounds(
@@ -41,7 +41,7 @@ def rounds(
     seed: int = 0,
     machine: Machine = QUIET,
     loading: Loading = Loading.TURNS,
-) -> list[Round]:
+) -> list[PairedRound]:
     stream = simulated(machine, loading, np.random.default_rng(seed))
     return simulation.released(list(itertools.islice(stream, count)), release, seed)
 
@@ -138,7 +138,7 @@ def test_every_criterion_of_the_slo_is_asked_and_no_other() -> None:
 
 @pytest.mark.parametrize(("limit", "status"), [(100.0, PASS), (0.5, FAIL)])
 def test_an_absolute_limit_is_held_against_the_candidate_alone(
-    limit: float, status: Status
+    limit: float, status: CheckStatus
 ) -> None:
     found = answer("p99", decide(rounds(IDENTICAL, 8), parse({"limits": {"p99_ms": limit}})))
     assert found.status is status
@@ -150,7 +150,7 @@ def test_an_absolute_limit_is_held_against_the_candidate_alone(
 
 def test_a_server_that_runs_already_is_not_asked_for_its_start() -> None:
     found = [
-        Round(
+        PairedRound(
             dataclasses.replace(one.baseline, first_response_seconds=None),
             one.candidate,
         )
@@ -161,7 +161,9 @@ def test_a_server_that_runs_already_is_not_asked_for_its_start() -> None:
 
 def test_too_few_requests_are_inconclusive_and_say_how_many_more() -> None:
     few = [
-        Round(*(dataclasses.replace(half, latencies_ms=half.latencies_ms[:100]) for half in both))
+        PairedRound(
+            *(dataclasses.replace(half, latencies_ms=half.latencies_ms[:100]) for half in both)
+        )
         for both in ((one.baseline, one.candidate) for one in rounds(IDENTICAL, 6))
     ]
     found = answer("p99, against the baseline", decide(few, Slo()))
@@ -196,10 +198,10 @@ def test_where_no_wrong_answer_is_allowed_a_single_one_fails_and_a_thousand_righ
     clean = rounds(IDENTICAL, 6)
     assert answer("wrong answers", decide(clean, strict)).status is PASS
     one_wrong = dataclasses.replace(clean[0].candidate, wrong=1)
-    spoiled = [Round(clean[0].baseline, one_wrong), *clean[1:]]
+    spoiled = [PairedRound(clean[0].baseline, one_wrong), *clean[1:]]
     assert answer("wrong answers", decide(spoiled, strict)).status is FAIL
     short = dataclasses.replace(clean[0].candidate, asked=500)
-    found = answer("wrong answers", decide([Round(clean[0].baseline, short)], strict))
+    found = answer("wrong answers", decide([PairedRound(clean[0].baseline, short)], strict))
     assert (found.status, found.longer) == (INCONCLUSIVE, 2.0)
 
 
@@ -246,14 +248,16 @@ def test_a_look_is_taken_at_its_time_and_the_error_is_spent_once() -> None:
     assert late.high < early.high  # most of the error is kept for the last look
 
 
-def run(outcomes: list[Outcome]) -> Run:
+def run(outcomes: list[Outcome]) -> LoadRun:
     samples = np.zeros(len(outcomes), SAMPLE)
     samples["intended"] = np.arange(len(outcomes))
     samples["sent"] = samples["intended"] + 0.25
     samples["first_byte"] = samples["sent"] + 0.25
     samples["done"] = samples["intended"] + 1.0
     samples["outcome"] = outcomes
-    return Run(Target(Protocol.OIP_HTTP, "127.0.0.1:1", "m"), Load(), samples)
+    return LoadRun(
+        LoadTestTarget(LoadTestProtocol.OIP_HTTP, "127.0.0.1:1", "m"), LoadProfile(), samples
+    )
 
 
 def test_latency_counts_from_the_intended_sending_and_with_what_timed_out() -> None:
@@ -273,14 +277,14 @@ def test_latency_counts_from_the_intended_sending_and_with_what_timed_out() -> N
 
 def test_a_decision_reads_as_checks_and_as_a_document() -> None:
     found = decide(rounds(WRONG, 6), parse({"limits": {"p99_ms": 50.0}}))
-    whole = Decision(FAIL, found, "a", "b", more_seconds=math.inf, seconds=3.0)
+    whole = GateDecision(FAIL, found, "a", "b", more_seconds=math.inf, seconds=3.0)
     checks = {check.name: check for check in whole.checks}
     assert checks["wrong answers"].status is FAIL
     assert "at most 0.1" in checks["wrong answers"].bound
     assert "%" in checks["wrong answers"].observed
     assert checks["p99, against the baseline"].bound == "at most +5.0 %"
     assert checks["p99"].bound == "at most 50.0 ms"
-    told = document.document(whole)
+    told = json_document.document(whole)
     assert told["status"] == "fail"
     assert told["more_seconds"] is None
     assert [one["name"] for one in told["questions"]] == [one.name for one in found]
@@ -288,6 +292,6 @@ def test_a_decision_reads_as_checks_and_as_a_document() -> None:
 
 def test_a_half_without_an_answer_is_no_latency() -> None:
     nothing = Half(np.array([]), np.array([]), asked=50, wrong=0, errors=50)
-    found = decide([Round(rounds(IDENTICAL, 1)[0].baseline, nothing)] * 5, Slo())
+    found = decide([PairedRound(rounds(IDENTICAL, 1)[0].baseline, nothing)] * 5, Slo())
     assert answer("p99, against the baseline", found).status is INCONCLUSIVE
     assert answer("error share", found).status is FAIL

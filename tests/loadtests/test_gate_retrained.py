@@ -19,16 +19,16 @@ import pytest
 from click.testing import CliRunner
 
 from modelport.gateway.cli.errors import UsageError
-from modelport.loadtests.gate import agreement, cli, paired_rounds, stored
+from modelport.loadtests.gate import agreement, cli, object_storage, paired_rounds
+from modelport.loadtests.gate.baseline_and_candidate import Published, Stored
 from modelport.loadtests.gate.decision import Question
-from modelport.loadtests.gate.paired_rounds import Cores, Duel, Live, Lost
-from modelport.loadtests.gate.rehearsal import Rehearsal, Rehearsed
-from modelport.loadtests.gate.sides import Published, Stored
+from modelport.loadtests.gate.paired_rounds import Cores, Duel, LiveSide, Lost
+from modelport.loadtests.gate.preflight import Rehearsal, Rehearsed
 from modelport.loadtests.gate.slo import Slo, parse
-from modelport.loadtests.quality import Deciding
+from modelport.loadtests.model_quality import Deciding
 from modelport.loadtests.serving.gateway import Gateway
-from modelport.loadtests.serving.served import Launch
-from modelport.loadtests.target import Protocol, Target
+from modelport.loadtests.serving.server import ServerLaunch
+from modelport.loadtests.target import LoadTestProtocol, LoadTestTarget
 from tests.loadtests import oip_server
 from tests.loadtests.gating.models import published, version
 
@@ -82,12 +82,12 @@ class InThreads(Duel):
     factors: tuple[float, float] = (2.0, 3.0)
 
     @contextlib.contextmanager
-    def live(self, number: int) -> Iterator[Live]:
+    def live(self, number: int) -> Iterator[LiveSide]:
         def answer(_: int, x: list[float]) -> tuple[int, list[float]]:
             return 200, [self.factors[number] * value for value in x]
 
         with oip_server.serving(answer) as server:
-            yield Live(Target(self.protocol, server.address, "tiny"), None, None)
+            yield LiveSide(LoadTestTarget(self.protocol, server.address, "tiny"), None, None)
 
 
 def rehearse(
@@ -105,7 +105,7 @@ def rehearse(
     limits: Slo = parse(slo or {})
     held = kind(
         tuple(Published(str(model / str(n)), model, str(n)) for n in (1, candidate)),  # type: ignore[arg-type]
-        *(Protocol.OIP_HTTP, limits, 0, work, Cores(), lambda text: None),
+        *(LoadTestProtocol.OIP_HTTP, limits, 0, work, Cores(), lambda text: None),
         time.monotonic() + 600,
         factors=factors,
     )
@@ -188,7 +188,7 @@ def test_a_baseline_that_contradicts_itself_is_not_the_candidates_fault(tmp_path
 
     class Fickle(InThreads):
         @contextlib.contextmanager
-        def live(self, number: int) -> Iterator[Live]:
+        def live(self, number: int) -> Iterator[LiveSide]:
             self.factors = (next(starts),) * 2
             with super().live(number) as live:
                 yield live
@@ -277,14 +277,14 @@ def test_a_candidate_that_does_not_start_is_told_from_one_that_answers_wrongly(
     model = published(tmp_path / "tiny", versions=2)
 
     class Broken(Gateway):
-        def launch(self, work: Path) -> Launch:
-            return Launch(tuple(command), super().launch(work).targets, lambda: False)
+        def launch(self, work: Path) -> ServerLaunch:
+            return ServerLaunch(tuple(command), super().launch(work).targets, lambda: False)
 
     monkeypatch.setattr(paired_rounds, "Gateway", Broken)
     sides = tuple(Published(str(model / n), model, n) for n in ("1", "2"))
     slo = parse({"duration": {"ready_seconds": ready}})
     held = Duel(
-        *(sides, Protocol.OIP_HTTP, slo, 0, tmp_path, Cores(), lambda text: None),  # type: ignore[arg-type]
+        *(sides, LoadTestProtocol.OIP_HTTP, slo, 0, tmp_path, Cores(), lambda text: None),  # type: ignore[arg-type]
         time.monotonic() + left,
     )
     with pytest.raises(Lost) as lost, held.live(1):
@@ -314,7 +314,7 @@ def test_the_rounds_fit_into_the_longest_duration(tmp_path: Path) -> None:
 
 def test_what_cannot_be_fetched_in_time_decides_nothing(tmp_path: Path) -> None:
     with pytest.raises(Lost, match="fetching the baseline took all of --max-duration") as lost:
-        stored.fetched(Stored("s3://bucket/model/1"), tmp_path / "baseline", 0.001)
+        object_storage.fetched(Stored("s3://bucket/model/1"), tmp_path / "baseline", 0.001)
     assert not lost.value.is_candidate
 
 

@@ -12,10 +12,10 @@ from click.testing import CliRunner
 
 from modelport.gateway.repository import manifest, signing
 from modelport.gateway.repository.signing import PrivateKey
-from modelport.loadtests.gate import cli, integrity, sides
-from modelport.loadtests.gate.sides import Published
-from modelport.loadtests.gate.slo import Certificate
-from modelport.loadtests.report.checks import Status
+from modelport.loadtests.gate import baseline_and_candidate, cli, integrity
+from modelport.loadtests.gate.baseline_and_candidate import Published
+from modelport.loadtests.gate.slo import CertificateSettings
+from modelport.loadtests.report.checks import CheckStatus
 from tests.loadtests.gating.models import published
 
 
@@ -59,10 +59,10 @@ def refused(signed: Signed, key: Path) -> str:
 
 
 def test_the_key_that_signed_it_passes_and_is_named(signed: Signed) -> None:
-    side = sides.side(str(signed.model / "2"))
+    side = baseline_and_candidate.side(str(signed.model / "2"))
     assert isinstance(side, Published)
-    found = integrity.questions(side, Certificate(public_keys=(signed.wrong, signed.right)))
-    assert {one.status for one in found} == {Status.PASS}
+    found = integrity.questions(side, CertificateSettings(public_keys=(signed.wrong, signed.right)))
+    assert {one.status for one in found} == {CheckStatus.PASS}
     (signature,) = (one for one in found if one.name == "signature")
     assert signing.load_public_key(signed.right).fingerprint in signature.detail
 

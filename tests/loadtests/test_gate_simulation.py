@@ -7,7 +7,7 @@ import itertools
 import numpy as np
 import pytest
 
-from modelport.loadtests.gate.criteria import Round
+from modelport.loadtests.gate.criteria import PairedRound
 from tests.loadtests.gating import simulation
 from tests.loadtests.gating.simulation import (
     IDENTICAL,
@@ -20,7 +20,7 @@ from tests.loadtests.gating.simulation import (
 )
 
 
-def spread(rounds: list[Round], q: float) -> float:
+def spread(rounds: list[PairedRound], q: float) -> float:
     """Of one round's ratio of quantiles: the standard deviation of its logarithm."""
     each = [
         np.log(np.quantile(one.candidate.latencies_ms, q))
@@ -30,7 +30,7 @@ def spread(rounds: list[Round], q: float) -> float:
     return float(np.std(each))
 
 
-def simulated(machine: Machine, loading: Loading, count: int = 60) -> list[Round]:
+def simulated(machine: Machine, loading: Loading, count: int = 60) -> list[PairedRound]:
     stream = simulation.simulated(machine, loading, np.random.default_rng(0))
     return list(itertools.islice(stream, count))
 

@@ -11,7 +11,7 @@ import pytest
 
 from modelport.gateway.cli.errors import UsageError
 from modelport.loadtests.gate import slo
-from modelport.loadtests.target import Protocol
+from modelport.loadtests.target import LoadTestProtocol
 
 EXAMPLE = Path(__file__).parents[2] / "docs" / "slo.toml"
 
@@ -102,4 +102,4 @@ def test_numbers_are_taken_as_they_are(tmp_path: Path) -> None:
     found = slo.read(path)
     assert found.limits.p99_ms == 25.0
     assert math.isclose(found.load.rate_per_second or 0, 50.0)
-    assert found.load.protocol is Protocol.OIP_GRPC
+    assert found.load.protocol is LoadTestProtocol.OIP_GRPC

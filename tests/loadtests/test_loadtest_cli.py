@@ -15,7 +15,7 @@ from xml.etree import ElementTree
 import numpy as np
 import pytest
 
-from modelport.loadtests import objectives
+from modelport.loadtests.loadtest import objectives
 from modelport.loadtests.samples import SAMPLE
 from tests.loadtests.oip_server import double, serving
 
@@ -139,7 +139,7 @@ def test_where_nothing_can_be_asked_there_is_one_line_and_no_report(tmp_path: Pa
 def test_a_mistake_is_one_line_and_exit_2(
     arguments: list[str], said: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    from modelport.loadtests.cli import loadtest
+    from modelport.loadtests.loadtest.cli import loadtest
 
     with pytest.raises(SystemExit) as caught:
         loadtest(arguments)

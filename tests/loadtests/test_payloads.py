@@ -10,13 +10,13 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from modelport.loadtests import drawing, payloads
+from modelport.loadtests import payloads, random_requests
 from modelport.loadtests.payloads import BadPayload, Payloads
-from modelport.loadtests.samples import SAMPLE, Load, Outcome, Run
+from modelport.loadtests.samples import SAMPLE, LoadProfile, LoadRun, Outcome
 from modelport.loadtests.summary import summarise, summary_of
-from modelport.loadtests.target import Protocol, Target, address, parse
+from modelport.loadtests.target import LoadTestProtocol, LoadTestTarget, address, parse
 from modelport.loadtests.users import signature
-from modelport.loadtests.users.answers import Checker
+from modelport.loadtests.users.answer_checker import Checker
 
 CONFIG = """
 name: "m" max_batch_size: 8
@@ -32,14 +32,16 @@ parameters { key: "range.seq_lens" value { string_value: "1..sequence" } }
 
 
 @pytest.fixture
-def told(tmp_path: Path) -> signature.Signature:
+def told(tmp_path: Path) -> signature.RequestSignature:
     path = tmp_path / "config.pbtxt"
     path.write_text(CONFIG)
     return signature.read_file(path)
 
 
-def test_drawn_requests_keep_to_the_declared_ranges_and_axes(told: signature.Signature) -> None:
-    made = drawing.draw(told, batch_size=4, seed=1, count=200)
+def test_drawn_requests_keep_to_the_declared_ranges_and_axes(
+    told: signature.RequestSignature,
+) -> None:
+    made = random_requests.draw(told, batch_size=4, seed=1, count=200)
     widths = set()
     for request in made.requests:
         rows, width = request["tokens"].shape
@@ -53,22 +55,22 @@ def test_drawn_requests_keep_to_the_declared_ranges_and_axes(told: signature.Sig
     assert made.reshape == {"seq_lens": ()}
 
 
-def test_one_seed_draws_one_set_of_requests(told: signature.Signature) -> None:
-    first, again, other = (drawing.draw(told, 1, seed) for seed in (3, 3, 4))
+def test_one_seed_draws_one_set_of_requests(told: signature.RequestSignature) -> None:
+    first, again, other = (random_requests.draw(told, 1, seed) for seed in (3, 3, 4))
     for one, two in zip(first.requests, again.requests, strict=True):
         assert all(np.array_equal(one[name], two[name]) for name in one)
     assert not np.array_equal(first.requests[0]["x"], other.requests[0]["x"])
 
 
-def test_a_batch_above_the_models_is_refused(told: signature.Signature) -> None:
+def test_a_batch_above_the_models_is_refused(told: signature.RequestSignature) -> None:
     with pytest.raises(BadPayload, match="--batch-size 9: the model takes 8 at most"):
-        drawing.draw(told, 9, 0)
+        random_requests.draw(told, 9, 0)
 
 
 def test_a_payload_file_comes_back_as_it_was_written(
-    told: signature.Signature, tmp_path: Path
+    told: signature.RequestSignature, tmp_path: Path
 ) -> None:
-    drawn = drawing.draw(told, 2, 0, count=3)
+    drawn = random_requests.draw(told, 2, 0, count=3)
     expected = tuple({"y": np.float32([[0.1], [np.nan]])} for _ in range(3))
     made = Payloads(drawn.requests, drawn.datatypes, expected, drawn.reshape, 1e-6, 1e-5)
     payloads.write(made, path := tmp_path / "requests.json")
@@ -85,7 +87,7 @@ def test_a_payload_file_comes_back_as_it_was_written(
 
 
 def test_rows_of_an_npz_are_cut_into_batches_with_their_answers(
-    told: signature.Signature, tmp_path: Path
+    told: signature.RequestSignature, tmp_path: Path
 ) -> None:
     rows = np.arange(5 * 6, dtype=np.float64).reshape(5, 2, 3)
     path = tmp_path / "rows.npz"
@@ -162,9 +164,9 @@ def test_perf_analyzers_own_files_are_read_as_the_model_declares(
 
 
 def test_what_perf_analyzer_is_given_has_an_entry_for_each_row_in_shapes_without_the_batch(
-    told: signature.Signature, tmp_path: Path
+    told: signature.RequestSignature, tmp_path: Path
 ) -> None:
-    payloads.write(drawing.draw(told, 4, 0, count=3), tmp_path / "a.json")
+    payloads.write(random_requests.draw(told, 4, 0, count=3), tmp_path / "a.json")
     entries = json.loads((tmp_path / "a.json").read_text())["data"]
     assert len(entries) == 12
     assert all(entry["x"]["shape"] == [2, 3] for entry in entries)
@@ -180,7 +182,7 @@ def test_what_perf_analyzer_is_given_has_an_entry_for_each_row_in_shapes_without
     ],
 )
 def test_an_entry_that_does_not_fit_the_model_is_named(
-    told: signature.Signature, tmp_path: Path, entry: dict[str, object], said: str
+    told: signature.RequestSignature, tmp_path: Path, entry: dict[str, object], said: str
 ) -> None:
     (tmp_path / "a.json").write_text(json.dumps({"data": [entry]}))
     with pytest.raises(BadPayload, match=said):
@@ -229,15 +231,15 @@ def test_an_answer_is_right_within_the_tolerance_and_wrong_beyond_it() -> None:
     assert "unreadable" in str(checker.problem(0, b"unknown", None))
 
 
-def run_of(latencies: list[float], outcomes: list[Outcome]) -> Run:
+def run_of(latencies: list[float], outcomes: list[Outcome]) -> LoadRun:
     samples = np.zeros(len(latencies), SAMPLE)
     samples["intended"] = np.arange(len(latencies)) / 10
     samples["sent"] = samples["intended"] + 0.001
     samples["first_byte"] = samples["sent"] + 0.002
     samples["done"] = samples["intended"] + latencies
     samples["outcome"] = outcomes
-    load = Load(rate=10, duration_seconds=len(latencies) / 10, warmup_seconds=0)
-    return Run(Target(Protocol.OIP_HTTP, "h:1", "m"), load, samples, {"bad": 2})
+    load = LoadProfile(rate=10, duration_seconds=len(latencies) / 10, warmup_seconds=0)
+    return LoadRun(LoadTestTarget(LoadTestProtocol.OIP_HTTP, "h:1", "m"), load, samples, {"bad": 2})
 
 
 def test_percentiles_are_of_right_answers_and_count_from_the_intended_sending() -> None:
@@ -259,7 +261,7 @@ def test_runs_merge_into_the_percentiles_of_all_their_answers() -> None:
 
 
 def test_a_target_is_written_and_read_in_one_line() -> None:
-    target = Target(Protocol.TFSERVING_GRPC, "[::1]:8500", "a/b", "3")
+    target = LoadTestTarget(LoadTestProtocol.TFSERVING_GRPC, "[::1]:8500", "a/b", "3")
     assert parse(target.url) == target
     assert address("http://localhost:8000/") == "localhost:8000"
     for bad in ("localhost", "https://h:1", "h:0", "h:99999", "http://h:1/v2"):

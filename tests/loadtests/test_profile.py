@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from modelport.loadtests.benchmarks import profile, sampling
-from modelport.loadtests.benchmarks.sampling import LOOP, OTHER_PACKAGE, THREADS, Profile
+from modelport.loadtests.benchmarks import cpu_sampling, profile
+from modelport.loadtests.benchmarks.cpu_sampling import LOOP, OTHER_PACKAGE, THREADS, Profile
 
 SCRIPT = """
    7  ffffffff811e9476 copy_user_generic ([kernel.kallsyms])
@@ -24,7 +24,7 @@ thread (9): "fraud-1_0";_run (gateway/backends/embedded/runtime.py:1) 50
 
 
 def test_samples_are_counted_by_thread_and_library() -> None:
-    assert sampling.library_samples(SCRIPT) == {
+    assert cpu_sampling.library_samples(SCRIPT) == {
         (7, "kernel"): 1,
         (7, "Python's interpreter"): 1,
         (7, "uvloop, asyncio, httptools"): 1,
@@ -36,8 +36,8 @@ def test_samples_are_counted_by_thread_and_library() -> None:
 
 
 def test_the_innermost_frame_of_the_gateway_says_whose_time_it_is() -> None:
-    assert sampling.package_samples(SPY) == {
-        "HTTP and gRPC on the socket (front, wire)": 3,
+    assert cpu_sampling.package_samples(SPY) == {
+        "HTTP and gRPC on the socket (server, wire)": 3,
         "batching": 2,
         OTHER_PACKAGE: 4,
     }

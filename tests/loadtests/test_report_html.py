@@ -15,8 +15,9 @@ from xml.etree import ElementTree
 import numpy as np
 import pytest
 
-from modelport.loadtests.compare.comparison import Candidate, Comparison, Verdict
-from modelport.loadtests.report import canvas, colours, html, names, plots
+from modelport.loadtests.compare.result import Candidate, Comparison, ConcernVerdict
+from modelport.loadtests.report import colours, comparison_plots, html, text_escaping
+from modelport.loadtests.report import svg as canvas
 from modelport.loadtests.samples import SAMPLE
 from tests.loadtests import report_subject
 from tests.loadtests.report_subject import HOSTILE
@@ -51,7 +52,7 @@ class Tree(HTMLParser):
 
     @property
     def text(self) -> str:
-        return names.line(" ".join(self.texts))
+        return text_escaping.line(" ".join(self.texts))
 
     @property
     def ids(self) -> list[str]:
@@ -117,7 +118,7 @@ def test_every_plot_is_well_formed_named_and_complete(pages: dict[str, str], kin
 def test_hostile_names_are_text_wherever_they_stand(pages: dict[str, str]) -> None:
     text = Tree(pages["comparison"]).text
     for name in HOSTILE:
-        assert names.line(name, 300) in text
+        assert text_escaping.line(name, 300) in text
     for kind in ("run", "gate"):
         assert HOSTILE[0] in Tree(pages[kind]).text
     assert not any("<script" in page.lower() for page in pages.values())
@@ -132,7 +133,7 @@ def test_the_matrix_shows_every_concern_with_its_winner_and_ranking(
     for verdict in comparison.matrix:
         assert verdict.concern in text
         for _, _, spread in verdict.ranking:
-            assert names.line(spread) in text
+            assert text_escaping.line(spread) in text
 
 
 def test_what_is_disqualified_or_absent_is_named_with_its_reason(pages: dict[str, str]) -> None:
@@ -144,7 +145,7 @@ def test_what_is_disqualified_or_absent_is_named_with_its_reason(pages: dict[str
 
 def test_a_candidate_has_its_number_and_colour_in_every_plot() -> None:
     comparison = report_subject.comparison()
-    drawn = {plot.name: plot for plot in plots.draw(comparison)}
+    drawn = {plot.name: plot for plot in comparison_plots.draw(comparison)}
     everyone = set(range(1, 8))
     for name in ("latency-1", "latency-2", "throughput-1", "rate-under-slo", "cold-start"):
         assert drawn[name].shown == everyone, name
@@ -162,7 +163,9 @@ def test_a_candidate_has_its_number_and_colour_in_every_plot() -> None:
 
 def test_a_plot_file_stands_alone_and_is_the_same_each_time() -> None:
     comparison = report_subject.comparison()
-    first, second = (canvas.standalone(plots.cold_start(comparison)[0]) for _ in range(2))
+    first, second = (
+        canvas.standalone(comparison_plots.cold_start(comparison)[0]) for _ in range(2)
+    )
     assert first == second
     svg = ElementTree.fromstring(first)
     assert "var(" not in first
@@ -173,7 +176,7 @@ def test_a_plot_file_stands_alone_and_is_the_same_each_time() -> None:
 def test_without_certificates_prices_or_starts_there_are_no_such_plots() -> None:
     bare = Candidate("one", "onnx", "fp32", "onnxruntime", False, 1000)
     comparison = Comparison("m", "s", "", 1.0, {}, 10.0, 1, (bare,))
-    assert plots.draw(comparison) == []
+    assert comparison_plots.draw(comparison) == []
 
 
 def test_nothing_measured_is_still_a_report(tmp_path: Path) -> None:
@@ -206,9 +209,9 @@ def test_an_undecided_winner_is_neither_hidden_nor_claimed(tmp_path: Path) -> No
     comparison = Comparison(
         *("m", "s", "", 1.0, {}, 10.0, 1, (one,)),
         matrix=(
-            Verdict("Tail latency", "p99, ms", "a", ranking, 1.1, False),
-            Verdict("Memory", "bytes", None, (), None, False, "no figures"),
-            Verdict("Cold start", "x, s", "a", (("a", 2.0, "2 s"),), None, False),
+            ConcernVerdict("Tail latency", "p99, ms", "a", ranking, 1.1, False),
+            ConcernVerdict("Memory", "bytes", None, (), None, False, "no figures"),
+            ConcernVerdict("Cold start", "x, s", "a", (("a", 2.0, "2 s"),), None, False),
         ),
     )
     html.write_comparison(comparison, tmp_path / "c.html")

@@ -12,20 +12,20 @@ import pytest
 from markdown_it import MarkdownIt
 from rich.console import Console
 
-from modelport.loadtests.compare import document
+from modelport.loadtests.compare import json_document
 from modelport.loadtests.environments import Missing
 from modelport.loadtests.report import (
-    blocks,
+    comparison_tables,
     console,
-    figures,
     junit,
     loads,
     markdown,
-    names,
+    marked_block,
+    number_format,
     readme,
-    tables,
+    text_escaping,
 )
-from modelport.loadtests.report.checks import Check, Status, worst
+from modelport.loadtests.report.checks import Check, CheckStatus, worst
 from tests.loadtests import report_subject
 from tests.loadtests.report_subject import HOSTILE
 
@@ -43,7 +43,7 @@ from tests.loadtests.report_subject import HOSTILE
     ],
 )
 def test_a_figure_has_three_significant_digits(value: float, told: str) -> None:
-    assert figures.figure(value) == told
+    assert number_format.figure(value) == told
 
 
 @pytest.mark.parametrize(
@@ -57,26 +57,29 @@ def test_a_figure_has_three_significant_digits(value: float, told: str) -> None:
         (99.9713, "%", "99.971 %"),
         (100.0, "%", "100 %"),
         (6.0, "", "6"),
-        (None, "ms", figures.DASH),
+        (None, "ms", number_format.DASH),
     ],
 )
 def test_a_value_is_told_in_the_unit_that_it_reads_best_in(
     value: float | None, unit: str, told: str
 ) -> None:
-    assert figures.with_unit(value, unit) == told
+    assert number_format.with_unit(value, unit) == told
 
 
 def test_a_spread_is_the_median_and_both_ends() -> None:
-    assert figures.spread([3.0, 1.0, 2.0], "ms") == f"2.00 ms (1.00{figures.DASH}3.00)"
-    assert figures.spread([5.0], "ms") == "5.00 ms"
-    assert figures.spread([]) == figures.DASH
+    assert number_format.spread([3.0, 1.0, 2.0], "ms") == f"2.00 ms (1.00{number_format.DASH}3.00)"
+    assert number_format.spread([5.0], "ms") == "5.00 ms"
+    assert number_format.spread([]) == number_format.DASH
 
 
 def test_one_failure_fails_and_one_open_question_leaves_it_open() -> None:
-    by_status = {status: Check("c", status, "1") for status in Status}
-    assert worst(by_status.values()) is Status.FAIL
-    assert worst([by_status[Status.PASS], by_status[Status.INCONCLUSIVE]]) is Status.INCONCLUSIVE
-    assert worst([by_status[Status.PASS]]) is Status.PASS
+    by_status = {status: Check("c", status, "1") for status in CheckStatus}
+    assert worst(by_status.values()) is CheckStatus.FAIL
+    assert (
+        worst([by_status[CheckStatus.PASS], by_status[CheckStatus.INCONCLUSIVE]])
+        is CheckStatus.INCONCLUSIVE
+    )
+    assert worst([by_status[CheckStatus.PASS]]) is CheckStatus.PASS
 
 
 def test_a_curve_is_of_one_round_and_never_of_an_average() -> None:
@@ -94,7 +97,7 @@ def test_loads_that_few_bore_are_tabled_and_not_plotted() -> None:
     every = loads.by_load(comparison.candidates)
     shown = loads.shared(every)
     assert [load.users for load in shown] == [1, 16]
-    others = tables.of_others(comparison)
+    others = comparison_tables.of_others(comparison)
     assert others is not None
     assert len(others.rows) == sum(len(every[load]) for load in every if load not in shown)
 
@@ -111,7 +114,10 @@ def test_who_does_not_speak_the_common_protocol_is_compared_in_its_own() -> None
         assert load.protocol == "oip-http-binary"
         assert set(runs) == set(range(1, 8))
         assert loads.strangers(load, runs) == {7: "torchserve-http"}
-        assert "TorchServe, in torchserve-http" in tables.of_load(comparison, load).rows[6].name
+        assert (
+            "TorchServe, in torchserve-http"
+            in comparison_tables.of_load(comparison, load).rows[6].name
+        )
 
 
 def test_ci_systems_read_the_junit_file(tmp_path: Path) -> None:
@@ -189,10 +195,10 @@ def test_a_terminal_gets_the_same_facts_without_their_control_characters() -> No
 
 def test_a_readme_gets_tables_plots_and_hardware_between_its_markers(tmp_path: Path) -> None:
     comparison = report_subject.comparison(HOSTILE)
-    document.write(comparison, tmp_path / "fraud.json")
+    json_document.write(comparison, tmp_path / "fraud.json")
     other = dataclasses.replace(comparison, model="vit", candidates=comparison.candidates[:1])
-    document.write(other, tmp_path / "vit.json")
-    begin, end = blocks.markers("compare")
+    json_document.write(other, tmp_path / "vit.json")
+    begin, end = marked_block.markers("compare")
     file = tmp_path / "README.md"
     file.write_text(f"before\n{begin}\nold\n{end}\nafter\n")
     arguments = [str(tmp_path / "fraud.json"), str(tmp_path / "vit.json")]
@@ -211,10 +217,10 @@ def test_a_readme_gets_tables_plots_and_hardware_between_its_markers(tmp_path: P
 
 
 def test_a_readme_without_markers_is_left_alone(tmp_path: Path) -> None:
-    document.write(report_subject.comparison(), tmp_path / "c.json")
+    json_document.write(report_subject.comparison(), tmp_path / "c.json")
     file = tmp_path / "README.md"
     file.write_text("<!-- compare: end --> <!-- compare: begin -->")
-    with pytest.raises(blocks.NoMarkers, match="lacks the markers '<!-- compare: begin -->'"):
+    with pytest.raises(marked_block.NoMarkers, match="lacks the markers '<!-- compare: begin -->'"):
         readme.main([str(tmp_path / "c.json"), "--readme", str(file)])
     assert file.read_text() == "<!-- compare: end --> <!-- compare: begin -->"
     with pytest.raises(Missing, match=r"nothing\.json cannot be read"):
@@ -225,14 +231,14 @@ def test_a_file_is_written_whole_or_not_at_all(tmp_path: Path) -> None:
     file = tmp_path / "report.html"
     file.write_text("before")
     with pytest.raises(UnicodeEncodeError):
-        blocks.write(file, "half \ud800")
+        marked_block.write(file, "half \ud800")
     assert file.read_text() == "before"
     assert [path.name for path in tmp_path.iterdir()] == ["report.html"]
 
 
 def test_names_are_cut_cleaned_and_slugged() -> None:
-    assert names.line("a\n b\x1b", 9) == "a b\N{REPLACEMENT CHARACTER}"
-    assert names.line("abcdef", 4) == "abc…"
-    assert names.slug("../../etc/pass wd") == "etc-pass-wd"
-    assert names.slug("../..") == "unnamed"
-    assert names.when("2026-11-21T19:40:03Z") == "2026-11-21 19:40 UTC"
+    assert text_escaping.line("a\n b\x1b", 9) == "a b\N{REPLACEMENT CHARACTER}"
+    assert text_escaping.line("abcdef", 4) == "abc…"
+    assert text_escaping.slug("../../etc/pass wd") == "etc-pass-wd"
+    assert text_escaping.slug("../..") == "unnamed"
+    assert text_escaping.when("2026-11-21T19:40:03Z") == "2026-11-21 19:40 UTC"

@@ -17,9 +17,9 @@ import pytest
 from modelport.loadtests import payloads, run
 from modelport.loadtests.payloads import Payloads
 from modelport.loadtests.run import NotMeasured, measure, measure_mix
-from modelport.loadtests.samples import Load, Outcome
+from modelport.loadtests.samples import LoadProfile, Outcome
 from modelport.loadtests.summary import latencies, summarise
-from modelport.loadtests.target import Protocol, Target
+from modelport.loadtests.target import LoadTestProtocol, LoadTestTarget
 from tests.loadtests.oip_server import Answer, double, serving
 from tests.models import repository
 from tests.server import Gateway
@@ -32,13 +32,14 @@ def test_every_dialect_asks_the_gateway_and_gets_right_answers(tmp_path: Path) -
     gateway = Gateway(repository(tmp_path / "repository"))
     try:
         targets = [
-            (Target(p, gateway.grpc if p.is_grpc else gateway.http, "x2"), 1) for p in Protocol
+            (LoadTestTarget(p, gateway.grpc if p.is_grpc else gateway.http, "x2"), 1)
+            for p in LoadTestProtocol
         ]
-        load = Load(users=len(targets), rate=90, duration_seconds=1, warmup_seconds=0.2)
+        load = LoadProfile(users=len(targets), rate=90, duration_seconds=1, warmup_seconds=0.2)
         runs = measure_mix(targets, load, [tmp_path / "requests.json"])
     finally:
         gateway.close()
-    assert [one.target.protocol for one in runs] == list(Protocol)
+    assert [one.target.protocol for one in runs] == list(LoadTestProtocol)
     for one in runs:
         summary = summarise(one)
         assert (summary.ok, summary.bad) == (summary.requests, 0), (one.target, summary.errors)
@@ -62,8 +63,8 @@ def test_an_open_loop_sends_when_due_and_shows_what_a_stall_costs() -> None:
             return double(number, x)
 
     with serving(answer) as server:
-        target = Target(Protocol.OIP_HTTP, server.address, "double")
-        load = Load(users=64, rate=60, duration_seconds=2, warmup_seconds=0)
+        target = LoadTestTarget(LoadTestProtocol.OIP_HTTP, server.address, "double")
+        load = LoadProfile(users=64, rate=60, duration_seconds=2, warmup_seconds=0)
         got = measure(target, load)
     assert len(got.samples) == 120
     np.testing.assert_allclose(np.diff(got.samples["intended"]), 1 / 60, atol=1e-6)
@@ -94,8 +95,8 @@ def test_a_closed_loop_keeps_its_users_asking_in_two_processes() -> None:
         return double(number, x)
 
     with serving(answer) as server:
-        target = Target(Protocol.OIP_HTTP, server.address, "double")
-        load = Load(users=3, duration_seconds=1.5, warmup_seconds=0.5)
+        target = LoadTestTarget(LoadTestProtocol.OIP_HTTP, server.address, "double")
+        load = LoadProfile(users=3, duration_seconds=1.5, warmup_seconds=0.5)
         got = measure(target, load, processes=2)
     summary = summarise(got)
     assert most == 3
@@ -106,11 +107,11 @@ def test_a_closed_loop_keeps_its_users_asking_in_two_processes() -> None:
 
 
 def test_where_nothing_can_be_asked_the_reason_is_told() -> None:
-    free = Target(Protocol.OIP_HTTP, "127.0.0.1:1", "double")
+    free = LoadTestTarget(LoadTestProtocol.OIP_HTTP, "127.0.0.1:1", "double")
     with pytest.raises(NotMeasured, match="is the server running there"):
-        measure(free, Load(duration_seconds=1))
+        measure(free, LoadProfile(duration_seconds=1))
     with pytest.raises(ValueError, match="shape 'saw'"):
-        measure(free, Load(shape="saw"))
+        measure(free, LoadProfile(shape="saw"))
 
 
 def test_a_killed_run_leaves_no_locust() -> None:
@@ -146,8 +147,11 @@ def test_a_lone_user_asks_two_targets_in_turn_there_and_back() -> None:
         return answer
 
     with serving(told("a")) as one, serving(told("b")) as other:
-        targets = [(Target(Protocol.OIP_HTTP, s.address, "double"), 1) for s in (one, other)]
-        runs = measure_mix(targets, Load(duration_seconds=0.3, warmup_seconds=0))
+        targets = [
+            (LoadTestTarget(LoadTestProtocol.OIP_HTTP, s.address, "double"), 1)
+            for s in (one, other)
+        ]
+        runs = measure_mix(targets, LoadProfile(duration_seconds=0.3, warmup_seconds=0))
     learnt = asked.index("b") * 2  # both answer every payload once, before the load
     turns = "".join(asked[learnt:])
     assert len(turns) > 8
@@ -160,16 +164,16 @@ def test_a_lone_user_asks_two_targets_in_turn_there_and_back() -> None:
 def test_every_target_has_a_user_whatever_its_weight() -> None:
     with serving(double) as one, serving(double) as other:
         targets = [
-            (Target(Protocol.OIP_HTTP, server.address, "double"), weight)
+            (LoadTestTarget(LoadTestProtocol.OIP_HTTP, server.address, "double"), weight)
             for server, weight in ((one, 100), (other, 1))
         ]
-        load = Load(users=2, rate=100, duration_seconds=0.5, warmup_seconds=0)
+        load = LoadProfile(users=2, rate=100, duration_seconds=0.5, warmup_seconds=0)
         runs = measure_mix([(targets[0][0], 1), (targets[1][0], 1)], load)
         assert [len(run.samples) for run in runs] == [25, 25]
-        runs = measure_mix(targets, Load(users=2, duration_seconds=0.3, warmup_seconds=0))
+        runs = measure_mix(targets, LoadProfile(users=2, duration_seconds=0.3, warmup_seconds=0))
         assert all(len(run.samples) for run in runs)
         with pytest.raises(ValueError, match="number of users: 1 for 2 targets"):
-            measure_mix(targets, Load(users=1, rate=10.0))
+            measure_mix(targets, LoadProfile(users=1, rate=10.0))
 
 
 def test_an_overload_ends_and_what_was_never_sent_has_timed_out() -> None:
@@ -178,8 +182,10 @@ def test_an_overload_ends_and_what_was_never_sent_has_timed_out() -> None:
         return double(number, x)
 
     with serving(slow) as server:
-        target = Target(Protocol.OIP_HTTP, server.address, "double")
-        load = Load(users=1, rate=400, duration_seconds=1, warmup_seconds=0, timeout_seconds=0.5)
+        target = LoadTestTarget(LoadTestProtocol.OIP_HTTP, server.address, "double")
+        load = LoadProfile(
+            users=1, rate=400, duration_seconds=1, warmup_seconds=0, timeout_seconds=0.5
+        )
         found = summarise(measure(target, load))
     assert found.requests == 400
     assert found.timed_out > 300

@@ -19,11 +19,11 @@ from modelport.loadtests import processes
 from modelport.loadtests.environments import Missing
 from modelport.loadtests.payloads import BadPayload, Payloads
 from modelport.loadtests.processes import ServerFailed
-from modelport.loadtests.serving import tfserving, tree
-from modelport.loadtests.serving.examination import Examination
+from modelport.loadtests.serving import process_tree, tfserving
+from modelport.loadtests.serving.answer_check import Examination
 from modelport.loadtests.serving.gateway import Gateway, newest_version, only_version
-from modelport.loadtests.serving.served import AnswersWrongly, Launch, Served, served
-from modelport.loadtests.target import Protocol, Target
+from modelport.loadtests.serving.server import AnswersWrongly, Served, ServerLaunch, served
+from modelport.loadtests.target import LoadTestProtocol, LoadTestTarget
 from modelport.loadtests.users.client import Unanswered
 from tests.loadtests.contenders import doubled, published
 
@@ -34,8 +34,8 @@ class Command:
 
     code: str
 
-    def launch(self, work: Path) -> Launch:
-        return Launch((sys.executable, "-c", self.code), {}, ready=lambda: False)
+    def launch(self, work: Path) -> ServerLaunch:
+        return ServerLaunch((sys.executable, "-c", self.code), {}, ready=lambda: False)
 
 
 @pytest.fixture(scope="module")
@@ -49,14 +49,14 @@ def test_the_first_correct_answer_comes_after_ready(gateway: Served) -> None:
 
 
 def test_every_dialect_of_the_gateway_is_a_target_at_its_port(gateway: Served) -> None:
-    assert set(gateway.targets) == set(Protocol)
+    assert set(gateway.targets) == set(LoadTestProtocol)
     ports = {target.address for target in gateway.targets.values()}
     assert len(ports) == 2
 
 
-@pytest.mark.parametrize("protocol", Protocol)
+@pytest.mark.parametrize("protocol", LoadTestProtocol)
 def test_right_and_wrong_answers_are_told_apart_in_every_dialect(
-    gateway: Served, protocol: Protocol
+    gateway: Served, protocol: LoadTestProtocol
 ) -> None:
     asked = doubled(4)
     assert asked.expected is not None
@@ -67,7 +67,9 @@ def test_right_and_wrong_answers_are_told_apart_in_every_dialect(
 
 
 def test_an_answer_that_is_an_error_carries_status_and_reason(gateway: Served) -> None:
-    unknown = Target(Protocol.OIP_HTTP, gateway.http_target.address, "no-such-model")
+    unknown = LoadTestTarget(
+        LoadTestProtocol.OIP_HTTP, gateway.http_target.address, "no-such-model"
+    )
     with (
         Examination(unknown, doubled()) as examination,
         pytest.raises(Unanswered, match="HTTP 404"),
@@ -102,13 +104,13 @@ def test_children_count_and_memory_that_they_share_counts_once() -> None:
         assert process.stdout is not None
         for _ in range(4):
             process.stdout.readline()
-        family = list(tree.processes(process.pid))
+        family = list(process_tree.processes(process.pid))
         assert len(family) == 4
         if sys.platform == "linux":
-            assert 50e6 < tree.memory_bytes(process.pid) < 100e6
+            assert 50e6 < process_tree.memory_bytes(process.pid) < 100e6
         for member in reversed(family):
             member.kill()
-    assert tree.memory_bytes(process.pid) == 0
+    assert process_tree.memory_bytes(process.pid) == 0
 
 
 def test_a_server_that_ends_at_once_fails_with_what_it_said(tmp_path: Path) -> None:
@@ -135,7 +137,7 @@ def test_nothing_of_a_server_is_left_whatever_happens_inside(tmp_path: Path) -> 
 
     def interrupted() -> None:
         with served(Gateway(published()), tmp_path / "run") as server:
-            family.extend(tree.processes(server.process.pid))
+            family.extend(process_tree.processes(server.process.pid))
             raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
@@ -150,7 +152,7 @@ def test_a_killed_measurer_leaves_nothing_of_a_server_that_started_others(tmp_pa
     program = f"""
 import sys
 from pathlib import Path
-from modelport.loadtests.serving.served import Launch, served
+from modelport.loadtests.serving.server import Launch, served
 class Launcher:
     def launch(self, work):
         return Launch((sys.executable, "-c", {launcher!r}), {{}}, ready=lambda: True)
@@ -199,7 +201,7 @@ def test_what_a_machine_has_not_says_what_to_install(monkeypatch: pytest.MonkeyP
 def test_requests_without_right_answers_are_no_examination() -> None:
     made = Payloads(({"x": np.float32([[1]])},), {"x": "FP32"})
     with pytest.raises(BadPayload, match="no right answers in it"):
-        Examination(Target(Protocol.OIP_HTTP, "127.0.0.1:1", "m"), made)
+        Examination(LoadTestTarget(LoadTestProtocol.OIP_HTTP, "127.0.0.1:1", "m"), made)
 
 
 def test_a_signal_amid_a_fork_is_not_lost(monkeypatch: pytest.MonkeyPatch) -> None:

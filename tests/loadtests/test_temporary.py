@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from modelport.loadtests import temporary
+from modelport.loadtests import temporary_folders
 
 PREFIX = "modelport-test-"
 HOLD = f"""
@@ -31,13 +31,13 @@ def test_a_folder_is_gone_after_the_block_and_one_of_a_killed_process_when_the_n
         assert holder.stdout is not None
         held = Path(holder.stdout.readline().strip())
         (tmp_path / f"{PREFIX}young").mkdir()
-        (tmp_path / f"{PREFIX}young" / temporary.LOCK).touch()  # just being made
-        with temporary.folder(PREFIX) as mine:
+        (tmp_path / f"{PREFIX}young" / temporary_folders.LOCK).touch()  # just being made
+        with temporary_folders.folder(PREFIX) as mine:
             assert held.is_dir()
             assert mine.is_dir()
         assert not mine.exists()
         holder.kill()
     assert held.is_dir()
-    with temporary.folder(PREFIX):
+    with temporary_folders.folder(PREFIX):
         assert not held.exists()
     assert [path.name for path in tmp_path.iterdir()] == [f"{PREFIX}young"]

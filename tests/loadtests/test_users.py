@@ -16,16 +16,16 @@ from tritonclient.grpc import service_pb2
 
 from modelport.gateway.wire import tensor_proto
 from modelport.gateway.wire.proto import serving_pb2, torchserve_inference_pb2
+from modelport.loadtests.locust_arguments import Plan
 from modelport.loadtests.payloads import BadPayload, Payloads
-from modelport.loadtests.plan import Plan
-from modelport.loadtests.samples import Load, Outcome
-from modelport.loadtests.target import Protocol, Target
+from modelport.loadtests.samples import LoadProfile, Outcome
+from modelport.loadtests.target import LoadTestProtocol, LoadTestTarget
 from modelport.loadtests.users import http2, oip, signature, tfserving, torchserve
 from modelport.loadtests.users.client import Unanswered
-from modelport.loadtests.users.conductor import Conductor, Impossible
 from modelport.loadtests.users.dialects import dialect
 from modelport.loadtests.users.grpc_client import GrpcClient
 from modelport.loadtests.users.http import HttpClient
+from modelport.loadtests.users.load_driver import Conductor, Impossible
 from modelport.loadtests.users.proto.__main__ import HERE, ROOT
 from modelport.loadtests.users.proto.__main__ import main as generate
 from modelport.loadtests.users.sockets import Sockets
@@ -44,8 +44,8 @@ PAYLOADS = Payloads(
 )
 
 
-def target(protocol: Protocol) -> Target:
-    return Target(protocol, "h:1", "m/1", "7")
+def target(protocol: LoadTestProtocol) -> LoadTestTarget:
+    return LoadTestTarget(protocol, "h:1", "m/1", "7")
 
 
 def body_of(request: bytes) -> tuple[str, dict[str, str], bytes]:
@@ -58,13 +58,15 @@ def body_of(request: bytes) -> tuple[str, dict[str, str], bytes]:
 
 def test_oip_json_and_binary_bodies_hold_the_same_tensors() -> None:
     first, _, text = body_of(
-        dialect(Protocol.OIP_HTTP).prepare(target(Protocol.OIP_HTTP), PAYLOADS, 0)
+        dialect(LoadTestProtocol.OIP_HTTP).prepare(target(LoadTestProtocol.OIP_HTTP), PAYLOADS, 0)
     )
     assert first == "POST /v2/models/m%2F1/versions/7/infer HTTP/1.1"
     by_name = {one["name"]: one["data"] for one in json.loads(text)["inputs"]}
     assert by_name == {"x": [1.5, -2.0], "n": [3], "s": ["a", "ü"]}
     _, headers, binary = body_of(
-        dialect(Protocol.OIP_HTTP_BINARY).prepare(target(Protocol.OIP_HTTP_BINARY), PAYLOADS, 0)
+        dialect(LoadTestProtocol.OIP_HTTP_BINARY).prepare(
+            target(LoadTestProtocol.OIP_HTTP_BINARY), PAYLOADS, 0
+        )
     )
     size = int(headers["inference-header-content-length"])
     sizes = [one["parameters"]["binary_data_size"] for one in json.loads(binary[:size])["inputs"]]
@@ -73,7 +75,7 @@ def test_oip_json_and_binary_bodies_hold_the_same_tensors() -> None:
 
 
 def test_an_oip_message_is_read_by_tritons_own_class() -> None:
-    data = oip.message(target(Protocol.OIP_GRPC), PAYLOADS, 0)
+    data = oip.message(target(LoadTestProtocol.OIP_GRPC), PAYLOADS, 0)
     request = service_pb2.ModelInferRequest.FromString(data)
     assert (request.model_name, request.model_version) == ("m/1", "7")
     assert [one.datatype for one in request.inputs] == ["FP32", "INT64", "BYTES"]
@@ -100,7 +102,7 @@ def test_typed_contents_of_an_answer_are_read_too() -> None:
 
 
 def test_tensorflow_servings_messages_are_those_of_its_own_protos() -> None:
-    data = tfserving.GRPC.prepare(target(Protocol.TFSERVING_GRPC), PAYLOADS, 0)
+    data = tfserving.GRPC.prepare(target(LoadTestProtocol.TFSERVING_GRPC), PAYLOADS, 0)
     request = serving_pb2.PredictRequest.FromString(data)
     assert (request.model_spec.name, request.model_spec.version.value) == ("m/1", 7)
     x = tensor_proto.decode("x", request.inputs["x"])
@@ -118,7 +120,9 @@ def test_tensorflow_servings_messages_are_those_of_its_own_protos() -> None:
 
 
 def test_tensorflow_servings_rest_has_columns_and_nameless_answers() -> None:
-    first, _, body = body_of(tfserving.REST.prepare(target(Protocol.TFSERVING_HTTP), PAYLOADS, 0))
+    first, _, body = body_of(
+        tfserving.REST.prepare(target(LoadTestProtocol.TFSERVING_HTTP), PAYLOADS, 0)
+    )
     assert first == "POST /v1/models/m%2F1/versions/7:predict HTTP/1.1"
     inputs = json.loads(body)["inputs"]
     assert inputs["n"] == [3]
@@ -130,7 +134,7 @@ def test_tensorflow_servings_rest_has_columns_and_nameless_answers() -> None:
 
 
 def test_torchserves_messages_are_those_of_its_own_protos() -> None:
-    data = torchserve.GRPC.prepare(target(Protocol.TORCHSERVE_GRPC), PAYLOADS, 0)
+    data = torchserve.GRPC.prepare(target(LoadTestProtocol.TORCHSERVE_GRPC), PAYLOADS, 0)
     request = torchserve_inference_pb2.PredictionsRequest.FromString(data)
     assert (request.model_name, request.model_version) == ("m/1", "7")
     body, _ = oip.binary_body(PAYLOADS, 0)
@@ -171,9 +175,9 @@ def test_the_http_client_tells_refusals_errors_and_time_outs_apart() -> None:
 
     x = Payloads(({"x": np.float32([[1, 2, 3, 4]])},), {"x": "FP32"})
     with serving(answer) as server:
-        where = Target(Protocol.OIP_HTTP, server.address, "double")
+        where = LoadTestTarget(LoadTestProtocol.OIP_HTTP, server.address, "double")
         client = HttpClient(where, 5.0)
-        request = dialect(Protocol.OIP_HTTP).prepare(where, x, 0)
+        request = dialect(LoadTestProtocol.OIP_HTTP).prepare(where, x, 0)
         for wanted in (Outcome.REFUSED, Outcome.REFUSED, Outcome.FAILED):
             with pytest.raises(Unanswered) as caught:
                 client.ask(request)
@@ -192,7 +196,9 @@ def test_an_answer_that_does_not_come_is_a_time_out(
 ) -> None:
     monkeypatch.setattr(Sockets, "lone", lone)
     with create_server(("127.0.0.1", 0)) as silent:
-        where = Target(Protocol.OIP_HTTP, f"127.0.0.1:{silent.getsockname()[1]}", "m")
+        where = LoadTestTarget(
+            LoadTestProtocol.OIP_HTTP, f"127.0.0.1:{silent.getsockname()[1]}", "m"
+        )
         client = HttpClient(where, 0.1)
         with pytest.raises(Unanswered, match="no answer within") as caught:
             client.ask(b"POST / HTTP/1.1\r\n\r\n")
@@ -223,7 +229,7 @@ def test_the_grpc_client_speaks_to_grpcios_own_server() -> None:
     server = grpc.server(ThreadPoolExecutor(2), [Echo()], options=unlimited)
     port = server.add_insecure_port("127.0.0.1:0")
     server.start()
-    client = EchoClient(Target(Protocol.OIP_GRPC, f"127.0.0.1:{port}", "m"), 2.0)
+    client = EchoClient(LoadTestTarget(LoadTestProtocol.OIP_GRPC, f"127.0.0.1:{port}", "m"), 2.0)
     try:
         client.connect()
         for size in (1, 100, 70_000, 9_000_000):
@@ -252,11 +258,11 @@ def test_what_nobody_thought_of_ends_the_run_before_it_begins(
 ) -> None:
     """Locust logs what a listener raises, and goes on without a load, for ever."""
 
-    def failing(_: Target) -> None:
+    def failing(_: LoadTestTarget) -> None:
         raise KeyError("surprise")
 
     monkeypatch.setattr(signature, "ask", failing)
-    plan = Plan(((target(Protocol.OIP_HTTP), 1),), Load())
+    plan = Plan(((target(LoadTestProtocol.OIP_HTTP), 1),), LoadProfile())
     prepared = Conductor(plan, lambda: None, None)
     with pytest.raises(Impossible, match="unexpected KeyError: 'surprise'"):
         prepared.prepare()
@@ -275,10 +281,10 @@ NOISE = {
 }
 
 
-@pytest.mark.parametrize("protocol", [Protocol.OIP_HTTP, Protocol.OIP_GRPC])
+@pytest.mark.parametrize("protocol", [LoadTestProtocol.OIP_HTTP, LoadTestProtocol.OIP_GRPC])
 @pytest.mark.parametrize("noise", NOISE)
 def test_whatever_a_server_says_is_an_answer_or_a_failure_at_once(
-    protocol: Protocol, noise: str
+    protocol: LoadTestProtocol, noise: str
 ) -> None:
     """The connection stays open: who waits for more waits until the time-out."""
     open_until = threading.Event()
@@ -295,7 +301,7 @@ def test_whatever_a_server_says_is_an_answer_or_a_failure_at_once(
     with create_server(("127.0.0.1", 0)) as listener:
         thread = threading.Thread(target=serve, args=(listener,), daemon=True)
         thread.start()
-        where = Target(protocol, f"127.0.0.1:{listener.getsockname()[1]}", "m")
+        where = LoadTestTarget(protocol, f"127.0.0.1:{listener.getsockname()[1]}", "m")
         client = dialect(protocol).connect(where, 20.0)
         with pytest.raises(Unanswered) as caught:
             client.ask(b"x" if protocol.is_grpc else b"POST / HTTP/1.1\r\n\r\n")
@@ -306,8 +312,10 @@ def test_whatever_a_server_says_is_an_answer_or_a_failure_at_once(
     thread.join()
 
 
-@pytest.mark.parametrize("protocol", [Protocol.OIP_HTTP, Protocol.OIP_GRPC])
-def test_a_connection_that_the_server_closed_while_idle_is_no_failure(protocol: Protocol) -> None:
+@pytest.mark.parametrize("protocol", [LoadTestProtocol.OIP_HTTP, LoadTestProtocol.OIP_GRPC])
+def test_a_connection_that_the_server_closed_while_idle_is_no_failure(
+    protocol: LoadTestProtocol,
+) -> None:
     """Open loops leave connections idle for longer than many a server keeps them."""
     http = b"HTTP/1.1 200 OK\r\ncontent-length: 2\r\n\r\n{}"
     settings, end = http2.frame(http2.SETTINGS, 0, 0), http2.HEADERS
@@ -339,7 +347,7 @@ def test_a_connection_that_the_server_closed_while_idle_is_no_failure(protocol: 
     with create_server(("127.0.0.1", 0)) as listener:
         thread = threading.Thread(target=serve, args=(listener,), daemon=True)
         thread.start()
-        where = Target(protocol, f"127.0.0.1:{listener.getsockname()[1]}", "m")
+        where = LoadTestTarget(protocol, f"127.0.0.1:{listener.getsockname()[1]}", "m")
         client = dialect(protocol).connect(where, 5.0)
         request = b"x" if protocol.is_grpc else b"POST / HTTP/1.1\r\n\r\n"
         for _ in range(3):

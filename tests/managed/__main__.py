@@ -25,7 +25,7 @@ from typing import Any
 from modelport.exporters.source import Source
 from modelport.gateway.backends.managed.servers import SERVERS
 from modelport.loadtests import environments
-from modelport.loadtests.peers.servers import triton
+from modelport.loadtests.serving import pytriton
 from tests import managed, verb
 from tests.managed import STANDIN, Place, infer, load, processes, until, wrong
 from tests.server import Gateway
@@ -45,7 +45,7 @@ def torchserve(work: Path, source: Source) -> dict[str, Any]:
 
 def tritonserver(work: Path, source: Source) -> dict[str, Any]:
     """Triton from the wheel, whose Python backend runs the model's own ``model.py``."""
-    python = environments.venv("triton", *triton.REQUIREMENTS) / "python"
+    python = environments.venv("triton", *pytriton.REQUIREMENTS) / "python"
     ask = "import sysconfig as s; print(s.get_path('purelib')); print(s.get_config_var('LIBDIR'))"
     said = subprocess.run([str(python), "-c", ask], capture_output=True, text=True, check=True)
     packages, libraries = said.stdout.split()
@@ -55,7 +55,7 @@ def tritonserver(work: Path, source: Source) -> dict[str, Any]:
     use_python_backend(work / "models", "fraud")
     return {
         "command": [str(home / "bin" / "tritonserver")],
-        "arguments": [f"--backend-directory={triton.backends(home, work)}"],
+        "arguments": [f"--backend-directory={pytriton.backends(home, work)}"],
         "environment": {
             "LD_LIBRARY_PATH": f"{libraries}:{packages}/nvidia_pytriton.libs",
             "PYTHONPATH": packages,

@@ -11,9 +11,9 @@ import numpy as np
 import pytest
 from tritonclient.grpc import service_pb2 as pb
 
-from modelport.loadtests.peers import clients, exchanges, models
+from modelport.loadtests.peers import clients, http_formats, models
 from modelport.loadtests.peers.models import Files
-from modelport.loadtests.peers.sample import Sample
+from modelport.loadtests.peers.results import PeerSample
 from modelport.loadtests.processes import ServerFailed
 
 X2, FRAUD, VIT = (models.ALL[name] for name in ("x2", "fraud128", "vit_b16"))
@@ -35,12 +35,12 @@ def log(statuses: list[str], microseconds: int = 1500) -> str:
 def test_wrk_is_read_from_the_line_that_its_script_prints() -> None:
     line = 'JSON {"requests": 300, "seconds": 2.0, "failed": 100, "p50_us": 1500.0, "p99_us": 9000}'
     got = clients.wrk_sample(f"Running 2s test\n{line}\n")
-    assert got == Sample(100.0, 100, 1.5, 9.0)
+    assert got == PeerSample(100.0, 100, 1.5, 9.0)
 
 
 def test_connections_that_wrk_could_not_make_are_no_negative_rate() -> None:
     line = 'JSON {"requests": 5, "seconds": 1.0, "failed": 90, "p50_us": 0, "p99_us": 0}'
-    assert clients.wrk_sample(line) == Sample(0.0, 90, 0.0, 0.0)
+    assert clients.wrk_sample(line) == PeerSample(0.0, 90, 0.0, 0.0)
 
 
 def test_wrk_without_that_line_is_an_error_not_a_zero() -> None:
@@ -50,7 +50,7 @@ def test_wrk_without_that_line_is_an_error_not_a_zero() -> None:
 
 def test_h2load_counts_what_was_answered() -> None:
     got = clients.h2load_sample(H2LOAD.format(data=2000 * 50), log(["200"] * 2000), 50)
-    assert got == Sample(1000.0, 0, 1.5, 1.5)
+    assert got == PeerSample(1000.0, 0, 1.5, 1.5)
 
 
 def test_grpc_errors_are_no_requests_per_second() -> None:
@@ -83,7 +83,7 @@ def test_statuses_that_h2load_cannot_read_count_where_all_the_bytes_came() -> No
     """TorchServe's status lines have no reason, and h2load then says 0 and "failed"."""
     text = H2LOAD.replace("2000 succeeded, 0 failed", "0 succeeded, 2000 failed")
     got = clients.h2load_sample(text.format(data=2000 * 50), log(["0"] * 2000), 50)
-    assert got == Sample(1000.0, 0, 1.5, 1.5)
+    assert got == PeerSample(1000.0, 0, 1.5, 1.5)
     short = clients.h2load_sample(text.format(data=2000 * 49), log(["0"] * 2000), 50)
     assert (short.requests_per_second, short.failed) == (0.0, 2000)
 
@@ -92,13 +92,13 @@ def test_perf_analyzer_is_read_from_its_table() -> None:
     report = (
         "Concurrency,Inferences/Second,Client Send,p50 latency,p99 latency\n16,1234.5,1,900,4000\n"
     )
-    assert clients.perf_analyzer_sample(report) == Sample(1234.5, 0, 0.9, 4.0)
+    assert clients.perf_analyzer_sample(report) == PeerSample(1234.5, 0, 0.9, 4.0)
     with pytest.raises(ServerFailed):
         clients.perf_analyzer_sample("Concurrency,Inferences/Second\n")
 
 
 def test_json_requests_hold_the_models_tensors() -> None:
-    exchange = exchanges.oip_json(FRAUD)
+    exchange = http_formats.oip_json(FRAUD)
     inputs = {one["name"]: one for one in json.loads(exchange.body)["inputs"]}
     assert inputs["seq_lens"] == {
         "name": "seq_lens",
@@ -111,8 +111,8 @@ def test_json_requests_hold_the_models_tensors() -> None:
 
 
 def test_binary_requests_say_where_their_json_ends() -> None:
-    exchange = exchanges.oip_binary(VIT)
-    size = int(exchange.headers[exchanges.BINARY_SIZE])
+    exchange = http_formats.oip_binary(VIT)
+    size = int(exchange.headers[http_formats.BINARY_SIZE])
     (tensor,) = json.loads(exchange.body[:size])["inputs"]
     assert tensor["parameters"]["binary_data_size"] == 4 * 3 * 224 * 224
     sent = np.frombuffer(exchange.body[size:], "<f4").reshape(tensor["shape"])
@@ -124,18 +124,18 @@ def test_oip_answers_are_read_with_numbers_and_with_bytes(binary: bool) -> None:
     output = {"name": "y", "shape": [1, 2], "datatype": "FP32"}
     if binary:
         head = json.dumps({"outputs": [output | {"parameters": {"binary_data_size": 8}}]}).encode()
-        body, headers = head + struct.pack("<2f", 1, 2), {exchanges.BINARY_SIZE: str(len(head))}
+        body, headers = head + struct.pack("<2f", 1, 2), {http_formats.BINARY_SIZE: str(len(head))}
     else:
         body, headers = json.dumps({"outputs": [output | {"data": [1.0, 2.0]}]}).encode(), {}
-    got = exchanges.oip_json(X2).read(body, headers)
+    got = http_formats.oip_json(X2).read(body, headers)
     np.testing.assert_array_equal(got["y"], [[1, 2]])
 
 
 def test_grpc_requests_are_framed_messages() -> None:
-    frame = exchanges.oip_grpc(X2)
-    compressed, length = exchanges.GRPC_FRAME.unpack_from(frame)
-    assert (compressed, length) == (0, len(frame) - exchanges.GRPC_FRAME.size)
-    request = pb.ModelInferRequest.FromString(frame[exchanges.GRPC_FRAME.size :])
+    frame = http_formats.oip_grpc(X2)
+    compressed, length = http_formats.GRPC_FRAME.unpack_from(frame)
+    assert (compressed, length) == (0, len(frame) - http_formats.GRPC_FRAME.size)
+    request = pb.ModelInferRequest.FromString(frame[http_formats.GRPC_FRAME.size :])
     assert request.model_name == "x2"
     assert struct.unpack("<4f", request.raw_input_contents[0]) == (1, 2, 3, 4)
 
@@ -143,14 +143,18 @@ def test_grpc_requests_are_framed_messages() -> None:
 def test_grpc_answers_are_read_raw_and_typed() -> None:
     reply = pb.ModelInferResponse()
     reply.outputs.add(name="y", datatype="FP32", shape=[2]).contents.fp32_contents.extend([1, 2])
-    np.testing.assert_array_equal(exchanges.read_oip_grpc(reply.SerializeToString())["y"], [1, 2])
+    np.testing.assert_array_equal(
+        http_formats.read_oip_grpc(reply.SerializeToString())["y"], [1, 2]
+    )
     reply.outputs[0].ClearField("contents")
     reply.raw_output_contents.append(struct.pack("<2f", 3, 4))
-    np.testing.assert_array_equal(exchanges.read_oip_grpc(reply.SerializeToString())["y"], [3, 4])
+    np.testing.assert_array_equal(
+        http_formats.read_oip_grpc(reply.SerializeToString())["y"], [3, 4]
+    )
 
 
 def test_plain_answers_are_read_as_json_and_as_npz() -> None:
-    exchange = exchanges.npy("/predict")(VIT)
+    exchange = http_formats.npy("/predict")(VIT)
     np.testing.assert_array_equal(np.load(io.BytesIO(exchange.body)), VIT.tensors["image"])
     np.testing.assert_array_equal(exchange.read(b'{"y": [[1, 2]]}', {})["y"], [[1, 2]])
     file = io.BytesIO()

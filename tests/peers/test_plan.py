@@ -14,11 +14,11 @@ from pathlib import Path
 
 import pytest
 
-from modelport.loadtests.peers import bench, models, pausing, raw, tables
-from modelport.loadtests.peers.progress import Progress
-from modelport.loadtests.peers.results import Case
+from modelport.loadtests.peers import bench, models, process_pausing, raw, tables
+from modelport.loadtests.peers.bench import BenchProgress
+from modelport.loadtests.peers.results import PeerCase
 from modelport.loadtests.peers.servers import ALL, triton
-from modelport.loadtests.peers.servers.base import Launch
+from modelport.loadtests.peers.servers.base import PeerLaunch
 
 X2, FRAUD, VIT = (models.ALL[name] for name in ("x2", "fraud128", "vit_b16"))
 STATE_SECONDS = 10.0
@@ -27,22 +27,25 @@ STATE_SECONDS = 10.0
 def test_runs_of_the_same_case_stand_next_to_each_other() -> None:
     options = bench.parse(["--models", "x2"])
     plan = bench.schedule(X2, ["mlserver", "triton", "litserve"], options)
-    assert plan[:3] == [(Case("json", 1), name) for name in ("mlserver", "triton", "litserve")]
-    assert (Case("grpc", 1), "litserve") not in plan
-    assert plan[-1] == (Case("perf_analyzer", 16), "triton")
+    assert plan[:3] == [(PeerCase("json", 1), name) for name in ("mlserver", "triton", "litserve")]
+    assert (PeerCase("grpc", 1), "litserve") not in plan
+    assert plan[-1] == (PeerCase("perf_analyzer", 16), "triton")
 
 
 def test_a_slow_model_is_asked_in_the_first_protocol_that_a_server_knows() -> None:
     options = bench.parse([])
-    assert bench.cases(VIT, ALL["triton"], options) == [Case("grpc", 16)]
-    assert bench.cases(VIT, ALL["ray"], options) == [Case("binary", 16)]
+    assert bench.cases(VIT, ALL["triton"], options) == [PeerCase("grpc", 16)]
+    assert bench.cases(VIT, ALL["ray"], options) == [PeerCase("binary", 16)]
 
 
 def test_batching_is_measured_where_a_model_computes() -> None:
     options = bench.parse([])
     for name in tables.BATCHING:
         assert bench.cases(X2, ALL[name], options) == []
-        assert bench.cases(FRAUD, ALL[name], options) == [Case("json", 16), Case("grpc", 16)]
+        assert bench.cases(FRAUD, ALL[name], options) == [
+            PeerCase("json", 16),
+            PeerCase("grpc", 16),
+        ]
 
 
 def test_a_batch_gathers_while_another_of_the_preferred_size_runs() -> None:
@@ -64,7 +67,7 @@ def test_fewer_seconds_are_fewer_answers_but_never_fewer_than_are_in_flight() ->
 
 def test_progress_is_lines_where_there_is_no_terminal() -> None:
     out = io.StringIO()
-    progress = Progress(125, out)
+    progress = BenchProgress(125, out)
     progress.say("one")
     progress.trouble("two")
     assert out.getvalue() == "[0:00 of about 2:05] one\ntwo\n"
@@ -78,7 +81,7 @@ def test_triton_serves_the_same_files_and_changes_none(tmp_path: Path) -> None:
     config.write_text('name: "x2"\nplatform: "onnxruntime_onnx"\nmax_batch_size: 8\n')
     before = config.read_text()
     work = tmp_path / "work"
-    home = triton.models(Launch(tmp_path / "repository", work, 1, 2, 3)) / "x2"
+    home = triton.models(PeerLaunch(tmp_path / "repository", work, 1, 2, 3)) / "x2"
     assert (
         home / "config.pbtxt"
     ).read_text() == 'name: "x2"\nmax_batch_size: 8\nbackend: "python"\n'
@@ -99,7 +102,7 @@ def parent_and_child() -> Iterator[tuple[subprocess.Popen[str], int]]:
     assert process.stdout is not None
     child = int(process.stdout.readline())
     yield process, child
-    pausing.send(pausing.family(process.pid), signal.SIGKILL)
+    process_pausing.send(process_pausing.family(process.pid), signal.SIGKILL)
     process.stdout.close()
     process.wait()
 
@@ -118,9 +121,9 @@ def test_all_processes_of_a_server_stop_and_go_on(
     parent_and_child: tuple[subprocess.Popen[str], int],
 ) -> None:
     process, child = parent_and_child
-    pausing.pause(process.pid)
+    process_pausing.pause(process.pid)
     wait_for_state([process.pid, child], stopped=True)
-    pausing.resume(process.pid)
+    process_pausing.resume(process.pid)
     wait_for_state([process.pid, child], stopped=False)
 
 
@@ -128,8 +131,10 @@ def test_a_process_that_took_over_a_number_is_left_alone(
     parent_and_child: tuple[subprocess.Popen[str], int],
 ) -> None:
     process, child = parent_and_child
-    earlier = [dataclasses.replace(one, began=one.began - 1) for one in pausing.family(process.pid)]
+    earlier = [
+        dataclasses.replace(one, began=one.began - 1) for one in process_pausing.family(process.pid)
+    ]
     assert {one.number for one in earlier} == {process.pid, child}
-    pausing.send(earlier, signal.SIGKILL)
+    process_pausing.send(earlier, signal.SIGKILL)
     assert process.poll() is None
     os.kill(child, 0)

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from modelport.loadtests import program
+from modelport.loadtests import script
 
 ROOT = Path(__file__).parents[2]
 #: Serves until it is told to end, and says so.
@@ -67,7 +67,7 @@ def test_arguments_that_cannot_be_are_told_without_a_traceback(arguments: tuple[
 
 def test_a_core_is_one_of_this_machines() -> None:
     with pytest.raises(Exception, match="there is no core 4096"):
-        program.core("4096")
+        script.core("4096")
 
 
 def test_make_knows_that_no_verb_is_a_file() -> None:

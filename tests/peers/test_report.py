@@ -8,25 +8,24 @@ from xml.etree import ElementTree
 import pytest
 
 from modelport.loadtests.peers import bench, models, plots, raw, readme, results, tables
-from modelport.loadtests.peers.results import Case, Results, Row
-from modelport.loadtests.peers.sample import Sample
-from modelport.loadtests.report import blocks
+from modelport.loadtests.peers.results import PeerCase, PeerRow, PeerSample, Results
+from modelport.loadtests.report import marked_block
 
-BEGIN, END = blocks.markers(readme.BLOCK)
+BEGIN, END = marked_block.markers(readme.BLOCK)
 X2, FRAUD = (models.ALL[name] for name in ("x2", "fraud128"))
 
 
-def sample(rate: float, p50: float = 1.0, p99: float = 2.0, failed: int = 0) -> Sample:
-    return Sample(rate, failed, p50, p99)
+def sample(rate: float, p50: float = 1.0, p99: float = 2.0, failed: int = 0) -> PeerSample:
+    return PeerSample(rate, failed, p50, p99)
 
 
-def row(about: str = "about", **rates: list[float]) -> Row:
+def row(about: str = "about", **rates: list[float]) -> PeerRow:
     """`json_16=[...]` → the samples of that case."""
     cases = {
-        Case.of(key.replace("_", "-")): [sample(rate) for rate in some]
+        PeerCase.of(key.replace("_", "-")): [sample(rate) for rate in some]
         for key, some in rates.items()
     }
-    return Row(about, None, cases)
+    return PeerRow(about, None, cases)
 
 
 @pytest.fixture
@@ -46,7 +45,7 @@ def measured() -> Results:
         "bare": row(json_1=[8000, 8000], json_16=[18_000, 18_000], grpc_16=[20_000, 20_000]),
         "mlserver": row(json_1=[1000, 1000], json_16=[3000, 1000], grpc_16=[2000, 2000]),
         "triton": row(json_1=[2000, 2000], json_16=[6000, 6000], grpc_16=[5000, 5000]),
-        "ray": Row("broken", "it ended\nno | luck"),
+        "ray": PeerRow("broken", "it ended\nno | luck"),
     }
     found.models["fraud128"] = {
         raw.NAME: row(loop_1=[500, 400], loop_8=[900, 700], loop_32=[800, 800]),
@@ -77,7 +76,7 @@ def test_the_best_batch_is_that_of_the_best_median(measured: Results) -> None:
 
 def test_failed_requests_are_counted_and_shown(measured: Results) -> None:
     assert measured.failed == 0
-    case = Case("json", 16)
+    case = PeerCase("json", 16)
     measured.models["x2"]["triton"].cases[case] = [sample(10, failed=3)]
     assert measured.failed == 3
     assert tables.cell(measured.models["x2"]["triton"], case, []).endswith("FAILED 3")
@@ -160,7 +159,7 @@ def test_a_readme_without_markers_is_refused_and_left_alone(
 ) -> None:
     file = tmp_path / "README.md"
     file.write_text(f"{END} {BEGIN}")
-    with pytest.raises(blocks.NoMarkers, match="benchmark: begin"):
+    with pytest.raises(marked_block.NoMarkers, match="benchmark: begin"):
         readme.write(measured, file, tmp_path)
     assert file.read_text() == f"{END} {BEGIN}"
 

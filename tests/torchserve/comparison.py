@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from modelport.exporters.samples import draw
+from modelport.exporters.random_inputs import draw
 from modelport.exporters.source import Source
 from modelport.gateway.types import Array, TensorSpec
 

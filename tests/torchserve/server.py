@@ -14,12 +14,12 @@ from pathlib import Path
 
 import torch
 
-from modelport.exporters import triton_warmup
-from modelport.exporters.formats import FORMATS, Target
+from modelport.exporters.formats import FORMATS, ExportTarget
 from modelport.exporters.models.fraud import FraudTransformer
 from modelport.exporters.models.vit import VisionTransformer
 from modelport.exporters.source import Source
 from modelport.exporters.sources import pytorch
+from modelport.exporters.warmup import triton
 from modelport.gateway.repository import config, manifest
 from modelport.loadtests import environments
 from modelport.loadtests.processes import HOST, free_ports, running, tail
@@ -67,10 +67,10 @@ def publish(
     row = FORMATS[format_name]
     folder = repository / name / str(version)
     folder.mkdir(parents=True)
-    row.export(source, folder / row.platform.default_filename, Target())
+    row.export(source, folder / row.platform.default_filename, ExportTarget())
     wanted = config.build(name, row.platform, source.signature)
-    requests = triton_warmup.requests(source.signature, source.spec.sample, seed=0)
-    triton_warmup.add(wanted, folder.parent, requests)
+    requests = triton.requests(source.signature, source.spec.sample, seed=0)
+    triton.add(wanted, folder.parent, requests)
     (folder.parent / config.FILENAME).write_text(config.to_text(wanted))
     manifest.write(folder)
     return folder

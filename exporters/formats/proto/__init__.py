@@ -1,4 +1,4 @@
-"""Messages generated from the ``.proto`` files here; ``make protos`` writes them anew."""
+"""Protobuf messages generated from the ``.proto`` files here by ``make protos``."""
 
-# They import TensorFlow's own messages, and with them TensorFlow: quietly, if it goes first.
+# The messages import TensorFlow; importing it here first keeps it quiet.
 import modelport.exporters.tensorflow_runtime  # noqa: F401

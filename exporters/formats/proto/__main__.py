@@ -1,4 +1,4 @@
-"""``make protos``: generate the messages beside this file anew."""
+"""``make protos``: generate the messages beside this file."""
 
 from __future__ import annotations
 
@@ -21,7 +21,8 @@ PROTO = "modelport/exporters/formats/proto/prediction_log.proto"
 
 
 def main() -> int:
-    """TensorFlow's wheel holds its messages compiled only: protoc gets them as descriptors."""
+    """Generate the messages; protoc gets TensorFlow's own as descriptors, as its wheel has no
+    sources."""
     found = FileDescriptorSet()
     for module in (types_pb2, tensor_shape_pb2, resource_handle_pb2, tensor_pb2):
         module.DESCRIPTOR.CopyToProto(found.file.add())
@@ -29,7 +30,7 @@ def main() -> int:
         path = Path(folder) / "tensor.desc"
         path.write_bytes(found.SerializeToString())
         options = [f"--descriptor_set_in={path}", "-I.", "--python_out=.", "--pyi_out=."]
-        # In a process of its own: two copies of protobuf's C++ do not live in one.
+        # In its own process: two copies of protobuf's C++ library cannot share one.
         return subprocess.call([sys.executable, "-m", "grpc_tools.protoc", *options, PROTO])
 
 

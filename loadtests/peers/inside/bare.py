@@ -1,6 +1,6 @@
 """A model behind one ASGI function and nothing else: OIP's JSON, binary tensors and gRPC messages.
 
-It believes whatever it is sent: no validation, no metrics, no errors.
+It has no validation, no metrics and no error handling.
 """
 
 from __future__ import annotations
@@ -32,6 +32,8 @@ async def answer(send: Any, body: bytes, *headers: tuple[bytes, bytes]) -> None:
 
 
 class Bare:
+    """The model and its three encodings."""
+
     def __init__(self, path: str) -> None:
         self.model = OnnxModel(path)
 
@@ -63,7 +65,7 @@ class Bare:
         return orjson.dumps({"outputs": outputs}, option=orjson.OPT_SERIALIZE_NUMPY)
 
     def binary(self, body: bytes, size: int) -> tuple[bytes, int]:
-        """The reply, and how much of it is its JSON."""
+        """Answer a binary request; return the reply, and the size of its JSON part."""
         inputs, position = {}, size
         for tensor in orjson.loads(body[:size])["inputs"]:
             kind = numpy.dtype(self.model.inputs[tensor["name"]])

@@ -12,6 +12,8 @@ from plain import Plain
 
 @bentoml.service(workers=1, traffic={"timeout": 300}, logging={"access": {"enabled": False}})
 class Served:
+    """The service."""
+
     def __init__(self) -> None:
         self._plain = Plain(os.environ["MODEL_FILE"])
 

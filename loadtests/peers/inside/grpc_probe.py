@@ -1,4 +1,4 @@
-"""A process of its own, so that the benchmark's never holds a channel when it forks.
+"""A gRPC call in a process of its own, as the benchmark must not hold a channel when it forks.
 
 grpc_probe.py ADDRESS METHOD REQUEST ANSWER: one call with the framed message of the file REQUEST;
 the message that comes back goes into the file ANSWER.

@@ -1,9 +1,9 @@
-"""Does ONNX Runtime's IO binding pay: io_binding.py MODEL REQUEST.npz [SECONDS].
+"""Benefit of ONNX Runtime's IO binding: io_binding.py MODEL REQUEST.npz [SECONDS].
 
-Four ways to run the same request, in turns: with numpy arrays, by ONNX Runtime's class and by what
-it wraps (which the gateway calls); with the outputs bound once and the inputs at each request; and
-with all bound once, which is only right if every request is copied into the same place and every
-answer out of it. Prints a line of JSON: microseconds, and the ratio to what the gateway calls.
+Four ways to run the same request, in turns: with numpy arrays, by ONNX Runtime's class and by the
+object it wraps (which the gateway calls); with outputs bound once and inputs at each request; and
+with all bound once, which is correct only if every request is copied into the same place and every
+answer out of it. Prints a line of JSON: microseconds, and the ratio to the gateway's way.
 """
 
 from __future__ import annotations

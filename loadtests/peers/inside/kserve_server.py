@@ -15,6 +15,8 @@ DATATYPES = {"float32": "FP32", "int64": "INT64"}
 
 
 class Served(kserve.Model):
+    """The model."""
+
     def __init__(self, name: str) -> None:
         super().__init__(name)
         self._model = OnnxModel(os.environ["MODEL_FILE"])

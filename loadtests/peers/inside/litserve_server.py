@@ -8,10 +8,12 @@ from plain import Plain
 
 
 class Served(litserve.LitAPI):
+    """The model."""
+
     def setup(self, device: str) -> None:
         self._plain = Plain(sys.argv[1])
 
-    def decode_request(self, request):  # an annotation would say what FastAPI is to make of it
+    def decode_request(self, request):  # FastAPI would act on an annotation
         return request
 
     def predict(self, x: dict[str, Any]) -> dict[str, Any]:

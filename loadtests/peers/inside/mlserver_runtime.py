@@ -9,6 +9,8 @@ from onnx_model import OnnxModel
 
 
 class OnnxRuntime(MLModel):
+    """The runtime."""
+
     async def load(self) -> bool:
         self._model = OnnxModel(self.settings.parameters.uri)
         return True

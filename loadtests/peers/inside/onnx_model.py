@@ -11,7 +11,7 @@ DTYPES = {"tensor(float)": numpy.float32, "tensor(int64)": numpy.int64}
 
 
 class OnnxModel:
-    """A model file; ``inputs`` and ``outputs`` are the names, with what numpy calls their type."""
+    """A model file; ``inputs`` maps names to numpy types, ``outputs`` are names."""
 
     def __init__(self, path: str) -> None:
         options = onnxruntime.SessionOptions()

@@ -11,6 +11,8 @@ from onnx_model import OnnxModel
 
 
 class Plain:
+    """A model with plain JSON and .npy requests."""
+
     def __init__(self, path: str) -> None:
         self.model = OnnxModel(path)
 
@@ -24,7 +26,7 @@ class Plain:
         return self.model.run({name: numpy.load(file)})
 
     def binary(self, body: bytes) -> bytes:
-        """.npy in, .npz out."""
+        """Answer .npy with .npz."""
         out = io.BytesIO()
         numpy.savez(out, **self.array(io.BytesIO(body)))
         return out.getvalue()

@@ -1,6 +1,6 @@
 """ONNX Runtime in a loop: raw_loop.py MODEL REQUEST.npz BATCH SECONDS RUNS [ANSWER.npz].
 
-Runs for SECONDS, or RUNS times where that is not 0. Prints a line of JSON: rows per second and the
+Runs for SECONDS, or RUNS times if that is not 0. Prints a line of JSON: rows per second and the
 percentiles of a run's milliseconds.
 """
 

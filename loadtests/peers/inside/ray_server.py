@@ -17,6 +17,8 @@ LOGGING = {"enable_access_log": False, "log_level": "WARNING"}
 
 @serve.deployment(max_ongoing_requests=100, num_replicas=1, ray_actor_options={"num_cpus": 0})
 class Served:
+    """The model."""
+
     def __init__(self, path: str) -> None:
         self._plain = Plain(path)
 

@@ -1,4 +1,4 @@
-"""Goes into the archive for TorchServe: the model of $MODEL_FILE."""
+"""TorchServe's handler in the archive: the model of $MODEL_FILE."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ plain = Plain(os.environ["MODEL_FILE"])
 
 
 def handle(data: list[dict[str, Any]] | None, context: Any) -> list[Any]:
-    """The answers to the rows; TorchServe calls once without any, to have the model loaded."""
+    """Answer the rows; TorchServe's first call has none and loads the model."""
     return [answer(row["body"]) for row in data or ()]
 
 
 def answer(body: Any) -> Any:
-    """TorchServe has parsed what came as JSON."""
+    """Answer one row, in which TorchServe has parsed JSON already."""
     return plain.json(body) if isinstance(body, dict) else plain.binary(bytes(body))

@@ -13,6 +13,8 @@ import triton_python_backend_utils as pb_utils  # noqa: E402
 
 
 class TritonPythonModel:
+    """The model."""
+
     def execute(self, requests: list[Any]) -> list[Any]:
         return [self._answer(request) for request in requests]
 

@@ -1,4 +1,4 @@
-"""One entry per server. A further peer is one small file here and one line in `ALL`."""
+"""Entries of the compared servers; a new one is one small file here and one line in `ALL`."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ from modelport.loadtests.peers.servers import (
     torchserve,
     triton,
 )
-from modelport.loadtests.peers.servers.base import Server
+from modelport.loadtests.peers.servers.base import PeerServer
 
-ALL: dict[str, Server] = {
+ALL: dict[str, PeerServer] = {
     server.name: server
     for server in (
         modelport.ALONE,

@@ -1,18 +1,19 @@
-"""The limit: no gateway at all, one ASGI function around the model, in stock servers."""
+"""The upper limit: one ASGI function around the model in a stock server, without a gateway."""
 
 from __future__ import annotations
 
 from modelport.loadtests import environments
-from modelport.loadtests.peers.servers.base import INSIDE, ONNXRUNTIME, Command, Launch, Server
+from modelport.loadtests.environments import ONNXRUNTIME
+from modelport.loadtests.peers.servers.base import INSIDE, Command, PeerLaunch, PeerServer
 
 MESSAGES = "tritonclient[grpc]==2.73.0"  # for its generated messages
 UVICORN = ("uvicorn[standard]==0.54.0", ONNXRUNTIME, "orjson==3.13.0", MESSAGES)
 
 
-def in_uvicorn(launch: Launch) -> Command:
+def in_uvicorn(launch: PeerLaunch) -> Command:
     python = environments.venv("bare", *UVICORN) / "python"
     program = str(INSIDE / "bare_uvicorn.py")
     return Command([str(python), program, str(launch.onnx), str(launch.http), str(launch.grpc)])
 
 
-SERVER = Server("bare", "one ASGI function in uvicorn, one method in grpc.aio", in_uvicorn)
+SERVER = PeerServer("bare", "one ASGI function in uvicorn, one method in grpc.aio", in_uvicorn)

@@ -1,4 +1,4 @@
-"""What the benchmark must know of a server: how it starts, what it is asked, what it answers."""
+"""Description of a compared server: its start, its requests, its answers."""
 
 from __future__ import annotations
 
@@ -7,17 +7,15 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from modelport.loadtests.benchmarks import tiny_model
-from modelport.loadtests.peers.exchanges import Encode, oip_binary, oip_json
+from modelport.loadtests.peers.http_formats import Encode, oip_binary, oip_json
 
-# Programs that run inside the peers' own environments: they import nothing from here.
+# Programs for the peers' own environments; they import nothing from this package.
 INSIDE = Path(__file__).resolve().parent.parent / "inside"
-#: The same runtime in every server.
-ONNXRUNTIME = "onnxruntime==1.31.1"
 
 
 @dataclass(frozen=True)
-class Launch:
-    """Where one server is to run, and the one model it is to serve."""
+class PeerLaunch:
+    """The ports and folders of one server, and its model."""
 
     repository: Path
     work: Path  # a folder of its own
@@ -34,27 +32,28 @@ class Launch:
 
 @dataclass(frozen=True)
 class Command:
+    """The command line of a server, with its environment."""
+
     arguments: list[str]
     env: Mapping[str, str] = field(default_factory=dict)
     cwd: Path | None = None
-    leftovers: tuple[Path, ...] = ()  # folders of its own that it may leave behind
+    leftovers: tuple[Path, ...] = ()  # folders that it may leave behind
 
 
 @dataclass(frozen=True)
-class Server:
-    """A server and its dialect; the defaults are those of the Open Inference Protocol.
+class PeerServer:
+    """A server and its protocols; the defaults are those of the Open Inference Protocol.
 
-    ``encodings``: what it understands over HTTP, ``json`` and ``binary``. ``batching``: it is
-    measured with dynamic batching on, and only where that
-    matters. ``perf_analyzer``: it serves the model configuration, which that client asks for.
-    ``stoppable``: it bears a SIGSTOP while others are measured. ``apart``: its event loop is on the
-    clients' core, so that the model's threads have the server's core to themselves, as the raw loop
-    has; measured only where that matters.
+    ``encodings``: its HTTP encodings, ``json`` and ``binary``. ``batching``: it is measured with
+    dynamic batching on, where that matters. ``perf_analyzer``: it serves the model configuration,
+    which that client needs. ``stoppable``: it survives a SIGSTOP while others are measured.
+    ``apart``: its event loop is on the clients' core, so that the model's threads have the server's
+    core to themselves, as in the raw loop; measured only where that matters.
     """
 
     name: str
     about: str
-    command: Callable[[Launch], Command]
+    command: Callable[[PeerLaunch], Command]
     encodings: Mapping[str, Encode] = field(
         default_factory=lambda: {"json": oip_json, "binary": oip_binary}
     )

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 from modelport.loadtests import environments
-from modelport.loadtests.peers.exchanges import npy, plain_json
-from modelport.loadtests.peers.servers.base import INSIDE, ONNXRUNTIME, Command, Launch, Server
+from modelport.loadtests.environments import ONNXRUNTIME
+from modelport.loadtests.peers.http_formats import npy, plain_json
+from modelport.loadtests.peers.servers.base import INSIDE, Command, PeerLaunch, PeerServer
 from modelport.loadtests.processes import HOST
 
 VERSION = "1.4.39"
 
 
-def command(launch: Launch) -> Command:
+def command(launch: PeerLaunch) -> Command:
     program = environments.venv("bentoml", f"bentoml=={VERSION}", ONNXRUNTIME) / "bentoml"
     flags = ["--host", HOST, "--port", str(launch.http)]
     env = {
@@ -23,7 +24,7 @@ def command(launch: Launch) -> Command:
     return Command(arguments, env, INSIDE)
 
 
-SERVER = Server(
+SERVER = PeerServer(
     "bentoml",
     f"{VERSION}, JSON or .npy, one worker",
     command,

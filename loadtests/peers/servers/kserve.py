@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from modelport.loadtests import environments
-from modelport.loadtests.peers.servers.base import INSIDE, ONNXRUNTIME, Command, Launch, Server
+from modelport.loadtests.environments import ONNXRUNTIME
+from modelport.loadtests.peers.servers.base import INSIDE, Command, PeerLaunch, PeerServer
 
 VERSION = "0.21.0"
 
 
-def command(launch: Launch) -> Command:
+def command(launch: PeerLaunch) -> Command:
     python = environments.venv("kserve", f"kserve=={VERSION}", ONNXRUNTIME) / "python"
     flags = ["--model_name", launch.model, "--http_port", str(launch.http)]
     flags += ["--grpc_port", str(launch.grpc), "--workers", "1", "--enable_docs_url", "false"]
@@ -16,4 +17,4 @@ def command(launch: Launch) -> Command:
     return Command([str(python), str(INSIDE / "kserve_server.py"), *flags], env, launch.work)
 
 
-SERVER = Server("kserve", f"{VERSION}, custom model, one process", command)
+SERVER = PeerServer("kserve", f"{VERSION}, custom model, one process", command)

@@ -5,15 +5,16 @@ from __future__ import annotations
 import json
 
 from modelport.loadtests import environments
-from modelport.loadtests.peers.exchanges import oip_json
-from modelport.loadtests.peers.servers.base import INSIDE, ONNXRUNTIME, Command, Launch, Server
+from modelport.loadtests.environments import ONNXRUNTIME
+from modelport.loadtests.peers.http_formats import oip_json
+from modelport.loadtests.peers.servers.base import INSIDE, Command, PeerLaunch, PeerServer
 
 VERSION = "1.7.1"
 REQUIREMENTS = (f"mlserver=={VERSION}", ONNXRUNTIME)
 MESSAGE_BYTES = 64 << 20  # its default, 4 MiB, is gRPC's
 
 
-def command(launch: Launch) -> Command:
+def command(launch: PeerLaunch) -> Command:
     bin_folder = environments.venv("mlserver", *REQUIREMENTS)
     settings = {
         "debug": False,  # its default, true, logs a line per call
@@ -37,4 +38,4 @@ def command(launch: Launch) -> Command:
 
 ABOUT = f"{VERSION}, custom runtime, parallel_workers 0"
 # Its HTTP has no binary tensors.
-SERVER = Server("mlserver", ABOUT, command, encodings={"json": oip_json, "binary": oip_json})
+SERVER = PeerServer("mlserver", ABOUT, command, encodings={"json": oip_json, "binary": oip_json})

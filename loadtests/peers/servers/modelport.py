@@ -1,4 +1,4 @@
-"""modelport itself, driven by its command line only: plain, and with dynamic batching."""
+"""modelport itself, started by its command line: plain, and with dynamic batching."""
 
 from __future__ import annotations
 
@@ -7,12 +7,12 @@ from dataclasses import replace
 from pathlib import Path
 
 from modelport.loadtests import environments
-from modelport.loadtests.peers.servers.base import Command, Launch, Server
+from modelport.loadtests.peers.servers.base import Command, PeerLaunch, PeerServer
 from modelport.loadtests.processes import HOST
 
 
 def executable() -> list[str]:
-    """The installed command, else the module beside this Python, else an installation of it."""
+    """The installed command, else the module beside this Python, else a new installation."""
     local = environments.ROOT / ".venv" / "bin"
     for bin_folder in (Path(sys.executable).parent, local):
         if (bin_folder / "modelport").is_file():
@@ -22,7 +22,7 @@ def executable() -> list[str]:
     return [str(environments.venv("modelport", "-e", str(environments.ROOT)) / "modelport")]
 
 
-def command(launch: Launch) -> Command:
+def command(launch: PeerLaunch) -> Command:
     ports = {"http": launch.http, "grpc": launch.grpc, "metrics": launch.metrics}
     flags = ["--model-repository", str(launch.repository), "--http-address", HOST]
     for name, port in ports.items():
@@ -30,19 +30,19 @@ def command(launch: Launch) -> Command:
     return Command([*executable(), "serve", *flags], cwd=environments.ROOT)
 
 
-ALONE = Server(
+ALONE = PeerServer(
     "modelport",
     "one process",
     command,
     perf_analyzer=True,
 )
-APART = Server(
+APART = PeerServer(
     "modelport-apart",
     "its event loop on the clients' core: the server's is the model's alone",
     command,
     apart=True,
 )
-BATCHING = Server(
+BATCHING = PeerServer(
     "modelport-batching",
     "dynamic batching with the preferred size told below",
     command,

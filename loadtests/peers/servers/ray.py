@@ -6,15 +6,16 @@ import tempfile
 from pathlib import Path
 
 from modelport.loadtests import environments
-from modelport.loadtests.peers.exchanges import npy, plain_json
-from modelport.loadtests.peers.servers.base import INSIDE, ONNXRUNTIME, Command, Launch, Server
+from modelport.loadtests.environments import ONNXRUNTIME
+from modelport.loadtests.peers.http_formats import npy, plain_json
+from modelport.loadtests.peers.servers.base import INSIDE, Command, PeerLaunch, PeerServer
 
 VERSION = "2.60.0"
 
 
-def command(launch: Launch) -> Command:
+def command(launch: PeerLaunch) -> Command:
     python = environments.venv("ray", f"ray[serve]=={VERSION}", ONNXRUNTIME) / "python"
-    # Its sockets lie in this folder, and the path of a socket has 107 bytes at most.
+    # Its sockets are in this folder, and a socket's path has at most 107 bytes.
     folder = Path(tempfile.gettempdir()) / f"modelport-ray-{launch.http}"
     program = str(INSIDE / "ray_server.py")
     env = {
@@ -28,7 +29,7 @@ def command(launch: Launch) -> Command:
     return Command(arguments, env, launch.work, (folder,))
 
 
-SERVER = Server(
+SERVER = PeerServer(
     "ray",
     f"Ray Serve {VERSION}, JSON or .npy, one replica",
     command,

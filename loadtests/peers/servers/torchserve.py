@@ -8,19 +8,20 @@ import shutil
 import zipfile
 
 from modelport.loadtests import environments
-from modelport.loadtests.peers.exchanges import npy, plain_json
-from modelport.loadtests.peers.servers.base import INSIDE, ONNXRUNTIME, Command, Launch, Server
+from modelport.loadtests.environments import ONNXRUNTIME
+from modelport.loadtests.peers.http_formats import npy, plain_json
+from modelport.loadtests.peers.servers.base import INSIDE, Command, PeerLaunch, PeerServer
 from modelport.loadtests.processes import HOST
 
 VERSION = "0.12.0"
-# torch is pinned, so that nothing else decides on a build.
+# torch is pinned, so that no other requirement selects a build.
 REQUIREMENTS = ("torch==2.13.0", f"torchserve=={VERSION}", "pyyaml", ONNXRUNTIME)
 HANDLER = "torchserve_handler.py"
 NAME = "served"
 
 
-def archive(launch: Launch) -> None:
-    """The model store with one archive: a handler; the model stays where it is."""
+def archive(launch: PeerLaunch) -> None:
+    """Write the model store with one archive of a handler; the model stays in place."""
     store = launch.work / "store"
     shutil.rmtree(store, ignore_errors=True)
     store.mkdir()
@@ -31,7 +32,7 @@ def archive(launch: Launch) -> None:
             file.write(INSIDE / name, name)
 
 
-def command(launch: Launch) -> Command:
+def command(launch: PeerLaunch) -> Command:
     if shutil.which("java") is None:
         raise environments.Missing("java is missing: install Java 17")
     programs = environments.venv("torchserve-onnx", *REQUIREMENTS)
@@ -69,7 +70,7 @@ def command(launch: Launch) -> Command:
     return Command([*arguments, "--ts-config", str(file)], env, launch.work)
 
 
-SERVER = Server(
+SERVER = PeerServer(
     "torchserve",
     f"{VERSION}, JSON or .npy, one worker",
     command,

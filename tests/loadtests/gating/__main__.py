@@ -19,7 +19,7 @@ from rich.progress import track
 
 from modelport.loadtests import statistics
 from modelport.loadtests.gate.slo import Slo
-from modelport.loadtests.report.checks import Status
+from modelport.loadtests.report.checks import CheckStatus
 from tests.loadtests.gating import simulation
 from tests.loadtests.gating.simulation import (
     IDENTICAL,
@@ -106,11 +106,11 @@ def broken(found: Mapping[Cell, Tally]) -> list[str]:
     lines = []
     for (where, loading, release, most), tally in found.items():
         named = f"broken: {where}, {loading}, {most} rounds: '{release.name}'"
-        failed, passed = tally.share(Status.FAIL), tally.share(Status.PASS)
+        failed, passed = tally.share(CheckStatus.FAIL), tally.share(CheckStatus.PASS)
         if release == IDENTICAL and failed > ALLOWED:
             lines.append(f"{named} failed in {failed:.1%}")
         # On the limit it is 5 % that may pass: only more than chance makes of it counts.
-        passes = statistics.share([tally.counts[Status.PASS]], [tally.gates], 1 - 2 * CHANCE)
+        passes = statistics.share([tally.counts[CheckStatus.PASS]], [tally.gates], 1 - 2 * CHANCE)
         if release != IDENTICAL and passes.lower > ALLOWED:
             lines.append(f"{named} passed in {passed:.1%}")
         if release == WRONG and failed < 1 - ALLOWED:
@@ -139,7 +139,7 @@ def main() -> int:
     print("|---|---|---" + "|--:" * 6 + "|")
     for cell in order:
         where, loading, release, most = cell
-        shares = " | ".join(f"{100 * found[cell].share(status):.1f} %" for status in Status)
+        shares = " | ".join(f"{100 * found[cell].share(status):.1f} %" for status in CheckStatus)
         gates, mean = found[cell].gates, found[cell].rounds / found[cell].gates
         minutes = f"{most * ROUND_SECONDS[loading] / 60:.0f}"
         cells = (where, loading, release.name, minutes, gates, shares, f"{mean:.1f} of {most}")

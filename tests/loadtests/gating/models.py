@@ -7,7 +7,7 @@ from pathlib import Path
 
 import numpy as np
 
-from modelport.exporters import recording
+from modelport.exporters import sample_requests
 from modelport.gateway.repository import config, manifest
 from tests import models
 
@@ -44,7 +44,7 @@ def version(
     (folder / "config.pbtxt").write_text(text)
     samples = None
     if answers is not None:
-        samples = recording.record_version(
+        samples = sample_requests.record_version(
             path,
             config.signature(config.complete(config.parse(text), folder.name)),
             None,

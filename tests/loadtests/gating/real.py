@@ -23,17 +23,17 @@ from onnx import numpy_helper
 from rich.progress import Progress
 
 from modelport.gateway.repository import manifest
-from modelport.loadtests.command import modelport
 from modelport.loadtests.environments import ROOT
-from modelport.loadtests.gate import gate, sides
-from modelport.loadtests.gate.criteria import Round
-from modelport.loadtests.gate.decision import Decision
+from modelport.loadtests.gate import baseline_and_candidate, gate
+from modelport.loadtests.gate.criteria import PairedRound
+from modelport.loadtests.gate.decision import GateDecision
 from modelport.loadtests.gate.slo import Slo, parse
+from modelport.loadtests.modelport_command import modelport
 from modelport.loadtests.processes import HOST, free_ports, running
-from modelport.loadtests.report.figures import change
+from modelport.loadtests.report.number_format import change
 from modelport.loadtests.serving.gateway import Gateway, newest_version
-from modelport.loadtests.serving.served import served
-from modelport.loadtests.target import Protocol
+from modelport.loadtests.serving.server import served
+from modelport.loadtests.target import LoadTestProtocol
 from tests.loadtests.gating import simulation
 
 CASES = {
@@ -73,7 +73,7 @@ def proxies(*each: tuple[str, ...], model: Path = FRAUD) -> Iterator[list[str]]:
     with tempfile.TemporaryDirectory() as folder, contextlib.ExitStack() as stack:
         work = Path(folder)
         server = stack.enter_context(served(Gateway(model), work / "gateway"))
-        upstream = server.targets[Protocol.OIP_HTTP].address
+        upstream = server.targets[LoadTestProtocol.OIP_HTTP].address
         addresses = [stack.enter_context(proxy(upstream, one, work)) for one in each]
         yield [f"http://{address}/v2/models/{model.name}" for address in addresses]
 
@@ -116,7 +116,7 @@ def retrained(folder: Path, *, wrong: bool = False, source: Path = FRAUD) -> tup
     return model / "1", model / "2"
 
 
-def judged(case: str, limits: Slo, seed: int) -> tuple[Decision, tuple[Round, ...]]:
+def judged(case: str, limits: Slo, seed: int) -> tuple[GateDecision, tuple[PairedRound, ...]]:
     """One gate of ``case``, and its rounds."""
     spoiled, seen = CASES.get(case), [gate.Watching(0.0, (), ())]
     with contextlib.ExitStack() as stack:
@@ -126,8 +126,8 @@ def judged(case: str, limits: Slo, seed: int) -> tuple[Decision, tuple[Round, ..
             given = [str(one) for one in retrained(folder, wrong=case == AGAIN_WRONG)]
         if spoiled is not None:
             given = stack.enter_context(proxies((), spoiled))
-        one, other = map(sides.side, given)
-        asked = gate.Asked(one, other, limits, Protocol.OIP_HTTP_BINARY, seed=seed)
+        one, other = map(baseline_and_candidate.side, given)
+        asked = gate.GateRequest(one, other, limits, LoadTestProtocol.OIP_HTTP_BINARY, seed=seed)
         decision = gate.judge(asked, watch=seen.append)
     return decision, seen[-1].rounds
 
@@ -167,7 +167,7 @@ def main() -> int:
     return 0
 
 
-def _row(decision: Decision, rounds: Sequence[Round]) -> dict[str, object]:
+def _row(decision: GateDecision, rounds: Sequence[PairedRound]) -> dict[str, object]:
     seen = {
         question.name: [change(value) for value in (question.change, question.low, question.high)]
         for question in decision.questions
@@ -198,7 +198,7 @@ def _row(decision: Decision, rounds: Sequence[Round]) -> dict[str, object]:
     }
 
 
-def _record(rounds: Sequence[Round], path: Path) -> None:
+def _record(rounds: Sequence[PairedRound], path: Path) -> None:
     """Add them to ``path``: microseconds of either side, and its seconds to the first response.
 
     Without rounds that are too few requests for a p99 of their own.

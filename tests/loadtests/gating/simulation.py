@@ -23,17 +23,17 @@ from pathlib import Path
 import numpy as np
 from scipy.signal import lfilter
 
-from modelport.loadtests.gate.criteria import Half, Round
+from modelport.loadtests.gate.criteria import Half, PairedRound
 from modelport.loadtests.gate.interim_analysis import Looks
-from modelport.loadtests.gate.slo import Duration, Slo
-from modelport.loadtests.report.checks import Status
+from modelport.loadtests.gate.slo import DurationSettings, Slo
+from modelport.loadtests.report.checks import CheckStatus
 from modelport.loadtests.statistics import Floats
 
 #: Rounds of a real gate of identical builds; see ``recorded``.
 RECORDED = Path(__file__).with_name("recorded.npz")
 #: Slices of a round, both sides together, and their length: the gate's defaults.
-SLICES = 2 * Duration().slices
-SLICE_SECONDS = Duration().slice_seconds
+SLICES = 2 * DurationSettings().slices
+SLICE_SECONDS = DurationSettings().slice_seconds
 #: Different requests, and the standard deviation of the logarithm of their work.
 REQUESTS, SIZES = 512, 0.45
 #: Of a slot's wandering speed, with its predecessor's.
@@ -109,14 +109,14 @@ RELEASES = (IDENTICAL, SLIGHTLY_SLOWER_TAIL, SLOWER_TAIL, SLOWER, WRONG)
 class Tally:
     """Verdicts, and the rounds that they took."""
 
-    counts: dict[Status, int] = field(default_factory=lambda: dict.fromkeys(Status, 0))
+    counts: dict[CheckStatus, int] = field(default_factory=lambda: dict.fromkeys(CheckStatus, 0))
     rounds: int = 0
 
     @property
     def gates(self) -> int:
         return sum(self.counts.values())
 
-    def share(self, status: Status) -> float:
+    def share(self, status: CheckStatus) -> float:
         return self.counts[status] / self.gates
 
     def add(self, other: Tally) -> None:
@@ -127,7 +127,7 @@ class Tally:
 
 def simulated(
     machine: Machine, loading: Loading, generator: np.random.Generator
-) -> Iterator[Round]:
+) -> Iterator[PairedRound]:
     """One round of identical builds after the other; who begins alternates."""
     sizes = np.exp(generator.normal(0, SIZES, REQUESTS))
     drift = np.zeros(1)
@@ -136,7 +136,7 @@ def simulated(
         speed, pressed = _slots(machine, drift, generator)
         asked = order(loading, machine.slots, number)
         colds = 1.5 * np.exp(drift[0] + generator.normal(0, machine.cold, 2))
-        yield Round(
+        yield PairedRound(
             *(
                 _half(
                     _latencies(
@@ -208,7 +208,7 @@ def _half(latencies: Floats, cold: float) -> Half:
     return Half(latencies, 0.9 * latencies, len(latencies), 0, 0, 0.95 * cold, cold)
 
 
-def released(rounds: Sequence[Round], release: Release, seed: int) -> list[Round]:
+def released(rounds: Sequence[PairedRound], release: Release, seed: int) -> list[PairedRound]:
     """``rounds`` with another candidate."""
     generator = np.random.default_rng(seed)
     return [replace(one, candidate=_changed(one.candidate, release, generator)) for one in rounds]
@@ -231,7 +231,7 @@ def _changed(half: Half, release: Release, generator: np.random.Generator) -> Ha
     )
 
 
-def recorded(path: Path, generator: np.random.Generator) -> Iterator[Round]:
+def recorded(path: Path, generator: np.random.Generator) -> Iterator[PairedRound]:
     """Rounds of real gates of one version against itself, drawn with replacement.
 
     Which side was which is as exchangeable as the builds: it is drawn too.
@@ -240,15 +240,15 @@ def recorded(path: Path, generator: np.random.Generator) -> Iterator[Round]:
     while True:
         one = rounds[int(generator.integers(len(rounds)))]
         swapped = bool(generator.integers(2))
-        yield Round(one.candidate, one.baseline) if swapped else one
+        yield PairedRound(one.candidate, one.baseline) if swapped else one
 
 
 @functools.cache
-def read(path: Path) -> tuple[Round, ...]:
+def read(path: Path) -> tuple[PairedRound, ...]:
     """Rounds that ``tests.loadtests.gating.real --record`` kept, asked in turn."""
     with np.load(path) as file:
         return tuple(
-            Round(
+            PairedRound(
                 *(
                     _half(1e-3 * file[f"{side}_{number}"].astype(np.float64), cold)
                     for side, cold in zip("ab", file[f"first_{number}"], strict=True)
@@ -258,7 +258,7 @@ def read(path: Path) -> tuple[Round, ...]:
         )
 
 
-def gate(rounds: Sequence[Round], slo: Slo) -> tuple[Status, int]:
+def gate(rounds: Sequence[PairedRound], slo: Slo) -> tuple[CheckStatus, int]:
     """The verdict on as many rounds at most, and how many it took."""
     looks = Looks(slo)
     for number in range(1, len(rounds) + 1):
@@ -268,7 +268,7 @@ def gate(rounds: Sequence[Round], slo: Slo) -> tuple[Status, int]:
 
 
 def gates(
-    streams: Callable[[np.random.Generator], Iterator[Round]],
+    streams: Callable[[np.random.Generator], Iterator[PairedRound]],
     slo: Slo,
     *,
     releases: Sequence[Release],

@@ -1,0 +1,271 @@
+"""Migration of one archive to one published version, whole or not at all."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path, PurePosixPath
+
+from modelport.exporters.migration import archive as archives
+from modelport.exporters.migration import artifact, config_mapping, handlers, torchserve_settings
+from modelport.exporters.migration.archive import TorchServeArchive
+from modelport.exporters.migration.artifact import Flags
+from modelport.exporters.migration.report import MigrationReport, MigrationState
+from modelport.exporters.packaging.torchserve import CONFIGURATION, HANDLER
+from modelport.exporters.publishing import contract, publish
+from modelport.gateway.cli.errors import UsageError
+from modelport.gateway.errors import IntegrityError, InvalidArgument, Unsupported
+from modelport.gateway.repository import config as configuration
+from modelport.gateway.repository import signing
+from modelport.gateway.repository.config import ModelConfig, Platform
+from modelport.gateway.repository.scan import MAX_VERSION, VERSION_NAME
+from modelport.gateway.types import ModelSignature
+
+UNPACKED = "unpacked"
+
+
+@dataclass(frozen=True, slots=True)
+class MigrationRequest:
+    """The options of a migration.
+
+    Attributes:
+        name: of the model; empty: the old server's.
+        version: a number or ``auto``; empty: the archive's, if it is a number.
+    """
+
+    repository: Path
+    properties: torchserve_settings.Properties = field(
+        default_factory=torchserve_settings.Properties
+    )
+    flags: Flags = field(default_factory=Flags)
+    name: str = ""
+    version: str = ""
+
+
+@dataclass(slots=True)
+class MigrationRun:
+    """The versions published by this run of the command.
+
+    Attributes:
+        versions: by model, the old server's name of each version.
+        made: models that were not in the repository before.
+    """
+
+    versions: dict[str, dict[int, str]] = field(default_factory=dict)
+    made: set[str] = field(default_factory=set)
+
+
+def migrate(
+    path: Path, wanted: MigrationRequest, report: MigrationReport, run: MigrationRun
+) -> None:
+    """Publish the model in the archive at ``path``, and fill in ``report``.
+
+    Raises:
+        UsageError, AlreadyExists, Unsupported, IntegrityError: nothing was published.
+    """
+    with publish.staging(wanted.repository) as staged:
+        space = staged.parent.parent / UNPACKED
+        space.mkdir()
+        archive = archives.read(path, space)
+        manifest = archive.manifest
+        name = wanted.name or wanted.properties.name_of(archive.name) or manifest.model_name
+        report.model, report.old_version = name, manifest.model_version
+        report.code = handlers.listing(archive)
+        contract.check_name(name)
+        if wanted.version:
+            number = contract.parse_version(wanted.version)
+        else:
+            number = _version(manifest.model_version, run.versions.get(name, {}), report)
+        config = _Entry.of(archive, staged, wanted, report, name).configuration()
+        known = (wanted.repository / name / configuration.FILENAME).exists()
+        published = publish.publish(staged, wanted.repository, config, number)
+    report.version = published.version
+    run.versions.setdefault(name, {})[published.version] = manifest.model_version
+    if known:
+        _after_another(wanted.repository / name, config, name in run.made, report)
+    else:
+        run.made.add(name)
+
+
+def _version(text: str, done: Mapping[int, str], report: MigrationReport) -> int | None:
+    """The version number: ``1.0`` and ``1`` are 1; ``2.1`` is None, the next free number."""
+    whole, *rest = text.split(".")
+    number = int(whole) if VERSION_NAME.match(whole) else 0
+    if not 0 < number <= MAX_VERSION or any(part.strip("0") for part in rest):
+        reason = "versions are whole numbers: the next free one"
+    elif number in done:
+        reason = f"version {number} was in another archive already: the next free one"
+    else:
+        return number
+    report.add(f"version {text}", MigrationState.NOTED, reason)
+    return None
+
+
+@dataclass(frozen=True, slots=True)
+class _Entry:
+    """The model of one archive, written to the folder ``staged`` of a version."""
+
+    archive: TorchServeArchive
+    staged: Path
+    wanted: MigrationRequest
+    report: MigrationReport
+    name: str
+    platform: Platform
+    serving: torchserve_settings.Serving
+
+    @classmethod
+    def of(
+        cls,
+        archive: TorchServeArchive,
+        staged: Path,
+        wanted: MigrationRequest,
+        report: MigrationReport,
+        name: str,
+    ) -> _Entry:
+        manifest = archive.manifest
+        if not manifest.serialized_file:
+            raise Unsupported(
+                f"'{archive.name}' holds no serialized model: its handler makes or fetches one; "
+                "export that with 'modelport export'"
+            )
+        file = archive.root / manifest.serialized_file
+        platform = artifact.platform_of(file, eager=bool(manifest.model_file))
+        report.format = platform.format
+        serving = torchserve_settings.serving(archive, name, wanted.properties)
+        return cls(archive, staged, wanted, report, name, platform, serving)
+
+    def configuration(self) -> ModelConfig:
+        """The model's configuration; the artifact and its companions are in place."""
+        if f"{CONFIGURATION}/{configuration.FILENAME}" in self.archive.files:
+            config = self._packaged()
+        else:
+            config = self._configured()
+        config_mapping.add_serving(config, self.serving, self.report)
+        return config
+
+    def _packaged(self) -> ModelConfig:
+        """The configuration that ``modelport package`` put into the archive, with its files."""
+        archive, name, report = self.archive, self.name, self.report
+        self._refuse_flags(archive.name)
+        try:
+            text = archive.read(f"{CONFIGURATION}/{configuration.FILENAME}").decode()
+            config = configuration.parse(text)
+            config.name = name
+            completed = configuration.complete(config, name)
+            configuration.signature(completed)
+        except (InvalidArgument, UnicodeDecodeError) as error:
+            raise IntegrityError(f"'{archive.name}': {error}") from error
+        if (
+            configuration.platform_of(completed) != self.platform
+            or completed.default_model_filename != self.platform.default_filename
+        ):
+            raise IntegrityError(f"'{archive.name}': its configuration is of another artifact")
+        for file in configuration.companions(config):
+            packed = f"{CONFIGURATION}/{file}"
+            if packed not in archive.files or VERSION_NAME.match(file.parts[0]):
+                raise IntegrityError(f"'{archive.name}' names '{file}', which it lacks")
+            target = self.staged.parent / file
+            target.parent.mkdir(parents=True, exist_ok=True)
+            archive.deliver(packed, target)
+        self._deliver_artifact()
+        report.add(
+            configuration.FILENAME, MigrationState.CARRIED, "as 'modelport package' found it"
+        )
+        report.add(
+            HANDLER, MigrationState.CARRIED, "not needed: the gateway takes the same requests"
+        )
+        self._deliver_certificate()
+        return config
+
+    def _configured(self) -> ModelConfig:
+        """A configuration from the artifact, the handler, the settings and the flags."""
+        archive, report = self.archive, self.report
+        labels = config_mapping.labels(archive, report)
+        signature = self._signature(len(labels))
+        config = configuration.build(self.name, self.platform, signature)
+        if labels and config_mapping.add_labels(config, len(labels), report):
+            text = "".join(f"{label}\n" for label in labels)
+            (self.staged.parent / config_mapping.LABELS).write_text(text, encoding="utf-8")
+        self._deliver_artifact()
+        config_mapping.add_handler(config, signature, archive, report)
+        return config
+
+    def _signature(self, classes: int) -> ModelSignature:
+        file = self.archive.root / self.archive.manifest.serialized_file
+        flags, handler = self.wanted.flags, handlers.default_handler(self.archive)
+        signature = artifact.sealed(file, self.platform)
+        if signature is not None:
+            self._refuse_flags(file.name)
+            source = "as modelport wrote it into the file"
+        else:
+            largest = flags.max_batch_size
+            if largest is None:
+                largest = max(1, self.serving.batch_size or 1)
+            signature = artifact.signature(file, self.platform, flags, largest, handler)
+            if handler == "image_classifier" and classes:
+                signature = artifact.with_classes(signature, classes)
+            stored = "the handler" if self.platform.format == "torchscript" else "the file"
+            source = f"as {'the flags declare' if flags.inputs else f'{stored} declares'} it"
+        self.report.add(
+            "signature",
+            MigrationState.CARRIED,
+            f"{source}; max_batch_size {signature.max_batch_size}",
+        )
+        return signature
+
+    def _refuse_flags(self, what: str) -> None:
+        if self.wanted.flags:
+            raise UsageError(
+                f"'{what}' declares its own tensors; leave out --input, --output and "
+                "--max-batch-size"
+            )
+
+    def _deliver_artifact(self) -> None:
+        """Deliver the artifact under the repository's name, and its weight files under their
+        own."""
+        archive, serialized = self.archive, PurePosixPath(self.archive.manifest.serialized_file)
+        for name in artifact.external_files(archive.root / serialized, self.platform):
+            file = (serialized.parent / name).as_posix()
+            if file not in archive.files or name in (
+                *signing.UNLISTED,
+                self.platform.default_filename,
+            ):
+                raise IntegrityError(f"'{archive.name}' lacks '{name}', or gives it a taken name")
+            (self.staged / name).parent.mkdir(parents=True, exist_ok=True)
+            archive.deliver(file, self.staged / name)
+            del archive.files[file]
+        archive.deliver(str(serialized), self.staged / self.platform.default_filename)
+
+    def _deliver_certificate(self) -> None:
+        archive = self.archive
+        names = (signing.CERTIFICATE, signing.SIGNATURE, signing.SAMPLES)
+        files = [name for name in names if name in archive.files]
+        if files and self.name != archive.manifest.model_name:
+            detail = "it is of the model under its old name"
+            self.report.add(signing.CERTIFICATE, MigrationState.NOTED, detail)
+            return
+        for file in files:
+            archive.deliver(file, self.staged / file)
+        if signing.CERTIFICATE in files:
+            signing.verify_files(self.staged, signing.read_certificate(self.staged, self.name))
+            self.report.add(signing.CERTIFICATE, MigrationState.CARRIED, "every digest in it fits")
+
+
+def _after_another(folder: Path, config: ModelConfig, ours: bool, report: MigrationReport) -> None:
+    """Keep the configuration of an existing model; a model made by this run serves all versions."""
+    path = folder / configuration.FILENAME
+    there = configuration.parse(path.read_text(encoding="utf-8"))
+    wanted = configuration.parse(configuration.to_text(config))
+    if ours:
+        there.version_policy.all.SetInParent()
+        beside = folder / f".{configuration.FILENAME}"
+        beside.write_text(configuration.to_text(there), encoding="utf-8")
+        os.replace(beside, path)
+        wanted.version_policy.CopyFrom(there.version_policy)
+    if there != wanted:
+        report.add(
+            configuration.FILENAME,
+            MigrationState.NOTED,
+            "the model has one, which is kept; batching, instances and labels are as it says",
+        )

@@ -1,0 +1,156 @@
+"""Inputs generated from a signature: seeded random values, and the corners of its ranges.
+
+Arrays have the shapes of the model itself (``reshape`` applied), batch dimension first.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
+from enum import Enum
+
+import numpy as np
+
+from modelport.gateway.errors import Unsupported
+from modelport.gateway.types import NUMPY_DTYPES, Array, Axis, Datatype, ModelSignature, TensorSpec
+
+DEFAULT_LONGEST = 64  # maximum of a dynamic axis without one, counted from its minimum
+DEFAULT_LARGEST = 127  # maximum of an integer input without a range
+THREE_SIGMA = 3.0  # corners of a float input without a range, which is standard normal
+
+#: Datatypes that numpy has; a trained module accepts neither BF16 nor BYTES from it.
+DRAWABLE = frozenset(Datatype) - {Datatype.BF16, Datatype.BYTES}
+
+
+class Fill(Enum):
+    """The choice of an input's values."""
+
+    RANDOM = "random"
+    MINIMUM = "minimum"
+    MAXIMUM = "maximum"
+
+
+def model_dims(spec: TensorSpec) -> tuple[int | str, ...]:
+    """The dims of the model itself, without the batch; ``reshape`` keeps the order of the axes."""
+    if spec.reshape is None:
+        return spec.dims
+    dynamic = (dim for dim in spec.dims if isinstance(dim, str))
+    return tuple(next(dynamic, -1) if dim == -1 else dim for dim in spec.reshape)
+
+
+def name_axes(signature: ModelSignature) -> ModelSignature:
+    """Name every dynamic dim of ``signature``, and bound every axis."""
+    axes = dict(signature.axes)
+
+    def named(spec: TensorSpec) -> TensorSpec:
+        dims = [f"{spec.name}_dim{i}" if d == -1 else d for i, d in enumerate(spec.dims)]
+        for dim in dims:
+            if isinstance(dim, str):
+                axes.setdefault(dim, Axis(dim))
+        return replace(spec, dims=tuple(dims))
+
+    inputs = tuple(named(spec) for spec in signature.inputs)
+    bounded = {
+        name: axis if axis.maximum is not None else replace(axis, maximum=_longest(axis))
+        for name, axis in axes.items()
+    }
+    return replace(signature, inputs=inputs, axes=bounded)
+
+
+def _longest(axis: Axis) -> int:
+    return axis.minimum + DEFAULT_LONGEST
+
+
+def sizes_of(axis: Axis) -> tuple[int, ...]:
+    """The shortest, a middle and the longest size of ``axis``."""
+    longest = _longest(axis) if axis.maximum is None else axis.maximum
+    return tuple(sorted({axis.minimum, (axis.minimum + longest) // 2, longest}))
+
+
+def draw(
+    signature: ModelSignature,
+    batch: int,
+    sizes: Mapping[str, int],
+    rng: np.random.Generator,
+    fills: Mapping[str, Fill] | None = None,
+) -> dict[str, Array]:
+    """Generate one batch of inputs by name.
+
+    Args:
+        batch: the batch size; unused if the model does not batch.
+        sizes: the size of every dynamic axis.
+        fills: the fill of each input; random for an input that is not named.
+
+    Raises:
+        Unsupported: an input's datatype cannot be drawn.
+    """
+    leading = (batch,) if signature.max_batch_size else ()
+    inputs = {}
+    for spec in signature.inputs:
+        if spec.datatype not in DRAWABLE:
+            raise Unsupported(
+                f"input '{spec.name}' has datatype {spec.datatype}, which cannot be exported; "
+                f"use one of {', '.join(sorted(DRAWABLE))}"
+            )
+        dims = tuple(sizes[d] if isinstance(d, str) else d for d in model_dims(spec))
+        fill = (fills or {}).get(spec.name, Fill.RANDOM)
+        inputs[spec.name] = _values(spec, leading + dims, sizes, rng, fill)
+    return inputs
+
+
+def _values(
+    spec: TensorSpec,
+    shape: tuple[int, ...],
+    sizes: Mapping[str, int],
+    rng: np.random.Generator,
+    fill: Fill,
+) -> Array:
+    dtype = NUMPY_DTYPES[spec.datatype]
+    low, high = _bounds(spec, sizes)
+    if fill is not Fill.RANDOM:
+        return np.full(shape, low if fill is Fill.MINIMUM else high, dtype)
+    if dtype.kind != "f":
+        return rng.integers(int(low), int(high), shape, endpoint=True).astype(dtype)
+    if spec.minimum is None and spec.maximum is None:
+        return rng.standard_normal(shape).astype(dtype)
+    return rng.uniform(low, high, shape).astype(dtype)
+
+
+def _bounds(spec: TensorSpec, sizes: Mapping[str, int]) -> tuple[float, float]:
+    """The declared range; an open side is closed at a width that suits the datatype."""
+    low = spec.minimum
+    high = sizes[spec.maximum] if isinstance(spec.maximum, str) else spec.maximum
+    kind = NUMPY_DTYPES[spec.datatype].kind
+    if kind == "b":
+        return 0, 1
+    if low is None and high is None:
+        return (-THREE_SIGMA, THREE_SIGMA) if kind == "f" else (0, DEFAULT_LARGEST)
+    width = 2 * THREE_SIGMA if kind == "f" else DEFAULT_LARGEST
+    if low is None:
+        assert high is not None
+        low = high - width if kind == "f" else min(0, high)
+    if high is None:
+        high = low + width
+        if kind in "iu":
+            high = min(high, np.iinfo(NUMPY_DTYPES[spec.datatype]).max)
+    return low, high
+
+
+def corners(signature: ModelSignature) -> Iterator[tuple[dict[str, int], dict[str, Fill]]]:
+    """Yield the axis sizes and fills of the edge inputs.
+
+    Every axis is tried at its shortest and at its longest. At each, all inputs are at their
+    minimum, then all at their maximum, then each input alone is at either while the others are
+    random.
+    """
+    names = [spec.name for spec in signature.inputs]
+    ends: list[dict[str, int]] = []
+    for pick in (0, -1):
+        sizes = {name: sizes_of(axis)[pick] for name, axis in signature.axes.items()}
+        if sizes not in ends:
+            ends.append(sizes)
+    for sizes in ends:
+        for fill in (Fill.MINIMUM, Fill.MAXIMUM):
+            yield sizes, dict.fromkeys(names, fill)
+            if len(names) > 1:
+                yield from ((sizes, {name: fill}) for name in names)

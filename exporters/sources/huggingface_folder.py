@@ -1,0 +1,132 @@
+"""Hugging Face folders as written by ``save_pretrained()``: configuration, weights, shards."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from torch import Tensor
+
+from modelport.exporters import checkpoint
+from modelport.exporters.source import Origin, digest_of
+from modelport.gateway.cli.errors import UsageError
+from modelport.gateway.errors import IntegrityError, Unsupported
+
+CONFIG = "config.json"
+PREPROCESSOR = "preprocessor_config.json"
+ADAPTER_CONFIG = "adapter_config.json"
+
+#: File names in the order of ``transformers`` and ``peft``.
+MODEL_WEIGHTS = ("model.safetensors", "pytorch_model.bin")
+ADAPTER_WEIGHTS = ("adapter_model.safetensors", "adapter_model.bin")
+INDEX_SUFFIX = ".index.json"
+
+
+@dataclass(frozen=True, slots=True)
+class Folder:
+    """The folder of a model or of its adapters.
+
+    Attributes:
+        config: the content of its configuration file.
+        weights: the files with the weights, shards in order of name.
+        files: all files that determine the model's outputs.
+    """
+
+    path: Path
+    config: Mapping[str, Any]
+    weights: tuple[Path, ...]
+    files: tuple[Path, ...]
+
+    @property
+    def origin(self) -> Origin:
+        """The folder's name, and one digest over the names and contents of ``files``."""
+        return Origin(self.path.resolve().name, digest_of(self.path, self.files))
+
+    def state(self) -> dict[str, Tensor]:
+        """All weights by key.
+
+        Raises:
+            IntegrityError: a file is damaged, or wants to run code.
+        """
+        state: dict[str, Tensor] = {}
+        for file in self.weights:
+            state.update(checkpoint.read(file).state)
+        return state
+
+
+def open_model(path: Path) -> Folder:
+    """Open the model folder at ``path``; errors as in ``huggingface.load``."""
+    if (path / ADAPTER_CONFIG).exists():
+        raise UsageError(
+            f"'{path}' holds adapters; give the model they belong to as checkpoint, and "
+            f"--lora '{path}'"
+        )
+    config = read_json(path / CONFIG)
+    if config.get("quantization_config") is not None:
+        raise Unsupported(
+            f"'{path}' is quantized already; export the model it was made from, and use --quantize"
+        )
+    weights, indexes = _weights(path, MODEL_WEIGHTS)
+    extra = [file for file in (path / PREPROCESSOR,) if file.is_file()]
+    return Folder(path, config, weights, (path / CONFIG, *indexes, *weights, *extra))
+
+
+def open_adapters(path: Path) -> Folder:
+    """Open the adapter folder at ``path``, in PEFT's layout; errors as in ``huggingface.load``."""
+    if not (path / ADAPTER_CONFIG).is_file():
+        raise UsageError(
+            f"--lora '{path}' holds no {ADAPTER_CONFIG}; give a folder that PEFT's "
+            "save_pretrained() wrote"
+        )
+    weights, indexes = _weights(path, ADAPTER_WEIGHTS)
+    config = read_json(path / ADAPTER_CONFIG)
+    return Folder(path, config, weights, (path / ADAPTER_CONFIG, *indexes, *weights))
+
+
+def read_json(path: Path) -> dict[str, Any]:
+    """Read the JSON object in ``path``.
+
+    Raises:
+        IntegrityError: the file holds something else.
+        UsageError: the file cannot be read.
+    """
+    try:
+        content = json.loads(path.read_bytes())
+    except OSError as error:
+        raise UsageError(f"'{path}' cannot be read: {error.strerror}") from error
+    except (ValueError, RecursionError) as error:
+        raise IntegrityError(f"'{path}' is not JSON ({error}); copy the folder again") from error
+    if not isinstance(content, dict):
+        raise IntegrityError(f"'{path}' holds no JSON object; copy the folder again")
+    return content
+
+
+def _weights(folder: Path, names: tuple[str, ...]) -> tuple[tuple[Path, ...], tuple[Path, ...]]:
+    """The weight files of the first name that exists, and the index that lists them."""
+    for name in names:
+        index = folder / f"{name}{INDEX_SUFFIX}"
+        if (folder / name).is_file():
+            return (folder / name,), ()
+        if index.is_file():
+            return _shards(index, Path(name).suffix), (index,)
+    raise UsageError(
+        f"'{folder}' holds no weights ({' or '.join(names)}, whole or in shards); "
+        "complete the folder"
+    )
+
+
+def _shards(index: Path, suffix: str) -> tuple[Path, ...]:
+    listed = read_json(index).get("weight_map")
+    names = list(listed.values()) if isinstance(listed, dict) else []
+    if not names or not all(isinstance(n, str) and n and Path(n).name == n for n in names):
+        raise IntegrityError(f"'{index}' lists no files of its own folder; copy the folder again")
+    shards = tuple(index.with_name(name) for name in sorted(set(names)))
+    for shard in shards:
+        if shard.suffix != suffix or not shard.is_file():
+            raise UsageError(
+                f"'{index}' lists '{shard.name}', which is not there; complete the folder"
+            )
+    return shards

@@ -1,0 +1,152 @@
+"""Axes and integer ranges of a model's inputs, found by running the model.
+
+TensorFlow marks a dimension as open, without saying which dimensions are equal or how long they may
+be; and an input as integer, without the size of its vocabulary.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import replace
+
+import numpy as np
+
+from modelport.exporters.random_inputs import DEFAULT_LONGEST, Fill, draw, model_dims
+from modelport.exporters.source import Reference
+from modelport.gateway.errors import Unsupported
+from modelport.gateway.types import NUMPY_DTYPES, Array, Axis, ModelSignature, TensorSpec
+
+#: Sizes to try until the model runs; common networks shrink images by up to 32.
+LADDER = (8, 32, 64, 16, 4, 2)
+
+#: Larger than any vocabulary; a model that accepts this number accepts any.
+LARGEST_ID = 1 << 24
+
+BATCH = 2
+
+Sizes = Mapping[str, int]
+
+
+def settle(signature: ModelSignature, reference: Reference) -> ModelSignature:
+    """Add names and bounds for open dimensions, and ranges for integers, to ``signature``.
+
+    Dimensions at the same place of several inputs are one axis if the model runs only with equal
+    sizes. A bound is declared where the model stops running.
+
+    Raises:
+        Unsupported: the model runs at none of the sizes tried.
+    """
+    reasons: list[Exception] = []
+    for shared in (False, True):
+        named = _named(signature, shared)
+        names = list(dict.fromkeys(d for s in named.inputs for d in s.dims if isinstance(d, str)))
+        trial = _Trial(named, reference, reasons)
+        sizes = next((sizes for sizes in _candidates(names, shared) if trial.runs(sizes)), None)
+        if sizes is not None:
+            axes = {name: _axis(name, sizes, trial) for name in names}
+            inputs = tuple(_ranged(spec, sizes, trial) for spec in named.inputs)
+            return replace(named, axes=axes, inputs=inputs)
+    account = " ".join(str(reasons[-1]).split())[:200]
+    raise Unsupported(
+        f"the model does not run at any size of its inputs that was tried ({account}); save it "
+        "with the sizes that it needs"
+    )
+
+
+class _Trial:
+    """Runs a model on one batch of two; integers default to 0, which every model accepts."""
+
+    def __init__(
+        self, signature: ModelSignature, reference: Reference, reasons: list[Exception]
+    ) -> None:
+        self._signature = signature
+        self._reference = reference
+        self._reasons = reasons
+        self._fills = {s.name: Fill.MINIMUM for s in signature.inputs if _is_integer(s)}
+
+    def runs(self, sizes: Sizes, values: Mapping[str, int] | None = None) -> bool:
+        """Whether every output has its declared shape and finite values."""
+        inputs = draw(self._signature, BATCH, sizes, np.random.default_rng(0), self._fills)
+        for name, value in (values or {}).items():
+            inputs[name] = np.full_like(inputs[name], value)
+        try:
+            outputs = self._reference(inputs)
+        except Exception as error:
+            self._reasons.append(error)
+            return False
+        for spec in self._signature.outputs:
+            problem = self._problem(spec, outputs[spec.name])
+            if problem:
+                self._reasons.append(ValueError(f"output '{spec.name}' {problem}"))
+                return False
+        return True
+
+    def _problem(self, spec: TensorSpec, output: Array) -> str:
+        """The problem of an output: a convolution may accept an image smaller than its kernel."""
+        batch = (BATCH,) if self._signature.max_batch_size else ()
+        dims = (*batch, *model_dims(spec))
+        fits = len(dims) == output.ndim and all(
+            dim in (-1, size) for dim, size in zip(dims, output.shape, strict=True)
+        )
+        if not fits:
+            return f"has shape {list(output.shape)}, not {list(dims)}"
+        numbers = output.size and (output.dtype.kind != "f" or np.isfinite(output).all())
+        return "" if numbers else "is empty or not finite"
+
+
+def _is_integer(spec: TensorSpec) -> bool:
+    return NUMPY_DTYPES[spec.datatype].kind in "iu"
+
+
+def _named(signature: ModelSignature, shared: bool) -> ModelSignature:
+    def name(spec: TensorSpec) -> TensorSpec:
+        owner = "axis" if shared else spec.name
+        dims = (f"{owner}_{i}" if dim == -1 else dim for i, dim in enumerate(spec.dims))
+        return replace(spec, dims=tuple(dims))
+
+    return replace(signature, inputs=tuple(name(spec) for spec in signature.inputs))
+
+
+def _candidates(names: list[str], shared: bool) -> Iterator[dict[str, int]]:
+    """Different sizes for different axes, never 1, which broadcasting would accept anywhere."""
+    for size in LADDER if names else (0,):
+        yield {name: size * (i + 1) for i, name in enumerate(names)}
+    if names:
+        for size in (*LADDER, 1) if shared or len(names) == 1 else LADDER:
+            yield {name: size + i for i, name in enumerate(names)}
+
+
+def _axis(name: str, sizes: Sizes, trial: _Trial) -> Axis:
+    """The interval around a working size, up to the largest size in a proof."""
+
+    def works(size: int) -> bool:
+        return trial.runs({**sizes, name: size})
+
+    longest = max(sizes[name], 1 + DEFAULT_LONGEST)
+    minimum = 1 if works(1) else _edge(1, sizes[name], works)
+    maximum = None if works(longest) else _edge(longest, sizes[name], works)
+    return Axis(name, minimum, maximum)
+
+
+def _ranged(spec: TensorSpec, sizes: Sizes, trial: _Trial) -> TensorSpec:
+    if not _is_integer(spec):
+        return spec
+
+    def works(value: int) -> bool:
+        return trial.runs(sizes, {spec.name: value})
+
+    largest = min(LARGEST_ID, int(np.iinfo(NUMPY_DTYPES[spec.datatype]).max))
+    if works(largest):
+        return spec
+    return replace(spec, minimum=0, maximum=_edge(largest, 0, works))
+
+
+def _edge(fails: int, working: int, works: Callable[[int], bool]) -> int:
+    """The last working number on the way to one that fails."""
+    while abs(fails - working) > 1:
+        middle = (fails + working) // 2
+        if works(middle):
+            working = middle
+        else:
+            fails = middle
+    return working

@@ -1,0 +1,185 @@
+"""Inference of a signature for an ``nn.Module`` without one.
+
+Inputs come from the first of these:
+
+1. ``--input NAME:DATATYPE[DIMS]``, see ``modelport.exporters.tensor_flags``;
+2. example inputs on the module: ``example_inputs``, ``example_input_array`` (Lightning) or
+   ``dummy_inputs`` (Hugging Face); their first dimension is the batch;
+3. the first layer with weights, if ``forward`` takes one tensor.
+
+Outputs come from running the module at several sizes; a dimension that follows an axis gets its
+name.
+"""
+
+from __future__ import annotations
+
+import inspect
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from modelport.exporters.random_inputs import draw, sizes_of
+from modelport.exporters.sources import SourceRequest
+from modelport.exporters.sources.torch_eager import as_tensors, datatype_of, inference_mode
+from modelport.exporters.spec import ModelSpec
+from modelport.exporters.tensor_flags import DEFAULT_LONGEST, parse_tensors
+from modelport.gateway.cli.errors import UsageError, first_line
+from modelport.gateway.types import Axis, Datatype, ModelSignature, TensorSpec
+
+EXAMPLE_ATTRIBUTES = ("example_inputs", "example_input_array", "dummy_inputs")
+
+#: Smallest image that common convolutional networks accept.
+SMALLEST_IMAGE = 32
+
+Declared = tuple[list[TensorSpec], dict[str, Axis]]
+
+
+def spec(module: nn.Module, request: SourceRequest, declared: ModelSpec | None) -> ModelSpec:
+    """``declared``, or the defaults, with an inferred signature.
+
+    Raises:
+        UsageError: the inputs cannot be inferred, or the module does not run on them.
+    """
+    inputs, axes = _inputs(module, request)
+
+    def signature(module: Any, max_batch_size: int) -> ModelSignature:
+        taken = ModelSignature(tuple(inputs), (), max_batch_size, axes)
+        outputs = _outputs(module, taken, request.output_names)
+        return ModelSignature(tuple(inputs), outputs, max_batch_size, axes)
+
+    if declared is not None:
+        return replace(declared, signature=signature)
+    name = re.sub(r"(?<=[a-z0-9])(?=[A-Z])", "_", type(module).__name__).lower()
+    return ModelSpec(name=name, signature=signature)
+
+
+def _inputs(module: nn.Module, request: SourceRequest) -> Declared:
+    if request.inputs:
+        inputs, _, axes = parse_tensors(request.inputs)
+        return inputs, axes
+    for attribute in EXAMPLE_ATTRIBUTES:
+        example = getattr(module, attribute, None)
+        if isinstance(example, Tensor | Mapping | Sequence) and len(example):
+            return _from_example(module, example, attribute)
+    return _from_first_layer(module, request)
+
+
+def _arguments(module: nn.Module) -> list[inspect.Parameter]:
+    """The required arguments of ``forward``."""
+    kinds = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
+    parameters = inspect.signature(module.forward).parameters.values()
+    return [p for p in parameters if p.kind in kinds and p.default is inspect.Parameter.empty]
+
+
+def _from_example(module: nn.Module, example: Any, attribute: str) -> Declared:
+    names = list(inspect.signature(module.forward).parameters)
+    if isinstance(example, Tensor):
+        example = (example,)
+    pairs = example.items() if isinstance(example, Mapping) else zip(names, example, strict=False)
+    specs = []
+    for name, value in pairs:
+        if not isinstance(value, Tensor) or value.dim() == 0:
+            raise UsageError(f"'{attribute}' of the model holds no batch for '{name}'; add --input")
+        dims = tuple(value.shape[1:])
+        datatype = datatype_of(name, value)
+        if dims and not value.is_floating_point():
+            specs.append(TensorSpec(name, datatype, dims, 0, _largest_id(module, value)))
+        elif dims:
+            specs.append(TensorSpec(name, datatype, dims))
+        else:
+            specs.append(TensorSpec(name, datatype, (1,), reshape=()))
+    specs.sort(key=lambda spec: names.index(spec.name) if spec.name in names else len(names))
+    return specs, {}
+
+
+def _largest_id(module: nn.Module, example: Tensor) -> int:
+    """The largest id of the first embedding that the example fits, or the example's own."""
+    largest = int(example.max())
+    tables = (m.num_embeddings - 1 for m in module.modules() if isinstance(m, nn.Embedding))
+    return next((table for table in tables if table >= largest), largest)
+
+
+def _from_first_layer(module: nn.Module, request: SourceRequest) -> Declared:
+    arguments = _arguments(module)
+    first = next((m for m in module.modules() if m._parameters and not list(m.children())), None)
+    if len(arguments) == 1 and first is not None:
+        name = arguments[0].name
+        longest = DEFAULT_LONGEST
+        if isinstance(first, nn.Linear):
+            return [TensorSpec(name, Datatype.FP32, (first.in_features,))], {}
+        if isinstance(first, nn.Embedding):
+            tokens = TensorSpec(name, Datatype.INT64, ("sequence",), 0, first.num_embeddings - 1)
+            return [tokens], {"sequence": Axis("sequence", 1, longest)}
+        if isinstance(first, nn.Conv1d):
+            series = TensorSpec(name, Datatype.FP32, (first.in_channels, "length"))
+            return [series], {"length": Axis("length", SMALLEST_IMAGE, longest)}
+        if isinstance(first, nn.Conv2d):
+            image = TensorSpec(name, Datatype.FP32, (first.in_channels, "height", "width"))
+            sides = {n: Axis(n, SMALLEST_IMAGE, longest) for n in ("height", "width")}
+            return [image], sides
+    taken = ", ".join(argument.name for argument in arguments)
+    raise UsageError(
+        f"--model '{request.model}' declares no signature and its inputs ({taken or 'none'}) "
+        f"cannot be inferred from its layers; declare each, such as --input "
+        f"'{arguments[0].name if arguments else 'x'}:FP32[3,224,224]', or set 'modelport_spec'"
+    )
+
+
+def _outputs(
+    module: nn.Module, taken: ModelSignature, names: tuple[str, ...]
+) -> tuple[TensorSpec, ...]:
+    """The module's outputs, with dimensions named after the axes that they follow."""
+    base = {name: sizes_of(axis)[0] for name, axis in taken.axes.items()}
+    batch = 2 if taken.max_batch_size else 0
+    first = _run(module, taken, batch, base)
+    varied = {}
+    for name, axis in taken.axes.items():
+        other = {**base, name: sizes_of(axis)[-1]}
+        varied[name] = _run(module, taken, batch, other) if other != base else first
+    if names and len(names) != len(first):
+        raise UsageError(
+            f"--output-name is given {len(names)} times, the model has {len(first)} outputs"
+        )
+    several = len(first) > 1
+    specs = []
+    for index, value in enumerate(first):
+        name = names[index] if names else f"output_{index}" if several else "output"
+        dims: list[int | str] = list(value.shape[1:] if batch else value.shape)
+        if batch and (not value.dim() or value.shape[0] != batch):
+            raise UsageError(
+                f"output '{name}' has shape {list(value.shape)} for a batch of {batch}: its first "
+                "dimension is not the batch; declare a signature that says so"
+            )
+        for axis_name, values in varied.items():
+            for position, size in enumerate(values[index].shape[1 if batch else 0 :]):
+                if dims[position] != size and not isinstance(dims[position], str):
+                    follows = size == sizes_of(taken.axes[axis_name])[-1]
+                    same = dims[position] == base[axis_name]
+                    dims[position] = axis_name if follows and same else -1
+        reshape = None if dims else ()
+        specs.append(
+            TensorSpec(name, datatype_of(name, value), tuple(dims or [1]), reshape=reshape)
+        )
+    return tuple(specs)
+
+
+def _run(
+    module: nn.Module, taken: ModelSignature, batch: int, sizes: Mapping[str, int]
+) -> list[Tensor]:
+    inputs = draw(taken, batch, sizes, np.random.default_rng(0))
+    shapes = ", ".join(f"{spec.name} {list(inputs[spec.name].shape)}" for spec in taken.inputs)
+    try:
+        with inference_mode(module):
+            result = module(*(torch.from_numpy(inputs[spec.name]) for spec in taken.inputs))
+    except Exception as error:
+        reason = first_line(error)
+        raise UsageError(
+            f"the model does not run on the inputs taken for it ({shapes}): {reason}; declare each "
+            "with --input, or all with 'modelport_spec' on the factory"
+        ) from error
+    return list(as_tensors(result))

@@ -1,0 +1,147 @@
+"""Tensor declarations on the command line: ``--input image:FP32[3,224,224]``."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from modelport.gateway.cli.errors import UsageError, suggestion
+from modelport.gateway.types import Axis, Datatype, TensorSpec
+
+#: Longest size of a dynamic axis without declared bounds.
+DEFAULT_LONGEST = 128
+
+_INPUT = re.compile(
+    r"(?P<name>[^:\[\]=]+):(?P<datatype>\w+)\[(?P<dims>[^\]]*)\]"
+    r"(?:=(?P<low>-?[\d.e+-]*?)\.\.(?P<high>-?[\d.e+-]*|[A-Za-z_]\w*))?"
+)
+_AXIS = re.compile(r"(?P<name>[A-Za-z_]\w*)(?:=(?P<low>\d+)\.\.(?P<high>\d+))?")
+
+
+def parse_tensors(
+    inputs: Sequence[str], outputs: Sequence[str] = ()
+) -> tuple[list[TensorSpec], list[TensorSpec], dict[str, Axis]]:
+    """Parse the values of ``--input`` and ``--output``, and the axes of all of them.
+
+    Any one of the tensors that have an axis may declare its bounds.
+
+    Raises:
+        UsageError: a value has another form, a name occurs twice, two values give an axis different
+            bounds, or a range ends at an axis that no tensor has.
+    """
+    axes = _Axes()
+    sides = [
+        [_tensor(_Value(flag, text), axes) for text in texts]
+        for flag, texts in (("--input", inputs), ("--output", outputs))
+    ]
+    for flag, specs in zip(("--input", "--output"), sides, strict=True):
+        names = [spec.name for spec in specs]
+        if twice := [name for name in names if names.count(name) > 1]:
+            raise UsageError(f"{flag} declares '{twice[0]}' twice; declare each tensor once")
+    for spec in (*sides[0], *sides[1]):
+        if isinstance(spec.maximum, str) and spec.maximum not in axes.written:
+            raise UsageError(
+                f"the range of '{spec.name}' ends at axis '{spec.maximum}', which no tensor has; "
+                f"{suggestion(spec.maximum, axes.written) or 'name an axis of a tensor'}"
+            )
+    return sides[0], sides[1], axes.bounded()
+
+
+def parse_tensor(text: str, flag: str = "--input") -> TensorSpec:
+    """Parse one value: ``NAME:DATATYPE[DIM,...]``, and ``=LOW..HIGH`` for the range of its values.
+
+    Dims exclude the batch dimension. A dim is a size or the name of a dynamic axis, which may have
+    bounds: ``tokens:INT64[sequence=1..64]=0..511``. Without dims the tensor is one scalar per batch
+    element, ``[1]`` on the wire.
+
+    Raises:
+        UsageError: the text has another form.
+    """
+    return _tensor(_Value(flag, text), _Axes())
+
+
+class _Value(NamedTuple):
+    """The value of a flag as it was written."""
+
+    flag: str
+    text: str
+
+    def __str__(self) -> str:
+        return f"{self.flag} '{self.text}'"
+
+
+class _Axes:
+    """The axes of all tensors of a model, with the value that declared each and its bounds."""
+
+    def __init__(self) -> None:
+        self.written: dict[str, tuple[_Value, Axis | None]] = {}
+
+    def add(self, name: str, bounds: tuple[int, int] | None, value: _Value) -> None:
+        axis = None if bounds is None else Axis(name, *bounds)
+        other, known = self.written.setdefault(name, (value, axis))
+        if known is None:
+            self.written[name] = value, axis
+        elif axis is not None and axis != known:
+            raise UsageError(
+                f"{other} and {value} give axis '{name}' different bounds, "
+                f"{known.minimum}..{known.maximum} and {axis.minimum}..{axis.maximum}; "
+                "write them once, or name two axes"
+            )
+
+    def bounded(self) -> dict[str, Axis]:
+        """Every axis by name; axes without declared bounds get the default."""
+        written = self.written.items()
+        return {name: axis or Axis(name, 1, DEFAULT_LONGEST) for name, (_, axis) in written}
+
+
+def _tensor(value: _Value, axes: _Axes) -> TensorSpec:
+    match = _INPUT.fullmatch(value.text.strip())
+    try:
+        if match is None:
+            raise ValueError("it has another form")
+        name, datatype = match["name"].strip(), _datatype(match["datatype"])
+        texts = [dim.strip() for dim in match["dims"].split(",") if dim.strip()]
+        dims = tuple(_dim(dim, axes, value) for dim in texts)
+        low, high = _bound(match["low"]), _bound(match["high"])
+        if isinstance(low, str):
+            raise ValueError(f"a range begins with a number, not '{low}'")
+        if low is not None and isinstance(high, int | float) and not low <= high:
+            raise ValueError(f"the range {low}..{high} is empty")
+    except ValueError as error:
+        raise UsageError(
+            f"{value}: {error}; write NAME:DATATYPE[DIMS], such as "
+            "'image:FP32[3,224,224]' or 'tokens:INT64[sequence=1..64]=0..511'"
+        ) from error
+    if not dims:
+        return TensorSpec(name, datatype, (1,), low, high, reshape=())
+    return TensorSpec(name, datatype, dims, low, high)
+
+
+def _datatype(text: str) -> Datatype:
+    if text not in list(Datatype):
+        raise ValueError(
+            f"'{text}' is no datatype; {suggestion(text, Datatype) or ', '.join(Datatype)}"
+        )
+    return Datatype(text)
+
+
+def _dim(text: str, axes: _Axes, value: _Value) -> int | str:
+    if text.isdecimal() and int(text) > 0:
+        return int(text)
+    match = _AXIS.fullmatch(text)
+    if match is None:
+        raise ValueError(f"'{text}' is neither a size nor the name of an axis")
+    bounds = None if match["low"] is None else (int(match["low"]), int(match["high"]))
+    if bounds is not None and not 0 < bounds[0] <= bounds[1]:
+        raise ValueError(f"the bounds of axis '{match['name']}' are empty")
+    axes.add(match["name"], bounds, value)
+    return match["name"]
+
+
+def _bound(text: str | None) -> float | str | None:
+    if not text:
+        return None
+    if text[0].isalpha() or text[0] == "_":
+        return text
+    return float(text) if any(c in text for c in ".e") else int(text)

@@ -1,0 +1,1 @@
+"""Warm-up requests in the layouts that Triton and TensorFlow Serving read."""

@@ -1,0 +1,1 @@
+"""``modelport loadtest``: one load on one model server, and its report."""

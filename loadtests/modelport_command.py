@@ -1,0 +1,55 @@
+"""``modelport`` as a child process: its output and its errors."""
+
+from __future__ import annotations
+
+import subprocess
+from collections.abc import Sequence
+
+from modelport.loadtests.processes import die_with_parent, start
+from modelport.loadtests.serving.gateway import MODELPORT
+
+_PREFIX = "modelport: error: "
+#: Exit codes of ``modelport``: invalid argument, damaged checkpoint, interrupted.
+USAGE, INTEGRITY, INTERRUPTED = 2, 5, 130
+#: Status of a command that took too long, as in timeout(1).
+TIMED_OUT = 124
+
+
+class Failed(Exception):
+    """The command failed; the message is its own, in one line."""
+
+    def __init__(self, message: str, status: int) -> None:
+        super().__init__(message)
+        self.status = status
+
+
+def modelport(arguments: Sequence[str], within_seconds: float | None = None) -> str:
+    """Run ``modelport ARGUMENTS`` and return its standard output; an exception here ends it too.
+
+    Raises:
+        Failed: its exit status was not 0, or it took longer than ``within_seconds``.
+    """
+    process: subprocess.Popen[str] = start(
+        [*MODELPORT, *arguments],
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        errors="replace",
+        preexec_fn=die_with_parent,
+    )
+    try:
+        out, err = process.communicate(timeout=within_seconds)
+    except subprocess.TimeoutExpired as error:
+        process.terminate()
+        process.communicate()
+        raise Failed(f"{arguments[0]} took longer than {within_seconds:g} s", TIMED_OUT) from error
+    except BaseException:
+        process.terminate()
+        process.communicate()
+        raise
+    if process.returncode == 0:
+        return out
+    lines = [line for line in err.splitlines() if line.strip()] or ["no message"]
+    told = next((line for line in lines if line.startswith(_PREFIX)), lines[-1])
+    raise Failed(told.removeprefix(_PREFIX), process.returncode)

@@ -1,0 +1,142 @@
+"""Every request's times, raw, on their way to disk: Locust's process writes, its parent reads.
+
+Records are appended as they come and flushed a few times a second, so whatever ends the process
+leaves what was measured until then; ``state.json`` beside them says when the load began, which
+errors came and how it ended.
+"""
+
+from __future__ import annotations
+
+import datetime
+import json
+import os
+import struct
+import time
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from time import perf_counter
+
+import numpy as np
+
+from modelport.loadtests.samples import SAMPLE, Samples
+
+STATE = "state.json"
+#: How every message begins that is about samples for which there is no room.
+UNWRITTEN = "the samples cannot be written"
+#: Of the process, when the disk is full: its state could not be told otherwise (EX_IOERR).
+EXIT_UNWRITTEN = 74
+#: Different error messages that are kept, for each target; the rest are counted together.
+MOST_MESSAGES = 50
+OTHER_ERRORS = "other errors"
+#: One element of ``SAMPLE``.
+RECORD = struct.Struct("<ddddB")
+assert RECORD.size == SAMPLE.itemsize
+
+
+@dataclass
+class RecorderState:
+    """Of one Locust process."""
+
+    #: Of the beginning: on the clock of ``perf_counter``, and ISO 8601, UTC.
+    began: float = 0.0
+    began_at: str = ""
+    #: For each target: message → count.
+    errors: list[dict[str, int]] = field(default_factory=list)
+    #: Of the process, since the beginning.
+    cpu_seconds: float = 0.0
+    seconds: float = 0.0
+    #: All of the load was sent and answered, or given up.
+    finished: bool = False
+    #: Why there is no load, or no more.
+    failure: str = ""
+
+
+class Recorder:
+    """Of one process. ``add`` is all that a request pays for."""
+
+    def __init__(self, folder: Path, targets: int) -> None:
+        self._folder = folder
+        self._buffers = [bytearray() for _ in range(targets)]
+        self._files = [
+            os.open(path(folder, n), os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
+            for n in range(targets)
+        ]
+        self._cpu_at_begin = 0.0
+        self.state = RecorderState(errors=[{} for _ in range(targets)])
+        self.began = 0.0
+
+    def begin(self, moment: float) -> None:
+        """``moment``: on the clock of ``perf_counter``, to which all samples are relative."""
+        self.began = self.state.began = moment
+        now = datetime.datetime.now(datetime.UTC)
+        self.state.began_at = now.isoformat(timespec="milliseconds")
+        self._cpu_at_begin = time.process_time()
+
+    def add(
+        self,
+        target: int,
+        intended: float,
+        sent: float,
+        first_byte: float,
+        done: float,
+        outcome: int,
+    ) -> None:
+        """All four on the clock of ``perf_counter``."""
+        began = self.began
+        self._buffers[target] += RECORD.pack(
+            intended - began, sent - began, first_byte - began, done - began, outcome
+        )
+
+    def error(self, target: int, message: str) -> None:
+        errors = self.state.errors[target]
+        if message not in errors and len(errors) >= MOST_MESSAGES:
+            message = OTHER_ERRORS
+        errors[message] = errors.get(message, 0) + 1
+
+    def flush(self) -> None:
+        """Bring to disk what came since the last time.
+
+        Raises:
+            OSError: the disk is full, or gone.
+        """
+        for number, buffer in enumerate(self._buffers):
+            while buffer:
+                written = os.write(self._files[number], buffer)
+                del buffer[:written]
+        if self.began:
+            self.state.cpu_seconds = time.process_time() - self._cpu_at_begin
+            self.state.seconds = perf_counter() - self.began
+        made = self._folder / f"{STATE}.new"
+        made.write_text(json.dumps(asdict(self.state)))
+        made.replace(self._folder / STATE)
+
+    def close(self) -> None:
+        for file in self._files:
+            os.close(file)
+        self._files = []
+
+
+def path(folder: Path, target: int) -> Path:
+    return folder / f"target-{target}.samples"
+
+
+def read_state(folder: Path) -> RecorderState:
+    """What the process said last; an empty state where it said nothing."""
+    try:
+        found: Mapping[str, object] = json.loads((folder / STATE).read_text())
+    except (OSError, ValueError):
+        return RecorderState()
+    return RecorderState(**found)  # type: ignore[arg-type]  # it is what asdict made
+
+
+def read(folder: Path, target: int, skip: int = 0) -> Samples:
+    """[requests] recorded so far after the first ``skip``, in the order of their answers."""
+    try:
+        with path(folder, target).open("rb") as file:
+            file.seek(skip * SAMPLE.itemsize)
+            data = file.read()
+    except FileNotFoundError:
+        data = b""
+    whole = len(data) - len(data) % SAMPLE.itemsize
+    return np.frombuffer(data[:whole], SAMPLE)

@@ -1,0 +1,79 @@
+"""One request at a time, each answer held against the right one: what is asked before any load.
+
+By the client and the check that a load uses.
+"""
+
+from __future__ import annotations
+
+from types import TracebackType
+
+import numpy as np
+
+from modelport.loadtests.payloads import BadPayload, Payloads, Tensors
+from modelport.loadtests.target import LoadTestTarget
+
+# The dialects are imported here, so that no first answer of a server pays for it.
+from modelport.loadtests.users import oip_http, tfserving, torchserve  # noqa: F401
+from modelport.loadtests.users.answer_checker import Checker
+from modelport.loadtests.users.dialects import dialect
+
+TIMEOUT_SECONDS = 30.0
+
+
+def shown(request: Tensors, most: int = 120) -> str:
+    """The inputs of a request in one line, long ones cut."""
+    told = ", ".join(
+        f"{name} = {np.array2string(array, separator=', ', threshold=8, edgeitems=3)}"
+        for name, array in request.items()
+    )
+    line = " ".join(told.split())
+    return line if len(line) <= most else f"{line[: most - 1]}…"
+
+
+class Examination:
+    """Of one target; use it as a context.
+
+    Raises:
+        BadPayload: there are no right answers in ``payloads``.
+    """
+
+    def __init__(
+        self, target: LoadTestTarget, payloads: Payloads, timeout_seconds: float = TIMEOUT_SECONDS
+    ) -> None:
+        if payloads.expected is None:
+            raise BadPayload("no right answers in it; 'modelport sample' writes them")
+        self._target, self._payloads = target, payloads
+        self._dialect = dialect(target.protocol)
+        self._checker = Checker(payloads, self._dialect.read)
+        self._client = self._dialect.connect(target, timeout_seconds)
+
+    def problem(self, number: int) -> str | None:
+        """What is wrong with the answer to request ``number``; None: nothing.
+
+        Raises:
+            Unanswered: there is none, or it is an error.
+        """
+        request = self._dialect.prepare(self._target, self._payloads, number)
+        body, json_size = self._client.ask(request)
+        return self._checker.problem(number, body, json_size)
+
+    def wrong(self, number: int) -> str | None:
+        """As ``problem``, with the request, the value that is wrong and the right one."""
+        body, json_size = self._client.ask(
+            self._dialect.prepare(self._target, self._payloads, number)
+        )
+        if self._checker.problem(number, body, json_size) is None:
+            return None
+        told = self._checker.explained(number, body, json_size)
+        return f"request {number + 1} ({shown(self._payloads.requests[number])}): {told}"
+
+    def __enter__(self) -> Examination:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self._client.close()

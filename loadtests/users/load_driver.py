@@ -1,0 +1,326 @@
+"""One load in one Locust process: what the users share, and the loops that they run."""
+
+from __future__ import annotations
+
+import gc
+import itertools
+from collections.abc import Callable, Iterator, Sequence
+from time import perf_counter
+from typing import Any
+
+import gevent
+from gevent.event import Event
+
+from modelport.loadtests import load_shapes, random_requests, sample_recording
+from modelport.loadtests import payloads as files
+from modelport.loadtests.locust_arguments import Plan
+from modelport.loadtests.payloads import Payloads
+from modelport.loadtests.samples import LoadProfile, Outcome
+from modelport.loadtests.target import LoadTestTarget
+from modelport.loadtests.users import signature
+from modelport.loadtests.users.answer_checker import Checker
+from modelport.loadtests.users.client import DialectClient, Unanswered
+from modelport.loadtests.users.dialects import Dialect, dialect
+from modelport.loadtests.users.sockets import Sockets
+
+FLUSH_SECONDS = 0.25
+#: How often a lone user lets others run.
+TURN_SECONDS = 0.05
+#: From "all are connected" to the first request.
+LEAD_SECONDS = 0.02
+#: A closed loop that is refused at once would else spin.
+PAUSE_SECONDS = 0.05
+#: Before a moment, the rest of a wait in which no timer is exact enough.
+SPIN_SECONDS = 0.0003
+
+#: (target, latency in seconds, bytes of the answer, what is wrong with it)
+Report = Callable[[LoadTestTarget, float, int, str | None], None]
+
+
+class Impossible(RuntimeError):
+    """Nothing can be asked; the message says why."""
+
+
+class Lane:
+    """Everything about one of the targets: prepared requests, the check, what is due when."""
+
+    def __init__(
+        self,
+        number: int,
+        target: LoadTestTarget,
+        weight: int,
+        payloads: Payloads,
+        load: LoadProfile,
+    ) -> None:
+        self.number, self.target, self.weight, self.payloads = number, target, weight, payloads
+        self.dialect: Dialect = dialect(target.protocol)
+        self.checker = Checker(payloads, self.dialect.read)
+        count = len(payloads.requests)
+        self.prepared: list[Any] = [self.dialect.prepare(target, payloads, n) for n in range(count)]
+        self.turns = itertools.cycle([(load.seed + n) % count for n in range(count)])
+        self.users = 0
+        self.due: Iterator[float] = iter(())
+
+    def client(self, timeout_seconds: float) -> DialectClient:
+        return self.dialect.connect(self.target, timeout_seconds)
+
+    def rehearse(self, timeout_seconds: float) -> None:
+        """Ask everything once where right answers must be learnt, else one request.
+
+        Raises:
+            Impossible: the server does not answer, or not with an answer.
+        """
+        client = self.client(timeout_seconds)
+        learns = self.payloads.expected is None
+        try:
+            client.connect()
+            for number in range(len(self.prepared) if learns else 1):
+                body, size = client.ask(self.prepared[number])
+                if learns:
+                    self.checker.learn(number, body, size)
+        except Unanswered as error:
+            raise Impossible(_unasked(self.target, error)) from error
+        except Exception as error:  # an answer of any other kind
+            said = f"{type(error).__name__}: {error}"
+            raise Impossible(
+                f"{self.target.url}: its answer is not one of {self.target.protocol} ({said}); "
+                "is --protocol right?"
+            ) from error
+        finally:
+            client.close()
+
+
+def _unasked(target: LoadTestTarget, error: Unanswered) -> str:
+    said = str(error)
+    if said.startswith("cannot connect"):
+        return f"{target.url}: {said}; is the server running there, and is it that port?"
+    return f"{target.url}: the request before the load was not answered: {said}"
+
+
+class Conductor:
+    """``prepare``, then users ``join`` and ``drive``; ``on_end`` is called after the last."""
+
+    def __init__(self, plan: Plan, on_end: Callable[[], None], report: Report | None) -> None:
+        self.plan, self.load = plan, plan.load
+        self.lanes: list[Lane] = []
+        self._on_end, self._report = on_end, report
+        self._recorder = (
+            sample_recording.Recorder(plan.samples_to, len(plan.targets))
+            if plan.samples_to
+            else None
+        )
+        #: The samples could not be written.
+        self.unwritten = False
+        self._go = Event()
+        self._failed = False
+        self._began = 0.0
+        self._joined = self._left = 0
+        self._flushing: gevent.Greenlet | None = None
+
+    # -- before the load ---------------------------------------------------------------------------
+
+    def prepare(self) -> None:
+        """Payloads, prepared requests, a rehearsal.
+
+        Raises:
+            Impossible: see its message.
+        """
+        plan = self.plan
+        try:
+            for number, (target, weight) in enumerate(plan.targets):
+                lane = Lane(number, target, weight, self._payloads(number, target), plan.load)
+                lane.rehearse(plan.load.timeout_seconds)
+                self.lanes.append(lane)
+        except (ValueError, signature.SignatureUnknown) as error:
+            raise Impossible(str(error)) from error
+        except Impossible:
+            raise
+        except Exception as error:  # Locust would log it, and go on without a load
+            raise Impossible(f"unexpected {type(error).__name__}: {error}") from error
+        if plan.load.rate is not None:
+            self._plan_arrivals(plan.load.rate)
+
+    def _payloads(self, number: int, target: LoadTestTarget) -> Payloads:
+        plan = self.plan
+        told = signature.read_file(plan.config) if plan.config is not None else None
+        if plan.data:
+            path = plan.data[number if len(plan.data) > 1 else 0]
+            if told is None and files.needs_signature(path):
+                told = signature.ask(target)
+            return files.read(path, told, plan.load.batch_size)
+        return random_requests.draw(
+            told or signature.ask(target), plan.load.batch_size, plan.load.seed
+        )
+
+    def _plan_arrivals(self, rate: float) -> None:
+        weights = sum(lane.weight for lane in self.lanes)
+        part, parts = self.plan.part
+        for lane in self.lanes:
+            offset = (part + lane.number / len(self.lanes)) / parts
+            due = load_shapes.arrivals(self.load, lane.weight / weights / parts, offset)
+            lane.due = iter(memoryview(due.data))  # no list of all of them
+
+    def shared_out(self) -> list[tuple[tuple[Lane, ...], int]]:
+        """For each kind of user, the lanes that it asks, and how many of its kind there are.
+
+        One lane each, every lane one user at least and else as the weights say; a lone user of a
+        closed loop asks all lanes in turn.
+        """
+        if self.load.is_lone:
+            return [(tuple(self.lanes), 1)]
+        users = [1] * len(self.lanes)
+        for _ in range(self.load.users - len(users)):  # as seats in a parliament (D'Hondt)
+            most = max(self.lanes, key=lambda lane: lane.weight / (users[lane.number] + 1))
+            users[most.number] += 1
+        return [((lane,), users[lane.number]) for lane in self.lanes]
+
+    def join(self, lane: Lane) -> int:
+        """A user of ``lane`` is connected; its number there, from 0."""
+        lane.users += 1
+        self._joined += 1
+        return lane.users - 1
+
+    def begin(self) -> None:
+        """All are there: the load begins."""
+        if self._go.is_set() or self._failed:
+            return
+        gc.collect()
+        gc.freeze()  # a collection that walks all of Locust's modules takes milliseconds
+        self._began = perf_counter() + LEAD_SECONDS
+        if self._recorder is not None:
+            self._recorder.begin(self._began)
+            self._flushing = gevent.spawn(self._keep_flushing)
+        self._go.set()
+
+    # -- the load ----------------------------------------------------------------------------------
+
+    def drive(self, user: int, clients: Sequence[tuple[Lane, DialectClient]]) -> None:
+        """What a user does until the load is over."""
+        self._go.wait()
+        _sleep_until(self._began)
+        try:
+            if self.load.rate is None:
+                self._closed_loop(user, in_turn(clients))
+            else:
+                self._open_loop(*clients[0])
+        finally:
+            self._left += 1
+            if self._left == self._joined:
+                self._end()
+
+    def _closed_loop(self, user: int, turns: Iterator[tuple[Lane, DialectClient]]) -> None:
+        load, began = self.load, self._began
+        end = began + load.warmup_seconds + load.duration_seconds
+        turned = 0.0
+        steady = load.shape in ("constant", "soak")
+        while (now := perf_counter()) < end:
+            if (
+                not steady
+                and (moment := load_shapes.next_change(load, user, now - began)) > now - began
+            ):
+                _sleep_until(min(began + moment, end))
+                continue
+            self._ask(*next(turns), None)
+            if Sockets.lone and now - turned > TURN_SECONDS:
+                turned = now
+                gevent.sleep(0)  # a lone user waits in the kernel: others run only here
+
+    def _open_loop(self, lane: Lane, client: DialectClient) -> None:
+        began = self._began
+        for due in lane.due:  # shared by the lane's users: the first that is free takes the next
+            _sleep_until(began + due)
+            if (now := perf_counter()) - began - due > self.load.timeout_seconds:
+                self._never_sent(lane, began + due, now)
+            else:
+                self._ask(lane, client, began + due)
+
+    def _ask(self, lane: Lane, client: DialectClient, intended: float | None) -> None:
+        number = next(lane.turns)
+        outcome, size, problem = Outcome.OK, 0, None
+        try:
+            body, json_size = client.ask(lane.prepared[number])
+        except Unanswered as error:
+            outcome, problem = error.outcome, str(error)
+        else:
+            size = len(body)
+            problem = lane.checker.problem(number, body, json_size)
+            if problem is not None:
+                outcome = Outcome.WRONG
+        begin = client.sent if intended is None else intended
+        times = (begin, client.sent, client.first_byte, client.done)
+        self._record(lane, times, outcome, size, problem)
+        if outcome == Outcome.FAILED and intended is None:
+            gevent.sleep(PAUSE_SECONDS)
+
+    def _never_sent(self, lane: Lane, intended: float, now: float) -> None:
+        """Whoever wanted this answer has given up; an overload ends when it is over."""
+        why = f"not sent within {self.load.timeout_seconds:g} s: every user was waiting"
+        self._record(lane, (intended, now, now, now), Outcome.TIMED_OUT, 0, why)
+
+    def _record(
+        self,
+        lane: Lane,
+        times: tuple[float, float, float, float],
+        outcome: Outcome,
+        size: int,
+        problem: str | None,
+    ) -> None:
+        """``times``: intended, sent, first byte, done."""
+        begin, done = times[0], times[3]
+        if self._recorder is not None:
+            self._recorder.add(lane.number, *times, outcome)
+            if problem is not None and begin - self._began >= self.load.counted_from_seconds:
+                self._recorder.error(lane.number, problem)
+        if self._report is not None:
+            self._report(lane.target, done - begin, size, problem)
+
+    # -- after it ----------------------------------------------------------------------------------
+
+    def _keep_flushing(self) -> None:
+        assert self._recorder is not None
+        while True:
+            gevent.sleep(FLUSH_SECONDS)
+            try:
+                self._recorder.flush()
+            except OSError as error:
+                self.unwritten = True
+                self.fail(f"{sample_recording.UNWRITTEN}: {error}")
+                return
+
+    def _end(self) -> None:
+        if self._flushing is not None:
+            self._flushing.kill()
+        if self._recorder is not None:
+            self._recorder.state.finished = not self._recorder.state.failure
+            self.save()
+        self._on_end()
+
+    def fail(self, message: str) -> None:
+        """There is no load, or no more; ``message`` says why."""
+        self._failed = True
+        if self._recorder is not None:
+            self._recorder.state.failure = message
+            self.save()
+        self._on_end()
+
+    def save(self) -> None:
+        """What was recorded, to disk, as far as that can be written."""
+        if self._recorder is None:
+            return
+        try:
+            self._recorder.flush()
+        except OSError as error:
+            self.unwritten = True
+            self._recorder.state.failure = f"{sample_recording.UNWRITTEN}: {error}"
+
+
+def in_turn(clients: Sequence[tuple[Lane, DialectClient]]) -> Iterator[tuple[Lane, DialectClient]]:
+    """Each as often as its weight says, there and back (A B B A): none is always the second."""
+    there = [pair for pair in clients for _ in range(pair[0].weight)]
+    return itertools.cycle([*there, *reversed(there)])
+
+
+def _sleep_until(moment: float) -> None:
+    """Let others run until then; the last fraction in turns, as timers wake late."""
+    while (left := moment - perf_counter()) > 0:
+        gevent.sleep(left - SPIN_SECONDS if left > SPIN_SECONDS else 0)

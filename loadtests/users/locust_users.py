@@ -1,0 +1,104 @@
+"""Locust's users, one class for each dialect; what they do is in ``conductor``."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Sequence
+from typing import ClassVar
+
+from locust import User, task
+from locust.exception import StopUser
+
+from modelport.loadtests.target import LoadTestProtocol
+from modelport.loadtests.users.client import DialectClient, Unanswered
+from modelport.loadtests.users.load_driver import Conductor, Lane
+
+
+class ModelUser(User):
+    """Asks one target of the running load, or several in turn, one request at a time."""
+
+    abstract = True
+    protocol: ClassVar[LoadTestProtocol]
+    #: Set by the locustfile before any user starts.
+    conductor: ClassVar[Conductor]
+    #: Empty: there is no load.
+    lanes: ClassVar[tuple[Lane, ...]] = ()
+    _clients: Sequence[tuple[Lane, DialectClient]] = ()
+    _number = 0
+
+    def on_start(self) -> None:
+        if not self.lanes:
+            return
+        timeout_seconds = self.conductor.load.timeout_seconds
+        self._clients = [(lane, lane.client(timeout_seconds)) for lane in self.lanes]
+        for _, client in self._clients:
+            with contextlib.suppress(Unanswered):  # counted when it asks
+                client.connect()
+        self._number = self.conductor.join(self.lanes[0])
+
+    @task
+    def ask(self) -> None:
+        """All of the load, not one request: Locust's own loop costs more than many an answer."""
+        if not self._clients:
+            raise StopUser
+        try:
+            self.conductor.drive(self._number, self._clients)
+        except Exception as error:  # Locust would run the task again, and nobody would know
+            self.conductor.fail(f"unexpected {type(error).__name__}: {error}")
+        raise StopUser
+
+    def on_stop(self) -> None:
+        for _, client in self._clients:
+            client.close()
+
+
+class OipHttpUser(ModelUser):
+    protocol = LoadTestProtocol.OIP_HTTP
+
+
+class OipHttpBinaryUser(ModelUser):
+    protocol = LoadTestProtocol.OIP_HTTP_BINARY
+
+
+class OipGrpcUser(ModelUser):
+    protocol = LoadTestProtocol.OIP_GRPC
+
+
+class TfServingHttpUser(ModelUser):
+    protocol = LoadTestProtocol.TFSERVING_HTTP
+
+
+class TfServingGrpcUser(ModelUser):
+    protocol = LoadTestProtocol.TFSERVING_GRPC
+
+
+class TorchServeHttpUser(ModelUser):
+    protocol = LoadTestProtocol.TORCHSERVE_HTTP
+
+
+class TorchServeGrpcUser(ModelUser):
+    protocol = LoadTestProtocol.TORCHSERVE_GRPC
+
+
+class TritonHttpUser(ModelUser):
+    protocol = LoadTestProtocol.TRITON_HTTP
+
+
+class TritonGrpcUser(ModelUser):
+    protocol = LoadTestProtocol.TRITON_GRPC
+
+
+USERS: dict[LoadTestProtocol, type[ModelUser]] = {
+    one.protocol: one
+    for one in (
+        OipHttpUser,
+        OipHttpBinaryUser,
+        OipGrpcUser,
+        TfServingHttpUser,
+        TfServingGrpcUser,
+        TorchServeHttpUser,
+        TorchServeGrpcUser,
+        TritonHttpUser,
+        TritonGrpcUser,
+    )
+}
