@@ -106,7 +106,7 @@ def test_what_appears_meanwhile_is_not_replaced(
         target.write_text("mine")
         output.write_text("another's")
 
-    refused(run(folder, "torchserve", output), 2, "has appeared meanwhile")
+    refused(run(folder, "torchserve", output), 2, "was created meanwhile")
     assert output.read_text() == "another's"
     assert sorted(tmp_path.iterdir()) == [output, repository]
 
@@ -118,7 +118,7 @@ def test_arguments_that_are_wrong_are_refused(repository: Path, tmp_path: Path) 
     refused(run(folder / "model.pt", "torchserve", mar), 2, "is not a folder")
     refused(run(tmp_path / "repository" / "m" / "1", "torchserve", tmp_path / "m.zip"), 2, ".mar")
     refused(run(folder, "torchserve", tmp_path / "no" / "m.mar"), 2, "is not a folder; create it")
-    refused(run(folder, "torchserve", folder / "m.mar"), 2, "lies inside of what is packaged")
+    refused(run(folder, "torchserve", folder / "m.mar"), 2, "lies inside the packaged folder")
     refused(run(repository, "torchserve", mar), 2, "holds one model")
     refused(run(folder, "torchserve", mar, "--base-path", "/m"), 2, "--base-path")
     refused(run(folder, "tensorrt", mar), 2, "tensorrt")

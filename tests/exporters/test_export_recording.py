@@ -119,7 +119,7 @@ def test_a_version_without_a_record_gets_one_later(
         assert np.allclose(one["probability"], other["probability"], atol=1e-5)
     again = CliRunner().invoke(sample, [str(version)])
     assert again.exit_code == 2
-    assert "is there already" in again.output
+    assert "exists; --output writes" in again.output
 
 
 def test_a_signed_version_gets_a_record_with_its_key_only(
@@ -146,4 +146,4 @@ def test_a_signed_version_gets_a_record_with_its_key_only(
 def test_a_checkpoint_has_no_folder_for_its_answers(fraud_checkpoint: Path) -> None:
     done = CliRunner().invoke(sample, [str(fraud_checkpoint), "--model", "fraud"])
     assert done.exit_code == 2
-    assert "say with --output" in done.output
+    assert "with --output" in done.output

@@ -95,9 +95,9 @@ def test_what_cannot_be_compared_is_a_usage_error_that_names_it(
 ) -> None:
     with answering(404) as url:
         for baseline, candidate, said in (
-            ("nowhere", model, "'nowhere' is no folder"),
+            ("nowhere", model, "'nowhere' is not a folder"),
             (tmp_path, model, "no published version"),
-            (model / "7", model, "'{model}/7' is no folder"),
+            (model / "7", model, "'{model}/7' is not a folder"),
             (model, f"{url}/v2/models/tiny", "HTTP 404"),
             (model, "https://127.0.0.1:1/v2/models/tiny", "does not begin with http://"),
             ("s3://KEY:SECRET@b/tiny/1", model, "baseline cannot be fetched: Invalid value"),

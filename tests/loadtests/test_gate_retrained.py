@@ -145,7 +145,7 @@ def test_a_model_that_was_trained_again_passes_and_the_difference_is_a_report(
     differ = found.document["agreement"]
     assert differ["changed"] == 0
     assert differ["relative_error"] == pytest.approx(0.5, abs=1e-3)
-    assert "held to its own checkpoint's answers" in " ".join(found.document["notes"])
+    assert "compared with its own checkpoint's answers" in " ".join(found.document["notes"])
 
 
 def test_wrong_answers_are_told_at_once_with_input_output_expected_and_difference(
@@ -154,7 +154,7 @@ def test_wrong_answers_are_told_at_once_with_input_output_expected_and_differenc
     question = failed(rehearse(retrained(tmp_path / "tiny"), (2.0, 3.5)))
     assert (question.name, question.change) == ("wrong answers", 1.0)
     for part in (
-        "128 of 128 answers are not as its own checkpoint answers, such as request 1 (x = [[",
+        "128 of 128 answers are not the answers of its own checkpoint, such as request 1 (x = [[",
         "output 'y' is ",
         " at [0, 0], expected ",
         "a difference of ",

@@ -63,8 +63,8 @@ def test_the_example_says_every_key_and_the_defaults() -> None:
         ("[certificate]\ncheckpoint_sha256 = 'abc'", "64 hexadecimal digits"),
         ("[certificate]\npublic_keys = 'a.pub'", "a list of files"),
         ("[answers]\natol = -1", "answers.atol = -1 must be"),
-        ("[limits", "is no TOML"),
-        ("[limits]\np99_ms = 1\np99_ms = 2", "is no TOML"),
+        ("[limits", "is not TOML"),
+        ("[limits]\np99_ms = 1\np99_ms = 2", "is not TOML"),
     ],
 )
 def test_what_no_gate_understands_is_named(tmp_path: Path, text: str, said: str) -> None:

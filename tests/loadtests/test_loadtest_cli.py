@@ -83,7 +83,7 @@ def test_a_server_that_dies_and_then_ctrl_c_keep_what_was_measured(tmp_path: Pat
         process.send_signal(signal.SIGTERM)
         _, said = process.communicate(timeout=60)
     assert process.returncode == 130, said
-    assert "interrupted; this is what came until then" in said
+    assert "interrupted; these are the results so far" in said
     document = json.loads(report.read_text())
     assert not document["complete"]
     assert document["summary"]["ok"] == pytest.approx(60 - 32, abs=1)
@@ -122,8 +122,8 @@ def test_where_nothing_can_be_asked_there_is_one_line_and_no_report(tmp_path: Pa
         (["localhost:1"], "--model is missing"),
         (["localhost", "-m", "x"], "'localhost' is not HOST:PORT"),
         (["https://localhost:1", "-m", "x"], "TLS is not spoken here"),
-        (["localhost:1", "-m", "x", "--slo", "p42=1ms"], "'p42=1ms' is no objective"),
-        (["localhost:1", "-m", "x", "--duration", "soon"], "'soon' is no time"),
+        (["localhost:1", "-m", "x", "--slo", "p42=1ms"], "'p42=1ms' is not an objective"),
+        (["localhost:1", "-m", "x", "--duration", "soon"], "'soon' is not a duration"),
         (["localhost:1", "-m", "x", "--duration", "0s"], "duration: 0.0 is not above 0"),
         (["oip-grpc://localhost:1/m", "-m", "x"], "--model x contradicts"),
         (["grpc://localhost:1/m", "--protocol", "oip-http"], "--protocol oip-http contradicts"),
