@@ -38,10 +38,10 @@ def write_comparison(comparison: Comparison, path: Path) -> None:
     page = _render(
         "comparison.html.j2",
         comparison=comparison,
-        matrix_text=matrix_text.lines(comparison),
+        matrix=matrix_text.lines(comparison),
         noise=matrix_text.NOISE,
         decided=matrix_text.decided(comparison),
-        comparison_plots=comparison_plots.draw(comparison),
+        plots=comparison_plots.draw(comparison),
         candidates=comparison_tables.candidates(comparison),
         resources=comparison_tables.resources(comparison),
         loads=[
@@ -79,7 +79,7 @@ def write_run(
         load=run_tables.load(run),
         client=run_tables.client(run),
         warnings=run_tables.warnings(run),
-        comparison_plots=run_plots.draw(run),
+        plots=run_plots.draw(run),
         hardware=hardware or {},
         command=command,
         slots=0,
@@ -98,7 +98,7 @@ def write_gate(decision: GateDecision, path: Path) -> None:
         summaries=gate_tables.summaries(decision),
         agreement="" if differ is None else gate_tables.agreement(differ),
         labels=None if differ is None else gate_tables.labels(differ),
-        comparison_plots=gate_plots.draw(decision),
+        plots=gate_plots.draw(decision),
         slots=2,
     )
     marked_block.write(path, page)

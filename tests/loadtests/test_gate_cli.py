@@ -119,7 +119,7 @@ def test_what_cannot_be_compared_is_a_usage_error_that_names_it(
     [
         ("[limits]\np99_ms = nan", "limits.p99_ms = nan must be a number above 0"),
         ("[limit]", "unknown table [limit]"),
-        ("[certificate]\npublic_keys = ['none.pub']", "none.pub' is no file"),
+        ("[certificate]\npublic_keys = ['none.pub']", "none.pub' is not a file"),
         ("[duration]\nslices = 100000", "one round is 600000 s of load"),
     ],
 )

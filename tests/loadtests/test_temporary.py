@@ -13,8 +13,8 @@ from modelport.loadtests import temporary_folders
 
 PREFIX = "modelport-test-"
 HOLD = f"""
-from modelport.loadtests import temporary
-with temporary.folder({PREFIX!r}) as folder:
+from modelport.loadtests import temporary_folders
+with temporary_folders.folder({PREFIX!r}) as folder:
     print(folder, flush=True)
     input()
 """

@@ -17,8 +17,8 @@ import pytest
 from modelport.loadtests.peers import bench, models, process_pausing, raw, tables
 from modelport.loadtests.peers.bench import BenchProgress
 from modelport.loadtests.peers.results import PeerCase
-from modelport.loadtests.peers.servers import ALL, triton
-from modelport.loadtests.peers.servers.base import PeerLaunch
+from modelport.loadtests.peers.servers import ALL
+from modelport.loadtests.serving import pytriton
 
 X2, FRAUD, VIT = (models.ALL[name] for name in ("x2", "fraud128", "vit_b16"))
 STATE_SECONDS = 10.0
@@ -81,7 +81,7 @@ def test_triton_serves_the_same_files_and_changes_none(tmp_path: Path) -> None:
     config.write_text('name: "x2"\nplatform: "onnxruntime_onnx"\nmax_batch_size: 8\n')
     before = config.read_text()
     work = tmp_path / "work"
-    home = triton.models(PeerLaunch(tmp_path / "repository", work, 1, 2, 3)) / "x2"
+    home = pytriton.onnx_models(tmp_path / "repository", "x2", work) / "x2"
     assert (
         home / "config.pbtxt"
     ).read_text() == 'name: "x2"\nmax_batch_size: 8\nbackend: "python"\n'

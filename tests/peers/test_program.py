@@ -17,7 +17,7 @@ ROOT = Path(__file__).parents[2]
 SERVES = """
 import sys, time
 from pathlib import Path
-from modelport.loadtests import processes, program
+from modelport.loadtests import processes, script
 
 def main():
     (port,) = processes.free_ports(1)
@@ -27,7 +27,7 @@ def main():
         print(process.pid, flush=True)
         time.sleep(600)
 
-program.run(main)
+script.run(main)
 """
 
 
