@@ -185,8 +185,6 @@ def test_a_declaration_that_makes_no_sense_is_named(inputs: tuple[str, ...], sai
 def test_a_model_that_nothing_tells_about_is_told_what_to_add() -> None:
     expected = r"\(tokens, weight\) cannot be inferred .* --input 'tokens:"
     with pytest.raises(UsageError, match=expected):
-        UsageError, match=r"\(tokens, weight\) cannot be inferred .* --input 'tokens:"
-    ):
         infer(Tagger())
 
 
