@@ -14,20 +14,7 @@ from typing import NamedTuple
 from modelport.gateway.wire.body import Body
 from modelport.gateway.wire.http2 import frames
 from modelport.gateway.wire.http2.connection import Http2Connection
-from modelport.gateway.wire.http2.frames import (
-    ACK,
-    DEFAULT_WINDOW_BYTES,
-    END_HEADERS,
-    HEADERS,
-    MAX_DATA_BYTES,
-    MAX_HEADER_BYTES,
-    MAX_STREAM,
-    MAX_WINDOW_BYTES,
-    PING,
-    PREFACE,
-    ErrorCode,
-    ProtocolError,
-)
+from modelport.gateway.wire.http2.frames import MAX_WINDOW_BYTES, ErrorCode, ProtocolError
 from modelport.gateway.wire.http2.header_blocks import FieldSection
 from modelport.gateway.wire.http2.stream import Http2Stream
 from modelport.gateway.wire.raw import Buffer
@@ -40,14 +27,14 @@ PONG_SECONDS = 5.0
 SILENCE_SECONDS = 1.0
 _GREETING = b"".join(
     (
-        PREFACE,
+        frames.PREFACE,
         frames.settings(
             (frames.ENABLE_PUSH, 0),
             (frames.INITIAL_WINDOW_SIZE, MAX_WINDOW_BYTES),
-            (frames.MAX_FRAME_SIZE, MAX_DATA_BYTES),
-            (frames.MAX_HEADER_LIST_SIZE, MAX_HEADER_BYTES),
+            (frames.MAX_FRAME_SIZE, frames.MAX_DATA_BYTES),
+            (frames.MAX_HEADER_LIST_SIZE, frames.MAX_HEADER_BYTES),
         ),
-        frames.window_update(0, MAX_WINDOW_BYTES - DEFAULT_WINDOW_BYTES),
+        frames.window_update(0, MAX_WINDOW_BYTES - frames.DEFAULT_WINDOW_BYTES),
     )
 )
 
@@ -168,11 +155,11 @@ class ClientConnection(Http2Connection[ResponseHead, GrpcReply]):
         if not self.streams:
             self._heard = -1
         self.last_stream = number = self.last_stream + 2
-        self.leaving = number == MAX_STREAM
+        self.leaving = number == frames.MAX_STREAM
         reply = self.streams[number] = GrpcReply(self, number, limit)
         reply.queue(*body)
         try:
-            reply.close(head=frames.frame(HEADERS, END_HEADERS, number, block))
+            reply.close(head=frames.frame(frames.HEADERS, frames.END_HEADERS, number, block))
             await reply.done
             return reply
         except (asyncio.CancelledError, ReplyTooLarge):
@@ -182,7 +169,7 @@ class ClientConnection(Http2Connection[ResponseHead, GrpcReply]):
     def ping(self) -> None:
         """Ask for a sign of life."""
         self._pinged_at = self.loop.time()
-        self.writer.write(frames.frame(PING, 0, 0, bytes(8)))
+        self.writer.write(frames.frame(frames.PING, 0, 0, bytes(8)))
 
     def check_pong(self) -> None:
         """Drop the connection if the last ping has no answer yet."""
@@ -242,7 +229,7 @@ class ClientConnection(Http2Connection[ResponseHead, GrpcReply]):
             self.ready.set_result(None)
 
     def on_frame(self, kind: int, flags: int, stream: int, payload: bytes) -> None:
-        if kind == PING and flags & ACK:
+        if kind == frames.PING and flags & frames.ACK:
             self._pinged_at = 0.0
             self._heard += 1  # an answer does not end the silence
         super().on_frame(kind, flags, stream, payload)

@@ -12,16 +12,7 @@ from modelport.gateway.server.listener import ServerState
 from modelport.gateway.server.listening import Room
 from modelport.gateway.wire.http2 import abuse_limits, frames
 from modelport.gateway.wire.http2.connection import Http2Connection
-from modelport.gateway.wire.http2.frames import (
-    DEFAULT_WINDOW_BYTES,
-    MAX_DATA_BYTES,
-    MAX_HEADER_BYTES,
-    MAX_STREAM,
-    MAX_WINDOW_BYTES,
-    PREFACE,
-    ErrorCode,
-    ProtocolError,
-)
+from modelport.gateway.wire.http2.frames import PREFACE, ErrorCode, ProtocolError
 from modelport.gateway.wire.http2.header_blocks import FieldSection
 from modelport.gateway.wire.http2.stream import Http2Stream
 
@@ -40,9 +31,9 @@ STREAM_WINDOW_BYTES = 1024 * 1024
 _GREETING = frames.settings(
     (frames.MAX_CONCURRENT_STREAMS, abuse_limits.MAX_STREAMS),
     (frames.INITIAL_WINDOW_SIZE, STREAM_WINDOW_BYTES),
-    (frames.MAX_FRAME_SIZE, MAX_DATA_BYTES),
-    (frames.MAX_HEADER_LIST_SIZE, MAX_HEADER_BYTES),
-) + frames.window_update(0, MAX_WINDOW_BYTES - DEFAULT_WINDOW_BYTES)
+    (frames.MAX_FRAME_SIZE, frames.MAX_DATA_BYTES),
+    (frames.MAX_HEADER_LIST_SIZE, frames.MAX_HEADER_BYTES),
+) + frames.window_update(0, frames.MAX_WINDOW_BYTES - frames.DEFAULT_WINDOW_BYTES)
 
 
 class RequestHead(Protocol):
@@ -200,7 +191,7 @@ class ServerConnection(Http2Connection[HeadT, ServerStreamT]):
         """Announce the end: the client opens further streams elsewhere."""
         if self.settings_received and not self._warned and not self.closing:
             self._warned = True
-            self.writer.write(frames.go_away(MAX_STREAM, ErrorCode.NO_ERROR))
+            self.writer.write(frames.go_away(frames.MAX_STREAM, ErrorCode.NO_ERROR))
 
     def close(self) -> None:
         self.leave()

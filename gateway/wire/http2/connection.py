@@ -17,9 +17,7 @@ from modelport.gateway.wire.http2.flow_control import FlowControlError, FlowCont
 from modelport.gateway.wire.http2.frame_reader import FrameReader
 from modelport.gateway.wire.http2.frames import (
     ACK,
-    DEFAULT_WINDOW_BYTES,
     END_STREAM,
-    MAX_STREAM,
     MAX_WINDOW_BYTES,
     WORD,
     ErrorCode,
@@ -54,7 +52,7 @@ class Http2Connection(
         self, loop: asyncio.AbstractEventLoop, make_head: Callable[[FieldSection], Head]
     ) -> None:
         FrameReader.__init__(self)
-        FlowController.__init__(self, DEFAULT_WINDOW_BYTES, MAX_WINDOW_BYTES)
+        FlowController.__init__(self, frames.DEFAULT_WINDOW_BYTES, MAX_WINDOW_BYTES)
         self.loop = loop
         self._blocks: HeaderBlocks[Head] = HeaderBlocks(make_head)
         self.peer = PeerSettings()
@@ -111,7 +109,7 @@ class Http2Connection(
 
     def connection_lost(self, exc: Exception | None) -> None:
         self.closing = True
-        self._drop_all(ErrorCode.CANCEL)
+        self._drop_all()
 
     def pause_writing(self) -> None:
         self.writing_paused = True
@@ -195,7 +193,7 @@ class Http2Connection(
         elif kind == frames.GOAWAY:
             if len(payload) < 2 * WORD.size:
                 raise ProtocolError("GOAWAY is cut off", ErrorCode.FRAME_SIZE_ERROR)
-            self.on_go_away(WORD.unpack_from(payload)[0] & MAX_STREAM)
+            self.on_go_away(WORD.unpack_from(payload)[0] & frames.MAX_STREAM)
         elif kind == frames.PUSH_PROMISE:
             raise ProtocolError("PUSH_PROMISE is not allowed")
 
@@ -276,20 +274,17 @@ class Http2Connection(
         self.drop(stream, code)
 
     def drop(self, stream: StreamT, code: int) -> None:
+        """Forget a stream that ends early."""
         self._forget(stream)
-        self._end_early(stream, code)
-        self._close_if_done()
-
-    def _drop_all(self, code: int) -> None:
-        for stream in list(self.streams.values()):
-            self._forget(stream)
-            self._end_early(stream, code)
-
-    def _end_early(self, stream: StreamT, code: int) -> None:
         stream.reset_code = code
         stream.to_send.clear()
         stream.on_reset()
         stream.wake()
+        self._close_if_done()
+
+    def _drop_all(self) -> None:
+        for stream in list(self.streams.values()):
+            self.drop(stream, ErrorCode.CANCEL)
 
     def _forget(self, stream: StreamT) -> None:
         del self.streams[stream.number]
@@ -339,11 +334,11 @@ class Http2Connection(
             reason = str(error).encode()
             self.writer.write(frames.go_away(self.last_peer_stream, error.code, reason))
         self.closing = True
-        self._drop_all(ErrorCode.CANCEL)
+        self._drop_all()
         self.linger()
 
     def _close_if_done(self) -> None:
-        if self.leaving and not self.streams:
+        if self.leaving and not self.streams and not self.closing:
             self.linger()
 
     def linger(self) -> None:

@@ -2,21 +2,9 @@
 
 from __future__ import annotations
 
+from modelport.gateway.wire.http2 import frames
 from modelport.gateway.wire.http2.flow_control import FlowControlError
-from modelport.gateway.wire.http2.frames import (
-    DEFAULT_FRAME_BYTES,
-    DEFAULT_WINDOW_BYTES,
-    ENABLE_PUSH,
-    INITIAL_WINDOW_SIZE,
-    MAX_CONCURRENT_STREAMS,
-    MAX_DATA_BYTES,
-    MAX_FRAME_SIZE,
-    MAX_STREAM,
-    MAX_WINDOW_BYTES,
-    SETTING,
-    ErrorCode,
-    ProtocolError,
-)
+from modelport.gateway.wire.http2.frames import SETTING, ErrorCode, ProtocolError
 
 #: The entries of one frame, nghttp2's limit; the RFC defines six settings.
 MAX_ENTRIES = 32
@@ -30,10 +18,10 @@ class PeerSettings:
 
     def __init__(self) -> None:
         #: The send window of a new stream.
-        self.initial_window = DEFAULT_WINDOW_BYTES
+        self.initial_window = frames.DEFAULT_WINDOW_BYTES
         #: The largest payload of a frame that is sent to the peer.
-        self.max_frame = DEFAULT_FRAME_BYTES
-        self.max_streams = MAX_STREAM
+        self.max_frame = frames.DEFAULT_FRAME_BYTES
+        self.max_streams = frames.MAX_STREAM
 
     def update(self, payload: bytes) -> int:
         """Apply a SETTINGS frame's ``payload``; return the change of every stream's send window.
@@ -45,16 +33,16 @@ class PeerSettings:
             raise ProtocolError("too many settings in a frame", ErrorCode.ENHANCE_YOUR_CALM)
         before = self.initial_window
         for number, value in SETTING.iter_unpack(payload):
-            if number == INITIAL_WINDOW_SIZE:
-                if value > MAX_WINDOW_BYTES:
+            if number == frames.INITIAL_WINDOW_SIZE:
+                if value > frames.MAX_WINDOW_BYTES:
                     raise FlowControlError("a window is larger than windows may be")
                 self.initial_window = value
-            elif number == MAX_FRAME_SIZE:
-                if not DEFAULT_FRAME_BYTES <= value <= _MAX_FRAME_BYTES:
+            elif number == frames.MAX_FRAME_SIZE:
+                if not frames.DEFAULT_FRAME_BYTES <= value <= _MAX_FRAME_BYTES:
                     raise ProtocolError("SETTINGS_MAX_FRAME_SIZE is out of range")
-                self.max_frame = min(value, MAX_DATA_BYTES)
-            elif number == MAX_CONCURRENT_STREAMS:
+                self.max_frame = min(value, frames.MAX_DATA_BYTES)
+            elif number == frames.MAX_CONCURRENT_STREAMS:
                 self.max_streams = value
-            elif number == ENABLE_PUSH and value > 1:
+            elif number == frames.ENABLE_PUSH and value > 1:
                 raise ProtocolError("SETTINGS_ENABLE_PUSH is neither 0 nor 1")
         return self.initial_window - before
