@@ -32,6 +32,7 @@ from modelport.gateway.wire.http2.frames import (
     HEADERS,
     INITIAL_WINDOW_SIZE,
     MAX_STREAM,
+    PADDED,
     PING,
     PREFACE,
     RST_STREAM,
@@ -350,6 +351,31 @@ async def test_bodies_that_never_end_hold_no_more_than_the_budget(
         assert (await response(peer, 21))[1] == b"POST /a False body"
     while PROCESS.used_bytes:
         await asyncio.sleep(0)
+
+
+async def test_a_request_that_is_refused_holds_no_memory_whatever_follows(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(PROCESS, "limit_bytes", 100_000)
+    async with speaking(echo, PREFACE + settings((INITIAL_WINDOW_SIZE, 0))) as peer:
+        peer.send(head(1), *[frame(DATA, 0, 1, bytes(10_000))] * 6)
+        fields = dict(peer.decoder.decode((await peer.until(HEADERS))[3]))
+        assert fields[":status"] == "503"
+        peer.send(*[frame(DATA, 0, 1, bytes(10_000))] * 4, frame(PING, 0, 0, bytes(8)))
+        await peer.until(PING)
+        assert PROCESS.used_bytes == 0
+
+
+async def test_a_body_of_padding_stands_still(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(server_connection, "BODY_IDLE_SECONDS", 0.1)
+    monkeypatch.setattr(server_connection, "CHECK_SECONDS", 0.02)
+    async with speaking(echo) as peer:
+        peer.send(head(1), frame(DATA, 0, 1, b"x"))
+        ended = asyncio.ensure_future(peer.until(HEADERS))
+        while not ended.done():
+            peer.send(frame(DATA, PADDED, 1, b"\7" + bytes(7)))
+            await asyncio.wait({ended}, timeout=0.02)  # the pace of the client
+        assert dict(peer.decoder.decode(ended.result()[3]))[":status"] == "408"
 
 
 async def test_a_body_that_stands_still_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -163,7 +163,7 @@ class GrpcStream(ServerStream):
     def on_data(self, part: memoryview, last: bool) -> None:
         if self.local_closed or self._http_status is not None:
             return  # nobody reads it
-        if not last:
+        if not last and len(part):
             self.touched_at = self.connection.loop.time()
         if not last or len(part) > UNCOUNTED_BYTES:
             try:

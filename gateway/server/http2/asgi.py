@@ -37,8 +37,8 @@ class AsgiHead(NamedTuple):
 
     malformed: bool
     valid_trailers: bool
+    scope: dict[str, Any]
     content_length: int | None = None
-    scope: dict[str, Any] = {}  # noqa: RUF012
     via: bytes = b""
     encoded: bool = False
     expects_continue: bool = False
@@ -52,11 +52,8 @@ class AsgiStream(ServerStream):
 
     def __init__(self, connection: AsgiConnection, number: int, head: AsgiHead) -> None:
         super().__init__(connection, number, STREAM_WINDOW_BYTES, head.content_length)
-        self.loop, self.transport, self.memory = (
-            connection.loop,
-            connection.transport,
-            connection.memory,
-        )
+        self.loop, self.transport = connection.loop, connection.transport
+        self.memory = connection.memory
         self.date_header = connection.state.date_header
         self.cycle = Http2Cycle(self, head)
 
@@ -86,10 +83,11 @@ class AsgiStream(ServerStream):
     # -- the stream -------------------------------------------------------------------------------
 
     def on_data(self, part: memoryview, last: bool) -> None:
+        if self.local_closed or not len(part):
+            return
         self.touched_at = self.loop.time()
         try:
-            if len(part):
-                self.cycle.add(bytes(part))
+            self.cycle.add(bytes(part))
         except MemoryExhausted:
             self.refuse(error_response.SCARCE)
             return
@@ -215,7 +213,7 @@ class AsgiConnection(ServerConnection[AsgiHead, AsgiStream]):
         agree = authority is None or hosts <= {authority}
         target = pseudo.get(b":path", b"")
         if not section.valid_request or not agree or not _TARGET.match(target):
-            return AsgiHead(True, section.valid_trailers)
+            return AsgiHead(True, section.valid_trailers, {})
         headers = [field for field in section.regular if field[0] != b"host"]
         host = authority if authority is not None else next(iter(hosts), None)
         if host is not None:
@@ -225,8 +223,8 @@ class AsgiConnection(ServerConnection[AsgiHead, AsgiStream]):
         return AsgiHead(
             False,
             False,
-            section.content_length,
             scope(self._scope, method, "2", target, headers),
+            section.content_length,
             b", ".join(value for name, value in headers if name == b"via"),
             b"content-encoding" in by_name,
             by_name.get(b"expect", b"").lower() == b"100-continue",
