@@ -30,6 +30,9 @@ from modelport.gateway.repository.signing import PublicKey, VersionCertificate
 
 #: Folders searched for the checkpoint named in the certificate.
 CHECKPOINT_FOLDERS = (Path(), Path("checkpoints"))
+#: More than anybody proves with, and less than runs for ever.
+MAX_SAMPLES = 1_000_000
+MAX_NAME_BYTES = 255
 
 
 @dataclass(frozen=True, slots=True)
@@ -199,14 +202,17 @@ def _claim(document: Mapping[str, Any]) -> Claim:
         )
         if source.checkpoint.name != str(source.checkpoint):  # it is searched for by this name
             raise ValueError(source.checkpoint)
-        if not isinstance(source.model, str | None):
+        names = (source.checkpoint.name, *source.inputs, *source.output_names)
+        if not isinstance(source.model, str | None) or not all(isinstance(n, str) for n in names):
             raise TypeError(source.model)
+        if not 1 <= source.max_batch_size < 2**31 and source.max_batch_size != 0:
+            raise ValueError(source.max_batch_size)
         return Claim(
             format=formats.find_format(artifact["format"]),
             target=ExportTarget(artifact["dtype"], artifact["quantize"], artifact["opset"]),
             source=source,
             origins=tuple(
-                Origin(origin["file"], origin["sha256"])
+                Origin(_filename(origin["file"]), str(origin["sha256"]))
                 for origin in (document["checkpoint"], *document["adapters"])
             ),
             checks=_checks(proven, found),
@@ -220,14 +226,27 @@ def _checks(proven: Mapping[str, Any], found: Evaluation | None) -> Checks:
     """The limits that the artifact was held to."""
     tolerance, bounds = proven["tolerance"], proven["bounds"]
     return Checks(
-        samples=int(proven["samples"]),
-        seed=int(proven["seed"]),
+        samples=_count(proven["samples"], 1, MAX_SAMPLES),
+        seed=_count(proven["seed"], 0, 2**64 - 1),
         atol=_limit(tolerance["atol"]),
         rtol=_limit(tolerance["rtol"]),
         agreement=bounds and _limit(bounds["agreement"]),
         relative_error=bounds and _limit(bounds["relative_error"]),
         max_drop=evaluation.DEFAULT_MAX_DROP if found is None else _limit(found.max_drop),
     )
+
+
+def _count(value: Any, least: int, most: int) -> int:
+    if type(value) is not int or not least <= value <= most:
+        raise ValueError(value)
+    return value
+
+
+def _filename(value: Any) -> str:
+    """A name that a file here may have."""
+    if not 0 < len(os.fsencode(value)) <= MAX_NAME_BYTES or "\0" in value:
+        raise ValueError(value)
+    return str(value)
 
 
 def _limit(value: Any) -> float:

@@ -20,6 +20,7 @@ from __future__ import annotations
 
 import base64
 import json
+import math
 import struct
 import zipfile
 from collections.abc import Mapping, Sequence
@@ -53,7 +54,10 @@ DTYPES: Mapping[str, np.dtype[Any]] = {
 
 
 #: Exceptions from unreadable or truncated files.
-UNREADABLE = (OSError, ValueError, EOFError, zipfile.BadZipFile, struct.error)
+UNREADABLE = (
+    OSError, ValueError, EOFError, ArithmeticError, MemoryError, RecursionError, zipfile.BadZipFile,
+    struct.error,
+)  # fmt: skip
 
 
 class BadPayload(ValueError):
@@ -161,6 +165,7 @@ def read(path: Path, signature: RequestSignature | None = None, batch_size: int 
 
 def _no_requests(path: Path, error: Exception) -> BadPayload:
     said = f"no {error}" if isinstance(error, KeyError) else str(error)
+    said = (said or type(error).__name__).splitlines()[0][:200]
     return BadPayload(
         f"{path}: not requests ({said}); give an .npz of rows by input name, Open Inference "
         "Protocol requests as .json or .jsonl, or perf_analyzer's --input-data JSON"
@@ -179,7 +184,7 @@ def needs_signature(path: Path) -> bool:
         return False
     try:
         document = json.loads(path.read_text())
-    except (OSError, ValueError) as error:
+    except UNREADABLE as error:
         raise _no_requests(path, error) from error
     return isinstance(document, dict) and "data" in document and "modelport" not in document
 
@@ -214,11 +219,18 @@ def _read_perf_analyzer(
         inputs,
         expected,
         reshape,
-        float(ours.get("atol", ABSOLUTE_TOLERANCE)),
-        float(ours.get("rtol", RELATIVE_TOLERANCE)),
+        _tolerance(ours.get("atol", ABSOLUTE_TOLERANCE)),
+        _tolerance(ours.get("rtol", RELATIVE_TOLERANCE)),
         outputs,
         size,
     )
+
+
+def _tolerance(value: Any) -> float:
+    """Within NaN or infinity any answer would be right."""
+    if not 0 <= float(value) < math.inf:
+        raise BadPayload(f"{value!r} is no tolerance")
+    return float(value)
 
 
 def _requests(

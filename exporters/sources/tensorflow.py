@@ -16,7 +16,7 @@ from modelport.exporters.spec import BFLOAT16_STEP, DEFAULT_RTOL, ModelSpec
 from modelport.exporters.tensorflow_runtime import keras, tf
 from modelport.gateway.cli.errors import UsageError
 from modelport.gateway.errors import IntegrityError, Unsupported
-from modelport.gateway.repository import saved_model
+from modelport.gateway.repository import files, saved_model
 from modelport.gateway.repository.manifest import sha256_of
 from modelport.gateway.types import NUMPY_DTYPES, Array, Datatype, ModelSignature, TensorSpec
 
@@ -287,6 +287,6 @@ def _digest(path: Path) -> str:
     try:
         if path.is_file():
             return sha256_of(path)
-        return digest_of(path, (p for p in path.rglob("*") if p.is_file()))
+        return digest_of(path, (path / name for name in files.below(path)))
     except OSError as error:
         raise IntegrityError(f"'{path}' cannot be read: {error.strerror}") from error

@@ -9,46 +9,44 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
+import re
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 from modelport.gateway.errors import IntegrityError
+from modelport.gateway.repository import files
 
 FILENAME = "manifest.json"
 #: The file with the exporters' evidence (``signing``).
 CERTIFICATE = "certificate.json"
 FORMAT = "modelport-manifest/1"
 MAX_MANIFEST_BYTES = 16 * 1024 * 1024
+MAX_FILE_BYTES = 2**63 - 1
+SHA256 = re.compile(r"[0-9a-f]{64}")
+#: Errors of a parser that meets a document of another shape.
+MALFORMED = (ValueError, LookupError, TypeError, AttributeError, ArithmeticError, RecursionError)
 
 
 def sha256_of(path: Path) -> str:
-    with path.open("rb") as file:
+    """Raises ``OSError``: it is no regular file that can be read."""
+    with files.open_file(path) as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def files_of(version: Path) -> Iterator[str]:
-    """Every file below ``version`` except the manifest, as a relative POSIX path.
-
-    A linked folder counts as a file: it is not followed.
-    """
-    for folder, folders, names in os.walk(version):
-        folders.sort()
-        linked = [name for name in folders if (Path(folder) / name).is_symlink()]
-        for name in sorted(names + linked):
-            relative = (Path(folder) / name).relative_to(version).as_posix()
-            if relative != FILENAME:
-                yield relative
+    """Every file below ``version`` except the manifest, as ``files.below`` names it."""
+    return (name for name in files.below(version) if name != FILENAME)
 
 
 def write(version: Path) -> Path:
     """Write the manifest with the hash of every file below ``version``; return its path."""
-    files = {
+    listed = {
         name: {"sha256": sha256_of(version / name), "size_bytes": (version / name).stat().st_size}
         for name in files_of(version)
     }
     path = version / FILENAME
-    path.write_text(json.dumps({"format": FORMAT, "files": files}, indent=2) + "\n")
+    path.write_text(json.dumps({"format": FORMAT, "files": listed}, indent=2) + "\n")
     return path
 
 
@@ -63,9 +61,16 @@ def parse(content: bytes) -> dict[str, tuple[str, int]]:
         listed = document["files"]
         if document["format"] != FORMAT:
             raise ValueError(document["format"])
-        return {str(name): (str(f["sha256"]), int(f["size_bytes"])) for name, f in listed.items()}
-    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+        return {name: _described(file) for name, file in listed.items()}
+    except MALFORMED as error:
         raise IntegrityError(f"{FILENAME} is not a manifest; publish the version again") from error
+
+
+def _described(file: Any) -> tuple[str, int]:
+    digest, size = file["sha256"], file["size_bytes"]
+    if type(size) is not int or not 0 <= size <= MAX_FILE_BYTES or not SHA256.fullmatch(digest):
+        raise ValueError(file)
+    return digest, size
 
 
 def verify(version: Path) -> bool:
@@ -79,11 +84,11 @@ def verify(version: Path) -> bool:
     """
     path = version / FILENAME
     try:
-        if path.stat().st_size > MAX_MANIFEST_BYTES:
-            raise IntegrityError(f"{FILENAME} is larger than {MAX_MANIFEST_BYTES} bytes")
-        expected = parse(path.read_bytes())
+        expected = parse(files.read(path, MAX_MANIFEST_BYTES))
     except FileNotFoundError:
         return False
+    except OSError as error:
+        raise IntegrityError(f"{FILENAME} cannot be read: {error.strerror}") from error
     present = set(files_of(version))
     for name in sorted(expected.keys() - present):
         raise IntegrityError(f"'{name}' is listed in {FILENAME} but missing")

@@ -18,10 +18,12 @@ from typing import Any
 from google.protobuf.message import DecodeError
 
 from modelport.gateway.errors import IntegrityError
-from modelport.gateway.repository import inlining
+from modelport.gateway.repository import files, inlining
 from modelport.gateway.repository.tensorflow_operators import PURE
 
 FILENAME = "saved_model.pb"
+#: Weights lie in other files, except those frozen into the graph.
+MAX_BYTES = 1 << 29
 #: The operation that the loader runs once, with the paths of the assets fed.
 INITIAL = "__saved_model_init_op"
 
@@ -50,7 +52,7 @@ def read(folder: Path) -> Any:
 
     saved = saved_model_pb2.SavedModel()
     try:
-        saved.ParseFromString((folder / FILENAME).read_bytes())
+        saved.ParseFromString(files.read(folder / FILENAME, MAX_BYTES))
     except (OSError, DecodeError) as error:
         reason = error.strerror if isinstance(error, OSError) else error
         raise IntegrityError(

@@ -21,7 +21,6 @@ import io
 import json
 import os
 import re
-import stat
 import tempfile
 from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass, field
@@ -30,7 +29,7 @@ from types import ModuleType
 from typing import Any
 
 from modelport.gateway.errors import IntegrityError, Internal, InvalidArgument
-from modelport.gateway.repository import manifest
+from modelport.gateway.repository import files, manifest
 
 CERTIFICATE = manifest.CERTIFICATE
 SIGNATURE = "certificate.json.sig"
@@ -45,12 +44,13 @@ UNLISTED = frozenset({CERTIFICATE, SIGNATURE, SAMPLES, manifest.FILENAME})
 MAX_KEY_BYTES = 64 * 1024
 MAX_CERTIFICATE_BYTES = 16 * 1024 * 1024
 MAX_SIGNATURE_BYTES = 4096
+#: Of a name or a digest.
+MAX_TEXT = 4096
 COPY_BYTES = 1024 * 1024  # at a time
 
 _SPKI_PREFIX = bytes.fromhex("302a300506032b6570032100")  # RFC 8410; the 32 bytes follow
 _FINGERPRINT = re.compile(r"[0-9a-f]{64}")
-#: Exceptions from reading a document of another shape.
-MALFORMED = (ValueError, LookupError, TypeError, AttributeError, ArithmeticError, RecursionError)
+MALFORMED = manifest.MALFORMED
 _PEM_LABEL = re.compile(rb"-----BEGIN ([A-Z0-9 ]+)-----")
 
 
@@ -342,14 +342,19 @@ def _check_digest(name: str, actual: str, expected: str) -> None:
 def _parse_certificate(content: bytes, model: str) -> VersionCertificate:
     try:
         document = json.loads(content)
-        artifact = document["artifact"]
+        json.dumps(document, ensure_ascii=False).encode()  # or it could not be shown
+        artifact, samples = document["artifact"], document.get("samples")
         certificate = VersionCertificate(
-            model=str(document["model"]["name"]),
-            files={str(name): str(file["sha256"]) for name, file in artifact["files"].items()},
-            size_bytes=int(artifact["size_bytes"]),
+            model=_text(document["model"]["name"]),
+            files={name: _text(file["sha256"]) for name, file in artifact["files"].items()},
+            size_bytes=artifact["size_bytes"],
             document=document,
-            samples=str(document["samples"]["sha256"]) if document.get("samples") else None,
+            samples=_text(samples["sha256"]) if samples else None,
         )
+        _text(artifact.get("format", ""))
+        size = certificate.size_bytes
+        if type(size) is not int or not 0 <= size <= manifest.MAX_FILE_BYTES:
+            raise ValueError(size)
     except MALFORMED as error:
         raise IntegrityError(
             f"{CERTIFICATE} is not a certificate; publish the version again"
@@ -360,6 +365,12 @@ def _parse_certificate(content: bytes, model: str) -> VersionCertificate:
             "under its own name"
         )
     return certificate
+
+
+def _text(value: Any) -> str:
+    if not isinstance(value, str) or len(value) > MAX_TEXT:
+        raise TypeError(value)
+    return value
 
 
 def _read_signature(version: Path) -> tuple[str, bytes]:
@@ -390,10 +401,6 @@ def _read(version: Path, name: str, most: int) -> bytes:
 def _open(version: Path, name: str) -> io.BufferedReader:
     """Open a regular file for reading, without blocking on a pipe in its place."""
     try:
-        descriptor = os.open(version / name, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
-        if stat.S_ISREG(os.fstat(descriptor).st_mode):
-            return os.fdopen(descriptor, "rb")
-        os.close(descriptor)
+        return files.open_file(version / name)
     except OSError as error:
         raise IntegrityError(f"'{name}' cannot be read: {error.strerror}") from error
-    raise IntegrityError(f"'{name}' is not a file")

@@ -11,6 +11,7 @@ from pathlib import Path
 
 from modelport.gateway.errors import InvalidArgument
 from modelport.gateway.repository import config as configuration
+from modelport.gateway.repository import files
 from modelport.gateway.repository.config import PLATFORMS, Platform
 from modelport.gateway.repository.scan import (
     MODEL_NAME,
@@ -82,8 +83,8 @@ def _platform(path: Path) -> Platform:
             f"'{path.name}' is a checkpoint; export it first: modelport export {path.name} "
             "--format onnx"
         )
-    files = (each.default_filename for each in PLATFORMS if each.format != "savedmodel")
-    known = ", ".join(sorted({Path(file).suffix for file in files}))
+    names = (each.default_filename for each in PLATFORMS if each.format != "savedmodel")
+    known = ", ".join(sorted({Path(name).suffix for name in names}))
     raise InvalidArgument(
         f"'{path.name}' is not a model that can be served; give a file with the suffix {known}, "
         "or the folder of a SavedModel"
@@ -97,6 +98,8 @@ def _lone(path: Path, platform: Platform) -> ModelEntry:
     config.platform, config.backend = platform.platform, platform.backend
     config.default_model_filename = path.name
     weights = path.with_name(f"{path.name}.data")  # ONNX stores large weights beside the graph
-    files = path.rglob("*") if path.is_dir() else [path, weights] if weights.exists() else [path]
-    version = VersionEntry(1, path.parent, fingerprint(path.parent, files))
+    found = [path, weights] if weights.exists() else [path]
+    if path.is_dir():
+        found = [path / name for name in files.below(path)]
+    version = VersionEntry(1, path.parent, fingerprint(path.parent, found))
     return ModelEntry(name, path.parent, configuration.to_text(config), {1: version})

@@ -58,7 +58,7 @@ def read(published: Published) -> dict[str, Any]:
     """Read the certificate; empty if it is missing or cannot be read."""
     try:
         found = json.loads((published.path / CERTIFICATE).read_text())
-    except (OSError, ValueError):
+    except (OSError, ValueError, RecursionError):
         return {}
     return found if isinstance(found, dict) else {}
 

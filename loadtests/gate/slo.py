@@ -14,11 +14,14 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from modelport.gateway.cli.errors import UsageError
+from modelport.gateway.cli.errors import UsageError, first_line
 from modelport.loadtests.target import LoadTestProtocol
 
 #: Most connections (one per user) of a load generator, and a rate beyond what it can send.
 MOST_USERS, MOST_RATE = 10_000, 1e6
+#: Python reads a dotted key in time that grows with the square of its length.
+MAX_FILE_BYTES = 32 * 1024
+MAX_SHOWN = 100
 #: Checks a key's value; raises ``_Bad`` with the expected type.
 Reader = Callable[[Any], Any]
 
@@ -35,9 +38,15 @@ def _number(least: float, most: float, *, open_end: bool = False) -> Reader:
     def read(value: Any) -> float:
         if isinstance(value, bool) or not isinstance(value, int | float):
             raise _Bad(wanted)
-        if not math.isfinite(value) or not least <= value <= most or (open_end and value == least):
+        try:
+            number = float(value)
+        except OverflowError:
+            raise _Bad(wanted) from None
+        if not math.isfinite(number) or not least <= number <= most:
             raise _Bad(wanted)
-        return float(value)
+        if open_end and number == least:
+            raise _Bad(wanted)
+        return number
 
     return read
 
@@ -239,13 +248,13 @@ def read(path: Path) -> Slo:
         UsageError: it cannot be read, or has an invalid setting; the message names the key.
     """
     try:
-        document = tomllib.loads(path.read_text())
+        document = tomllib.loads(_text_of(path))
     except OSError as error:
         raise UsageError(
             f"--slo '{path}' cannot be read ({error.strerror}); an empty file sets the defaults"
         ) from error
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-        raise UsageError(f"'{path}' is not TOML: {error}") from error
+    except (ValueError, RecursionError) as error:  # an endless number is no TOMLDecodeError
+        raise UsageError(f"'{path}' is not TOML: {first_line(error)}") from error
     try:
         slo = parse(document)
     except ValueError as error:
@@ -253,6 +262,14 @@ def read(path: Path) -> Slo:
     keys = tuple(path.parent / key for key in slo.certificate.public_keys)
     certificate = dataclasses.replace(slo.certificate, public_keys=keys)
     return dataclasses.replace(slo, certificate=certificate)
+
+
+def _text_of(path: Path) -> str:
+    with path.open("rb") as file:
+        content = file.read(MAX_FILE_BYTES + 1)
+    if len(content) > MAX_FILE_BYTES:
+        raise ValueError(f"it is larger than {MAX_FILE_BYTES} bytes")
+    return content.decode()
 
 
 def parse(document: Mapping[str, Any]) -> Slo:
@@ -292,4 +309,8 @@ def _section(name: str, kind: Any, table: Mapping[str, Any]) -> Any:
 
 
 def _shown(value: Any) -> str:
-    return {True: "true", False: "false"}[value] if isinstance(value, bool) else repr(value)
+    try:
+        said = {True: "true", False: "false"}[value] if isinstance(value, bool) else repr(value)
+    except ValueError:  # a number of more digits than Python prints
+        said = "a number without end"
+    return said if len(said) <= MAX_SHOWN else said[:MAX_SHOWN] + "..."

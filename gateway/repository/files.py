@@ -1,0 +1,76 @@
+"""Files of other people: regular ones alone, of a bounded size, in folders of a bounded depth."""
+
+from __future__ import annotations
+
+import errno
+import io
+import os
+import stat
+from collections.abc import Iterator
+from pathlib import Path
+
+from modelport.gateway.errors import IntegrityError
+
+MAX_DEPTH = 64
+MAX_FILES = 100_000
+
+
+def open_file(path: Path) -> io.BufferedReader:
+    """A regular file for reading; opening a pipe in its place would wait for ever.
+
+    Raises:
+        OSError: it cannot be read, or is a pipe, a device or a folder.
+    """
+    descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+    if stat.S_ISREG(os.fstat(descriptor).st_mode):
+        return os.fdopen(descriptor, "rb")
+    os.close(descriptor)
+    raise OSError(errno.EINVAL, "it is not a regular file", str(path))
+
+
+def read(path: Path, most: int) -> bytes:
+    """The content of a regular file of at most ``most`` bytes.
+
+    Raises:
+        OSError: it cannot be read.
+        IntegrityError: it is larger.
+    """
+    with open_file(path) as file:
+        if os.fstat(file.fileno()).st_size <= most:
+            content = file.read(most + 1)
+            if len(content) <= most:
+                return content
+    raise IntegrityError(f"'{path.name}' is larger than {most} bytes")
+
+
+def below(folder: Path) -> Iterator[str]:
+    """Every file below ``folder`` as a POSIX path relative to it, in order.
+
+    A folder that is a link counts as a file: nothing behind it is looked at.
+
+    Raises:
+        IntegrityError: a folder cannot be listed, is too deep, or holds too many files.
+    """
+    waiting, found = [("", 0)], 0
+    while waiting:
+        inside, depth = waiting.pop()
+        try:
+            with os.scandir(folder / inside) as listing:
+                entries = sorted(listing, key=lambda entry: entry.name)
+        except OSError as error:
+            if not inside and isinstance(error, FileNotFoundError | NotADirectoryError):
+                return
+            raise IntegrityError(f"'{inside}' cannot be listed: {error.strerror}") from error
+        folders = []
+        for entry in entries:
+            name = f"{inside}/{entry.name}".lstrip("/")
+            if entry.is_dir(follow_symlinks=False):
+                folders.append((name, depth + 1))
+                continue
+            found += 1
+            yield name
+        waiting += reversed(folders)
+        if depth > MAX_DEPTH:
+            raise IntegrityError(f"its folders are nested more than {MAX_DEPTH} levels deep")
+        if found + len(waiting) > MAX_FILES:
+            raise IntegrityError(f"it holds more than {MAX_FILES} files")
