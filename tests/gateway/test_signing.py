@@ -408,7 +408,7 @@ def test_a_pipe_in_place_of_a_file_does_not_stop_the_check(
 ) -> None:
     (version / name).unlink()
     os.mkfifo(version / name)
-    assert refused(version, key.public) == f"'{name}' is not a file"
+    assert refused(version, key.public) == f"'{name}' cannot be read: it is not a regular file"
 
 
 @pytest.mark.parametrize("name", ["model.onnx", signing.CERTIFICATE, signing.SIGNATURE])
