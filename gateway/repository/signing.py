@@ -351,7 +351,6 @@ def _parse_certificate(content: bytes, model: str) -> VersionCertificate:
             document=document,
             samples=_text(samples["sha256"]) if samples else None,
         )
-        _text(artifact.get("format", ""))
         size = certificate.size_bytes
         if type(size) is not int or not 0 <= size <= manifest.MAX_FILE_BYTES:
             raise ValueError(size)
