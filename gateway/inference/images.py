@@ -4,17 +4,15 @@ An input of a float type or UINT8 with one or three channels may be an image. Th
 ``config.pbtxt`` define the preprocessing. Each is optional; without any of them images are refused,
 because guessed preprocessing would give wrong results:
 
-        image.layout         CHW or HWC; default: the input's ``format``, or the position of the
-        channels image.size           "224", or height and width "224,256"; needed for dynamic
-        ``dims`` image.resize         "256": resize the shorter side to 256, then crop to
-        ``image.size``;
-                             "256,320": resize to this height and width, then crop. Default: resize
-                             the whole image to the model's size, without keeping the aspect ratio.
-        image.interpolation  nearest, bilinear (the default), bicubic, lanczos, box or hamming
-        image.scale          factor for pixel values 0 to 255; default: 1/255 for floats, 1 for
-        UINT8
-        image.mean           subtracted from the result: one number, or one per channel
-        image.std            divisor of the result
+    image.layout         CHW or HWC; default: the input's ``format``, or where the channels are
+    image.size           "224", or height and width "224,256"; needed for dynamic ``dims``
+    image.resize         "256": resize the shorter side to 256, then crop to ``image.size``;
+                         "256,320": resize to this height and width, then crop. Default: resize the
+                         whole image to the model's size, without keeping the aspect ratio.
+    image.interpolation  nearest, bilinear (the default), bicubic, lanczos, box or hamming
+    image.scale          factor for pixel values 0 to 255; default: 1/255, and 1 for UINT8
+    image.mean           subtracted from the result: one number, or one per channel
+    image.std            divisor of the result
 
 Order and rounding are torchvision's (``Resize``, ``CenterCrop``, ``ToTensor``, ``Normalize`` of a
 PIL image). As there, transparency is dropped and the EXIF orientation is not applied.

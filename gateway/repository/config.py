@@ -4,12 +4,12 @@ The messages are those of ``tritonclient`` (``model_config.proto`` of Triton's r
 ``common``). The bounds of values and dynamic axes, for which the schema has no field, are stored in
 ``parameters``, which Triton keeps and ignores:
 
-        axis.sequence = "1..64"        the size of the dynamic axis ``sequence`` is from 1 to 64
-        axes.tokens = "sequence"       names of ``tokens``' dynamic dims, in order, separated by
-        commas range.tokens = "0..511"        every value of ``tokens`` is in [0, 511]
-        range.seq_lens = "1..sequence" ... no value exceeds the request's size of ``sequence``
-        padding.sequence = "0"         inputs may be padded along ``sequence`` with 0 to share a
-        batch padding.sequence = "ids=1,mask=0"  ... with a value for each input that has the axis
+    axis.sequence = "1..64"        the size of the dynamic axis ``sequence`` is from 1 to 64
+    axes.tokens = "sequence"       names of dynamic dims of ``tokens``, in order, comma-separated
+    range.tokens = "0..511"        every value of ``tokens`` is in [0, 511]
+    range.seq_lens = "1..sequence" ... no value exceeds the request's size of ``sequence``
+    padding.sequence = "0"         inputs may be padded along ``sequence`` with 0 for batching
+    padding.sequence = "ids=1,mask=0"  ... with a value for each input that has the axis
 """
 
 from __future__ import annotations

@@ -7,14 +7,14 @@
     protocol = "grpc"                           # or "http"
     timeout_seconds = 30
 
-        [models.fraud.outlier_detection]            # when endpoints are ejected, in Envoy's terms
+    [models.fraud.outlier_detection]            # when endpoints are ejected, in Envoy's terms
     consecutive_5xx = 5
 
     [models.vit]
     backend = "torchserve"
-        managed = true                              # no endpoints: the gateway starts the server
+    managed = true                              # no endpoints: the gateway starts the server
 
-        [servers.torchserve]                        # if the program is not on PATH
+    [servers.torchserve]                        # if the program is not on PATH
     command = ["/opt/torchserve/bin/torchserve"]
 
 YAML is accepted too. Endpoints come only from this file, never from a request.

@@ -46,13 +46,7 @@ class FailureKind(Enum):
 UNREACHABLE = frozenset({FailureKind.REFUSED, FailureKind.SILENT, FailureKind.DROPPED})
 #: The endpoint has not begun to compute, so any request can be sent elsewhere.
 NOT_PROCESSED = frozenset(
-    {
-        FailureKind.REFUSED,
-        FailureKind.SILENT,
-        FailureKind.UNREADY,
-        FailureKind.MISSING,
-        FailureKind.FULL,
-    }
+    FailureKind[name] for name in ("REFUSED", "SILENT", "UNREADY", "MISSING", "FULL")
 )
 #: An inference has no side effects, so it can be sent elsewhere after any failure.
 IDEMPOTENT = frozenset(FailureKind)

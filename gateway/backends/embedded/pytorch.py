@@ -16,7 +16,7 @@ import threading
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import structlog
@@ -107,7 +107,7 @@ def try_load(path: Path, model: str, version: int, config: str, threads: int) ->
 
 
 def _load(artifact: Artifact, archive: Archive, kind: Kind) -> EmbeddedBackend:
-    path, signature = archive.path, archive.signature()
+    signature = archive.signature()
     gpu = placement.gpu_of(artifact, lambda index: _why_no_gpu(kind, index))
     config = placement.as_placed(artifact.config, gpu)
     config.platform = kind.value
@@ -116,11 +116,10 @@ def _load(artifact: Artifact, archive: Archive, kind: Kind) -> EmbeddedBackend:
         runtime.adopt(config, signature)
     inputs, outputs = _declared(config, signature, archive)
     device = torch.device("cpu" if gpu is None else f"cuda:{gpu}")
+    source = _Source(archive.path, archive, signature, device, config, artifact.native)
     try:
         with _opening, warnings.catch_warnings(action="ignore"):  # "torch.jit is deprecated"
-            forward, release = _OPENERS[kind](
-                path, archive, signature, device, config, artifact.native
-            )
+            forward, release = _OPENERS[kind](source)
         if signature is None:
             inputs, outputs = _in_order(forward, list(inputs), list(outputs))
     except ModelportError:
@@ -207,65 +206,55 @@ def _in_order(
     names = {tensor.name for tensor in inputs}
     if arguments and names == set(arguments[: len(names)]):
         inputs.sort(key=lambda tensor: arguments.index(tensor.name))
-        return inputs, outputs if _by_index(outputs) is None else _sorted(outputs)
-    if _by_index(inputs) is not None and _by_index(outputs) is not None:
+        return inputs, _sorted(outputs) if _indexed(outputs) else outputs
+    if _indexed(inputs) and _indexed(outputs):
         return _sorted(inputs), _sorted(outputs)
     return inputs, outputs
 
 
-def _by_index(tensors: Sequence[ArtifactTensor]) -> list[int] | None:
-    """The indexes after ``__``, if each index of ``tensors`` occurs once."""
+def _indexed(tensors: Sequence[ArtifactTensor]) -> bool:
+    """Whether the names end in ``__`` and each index of ``tensors`` once."""
     matches = [_INDEXED.match(tensor.name) for tensor in tensors]
-    indexes = [int(match[1]) for match in matches if match]
-    return indexes if sorted(indexes) == list(range(len(tensors))) else None
+    return sorted(int(match[1]) for match in matches if match) == list(range(len(tensors)))
 
 
 def _sorted(tensors: list[ArtifactTensor]) -> list[ArtifactTensor]:
-    indexes = _by_index(tensors)
-    assert indexes is not None
-    return [tensor for _, tensor in sorted(zip(indexes, tensors, strict=True), key=_first)]
-
-
-def _first(pair: tuple[int, ArtifactTensor]) -> int:
-    return pair[0]
+    return sorted(tensors, key=lambda tensor: int(tensor.name.rpartition("__")[2]))
 
 
 # -- opening --------------------------------------------------------------------------------------
 
 
-def _open_torchscript(
-    path: Path,
-    archive: Archive,
-    signature: ModelSignature | None,
-    device: torch.device,
-    config: ModelConfig,
-    native: bool,
-) -> Opened:
-    with no_code(path.name):
-        module, functions = torchscript_guard.load(path, device)
-    if not native:
-        torchscript_guard.check_operators(module, functions, path.name)
+class _Source(NamedTuple):
+    """An archive to open, and how to open it."""
+
+    file: Path
+    archive: Archive
+    signature: ModelSignature | None
+    device: torch.device
+    config: ModelConfig
+    native: bool
+
+
+def _open_torchscript(source: _Source) -> Opened:
+    with no_code(source.file.name):
+        module, functions = torchscript_guard.load(source.file, source.device)
+    if not source.native:
+        torchscript_guard.check_operators(module, functions, source.file.name)
     return module.eval().forward, _nothing
 
 
-def _open_exported(
-    path: Path,
-    archive: Archive,
-    signature: ModelSignature | None,
-    device: torch.device,
-    config: ModelConfig,
-    native: bool,
-) -> Opened:
+def _open_exported(source: _Source) -> Opened:
     import torch._inductor.cpp_builder  # imported before ``no_code`` forbids it
     import torch.export.pt2_archive._package
 
-    with no_code(path.name):
-        program = torch.export.load(path)
+    with no_code(source.file.name):
+        program = torch.export.load(source.file)
         module = program.module()
     program.state_dict.clear()
     program.constants.clear()
     _forget_shapes(program)
-    return _by_keyword(module, signature), lambda: _empty(module)
+    return _by_keyword(module, source.signature), lambda: _empty(module)
 
 
 def _forget_shapes(program: torch.export.ExportedProgram) -> None:
@@ -279,24 +268,21 @@ def _forget_shapes(program: torch.export.ExportedProgram) -> None:
         mode.shape_env.fake_tensor_cache.clear()
 
 
-def _open_compiled(
-    path: Path,
-    archive: Archive,
-    signature: ModelSignature | None,
-    device: torch.device,
-    config: ModelConfig,
-    native: bool,
-) -> Opened:
+def _open_compiled(source: _Source) -> Opened:
     from torch.export.pt2_archive._package import AOTICompiledModel
 
-    metadata = check_machine(archive, torch.backends.cpu.get_cpu_capability())
+    metadata = check_machine(source.archive, torch.backends.cpu.get_cpu_capability())
     built_for = metadata.get("AOTI_DEVICE_KEY", "cpu")
     if built_for != "cpu":
-        raise Unsupported(f"'{path.name}' was compiled for {built_for}; export it for the CPU")
+        raise Unsupported(
+            f"'{source.file.name}' was compiled for {built_for}; export it for the CPU"
+        )
     # aoti_load_package() would first compile ten probes to compare instruction sets.
-    runners = configuration.instance_count(config)
-    loader = torch._C._aoti.AOTIModelPackageLoader(str(path), COMPILED_MODEL, False, runners, -1)
-    return _by_keyword(AOTICompiledModel(loader), signature), _nothing
+    runners = configuration.instance_count(source.config)
+    loader = torch._C._aoti.AOTIModelPackageLoader(
+        str(source.file), COMPILED_MODEL, False, runners, -1
+    )
+    return _by_keyword(AOTICompiledModel(loader), source.signature), _nothing
 
 
 def _nothing() -> None: ...
@@ -342,7 +328,7 @@ class TorchModuleSession:
         self.inputs, self.outputs = inputs, outputs
         self._forward: Forward | None = forward
         self._release = release
-        self._bounded = not _loops(forward)
+        self.bounded = not _loops(forward)
         self._device = device
         self._on_gpu = device.type != "cpu"
         self._names = [tensor.name for tensor in inputs]
@@ -388,10 +374,6 @@ class TorchModuleSession:
             )
         return {spec.name: result for spec, result in zip(self.outputs, results, strict=False)}
 
-    @property
-    def bounded(self) -> bool:
-        return self._bounded
-
     def close(self) -> None:
         self._forward = None
         self._release()
@@ -399,10 +381,7 @@ class TorchModuleSession:
 
 
 def _loops(forward: Forward) -> bool:
-    """Whether a loop's number of turns may depend on a value.
-
-    Only TorchScript has such an operator among what modelport exports.
-    """
+    """Whether a value may decide on a loop's turns; of our exports, only in TorchScript."""
     graph = getattr(forward, "inlined_graph", None)
     return graph is not None and bool(graph.findAllNodes("prim::Loop"))
 

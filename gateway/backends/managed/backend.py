@@ -22,13 +22,7 @@ from modelport.gateway import backends
 from modelport.gateway.backends.base import ELSEWHERE, Artifact, Backend, StreamingBackend
 from modelport.gateway.backends.managed.servers import LOOPBACK, SERVERS, StartContext
 from modelport.gateway.backends.managed.supervisor import ServerLaunch, ServerSupervisor
-from modelport.gateway.errors import (
-    Internal,
-    InvalidArgument,
-    ModelportError,
-    Unavailable,
-    Unsupported,
-)
+from modelport.gateway.errors import Internal, InvalidArgument, ModelportError, Unavailable
 from modelport.gateway.repository.routes import UpstreamProtocol
 from modelport.gateway.types import Deadline, InferRequest, InferResponse
 
@@ -187,9 +181,7 @@ def _packager() -> Callable[..., None]:
     """The function that packages a version for a server; an entry point names it."""
     found = metadata.entry_points(group=PACKAGERS, name="managed")
     if not found:
-        raise Unsupported(
-            f"no entry point of the group '{PACKAGERS}' is installed; reinstall modelport"
-        )
+        raise Internal(f"no entry point in the group '{PACKAGERS}'; reinstall modelport")
     packager: Callable[..., None] = next(iter(found)).load()
     return packager
 

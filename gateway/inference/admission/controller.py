@@ -67,26 +67,10 @@ class OverloadController:
     """
 
     __slots__ = (
-        "__weakref__",
-        "_answered",
-        "_arrived",
-        "_computed_seconds",
-        "_exceeded",
-        "_grown",
-        "_instances",
-        "_interval_seconds",
-        "_late_answered",
-        "_late_arrived",
-        "_least",
-        "_overloaded",
-        "_probation_ends",
-        "_probe_at",
-        "_probe_began",
-        "_seconds",
-        "_started",
-        "_sustained",
-        "held",
-        "limit",
+        "__weakref__", "_answered", "_arrived", "_computed_seconds", "_exceeded", "_grown",
+        "_instances", "_interval_seconds", "_late_answered", "_late_arrived", "_least",
+        "_overloaded", "_probation_ends", "_probe_at", "_probe_began", "_seconds", "_started",
+        "_sustained", "held", "limit",
     )  # fmt: skip
 
     def __init__(

@@ -2,15 +2,14 @@
 
     <cache>/s3-bucket-<hash of the URL>/<model>/config.pbtxt, labels, warmup/
     <cache>/s3-bucket-<hash of the URL>/<model>/<version>/<hash>/   appears by one rename
-        <cache>/s3-bucket-<hash of the URL>/.beside/<model>             the objects of those files
-        <cache>/s3-bucket-<hash of the URL>/.staging/<model>/<random>   a download in progress
+    <cache>/s3-bucket-<hash of the URL>/.beside/<model>             the objects of those files
+    <cache>/s3-bucket-<hash of the URL>/.staging/<model>/<random>   a download in progress
 
 The hash covers the objects' sizes and ETags: a folder of files never changes once it exists, even
 if the version is overwritten in the object store, and no load sees files of two contents.
 
-A scan lists the store and finds complete versions (``survey``); it downloads only configurations
-and manifests. A version's files are downloaded when it loads, once for all processes that share the
-folder: the process that holds the model's lock downloads, and the others find the result.
+A look lists the store, finds complete versions (``survey``) and downloads only configurations and
+manifests. A version is downloaded when it loads, by one of the processes that share the folder.
 """
 
 from __future__ import annotations
@@ -121,11 +120,8 @@ class Mirror:
     def _entry(self, name: str, model: Surveyed, whole: Surveyed) -> ModelEntry | None:
         """The model's entry; None: no version is complete yet."""
         path, before = self.folder / name, self._found.get(name)
-        kept = {
-            number: entry
-            for number, entry in (before.versions if before is not None else {}).items()
-            if number in model.versions
-        }
+        known = before.versions if before is not None else {}
+        kept = {number: entry for number, entry in known.items() if number in model.versions}
         if model.versions and not whole.versions and not kept:
             return None
         versions = dict(kept)
@@ -133,13 +129,9 @@ class Mirror:
             print_of = tuple(sorted((key, *_fingerprint(each)) for key, each in files.items()))
             if number in kept and kept[number].fingerprint != print_of:
                 log.warning("model version was overwritten in storage", model=name, version=number)
-            versions[number] = VersionEntry(
-                number,
-                self._content(name, number, files),
-                print_of,
-                whole.problems.get(number, ""),
-                partial(self._fetch, name, number, files, model.beside),
-            )
+            content, problem = self._content(name, number, files), whole.problems.get(number, "")
+            fetch = partial(self._fetch, name, number, files, model.beside)
+            versions[number] = VersionEntry(number, content, print_of, problem, fetch)
         try:
             text = self._config(name, model.beside.get(configuration.FILENAME))
         except (NotFound, Unavailable):
@@ -228,12 +220,13 @@ class Mirror:
 
     def _whole_here(self, content: Path, files: Mapping[str, Object]) -> bool:
         try:
-            sizes = {name: (content / name).stat().st_size for name in files if name}
+            return content.is_dir() and all(
+                (content / name).stat().st_size == each.size_bytes
+                for name, each in files.items()
+                if name
+            )
         except OSError:
             return False
-        return content.is_dir() and all(
-            size == files[name].size_bytes for name, size in sizes.items()
-        )
 
     def _download(self, model: str, number: int, files: Mapping[str, Object]) -> None:
         with self._staging(model) as staged:
@@ -307,9 +300,7 @@ class Mirror:
         described = _described(wanted)
         if known == described:
             return
-        changed = {
-            name: each for name, each in wanted.items() if known.get(name) != described[name]
-        }
+        changed = {n: each for n, each in wanted.items() if known.get(n) != described[n]}
         with self._staging(model) as staged:
             self._get(model, changed, staged)
             self._forget(model)
@@ -404,6 +395,5 @@ def _fingerprint(found: Object) -> tuple[int, int, int]:
 def _refused(error: OSError) -> ModelportError:
     if error.errno in (errno.ENOSPC, errno.EDQUOT):
         return no_room()
-    return Unavailable(
-        f"the folder of --repository-cache cannot be written: {error.strerror or 'unknown'}"
-    )
+    reason = error.strerror or "unknown"
+    return Unavailable(f"the folder of --repository-cache cannot be written: {reason}")
