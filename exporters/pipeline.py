@@ -33,8 +33,9 @@ from modelport.exporters.sources import SourceRequest
 from modelport.exporters.warmup import triton
 from modelport.gateway.cli.errors import UsageError, first_line
 from modelport.gateway.errors import AlreadyExists, ModelportError, Unsupported
+from modelport.gateway.extensions.backends import platforms
 from modelport.gateway.repository import config, signed_config, signing
-from modelport.gateway.repository.config import PLATFORMS, ModelConfig
+from modelport.gateway.repository.config import ModelConfig
 from modelport.gateway.repository.manifest import files_of
 from modelport.gateway.repository.storage.location import Location
 from modelport.gateway.types import Array
@@ -231,7 +232,7 @@ def _destination(request: ExportRequest, row: Format, several: bool) -> tuple[Pa
         return request.repository, default
     output, suffix = request.output, Path(default).suffix
     folder = output.is_dir() and not (output / sources.SAVED_MODEL).is_file()
-    if folder or output.suffix not in {Path(p.default_filename).suffix for p in PLATFORMS}:
+    if folder or output.suffix not in {Path(p.default_filename).suffix for p in platforms()}:
         return (output / row.name if several else output), default
     if several or output.suffix != suffix:
         raise UsageError(

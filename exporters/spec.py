@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from modelport.exporters.models import registered
+from modelport.exporters import models
 from modelport.gateway.cli.errors import UsageError, suggestion
 from modelport.gateway.types import Array, Datatype, ModelSignature, TensorSpec
 
@@ -109,10 +109,10 @@ def find_factory(model: str) -> Factory:
     Raises:
         UsageError: there is no such name, module or attribute, or importing it fails.
     """
-    known = registered()
-    path = known.get(model, model)
+    path = model if ":" in model else models.find(model) or model
     module_name, separator, attribute = path.partition(":")
     if not (separator and module_name and attribute):
+        known = models.registered()
         raise UsageError(
             f"--model '{model}' is not registered; use {', '.join(known)}, or name your own as "
             f"package.module:factory; {suggestion(model, known)}".removesuffix("; ")

@@ -87,6 +87,8 @@ class Settings(NamedTuple):
     #: SageMaker's ``/invocations``, and the model for requests that name none; empty for the only
     #: one.
     allow_sagemaker: bool = True
+    #: Dialects of installed packages that are served besides.
+    dialects: tuple[str, ...] = ()
     sagemaker_default_model: str = ""
     #: None disables Vertex AI's routes.
     vertex_ai: VertexAi | None = None

@@ -56,6 +56,7 @@ class ServeOptions(TypedDict, total=False):
     http_max_input_size: int
     allowed_host: str | Sequence[str]
     max_request_memory: int
+    dialect: str | Sequence[str]
     allow_sagemaker: bool
     allow_vertex_ai: bool
     vertex_ai_default_model: str
@@ -117,7 +118,6 @@ class Server:
         """
         if self._thread.ident is not None:
             raise UsageError("a server starts once; make another Server")
-        logs.log_to_standard_library()
         self._thread.start()
         try:
             self._started.result()
@@ -190,7 +190,10 @@ class Server:
 
     def _run(self) -> None:
         try:
-            with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+            with (
+                logs.STANDARD_LIBRARY_LOGS,
+                asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner,
+            ):
                 runner.run(self._serve())
         except BaseException as error:  # it is raised where the caller is
             self._failure = error

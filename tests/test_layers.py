@@ -17,6 +17,7 @@ LAYERS = {
     "modelport.gateway.types": 0,
     "modelport.gateway.errors": 0,
     "modelport.gateway.cli.errors": 1,
+    "modelport.gateway.extensions": 0,
     "modelport.gateway.repository": 1,
     "modelport.gateway.runtime": 1,
     "modelport.gateway.settings": 1,
@@ -37,6 +38,7 @@ LAYERS = {
 EXPORTERS_MAY_IMPORT = (
     "modelport.gateway.types",
     "modelport.gateway.errors",
+    "modelport.gateway.extensions",
     "modelport.gateway.inference.images",
     "modelport.gateway.repository",
     "modelport.gateway.cli.errors",
@@ -148,6 +150,13 @@ def test_the_gateway_imports_no_exporter_and_no_load_test() -> None:
         assert wrong == [], f"{name} imports {wrong}"
 
 
+def test_the_contract_of_backends_is_short_and_imports_only_types() -> None:
+    path = ROOT / "gateway" / "backends" / "base.py"
+    assert len(path.read_text().splitlines()) < 100
+    ours = {m for m in imports(path) if m.startswith("modelport.")}
+    assert {m for m in ours if not m.startswith("modelport.gateway.types")} == set()
+
+
 def test_the_exporters_know_only_types_errors_images_and_the_repository_of_the_gateway() -> None:
     for name, path in modules("exporters").items():
         for target in imports(path):
@@ -170,9 +179,13 @@ def test_the_load_tests_know_nothing_of_the_gateways_inside() -> None:
             target
             for target in imports(path)
             if target.startswith(("modelport.gateway", "modelport.exporters"))
-            # How a command says what is wrong, and what it is doing.
+            # How a command says what is wrong and what it is doing; the descriptors of backends.
             and not target.startswith(
-                ("modelport.gateway.cli.errors", "modelport.exporters.progress")
+                (
+                    "modelport.gateway.cli.errors",
+                    "modelport.gateway.extensions",
+                    "modelport.exporters.progress",
+                )
             )
         ]
         assert inside == [], f"{name} imports {inside}"

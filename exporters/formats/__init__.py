@@ -9,14 +9,15 @@ from __future__ import annotations
 
 import importlib
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Protocol
 
 from modelport.exporters.source import Framework, Source
 from modelport.gateway.cli.errors import missing_extra, suggestion
 from modelport.gateway.errors import Unsupported
-from modelport.gateway.repository.config import PLATFORMS, Platform
+from modelport.gateway.extensions import ExtensionError, ExtensionTable
+from modelport.gateway.extensions.backends import Platform, platforms
 from modelport.gateway.types import Array
 
 
@@ -73,7 +74,13 @@ class ExportRoute:
 
 @dataclass(frozen=True, slots=True)
 class Format:
-    """A row of ``FORMATS``; ``opener`` is the module with ``open_session``."""
+    """Descriptor of a format; the backend that serves it has its ``Platform``.
+
+    Attributes:
+        name: the word of ``--format``, and of the platform.
+        opener: the module with ``open_session(path, trusted)``.
+        routes: the module that writes it, by the framework of the model.
+    """
 
     name: str
     opener: str
@@ -81,7 +88,13 @@ class Format:
 
     @property
     def platform(self) -> Platform:
-        return next(platform for platform in PLATFORMS if platform.format == self.name)
+        for platform in platforms():
+            if platform.format == self.name:
+                return platform
+        raise Unsupported(
+            f"no backend serves format '{self.name}'; the package that registers the format has to "
+            "register a backend with this platform, too"
+        )
 
     def export(self, source: Source, path: Path, target: ExportTarget) -> None:
         """Write ``source`` to ``path``.
@@ -104,7 +117,7 @@ class Format:
 
 def _load(module: str) -> Any:
     try:
-        return importlib.import_module(f"modelport.exporters.formats.{module}")
+        return importlib.import_module(module)
     except ImportError as error:
         raise missing_extra(error) from error
 
@@ -119,10 +132,19 @@ def _traced(module: str) -> dict[Framework, ExportRoute]:
     return {_TORCH: ExportRoute(module, _TRACED, ("torch",))}
 
 
-FORMATS: Mapping[str, Format] = {
+def _builtin(name: str, opener: str, routes: Mapping[Framework, ExportRoute]) -> Format:
+    """A format whose modules lie in this package."""
+    local = {
+        framework: replace(route, module=f"{__name__}.{route.module}")
+        for framework, route in routes.items()
+    }
+    return Format(name, f"{__name__}.{opener}", local)
+
+
+FORMATS: dict[str, Format] = {
     row.name: row
     for row in (
-        Format(
+        _builtin(
             "onnx",
             "onnx_session",
             {
@@ -140,8 +162,8 @@ FORMATS: Mapping[str, Format] = {
                 ),
             },
         ),
-        Format("torchscript", "torchscript", _traced("torchscript")),
-        Format(
+        _builtin("torchscript", "torchscript", _traced("torchscript")),
+        _builtin(
             "savedmodel",
             "savedmodel",
             {
@@ -149,7 +171,7 @@ FORMATS: Mapping[str, Format] = {
                 _TF: ExportRoute("savedmodel", ("fp32",), _KERAS),
             },
         ),
-        Format(
+        _builtin(
             "tflite",
             "tflite",
             {
@@ -159,10 +181,12 @@ FORMATS: Mapping[str, Format] = {
                 _TF: ExportRoute("tflite", ("fp32", "fp16", "int8"), _LITE),
             },
         ),
-        Format("pt2", "pt2", _traced("pt2")),
-        Format("aoti", "aoti", _traced("aoti")),
+        _builtin("pt2", "pt2", _traced("pt2")),
+        _builtin("aoti", "aoti", _traced("aoti")),
     )
 }
+
+TABLE: ExtensionTable[Format] = ExtensionTable("modelport.formats", Format, FORMATS)
 
 #: The formats of ``--format all``.
 ALL = ("onnx", "torchscript", "savedmodel", "tflite")
@@ -174,13 +198,18 @@ def find_format(name: str) -> Format:
     Raises:
         Unsupported: there is none.
     """
-    if name not in FORMATS:
-        likely = suggestion(name, (*FORMATS, "all"))
+    try:
+        found = TABLE.get(name)
+    except ExtensionError as error:
+        raise Unsupported(f"--format '{name}': {error} ({error.reason})") from error
+    if found is None:
+        known = TABLE.names()
+        likely = suggestion(name, (*known, "all"))
         raise Unsupported(
-            f"--format '{name}' is not supported; use {', '.join(FORMATS)} or all; "
+            f"--format '{name}' is not supported; use {', '.join(known)} or all; "
             f"{likely}".removesuffix("; ")
         )
-    return FORMATS[name]
+    return found
 
 
 def check_route(source: Source, row: Format, target: ExportTarget) -> None:
@@ -191,7 +220,9 @@ def check_route(source: Source, row: Format, target: ExportTarget) -> None:
     if target.precision in _precisions(source, row):
         return
     working = [
-        name for name, other in FORMATS.items() if target.precision in _precisions(source, other)
+        name
+        for name, other in TABLE.all().items()
+        if target.precision in _precisions(source, other)
     ]
     asked = f" in {target.precision}" if target.precision != "fp32" else ""
     why = f"{source.framework} model '{source.spec.name}' has no route to {row.name}{asked}"

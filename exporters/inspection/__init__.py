@@ -22,6 +22,7 @@ from google.protobuf.message import DecodeError
 from modelport.exporters.random_inputs import model_dims
 from modelport.gateway.cli.errors import UsageError, missing_extra
 from modelport.gateway.errors import IntegrityError, InvalidArgument
+from modelport.gateway.extensions.backends import platforms
 from modelport.gateway.repository import config
 from modelport.gateway.repository.scan import VERSION_NAME
 from modelport.gateway.repository.torch_archive import Archive
@@ -238,7 +239,7 @@ def _newest_version(path: Path) -> Path:
 
 
 def _artifact(version: Path) -> Path | None:
-    known = [row.default_filename for row in config.PLATFORMS]
+    known = [row.default_filename for row in platforms()]
     declared = _declared(version.parent)
     names = [declared.default_model_filename, *known] if declared is not None else known
     return next((version / name for name in names if name and (version / name).exists()), None)

@@ -9,9 +9,11 @@ A package registers its own models as entry points; installing it is enough:
 from __future__ import annotations
 
 from collections.abc import Mapping
-from importlib.metadata import entry_points
+from importlib.metadata import EntryPoint
 
+from modelport.gateway import extensions
 from modelport.gateway.cli.errors import UsageError
+from modelport.gateway.extensions import ExtensionError
 
 REGISTRY: Mapping[str, str] = {
     "fraud": "modelport.exporters.models.fraud:FraudTransformer",
@@ -21,21 +23,33 @@ REGISTRY: Mapping[str, str] = {
     "causal-lm": "modelport.exporters.models.causal_lm:CausalLanguageModel",
 }
 
-ENTRY_POINTS = "modelport.models"
+GROUP = "modelport.models"
 
 
 def registered() -> Mapping[str, str]:
-    """Every name for ``--model``, with its ``package.module:factory``; nothing is imported.
+    """Every name for ``--model`` with its ``package.module:factory``; nothing is imported.
+
+    A name that two packages register stands for neither: ``find`` has the reason.
+    """
+    installed = extensions.installed(GROUP)
+    found = {name: _factory(entries[0]) for name, entries in installed.items() if len(entries) == 1}
+    return {**REGISTRY, **{name: found[name] for name in found if name not in REGISTRY}}
+
+
+def find(name: str) -> str | None:
+    """The ``package.module:factory`` that is registered as ``name``; None: there is none.
 
     Raises:
-        UsageError: two packages register different factories under one name.
+        UsageError: two packages register different factories under the name.
     """
-    known = dict(REGISTRY)
-    for entry in entry_points(group=ENTRY_POINTS):
-        factory = entry.value.partition("[")[0].strip()  # extras may follow
-        if known.setdefault(entry.name, factory) != factory:
-            raise UsageError(
-                f"model '{entry.name}' is registered twice, as {known[entry.name]} and as "
-                f"{factory}; rename one, or uninstall its package"
-            )
-    return known
+    if name in REGISTRY:
+        return REGISTRY[name]
+    try:
+        entry = extensions.find(GROUP, name)
+    except ExtensionError as error:
+        raise UsageError(str(error)) from error
+    return None if entry is None else _factory(entry)
+
+
+def _factory(entry: EntryPoint) -> str:
+    return entry.value.partition("[")[0].strip()  # extras may follow

@@ -11,25 +11,10 @@ import structlog
 
 from modelport.gateway.backends.base import BackendLoader
 from modelport.gateway.errors import Unsupported
+from modelport.gateway.extensions.backends import BACKENDS
 from modelport.gateway.repository.routes import ModelRoute
 
 log = structlog.get_logger("modelport.backends")
-
-#: Backend name → module, imported by the first model that needs it.
-MODULES = {
-    "onnxruntime": "modelport.gateway.backends.embedded.onnxruntime",
-    "pytorch": "modelport.gateway.backends.embedded.pytorch",
-    "tensorflow": "modelport.gateway.backends.embedded.tensorflow",
-    "tflite": "modelport.gateway.backends.embedded.tflite",
-    "ensemble": "modelport.gateway.backends.ensemble",
-    "triton": "modelport.gateway.backends.remote.triton",
-    "tfserving": "modelport.gateway.backends.remote.tfserving",
-    "torchserve": "modelport.gateway.backends.remote.torchserve",
-    "managed": "modelport.gateway.backends.managed.backend",
-    "fake": "modelport.gateway.backends.fake",
-}
-#: The extra of modelport that installs a backend's library.
-EXTRAS = {"pytorch": "torch", "tensorflow": "tensorflow", "tflite": "litert"}
 
 #: Concurrent imports of two runtimes may see each other partially imported.
 _importing = threading.Lock()
@@ -67,21 +52,21 @@ def _module(backend: str) -> ModuleType:
             "backend 'python' is code, which only Triton executes; give the model a route to a "
             "Triton server, or 'managed = true' to start one here"
         )
-    if backend not in MODULES:
-        raise Unsupported(
-            f"backend '{backend}' is not supported; this gateway has: {', '.join(sorted(MODULES))}"
-        )
+    descriptor = BACKENDS.get(backend)
+    if descriptor is None:
+        known = ", ".join(sorted(BACKENDS.names()))
+        raise Unsupported(f"backend '{backend}' is not supported; this gateway has: {known}")
     try:
         with _importing:
-            return import_module(MODULES[backend])
-    except ImportError as error:
+            return import_module(descriptor.module)
+    except Exception as error:
         log.error("a backend cannot be imported", backend=backend, error=str(error))
-        if backend in EXTRAS:
+        if isinstance(error, ImportError) and descriptor.libraries:
             raise Unsupported(
-                f"backend '{backend}' needs a library that is not installed; install it: pip "
-                f"install 'modelport[{EXTRAS[backend]}]'"
+                f"backend '{backend}' needs a library that is not installed; install it: "
+                f"{descriptor.libraries[0].install}"
             ) from error
         raise Unsupported(
-            f"backend '{backend}' cannot be imported; install modelport again, the server's log "
+            f"backend '{backend}' cannot be imported; install its package again, the server's log "
             "has the reason"
         ) from error

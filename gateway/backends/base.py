@@ -1,48 +1,22 @@
 """The contract between the gateway and its backends: a ``BackendLoader`` makes a ``Backend``.
 
 A backend is an ``Infer`` that knows its model's configuration. Requests are already validated
-against that configuration; the response has its outputs in the requested order.
+against that configuration; the response has its outputs in the requested order. ``capabilities``
+has what a backend may offer besides, ``host`` what it may use of the gateway.
 """
 
 from __future__ import annotations
 
-import asyncio
-from collections.abc import AsyncGenerator, Callable, Iterable, Mapping
+from collections.abc import Callable
 from pathlib import Path
-from typing import NamedTuple, Protocol, runtime_checkable
+from typing import TYPE_CHECKING, NamedTuple, Protocol
 
-from modelport.gateway.repository.config import ModelConfig
-from modelport.gateway.repository.routes import ModelRoute, Program
-from modelport.gateway.types import (
-    Deadline,
-    Infer,
-    InferRequest,
-    InferResponse,
-    InferStream,
-    ModelSignature,
-)
+from modelport.gateway.types import Deadline, InferRequest, InferResponse
 
-
-class Host(NamedTuple):
-    """The parts of the gateway that a backend may use.
-
-    Attributes:
-        loop: the gateway's event loop. Backends are called on it, and create their clients on it.
-        infer: sends a request to any READY model, with its own validation and statistics.
-        stream: the same for a decoupled model.
-        config_of: the completed configuration of a READY model, by name and version (0: newest);
-            raises ``NotFound`` or ``Unavailable``.
-        labels_of: the class labels of a READY model's output, by model, version and output; raises
-            the same errors.
-        program: the settings for starting the named server.
-    """
-
-    loop: asyncio.AbstractEventLoop
-    infer: Infer
-    config_of: Callable[[str, int], ModelConfig]
-    program: Callable[[str], Program]
-    stream: InferStream
-    labels_of: Callable[[str, int, str], tuple[str, ...]]
+if TYPE_CHECKING:
+    from modelport.gateway.backends.host import Host
+    from modelport.gateway.repository.config import ModelConfig
+    from modelport.gateway.repository.routes import ModelRoute
 
 
 class Artifact(NamedTuple):
@@ -66,10 +40,6 @@ class Artifact(NamedTuple):
     native: bool = False
 
 
-def _awaits(_: InferRequest) -> bool:
-    return False
-
-
 class Execution(NamedTuple):
     """The properties of a backend's execution that a batcher needs.
 
@@ -88,7 +58,7 @@ class Execution(NamedTuple):
     batches: bool = True
     interruptible: bool = True
     parameters: bool = True
-    inline: Callable[[InferRequest], bool] = _awaits
+    inline: Callable[[InferRequest], bool] = lambda _: False
     queues: bool = False
     ahead: int = 0
 
@@ -116,57 +86,6 @@ class Backend(Protocol):
 
     def unload(self) -> None:
         """Free all resources; called once, when no request is in flight."""
-
-
-@runtime_checkable
-class RoutedBackend(Protocol):
-    """A ``Backend`` that sends requests to other servers."""
-
-    def endpoints(self) -> Iterable[tuple[str, bool]]:
-        """``host:port`` of each endpoint, and whether it is ejected."""
-
-
-@runtime_checkable
-class LabelledBackend(Protocol):
-    """A ``Backend`` whose outputs have class labels besides those of its configuration."""
-
-    def labels_of(self, output: str) -> tuple[str, ...]:
-        """The labels of ``output``; empty if it has none.
-
-        Raises:
-            Unavailable: the model that has the labels is not available.
-        """
-
-
-@runtime_checkable
-class StreamingBackend(Protocol):
-    """A ``Backend`` that can give several responses to a request (Triton's *decoupled* models).
-
-    It is used if the configuration says ``model_transaction_policy { decoupled: true }``; then any
-    other backend gives a stream of its one response.
-    """
-
-    def stream(
-        self, request: InferRequest, deadline: Deadline
-    ) -> AsyncGenerator[InferResponse, None]:
-        """Compute each response when it is requested, or a bounded number ahead.
-
-        Closing the generator, or cancelling the task that awaits the next response, stops the work.
-        The caller enforces the deadline; a backend may also raise ``TimedOut`` itself.
-        """
-
-
-@runtime_checkable
-class SignatureBackend(Protocol):
-    """A ``Backend`` whose artifact has named signatures, like a SavedModel.
-
-    ``InferRequest.signature`` names one; tensors have the model's own shapes.
-    """
-
-    #: The served signatures.
-    signatures: Mapping[str, ModelSignature]
-    #: All signatures of the artifact, as a serialized ``tensorflow.serving.SignatureDefMap``.
-    signature_defs: bytes
 
 
 class BackendLoader(Protocol):

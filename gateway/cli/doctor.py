@@ -22,10 +22,11 @@ from typing import Any
 
 import click
 
-from modelport.gateway import backends
+from modelport.gateway import backends, extensions
 from modelport.gateway.backends.managed.servers import SERVERS
 from modelport.gateway.cli.errors import OneLineCommand
 from modelport.gateway.errors import ModelportError
+from modelport.gateway.extensions.backends import BACKENDS, Library
 from modelport.gateway.repository.routes import ModelRoute, Program, Routes
 
 #: A program or a library that takes longer to respond is reported as broken.
@@ -59,15 +60,10 @@ said = {"device": torch.cuda.get_device_name(0) if found else ""}
 if found: said["sum"] = float(torch.ones(8, device="cuda").sum())
 print(json.dumps(said))
 """
-#: Distribution → its backend, and how to install it.
-LIBRARIES = {
-    "torch": ("pytorch", "pip install 'modelport[torch]'"),
-    "tensorflow": ("tensorflow", "pip install 'modelport[tensorflow]'"),
-    "ai-edge-litert": ("tflite", "pip install 'modelport[litert]'"),
-    "tflite-runtime": ("tflite", "only if ai-edge-litert is not available"),
-}
 #: Server → the flag that prints its version; Triton has none.
 VERSION_FLAGS = {"torchserve": "--version", "tfserving": "--version", "triton": "--help"}
+#: It comes with the base installation, and is tried, not only looked for.
+DEFAULT_BACKEND = "onnxruntime"
 TOOLS = {"java": "-version", "perf_analyzer": "--version"}
 
 
@@ -108,6 +104,7 @@ async def examine(routes: Routes) -> list[Finding]:
     looks: list[Awaitable[list[Finding]]] = [
         _onnxruntime(gpu),
         _libraries(gpu),
+        *(_extension(entry) for entry in _extensions()),
         *(_program(name, routes.servers.get(name, Program())) for name in SERVERS),
         *(_tool(name, flag) for name, flag in TOOLS.items()),
         *(_endpoint(name, each) for name, route in routes.models.items() for each in _each(route)),
@@ -140,21 +137,52 @@ async def _onnxruntime(gpu: bool) -> list[Finding]:
 
 async def _libraries(gpu: bool) -> list[Finding]:
     found = []
-    for distribution, (backend, install) in LIBRARIES.items():
-        try:
-            version = importlib.metadata.version(distribution)
-        except importlib.metadata.PackageNotFoundError:
-            found.append(Finding("embedded", f"{backend} ({distribution})", "missing", "", install))
-            continue
-        found.append(Finding("embedded", f"{backend} ({distribution})", "ok", version, "installed"))
-        if distribution == "torch" and gpu:
-            status, text = await _ask(sys.executable, "-c", _TORCH)
-            said = _document(text) if status == 0 else {}
-            device = str(said.get("device", ""))
-            state = "ok" if device else "broken"
-            detail = device or ("torch sees no GPU" if said else _last(text))
-            found.append(Finding("embedded", "pytorch on CUDA", state, version, detail))
+    for backend in BACKENDS.builtin.values():
+        for library in backend.libraries if backend.name != DEFAULT_BACKEND else ():
+            finding = _library(backend.name, library)
+            found.append(finding)
+            if library.distribution == "torch" and finding.state == "ok" and gpu:
+                status, text = await _ask(sys.executable, "-c", _TORCH)
+                said = _document(text) if status == 0 else {}
+                device = str(said.get("device", ""))
+                state = "ok" if device else "broken"
+                detail = device or ("torch sees no GPU" if said else _last(text))
+                found.append(Finding("embedded", "pytorch on CUDA", state, finding.version, detail))
     return found
+
+
+def _library(backend: str, library: Library) -> Finding:
+    name = f"{backend} ({library.distribution})"
+    try:
+        version = importlib.metadata.version(library.distribution)
+    except importlib.metadata.PackageNotFoundError:
+        return Finding("embedded", name, "missing", "", library.install)
+    return Finding("embedded", name, "ok", version, "installed")
+
+
+# -- extensions -----------------------------------------------------------------------------------
+
+
+def _extensions() -> Iterator[importlib.metadata.EntryPoint]:
+    for group in extensions.GROUPS:
+        for entries in extensions.installed(group).values():
+            yield from entries
+
+
+async def _extension(entry: importlib.metadata.EntryPoint) -> list[Finding]:
+    """The extension, and the libraries that it asks for."""
+    word, package = extensions.GROUPS[entry.group], extensions.package_of(entry)
+    check = ("-m", "modelport.extension_check", entry.group, entry.name)
+    status, text = await _ask(sys.executable, *check)
+    said = _document(text) if status == 0 else {}
+    reason = str(said.get("reason", _last(text)))
+    version = entry.dist.version if entry.dist is not None else ""
+    found = Finding(
+        *("extension", f"{word} {entry.name}", "broken" if reason else "ok", version),
+        f"{package}: {reason}" if reason else package,
+    )
+    libraries = [Library(str(name), str(install)) for name, install in said.get("libraries", ())]
+    return [found, *(_library(entry.name, library) for library in libraries)]
 
 
 # -- programs -------------------------------------------------------------------------------------

@@ -169,6 +169,13 @@ class Serve(click.Command):
     help="Memory for all requests together, in bytes; a single connection may use half of it.",
 )
 @click.option(
+    "--dialect",
+    "dialects",
+    multiple=True,
+    metavar="NAME",
+    help="A protocol of an installed package (modelport.dialects) to serve besides. Repeatable.",
+)
+@click.option(
     "--allow-sagemaker",
     type=bool,
     default=True,

@@ -10,7 +10,8 @@ from collections.abc import AsyncGenerator, Callable
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from modelport.gateway.backends.base import Backend, StreamingBackend
+from modelport.gateway.backends.base import Backend
+from modelport.gateway.backends.capabilities import StreamingBackend
 from modelport.gateway.errors import Decoupled
 from modelport.gateway.inference import admission, batching, cache
 from modelport.gateway.inference.admission import OverloadedModels

@@ -8,7 +8,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from modelport.gateway.backends.base import Backend, SignatureBackend
+from modelport.gateway.backends.base import Backend
+from modelport.gateway.backends.capabilities import SignatureBackend
 from modelport.gateway.errors import InvalidArgument
 from modelport.gateway.inference import batching
 from modelport.gateway.inference.validation import Validator

@@ -14,7 +14,7 @@ import structlog
 
 from modelport.gateway import backends
 from modelport.gateway.backends import base
-from modelport.gateway.backends.base import Host
+from modelport.gateway.backends.host import Host
 from modelport.gateway.errors import InvalidArgument, NotFound, Unavailable
 from modelport.gateway.models import snapshot as snapshots
 from modelport.gateway.models.discovery import Discovery

@@ -9,8 +9,10 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import NamedTuple
 
-from modelport.gateway.backends.base import Backend, LabelledBackend
+from modelport.gateway.backends.base import Backend
+from modelport.gateway.backends.capabilities import LabelledBackend
 from modelport.gateway.errors import InvalidArgument
+from modelport.gateway.extensions.backends import platforms
 from modelport.gateway.inference import pipeline
 from modelport.gateway.inference.signatures import NamedSignatures
 from modelport.gateway.inference.validation import Validator
@@ -358,13 +360,13 @@ def read_config(model: ModelRecord, route: ModelRoute | None = None) -> ModelCon
 def _derive_backend(entry: ModelEntry, config: ModelConfig) -> None:
     """Derive the backend from the name of the model file, as Triton does."""
     files = {name for v in entry.versions.values() for name, *_ in v.fingerprint}
-    for known in configuration.PLATFORMS:
+    for known in platforms():
         if any(f.split("/")[0] == known.default_filename for f in files):
             config.backend, config.platform = known.backend, known.platform
             config.default_model_filename = known.default_filename
             return
     if entry.versions:
-        expected = ", ".join(known.default_filename for known in configuration.PLATFORMS)
+        expected = ", ".join(known.default_filename for known in platforms())
         raise InvalidArgument(
             f"must specify 'platform' or 'backend' for '{entry.name}': no version holds one of "
             f"{expected}"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 
-from modelport.gateway.backends.base import RoutedBackend
+from modelport.gateway.backends.capabilities import RoutedBackend
 from modelport.gateway.errors import NotFound, Unavailable
 from modelport.gateway.models.model import UNLOADED, ModelRecord, ServedVersion, VersionState
 

@@ -18,12 +18,16 @@ import json
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import PurePosixPath
-from typing import Any, NamedTuple
+from typing import Any
 
 from google.protobuf import text_format
 from google.protobuf.descriptor import FieldDescriptor
 
 from modelport.gateway.errors import InvalidArgument
+from modelport.gateway.extensions import ExtensionError
+from modelport.gateway.extensions.backends import BACKENDS
+from modelport.gateway.extensions.backends import PLATFORMS as PLATFORMS
+from modelport.gateway.extensions.backends import Platform as Platform
 from modelport.gateway.repository import padding
 from modelport.gateway.types import Axis, Datatype, ModelSignature, TensorSpec
 from modelport.gateway.wire.triton_messages import model_config_pb2 as pb
@@ -36,24 +40,6 @@ ENSEMBLE = "ensemble"
 #: The folder of the inputs of warm-up requests.
 WARMUP = "warmup"
 
-
-class Platform(NamedTuple):
-    """A format: its name, platform and backend, and the file name of its artifact."""
-
-    format: str
-    platform: str
-    backend: str
-    default_filename: str
-
-
-PLATFORMS = (
-    Platform("onnx", "onnxruntime_onnx", "onnxruntime", "model.onnx"),
-    Platform("torchscript", "pytorch_libtorch", "pytorch", "model.pt"),
-    Platform("aoti", "torch_aoti", "pytorch", "model.pt2"),
-    Platform("pt2", "torch_export", "pytorch", "model.pt2"),  # modelport's own; Triton has none
-    Platform("savedmodel", "tensorflow_savedmodel", "tensorflow", "model.savedmodel"),
-    Platform("tflite", "", "tflite", "model.tflite"),
-)
 
 _PREFIX = "TYPE_"
 MAX_SIZE_DIGITS = 18
@@ -210,7 +196,7 @@ def _complete_ensemble(config: ModelConfig) -> ModelConfig:
 
 
 def platform_of(config: ModelConfig) -> Platform | None:
-    """The row of ``PLATFORMS`` that ``config`` names by platform, backend or file name."""
+    """The format that ``config`` names by platform, backend or file name."""
     for known in PLATFORMS:
         if config.platform and config.platform == known.platform:
             return known
@@ -220,7 +206,25 @@ def platform_of(config: ModelConfig) -> Platform | None:
     for known in PLATFORMS:
         if config.default_model_filename == known.default_filename:
             return known
-    return None
+    return _extension_platform(config)
+
+
+def _extension_platform(config: ModelConfig) -> Platform | None:
+    """The format of an installed backend that ``config`` names."""
+    if not config.backend or config.backend in BACKENDS.builtin:
+        return None
+    try:
+        backend = BACKENDS.get(config.backend)
+    except ExtensionError:
+        return None  # loading the model has the reason
+    formats = backend.platforms if backend is not None else ()
+    named = (
+        known
+        for known in formats
+        if config.platform in ("", known.platform)
+        and config.default_model_filename in ("", known.default_filename)
+    )
+    return next(named, None)
 
 
 def companions(config: ModelConfig) -> list[PurePosixPath]:

@@ -16,8 +16,9 @@ from collections.abc import Iterator
 from typing import Any
 
 from modelport.gateway.errors import IntegrityError
+from modelport.gateway.extensions.backends import platforms
 from modelport.gateway.repository import config as configuration
-from modelport.gateway.repository.config import PLATFORMS, ModelConfig
+from modelport.gateway.repository.config import ModelConfig
 from modelport.gateway.repository.signing import CERTIFICATE, VersionCertificate
 from modelport.gateway.wire.triton_messages import model_config_pb2 as pb
 
@@ -76,7 +77,7 @@ def check_format(config: ModelConfig, certificate: VersionCertificate, required:
     """
     artifact = certificate.document.get("artifact")
     name = artifact.get("format") if isinstance(artifact, dict) else None
-    row = next((row for row in PLATFORMS if row.format == name), None)
+    row = next((row for row in platforms() if row.format == name), None)
     if row is None:
         if required or name is not None:
             raise IntegrityError(

@@ -10,9 +10,9 @@ import re
 from pathlib import Path
 
 from modelport.gateway.errors import InvalidArgument
+from modelport.gateway.extensions.backends import Platform, platforms
 from modelport.gateway.repository import config as configuration
 from modelport.gateway.repository import files
-from modelport.gateway.repository.config import PLATFORMS, Platform
 from modelport.gateway.repository.scan import (
     MODEL_NAME,
     VERSION_NAME,
@@ -73,9 +73,9 @@ def scan(path: Path) -> ModelEntry:
 
 def _platform(path: Path) -> Platform:
     if path.is_dir():
-        return next(each for each in PLATFORMS if each.format == "savedmodel")
+        return next(each for each in platforms() if each.format == "savedmodel")
     suffix = path.suffix.lower()
-    for platform in PLATFORMS:
+    for platform in platforms():
         if suffix == Path(platform.default_filename).suffix:
             return platform
     if suffix in _CHECKPOINTS:
@@ -83,7 +83,7 @@ def _platform(path: Path) -> Platform:
             f"'{path.name}' is a checkpoint; export it first: modelport export {path.name} "
             "--format onnx"
         )
-    names = (each.default_filename for each in PLATFORMS if each.format != "savedmodel")
+    names = (each.default_filename for each in platforms() if each.format != "savedmodel")
     known = ", ".join(sorted({Path(name).suffix for name in names}))
     raise InvalidArgument(
         f"'{path.name}' is not a model that can be served; give a file with the suffix {known}, "

@@ -12,7 +12,7 @@ from typing import NamedTuple
 import structlog
 import uvloop
 
-from modelport.gateway.backends.base import Host
+from modelport.gateway.backends.host import Host
 from modelport.gateway.errors import Unavailable
 from modelport.gateway.inference.service import InferenceService
 from modelport.gateway.inference.shared_memory import SharedMemoryRegions

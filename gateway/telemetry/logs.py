@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import logging
 import sys
+import threading
 from collections.abc import MutableMapping
 from typing import Any
 
@@ -57,22 +58,44 @@ def configure_logging(log_format: LogFormat, verbose: int, worker: int | None = 
     logging.basicConfig(handlers=[handler], level=logging.WARNING, force=True)
 
 
-def log_to_standard_library() -> None:
-    """Send structlog's records to the loggers ``modelport.*`` of ``logging``.
+class StandardLibraryLogs:
+    """Sends structlog's records to the loggers ``modelport.*`` of ``logging`` while it is entered.
 
-    A program that has configured structlog itself keeps its configuration.
+    It may be entered several times. A program that has configured structlog itself keeps its
+    configuration.
     """
-    if structlog.is_configured():
-        return
-    structlog.configure(
-        processors=[
-            structlog.stdlib.filter_by_level,
-            structlog.processors.format_exc_info,
-            _line,
-        ],
-        wrapper_class=structlog.stdlib.BoundLogger,
-        logger_factory=structlog.stdlib.LoggerFactory(),
-    )
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._entered = 0
+        self._ours = False
+
+    def __enter__(self) -> None:
+        with self._lock:
+            self._entered += 1
+            if self._entered > 1 or structlog.is_configured():
+                return
+            self._ours = True
+            structlog.configure(
+                processors=[
+                    structlog.stdlib.filter_by_level,
+                    structlog.processors.format_exc_info,
+                    _line,
+                ],
+                wrapper_class=structlog.stdlib.BoundLogger,
+                logger_factory=structlog.stdlib.LoggerFactory(),
+            )
+
+    def __exit__(self, *_: object) -> None:
+        with self._lock:
+            self._entered -= 1
+            if not self._entered and self._ours:
+                self._ours = False
+                structlog.reset_defaults()
+
+
+#: Of this process.
+STANDARD_LIBRARY_LOGS = StandardLibraryLogs()
 
 
 def _line(_: Any, __: str, event: MutableMapping[str, Any]) -> str:

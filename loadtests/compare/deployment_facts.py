@@ -12,43 +12,8 @@ from dataclasses import dataclass
 from fnmatch import fnmatch
 from pathlib import Path
 
+from modelport.gateway.extensions.backends import BACKENDS
 
-@dataclass(frozen=True)
-class Runtime:
-    """The native library that runs a format in an application without Python.
-
-    Attributes:
-        distribution: the wheel that contains the same library.
-        libraries: patterns of the library's file names in the wheel.
-        source: upstream's documentation of running it from C or C++.
-    """
-
-    distribution: str
-    libraries: tuple[str, ...]
-    source: str
-
-
-#: Runtimes by gateway backend. Formats of other backends need a server.
-RUNTIMES: Mapping[str, Runtime] = {
-    "onnxruntime": Runtime(
-        "onnxruntime",
-        ("libonnxruntime.so*",),
-        "https://onnxruntime.ai/docs/get-started/with-cpp.html",
-    ),
-    "tflite": Runtime(
-        "ai-edge-litert", ("libLiteRt.so*",), "https://ai.google.dev/edge/litert/inference"
-    ),
-    "pytorch": Runtime(
-        "torch",
-        ("libtorch_cpu.so*", "libc10.so*", "libtorch.so*", "libgomp*.so*"),
-        "https://docs.pytorch.org/cppdocs/installing.html",
-    ),
-    "tensorflow": Runtime(
-        "tensorflow",
-        ("libtensorflow_cc.so*", "libtensorflow_framework.so*"),
-        "https://www.tensorflow.org/install/lang_c",
-    ),
-}
 #: Formats of those backends that only the Python runtime opens.
 NEEDS_PYTHON: Mapping[str, str] = {
     "pt2": "torch.export.load is a Python function (https://docs.pytorch.org/docs/stable/export.html)"
@@ -62,14 +27,15 @@ SERVERS: Mapping[str, str] = {
 
 def runtime_bytes(backend: str) -> int | None:
     """Size of the native library for the backend's files on this disk; None: not installed."""
-    runtime = RUNTIMES.get(backend)
-    if runtime is None:
+    descriptor = BACKENDS.all().get(backend)
+    if descriptor is None or not descriptor.libraries:
         return None
+    library = descriptor.libraries[0]
     try:
-        files = importlib.metadata.distribution(runtime.distribution).files or []
+        files = importlib.metadata.distribution(library.distribution).files or []
     except importlib.metadata.PackageNotFoundError:
         return None
-    named = [f for f in files if any(fnmatch(f.name, pattern) for pattern in runtime.libraries)]
+    named = [f for f in files if any(fnmatch(f.name, pattern) for pattern in library.native)]
     paths = {Path(str(file.locate())).resolve() for file in named}  # links count once
     return sum(path.stat().st_size for path in paths if path.is_file()) or None
 

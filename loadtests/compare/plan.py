@@ -6,6 +6,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from modelport.gateway.cli.errors import UsageError
+from modelport.gateway.extensions.backends import BACKENDS as DESCRIPTORS
+from modelport.gateway.extensions.backends import platforms
 from modelport.loadtests.target import LoadTestProtocol
 
 
@@ -42,17 +44,9 @@ VARIANTS = (
     Variant("pt2"),
 )
 PRECISIONS = ("fp32", "fp16", "bf16", "int8")
-FORMATS = ("onnx", "torchscript", "savedmodel", "tflite", "pt2", "aoti")
-
-#: Embedded backends of the gateway by format.
-EMBEDDED: Mapping[str, str] = {
-    "onnx": "onnxruntime",
-    "torchscript": "pytorch",
-    "pt2": "pytorch",
-    "aoti": "pytorch",
-    "savedmodel": "tensorflow",
-    "tflite": "tflite",
-}
+#: Embedded backends of the gateway by format, those of installed extensions included.
+EMBEDDED: Mapping[str, str] = {each.format: each.backend for each in platforms()}
+FORMATS = tuple(EMBEDDED)
 #: Formats that ``modelport package`` writes, by server.
 SERVERS: Mapping[str, str] = {
     "torchserve": "torchscript",
@@ -62,15 +56,7 @@ SERVERS: Mapping[str, str] = {
 #: The same servers, started by the gateway and asked through it.
 MANAGED: Mapping[str, str] = {f"managed-{server}": kind for server, kind in SERVERS.items()}
 BACKENDS = (*dict.fromkeys(EMBEDDED.values()), *SERVERS, *MANAGED)
-TITLES: Mapping[str, str] = {
-    "onnxruntime": "ONNX Runtime",
-    "pytorch": "PyTorch",
-    "tensorflow": "TensorFlow",
-    "tflite": "LiteRT",
-    "torchserve": "TorchServe",
-    "triton": "Triton",
-    "tfserving": "TensorFlow Serving",
-}
+TITLES: Mapping[str, str] = {name: each.title for name, each in DESCRIPTORS.all().items()}
 #: Protocols for servers that do not speak the requested one, by transport.
 NATIVE_HTTP = (LoadTestProtocol.TORCHSERVE_HTTP, LoadTestProtocol.TFSERVING_HTTP)
 NATIVE_GRPC = (LoadTestProtocol.TORCHSERVE_GRPC, LoadTestProtocol.TFSERVING_GRPC)

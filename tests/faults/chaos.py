@@ -23,7 +23,8 @@ from rich.console import Console
 from rich.table import Table
 
 from modelport.gateway import backends
-from modelport.gateway.backends.base import Artifact, Host
+from modelport.gateway.backends.base import Artifact
+from modelport.gateway.backends.host import Host
 from modelport.gateway.errors import ModelportError
 from modelport.gateway.repository import config as configuration
 from modelport.gateway.repository.routes import (

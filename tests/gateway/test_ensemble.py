@@ -9,8 +9,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from modelport.gateway.backends.base import Artifact, Host
+from modelport.gateway.backends.base import Artifact
 from modelport.gateway.backends.ensemble import EnsembleBackend, load
+from modelport.gateway.backends.host import Host
 from modelport.gateway.errors import (
     InvalidArgument,
     ModelportError,

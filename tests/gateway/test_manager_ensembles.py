@@ -11,7 +11,8 @@ import numpy as np
 import pytest
 
 from modelport.gateway import backends
-from modelport.gateway.backends.base import Artifact, Backend, BackendLoader, Host
+from modelport.gateway.backends.base import Artifact, Backend, BackendLoader
+from modelport.gateway.backends.host import Host
 from modelport.gateway.errors import Unavailable
 from modelport.gateway.inference.service import InferenceService
 from modelport.gateway.models import manager, reconciler

@@ -20,6 +20,7 @@ from modelport.gateway.backends.embedded import warmup
 from modelport.gateway.backends.embedded.onnxruntime import load
 from modelport.gateway.backends.embedded.runtime import EmbeddedBackend
 from modelport.gateway.errors import InvalidArgument, ModelportError, Unsupported
+from modelport.gateway.extensions.backends import BACKENDS, BackendDescriptor
 from modelport.gateway.inference.service import InferenceService
 from modelport.gateway.models.manager import ModelManager
 from modelport.gateway.protocols.oip import documents
@@ -614,9 +615,8 @@ def test_a_backend_that_does_not_exist_is_unsupported() -> None:
 def test_a_backend_whose_library_is_missing_is_unsupported(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    from modelport.gateway import backends
-
-    monkeypatch.setitem(backends.MODULES, "absent", "modelport.gateway.backends.absent")
+    absent = BackendDescriptor("absent", "modelport.gateway.backends.absent", "Absent")
+    monkeypatch.setitem(BACKENDS.builtin, "absent", absent)
     with pytest.raises(Unsupported, match="backend 'absent' cannot be imported; ") as caught:
         find("absent")
     assert "/" not in str(caught.value)

@@ -19,7 +19,8 @@ import numpy as np
 import pytest
 from tritonclient.grpc import model_config_pb2
 
-from modelport.gateway.backends.base import Artifact, Host
+from modelport.gateway.backends.base import Artifact
+from modelport.gateway.backends.host import Host
 from modelport.gateway.backends.remote import tfserving, torchserve
 from modelport.gateway.errors import (
     Internal,

@@ -19,7 +19,8 @@ from pathlib import Path
 from typing import Any
 
 from modelport.gateway import backends
-from modelport.gateway.backends.base import ELSEWHERE, Artifact, Backend, StreamingBackend
+from modelport.gateway.backends.base import ELSEWHERE, Artifact, Backend
+from modelport.gateway.backends.capabilities import StreamingBackend
 from modelport.gateway.backends.managed.servers import LOOPBACK, SERVERS, StartContext
 from modelport.gateway.backends.managed.supervisor import ServerLaunch, ServerSupervisor
 from modelport.gateway.errors import Internal, InvalidArgument, ModelportError, Unavailable

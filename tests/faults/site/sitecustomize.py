@@ -8,11 +8,11 @@ from __future__ import annotations
 
 import os
 
-from modelport.gateway import backends
+from modelport.gateway.extensions.backends import BACKENDS, BackendDescriptor
 from modelport.gateway.types import InferRequest
 from modelport.gateway.upstream import pool
 
-backends.MODULES["ledger"] = "tests.faults.ledger"
+BACKENDS.builtin["ledger"] = BackendDescriptor("ledger", "tests.faults.ledger", "Ledger")
 if "MODELPORT_NO_RETRIES" in os.environ:
     pool.RESERVED_RETRIES = pool.EARNED_PER_REQUEST = 0.0
 if "MODELPORT_LEAK_BYTES" in os.environ:

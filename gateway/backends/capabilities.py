@@ -1,0 +1,59 @@
+"""Optional features of backends, besides the contract of ``base``; ``isinstance`` finds them."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator, Iterable, Mapping
+from typing import Protocol, runtime_checkable
+
+from modelport.gateway.types import Deadline, InferRequest, InferResponse, ModelSignature
+
+
+@runtime_checkable
+class RoutedBackend(Protocol):
+    """A ``Backend`` that sends requests to other servers."""
+
+    def endpoints(self) -> Iterable[tuple[str, bool]]:
+        """``host:port`` of each endpoint, and whether it is ejected."""
+
+
+@runtime_checkable
+class LabelledBackend(Protocol):
+    """A ``Backend`` whose outputs have class labels besides those of its configuration."""
+
+    def labels_of(self, output: str) -> tuple[str, ...]:
+        """The labels of ``output``; empty if it has none.
+
+        Raises:
+            Unavailable: the model that has the labels is not available.
+        """
+
+
+@runtime_checkable
+class StreamingBackend(Protocol):
+    """A ``Backend`` that can give several responses to a request (Triton's *decoupled* models).
+
+    It is used if the configuration says ``model_transaction_policy { decoupled: true }``; then any
+    other backend gives a stream of its one response.
+    """
+
+    def stream(
+        self, request: InferRequest, deadline: Deadline
+    ) -> AsyncGenerator[InferResponse, None]:
+        """Compute each response when it is requested, or a bounded number ahead.
+
+        Closing the generator, or cancelling the task that awaits the next response, stops the work.
+        The caller enforces the deadline; a backend may also raise ``TimedOut`` itself.
+        """
+
+
+@runtime_checkable
+class SignatureBackend(Protocol):
+    """A ``Backend`` whose artifact has named signatures, like a SavedModel.
+
+    ``InferRequest.signature`` names one; tensors have the model's own shapes.
+    """
+
+    #: The served signatures.
+    signatures: Mapping[str, ModelSignature]
+    #: All signatures of the artifact, as a serialized ``tensorflow.serving.SignatureDefMap``.
+    signature_defs: bytes
