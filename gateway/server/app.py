@@ -92,8 +92,13 @@ class GatewayServer:
         app = dialects.http
         if settings.prometheus_path:
             app = metrics.mount(app, settings.prometheus_path, self._scrape)
-        self._listeners = make_listeners(app, dialects.grpc, settings, self.manager.overloaded)
         self._metrics = self._metrics_listener() if self._alone else None
+        try:
+            self._listeners = make_listeners(app, dialects.grpc, settings, self.manager.overloaded)
+        except Unavailable:  # a program that goes on keeps no port
+            if self._metrics is not None:
+                self._metrics.close()
+            raise
         self._poller: asyncio.Task[None] | None = None
         self._report = report
         self._watchdog: Watchdog | None = None

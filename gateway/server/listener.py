@@ -70,6 +70,10 @@ class Listener:
         self._listening = Listening(make, address, port, flag, reuse_port)
         self.port = self._listening.port
 
+    def close(self) -> None:
+        """Free the port of a listener that was not started."""
+        self._listening.close()
+
     async def start(self) -> None:
         await self._listening.start()
 

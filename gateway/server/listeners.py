@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Collection
 
+from modelport.gateway.errors import Unavailable
 from modelport.gateway.protocols.asgi import App
 from modelport.gateway.protocols.grpc_method import Methods
 from modelport.gateway.server.grpc.connection import GrpcListener
@@ -41,9 +42,13 @@ class Listeners:
             [*HEALTH, *([route.encode()] if route else [])], overloaded=overloaded,
         )  # fmt: skip
         service = Service(methods, settings.http_max_input_bytes, overloaded)
-        self._grpc = GrpcListener(
-            service, settings.grpc_address, settings.grpc_port, "--grpc-port", reuse_port
-        )
+        try:
+            self._grpc = GrpcListener(
+                service, settings.grpc_address, settings.grpc_port, "--grpc-port", reuse_port
+            )
+        except Unavailable:
+            self._http.close()
+            raise
         #: The bound ports, which differ from the settings if those are 0.
         self.http_port = self._http.port
         self.grpc_port = self._grpc.port

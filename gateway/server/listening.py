@@ -67,6 +67,13 @@ class Listening:
         loop = asyncio.get_running_loop()
         self._server = await loop.create_server(self._make, sock=self._socket, backlog=BACKLOG)
 
+    def close(self) -> None:
+        """Free the port of a listener that was not started."""
+        spare, self._spare = self._spare, None
+        for each in (spare, self._socket):
+            if each is not None:
+                each.close()
+
     async def stop(self) -> None:
         """Stop listening without resetting a client that has just connected.
 

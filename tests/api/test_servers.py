@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import logging
 import os
 import signal
@@ -106,6 +107,7 @@ def test_a_port_that_is_taken_is_an_error_of_the_start(
         options: ServeOptions = {f"{kind}_port": port}  # type: ignore[misc]
         with pytest.raises(modelport.Unavailable, match=f"choose another with --{kind}-port"):
             modelport.Server(repository, **options).start()
+        gc.collect()  # a socket that was left open warns now
 
 
 def test_options_are_checked_before_anything_starts(repository: Path) -> None:
