@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import ast
+import resource
 import subprocess
 import sys
-import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -230,9 +230,13 @@ def test_help_is_as_cheap_as_starting_python_and_click() -> None:
     def best(*command: str) -> float:
         times = []
         for _ in range(5):
-            started = time.perf_counter()
+            started = children_seconds()
             subprocess.run([sys.executable, *command], capture_output=True, check=True)
-            times.append(time.perf_counter() - started)
+            times.append(children_seconds() - started)
         return min(times)
+
+    def children_seconds() -> float:
+        spent = resource.getrusage(resource.RUSAGE_CHILDREN)
+        return spent.ru_utime + spent.ru_stime
 
     assert best("-m", "modelport", "--help") < 3 * best("-c", "import click")

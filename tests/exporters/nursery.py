@@ -108,22 +108,28 @@ def kill_at_every_step(publisher: str, repository: Path) -> int:
 
 
 def kill_at_random(repository: Path, times: int) -> int:
-    """Publish in a loop, killed at a random moment, over and over."""
+    """Publish in a loop, killed at a random moment after none to two whole ones, over and over."""
 
-    def endless() -> None:
+    def endless(done: int) -> None:
         while True:
             properly(repository, random.choice(["a", "b", "c"]))
+            os.write(done, b".")
 
     started = time.monotonic()
     for _ in range(5):
         properly(repository, "a")
-    longest_seconds = 2 * (time.monotonic() - started) / 5
+    longest_seconds = (time.monotonic() - started) / 5
     chance, killed = random.Random(0), 0
     for _ in range(times):
-        pid = breed(endless)
+        told, done = os.pipe()
+        pid = breed(lambda done=done: endless(done))
+        for _ in range(chance.randint(0, 2)):
+            os.read(told, 1)
         select.select([], [], [], chance.uniform(0.0, longest_seconds))
         os.kill(pid, signal.SIGKILL)
         killed += reap(pid) == -signal.SIGKILL
+        os.close(told)
+        os.close(done)
     return killed
 
 
