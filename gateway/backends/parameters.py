@@ -1,4 +1,4 @@
-"""A configuration's ``parameters``, which are all text, read as Triton's backends read them."""
+"""Values of a configuration's ``parameters``, parsed as Triton's backends do."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from modelport.gateway.errors import InvalidArgument
 from modelport.gateway.repository.config import ModelConfig
 from modelport.gateway.settings import usable_cores
 
-#: Each costs memory: stacks, arenas, scratch space of every operator.
+#: Threads cost memory: stacks, arenas, scratch space of every operator.
 THREADS_PER_CORE = 8
 LEAST_MAX_THREADS = 64
 
@@ -22,7 +22,7 @@ def text(config: ModelConfig, key: str, default: str = "") -> str:
 
 
 def integer(config: ModelConfig, key: str, default: int, minimum: int = 0) -> int:
-    """Raises ``InvalidArgument``: it is no whole number, or below ``minimum``."""
+    """Read an integer; raises ``InvalidArgument`` if it is invalid or below ``minimum``."""
     value = text(config, key)
     if not value:
         return default
@@ -38,23 +38,23 @@ def integer(config: ModelConfig, key: str, default: int, minimum: int = 0) -> in
 
 
 def threads(config: ModelConfig, key: str, default: int, minimum: int = 0) -> int:
-    """As ``integer``, and no more than the machine has use for."""
+    """Read a number of threads, at most ``max_threads``."""
     number, most = integer(config, key, default, minimum), max_threads()
     if number > most:
         raise InvalidArgument(
-            f"parameter '{key}' must be at most {most}, {THREADS_PER_CORE} for each core of this "
+            f"parameter '{key}' must be at most {most}, {THREADS_PER_CORE} per core of this "
             f"machine, not {number}"
         )
     return number
 
 
 def max_threads() -> int:
-    """The most threads of one kind that a model may ask for."""
+    """The largest number of threads of one kind in a model's configuration."""
     return max(LEAST_MAX_THREADS, THREADS_PER_CORE * usable_cores())
 
 
 def boolean(config: ModelConfig, key: str, default: bool) -> bool:
-    """Raises ``InvalidArgument``: it is neither true nor false."""
+    """Read a truth value; raises ``InvalidArgument`` for any other text."""
     value = text(config, key)
     if not value:
         return default

@@ -1,1 +1,1 @@
-"""Command-line verbs of the gateway, one module each."""
+"""The gateway's commands."""

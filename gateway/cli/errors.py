@@ -57,14 +57,14 @@ EXIT_CODES: Mapping[type[BaseException], int] = {
 
 
 def exit_code(error: BaseException) -> int:
-    """The process exit code that tells ``error`` apart."""
+    """The exit code of the process for ``error``."""
     for kind, code in EXIT_CODES.items():
         if isinstance(error, kind):
             return code
     return EXIT_FAILURE
 
 
-#: The extra that brings a package; every other one comes with ``torch``.
+#: Package → the extra that installs it; all others are in ``torch``.
 _EXTRAS = {
     "tensorflow": "tensorflow",
     "keras": "tensorflow",

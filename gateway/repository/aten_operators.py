@@ -1,7 +1,7 @@
 """The public operators of ATen that compute from tensors alone, as of torch 2.13.
 
-Each was reviewed. An operator that a later torch adds is refused until it is in ``ALLOWED``: a test
-compares the sets with the registry of the torch that is installed.
+Each was reviewed. An operator added by a later torch is refused until it is in ``ALLOWED``: a test
+compares the sets with the registry of the installed torch.
 """
 
 from __future__ import annotations

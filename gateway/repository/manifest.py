@@ -29,7 +29,7 @@ MALFORMED = (ValueError, LookupError, TypeError, AttributeError, ArithmeticError
 
 
 def sha256_of(path: Path) -> str:
-    """Raises ``OSError``: it is no regular file that can be read."""
+    """Raises ``OSError`` unless it is a readable regular file."""
     with files.open_file(path) as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
 

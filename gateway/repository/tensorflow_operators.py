@@ -1,9 +1,8 @@
-"""TensorFlow's operators that compute from tensors, variables and tables, and reach nothing else.
+"""TensorFlow's operators that only compute from tensors, variables and tables.
 
-Every other is refused in a graph that nobody vouches for: those that read and write files, call
-Python, use queues, datasets, devices or the network, compile or load native code, and any that
-TensorFlow may get in future. Checkpoints and vocabularies have rules of their own
-(``saved_model``).
+All others are refused in an untrusted graph: operators that read and write files, call Python, use
+queues, datasets, devices or the network, compile or load native code, and any that TensorFlow adds
+in future. ``saved_model`` has the rules for checkpoints and vocabularies.
 """
 
 from __future__ import annotations

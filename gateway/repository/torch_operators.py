@@ -1,6 +1,6 @@
-"""Operators of PyTorch that compute from tensors and reach nothing else.
+"""PyTorch's operators that only compute from tensors.
 
-All are allowed by name: ATen's public ones in ``aten_operators``, the others here.
+All are listed by name: ATen's public operators in ``aten_operators``, the others here.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ import re
 
 from modelport.gateway.repository.aten_operators import ALLOWED
 
-#: Names that begin with an underscore; those that trust sizes they do not check are not among them.
+#: Names that begin with an underscore, except operators that do not check the sizes they are given.
 _PRIVATE = re.compile(
     r"__(and|contains|getitem|i?(and|or|xor|[lr]shift)|is|isnot|not|or|xor|[lr]shift)__"
     r"|__(derive_index|range_length|round_to_zero_floordiv|interpolate|upsample\w*)"
@@ -36,7 +36,7 @@ _PRIVATE = re.compile(
     r"|choose_qparams_per_tensor|sparse_csr_(sum|prod)|amp_\w+)"
 )
 
-#: What TorchScript's own interpreter does: values, containers and control flow.
+#: Operations of TorchScript's interpreter: values, containers and control flow.
 _PRIM = frozenset(
     str.split(
         """

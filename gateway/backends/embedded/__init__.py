@@ -1,1 +1,1 @@
-"""Runtimes inside this process: ``runtime.py`` is what they have in common."""
+"""Backends with a runtime in this process; ``runtime`` is common to all."""

@@ -1,1 +1,1 @@
-"""Servers that the gateway starts and keeps running; their clients are in ``remote``."""
+"""Backends with a server that the gateway starts and supervises; the clients are in ``remote``."""

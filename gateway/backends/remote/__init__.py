@@ -1,1 +1,1 @@
-"""Servers elsewhere: ``backend.py`` is what they have in common, over ``gateway.upstream``."""
+"""Backends on remote servers; ``backend`` is common to all and uses ``gateway.upstream``."""

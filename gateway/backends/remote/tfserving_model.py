@@ -51,7 +51,7 @@ class ServableTarget:
         signature: empty: only versions are requested.
         label: replaces a version; empty: none.
         inputs: as declared in the configuration, in the model's shapes.
-        outputs: likewise.
+        outputs: as for the inputs.
         declared: the configuration declares inputs, outputs or a batch size.
     """
 
