@@ -34,7 +34,7 @@ class ServerFailed(RuntimeError):
 
 
 class Interruption:
-    """Whether Ctrl-C is held back, and whether one is pending."""
+    """State of Ctrl-C: ``held`` back, and ``waiting`` to be raised."""
 
     held = waiting = False
 

@@ -1,4 +1,4 @@
-"""One run: Locust in processes of its own, their samples read back."""
+"""One run: Locust in child processes, whose samples are read back."""
 
 from __future__ import annotations
 
@@ -23,31 +23,31 @@ from modelport.loadtests.samples import LoadProfile, LoadRun, Samples
 from modelport.loadtests.target import LoadTestTarget
 
 LOCUSTFILE = Path(__file__).with_name("locustfile.py")
-#: How often the samples are looked at while they come.
+#: Polling interval for new samples.
 POLL_SECONDS = 0.1
-#: What Locust may take besides its load: to start, to rehearse, to end.
+#: Time that Locust may take besides its load, to start and to end.
 START_SECONDS, END_SECONDS = 60.0, 15.0
-#: To end orderly, before it is killed.
+#: Time to end orderly before it is killed.
 STOP_SECONDS = 5.0
 #: ``LoadRun.failure`` after Ctrl-C.
 INTERRUPTED = "interrupted"
-#: More connections than this are more than ``select`` should look through.
+#: Most connections for ``select``.
 SELECT_USERS = 256
 
 
 class NotMeasured(RuntimeError):
-    """Nothing could be asked, or Locust failed; one line that says why and what to do."""
+    """No request could be sent, or Locust failed; the message is one line with the remedy."""
 
 
 class Unwritten(NotMeasured):
-    """This machine cannot keep the samples, such as on a full disk: no server's fault."""
+    """This machine cannot store the samples, for example because the disk is full."""
 
 
 @dataclass(frozen=True)
 class RunProgress:
-    """Of a run that goes on. ``samples``: those since the last call, warm-up included."""
+    """Progress of a run; ``samples`` are those since the last call, warm-up included."""
 
-    #: Since the load's beginning; 0 before it.
+    #: Time since the load's start; 0 before it.
     seconds: float
     samples: Samples
 
@@ -62,20 +62,20 @@ def measure(
     processes: int = 1,
     progress: Callable[[RunProgress], None] | None = None,
 ) -> LoadRun:
-    """Put ``load`` on ``target`` and return what came of it.
+    """Put ``load`` on ``target`` and return the run.
 
     Args:
-        payloads: a file of requests (see ``loadtests.payloads``); without one they are drawn from
-            what the server tells of the model, and its own first answers are the right ones.
-        config: the model's ``config.pbtxt``, for servers that do not tell.
-        core: keep the load generator on this one.
-        processes: of the generator, each with its share of the load.
+        payloads: a file of requests (see ``loadtests.payloads``); without one they are random, from
+            the server's metadata, and the server's own first answers are the expected ones.
+        config: the model's ``config.pbtxt``, for servers without metadata.
+        core: pin the load generator to this core.
+        processes: number of generator processes, which share the load.
 
     Raises:
-        NotMeasured: nothing could be asked.
-        Unwritten: nothing could be kept.
-        ValueError: ``load`` cannot be.
-        KeyboardInterrupt: as it came; no process is left.
+        NotMeasured: no request could be sent.
+        Unwritten: the samples could not be stored.
+        ValueError: ``load`` is invalid.
+        KeyboardInterrupt: passed on; no process is left.
     """
     data = () if payloads is None else (payloads,)
     (run,) = measure_mix(
@@ -101,14 +101,14 @@ def measure_mix(
     progress: Callable[[RunProgress], None] | None = None,
     keep_partial: bool = False,
 ) -> list[LoadRun]:
-    """Several targets at once, by weight: one run for each. See ``measure``.
+    """Load several targets at once, by weight; return one run for each. See ``measure``.
 
-    An open loop shares its rate out among the targets, a closed loop its users; a lone user asks
-    one target after the other, there and back (A B B A).
+    An open loop divides its rate among the targets, a closed loop its users; a single user asks one
+    target after the other, there and back (A B B A).
 
     Args:
-        keep_partial: what was measured until an interruption or a failure is returned, with
-            ``LoadRun.complete`` false, instead of the exception.
+        keep_partial: after an interruption or a failure, return the measurements so far, with
+            ``LoadRun.complete`` false, instead of raising.
     """
     plans.check(load)
     plans.check_mix(load, len(targets))
@@ -147,7 +147,7 @@ def _watch(
     progress: Callable[[RunProgress], None] | None,
     keep_partial: bool,
 ) -> str:
-    """All of the processes, from beginning to end; what went wrong, or nothing."""
+    """Run all processes to their end; return the problem, or an empty string."""
     with contextlib.ExitStack() as stack:
         children = [stack.enter_context(_locust(part, core)) for part in parts]
         try:
@@ -156,7 +156,7 @@ def _watch(
             if not keep_partial:
                 raise
             for child in children:
-                _stop(child)  # orderly: what it holds is written
+                _stop(child)  # orderly, so that its records are written
             return INTERRUPTED
         if said:
             return said
@@ -177,12 +177,12 @@ def _wait(
 ) -> str:
     load = parts[0].load
     longest = load.warmup_seconds + load.duration_seconds + load.timeout_seconds + END_SECONDS
-    # Every payload may be asked once before.
+    # Every payload may be sent once before.
     give_up = time.monotonic() + START_SECONDS + load.timeout_seconds + longest
     seen = [[0] * len(part.targets) for part in parts]
     while any(child.poll() is None for child in children):
         if time.monotonic() > give_up:
-            return "Locust did not come to its end; is this machine overloaded?"
+            return "Locust did not end in time; is this machine overloaded?"
         if progress is not None:
             progress(_look(parts, seen))
         with contextlib.suppress(subprocess.TimeoutExpired):
@@ -193,7 +193,7 @@ def _wait(
 
 
 def _look(parts: Sequence[Plan], seen: list[list[int]]) -> RunProgress:
-    """What came since; ``seen`` is brought up to date."""
+    """The new samples; ``seen`` is updated."""
     found, seconds = [], 0.0
     for part, counts in zip(parts, seen, strict=True):
         assert part.samples_to is not None
@@ -212,7 +212,7 @@ def _run(
     load: LoadProfile,
     failure: str,
 ) -> LoadRun:
-    """What all processes recorded of one target, on one clock."""
+    """The samples of one target from all processes, on one clock."""
     begun = [state for state in states if state.began]
     first = min(state.began for state in begun)
     found = []
@@ -245,15 +245,15 @@ def _run(
 
 @contextlib.contextmanager
 def _locust(part: Plan, core: int | None) -> Iterator[subprocess.Popen[bytes]]:
-    """One Locust, gone after the block."""
+    """Run one Locust process inside the block."""
     folder = part.samples_to
     assert folder is not None
     folder.mkdir(parents=True)
     arguments = ["--headless", "--only-summary", "--skip-log-setup", "--exit-code-on-error=0"]
-    # Locust's own settings may stand in the environment and in files of the current folder.
+    # Locust reads settings from the environment and from files of the current folder.
     environment = {k: v for k, v in os.environ.items() if not k.startswith("LOCUST_")}
     if part.load.users <= SELECT_USERS:
-        # libev waits whole milliseconds with epoll, and to the microsecond with select.
+        # libev's timers have millisecond resolution with epoll, and microseconds with select.
         environment["GEVENT_BACKEND"] = "select"
     environment["PYTHONPATH"] = os.pathsep.join(
         [str(LOCUSTFILE.parent.parent), *filter(None, [environment.get("PYTHONPATH")])]
@@ -266,7 +266,7 @@ def _locust(part: Plan, core: int | None) -> Iterator[subprocess.Popen[bytes]]:
             stderr=subprocess.STDOUT,
             cwd=folder,
             env=environment,
-            start_new_session=True,  # Ctrl-C reaches the parent, which decides
+            start_new_session=True,  # Ctrl-C reaches only the parent, which decides
             preexec_fn=lambda: _prepared(core),
         )
     try:
@@ -276,7 +276,7 @@ def _locust(part: Plan, core: int | None) -> Iterator[subprocess.Popen[bytes]]:
 
 
 def _prepared(core: int | None) -> None:
-    """In the child, before Locust."""
+    """Set up the child before Locust starts."""
     pinned(core)
     die_with_parent()
 

@@ -1,8 +1,7 @@
-"""Every request's times, raw, on their way to disk: Locust's process writes, its parent reads.
+"""Recording of every request's raw times: Locust's process writes them, its parent reads them.
 
-Records are appended as they come and flushed a few times a second, so whatever ends the process
-leaves what was measured until then; ``state.json`` beside them says when the load began, which
-errors came and how it ended.
+Records are appended as they come and flushed a few times per second, so a process that is killed
+leaves its measurements; ``state.json`` beside them has the load's start, the errors and the end.
 """
 
 from __future__ import annotations
@@ -22,11 +21,11 @@ import numpy as np
 from modelport.loadtests.samples import SAMPLE, Samples
 
 STATE = "state.json"
-#: How every message begins that is about samples for which there is no room.
+#: Start of every message about a lack of room for the samples.
 UNWRITTEN = "the samples cannot be written"
-#: Of the process, when the disk is full: its state could not be told otherwise (EX_IOERR).
+#: Exit status when the disk is full, as the state cannot be written then (EX_IOERR).
 EXIT_UNWRITTEN = 74
-#: Different error messages that are kept, for each target; the rest are counted together.
+#: Most different error messages per target; the rest are counted together.
 MOST_MESSAGES = 50
 OTHER_ERRORS = "other errors"
 #: One element of ``SAMPLE``.
@@ -36,24 +35,24 @@ assert RECORD.size == SAMPLE.itemsize
 
 @dataclass
 class RecorderState:
-    """Of one Locust process."""
+    """The state of one Locust process."""
 
-    #: Of the beginning: on the clock of ``perf_counter``, and ISO 8601, UTC.
+    #: Start of the load, on the clock of ``perf_counter``; ``began_at`` is ISO 8601, UTC.
     began: float = 0.0
     began_at: str = ""
-    #: For each target: message → count.
+    #: For each target, counts by message.
     errors: list[dict[str, int]] = field(default_factory=list)
-    #: Of the process, since the beginning.
+    #: CPU time of the process since the start.
     cpu_seconds: float = 0.0
     seconds: float = 0.0
-    #: All of the load was sent and answered, or given up.
+    #: Whether all requests were sent and answered, or given up.
     finished: bool = False
-    #: Why there is no load, or no more.
+    #: The reason that the load did not start, or ended early.
     failure: str = ""
 
 
 class Recorder:
-    """Of one process. ``add`` is all that a request pays for."""
+    """The recorder of one process; a request costs only a call of ``add``."""
 
     def __init__(self, folder: Path, targets: int) -> None:
         self._folder = folder
@@ -67,7 +66,7 @@ class Recorder:
         self.began = 0.0
 
     def begin(self, moment: float) -> None:
-        """``moment``: on the clock of ``perf_counter``, to which all samples are relative."""
+        """Start recording at ``moment`` of ``perf_counter``; samples are relative to it."""
         self.began = self.state.began = moment
         now = datetime.datetime.now(datetime.UTC)
         self.state.began_at = now.isoformat(timespec="milliseconds")
@@ -82,7 +81,7 @@ class Recorder:
         done: float,
         outcome: int,
     ) -> None:
-        """All four on the clock of ``perf_counter``."""
+        """Record a request; all four times are on the clock of ``perf_counter``."""
         began = self.began
         self._buffers[target] += RECORD.pack(
             intended - began, sent - began, first_byte - began, done - began, outcome
@@ -95,7 +94,7 @@ class Recorder:
         errors[message] = errors.get(message, 0) + 1
 
     def flush(self) -> None:
-        """Bring to disk what came since the last time.
+        """Write the new records to disk.
 
         Raises:
             OSError: the disk is full, or gone.
@@ -122,16 +121,16 @@ def path(folder: Path, target: int) -> Path:
 
 
 def read_state(folder: Path) -> RecorderState:
-    """What the process said last; an empty state where it said nothing."""
+    """The last state that the process wrote, or an empty one."""
     try:
         found: Mapping[str, object] = json.loads((folder / STATE).read_text())
     except (OSError, ValueError):
         return RecorderState()
-    return RecorderState(**found)  # type: ignore[arg-type]  # it is what asdict made
+    return RecorderState(**found)  # type: ignore[arg-type]  # asdict wrote it
 
 
 def read(folder: Path, target: int, skip: int = 0) -> Samples:
-    """[requests] recorded so far after the first ``skip``, in the order of their answers."""
+    """Read the samples [requests] after the first ``skip``, in the order of their answers."""
     try:
         with path(folder, target).open("rb") as file:
             file.seek(skip * SAMPLE.itemsize)

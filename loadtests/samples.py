@@ -1,6 +1,6 @@
-"""What a run leaves: every request's times, raw, and the percentiles taken from them.
+"""Samples of a run: every request's raw times, and the load that produced them.
 
-Locust rounds its own response times; nothing here is rounded before the HDR histogram, whose
+Locust rounds its own response times; nothing is rounded here before the HDR histogram, whose
 relative error is below 0.1 % (three significant figures).
 """
 
@@ -17,7 +17,7 @@ from modelport.loadtests.target import LoadTestTarget
 
 
 class Outcome(IntEnum):
-    """What became of a request."""
+    """The outcome of a request."""
 
     OK = 0
     #: Answered in time, with another answer than expected.
@@ -28,7 +28,7 @@ class Outcome(IntEnum):
     TIMED_OUT = 4
 
 
-#: Seconds since the run's beginning. ``intended``: when the load's shape wanted it sent; in a
+#: Seconds since the run's start. ``intended``: the time of sending by the load's shape; in a
 #: closed loop the same as ``sent``. Latency is ``done - intended``, time to first byte
 #: ``first_byte - sent``.
 SAMPLE = np.dtype(
@@ -42,24 +42,24 @@ SAMPLE = np.dtype(
 )
 Samples = npt.NDArray[np.void]
 
-#: Of a core.
+#: Share of a core from which the load generator counts as saturated.
 SATURATED_SHARE = 0.9
-#: Moments are differences of a clock's readings, which round the more the longer it has run.
+#: Rounding error of clock readings, which grows with the clock's value.
 CLOCK_SECONDS = 1e-6
 
 
 @dataclass(frozen=True)
 class LoadProfile:
-    """How a target is asked, for how long. Without a ``rate`` it is a closed loop."""
+    """The load on a target and its duration; a closed loop without a ``rate``."""
 
     #: constant, ramp, spike or soak.
     shape: str = "constant"
-    #: Requests in flight at most; of a closed loop: always.
+    #: Most requests in flight; in a closed loop always this many.
     users: int = 1
-    #: Intended requests a second, open loop; a ramp's end, a spike's top.
+    #: Intended requests per second of an open loop; the end of a ramp, the top of a spike.
     rate: float | None = None
     duration_seconds: float = 10.0
-    #: Asked and answered before that, and not counted.
+    #: Requests in this time are not counted.
     warmup_seconds: float = 1.0
     #: Rows in a request.
     batch_size: int = 1
@@ -68,37 +68,38 @@ class LoadProfile:
 
     @property
     def counted_from_seconds(self) -> float:
-        """Of the beginning: what was due earlier is the warm-up's."""
+        """Start of counting, from the load's start; requests due earlier belong to the warm-up."""
         return self.warmup_seconds - CLOCK_SECONDS
 
     @property
     def is_lone(self) -> bool:
-        """One user that always asks: it needs nobody to run beside it, and can ask many in turn."""
+        """Whether a single user sends all the time, so that no other user has to run meanwhile."""
         return self.users == 1 and self.rate is None
 
 
 @dataclass(frozen=True)
 class LoadRun:
-    """One load on one target."""
+    """One load on one target, and its samples."""
 
     target: LoadTestTarget
     load: LoadProfile
-    #: [requests] of ``SAMPLE``, those after the warm-up.
+    #: [requests] of ``SAMPLE``, after the warm-up.
     samples: Samples
-    #: Error messages, with how often each came.
+    #: Counts by error message.
     errors: Mapping[str, int] = field(default_factory=dict)
-    #: Of the load generator, for all of the run.
+    #: CPU time of the load generator in the whole run.
     client_cpu_seconds: float = 0.0
-    #: Of one core, of its busiest process: near 1 it was the generator that could do no more.
+    #: Share of a core used by the generator's busiest process; near 1 the generator was the limit.
     client_cpu_share: float = 0.0
     #: ISO 8601, UTC.
     began_at: str = ""
-    #: False: stopped before its end, or the generator failed; ``samples`` is what came until then.
+    #: False if the run was stopped early or the generator failed; ``samples`` has the rest.
     complete: bool = True
-    #: Why it is not complete.
+    #: The reason that it is incomplete.
     failure: str = ""
 
     @property
     def saturated(self) -> bool:
-        """Whether the load generator itself was at its limit, and its figures are about it."""
+        """Whether the load generator was at its limit, so that the figures describe the
+        generator."""
         return self.client_cpu_share > SATURATED_SHARE

@@ -1,4 +1,4 @@
-"""What the programs here share: arguments that can be, and an end that leaves nothing behind."""
+"""Shared parts of the benchmark scripts: argument types, and clean termination."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from modelport.loadtests.processes import ServerFailed
 
 
 def count(text: str) -> int:
-    """A whole number above 0, as ``argparse`` wants its types."""
+    """Parse a whole number above 0, for ``argparse``."""
     number = int(text)
     if number < 1:
         raise argparse.ArgumentTypeError(f"{number} is not above 0")
@@ -30,7 +30,7 @@ def positive(text: str) -> float:
 
 
 def core(text: str) -> int:
-    """One of those that this process may run on."""
+    """Parse the number of a core that this process may use."""
     number, cores = int(text), sorted(os.sched_getaffinity(0))
     if number not in cores:
         raise argparse.ArgumentTypeError(f"there is no core {number}; there are {cores}")
@@ -38,10 +38,9 @@ def core(text: str) -> int:
 
 
 def run(main: Callable[[], int]) -> NoReturn:
-    """``main``, then the end of the process with its status.
+    """Run ``main`` and exit with its status.
 
-    Servers are in sessions of their own: whatever ends this process must leave through every
-    ``finally``.
+    Servers are in sessions of their own, so every signal must leave through every ``finally``.
     """
     for number in (signal.SIGTERM, signal.SIGHUP, signal.SIGINT):  # a shell may have it ignored
         signal.signal(number, lambda received, _: sys.exit(128 + received))

@@ -1,7 +1,7 @@
-"""What noise can do to a latency, a ratio or a share of errors: intervals, and what they need.
+"""Confidence intervals of latencies, ratios and error shares, and the data they need.
 
-Requests of one round share what the machine did meanwhile, so a thousand of them are not a
-thousand observations. What is independent are the *rounds*; every interval comes from their spread:
+Requests of one round share the machine's disturbances, so a thousand of them are not a
+thousand observations. The *rounds* are independent, so every interval comes from their spread:
 
 - **Ratios** are paired: candidate and baseline of one round ran next to each other, and a slow
   minute slows both. The ratio is taken within a round, on the logarithmic scale, and averaged over
@@ -21,7 +21,7 @@ thousand observations. What is independent are the *rounds*; every interval come
 - **Shares** are Clopper and Pearson's (1934), on a number of requests that is smaller where errors
   come in bursts (the design effect of Rao and Scott, 1992).
 
-Who looks repeatedly at growing data needs ``modelport.loadtests.gate.alpha_spending`` besides.
+Repeated looks at growing data also need ``modelport.loadtests.gate.alpha_spending``.
 """
 
 from __future__ import annotations
@@ -37,24 +37,25 @@ from scipy.special import betaincinv, stdtrit
 Floats = npt.NDArray[np.float64]
 
 DRAWS = 1000
-#: Requests that must lie beyond a quantile before it is one: 1,000 requests for a p99.
+#: Requests needed beyond a quantile: 1,000 requests for a p99.
 TAIL_REQUESTS = 10
-#: Beyond a quantile in one round, or in neighbours taken together, before a ratio is taken.
+#: Requests needed beyond a quantile in a round, or in a group of rounds, for a ratio.
 GROUP_TAIL_REQUESTS = 5
-#: Fewer rounds have no spread to speak of.
+#: With fewer rounds there is no spread.
 LEAST_ROUNDS = 2
-#: One in so many rounds is left out at either end of a mean of ratios.
+#: The trimmed mean of ratios drops one in this many rounds at either end.
 TRIM = 8
-#: Contiguous parts that all rounds are cut into, at least two of each, and drawn as one.
+#: Number of contiguous blocks of all rounds, at least two per round, for the block bootstrap.
 BLOCKS = 40
-#: e to that is still a float, and nothing that is measured.
+#: e to this power is a finite float, and larger than any measurement.
 LARGEST_LOGARITHM = 300.0
-#: Values that the distribution around a quantile is followed on.
+#: Grid points for the distribution around a quantile.
 GRID = 400
 
 
 class TooFewSamples(ValueError):
-    """There is no interval yet: of ``had`` requests (of each side) or rounds, ``more`` lack."""
+    """There is no interval yet: with ``had`` requests (of each side) or rounds, ``more`` are
+    missing."""
 
     def __init__(self, message: str, had: int, more: int) -> None:
         super().__init__(message)
@@ -63,20 +64,20 @@ class TooFewSamples(ValueError):
 
     @property
     def longer(self) -> float:
-        """How many times as much as there was would do."""
+        """The factor of the data that would be enough."""
         return (self.had + self.more) / self.had if self.had else math.inf
 
 
 @dataclass(frozen=True)
 class Interval:
-    """Where a figure lies, with ``confidence``: estimate, and a bound on either side."""
+    """A confidence interval: the estimate, and a bound on either side."""
 
     estimate: float
     lower: float
     upper: float
     #: 1 - (error below + error above).
     confidence: float
-    #: Independent observations that it rests on: rounds, or groups of them.
+    #: Number of independent observations: rounds, or groups of them.
     units: int
 
     def excludes(self, value: float) -> bool:
@@ -85,24 +86,24 @@ class Interval:
 
 @dataclass(frozen=True)
 class Tails:
-    """How often the truth may lie below ``lower``, and above ``upper``."""
+    """Error probabilities: of a truth below ``lower``, and above ``upper``."""
 
     below: float
     above: float
 
     @classmethod
     def of(cls, confidence: float) -> Tails:
-        """Both alike."""
+        """Equal tails for a confidence."""
         if not 0 < confidence < 1:
             raise ValueError(f"a confidence of {confidence} is not between 0 and 1")
         return cls((1 - confidence) / 2, (1 - confidence) / 2)
 
 
 def required_samples(q: float, error: float = 0.025) -> int:
-    """Requests before the quantile ``q`` has an interval.
+    """Requests needed for an interval of the quantile ``q``.
 
-    Enough for ``TAIL_REQUESTS`` beyond it, and for the largest to lie beyond it but for ``error``
-    (1 - q^n, distribution-free).
+    Enough for ``TAIL_REQUESTS`` beyond it, and for the largest request to lie beyond it except with
+    probability ``error`` (1 - q^n, distribution-free).
     """
     rarer = min(q, 1 - q)
     return math.ceil(max(TAIL_REQUESTS / rarer, math.log(error) / math.log(1 - rarer)) - 1e-9)
@@ -115,10 +116,10 @@ def ratio(
     *,
     seed: int = 0,
 ) -> Interval:
-    """``candidate / baseline``, each [rounds] of positive figures, paired by round.
+    """The ratio ``candidate / baseline``, each [rounds] of positive figures, paired by round.
 
     Raises:
-        TooFewSamples: less than two rounds.
+        TooFewSamples: fewer than two rounds.
         ValueError: different numbers of rounds, or a figure that is not above 0.
     """
     tails = confidence if isinstance(confidence, Tails) else Tails.of(confidence)
@@ -142,12 +143,12 @@ def quantile_ratio(
     *,
     seed: int = 0,
 ) -> Interval:
-    """The ratio of two quantiles, from the latencies [requests] of each round of either side.
+    """The ratio of two quantiles, from the latencies [requests] of each round of each side.
 
-    Rounds with few requests are taken together with their neighbours.
+    Rounds with few requests are grouped with their neighbours.
 
     Raises:
-        TooFewSamples: less than two such groups of rounds, or too few requests for this quantile.
+        TooFewSamples: fewer than two groups of rounds, or too few requests for this quantile.
     """
     _enough_rounds(len(candidate))
     least = min(sum(map(len, candidate)), sum(map(len, baseline)))
@@ -176,7 +177,7 @@ def quantile(
     """A quantile of all requests, from the latencies [requests] of each round, in order.
 
     Raises:
-        TooFewSamples: there are less requests than ``required_samples``.
+        TooFewSamples: there are fewer requests than ``required_samples``.
     """
     tails = confidence if isinstance(confidence, Tails) else Tails.of(confidence)
     rounds = [np.asarray(latencies, dtype=np.float64) for latencies in rounds if len(latencies)]
@@ -199,8 +200,8 @@ def share(bad: Sequence[int], total: Sequence[int], confidence: float | Tails = 
     """The share of bad answers, from the counts [rounds] of bad and of all.
 
     Raises:
-        TooFewSamples: nothing was asked.
-        ValueError: more are bad than there are.
+        TooFewSamples: there were no requests.
+        ValueError: a bad count exceeds its total.
     """
     tails = confidence if isinstance(confidence, Tails) else Tails.of(confidence)
     bads, totals = np.asarray(bad, dtype=np.float64), np.asarray(total, dtype=np.float64)
@@ -209,7 +210,7 @@ def share(bad: Sequence[int], total: Sequence[int], confidence: float | Tails = 
     n, k = float(totals.sum()), float(bads.sum())
     if n == 0:
         raise TooFewSamples("nothing was asked", 0, 1)
-    # Bursts: what independent errors would vary by from round to round, against what they do.
+    # Bursts: the variance of independent errors between rounds, against the observed one.
     effect = 1.0
     if 0 < k < n and totals.size >= LEAST_ROUNDS:
         p = k / n
@@ -222,10 +223,10 @@ def share(bad: Sequence[int], total: Sequence[int], confidence: float | Tails = 
 
 
 def rounds_needed(interval: Interval, value: float) -> float:
-    """How many times the rounds so far it takes, in expectation, until ``value`` is excluded.
+    """The expected factor of rounds until the interval excludes ``value``.
 
-    The width goes with one over the square root of the rounds; on the logarithmic scale where all
-    is positive. ``inf`` where the estimate lies on the value.
+    The width shrinks with the square root of the rounds; on the logarithmic scale if all values are
+    positive. ``inf`` if the estimate equals the value.
     """
     if interval.excludes(value):
         return 1.0
@@ -240,7 +241,7 @@ def rounds_needed(interval: Interval, value: float) -> float:
 
 
 def _student(log_estimate: float, spread: float, units: int, tails: Tails) -> Interval:
-    """``spread``: the bootstrap's standard error of the logarithm."""
+    """Student's t interval; ``spread`` is the bootstrap's standard error of the logarithm."""
     degrees = _degrees(units)
     scale = spread * math.sqrt(units / (units - 1))
     lower, upper = (
@@ -252,17 +253,17 @@ def _student(log_estimate: float, spread: float, units: int, tails: Tails) -> In
 
 
 def _clipped(logarithm: float) -> float:
-    """Two rounds know so little that their bounds are no floats."""
+    """Clip a logarithm; two rounds can give bounds beyond the range of floats."""
     return min(max(logarithm, -LARGEST_LOGARITHM), LARGEST_LOGARITHM)
 
 
 def _degrees(units: int) -> int:
-    """Those of the values that a trimmed mean keeps (Tukey and McLaughlin)."""
+    """The number of values that a trimmed mean keeps (Tukey and McLaughlin)."""
     return max(units - 2 * (units // TRIM) - 1, 1)
 
 
 def _trimmed(values: Floats) -> Floats:
-    """[..., rounds] → [...]: the mean without the extremes."""
+    """[..., rounds] → [...]: the trimmed mean."""
     size = values.shape[-1]
     cut = size // TRIM
     kept: Floats = np.sort(values, axis=-1)[..., cut : size - cut]
@@ -271,12 +272,12 @@ def _trimmed(values: Floats) -> Floats:
 
 
 def _choices(size: int, seed: int) -> npt.NDArray[np.int64]:
-    """[draws, size]: which of ``size`` each draw takes."""
+    """[draws, size]: random indexes below ``size``."""
     return np.random.default_rng(seed).integers(0, size, (DRAWS, size))
 
 
 def _quantile(values: Floats, q: float) -> float:
-    """As ``np.quantile``, which takes four times as long for the thousands of one round."""
+    """A faster ``np.quantile`` for the thousands of values of one round."""
     at = q * (values.size - 1)
     below = int(at)
     above = min(below + 1, values.size - 1)
@@ -285,17 +286,17 @@ def _quantile(values: Floats, q: float) -> float:
 
 
 def _grid(values: Floats, q: float) -> Floats:
-    """Values around the quantile, dense where it can move to; the largest is the last."""
+    """Grid values around the quantile, dense near it; the largest value is the last."""
     odds = math.log(q / (1 - q)) + np.linspace(-4, 4, GRID)
     around = np.quantile(values, 1 / (1 + np.exp(-odds)))
     return np.unique(np.append(around, values.max()))
 
 
 def _drawn_quantiles(parts: Sequence[Floats], grid: Floats, q: float, seed: int) -> Floats:
-    """[draws]: the quantile of as many parts, drawn with replacement.
+    """[draws]: quantiles of bootstrap samples of the parts.
 
-    Every part's cumulative counts on the grid are added as often as it is drawn: one product of
-    matrices instead of sorting all requests once a draw.
+    Every part's cumulative counts on the grid are weighted by its number of draws: one matrix
+    product instead of sorting all requests for each draw.
     """
     counts = np.stack([np.searchsorted(np.sort(part), grid, side="right") for part in parts])
     sizes = np.array([part.size for part in parts], dtype=np.float64)
@@ -312,7 +313,7 @@ def _drawn_quantiles(parts: Sequence[Floats], grid: Floats, q: float, seed: int)
 
 
 def _groups(candidate: Sequence[Floats], baseline: Sequence[Floats], least: int) -> list[slice]:
-    """Neighbouring rounds, taken together until each side has ``least`` requests in them."""
+    """Group neighbouring rounds until each side has ``least`` requests in a group."""
     if len(candidate) != len(baseline):
         raise ValueError(f"{len(candidate)} rounds of the candidate, {len(baseline)} of the other")
     found: list[slice] = []
@@ -322,7 +323,7 @@ def _groups(candidate: Sequence[Floats], baseline: Sequence[Floats], least: int)
         if min(above, below) >= least:
             found.append(slice(begin, end))
             begin, above, below = end, 0, 0
-    if found and begin < len(candidate):  # what is left goes to the last
+    if found and begin < len(candidate):  # the rest joins the last group
         found[-1] = slice(found[-1].start, len(candidate))
     return found
 

@@ -1,4 +1,4 @@
-"""What a run comes to: counts, rates and percentiles, these from an HDR histogram."""
+"""Summary of a run: counts, rates, and percentiles from an HDR histogram."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from hdrh.histogram import HdrHistogram
 
 from modelport.loadtests.samples import LoadProfile, LoadRun, Outcome, Samples
 
-#: Microseconds: what can be told from 0, and an hour, longer than any time-out.
+#: Range in microseconds: one, and an hour, which is longer than any time-out.
 LOWEST, HIGHEST = 1, 3_600_000_000
 SIGNIFICANT_FIGURES = 3
 US_IN_MS = 1e3
-#: Of a latency curve: ever closer to 1, as HDR plots are drawn.
+#: Quantiles of a latency curve, increasingly close to 1, as in HDR plots.
 CURVE_QUANTILES = (
     *(step / 20 for step in range(20)),
     *(1 - 10**-exponent * rest for exponent in (1, 2, 3, 4) for rest in (0.5, 0.25, 0.1)),
@@ -24,7 +24,7 @@ CURVE_QUANTILES = (
 
 @dataclass(frozen=True)
 class Percentiles:
-    """Milliseconds, from an HDR histogram of every answer of one run."""
+    """Percentiles in milliseconds, from an HDR histogram of the answers of one run."""
 
     p50: float
     p90: float
@@ -36,7 +36,7 @@ class Percentiles:
 
 @dataclass(frozen=True)
 class Summary:
-    """One run in figures; the same in every report."""
+    """The figures of one run; the same in every report."""
 
     requests: int
     #: Right answers.
@@ -46,7 +46,7 @@ class Summary:
     refused: int
     failed: int
     timed_out: int
-    #: Right answers a second.
+    #: Right answers per second.
     requests_per_second: float
     #: From the intended sending to the end of the answer, of right answers.
     latency: Percentiles
@@ -56,7 +56,7 @@ class Summary:
 
     @property
     def bad(self) -> int:
-        """All that were not answered rightly."""
+        """The number of requests without a right answer."""
         return self.requests - self.ok
 
     @property
@@ -75,7 +75,7 @@ def histogram(seconds: npt.NDArray[np.float64]) -> HdrHistogram:
 
 
 def merged(histograms: Iterable[HdrHistogram]) -> HdrHistogram:
-    """One of all the runs' answers together."""
+    """One histogram of the answers of all runs."""
     whole = HdrHistogram(LOWEST, HIGHEST, SIGNIFICANT_FIGURES)
     for one in histograms:
         whole.add(one)
@@ -83,7 +83,7 @@ def merged(histograms: Iterable[HdrHistogram]) -> HdrHistogram:
 
 
 def percentiles(made: HdrHistogram) -> Percentiles:
-    """Milliseconds; all 0 where nothing was recorded."""
+    """Percentiles in milliseconds; all 0 if nothing was recorded."""
     if not made.get_total_count():
         return Percentiles(0.0, 0.0, 0.0, 0.0, 0.0, 0.0)
     p50, p90, p95, p99, p999 = (
@@ -120,10 +120,10 @@ def first_bytes(samples: Samples) -> npt.NDArray[np.float64]:
 
 
 def throughput(samples: Samples, load: LoadProfile) -> float:
-    """Right answers a second, between the warm-up's end and the load's.
+    """Right answers per second, between the end of the warm-up and the end of the load.
 
-    What was under way at the end counts with the share of its time that lay before it: of slow
-    models few answers come, and to drop or to count each whole would bias the figure.
+    Requests in flight at the end count with the share of their time before it: slow models give few
+    answers, and dropping or counting each whole would bias the figure.
     """
     good = ok(samples)
     end = load.warmup_seconds + load.duration_seconds
@@ -140,7 +140,7 @@ def summarise(run: LoadRun) -> Summary:
 
 
 def summary_of(runs: Sequence[LoadRun]) -> Summary:
-    """All the runs together: their histograms merged, their rates averaged by duration."""
+    """Summarise all runs together: histograms merged, rates averaged by duration."""
     counts = np.zeros(len(Outcome), np.int64)
     errors: dict[str, int] = {}
     for run in runs:

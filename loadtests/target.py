@@ -1,4 +1,4 @@
-"""What is asked: a model, behind a dialect, at an address."""
+"""The target of a load test: a model at an address, in a protocol."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from urllib.parse import SplitResult, quote, unquote, urlsplit
 
 
 class LoadTestProtocol(StrEnum):
-    """The dialects that a load can speak; the values are those of ``--protocol``."""
+    """The protocols of a load; the values are those of ``--protocol``."""
 
     OIP_HTTP = "oip-http"
     OIP_HTTP_BINARY = "oip-http-binary"
@@ -28,22 +28,22 @@ class LoadTestProtocol(StrEnum):
 
 @dataclass(frozen=True)
 class LoadTestTarget:
-    """One model at one address, host:port, in one dialect."""
+    """One model at one address, host:port, in one protocol."""
 
     protocol: LoadTestProtocol
     address: str
     model: str
-    #: Empty: whichever version the server takes.
+    #: Empty: the server's default version.
     version: str = ""
 
     @property
     def url(self) -> str:
-        """The same in one line: ``oip-http://127.0.0.1:8000/fraud/1``."""
+        """The target in one line: ``oip-http://127.0.0.1:8000/fraud/1``."""
         path = [self.model, self.version] if self.version else [self.model]
         return f"{self.protocol}://{self.address}/" + "/".join(quote(p, safe="") for p in path)
 
 
-#: Schemes that leave the dialect open → the one of the Open Inference Protocol.
+#: Open Inference Protocol by URL scheme, for schemes that leave the protocol open.
 SCHEMES = {"http": LoadTestProtocol.OIP_HTTP, "grpc": LoadTestProtocol.OIP_GRPC}
 FORMS = (
     "PROTOCOL://HOST:PORT/MODEL[/VERSION], http://HOST:PORT/v2/models/MODEL[/versions/VERSION] or "
@@ -55,12 +55,12 @@ def parse(url: str) -> LoadTestTarget:
     """Parse ``LoadTestTarget.url``, or a model's URL in the Open Inference Protocol.
 
     Raises:
-        ValueError: it is none of ``FORMS``; the message says what is missing.
+        ValueError: it has none of the ``FORMS``; the message says what is missing.
     """
     parts = _split(url, url)
     protocol = SCHEMES.get(parts.scheme, parts.scheme)
     if parts.scheme in ("https", "grpcs"):
-        raise ValueError(f"'{url}': TLS is not spoken here")
+        raise ValueError(f"'{url}': TLS is not supported")
     if protocol not in list(LoadTestProtocol):
         begin = ", ".join([*SCHEMES, *LoadTestProtocol])
         raise ValueError(f"'{url}' does not begin with one of {begin} and ://")
@@ -75,7 +75,7 @@ def parse(url: str) -> LoadTestTarget:
 
 
 def _of_v2(path: list[str]) -> list[str]:
-    """Model and version of ``v2/models/MODEL/versions/VERSION``; else nothing."""
+    """Model and version in ``v2/models/MODEL/versions/VERSION``; otherwise empty."""
     match path:
         case ["v2", "models", model]:
             return [model]
@@ -85,14 +85,14 @@ def _of_v2(path: list[str]) -> list[str]:
 
 
 def address(text: str) -> str:
-    """``host:port`` of ``host:port`` or ``http://host:port``, checked.
+    """Extract ``host:port`` from ``host:port`` or ``http://host:port``.
 
     Raises:
         ValueError: no host, or no port between 1 and 65535; TLS.
     """
     scheme, separator, rest = text.rpartition("://")
     if separator and scheme not in ("http", "grpc"):
-        raise ValueError(f"'{text}': give HOST:PORT or http://HOST:PORT; TLS is not spoken here")
+        raise ValueError(f"'{text}': give HOST:PORT or http://HOST:PORT; TLS is not supported")
     parts = _split(text, f"//{rest}")
     try:
         port = parts.port
@@ -106,5 +106,5 @@ def address(text: str) -> str:
 def _split(given: str, url: str) -> SplitResult:
     try:
         return urlsplit(url)
-    except ValueError as error:  # brackets that do not close
+    except ValueError as error:  # unbalanced brackets
         raise ValueError(f"'{given}': {error}") from None

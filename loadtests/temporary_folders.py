@@ -1,8 +1,8 @@
-"""Temporary folders that are gone in the end, even those of a process that was killed.
+"""Temporary folders that are removed even after their process was killed.
 
-Nobody can tidy up after SIGKILL; so each folder is locked by who uses it, and whoever makes the
-next one of the kind removes those that nobody holds. A lock, other than a process number, says so
-across containers that share a disk.
+SIGKILL leaves no chance to clean up. So each process locks its folders, and the next one that makes
+a folder of the same kind removes those without a lock. Unlike a process number, a lock also works
+between containers that share a disk.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ LOCK = ".lock"
 
 @contextlib.contextmanager
 def folder(prefix: str) -> Iterator[Path]:
-    """A new folder whose name begins with ``prefix``, gone after the block.
+    """Make a folder whose name begins with ``prefix``, removed after the block.
 
     Raises:
         OSError: there is no room for it.
@@ -49,9 +49,9 @@ def _held(path: Path) -> int:
 
 
 def sweep(prefix: str) -> None:
-    """Remove the folders that killed processes left."""
+    """Remove the folders of killed processes."""
     for lock in Path(tempfile.gettempdir()).glob(f"{prefix}*/{LOCK}"):
         with contextlib.suppress(OSError), lock.open("r+") as file:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            if os.fstat(file.fileno()).st_size:  # else it is just being made
+            if os.fstat(file.fileno()).st_size:  # otherwise it is just being made
                 shutil.rmtree(lock.parent, ignore_errors=True)

@@ -41,7 +41,7 @@ class PeerModel:
     ``baseline``: the server that ratios refer to. ``protocols``: the protocols to measure; a server
     without one is left out of its column, and with ``one_protocol`` only the first one it speaks is
     measured. ``answers``: a run ends after this many instead of after ``seconds``, for slow models.
-    ``preferred_batch_size``: the value that a user would find by trying: the best size of which two
+    ``preferred_batch_size``: the value that a user would find by trying: the best size with two
     batches are in flight at once, so that one forms while another runs.
     """
 

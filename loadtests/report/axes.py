@@ -1,4 +1,4 @@
-"""The axes that latencies need: percentiles as HdrHistogram plots them, and logarithms."""
+"""Axes for latency plots: percentiles as in HdrHistogram's plots, and logarithms."""
 
 from __future__ import annotations
 
@@ -11,15 +11,15 @@ from matplotlib.axis import Axis
 
 from modelport.loadtests.report import number_format, svg
 
-#: From this ratio of the largest to the smallest value on, a linear axis hides the small ones.
+#: Ratio of the largest to the smallest value from which the axis is logarithmic.
 LOG_FROM = 12.0
 _QUANTILES = (0.0, 0.5, 0.9, 0.99, 0.999, 0.9999, 0.99999, 0.999999)
 
 
 def place(quantile: float, requests: int) -> float:
-    """Where a quantile stands: every further nine is as wide as the one before.
+    """The position of a quantile: every further nine takes the same width.
 
-    The maximum stands where one request in ``requests`` is.
+    The maximum is at the position of one request in ``requests``.
     """
     return -math.log10(max(1 - quantile, 1 / max(requests, 10)))
 
@@ -27,14 +27,14 @@ def place(quantile: float, requests: int) -> float:
 def along(
     curve: Sequence[tuple[float, float]], requests: int, maximum: float
 ) -> tuple[list[float], list[float]]:
-    """Places and milliseconds of a curve of (quantile, milliseconds), on to the maximum."""
+    """Positions and milliseconds of a curve of (quantile, milliseconds), up to the maximum."""
     points = [(place(quantile, requests), value) for quantile, value in curve]
     points.append((place(1.0, requests), maximum))
     return [x for x, _ in points], [y for _, y in points]
 
 
 def quantiles(axes: Axes, last: float) -> None:
-    """The horizontal axis of percentiles, up to ``last``, a place."""
+    """Set up the horizontal axis of percentiles, up to the position ``last``."""
     shown = [q for q in _QUANTILES if place(q, 10**9) <= last + 0.01]
     axes.set_xlim(0, last * 1.04)
     axes.set_xticks(
@@ -46,7 +46,7 @@ def quantiles(axes: Axes, last: float) -> None:
 def milliseconds(
     axes: Axes, values: Sequence[float], bound: float | None = None, label: str = "latency"
 ) -> None:
-    """The vertical axis; ``bound`` is drawn, and named, where it does not dwarf the rest."""
+    """Set up the vertical axis; ``bound`` is drawn with its name unless it dwarfs the rest."""
     positive = [value for value in values if value > 0] or [1.0]
     low, high = min(positive), max(positive)
     shown = bound is not None and low / 5 <= bound <= high * 5
@@ -78,7 +78,7 @@ def milliseconds(
 def logarithmic(
     axis: Axis, told: Callable[[float], str], named: Mapping[float, str] | None = None
 ) -> None:
-    """Ticks that are enough on a short range and not too many on a long one, and the named."""
+    """Set ticks for a logarithmic axis of any range, and the named ones."""
     low, high = axis.get_view_interval()
     decades = math.log10(high / low)
     steps = (1, 2, 5) if decades < 2.2 else (1, 3) if decades < 3.5 else (1,)
@@ -94,7 +94,7 @@ def logarithmic(
 
 
 def binary(axis: Axis) -> None:
-    """Ticks of a logarithmic axis of bytes: powers of two."""
+    """Set ticks at powers of two for a logarithmic axis of bytes."""
     low, high = axis.get_view_interval()
     stride = max(1, math.ceil(math.log2(high / low) / 6))
     powers = range(math.ceil(math.log2(low)), math.floor(math.log2(high)) + 1)

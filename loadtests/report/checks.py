@@ -1,4 +1,4 @@
-"""One question with its answer: a line of an SLO, of the gate, of a JUnit file."""
+"""Checks: one question with its answer, in an SLO, a gate or a JUnit file."""
 
 from __future__ import annotations
 
@@ -8,17 +8,17 @@ from enum import StrEnum
 
 
 class CheckStatus(StrEnum):
-    """The words of exit codes 0, 1 and 3."""
+    """Status names, for the exit codes 0, 1 and 3."""
 
     PASS = "pass"
     FAIL = "fail"
-    #: Neither: the measurement does not decide it.
+    #: The measurement does not decide it.
     INCONCLUSIVE = "inconclusive"
 
 
 @dataclass(frozen=True)
 class Check:
-    """What was asked, what was allowed, and what was seen; texts are for people."""
+    """A check: what was observed and what was allowed, as text for people."""
 
     name: str
     status: CheckStatus
@@ -31,7 +31,7 @@ class Check:
 
 
 def worst(checks: Iterable[Check]) -> CheckStatus:
-    """One failure fails; without one, one open question leaves all of it open."""
+    """The overall status: one failure fails; otherwise one open question leaves it open."""
     found = {check.status for check in checks}
     for status in (CheckStatus.FAIL, CheckStatus.INCONCLUSIVE):
         if status in found:

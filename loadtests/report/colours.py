@@ -1,11 +1,11 @@
-"""The colours of both schemes: ink and paper, and one for each candidate, the same in every plot.
+"""Colours of the light and the dark scheme: ink, paper, and one colour for each candidate.
 
-Plots are drawn in the light scheme's; the page gives every one of them a name, so that CSS decides.
+Plots are drawn in the light scheme; the page gives each colour a name for CSS.
 """
 
 from __future__ import annotations
 
-#: Role → (light, dark). Text on paper has a contrast of at least 4.5 in both (WCAG 2, AA).
+#: (light, dark) by role. Text on paper has a contrast of at least 4.5 in both (WCAG 2, AA).
 ROLES = {
     "paper": ("#fdfdfc", "#15181d"),
     "raised": ("#f4f5f3", "#1e232a"),
@@ -15,10 +15,10 @@ ROLES = {
     "good": ("#14713d", "#5ad08a"),
     "bad": ("#b3261e", "#ff8f85"),
     "open": ("#8a5a00", "#edb84c"),
-    #: On a badge of a candidate's colour.
+    #: Text on a badge in a candidate's colour.
     "on-series": ("#fefefe", "#14171c"),
 }
-#: Dark enough for white text, and told apart by most eyes; the number beside it is for all.
+#: Dark enough for white text; the number beside each serves readers who cannot tell them apart.
 SERIES = (
     ("#0062ad", "#62b4ff"),
     ("#b84a08", "#ffa15f"),
@@ -36,12 +36,12 @@ SERIES = (
 
 
 def role(name: str) -> str:
-    """The colour that ``name`` is drawn with."""
+    """The colour of ``name``."""
     return ROLES[name][0]
 
 
 def series(number: int) -> str:
-    """The colour of the candidate with this number, from 1 on; it repeats after the last."""
+    """The colour of a candidate by its number, from 1; colours repeat after the last."""
     return SERIES[(number - 1) % len(SERIES)][0]
 
 
@@ -51,5 +51,5 @@ def variables(dark: bool) -> dict[str, str]:
     return named | {f"--s{n}": pair[dark] for n, pair in enumerate(SERIES, start=1)}
 
 
-#: What a colour of the light scheme is called in a page.
+#: Names of the light scheme's colours in a page.
 NAMES = {colour: name for name, colour in variables(dark=False).items()}

@@ -1,4 +1,4 @@
-"""The plots of a comparison. A candidate has one number and one colour in all of them."""
+"""Plots of a comparison; a candidate has the same number and colour in all of them."""
 
 from __future__ import annotations
 
@@ -15,16 +15,16 @@ from modelport.loadtests.report import axes as scales
 from modelport.loadtests.report import colours, loads, number_format, svg, text_escaping
 from modelport.loadtests.report.svg import Plot
 
-#: Points of height that a bar needs with the name above it.
+#: Height in points of a bar with the name above it.
 BAR_HEIGHT = 30.0
 NAME_LENGTH = 42
 Row = tuple[int, Candidate, Sequence[float]]
-#: (candidate's number, closed or open) → for each load its rounds.
+#: Rounds of each load, by candidate's number and kind of loop.
 Points = dict[tuple[int, str], list[list[Measured]]]
 
 
 def draw(comparison: Comparison, kinds: Collection[str] | None = None) -> list[Plot]:
-    """Every plot that there are figures for, in the report's order; of ``kinds`` only."""
+    """Draw every plot that has figures, in the report's order, or only those of ``kinds``."""
     drawers: dict[str, Callable[[Comparison], list[Plot]]] = {
         "latency": latency,
         "throughput": throughput,
@@ -44,7 +44,7 @@ def numbered(comparison: Comparison) -> list[tuple[int, Candidate]]:
 
 
 def latency(comparison: Comparison) -> list[Plot]:
-    """Percentile against latency, a plot for each load that most candidates bore."""
+    """Percentile against latency, one plot for each load of most candidates."""
     shared = loads.shared(loads.by_load(comparison.candidates))
     found = []
     for place, (load, runs) in enumerate(shared.items(), start=1):
@@ -95,7 +95,7 @@ def _curves(axes: Axes, curves: dict[int, list[Measured]], slo_ms: float) -> Non
 
 
 def throughput(comparison: Comparison) -> list[Plot]:
-    """Right answers a second against p99, every load of a candidate a point, for each protocol."""
+    """Right answers per second against p99, a point per load, for each protocol."""
     by_load = loads.by_load(comparison.candidates)
     found = []
     for place, protocol in enumerate(dict.fromkeys(load.protocol for load in by_load), start=1):
@@ -110,7 +110,7 @@ def throughput(comparison: Comparison) -> list[Plot]:
         drawn = svg.plot(
             f"throughput-{place}",
             f"Throughput and tail: {protocol}",
-            "Right answers a second against p99 latency: to the right and low is better. A point "
+            "Right answers per second against p99 latency: right and low is better. A point "
             "is one load, medians of the rounds, with whiskers from the lowest to the highest; "
             "dots are closed loops, rings the constant arrival rates that the search tried, the "
             "hopeless ones too." + _asked_otherwise(strangers),
@@ -163,7 +163,7 @@ def _cross(
     across: Sequence[float],
     up: Sequence[float],
 ) -> None:
-    """Whiskers from the lowest to the highest round, both ways."""
+    """Whiskers from the lowest to the highest round, in both directions."""
     style: dict[str, Any] = {
         "color": colours.series(number),
         "linewidth": 0.9,
@@ -175,7 +175,7 @@ def _cross(
 
 
 def size_and_error(comparison: Comparison) -> list[Plot]:
-    """What quantisation buys and costs."""
+    """Size against numerical error of the artifacts."""
     known = [
         (number, float(candidate.artifact_bytes), candidate.max_abs_error)
         for number, candidate in numbered(comparison)
@@ -195,7 +195,7 @@ def size_and_error(comparison: Comparison) -> list[Plot]:
 
 def _sizes(axes: Axes, known: list[tuple[int, float, float]]) -> None:
     errors = [error for _, _, error in known if error > 0]
-    #: A logarithm has no place for exact: its own line below the smallest.
+    #: Zero has no logarithm: exact artifacts get a line of their own below the smallest.
     floor = 10 ** (math.floor(math.log10(min(errors))) - 1) if errors else 1e-9
     points = [(number, size, error if error > 0 else floor) for number, size, error in known]
     for number, size, error in points:
@@ -216,7 +216,7 @@ def _sizes(axes: Axes, known: list[tuple[int, float, float]]) -> None:
 
 
 def cold_start(comparison: Comparison) -> list[Plot]:
-    """Bars to READY, on to the first right answer."""
+    """Bars to READY, and to the first right answer."""
     first = [c.cold_first_response_seconds for c in comparison.candidates]
     return _bars(
         comparison,
@@ -297,7 +297,7 @@ def _bars(
     inner: Sequence[Sequence[float]] | None = None,
     ascending: bool = True,
 ) -> list[Plot]:
-    """The median of each candidate, best on top. ``inner``: a part of the bar, told apart."""
+    """The median of each candidate, best on top; ``inner`` is a part of the bar."""
     rows = [
         (number, candidate, found)
         for (number, candidate), found in zip(numbered(comparison), values, strict=True)
@@ -339,7 +339,7 @@ def _draw_bars(
 
 
 def _rounds(axes: Axes, number: int, place: int, values: Sequence[float]) -> None:
-    """A dot for every round on a line from the lowest to the highest."""
+    """A dot for every round, on a line from the lowest to the highest."""
     axes.plot([min(values), max(values)], [place] * 2, color=svg.INK, linewidth=0.8)
     axes.plot(
         values,
@@ -354,7 +354,7 @@ def _rounds(axes: Axes, number: int, place: int, values: Sequence[float]) -> Non
 
 
 def _label(axes: Axes, place: int, number: int, candidate: Candidate, told: str) -> None:
-    """Number and name above the bar on the left, the figure on the right."""
+    """The number and name above the bar on the left, the figure on the right."""
     name = text_escaping.line(candidate.name, NAME_LENGTH)
     if candidate.disqualified:
         name = f"{text_escaping.line(candidate.name, NAME_LENGTH - 14)}, disqualified"

@@ -1,4 +1,4 @@
-"""The tables of a comparison, the same in HTML, Markdown and on a console."""
+"""Tables of a comparison, the same in HTML, Markdown and on a console."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from modelport.loadtests.report.loads import LoadKey
 
 @dataclass(frozen=True)
 class TableRow:
-    """``number``: of the candidate that it is about, as on its badge."""
+    """A row of a table; ``number`` is its candidate's."""
 
     name: str
     cells: tuple[str, ...]
@@ -23,7 +23,7 @@ class TableRow:
 
 @dataclass(frozen=True)
 class Table:
-    """``head`` names the cells, the rows' names excepted."""
+    """A table; ``head`` names the cells, without the column of row names."""
 
     caption: str
     head: tuple[str, ...]
@@ -43,12 +43,12 @@ def _one(value: float | None) -> Sequence[float]:
 
 
 def _rates(candidate: Candidate) -> Sequence[float]:
-    """A round in which not even the lowest rate held counts as 0, as in the verdict."""
+    """The rates; a round in which no rate held counts as 0, as in the verdict."""
     return [rate or 0.0 for rate in candidate.rate_under_slo]
 
 
 def candidates(comparison: Comparison) -> Table:
-    """What was compared: formats, backends, sizes, and what the certificates say."""
+    """The compared candidates: formats, backends, sizes, and figures of the certificates."""
     metric = next((c.metric_name for c in comparison.candidates if c.metric_name), "metric")
     columns = (
         _Column("artifact", "bytes", lambda c: (c.artifact_bytes,)),
@@ -81,7 +81,7 @@ def candidates(comparison: Comparison) -> Table:
 
 
 def resources(comparison: Comparison) -> Table:
-    """Everything that is not one load's: starts, memory, the search for a rate, CPU, money."""
+    """Figures that belong to no single load: starts, memory, highest rate, CPU, cost."""
     bound = f"{number_format.stated(comparison.slo_p99_ms)} ms"
     columns = (
         _Column("start to READY", "s", lambda c: c.cold_start_seconds),
@@ -100,7 +100,7 @@ def resources(comparison: Comparison) -> Table:
     return _dense(Table(caption, tuple(head for head, _ in told), rows))
 
 
-#: (title, unit, value of a run).
+#: Title, unit and value of each figure of a run.
 _FIGURES: tuple[tuple[str, str, Callable[[Measured], float]], ...] = (
     ("right answers/s", "", lambda run: run.requests_per_second),
     ("p50", "ms", lambda run: run.latency.p50),
@@ -121,7 +121,7 @@ _COUNTS: tuple[tuple[str, Callable[[Measured], int]], ...] = (
 
 
 def of_load(comparison: Comparison, load: LoadKey) -> Table:
-    """Every figure of a load: its median over the rounds, and their spread."""
+    """Every figure of a load: its median over the rounds, and its spread."""
     measured = loads.by_load(comparison.candidates)[load]
     foreign = loads.strangers(load, measured)
     groups = [
@@ -132,7 +132,7 @@ def of_load(comparison: Comparison, load: LoadKey) -> Table:
 
 
 def of_others(comparison: Comparison) -> Table | None:
-    """The loads that few candidates bore: what the search for the highest rate tried."""
+    """Loads of few candidates, which the search for the highest rate tried."""
     every = loads.by_load(comparison.candidates)
     shown = loads.shared(every)
     groups = [
@@ -149,7 +149,7 @@ def of_others(comparison: Comparison) -> Table | None:
 def _summed(
     comparison: Comparison, caption: str, groups: Sequence[tuple[str, int, Sequence[Measured]]]
 ) -> Table:
-    """A row for each group: what follows the candidate's name, its number, its runs."""
+    """A row for each group: the candidate's name with a suffix, its number, its runs."""
     units = {}
     for title, unit, value in _FIGURES:
         found = [statistics.median(map(value, runs)) for _, _, runs in groups]
@@ -174,7 +174,7 @@ def _summed(
 
 
 def of_rounds(comparison: Comparison, load: LoadKey) -> Table:
-    """Each round by itself, nothing summed up."""
+    """The figures of each round."""
     measured = loads.by_load(comparison.candidates)[load]
     rows = tuple(
         TableRow(
@@ -198,7 +198,7 @@ def of_rounds(comparison: Comparison, load: LoadKey) -> Table:
 
 
 def errors(comparison: Comparison) -> Table | None:
-    """Every message that an answer failed with, and how often; None: there was none."""
+    """Every error message with its count; None if there was none."""
     rows = []
     for number, candidate in enumerate(comparison.candidates, start=1):
         counts: dict[str, int] = {}
@@ -231,7 +231,7 @@ def _head(title: str, unit: str) -> str:
 
 
 def _dense(table: Table) -> Table:
-    """Without the columns in which nothing stands."""
+    """Remove empty columns."""
     kept = [
         place
         for place in range(len(table.head))

@@ -1,4 +1,4 @@
-"""The reports on a terminal."""
+"""Reports on a terminal."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from modelport.loadtests.report.comparison_tables import Table
 from modelport.loadtests.samples import LoadRun
 from modelport.loadtests.summary import summarise
 
-#: Of a pipe: no cell is folded, so that whatever reads it finds a reason in one piece.
+#: Width of a pipe, so wide that no cell is folded and messages stay in one piece.
 PIPE_WIDTH = 100_000
 STYLES = {
     CheckStatus.PASS: "green",
@@ -37,7 +37,7 @@ NOISE_STYLES = {"beyond": "green", "within": "yellow", "alone": "dim", "nobody":
 
 
 def standard() -> Console:
-    """Standard output: as wide as the terminal, and in a file or a pipe as wide as its tables."""
+    """Standard output, as wide as the terminal, or as its tables in a file or a pipe."""
     console = Console()
     if console.is_terminal or "COLUMNS" in os.environ:
         return console
@@ -45,7 +45,7 @@ def standard() -> Console:
 
 
 def comparison(found: Comparison, console: Console) -> None:
-    """The matrix, what every candidate costs, who is out and what is absent."""
+    """Print the matrix, costs, disqualified and absent candidates."""
     grid = _grid("Verdict", ("concern", "winner", "by how much", "certainty"))
     for line in matrix_text.lines(found):
         winner = Text(number_format.NOTHING)
@@ -72,7 +72,7 @@ def comparison(found: Comparison, console: Console) -> None:
 
 
 def run(found: LoadRun, objectives: Sequence[Check], console: Console) -> None:
-    """One run: rates, percentiles, outcomes, errors, objectives."""
+    """Print one run: rates, percentiles, outcomes, errors, objectives."""
     summary = summarise(found)
     console.print(Text(run_tables.load(found), "dim"))
     rate = number_format.figure(summary.requests_per_second)
@@ -105,7 +105,7 @@ def checks(found: Sequence[Check], console: Console) -> None:
 
 
 def decision(found: GateDecision, console: Console) -> None:
-    """Every question, then the verdict and what it rests on."""
+    """Print every question, then the verdict and its grounds."""
     checks(found.checks, console)
     summaries = gate_tables.summaries(found)
     if summaries is not None:

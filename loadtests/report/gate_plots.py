@@ -1,4 +1,4 @@
-"""The plots of a release decision: intervals against limits, and both builds' latencies."""
+"""Plots of a release decision: intervals against limits, and latencies of both sides."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ ROW_HEIGHT, NAME_LENGTH = 34.0, 36
 
 @dataclass(frozen=True)
 class _Interval:
-    """One question on an axis of its kind; ``told``: its estimate in words."""
+    """One question on an axis of its kind; ``told`` is its estimate in words."""
 
     name: str
     status: CheckStatus
@@ -35,7 +35,7 @@ class _Interval:
 
 
 def draw(decision: GateDecision) -> list[Plot]:
-    """Every plot that there are figures for."""
+    """Draw every plot that has figures."""
     changes = [_relative(q) for q in decision.questions if q.relative and _known(q)]
     limits = [
         _of_limit(q) for q in decision.questions if not q.relative and _known(q) and q.allowed
@@ -51,7 +51,7 @@ def draw(decision: GateDecision) -> list[Plot]:
         drawer = _drawer(changes, "change against the baseline, %")
         found.append(svg.plot("changes", "Changes", text, _height(changes), drawer))
     if limits:
-        text = "The candidate's own figures as a part of what is allowed, with their intervals."
+        text = "The candidate's own figures as a share of the limit, with their intervals."
         drawer = _drawer(limits, "% of the limit")
         found.append(svg.plot("limits", "Limits", text, _height(limits), drawer))
     if any(_answered(runs) for runs in (decision.baseline_runs, decision.candidate_runs)):
@@ -69,7 +69,7 @@ def _known(question: Question) -> bool:
 
 
 def _relative(question: Question) -> _Interval:
-    """In percent of change."""
+    """The change in percent."""
     change, low, high = (float(v or 0) for v in (question.change, question.low, question.high))
     allowed = None if question.allowed is None else (question.allowed - 1) * 100
     return _Interval(
@@ -84,7 +84,7 @@ def _relative(question: Question) -> _Interval:
 
 
 def _of_limit(question: Question) -> _Interval:
-    """In percent of what is allowed."""
+    """The figure in percent of the limit."""
     part = 100 / float(question.allowed or 1)
     change, low, high = (float(v or 0) for v in (question.change, question.low, question.high))
     return _Interval(

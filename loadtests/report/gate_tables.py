@@ -1,4 +1,4 @@
-"""What stands beside the plots of a release decision."""
+"""Texts and tables of a release decision."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from modelport.loadtests.summary import summary_of
 
 
 def sentence(decision: GateDecision) -> str:
-    """Why the gate says what it says."""
+    """The grounds of the decision in one sentence."""
     if decision.status is CheckStatus.PASS:
         return "The candidate keeps every limit."
     if decision.status is CheckStatus.INCONCLUSIVE:
@@ -28,7 +28,7 @@ def figure(question: Question, value: float | None) -> str:
 
 
 def summaries(decision: GateDecision) -> Table | None:
-    """Both sides over all rounds, their histograms merged; None without runs."""
+    """Both sides over all rounds, histograms merged; None without runs."""
     sides = (("baseline", decision.baseline_runs), ("candidate", decision.candidate_runs))
     known = [(n, name, summary_of(runs)) for n, (name, runs) in enumerate(sides, start=1) if runs]
     if not known:
@@ -52,7 +52,7 @@ def summaries(decision: GateDecision) -> Table | None:
 
 
 def agreement(found: AnswerAgreement) -> str:
-    """How the candidate's answers differ from the baseline's, in one sentence."""
+    """The differences between the candidate's and the baseline's answers, in one sentence."""
     parts = [f"values differ by {found.relative_error:.2%} of their norm"]
     if found.decisions:
         same = 1 - found.changed / found.decisions
@@ -63,7 +63,7 @@ def agreement(found: AnswerAgreement) -> str:
 
 
 def labels(found: AnswerAgreement) -> Table | None:
-    """The same for each label, or, where none are known, for each of the baseline's decisions."""
+    """Agreement for each label or, without labels, for each decision of the baseline."""
     if not found.by_label:
         return None
     known = bool(found.metric)

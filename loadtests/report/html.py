@@ -1,4 +1,4 @@
-"""The reports as HTML: one file each, that loads nothing, runs nothing, and prints."""
+"""Reports as HTML: one self-contained, printable file each, without scripts."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from modelport.loadtests.report.checks import Check, worst
 from modelport.loadtests.samples import LoadRun
 from modelport.loadtests.summary import summarise
 
-#: What a page may load: nothing. Styles stand in it, and a script would not run.
+#: The page may load nothing; styles are inline, and scripts do not run.
 POLICY = "default-src 'none'; style-src 'unsafe-inline'; base-uri 'none'; form-action 'none'"
 
 

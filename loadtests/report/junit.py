@@ -1,8 +1,8 @@
-"""Checks as JUnit XML, as GitLab, Jenkins and GitHub's actions read it.
+"""Checks as JUnit XML for GitLab, Jenkins and GitHub Actions.
 
 The dialect is the common part of Jenkins's xunit schema and of what GitLab documents: a
-`testsuites` with one `testsuite`, a `testcase` for each check, `failure` for what does not hold and
-`error` for what could not be decided: neither passes a pipeline.
+`testsuites` with one `testsuite`, a `testcase` for each check, `failure` for a failed check and
+`error` for an undecided one: neither passes a pipeline.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from xml.etree import ElementTree
 from modelport.loadtests.report import marked_block, text_escaping
 from modelport.loadtests.report.checks import Check, CheckStatus
 
-#: What a check that is no pass becomes.
+#: Elements of checks that do not pass.
 ELEMENTS = {CheckStatus.FAIL: "failure", CheckStatus.INCONCLUSIVE: "error"}
 
 
@@ -28,9 +28,9 @@ def write(
     began_at: str = "",
     output: str = "",
 ) -> None:
-    """One suite named ``suite`` with a case for each check.
+    """Write one suite named ``suite`` with a case for each check.
 
-    ``properties`` say where and how it was measured, ``output`` is its text for people.
+    ``properties`` describe the measurement, ``output`` is text for people.
     """
     totals = {
         "name": text_escaping.line(suite),
@@ -79,7 +79,7 @@ def _case(suite: ElementTree.Element, name: str, check: Check) -> None:
 
 
 def _timestamp(moment: str) -> str:
-    """ISO 8601 without a zone, as the schema of Jenkins wants it."""
+    """ISO 8601 without a zone, as in Jenkins' schema."""
     try:
         return datetime.fromisoformat(moment).strftime("%Y-%m-%dT%H:%M:%S")
     except ValueError:

@@ -1,4 +1,4 @@
-"""The measured loads of a comparison: which candidates bore which, in every round."""
+"""The measured loads of a comparison, with the candidates that ran each, in every round."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ from dataclasses import dataclass, replace
 from modelport.loadtests.compare.result import Candidate, Measured
 from modelport.loadtests.report import number_format
 
-#: Plots of one kind, at most; every load is in the table.
+#: Most plots of one kind; the table has every load.
 MOST_SHARED = 6
 
 
 @dataclass(frozen=True)
 class LoadKey:
-    """What runs must share to be compared."""
+    """The properties that comparable runs share."""
 
     protocol: str
     loop: str
@@ -34,15 +34,15 @@ class LoadKey:
         return replace(self, protocol=protocol)
 
 
-#: Load → candidate's number → its runs, one for each round.
+#: Runs by load and candidate's number, one for each round.
 Loads = Mapping[LoadKey, Mapping[int, Sequence[Measured]]]
 
 
 def by_load(candidates: Sequence[Candidate]) -> Loads:
-    """Numbers count from 1 on, in the comparison's order; lighter loads first.
+    """Group the runs by load, lighter loads first; numbers count from 1.
 
-    A candidate that does not speak what most are asked in stands among them with its own first
-    protocol; ``strangers`` names it.
+    A candidate without the common protocol appears with its own first protocol; ``strangers`` lists
+    it.
     """
     common = _common(candidates)
     found: dict[LoadKey, dict[int, list[Measured]]] = {}
@@ -58,13 +58,13 @@ def by_load(candidates: Sequence[Candidate]) -> Loads:
 
 
 def strangers(load: LoadKey, runs: Mapping[int, Sequence[Measured]]) -> dict[int, str]:
-    """Number → protocol, of those that were asked in another than the load's."""
+    """Protocols of the candidates that used another than the load's, by number."""
     first = {number: rounds[0].protocol for number, rounds in runs.items()}
     return {number: protocol for number, protocol in first.items() if protocol != load.protocol}
 
 
 def _common(candidates: Sequence[Candidate]) -> str:
-    """The protocol that most candidates were asked in; of several, the first asked."""
+    """The protocol of most candidates; among equals, the first."""
     spoken = Counter(
         protocol
         for candidate in candidates
@@ -74,7 +74,7 @@ def _common(candidates: Sequence[Candidate]) -> str:
 
 
 def shared(loads: Loads) -> Loads:
-    """The loads that most candidates bore; the probes of a search for a rate are seldom alike."""
+    """The loads of most candidates; the probes of a search are seldom alike."""
     most = max((len(runs) for runs in loads.values()), default=0)
     found = [load for load, runs in loads.items() if len(runs) > most / 2]
     if len(found) > MOST_SHARED:
@@ -85,6 +85,6 @@ def shared(loads: Loads) -> Loads:
 
 
 def typical(runs: Sequence[Measured]) -> Measured:
-    """The round whose p99 is the median, of an even number the slower: one that was, no mixture."""
+    """The round with the median p99, for an even number the slower one of the middle two."""
     middle = statistics.median_high(run.latency.p99 for run in runs)
     return next(run for run in runs if run.latency.p99 == middle)

@@ -1,4 +1,4 @@
-"""The reports as Markdown: for a pull request, a job's summary, a README."""
+"""Reports as Markdown, for pull requests, job summaries and documents."""
 
 from __future__ import annotations
 
@@ -21,25 +21,25 @@ from modelport.loadtests.report.comparison_tables import Table
 from modelport.loadtests.samples import LoadRun
 from modelport.loadtests.summary import summarise
 
-#: Also readable where pictures are not shown.
+#: Signs that are readable without images.
 SIGNS = {
     CheckStatus.PASS: "\N{WHITE HEAVY CHECK MARK} pass",
     CheckStatus.FAIL: "\N{CROSS MARK} **fail**",
     CheckStatus.INCONCLUSIVE: "\N{WHITE QUESTION MARK ORNAMENT} inconclusive",
 }
-#: Of a verdict's note in a cell; the HTML report has all of it.
+#: Length of a verdict's note in a cell; the HTML report has all of it.
 NOTE_LENGTH = 120
-#: What means something in a cell. A name is not to become markup, nor a mention, nor a marker.
+#: Characters with a meaning in a cell; names must not become markup, mentions or markers.
 _SPECIAL = re.compile(r"([\\`*_{}\[\]<>|~$@#!&])")
 
 
 def text(plain: str) -> str:
-    """One line of text that stays text, whatever stands in it."""
+    """Escape ``plain`` as one line of text."""
     return _SPECIAL.sub(lambda match: f"&#{ord(match[1])};", text_escaping.line(plain))
 
 
 def table(head: Sequence[str], lines: Sequence[Sequence[str]]) -> str:
-    """Cells are Markdown already: what is not one's own goes through ``text`` first."""
+    """A table; cells must be Markdown, so foreign text goes through ``text`` first."""
     rows = [head, ["---"] * len(head), *lines]
     return "\n".join(f"| {' | '.join(cells)} |" for cells in rows)
 
@@ -53,7 +53,7 @@ def checks(found: Sequence[Check]) -> str:
 
 
 def of(found: Table) -> str:
-    """A table of the reports; the rows' names carry the candidates' numbers."""
+    """A table of the reports; row names include the candidates' numbers."""
     lines = [
         [
             _name(row.number, row.name) + (" (disqualified)" if row.disqualified else ""),
@@ -92,7 +92,7 @@ def verdicts(comparison: Comparison) -> str:
 
 
 def comparison(found: Comparison) -> str:
-    """Matrix, what is out and why, every figure, hardware; without a title."""
+    """Matrix, disqualified candidates, every figure and hardware, without a title."""
     parts = [verdicts(found)]
     out = [(n, c) for n, c in enumerate(found.candidates, start=1) if c.disqualified]
     for number, candidate in out:
@@ -111,7 +111,7 @@ def comparison(found: Comparison) -> str:
 
 
 def machine(found: Comparison) -> str:
-    """The sentence that says where, when and how."""
+    """A sentence about the machine, the time and the method."""
     rounds = "1 round" if found.rounds == 1 else f"{found.rounds} interleaved rounds"
     rounds += f", {number_format.duration(found.seconds)} in all"
     parts = [
@@ -125,7 +125,7 @@ def machine(found: Comparison) -> str:
 
 
 def _hardware(found: Mapping[str, str]) -> str:
-    """What has a unit or speaks for itself needs no name."""
+    """The machine's properties; values with a unit need no name."""
     units = {"cores": "cores", "memory_gib": "GiB"}
     said = []
     for name, value in found.items():
@@ -145,7 +145,7 @@ def run(found: LoadRun, objectives: Sequence[Check] = ()) -> str:
     if objectives:
         parts += [SIGNS[worst(objectives)], checks(objectives)]
     rate = number_format.figure(summary.requests_per_second)
-    parts.append(f"{rate} right answers a second.")
+    parts.append(f"{rate} right answers per second.")
     parts.append(of(run_tables.percentiles(summary)))
     outcomes = [
         [name, f"{count:,}", f"{number_format.figure(share * 100)} %"]
@@ -159,7 +159,7 @@ def run(found: LoadRun, objectives: Sequence[Check] = ()) -> str:
 
 
 def decision(found: GateDecision) -> str:
-    """The gate's verdict, as a comment on a pull request."""
+    """The gate's decision, as a comment on a pull request."""
     both = f"{text(found.baseline)} → {text(found.candidate)}"
     parts = [f"### {SIGNS[found.status]}: {both}", text(gate_tables.sentence(found))]
     lines = [
@@ -196,5 +196,5 @@ def _name(number: int | None, name: str) -> str:
 
 
 def _code(command: str) -> str:
-    """A command as it was, in a code span that it cannot leave."""
+    """A command in a code span that it cannot leave."""
     return text_escaping.line(command).replace("`", "'").replace("-->", "-- >")

@@ -1,4 +1,4 @@
-"""A block of a document that a program writes, between `<!-- name: begin -->` and its end."""
+"""Generated blocks of a document, between `<!-- name: begin -->` and its end marker."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from modelport.loadtests.environments import Missing
 
 
 class NoMarkers(Missing):
-    """The file has no place for the block."""
+    """The file lacks the markers of the block."""
 
 
 def markers(name: str) -> tuple[str, str]:
@@ -17,21 +17,21 @@ def markers(name: str) -> tuple[str, str]:
 
 
 def check(path: Path, name: str) -> None:
-    """Raise ``NoMarkers`` before an hour's work is done, not after."""
+    """Raise ``NoMarkers`` early, before an hour of measuring."""
     _around(path, name)
 
 
 def replace(path: Path, name: str, text: str) -> None:
-    """Put ``text`` between the markers of ``path``; raises ``NoMarkers``."""
+    """Write ``text`` between the markers of ``path``; raises ``NoMarkers``."""
     before, after = _around(path, name)
     begin, end = markers(name)
     write(path, f"{before}{begin}\n{text.strip()}\n{end}{after}")
 
 
 def write(path: Path, text: str) -> None:
-    """All of the file or nothing of it; missing folders are made.
+    """Write a file atomically; missing folders are made.
 
-    What is no file, such as ``/dev/stdout`` or a pipe, is written to, and stays what it is.
+    A pipe or a device, such as ``/dev/stdout``, is written to in place.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
     if path.exists() and not path.is_file():
@@ -47,7 +47,7 @@ def write(path: Path, text: str) -> None:
 
 def _around(path: Path, name: str) -> tuple[str, str]:
     if not path.is_file():
-        raise NoMarkers(f"'{path}' is no file")
+        raise NoMarkers(f"'{path}' is not a file")
     begin, end = markers(name)
     before, opened, rest = path.read_text(encoding="utf-8").partition(begin)
     _, closed, after = rest.partition(end)

@@ -1,4 +1,4 @@
-"""The verdict matrix in words."""
+"""Texts of the verdict matrix."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ class Place:
     number: int | None
     name: str
     figure: str
-    #: How many times the winner's figure, or the winner's this; empty for the winner.
+    #: Factor to the winner's figure; empty for the winner.
     behind: str
 
 
@@ -26,7 +26,7 @@ class Line:
     concern: str
     measure: str
     winner: Place | None
-    #: "1.42 x better than", "level with" or "before" the second; of a tie, the first's name too.
+    #: "1.42 x better than", "level with" or "before" the second; in a tie with the first's name.
     margin: str
     second: Place | None
     #: "beyond", "within", "alone" or "nobody": also the row's class in CSS.
@@ -35,7 +35,7 @@ class Line:
     note: str
 
 
-#: What each kind of certainty is called.
+#: Names of the kinds of certainty.
 NOISE = {
     "beyond": "beyond the noise",
     "within": "no winner: within the noise",
@@ -50,7 +50,7 @@ def lines(comparison: Comparison) -> list[Line]:
 
 
 def decided(comparison: Comparison) -> int:
-    """How many rows have a winner beyond the noise."""
+    """The number of rows with a winner beyond the noise."""
     return sum(v.winner is not None and v.beyond_noise for v in comparison.matrix)
 
 
@@ -95,7 +95,7 @@ def _margin(verdict: ConcernVerdict, winner: Place | None, second: Place | None)
 
 
 def _tie(verdict: ConcernVerdict, first: Place) -> str:
-    """What comes before the second's name where nobody has won."""
+    """The text before the second's name in a tie."""
     told = number_format.times(verdict.margin or 1.0)
     behind = "is level with" if told == number_format.times(1) else f"seems {told} better than"
     return f"{first.name} {behind}"
@@ -110,6 +110,6 @@ def _noise(verdict: ConcernVerdict, winner: Place | None, second: Place | None) 
 
 
 def _behind(value: float, best: float) -> str:
-    """How far from the best, as a factor, whichever way is better."""
+    """The factor to the best, at least 1."""
     low, high = sorted((abs(value), abs(best)))
     return number_format.times(high / low) if low > 0 else number_format.NOTHING

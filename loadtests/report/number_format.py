@@ -1,4 +1,4 @@
-"""Numbers for people: three significant digits, a unit, and the spread over the rounds."""
+"""Numbers as text: three significant digits, a unit, and the spread over the rounds."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import math
 import statistics
 from collections.abc import Sequence
 
-#: Larger and smaller forms of a unit, ascending: (from this value on, divide by, called).
+#: Forms of a unit, ascending: the smallest value, the divisor, the name.
 _SCALES: dict[str, tuple[tuple[float, float, str], ...]] = {
     "ms": ((0.0, 1e-3, "µs"), (0.1, 1.0, "ms"), (1e4, 1e3, "s")),
     "s": ((0.0, 1e-6, "µs"), (1e-3, 1e-3, "ms"), (1.0, 1.0, "s"), (600.0, 60.0, "min")),
@@ -17,13 +17,13 @@ _SCALES: dict[str, tuple[tuple[float, float, str], ...]] = {
         (1024.0**3, 1024.0**3, "GiB"),
     ),
 }
-#: As tables have them.
+#: Characters in tables.
 DASH, TIMES, INFINITY = "\N{EN DASH}", "\N{MULTIPLICATION SIGN}", "\N{INFINITY}"
 NOTHING = DASH
 
 
 def figure(value: float) -> str:
-    """Three digits that mean something; thousands apart: 1,234, 12.3, 0.0123, 1.2e-07."""
+    """Three significant digits, with thousands separated: 1,234, 12.3, 0.0123, 1.2e-07."""
     if not math.isfinite(value):
         return INFINITY if value > 0 else NOTHING
     rounded = float(f"{value:.3g}")
@@ -38,12 +38,12 @@ def figure(value: float) -> str:
 
 
 def stated(value: float) -> str:
-    """A number as it was given, or as an axis has it: 10, 0.5, 1,500; no zeros added."""
+    """A number as it was given, without added zeros: 10, 0.5, 1,500."""
     return f"{float(f'{value:.6g}'):,g}" if abs(value) < 1e6 else f"{value:,.0f}"
 
 
 def scale(value: float, unit: str) -> tuple[float, str]:
-    """The divisor and the name of the unit that ``value`` reads best in."""
+    """The divisor and the name of the unit in which ``value`` is most readable."""
     divisor, name = 1.0, unit
     for least, step, called in _SCALES.get(unit, ()):
         if abs(value) >= least:
@@ -54,7 +54,7 @@ def scale(value: float, unit: str) -> tuple[float, str]:
 
 
 def with_unit(value: float | None, unit: str) -> str:
-    """``value``, given in ``unit``, with the unit that it reads best in; a dash for None."""
+    """``value``, given in ``unit``, in its most readable unit; a dash for None."""
     if value is None:
         return NOTHING
     divisor, name = scale(value, unit)
@@ -62,7 +62,7 @@ def with_unit(value: float | None, unit: str) -> str:
 
 
 def spread(values: Sequence[float], unit: str = "") -> str:
-    """The median over the rounds, with unit, and (lowest-highest) where there are several."""
+    """The median over the rounds with its unit, and (lowest-highest) if there are several."""
     if not values:
         return NOTHING
     middle = statistics.median(values)
@@ -75,12 +75,12 @@ def spread(values: Sequence[float], unit: str = "") -> str:
 
 
 def times(ratio: float) -> str:
-    """A factor, with the sign of it: 1.42 x."""
+    """A factor with its sign: 1.42 x."""
     return f"{ratio:.2f} {TIMES}" if ratio < 10 else f"{figure(ratio)} {TIMES}"
 
 
 def change(ratio: float) -> str:
-    """A ratio as what it changes: 1.153 is "+15.3 %"."""
+    """A ratio as a change: 1.153 is "+15.3 %"."""
     percent = (ratio - 1) * 100
     return f"{percent:+.1f} %" if abs(percent) < 100 else f"{percent:+,.0f} %"
 
@@ -96,13 +96,13 @@ def duration(seconds: float) -> str:
 
 
 def unit_of(measure: str) -> str:
-    """What stands after the last comma of a verdict's measure: "p99 latency, ms" is in ms."""
+    """The unit after the last comma of a measure: "p99 latency, ms" is in ms."""
     _, comma, unit = measure.rpartition(",")
     return unit.strip() if comma else ""
 
 
 def _number(value: float, unit: str) -> str:
-    """``figure``, but counts are whole, and just below 100 % it is the rest that matters."""
+    """``figure``, with whole counts, and with more digits just below 100 %."""
     if unit == "" and value == round(value):
         return f"{value:,.0f}"
     if unit == "%" and 99 < value < 100:

@@ -1,4 +1,4 @@
-"""The plots of one run: how its answers were spread, and how that went over time."""
+"""Plots of one run: the distribution of latencies, and their course over time."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ from modelport.loadtests.report.svg import Plot
 from modelport.loadtests.samples import LoadRun, Outcome
 
 HEIGHT = 280.0
-#: Requests up to which each is a dot of its own.
+#: Most requests drawn as individual dots.
 MOST_DOTS = 1500
-#: Slices of time at most, and right answers that the middle one should have, for its p99 to be one.
+#: Most slices of time, and right answers needed in the middle one for a meaningful p99.
 MOST_SLICES, SLICE_ANSWERS = 80, 200
 LATENCY, FIRST_BYTE, INTENDED = 1, 2, 11
 BAD = colours.role("bad")
@@ -26,7 +26,7 @@ Floats = npt.NDArray[np.float64]
 
 
 def draw(run: LoadRun) -> list[Plot]:
-    """Every plot that there are answers for; none where nothing was asked."""
+    """Draw every plot that has answers; none if there were no requests."""
     if not len(run.samples):
         return []
     found = []
@@ -57,8 +57,8 @@ def _percentiles(run: LoadRun) -> Plot:
         axes.legend(frameon=False, loc="upper left")
 
     text = (
-        "Percentile against milliseconds, right answers only. Latency counts from when the load "
-        "wanted the request sent, first byte from its sending."
+        "Percentile against milliseconds, right answers only. Latency counts from the intended "
+        "time of sending, first byte from the actual one."
     )
     return svg.plot("percentiles", "Percentiles", text, HEIGHT, fill)
 
@@ -100,7 +100,7 @@ def _histogram(run: LoadRun) -> Plot:
 
 @dataclass(frozen=True)
 class _Slices:
-    """The run cut in equal pieces of time."""
+    """The run cut into equal slices of time."""
 
     #: Seconds [slices + 1].
     edges: Floats
@@ -114,11 +114,11 @@ class _Slices:
         return float(self.edges[1] - self.edges[0])
 
     def rates(self, seconds: Floats) -> Floats:
-        """Events a second [slices]."""
+        """Events per second [slices]."""
         return np.histogram(seconds, self.edges)[0] / self.width
 
     def place(self, seconds: Floats) -> npt.NDArray[np.intp]:
-        """Which slice each falls in [events]; those outside in the first or last."""
+        """The slice of each event [events]; outliers go to the first or last."""
         found = np.searchsorted(self.edges, seconds, side="right") - 1
         return np.clip(found, 0, len(self.edges) - 2)
 
@@ -194,7 +194,7 @@ def _bands(axes: Axes, run: LoadRun) -> list[float]:
 
 
 def _crosses(axes: Axes, times: Floats, values: Floats) -> None:
-    """Failures where they stand; at most ``MOST_DOTS`` of them, evenly taken."""
+    """Crosses for failures, at most ``MOST_DOTS``, evenly selected."""
     step = max(1, len(times) // MOST_DOTS)
     axes.plot(
         times[::step],

@@ -1,4 +1,4 @@
-"""What stands beside the plots of one run."""
+"""Texts and tables of one run."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def _cells(summary: Summary, latency: bool) -> tuple[str, ...]:
 
 
 def counts(summary: Summary) -> list[tuple[str, int, float]]:
-    """(what became of a request, how many, their share), those that happened and the right."""
+    """(outcome, count, share) of the outcomes that occurred, and of right answers."""
     named = (
         ("right", summary.ok),
         ("wrong", summary.wrong),
@@ -62,7 +62,7 @@ def load(run: LoadRun) -> str:
 
 
 def client(run: LoadRun) -> str:
-    """The load generator's own CPU, with a warning where that was the limit; empty if unknown."""
+    """CPU use of the load generator, with a warning if it was the limit; empty if unknown."""
     if run.client_cpu_seconds <= 0:
         return ""
     text = (
@@ -75,7 +75,7 @@ def client(run: LoadRun) -> str:
 
 
 def warnings(run: LoadRun) -> list[str]:
-    """What must be known before the figures are believed."""
+    """Warnings about the validity of the figures."""
     found = []
     if not run.complete:
         found.append("the run was stopped before its end; these are the answers until then.")

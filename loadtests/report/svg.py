@@ -1,4 +1,4 @@
-"""From a matplotlib figure to SVG: inline in a page that colours it, or a file of its own."""
+"""Conversion of matplotlib figures to SVG: inline in a page with its colours, or as a file."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ from matplotlib.transforms import Transform
 
 from modelport.loadtests.report import colours, text_escaping
 
-#: Points; drawn narrow, so that letters stay readable on a telephone.
+#: In points; narrow, so that text stays readable on a phone.
 WIDTH = 400.0
 FONT = 11.0
 INK, QUIET, GRID, PAPER = (colours.role(name) for name in ("ink", "quiet", "grid", "paper"))
 STYLE: dict[Any, Any] = {
-    "svg.fonttype": "none",  # text stays text: small, searchable, in the page's own font
+    "svg.fonttype": "none",  # keep text as text: small, searchable, in the page's own font
     "svg.hashsalt": "modelport",  # the same figures give the same file
-    "text.parse_math": False,  # a name with two dollars is a name
+    "text.parse_math": False,  # dollar signs in names are no formulas
     "font.size": FONT,
     "axes.spines.top": False,
     "axes.spines.right": False,
@@ -42,32 +42,32 @@ STYLE: dict[Any, Any] = {
     "ytick.color": QUIET,
     "lines.solid_capstyle": "round",
 }
-#: The prefix of an artist's gid that becomes classes: "mark:3:bar" is a bar of candidate 3.
+#: Prefix of artist gids that become CSS classes: "mark:3:bar" is a bar of candidate 3.
 _MARK = "mark"
 _SVG, _XLINK = "http://www.w3.org/2000/svg", "http://www.w3.org/1999/xlink"
-#: Points between the middles of two badges, and from a badge to a dot.
+#: Distances in points: between two badges, and from a badge to its dot.
 _APART, _OFF_DOT = 14.5, 10.5
 
 
 @dataclass(frozen=True)
 class Plot:
-    """A drawn plot. ``name`` is its id: letters, digits, hyphens."""
+    """A drawn plot; ``name`` is its id of letters, digits and hyphens."""
 
     name: str
     title: str
-    #: What is drawn, in words, for those who do not see it; below the plot for all.
+    #: Description below the plot, also for readers who cannot see it.
     description: str
     svg: str
-    #: Numbers of the candidates with marks in it.
+    #: Numbers of the candidates in the plot.
     shown: frozenset[int] = frozenset()
 
 
 def plot(
     name: str, title: str, description: str, height: float, draw: Callable[[Axes], None]
 ) -> Plot:
-    """Let ``draw`` fill axes ``height`` points high; inline SVG."""
+    """Draw inline SVG; ``draw`` fills axes of ``height`` points."""
     with matplotlib.rc_context(STYLE), warnings.catch_warnings():
-        # The browser's fonts have what the one that only measures here lacks.
+        # The font only measures here; the browser's fonts have these glyphs.
         warnings.filterwarnings("ignore", message="Glyph .* missing from")
         figure = Figure(figsize=(WIDTH / 72, height / 72), dpi=72, layout="constrained")
         axes = figure.subplots()
@@ -79,12 +79,12 @@ def plot(
 
 
 def mark(number: int, kind: str) -> str:
-    """The gid of what stands for a candidate."""
+    """The gid of a candidate's artist."""
     return f"{_MARK}:{number}:{kind}"
 
 
 def standalone(drawn: Plot) -> str:
-    """The plot as a file: its own light colours, title and paper, whatever page shows it."""
+    """The plot as a file with its own light colours, title and background."""
     svg = re.sub(r"var\((--[a-z0-9-]+)\)", lambda m: colours.variables(False)[m[1]], drawn.svg)
     root = _parse(svg)
     _, _, width, height = (float(part) for part in root.attrib["viewBox"].split())
@@ -111,7 +111,7 @@ def _parse(svg: str) -> ElementTree.Element:
 
 
 def _inline(drawn: str, name: str, title: str, description: str) -> tuple[str, frozenset[int]]:
-    """Without what a page must not get twice or from outside: ids, styles, fonts, metadata."""
+    """Remove parts that a page must not get twice or from outside: ids, styles, fonts, metadata."""
     root = _parse(drawn)
     for parent in list(root.iter()):
         for child in list(parent):
@@ -161,9 +161,9 @@ def _clean(element: ElementTree.Element, name: str, used: set[str], shown: set[i
 
 
 def badges(axes: Axes, points: Sequence[tuple[int, float, float]]) -> None:
-    """The number of a candidate near each of its dots (data coordinates), none on another.
+    """Draw each candidate's number near its dots (data coordinates), without overlaps.
 
-    To be called when the limits of the axes are final.
+    Call it once the limits of the axes are final.
     """
     cast(Figure, axes.figure).draw_without_rendering()
     dots = [tuple(axes.transData.transform((x, y))) for _, x, y in points]
@@ -183,9 +183,9 @@ def badge(
     shift: tuple[float, float],
     within: Transform | None = None,
 ) -> None:
-    """A disc with the candidate's number, ``shift`` points off ``point``, tied to it by a line.
+    """Draw a disc with the candidate's number, ``shift`` points off ``point``, linked by a line.
 
-    ``within`` other coordinates than the data's nothing is tied.
+    With other coordinates in ``within`` there is no line.
     """
     colour = colours.series(number)
     tie = {"arrowstyle": "-", "color": colour, "linewidth": 0.8, "shrinkA": 5}
@@ -217,7 +217,7 @@ def _free(
     taken: Sequence[tuple[float, float]],
     box: tuple[float, float, float, float],
 ) -> tuple[float, float]:
-    """The nearest place around ``dot`` where a badge covers nothing; else the least crowded."""
+    """The nearest place around ``dot`` where a badge covers nothing, or the least crowded one."""
     best, most = (dot[0], dot[1] + _APART), -math.inf
     for distance, turn in itertools.product((13.0, 20.0, 28.0, 38.0, 50.0), range(12)):
         angle = math.radians(60 + 30 * turn)

@@ -1,23 +1,23 @@
-"""Texts that come from users and servers, made fit for a line, an attribute, an XML file."""
+"""Escaping of texts from users and servers for a line, an attribute or an XML file."""
 
 from __future__ import annotations
 
 import re
 from datetime import datetime
 
-#: What XML 1.0 may not hold, and what reverses the text after it.
+#: Characters that XML 1.0 forbids, and characters that reverse the text direction.
 _UNFIT = re.compile(
     "[\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f\ud800-\udfff\ufffe\uffff\u202a-\u202e\u2066-\u2069]"
 )
 
 
 def fit(text: str) -> str:
-    """``text`` without the characters that XML 1.0 forbids."""
+    """Remove the characters that XML 1.0 forbids."""
     return _UNFIT.sub("\N{REPLACEMENT CHARACTER}", text)
 
 
 def line(text: str, most: int | None = None) -> str:
-    """One line of ``text``, cut to ``most`` characters."""
+    """``text`` as one line, cut to ``most`` characters."""
     joined = " ".join(fit(text).split())
     return joined if most is None or len(joined) <= most else joined[: most - 1].rstrip() + "…"
 
@@ -28,7 +28,7 @@ def slug(text: str) -> str:
 
 
 def when(moment: str) -> str:
-    """ISO 8601 as people read it, to the minute; what is not ISO 8601 as it is."""
+    """ISO 8601 in a readable form, to the minute; other texts are unchanged."""
     try:
         found = datetime.fromisoformat(moment)
     except ValueError:

@@ -1,7 +1,4 @@
-"""One request at a time, each answer held against the right one: what is asked before any load.
-
-By the client and the check that a load uses.
-"""
+"""Checks of single answers before any load, with the client and the comparison of a load."""
 
 from __future__ import annotations
 
@@ -12,7 +9,7 @@ import numpy as np
 from modelport.loadtests.payloads import BadPayload, Payloads, Tensors
 from modelport.loadtests.target import LoadTestTarget
 
-# The dialects are imported here, so that no first answer of a server pays for it.
+# Import the dialects now, so that their import delays no server's first answer.
 from modelport.loadtests.users import oip_http, tfserving, torchserve  # noqa: F401
 from modelport.loadtests.users.answer_checker import Checker
 from modelport.loadtests.users.dialects import dialect
@@ -31,34 +28,34 @@ def shown(request: Tensors, most: int = 120) -> str:
 
 
 class Examination:
-    """Of one target; use it as a context.
+    """A context manager that checks single answers of one target.
 
     Raises:
-        BadPayload: there are no right answers in ``payloads``.
+        BadPayload: ``payloads`` has no expected answers.
     """
 
     def __init__(
         self, target: LoadTestTarget, payloads: Payloads, timeout_seconds: float = TIMEOUT_SECONDS
     ) -> None:
         if payloads.expected is None:
-            raise BadPayload("no right answers in it; 'modelport sample' writes them")
+            raise BadPayload("it has no expected answers; 'modelport sample' writes them")
         self._target, self._payloads = target, payloads
         self._dialect = dialect(target.protocol)
         self._checker = Checker(payloads, self._dialect.read)
         self._client = self._dialect.connect(target, timeout_seconds)
 
     def problem(self, number: int) -> str | None:
-        """What is wrong with the answer to request ``number``; None: nothing.
+        """The problem of the answer to request ``number``, or None.
 
         Raises:
-            Unanswered: there is none, or it is an error.
+            Unanswered: there is no answer, or an error.
         """
         request = self._dialect.prepare(self._target, self._payloads, number)
         body, json_size = self._client.ask(request)
         return self._checker.problem(number, body, json_size)
 
     def wrong(self, number: int) -> str | None:
-        """As ``problem``, with the request, the value that is wrong and the right one."""
+        """Like ``problem``, with the request, the wrong value and the expected one."""
         body, json_size = self._client.ask(
             self._dialect.prepare(self._target, self._payloads, number)
         )

@@ -1,4 +1,4 @@
-"""The gateway: with an embedded backend, or in front of a server that it manages."""
+"""The gateway as a measured server, with an embedded backend or before a managed server."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from pathlib import Path
 
 from modelport.loadtests.environments import Missing
 from modelport.loadtests.processes import HOST, free_ports
-from modelport.loadtests.serving.server import ServerLaunch, get
+from modelport.loadtests.serving.server import MeasuredServerLaunch, get
 from modelport.loadtests.target import LoadTestProtocol, LoadTestTarget
 
 HTTP = (
@@ -28,7 +28,7 @@ GRPC = (
     LoadTestProtocol.TORCHSERVE_GRPC,
     LoadTestProtocol.TRITON_GRPC,
 )
-#: The command line beside the Python that runs this.
+#: The command of this Python's environment.
 MODELPORT = (sys.executable, "-m", "modelport")
 
 
@@ -37,13 +37,12 @@ class Gateway:
     """``modelport serve`` with one version of one model.
 
     Attributes:
-        folder: of the model, as published: ``config.pbtxt`` and numbered versions.
-        version: which of them; empty: the newest.
-        flags: more of ``modelport serve``, such as ``--workers 2``.
-        managed: ``torchserve``, ``tfserving`` or ``triton``: the gateway starts that server and
-            stands before it.
-        command, arguments, environment: of that server, where it is not on PATH, behind those that
-            the gateway generates, besides the gateway's own.
+        folder: the model's folder as published: ``config.pbtxt`` and numbered versions.
+        version: the version to serve; empty: the newest.
+        flags: further flags of ``modelport serve``, such as ``--workers 2``.
+        managed: ``torchserve``, ``tfserving`` or ``triton``: a server that the gateway starts.
+        command, arguments, environment: of that server: its program if it is not on PATH, arguments
+            after the gateway's, and variables in addition to the gateway's.
     """
 
     folder: Path
@@ -54,13 +53,13 @@ class Gateway:
     arguments: tuple[str, ...] = ()
     environment: Mapping[str, str] = field(default_factory=dict)
 
-    def launch(self, work: Path) -> ServerLaunch:
+    def launch(self, work: Path) -> MeasuredServerLaunch:
         model, version = self.folder.name, self.version or newest_version(self.folder)
         repository = work / "repository"
         only_version(self.folder, version, repository / model)
         http, grpc, metrics = free_ports(3)
         flags = ["--model-repository", str(repository), "--http-address", HOST]
-        flags += ["--exit-timeout-secs", "0"]  # whoever stops it asks nothing more
+        flags += ["--exit-timeout-secs", "0"]  # no requests are in flight when it is stopped
         for name, port in (("http", http), ("grpc", grpc), ("metrics", metrics)):
             flags += [f"--{name}-port", str(port)]
         if self.managed:
@@ -72,14 +71,14 @@ class Gateway:
             for port, protocols in ((http, HTTP), (grpc, GRPC))
             for protocol in protocols
         }
-        return ServerLaunch(
+        return MeasuredServerLaunch(
             command=(*MODELPORT, "serve", *flags, *self.flags),
             targets=targets,
             ready=lambda: get(f"{HOST}:{http}", "/v2/health/ready")[0] == 200,
         )
 
     def _routes(self, model: str) -> str:
-        # A JSON string or list of strings is one of TOML.
+        # JSON strings and lists of strings are valid TOML.
         lines = [f"[models.{json.dumps(model)}]", f"backend = {json.dumps(self.managed)}"]
         lines += ["managed = true", "", f"[servers.{self.managed}]"]
         for key, words in (("command", self.command), ("arguments", self.arguments)):
@@ -105,7 +104,7 @@ def newest_version(folder: Path) -> str:
 
 
 def only_version(folder: Path, version: str, target: Path) -> None:
-    """A copy of the model at ``folder`` with this version alone; large files are linked.
+    """Copy the model at ``folder`` with a single version; large files are linked.
 
     Raises:
         Missing: there is no such version.

@@ -1,9 +1,9 @@
-"""What a process and all that it started take: memory and processor time.
+"""Memory and CPU time of a process and all of its descendants.
 
-Memory is the proportional set size where the system tells it (Linux): a page that several processes
-map, as workers do with a runtime's library, is shared out among them. The sum of resident set sizes
-would count it once for each, and a server with four workers would look like four servers. Elsewhere
-it is the resident set size.
+Memory is the proportional set size if the system reports it (Linux): a page that several processes
+map, as workers do with a runtime's library, is divided among them. A sum of resident set sizes
+would count it once per process, and a server with four workers would look like four servers. On
+other systems it is the resident set size.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import psutil
 
 
 def processes(pid: int) -> Iterator[psutil.Process]:
-    """``pid`` and its descendants, those that are still there; none where it has ended."""
+    """Yield ``pid`` and its living descendants; nothing if it has ended."""
     with contextlib.suppress(psutil.NoSuchProcess):
         root = psutil.Process(pid)
         yield root
@@ -23,7 +23,7 @@ def processes(pid: int) -> Iterator[psutil.Process]:
 
 
 def memory_bytes(pid: int) -> int:
-    """Memory of the whole tree; 0 where it has ended."""
+    """Memory of the whole tree; 0 if it has ended."""
     total = 0
     for process in processes(pid):
         with contextlib.suppress(psutil.NoSuchProcess, psutil.AccessDenied):
@@ -33,13 +33,13 @@ def memory_bytes(pid: int) -> int:
 
 def _memory(process: psutil.Process) -> int:
     resident = process.memory_info().rss
-    with contextlib.suppress(psutil.AccessDenied):  # a process that may not be looked into
+    with contextlib.suppress(psutil.AccessDenied):  # a process that may not be inspected
         return int(getattr(process.memory_full_info(), "pss", resident))
     return int(resident)
 
 
 def cpu_seconds(pid: int) -> float:
-    """Processor time of the tree since it began, of processes that have ended in it too.
+    """CPU time of the tree since its start, including ended processes.
 
     A process' ``children_*`` times are those of the children that it has waited for.
     """

@@ -1,4 +1,4 @@
-"""One server process with one model: started, timed, looked at, stopped."""
+"""One measured server process with one model: started, timed, inspected, stopped."""
 
 from __future__ import annotations
 
@@ -24,24 +24,24 @@ from modelport.loadtests.target import LoadTestProtocol, LoadTestTarget
 from modelport.loadtests.users.client import Unanswered
 
 READY_SECONDS = 120.0
-#: Between two looks: far below what any server takes to start.
+#: Polling interval, far below the start-up time of any server.
 POLL_SECONDS = 0.005
 PROBE_SECONDS = 2.0
-#: Wrong answers after which nothing but wrong ones is expected.
+#: Wrong answers after which only wrong ones are expected.
 MOST_WRONG = 3
 
 
 class AnswersWrongly(ServerFailed):
-    """The server started, and what it answers is not right."""
+    """The server started, but its answers are wrong."""
 
 
 @dataclass(frozen=True)
-class ServerLaunch:
-    """How one server is started, where it then answers, and how it is known to be ready.
+class MeasuredServerLaunch:
+    """The start of a server: its command, its targets, its readiness check.
 
     Attributes:
-        targets: the model in every dialect that the server speaks.
-        ready: one look; an ``OSError`` is a no.
+        targets: the model in every protocol that the server speaks.
+        ready: one check; an ``OSError`` counts as not ready.
     """
 
     command: tuple[str, ...]
@@ -52,13 +52,13 @@ class ServerLaunch:
 
 
 class ServedBackend(Structural):
-    """What can be served: a kind of server with a model of its own."""
+    """A kind of server with a model."""
 
-    def launch(self, work: Path) -> ServerLaunch:
-        """A start on ports that are free now, with files of its own under ``work``, which is empty.
+    def launch(self, work: Path) -> MeasuredServerLaunch:
+        """Prepare a start on free ports, with files under the empty folder ``work``.
 
         Raises:
-            modelport.loadtests.environments.Missing: this machine has no such server.
+            modelport.loadtests.environments.Missing: this machine lacks the server.
         """
         ...
 
@@ -84,11 +84,11 @@ class Served:
     ) -> float:
         """Seconds from the process' start to the first correct answer, to request ``number``.
 
-        The Open Inference Protocol is asked where the server speaks it, else its own dialect.
+        The Open Inference Protocol is used if the server speaks it, otherwise its own protocol.
 
         Raises:
-            AnswersWrongly: it answers, and not rightly.
-            ServerFailed: it ended, or did not answer in time; the last problem is named.
+            AnswersWrongly: its answers are wrong.
+            ServerFailed: it ended, or did not answer in time; the message has the last problem.
         """
         said, wrong = "no answer", 0
         with Examination(self.http_target, payloads) as examination:
@@ -110,7 +110,7 @@ class Served:
 
     @property
     def http_target(self) -> LoadTestTarget:
-        """What is asked before any load."""
+        """The target for checks before any load."""
         for protocol in (
             LoadTestProtocol.OIP_HTTP,
             LoadTestProtocol.TORCHSERVE_HTTP,
@@ -121,18 +121,18 @@ class Served:
         raise KeyError("no target over HTTP")
 
     def memory_bytes(self) -> int:
-        """Of all its processes, see ``tree``."""
+        """Memory of all its processes, see ``process_tree``."""
         return process_tree.memory_bytes(self.process.pid)
 
     def cpu_seconds(self) -> float:
-        """Of all its processes, since the start."""
+        """CPU time of all its processes since the start."""
         return process_tree.cpu_seconds(self.process.pid)
 
     def stop(self) -> None:
-        """End it; one that does not end when told is killed. Safe to repeat."""
+        """Stop the server, and kill it if it does not end. Safe to repeat."""
         descendants = list(process_tree.processes(self.process.pid))[1:]
         processes.stop(self.process)
-        for left in descendants:  # those that made sessions of their own
+        for left in descendants:  # descendants in sessions of their own
             with contextlib.suppress(Exception):
                 left.kill()
 
@@ -145,15 +145,15 @@ def served(
     cores: Sequence[int] = (),
     ready_seconds: float = READY_SECONDS,
 ) -> Iterator[Served]:
-    """The backend's server, READY inside the block and gone after it, whatever happens.
+    """Run the backend's server: READY inside the block, gone after it.
 
     Args:
-        work: an empty folder, or one that does not exist yet: of this start alone.
-        cores: those that it may run on; none: all.
+        work: an empty or missing folder for this start alone.
+        cores: the server's cores; none: all.
 
     Raises:
         ServerFailed: it ended, or was not ready in time; with the log's tail.
-        modelport.loadtests.environments.Missing: this machine has no such server.
+        modelport.loadtests.environments.Missing: this machine lacks the server.
     """
     work.mkdir(parents=True, exist_ok=True)
     launch = backend.launch(work)
@@ -179,7 +179,7 @@ def served(
         server.stop()
 
 
-def _wait(server: Served, launch: ServerLaunch, ready_seconds: float) -> float:
+def _wait(server: Served, launch: MeasuredServerLaunch, ready_seconds: float) -> float:
     while (seconds := time.perf_counter() - server.started) < ready_seconds:
         if not server.alive:
             code = server.process.returncode
@@ -192,7 +192,7 @@ def _wait(server: Served, launch: ServerLaunch, ready_seconds: float) -> float:
 
 
 def _threads(cores: Sequence[int]) -> dict[str, str]:
-    """As many threads in every runtime as it has cores: no server may be slow for too many."""
+    """One thread per core in every runtime, as more threads would slow a server down."""
     if not cores:
         return {}
     names = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "TF_NUM_INTRAOP_THREADS")
@@ -200,7 +200,7 @@ def _threads(cores: Sequence[int]) -> dict[str, str]:
 
 
 def _prepare(cores: Sequence[int]) -> None:
-    """In the child: its cores, Ctrl-C as a fresh process has it, its end with its parent's."""
+    """In the child: pin its cores, reset Ctrl-C, and end it with its parent."""
     if cores:
         os.sched_setaffinity(0, cores)
     signal.signal(signal.SIGINT, signal.SIG_DFL)
@@ -220,6 +220,6 @@ def get(address: str, path: str) -> tuple[int, bytes]:
 
 
 def get_json(address: str, path: str) -> Any:
-    """The document at ``path``; None where the status is not 200."""
+    """The document at ``path``; None if the status is not 200."""
     status, body = get(address, path)
     return json.loads(body) if status == 200 else None

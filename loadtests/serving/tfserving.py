@@ -1,6 +1,6 @@
 """``tensorflow_model_server`` with one SavedModel of ``modelport package``, at its own ports.
 
-It knows no address to listen on and takes all interfaces (``server.cc``).
+It has no option for an address and listens on all interfaces (``server.cc``).
 """
 
 from __future__ import annotations
@@ -11,14 +11,14 @@ from pathlib import Path
 
 from modelport.loadtests.environments import Missing
 from modelport.loadtests.processes import HOST, free_ports
-from modelport.loadtests.serving.server import ServerLaunch, get_json
+from modelport.loadtests.serving.server import MeasuredServerLaunch, get_json
 from modelport.loadtests.target import LoadTestProtocol, LoadTestTarget
 
 PROGRAM = "tensorflow_model_server"
 
 
 def program() -> str:
-    """Its path.
+    """The path of ``tensorflow_model_server``.
 
     Raises:
         Missing: it is not on PATH, and no package index has it.
@@ -35,13 +35,13 @@ def program() -> str:
 
 @dataclass(frozen=True)
 class TensorFlowServing:
-    """``package`` is a folder of ``modelport package --for tfserving`` with one model in it."""
+    """TensorFlow Serving with one model; ``package`` is a folder of ``modelport package``."""
 
     package: Path
     model: str
     program: str
 
-    def launch(self, work: Path) -> ServerLaunch:
+    def launch(self, work: Path) -> MeasuredServerLaunch:
         http, grpc = free_ports(2)
         flags = {
             "port": grpc,
@@ -55,7 +55,7 @@ class TensorFlowServing:
             states = found.get("model_version_status", ())
             return any(state["state"] == "AVAILABLE" for state in states)
 
-        return ServerLaunch(
+        return MeasuredServerLaunch(
             command=(self.program, *(f"--{name}={value}" for name, value in flags.items())),
             targets={
                 LoadTestProtocol.TFSERVING_HTTP: LoadTestTarget(

@@ -1,4 +1,4 @@
-"""TorchServe with one archive of ``modelport package``, one worker, asked at its own ports."""
+"""TorchServe with one archive of ``modelport package`` and one worker, at its own ports."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ from pathlib import Path
 from modelport.loadtests import environments
 from modelport.loadtests.environments import Missing
 from modelport.loadtests.processes import HOST, free_ports
-from modelport.loadtests.serving.server import ServerLaunch, get_json
+from modelport.loadtests.serving.server import MeasuredServerLaunch, get_json
 from modelport.loadtests.target import LoadTestProtocol, LoadTestTarget
 
 VERSION = "0.12.0"
 REQUIREMENTS = ("torch==2.13.0", f"torchserve=={VERSION}", "pyyaml", "numpy")
 MAX_REQUEST_BYTES = 64 << 20
-#: Warnings only, as the gateway's own log: no line for every request.
+#: Warnings only, as in the gateway's log: no line per request.
 LOG4J = """<?xml version="1.0" encoding="UTF-8"?>
 <Configuration>
   <Appenders>
@@ -36,7 +36,7 @@ LOG4J = """<?xml version="1.0" encoding="UTF-8"?>
 
 
 def programs() -> Path:
-    """The bin folder with ``torchserve``: of PATH, else of an environment that is made once.
+    """The bin folder with ``torchserve``: of PATH, or of a cached environment.
 
     Raises:
         Missing: there is no Java, or the environment cannot be made.
@@ -49,12 +49,12 @@ def programs() -> Path:
 
 @dataclass(frozen=True)
 class TorchServe:
-    """``archive`` is the ``.mar``; its name without the suffix is the model's."""
+    """TorchServe with one model; ``archive`` is a ``.mar`` named for the model."""
 
     archive: Path
     programs: Path
 
-    def launch(self, work: Path) -> ServerLaunch:
+    def launch(self, work: Path) -> MeasuredServerLaunch:
         model = self.archive.stem
         inference, management, metrics, grpc, grpc_management = free_ports(5)
         worker = {"minWorkers": 1, "maxWorkers": 1, "batchSize": 1, "responseTimeout": 120}
@@ -76,7 +76,7 @@ class TorchServe:
         file = work / "config.properties"
         file.write_text("".join(f"{key}={value}\n" for key, value in settings.items()))
         (work / "log4j2.xml").write_text(LOG4J)
-        # Its pid file lies there too, and there may be one such process for each.
+        # Its pid file is there too, so each process needs its own folder.
         temporary = work / "tmp"
         temporary.mkdir()
         places = ("TMPDIR", "TEMP", "LOG_LOCATION", "METRICS_LOCATION")
@@ -85,7 +85,7 @@ class TorchServe:
             found = get_json(f"{HOST}:{management}", f"/models/{model}")
             return bool(found) and any(w["status"] == "READY" for w in found[0]["workers"])
 
-        return ServerLaunch(
+        return MeasuredServerLaunch(
             command=(
                 *(str(self.programs / "torchserve"), "--start", "--foreground", "--ncs"),
                 *("--ts-config", str(file), "--log-config", str(work / "log4j2.xml")),

@@ -1,8 +1,7 @@
-"""Triton, at its own ports.
+"""Triton at its own ports.
 
-Of a ``tritonserver`` on PATH the backends that it brings run what ``modelport package`` made; the
-one in the wheel ``nvidia-pytriton`` has the Python backend only, which runs ONNX files in ONNX
-Runtime.
+The backends of a ``tritonserver`` on PATH run the output of ``modelport package``. The wheel
+``nvidia-pytriton`` has the Python backend only, which runs ONNX files in ONNX Runtime.
 """
 
 from __future__ import annotations
@@ -16,7 +15,7 @@ from modelport.loadtests.environments import Missing
 from modelport.loadtests.processes import HOST, free_ports
 from modelport.loadtests.serving import pytriton
 from modelport.loadtests.serving.gateway import Gateway
-from modelport.loadtests.serving.server import ServerLaunch, get
+from modelport.loadtests.serving.server import MeasuredServerLaunch, get
 from modelport.loadtests.target import LoadTestProtocol, LoadTestTarget
 
 OIP = (LoadTestProtocol.OIP_HTTP, LoadTestProtocol.OIP_HTTP_BINARY, LoadTestProtocol.TRITON_HTTP)
@@ -24,10 +23,10 @@ GRPC = (LoadTestProtocol.OIP_GRPC, LoadTestProtocol.TRITON_GRPC)
 
 
 def program() -> str:
-    """``tritonserver`` on PATH; empty: that of the wheel, whose environment is made once.
+    """``tritonserver`` on PATH; empty: the wheel's, in a cached environment.
 
     Raises:
-        Missing: neither is to be had.
+        Missing: neither is available.
     """
     found = shutil.which("tritonserver")
     if found is None:
@@ -37,13 +36,13 @@ def program() -> str:
 
 @dataclass(frozen=True)
 class Triton:
-    """``package``: a repository of ``modelport package --for triton`` with one model in it."""
+    """Triton with one model; ``package`` is a repository of ``modelport package --for triton``."""
 
     package: Path
     model: str
     program: str = ""
 
-    def launch(self, work: Path) -> ServerLaunch:
+    def launch(self, work: Path) -> MeasuredServerLaunch:
         http, grpc, metrics = free_ports(3)
         if self.program:
             command, env = self._installed(work, http, grpc, metrics)
@@ -55,7 +54,7 @@ class Triton:
             for port, protocols in ((http, OIP), (grpc, GRPC))
             for protocol in protocols
         }
-        return ServerLaunch(
+        return MeasuredServerLaunch(
             command=(*command, "--exit-timeout-secs=3"),
             targets=targets,
             ready=lambda: get(f"{HOST}:{http}", f"/v2/models/{self.model}/ready")[0] == 200,
@@ -81,8 +80,8 @@ def managed(folder: Path, work: Path) -> Gateway:
     """The gateway in front of a Triton that it starts.
 
     Args:
-        folder: of the model, published, with one version.
-        work: a folder of its own.
+        folder: the published model's folder, with one version.
+        work: a folder for its files.
 
     Raises:
         Missing: there is no Triton for it.
@@ -94,7 +93,7 @@ def managed(folder: Path, work: Path) -> Gateway:
     work.mkdir(parents=True)
     models = pytriton.onnx_models(folder.parent, folder.name, work)
     for manifest in (models / folder.name).glob("*/manifest.json"):
-        manifest.unlink()  # of the published files: the model's Python is none of them
+        manifest.unlink()  # the manifest does not list the model's Python program
     arguments, environment = pytriton.serve(models, work, 0, 0, 0)
     backends = next(one for one in arguments if one.startswith("--backend-directory"))
     return Gateway(

@@ -1,6 +1,6 @@
-"""Whether an answer is the right one: a fast wrong answer is a failure.
+"""Checks of answers under load: a fast wrong answer is a failure.
 
-Bytes that were once found right are right: a comparison of bytes is all that most answers cost.
+The bytes of right answers are remembered, so most answers cost one comparison of bytes.
 """
 
 from __future__ import annotations
@@ -13,32 +13,32 @@ import numpy.typing as npt
 
 from modelport.loadtests.payloads import Array, Payloads, Tensors
 
-#: Different bytes of right answers that are remembered, for each request.
+#: Most different right answers remembered per request.
 MOST_KNOWN = 64
 
-#: The name of an output that came without one, as TensorFlow Serving sends a single one.
+#: Name of an output sent without one, as TensorFlow Serving does with a single output.
 ONLY = ""
 
-#: (an answer's bytes, how many of them are JSON; None: all) → its outputs
+#: Maps an answer's bytes, and the size of their JSON part (None: all), to its outputs.
 Read = Callable[[bytes, int | None], Tensors]
 
 
 class Checker:
-    """Of one target. Not thread-safe; greenlets switch nowhere in it."""
+    """The checker of one target. Not thread-safe; greenlets never switch inside it."""
 
     def __init__(self, payloads: Payloads, read: Read) -> None:
         self._read = read
         self._expected: list[Tensors | None] = list(
             payloads.expected or [None] * len(payloads.requests)
         )
-        #: Outputs that the model itself gives in another shape than the wire's.
+        #: Outputs whose own shape in the model differs from the wire's.
         self._reshaped = frozenset(payloads.reshape)
         self._batched = payloads.batch_size > 0
         self._atol, self._rtol = payloads.absolute_tolerance, payloads.relative_tolerance
         self._known: list[set[tuple[bytes, int | None]]] = [set() for _ in payloads.requests]
 
     def learn(self, number: int, body: bytes, json_size: int | None) -> None:
-        """Take the answer to request ``number`` for the right one, where none was recorded.
+        """Take the answer to request ``number`` as the expected one, if none was recorded.
 
         Raises:
             ValueError, KeyError, ...: it cannot be read.
@@ -48,12 +48,12 @@ class Checker:
             self._known[number].add((body, json_size))
 
     def problem(self, number: int, body: bytes, json_size: int | None) -> str | None:
-        """What is wrong with the answer to request ``number``; None: nothing."""
+        """The problem of the answer to request ``number``, or None."""
         if (body, json_size) in self._known[number]:
             return None
         try:
             found = self._read(body, json_size)
-        except Exception as error:  # whatever a broken answer leads a reader to
+        except Exception as error:  # a broken answer can raise almost anything
             return f"unreadable answer: {type(error).__name__}: {error}"[:200]
         expected = self._expected[number]
         if expected is None:
@@ -72,10 +72,10 @@ class Checker:
         return None
 
     def explained(self, number: int, body: bytes, json_size: int | None) -> str:
-        """The first wrong value of a wrong answer to request ``number``, and the right one."""
+        """The first wrong value of the answer to request ``number``, and the expected one."""
         try:
             found, expected = self._read(body, json_size), self._expected[number] or {}
-        except Exception:  # ``problem`` says what it is
+        except Exception:  # ``problem`` describes it
             return self.problem(number, body, json_size) or ""
         if ONLY in found and len(expected) == 1:
             found = dict.fromkeys(expected, found[ONLY])
@@ -114,14 +114,14 @@ class Checker:
         return f"is {_off(got[bad], right[bad])}"
 
     def _bad(self, got: Array, right: Array) -> npt.NDArray[np.bool_]:
-        """Which values are wrong; both are flat and of one size."""
+        """Mask of wrong values; both arrays are flat and of one size."""
         if right.dtype.kind != "f" or got.dtype.kind not in "fiu":
             return np.asarray(got != right, np.bool_)
         return ~np.isclose(got, right, self._rtol, self._atol, equal_nan=True)
 
 
 def _off(got: Array, right: Array) -> str:
-    """How far, to a power of ten: messages that are the same are counted together."""
+    """The size of the error as a power of ten, so that similar messages are counted together."""
     with np.errstate(over="ignore", invalid="ignore"):
         error = float(np.abs(got.astype(np.float64) - right).max())
     if not math.isfinite(error):
@@ -130,5 +130,5 @@ def _off(got: Array, right: Array) -> str:
 
 
 def _shape(array: Array) -> tuple[int, ...]:
-    """Without the ones, which recorded rows often lack; a transposed answer is a wrong one."""
+    """The shape without ones, which recorded rows often lack; a transposed answer is wrong."""
     return tuple(size for size in array.shape if size != 1)

@@ -1,6 +1,6 @@
-"""What every client of a dialect does: ask once, and leave the times of it.
+"""The interface of protocol clients: send one request, and record its times.
 
-Times are ``time.perf_counter``'s, which on Linux is one clock for all processes.
+Times are on the clock of ``time.perf_counter``, which on Linux is the same for all processes.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from modelport.loadtests.samples import Outcome
 
 
 class Unanswered(Exception):
-    """No answer, or one that is an error; ``outcome`` says which kind."""
+    """There was no answer, or an error; ``outcome`` has the kind."""
 
     def __init__(self, outcome: Outcome, message: str) -> None:
         super().__init__(message)
@@ -19,26 +19,26 @@ class Unanswered(Exception):
 
 
 class DialectClient(Protocol):
-    """One request at a time, one connection, kept open."""
+    """A client with one open connection and one request at a time."""
 
-    #: Of the last request, seconds.
+    #: Times of the last request, in seconds.
     sent: float
     first_byte: float
     done: float
 
     def connect(self) -> None:
-        """Open the connection, so that no request pays for it.
+        """Open the connection, so that no request includes the time for it.
 
         Raises:
-            Unanswered: nobody listens there.
+            Unanswered: nothing listens there.
         """
         ...
 
     def ask(self, request: Any) -> tuple[Any, int | None]:
-        """Send what the dialect prepared; the answer's body, and the size of its JSON part.
+        """Send a prepared request; return the answer's body, and the size of its JSON part.
 
         Raises:
-            Unanswered: see there. The three times are set all the same.
+            Unanswered: there was no answer, or an error. The three times are set nevertheless.
         """
         ...
 

@@ -1,4 +1,4 @@
-"""Every protocol: how its requests are prepared, sent and read."""
+"""Protocols of the users: preparation, sending and decoding of requests."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ Connect = Callable[[LoadTestTarget, float], DialectClient]
 
 @dataclass(frozen=True)
 class Dialect:
-    """``prepare`` makes what ``DialectClient.ask`` takes, once for each payload."""
+    """A protocol; ``prepare`` makes the argument of ``DialectClient.ask`` once for each payload."""
 
     prepare: Prepare
     connect: Connect
     read: Read
 
 
-#: Imported when asked for: grpcio's gevent must be set up first, and HTTP needs none of it.
+#: Imported on demand: grpcio's gevent must be set up first, and HTTP needs none of it.
 MODULES = {
     LoadTestProtocol.OIP_HTTP: "oip_http:JSON",
     LoadTestProtocol.OIP_HTTP_BINARY: "oip_http:BINARY",

@@ -1,4 +1,4 @@
-"""Unary gRPC from prepared bytes: nothing is serialised while the clock runs."""
+"""Unary gRPC from prepared bytes: nothing is serialised inside the timed section."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ SAID_CHARACTERS = 200
 
 
 class GrpcClient:
-    """One connection, one method; opened again when it was lost."""
+    """A client with one connection and one method; it reconnects after a loss."""
 
     method: str
 
@@ -38,7 +38,7 @@ class GrpcClient:
     def _connect(self) -> GrpcUnaryConnection:
         try:
             made = GrpcUnaryConnection(self._target, self.method, self._timeout_seconds)
-        except Exception as error:  # sockets', and whatever a peer that speaks no HTTP/2 leads to
+        except Exception as error:  # socket errors, and errors from a peer without HTTP/2
             raise Unanswered(Outcome.FAILED, f"cannot connect: {reason(error)}") from error
         self._connection = made
         return made
@@ -51,7 +51,7 @@ class GrpcClient:
         connection, reconnected = self._connection, False
         if connection is None or connection.used_up:
             self.close()
-            reconnected = True  # which is a part of what this request waits for
+            reconnected = True  # reconnecting counts as part of this request
             try:
                 connection = self._connect()
             finally:
@@ -67,7 +67,7 @@ class GrpcClient:
             raise Unanswered(
                 Outcome.TIMED_OUT, f"no answer within {self._timeout_seconds:g} s"
             ) from error
-        except Exception as error:  # sockets', and a peer's frames that cannot be read
+        except Exception as error:  # socket errors, and errors from unreadable frames
             self._lost(connection)
             raise Unanswered(Outcome.FAILED, reason(error)) from error
         self.first_byte = connection.first_byte
@@ -90,7 +90,7 @@ class GrpcClient:
 
 
 def _unanswered(fields: dict[str, str]) -> Unanswered:
-    """What became of a call, from its trailers."""
+    """The error of a call, from its trailers."""
     status = fields.get("grpc-status")
     if status is None:
         return Unanswered(

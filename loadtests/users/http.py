@@ -1,7 +1,6 @@
-"""An HTTP/1.1 client as lean as can be: prepared bytes, one socket, llhttp, and the clock.
+"""A minimal HTTP/1.1 client: prepared bytes, one socket, llhttp, and the clock.
 
-The times are taken right at the system calls; whatever this process does with an answer afterwards
-is in no latency of its own request.
+Times are taken directly at the system calls, so later processing of an answer does not count.
 """
 
 from __future__ import annotations
@@ -21,11 +20,11 @@ from modelport.loadtests.users import sockets
 from modelport.loadtests.users.client import Unanswered
 
 RECEIVE_BYTES = 1 << 18
-#: A connection that was not used for so long may be closed by now.
+#: A connection idle for this long may have been closed.
 IDLE_SECONDS = 1.0
 BINARY_SIZE = "inference-header-content-length"
 REFUSED_STATUSES = (429, 503)
-#: Of an error's body in its message.
+#: Bytes of an error's body in its message.
 SAID_BYTES = 200
 
 
@@ -37,12 +36,12 @@ def request(target: LoadTestTarget, path: str, body: bytes, headers: Mapping[str
 
 
 def segment(text: str) -> str:
-    """A name as a part of a path."""
+    """Escape a name as a segment of a path."""
     return quote(text, safe="")
 
 
 class HttpClient:
-    """One connection, opened again when the server closed it."""
+    """A client with one connection; it reconnects if the server closed it."""
 
     def __init__(self, target: LoadTestTarget, timeout_seconds: float) -> None:
         self.sent = self.first_byte = self.done = 0.0
@@ -59,7 +58,7 @@ class HttpClient:
     def ask(self, request: bytes) -> tuple[bytes, int | None]:
         idle = perf_counter() - self.done > IDLE_SECONDS
         if self._socket is not None and idle and select([self._socket], [], [], 0)[0]:
-            self.close()  # the server's patience with idle connections was at its end
+            self.close()  # the server may have closed the idle connection
         self.sent = perf_counter()
         if self._socket is None:
             try:
@@ -74,7 +73,7 @@ class HttpClient:
             raise Unanswered(
                 Outcome.TIMED_OUT, f"no answer within {self._timeout_seconds:g} s"
             ) from error
-        except Exception as error:  # sockets' and the parser's
+        except Exception as error:  # errors of the socket and of the parser
             self._lost()
             raise Unanswered(Outcome.FAILED, reason(error)) from error
         if answer.should_close():
@@ -103,7 +102,7 @@ class HttpClient:
                 self.first_byte = now
             self.done = now
             if not data:
-                answer.feed(b"")  # an answer without a length ends so
+                answer.feed(b"")  # the end of an answer without a length
                 if answer.message_complete:
                     return answer
                 raise ConnectionResetError("the server closed the connection")
@@ -126,6 +125,6 @@ class HttpClient:
 
 
 def reason(error: Exception) -> str:
-    """What the system or a library says went wrong."""
+    """The message of a system or library error."""
     said = getattr(error, "strerror", None) or str(error) or type(error).__name__
     return str(said).strip()

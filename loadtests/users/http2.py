@@ -1,8 +1,8 @@
-"""gRPC's unary calls on a bare HTTP/2 connection under gevent, from bytes that are prepared.
+"""Unary gRPC calls on a bare HTTP/2 connection under gevent, from prepared bytes.
 
-What grpcio adds between socket and caller is a good part of a fast model's whole answer, and is in
-no other client's figures; and it shows no first byte. Frames: RFC 9113; gRPC on them:
-grpc/doc/PROTOCOL-HTTP2.md. One call at a time on a connection.
+grpcio's own overhead is a large part of a fast model's latency, differs from other clients' and
+hides the first byte. Frames: RFC 9113; gRPC on them: grpc/doc/PROTOCOL-HTTP2.md. One call at a time
+per connection.
 """
 
 from __future__ import annotations
@@ -37,13 +37,13 @@ class ConnectionBroken(ConnectionError):
 
 
 class GrpcAnswer:
-    """Of one call. Header blocks are decoded when the clock has stopped."""
+    """The answer to one call; header blocks are decoded after the timed section."""
 
     def __init__(self) -> None:
         self.blocks: list[bytes] = []
         self.data = bytearray()
         self.ended = False
-        #: The last header block's frames are not all here.
+        #: Whether frames of the last header block are missing.
         self.ending = False
 
 
@@ -53,7 +53,7 @@ def frame(kind: int, flags: int, stream: int, payload: bytes = b"") -> bytes:
 
 
 class GrpcUnaryConnection:
-    """``call`` sends one message and waits for the stream's end."""
+    """A connection; ``call`` sends one message and waits for the end of the stream."""
 
     def __init__(self, target: LoadTestTarget, method: str, timeout_seconds: float) -> None:
         self.sent = self.first_byte = self.done = 0.0
@@ -65,7 +65,7 @@ class GrpcUnaryConnection:
         self._initial_window = DEFAULT_WINDOW
         self._owed = 0
         self._decoder = Decoder()
-        #: Header blocks that say the same each time: those before any entry of the dynamic table.
+        #: Decoded header blocks that do not refer to the dynamic table.
         self._known: dict[bytes, list[tuple[str, str]]] = {}
         self._head = Encoder().encode(
             [
@@ -105,16 +105,16 @@ class GrpcUnaryConnection:
         return self._stream >= LAST_STREAM
 
     def alive(self) -> bool:
-        """Whether the peer has not ended an idle connection; its pings are answered on the way."""
+        """Whether the peer has kept an idle connection open; its pings are answered."""
         try:
             while select([self._socket], [], [], 0)[0]:
                 self._receive(None, math.inf)
-        except Exception:  # the socket's, and whatever frames that cannot be read lead to
+        except Exception:  # errors of the socket, and of unreadable frames
             return False
         return True
 
     def call(self, message: bytes) -> GrpcAnswer:
-        """Raises OSError, TimeoutError, Broken."""
+        """Send one message; raises ``OSError``, ``TimeoutError`` or ``ConnectionBroken``."""
         self._stream += 2
         stream, answer = self._stream, GrpcAnswer()
         self._stream_window = self._initial_window
@@ -134,7 +134,7 @@ class GrpcUnaryConnection:
         return answer
 
     def _send_parts(self, stream: int, body: bytes, answer: GrpcAnswer, deadline: float) -> None:
-        """As the peer's windows allow."""
+        """Send as the peer's flow-control windows allow."""
         position = 0
         while position < len(body) and not answer.ended:
             size = min(self._frame_size, self._window, self._stream_window, len(body) - position)
@@ -148,7 +148,7 @@ class GrpcUnaryConnection:
             self._socket.sendall(frame(DATA, last, stream, part))
 
     def _receive(self, answer: GrpcAnswer | None, deadline: float) -> None:
-        """One read, and what whole frames it brought."""
+        """Read once, and process the complete frames."""
         data = self._socket.recv(RECEIVE_BYTES)
         now = perf_counter()
         self.done = now
@@ -182,7 +182,7 @@ class GrpcUnaryConnection:
             if kind != CONTINUATION:
                 payload = _bare(kind, flags, payload)
             if not mine or answer is None:
-                if kind != DATA:  # an earlier stream's: the table must be kept
+                if kind != DATA:  # of an earlier stream: the header table must stay in sync
                     self._decoder.decode(payload)
                 return
             self._add(kind, flags, payload, answer)
@@ -198,7 +198,7 @@ class GrpcUnaryConnection:
                 self._stream_window += more
         elif kind == RST_STREAM and mine:
             if self.done - self.sent >= self._timeout_seconds:
-                raise TimeoutError  # the server's own clock of the call ran out
+                raise TimeoutError  # the server's own deadline of the call passed
             raise ConnectionBroken(
                 f"the stream was reset with error {struct.unpack('>I', payload)[0]}"
             )
@@ -208,13 +208,13 @@ class GrpcUnaryConnection:
             )
 
     def _add(self, kind: int, flags: int, payload: bytes, answer: GrpcAnswer) -> None:
-        """A frame of the answer itself."""
+        """Process a frame of the answer."""
         self.first_byte = self.first_byte or self.done
         if kind == DATA:
             answer.data += payload
             answer.ended = bool(flags & END_STREAM)
             self._owed += len(payload)
-            if self._owed > LARGEST_WINDOW // 4:  # a stream's own window is never used up
+            if self._owed > LARGEST_WINDOW // 4:  # a stream's own window is never exhausted
                 self._socket.sendall(frame(WINDOW_UPDATE, 0, 0, struct.pack(">I", self._owed)))
                 self._owed = 0
             return
@@ -236,7 +236,7 @@ class GrpcUnaryConnection:
         self._settled = True
 
     def decode(self, answer: GrpcAnswer) -> dict[str, str]:
-        """All header fields of an answer, its trailers last; once for each, in order."""
+        """Decode the header fields of an answer, trailers last; once per answer, in order."""
         try:
             return {name: value for block in answer.blocks for name, value in self._fields(block)}
         except HPACKError as error:
@@ -256,7 +256,7 @@ class GrpcUnaryConnection:
 
 
 def _bare(kind: int, flags: int, payload: bytes) -> bytes:
-    """Without padding and priority."""
+    """The payload without padding and priority."""
     if flags & PADDED:
         payload = payload[1 : len(payload) - payload[0]]
     return payload[5:] if kind == HEADERS and flags & PRIORITY else payload

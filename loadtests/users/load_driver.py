@@ -1,4 +1,4 @@
-"""One load in one Locust process: what the users share, and the loops that they run."""
+"""One load in one Locust process: the shared state of its users, and their loops."""
 
 from __future__ import annotations
 
@@ -24,25 +24,25 @@ from modelport.loadtests.users.dialects import Dialect, dialect
 from modelport.loadtests.users.sockets import Sockets
 
 FLUSH_SECONDS = 0.25
-#: How often a lone user lets others run.
+#: Interval at which a single user lets other greenlets run.
 TURN_SECONDS = 0.05
-#: From "all are connected" to the first request.
+#: Time between the last connection and the first request.
 LEAD_SECONDS = 0.02
-#: A closed loop that is refused at once would else spin.
+#: Pause after an immediate refusal, so that a closed loop does not spin.
 PAUSE_SECONDS = 0.05
-#: Before a moment, the rest of a wait in which no timer is exact enough.
+#: Final part of a wait, which spins because no timer is exact enough.
 SPIN_SECONDS = 0.0003
 
-#: (target, latency in seconds, bytes of the answer, what is wrong with it)
+#: Called with the target, latency in seconds, bytes of the answer, and its problem.
 Report = Callable[[LoadTestTarget, float, int, str | None], None]
 
 
 class Impossible(RuntimeError):
-    """Nothing can be asked; the message says why."""
+    """No request can be sent; the message has the reason."""
 
 
 class Lane:
-    """Everything about one of the targets: prepared requests, the check, what is due when."""
+    """One target of the load: prepared requests, the checker, the due times."""
 
     def __init__(
         self,
@@ -65,10 +65,10 @@ class Lane:
         return self.dialect.connect(self.target, timeout_seconds)
 
     def rehearse(self, timeout_seconds: float) -> None:
-        """Ask everything once where right answers must be learnt, else one request.
+        """Send every request once if expected answers must be recorded, otherwise one request.
 
         Raises:
-            Impossible: the server does not answer, or not with an answer.
+            Impossible: the server does not answer, or with an error.
         """
         client = self.client(timeout_seconds)
         learns = self.payloads.expected is None
@@ -80,7 +80,7 @@ class Lane:
                     self.checker.learn(number, body, size)
         except Unanswered as error:
             raise Impossible(_unasked(self.target, error)) from error
-        except Exception as error:  # an answer of any other kind
+        except Exception as error:  # an unexpected answer
             said = f"{type(error).__name__}: {error}"
             raise Impossible(
                 f"{self.target.url}: its answer is not one of {self.target.protocol} ({said}); "
@@ -98,7 +98,7 @@ def _unasked(target: LoadTestTarget, error: Unanswered) -> str:
 
 
 class Conductor:
-    """``prepare``, then users ``join`` and ``drive``; ``on_end`` is called after the last."""
+    """Runs a load: ``prepare``, then users ``join`` and ``drive``; ``on_end`` follows the last."""
 
     def __init__(self, plan: Plan, on_end: Callable[[], None], report: Report | None) -> None:
         self.plan, self.load = plan, plan.load
@@ -109,7 +109,7 @@ class Conductor:
             if plan.samples_to
             else None
         )
-        #: The samples could not be written.
+        #: Whether writing the samples failed.
         self.unwritten = False
         self._go = Event()
         self._failed = False
@@ -120,7 +120,7 @@ class Conductor:
     # -- before the load ---------------------------------------------------------------------------
 
     def prepare(self) -> None:
-        """Payloads, prepared requests, a rehearsal.
+        """Prepare payloads and requests, and send the first ones.
 
         Raises:
             Impossible: see its message.
@@ -135,7 +135,7 @@ class Conductor:
             raise Impossible(str(error)) from error
         except Impossible:
             raise
-        except Exception as error:  # Locust would log it, and go on without a load
+        except Exception as error:  # Locust would log it and continue without a load
             raise Impossible(f"unexpected {type(error).__name__}: {error}") from error
         if plan.load.rate is not None:
             self._plan_arrivals(plan.load.rate)
@@ -158,13 +158,13 @@ class Conductor:
         for lane in self.lanes:
             offset = (part + lane.number / len(self.lanes)) / parts
             due = load_shapes.arrivals(self.load, lane.weight / weights / parts, offset)
-            lane.due = iter(memoryview(due.data))  # no list of all of them
+            lane.due = iter(memoryview(due.data))  # avoids a list of all times
 
     def shared_out(self) -> list[tuple[tuple[Lane, ...], int]]:
-        """For each kind of user, the lanes that it asks, and how many of its kind there are.
+        """The kinds of users: the lanes of each kind, and its number of users.
 
-        One lane each, every lane one user at least and else as the weights say; a lone user of a
-        closed loop asks all lanes in turn.
+        Every kind has one lane. Every lane has at least one user, and the rest follow the weights.
+        A single user of a closed loop serves all lanes in turn.
         """
         if self.load.is_lone:
             return [(tuple(self.lanes), 1)]
@@ -175,17 +175,17 @@ class Conductor:
         return [((lane,), users[lane.number]) for lane in self.lanes]
 
     def join(self, lane: Lane) -> int:
-        """A user of ``lane`` is connected; its number there, from 0."""
+        """Register a connected user of ``lane``; return its number there, from 0."""
         lane.users += 1
         self._joined += 1
         return lane.users - 1
 
     def begin(self) -> None:
-        """All are there: the load begins."""
+        """Start the load, as all users are connected."""
         if self._go.is_set() or self._failed:
             return
         gc.collect()
-        gc.freeze()  # a collection that walks all of Locust's modules takes milliseconds
+        gc.freeze()  # a garbage collection of all of Locust's modules takes milliseconds
         self._began = perf_counter() + LEAD_SECONDS
         if self._recorder is not None:
             self._recorder.begin(self._began)
@@ -195,7 +195,7 @@ class Conductor:
     # -- the load ----------------------------------------------------------------------------------
 
     def drive(self, user: int, clients: Sequence[tuple[Lane, DialectClient]]) -> None:
-        """What a user does until the load is over."""
+        """Run a user until the load is over."""
         self._go.wait()
         _sleep_until(self._began)
         try:
@@ -223,11 +223,11 @@ class Conductor:
             self._ask(*next(turns), None)
             if Sockets.lone and now - turned > TURN_SECONDS:
                 turned = now
-                gevent.sleep(0)  # a lone user waits in the kernel: others run only here
+                gevent.sleep(0)  # a single user waits in the kernel; other greenlets run only here
 
     def _open_loop(self, lane: Lane, client: DialectClient) -> None:
         began = self._began
-        for due in lane.due:  # shared by the lane's users: the first that is free takes the next
+        for due in lane.due:  # shared by the lane's users; the first free user takes the next
             _sleep_until(began + due)
             if (now := perf_counter()) - began - due > self.load.timeout_seconds:
                 self._never_sent(lane, began + due, now)
@@ -253,7 +253,7 @@ class Conductor:
             gevent.sleep(PAUSE_SECONDS)
 
     def _never_sent(self, lane: Lane, intended: float, now: float) -> None:
-        """Whoever wanted this answer has given up; an overload ends when it is over."""
+        """Record a request whose client would have given up, so that an overload can end."""
         why = f"not sent within {self.load.timeout_seconds:g} s: every user was waiting"
         self._record(lane, (intended, now, now, now), Outcome.TIMED_OUT, 0, why)
 
@@ -265,7 +265,7 @@ class Conductor:
         size: int,
         problem: str | None,
     ) -> None:
-        """``times``: intended, sent, first byte, done."""
+        """Record a request; ``times`` are intended, sent, first byte, done."""
         begin, done = times[0], times[3]
         if self._recorder is not None:
             self._recorder.add(lane.number, *times, outcome)
@@ -296,7 +296,7 @@ class Conductor:
         self._on_end()
 
     def fail(self, message: str) -> None:
-        """There is no load, or no more; ``message`` says why."""
+        """End the load, or prevent it, with the reason ``message``."""
         self._failed = True
         if self._recorder is not None:
             self._recorder.state.failure = message
@@ -304,7 +304,7 @@ class Conductor:
         self._on_end()
 
     def save(self) -> None:
-        """What was recorded, to disk, as far as that can be written."""
+        """Write the remaining records to disk, as far as possible."""
         if self._recorder is None:
             return
         try:
@@ -315,12 +315,12 @@ class Conductor:
 
 
 def in_turn(clients: Sequence[tuple[Lane, DialectClient]]) -> Iterator[tuple[Lane, DialectClient]]:
-    """Each as often as its weight says, there and back (A B B A): none is always the second."""
+    """Yield each by its weight, there and back (A B B A), so that none is always second."""
     there = [pair for pair in clients for _ in range(pair[0].weight)]
     return itertools.cycle([*there, *reversed(there)])
 
 
 def _sleep_until(moment: float) -> None:
-    """Let others run until then; the last fraction in turns, as timers wake late."""
+    """Let other greenlets run until then; spin at the end, as timers wake late."""
     while (left := moment - perf_counter()) > 0:
         gevent.sleep(left - SPIN_SECONDS if left > SPIN_SECONDS else 0)

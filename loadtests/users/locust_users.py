@@ -1,4 +1,4 @@
-"""Locust's users, one class for each dialect; what they do is in ``conductor``."""
+"""Locust's user classes, one for each protocol; ``load_driver`` runs them."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from modelport.loadtests.users.load_driver import Conductor, Lane
 
 
 class ModelUser(User):
-    """Asks one target of the running load, or several in turn, one request at a time."""
+    """A user of one target, or of several in turn, with one request at a time."""
 
     abstract = True
     protocol: ClassVar[LoadTestProtocol]
@@ -32,18 +32,18 @@ class ModelUser(User):
         timeout_seconds = self.conductor.load.timeout_seconds
         self._clients = [(lane, lane.client(timeout_seconds)) for lane in self.lanes]
         for _, client in self._clients:
-            with contextlib.suppress(Unanswered):  # counted when it asks
+            with contextlib.suppress(Unanswered):  # counted with its first request
                 client.connect()
         self._number = self.conductor.join(self.lanes[0])
 
     @task
     def ask(self) -> None:
-        """All of the load, not one request: Locust's own loop costs more than many an answer."""
+        """Run the whole load, because Locust's own loop costs more than many answers."""
         if not self._clients:
             raise StopUser
         try:
             self.conductor.drive(self._number, self._clients)
-        except Exception as error:  # Locust would run the task again, and nobody would know
+        except Exception as error:  # Locust would silently run the task again
             self.conductor.fail(f"unexpected {type(error).__name__}: {error}")
         raise StopUser
 
@@ -53,38 +53,56 @@ class ModelUser(User):
 
 
 class OipHttpUser(ModelUser):
+    """The Open Inference Protocol over HTTP, as JSON."""
+
     protocol = LoadTestProtocol.OIP_HTTP
 
 
 class OipHttpBinaryUser(ModelUser):
+    """The Open Inference Protocol over HTTP, with binary tensors."""
+
     protocol = LoadTestProtocol.OIP_HTTP_BINARY
 
 
 class OipGrpcUser(ModelUser):
+    """The Open Inference Protocol over gRPC."""
+
     protocol = LoadTestProtocol.OIP_GRPC
 
 
 class TfServingHttpUser(ModelUser):
+    """TensorFlow Serving's REST API."""
+
     protocol = LoadTestProtocol.TFSERVING_HTTP
 
 
 class TfServingGrpcUser(ModelUser):
+    """TensorFlow Serving's gRPC API."""
+
     protocol = LoadTestProtocol.TFSERVING_GRPC
 
 
 class TorchServeHttpUser(ModelUser):
+    """TorchServe's REST API."""
+
     protocol = LoadTestProtocol.TORCHSERVE_HTTP
 
 
 class TorchServeGrpcUser(ModelUser):
+    """TorchServe's gRPC API."""
+
     protocol = LoadTestProtocol.TORCHSERVE_GRPC
 
 
 class TritonHttpUser(ModelUser):
+    """Triton's own HTTP client."""
+
     protocol = LoadTestProtocol.TRITON_HTTP
 
 
 class TritonGrpcUser(ModelUser):
+    """Triton's own gRPC client."""
+
     protocol = LoadTestProtocol.TRITON_GRPC
 
 

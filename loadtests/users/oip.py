@@ -1,4 +1,4 @@
-"""The Open Inference Protocol's bodies: JSON, Triton's binary extension, gRPC messages."""
+"""Bodies of the Open Inference Protocol: JSON, Triton's binary extension, gRPC messages."""
 
 from __future__ import annotations
 
@@ -41,7 +41,9 @@ def json_body(payloads: Payloads, number: int) -> bytes:
     for name, array in payloads.requests[number].items():
         datatype = payloads.datatypes[name]
         if datatype in ("FP16", "BF16"):
-            raise BadPayload(f"input '{name}' is {datatype}, which JSON has not; ask in binary")
+            raise BadPayload(
+                f"input '{name}' is {datatype}, which JSON lacks; use a binary protocol"
+            )
         inputs.append(
             {"name": name, "shape": array.shape, "datatype": datatype, "data": plain(array)}
         )
@@ -49,7 +51,7 @@ def json_body(payloads: Payloads, number: int) -> bytes:
 
 
 def binary_body(payloads: Payloads, number: int) -> tuple[bytes, int]:
-    """The body and the size of its JSON; the answer is wanted in binary too."""
+    """The body and the size of its JSON part; the answer is requested in binary too."""
     inputs, parts = [], []
     for name, array in payloads.requests[number].items():
         parts.append(raw(array))
@@ -91,7 +93,7 @@ def message(target: LoadTestTarget, payloads: Payloads, number: int) -> bytes:
     return bytes(request.SerializeToString())
 
 
-#: datatype → the field of typed contents.
+#: Fields of typed contents by datatype.
 CONTENTS = {
     "BOOL": "bool_contents",
     "FP32": "fp32_contents",

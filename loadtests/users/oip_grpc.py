@@ -8,6 +8,8 @@ from modelport.loadtests.users.grpc_client import GrpcClient
 
 
 class ModelInfer(GrpcClient):
+    """The method ``ModelInfer``."""
+
     method = "/inference.GRPCInferenceService/ModelInfer"
 
 

@@ -1,4 +1,4 @@
-"""What a model takes, as its server or its ``config.pbtxt`` tells it."""
+"""Request signatures of models, from the server or from ``config.pbtxt``."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from modelport.loadtests.target import LoadTestTarget
 
 METADATA_SECONDS = 10.0
 MODEL_CONFIG = "/inference.GRPCInferenceService/ModelConfig"
-#: Where the exports write them in ``parameters``.
+#: Prefixes of the exports' entries in ``parameters``.
 RANGE, AXIS, AXES = "range.", "axis.", "axes."
 #: TensorFlow's names of the Open Inference Protocol's datatypes.
 TENSORFLOW = {
@@ -32,26 +32,28 @@ TENSORFLOW = {
 
 
 class SignatureUnknown(RuntimeError):
-    """The server does not tell what the model takes; the message says what to do instead."""
+    """The server has no metadata for the model; the message says what to do instead."""
 
 
 @dataclass(frozen=True)
 class InputTensor:
-    """A tensor, batch excluded. A dim that is a string is an axis; ``reshape``: what the model
-    itself takes, where the wire's shape differs."""
+    """An input without the batch dimension.
+
+    A dim that is a string is an axis. ``reshape`` is the model's own shape if it differs.
+    """
 
     name: str
     datatype: str
     dims: tuple[int | str, ...]
     reshape: tuple[int, ...] | None = None
-    #: Of the values; an end may be an axis.
+    #: Range of the values; an end may be an axis.
     low: float | None = None
     high: float | str | None = None
 
 
 @dataclass(frozen=True)
 class OutputTensor:
-    """A tensor, batch excluded. -1: a dim that varies."""
+    """An output without the batch dimension; -1 is an open dim."""
 
     datatype: str
     dims: tuple[int, ...]
@@ -59,19 +61,21 @@ class OutputTensor:
 
 @dataclass(frozen=True)
 class RequestSignature:
+    """The inputs and outputs of a model, as its clients see them."""
+
     inputs: tuple[InputTensor, ...]
     outputs: Mapping[str, OutputTensor]
     #: 0: no batch dimension.
     max_batch_size: int
-    #: name → shortest, and longest where there is one.
+    #: Shortest and longest size by axis; None: unbounded.
     axes: Mapping[str, tuple[int, int | None]] = field(default_factory=dict)
 
 
 def read_file(path: Path) -> RequestSignature:
-    """Of a ``config.pbtxt``.
+    """Read the signature in a ``config.pbtxt``.
 
     Raises:
-        SignatureUnknown: there is none, or it is none.
+        SignatureUnknown: the file is missing or invalid.
     """
     config = model_config_pb2.ModelConfig()
     try:
@@ -82,10 +86,10 @@ def read_file(path: Path) -> RequestSignature:
 
 
 def ask(target: LoadTestTarget) -> RequestSignature:
-    """From the server itself, in whichever way it has.
+    """Ask the server for the signature, in its own way.
 
     Raises:
-        SignatureUnknown: it does not tell, or cannot be reached.
+        SignatureUnknown: it has no metadata, or cannot be reached.
     """
     if target.protocol.is_grpc:
         return _ask_grpc(target)
@@ -119,7 +123,7 @@ def unreachable(target: LoadTestTarget, error: object) -> str:
 
 def _untold(target: LoadTestTarget, said: str) -> str:
     return (
-        f"{target.address} does not tell what model '{target.model}' takes ({said}); "
+        f"{target.address} has no metadata for model '{target.model}' ({said}); "
         "give --config with the model's config.pbtxt, or --data with requests"
     )
 
@@ -150,7 +154,8 @@ def _of_config_json(document: Any) -> RequestSignature:
 
 
 def of_config(config: Any) -> RequestSignature:
-    """From Triton's ``ModelConfig``, with the ranges that the exports declare in ``parameters``."""
+    """Convert Triton's ``ModelConfig``, with the ranges that the exports write into
+    ``parameters``."""
     told = {key: value.string_value for key, value in config.parameters.items()}
     axes = {
         key.removeprefix(AXIS): _axis(value) for key, value in told.items() if key.startswith(AXIS)
@@ -174,7 +179,7 @@ def of_config(config: Any) -> RequestSignature:
 def _named(
     name: str, dims: list[int], names: str, axes: dict[str, tuple[int, int | None]]
 ) -> tuple[int | str, ...]:
-    """Every -1 by its axis' name; one without a name is an axis of its own."""
+    """Name every -1 by its axis; one without a name is an axis of its own."""
     given = [part.strip() for part in names.split(",") if part.strip()]
     found: list[int | str] = []
     for number, dim in enumerate(dims):
@@ -203,7 +208,7 @@ def _range(text: str) -> tuple[float | None, float | str | None]:
 
 
 def _of_metadata(document: Any) -> RequestSignature:
-    """Open Inference Protocol servers without a configuration: shapes with the batch, or -1."""
+    """The signature of servers without a configuration: shapes with the batch, or -1."""
     shapes = {spec["name"]: [int(dim) for dim in spec["shape"]] for spec in document["inputs"]}
     batched = all(shape[:1] == [-1] for shape in shapes.values())
     axes: dict[str, tuple[int, int | None]] = {}
@@ -237,5 +242,5 @@ def _of_tensorflow(document: Any) -> RequestSignature:
 
 
 def model_shapes(signature: RequestSignature) -> dict[str, tuple[int, ...]]:
-    """name → the shape after the batch that the model itself takes, where it is another."""
+    """The model's own shape behind the batch, of inputs whose shape differs from the wire's."""
     return {spec.name: spec.reshape for spec in signature.inputs if spec.reshape is not None}

@@ -1,6 +1,6 @@
-"""TensorFlow Serving's dialects: REST in columns, and ``PredictionService.Predict``.
+"""TensorFlow Serving's protocols: REST in columns, and ``PredictionService.Predict``.
 
-Its clients send the shapes that the model itself takes.
+Requests have the model's own shapes.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from modelport.loadtests.users.grpc_client import GrpcClient
 from modelport.loadtests.users.http import HttpClient, request, segment
 from modelport.loadtests.users.proto.messages_pb2 import PredictRequest, PredictResponse
 
-#: Datatype → TensorFlow's number of it (tensorflow/core/framework/types.proto).
+#: TensorFlow's number of each datatype (tensorflow/core/framework/types.proto).
 NUMBERS: Mapping[str, int] = {
     "FP32": 1,
     "FP64": 2,
@@ -38,7 +38,7 @@ NUMBERS: Mapping[str, int] = {
     "UINT64": 23,
 }
 WORDS = {number: word for word, number in NUMBERS.items()}
-#: Datatype → the field of its single values; all others are in ``int_val``.
+#: Fields of typed values by datatype; all others are in ``int_val``.
 FIELDS = {
     "FP32": "float_val",
     "FP64": "double_val",
@@ -52,7 +52,7 @@ FIELDS = {
 
 
 def _shaped(payloads: Payloads, number: int) -> dict[str, Array]:
-    """The inputs as the model takes them."""
+    """The inputs in the model's own shapes."""
     return {
         name: array.reshape(array.shape[0], *payloads.reshape[name])
         if name in payloads.reshape
@@ -62,7 +62,7 @@ def _shaped(payloads: Payloads, number: int) -> dict[str, Array]:
 
 
 def values(array: Array) -> Any:
-    """Nested, for JSON."""
+    """Nested lists, for JSON."""
     if array.dtype.kind != "O":
         return array.tolist()
     coded = [{"b64": base64.b64encode(value).decode()} for value in array.ravel().tolist()]
@@ -82,7 +82,7 @@ def _rest(target: LoadTestTarget, payloads: Payloads, number: int) -> bytes:
 
 
 def read_rest(body: bytes, json_size: int | None) -> Tensors:
-    """The outputs; a single one comes without its name, as ``ONLY``."""
+    """The outputs; a single one has no name, and becomes ``ONLY``."""
     outputs = json.loads(body)["outputs"]
     if not isinstance(outputs, dict):
         return {ONLY: _decoded(outputs)}
@@ -99,6 +99,8 @@ def _decoded(values: Any) -> Array:
 
 
 class Predict(GrpcClient):
+    """The method ``Predict``."""
+
     method = "/tensorflow.serving.PredictionService/Predict"
 
 
@@ -107,7 +109,9 @@ def _message(target: LoadTestTarget, payloads: Payloads, number: int) -> bytes:
     made.model_spec.name = target.model
     if target.version:
         if not target.version.isdigit():
-            raise BadPayload(f"version '{target.version}' is no number, as here it must be")
+            raise BadPayload(
+                f"version '{target.version}' is not a number, as this protocol requires"
+            )
         made.model_spec.version.value = int(target.version)
     for name, array in _shaped(payloads, number).items():
         tensor = made.inputs[name]
@@ -137,7 +141,7 @@ def _tensor(tensor: Any) -> Array:
     else:
         flat = np.array(values, np.object_ if word == "BYTES" else DTYPES[word])
     count = int(np.prod(shape, dtype=np.int64))
-    if flat.size == 1 and count > 1:  # one value stands for all
+    if flat.size == 1 and count > 1:  # a single value is repeated
         flat = np.repeat(flat, count)
     return flat.reshape(shape)
 

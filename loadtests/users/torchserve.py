@@ -1,4 +1,4 @@
-"""TorchServe's dialects, with the bodies that modelport's archives take: named tensors."""
+"""TorchServe's protocols, with the bodies of modelport's archives: named tensors."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from modelport.loadtests.users.grpc_client import GrpcClient
 from modelport.loadtests.users.http import BINARY_SIZE, HttpClient, request, segment
 from modelport.loadtests.users.proto.messages_pb2 import PredictionResponse, PredictionsRequest
 
-#: The part of a gRPC request that holds the body.
+#: The field of a gRPC request with the body.
 BODY = "body"
 
 
@@ -28,6 +28,8 @@ def _rest(target: LoadTestTarget, payloads: Payloads, number: int) -> bytes:
 
 
 class Predictions(GrpcClient):
+    """The method ``Predictions``."""
+
     method = "/org.pytorch.serve.grpc.inference.InferenceAPIsService/Predictions"
 
 
@@ -40,7 +42,7 @@ def _message(target: LoadTestTarget, payloads: Payloads, number: int) -> bytes:
 
 
 def _read_message(body: bytes, json_size: int | None) -> Tensors:
-    """The size of the JSON does not travel here: it ends where it ends."""
+    """The outputs; the size of the JSON part is not sent, so it ends where its object ends."""
     answer = PredictionResponse.FromString(body).prediction
     _, size = json.JSONDecoder().raw_decode(answer.decode("latin-1"))
     return oip.read_http(answer, size)

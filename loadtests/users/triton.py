@@ -1,6 +1,6 @@
-"""Triton's own client library, unmodified: what its users measure, their library's time included.
+"""Triton's own client library, unmodified; its overhead counts, as for its users.
 
-It shows no first byte: that is taken for the answer's end.
+The library does not report the first byte, so the end of the answer stands for it.
 """
 
 from __future__ import annotations
@@ -21,14 +21,16 @@ from modelport.loadtests.users import oip
 from modelport.loadtests.users.client import Unanswered
 from modelport.loadtests.users.dialects import Dialect
 
-#: Every user has a connection of its own, as every other dialect's has.
+#: Every user has its own connection, as in every other protocol.
 OPTIONS = (("grpc.use_local_subchannel_pool", 1), ("grpc.enable_retries", 0))
-#: In its exceptions' statuses and messages.
+#: Marks of a refusal in the statuses and messages of its exceptions.
 REFUSED = ("429", "503", "StatusCode.RESOURCE_EXHAUSTED", "StatusCode.UNAVAILABLE")
 TIMED_OUT = ("StatusCode.DEADLINE_EXCEEDED", "499")
 
 
 class PreparedRequest(NamedTuple):
+    """The arguments of one request."""
+
     model: str
     version: str
     inputs: list[Any]
@@ -46,7 +48,7 @@ def _prepare(
 
 
 class _TritonClient:
-    """Either client; the answer is handed over as one bytes object, for the check."""
+    """Base of both clients; the answer is converted to one bytes object for the check."""
 
     def __init__(self, client: Any, **options: Any) -> None:
         self.sent = self.first_byte = self.done = 0.0
@@ -72,14 +74,14 @@ class _TritonClient:
         except TimeoutError as error:
             self.done = self.first_byte = perf_counter()
             raise Unanswered(Outcome.TIMED_OUT, "no answer in time") from error
-        except Exception as error:  # sockets' and the HTTP library's
+        except Exception as error:  # errors of sockets and of the HTTP library
             self.done = self.first_byte = perf_counter()
             raise Unanswered(Outcome.FAILED, f"{type(error).__name__}: {error}") from error
         self.done = self.first_byte = perf_counter()
         return self._answer(result)
 
     def _answer(self, result: Any) -> tuple[bytes, int | None]:
-        """Bytes for the check, and the size of their JSON; outside the timed section."""
+        """Bytes for the check, and the size of their JSON part; outside the timed section."""
         raise NotImplementedError
 
     def close(self) -> None:
@@ -95,6 +97,8 @@ def _unanswered(error: InferenceServerException) -> Unanswered:
 
 
 class TritonHttp(_TritonClient):
+    """The HTTP client."""
+
     def __init__(self, target: LoadTestTarget, timeout_seconds: float) -> None:
         client = tritonclient.http.InferenceServerClient(
             target.address, connection_timeout=timeout_seconds, network_timeout=timeout_seconds
@@ -102,7 +106,7 @@ class TritonHttp(_TritonClient):
         super().__init__(client)
 
     def _answer(self, result: Any) -> tuple[bytes, int | None]:
-        """As the binary answer that the library took apart."""
+        """Rebuild the binary answer that the library decoded."""
         outputs, parts = [], []
         for one in result.get_response()["outputs"]:
             parts.append(oip.raw(result.as_numpy(one["name"])))
@@ -113,6 +117,8 @@ class TritonHttp(_TritonClient):
 
 
 class TritonGrpc(_TritonClient):
+    """The gRPC client."""
+
     def __init__(self, target: LoadTestTarget, timeout_seconds: float) -> None:
         client = tritonclient.grpc.InferenceServerClient(target.address, channel_args=list(OPTIONS))
         super().__init__(client, client_timeout=timeout_seconds)

@@ -46,7 +46,7 @@ def properly(repository: Path, name: str, version: int | None = None) -> None:
 
 
 def in_place(repository: Path, name: str, version: int | None = None) -> None:
-    """How not to do it: the tests that watch ``properly`` must catch this one."""
+    """The known-bad variant: the tests that watch ``properly`` must catch this one."""
     folder = repository / name / "1"
     folder.mkdir(parents=True)
     fill(folder)

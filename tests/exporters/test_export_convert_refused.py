@@ -1,4 +1,4 @@
-"""What ``modelport convert`` refuses: one line, the right exit code, and nothing is left behind."""
+"""Refusals of ``modelport convert``: one line, the right exit code, and nothing is left behind."""
 
 from __future__ import annotations
 

@@ -257,7 +257,7 @@ def test_a_configuration_that_does_not_fit_is_refused(
 
 
 def test_code_in_a_folder_is_never_run(llama: tuple[Path, Path]) -> None:
-    """Where transformers knows the model, its own code is used; where it does not, none."""
+    """If transformers knows the model, its own code is used; otherwise none."""
     folder, _ = llama
     expected = load(SourceRequest(folder)).reference(padded(2, 5, "right"))["logits"]
     (folder / "custom.py").write_text("raise SystemExit('the code in the folder was run')")

@@ -86,7 +86,7 @@ def as_json(source: Source, inputs: Mapping[str, Array], **more: Any) -> dict[st
 
 
 def as_bytes(source: Source, inputs: Mapping[str, Array]) -> tuple[bytearray, dict[str, str]]:
-    """What ``tritonclient`` sends, and its header."""
+    """The body of ``tritonclient``'s request, and its header."""
     tensors = as_tensors(wire(source.signature.inputs, inputs))
     body, length = tritonclient.http.InferenceServerClient.generate_request_body(tensors)
     return bytearray(body), {LENGTH: str(length)}

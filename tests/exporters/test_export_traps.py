@@ -1,4 +1,4 @@
-"""What silently breaks when a model is exported: the naive route does, modelport's does not.
+"""Silent errors of naive exports, which modelport's exports avoid.
 
 Every test shows the harm first, so that one whose trap is gone fails and can go too.
 """

@@ -49,7 +49,7 @@ def longest_run(condition: np.ndarray) -> np.ndarray:
 
 
 def signs(tokens: np.ndarray) -> dict[str, np.ndarray]:
-    """What each pattern should look like, measured without the generator's code."""
+    """The signs of each pattern, measured without the generator's code."""
     abroad = (tokens // 2 % 2).astype(bool)
     night = (tokens // 4 % 2).astype(bool)
     category = tokens // 8 % transactions.CATEGORIES

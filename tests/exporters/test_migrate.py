@@ -74,7 +74,7 @@ def read(repository: Path, name: str) -> Any:
 
 
 def items(result: Result, file: Path) -> dict[str, tuple[str, str]]:
-    """What the report says of a single archive: state and detail."""
+    """The items of a single archive's report: state and detail."""
     document = json.loads(file.read_text())
     (archive,) = document["archives"]
     assert document["exit_code"] == result.exit_code == archive["exit_code"]

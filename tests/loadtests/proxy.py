@@ -20,7 +20,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from modelport.loadtests.processes import HOST, free_ports
-from modelport.loadtests.serving.server import ServedBackend, ServerLaunch
+from modelport.loadtests.serving.server import MeasuredServerLaunch, ServedBackend
 from modelport.loadtests.target import LoadTestProtocol, LoadTestTarget
 
 CHUNK_BYTES = 1 << 20
@@ -36,7 +36,7 @@ class Behind:
     delay_ms: float = 0.0
     wrong_every: int = 0
 
-    def launch(self, work: Path) -> ServerLaunch:
+    def launch(self, work: Path) -> MeasuredServerLaunch:
         inner = self.backend.launch(work)
         asked = (LoadTestProtocol.OIP_HTTP, LoadTestProtocol.TORCHSERVE_HTTP)
         protocol = next(protocol for protocol in asked if protocol in inner.targets)

@@ -118,7 +118,7 @@ def subjects(folder: Path, comparisons: list[Path]) -> list[Subject]:
 
 
 def faults(browser: Browser, subject: Subject, width: int, scheme: Any, picture: Path) -> list[str]:
-    """What is wrong with a page as one reader has it."""
+    """The faults of a page for one reader."""
     page = browser.new_page(viewport={"width": width, "height": 900}, color_scheme=scheme)
     said: list[str] = []
     page.on("console", lambda message: said.extend(_complaint(message)))
@@ -232,7 +232,7 @@ EXPECTED = (
 
 
 def blind(browser: Browser, folder: Path) -> list[str]:
-    """What ``faults`` does not see on a page that has all of it."""
+    """The faults of a page with all of them that ``faults`` misses."""
     page = folder / "faulty.html"
     page.write_text(FAULTY)
     subject = Subject(

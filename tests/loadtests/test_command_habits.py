@@ -1,4 +1,4 @@
-"""What all commands of the load tests and exporters have in common: extras, logs, annotations."""
+"""Common behaviour of the commands of load tests and exporters: extras, logs, annotations."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What is compared, what is searched, and what becomes of a comparison on paper."""
+"""Plans of a comparison, its search for a rate, and its document."""
 
 from __future__ import annotations
 

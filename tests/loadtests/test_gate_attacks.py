@@ -1,4 +1,4 @@
-"""What breaks in the middle of a gate. Slow: `make gate-real` runs it."""
+"""Failures in the middle of a gate. Slow: `make gate-real` runs it."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ def limited(file_bytes: int, model: Path, tmp_path: Path, *arguments: object) ->
 
 
 def gate(*arguments: object, tmp_path: Path, slo: str = SLO) -> tuple[Result, str]:
-    """What it came to, and all that it said of its questions."""
+    """Run a gate; return its decision, and its questions' texts."""
     path, report = tmp_path / "slo.toml", tmp_path / "gate.json"
     path.write_text(slo)
     told = [*map(str, arguments), "--slo", str(path), "--json", str(report)]

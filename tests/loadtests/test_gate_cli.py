@@ -36,7 +36,7 @@ LIMIT_SECONDS = 100
 
 @dataclass(frozen=True)
 class Told:
-    """What one call came to."""
+    """The result of one call."""
 
     status: int
     stdout: str
@@ -44,7 +44,7 @@ class Told:
 
     @property
     def words(self) -> str:
-        """What a narrow table tore apart."""
+        """Join the words that a narrow table has split."""
         return " ".join(self.stdout.split())
 
 

@@ -27,7 +27,7 @@ from modelport.loadtests.gate.preflight import Rehearsal, Rehearsed
 from modelport.loadtests.gate.slo import Slo, parse
 from modelport.loadtests.model_quality import Deciding
 from modelport.loadtests.serving.gateway import Gateway
-from modelport.loadtests.serving.server import ServerLaunch
+from modelport.loadtests.serving.server import MeasuredServerLaunch
 from modelport.loadtests.target import LoadTestProtocol, LoadTestTarget
 from tests.loadtests import oip_server
 from tests.loadtests.gating.models import published, version
@@ -53,7 +53,7 @@ SLOW = pytest.mark.skipif("MODELPORT_SLOW_TESTS" not in os.environ, reason="slow
 
 @dataclass(frozen=True)
 class Told:
-    """What one gate came to: exit code, JSON document, and all that was printed."""
+    """The result of one gate: exit code, JSON document, and all of its output."""
 
     status: int
     document: Mapping[str, Any]
@@ -277,8 +277,8 @@ def test_a_candidate_that_does_not_start_is_told_from_one_that_answers_wrongly(
     model = published(tmp_path / "tiny", versions=2)
 
     class Broken(Gateway):
-        def launch(self, work: Path) -> ServerLaunch:
-            return ServerLaunch(tuple(command), super().launch(work).targets, lambda: False)
+        def launch(self, work: Path) -> MeasuredServerLaunch:
+            return MeasuredServerLaunch(tuple(command), super().launch(work).targets, lambda: False)
 
     monkeypatch.setattr(paired_rounds, "Gateway", Broken)
     sides = tuple(Published(str(model / n), model, n) for n in ("1", "2"))

@@ -44,7 +44,7 @@ def signed(tmp_path: Path) -> Signed:
 
 
 def refused(signed: Signed, key: Path) -> str:
-    """Why a gate on version 2 failed; it measured nothing."""
+    """The reason that a gate on version 2 failed without measuring."""
     slo, report = signed.right.with_name("slo.toml"), signed.right.with_name("gate.json")
     slo.write_text("[certificate]\npublic_keys = ['right.pub']" if key == signed.right else "")
     given = [] if key == signed.right else ["--public-key", str(key)]

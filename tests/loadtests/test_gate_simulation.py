@@ -21,7 +21,7 @@ from tests.loadtests.gating.simulation import (
 
 
 def spread(rounds: list[PairedRound], q: float) -> float:
-    """Of one round's ratio of quantiles: the standard deviation of its logarithm."""
+    """The standard deviation of the logarithm of one round's ratio of quantiles."""
     each = [
         np.log(np.quantile(one.candidate.latencies_ms, q))
         - np.log(np.quantile(one.baseline.latencies_ms, q))

@@ -1,4 +1,4 @@
-"""What is sent: drawn from declared ranges, or read from files; and what counts as right."""
+"""Payloads: generated from declared ranges, or read from files; and the tolerance of answers."""
 
 from __future__ import annotations
 
@@ -288,7 +288,7 @@ def test_the_open_inference_protocols_own_urls_name_a_target_too() -> None:
     ):
         with pytest.raises(ValueError, match=re.escape(bad)):
             parse(bad)
-    with pytest.raises(ValueError, match="TLS is not spoken here"):
+    with pytest.raises(ValueError, match="TLS is not supported"):
         parse("https://h:1/v2/models/m")
 
 

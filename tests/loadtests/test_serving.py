@@ -22,7 +22,7 @@ from modelport.loadtests.processes import ServerFailed
 from modelport.loadtests.serving import process_tree, tfserving
 from modelport.loadtests.serving.answer_check import Examination
 from modelport.loadtests.serving.gateway import Gateway, newest_version, only_version
-from modelport.loadtests.serving.server import AnswersWrongly, Served, ServerLaunch, served
+from modelport.loadtests.serving.server import AnswersWrongly, MeasuredServerLaunch, Served, served
 from modelport.loadtests.target import LoadTestProtocol, LoadTestTarget
 from modelport.loadtests.users.client import Unanswered
 from tests.loadtests.contenders import doubled, published
@@ -34,8 +34,8 @@ class Command:
 
     code: str
 
-    def launch(self, work: Path) -> ServerLaunch:
-        return ServerLaunch((sys.executable, "-c", self.code), {}, ready=lambda: False)
+    def launch(self, work: Path) -> MeasuredServerLaunch:
+        return MeasuredServerLaunch((sys.executable, "-c", self.code), {}, ready=lambda: False)
 
 
 @pytest.fixture(scope="module")
@@ -200,7 +200,7 @@ def test_what_a_machine_has_not_says_what_to_install(monkeypatch: pytest.MonkeyP
 
 def test_requests_without_right_answers_are_no_examination() -> None:
     made = Payloads(({"x": np.float32([[1]])},), {"x": "FP32"})
-    with pytest.raises(BadPayload, match="no right answers in it"):
+    with pytest.raises(BadPayload, match="it has no expected answers"):
         Examination(LoadTestTarget(LoadTestProtocol.OIP_HTTP, "127.0.0.1:1", "m"), made)
 
 

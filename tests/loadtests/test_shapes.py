@@ -1,4 +1,4 @@
-"""When requests are due, and how many users ask."""
+"""Due times of requests, and numbers of active users."""
 
 from __future__ import annotations
 

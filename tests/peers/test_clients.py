@@ -1,4 +1,4 @@
-"""What the clients print, and what goes over the wire."""
+"""Output of the clients, and their bytes on the wire."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What runs when, and that nothing else runs meanwhile."""
+"""The order of runs, and the pausing of other servers meanwhile."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the programs of ``loadtests`` share on their command lines, and how they end."""
+"""Command lines and termination of the scripts of ``loadtests``."""
 
 from __future__ import annotations
 

@@ -62,7 +62,7 @@ def test_results_survive_the_file(measured: Results, tmp_path: Path) -> None:
 
 
 def test_ratios_are_of_each_round() -> None:
-    """What slows one round slows both: of the medians the ratio would be another."""
+    """A slow round slows both sides, so the ratio of medians would differ."""
     assert results.ratio([100, 10, 50], [10, 1, 25]) == 10
     assert results.ratio([100], []) is None
     assert results.ratio([100, 100], [0, 50]) == 2

@@ -1,4 +1,4 @@
-"""How starts are measured."""
+"""Measurement of start-up times."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""``make protos``: generate the messages beside this file anew; ``[FOLDER]``: below it instead."""
+"""``make protos``: generate the messages beside this file, or below ``[FOLDER]``."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ ROOT = HERE.parents[3]
 
 def main() -> int:
     target = sys.argv[1] if len(sys.argv) > 1 else str(ROOT)
-    # In a process of its own: two copies of protobuf's C++ do not live in one.
+    # In its own process: two copies of protobuf's C++ library cannot share one.
     protoc = [sys.executable, "-m", "grpc_tools.protoc", f"-I{ROOT}"]
     source = str((HERE / "messages.proto").relative_to(ROOT))
     return subprocess.call(

@@ -1,4 +1,4 @@
-"""How often the gate is wrong, on simulated and on recorded releases: ``make gate-statistics``.
+"""Error rates of the gate, on simulated and on recorded releases: ``make gate-statistics``.
 
 Simulated machines are quiet, shared or rough, and asked in turn (what the gate does with one user
 and no rate) or in slices; recorded rounds are of real gates of identical builds, in turn. Every row
@@ -70,7 +70,7 @@ def portion(
 
 
 def rounds_of(loading: Loading, minutes: float) -> int:
-    """That fit."""
+    """The rounds that fit."""
     return round(60 * minutes / ROUND_SECONDS[loading])
 
 
@@ -102,7 +102,7 @@ def tallies(
 
 
 def broken(found: Mapping[Cell, Tally]) -> list[str]:
-    """What the gate promises and these do not hold."""
+    """The promises of the gate that these results break."""
     lines = []
     for (where, loading, release, most), tally in found.items():
         named = f"broken: {where}, {loading}, {most} rounds: '{release.name}'"

@@ -47,7 +47,7 @@ PREEMPTED, PREEMPTION_MS = 0.25, 4.0
 
 
 class Loading(StrEnum):
-    """Which slots of a round a side is asked in."""
+    """The slots of a round in which a side is asked."""
 
     TURNS = "in turn"
     SLICES = "in slices"
@@ -55,7 +55,7 @@ class Loading(StrEnum):
 
 @dataclass(frozen=True)
 class Machine:
-    """How noisy it is; standard deviations of logarithms where nothing else is said."""
+    """The noise of a machine, as standard deviations of logarithms unless stated otherwise."""
 
     name: str = "shared"
     #: From one slice to the next.
@@ -74,7 +74,7 @@ class Machine:
 
     @property
     def slots(self) -> int:
-        """Of one round."""
+        """The slots of one round."""
         each = SLICES * 2
         return int(SLICES * SLICE_SECONDS * 1e3 / self.request_ms) // each * each
 
@@ -86,7 +86,7 @@ ROUGH = Machine("rough", 0.15, 0.2, own=0.4, start=0.05, start_tail=0.9, bursts=
 
 @dataclass(frozen=True)
 class Release:
-    """What is different about the candidate."""
+    """The differences of the candidate."""
 
     name: str = "identical"
     #: The slowest 3 % take that many times as long, and with them the p99.
