@@ -12,12 +12,11 @@ from typing import Annotated
 
 from fastapi import FastAPI, Path, Response
 
-from modelport.gateway.errors import InvalidArgument, ModelportError
+from modelport.gateway.errors import InvalidArgument
 from modelport.gateway.models.manager import ModelManager
 from modelport.gateway.protocols.asgi import Receive, Scope, Send
 from modelport.gateway.protocols.http import Delegate
-from modelport.gateway.protocols.http_response import document
-from modelport.gateway.protocols.oip.infer_http import STATUS
+from modelport.gateway.protocols.oip.infer_http import OipErrors
 from modelport.gateway.protocols.prediction.http import (
     PlatformDialect,
     PredictionHandler,
@@ -33,7 +32,7 @@ _TARGET_MODEL = b"x-amzn-sagemaker-target-model"
 _ARCHIVE = ".tar.gz"
 
 
-class SageMakerHttp:
+class SageMakerHttp(OipErrors):
     """The routes of SageMaker; ``/models`` is shared with TorchServe."""
 
     segments = frozenset({"invocations", "models"})
@@ -73,12 +72,6 @@ class SageMakerHttp:
         async def invoke(model: Annotated[str, Path(description="Model name")]) -> Response:
             """Predict with a model of a multi-model endpoint."""
             return Delegate(self._predict, lambda _: (model, 0))
-
-    def refusal(self, status: int, message: str) -> Response:
-        return document({"error": message}, status)
-
-    def failure(self, error: ModelportError) -> Response:
-        return document({"error": str(error)}, STATUS[error.code])
 
 
 def only_model(manager: ModelManager, default: str, remedy: str) -> str:

@@ -6,11 +6,11 @@ import asyncio
 from collections.abc import Callable
 from typing import Protocol
 
-from modelport.gateway.server.listening import (
+from modelport.gateway.server.listening_socket import (
     CUT_OFF_SECONDS,
     QUIET_SECONDS,
     ConnectionLimit,
-    Listening,
+    ListeningSocket,
     until_no,
 )
 from modelport.gateway.types import Deadline
@@ -67,7 +67,7 @@ class Listener:
         reuse_port: bool,
     ) -> None:
         self.state = state
-        self._listening = Listening(make, address, port, flag, reuse_port)
+        self._listening = ListeningSocket(make, address, port, flag, reuse_port)
         self.port = self._listening.port
 
     def close(self) -> None:

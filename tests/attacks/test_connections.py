@@ -23,7 +23,7 @@ from modelport.gateway.server.grpc.connection import GrpcConnection
 from modelport.gateway.server.grpc.service import Service
 from modelport.gateway.server.grpc.stream import GrpcStream
 from modelport.gateway.server.listener import ServerState
-from modelport.gateway.server.listening import ConnectionLimit
+from modelport.gateway.server.listening_socket import ConnectionLimit
 from modelport.gateway.wire.http2 import header_blocks
 from modelport.gateway.wire.http2.frames import (
     CONTINUATION,

@@ -193,7 +193,7 @@ def test_pictures_come_as_base64_as_strings_and_as_features(
     assert reply.json == {"predictions": white * 2}
     body = json.dumps({"instances": [{"b64": encoded}] * 9}).encode()
     reply = send(controlled.http, "POST", "/v1/models/picture:predict", body)
-    assert (reply.status, "at most 8 pictures" in reply.json["error"]) == (400, True)
+    assert (reply.status, "at most 8 images" in reply.json["error"]) == (400, True)
     strings = np.array([picture()], object)
     reply = control("Predict", predict_request("picture", {"x": strings}))
     assert output(reply, "y").tolist() == white

@@ -18,7 +18,7 @@ from modelport.gateway.server.grpc.service import Service
 from modelport.gateway.server.http1.server_state import HttpServerState
 from modelport.gateway.server.http2.asgi import AsgiConnection
 from modelport.gateway.server.listener import ServerState
-from modelport.gateway.server.listening import ConnectionLimit
+from modelport.gateway.server.listening_socket import ConnectionLimit
 from modelport.gateway.upstream.http2 import ClientConnection, GrpcReply
 from modelport.gateway.wire.http2.connection import Http2Connection
 from modelport.gateway.wire.http2.frames import (

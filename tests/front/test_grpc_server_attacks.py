@@ -22,7 +22,7 @@ from modelport.gateway.server.grpc.connection import GrpcConnection, GrpcListene
 from modelport.gateway.server.grpc.service import Service
 from modelport.gateway.server.http2 import connection as server_connection
 from modelport.gateway.server.listener import ServerState
-from modelport.gateway.server.listening import ConnectionLimit
+from modelport.gateway.server.listening_socket import ConnectionLimit
 from modelport.gateway.wire.http2 import abuse_limits, header_blocks
 from modelport.gateway.wire.http2.frames import (
     CONTINUATION,

@@ -21,7 +21,7 @@ from modelport.gateway.server.http1.server_state import HttpServerState
 from modelport.gateway.server.http2 import connection as server_connection
 from modelport.gateway.server.http2.asgi import AsgiConnection
 from modelport.gateway.server.http2.connection import STREAM_WINDOW_BYTES
-from modelport.gateway.server.listening import ConnectionLimit
+from modelport.gateway.server.listening_socket import ConnectionLimit
 from modelport.gateway.types import Deadline
 from modelport.gateway.wire import hops
 from modelport.gateway.wire.http2.frames import (

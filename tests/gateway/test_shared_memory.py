@@ -27,7 +27,7 @@ from modelport.gateway.errors import (
 )
 from modelport.gateway.inference import shared_memory
 from modelport.gateway.inference.shared_memory import FOLDER, MAX_REGIONS, SharedMemoryRegions
-from modelport.gateway.protocols.oip.shared_memory import SharedMemoryTransfer
+from modelport.gateway.protocols.oip.shared_memory import SharedTensors
 from modelport.gateway.types import Datatype, Tensor
 from tests.gateway.conftest import NewObject
 
@@ -312,7 +312,7 @@ def test_a_region_in_use_outlives_its_registration(
 ) -> None:
     key = new_object()
     regions.register("r", key, 0, SIZE)
-    transfer = SharedMemoryTransfer(regions, SIZE)
+    transfer = SharedTensors(regions, SIZE)
     transfer.expect("y", {"shared_memory_region": "r", "shared_memory_byte_size": SIZE})
     regions.unregister_all()
     path_of(key).rename(path_of(key + "-moved"))

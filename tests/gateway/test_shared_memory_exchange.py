@@ -16,7 +16,7 @@ from modelport.gateway.inference.shared_memory import (
     SharedMemoryRegions,
 )
 from modelport.gateway.models.control import Operations
-from modelport.gateway.protocols.oip.shared_memory import SharedMemory, SharedMemoryTransfer
+from modelport.gateway.protocols.oip.shared_memory import SharedMemory, SharedTensors
 from modelport.gateway.types import Datatype, Tensor
 from tests.gateway.conftest import NewObject
 
@@ -43,7 +43,7 @@ def test_a_small_request_cannot_make_the_server_copy_without_end(
     regions: SharedMemoryRegions, new_object: NewObject
 ) -> None:
     regions.register("r", new_object(), 0, SIZE)
-    transfer = SharedMemoryTransfer(regions, 40)
+    transfer = SharedTensors(regions, 40)
     for _ in range(2):
         transfer.read("x", Datatype.FP32, (4,), parameters())  # type: ignore[arg-type]
     with pytest.raises(InvalidArgument, match="40 bytes"):
@@ -56,12 +56,12 @@ def test_nothing_is_read_where_the_shape_needs_another_size(
     key = new_object(1)
     os.truncate(path_of(key), 2**50)  # a hole: it takes no memory until it is read
     regions.register("r", key, 0, 2**50)
-    transfer = SharedMemoryTransfer(regions, 2**60)
+    transfer = SharedTensors(regions, 2**60)
     huge = parameters(shared_memory_byte_size=2**50)
     with pytest.raises(InvalidArgument, match="got 1125899906842624"):
         transfer.read("x", Datatype.FP32, (4,), huge)  # type: ignore[arg-type]
     with pytest.raises(InvalidArgument, match="too large"):
-        SharedMemoryTransfer(regions, 100).read("x", Datatype.BYTES, (4,), huge)  # type: ignore[arg-type]
+        SharedTensors(regions, 100).read("x", Datatype.BYTES, (4,), huge)  # type: ignore[arg-type]
 
 
 def test_an_input_of_another_size_is_refused_in_the_name_of_its_model(
@@ -70,7 +70,7 @@ def test_an_input_of_another_size_is_refused_in_the_name_of_its_model(
     regions.register("r", new_object(), 0, SIZE)
     expected = "^input byte size mismatch for input 'x' for model 'm'. Expected 12, got 16$"
     with pytest.raises(InvalidArgument, match=expected):
-        SharedMemoryTransfer(regions, SIZE).read("x", Datatype.FP32, (3,), parameters(), "m")  # type: ignore[arg-type]
+        SharedTensors(regions, SIZE).read("x", Datatype.FP32, (3,), parameters(), "m")  # type: ignore[arg-type]
 
 
 def test_an_offset_and_a_size_past_64_bits_are_an_overflow(
@@ -79,10 +79,10 @@ def test_an_offset_and_a_size_past_64_bits_are_an_overflow(
     regions.register("r", new_object(), 0, SIZE)
     place = parameters(shared_memory_offset=8, shared_memory_byte_size=2**64 - 8)
     with pytest.raises(InvalidArgument, match=r"^Integer overflow detected: byte_size \(1844"):
-        SharedMemoryTransfer(regions, SIZE).expect("y", place)  # type: ignore[arg-type]
+        SharedTensors(regions, SIZE).expect("y", place)  # type: ignore[arg-type]
     place["shared_memory_byte_size"] = 2**64 - 9
     with pytest.raises(InvalidArgument, match=r"^Invalid offset \+ byte size"):
-        SharedMemoryTransfer(regions, SIZE).expect("y", place)  # type: ignore[arg-type]
+        SharedTensors(regions, SIZE).expect("y", place)  # type: ignore[arg-type]
 
 
 def test_an_output_that_needs_more_room_is_not_written(
@@ -90,7 +90,7 @@ def test_an_output_that_needs_more_room_is_not_written(
 ) -> None:
     key = new_object(content=b"untouched")
     regions.register("r", key, 0, SIZE)
-    transfer = SharedMemoryTransfer(regions, SIZE)
+    transfer = SharedTensors(regions, SIZE)
     transfer.expect("y", parameters())  # type: ignore[arg-type]
     with pytest.raises(InvalidArgument, match="should be at least 17 bytes"):
         transfer.write(Tensor("y", Datatype.UINT8, np.zeros(17, np.uint8)))

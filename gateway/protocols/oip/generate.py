@@ -24,11 +24,11 @@ from modelport.gateway.models.manager import ModelManager
 from modelport.gateway.protocols import http_request, response_encoding
 from modelport.gateway.protocols.asgi import Receive, Scope, Send
 from modelport.gateway.protocols.http import Delegate
-from modelport.gateway.protocols.http_response import JSON, Headers, document, refuse, reply
+from modelport.gateway.protocols.http_response import JSON, Headers, refuse, reply
 from modelport.gateway.protocols.oip import documents, generate_json
 from modelport.gateway.protocols.oip import parameters as oip_parameters
 from modelport.gateway.protocols.oip import schema as oip_schema
-from modelport.gateway.protocols.oip.infer_http import STATUS
+from modelport.gateway.protocols.oip.infer_http import STATUS, OipErrors
 from modelport.gateway.runtime import offload
 from modelport.gateway.types import Deadline, InferResponse
 from modelport.gateway.wire.raw import Buffer
@@ -44,7 +44,7 @@ Model = Annotated[str, Path(description="Model name")]
 Version = Annotated[str, Path(description="Model version, a positive integer")]
 
 
-class GenerateHttp:
+class GenerateHttp(OipErrors):
     """The routes of ``/v2/models/MODEL/generate`` and ``generate_stream``."""
 
     segments = frozenset({"v2"})
@@ -158,12 +158,6 @@ class GenerateHttp:
                     description=f"{text} The request is an object of inputs by name.",
                     openapi_extra=oip_schema.ANY_BODY,
                 )(_versioned(self._serve, answer) if versioned else _plain(self._serve, answer))
-
-    def refusal(self, status: int, message: str) -> Response:
-        return document({"error": message}, status)
-
-    def failure(self, error: ModelportError) -> Response:
-        return document({"error": str(error)}, STATUS[error.code])
 
 
 def _plain(

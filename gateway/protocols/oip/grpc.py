@@ -30,7 +30,7 @@ from modelport.gateway.protocols.oip.health_grpc import HealthGrpc
 from modelport.gateway.protocols.oip.shared_memory import (
     NO_SHARED_MEMORY,
     SharedMemory,
-    SharedMemoryTransfer,
+    SharedTensors,
 )
 from modelport.gateway.protocols.oip.shared_memory_api_grpc import SharedMemoryGrpc
 from modelport.gateway.runtime import offload
@@ -119,7 +119,7 @@ class OipGrpc:
 
     async def _answer(
         self, message: Any, deadline: Deadline
-    ) -> tuple[InferResponse, SharedMemoryTransfer]:
+    ) -> tuple[InferResponse, SharedTensors]:
         shared = NO_SHARED_MEMORY
         if type(message) is InferRequest:
             request = message
@@ -135,7 +135,7 @@ class OipGrpc:
         return response, shared
 
     async def _decode(
-        self, message: Any, shared: SharedMemoryTransfer, deadline: Deadline
+        self, message: Any, shared: SharedTensors, deadline: Deadline
     ) -> InferRequest:
         if type(message) is LargeMessage:
             return await offload.run(partial(decode, message, shared), deadline)

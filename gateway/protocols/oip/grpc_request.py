@@ -20,7 +20,7 @@ from modelport.gateway.protocols.oip.grpc_stream import EMPTY_FINAL_RESPONSE
 from modelport.gateway.protocols.oip.shared_memory import (
     NO_SHARED_MEMORY,
     REGION,
-    SharedMemoryTransfer,
+    SharedTensors,
 )
 from modelport.gateway.runtime import offload
 from modelport.gateway.types import NUMPY_DTYPES, Array, Datatype, InferRequest, Parameter, Tensor
@@ -212,7 +212,7 @@ def _head(content: bytes) -> _Head | None:
     return _Head(message.model_name, number, tuple(inputs), outputs, classification)
 
 
-def decode(message: Any, shared: SharedMemoryTransfer = NO_SHARED_MEMORY) -> InferRequest:
+def decode(message: Any, shared: SharedTensors = NO_SHARED_MEMORY) -> InferRequest:
     """Decode a ``ModelInferRequest`` or a ``LargeMessage``.
 
     Raises:
@@ -277,7 +277,7 @@ def _check_count(message: Any) -> None:
 
 
 def _shared_input(
-    item: Any, datatype: Datatype, shape: tuple[int, ...], shared: SharedMemoryTransfer, model: str
+    item: Any, datatype: Datatype, shape: tuple[int, ...], shared: SharedTensors, model: str
 ) -> Array:
     if item.HasField("contents"):
         raise InvalidArgument(
@@ -297,7 +297,7 @@ def _parameter(key: str, parameter: Any) -> Parameter:
     return value
 
 
-def _outputs(outputs: Any, request: InferRequest, shared: SharedMemoryTransfer) -> None:
+def _outputs(outputs: Any, request: InferRequest, shared: SharedTensors) -> None:
     classification = {}
     for output in outputs:
         if REGION in output.parameters:

@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from functools import lru_cache
 from typing import Any
 
-from modelport.gateway.protocols.oip.shared_memory import NO_SHARED_MEMORY, SharedMemoryTransfer
+from modelport.gateway.protocols.oip.shared_memory import NO_SHARED_MEMORY, SharedTensors
 from modelport.gateway.types import Datatype, InferResponse, Parameter
 from modelport.gateway.wire import raw
 from modelport.gateway.wire.protobuf import joined, tag, varint
@@ -28,9 +28,7 @@ class RawResponse:
 
     __slots__ = ("_parts",)
 
-    def __init__(
-        self, response: InferResponse, shared: SharedMemoryTransfer = NO_SHARED_MEMORY
-    ) -> None:
+    def __init__(self, response: InferResponse, shared: SharedTensors = NO_SHARED_MEMORY) -> None:
         """Encode ``response``, and write the outputs requested in shared memory there.
 
         Raises:
@@ -60,7 +58,7 @@ class RawResponse:
         return b"".join(self._parts)
 
 
-def encode(response: InferResponse, shared: SharedMemoryTransfer = NO_SHARED_MEMORY) -> Any:
+def encode(response: InferResponse, shared: SharedTensors = NO_SHARED_MEMORY) -> Any:
     """Encode ``response`` as a message, to be nested in another one."""
     return pb.ModelInferResponse.FromString(RawResponse(response, shared).SerializeToString())
 

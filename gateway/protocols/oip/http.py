@@ -15,7 +15,7 @@ from modelport.gateway.protocols.http import Delegate
 from modelport.gateway.protocols.http_response import document
 from modelport.gateway.protocols.oip import documents
 from modelport.gateway.protocols.oip import schema as oip_schema
-from modelport.gateway.protocols.oip.infer_http import STATUS, OipInfer, is_number
+from modelport.gateway.protocols.oip.infer_http import OipInfer, is_number
 from modelport.gateway.wire import json_text
 
 log = structlog.get_logger("modelport.http")
@@ -30,12 +30,6 @@ class OipHttp(OipInfer):
     """The dialect of ``/v2``."""
 
     segments = frozenset({"v2"})
-
-    def refusal(self, status: int, message: str) -> Response:
-        return document({"error": message}, status)
-
-    def failure(self, error: ModelportError) -> Response:
-        return document({"error": str(error)}, STATUS[error.code])
 
     # -- everything else ------------------------------------------------------------------------
 

@@ -10,6 +10,7 @@ from collections.abc import Awaitable
 from functools import lru_cache, partial
 
 import structlog
+from fastapi import Response
 
 from modelport.gateway.errors import Code, Decoupled, ModelportError, QueueFull
 from modelport.gateway.inference.service import InferenceService
@@ -17,7 +18,7 @@ from modelport.gateway.models.control import Control
 from modelport.gateway.models.manager import ModelManager
 from modelport.gateway.protocols import http_request, response_encoding
 from modelport.gateway.protocols.asgi import Receive, Scope, Send
-from modelport.gateway.protocols.http_response import JSON, refuse, reply
+from modelport.gateway.protocols.http_response import JSON, document, refuse, reply
 from modelport.gateway.protocols.oip import documents, request_template
 from modelport.gateway.protocols.oip import json as oip_json
 from modelport.gateway.protocols.oip import parameters as oip_parameters
@@ -54,7 +55,17 @@ _PROBES = {
 }
 
 
-class OipInfer:
+class OipErrors:
+    """Error responses of the Open Inference Protocol, which other dialects share."""
+
+    def refusal(self, status: int, message: str) -> Response:
+        return document({"error": message}, status)
+
+    def failure(self, error: ModelportError) -> Response:
+        return document({"error": str(error)}, STATUS[error.code])
+
+
+class OipInfer(OipErrors):
     """Inference and probes of ``/v2``."""
 
     def __init__(

@@ -14,7 +14,7 @@ from modelport.gateway.protocols.oip import parameters as oip_parameters
 from modelport.gateway.protocols.oip.shared_memory import (
     NO_SHARED_MEMORY,
     REGION,
-    SharedMemoryTransfer,
+    SharedTensors,
 )
 from modelport.gateway.types import (
     Array,
@@ -39,7 +39,7 @@ class ResponseFormat:
 
     binary: bool = False
     by_output: dict[str, bool] = field(default_factory=dict)
-    shared: SharedMemoryTransfer | None = None
+    shared: SharedTensors | None = None
 
 
 def decode(
@@ -47,7 +47,7 @@ def decode(
     header_length: int,
     model_name: str,
     model_version: int,
-    shared: SharedMemoryTransfer = NO_SHARED_MEMORY,
+    shared: SharedTensors = NO_SHARED_MEMORY,
 ) -> tuple[InferRequest, ResponseFormat]:
     """Decode a request whose JSON part is the first ``header_length`` bytes of ``body``.
 
@@ -66,7 +66,7 @@ def decode_document(
     header_length: int,
     model_name: str,
     model_version: int,
-    shared: SharedMemoryTransfer = NO_SHARED_MEMORY,
+    shared: SharedTensors = NO_SHARED_MEMORY,
 ) -> tuple[InferRequest, ResponseFormat]:
     """Decode a request whose JSON part is parsed already, as ``decode``."""
     if type(document) is not dict:
@@ -121,7 +121,7 @@ def _parameters(owner: dict[str, Any]) -> dict[str, Parameter]:
 
 
 def _input(
-    item: Any, body: Buffer, offset: int, shared: SharedMemoryTransfer, model: str
+    item: Any, body: Buffer, offset: int, shared: SharedTensors, model: str
 ) -> tuple[Tensor, int]:
     """Decode an input; return it and the offset after its binary data."""
     if type(item) is not dict:
@@ -164,7 +164,7 @@ def _input(
 
 
 def read_outputs(
-    outputs: Any, request: InferRequest, form: ResponseFormat, shared: SharedMemoryTransfer
+    outputs: Any, request: InferRequest, form: ResponseFormat, shared: SharedTensors
 ) -> None:
     """Read the requested outputs and their encoding into ``request`` and ``form``."""
     if type(outputs) is not list:

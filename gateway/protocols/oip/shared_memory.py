@@ -32,7 +32,7 @@ _REGISTER, _UNREGISTER = "shared_memory.register", "shared_memory.unregister"
 _WITHDRAW = "shared_memory.withdraw"
 
 
-class SharedMemoryTransfer:
+class SharedTensors:
     """Tensors that one request passes in shared memory.
 
     The total size of its inputs has the limit of a body. Otherwise a small request could make the
@@ -123,7 +123,7 @@ class SharedMemoryTransfer:
 
 
 #: For servers that do not enable it, and dialects without it.
-NO_SHARED_MEMORY = SharedMemoryTransfer(SharedMemoryRegions(allowed=False), 0)
+NO_SHARED_MEMORY = SharedTensors(SharedMemoryRegions(allowed=False), 0)
 
 
 class SharedMemory:
@@ -147,11 +147,11 @@ class SharedMemory:
         """Raise ``Unsupported`` if shared memory is not enabled."""
         self._regions.require_allowed()
 
-    def transfer(self) -> SharedMemoryTransfer:
+    def transfer(self) -> SharedTensors:
         """Make the transfer of a new request."""
         if not self._regions.allowed:
             return NO_SHARED_MEMORY
-        return SharedMemoryTransfer(self._regions, self._max_input_bytes)
+        return SharedTensors(self._regions, self._max_input_bytes)
 
     def status(self, name: str = "") -> list[Row]:
         """List the regions; raise ``NotFound`` if there is none of that name."""

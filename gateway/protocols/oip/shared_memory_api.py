@@ -7,12 +7,12 @@ from typing import Annotated, Any
 
 from fastapi import FastAPI, Path, Request, Response
 
-from modelport.gateway.errors import InvalidArgument, ModelportError
+from modelport.gateway.errors import InvalidArgument
 from modelport.gateway.protocols import http_request
 from modelport.gateway.protocols.asgi import Receive, Scope, Send
 from modelport.gateway.protocols.http_response import document
 from modelport.gateway.protocols.oip import schema as oip_schema
-from modelport.gateway.protocols.oip.infer_http import STATUS
+from modelport.gateway.protocols.oip.infer_http import OipErrors
 from modelport.gateway.protocols.oip.shared_memory import SharedMemory, cuda_status, refuse_cuda
 from modelport.gateway.wire import json_text
 
@@ -20,7 +20,7 @@ Name = Annotated[str, Path(description="Region name")]
 _TAG = "shared memory"
 
 
-class SharedMemoryHttp:
+class SharedMemoryHttp(OipErrors):
     """The routes of ``/v2/systemsharedmemory`` and ``/v2/cudasharedmemory``."""
 
     segments = frozenset({"v2"})
@@ -31,12 +31,6 @@ class SharedMemoryHttp:
 
     def serve(self, scope: Scope, receive: Receive, send: Send) -> Awaitable[None] | None:
         return None
-
-    def refusal(self, status: int, message: str) -> Response:
-        return document({"error": message}, status)
-
-    def failure(self, error: ModelportError) -> Response:
-        return document({"error": str(error)}, STATUS[error.code])
 
     def add_routes(self, app: FastAPI) -> None:
         shared = self._shared

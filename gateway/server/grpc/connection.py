@@ -10,7 +10,7 @@ from modelport.gateway.server.grpc.service import BUSY, CROWDED, CallTarget, Ser
 from modelport.gateway.server.grpc.stream import GrpcStream
 from modelport.gateway.server.http2.connection import ServerConnection
 from modelport.gateway.server.listener import Listener, ServerState
-from modelport.gateway.server.listening import ConnectionLimit
+from modelport.gateway.server.listening_socket import ConnectionLimit
 from modelport.gateway.wire.http2.header_blocks import FieldSection
 
 _REASON = b'{"error":"this port serves gRPC: HTTP/2 with prior knowledge"}'

@@ -9,7 +9,7 @@ from modelport.gateway.protocols.asgi import App
 from modelport.gateway.server.http1.protocol import HttpConnection
 from modelport.gateway.server.http1.server_state import HttpServerState
 from modelport.gateway.server.listener import Listener
-from modelport.gateway.server.listening import ConnectionLimit
+from modelport.gateway.server.listening_socket import ConnectionLimit
 
 
 class HttpListener(Listener):

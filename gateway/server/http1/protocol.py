@@ -25,7 +25,7 @@ from modelport.gateway.server.http1.read_buffer import HIGH_WATER_BYTES, SLICE_B
 from modelport.gateway.server.http1.request_cycle import CONTINUE, RequestResponseCycle
 from modelport.gateway.server.http1.server_state import HttpServerState
 from modelport.gateway.server.http2.asgi import AsgiConnection, alpn_protocol
-from modelport.gateway.server.listening import Room, is_reset
+from modelport.gateway.server.listening_socket import Room, is_reset
 from modelport.gateway.wire import hops
 from modelport.gateway.wire.http2.frames import PREFACE
 

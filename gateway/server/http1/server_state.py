@@ -8,7 +8,7 @@ from collections.abc import Callable, Collection
 from modelport.gateway.protocols.asgi import App
 from modelport.gateway.server.http1.request_cycle import DateHeader, RequestResponseCycle
 from modelport.gateway.server.listener import ServerState
-from modelport.gateway.server.listening import ConnectionLimit
+from modelport.gateway.server.listening_socket import ConnectionLimit
 
 
 class HttpServerState(ServerState):

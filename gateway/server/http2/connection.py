@@ -9,7 +9,7 @@ from typing import Protocol, TypeVar
 
 from modelport.gateway.runtime.request_memory import PROCESS
 from modelport.gateway.server.listener import ServerState
-from modelport.gateway.server.listening import Room
+from modelport.gateway.server.listening_socket import Room
 from modelport.gateway.wire.http2 import abuse_limits, frames
 from modelport.gateway.wire.http2.connection import Http2Connection
 from modelport.gateway.wire.http2.frames import PREFACE, ErrorCode, ProtocolError

@@ -1,4 +1,4 @@
-"""Listening sockets: binding, the connection limit, and closing without resets."""
+"""ListeningSocket sockets: binding, the connection limit, and closing without resets."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ _NO_NEWCOMERS = (
 )
 
 
-class Listening:
+class ListeningSocket:
     """A listening socket, whose connections get a protocol from ``make``.
 
     Args:
