@@ -17,11 +17,7 @@ from modelport.gateway.errors import InvalidArgument, ModelportError
 from modelport.gateway.protocols.oip import documents
 from modelport.gateway.protocols.oip import parameters as oip_parameters
 from modelport.gateway.protocols.oip.grpc_stream import EMPTY_FINAL_RESPONSE
-from modelport.gateway.protocols.oip.shared_memory import (
-    NO_SHARED_MEMORY,
-    REGION,
-    SharedTensors,
-)
+from modelport.gateway.protocols.oip.shared_memory import NO_SHARED_MEMORY, REGION, SharedTensors
 from modelport.gateway.runtime import offload
 from modelport.gateway.types import NUMPY_DTYPES, Array, Datatype, InferRequest, Parameter, Tensor
 from modelport.gateway.wire import incremental_protobuf, protobuf, raw, tensor_contents

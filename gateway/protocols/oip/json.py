@@ -11,11 +11,7 @@ from typing import Any
 
 from modelport.gateway.errors import InvalidArgument
 from modelport.gateway.protocols.oip import parameters as oip_parameters
-from modelport.gateway.protocols.oip.shared_memory import (
-    NO_SHARED_MEMORY,
-    REGION,
-    SharedTensors,
-)
+from modelport.gateway.protocols.oip.shared_memory import NO_SHARED_MEMORY, REGION, SharedTensors
 from modelport.gateway.types import (
     Array,
     Datatype,
