@@ -13,7 +13,7 @@ import pytest
 
 from modelport.gateway.protocols.asgi import App, Receive, Scope, Send
 from modelport.gateway.runtime.request_memory import PROCESS
-from modelport.gateway.server import listening as listening_socket
+from modelport.gateway.server import listening_socket
 from modelport.gateway.server.http1 import head as http_head
 from modelport.gateway.server.http1 import protocol, request_cycle
 from modelport.gateway.server.http1.listener import HttpListener
