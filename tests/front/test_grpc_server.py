@@ -10,7 +10,7 @@ import grpc
 import pytest
 from google.protobuf.wrappers_pb2 import BytesValue, Int64Value
 
-from modelport.gateway.server import listening as listening_socket
+from modelport.gateway.server import listening_socket
 from modelport.gateway.server.grpc import stream
 from modelport.gateway.server.grpc.connection import GrpcConnection
 from modelport.gateway.server.grpc.service import Service

@@ -13,7 +13,7 @@ import pytest
 
 from modelport.gateway.protocols.asgi import App, Receive, Scope, Send
 from modelport.gateway.runtime.request_memory import PROCESS
-from modelport.gateway.server import listening as listening_socket
+from modelport.gateway.server import listening_socket
 from modelport.gateway.server.http1.listener import HttpListener
 from modelport.gateway.server.http1.protocol import HttpConnection
 from modelport.gateway.server.http1.read_buffer import SLICE_BYTES
