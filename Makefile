@@ -9,6 +9,9 @@ INSTALL := $(PIP) install --constraint constraints.txt
 # One environment, filled in two steps: what the demo needs, and what the other verbs need besides.
 DEMO := $(VENV)/.demo
 READY := $(VENV)/.dev
+# Many tests wait for servers of their own, so one more runs than two cores would take. A file stays
+# together, because its tests share what they export and start; tests/conftest.py has the order.
+PARALLEL := --numprocesses 3 --dist loadfile --no-loadscope-reorder
 
 .DEFAULT_GOAL := help
 .PHONY: audit compare compare-faults constraints coverage docs docs-serve help package run serve test lint format long-streams perf-analyzer bench bench-quick bench-startup \
@@ -39,10 +42,8 @@ serve: $(DEMO) ## Keep the demo's gateway running: HTTP 8000, gRPC 8001, metrics
 	@test -d model_repository/fraud -a -d model_repository/vit || $(BIN)/modelport demo
 	$(BIN)/modelport serve --model-repository model_repository
 
-# Many tests wait for servers of their own, so one more runs than there are cores. A file stays
-# together, since its tests share what they export and start; tests/conftest.py has the order.
 test: $(READY) ## Run the whole default test suite
-	$(BIN)/python -m pytest --numprocesses 3 --dist loadfile --no-loadscope-reorder
+	$(BIN)/python -m pytest $(PARALLEL)
 
 lint: $(READY) ## Check style and types
 	$(BIN)/ruff format --check .
@@ -60,7 +61,7 @@ docs-serve: $(READY) ## Serve the documentation on port 8010, and rebuild it whe
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs serve --dev-addr localhost:8010
 
 coverage: $(READY) ## Run the default test suite, and hold its branch coverage against the floor
-	$(BIN)/python -m pytest --numprocesses 2 --dist loadfile --cov --cov-report term:skip-covered
+	$(BIN)/python -m pytest $(PARALLEL) --cov --cov-report term:skip-covered
 
 audit: ## Look the pinned versions up in a database of known vulnerabilities
 	$(PYTHON) -m venv $(VENV)/audit
