@@ -228,11 +228,9 @@ class ClientConnection(Http2Connection[ResponseHead, GrpcReply]):
         if not self.ready.done():
             self.ready.set_result(None)
 
-    def on_frame(self, kind: int, flags: int, stream: int, payload: bytes) -> None:
-        if kind == frames.PING and flags & frames.ACK:
-            self._pinged_at = 0.0
-            self._heard += 1  # an answer does not end the silence
-        super().on_frame(kind, flags, stream, payload)
+    def on_pong(self) -> None:
+        self._pinged_at = 0.0
+        self._heard += 1  # an answer does not end the silence
 
     def on_section(self, stream: GrpcReply, head: ResponseHead, ends: bool) -> None:
         if stream.headers is None and head.valid:

@@ -83,6 +83,9 @@ class Http2Connection(
         """Receive a header section on a stream that is open: trailers, or a response."""
         raise NotImplementedError
 
+    def on_pong(self) -> None:
+        """The peer has answered a ping."""
+
     def on_go_away(self, last_stream: int) -> None:
         """The peer opens no more streams, and takes none past ``last_stream``."""
         self.leave()
@@ -185,7 +188,9 @@ class Http2Connection(
         elif kind == frames.RST_STREAM:
             self._reset(stream, WORD.unpack(payload)[0])
         elif kind == frames.PING:
-            if not flags & ACK:
+            if flags & ACK:
+                self.on_pong()
+            else:
                 self._answer(frames.frame(frames.PING, ACK, 0, payload))
         elif kind == frames.SETTINGS:
             if not flags & ACK:

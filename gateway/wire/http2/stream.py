@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from typing import Protocol
+from typing import Any, Protocol
 
 from modelport.gateway.wire.http2.abuse_limits import MESSAGE_BITS, AbuseLimits
 from modelport.gateway.wire.http2.flow_control import FlowController
 from modelport.gateway.wire.http2.frames import DATA, END_STREAM, FRAME, frame
 from modelport.gateway.wire.http2.settings import PeerSettings
-from modelport.gateway.wire.http2.writer import FrameWriter
+from modelport.gateway.wire.http2.writer import COPIED_BYTES, FrameWriter
 from modelport.gateway.wire.raw import Buffer
 
 #: The most bytes of one stream in one write.
@@ -25,6 +25,7 @@ class Multiplexer(Protocol):
     limits: AbuseLimits
     peer: PeerSettings
     send_window: int
+    streams: dict[int, Any]
     #: The streams that wait for the connection's window, or for the transport.
     blocked: dict[int, Http2Stream]
     #: Whether the transport has enough to write.
@@ -122,7 +123,10 @@ class Http2Stream(FlowController):
             if connection.limits.idle_frames:
                 connection.limits.advanced(gathered >> MESSAGE_BITS)
             self.sent_at = 0.0
-            connection.writer.write_parts(out, gathered)
+            if self.local_closed and not waiting and not self._tail and gathered <= COPIED_BYTES:
+                connection.writer.reply(b"".join(out), len(connection.streams) == 1)
+            else:
+                connection.writer.write_parts(out, gathered)
             out = []
         if out:
             connection.writer.write(b"".join(out))
