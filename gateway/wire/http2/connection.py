@@ -258,7 +258,9 @@ class Http2Connection(
     def complete(self, stream: StreamT, code: int) -> None:
         """Close a stream whose response is complete; ``code`` is for a side that is still open."""
         self.limits.completed()
-        self._forget(stream)
+        del self.streams[stream.number]
+        if self.blocked:
+            self.blocked.pop(stream.number, None)
         if not stream.remote_closed or not stream.local_closed or stream.to_send:
             self.abandon(stream.number, stream.remote_closed)
             self.writer.write(frames.reset(stream.number, code))
@@ -280,7 +282,8 @@ class Http2Connection(
 
     def drop(self, stream: StreamT, code: int) -> None:
         """Forget a stream that ends early."""
-        self._forget(stream)
+        del self.streams[stream.number]
+        self.blocked.pop(stream.number, None)
         stream.reset_code = code
         stream.to_send.clear()
         stream.on_reset()
@@ -290,11 +293,6 @@ class Http2Connection(
     def _drop_all(self) -> None:
         for stream in list(self.streams.values()):
             self.drop(stream, ErrorCode.CANCEL)
-
-    def _forget(self, stream: StreamT) -> None:
-        del self.streams[stream.number]
-        if self.blocked:
-            self.blocked.pop(stream.number, None)
 
     def abandon(self, stream: int, ended: bool) -> None:
         """Ignore what still comes of a stream that was closed early, unless the peer ``ended``."""

@@ -123,10 +123,12 @@ class Http2Stream(FlowController):
             if connection.limits.idle_frames:
                 connection.limits.advanced(gathered >> MESSAGE_BITS)
             self.sent_at = 0.0
-            if self.local_closed and not waiting and not self._tail and gathered <= COPIED_BYTES:
-                connection.writer.reply(b"".join(out), len(connection.streams) == 1)
-            else:
+            if gathered > COPIED_BYTES:
                 connection.writer.write_parts(out, gathered)
+            elif self.local_closed and not waiting and len(connection.streams) > 1:
+                connection.writer.reply(b"".join(out), False)
+            else:
+                connection.writer.write(b"".join(out))
             out = []
         if out:
             connection.writer.write(b"".join(out))
