@@ -27,12 +27,14 @@ from modelport.gateway.backends.managed.servers import SERVERS
 from modelport.loadtests import environments
 from modelport.loadtests.serving import pytriton
 from tests import managed, verb
-from tests.managed import STANDIN, Place, infer, load, processes, until, wrong
+from tests.managed import DEADLINE_SECONDS, STANDIN, Place, infer, load, processes, until, wrong
 from tests.server import Gateway
 from tests.torchserve.comparison import inputs_of, wire
 from tests.torchserve.server import MAX_LENGTH, REQUIREMENTS, publish, sources
 from tests.triton_package import use_python_backend
 
+#: What an answer may come later than its deadline.
+LATE_SECONDS = 0.1
 SHARED_MEMORY = Path("/dev/shm")
 
 
@@ -136,7 +138,8 @@ def kill(gateway: Gateway, work: Path, word: str, body: dict[str, Any]) -> list[
         f"  {word}: back after {back:.1f} s; {len(outcomes)} requests, {len(refused)} refused, "
         f"slowest {slowest:.2f} s"
     )
-    return wrong(outcomes, killed_at, "fraud")
+    late = [f"answered after {slowest:.2f} s"] * (slowest > DEADLINE_SECONDS + LATE_SECONDS)
+    return wrong(outcomes, killed_at, "fraud") + late
 
 
 def check(backend: str, protocol: str, source: Source, end: signal.Signals) -> list[str]:
