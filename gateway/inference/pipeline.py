@@ -17,15 +17,9 @@ from modelport.gateway.inference import admission, batching, cache
 from modelport.gateway.inference.admission import OverloadedModels
 from modelport.gateway.inference.cache import ResponseCache
 from modelport.gateway.inference.signatures import NamedSignatures
+from modelport.gateway.repository import config as configuration
 from modelport.gateway.telemetry import Statistics
-from modelport.gateway.types import (
-    Deadline,
-    Infer,
-    InferRequest,
-    InferResponse,
-    InferStream,
-    ModelSignature,
-)
+from modelport.gateway.types import Deadline, Infer, InferRequest, InferResponse, InferStream
 
 
 @dataclass(slots=True)
@@ -60,7 +54,6 @@ def build(
     name: str,
     number: int,
     backend: Backend,
-    signature: ModelSignature,
     signatures: NamedSignatures,
     statistics: Statistics,
     shared: SharedState,
@@ -79,7 +72,7 @@ def build(
     stream = backend.stream if isinstance(backend, StreamingBackend) else _single(backend)
     if config.model_transaction_policy.decoupled:
         return Pipeline(_refuse, stream)
-    batched = batching.wrap(backend, config, signature, statistics)
+    batched = batching.wrap(backend, config, configuration.signature(config), statistics)
     dispatched = signatures.before(batched)
     guarded = admission.wrap(dispatched, config, backend.execution, shared.overloaded)
     cached = cache.wrap(guarded, name, number, config, statistics, shared.response_cache)

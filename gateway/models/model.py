@@ -72,7 +72,7 @@ class ServedVersion:
         self.statistics = statistics
         self.decoupled = bool(self.config.model_transaction_policy.decoupled)
         self.infer, self.stream, self.refuses = pipeline.build(
-            self.name, number, backend, self.signature, self.signatures, statistics, shared
+            self.name, number, backend, self.signatures, statistics, shared
         )
         self.in_flight = 0
         self._drained: asyncio.Event | None = None
