@@ -19,17 +19,42 @@ sys.dont_write_bytecode = False
 
 #: The files that take longest, longest first: started first, so that no worker ends long after the
 #: others. The rest fills in.
-LONG = (
-    *("faults/test_shutdown.py", "faults/test_upstream.py", "faults/test_managed.py"),
-    *("gateway/test_embedded.py", "loadtests/test_compare_servers.py", "faults/test_artifacts.py"),
-    *("faults/test_versions.py", "faults/test_overload.py", "faults/test_readiness.py"),
-    *("gateway/test_lifecycle_formats.py", "loadtests/test_run.py", "gateway/test_cli.py"),
-    *("loadtests/test_gate_retrained.py", "faults/test_reload.py", "attacks/test_fuzz.py"),
-)
+LONG = [
+    Path(__file__).parent / f"{name}.py"
+    for name in (
+        "workers/test_processes",
+        "docs/test_blocks",
+        "faults/test_shutdown",
+        "exporters/test_export_cli",
+        "faults/test_managed",
+        "exporters/test_export_formats",
+        "faults/test_upstream",
+        "gateway/test_embedded",
+        "attacks/test_cost",
+        "exporters/test_export_tflite",
+        "attacks/test_trial",
+        "loadtests/test_compare_servers",
+        "exporters/test_export_datatypes",
+        "faults/test_artifacts",
+        "exporters/test_export_precision",
+        "exporters/test_export_lora",
+        "exporters/test_export_pt2",
+        "exporters/test_export_traps",
+        "faults/test_readiness",
+        "faults/test_versions",
+        "loadtests/test_gate_retrained",
+        "loadtests/test_run",
+        "gateway/test_manager_formats",
+        "faults/test_overload",
+        "attacks/test_fuzz",
+    )
+]
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    turns = {Path(__file__).parent / name: turn for turn, name in enumerate(LONG)}
+    missing = [path for path in LONG if not path.exists()]
+    assert not missing, missing
+    turns = {path: turn for turn, path in enumerate(LONG)}
     items.sort(key=lambda item: turns.get(item.path, len(LONG)))
 
 
