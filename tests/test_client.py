@@ -23,6 +23,7 @@ def gateway(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Gateway]:
     models.add_and_subtract(root / "sums" / "1" / "model.onnx")
     models.identity(root / "words" / "1" / "model.onnx", "BYTES")
     models.identity(root / "whole" / "1" / "model.onnx", "INT64")
+    models.identity(root / "bits" / "1" / "model.onnx", "BF16")
     models.identity(root / "picture" / "1" / "model.onnx", "FP32", ("batch", 1, 4, 4))
     (root / "picture" / "config.pbtxt").write_text(
         'backend: "onnxruntime" max_batch_size: 2 '
@@ -102,6 +103,13 @@ def test_infer_takes_images_with_the_preprocessing_that_the_model_declares(
 ) -> None:
     Image.fromarray(np.full((4, 4), 255, np.uint8)).save(tmp_path / "white.png")
     assert outputs("picture", str(tmp_path / "white.png"), *target) == {"y": [[[[2.0] * 4] * 4]]}
+
+
+def test_infer_rounds_numbers_to_bfloat16(target: list[str], tmp_path: Path) -> None:
+    (tmp_path / "a.json").write_text('{"x": [[1, -2.5, 0.1, 8]]}')
+    assert outputs("bits", str(tmp_path / "a.json"), *target) == {
+        "y": [[1, -2.5, 0.10009765625, 8]]
+    }
 
 
 def test_infer_sends_and_prints_strings(target: list[str], tmp_path: Path) -> None:

@@ -12,11 +12,12 @@ from typing import Any
 import click
 import numpy as np
 
+from modelport.client_operations import as_datatype
 from modelport.gateway.cli.option_sources import did_you_mean
 from modelport.gateway.errors import InvalidArgument, NotFound, Unavailable
 from modelport.gateway.inference import images
 from modelport.gateway.repository import zip_guard
-from modelport.gateway.types import NUMPY_DTYPES, Array, Datatype, TensorSpec
+from modelport.gateway.types import Array, Datatype, TensorSpec
 
 DEFAULT_URLS = {"http": "127.0.0.1:8000", "grpc": "127.0.0.1:8001"}
 TIMEOUT_SECONDS = 60.0
@@ -266,18 +267,7 @@ def _from_json(document: Any, specs: Mapping[str, dict[str, Any]], file: Path) -
 def _typed(name: str, value: Any, spec: dict[str, Any], file: Path) -> Array:
     datatype, shape = Datatype(spec["datatype"]), spec["shape"]
     try:
-        if datatype is Datatype.BYTES:
-            array = np.array(value, dtype=object)
-            array.reshape(-1)[:] = [t.encode() if isinstance(t, str) else t for t in array.flat]
-        elif datatype is Datatype.BF16:  # the client rounds FP32 to it
-            array = np.array(value, np.float32)
-        else:
-            array = np.asarray(value)
-            wanted = NUMPY_DTYPES[datatype]
-            fitted = array.astype(wanted, casting="same_kind")
-            if wanted.kind in "iu" and not np.array_equal(fitted, array):
-                raise ValueError("a value does not fit")
-            array = fitted
+        array = as_datatype(value, datatype)
     except (TypeError, ValueError, OverflowError) as error:
         raise InvalidArgument(f"'{file}': input '{name}' is not {datatype}: {error}") from error
     if array.ndim == len(shape) - 1 and shape[0] == -1:

@@ -28,10 +28,9 @@ from modelport.gateway import backends, extensions
 from modelport.gateway.errors import Unsupported
 from modelport.gateway.extensions.backends import BACKENDS
 from modelport.gateway.protocols.dialects import DIALECTS
+from tests.docs import pages
 
 ROOT = Path(__file__).resolve().parents[2]
-#: A fenced block whose first line is a comment with a file's name.
-FILE = re.compile(r"^```\w+\n# (?P<name>[\w.]+)\n(?P<content>.*?)^```$", re.MULTILINE | re.DOTALL)
 MODULES = ("acme_backend", "acme_dialect", "acme_format", "acme_models")
 
 
@@ -39,8 +38,9 @@ MODULES = ("acme_backend", "acme_dialect", "acme_format", "acme_models")
 def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The folder that pip installed the document's package into."""
     source = tmp_path_factory.mktemp("acme-modelport")
-    for match in FILE.finditer((ROOT / "docs" / "extending.md").read_text()):
-        (source / match["name"]).write_text(match["content"])
+    for block in pages.blocks(ROOT / "docs" / "extending.md"):
+        if block.target:
+            (source / Path(block.target).name).write_text(block.text)
     target = tmp_path_factory.mktemp("site")
     offline = ("--no-deps", "--no-build-isolation", "--no-index", "--quiet")
     command = (sys.executable, "-m", "pip", "install", *offline, "--target", str(target))
