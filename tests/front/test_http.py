@@ -15,7 +15,7 @@ from modelport.gateway.protocols.asgi import App, Receive, Scope, Send
 from modelport.gateway.runtime.request_memory import PROCESS
 from modelport.gateway.server import listening_socket
 from modelport.gateway.server.http1 import head as http_head
-from modelport.gateway.server.http1 import protocol, request_cycle
+from modelport.gateway.server.http1 import protocol, request_cycle, unread
 from modelport.gateway.server.http1.listener import HttpListener
 from modelport.gateway.types import Deadline
 
@@ -409,6 +409,59 @@ async def test_a_large_answer_arrives_whole_at_a_slow_reader() -> None:
         assert not waited.is_set()
         _, body = await client.reply()
         assert body == b"".join(bytes([index]) * (size // 16) for index in range(16))
+
+
+@pytest.mark.parametrize("parts", [1, 64])
+async def test_a_reply_that_its_client_never_reads_is_given_up(
+    parts: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(unread, "UNREAD_SECONDS", 0.1)
+    aborted = asyncio.Event()
+    check = unread.UnreadTimer._check
+
+    def watched(timer: unread.UnreadTimer, transport: asyncio.Transport) -> None:
+        check(timer, transport)
+        if transport.is_closing():
+            aborted.set()
+
+    monkeypatch.setattr(unread.UnreadTimer, "_check", watched)
+    size = 64 << 20
+
+    async def app(scope: Scope, receive: Receive, send: Send) -> None:
+        length = (b"content-length", b"%d" % size)
+        await send({"type": "http.response.start", "status": 200, "headers": [length]})
+        for index in range(parts):
+            part = bytes(size // parts)
+            await send({"type": "http.response.body", "body": part, "more_body": index < parts - 1})
+
+    async with listening(app) as port, connected(port) as client:
+        await client.send(post(b""))
+        await within(aborted.wait())
+        with pytest.raises((asyncio.IncompleteReadError, ConnectionError)):
+            await within(client.reader.readexactly(size))
+
+
+async def test_a_reader_that_reads_at_all_is_waited_for() -> None:
+    class Draining:
+        """A transport of whose buffer a byte goes at each look."""
+
+        left, aborted = 3, False
+
+        def get_write_buffer_size(self) -> int:
+            self.left = max(0, self.left - 1)
+            return self.left
+
+        def abort(self) -> None:
+            self.aborted = True
+
+    transport: Any = Draining()
+    timer = unread.UnreadTimer(asyncio.get_running_loop())
+    timer.start(transport)
+    timer._check(transport)
+    timer.stop()
+    assert not transport.aborted
+    timer._check(transport)
+    assert transport.aborted, "it has read nothing since"
 
 
 @pytest.mark.parametrize("when", ["before", "amid"])

@@ -24,6 +24,7 @@ from modelport.gateway.server.http1.head import MAX_HEAD_BYTES, MAX_HEADERS, Hea
 from modelport.gateway.server.http1.read_buffer import HIGH_WATER_BYTES, SLICE_BYTES, ReadBuffer
 from modelport.gateway.server.http1.request_cycle import CONTINUE, RequestResponseCycle
 from modelport.gateway.server.http1.server_state import HttpServerState
+from modelport.gateway.server.http1.unread import UnreadTimer
 from modelport.gateway.server.http2.asgi import AsgiConnection, alpn_protocol
 from modelport.gateway.server.listening_socket import Room, is_reset
 from modelport.gateway.wire import hops
@@ -53,6 +54,7 @@ class HttpConnection(asyncio.Protocol):
         self.loop = loop
         self.date_header = state.date_header
         self.writing_paused = False
+        self._unread = UnreadTimer(loop)
         self.memory = PROCESS.connection()
         self._state = state
         self._scope: dict[str, Any] = {}  # what the scopes of all requests share
@@ -141,6 +143,7 @@ class HttpConnection(asyncio.Protocol):
     def connection_lost(self, exc: Exception | None) -> None:
         self._closing = True
         self._timer.close()
+        self._unread.stop()
         self._state.connections.discard(self)
         if self._active is not None:
             self._active.disconnect()
@@ -151,9 +154,12 @@ class HttpConnection(asyncio.Protocol):
 
     def pause_writing(self) -> None:
         self.writing_paused = True
+        self._unread.start(self.transport)
 
     def resume_writing(self) -> None:
         self.writing_paused = False
+        if not self._closing:
+            self._unread.stop()
         if self._writable is not None:
             self._writable.set_result(None)
             self._writable = None
@@ -340,7 +346,7 @@ class HttpConnection(asyncio.Protocol):
 
     def _expired(self) -> None:
         if self._closing or (self._place == _BETWEEN and self._url):
-            self.transport.close()
+            self._unread.close(self.transport)
         else:
             self._reject(error_response.SLOW)
 
@@ -384,7 +390,7 @@ class HttpConnection(asyncio.Protocol):
     def _close(self) -> None:
         if self._place == _BETWEEN and not self._queue:
             self._closing = True
-            self.transport.close()
+            self._unread.close(self.transport)
         else:
             self._linger()
 
@@ -396,4 +402,4 @@ class HttpConnection(asyncio.Protocol):
                 self.transport.write_eof()
             self._read_buffer.drop()
             self._read_buffer.resume()
-            self.loop.call_later(LINGER_SECONDS, self.transport.close)
+            self.loop.call_later(LINGER_SECONDS, self._unread.close, self.transport)
