@@ -98,6 +98,12 @@ def _read_safetensors(path: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
 
 
 def _read_pickled(path: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
+    with path.open("rb") as file:
+        if (start := file.read(1)) and start not in (b"P", b"\x80"):  # neither zip nor pickle
+            raise IntegrityError(
+                f"checkpoint '{path}' is not a PyTorch checkpoint; give a file that "
+                "torch.save(model.state_dict(), ...) wrote"
+            )
     try:
         if zip_guard.is_zip(path):
             zip_guard.check(path, one_root=True)

@@ -20,6 +20,8 @@ server. Foreign exceptions are translated once, where they are caught, with ``ra
 
 from __future__ import annotations
 
+import difflib
+from collections.abc import Iterable
 from enum import Enum
 
 MAX_MESSAGE = 2000
@@ -135,3 +137,10 @@ class Internal(ModelportError):
 
 class IntegrityError(Internal):
     """An artifact does not match its manifest, or its configuration."""
+
+
+def closest(wrong: str, known: Iterable[str]) -> str:
+    """The name of ``known`` that ``wrong`` most likely means; empty if none is similar."""
+    by_folded = {name.casefold(): name for name in known}
+    found = difflib.get_close_matches(wrong.casefold(), by_folded, n=1)
+    return by_folded[found[0]] if found else ""

@@ -38,6 +38,7 @@ def load(request: SourceRequest) -> Source:
             f"checkpoint '{request.checkpoint}' holds weights alone; add --model "
             "(a registered name or package.module:factory)"
         )
+    spec.find_factory(request.model)  # an unknown name costs no reading of weights
     read = checkpoint.read(request.checkpoint)
     known = {**read.model_kwargs, **request.model_kwargs}
     module, declared, kwargs = spec.build(request.model, read.shapes, known)

@@ -14,7 +14,6 @@ ModelportError                (modelport.gateway.errors)
 from __future__ import annotations
 
 import contextlib
-import difflib
 import importlib.util
 import os
 from collections.abc import Iterable, Mapping
@@ -30,6 +29,7 @@ from modelport.gateway.errors import (
     ModelportError,
     NotFound,
     Unsupported,
+    closest,
 )
 
 EXIT_FAILURE = 1  # none of the documented reasons: a bug, or the machine's fault
@@ -102,11 +102,10 @@ def require_extra(extra: str) -> None:
         raise missing_extra(ModuleNotFoundError(name=package))
 
 
-def suggestion(wrong: str, known: Iterable[str]) -> str:
-    """A question with the most similar of ``known``; empty if none is similar to ``wrong``."""
-    by_folded = {name.casefold(): name for name in known}
-    close = difflib.get_close_matches(wrong.casefold(), by_folded, n=1)
-    return f"did you mean '{by_folded[close[0]]}'?" if close else ""
+def suggestion(wrong: str, known: Iterable[str], before: str = "") -> str:
+    """A question with the name that ``wrong`` most likely means, after ``before``; else empty."""
+    found = closest(wrong, known)
+    return f"{before}did you mean '{found}'?" if found else ""
 
 
 def first_line(error: Exception, most: int = 200) -> str:

@@ -13,7 +13,7 @@ import click
 import numpy as np
 
 from modelport.client_operations import as_datatype
-from modelport.gateway.cli.option_sources import did_you_mean
+from modelport.gateway.cli.errors import suggestion
 from modelport.gateway.errors import InvalidArgument, NotFound, Unavailable
 from modelport.gateway.inference import images
 from modelport.gateway.repository import zip_guard
@@ -92,7 +92,7 @@ class TritonClient:
             document: dict[str, Any] = self.call("get_model_metadata", model, version)
         except NotFound as error:
             known = {row["name"] for row in self.index()}
-            raise NotFound(f"{error}{did_you_mean(model, known)}") from error
+            raise NotFound(f"{error}{suggestion(model, known, '; ')}") from error
         for tensor in document["inputs"] + document["outputs"]:
             tensor["shape"] = [int(size) for size in tensor["shape"]]
         return document

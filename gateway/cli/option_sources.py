@@ -13,7 +13,6 @@ files by colons, as in ``PATH``).
 
 from __future__ import annotations
 
-import difflib
 import tomllib
 from collections.abc import Iterable, Mapping
 from pathlib import Path
@@ -21,6 +20,8 @@ from typing import Any
 
 import click
 from click.core import ParameterSource
+
+from modelport.gateway.cli.errors import suggestion
 
 MAX_FILE_BYTES = 1024 * 1024
 EPILOG = (
@@ -71,7 +72,8 @@ def check_verbs(tables: Mapping[str, Any], verbs: Iterable[str]) -> None:
         if name not in verbs or not isinstance(table, dict):
             raise click.UsageError(
                 f"the configuration file has an unknown table or option '{name}'; every option "
-                f"belongs in the table of its command, such as [serve]{did_you_mean(name, verbs)}"
+                f"belongs in the table of its command, such as [serve]"
+                + suggestion(name, verbs, "; ")
             )
 
 
@@ -93,7 +95,7 @@ def defaults_for(command: click.Command, table: Mapping[str, Any], where: str) -
             known = sorted({flag_of(option) for option in flags.values()} | set(groups))
             raise click.UsageError(
                 f"the configuration file's table [{where}] has '{key}', which is not an option of "
-                f"'modelport {where.replace('.', ' ')}'{did_you_mean(key, known)}"
+                f"'modelport {where.replace('.', ' ')}'{suggestion(key, known, '; ')}"
             )
     return defaults
 
@@ -113,12 +115,6 @@ def as_arguments(ctx: click.Context) -> tuple[str, ...]:
             elif option.secondary_opts:
                 arguments.append(option.secondary_opts[0])
     return tuple(arguments)
-
-
-def did_you_mean(name: str, known: Iterable[str]) -> str:
-    """A suggestion to append to an error message; empty if no name is similar."""
-    close = difflib.get_close_matches(name, list(known), n=1)
-    return f"; did you mean '{close[0]}'?" if close else ""
 
 
 def _options(command: click.Command) -> list[click.Option]:

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import click
 
-from modelport.gateway.cli import option_sources
+from modelport.gateway.cli.errors import suggestion
 from modelport.gateway.errors import InvalidArgument, NotFound
 from modelport.gateway.repository.scan import MODEL_NAME
 from modelport.gateway.repository.versions import VersionChoice
@@ -76,8 +76,7 @@ def rollback(
     elif name:
         if name not in choice.labels:
             raise NotFound(
-                f"model '{model}' has no label '{name}'"
-                + option_sources.did_you_mean(name, choice.labels)
+                f"model '{model}' has no label '{name}'" + suggestion(name, choice.labels, "; ")
             )
         named = choice.labels[name]
         choice.label(name, model_version or choice.before(int(named)))
@@ -97,9 +96,7 @@ def _choice(repository: Path, model: str) -> VersionChoice:
         raise InvalidArgument(f"'{model}' is not a valid model name")
     if not (repository / model).is_dir():
         known = [path.name for path in repository.iterdir() if path.is_dir()]
-        raise NotFound(
-            f"'{repository}' holds no model '{model}'" + option_sources.did_you_mean(model, known)
-        )
+        raise NotFound(f"'{repository}' holds no model '{model}'" + suggestion(model, known, "; "))
     return VersionChoice(repository / model)
 
 

@@ -6,7 +6,6 @@ The manager decides which models to serve. ``reconciler`` loads and unloads them
 from __future__ import annotations
 
 import asyncio
-import difflib
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping
 
@@ -15,7 +14,7 @@ import structlog
 from modelport.gateway import backends
 from modelport.gateway.backends import base
 from modelport.gateway.backends.host import Host
-from modelport.gateway.errors import InvalidArgument, NotFound, Unavailable
+from modelport.gateway.errors import InvalidArgument, NotFound, Unavailable, closest
 from modelport.gateway.models import snapshot as snapshots
 from modelport.gateway.models.discovery import Discovery
 from modelport.gateway.models.loader import VersionLoader
@@ -57,6 +56,7 @@ class ModelManager(ModelRegistry):
         self._looks: Mapping[str, ModelEntry] = {}
         self._missing: set[str] = set()
         self.started = False
+        self._unlistable = False
         #: Not empty while a model is overloaded; listeners then ask before reading a request.
         self.overloaded = self._loader.shared.overloaded
         #: Not ready any more; requests are still served.
@@ -120,8 +120,8 @@ class ModelManager(ModelRegistry):
         if explicit and "*" not in settings.load_models:
             self._missing = {name for name in settings.load_models if name not in self._models}
             for name in self._missing:
-                close = difflib.get_close_matches(name, self._models, n=1)
-                hint = {"did_you_mean": close[0]} if close else {}
+                close = closest(name, self._models)
+                hint = {"did_you_mean": close} if close else {}
                 log.error("--load-model names no model of the repository", model=name, **hint)
             names = [name for name in settings.load_models if name in self._models]
         for name in names:
@@ -145,8 +145,16 @@ class ModelManager(ModelRegistry):
                 changed = model.entry.remote or model.entry != model.reconciled
                 if changed and not model.lock.locked():
                     self._reconciler.reconcile_soon(model)
+        except OSError as error:
+            if not self._unlistable:
+                log.warning("the model repository cannot be listed", reason=error.strerror)
+            self._unlistable = True
         except Exception:  # the next poll may succeed
             log.exception("the model repository cannot be read")
+        else:
+            if self._unlistable:
+                log.warning("the model repository can be listed again")
+            self._unlistable = False
 
     def snapshot(self) -> Snapshot:
         """The state of the models, used to bring a restarted worker up to date."""

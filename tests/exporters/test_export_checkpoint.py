@@ -17,6 +17,7 @@ import torch
 from torch import nn
 
 from modelport.exporters import checkpoint, spec
+from modelport.exporters.sources import SourceRequest, pytorch
 from modelport.gateway.cli.errors import UsageError, exit_code
 from modelport.gateway.errors import IntegrityError
 
@@ -217,3 +218,22 @@ def test_a_head_count_that_cannot_be_inferred_is_asked_for(
     with pytest.raises(UsageError) as caught:
         spec.build(model, shapes, {})
     assert remedy in str(caught.value)
+
+
+def test_a_text_file_is_not_called_a_damaged_checkpoint(tmp_path: Path) -> None:
+    path = tmp_path / "notes.pt"
+    path.write_text("epoch 1: loss 0.3\n")
+    with pytest.raises(IntegrityError, match="is not a PyTorch checkpoint; give a file"):
+        checkpoint.read(path)
+
+
+def test_an_unknown_model_is_named_before_the_checkpoint_is_read(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "weights.pt"
+    path.write_text("")
+    read: list[Path] = []
+    monkeypatch.setattr(checkpoint, "read", read.append)
+    with pytest.raises(UsageError, match=r"'frod' is not registered.* did you mean 'fraud'"):
+        pytorch.load(SourceRequest(path, "frod", {}, 8))
+    assert not read

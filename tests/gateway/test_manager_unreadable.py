@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from structlog.testing import capture_logs
 
 from modelport.gateway.models import manager as managers
 from modelport.gateway.models.manager import ModelManager
@@ -180,4 +181,27 @@ async def test_a_file_that_could_not_be_read_when_a_version_loaded_is_tried_agai
     world.publish(1)
     manager = await world.serve(ModelControlMode.NONE)
     assert any(failure.transient for failure in manager._models["m"].failures())
+    await manager.stop()
+
+
+async def test_a_repository_that_cannot_be_listed_is_logged_once_and_so_is_its_return(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    manager = await World(tmp_path).serve(ModelControlMode.POLL)
+
+    async def unlistable() -> Any:
+        raise PermissionError(errno.EACCES, "Permission denied", str(tmp_path))
+
+    scan = manager._discovery.scan
+    with capture_logs() as logs:
+        monkeypatch.setattr(manager._discovery, "scan", unlistable)
+        for _ in range(3):
+            await manager.follow()
+        monkeypatch.setattr(manager._discovery, "scan", scan)
+        for _ in range(3):
+            await manager.follow()
+    assert [(line["log_level"], line["event"]) for line in logs] == [
+        ("warning", "the model repository cannot be listed"),
+        ("warning", "the model repository can be listed again"),
+    ]
     await manager.stop()

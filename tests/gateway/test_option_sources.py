@@ -8,7 +8,8 @@ import click
 import pytest
 
 from modelport import cli
-from modelport.gateway.cli import option_sources, serve
+from modelport.gateway.cli import serve
+from modelport.gateway.cli.errors import suggestion
 from modelport.gateway.server import app
 from modelport.gateway.settings import Settings
 
@@ -134,5 +135,5 @@ def _leaves(command: click.Command | None) -> list[click.Command]:
 
 def test_a_mistyped_verb_is_answered_with_the_closest() -> None:
     assert "Did you mean 'serve'?" in refused("srve")
-    assert option_sources.did_you_mean("frud", ["fraud", "vit"]) == "; did you mean 'fraud'?"
-    assert option_sources.did_you_mean("zebra", ["fraud", "vit"]) == ""
+    assert suggestion("frud", ["fraud", "vit"], "; ") == "; did you mean 'fraud'?"
+    assert suggestion("zebra", ["fraud", "vit"], "; ") == ""
