@@ -397,7 +397,10 @@ def checkpoints(mark: Path) -> dict[str, tuple[bytes, str]]:
             _safetensors(f'{{"a": {_tensor(0, 4)}, "b": {_tensor(0, 4)}}}', bytes(4)),
             "overlap",
         ),
-        "hides bytes.safetensors": (_safetensors(f'{{"w": {_tensor(0, 4)}}}', bytes(9)), "nobody"),
+        "hides bytes.safetensors": (
+            _safetensors(f'{{"w": {_tensor(0, 4)}}}', bytes(9)),
+            "leave gaps",
+        ),
         "has no header.safetensors": (bytes(8), "no plausible length"),
     }
 
