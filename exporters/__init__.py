@@ -1,0 +1,1 @@
+"""From a trained model to a proven, published version: formats, proofs, conversion, migration."""

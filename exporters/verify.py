@@ -30,7 +30,7 @@ from modelport.gateway.repository.signing import PublicKey, VersionCertificate
 
 #: Folders searched for the checkpoint named in the certificate.
 CHECKPOINT_FOLDERS = (Path(), Path("checkpoints"))
-#: More than anybody proves with, and less than runs for ever.
+#: More than any proof uses, and few enough to finish.
 MAX_SAMPLES = 1_000_000
 MAX_NAME_BYTES = 255
 

@@ -29,7 +29,7 @@ from locust.env import Environment  # noqa: E402
 from modelport.loadtests import locust_arguments as plans  # noqa: E402
 from modelport.loadtests.sample_recording import EXIT_UNWRITTEN  # noqa: E402
 from modelport.loadtests.target import LoadTestTarget  # noqa: E402
-from modelport.loadtests.users.load_driver import Conductor, Impossible, Lane  # noqa: E402
+from modelport.loadtests.users.load_driver import Impossible, LoadDriver, TargetLoad  # noqa: E402
 from modelport.loadtests.users.locust_users import (  # noqa: E402, F401  # Locust finds them by their names here
     USERS,
     ModelUser,
@@ -57,7 +57,7 @@ class Loads:
     """The running load of this process."""
 
     def __init__(self) -> None:
-        self.conductor: Conductor | None = None
+        self.driver: LoadDriver | None = None
         self.plan: plans.Plan | None = None
 
 
@@ -81,31 +81,31 @@ def prepare(environment: Environment, **_: Any) -> None:
 
             grpc_gevent.init_gevent()  # before the first channel of grpcio's
         Sockets.lone = bool(options.headless) and plan.load.is_lone
-        conductor = Conductor(plan, lambda: _end(environment), _reporter(environment, plan))
+        driver = LoadDriver(plan, lambda: _end(environment), _reporter(environment, plan))
     except (ValueError, OSError) as error:
         _give_up(environment, str(error))
         return
-    LOADS.conductor, LOADS.plan = conductor, plan
+    LOADS.driver, LOADS.plan = driver, plan
     try:
-        conductor.prepare()
+        driver.prepare()
     except Impossible as error:
-        conductor.fail(str(error))
+        driver.fail(str(error))
         _give_up(environment, str(error))
         return
-    environment.user_classes[:] = [_user(conductor, *kind) for kind in conductor.shared_out()]
+    environment.user_classes[:] = [_user(driver, *kind) for kind in driver.shared_out()]
 
 
 @events.spawning_complete.add_listener  # type: ignore[untyped-decorator]
 def begin(**_: Any) -> None:
-    if LOADS.conductor is not None:
-        LOADS.conductor.begin()
+    if LOADS.driver is not None:
+        LOADS.driver.begin()
 
 
 @events.test_stop.add_listener  # type: ignore[untyped-decorator]
 def save(**_: Any) -> None:
     """Keep the measurements when the test is stopped by hand or by a signal."""
-    if LOADS.conductor is not None:
-        LOADS.conductor.save()
+    if LOADS.driver is not None:
+        LOADS.driver.save()
 
 
 @events.quitting.add_listener  # type: ignore[untyped-decorator]
@@ -113,11 +113,11 @@ def leave(**_: Any) -> None:
     save()
 
 
-def _user(conductor: Conductor, lanes: tuple[Lane, ...], count: int) -> type[ModelUser]:
-    """A Locust class for the ``count`` users of ``lanes``."""
-    first = lanes[0]
+def _user(driver: LoadDriver, target_loads: tuple[TargetLoad, ...], count: int) -> type[ModelUser]:
+    """A Locust class for the ``count`` users of ``target_loads``."""
+    first = target_loads[0]
     kind = USERS[first.target.protocol]
-    told = {"conductor": conductor, "lanes": lanes, "host": first.target.address}
+    told = {"driver": driver, "target_loads": target_loads, "host": first.target.address}
     return type(f"{kind.__name__}{first.number or ''}", (kind,), told | {"fixed_count": count})
 
 
@@ -147,7 +147,7 @@ def _end(environment: Environment) -> None:
     runner, options = environment.runner, environment.parsed_options
     assert runner is not None
     assert options is not None
-    if LOADS.conductor is not None and LOADS.conductor.unwritten:
+    if LOADS.driver is not None and LOADS.driver.unwritten:
         environment.process_exit_code = EXIT_UNWRITTEN
     gevent.spawn(runner.quit if options.headless else runner.stop)
 
@@ -160,7 +160,7 @@ def _give_up(environment: Environment, message: str) -> None:
     print(f"locust: error: {message}", file=sys.stderr, flush=True)
     runner.log_exception("local", message, "")
     for user in environment.user_classes:
-        user.lanes = ()  # type: ignore[attr-defined]  # without lanes these users end at once
+        user.target_loads = ()  # type: ignore[attr-defined]  # without target_loads these users end at once
     if options.headless:
         environment.process_exit_code = IMPOSSIBLE
     _end(environment)

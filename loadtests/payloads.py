@@ -9,8 +9,8 @@ row, in shapes without the batch, with an additional key, which perf_analyzer ig
 
 ``answers``: the expected answers; "validation_data" would be compared bit by bit.
 ``batch_size``: rows of a request; 0: the model does not batch, and an entry is a request.
-Without that key the model's signature says what the tensors are, and "validation_data" what must
-come back.
+Without that key the datatypes come from the model's signature, and the expected answers from
+"validation_data".
 
 Recorded requests may also be an Open Inference Protocol request (its "outputs" with data are
 expected), one such per line, or an ``.npz`` of rows by the tensors' names.

@@ -1,0 +1,1 @@
+"""``modelport compare``: formats and backends side by side."""

@@ -10,7 +10,7 @@ from pathlib import Path
 from modelport.gateway.cli.errors import UsageError
 from modelport.loadtests import model_quality, payloads
 from modelport.loadtests.compare.artifacts import ComparedArtifact
-from modelport.loadtests.compare.measured_candidate import Contender
+from modelport.loadtests.compare.measured_candidate import MeasuredCandidate
 from modelport.loadtests.compare.plan import Entry
 from modelport.loadtests.compare.result import Absent
 from modelport.loadtests.environments import Missing
@@ -85,7 +85,7 @@ def contenders(
     tell: Tell,
     prefix: Callable[[ComparedArtifact], str] = lambda artifact: "",
     data: Path | None = None,
-) -> tuple[list[Contender], list[Absent]]:
+) -> tuple[list[MeasuredCandidate], list[Absent]]:
     """The candidates that can be started, and the reasons for the absence of others.
 
     Args:
@@ -96,7 +96,7 @@ def contenders(
     Raises:
         UsageError: ``data`` cannot be read.
     """
-    found: list[Contender] = []
+    found: list[MeasuredCandidate] = []
     absent: list[Absent] = []
     for entry, artifact in chosen:
         tell(f"preparing {entry.name}")
@@ -106,7 +106,7 @@ def contenders(
             file = requests(artifact)
             rows = None if data is None else labelled(artifact, data)
             asked = payloads.read(file)
-            found.append(Contender(name, entry, artifact, server, file, asked, rows))
+            found.append(MeasuredCandidate(name, entry, artifact, server, file, asked, rows))
         except (Missing, Failed, BadPayload) as error:
             absent.append(Absent(name, " ".join(str(error).split())))
     return found, absent

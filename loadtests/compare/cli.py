@@ -33,8 +33,8 @@ from modelport.loadtests.target import LoadTestProtocol
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from modelport.loadtests.compare.comparison_run import ComparisonStep, Shootout
-    from modelport.loadtests.compare.models_to_compare import ComparisonRequest, Lineup
+    from modelport.loadtests.compare.comparison_run import ComparisonRun, ComparisonStep
+    from modelport.loadtests.compare.models_to_compare import ComparisonRequest, SelectedCandidates
     from modelport.loadtests.compare.result import Comparison
     from modelport.loadtests.compare.rounds import RoundSettings
 
@@ -226,7 +226,7 @@ def _measure(
     return shootout.result(*([f"{stopped}: not all was measured"] if stopped else [])), stopped
 
 
-def _run(shootout: Shootout, tell: _Progress) -> str:
+def _run(shootout: ComparisonRun, tell: _Progress) -> str:
     """Run the comparison; return the reason for stopping early, or an empty string."""
     try:
         shootout.run(tell.step)
@@ -239,7 +239,7 @@ def _run(shootout: Shootout, tell: _Progress) -> str:
 
 def _lineup(
     names: Sequence[str], options: dict[str, Any], work: Path, tell: Callable[[str], None]
-) -> Lineup:
+) -> SelectedCandidates:
     from modelport.loadtests.compare import models_to_compare as subjects
     from modelport.loadtests.environments import Missing
     from modelport.loadtests.modelport_command import Failed
@@ -293,11 +293,13 @@ def _settings(options: dict[str, Any]) -> RoundSettings:
     )
 
 
-def _shootout(lineup: Lineup, options: dict[str, Any], work: Path, started: float) -> Shootout:
-    from modelport.loadtests.compare.comparison_run import ComparisonSubject, Shootout
+def _shootout(
+    lineup: SelectedCandidates, options: dict[str, Any], work: Path, started: float
+) -> ComparisonRun:
+    from modelport.loadtests.compare.comparison_run import ComparisonRun, ComparisonSubject
 
     price = options["price_per_hour"]
-    return Shootout(
+    return ComparisonRun(
         subject=ComparisonSubject(
             model=lineup.model,
             source=lineup.source,

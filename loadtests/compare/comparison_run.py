@@ -10,7 +10,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 from modelport.loadtests.compare import rounds
-from modelport.loadtests.compare.measured_candidate import Contender
+from modelport.loadtests.compare.measured_candidate import MeasuredCandidate
 from modelport.loadtests.compare.result import Absent, Comparison
 from modelport.loadtests.compare.rounds import CandidateRound, Measure, RoundSettings
 from modelport.loadtests.compare.verdict_matrix import matrix
@@ -56,7 +56,7 @@ class ComparisonSubject:
 
 
 @dataclass
-class Shootout:
+class ComparisonRun:
     """Candidates, and their rounds.
 
     Attributes:
@@ -65,7 +65,7 @@ class Shootout:
     """
 
     subject: ComparisonSubject
-    contenders: Sequence[Contender]
+    contenders: Sequence[MeasuredCandidate]
     absent: Sequence[Absent]
     settings: RoundSettings
     rounds: int
@@ -101,7 +101,7 @@ class Shootout:
                 )
                 break
 
-    def _one(self, contender: Contender, number: int, count: Counter) -> None:
+    def _one(self, contender: MeasuredCandidate, number: int, count: Counter) -> None:
         def show(what: str) -> None:
             count(f"round {number + 1} of {self.rounds} · {contender.name} · {what}")
 
@@ -110,7 +110,7 @@ class Shootout:
         ):
             self._note(note)
 
-    def _order(self, number: int) -> Sequence[Contender]:
+    def _order(self, number: int) -> Sequence[MeasuredCandidate]:
         """The order of a round, rotated so that no candidate always follows the same one or is
         last."""
         shift = number % max(1, len(self.contenders))

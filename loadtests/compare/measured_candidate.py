@@ -14,7 +14,7 @@ from modelport.loadtests.compare.plan import Entry
 from modelport.loadtests.compare.result import Candidate, Measured
 from modelport.loadtests.model_quality import Deciding, Quality
 from modelport.loadtests.payloads import Payloads
-from modelport.loadtests.serving.answer_check import Examination
+from modelport.loadtests.serving.answer_check import AnswerCheck
 from modelport.loadtests.serving.server import Served, ServedBackend
 from modelport.loadtests.users.client import Unanswered
 
@@ -25,7 +25,7 @@ CONFIDENCE = 0.95
 
 
 @dataclass
-class Contender:
+class MeasuredCandidate:
     """One format on one backend.
 
     Attributes:
@@ -92,7 +92,7 @@ def cost_per_million(rates: Sequence[float | None], price_per_hour: float | None
     return price_per_hour / SECONDS_IN_HOUR / rate * MILLION
 
 
-def evaluate(contender: Contender, server: Served) -> str | None:
+def evaluate(contender: MeasuredCandidate, server: Served) -> str | None:
     """Measure the metric on the labelled rows; return the reason if that fails, or None."""
     if contender.labelled is None:
         return None
@@ -109,14 +109,14 @@ def evaluate(contender: Contender, server: Served) -> str | None:
     return None
 
 
-def check(contender: Contender, server: Served) -> str | None:
+def check(contender: MeasuredCandidate, server: Served) -> str | None:
     """Check the server's answers to every request of the file, one after another, before any load.
 
     Returns:
         The problem, or None. A candidate with wrong answers is out, however fast.
     """
     problems, count = [], len(contender.payloads.requests)
-    with Examination(server.http_target, contender.payloads) as examination:
+    with AnswerCheck(server.http_target, contender.payloads) as examination:
         for number in range(count):
             try:
                 problems.append(examination.problem(number))

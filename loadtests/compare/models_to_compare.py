@@ -10,7 +10,7 @@ from pathlib import Path
 from modelport.gateway.cli.errors import UsageError
 from modelport.loadtests.compare import artifacts, candidates, plan
 from modelport.loadtests.compare.artifacts import ComparedArtifact, ComparedCheckpoint
-from modelport.loadtests.compare.measured_candidate import Contender
+from modelport.loadtests.compare.measured_candidate import MeasuredCandidate
 from modelport.loadtests.compare.plan import EMBEDDED, Entry
 from modelport.loadtests.compare.result import Absent
 from modelport.loadtests.modelport_command import modelport
@@ -37,12 +37,12 @@ class ComparisonRequest:
 
 
 @dataclass(frozen=True)
-class Lineup:
+class SelectedCandidates:
     """The candidates that can be measured, and the absent ones."""
 
     model: str
     source: str
-    contenders: list[Contender]
+    contenders: list[MeasuredCandidate]
     absent: list[Absent]
 
 
@@ -95,7 +95,7 @@ def checkpoint(
 
 def from_checkpoint(
     given: ComparedCheckpoint, wanted: ComparisonRequest, cache: Path, work: Path, tell: Tell
-) -> Lineup:
+) -> SelectedCandidates:
     """Export every format missing in ``cache``, for every backend of this machine.
 
     Raises:
@@ -128,7 +128,7 @@ def from_checkpoint(
     )
     digest = artifacts.sha256_of(given.path) if given.path.is_file() else home.name
     source = f"{given.path.name}, SHA-256 {digest}"
-    return Lineup(given.model or given.path.stem, source, found, absent + missing)
+    return SelectedCandidates(given.model or given.path.stem, source, found, absent + missing)
 
 
 def from_published(
@@ -138,7 +138,7 @@ def from_published(
     work: Path,
     tell: Tell,
     data: Path | None = None,
-) -> Lineup:
+) -> SelectedCandidates:
     """Published models, ``NAME`` or ``NAME:VERSION``, each on the backends that run its format.
 
     Raises:
@@ -177,7 +177,7 @@ def from_published(
         data=data,
     )
     source = ", ".join(f"{a.folder.name}:{a.version}" for a in found)
-    return Lineup(
+    return SelectedCandidates(
         " and ".join(dict.fromkeys(a.folder.name for a in found)),
         source,
         contenders,

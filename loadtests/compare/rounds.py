@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol as Structural
 
-from modelport.loadtests.compare.measured_candidate import Contender, check, evaluate
+from modelport.loadtests.compare.measured_candidate import MeasuredCandidate, check, evaluate
 from modelport.loadtests.compare.plan import protocol_for
 from modelport.loadtests.compare.result import Measured
 from modelport.loadtests.environments import Missing
@@ -95,7 +95,7 @@ class CandidateRound:
 
     def __init__(
         self,
-        contender: Contender,
+        contender: MeasuredCandidate,
         number: int,
         settings: RoundSettings,
         measure: Measure,
@@ -265,7 +265,7 @@ def first_line(error: BaseException) -> str:
 
 
 @contextmanager
-def fresh(contender: Contender, settings: RoundSettings, work: Path) -> Iterator[Served]:
+def fresh(contender: MeasuredCandidate, settings: RoundSettings, work: Path) -> Iterator[Served]:
     """Start the candidate's server; start it again if a port was taken meanwhile."""
     with ExitStack() as stack:
         try:
@@ -278,7 +278,7 @@ def fresh(contender: Contender, settings: RoundSettings, work: Path) -> Iterator
         yield server
 
 
-def verify(contender: Contender, settings: RoundSettings, work: Path) -> None:
+def verify(contender: MeasuredCandidate, settings: RoundSettings, work: Path) -> None:
     """Start the server once without counting, and check every answer."""
     try:
         with fresh(contender, settings, work) as server:

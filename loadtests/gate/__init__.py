@@ -1,0 +1,1 @@
+"""``modelport gate``: a statistical release decision."""

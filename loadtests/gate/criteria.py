@@ -17,7 +17,7 @@ WRONG = "wrong answers"
 
 
 @dataclass(frozen=True)
-class Half:
+class SideMeasurements:
     """One side of one round."""
 
     #: Milliseconds [requests], sorted, from the intended sending; timeouts included.
@@ -37,15 +37,15 @@ class Half:
 class PairedRound:
     """Both sides, measured next to each other."""
 
-    baseline: Half
-    candidate: Half
+    baseline: SideMeasurements
+    candidate: SideMeasurements
 
 
 def half_of(
     runs: Sequence[LoadRun],
     cold_start_seconds: float | None = None,
     first_response_seconds: float | None = None,
-) -> Half:
+) -> SideMeasurements:
     """Combine the slices of one side in one round."""
     samples = np.concatenate([run.samples for run in runs])
     outcomes = samples["outcome"]
@@ -53,7 +53,7 @@ def half_of(
     # Dropping timeouts would remove the slowest requests from the tail.
     waited = answered | (outcomes == Outcome.TIMED_OUT)
     wrong = int((outcomes == Outcome.WRONG).sum())
-    return Half(
+    return SideMeasurements(
         latencies_ms=1e3 * (samples["done"] - samples["intended"])[waited],
         first_bytes_ms=1e3 * (samples["first_byte"] - samples["sent"])[answered],
         asked=len(samples),
@@ -73,7 +73,7 @@ class Criterion:
     allowed: float
     relative: bool
     #: A side's own figure, from its halves.
-    figure: Callable[[Sequence[Half]], float | None]
+    figure: Callable[[Sequence[SideMeasurements]], float | None]
     #: The interval to compare with the limit.
     interval: Callable[[Sequence[PairedRound], Tails], Interval]
     #: A share needs no spread between rounds.
@@ -131,10 +131,10 @@ def _started(rounds: Sequence[PairedRound]) -> bool:
 def _of_requests(
     label: str, name: str, q: float, limit: float | None, regression: float | None
 ) -> list[Criterion]:
-    def values(halves: Sequence[Half]) -> list[Floats]:
+    def values(halves: Sequence[SideMeasurements]) -> list[Floats]:
         return [getattr(half, name) for half in halves]
 
-    def figure(halves: Sequence[Half]) -> float | None:
+    def figure(halves: Sequence[SideMeasurements]) -> float | None:
         every = np.concatenate(values(halves))
         return float(np.quantile(every, q)) if every.size else None
 
@@ -160,10 +160,10 @@ def _of_starts(
     """A criterion with one value per round; the absolute interval is that of a ratio to 1
     second."""
 
-    def values(halves: Sequence[Half]) -> list[float]:
+    def values(halves: Sequence[SideMeasurements]) -> list[float]:
         return [getattr(half, name) for half in halves]
 
-    def figure(halves: Sequence[Half]) -> float | None:
+    def figure(halves: Sequence[SideMeasurements]) -> float | None:
         return float(np.exp(np.mean(np.log(values(halves))))) if halves else None
 
     def absolute(rounds: Sequence[PairedRound], tails: Tails) -> Interval:
@@ -184,7 +184,7 @@ def _of_starts(
 
 
 def _of_counts(label: str, name: str, limit: float) -> Criterion:
-    def figure(halves: Sequence[Half]) -> float | None:
+    def figure(halves: Sequence[SideMeasurements]) -> float | None:
         asked = sum(half.asked for half in halves)
         return sum(getattr(half, name) for half in halves) / asked if asked else None
 

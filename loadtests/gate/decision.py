@@ -22,7 +22,7 @@ from dataclasses import dataclass, field, replace
 from modelport.loadtests import statistics
 from modelport.loadtests.gate.agreement import AnswerAgreement
 from modelport.loadtests.gate.alpha_spending import level
-from modelport.loadtests.gate.criteria import Criterion, Half, PairedRound
+from modelport.loadtests.gate.criteria import Criterion, PairedRound, SideMeasurements
 from modelport.loadtests.gate.criteria import criteria as criteria_of
 from modelport.loadtests.gate.slo import Slo
 from modelport.loadtests.report.checks import Check, CheckStatus
@@ -191,7 +191,7 @@ def _answer(
 
 
 def _held(
-    interval: Interval, criterion: Criterion, candidate: Sequence[Half]
+    interval: Interval, criterion: Criterion, candidate: Sequence[SideMeasurements]
 ) -> tuple[CheckStatus, float]:
     """Compare an interval with its limit; return the verdict, and the data it would need."""
     allowed = criterion.allowed

@@ -19,8 +19,8 @@ from modelport.loadtests.gate.criteria import PairedRound
 from modelport.loadtests.gate.decision import BROKEN, GateDecision, Question, more_seconds, timed
 from modelport.loadtests.gate.interim_analysis import Looks
 from modelport.loadtests.gate.object_storage import NotAsPublished
-from modelport.loadtests.gate.paired_rounds import Cores, Duel, Lost, OutOfTime
-from modelport.loadtests.gate.preflight import Rehearsal
+from modelport.loadtests.gate.paired_rounds import Cores, OutOfTime, PairedMeasurement, SideFailed
+from modelport.loadtests.gate.preflight import Preflight
 from modelport.loadtests.gate.slo import Slo
 from modelport.loadtests.hardware import hardware
 from modelport.loadtests.report.checks import CheckStatus, worst
@@ -48,7 +48,7 @@ class GateRequest:
 
 
 @dataclass(frozen=True)
-class Watching:
+class GateSnapshot:
     """The state of a gate after a round, for display."""
 
     seconds: float
@@ -61,7 +61,7 @@ def judge(
     asked: GateRequest,
     *,
     say: Callable[[str], None] = lambda text: None,
-    watch: Callable[[Watching], None] = lambda watching: None,
+    watch: Callable[[GateSnapshot], None] = lambda watching: None,
 ) -> GateDecision:
     """Measure as long as necessary, and decide.
 
@@ -91,12 +91,12 @@ def judge(
             baseline, candidate = _fetched(asked, work, start)
         except NotAsPublished as error:
             decision = _with(decision, (integrity.failed(str(error)),), start)
-        except Lost as error:
+        except SideFailed as error:
             decision = _broken(decision, error, start)
         else:
             decision = _measured(
                 dataclasses.replace(asked, baseline=baseline, candidate=candidate),
-                Duel(
+                PairedMeasurement(
                     (baseline, candidate),
                     asked.protocol,
                     asked.slo,
@@ -115,10 +115,10 @@ def judge(
 
 def _measured(
     asked: GateRequest,
-    duel: Duel,
+    pair: PairedMeasurement,
     decision: GateDecision,
     start: float,
-    watch: Callable[[Watching], None],
+    watch: Callable[[GateSnapshot], None],
 ) -> GateDecision:
     """Check the candidate's folder first, then both sides' answers, then measure."""
     if isinstance(asked.candidate, Published):
@@ -128,8 +128,8 @@ def _measured(
     if decision.status is CheckStatus.FAIL:
         return decision
     try:
-        found = Rehearsal(duel, asked.data).run()
-    except (Lost, OSError) as error:
+        found = Preflight(pair, asked.data).run()
+    except (SideFailed, OSError) as error:
         return _broken(decision, error, start)
     decision = _with(
         dataclasses.replace(
@@ -140,28 +140,28 @@ def _measured(
     )
     if decision.status is CheckStatus.FAIL:
         return decision
-    return _rounds(asked, decision, duel, start, watch)
+    return _rounds(asked, decision, pair, start, watch)
 
 
 def _rounds(
     asked: GateRequest,
     decision: GateDecision,
-    duel: Duel,
+    pair: PairedMeasurement,
     start: float,
-    watch: Callable[[Watching], None],
+    watch: Callable[[GateSnapshot], None],
 ) -> GateDecision:
     looks = Looks(asked.slo)
     rounds: list[PairedRound] = []
     runs: tuple[list[LoadRun], list[LoadRun]] = ([], [])
     most = asked.slo.duration.max_seconds
     first_round = time.monotonic()
-    lost: Lost | OSError | None = None
-    if time.monotonic() + duel.round_seconds > start + most:
-        return _broken(decision, _no_room(duel), start)
+    lost: SideFailed | OSError | None = None
+    if time.monotonic() + pair.round_seconds > start + most:
+        return _broken(decision, _no_room(pair), start)
     while True:
         try:
-            one, made = duel.round(len(rounds))
-        except (Lost, OSError) as error:
+            one, made = pair.round(len(rounds))
+        except (SideFailed, OSError) as error:
             if rounds and isinstance(error, OutOfTime):  # the earlier rounds decide what they can
                 looks.at(rounds, 1.0)
             else:
@@ -174,7 +174,7 @@ def _rounds(
         each = (time.monotonic() - first_round) / len(rounds)
         last = seconds + each > most
         done = looks.at(rounds, 1.0 if last else min(seconds / most, 0.999))
-        watch(Watching(seconds, tuple(rounds), looks.questions))
+        watch(GateSnapshot(seconds, tuple(rounds), looks.questions))
         if done:
             break
     questions = (*decision.questions, *looks.questions)
@@ -193,10 +193,10 @@ def _rounds(
     return decision if lost is None else _broken(decision, lost, start)
 
 
-def _no_room(duel: Duel) -> Lost:
-    return Lost(
-        f"a round takes {duel.round_seconds:.0f} s, and {max(0.0, duel.left):.0f} s are left of "
-        f"--max-duration {duel.slo.duration.max_seconds:g}s; give it longer",
+def _no_room(pair: PairedMeasurement) -> SideFailed:
+    return SideFailed(
+        f"a round takes {pair.round_seconds:.0f} s, and {max(0.0, pair.left):.0f} s are left of "
+        f"--max-duration {pair.slo.duration.max_seconds:g}s; give it longer",
         is_candidate=False,
     )
 
@@ -206,7 +206,7 @@ def _fetched(asked: GateRequest, work: Path, start: float) -> tuple[Side, Side]:
 
     Raises:
         NotAsPublished: the candidate's files were changed.
-        Lost: there was no time to fetch them.
+        SideFailed: there was no time to fetch them.
     """
     try:
         baseline = object_storage.fetched(asked.baseline, work / "baseline", _left(asked, start))
@@ -228,15 +228,15 @@ def _with(decision: GateDecision, questions: tuple[Question, ...], start: float)
     return dataclasses.replace(decision, status=status, questions=told)
 
 
-def _broken(decision: GateDecision, lost: Lost | OSError, start: float) -> GateDecision:
+def _broken(decision: GateDecision, lost: SideFailed | OSError, start: float) -> GateDecision:
     """The decision after a failure: a candidate that cannot be measured fails.
 
     Without a baseline, or after a failure of this machine such as a full disk, nothing is decided.
     """
-    by_candidate = isinstance(lost, Lost) and lost.is_candidate
+    by_candidate = isinstance(lost, SideFailed) and lost.is_candidate
     status = CheckStatus.FAIL if by_candidate else CheckStatus.INCONCLUSIVE
-    detail = str(lost) if isinstance(lost, Lost) else f"this machine cannot go on: {lost}"
-    name = lost.name if isinstance(lost, Lost) else BROKEN
+    detail = str(lost) if isinstance(lost, SideFailed) else f"this machine cannot go on: {lost}"
+    name = lost.name if isinstance(lost, SideFailed) else BROKEN
     question = Question(name, "", status, detail=detail, longer=float("inf"))
     return dataclasses.replace(
         _with(decision, (*decision.questions, question), start), more_seconds=None

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from modelport.gateway.cli.errors import UsageError
 from modelport.loadtests.gate.baseline_and_candidate import Published, Side, Stored
-from modelport.loadtests.gate.paired_rounds import Lost
+from modelport.loadtests.gate.paired_rounds import SideFailed
 from modelport.loadtests.modelport_command import (
     INTEGRITY,
     INTERRUPTED,
@@ -30,7 +30,7 @@ def fetched(side: Side | Stored, folder: Path, within_seconds: float | None = No
 
     Raises:
         NotAsPublished: its files were changed.
-        Lost: it took longer than ``within_seconds``.
+        SideFailed: it took longer than ``within_seconds``.
         UsageError: there is no such version, or the storage does not answer.
     """
     if not isinstance(side, Stored):
@@ -44,7 +44,7 @@ def fetched(side: Side | Stored, folder: Path, within_seconds: float | None = No
             raise NotAsPublished(str(error)) from error
         if error.status == TIMED_OUT:
             why = f"fetching the {folder.name} took all of --max-duration; give it longer"
-            raise Lost(why, is_candidate=False) from error
+            raise SideFailed(why, is_candidate=False) from error
         # Without the given URL, which may hold a secret.
         raise UsageError(f"the {folder.name} cannot be fetched: {error}") from error
     (model,) = (path for path in folder.iterdir() if not path.name.startswith("."))

@@ -28,7 +28,7 @@ from modelport.loadtests import run as running
 from modelport.loadtests.environments import Missing
 from modelport.loadtests.gate import reference_answers
 from modelport.loadtests.gate.baseline_and_candidate import Published, Side
-from modelport.loadtests.gate.criteria import WRONG, Half, PairedRound, half_of
+from modelport.loadtests.gate.criteria import WRONG, PairedRound, SideMeasurements, half_of
 from modelport.loadtests.gate.decision import BROKEN
 from modelport.loadtests.gate.slo import Slo
 from modelport.loadtests.processes import ServerFailed
@@ -49,7 +49,7 @@ LEAST_SECONDS = 1.0
 Say = Callable[[str], None]
 
 
-class Lost(Exception):
+class SideFailed(Exception):
     """A side can no longer be measured; the message names it and the reason."""
 
     def __init__(self, message: str, *, is_candidate: bool, name: str = BROKEN) -> None:
@@ -59,7 +59,7 @@ class Lost(Exception):
         self.name = name
 
 
-class OutOfTime(Lost):
+class OutOfTime(SideFailed):
     """The longest duration ended before a side was ready."""
 
 
@@ -93,7 +93,7 @@ class LiveSide:
 
 
 @dataclass
-class Duel:
+class PairedMeasurement:
     """Baseline and candidate, and their requests."""
 
     sides: tuple[Side, Side]
@@ -120,7 +120,7 @@ class Duel:
         """Run side ``number`` (0: baseline) inside the block.
 
         Raises:
-            Lost: it is not ready in the remaining time, or answers wrongly.
+            SideFailed: it is not ready in the remaining time, or answers wrongly.
         """
         side = self.sides[number]
         if not isinstance(side, Published):
@@ -177,7 +177,7 @@ class Duel:
         """Measure both sides next to each other; return the figures and the runs.
 
         Raises:
-            Lost: a side broke.
+            SideFailed: a side broke.
         """
         order = (0, 1) if number % 2 == 0 else (1, 0)
         with contextlib.ExitStack() as stack:
@@ -222,7 +222,7 @@ class Duel:
     def _together(
         self, order: tuple[int, int], live: Mapping[int, LiveSide], load: LoadProfile
     ) -> list[tuple[int, LoadRun]]:
-        """Load both sides in one run; raise ``Lost`` or ``NotMeasured``."""
+        """Load both sides in one run; raise ``SideFailed`` or ``NotMeasured``."""
         assert self.payloads is not None
         data = [self.payloads[which] for which in order]
         targets = [(live[which].target, 1) for which in order]
@@ -238,7 +238,7 @@ class Duel:
         except NotMeasured as error:
             self._check_alive(which, live)
             if self._answers(which, live):  # not the side's failure
-                raise Lost(f"no load: {_reason(error)}", is_candidate=False) from error
+                raise SideFailed(f"no load: {_reason(error)}", is_candidate=False) from error
             raise self._lost(which, f"cannot be asked: {_reason(error)}") from error
         self._check_alive(which, live)
         return run
@@ -260,7 +260,7 @@ class Duel:
             return None
         return server.first_response(payloads.read(self.payloads[which]), within_seconds=within)
 
-    def _check_baseline(self, half: Half, runs: list[LoadRun]) -> None:
+    def _check_baseline(self, half: SideMeasurements, runs: list[LoadRun]) -> None:
         said = next((message for run in runs for message in run.errors), "no answer")
         if not half.asked or half.errors > MOST_BASELINE_ERRORS * half.asked:
             raise self._lost(0, f"fails {half.errors} of {half.asked} requests: {said}")
@@ -272,9 +272,11 @@ class Duel:
                 f"({said}): give the right ones with --data, or allow more in [answers]",
             )
 
-    def _lost(self, which: int, why: str, name: str = BROKEN) -> Lost:
+    def _lost(self, which: int, why: str, name: str = BROKEN) -> SideFailed:
         side = ("baseline", "candidate")[which]
-        return Lost(f"the {side} {why}", is_candidate=which == 1, name=name if which else BROKEN)
+        return SideFailed(
+            f"the {side} {why}", is_candidate=which == 1, name=name if which else BROKEN
+        )
 
 
 def _reason(error: Exception) -> str:

@@ -24,7 +24,7 @@ from modelport.loadtests.gate.agreement import AnswerAgreement
 from modelport.loadtests.gate.baseline_and_candidate import Published
 from modelport.loadtests.gate.criteria import WRONG
 from modelport.loadtests.gate.decision import SHARES_PART, Question
-from modelport.loadtests.gate.paired_rounds import Duel, LiveSide, Lost
+from modelport.loadtests.gate.paired_rounds import LiveSide, PairedMeasurement, SideFailed
 from modelport.loadtests.payloads import Payloads
 from modelport.loadtests.report.checks import CheckStatus
 from modelport.loadtests.users.client import Unanswered
@@ -36,7 +36,7 @@ NAMES = ("baseline", "candidate")
 
 
 @dataclass(frozen=True)
-class Rehearsed:
+class PreflightResult:
     """The results of the preflight; a failed question ends the gate."""
 
     questions: tuple[Question, ...]
@@ -52,35 +52,35 @@ class _Wrong(Exception):
         self.question = question
 
 
-class Rehearsal:
+class Preflight:
     """The preflight of one gate.
 
     Args:
         data: recorded requests; None: random ones within the model's ranges.
     """
 
-    def __init__(self, duel: Duel, data: Path | None) -> None:
-        self._duel, self._data, self._slo = duel, data, duel.slo
+    def __init__(self, pair: PairedMeasurement, data: Path | None) -> None:
+        self._pair, self._data, self._slo = pair, data, pair.slo
         self._certificates = [
-            integrity.read(one) if isinstance(one, Published) else {} for one in duel.sides
+            integrity.read(one) if isinstance(one, Published) else {} for one in pair.sides
         ]
         told = self._slo.answers.retrained
         self._retrained = integrity.retrained(self._certificates) if told is None else told
         self._recordings = [
-            integrity.recording(one) if isinstance(one, Published) else None for one in duel.sides
+            integrity.recording(one) if isinstance(one, Published) else None for one in pair.sides
         ]
         self._notes: list[str] = []
 
-    def run(self) -> Rehearsed:
-        """Start both sides, record or check the expected answers, and give them to the duel.
+    def run(self) -> PreflightResult:
+        """Start both sides, record or check the expected answers, and give them to the pair.
 
         Raises:
-            Lost: a side cannot be measured.
+            SideFailed: a side cannot be measured.
             UsageError: something cannot be compared.
         """
         signatures = self._signatures()
         if problem := baseline_and_candidate.interface_problem(*signatures):
-            return Rehearsed((Question("interface", "", CheckStatus.FAIL, detail=problem),))
+            return PreflightResult((Question("interface", "", CheckStatus.FAIL, detail=problem),))
         asked = self._requests(signatures[0])
         try:
             before = self._asked(0, asked)
@@ -88,9 +88,9 @@ class Rehearsal:
             right = self._right(asked, before)
             after = self._asked(1, right[1])
         except _Wrong as error:
-            if self._duel.is_learnt and not self._retrained:
+            if self._pair.is_learnt and not self._retrained:
                 self._confirm(right[0])
-            return Rehearsed((error.question,), notes=tuple(self._notes))
+            return PreflightResult((error.question,), notes=tuple(self._notes))
         right = [reference_answers.first(one, len(after)) for one in right]
         if right[1].expected is None:
             right[1] = reference_answers.own(right[1], after, self._recordings[1])
@@ -98,13 +98,13 @@ class Rehearsal:
         found = self._agreement(signatures[0], asked, before, after)
         questions = [self._proven(1)] if self._recordings[1] is not None else []
         questions += self._quality(found, len(after) < self._rows)
-        return Rehearsed(tuple(questions), found, tuple(self._notes))
+        return PreflightResult(tuple(questions), found, tuple(self._notes))
 
     # -- the requests ------------------------------------------------------------------------------
 
     def _signatures(self) -> list[RequestSignature]:
         found = []
-        for side in self._duel.sides:
+        for side in self._pair.sides:
             try:
                 found.append(side.signature())
             except SignatureUnknown as error:
@@ -114,13 +114,13 @@ class Rehearsal:
     def _requests(self, signature: RequestSignature) -> Payloads:
         """The requests; raise ``UsageError`` if there are none, or no expected answers."""
         load = self._slo.load
-        asked = reference_answers.requests(signature, self._data, load.batch_size, self._duel.seed)
+        asked = reference_answers.requests(signature, self._data, load.batch_size, self._pair.seed)
         self._rows = len(asked.requests)
         if self._slo.wants_labels and asked.labels is None:
             raise UsageError(f"max_drop needs '{payloads.LABELS}' in --data, an .npz of rows")
         if not self._retrained:
             return asked
-        candidate = self._duel.sides[1]
+        candidate = self._pair.sides[1]
         lacks = isinstance(candidate, Published) and self._recordings[1] is None
         if lacks and asked.expected is None:
             raise UsageError(
@@ -131,19 +131,19 @@ class Rehearsal:
 
     def _right(self, asked: Payloads, before: Sequence[CollectedAnswer]) -> list[Payloads]:
         """The requests of each side with their expected answers; None yet: its own answers."""
-        duel, wanted, certificates = self._duel, self._slo.answers, self._certificates
+        pair, wanted, certificates = self._pair, self._slo.answers, self._certificates
         mine = [
             reference_answers.tolerance(asked, wanted, [one] if one else []) for one in certificates
         ]
         if self._retrained:
-            duel.is_learnt = True
+            pair.is_learnt = True
             learnt = dataclasses.replace(mine[0], expected=None)
             return [reference_answers.own(learnt, before, self._recordings[0]), mine[1]]
         if asked.expected is None:
-            duel.is_learnt = True
+            pair.is_learnt = True
             published = [
                 one
-                for one, side in zip(certificates, duel.sides, strict=True)
+                for one, side in zip(certificates, pair.sides, strict=True)
                 if isinstance(side, Published)
             ]
             both = reference_answers.tolerance(asked, wanted, published)
@@ -157,11 +157,11 @@ class Rehearsal:
         """Collect a side's answers, after checking those of its own checkpoint.
 
         Raises:
-            Lost: the side cannot be measured, or the baseline answers wrongly.
+            SideFailed: the side cannot be measured, or the baseline answers wrongly.
             _Wrong: the candidate answers wrongly.
         """
-        self._duel.say(f"rehearsal: {NAMES[which]}")
-        with self._duel.live(which) as live:
+        self._pair.say(f"preflight: {NAMES[which]}")
+        with self._pair.live(which) as live:
             recording = self._recordings[which]
             if recording is not None:
                 allowed = dataclasses.replace(
@@ -173,18 +173,18 @@ class Rehearsal:
                 self._hold(which, live, allowed, found, "the answers of its own checkpoint")
             found = self._given(which, live, asked)
             if which == 1 and asked.expected is not None:
-                whose = "--data's" if self._data and not self._duel.is_learnt else "the baseline's"
+                whose = "--data's" if self._data and not self._pair.is_learnt else "the baseline's"
                 whose = "--data's" if self._retrained else whose
                 self._hold(which, live, asked, found, f"as {whose}")
         return found
 
     def _confirm(self, right: Payloads) -> None:
-        """Raise ``Lost`` if the baseline does not repeat its own answers."""
-        self._duel.say("preflight: baseline, second start")
-        with self._duel.live(0) as live:
+        """Raise ``SideFailed`` if the baseline does not repeat its own answers."""
+        self._pair.say("preflight: baseline, second start")
+        with self._pair.live(0) as live:
             count, first = reference_answers.wrong(right, self._given(0, live, right), live.target)
         if count:
-            raise Lost(
+            raise SideFailed(
                 f"the baseline gives other answers than before to {count} of "
                 f"{len(right.requests)} requests, such as {first}; give the right ones with "
                 "--data, or allow more in [answers]",
@@ -193,12 +193,12 @@ class Rehearsal:
 
     def _given(self, which: int, live: LiveSide, asked: Payloads) -> list[CollectedAnswer]:
         part = ASKING_PART * self._slo.duration.max_seconds
-        until = time.monotonic() + min(part, self._duel.left)
+        until = time.monotonic() + min(part, self._pair.left)
         try:
             return given(asked, live.target, until)
         except Unanswered as error:
             why = f"the {NAMES[which]} does not answer: {error}"
-            raise Lost(why, is_candidate=which == 1) from error
+            raise SideFailed(why, is_candidate=which == 1) from error
 
     def _hold(
         self,
@@ -219,7 +219,7 @@ class Rehearsal:
             return
         detail = f"{count} of {len(found)} answers are not {how}, such as {first}"
         if which == 0:
-            raise Lost(f"the baseline answers wrongly: {detail}", is_candidate=False)
+            raise SideFailed(f"the baseline answers wrongly: {detail}", is_candidate=False)
         if not self._retrained and how == "as the baseline's" and not all(self._certificates):
             detail += "; if it was trained again, say --retrained"
         raise _Wrong(
@@ -237,14 +237,14 @@ class Rehearsal:
         )
 
     def _leave(self, right: Sequence[Payloads]) -> None:
-        """Give both sides' requests and expected answers to the duel."""
-        first, second = (self._duel.work / f"{name}.json" for name in NAMES)
+        """Give both sides' requests and expected answers to the pair."""
+        first, second = (self._pair.work / f"{name}.json" for name in NAMES)
         for path, one in zip((first, second), right, strict=True):
             payloads.write(one, path)
-        self._duel.payloads = (first, second)
+        self._pair.payloads = (first, second)
         allowed = f"{right[1].absolute_tolerance:g} + {right[1].relative_tolerance:g} x |expected|"
         if not self._retrained:
-            whose = "the baseline's" if self._duel.is_learnt else "those of --data"
+            whose = "the baseline's" if self._pair.is_learnt else "those of --data"
             self._notes.append(f"Right answers were {whose}, to within {allowed}.")
             return
         self._notes.append(
@@ -252,7 +252,7 @@ class Rehearsal:
             f"answers, and elsewhere with its own first ones, the candidate to within {allowed}."
         )
         if self._recordings[0] is None:
-            given = self._duel.sides[0].given
+            given = self._pair.sides[0].given
             self._notes.append(
                 "The baseline has no recorded answers of its checkpoint and was compared with its "
                 f"own first ones; 'modelport sample {given}' records them."

@@ -11,8 +11,8 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
 
 from modelport.exporters.progress import Heartbeat, heartbeat
-from modelport.loadtests.gate.criteria import Half
-from modelport.loadtests.gate.gate import GateRequest, Watching
+from modelport.loadtests.gate.criteria import SideMeasurements
+from modelport.loadtests.gate.gate import GateRequest, GateSnapshot
 from modelport.loadtests.report.number_format import change, duration
 
 
@@ -60,7 +60,7 @@ class GateProgress:
         if self._heartbeat is not None:
             self._heartbeat.text = described
 
-    def watch(self, watching: Watching) -> None:
+    def watch(self, watching: GateSnapshot) -> None:
         self._found = f" · so far {_so_far(watching)}"
         if watching.questions is self._looked:
             return
@@ -74,7 +74,7 @@ class GateProgress:
         )
 
 
-def _so_far(watching: Watching) -> str:
+def _so_far(watching: GateSnapshot) -> str:
     """The plain ratios so far, without statistics."""
     baseline = [one.baseline for one in watching.rounds]
     candidate = [one.candidate for one in watching.rounds]
@@ -86,6 +86,6 @@ def _so_far(watching: Watching) -> str:
     return ", ".join(parts) or "no answer yet"
 
 
-def _quantile(halves: list[Half], q: float) -> float | None:
+def _quantile(halves: list[SideMeasurements], q: float) -> float | None:
     every = np.concatenate([half.latencies_ms for half in halves])
     return float(np.quantile(every, q)) if every.size else None

@@ -214,8 +214,8 @@ class Answers:
     """An answer is right if ``|error| <= atol + rtol * |expected|``; defaults come from
     certificates."""
 
-    #: The candidate is of another checkpoint, and held to its own answers; None: as the
-    #: certificates.
+    #: Whether the candidate has another checkpoint and is compared with its own answers; None:
+    #: the certificates decide.
     retrained: bool | None = field(default=None, metadata=_by(_truth))
     atol: float | None = field(default=None, metadata=_by(_number(0, math.inf)))
     rtol: float | None = field(default=None, metadata=_by(_number(0, math.inf)))

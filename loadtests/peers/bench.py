@@ -28,7 +28,7 @@ from modelport.loadtests.peers.clients import PeerLoad
 from modelport.loadtests.peers.model import PeerModel
 from modelport.loadtests.peers.models import Files
 from modelport.loadtests.peers.results import LOOP, PeerCase, PeerRow, PeerSample, Results
-from modelport.loadtests.peers.running_servers import TROUBLE, Entrant
+from modelport.loadtests.peers.running_servers import TROUBLE, RunningServer
 from modelport.loadtests.peers.servers import ALL
 from modelport.loadtests.peers.servers.base import PeerServer
 from modelport.loadtests.processes import ServerFailed
@@ -190,7 +190,7 @@ def measure_model(
     """Fill ``rows``, one for each server; a server's failure is recorded in its row."""
     files = models.prepare(model)
     with contextlib.ExitStack() as stack:
-        entrants: dict[str, Entrant] = {}
+        entrants: dict[str, RunningServer] = {}
         for name in options.servers:
             if not planned(model, name, options):
                 continue
@@ -227,7 +227,7 @@ def measure_model(
                 row.cases.setdefault(case, []).append(sample)
 
 
-def warm_up(model: PeerModel, entrant: Entrant, core: int) -> None:
+def warm_up(model: PeerModel, entrant: RunningServer, core: int) -> None:
     """Run each protocol once without counting, to compile what is compiled at first use.
 
     A slow model is warm after its checks.
@@ -254,7 +254,7 @@ def run(
     files: Files,
     name: str,
     case: PeerCase,
-    entrants: dict[str, Entrant],
+    entrants: dict[str, RunningServer],
     options: argparse.Namespace,
 ) -> PeerSample:
     if case.protocol == LOOP:

@@ -26,7 +26,7 @@ POLL_SECONDS = 0.2
 
 
 @dataclass
-class Entrant:
+class RunningServer:
     """A running server: its process, paused unless awake, and a client for each protocol."""
 
     process: int
@@ -52,7 +52,7 @@ class Entrant:
 @contextlib.contextmanager
 def started(
     server: PeerServer, files: Files, protocols: Iterable[str], core: int, client_core: int
-) -> Iterator[Entrant]:
+) -> Iterator[RunningServer]:
     """Start a server on ``core``, check one answer per protocol, and pause it.
 
     Raises:
@@ -83,7 +83,7 @@ def started(
                     _answers(client)
                 if server.apart:
                     _part(process.pid, core, client_core)
-                entrant = Entrant(process.pid, server.stoppable, found)
+                entrant = RunningServer(process.pid, server.stoppable, found)
                 entrant.rest()
                 yield entrant
             finally:

@@ -1,0 +1,1 @@
+"""Reports of load tests, comparisons and gates: terminal, HTML, Markdown, JUnit."""

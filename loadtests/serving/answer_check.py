@@ -27,7 +27,7 @@ def shown(request: Tensors, most: int = 120) -> str:
     return line if len(line) <= most else f"{line[: most - 1]}…"
 
 
-class Examination:
+class AnswerCheck:
     """A context manager that checks single answers of one target.
 
     Raises:
@@ -64,7 +64,7 @@ class Examination:
         told = self._checker.explained(number, body, json_size)
         return f"request {number + 1} ({shown(self._payloads.requests[number])}): {told}"
 
-    def __enter__(self) -> Examination:
+    def __enter__(self) -> AnswerCheck:
         return self
 
     def __exit__(

@@ -19,7 +19,7 @@ from modelport.loadtests import processes
 from modelport.loadtests.payloads import Payloads
 from modelport.loadtests.processes import ServerFailed, tail
 from modelport.loadtests.serving import process_tree
-from modelport.loadtests.serving.answer_check import Examination
+from modelport.loadtests.serving.answer_check import AnswerCheck
 from modelport.loadtests.target import LoadTestProtocol, LoadTestTarget
 from modelport.loadtests.users.client import Unanswered
 
@@ -91,7 +91,7 @@ class Served:
             ServerFailed: it ended, or did not answer in time; the message has the last problem.
         """
         said, wrong = "no answer", 0
-        with Examination(self.http_target, payloads) as examination:
+        with AnswerCheck(self.http_target, payloads) as examination:
             while time.perf_counter() - self.started < within_seconds:
                 if not self.alive:
                     raise ServerFailed(f"ended with {self.process.returncode}\n{tail(self.log)}")

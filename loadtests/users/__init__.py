@@ -1,0 +1,1 @@
+"""Protocol clients of the load generator, and Locust's users."""

@@ -41,7 +41,7 @@ class Impossible(RuntimeError):
     """No request can be sent; the message has the reason."""
 
 
-class Lane:
+class TargetLoad:
     """One target of the load: prepared requests, the checker, the due times."""
 
     def __init__(
@@ -97,12 +97,12 @@ def _unasked(target: LoadTestTarget, error: Unanswered) -> str:
     return f"{target.url}: the request before the load was not answered: {said}"
 
 
-class Conductor:
+class LoadDriver:
     """Runs a load: ``prepare``, then users ``join`` and ``drive``; ``on_end`` follows the last."""
 
     def __init__(self, plan: Plan, on_end: Callable[[], None], report: Report | None) -> None:
         self.plan, self.load = plan, plan.load
-        self.lanes: list[Lane] = []
+        self.target_loads: list[TargetLoad] = []
         self._on_end, self._report = on_end, report
         self._recorder = (
             sample_recording.Recorder(plan.samples_to, len(plan.targets))
@@ -128,9 +128,11 @@ class Conductor:
         plan = self.plan
         try:
             for number, (target, weight) in enumerate(plan.targets):
-                lane = Lane(number, target, weight, self._payloads(number, target), plan.load)
-                lane.rehearse(plan.load.timeout_seconds)
-                self.lanes.append(lane)
+                target_load = TargetLoad(
+                    number, target, weight, self._payloads(number, target), plan.load
+                )
+                target_load.rehearse(plan.load.timeout_seconds)
+                self.target_loads.append(target_load)
         except (ValueError, signature.SignatureUnknown) as error:
             raise Impossible(str(error)) from error
         except Impossible:
@@ -153,32 +155,35 @@ class Conductor:
         )
 
     def _plan_arrivals(self, rate: float) -> None:
-        weights = sum(lane.weight for lane in self.lanes)
+        weights = sum(target_load.weight for target_load in self.target_loads)
         part, parts = self.plan.part
-        for lane in self.lanes:
-            offset = (part + lane.number / len(self.lanes)) / parts
-            due = load_shapes.arrivals(self.load, lane.weight / weights / parts, offset)
-            lane.due = iter(memoryview(due.data))  # avoids a list of all times
+        for target_load in self.target_loads:
+            offset = (part + target_load.number / len(self.target_loads)) / parts
+            due = load_shapes.arrivals(self.load, target_load.weight / weights / parts, offset)
+            target_load.due = iter(memoryview(due.data))  # avoids a list of all times
 
-    def shared_out(self) -> list[tuple[tuple[Lane, ...], int]]:
-        """The kinds of users: the lanes of each kind, and its number of users.
+    def shared_out(self) -> list[tuple[tuple[TargetLoad, ...], int]]:
+        """The kinds of users: the target loads of each kind, and its number of users.
 
-        Every kind has one lane. Every lane has at least one user, and the rest follow the weights.
-        A single user of a closed loop serves all lanes in turn.
+        Every kind has one target load. Every target load has at least one user, and the rest
+        follow the weights. A single user of a closed loop serves all of them in turn.
         """
         if self.load.is_lone:
-            return [(tuple(self.lanes), 1)]
-        users = [1] * len(self.lanes)
+            return [(tuple(self.target_loads), 1)]
+        users = [1] * len(self.target_loads)
         for _ in range(self.load.users - len(users)):  # as seats in a parliament (D'Hondt)
-            most = max(self.lanes, key=lambda lane: lane.weight / (users[lane.number] + 1))
+            most = max(
+                self.target_loads,
+                key=lambda target_load: target_load.weight / (users[target_load.number] + 1),
+            )
             users[most.number] += 1
-        return [((lane,), users[lane.number]) for lane in self.lanes]
+        return [((target_load,), users[target_load.number]) for target_load in self.target_loads]
 
-    def join(self, lane: Lane) -> int:
-        """Register a connected user of ``lane``; return its number there, from 0."""
-        lane.users += 1
+    def join(self, target_load: TargetLoad) -> int:
+        """Register a connected user of ``target_load``; return its number there, from 0."""
+        target_load.users += 1
         self._joined += 1
-        return lane.users - 1
+        return target_load.users - 1
 
     def begin(self) -> None:
         """Start the load, as all users are connected."""
@@ -194,7 +199,7 @@ class Conductor:
 
     # -- the load ----------------------------------------------------------------------------------
 
-    def drive(self, user: int, clients: Sequence[tuple[Lane, DialectClient]]) -> None:
+    def drive(self, user: int, clients: Sequence[tuple[TargetLoad, DialectClient]]) -> None:
         """Run a user until the load is over."""
         self._go.wait()
         _sleep_until(self._began)
@@ -208,7 +213,7 @@ class Conductor:
             if self._left == self._joined:
                 self._end()
 
-    def _closed_loop(self, user: int, turns: Iterator[tuple[Lane, DialectClient]]) -> None:
+    def _closed_loop(self, user: int, turns: Iterator[tuple[TargetLoad, DialectClient]]) -> None:
         load, began = self.load, self._began
         end = began + load.warmup_seconds + load.duration_seconds
         turned = 0.0
@@ -225,41 +230,41 @@ class Conductor:
                 turned = now
                 gevent.sleep(0)  # a single user waits in the kernel; other greenlets run only here
 
-    def _open_loop(self, lane: Lane, client: DialectClient) -> None:
+    def _open_loop(self, target_load: TargetLoad, client: DialectClient) -> None:
         began = self._began
-        for due in lane.due:  # shared by the lane's users; the first free user takes the next
+        for due in target_load.due:  # shared by its users; the first free one takes the next
             _sleep_until(began + due)
             if (now := perf_counter()) - began - due > self.load.timeout_seconds:
-                self._never_sent(lane, began + due, now)
+                self._never_sent(target_load, began + due, now)
             else:
-                self._ask(lane, client, began + due)
+                self._ask(target_load, client, began + due)
 
-    def _ask(self, lane: Lane, client: DialectClient, intended: float | None) -> None:
-        number = next(lane.turns)
+    def _ask(self, target_load: TargetLoad, client: DialectClient, intended: float | None) -> None:
+        number = next(target_load.turns)
         outcome, size, problem = Outcome.OK, 0, None
         try:
-            body, json_size = client.ask(lane.prepared[number])
+            body, json_size = client.ask(target_load.prepared[number])
         except Unanswered as error:
             outcome, problem = error.outcome, str(error)
         else:
             size = len(body)
-            problem = lane.checker.problem(number, body, json_size)
+            problem = target_load.checker.problem(number, body, json_size)
             if problem is not None:
                 outcome = Outcome.WRONG
         begin = client.sent if intended is None else intended
         times = (begin, client.sent, client.first_byte, client.done)
-        self._record(lane, times, outcome, size, problem)
+        self._record(target_load, times, outcome, size, problem)
         if outcome == Outcome.FAILED and intended is None:
             gevent.sleep(PAUSE_SECONDS)
 
-    def _never_sent(self, lane: Lane, intended: float, now: float) -> None:
+    def _never_sent(self, target_load: TargetLoad, intended: float, now: float) -> None:
         """Record a request whose client would have given up, so that an overload can end."""
         why = f"not sent within {self.load.timeout_seconds:g} s: every user was waiting"
-        self._record(lane, (intended, now, now, now), Outcome.TIMED_OUT, 0, why)
+        self._record(target_load, (intended, now, now, now), Outcome.TIMED_OUT, 0, why)
 
     def _record(
         self,
-        lane: Lane,
+        target_load: TargetLoad,
         times: tuple[float, float, float, float],
         outcome: Outcome,
         size: int,
@@ -268,11 +273,11 @@ class Conductor:
         """Record a request; ``times`` are intended, sent, first byte, done."""
         begin, done = times[0], times[3]
         if self._recorder is not None:
-            self._recorder.add(lane.number, *times, outcome)
+            self._recorder.add(target_load.number, *times, outcome)
             if problem is not None and begin - self._began >= self.load.counted_from_seconds:
-                self._recorder.error(lane.number, problem)
+                self._recorder.error(target_load.number, problem)
         if self._report is not None:
-            self._report(lane.target, done - begin, size, problem)
+            self._report(target_load.target, done - begin, size, problem)
 
     # -- after it ----------------------------------------------------------------------------------
 
@@ -314,7 +319,9 @@ class Conductor:
             self._recorder.state.failure = f"{sample_recording.UNWRITTEN}: {error}"
 
 
-def in_turn(clients: Sequence[tuple[Lane, DialectClient]]) -> Iterator[tuple[Lane, DialectClient]]:
+def in_turn(
+    clients: Sequence[tuple[TargetLoad, DialectClient]],
+) -> Iterator[tuple[TargetLoad, DialectClient]]:
     """Yield each by its weight, there and back (A B B A), so that none is always second."""
     there = [pair for pair in clients for _ in range(pair[0].weight)]
     return itertools.cycle([*there, *reversed(there)])

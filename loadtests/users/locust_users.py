@@ -11,7 +11,7 @@ from locust.exception import StopUser
 
 from modelport.loadtests.target import LoadTestProtocol
 from modelport.loadtests.users.client import DialectClient, Unanswered
-from modelport.loadtests.users.load_driver import Conductor, Lane
+from modelport.loadtests.users.load_driver import LoadDriver, TargetLoad
 
 
 class ModelUser(User):
@@ -20,21 +20,23 @@ class ModelUser(User):
     abstract = True
     protocol: ClassVar[LoadTestProtocol]
     #: Set by the locustfile before any user starts.
-    conductor: ClassVar[Conductor]
+    driver: ClassVar[LoadDriver]
     #: Empty: there is no load.
-    lanes: ClassVar[tuple[Lane, ...]] = ()
-    _clients: Sequence[tuple[Lane, DialectClient]] = ()
+    target_loads: ClassVar[tuple[TargetLoad, ...]] = ()
+    _clients: Sequence[tuple[TargetLoad, DialectClient]] = ()
     _number = 0
 
     def on_start(self) -> None:
-        if not self.lanes:
+        if not self.target_loads:
             return
-        timeout_seconds = self.conductor.load.timeout_seconds
-        self._clients = [(lane, lane.client(timeout_seconds)) for lane in self.lanes]
+        timeout_seconds = self.driver.load.timeout_seconds
+        self._clients = [
+            (target_load, target_load.client(timeout_seconds)) for target_load in self.target_loads
+        ]
         for _, client in self._clients:
             with contextlib.suppress(Unanswered):  # counted with its first request
                 client.connect()
-        self._number = self.conductor.join(self.lanes[0])
+        self._number = self.driver.join(self.target_loads[0])
 
     @task
     def ask(self) -> None:
@@ -42,9 +44,9 @@ class ModelUser(User):
         if not self._clients:
             raise StopUser
         try:
-            self.conductor.drive(self._number, self._clients)
+            self.driver.drive(self._number, self._clients)
         except Exception as error:  # Locust would silently run the task again
-            self.conductor.fail(f"unexpected {type(error).__name__}: {error}")
+            self.driver.fail(f"unexpected {type(error).__name__}: {error}")
         raise StopUser
 
     def on_stop(self) -> None:

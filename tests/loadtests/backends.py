@@ -29,7 +29,7 @@ from rich.table import Table
 
 from modelport.loadtests import payloads
 from modelport.loadtests.compare import models_to_compare
-from modelport.loadtests.compare.measured_candidate import Contender
+from modelport.loadtests.compare.measured_candidate import MeasuredCandidate
 from modelport.loadtests.compare.models_to_compare import ComparisonRequest
 from modelport.loadtests.environments import Missing
 from modelport.loadtests.serving.gateway import MODELPORT
@@ -111,7 +111,7 @@ def problem(target: LoadTestTarget, requests: Path, work: Path) -> tuple[dict[st
     return summary, ""
 
 
-def measure(contender: Contender, work: Path, console: Console) -> list[Cell]:
+def measure(contender: MeasuredCandidate, work: Path, console: Console) -> list[Cell]:
     """Every dialect that its server speaks."""
     cells = []
     name = contender.entry.backend

@@ -19,7 +19,11 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from modelport.loadtests.compare import models_to_compare
-from modelport.loadtests.compare.comparison_run import ComparisonStep, ComparisonSubject, Shootout
+from modelport.loadtests.compare.comparison_run import (
+    ComparisonRun,
+    ComparisonStep,
+    ComparisonSubject,
+)
 from modelport.loadtests.compare.models_to_compare import ComparisonRequest
 from modelport.loadtests.compare.result import Comparison
 from modelport.loadtests.compare.rounds import RoundSettings
@@ -65,7 +69,7 @@ def compare(work: Path) -> Comparison:
             contender.backend = Behind(contender.backend, wrong_every=WRONG_EVERY)
     cores = sorted(os.sched_getaffinity(0))
     apart = len(cores) > 1
-    shootout = Shootout(
+    shootout = ComparisonRun(
         subject=ComparisonSubject(lineup.model, lineup.source),
         contenders=lineup.contenders,
         absent=lineup.absent,

@@ -12,7 +12,7 @@ import numpy as np
 from modelport.loadtests import payloads
 from modelport.loadtests.benchmarks import tiny_model
 from modelport.loadtests.compare.artifacts import Certified, ComparedArtifact
-from modelport.loadtests.compare.measured_candidate import Contender
+from modelport.loadtests.compare.measured_candidate import MeasuredCandidate
 from modelport.loadtests.compare.plan import Entry, Variant
 from modelport.loadtests.compare.result import Candidate, Measured
 from modelport.loadtests.payloads import Payloads
@@ -92,14 +92,14 @@ def published() -> Path:
     return tiny_model.repository() / tiny_model.NAME
 
 
-def contender(name: str, folder: Path, backend: ServedBackend | None = None) -> Contender:
+def contender(name: str, folder: Path, backend: ServedBackend | None = None) -> MeasuredCandidate:
     """The 4-float model in a gateway, or in ``backend``."""
     requests = folder / "requests.json"
     if not requests.is_file():
         payloads.write(doubled(), requests)
     proven = Certified(1000, 0.0, 0.0, 1e-6, 1e-6, 1.0, 100, None, None, "x2", "0" * 64)
     variant = Variant("onnx")
-    return Contender(
+    return MeasuredCandidate(
         name=name,
         entry=Entry(variant, "onnxruntime"),
         artifact=ComparedArtifact(variant, published(), "1", proven),

@@ -18,8 +18,8 @@ import psutil
 import pytest
 
 from modelport.loadtests.compare.cli import tell_and_write
-from modelport.loadtests.compare.comparison_run import ComparisonSubject, Shootout
-from modelport.loadtests.compare.measured_candidate import Contender
+from modelport.loadtests.compare.comparison_run import ComparisonRun, ComparisonSubject
+from modelport.loadtests.compare.measured_candidate import MeasuredCandidate
 from modelport.loadtests.compare.result import Comparison
 from modelport.loadtests.compare.rounds import RoundSettings
 from modelport.loadtests.run import Unwritten
@@ -47,8 +47,10 @@ def servers() -> set[int]:
     return {child.pid for child in psutil.Process().children() if child.name() != "sh"}
 
 
-def shootout(work: Path, *contenders: Contender, rounds: int, **changes: Any) -> Shootout:
-    return Shootout(
+def shootout(
+    work: Path, *contenders: MeasuredCandidate, rounds: int, **changes: Any
+) -> ComparisonRun:
+    return ComparisonRun(
         subject=ComparisonSubject("x2", "y = 2x"),
         contenders=contenders,
         absent=(),

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from modelport.loadtests.gate import decision, json_document
-from modelport.loadtests.gate.criteria import Half, PairedRound, half_of
+from modelport.loadtests.gate.criteria import PairedRound, SideMeasurements, half_of
 from modelport.loadtests.gate.decision import GateDecision, Question, decide
 from modelport.loadtests.gate.interim_analysis import Looks
 from modelport.loadtests.gate.slo import Slo, parse
@@ -291,7 +291,7 @@ def test_a_decision_reads_as_checks_and_as_a_document() -> None:
 
 
 def test_a_half_without_an_answer_is_no_latency() -> None:
-    nothing = Half(np.array([]), np.array([]), asked=50, wrong=0, errors=50)
+    nothing = SideMeasurements(np.array([]), np.array([]), asked=50, wrong=0, errors=50)
     found = decide([PairedRound(rounds(IDENTICAL, 1)[0].baseline, nothing)] * 5, Slo())
     assert answer("p99, against the baseline", found).status is INCONCLUSIVE
     assert answer("error share", found).status is FAIL

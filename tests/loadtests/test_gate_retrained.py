@@ -22,8 +22,8 @@ from modelport.gateway.cli.errors import UsageError
 from modelport.loadtests.gate import agreement, cli, object_storage, paired_rounds
 from modelport.loadtests.gate.baseline_and_candidate import Published, Stored
 from modelport.loadtests.gate.decision import Question
-from modelport.loadtests.gate.paired_rounds import Cores, Duel, LiveSide, Lost
-from modelport.loadtests.gate.preflight import Rehearsal, Rehearsed
+from modelport.loadtests.gate.paired_rounds import Cores, LiveSide, PairedMeasurement, SideFailed
+from modelport.loadtests.gate.preflight import Preflight, PreflightResult
 from modelport.loadtests.gate.slo import Slo, parse
 from modelport.loadtests.model_quality import Deciding
 from modelport.loadtests.serving.gateway import Gateway
@@ -76,7 +76,7 @@ def gate(*arguments: object, tmp_path: Path, slo: str = SLO) -> Told:
 
 
 @dataclass
-class InThreads(Duel):
+class InThreads(PairedMeasurement):
     """Versions whose servers multiply by ``factors``, whatever their artifacts do."""
 
     factors: tuple[float, float] = (2.0, 3.0)
@@ -98,8 +98,8 @@ def rehearse(
     data: Path | None = None,
     candidate: int = 2,
     kind: type[InThreads] = InThreads,
-) -> Rehearsed:
-    """The rehearsal of version 1 against ``candidate``, served by ``factors``."""
+) -> PreflightResult:
+    """The preflight of version 1 against ``candidate``, served by ``factors``."""
     work = model.parent / "work"
     work.mkdir(exist_ok=True)
     limits: Slo = parse(slo or {})
@@ -109,10 +109,10 @@ def rehearse(
         time.monotonic() + 600,
         factors=factors,
     )
-    return Rehearsal(held, data).run()
+    return Preflight(held, data).run()
 
 
-def failed(found: Rehearsed) -> Question:
+def failed(found: PreflightResult) -> Question:
     (question,) = (one for one in found.questions if one.status == "fail")
     return question
 
@@ -166,7 +166,7 @@ def test_wrong_answers_are_told_at_once_with_input_output_expected_and_differenc
 
 def test_a_baseline_that_answers_wrongly_decides_nothing_and_is_named(tmp_path: Path) -> None:
     model = retrained(tmp_path / "tiny")
-    with pytest.raises(Lost, match="the baseline answers wrongly: 128 of 128") as lost:
+    with pytest.raises(SideFailed, match="the baseline answers wrongly: 128 of 128") as lost:
         rehearse(model, (2.5, 3.0))
     assert not lost.value.is_candidate
 
@@ -193,7 +193,7 @@ def test_a_baseline_that_contradicts_itself_is_not_the_candidates_fault(tmp_path
             with super().live(number) as live:
                 yield live
 
-    with pytest.raises(Lost, match="the baseline gives other answers than before to") as lost:
+    with pytest.raises(SideFailed, match="the baseline gives other answers than before to") as lost:
         rehearse(model, (0.0, 0.0), kind=Fickle)
     assert not lost.value.is_candidate
 
@@ -283,11 +283,11 @@ def test_a_candidate_that_does_not_start_is_told_from_one_that_answers_wrongly(
     monkeypatch.setattr(paired_rounds, "Gateway", Broken)
     sides = tuple(Published(str(model / n), model, n) for n in ("1", "2"))
     slo = parse({"duration": {"ready_seconds": ready}})
-    held = Duel(
+    held = PairedMeasurement(
         *(sides, LoadTestProtocol.OIP_HTTP, slo, 0, tmp_path, Cores(), lambda text: None),  # type: ignore[arg-type]
         time.monotonic() + left,
     )
-    with pytest.raises(Lost) as lost, held.live(1):
+    with pytest.raises(SideFailed) as lost, held.live(1):
         pass
     assert said in str(lost.value)
     assert "wrong" not in str(lost.value)
@@ -313,7 +313,9 @@ def test_the_rounds_fit_into_the_longest_duration(tmp_path: Path) -> None:
 
 
 def test_what_cannot_be_fetched_in_time_decides_nothing(tmp_path: Path) -> None:
-    with pytest.raises(Lost, match="fetching the baseline took all of --max-duration") as lost:
+    with pytest.raises(
+        SideFailed, match="fetching the baseline took all of --max-duration"
+    ) as lost:
         object_storage.fetched(Stored("s3://bucket/model/1"), tmp_path / "baseline", 0.001)
     assert not lost.value.is_candidate
 

@@ -125,7 +125,7 @@ def test_a_killed_run_leaves_no_locust() -> None:
         parent = subprocess.Popen([sys.executable, "-c", program])
         try:
             give_up = time.monotonic() + 60
-            while len(server.asked) < 40:  # the rehearsal is 32
+            while len(server.asked) < 40:  # the first requests are 32
                 assert time.monotonic() < give_up
                 assert parent.poll() is None
                 threading.Event().wait(0.02)

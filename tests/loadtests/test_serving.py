@@ -20,7 +20,7 @@ from modelport.loadtests.environments import Missing
 from modelport.loadtests.payloads import BadPayload, Payloads
 from modelport.loadtests.processes import ServerFailed
 from modelport.loadtests.serving import process_tree, tfserving
-from modelport.loadtests.serving.answer_check import Examination
+from modelport.loadtests.serving.answer_check import AnswerCheck
 from modelport.loadtests.serving.gateway import Gateway, newest_version, only_version
 from modelport.loadtests.serving.server import AnswersWrongly, MeasuredServerLaunch, Served, served
 from modelport.loadtests.target import LoadTestProtocol, LoadTestTarget
@@ -61,7 +61,7 @@ def test_right_and_wrong_answers_are_told_apart_in_every_dialect(
     asked = doubled(4)
     assert asked.expected is not None
     wrong = replace(asked, expected=(*asked.expected[:3], {"y": asked.expected[3]["y"] + 0.5}))
-    with Examination(gateway.targets[protocol], wrong) as examination:
+    with AnswerCheck(gateway.targets[protocol], wrong) as examination:
         problems = [examination.problem(number) for number in range(4)]
     assert problems == [None, None, None, "output 'y' is off by 0.1 or more"]
 
@@ -71,7 +71,7 @@ def test_an_answer_that_is_an_error_carries_status_and_reason(gateway: Served) -
         LoadTestProtocol.OIP_HTTP, gateway.http_target.address, "no-such-model"
     )
     with (
-        Examination(unknown, doubled()) as examination,
+        AnswerCheck(unknown, doubled()) as examination,
         pytest.raises(Unanswered, match="HTTP 404"),
     ):
         examination.problem(0)
@@ -81,7 +81,7 @@ def test_memory_and_processor_time_are_those_of_the_process(gateway: Served) -> 
     assert 20e6 < gateway.memory_bytes() < 1e9
     before = gateway.cpu_seconds()
     assert before > 0.1
-    with Examination(gateway.http_target, doubled()) as examination:
+    with AnswerCheck(gateway.http_target, doubled()) as examination:
         for number in range(16):
             examination.problem(number)
     assert gateway.cpu_seconds() >= before
@@ -201,7 +201,7 @@ def test_what_a_machine_has_not_says_what_to_install(monkeypatch: pytest.MonkeyP
 def test_requests_without_right_answers_are_no_examination() -> None:
     made = Payloads(({"x": np.float32([[1]])},), {"x": "FP32"})
     with pytest.raises(BadPayload, match="it has no expected answers"):
-        Examination(LoadTestTarget(LoadTestProtocol.OIP_HTTP, "127.0.0.1:1", "m"), made)
+        AnswerCheck(LoadTestTarget(LoadTestProtocol.OIP_HTTP, "127.0.0.1:1", "m"), made)
 
 
 def test_a_signal_amid_a_fork_is_not_lost(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -25,7 +25,7 @@ from modelport.loadtests.users.client import Unanswered
 from modelport.loadtests.users.dialects import dialect
 from modelport.loadtests.users.grpc_client import GrpcClient
 from modelport.loadtests.users.http import HttpClient
-from modelport.loadtests.users.load_driver import Conductor, Impossible
+from modelport.loadtests.users.load_driver import Impossible, LoadDriver
 from modelport.loadtests.users.proto.__main__ import HERE, ROOT
 from modelport.loadtests.users.proto.__main__ import main as generate
 from modelport.loadtests.users.sockets import Sockets
@@ -263,7 +263,7 @@ def test_what_nobody_thought_of_ends_the_run_before_it_begins(
 
     monkeypatch.setattr(signature, "ask", failing)
     plan = Plan(((target(LoadTestProtocol.OIP_HTTP), 1),), LoadProfile())
-    prepared = Conductor(plan, lambda: None, None)
+    prepared = LoadDriver(plan, lambda: None, None)
     with pytest.raises(Impossible, match="unexpected KeyError: 'surprise'"):
         prepared.prepare()
 

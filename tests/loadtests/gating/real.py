@@ -118,7 +118,7 @@ def retrained(folder: Path, *, wrong: bool = False, source: Path = FRAUD) -> tup
 
 def judged(case: str, limits: Slo, seed: int) -> tuple[GateDecision, tuple[PairedRound, ...]]:
     """One gate of ``case``, and its rounds."""
-    spoiled, seen = CASES.get(case), [gate.Watching(0.0, (), ())]
+    spoiled, seen = CASES.get(case), [gate.GateSnapshot(0.0, (), ())]
     with contextlib.ExitStack() as stack:
         given = [str(FRAUD), str(FRAUD)]
         if case in (AGAIN, AGAIN_WRONG):

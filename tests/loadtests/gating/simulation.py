@@ -23,7 +23,7 @@ from pathlib import Path
 import numpy as np
 from scipy.signal import lfilter
 
-from modelport.loadtests.gate.criteria import Half, PairedRound
+from modelport.loadtests.gate.criteria import PairedRound, SideMeasurements
 from modelport.loadtests.gate.interim_analysis import Looks
 from modelport.loadtests.gate.slo import DurationSettings, Slo
 from modelport.loadtests.report.checks import CheckStatus
@@ -204,8 +204,8 @@ def _latencies(
     return np.asarray(found, np.float64)
 
 
-def _half(latencies: Floats, cold: float) -> Half:
-    return Half(latencies, 0.9 * latencies, len(latencies), 0, 0, 0.95 * cold, cold)
+def _half(latencies: Floats, cold: float) -> SideMeasurements:
+    return SideMeasurements(latencies, 0.9 * latencies, len(latencies), 0, 0, 0.95 * cold, cold)
 
 
 def released(rounds: Sequence[PairedRound], release: Release, seed: int) -> list[PairedRound]:
@@ -214,7 +214,9 @@ def released(rounds: Sequence[PairedRound], release: Release, seed: int) -> list
     return [replace(one, candidate=_changed(one.candidate, release, generator)) for one in rounds]
 
 
-def _changed(half: Half, release: Release, generator: np.random.Generator) -> Half:
+def _changed(
+    half: SideMeasurements, release: Release, generator: np.random.Generator
+) -> SideMeasurements:
     latencies = half.latencies_ms * release.everything
     if release.tail != 1:
         latencies[latencies > np.quantile(latencies, 0.97)] *= release.tail
