@@ -119,8 +119,8 @@ def test_a_killed_run_leaves_no_locust() -> None:
     with serving() as server:
         program = (
             "from modelport.loadtests.run import *; from modelport.loadtests.target import *\n"
-            f"measure(Target(Protocol.OIP_HTTP, {server.address!r}, 'double'),"
-            " Load(duration_seconds=60))"
+            f"measure(LoadTestTarget(LoadTestProtocol.OIP_HTTP, {server.address!r}, 'double'),"
+            " LoadProfile(duration_seconds=60))"
         )
         parent = subprocess.Popen([sys.executable, "-c", program])
         try:
