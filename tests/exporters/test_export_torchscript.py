@@ -232,7 +232,7 @@ FULL_DISK = """
 import resource, signal, sys
 from pathlib import Path
 import torch
-from modelport.exporters.formats import Target, pt2, torchscript
+from modelport.exporters.formats import ExportTarget, pt2, torchscript
 from modelport.exporters.sources.pytorch import source
 from modelport.exporters.spec import ModelSpec
 from modelport.gateway.types import Datatype, ModelSignature, TensorSpec
@@ -245,7 +245,7 @@ model = source(torch.nn.Linear(256, 256), spec, declared)
 resource.setrlimit(resource.RLIMIT_FSIZE, (100_000, 100_000))
 for row in (torchscript, pt2):
     try:
-        row.export(model, Path("model"), Target())
+        row.export(model, Path("model"), ExportTarget())
     except OSError as error:
         print(error.strerror)
 """
