@@ -80,7 +80,7 @@ class Reader:
             path.parent.mkdir(parents=True, exist_ok=True)
             path.write_text(block.text)
         elif block.language == "python":
-            self._run([sys.executable, "-c", self._here(block.text)], block)
+            self._execute(self._here(block.text), block)
         elif block.language == "bash":
             for command in pages.commands(block.text):
                 self._command(command, block)
@@ -89,12 +89,15 @@ class Reader:
         command = self._here(command)
         words = shlex.split(command, comments=True)
         assert words[0] in PROGRAMS, f"{block.place}: {words[0]}: title the block 'Needs ...'"
-        self._load(words)
+        if words[0] == "curl" or words[1] in ("infer", "loadtest", "models"):
+            self._load(words)
         if words[:2] == ["modelport", "serve"]:
             self._serve(words[2:], block)
         elif words[0] == "modelport":
             done = CliRunner().invoke(modelport, words[1:], env=self._environment)
             assert done.exit_code == 0, f"{block.place}: {command}\n{done.output}"
+        elif words[:2] == ["python", "-c"]:
+            self._execute(words[2], block)
         else:
             self._run(["bash", "-euo", "pipefail", "-c", command], block)
 
@@ -116,6 +119,14 @@ class Reader:
             process.send_signal(signal.SIGTERM)
             said += process.stderr
         assert process.returncode == 0, f"{block.place}: {arguments}\n{''.join(said)}"
+
+    def _execute(self, code: str, block: Block) -> None:
+        """Run Python in this process, which has imported the frameworks already."""
+        sys.path.insert(0, str(self._folder))
+        try:
+            exec(compile(code, block.place, "exec"), {"__name__": "__main__"})
+        finally:
+            sys.path.remove(str(self._folder))
 
     def _run(self, command: list[str], block: Block) -> None:
         path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
