@@ -16,7 +16,7 @@ MAX_FILES = 100_000
 
 
 def open_file(path: Path) -> io.BufferedReader:
-    """A regular file for reading; opening a pipe in its place would wait for ever.
+    """A regular file for reading; opening a pipe in its place would block forever.
 
     Raises:
         OSError: it cannot be read, or is a pipe, a device or a folder.

@@ -129,10 +129,10 @@ def test_json_that_only_looks_alike_is_told_apart(body: bytes) -> None:
 def test_a_mark_that_a_client_can_send_would_be_found_out(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(request_template, "_MARK", 1)
     monkeypatch.setattr(request_template, "_MARKED", b"[1]")
-    request_template._around.cache_clear()
+    request_template._json_template.cache_clear()
     with pytest.raises(AssertionError):
         _compare_json(HOSTILE_JSON[1], len(HOSTILE_JSON[1]))
-    request_template._around.cache_clear()
+    request_template._json_template.cache_clear()
 
 
 def _compare_grpc(content: bytes) -> bool:
