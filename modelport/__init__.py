@@ -23,11 +23,11 @@ if TYPE_CHECKING:
     from modelport.client_operations import ModelDescription as ModelDescription
     from modelport.client_operations import ModelStatus as ModelStatus
     from modelport.client_operations import TensorDescription as TensorDescription
-    from modelport.exporting import ExportResult as ExportResult
-    from modelport.exporting import Verification as Verification
-    from modelport.exporting import convert as convert
-    from modelport.exporting import export as export
-    from modelport.exporting import verify as verify
+    from modelport.exporters.api import ExportResult as ExportResult
+    from modelport.exporters.api import Verification as Verification
+    from modelport.exporters.api import convert as convert
+    from modelport.exporters.api import export as export
+    from modelport.exporters.api import verify as verify
     from modelport.gateway.errors import AlreadyExists as AlreadyExists
     from modelport.gateway.errors import IntegrityError as IntegrityError
     from modelport.gateway.errors import InvalidArgument as InvalidArgument
@@ -48,7 +48,7 @@ _MODULES = {
         ("ModelDescription", "ModelStatus", "TensorDescription"), "modelport.client_operations"
     ),
     **dict.fromkeys(
-        ("ExportResult", "Verification", "convert", "export", "verify"), "modelport.exporting"
+        ("ExportResult", "Verification", "convert", "export", "verify"), "modelport.exporters.api"
     ),
     **dict.fromkeys(
         (

@@ -12,7 +12,22 @@ ROOT = Path(__file__).parents[1]
 PACKAGES = ("modelport", "gateway", "exporters", "loadtests")
 #: First words that make a docstring a riddle: it says what the thing is or does, subject first.
 BANNED_OPENINGS = frozenset(
-    "how of that those what when where which whoever who whom whose whether why".split()
+    [
+        "how",
+        "of",
+        "that",
+        "those",
+        "what",
+        "when",
+        "where",
+        "which",
+        "whoever",
+        "who",
+        "whom",
+        "whose",
+        "whether",
+        "why",
+    ]
 )
 #: Words of a private dialect.
 BANNED_WORDS = re.compile(
@@ -56,7 +71,9 @@ def test_no_docstring_begins_with_a_relative_clause() -> None:
         if (text := ast.get_docstring(node))
         and text.split()[0].strip("`,:.").lower() in BANNED_OPENINGS
         # "Whether …" is how a predicate says what it returns.
-        and not (isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef) and text.startswith("Whether "))
+        and not (
+            isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef) and text.startswith("Whether ")
+        )
     ]
     assert wrong == []
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from modelport import exporting
+from modelport.exporters import api
 from modelport.exporters.cli.export import parse_kwargs
 from modelport.exporters.progress import progress_bar
 from modelport.gateway.cli.errors import OneLineCommand
@@ -59,7 +59,7 @@ def convert(
     kwargs = parse_kwargs(model_kwargs)
     with progress_bar() as progress:
         progress("starting", 0, 0)
-        result = exporting.convert(
+        result = api.convert(
             source,
             target,
             model=model,

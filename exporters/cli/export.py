@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from modelport import exporting
+from modelport.exporters import api
 from modelport.exporters.models import REGISTRY
 from modelport.exporters.progress import progress_bar
 from modelport.gateway.cli.errors import OneLineCommand, UsageError
@@ -183,7 +183,7 @@ def export(**options: Any) -> None:
     with progress_bar(quiet) as progress:
         # torch and the runtime come with this call.
         progress("starting", 0, 0)
-        results = exporting.export(
+        results = api.export(
             **options, model_kwargs=kwargs, version=version, image=image, progress=progress
         )
     if as_json:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from modelport import exporting
+from modelport.exporters import api
 from modelport.exporters.progress import progress_bar
 from modelport.gateway.cli.errors import OneLineCommand
 from modelport.gateway.repository.storage.location import Location, Repository
@@ -79,7 +79,7 @@ def verify(
     """
     with progress_bar(quiet) as progress:
         progress("checking", 0, 0)
-        found = exporting.verify(
+        found = api.verify(
             path, integrity=integrity, public_keys=public_keys, progress=progress, **given
         )
     checked, proven = found.checked, found.proven

@@ -43,7 +43,7 @@ def __getattr__(name: str) -> Any:
         from modelport.exporters.pipeline import ExportResult
 
         return ExportResult
-    raise AttributeError(f"module 'modelport.exporting' has no attribute '{name}'")
+    raise AttributeError(f"module 'modelport.exporters.api' has no attribute '{name}'")
 
 
 def export(
