@@ -89,7 +89,7 @@ class Reader:
         command = self._here(command)
         words = shlex.split(command, comments=True)
         assert words[0] in PROGRAMS, f"{block.place}: {words[0]}: title the block 'Needs ...'"
-        if words[0] == "curl" or words[1] in ("infer", "loadtest", "models"):
+        if {"curl", "infer", "loadtest", "models"} & set(words):
             self._load(words)
         if words[:2] == ["modelport", "serve"]:
             self._serve(words[2:], block)
