@@ -130,25 +130,30 @@ class ClientOperations:
         return TritonCall(method, arguments, {**self._options, **options})
 
     def live(self) -> Operation[bool]:
+        """Ask whether the server is live."""
         return bool((yield self._call("is_server_live")))
 
     def ready(self, model: str, version: str) -> Operation[bool]:
+        """Ask whether the model is ready; without a model, whether the server is."""
         if not model:
             return bool((yield self._call("is_server_ready")))
         return bool((yield self._call("is_model_ready", model, version)))
 
     def models(self) -> Operation[list[ModelStatus]]:
+        """List the models of the repository with their states."""
         answer = yield self._call("get_model_repository_index")
         rows = answer if isinstance(answer, list) else answer.get("models", [])
         fields = ModelStatus._fields
         return [ModelStatus(*(str(row.get(field, "")) for field in fields)) for row in rows]
 
     def config(self, model: str, version: str) -> Operation[dict[str, Any]]:
+        """Get the configuration of a model."""
         answer: dict[str, Any] = yield self._call("get_model_config", model, version)
         found: dict[str, Any] = answer.get("config", answer)
         return found
 
     def metadata(self, model: str, version: str) -> Operation[ModelDescription]:
+        """Get the versions, inputs and outputs of a model."""
         answer = yield self._call("get_model_metadata", model, version)
         inputs, outputs = (
             tuple(
@@ -176,6 +181,7 @@ class ClientOperations:
         parameters: Mapping[str, Parameter] | None,
         request_id: str,
     ) -> Operation[dict[str, Array]]:
+        """Send an inference request and return its outputs by name."""
         key = (model, version)
         if key not in self._known:
             self._known[key] = yield from self.metadata(model, version)

@@ -32,6 +32,7 @@ def modelport_serve() -> Iterator[ServeFixture]:
     with ExitStack() as stack:
 
         def serve(*paths: Path | str, **options: Unpack[ServeOptions]) -> Server:
+            """Start a server of ``paths``, or return the one with the same arguments."""
             key = repr(([str(Path(path).absolute()) for path in paths], sorted(options.items())))
             if key not in servers:
                 servers[key] = stack.enter_context(testing.serve(*paths, **options))

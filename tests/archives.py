@@ -62,7 +62,7 @@ def folder(path: Path, name: str, files: Files, **model: str) -> Path:
 
 
 def torchscript(module: nn.Module) -> bytes:
-    """What ``torch.jit.save(torch.jit.script(module))`` writes."""
+    """Script ``module`` and return the archive that ``torch.jit.save`` writes."""
     buffer = io.BytesIO()
     script: Any = torch.jit.script
     with quiet():  # it is deprecated

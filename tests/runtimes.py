@@ -1,4 +1,4 @@
-"""What the default tests have no time for: compiled archives, and memory after many reloads.
+"""Slow tests of runtimes: compiled archives, and memory after many reloads.
 
 ``python -m tests.runtimes`` serves the small models compiled by AOTInductor and holds the answers
 against eager PyTorch. Then it loads and unloads a model with megabytes of weights many times in

@@ -80,7 +80,7 @@ def gateway(demo: tuple[Path, str]) -> Iterator[Gateway]:
 
 
 def eager(folder: Path, name: str, *inputs: np.ndarray) -> np.ndarray:
-    """What the checkpoint itself computes, in PyTorch."""
+    """The answer of the checkpoint in eager PyTorch."""
     source = checkpoint.read(folder / "checkpoints" / f"{name}.pt")
     module, _, _ = spec.build(name, source.shapes, source.model_kwargs)
     checkpoint.load_into(module, source)

@@ -259,7 +259,7 @@ def tables(root: Path, ports: Ports) -> list[str]:
 
 
 class Direct:
-    """What a caller wants to know of a server."""
+    """The addresses of a server called without a gateway."""
 
     def __init__(self, ports: Ports) -> None:
         self.http, self.grpc = f"{HOST}:{ports.http}", f"{HOST}:{ports.grpc}"

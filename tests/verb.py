@@ -1,4 +1,4 @@
-"""What the heavier ``make`` verbs have in common as programs."""
+"""Common code of the programs behind slow ``make`` verbs."""
 
 from __future__ import annotations
 

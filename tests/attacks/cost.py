@@ -122,7 +122,7 @@ class Cost(NamedTuple):
 
 
 class Meter:
-    """What the server process uses."""
+    """Processor time and memory of the server process."""
 
     def __init__(self, pid: int) -> None:
         self._root = Path(f"/proc/{pid}")
@@ -131,7 +131,7 @@ class Meter:
         return self._sum(0)
 
     def waited_seconds(self) -> float:
-        """How long threads that could run waited for a processor: that is the machine's fault."""
+        """Time that runnable threads waited for a processor, which the machine causes."""
         return self._sum(1)
 
     def _sum(self, column: int) -> float:
@@ -392,7 +392,7 @@ def measured(gateway: Gateway, meter: Meter, probe: Probe, attack: Attack) -> Co
 
 
 def broken(attack: Attack, cost: Cost) -> list[str]:
-    """What of the rule a request breaks."""
+    """List the limits that a request exceeds."""
     size = attack.size + cost.answer_bytes
     found = []
     if cost.cpu_seconds > CPU_SECONDS + CPU_SECONDS_PER_BYTE * size:
@@ -418,7 +418,7 @@ def repository(root: Path) -> Path:
 def findings(
     gateway: Gateway, requests: int | None, seed: int, tell: Callable[[str], None] = print
 ) -> tuple[int, list[str]]:
-    """How many requests were sent, and which of them broke the rule."""
+    """Send the attacks; return the number of requests and those that exceeded a limit."""
     attacks = [*http_attacks(gateway), *grpc_attacks(gateway)]
     random.Random(seed).shuffle(attacks)
     meter, found = Meter(gateway.process.pid), []

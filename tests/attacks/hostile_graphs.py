@@ -76,7 +76,7 @@ def _writing(nodes: Any, mark: Path) -> str:
 
 
 def graphs(mark: Path) -> dict[str, tuple[Callable[[Any], str], str]]:
-    """What is added to a SavedModel's graph, and what the refusal names."""
+    """Hostile changes to a SavedModel's graph, each with the text expected in the error."""
     string, real = tf.string.as_datatype_enum, tf.float32.as_datatype_enum
 
     def with_file(op: str, **attributes: Any) -> Callable[[Any], str]:

@@ -73,7 +73,7 @@ def calling(levels: int, times: int) -> bytes:
 
 
 def exported() -> bytes:
-    """What ``torch.export.save`` writes, without example inputs."""
+    """An archive of ``torch.export.save`` without example inputs."""
     buffer = io.BytesIO()
     with quiet():
         program = torch.export.export(Plain(), (torch.rand(4),))

@@ -148,7 +148,7 @@ def carriers() -> dict[str, bytes]:
 
 
 def opened(kind: str, path: Path, repository: Repository) -> Callable[[], object]:
-    """What opens a zip of this kind."""
+    """The function that opens a zip of this kind."""
     ways: dict[str, Callable[[], object]] = {
         "checkpoint": lambda: checkpoint.read(path),
         "keras": lambda: keras_guard.read_config(path),

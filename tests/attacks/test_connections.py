@@ -1,4 +1,4 @@
-"""What bytes on a connection cost: frames of every type, size, flag and state, from a generator.
+"""The cost of HTTP/2 frames of every type, size, flag and state, from a generator.
 
 The processor time of the connection's code is bounded for each frame and each byte, whatever the
 state in which they come. The bounds are generous, for busy machines: what they catch is work that

@@ -89,7 +89,7 @@ def loop_seconds(gateway: Gateway) -> float:
 
 
 def large_replies(gateway: Gateway) -> dict[str, Callable[[], int]]:
-    """Of every dialect a request whose reply is large, and how many values that has."""
+    """For every dialect, a request with a large reply that returns the number of values in it."""
 
     def post(path: str, document: Any, **headers: str) -> bytes:
         connection = http.client.HTTPConnection("127.0.0.1", gateway.http_port, timeout=60)

@@ -180,7 +180,7 @@ def http_case(chance: random.Random) -> tuple[bytes, bytes]:
 
 
 class Finds:
-    """What came out that must not: one case of each kind, so that one bug hides no other."""
+    """Failures found by fuzzing, one of each kind, so that one bug does not hide another."""
 
     def __init__(self) -> None:
         self._found: dict[str, str] = {}

@@ -63,7 +63,7 @@ MODELS: dict[str, tuple[list[str], list[str], int]] = {
 
 
 def forms(name: str) -> Any:
-    """What bodies mean to one of the models."""
+    """The prediction formats of one of the models."""
     inputs, outputs, most = MODELS[name]
     text = models.config(name, inputs, outputs, max_batch_size=most, extra=models.PICTURES)
     config = configuration.parse(text)
@@ -120,7 +120,7 @@ def body(chance: random.Random) -> bytes:
 
 
 def answerable(found: Any, call: PredictionCall) -> None:
-    """What was taken in must be able to go out: as the outputs, which are like the inputs."""
+    """Check that accepted inputs can be encoded as outputs, which have the same types."""
     request, encode = found.decode(call)
     signature = found._signature
     names = {

@@ -323,7 +323,7 @@ def brings_a_configuration_that_leaves_the_folder(path: Path) -> Path:
 
 
 def _torchscript(pickle: bytes = b"\x80\x02N.") -> bytes:
-    """What looks like TorchScript by its records."""
+    """A zip that has the records of a TorchScript archive."""
     buffer = io.BytesIO()
     with zipfile.ZipFile(buffer, "w") as archive:
         archive.writestr("m/data.pkl", pickle)

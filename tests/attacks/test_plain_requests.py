@@ -79,7 +79,7 @@ def _said(request: InferRequest, form: Any = None) -> Any:
 
 
 def _outcome(decode: Callable[[], Any]) -> str | None:
-    """What came of it, errors included; None: it was passed on."""
+    """The decoded request or its error, as text; None if the decoder declined the request."""
     try:
         decoded = decode()
     except (ModelportError, DecodeError) as error:

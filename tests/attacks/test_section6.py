@@ -1,4 +1,4 @@
-"""What quick re-implementations get wrong: each line of PROTOCOLS.md's section 6 by its number."""
+"""Common mistakes of re-implementations: the numbered lines of section 6 of PROTOCOLS.md."""
 
 from __future__ import annotations
 

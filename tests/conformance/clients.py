@@ -60,7 +60,7 @@ class Result:
 
     @classmethod
     def of(cls, result: Any) -> Result:
-        """Of either ``InferResult``."""
+        """Convert the ``InferResult`` of either client."""
         response = result.get_response()
         if isinstance(response, dict):
             outputs = {o["name"]: o["datatype"] for o in response["outputs"]}
@@ -323,7 +323,7 @@ CONTROLS = ("http", "http-aio", "grpc", "grpc-aio")
 
 
 def status(transport: str, http: int, grpc: str) -> str:
-    """How a client of ``transport`` states an error's status."""
+    """The status of an error as a client of ``transport`` prints it."""
     return str(http) if transport == "http" else f"StatusCode.{grpc}"
 
 

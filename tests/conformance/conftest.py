@@ -44,7 +44,7 @@ def streaming(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Gateway]:
 
 @pytest.fixture(scope="session")
 def explicit(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Gateway]:
-    """What TorchServe's management changes."""
+    """A gateway whose models TorchServe's management API may change."""
     with torchserve.serving_on_request(tmp_path_factory.mktemp("explicit") / "models") as gateway:
         yield gateway
 

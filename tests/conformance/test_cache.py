@@ -73,7 +73,7 @@ def client_of(gateway: Gateway) -> Any:
 
 
 def counts(gateway: Gateway, model: str) -> dict[str, int]:
-    """How often the model was asked, executed, found in the cache and not."""
+    """The model's counts of successes, executions, inferences, cache hits and cache misses."""
     with client_of(gateway) as client:
         (row,) = client.get_inference_statistics(model)["model_stats"]
     stats = row["inference_stats"]
@@ -95,7 +95,7 @@ def miss(batch: int) -> dict[str, int]:
 
 
 def drive(gateway: Gateway, caller: Caller, ask: Ask) -> list[dict[str, int]]:
-    """What asking twice counts; the answers are the same in every bit."""
+    """Send a request twice, compare the answers bit for bit, and return the counts of each."""
     found, steps = [], []
     for _ in range(2):
         before = counts(gateway, ask.model)

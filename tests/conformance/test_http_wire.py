@@ -639,7 +639,7 @@ def scrape(gateway: Gateway) -> Samples:
 
 
 def sample(samples: Samples, name: str, **labels: str) -> float:
-    """Of version 1 of ``x2``."""
+    """The sample ``name`` of version 1 of ``x2``."""
     return samples[name, frozenset({"model": "x2", "version": "1", **labels}.items())]
 
 

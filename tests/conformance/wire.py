@@ -296,7 +296,7 @@ def assert_serves_grpc(stub: Any) -> None:
 
 
 def private(text: str | None, sent: str = "") -> list[str]:
-    """What ``text`` tells of the server's inside that the client did not say itself."""
+    """List internal details of the server in ``text`` that the client did not send itself."""
     text = text or ""
     found = [match for match in _PRIVATE.findall(text) if match not in sent]
     return [*found, *([socket.gethostname()] if socket.gethostname() in text else [])]

@@ -1,4 +1,4 @@
-"""What is in ``deploy/`` is used here. `make deploy` runs all of it, with the tools it takes."""
+"""Tests of the files in ``deploy/``. `make deploy` runs all of them with the tools they need."""
 
 from __future__ import annotations
 

@@ -69,7 +69,7 @@ def base() -> str:
 
 
 def _pips_places() -> Iterator[str]:
-    """What this machine's pip is told, certificates, folders of wheels: the build gets the same."""
+    """Certificates and folders of wheels that this machine's pip uses; the build gets the same."""
     for path in ("/etc/ssl/certs", "/etc/pip.conf"):
         if Path(path).exists():
             yield path

@@ -30,7 +30,7 @@ def documents(text: str) -> list[Manifest]:
 
 
 def wrong(manifest: Manifest) -> list[str]:
-    """What the schema of a custom resource has against it; unknown keys count."""
+    """List violations of the schema of a custom resource, unknown keys included."""
     schema = json.loads(
         gzip.decompress((CRDS / f"{SCHEMAS[manifest['kind']]}.json.gz").read_bytes())
     )

@@ -40,7 +40,7 @@ def nothing_stays_mounted() -> Iterator[None]:
 
 
 def blocks() -> dict[str, str]:
-    """What each stage says, by its name."""
+    """The instructions of each build stage, by its name."""
     found = re.split(r"^FROM \S+ AS (\S+)$", TEXT, flags=re.MULTILINE)[1:]
     return dict(zip(found[::2], found[1::2], strict=True))
 

@@ -269,7 +269,7 @@ text: {{ include "notes" . | quote }}
 
 
 def notes(folder: Path, *flags: str) -> str:
-    """What helm says after an installation, which it renders for a cluster alone."""
+    """Render the notes that helm otherwise prints only after an installation in a cluster."""
     chart = shutil.copytree(CHART, folder / "chart", dirs_exist_ok=True)
     templates = chart / "templates"
     (templates / "notes.yaml").write_text(NOTES % (CHART / "templates" / "NOTES.txt").read_text())

@@ -158,7 +158,7 @@ def test_the_unit_serves_under_a_real_systemd_with_no_more_than_it_needs(tmp_pat
 
 
 def drained(system: Booted) -> None:
-    """What is in flight when systemd is told to stop the service is answered."""
+    """Check that requests in flight are answered when systemd stops the service."""
     with ThreadPoolExecutor(1) as pool:
         asked = pool.submit(system.python, ASK % "slow")
         metrics = (

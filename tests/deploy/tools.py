@@ -35,7 +35,7 @@ def said(
 
 
 def check(*command: str | Path, cwd: Path | None = None) -> str:
-    """What a command said that must succeed."""
+    """Run a command that must succeed and return its output."""
     status, text = said(*command, cwd=cwd)
     assert status == 0, f"{' '.join(map(str, command))}: exit {status}\n{text[-6000:]}"
     return text

@@ -47,7 +47,7 @@ class Block(NamedTuple):
 
     @property
     def reason(self) -> str:
-        """Why the block is not run; empty for one that is."""
+        """The reason to skip the block; empty if it runs."""
         return self.title if self.title.startswith(REASONS) else ""
 
     @property

@@ -1,4 +1,4 @@
-"""What the documentation names: options, make verbs, error messages, configuration, files."""
+"""The options, make verbs, error messages, fields and files that the documentation names exist."""
 
 from __future__ import annotations
 

@@ -57,7 +57,7 @@ THINK_SECONDS = 0.005
 
 @dataclass
 class Plan:
-    """How much is asked, and how long a fault lasts: until a number of requests, or a time."""
+    """The load, and the length of a fault as a number of requests or a time."""
 
     clients: int = 8
     healthy_seconds: float = 1.5
@@ -84,7 +84,7 @@ class Cell:
     broken_p99: float = 0.0
 
     def missed(self, timed: bool = True) -> list[str]:
-        """What does not hold; ``timed``: times too."""
+        """List the expectations that failed; ``timed`` includes those on times."""
         ejected = self.ejected_seconds <= EJECTED_SECONDS or (
             self.ejected_seconds < float("inf")
             and (not timed or self.failed_before <= EJECTED_REQUESTS)
@@ -148,7 +148,7 @@ def p99(outcomes: list[tuple[float, float, bool]]) -> float:
 
 
 async def _until(condition: Any, seconds: float) -> float:
-    """How long it took; inf: it did not come about."""
+    """Wait for ``condition`` and return the seconds it took; infinity after ``seconds``."""
     began = time.monotonic()
     while not condition():
         if time.monotonic() - began > seconds:

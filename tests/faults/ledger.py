@@ -78,7 +78,7 @@ class LedgerBackend:
 
 
 class Ledger:
-    """What the backend wrote."""
+    """The file in which the backend records its executions."""
 
     def __init__(self, path: Path) -> None:
         self.path = path

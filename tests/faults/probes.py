@@ -1,4 +1,4 @@
-"""What the fault tests ask of a running gateway, and how they wait: for conditions, with an end."""
+"""Requests to a running gateway, and waits for a condition with a time limit."""
 
 from __future__ import annotations
 

@@ -48,7 +48,7 @@ def client(address: str, turns: int) -> OpenLoopClient:
 
 
 def holds(capacity: float, outcomes: Outcomes, seconds: float) -> bool:
-    """What is accepted is answered soon, what is refused at once, and the model is kept busy."""
+    """Whether accepted requests were quick, most were refused, and the model stayed busy."""
     busy = len(outcomes.answered) >= 0.3 * capacity * seconds
     soon = outcomes.quantile(0.9) < 12 / capacity + 0.2
     return busy and soon and len(outcomes.failed) > len(outcomes.answered)

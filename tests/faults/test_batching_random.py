@@ -117,7 +117,7 @@ class Ahead(Threads):
 
 @dataclass
 class Findings:
-    """How requests ended; what must not be is in ``faults``."""
+    """Counts of outcomes of requests; ``faults`` are those that must not occur."""
 
     ends: Counter[str] = field(default_factory=Counter)
     faults: Counter[str] = field(default_factory=Counter)

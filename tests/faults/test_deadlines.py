@@ -176,7 +176,7 @@ async def test_what_expires_on_its_way_in_reaches_no_backend(gateways: Gateways)
 async def test_without_the_check_the_backends_are_asked(
     gateways: Gateways, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """What the tests of this file would catch."""
+    """A known-bad variant: the tests of this file detect a gateway that ignores deadlines."""
     monkeypatch.setattr(Deadline, "expired", False)
     async with gateways() as gateway:
         for path, body, _ in HTTP.values():

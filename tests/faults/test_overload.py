@@ -51,7 +51,7 @@ def pending(gateway: Gateway, number: int) -> None:
 
 
 def turns(gateway: Gateway, seconds: float) -> int:
-    """How many turns of the loop take about so long here and now."""
+    """The number of loop iterations that take about ``seconds`` on this machine now."""
     assert count(gateway, 1000).status_code == 200
     with elapsed() as so_far:
         assert count(gateway, 300_000).status_code == 200

@@ -1,4 +1,4 @@
-"""When traffic may come, and what loads at start."""
+"""Tests of readiness and of the models that load at start."""
 
 from __future__ import annotations
 

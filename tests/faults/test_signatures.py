@@ -37,7 +37,7 @@ def require(key: PrivateKey, tmp_path: Path) -> tuple[str, str]:
 
 @pytest.fixture
 def scratch(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Where the gateway's verified copies are."""
+    """The folder of the gateway's verified copies."""
     (tmp_path / "scratch").mkdir()
     monkeypatch.setenv("TMPDIR", str(tmp_path / "scratch"))
     return tmp_path / "scratch"

@@ -181,7 +181,7 @@ class TorchServeHttpClient(TfServingHttpClient):
 
 @dataclass
 class DialectGrpcClient(Client):
-    """Of a dialect without request ids: the values are the nonce, in the ledger too."""
+    """A gRPC client of a dialect without request ids; the ledger identifies requests by value."""
 
     method: str = ""
     _number: int = 0

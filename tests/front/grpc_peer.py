@@ -188,7 +188,7 @@ class Peer:
 
 
 class Wire(asyncio.Transport):
-    """What a connection writes; there is no socket."""
+    """A transport without a socket that keeps the bytes written to it."""
 
     def __init__(self) -> None:
         super().__init__()

@@ -1,6 +1,6 @@
-"""What would hurt the gRPC listener, besides what either role of HTTP/2 is sent.
+"""Attacks on the gRPC listener, besides those on HTTP/2 in general.
 
-For that see ``test_http2_attacks.py``.
+For those see ``test_http2_attacks.py``.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""What a hostile peer sends over HTTP/2: it ends its connection, with its code, in either role.
+"""Attacks of a hostile HTTP/2 peer: each ends its connection with the right error code.
 
-The same frames face the server's connection and the client's. The limits are what ends floods:
-without them (the known-bad variant) the same bytes are accepted.
+Server and client connections receive the same frames. Limits end floods: without them (the
+known-bad variant) the same bytes are accepted.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What the tests of several modules need."""
+"""Fixtures shared by several modules."""
 
 from __future__ import annotations
 

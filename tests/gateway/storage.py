@@ -81,7 +81,7 @@ class Moto:
             self.client.delete_object(Bucket=BUCKET, Key=key)
 
     def keys(self, prefix: str) -> list[str]:
-        """Those below ``prefix/``, relative to it."""
+        """The keys below ``prefix/``, relative to it."""
         pages = self.client.get_paginator("list_objects_v2").paginate(
             Bucket=BUCKET, Prefix=f"{prefix}/"
         )

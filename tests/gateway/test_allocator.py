@@ -1,4 +1,4 @@
-"""What the C library keeps of freed memory: only where it can be told, and nobody has told it."""
+"""Tests of the limits on freed memory that glibc keeps, set unless the environment sets them."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def unchosen(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture
 def set_options(monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, int]]:
-    """What a C library with ``mallopt`` is told."""
+    """The calls to ``mallopt`` of a simulated C library."""
     options: list[tuple[int, int]] = []
     library = SimpleNamespace(mallopt=lambda option, value: options.append((option, value)))
     monkeypatch.setattr(ctypes, "CDLL", lambda name: library)

@@ -1,4 +1,4 @@
-"""What a configuration leaves out comes from the artifact; where both speak they must agree."""
+"""Auto-complete: fields that a configuration omits come from the artifact; others must match it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Who waits, for how long, and who goes first: priorities, bounds, time-outs, order."""
+"""Tests of the request queue: priorities, size limits, time-outs and order."""
 
 from __future__ import annotations
 
@@ -176,7 +176,7 @@ ORDERED = "dynamic_batching { preserve_ordering: true } instance_group { count: 
 
 
 async def finished(extra: str, *rows: float, gone: int | None = None) -> list[int]:
-    """Who has an answer while row 0 still runs, and then who besides, in order."""
+    """The rows in the order of their answers, first those answered while row 0 still runs."""
     infer, model, _ = make(extra, ONE_BY_ONE)
     model.blocked = {0.0}
     ended: list[int] = []

@@ -1,4 +1,4 @@
-"""What the response cache tells requests apart by, and what it must not."""
+"""Tests of the response cache's keys: the content they depend on, and the rest they ignore."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ requests = st.builds(
 
 
 def content(request: InferRequest) -> Any:
-    """What a request is, told without a hash."""
+    """The content of a request that its key must depend on, without a hash."""
     rows = []
     for tensor in sorted(request.inputs, key=lambda t: t.name):
         data = tensor.data

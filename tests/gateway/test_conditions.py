@@ -1,4 +1,4 @@
-"""What the metrics port says of the gateway itself, as Prometheus really reads it."""
+"""The gateway's own conditions on the metrics port, read with Prometheus' parser."""
 
 from __future__ import annotations
 

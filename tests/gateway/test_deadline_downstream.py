@@ -1,4 +1,4 @@
-"""What is left of a deadline goes with every request to another server, and never grows."""
+"""The rest of a deadline is sent with every request to another server and never grows."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What all embedded runtimes share: the demo models in each, side by side, and where they run."""
+"""Tests common to all embedded runtimes: the demo models in each, and device placement."""
 
 from __future__ import annotations
 

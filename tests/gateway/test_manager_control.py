@@ -1,4 +1,4 @@
-"""What requests may ask of the manager: labels, a default, one version away, a whole new list."""
+"""Model control by request: labels, a default version, unloading a version, replacing the list."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the index and the counters tell while versions come and go, on disks that fail."""
+"""The repository index and the counters while versions load and unload, and on failing disks."""
 
 from __future__ import annotations
 

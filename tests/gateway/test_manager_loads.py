@@ -1,4 +1,4 @@
-"""How versions come and go: tried again, making room for others, elsewhere, half written."""
+"""Loading and unloading of versions: retries, memory for others, remote servers, partial writes."""
 
 from __future__ import annotations
 
@@ -392,7 +392,7 @@ async def test_a_route_decides_who_runs_a_model_of_the_repository(world: World) 
 
 
 async def poll_a_slow_writer(world: World) -> tuple[list[list[int]], ModelManager]:
-    """Which versions serve after each look, while version 2 is written between them."""
+    """The versions that serve after each poll, while version 2 is written between polls."""
     world.publish(1)
     manager = await world.serve(ModelControlMode.POLL)
     folder = world.root / "m" / "2"

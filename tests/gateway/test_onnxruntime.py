@@ -210,7 +210,7 @@ def test_an_answer_says_which_model_and_version_it_is_from(tmp_path: Path) -> No
 
 
 def test_a_run_without_all_inputs_is_refused_before_anything_is_computed(tmp_path: Path) -> None:
-    """What an optional input of the configuration is to the model, only the runtime knows."""
+    """The configuration may declare an input optional that the model requires."""
     models.add_and_subtract(tmp_path / "model.onnx")
     with pytest.raises(ModelportError, match=r"Required inputs \(\['b'\]\) are missing"):
         run(served(tmp_path), fp32([[3, 4]], "a"))

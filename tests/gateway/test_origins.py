@@ -1,4 +1,4 @@
-"""Who may change what a gateway serves: clients, and pages of its own origin; other pages not."""
+"""Clients and pages of the gateway's origin may control its models; pages of others may not."""
 
 from __future__ import annotations
 

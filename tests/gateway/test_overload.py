@@ -1,4 +1,4 @@
-"""What is an overload and what only looks like one, in simulated time."""
+"""Tests of overload detection in simulated time."""
 
 from __future__ import annotations
 
@@ -180,7 +180,7 @@ def capacity(model: Model) -> float:
 
 
 def good(model: Model, seconds: float) -> bool:
-    """What must hold, with what one instance takes for one run as the latency without load."""
+    """Whether the model was busy and p99 latency at most three times that without load."""
     busy = len(model.answered) >= 0.9 * capacity(model) * seconds
     return busy and quantile(model.answered, 0.99) <= 3 * model.run_seconds
 
@@ -260,7 +260,7 @@ NORMAL_SECONDS = 5.0
 
 
 def after_pulse(model: Model, clients: list[Client], times: float, seconds: float) -> list[float]:
-    """When clients were refused later than 5 s after a pulse of so many ``times`` the capacity."""
+    """Times of refusals later than 5 s after a pulse of ``times`` the capacity."""
     start, end = 2.0, 2.0 + seconds
     play(model, even(times * capacity(model), start, end), clients, end + NORMAL_SECONDS + 2.0)
     return [when for when in model.refused_clients if when > end + NORMAL_SECONDS]

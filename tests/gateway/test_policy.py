@@ -1,4 +1,4 @@
-"""Which version to load or unload next: sentences, and properties over every way it can go."""
+"""Tests of the version policy: examples, and properties over every sequence of events."""
 
 from __future__ import annotations
 

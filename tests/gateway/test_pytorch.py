@@ -188,7 +188,7 @@ def test_what_a_pt2_archive_is_is_read_from_it(platform: str, tmp_path: Path) ->
 
 
 class Trap:
-    """What a checkpoint may hold: code that runs when it is unpickled."""
+    """An object whose code runs when it is unpickled."""
 
     def __reduce__(self) -> tuple[Any, tuple[str]]:
         return (pytest.fail, ("a pickle was loaded",))

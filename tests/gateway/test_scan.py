@@ -1,4 +1,4 @@
-"""What a model repository holds: nothing in it may take the scan down or lead out of it."""
+"""Tests of the repository scan: no content may make it fail or lead it outside."""
 
 from __future__ import annotations
 

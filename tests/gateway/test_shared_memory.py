@@ -44,7 +44,7 @@ def path_of(key: str) -> Path:
 
 
 def descriptors() -> Counter[str]:
-    """How often this process has each file open, of those that the keys here could name."""
+    """Count this process's open descriptors of files that the tests' keys could name."""
     gc.collect(1)  # what was made just now is young
     found: Counter[str] = Counter()
     for number in os.listdir("/proc/self/fd"):

@@ -1,4 +1,4 @@
-"""What one request passes through shared memory, and that every process has the same regions."""
+"""Tensors of requests in shared memory, and the registration of regions in every worker."""
 
 from __future__ import annotations
 

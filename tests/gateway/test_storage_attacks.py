@@ -1,4 +1,4 @@
-"""What storage and the disk of the cache do to a gateway on bad days, found without a gateway."""
+"""Failures of object storage and of the cache's disk, tested without a gateway."""
 
 from __future__ import annotations
 

@@ -101,7 +101,7 @@ def asking(*gateways: Gateway) -> Iterator[list[Client]]:
 
 
 def killed(url: str, first: int, after_seconds: float) -> list[int]:
-    """What a publisher said that was killed so long after it had begun: a number once or twice."""
+    """Kill a publisher ``after_seconds`` and return the one or two version numbers it printed."""
     with subprocess.Popen(
         [sys.executable, "-m", "tests.gateway.storage_publisher", url, str(first)],
         stdout=subprocess.PIPE, text=True, cwd=Path(__file__).parents[2],

@@ -1,4 +1,4 @@
-"""What a gateway finds in object storage, and has here of it: whole versions and nothing else."""
+"""Tests of the mirror of object storage, which holds only complete versions."""
 
 from __future__ import annotations
 

@@ -47,7 +47,7 @@ def put(
 
 
 def whole(location: Location, cache: Path, name: str = "m") -> dict[int, bytes]:
-    """What a gateway serves: the artifact of every version, verified."""
+    """Fetch and verify every version, and return the artifacts."""
     found = Mirror(location, cache).look()
     artifacts = {}
     for number, entry in found[name].versions.items() if name in found else ():

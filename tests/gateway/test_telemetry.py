@@ -1,4 +1,4 @@
-"""What is measured: the statistics document, and the metrics as Prometheus really reads them."""
+"""Tests of the statistics document and of the metrics, read with Prometheus' parser."""
 
 from __future__ import annotations
 

@@ -264,7 +264,7 @@ def test_a_signature_is_packed_as_tensorflow_serving_does() -> None:
 
 
 def test_the_generated_files_are_those_that_make_protos_writes(tmp_path: Path) -> None:
-    """Whoever edits a ``.proto`` runs ``make protos``."""
+    """``make protos`` must be run after each edit of a ``.proto``."""
     pytest.importorskip("grpc_tools")
     subprocess.run(
         [sys.executable, "-m", "modelport.gateway.wire.proto", tmp_path], check=True, cwd=ROOT

@@ -17,7 +17,7 @@ from modelport.gateway.runtime.timer_wheel import TimeLimit, Timer
 
 @pytest.fixture
 def fast_tick(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What is 40 ms off is far off."""
+    """Shorten the tick, so that timers due in 40 ms or more use the wheel."""
     monkeypatch.setattr(timer_wheel, "TICK_SECONDS", 0.02)
 
 

@@ -440,7 +440,7 @@ class TimedServers(Servers):
         return endpoint.address
 
     async def gave_up(self, requests: int) -> int:
-        """How many of ``requests`` have no answer."""
+        """Send ``requests`` and count those without an answer."""
         count = 0
         for _ in range(requests):
             try:

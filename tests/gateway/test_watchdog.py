@@ -21,7 +21,7 @@ def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 class Heard:
-    """What a watchdog tells; the thread that blocks the loop waits for it."""
+    """A recorder of heartbeats; the thread that blocks the loop waits for them."""
 
     def __init__(self) -> None:
         self.heartbeats: list[LoopHeartbeat] = []

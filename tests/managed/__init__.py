@@ -30,7 +30,7 @@ X = {"inputs": [{"name": "x", "datatype": "FP32", "shape": [1, 4], "data": [1, 2
 
 
 def until(condition: Callable[[], Any], what: str, seconds: float = WAIT_SECONDS) -> Any:
-    """What ``condition`` returns, once that is true; polled, for there is nothing to wait on."""
+    """Poll ``condition`` until it is true and return its value."""
     give_up = time.monotonic() + seconds
     while not (found := condition()):
         assert time.monotonic() < give_up, f"not within {seconds} s: {what}"
@@ -68,7 +68,7 @@ def infer(gateway: Gateway, model: str = "x2", document: Any = None) -> Outcome:
 
 
 def reason(gateway: Gateway, model: str = "x2") -> str:
-    """Of the newest version in the repository index; '' while it is READY."""
+    """The reason in the repository index; '' if the model is READY."""
     rows = json.loads(ask(gateway, "/v2/repository/index", {}).body)
     (row,) = [row for row in rows if row["name"] == model]
     return "" if row.get("state") == "READY" else str(row.get("reason", ""))
@@ -120,7 +120,7 @@ class Place:
                 os.environ["TMPDIR"] = before
 
     def processes(self, word: str = "") -> list[int]:
-        """What runs with our mark and ``word`` in its command line."""
+        """The ids of this place's processes with ``word`` in their command line."""
         return processes(self.root, word)
 
     def server(self) -> int:
@@ -169,7 +169,7 @@ def load(gateway: Gateway, clients: int = 4, model: str = "x2", document: Any = 
 
 
 def wrong(outcomes: list[Outcome], killed_at: float, model: str = "x2") -> list[str]:
-    """What must not be where a server was killed at ``killed_at`` and has come back."""
+    """List wrong outcomes of a server that was killed at ``killed_at`` and has restarted."""
     problems = []
     for outcome in outcomes:
         if outcome.status not in (200, 503):

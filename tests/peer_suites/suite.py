@@ -31,7 +31,7 @@ class Verdict(StrEnum):
 
 
 class Outcome(NamedTuple):
-    """What became of one test. ``detail`` is the reason, or the end of what it said."""
+    """The outcome of one test. ``detail`` is the reason or the end of its output."""
 
     test: str
     verdict: Verdict
@@ -67,7 +67,7 @@ def reason_of(test: str, reasons: Mapping[str, str]) -> str:
 
 
 class Bench:
-    """What a suite's ``run`` works with.
+    """The environment of a suite's ``run``.
 
     Attributes:
         work: a folder of this run alone.

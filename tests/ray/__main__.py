@@ -294,7 +294,7 @@ class Trial:
         return len(died)
 
     def crash_replicas(self) -> str:
-        """What a model that crashes its runtime does: nothing may be lost."""
+        """Crash replicas with a model; no request may be lost."""
         ledger = Ledger()
         died, lost = self.crash(ledger), ledger.lost()
         self._until_slow(1)

@@ -1,4 +1,4 @@
-"""What must be the same whichever way a request takes: bits, and the refusals of bad requests."""
+"""Checks that every route gives the same answers, bit for bit, and the same errors."""
 
 from __future__ import annotations
 
@@ -130,7 +130,7 @@ def refusal(module: Any, address: str, request: tuple[str, str, str, str, list[i
 
 
 def refusals(plain: Any, front: Any, nodes: list[str]) -> int:
-    """How many refusals were the plain gateway's, to the letter.
+    """Count the errors that equal the plain gateway's, to the letter.
 
     Raises:
         AssertionError: one was not, or a bad request was answered.

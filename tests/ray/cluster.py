@@ -190,7 +190,7 @@ class Cluster:
 
 
 def unknown_keys(bin_folder: Path, file: Path) -> str:
-    """What Ray's schema has against a configuration; empty: nothing."""
+    """The error of Ray's schema for a configuration; empty if it is valid."""
     done = subprocess.run(
         [str(bin_folder / "python"), str(INSIDE / "schema.py"), str(file)],
         env=environment(), stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, check=False,
@@ -199,7 +199,7 @@ def unknown_keys(bin_folder: Path, file: Path) -> str:
 
 
 class Watcher:
-    """What ``serve status`` says, again and again."""
+    """A process that polls ``serve status``."""
 
     def __init__(self, python: Path, address: str) -> None:
         self._process = subprocess.Popen(

@@ -1,4 +1,4 @@
-"""What ``deploy/ray`` says is consistent, without Ray. `make ray` runs it on a real cluster."""
+"""The files of ``deploy/ray`` are consistent. `make ray` runs them on a real cluster."""
 
 from __future__ import annotations
 

@@ -42,7 +42,7 @@ class Ledger:
         return [e for e in self.entries if e.error and e.client.startswith(client)]
 
     def p99_ms(self, since: float, until: float) -> float:
-        """Of the requests that were sent between; none: not a number."""
+        """The p99 latency of requests sent in the interval; NaN if there are none."""
         seconds = [e.seconds for e in self.entries if since <= e.sent_at < until]
         return float(np.percentile(seconds, 99) * 1000) if seconds else float("nan")
 

@@ -30,7 +30,7 @@ FLAGS = ("--model-control-mode", "explicit", "--load-model", "*")
 
 
 def build(root: Path) -> Path:
-    """What ``calls.py`` asks for: see there."""
+    """Build the repository that ``calls.py`` expects."""
     for datatype, name in IDENTITY.items():
         text = models.config(name, [f"x {datatype} -1"], [f"y {datatype} -1"])
         models.identity(add(root, name, text), datatype, ("batch", "n"))

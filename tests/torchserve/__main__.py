@@ -80,12 +80,12 @@ def check_concurrent(model: str, source: Source, asks: Mapping[str, Ask], work: 
 
 
 def _batches(work: Path) -> int:
-    """How many batches reached workers so far: each logs one line."""
+    """Count the batches that reached workers; each logs one line."""
     return (work / "model_log.log").read_text().count("Backend received inference")
 
 
 def bad_requests() -> Iterator[tuple[str, bytes, dict[str, str], str]]:
-    """What is wrong, body, headers, and what the error must say; all for ``fraud``."""
+    """Bad requests to ``fraud``: the fault, body, headers and expected error."""
     good = {
         "tokens": np.arange(8, dtype=np.int64).reshape(2, 4),
         "seq_lens": np.array([[4], [2]]),

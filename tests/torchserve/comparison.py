@@ -50,7 +50,7 @@ def wire(specs: Iterable[TensorSpec], arrays: Mapping[str, Array]) -> dict[str, 
 def compare(
     source: Source, inputs: Mapping[str, Array], status: int, outputs: Mapping[str, Array] | str
 ) -> tuple[str | None, float]:
-    """What is wrong with an answer to ``inputs``, if anything, and its largest error.
+    """Compare an answer to ``inputs`` with eager PyTorch; return a fault, if any, and the error.
 
     Args:
         inputs: in the model's shapes.

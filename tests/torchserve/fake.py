@@ -21,7 +21,7 @@ from tests.torchserve.clients import read
 
 @dataclass
 class Context:
-    """What TorchServe 0.12.0 gives a handler (``ts/context.py``), as far as it is asked."""
+    """The parts of TorchServe 0.12.0's ``ts/context.py`` that handlers use."""
 
     folder: Path
     headers: list[dict[str, Any]] = field(default_factory=list)

@@ -99,7 +99,7 @@ def migrate(path: Path, work: Path, to: str, url: str, *more: str) -> tuple[int,
 
 
 def run(work: Path) -> list[str]:
-    """What is not as it must be; ``work`` is an empty folder."""
+    """Migrate in the empty folder ``work`` and list the faults."""
     store = work / "store"
     store.mkdir()
     for name in ("fraud", "vit"):

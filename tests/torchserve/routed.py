@@ -157,7 +157,7 @@ def check_concurrent(gateway: Gateway, model: str, source: Source) -> Check:
 
 
 def check_errors(gateway: Gateway) -> Iterator[Check]:
-    """What the gateway's own checks let through, and TorchServe's handler does not."""
+    """Check the errors for requests that the gateway accepts and TorchServe's handler refuses."""
     check = Check("unchecked: the model fails, on both protocols alike")
     bad = {"tokens": np.full((1, 4), 10**6, np.int64), "seq_lens": np.array([[4]], np.int64)}
     for hop in HOPS:
@@ -194,7 +194,7 @@ def check_bytes(gateway: Gateway) -> Iterator[Check]:
 
 
 def streamed(address: str, model: str, body: bytes) -> list[bytes]:
-    """What ``StreamPredictions`` gives."""
+    """The responses of ``StreamPredictions``."""
     message = inference.PredictionsRequest(model_name=model, input={"body": body})
     with grpc.insecure_channel(address) as channel:
         call = channel.unary_stream(

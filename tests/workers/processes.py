@@ -91,7 +91,7 @@ class Connection:
 
 
 def everywhere(gateway: Gateway, ask: Callable[[Connection], T]) -> list[T]:
-    """What each of many connections is answered: with two workers, both of them."""
+    """The answers on many connections, enough for both of two workers."""
     answers = []
     for _ in range(CONNECTIONS):
         with contextlib.closing(Connection(gateway)) as connection:
@@ -100,20 +100,20 @@ def everywhere(gateway: Gateway, ask: Callable[[Connection], T]) -> list[T]:
 
 
 def statistics(gateway: Gateway, model: str = "m") -> list[dict[str, Any]]:
-    """What every connection is told of a model's statistics."""
+    """A model's statistics on many connections."""
     path = f"/v2/models/{model}/stats"
     return everywhere(gateway, lambda connection: connection.get(path)["model_stats"][0])
 
 
 def replies(gateway: Gateway, model: str = "m") -> set[tuple[int, str]]:
-    """What inferences over many connections are answered."""
+    """The distinct answers to an inference request on many connections."""
     body = {"inputs": [{"name": "x", "datatype": "FP32", "shape": [1, 4], "data": [1, 1, 1, 1]}]}
     path = f"/v2/models/{model}/infer"
     return set(everywhere(gateway, lambda connection: connection.ask("POST", path, body)))
 
 
 def factors(gateway: Gateway, model: str = "m") -> set[float]:
-    """What the workers multiply by."""
+    """The distinct factors of the workers' models."""
     found = set()
     for status, text in replies(gateway, model):
         assert status == 200, text
@@ -146,5 +146,5 @@ def bindable(port: int) -> bool:
 
 
 def folders(temporary: Path) -> list[str]:
-    """What a gateway with this folder for temporary files has left in it; ONNX Runtime's is not."""
+    """Files of the gateway in its temporary folder, without ONNX Runtime's."""
     return sorted(set(os.listdir(temporary)) - {".ses"})

@@ -1,4 +1,4 @@
-"""When a worker is of no use any more: by what its watchdog says, and not by what it answers."""
+"""Detection of hung workers by the heartbeats of their watchdogs."""
 
 from __future__ import annotations
 

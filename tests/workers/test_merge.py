@@ -35,7 +35,7 @@ def counted(requests: int, batch: int = 2) -> Statistics:
 
 
 def report(statistics: Statistics, tfserving: int = 0) -> dict[str, Any]:
-    """What a worker with one model answers the hub."""
+    """A worker's report to the coordinator, with one model."""
     requests = TfServingRequests()
     for _ in range(tfserving):
         requests.record("m", "Predict", "GRPC", "OK", 50_000)

@@ -44,7 +44,7 @@ HTTP = ["http"]
 
 @pytest.fixture
 def temporary(monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
-    """Where the gateway would leave files behind; a short path, as those of sockets must be."""
+    """The gateway's folder for temporary files; its path is short, as sockets' paths must be."""
     with tempfile.TemporaryDirectory() as folder:
         monkeypatch.setenv("TMPDIR", folder)
         yield Path(folder)
@@ -105,7 +105,7 @@ def test_others_serve_on_while_a_killed_worker_is_replaced_and_no_count_goes_bac
 
 
 def _gaps(outcomes: list[Outcome]) -> int:
-    """How often a client that was answered was not answered any more."""
+    """Count the times that a failure followed an answer."""
     answered = [outcome.kind == "answered" for outcome in outcomes]
     return sum(before and not after for before, after in itertools.pairwise(answered))
 
@@ -144,7 +144,7 @@ def test_a_worker_that_is_started_again_serves_what_was_asked_for_meanwhile(
 
 
 def _answers_of_the_other(port: int) -> set[float]:
-    """Of one of two workers, the other being stopped."""
+    """The factors of one of two workers while the other is stopped."""
     body = {"inputs": [{"name": "x", "datatype": "FP32", "shape": [1, 4], "data": [1, 1, 1, 1]}]}
     found = set()
     for _ in range(20):

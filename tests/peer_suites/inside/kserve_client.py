@@ -1,6 +1,6 @@
-"""What KServe's own clients can ask of a server, over v1 and v2, REST and gRPC.
+"""Tests of KServe's own clients over v1 and v2, REST and gRPC.
 
-KServe's tests of them answer from mocks; here a gateway answers. ``KSERVE_REST`` and
+KServe's tests of them use mocks; these use a gateway. ``KSERVE_REST`` and
 ``KSERVE_GRPC`` are its addresses. It has the models ``x2``, explained by ``x10``, and ``x10``.
 """
 

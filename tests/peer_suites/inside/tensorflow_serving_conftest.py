@@ -1,4 +1,4 @@
-"""What bazel does for TensorFlow Serving's test file: its packages, flags and eager execution.
+"""Set-up that bazel does for TensorFlow Serving's test file: packages, flags, eager execution.
 
 Copied beside the file as ``conftest.py``. A server that the file starts is given time to load its
 models, as the program that it means listens only after that; and few of them stay at a time.
