@@ -243,7 +243,7 @@ GIF = b"GIF89a\x01\x00\x01\x00\x00\x00\x00,\x00\x00\x00\x00\x01\x00\x01\x00\x00\
         lambda: photo(4, 4, "TIFF"),
     ],
 )
-def test_what_is_no_picture_names_the_input(make: Callable[[], bytes]) -> None:
+def test_the_error_for_invalid_image_data_names_the_input(make: Callable[[], bytes]) -> None:
     with pytest.raises(InvalidArgument, match="input 'image': the data is not a JPEG or PNG image"):
         decode(make(), {}, spec(3, 4, 4))
 
@@ -302,7 +302,9 @@ def progressive(side: int, more_scans: int) -> bytes:
     ],
     ids=range(8),
 )
-def test_what_costs_more_than_its_bytes_deserve_is_refused_unread(what: str, data: bytes) -> None:
+def test_an_image_with_a_huge_declared_size_is_refused_before_decoding(
+    what: str, data: bytes
+) -> None:
     started = time.process_time()
     with pytest.raises(InvalidArgument, match=f"{what}.* in {len(data)} bytes"):
         decode(data, {}, spec(3, 8, 8))

@@ -83,7 +83,7 @@ def test_words_and_bfloat16_are_converted(server: modelport.Server) -> None:
             assert values.tolist() == [[1.0, -2.5, 0.0, 8.0]]
 
 
-def test_a_model_that_does_not_load_is_told_with_the_reason(tmp_path: Path) -> None:
+def test_a_model_that_does_not_load_is_reported_with_the_reason(tmp_path: Path) -> None:
     (tmp_path / "broken.onnx").write_bytes(b"no model")
     with (
         pytest.raises(modelport.Unavailable, match=r"failed to load all models: broken \(.+\)"),
@@ -253,7 +253,7 @@ def test_the_pytest_fixture_serves_a_repository(repository: Path, tmp_path: Path
         ("http://127.0.0.1:port", "is not http://HOST:PORT"),
     ],
 )
-def test_an_address_that_is_none_is_refused(url: str, words: str) -> None:
+def test_an_invalid_address_is_refused(url: str, words: str) -> None:
     with pytest.raises(modelport.InvalidArgument, match=words):
         modelport.Client(url)
     with pytest.raises(modelport.InvalidArgument, match=words):

@@ -173,7 +173,7 @@ async def offenders(state: str) -> list[str]:
 
 
 @pytest.mark.parametrize("state", STATES)
-async def test_no_frame_costs_more_than_it_deserves(state: str) -> None:
+async def test_the_cost_of_every_frame_is_bounded(state: str) -> None:
     assert await offenders(state) == []
     assert PROCESS.used_bytes == 0
 

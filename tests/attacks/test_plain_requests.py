@@ -121,7 +121,7 @@ def test_a_known_json_head_changes_nothing_of_a_request() -> None:
 
 
 @pytest.mark.parametrize("body", HOSTILE_JSON)
-def test_json_that_only_looks_alike_is_told_apart(body: bytes) -> None:
+def test_similar_json_is_not_mistaken_for_the_template(body: bytes) -> None:
     for _ in range(2):  # not known, known
         _compare_json(body, len(body))
 
@@ -163,7 +163,7 @@ def test_a_known_grpc_head_changes_nothing_of_a_request() -> None:
     assert _compare_grpc(good)
 
 
-def test_a_grpc_message_in_another_order_or_of_other_lengths_is_told_apart() -> None:
+def test_a_grpc_message_with_other_order_or_lengths_is_not_mistaken_for_the_template() -> None:
     message = wire.good_message()
     head, raws = pb.ModelInferRequest(), pb.ModelInferRequest()
     head.CopyFrom(message)

@@ -579,23 +579,21 @@ ROUTES = (
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_11_a_name_that_is_none_is_not_found_on_any_route(
-    connection: Connection, name: str
-) -> None:
+def test_11_an_invalid_name_is_not_found_on_any_route(connection: Connection, name: str) -> None:
     for method, route in ROUTES:
         reply = connection.send(method, route.format(name), wire.good_body())
         wire.assert_error(reply, 404, sent=name)
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_11_a_name_that_is_none_is_not_ready(connection: Connection, name: str) -> None:
+def test_11_a_model_with_an_invalid_name_is_not_ready(connection: Connection, name: str) -> None:
     for route in ("/v2/models/{}/ready", "/v2/models/{}/versions/1/ready"):
         assert connection.send("GET", route.format(name)).status in (400, 404)
 
 
 @pytest.mark.parametrize("name", NAMES)
 @pytest.mark.parametrize("verb", ["load", "unload"])
-def test_11_a_name_that_is_none_loads_nothing(
+def test_11_an_invalid_name_loads_nothing(
     explicit: tuple[Gateway, Path], verb: str, name: str
 ) -> None:
     gateway, _ = explicit
@@ -613,7 +611,7 @@ GRPC_NAMES = ("..", "../x2", "x2/1", "/etc/passwd", "x2\0", "\0", "%2e%2e", "x2/
 
 
 @pytest.mark.parametrize("name", GRPC_NAMES)
-def test_11_a_name_that_is_none_is_not_found_over_grpc(stub: Any, name: str) -> None:
+def test_11_an_invalid_name_is_not_found_over_grpc(stub: Any, name: str) -> None:
     calls = (
         (stub.ModelInfer, message(name, ("x", "FP32", [1, 4]), raw=[ROW])),
         (stub.ModelMetadata, pb.ModelMetadataRequest(name=name)),

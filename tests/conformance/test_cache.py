@@ -185,7 +185,7 @@ def test_a_model_that_does_not_ask_for_it_is_not_cached(cached: Gateway, caller:
         assert step == {**miss(1), "cache_miss": 0}
 
 
-def test_a_version_loaded_again_with_other_content_answers_anew(
+def test_a_version_reloaded_with_other_content_gives_its_own_answers(
     root: Path, cached: Gateway, caller: Caller
 ) -> None:
     ask, client = Ask("double", [("x", np.float32([[1, 2, 3, 4]]))]), client_of(cached)

@@ -94,7 +94,7 @@ def test_generate_wants_exactly_one_response(client: httpx.Client, model: str) -
         ([], "the request must be a JSON object"),
     ],
 )
-def test_what_is_wrong_is_told_as_json_before_anything_runs(
+def test_a_bad_request_gets_a_json_error_before_anything_runs(
     client: httpx.Client, ending: str, body: Any, said: str
 ) -> None:
     reply = client.post(f"/once/{ending}", json=body)

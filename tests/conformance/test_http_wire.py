@@ -51,7 +51,7 @@ def connection(gateway: Gateway, request: pytest.FixtureRequest) -> Iterator[Con
         ("/v2/models/nobody/ready", None),
     ],
 )
-def test_health_is_told_by_the_status_and_by_oips_document(
+def test_health_replies_have_the_status_and_document_of_the_oip(
     connection: Connection, path: str, told: dict[str, Any] | None
 ) -> None:
     reply = connection.send("GET", path)
@@ -384,7 +384,7 @@ def test_a_body_that_is_a_tensor_is_answered_in_bytes(gateway: Gateway) -> None:
     assert wire.binary_outputs(reply) == {"y": ("FP32", [1, 4], DOUBLED)}
 
 
-def test_the_dynamic_dimension_of_a_raw_tensor_is_told_from_its_size(gateway: Gateway) -> None:
+def test_the_dynamic_dimension_of_a_raw_tensor_is_inferred_from_its_size(gateway: Gateway) -> None:
     reply = raw(gateway, IDENTITY["INT16"], b"\1\0\2\0\3\0")
     assert wire.binary_outputs(reply) == {"y": ("INT16", [1, 3], b"\1\0\2\0\3\0")}
 

@@ -134,7 +134,7 @@ def test_a_batch_is_answered_row_by_row(caller: Caller, rows: int) -> None:
     assert bits(result.arrays["y"]) == bits(array * 2)
 
 
-def test_inputs_are_told_apart_by_name_and_not_by_place(caller: Caller) -> None:
+def test_inputs_are_identified_by_name_and_not_by_position(caller: Caller) -> None:
     a, b = np.array([[5, 6]], np.float32), np.array([[1, 2]], np.float32)
     for inputs in ([("a", a), ("b", b)], [("b", b), ("a", a)]):
         result = caller.infer(Ask("add_and_subtract", inputs))

@@ -124,7 +124,7 @@ def test_a_file_in_a_request_is_refused_and_one_that_cannot_be_as_triton_does(
 
 
 @pytest.mark.parametrize("name", [" ", "\t", " \n "])
-def test_a_name_of_spaces_is_none(control: Control, name: str) -> None:
+def test_a_name_of_spaces_is_empty(control: Control, name: str) -> None:
     if control.transport == "http":
         name = " "  # its paths hold no other
     error = control.refusal("load_model", name)
@@ -204,7 +204,7 @@ def test_a_configuration_may_come_with_the_load(control: Control, explicit: Expl
 @pytest.mark.parametrize(
     "config", ["no json", "[]", '{"max_batch_size": "many"}', '{"nobody": 1}', '{"input": 1}', "["]
 )
-def test_a_configuration_that_is_none_is_refused(control: Control, config: str) -> None:
+def test_an_invalid_configuration_is_refused(control: Control, config: str) -> None:
     error = control.refusal("load_model", "x2", config=config)
     assert error.status() == status(control.transport, 400, "INVALID_ARGUMENT")
     wire.assert_public(error.message())

@@ -167,7 +167,7 @@ def test_a_name_is_given_once(client: RegionClient) -> None:
         *(("KEY", 1, 64), ("KEY", 2, 2**63 - 1), ("KEY", 2**63 - 1, 2), ("KEY", 2**64 - 1, 2)),
     ],
 )
-def test_a_registration_of_what_is_no_memory_of_a_client_is_refused(
+def test_a_registration_of_anything_but_a_clients_memory_is_refused(
     client: RegionClient, key: str, byte_size: int, offset: int
 ) -> None:
     name, _ = client.region(64)

@@ -164,7 +164,9 @@ def test_a_reload_needs_the_explicit_mode(gateway: Gateway) -> None:
         assert ask("Predict", predict_request("x3", {"x": ROW}))
 
 
-def test_what_did_not_load_is_told_with_its_reason(control: Ask, controlled: Gateway) -> None:
+def test_a_version_that_did_not_load_is_listed_with_the_reason(
+    control: Ask, controlled: Gateway
+) -> None:
     assert send(controlled.http, "POST", "/v2/repository/models/broken/load").status == 400
     rows = send(controlled.http, "GET", "/v1/models/broken").json["model_version_status"]
     assert (rows[0]["state"], rows[0]["status"]["error_code"]) == ("END", "UNAVAILABLE")

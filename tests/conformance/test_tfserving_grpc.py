@@ -183,7 +183,7 @@ def test_errors_have_tensorflow_servings_status_and_words(
     assert refused(ask, "Predict", message) == (status, text)
 
 
-def test_a_deadline_that_passes_is_told(ask: Ask) -> None:
+def test_an_expired_deadline_is_deadline_exceeded(ask: Ask) -> None:
     message = predict_request("slow", {"x": np.array([[1]], np.int64)})
     assert refused(ask, "Predict", message, timeout=SLOW_SECONDS / 3)[0] == "DEADLINE_EXCEEDED"
 

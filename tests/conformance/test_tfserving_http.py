@@ -194,7 +194,7 @@ def test_base64_comes_in_and_goes_out_of_outputs_named_so(connection: Connection
         ),
     ],
 )
-def test_a_malformed_request_is_told_so_in_tensorflow_servings_words(
+def test_a_malformed_request_gets_the_message_of_tensorflow_serving(
     connection: Connection, document: bytes, message: str
 ) -> None:
     reply = predict(connection, "x2", document)
@@ -227,7 +227,7 @@ def test_a_whole_number_that_does_not_fit_is_refused(
         (X2, 400, f"Malformed request: POST {X2}"),
     ],
 )
-def test_what_is_not_there_is_told_as_by_tensorflow_serving(
+def test_a_missing_model_gets_the_message_of_tensorflow_serving(
     connection: Connection, path: str, status: int, message: str
 ) -> None:
     reply = post(connection, path, {"instances": [ROW]})

@@ -268,7 +268,7 @@ def test_how_pictures_are_prepared_is_no_matter_of_those_who_send_none(served: G
     assert "'image.mean' must be one number" in refused.json["error"]
 
 
-def test_what_says_it_is_a_picture_and_is_none_is_refused(served: Gateway) -> None:
+def test_invalid_image_data_is_refused(served: Gateway) -> None:
     for data, kind in ((b"no picture", "image/png"), (picture(size=(64, 64))[:-900], "")):
         status, _, text = error(predict(served, "classes", data, kind))
         assert status == 400

@@ -364,7 +364,7 @@ def test_a_users_model_that_bakes_a_dimension_in_exits_3(
     assert not (user_project / "repository").exists()
 
 
-def test_a_users_model_without_a_declaration_is_told_how_to_declare(
+def test_the_error_for_a_model_without_a_declaration_explains_how_to_declare(
     invoke: Invoke, user_project: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(user_project)

@@ -241,7 +241,7 @@ def misfits() -> dict[str, tuple[Callable[[State], object], str]]:
 
 
 @pytest.mark.parametrize("kind", misfits())
-def test_a_target_that_does_not_even_load_is_told_apart(
+def test_a_target_that_does_not_load_has_its_own_error(
     files: Path, state: State, tmp_path: Path, kind: str
 ) -> None:
     change, said = misfits()[kind]

@@ -174,7 +174,7 @@ def test_one_format_that_fails_leaves_the_others_unpublished(
     assert not (tmp_path / "r").exists()
 
 
-def test_a_model_without_a_twin_is_told_which_formats_work(
+def test_the_error_for_a_model_without_a_keras_port_lists_the_formats_that_work(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "twinless.py").write_text("from torch.nn import Linear as Net\n")

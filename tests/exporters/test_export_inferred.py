@@ -182,7 +182,7 @@ def test_a_declaration_that_makes_no_sense_is_named(inputs: tuple[str, ...], sai
     assert said in str(refused.value)
 
 
-def test_a_model_that_nothing_tells_about_is_told_what_to_add() -> None:
+def test_the_error_for_a_model_without_known_inputs_names_the_option_to_add() -> None:
     expected = r"\(tokens, weight\) cannot be inferred .* --input 'tokens:"
     with pytest.raises(UsageError, match=expected):
         infer(Tagger())

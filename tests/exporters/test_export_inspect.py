@@ -253,7 +253,7 @@ def test_a_compiled_model_says_what_cannot_be_listed(
 # -- What is refused
 
 
-def test_what_is_no_artifact_is_a_usage_error(tmp_path: Path) -> None:
+def test_a_path_that_is_not_an_artifact_is_a_usage_error(tmp_path: Path) -> None:
     checkpoint, text = tmp_path / "weights.pt", tmp_path / "notes.txt"
     torch.save({"w": torch.ones(2)}, checkpoint)
     text.write_text("hello")

@@ -198,7 +198,7 @@ def wrong_rows(source: Source) -> list[tuple[Any, str]]:
     ]
 
 
-def test_a_wrong_row_is_told_what_is_wrong_and_its_batch_mates_are_answered(
+def test_a_bad_row_gets_an_error_and_the_rest_of_the_batch_is_answered(
     fraud: Served,
 ) -> None:
     good = inputs_of(fraud.source, 2, 4, seed=1)
@@ -214,13 +214,13 @@ def test_a_wrong_row_is_told_what_is_wrong_and_its_batch_mates_are_answered(
 
 
 @pytest.mark.parametrize("value", ["-1", "x", "", "1.0", "٣", "99999"])
-def test_a_wrong_header_length_is_told(fraud: Served, value: str) -> None:
+def test_a_wrong_header_length_is_refused(fraud: Served, value: str) -> None:
     body, _ = as_bytes(fraud.source, inputs_of(fraud.source, 1, 4, seed=0))
     (answer,) = fraud(body, headers={LENGTH: value})
     refused(answer, 400, LENGTH)
 
 
-def test_a_row_without_a_body_is_told_what_to_send(fraud: Served) -> None:
+def test_the_error_for_a_row_without_a_body_says_what_to_send(fraud: Served) -> None:
     context = Context(fraud.folder, [{}, {}])
     inputs = inputs_of(fraud.source, 1, 4, seed=0)
     rows = [{'{"inputs": []}': b""}, {"data": as_json(fraud.source, inputs)}]
@@ -368,5 +368,5 @@ def without_null(value: Any) -> Any:
 @pytest.mark.parametrize(
     "told", [None, [], {}, {"inputs": 1}, {"axes": {}, "inputs": [], "outputs": [{}]}, {"axes": []}]
 )
-def test_what_is_no_description_of_ours_is_none(told: Any) -> None:
+def test_descriptions_by_other_handlers_are_ignored(told: Any) -> None:
     assert torchserve_model.described_by_handler(told) is None

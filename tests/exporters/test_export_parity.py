@@ -226,7 +226,7 @@ def test_a_signature_that_misdeclares_the_output_is_caught() -> None:
         (lambda x: x.reshape(7, 7, 7), ParityError, "the model itself fails at batch 1, n 1"),
     ],
 )
-def test_a_model_that_breaks_its_own_signature_is_told(
+def test_a_model_that_violates_its_own_signature_is_refused(
     result: Callable[[torch.Tensor], Any], error: type[Exception], said: str
 ) -> None:
     module, signature = Ordinary(result), ordinary()

@@ -150,7 +150,7 @@ def test_a_pickle_in_an_archive_is_refused_and_not_run(tmp_path: Path) -> None:
         marker.rmdir()
 
 
-def test_damage_and_strangers_are_told_apart(tmp_path: Path) -> None:
+def test_damaged_and_foreign_artifacts_get_different_errors(tmp_path: Path) -> None:
     path, short = tmp_path / "model.pt2", tmp_path / "short.pt2"
     convert(subject(nn.Linear(3, 3), LINEAR), path)
     short.write_bytes(path.read_bytes()[:-200])

@@ -270,7 +270,7 @@ def test_a_pickle_in_an_archive_is_not_run(vit: nn.Module, tmp_path: Path) -> No
     assert not marker.exists()
 
 
-def test_damage_and_strangers_are_told_apart(vit: nn.Module, tmp_path: Path) -> None:
+def test_damaged_and_foreign_artifacts_get_different_errors(vit: nn.Module, tmp_path: Path) -> None:
     path, short = tmp_path / "model.pt", tmp_path / "short.pt"
     convert(subject(vit), path)
     short.write_bytes(path.read_bytes()[:-200])

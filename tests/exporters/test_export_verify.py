@@ -210,7 +210,7 @@ def test_such_an_artifact_does_not_even_pass_for_signed(version: Path) -> None:
     assert line.startswith("certificate.json does not match certificate.json.sig")
 
 
-def test_an_artifact_that_is_none_is_no_proof(version: Path) -> None:
+def test_an_invalid_artifact_fails_verification(version: Path) -> None:
     (version / "model.onnx").write_bytes(b"not a model")
 
     def relist(content: dict[str, Any]) -> None:
@@ -373,7 +373,7 @@ def test_where_held_out_data_decided_they_are_asked_for(place: Path) -> None:
     assert found["proof"]["precision"] == "fp16"
 
 
-def test_what_is_no_version_is_one_line(place: Path) -> None:
+def test_a_path_that_is_not_a_version_gets_a_one_line_error(place: Path) -> None:
     for path in ("repository", "fraud.pt", "nowhere", "repository/fraud/2", os.fsdecode(b"\xff")):
         assert path.encode("utf-8", "backslashreplace").decode() in line_of(run(path), 2)
     (place / "repository" / "fraud" / "2").mkdir()

@@ -269,7 +269,7 @@ def _inference(answer: Answer) -> Answer:
     return run
 
 
-def test_an_entry_that_does_not_load_cannot_be_compared_and_the_reason_is_told(
+def test_the_error_for_an_entry_that_does_not_load_gives_the_reason(
     tmp_path: Path, requests: Path, model: bytes
 ) -> None:
     archive = mar(tmp_path / "m.mar", "m", {"model.pt": model})

@@ -155,7 +155,7 @@ def test_readiness_turns_false_first_and_the_request_in_flight_is_answered(
         assert gateway.process.wait(10) == 0
 
 
-def test_clients_on_kept_connections_are_told_to_leave(
+def test_clients_on_kept_connections_are_asked_to_close_them(
     repository: Repository, background: Background
 ) -> None:
     repository.slow(1.0)
@@ -239,7 +239,7 @@ def test_a_request_that_waits_for_ever_ends_with_the_exit_timeout(
             reply.result(10)
 
 
-def test_a_hung_client_is_told_so_and_the_process_ends_with_the_exit_timeout(
+def test_a_pending_request_gets_an_error_when_the_process_ends_at_the_exit_timeout(
     repository: Repository, background: Background
 ) -> None:
     repository.slow(600)

@@ -218,7 +218,7 @@ def test_a_version_without_a_manifest_passes_by_its_signature_unless_both_are_re
         ("private", "is a private key; give its public key"),
     ],
 )
-def test_a_key_file_that_is_none_ends_the_command_before_it_listens(
+def test_an_invalid_key_file_ends_the_command_before_it_listens(
     content: bytes | str | None, reason: str, tmp_path: Path, key: PrivateKey
 ) -> None:
     path = tmp_path / "release.pub"

@@ -89,6 +89,6 @@ def test_a_timeout_is_digits_and_a_unit(value: bytes, seconds: float) -> None:
 
 
 @pytest.mark.parametrize("value", [b"", b"S", b"1", b"1s", b"-1S", b"123456789S", b"1.5S", b"\xff"])
-def test_what_is_no_timeout_is_refused(value: bytes) -> None:
+def test_an_invalid_timeout_is_refused(value: bytes) -> None:
     with pytest.raises(ValueError, match="eight digits"):
         framing.timeout_seconds(value)

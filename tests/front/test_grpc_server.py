@@ -159,7 +159,9 @@ async def test_an_error_is_trailers_only(
     ("changes", "status"),
     [({"method": "GET"}, "405"), ({"content_type": "application/json"}, "415")],
 )
-async def test_what_is_no_grpc_is_told_so(changes: dict[str, str], status: str) -> None:
+async def test_a_request_that_is_not_grpc_gets_an_explanation(
+    changes: dict[str, str], status: str
+) -> None:
     async with listening() as server, connected(server.port) as peer:
         data, _ = await peer.answer(peer.ask(**changes))
         fields = dict(peer.decoder.decode(next(f[3] for f in peer.seen if f[0] == HEADERS)))
@@ -171,7 +173,7 @@ async def test_what_is_no_grpc_is_told_so(changes: dict[str, str], status: str) 
 @pytest.mark.parametrize(
     "request_line", [b"GET / HTTP/1.1\r\nhost: a\r\n\r\n", b"POST /v2 HTTP/1.0\r\n\r\n"]
 )
-async def test_http1_is_told_which_protocol_this_is(request_line: bytes) -> None:
+async def test_an_http1_request_gets_a_505_that_names_the_protocol(request_line: bytes) -> None:
     async with listening() as server, connected(server.port, request_line) as peer:
         answer = await within(peer.reader.read())
     assert answer.startswith(b"HTTP/1.1 505 ")
@@ -407,7 +409,7 @@ async def test_a_client_that_gives_up_cancels_the_handler(end: str) -> None:
             assert not any(got[2] == asked and got[0] in (HEADERS, RST_STREAM) for got in peer.seen)
 
 
-async def test_an_early_answer_stops_the_body_and_what_is_on_its_way_is_no_fault() -> None:
+async def test_an_early_answer_stops_the_body_and_data_in_flight_is_no_error() -> None:
     async with listening() as server, connected(server.port) as peer:
         peer.send(head(1, path="/probe.Probe/Nothing"), frame(DATA, 0, 1, ASKED))
         assert (await peer.answer(1))[1]["grpc-status"] == "12"
@@ -541,7 +543,9 @@ async def test_data_on_a_stream_that_has_ended_ends_the_connection() -> None:
         assert await peer.code() == ErrorCode.STREAM_CLOSED
 
 
-async def test_a_connection_too_many_is_told_so(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_call_on_one_connection_too_many_gets_an_error(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setattr(listening_socket, "MAX_CONNECTIONS", 1)
     async with listening() as server, connected(server.port) as first:
         await first.serves()
@@ -570,7 +574,9 @@ SILENT: dict[str, tuple[bytes, bool]] = {
 
 
 @pytest.mark.parametrize("case", SILENT)
-async def test_who_falls_silent_midway_is_ended(case: str, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_connection_that_stalls_midway_is_closed(
+    case: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(core, "HEAD_SECONDS", 0.2)
     monkeypatch.setattr(server_connection, "CHECK_SECONDS", 0.05)
     sent, told = SILENT[case]
@@ -580,7 +586,9 @@ async def test_who_falls_silent_midway_is_ended(case: str, monkeypatch: pytest.M
         assert await within(peer.reader.read()) == b""
 
 
-async def test_who_says_nothing_between_calls_stays(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_connection_that_is_idle_between_calls_stays_open(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setattr(core, "HEAD_SECONDS", 0.1)
     monkeypatch.setattr(server_connection, "CHECK_SECONDS", 0.02)
     async with listening() as server, connected(server.port) as peer:

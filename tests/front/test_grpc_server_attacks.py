@@ -76,7 +76,7 @@ async def server() -> AsyncIterator[GrpcListener]:
         yield opened
 
 
-async def test_what_is_no_http_is_told_so(server: GrpcListener) -> None:
+async def test_bytes_that_are_not_http_are_a_protocol_error(server: GrpcListener) -> None:
     async with connected(server.port, b"\x16\x03\x01 a TLS hello, perhaps") as peer:
         assert await peer.code() == ErrorCode.PROTOCOL_ERROR
         assert await within(peer.reader.read()) == b""

@@ -274,7 +274,7 @@ async def test_continue_is_said_when_the_body_is_asked_for() -> None:
         assert (await client.reply())[1] == b"POST /a False body"
 
 
-async def test_who_refuses_without_asking_for_the_body_closes() -> None:
+async def test_a_refusal_without_reading_the_body_closes_the_connection() -> None:
     """Whether the client sends its body after all nobody can tell: the next bytes may be either."""
 
     async def refuse(scope: Scope, receive: Receive, send: Send) -> None:
@@ -465,7 +465,7 @@ async def test_a_reader_that_reads_at_all_is_waited_for() -> None:
 
 
 @pytest.mark.parametrize("when", ["before", "amid"])
-async def test_an_application_that_breaks_down_is_told_apart_from_an_answer(when: str) -> None:
+async def test_an_application_that_fails_is_distinguishable_from_an_answer(when: str) -> None:
     async def app(scope: Scope, receive: Receive, send: Send) -> None:
         if when == "amid":
             length = (b"content-length", b"8")
@@ -548,7 +548,7 @@ async def test_a_client_that_only_ends_its_side_gets_its_answers(
     assert len(got) > sum(map(len, answers)) + 2 * len(OK), "it was not looked for"
 
 
-async def test_a_client_that_goes_amid_its_body_is_told_to_who_receives() -> None:
+async def test_an_application_that_reads_a_body_learns_that_the_client_left() -> None:
     told = asyncio.Event()
 
     async def app(scope: Scope, receive: Receive, send: Send) -> None:
@@ -584,7 +584,7 @@ async def test_a_client_that_goes_ends_a_stream_that_has_nowhere_to_go() -> None
 # -- limits ---------------------------------------------------------------------------------------
 
 
-async def test_health_is_told_where_there_is_no_room_for_more(
+async def test_health_is_answered_when_connections_are_exhausted(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(listening_socket, "MAX_CONNECTIONS", 1)
@@ -686,7 +686,7 @@ async def test_bodies_that_never_end_hold_no_more_than_the_budget(
     assert PROCESS.used_bytes == 0
 
 
-async def test_a_request_that_is_cut_off_before_its_application_begins_is_told_so() -> None:
+async def test_a_request_cancelled_before_its_application_starts_gets_an_error() -> None:
     stuck = Stuck()
     listener = HttpListener(stuck, "127.0.0.1", 0, "--http-port")
     await listener.start()
@@ -700,7 +700,9 @@ async def test_a_request_that_is_cut_off_before_its_application_begins_is_told_s
     await listener.drain(Deadline.after(0))
 
 
-async def test_one_connection_too_many_is_told_so(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_request_on_one_connection_too_many_gets_an_error(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setattr(listening_socket, "MAX_CONNECTIONS", 2)
     async with listening(echo) as port, connected(port) as first, connected(port) as second:
         for client in (first, second):
@@ -742,7 +744,7 @@ async def test_a_head_that_comes_too_slowly_is_refused(monkeypatch: pytest.Monke
         assert (await client.reply())[0].startswith(b"HTTP/1.1 408 ")
 
 
-async def test_at_the_end_requests_under_way_are_answered_and_clients_told() -> None:
+async def test_on_shutdown_requests_in_flight_are_answered_and_connections_closed() -> None:
     begun, released = asyncio.Event(), asyncio.Event()
 
     async def app(scope: Scope, receive: Receive, send: Send) -> None:

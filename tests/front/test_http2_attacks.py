@@ -228,7 +228,7 @@ async def test_data_beyond_the_connections_window_ends_it(role: str) -> None:
 
 
 @pytest.mark.parametrize("role", ROLES)
-async def test_what_was_on_its_way_when_a_stream_was_reset_is_no_fault(role: str) -> None:
+async def test_frames_in_flight_when_a_stream_was_reset_are_no_error(role: str) -> None:
     async with facing(role) as peer:
         peer.send(settings(), peer.head(1), window_update(1, 0))
         peer.send(frame(DATA, 0, 1, ASKED), frame(DATA, END_STREAM, 1), reset(1, 8))

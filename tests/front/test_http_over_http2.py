@@ -297,7 +297,7 @@ async def test_a_client_that_goes_cancels_its_request(goes: str) -> None:
         await within(app.cancelled.wait())
 
 
-async def test_a_client_that_goes_amid_its_body_is_told_to_who_receives() -> None:
+async def test_an_application_that_reads_a_body_learns_that_the_client_left() -> None:
     begun, told = asyncio.Event(), asyncio.Event()
 
     async def app(scope: Scope, receive: Receive, send: Send) -> None:
@@ -424,7 +424,7 @@ async def test_a_slow_reader_holds_the_application_up() -> None:
         assert size + len((await response(peer, 1))[1]) == 10_000_000
 
 
-async def test_health_is_told_where_there_is_no_room_for_more(
+async def test_health_is_answered_when_connections_are_exhausted(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(listening_socket, "MAX_CONNECTIONS", 1)

@@ -170,7 +170,7 @@ async def test_a_call_for_what_is_overloaded_is_refused_unread(name: str, overlo
         (pb.ModelInferRequest(), ("", 0)),
     ],
 )
-def test_a_message_tells_its_model_before_it_is_read(
+def test_the_model_of_a_message_is_known_before_it_is_decoded(
     message: pb.ModelInferRequest, found: tuple[str, int]
 ) -> None:
     assert model_of(message.SerializeToString()) == found

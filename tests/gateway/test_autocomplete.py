@@ -104,7 +104,7 @@ def test_another_shape_is_refused_with_both(dims: str) -> None:
     assert "but the model has [-1, 4]" in refused(text, [X], [Y])
 
 
-def test_a_wish_for_a_dynamic_size_where_the_model_is_fixed_is_refused() -> None:
+def test_a_dynamic_size_is_refused_where_the_model_has_a_fixed_one() -> None:
     text = 'max_batch_size: 1 input { name: "x" data_type: TYPE_FP32 dims: -1 }'
     assert "but the model has [-1, 4]" in refused(text, [X], [Y])
 

@@ -83,7 +83,7 @@ async def test_the_next_batch_begins_without_the_event_loop(pairs: Make) -> None
     ("extra", "ahead"),
     [("", 0), ("priority_levels: 2 default_priority_level: 2", 1)],
 )
-async def test_nothing_is_told_ahead_where_that_is_not_wanted(
+async def test_no_batch_is_submitted_early_where_that_is_disabled(
     pairs: Make, extra: str, ahead: int
 ) -> None:
     infer, model = pairs(extra, ahead)

@@ -151,7 +151,7 @@ async def test_a_poison_request_whose_client_has_gone_is_not_tried_again() -> No
     assert model.batches[1:] == [[POISON, 2], [2]]
 
 
-async def test_what_is_no_requests_fault_is_told_to_all_and_not_tried_again() -> None:
+async def test_an_error_of_the_server_goes_to_all_requests_without_a_retry() -> None:
     infer, model, _ = make()
     model.error = Unavailable("down")
     answers = await gathered(infer, model, *(request(n) for n in (1, 2, 3)))

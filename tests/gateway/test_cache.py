@@ -90,7 +90,7 @@ async def test_a_version_loaded_again_has_none_of_the_old_ones_answers() -> None
     assert not await told_apart(WithoutLoad, ("a", 1), ("a", 1))
 
 
-def test_a_stores_keys_cannot_be_told_beforehand() -> None:
+def test_cache_keys_are_unpredictable() -> None:
     assert keyed(WithoutLoad).key(subject()) != keyed(WithoutLoad).key(subject())
 
 

@@ -137,7 +137,7 @@ def test_a_key_of_concatenated_bytes_is_caught() -> None:
         ([b"\x01\x00\x00\x00a", b""], [b"", b"\x01\x00\x00\x00a"]),
     ],
 )
-def test_bytes_elements_are_told_apart(one: list[bytes], other: list[bytes]) -> None:
+def test_different_bytes_elements_have_different_keys(one: list[bytes], other: list[bytes]) -> None:
     cached = keyed()
     made = [
         InferRequest("m", [Tensor("x", Datatype.BYTES, np.array(items, object))])

@@ -92,7 +92,7 @@ def test_an_output_of_many_dimensions_is_flattened_per_batch_element() -> None:
 
 
 @pytest.mark.parametrize("datatype", [Datatype.BYTES, Datatype.BOOL, Datatype.BF16])
-def test_what_is_no_number_cannot_be_classified(datatype: Datatype) -> None:
+def test_outputs_that_are_not_numbers_cannot_be_classified(datatype: Datatype) -> None:
     with pytest.raises(InvalidArgument, match=f"unsupported type '{datatype}': 'y'"):
         top([[1]], 1, datatype=datatype)
 

@@ -224,7 +224,7 @@ def test_the_same_port_for_two_protocols_is_one_line(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("protocol", ["http", "grpc", "metrics"])
-def test_an_address_that_is_none_of_ours_is_one_line_that_names_the_flag(
+def test_an_address_of_another_machine_gets_a_one_line_error_that_names_the_flag(
     protocol: str, tmp_path: Path
 ) -> None:
     run = program(

@@ -68,7 +68,7 @@ async def test_the_longest_timeout_that_a_client_may_state_crosses_a_hop(tmp_pat
     assert remaining == pytest.approx(longest_seconds)
 
 
-async def test_what_is_left_is_told_and_shrinks(tmp_path: Path) -> None:
+async def test_the_remaining_time_is_sent_and_decreases(tmp_path: Path) -> None:
     async with listening() as (address, heads):
         session = HttpSession(route(tmp_path, address))
         try:

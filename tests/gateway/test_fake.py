@@ -42,7 +42,7 @@ async def test_tritons_delay_in_milliseconds_is_waited_for(
 
 
 @pytest.mark.parametrize("value", ["-1", "soon", "1.5"])
-def test_a_delay_that_is_none_is_refused(value: str) -> None:
+def test_an_invalid_delay_is_refused(value: str) -> None:
     with pytest.raises(InvalidArgument, match="parameter 'execute_delay_ms' must be a whole"):
         loaded(value)
 

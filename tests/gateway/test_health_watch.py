@@ -21,7 +21,7 @@ from modelport.gateway.settings import Settings
 from modelport.gateway.types import NO_DEADLINE
 
 
-async def test_an_end_that_comes_while_a_status_is_sent_is_told(tmp_path: Path) -> None:
+async def test_a_shutdown_during_the_sending_of_a_status_is_reported(tmp_path: Path) -> None:
     manager = ModelManager(Settings((tmp_path,)))
     await manager.start()
     control = LocalControl(manager)
@@ -87,7 +87,7 @@ async def test_however_many_watch_readiness_is_looked_at_once(
     assert told == [[SERVING, NOT_SERVING, SERVING, NOT_SERVING]] * WATCHERS
 
 
-async def test_when_nobody_watches_nobody_looks(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_readiness_is_not_polled_without_watchers(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(health_grpc, "WATCH_SECONDS", 0.0)
     control = Counting()
     readiness = health_grpc.Readiness(control, asyncio.Event())  # type: ignore[arg-type]

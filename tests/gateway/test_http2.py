@@ -191,7 +191,7 @@ async def test_a_status_crosses_with_its_words() -> None:
             await ask(channel)
 
 
-async def test_tls_is_verified_against_the_roots_that_grpc_is_told_of(
+async def test_tls_is_verified_against_the_roots_configured_for_grpc(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     cert, key = certificate(tmp_path)

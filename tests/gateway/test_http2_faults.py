@@ -225,7 +225,7 @@ async def test_a_server_that_accepts_and_never_greets_has_failed_for_everybody()
         assert failures == [FailureKind.SILENT] * 8, asked
 
 
-async def test_who_gives_up_waiting_for_a_connection_is_cancelled_and_the_others_wait_on() -> None:
+async def test_cancelling_one_wait_for_a_connection_does_not_end_the_others() -> None:
     async def script(peer: Peer) -> None:
         await peer.reader.read()
 

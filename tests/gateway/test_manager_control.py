@@ -66,7 +66,7 @@ async def test_a_label_of_the_configuration_names_a_version(world: World) -> Non
     await manager.stop()
 
 
-async def test_a_label_of_a_version_that_is_not_served_is_none(world: World) -> None:
+async def test_a_label_of_a_version_that_is_not_served_is_not_found(world: World) -> None:
     world.publish(1, 2, config=label("stable", 1) + label("canary", 2))
     manager = await world.serve()
     assert manager.versions("m") == [2]
@@ -118,7 +118,7 @@ async def test_a_label_stays_where_it_was_if_its_new_version_does_not_load(
 
 
 @pytest.mark.parametrize("version", ["", "one", "1.0", "-1", "0", "9" * 5000])
-async def test_a_label_of_what_is_no_version_is_refused(world: World, version: str) -> None:
+async def test_a_label_with_an_invalid_version_is_refused(world: World, version: str) -> None:
     world.publish(1, config=label("stable", version))
     manager = await world.serve()
     assert "version_label.stable" in manager.states("m")[0][2]

@@ -20,7 +20,7 @@ def world(tmp_path: Path) -> World:
     return World(tmp_path / "repository")
 
 
-async def test_a_version_that_is_drained_is_told_until_it_is_gone(world: World) -> None:
+async def test_a_draining_version_is_listed_until_it_is_unloaded(world: World) -> None:
     world.publish(2)
     manager = await world.serve()
     handle = manager.acquire("m", 2)

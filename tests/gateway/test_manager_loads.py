@@ -341,7 +341,7 @@ async def test_versions_that_no_request_can_name_are_not_served(world: World) ->
     await manager.stop()
 
 
-async def test_a_server_elsewhere_is_asked_anew_at_each_load_on_request(world: World) -> None:
+async def test_a_remote_server_is_asked_again_at_each_load_on_request(world: World) -> None:
     world.remote = [1]
     manager = await world.serve(routes={"far": ROUTE}, load="")
     assert manager.index() == [{"name": "far"}]

@@ -111,7 +111,7 @@ def test_a_broken_link_is_named(version: Path, tmp_path: Path) -> None:
         "[" * 100_000,
     ],
 )
-def test_a_manifest_that_is_none_is_refused(version: Path, text: str) -> None:
+def test_an_invalid_manifest_is_refused(version: Path, text: str) -> None:
     (version / "manifest.json").write_bytes(text.encode("utf-8", "surrogateescape"))
     assert reason(version) == "manifest.json is not a manifest; publish the version again"
 

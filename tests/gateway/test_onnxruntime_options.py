@@ -105,7 +105,7 @@ def test_a_gpus_providers_come_in_tritons_order(monkeypatch: pytest.MonkeyPatch)
 
 
 @pytest.mark.parametrize("key", ["trt_extra_plugin_lib_paths", "trt_engine_cache_path"])
-def test_an_accelerator_is_told_of_no_file_by_a_configuration(
+def test_a_configuration_cannot_pass_files_to_an_accelerator(
     key: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(ort, "get_available_providers", lambda: ALL)

@@ -135,7 +135,7 @@ GOOD = '[models.m]\nbackend = "triton"\nendpoints = ["h:1"]\n'
         ("[", "does not parse"),
     ],
 )
-def test_whatever_is_wrong_is_one_line_that_names_table_and_key(
+def test_every_error_is_one_line_that_names_table_and_key(
     tmp_path: Path, text: str, said: str
 ) -> None:
     with pytest.raises(InvalidArgument) as caught:

@@ -61,7 +61,7 @@ def test_large_versions_are_versions(root: Path) -> None:
     assert sorted(only(root).versions) == [1, 1719830400]
 
 
-def test_a_file_named_like_a_version_is_none(root: Path) -> None:
+def test_a_file_named_like_a_version_is_ignored(root: Path) -> None:
     (root / "m" / "2").write_text("")
     assert list(only(root).versions) == [1]
 

@@ -195,7 +195,7 @@ async def test_a_backends_own_error_is_passed_on(
     nothing_is_left(served)
 
 
-async def test_whatever_else_goes_wrong_is_internal_and_tells_nothing_of_the_inside(
+async def test_any_other_failure_is_internal_and_reveals_no_details(
     serve: Serve,
 ) -> None:
     served = await serve(failing(RuntimeError("/secret/path of host 10.0.0.1")))

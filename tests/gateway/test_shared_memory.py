@@ -115,7 +115,7 @@ def _link(path: Path) -> None:
 
 
 @pytest.mark.parametrize("kind", [_link, os.mkfifo, os.mkdir])
-def test_what_is_no_memory_is_refused(
+def test_a_path_that_is_not_shared_memory_is_refused(
     regions: SharedMemoryRegions, kind: Callable[[Path], None], new_object: NewObject
 ) -> None:
     path = path_of(new_object()).with_suffix(".other")
@@ -157,7 +157,9 @@ def test_a_name_is_given_once(regions: SharedMemoryRegions, new_object: NewObjec
     assert regions.status("r")[0]["offset"] == 4
 
 
-def test_there_are_only_so_many(regions: SharedMemoryRegions, new_object: NewObject) -> None:
+def test_the_number_of_regions_is_limited(
+    regions: SharedMemoryRegions, new_object: NewObject
+) -> None:
     key = new_object()
     for i in range(MAX_REGIONS):
         regions.register(str(i), key, 0, SIZE)

@@ -255,9 +255,7 @@ def test_the_signature_of_another_version_is_refused(version: Path, key: Private
     assert refused(version, key.public).startswith("certificate.json does not match")
 
 
-def test_a_manifest_written_anew_does_not_hide_a_changed_file(
-    version: Path, key: PrivateKey
-) -> None:
+def test_a_rewritten_manifest_does_not_hide_a_changed_file(version: Path, key: PrivateKey) -> None:
     (version / "model.onnx").write_bytes(CONTENT[::-1])
     manifest.write(version)
     assert manifest.verify(version)
@@ -266,7 +264,7 @@ def test_a_manifest_written_anew_does_not_hide_a_changed_file(
     )
 
 
-def test_the_certificate_of_a_changed_file_cannot_be_written_anew(
+def test_a_rewritten_certificate_does_not_hide_a_changed_file(
     version: Path, key: PrivateKey
 ) -> None:
     (version / "model.onnx").write_bytes(CONTENT[::-1])
@@ -347,7 +345,7 @@ def test_a_signature_of_another_length_is_refused(
         lambda text: text.replace(b'"signature": "', b'"signature": 1, "was": "'),
     ],
 )
-def test_a_signature_file_that_is_none_is_refused(
+def test_an_invalid_signature_file_is_refused(
     version: Path, key: PrivateKey, change: Callable[[bytes], bytes]
 ) -> None:
     path = version / signing.SIGNATURE
@@ -372,7 +370,7 @@ def test_a_signature_file_that_is_none_is_refused(
         b'{"model": "m", "artifact": {"files": {}}}',
     ],
 )
-def test_a_certificate_that_is_none_is_refused_even_if_signed(
+def test_an_invalid_certificate_is_refused_even_if_signed(
     version: Path, key: PrivateKey, content: bytes
 ) -> None:
     (version / signing.CERTIFICATE).write_bytes(content)

@@ -38,7 +38,7 @@ def test_a_models_folder_is_all_of_its_versions(repository: Path) -> None:
     assert (entry.name, sorted(entry.versions)) == ("iris", [1, 2, 10])
 
 
-def test_a_model_is_told_apart_from_a_repository(tmp_path: Path, repository: Path) -> None:
+def test_a_model_is_distinguished_from_a_repository(tmp_path: Path, repository: Path) -> None:
     numbered = tmp_path / "numbered"  # a repository whose models are called 1 and 2
     models.multiply(numbered / "1/1/model.onnx")
     models.multiply(numbered / "2/1/model.onnx")

@@ -42,7 +42,7 @@ def content(path: Path) -> set[bytes]:
     return {(path / name).read_bytes() for name in ("model.onnx", "model.data")}
 
 
-def test_who_loads_a_version_meets_no_file_of_what_is_written_over_it(
+def test_loading_a_version_never_mixes_files_of_two_uploads(
     moto: Moto, prefix: str, mirror: Mirror, tmp_path: Path
 ) -> None:
     """Two processes share the cache: one is loading when the other follows the storage."""
@@ -102,7 +102,7 @@ def test_a_name_that_begins_like_another_is_another(
     assert [*Mirror(moto.location(f"{prefix}/fraud"), tmp_path / "inner").look()] == ["10"]
 
 
-def test_a_look_at_many_models_that_have_not_changed_is_one_listing(
+def test_polling_many_unchanged_models_takes_one_listing(
     moto: Moto, prefix: str, mirror: Mirror, tmp_path: Path
 ) -> None:
     folder = tmp_path / "v"
@@ -136,7 +136,7 @@ def test_a_storage_that_ends_while_many_configurations_are_read_is_not_asked_for
     assert len(asked) < 50
 
 
-def test_an_object_that_comes_back_with_a_clock_that_is_wrong_is_followed_all_the_same(
+def test_an_update_is_followed_although_clocks_are_wrong(
     moto: Moto, prefix: str, mirror: Mirror, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Nothing of what is served depends on anybody's clock."""
@@ -151,7 +151,7 @@ def test_an_object_that_comes_back_with_a_clock_that_is_wrong_is_followed_all_th
     moto.delete(*(f"{prefix}/{key}" for key in moto.keys(prefix)))
 
 
-def test_an_object_named_like_a_version_is_not_in_its_way(
+def test_an_object_named_like_a_version_does_not_hide_the_version(
     moto: Moto, prefix: str, mirror: Mirror, tmp_path: Path
 ) -> None:
     upload(moto, tmp_path / "v", f"{prefix}/m/1", b"weights")
@@ -181,7 +181,7 @@ def test_keys_that_are_no_names_of_files_make_no_files() -> None:
     assert survey.in_whole(models["m"].versions[6]) == {}
 
 
-def test_a_storage_that_is_down_is_told_in_time_without_names(tmp_path: Path) -> None:
+def test_unavailable_storage_is_reported_without_its_address(tmp_path: Path) -> None:
     with pytest.raises(Unavailable) as told:
         Mirror(parse("s3://127.0.0.1:1/bucket"), tmp_path).look()
     assert "127.0.0.1" not in str(told.value)
@@ -199,7 +199,9 @@ def test_every_call_has_a_deadline(tmp_path: Path, monkeypatch: pytest.MonkeyPat
             Mirror(parse(url), tmp_path).look()
 
 
-def test_a_user_without_a_home_is_told_what_to_give(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_error_for_a_user_without_a_home_names_the_option(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.delenv("XDG_CACHE_HOME", raising=False)
 
     def homeless() -> Path:

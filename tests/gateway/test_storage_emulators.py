@@ -141,7 +141,7 @@ def test_versions_are_published_once_found_whole_fetched_followed_and_removed(
         Mirror(Location(location.scheme, "nowhere"), tmp_path).look()
 
 
-def test_a_storage_that_is_gone_is_told_in_time(
+def test_unavailable_storage_is_reported_in_time(
     location: Location, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(storage, "LIST_SECONDS", 5.0)  # Azure's library tries for longer

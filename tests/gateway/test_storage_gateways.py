@@ -223,7 +223,7 @@ def disk(tmp_path: Path) -> Iterator[Path]:
     subprocess.run(["umount", "--lazy", folder], check=True)
 
 
-def test_a_full_and_a_read_only_disk_leave_what_serves_and_are_told(
+def test_a_full_or_read_only_disk_is_reported_and_versions_keep_serving(
     own_moto: Moto, tmp_path: Path, disk: Path
 ) -> None:
     put(own_moto, tmp_path, 1)

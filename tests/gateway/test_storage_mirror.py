@@ -141,7 +141,7 @@ def test_what_has_a_certificate_and_no_manifest_is_an_upload_that_goes_on(
     assert not mirror.unsettled
 
 
-def test_a_version_of_another_tool_is_taken_when_it_has_been_the_same_for_two_looks(
+def test_a_version_without_a_manifest_is_used_once_two_polls_see_it_unchanged(
     moto: Moto, prefix: str, mirror: Mirror, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(survey, "SETTLE_SECONDS", 0.0)
@@ -216,7 +216,7 @@ def test_removed_versions_go_and_changed_configurations_come(
     assert not (mirror.folder / "m").exists()
 
 
-def test_a_folder_without_room_is_told_and_holds_nothing(
+def test_a_full_disk_is_reported_and_leaves_no_partial_version(
     moto: Moto, prefix: str, mirror: Mirror, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     publish(moto, prefix, version(tmp_path / "1"))

@@ -223,7 +223,7 @@ def test_a_publisher_that_slept_too_long_leaves_alone_what_another_made_of_its_n
     assert whole(location, tmp_path) == {1: b"another's"}
 
 
-def test_a_number_that_is_claimed_is_told_and_passed_over(
+def test_a_claimed_version_number_is_refused_and_skipped(
     moto: Moto, prefix: str, tmp_path: Path
 ) -> None:
     location = moto.location(prefix)
@@ -234,14 +234,12 @@ def test_a_number_that_is_claimed_is_told_and_passed_over(
     assert whole(location, tmp_path) == {2: b"onnx"}
 
 
-def test_a_bucket_that_is_not_there_is_told(moto: Moto, prefix: str) -> None:
+def test_a_missing_bucket_is_a_usage_error(moto: Moto, prefix: str) -> None:
     with pytest.raises(UsageError, match="no such bucket"):
         put(Location("s3", "nowhere", prefix, moto.endpoint))
 
 
-def test_a_proven_version_is_published_verified_and_published_once_more_bit_for_bit(
-    moto: Moto, prefix: str, tmp_path: Path
-) -> None:
+def test_a_verified_version_is_copied_bit_for_bit(moto: Moto, prefix: str, tmp_path: Path) -> None:
     with publish.staging(tmp_path / "here") as staged:
         (staged / "model.onnx").write_bytes(b"onnx")
         digest = manifest.sha256_of(staged / "model.onnx")

@@ -211,7 +211,7 @@ async def test_nothing_is_made_that_is_not_asked_for(serve: Serve) -> None:
     served.nothing_is_left()
 
 
-async def test_whoever_stops_asking_stops_the_work(serve: Serve) -> None:
+async def test_closing_the_stream_stops_the_work(serve: Serve) -> None:
     served = await serve(count)
     async with aclosing(served.stream()) as responses:
         await anext(responses)
@@ -221,7 +221,7 @@ async def test_whoever_stops_asking_stops_the_work(serve: Serve) -> None:
     served.nothing_is_left()
 
 
-async def test_cancelling_whoever_waits_stops_the_work(serve: Serve) -> None:
+async def test_cancelling_the_reader_of_a_stream_stops_the_work(serve: Serve) -> None:
     served = await serve(one_then_never)
     first = asyncio.Event()
 

@@ -278,7 +278,7 @@ def test_the_generated_files_are_those_that_make_protos_writes(tmp_path: Path) -
 
 
 @pytest.mark.parametrize("bytes_each", [0, 60_000])
-def test_a_string_is_not_repeated_beyond_what_its_bytes_deserve(bytes_each: int) -> None:
+def test_repetition_of_a_string_is_limited(bytes_each: int) -> None:
     message = pb.TensorProto(dtype=pb.DT_STRING)
     message.string_val.append(b"x" * bytes_each)
     size = message.tensor_shape.dim.add(size=100)

@@ -258,7 +258,7 @@ def test_a_context_is_every_example_s_that_has_no_feature_of_its_own() -> None:
 
 
 @pytest.mark.parametrize("inputs", ["x FP32 -1", "inputs BYTES 1 reshape { shape: [] }"])
-def test_a_context_is_not_copied_into_more_examples_than_its_bytes_deserve(inputs: str) -> None:
+def test_copies_of_a_context_are_limited(inputs: str) -> None:
     message = with_context(8000, 16_000)
     model = servable(inputs, batch=100_000)
     with pytest.raises(InvalidArgument, match="the context, repeated for every example"):

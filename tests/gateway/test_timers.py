@@ -88,7 +88,7 @@ def test_a_timer_runs_neither_early_nor_late(clock: Clock) -> None:
         assert ran == [pytest.approx(started + seconds)]
 
 
-async def test_no_limit_is_none() -> None:
+async def test_a_time_limit_of_none_never_expires() -> None:
     with TimeLimit(None) as limit:
         await asyncio.sleep(0)
     assert not limit.expired

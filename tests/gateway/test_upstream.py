@@ -58,7 +58,7 @@ def test_equals_take_turns() -> None:
     assert [chosen(endpoints(0, 0, 0), turn) for turn in range(6)] == [0, 1, 2, 0, 1, 2]
 
 
-def test_the_least_in_flight_goes_first_whoevers_turn_it_is() -> None:
+def test_the_endpoint_with_the_fewest_requests_in_flight_is_chosen_at_any_turn() -> None:
     assert [chosen(endpoints(3, 1, 2), turn) for turn in range(3)] == [1, 1, 1]
 
 
@@ -132,7 +132,7 @@ def test_at_most_half_of_the_endpoints_are_ejected_for_what_they_answer() -> Non
     ("failed", "elsewhere", "out"),
     [(20, 0, True), (6, 0, True), (3, 0, False), (6, 6, False), (18, 6, True)],
 )
-def test_who_fails_more_often_than_the_others_is_an_outlier(
+def test_an_endpoint_that_fails_more_often_than_the_others_is_an_outlier(
     failed: int, elsewhere: int, out: bool
 ) -> None:
     one, other = endpoints(0, 0)
@@ -560,7 +560,7 @@ async def test_a_server_error_is_retried_elsewhere_and_the_endpoint_ejected_afte
     servers.pool.close()
 
 
-async def test_a_request_that_fails_everywhere_is_told_so_and_ejects_nobody() -> None:
+async def test_a_request_that_fails_everywhere_gets_the_error_and_ejects_no_endpoint() -> None:
     servers = Servers()
     servers.wrong = {"a": ServerError("poison"), "b": ServerError("poison")}
     for _ in range(20):

@@ -277,7 +277,7 @@ def test_one_dynamic_dimension_follows_from_the_size() -> None:
     assert raw(TensorSpec("x", Datatype.INT16, (-1,)), size=24) == (1, 12)
 
 
-def test_two_dynamic_dimensions_cannot_be_told() -> None:
+def test_two_dynamic_dimensions_cannot_be_inferred() -> None:
     with pytest.raises(InvalidArgument, match="more than one variable-sized dimension"):
         raw(TensorSpec("x", Datatype.FP32, (-1, -1)), size=16)
 

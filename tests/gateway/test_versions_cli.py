@@ -55,7 +55,7 @@ def test_a_label_moves_and_the_rest_of_the_file_stays(model: Path) -> None:
     assert (model / "config.pbtxt").read_text().startswith("# kept\n")
 
 
-def test_a_label_whose_version_is_not_served_is_told(model: Path) -> None:
+def test_label_reports_a_version_that_is_not_served_yet(model: Path) -> None:
     assert "is not served yet" in told(model, "label", "stable", "2")
     assert "is not served yet" not in told(model, "label", "stable", "10")
 

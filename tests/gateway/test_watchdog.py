@@ -50,7 +50,7 @@ def compute_until(heard: Heard, blocked_seconds: float) -> LoopHeartbeat:
     return heard.heartbeats[-1]
 
 
-async def test_a_loop_that_waits_is_told_from_one_that_computes() -> None:
+async def test_a_waiting_loop_is_distinguished_from_a_computing_one() -> None:
     heard = Heard()
     watching = Watchdog(heard)
     assert heard.wait_for(0.3).computing is False
@@ -66,7 +66,7 @@ async def test_while_a_model_loads_a_loop_that_waits_is_excused() -> None:
     watching.close()
 
 
-async def test_what_blocks_the_loop_is_named_once_and_its_end_told() -> None:
+async def test_a_blocked_loop_is_logged_once_with_its_cause_and_its_end() -> None:
     heard = Heard()
     with structlog.testing.capture_logs() as logs:
         watching = Watchdog(heard)

@@ -41,7 +41,7 @@ def test_every_concern_has_its_line_in_order() -> None:
     assert tuple(verdicts(candidate("a"), candidate("b"))) == CONCERNS
 
 
-def test_who_is_twice_as_fast_in_every_round_wins_beyond_the_noise() -> None:
+def test_a_candidate_twice_as_fast_in_every_round_wins_beyond_the_noise() -> None:
     slow = candidate("slow", p99=(20.0, 20.4, 19.8), rates=(250.0, 251.0, 249.0))
     found = verdicts(slow, candidate("fast"))
     for concern in ("Tail latency", "Throughput"):
@@ -67,7 +67,7 @@ def test_of_one_round_nothing_is_beyond_the_noise() -> None:
     assert "one round" in found.note
 
 
-def test_who_is_disqualified_is_not_ranked_however_fast() -> None:
+def test_a_disqualified_candidate_is_not_ranked_however_fast() -> None:
     wrong = candidate("wrong", p99=(0.1,) * 3, rates=(9e9,) * 3, disqualified="wrong answers")
     for verdict in matrix([candidate("a"), wrong, candidate("b")], SLO_P99_MS):
         assert "wrong" not in names(verdict)
@@ -81,7 +81,7 @@ def test_nobody_wins_where_all_are_disqualified() -> None:
     assert [verdict.ranking for verdict in found] == [()] * len(CONCERNS)
 
 
-def test_who_is_far_slower_than_all_is_last_and_named() -> None:
+def test_a_candidate_far_slower_than_all_is_last_and_named() -> None:
     slow = candidate("snail", p99=(90.0, 95.0, 92.0), rates=(20.0, 21.0, 19.0))
     found = verdicts(slow, candidate("a"), candidate("b", p99=(12.0, 12.1, 11.9)))
     for concern in ("Tail latency", "Throughput"):
@@ -146,7 +146,7 @@ def test_where_labels_are_known_accuracy_is_measured_and_not_parity() -> None:
     assert (auc.winner, auc.measure) == ("a", "AUC on labelled rows")
 
 
-def test_a_tie_is_told_without_a_winner() -> None:
+def test_a_tie_has_no_winner() -> None:
     found = comparison(candidate("a", p99=(10, 14, 9)), candidate("b", p99=(11, 10, 12)))
     (line,) = (one for one in lines(found) if one.concern == "Tail latency")
     assert (line.winner, line.noise) == (None, "within")

@@ -150,7 +150,7 @@ def test_a_file_that_is_not_there_or_no_json_is_refused(tmp_path: Path) -> None:
             json_document.read(tmp_path / name)
 
 
-def test_a_checkpoint_is_told_from_published_models(tmp_path: Path) -> None:
+def test_a_checkpoint_is_distinguished_from_published_models(tmp_path: Path) -> None:
     weights = tmp_path / "net.pt"
     weights.touch()
     assert models_to_compare.is_checkpoint([str(weights)])

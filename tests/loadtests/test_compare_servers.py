@@ -151,7 +151,7 @@ def test_an_interruption_leaves_no_server_and_keeps_what_was_measured(tmp_path: 
     assert compared.result("interrupted").notes[-1] == "interrupted"
 
 
-def test_a_full_disk_is_no_candidates_fault_and_what_was_measured_is_kept(tmp_path: Path) -> None:
+def test_a_full_disk_blames_no_candidate_and_measurements_are_kept(tmp_path: Path) -> None:
     calls: list[int] = []
 
     def filling(*arguments: Any, **keywords: Any) -> LoadRun:
@@ -169,7 +169,7 @@ def test_a_full_disk_is_no_candidates_fault_and_what_was_measured_is_kept(tmp_pa
     assert first.disqualified is second.disqualified is None
 
 
-def test_a_report_that_cannot_be_written_is_told_beside_the_others(
+def test_a_report_that_cannot_be_written_does_not_prevent_the_others(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     compared = shootout(tmp_path, contender("a", tmp_path), rounds=1)

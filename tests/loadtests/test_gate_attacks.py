@@ -123,7 +123,7 @@ def test_identical_versions_do_not_fail_in_any_protocol(
     assert found.exit_code in (0, 3), found.output
 
 
-def test_a_disk_that_is_full_before_the_first_round_is_nobodys_fault(
+def test_a_disk_that_is_full_before_the_first_round_blames_neither_candidate(
     model: Path, tmp_path: Path
 ) -> None:
     status, said = limited(4096, model, tmp_path)
@@ -131,7 +131,9 @@ def test_a_disk_that_is_full_before_the_first_round_is_nobodys_fault(
     assert "this machine cannot go on" in said
 
 
-def test_a_disk_that_gets_full_in_a_round_is_nobodys_fault(model: Path, tmp_path: Path) -> None:
+def test_a_disk_that_fills_up_during_a_round_blames_neither_candidate(
+    model: Path, tmp_path: Path
+) -> None:
     few = tmp_path / "few.npz"  # requests that fit, so that some hundred samples do not
     np.savez(few, x=np.ones((16, 4), np.float32))
     status, said = limited(8192, model, tmp_path, "--data", few)

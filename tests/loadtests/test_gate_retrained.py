@@ -148,7 +148,7 @@ def test_a_model_that_was_trained_again_passes_and_the_difference_is_a_report(
     assert "compared with its own checkpoint's answers" in " ".join(found.document["notes"])
 
 
-def test_wrong_answers_are_told_at_once_with_input_output_expected_and_difference(
+def test_wrong_answers_are_reported_at_once_with_input_output_expected_and_difference(
     tmp_path: Path,
 ) -> None:
     question = failed(rehearse(retrained(tmp_path / "tiny"), (2.0, 3.5)))
@@ -198,7 +198,9 @@ def test_a_baseline_that_contradicts_itself_is_not_the_candidates_fault(tmp_path
     assert not lost.value.is_candidate
 
 
-def test_a_candidate_without_its_checkpoints_answers_is_told_what_to_do(tmp_path: Path) -> None:
+def test_the_error_for_a_candidate_without_recorded_answers_names_the_remedy(
+    tmp_path: Path,
+) -> None:
     model = retrained(tmp_path / "tiny", answers=None)
     found = gate(model / "1", model / "2", tmp_path=tmp_path)
     assert found.status == 2
@@ -265,7 +267,7 @@ def test_a_limit_on_accuracy_without_labels_is_a_usage_error(tmp_path: Path) -> 
         (("sleep", "60"), 60, 1, False, "s that were left of --max-duration 600s (not ready"),
     ],
 )
-def test_a_candidate_that_does_not_start_is_told_from_one_that_answers_wrongly(
+def test_a_candidate_that_does_not_start_is_distinguished_from_one_that_answers_wrongly(
     command: Sequence[str],
     ready: int,
     left: int,

@@ -50,7 +50,7 @@ def test_sides_take_turns_request_by_request_or_slice_by_slice() -> None:
 
 
 @pytest.mark.parametrize("machine", [SHARED, ROUGH], ids=lambda machine: machine.name)
-def test_who_is_asked_in_turn_shares_what_the_machine_does(machine: Machine) -> None:
+def test_alternating_requests_share_the_noise_of_the_machine(machine: Machine) -> None:
     turns, slices = (simulated(machine, loading) for loading in (Loading.TURNS, Loading.SLICES))
     for q in (0.5, 0.99):
         assert spread(turns, q) < spread(slices, q)

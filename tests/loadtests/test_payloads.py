@@ -328,7 +328,7 @@ def test_a_transposed_answer_is_wrong_and_one_without_its_ones_is_not() -> None:
 
 
 @pytest.mark.parametrize("content", [b"", b"PK\x03\x04 cut off"])
-def test_a_damaged_npz_is_told_in_one_line(tmp_path: Path, content: bytes) -> None:
+def test_a_damaged_npz_gets_a_one_line_error(tmp_path: Path, content: bytes) -> None:
     path = tmp_path / "rows.npz"
     path.write_bytes(content)
     with pytest.raises(BadPayload, match=r"rows\.npz: not requests"):

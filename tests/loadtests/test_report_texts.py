@@ -60,9 +60,7 @@ def test_a_figure_has_three_significant_digits(value: float, told: str) -> None:
         (None, "ms", number_format.DASH),
     ],
 )
-def test_a_value_is_told_in_the_unit_that_it_reads_best_in(
-    value: float | None, unit: str, told: str
-) -> None:
+def test_a_value_is_shown_in_a_readable_unit(value: float | None, unit: str, told: str) -> None:
     assert number_format.with_unit(value, unit) == told
 
 
@@ -107,7 +105,7 @@ def test_of_two_candidates_a_load_that_one_bore_is_not_plotted() -> None:
     assert [load.users for load in loads.shared(loads.by_load(two))] == [1, 16]
 
 
-def test_who_does_not_speak_the_common_protocol_is_compared_in_its_own() -> None:
+def test_a_server_without_the_common_protocol_is_compared_in_its_own() -> None:
     comparison = report_subject.comparison()
     shown = loads.shared(loads.by_load(comparison.candidates))
     for load, runs in shown.items():
@@ -160,7 +158,7 @@ def test_names_in_markdown_become_neither_markup_nor_columns_nor_markers() -> No
     assert "12 of 8,114 answers were wrong" in rendered
 
 
-def test_a_decision_and_a_run_are_told_in_markdown() -> None:
+def test_a_decision_and_a_run_are_formatted_in_markdown() -> None:
     decision = markdown.decision(report_subject.decision(HOSTILE[0]))
     assert decision.startswith("### \N{CROSS MARK} **fail**")
     for question in report_subject.decision().questions[:4]:

@@ -106,7 +106,7 @@ def test_a_closed_loop_keeps_its_users_asking_in_two_processes() -> None:
     assert got.samples["intended"].min() >= 0.5
 
 
-def test_where_nothing_can_be_asked_the_reason_is_told() -> None:
+def test_an_unreachable_target_is_reported_with_the_reason() -> None:
     free = LoadTestTarget(LoadTestProtocol.OIP_HTTP, "127.0.0.1:1", "double")
     with pytest.raises(NotMeasured, match="is the server running there"):
         measure(free, LoadProfile(duration_seconds=1))

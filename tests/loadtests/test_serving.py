@@ -55,7 +55,7 @@ def test_every_dialect_of_the_gateway_is_a_target_at_its_port(gateway: Served) -
 
 
 @pytest.mark.parametrize("protocol", LoadTestProtocol)
-def test_right_and_wrong_answers_are_told_apart_in_every_dialect(
+def test_right_and_wrong_answers_are_distinguished_in_every_dialect(
     gateway: Served, protocol: LoadTestProtocol
 ) -> None:
     asked = doubled(4)
@@ -87,7 +87,7 @@ def test_memory_and_processor_time_are_those_of_the_process(gateway: Served) -> 
     assert gateway.cpu_seconds() >= before
 
 
-def test_wrong_answers_are_told_at_once_and_are_no_first_response(gateway: Served) -> None:
+def test_a_wrong_answer_fails_at_once_and_is_no_first_response(gateway: Served) -> None:
     asked = doubled(1)
     wrong = replace(asked, expected=({"y": asked.requests[0]["x"]},))
     within = time.perf_counter() - gateway.started + 600

@@ -48,7 +48,7 @@ def test_a_closed_ramp_adds_users_one_after_the_other() -> None:
     assert load_shapes.next_change(load, 9, 0.0) == pytest.approx(10.0, abs=0.2)
 
 
-def test_users_that_a_shape_never_wants_are_told_so() -> None:
+def test_users_that_a_shape_never_starts_wait_forever() -> None:
     load = LoadProfile(shape="spike", users=10, duration_seconds=10, warmup_seconds=0)
     assert load_shapes.next_change(load, 9, 0.0) == pytest.approx(4.0, abs=0.1)
     assert load_shapes.next_change(load, 9, 6.5) == math.inf

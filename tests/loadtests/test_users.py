@@ -283,7 +283,7 @@ NOISE = {
 
 @pytest.mark.parametrize("protocol", [LoadTestProtocol.OIP_HTTP, LoadTestProtocol.OIP_GRPC])
 @pytest.mark.parametrize("noise", NOISE)
-def test_whatever_a_server_says_is_an_answer_or_a_failure_at_once(
+def test_any_bytes_of_a_server_are_an_answer_or_a_failure_at_once(
     protocol: LoadTestProtocol, noise: str
 ) -> None:
     """The connection stays open: who waits for more waits until the time-out."""

@@ -60,7 +60,7 @@ def test_grpc_errors_are_no_requests_per_second() -> None:
     assert got.requests_per_second == pytest.approx(250)
 
 
-def test_a_few_grpc_errors_are_told_from_requests_that_the_end_cut_off() -> None:
+def test_grpc_errors_are_distinguished_from_requests_cut_off_at_the_end() -> None:
     text = H2LOAD.replace("2000", "32").format(data=20 * 50)
     assert clients.h2load_sample(text, log(["200"] * 32), 50).failed == 12
     assert clients.h2load_sample(text, log(["200"] * 32), 50, under_way=16).failed == 0
@@ -162,7 +162,7 @@ def test_plain_answers_are_read_as_json_and_as_npz() -> None:
     np.testing.assert_array_equal(exchange.read(file.getvalue(), {})["y"], [3])
 
 
-def test_wrong_answers_are_told_from_right_ones() -> None:
+def test_wrong_answers_are_distinguished_from_right_ones() -> None:
     expected = {"y": np.array([[2, 4]], np.float32)}
     files = Files(X2, Path("repository"), Path("batching"), X2.tensors, expected)
     assert files.problem({"y": np.array([2, 4.00001]), "other": np.zeros(1)}) is None

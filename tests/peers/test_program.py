@@ -32,7 +32,7 @@ script.run(main)
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP, signal.SIGINT])
-def test_a_program_that_is_told_to_end_leaves_no_server(
+def test_a_program_that_is_signalled_to_end_leaves_no_server(
     number: signal.Signals, tmp_path: Path
 ) -> None:
     command = [sys.executable, "-c", SERVES, str(tmp_path / "log")]
@@ -56,7 +56,7 @@ def test_a_program_that_is_told_to_end_leaves_no_server(
         ("benchmarks.startup", "--rounds", "many"),
     ],
 )
-def test_arguments_that_cannot_be_are_told_without_a_traceback(arguments: tuple[str, ...]) -> None:
+def test_impossible_arguments_get_an_error_without_a_traceback(arguments: tuple[str, ...]) -> None:
     name, *flags = arguments
     command = [sys.executable, "-m", f"loadtests.{name}", *flags]
     run = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=60)

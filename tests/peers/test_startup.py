@@ -13,9 +13,9 @@ import time:       500 |        500 |   numpy._core
 """
 
 
-def test_the_time_that_imports_take_is_told_by_package() -> None:
+def test_import_times_are_summed_by_package() -> None:
     assert startup.import_microseconds(SAID) == {"click": 200, "numpy": 500}
 
 
-def test_a_ratio_is_told_with_its_spread() -> None:
+def test_a_ratio_is_shown_with_its_spread() -> None:
     assert startup.spread([1.5, 1.0, 3.0]) == "1.50 x (1.00 to 3.00)"

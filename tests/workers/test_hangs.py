@@ -79,7 +79,9 @@ def test_one_that_loads_may_be_silent_for_longer(worker: Worker, clock: SimpleNa
     assert worker.member.hang_reason() == ""
 
 
-def test_who_was_not_listening_blames_nobody(worker: Worker, clock: SimpleNamespace) -> None:
+def test_a_coordinator_that_was_itself_blocked_reports_no_hung_worker(
+    worker: Worker, clock: SimpleNamespace
+) -> None:
     worker.tells()
     clock.seconds += 100
     worker.member.excuse()

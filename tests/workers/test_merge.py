@@ -85,7 +85,7 @@ def test_a_version_that_one_worker_does_not_know_of_yet_is_loading() -> None:
     assert (first["state"], second["state"], second["version"]) == ("READY", "LOADING", "2")
 
 
-def test_a_model_without_versions_is_told_once() -> None:
+def test_a_model_without_versions_is_listed_once() -> None:
     problem = {"name": "m", "version": "", "state": "UNAVAILABLE", "reason": "no version"}
     assert merge.index([[problem], [problem]]) == [problem]
     assert merge.index([[{"name": "m"}], [{"name": "m"}]]) == [{"name": "m"}]
@@ -113,7 +113,7 @@ def test_rows_of_executed_batches_are_matched_by_their_size() -> None:
     assert sizes == [(8, 1), (16, 3)]
 
 
-def test_every_family_adds_up_to_what_one_worker_would_have_told() -> None:
+def test_the_sum_of_every_metric_family_equals_that_of_one_worker() -> None:
     together = counted(7)
     together.failed(Code.INTERNAL, 500)
     merged = merge.families(

@@ -189,7 +189,7 @@ def test_torchserves_set_default_and_unregister_reach_every_worker(
     assert set(everywhere(gateway, lambda c: len(c.get("/models/m/all")))) == {1}
 
 
-def test_a_load_that_fails_is_refused_with_the_reason_and_the_index_tells_it(
+def test_a_failed_load_is_refused_with_the_reason_which_the_index_also_has(
     explicit: tuple[Gateway, Repository],
 ) -> None:
     gateway, repository = explicit
