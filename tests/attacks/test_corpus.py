@@ -554,7 +554,7 @@ def test_headers_without_number_are_refused(gateway: Gateway, connection: Connec
     assert reply is None or reply.status in (400, 413, 431)
 
 
-def test_a_client_that_leaves_in_the_middle_harms_nobody(
+def test_a_client_that_disconnects_midway_affects_no_other(
     gateway: Gateway, connection: Connection
 ) -> None:
     host, _, port = gateway.http.partition(":")

@@ -93,7 +93,7 @@ def test_the_empty_final_response_comes_only_where_it_is_asked_for(streaming: Ga
     assert empty.error_message == ""
 
 
-def test_a_long_stream_holds_nobody_up(opened: Any) -> None:
+def test_a_long_stream_delays_no_other_request(opened: Any) -> None:
     client, answers = opened
     client.async_stream_infer("endless", [tensor()], request_id="long")
     assert answers.get(timeout=TIMEOUT_SECONDS)[0].get_response().id == "long"

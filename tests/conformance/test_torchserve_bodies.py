@@ -252,7 +252,7 @@ def test_pictures_travel_in_plain_json_too(served: Gateway) -> None:
     assert "10 images, at most 8" in error(many)[2]
 
 
-def test_how_pictures_are_prepared_is_no_matter_of_those_who_send_none(served: Gateway) -> None:
+def test_a_bad_image_configuration_does_not_affect_requests_without_images(served: Gateway) -> None:
     """``image.mean`` of this model is wrong."""
     rows = json.dumps({"instances": [[[[1.5] * 2] * 2] * 3]}).encode()
     for path in ("/v1/models/lettered:predict", "/predictions/lettered"):

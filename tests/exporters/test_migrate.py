@@ -230,7 +230,7 @@ def test_no_delay_is_a_delay_too(tmp_path: Path, repository: Path, linear: bytes
     assert batching.max_queue_delay_microseconds == 0
 
 
-def test_nothing_is_said_of_batching_where_nobody_asked_for_it(
+def test_dynamic_batching_is_configured_only_on_request(
     tmp_path: Path, repository: Path, linear: bytes
 ) -> None:
     archive = mar(tmp_path / "linear.mar", "linear", {"model.pt": linear})

@@ -220,7 +220,7 @@ SETTINGS = {
 
 
 @pytest.mark.parametrize("name", SETTINGS)
-async def test_nobody_hangs_and_nobody_gets_anothers_answer(
+async def test_no_request_hangs_or_gets_the_answer_of_another(
     name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     recalled, put_back = [], Batcher._put_back

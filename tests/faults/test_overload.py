@@ -276,7 +276,7 @@ async def upload(port: int, length: int, *pieces: bytes, pause: float = 0) -> by
 
 
 @pytest.mark.parametrize("pieces", [(), (b"ab",)], ids=["no body", "half a body"])
-async def test_an_upload_that_stands_still_is_refused(
+async def test_a_stalled_upload_is_refused(
     pieces: tuple[bytes, ...], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(http_protocol, "BODY_IDLE_SECONDS", 0.2)

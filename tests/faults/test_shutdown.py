@@ -225,7 +225,7 @@ def test_a_gateway_can_be_started_again_on_the_same_ports_at_once(repository: Re
 
 
 @pytest.mark.parametrize("protocol", ["http", "grpc"])
-def test_a_request_that_waits_for_ever_ends_with_the_exit_timeout(
+def test_a_request_that_never_completes_ends_with_the_exit_timeout(
     protocol: str, repository: Repository, background: Background
 ) -> None:
     repository.slow(600)
@@ -267,7 +267,7 @@ def hang(gateway: Gateway, protocol: str) -> None:
         client.close()
 
 
-def test_a_run_that_nobody_can_stop_ends_with_the_exit_timeout(
+def test_a_run_that_cannot_be_stopped_ends_with_the_exit_timeout(
     repository: Repository, background: Background
 ) -> None:
     """ONNX Runtime computes in a thread of its own, for an hour or so."""
@@ -383,7 +383,7 @@ def test_a_second_sigterm_ends_the_process_at_once(
             reply.result(10)
 
 
-def test_a_gateway_whose_log_nobody_reads_any_more_serves_on_and_ends(
+def test_a_gateway_serves_and_ends_after_the_reader_of_its_log_is_gone(
     repository: Repository,
 ) -> None:
     """As in ``modelport serve 2>&1 | head``: every further line would be an error."""

@@ -147,7 +147,7 @@ def test_with_every_replica_down_it_is_503_at_once_and_recovers_by_itself(
 
 
 @pytest.mark.parametrize("protocol", ["grpc", "http"])
-def test_a_server_that_stands_still_outlives_no_deadline(
+def test_a_stalled_server_does_not_extend_a_deadline(
     replicas: list[Replica], tmp_path: Path, protocol: str
 ) -> None:
     tables = [
@@ -168,7 +168,7 @@ def test_a_server_that_stands_still_outlives_no_deadline(
         eventually(lambda: ask(front).status_code == 200)
 
 
-def test_a_replica_that_stands_still_is_left_out_after_a_few(
+def test_a_stalled_replica_is_ejected_after_a_few_requests(
     replicas: list[Replica], tmp_path: Path
 ) -> None:
     with fronting(tmp_path / "front", routes(replicas, "grpc", timeout_seconds=1.0)) as front:

@@ -279,7 +279,7 @@ async def test_a_message_of_any_size_comes_back_to_grpcs_own_client(size: int) -
         assert await channel.unary_unary("/probe.Probe/Echo")(message, timeout=20) == message
 
 
-async def test_a_reply_waits_for_the_windows_and_goes_on() -> None:
+async def test_a_reply_waits_for_flow_control_windows_and_resumes() -> None:
     large = bytes(range(256)) * 1000
     async with (
         listening() as server,
@@ -506,7 +506,7 @@ BROKEN_STREAMS: dict[str, tuple[bytes, int]] = {
 
 
 @pytest.mark.parametrize("case", BROKEN_STREAMS)
-async def test_a_malformed_call_is_reset_and_the_connection_goes_on(
+async def test_a_malformed_call_is_reset_and_the_connection_stays_open(
     case: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(stream.GrpcStream, "_grant", lambda _: None)  # the window stays as it began
@@ -617,9 +617,7 @@ async def test_a_connection_without_a_call_is_ended_and_one_with_a_call_is_not(
 
 
 @pytest.mark.parametrize("method", ["Echo", "Talk"])
-async def test_a_body_that_stands_still_is_given_up(
-    method: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_a_stalled_body_is_given_up(method: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(server_connection, "BODY_IDLE_SECONDS", 0.1)
     monkeypatch.setattr(server_connection, "CHECK_SECONDS", 0.02)
     async with listening() as server, connected(server.port) as peer:

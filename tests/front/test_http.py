@@ -287,7 +287,7 @@ async def test_a_refusal_without_reading_the_body_closes_the_connection() -> Non
         assert b"\r\nconnection: close\r\n" in head
 
 
-async def test_a_body_that_nobody_receives_is_held_back() -> None:
+async def test_a_body_that_the_application_does_not_read_is_held_back() -> None:
     released, sizes = asyncio.Event(), []
 
     async def app(scope: Scope, receive: Receive, send: Send) -> None:

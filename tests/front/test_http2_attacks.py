@@ -196,7 +196,9 @@ MALFORMED: dict[str, tuple[Sent, ErrorCode]] = {
 
 @pytest.mark.parametrize("role", ROLES)
 @pytest.mark.parametrize("case", MALFORMED)
-async def test_a_malformed_stream_is_reset_and_the_connection_goes_on(case: str, role: str) -> None:
+async def test_a_malformed_stream_is_reset_and_the_connection_stays_open(
+    case: str, role: str
+) -> None:
     make, code = MALFORMED[case]
     async with facing(role) as peer:
         peer.send(settings(), make(peer))
@@ -330,7 +332,7 @@ async def test_a_peer_that_asks_for_pongs_and_reads_none_is_ended(
 
 
 @pytest.mark.parametrize("role", ROLES)
-async def test_a_peer_that_stands_still_within_a_frame_is_ended(role: str) -> None:
+async def test_a_peer_that_stalls_within_a_frame_is_disconnected(role: str) -> None:
     async with facing(role) as peer:
         peer.send(settings(), peer.head(1)[:12])
         now = peer.loop.time()

@@ -317,7 +317,7 @@ async def test_an_application_that_reads_a_body_learns_that_the_client_left() ->
 # -- limits ---------------------------------------------------------------------------------------
 
 
-async def test_a_body_that_nobody_receives_is_held_back() -> None:
+async def test_a_body_that_the_application_does_not_read_is_held_back() -> None:
     released = asyncio.Event()
 
     async def app(scope: Scope, receive: Receive, send: Send) -> None:
@@ -366,7 +366,7 @@ async def test_a_request_that_is_refused_holds_no_memory_whatever_follows(
         assert PROCESS.used_bytes == 0
 
 
-async def test_a_body_of_padding_stands_still(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_body_of_padding_alone_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(server_connection, "BODY_IDLE_SECONDS", 0.1)
     monkeypatch.setattr(server_connection, "CHECK_SECONDS", 0.02)
     async with speaking(echo) as peer:
@@ -378,7 +378,7 @@ async def test_a_body_of_padding_stands_still(monkeypatch: pytest.MonkeyPatch) -
         assert dict(peer.decoder.decode(ended.result()[3]))[":status"] == "408"
 
 
-async def test_a_body_that_stands_still_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_stalled_body_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(server_connection, "BODY_IDLE_SECONDS", 0.1)
     monkeypatch.setattr(server_connection, "CHECK_SECONDS", 0.02)
     async with speaking(echo) as peer:

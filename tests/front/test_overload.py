@@ -76,7 +76,7 @@ async def answer(reader: asyncio.StreamReader) -> tuple[bytes, bytes]:
     return head, await reader.readexactly(int(length or 0))
 
 
-async def test_a_request_is_refused_and_the_connection_goes_on(overload: None) -> None:
+async def test_a_request_is_refused_and_the_connection_stays_open(overload: None) -> None:
     app = Application()
     async with connected(app) as (reader, writer):
         for _ in range(2):

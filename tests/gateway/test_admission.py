@@ -142,7 +142,7 @@ async def test_those_of_a_lower_priority_are_not_in_front() -> None:
     await asyncio.gather(*behind)
 
 
-async def test_nobody_waits_while_an_instance_is_free() -> None:
+async def test_no_request_waits_while_an_instance_is_free() -> None:
     two = BOUNDED + "instance_group { count: 2 }"
     infer = admitted(Server(), two)
     for _ in range(5):

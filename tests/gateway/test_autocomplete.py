@@ -54,7 +54,7 @@ def test_declared_inputs_stand_and_only_outputs_are_filled_in() -> None:
     assert [t.name for t in done.output] == ["y"]
 
 
-def test_declared_inputs_with_batch_size_zero_are_taken_at_their_word() -> None:
+def test_declared_inputs_with_batch_size_zero_are_used_unchanged() -> None:
     done = complete(
         config.parse('input { name: "x" data_type: TYPE_FP32 dims: [ -1, 4 ] }'), [X], [Y]
     )

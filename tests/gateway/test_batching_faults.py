@@ -109,7 +109,7 @@ async def test_a_batch_has_the_latest_deadline_of_its_members() -> None:
         assert model.deadlines[-1].at == expected
 
 
-async def test_a_backend_that_gives_up_by_itself_hangs_nobody() -> None:
+async def test_a_backend_that_cancels_its_own_run_hangs_no_request() -> None:
     infer, model, _ = make()
     model.error = asyncio.CancelledError()
     answers = await gathered(infer, model, request(1), request(2))
@@ -170,7 +170,7 @@ class Liar(Model):
         return response
 
 
-async def test_an_answer_with_other_rows_is_delivered_to_nobody() -> None:
+async def test_a_batch_whose_answer_has_the_wrong_rows_is_run_again_one_by_one() -> None:
     infer, model, _ = make(model=Liar)
     answers = await gathered(infer, model, *(request(n) for n in (1, 2, 3)))
     assert model.batches == [[1, 2, 3], [1], [2], [3]]

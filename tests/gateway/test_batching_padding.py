@@ -108,7 +108,7 @@ class Stretched(Embedding):
         return response
 
 
-async def test_an_output_that_does_not_have_the_padded_length_is_delivered_to_nobody() -> None:
+async def test_a_batch_whose_output_lacks_the_padded_length_is_run_again_one_by_one() -> None:
     infer, model, _ = make("", CONFIG + parameter("padding.sequence", "0"), Stretched)
     answers = await gathered(infer, model, asked([1, 2]), asked([3]), first=asked([1]))
     assert [len(batch) for batch in model.batches] == [2, 1, 1]
@@ -194,7 +194,7 @@ async def test_each_input_may_have_a_pad_of_its_own() -> None:
         ("padding.sequence", "tokens=0,tokens=1", "must be a number, or 'tokens=<value>'"),
     ],
 )
-def test_a_declaration_that_means_nothing_is_refused(key: str, value: str, reason: str) -> None:
+def test_an_invalid_padding_declaration_is_refused(key: str, value: str, reason: str) -> None:
     with pytest.raises(InvalidArgument, match=reason):
         make("", CONFIG + parameter(key, value), Embedding)
 

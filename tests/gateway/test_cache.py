@@ -170,7 +170,7 @@ def test_an_answer_larger_than_the_store_is_not_kept_and_drives_none_out() -> No
     assert store.look_up(number(1)) is None
 
 
-def test_nobody_can_change_what_is_kept() -> None:
+def test_cached_answers_cannot_be_changed() -> None:
     store = ResponseCache(SIZE)
     given = response(np.arange(4, dtype=np.uint8), np.array([b"a", b"b"], object), note="n")
     store.insert(number(0), given)

@@ -118,6 +118,6 @@ async def test_cuda_counts_only_where_a_model_ran_on_it(
     assert (await doctor._onnxruntime(gpu=True))[1].state == state
 
 
-async def test_without_a_gpu_nobody_tries_one() -> None:
+async def test_a_gpu_is_not_tried_where_there_is_none() -> None:
     found = await doctor._onnxruntime(gpu=False)
     assert found[1].detail == "this machine has no NVIDIA GPU device"

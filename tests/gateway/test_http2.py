@@ -90,7 +90,7 @@ async def test_padding_continuation_and_what_is_not_known_are_taken() -> None:
         assert await ask(channel) == MESSAGE
 
 
-async def test_a_request_waits_for_the_windows_and_goes_on() -> None:
+async def test_a_request_waits_for_flow_control_windows_and_resumes() -> None:
     large = bytes(range(256)) * 1000
 
     async def script(peer: Peer) -> None:

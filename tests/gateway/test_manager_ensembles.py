@@ -252,7 +252,7 @@ async def test_an_ensembles_output_takes_the_labels_of_the_step_that_gives_it(ro
     await gateway.manager.stop()
 
 
-async def test_an_ensemble_loads_by_itself_once_a_missing_model_is_there(root: Path) -> None:
+async def test_an_ensemble_loads_once_a_missing_model_is_available(root: Path) -> None:
     (root / "second").rename(root / "later")
     gateway = Gateway(root, ModelControlMode.EXPLICIT)
     await gateway.manager.start()

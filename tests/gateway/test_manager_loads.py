@@ -88,7 +88,7 @@ async def test_a_load_on_request_waits_for_its_retries_and_reports_the_outcome(
     await manager.stop()
 
 
-async def test_a_load_on_request_of_what_is_not_there_yet_says_so_and_goes_on(
+async def test_a_load_from_an_unavailable_server_fails_and_is_tried_again(
     world: World,
 ) -> None:
     world.publish(1)

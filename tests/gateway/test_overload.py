@@ -330,7 +330,7 @@ def test_any_number_of_clients_that_try_again_at_once_is_let_in(clients: int) ->
     )
 
 
-def test_an_overload_that_goes_on_is_not_taken_for_ended() -> None:
+def test_a_continuing_overload_is_not_mistaken_for_its_end() -> None:
     model = Model(OverloadController(1, LEAST))
     play(model, poisson(10 * capacity(model)), 16, 15.0)
     longest = max(took for _, took in model.answered[500:])

@@ -121,7 +121,7 @@ def test_only_specific_versions_are_loaded() -> None:
     assert act(specific(1), {1: "a", 2: "b"}, {1: "a"}) is None
 
 
-def test_a_specific_version_that_fails_is_not_replaced_by_one_that_nobody_asked_for() -> None:
+def test_a_specific_version_that_fails_is_not_replaced_by_another() -> None:
     assert act(specific(2), {1: "a", 2: "bad"}, failed={2: "bad"}) is None
 
 

@@ -249,7 +249,7 @@ def test_no_numbers_reach_what_is_not_registered(
         path.unlink()
 
 
-def test_what_is_read_is_changed_by_nobody_afterwards(
+def test_data_read_from_a_region_is_a_copy(
     regions: SharedMemoryRegions, new_object: NewObject
 ) -> None:
     key = new_object(content=b"before")

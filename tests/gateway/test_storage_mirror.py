@@ -132,7 +132,7 @@ def test_a_version_is_not_there_before_its_last_object_whatever_the_order(
         assert list(mirror.look()[f"m{turn}"].versions) == [1]
 
 
-def test_what_has_a_certificate_and_no_manifest_is_an_upload_that_goes_on(
+def test_a_version_with_a_certificate_and_no_manifest_is_still_being_uploaded(
     moto: Moto, prefix: str, mirror: Mirror, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(survey, "SETTLE_SECONDS", 0.0)

@@ -63,7 +63,7 @@ def index(gateway: Gateway) -> Any:
     return json.loads(ask(f"http://{gateway.http}/v2/repository/index", {})[1])
 
 
-def test_what_serves_goes_on_through_every_trouble_of_the_storage_and_no_secret_is_ever_said(
+def test_versions_keep_serving_through_storage_failures_and_no_secret_is_logged(
     own_moto: Moto, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Success, an access that is refused, no connection; at the highest log level, of libraries

@@ -103,7 +103,7 @@ async def test_a_block_that_ends_in_time_is_left_alone(fast_tick: None) -> None:
     await ended.wait()  # later than either limit
 
 
-async def test_a_cancellation_from_outside_is_none_of_the_limit() -> None:
+async def test_a_cancellation_from_outside_is_not_a_timeout() -> None:
     entered = asyncio.Event()
 
     async def work() -> None:

@@ -238,7 +238,7 @@ async def test_a_request_that_met_a_dead_endpoint_is_answered_by_another_one() -
     servers.pool.close()
 
 
-async def test_all_dead_is_unavailable_at_once_with_the_reason_and_asks_nobody() -> None:
+async def test_all_dead_is_unavailable_at_once_with_the_reason_and_without_a_request() -> None:
     servers = Servers()
     servers.wrong = {"a": refused(), "b": refused()}
     with pytest.raises(Unavailable):

@@ -107,7 +107,7 @@ def test_errors_are_annotated_in_github_actions_and_nowhere_else(
     assert capsys.readouterr().err == "::error title=a%3A b::two%0Alines\n"
 
 
-def test_work_that_takes_long_says_in_a_log_that_it_goes_on() -> None:
+def test_long_work_logs_its_progress() -> None:
     told: list[str] = []
     spoke = threading.Event()
 

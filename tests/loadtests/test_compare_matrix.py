@@ -75,7 +75,7 @@ def test_a_disqualified_candidate_is_not_ranked_however_fast() -> None:
         assert "disqualified: wrong" in verdict.note
 
 
-def test_nobody_wins_where_all_are_disqualified() -> None:
+def test_there_is_no_winner_if_all_are_disqualified() -> None:
     found = matrix([candidate("a", disqualified="no")], SLO_P99_MS)
     assert {verdict.winner for verdict in found} == {None}
     assert [verdict.ranking for verdict in found] == [()] * len(CONCERNS)

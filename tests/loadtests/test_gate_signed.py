@@ -71,7 +71,7 @@ def test_another_key_fails_unmeasured(signed: Signed) -> None:
     assert "it is signed with key" in refused(signed, signed.wrong)
 
 
-def test_a_version_that_nobody_signed_fails_unmeasured(signed: Signed) -> None:
+def test_an_unsigned_version_fails_unmeasured(signed: Signed) -> None:
     (signed.model / "2" / signing.SIGNATURE).unlink()
     manifest.write(signed.model / "2")
     assert "not signed" in refused(signed, signed.right)

@@ -253,7 +253,7 @@ def test_the_grpc_client_speaks_to_grpcios_own_server() -> None:
         client.ask(b"ab")
 
 
-def test_what_nobody_thought_of_ends_the_run_before_it_begins(
+def test_an_unexpected_error_ends_the_run_before_it_begins(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Locust logs what a listener raises, and goes on without a load, for ever."""

@@ -61,7 +61,7 @@ def test_one_that_does_not_run_is_replaced_in_time(worker: Worker, clock: Simple
     assert coordinator.HUNG_SECONDS + coordinator.LOOK_SECONDS < 10
 
 
-def test_one_whose_loop_waits_is_replaced_and_one_that_computes_goes_on(worker: Worker) -> None:
+def test_a_worker_whose_loop_waits_is_replaced_and_one_that_computes_is_not(worker: Worker) -> None:
     """Eight requests that each took the loop four seconds had both workers killed."""
     worker.tells(coordinator.HUNG_SECONDS + 0.1)
     assert worker.member.hang_reason() == "its event loop is blocked"
