@@ -24,7 +24,7 @@ from mkdocs.config.defaults import MkDocsConfig
 from mkdocs.structure.files import File, Files
 
 from modelport import cli
-from modelport.gateway.repository import routes
+from modelport.gateway.repository import routes_file
 
 ROOT = Path(__file__).resolve().parents[1]
 #: Document outside ``docs/`` → page of the site.
@@ -45,7 +45,7 @@ ERRORS = frozenset(
     }
 )
 #: Folders whose errors nobody but a developer sees.
-_NOT_RAISED = frozenset({"proto", "benchmarks", "peers", "demo_models", "zoo"})
+_NOT_RAISED = frozenset({"proto", "benchmarks", "peers", "demo_models"})
 _LINK = re.compile(r"(!?)\[([^\]]*)\]\(([^)\s]+)\)")
 _ATTRIBUTE = re.compile(r"^    (\w+): (.*?)(?=^    \w+: |\Z)", re.MULTILINE | re.DOTALL)
 
@@ -210,11 +210,11 @@ def configuration_page() -> str:
         "`modelport serve --routes FILE`, TOML or YAML. [Other servers](../serving/routes.md) "
         "explains it.",
         "### `[models.<name>]`",
-        _fields(routes.ModelRoute),
+        _fields(routes_file.ModelRoute),
         "### `[models.<name>.outlier_detection]`",
-        _fields(routes.OutlierDetection),
+        _fields(routes_file.OutlierDetection),
         "### `[servers.<backend>]`",
-        _fields(routes.Program),
+        _fields(routes_file.Program),
         "## Environment variables { #environment }",
         table(("variable", "option"), rows),
     ]

@@ -17,9 +17,9 @@ from modelport.gateway.repository.storage import location
 from modelport.gateway.repository.storage.location import Location
 
 if TYPE_CHECKING:
-    from modelport.exporters.conversion.report import ConversionReport
-    from modelport.exporters.pipeline import ExportResult as ExportResult
-    from modelport.exporters.verify import Checked, Proven
+    from modelport.exporters.export_pipeline import ExportResult as ExportResult
+    from modelport.exporters.keras_conversion.report import ConversionReport
+    from modelport.exporters.proof.verify import Checked, Proven
 
 #: Called with the stage's name, the work done and the whole work; 0 of 0 is unknown.
 Progress = Callable[[str, int, int], None]
@@ -40,7 +40,7 @@ class Verification:
 
 def __getattr__(name: str) -> Any:
     if name == "ExportResult":  # its module imports NumPy's users: torch-free, but not cheap
-        from modelport.exporters.pipeline import ExportResult
+        from modelport.exporters.export_pipeline import ExportResult
 
         return ExportResult
     raise AttributeError(f"module 'modelport.exporters.api' has no attribute '{name}'")
@@ -137,9 +137,9 @@ def export(
     }
     _check_bounds(bounds)
     with _importing():
-        from modelport.exporters import pipeline
+        from modelport.exporters import export_pipeline
         from modelport.exporters.formats import ExportTarget
-        from modelport.exporters.proof import Checks
+        from modelport.exporters.proof.proof import Checks
         from modelport.exporters.publishing import contract
         from modelport.exporters.sources import SourceRequest
     source = SourceRequest(
@@ -160,7 +160,7 @@ def export(
         relative_error=max_relative_error,
         max_drop=max_drop,
     )
-    request = pipeline.ExportRequest(
+    request = export_pipeline.ExportRequest(
         source=source,
         formats=(formats,) if isinstance(formats, str) else tuple(formats),
         target=ExportTarget(dtype, quantize, opset),
@@ -175,7 +175,7 @@ def export(
         sign_key=_path(sign_key),
         output=_path(output),
     )
-    return pipeline.export(request, progress or _silent)
+    return export_pipeline.export(request, progress or _silent)
 
 
 def verify(
@@ -222,7 +222,7 @@ def verify(
         flag = next(name for name, value in given.items() if value)
         raise UsageError(f"--integrity repeats no proof; omit --{flag}")
     with _importing():
-        from modelport.exporters import verify as verification
+        from modelport.exporters.proof import verify as verification
         from modelport.exporters.publishing import download
         from modelport.gateway.repository import signing
     keys = [signing.load_public_key(Path(key)) for key in public_keys]
@@ -276,7 +276,7 @@ def convert(
     """
     _check_bounds({"samples": (samples, 1), "seed": (seed, 0)})
     with _importing():
-        from modelport.exporters.conversion import convert as conversion
+        from modelport.exporters.keras_conversion import convert as conversion
     request = conversion.ConvertRequest(
         Path(source),
         Path(target),

@@ -23,8 +23,8 @@ from modelport.exporters import safetensors_header
 from modelport.exporters.output_capture import quiet
 from modelport.gateway.cli.errors import UsageError, first_line
 from modelport.gateway.errors import IntegrityError
-from modelport.gateway.repository import zip_guard
-from modelport.gateway.repository.load_guard import no_code
+from modelport.gateway.repository.artifact_checks import zip_guard
+from modelport.gateway.repository.artifact_checks.load_guard import no_code
 from modelport.gateway.repository.manifest import sha256_of
 
 PICKLED = frozenset({".pt", ".pth", ".bin"})

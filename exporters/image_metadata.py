@@ -6,8 +6,8 @@ from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 
-from modelport.exporters.source import Source
-from modelport.exporters.spec import Decision
+from modelport.exporters.loaded_model import Source
+from modelport.exporters.model_spec import Decision
 from modelport.gateway.cli.errors import UsageError
 from modelport.gateway.errors import InvalidArgument
 from modelport.gateway.inference import images

@@ -8,7 +8,7 @@ from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
-from modelport.gateway.repository.routes import Routes
+from modelport.gateway.repository.routes_file import Routes
 
 if TYPE_CHECKING:
     from modelport.gateway.repository.signing import PublicKey

@@ -10,7 +10,7 @@ from modelport.loadtests.payloads import Payloads, Tensors
 from modelport.loadtests.samples import Outcome
 from modelport.loadtests.target import LoadTestTarget
 from modelport.loadtests.users.client import Unanswered
-from modelport.loadtests.users.dialects import dialect
+from modelport.loadtests.users.protocol_table import dialect
 
 #: Time limit of a request, and the least that a request gets when the time is over.
 ANSWER_SECONDS, LEAST_SECONDS = 60.0, 1.0

@@ -75,11 +75,17 @@ COMMANDS = {
     ),
     "models": ("modelport.gateway.cli.infer:models", "List the models of a running gateway."),
     "infer": ("modelport.gateway.cli.infer:infer", "Send a file to a model of a running gateway."),
-    "load": ("modelport.gateway.cli.control:load", "Load or reload a model of a running gateway."),
-    "unload": ("modelport.gateway.cli.control:unload", "Unload a model of a running gateway."),
-    "label": ("modelport.gateway.cli.versions:label", "Name a version of a model in a repository."),
+    "load": (
+        "modelport.gateway.cli.load_unload:load",
+        "Load or reload a model of a running gateway.",
+    ),
+    "unload": ("modelport.gateway.cli.load_unload:unload", "Unload a model of a running gateway."),
+    "label": (
+        "modelport.gateway.cli.label_rollback:label",
+        "Name a version of a model in a repository.",
+    ),
     "rollback": (
-        "modelport.gateway.cli.versions:rollback",
+        "modelport.gateway.cli.label_rollback:rollback",
         "Go back to an earlier version of a model.",
     ),
 }

@@ -12,11 +12,11 @@ import sys
 
 from modelport.gateway import extensions
 from modelport.gateway.extensions import ExtensionError, ExtensionTable
-from modelport.gateway.extensions.backends import BACKENDS
+from modelport.gateway.extensions.backend_descriptors import BACKENDS
 
 #: Extension point → where its table of descriptors is; models have factories instead.
 TABLES = {
-    "modelport.backends": "modelport.gateway.extensions.backends:BACKENDS",
+    "modelport.backends": "modelport.gateway.extensions.backend_descriptors:BACKENDS",
     "modelport.dialects": "modelport.gateway.protocols.dialects:DIALECTS",
     "modelport.formats": "modelport.exporters.formats:TABLE",
 }

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from modelport.exporters import progress
-from modelport.gateway.repository import trial
+from modelport.gateway.repository.artifact_checks import trial_load
 
 os.environ.pop("GITHUB_ACTIONS", None)  # errors would be annotated as well
 progress.LINE_SECONDS = 3600.0
@@ -59,13 +59,13 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 
 #: Each trial is a process that imports torch, and most tests are not about it.
-_run = trial.run
-pytest.MonkeyPatch().setattr(trial, "run", lambda *_, **__: None)
+_run = trial_load.run
+pytest.MonkeyPatch().setattr(trial_load, "run", lambda *_, **__: None)
 
 
 @pytest.fixture
 def trials(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
     """Trial loads take place, as outside of tests; the result is the folder of what passed."""
-    monkeypatch.setattr(trial, "run", _run)
+    monkeypatch.setattr(trial_load, "run", _run)
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     return tmp_path / "cache" / "modelport" / "trials"

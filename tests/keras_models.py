@@ -6,8 +6,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from modelport.exporters.loaded_model import Source
 from modelport.exporters.output_capture import quiet
-from modelport.exporters.source import Source
 from modelport.exporters.sources import SourceRequest, load
 from modelport.exporters.tensorflow_runtime import keras, tf
 

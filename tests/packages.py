@@ -11,8 +11,8 @@ from torch import nn
 
 from modelport.exporters.cli.package import package_command
 from modelport.exporters.formats import FORMATS, ExportTarget
+from modelport.exporters.model_spec import ModelSpec
 from modelport.exporters.sources import pytorch
-from modelport.exporters.spec import ModelSpec
 from modelport.gateway.repository import config, manifest
 from modelport.gateway.types import Datatype, ModelSignature, TensorSpec
 

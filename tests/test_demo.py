@@ -17,7 +17,7 @@ import numpy as np
 import pytest
 import torch
 
-from modelport.exporters import checkpoint, spec
+from modelport.exporters import checkpoint, model_spec
 from modelport.exporters.demo_models import digits, train
 from modelport.gateway.repository import manifest
 from tests.conformance.clients import CALLERS, Ask
@@ -82,7 +82,7 @@ def gateway(demo: tuple[Path, str]) -> Iterator[Gateway]:
 def eager(folder: Path, name: str, *inputs: np.ndarray) -> np.ndarray:
     """The answer of the checkpoint in eager PyTorch."""
     source = checkpoint.read(folder / "checkpoints" / f"{name}.pt")
-    module, _, _ = spec.build(name, source.shapes, source.model_kwargs)
+    module, _, _ = model_spec.build(name, source.shapes, source.model_kwargs)
     checkpoint.load_into(module, source)
     with torch.no_grad():
         answer: np.ndarray = module.eval()(*map(torch.from_numpy, inputs)).numpy()

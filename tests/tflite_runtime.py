@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 if TYPE_CHECKING:
-    from modelport.exporters.source import Source
+    from modelport.exporters.loaded_model import Source
 
 REQUIREMENTS = ("tflite-runtime==2.14.0", "numpy<2")
 PRECISIONS = ("fp32", "fp16")

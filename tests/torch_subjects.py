@@ -13,10 +13,10 @@ import torch
 from torch import nn
 
 from modelport.exporters.formats import ParitySession
+from modelport.exporters.loaded_model import Source
+from modelport.exporters.model_spec import ModelSpec
 from modelport.exporters.random_inputs import draw, name_axes, sizes_of
-from modelport.exporters.source import Source
 from modelport.exporters.sources.pytorch import source
-from modelport.exporters.spec import ModelSpec
 from modelport.gateway.types import Array, Axis, Datatype, ModelSignature, TensorSpec
 
 

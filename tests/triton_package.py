@@ -21,8 +21,8 @@ from typing import Any
 
 import tritonclient.http
 
+from modelport.exporters.loaded_model import Source
 from modelport.exporters.packaging.package import package
-from modelport.exporters.source import Source
 from modelport.gateway.repository import config
 from modelport.loadtests import environments
 from modelport.loadtests.processes import HOST, free_ports, running

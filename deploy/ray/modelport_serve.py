@@ -47,7 +47,7 @@ from modelport.gateway.server.listeners import Listeners
 from modelport.gateway.settings import Settings
 from modelport.gateway.telemetry import configure_logging
 from modelport.gateway.types import NO_DEADLINE, Deadline
-from modelport.gateway.wire.raw import Buffer
+from modelport.gateway.wire.raw_tensors import Buffer
 
 log = structlog.get_logger("modelport.ray")
 

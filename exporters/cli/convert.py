@@ -16,7 +16,7 @@ from modelport.exporters.progress import progress_bar
 from modelport.gateway.cli.errors import OneLineCommand
 
 if TYPE_CHECKING:
-    from modelport.exporters.conversion.report import ConversionReport
+    from modelport.exporters.keras_conversion.report import ConversionReport
 
 ROWS_SHOWN = 40  # rows printed; the report has every tensor
 
@@ -76,7 +76,7 @@ def _print(result: ConversionReport, target: Path) -> None:
     from rich.console import Console
     from rich.table import Table
 
-    from modelport.exporters.conversion.report import path_of
+    from modelport.exporters.keras_conversion.report import path_of
 
     table = Table(box=None, header_style="bold", pad_edge=False)
     table.add_column("tensor", no_wrap=True)

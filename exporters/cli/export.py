@@ -20,8 +20,8 @@ from modelport.gateway.cli.errors import OneLineCommand, UsageError
 from modelport.gateway.repository.storage.location import Repository
 
 if TYPE_CHECKING:
-    from modelport.exporters.evaluation import Evaluation
-    from modelport.exporters.pipeline import ExportResult
+    from modelport.exporters.export_pipeline import ExportResult
+    from modelport.exporters.proof.evaluation import Evaluation
 
 FORMAT_NAMES = "onnx|torchscript|savedmodel|tflite|pt2|aoti|all"
 

@@ -43,7 +43,7 @@ def publish_command(
 
     Exit codes: 0 done, 2 usage, 5 the files were changed.
     """
-    from modelport.exporters import verify
+    from modelport.exporters.proof import verify
     from modelport.exporters.publishing import download, publish
     from modelport.gateway.repository import config, manifest, signing
 

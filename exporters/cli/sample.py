@@ -15,8 +15,8 @@ from modelport.exporters.progress import progress_bar
 from modelport.gateway.cli.errors import OneLineCommand, UsageError, missing_extra
 
 if TYPE_CHECKING:
-    from modelport.exporters.source import Reference
-    from modelport.exporters.spec import Sampler
+    from modelport.exporters.loaded_model import Reference
+    from modelport.exporters.model_spec import Sampler
     from modelport.gateway.types import ModelSignature
 
 _FILE = click.Path(path_type=Path)
@@ -131,7 +131,8 @@ def _add(
     Raises:
         UsageError: the version has answers already, or its signature would become invalid.
     """
-    from modelport.exporters import sample_requests, verify
+    from modelport.exporters import sample_requests
+    from modelport.exporters.proof import verify
     from modelport.gateway.repository import signing
 
     version = verify.find_version(path)
@@ -189,7 +190,8 @@ def _published(path: Path, trusted: bool) -> _Subject:
     Raises:
         IntegrityError: its files were changed.
     """
-    from modelport.exporters import formats, verify
+    from modelport.exporters import formats
+    from modelport.exporters.proof import verify
     from modelport.gateway.repository import config
 
     checked = verify.check(verify.find_version(path))

@@ -17,7 +17,7 @@ from modelport.gateway.cli.errors import OneLineCommand
 from modelport.gateway.repository.storage.location import Location, Repository
 
 if TYPE_CHECKING:
-    from modelport.exporters.verify import Checked, Proven
+    from modelport.exporters.proof.verify import Checked, Proven
 
 _FILE = click.Path(path_type=Path)
 

@@ -13,11 +13,11 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Protocol
 
-from modelport.exporters.source import Framework, Source
+from modelport.exporters.loaded_model import Framework, Source
 from modelport.gateway.cli.errors import missing_extra, suggestion
 from modelport.gateway.errors import Unsupported
 from modelport.gateway.extensions import ExtensionError, ExtensionTable
-from modelport.gateway.extensions.backends import Platform, platforms
+from modelport.gateway.extensions.backend_descriptors import Platform, platforms
 from modelport.gateway.types import Array
 
 

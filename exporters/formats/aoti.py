@@ -22,11 +22,11 @@ from modelport.exporters.formats import ExportTarget
 from modelport.exporters.formats.pt2 import program
 from modelport.exporters.formats.torch_archive import seal
 from modelport.exporters.formats.torch_binding import TorchParitySession, by_position, signature_of
+from modelport.exporters.loaded_model import Source
 from modelport.exporters.output_capture import quiet
-from modelport.exporters.source import Source
 from modelport.gateway.cli.errors import converter_refused
 from modelport.gateway.errors import IntegrityError, ModelportError, Unsupported
-from modelport.gateway.repository.torch_archive import (
+from modelport.gateway.repository.artifact_checks.torch_archive import (
     COMPILED_MODEL,
     Archive,
     check_machine,

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import onnxruntime
 
-from modelport.gateway.repository import onnx_guard
+from modelport.gateway.repository.artifact_checks import onnx_guard
 from modelport.gateway.types import Array
 
 ORT_ERRORS_ONLY = 3

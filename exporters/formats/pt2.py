@@ -22,14 +22,14 @@ from modelport.exporters.formats.torch_binding import (
     by_position,
     signature_of,
 )
+from modelport.exporters.loaded_model import Source
 from modelport.exporters.output_capture import quiet
-from modelport.exporters.source import Source
 from modelport.exporters.sources.torch_eager import inference_mode
 from modelport.gateway.cli.errors import converter_refused
 from modelport.gateway.errors import IntegrityError, ModelportError
-from modelport.gateway.repository import pt2_program
-from modelport.gateway.repository.load_guard import no_code
-from modelport.gateway.repository.torch_archive import Archive, arguments
+from modelport.gateway.repository.artifact_checks import pt2_guard
+from modelport.gateway.repository.artifact_checks.load_guard import no_code
+from modelport.gateway.repository.artifact_checks.torch_archive import Archive, arguments
 
 
 def export(source: Source, path: Path, target: ExportTarget) -> None:
@@ -92,7 +92,7 @@ def open_session(path: Path, trusted: bool = False) -> TorchParitySession:
         IntegrityError: the file is damaged, or holds pickled objects.
     """
     signature = signature_of(path)
-    pt2_program.check(Archive(path), trusted)
+    pt2_guard.check(Archive(path), trusted)
     # import now, so that its code is not taken for part of the artifact
     import torch._inductor.cpp_builder
     import torch.export.pt2_archive._package

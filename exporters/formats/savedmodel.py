@@ -15,13 +15,13 @@ from typing import Any
 from modelport.exporters.formats import ExportTarget
 from modelport.exporters.keras_ports import find_twin
 from modelport.exporters.keras_ports.weights import port
+from modelport.exporters.loaded_model import Framework, Source
 from modelport.exporters.output_capture import quiet
 from modelport.exporters.random_inputs import model_dims
-from modelport.exporters.source import Framework, Source
 from modelport.exporters.tensorflow_runtime import tf
 from modelport.gateway.cli.errors import first_line
 from modelport.gateway.errors import IntegrityError, Unsupported
-from modelport.gateway.repository import saved_model
+from modelport.gateway.repository.artifact_checks import saved_model_guard
 from modelport.gateway.types import NUMPY_DTYPES, Array, ModelSignature, TensorSpec
 
 SIGNATURE = "serving_default"
@@ -135,5 +135,5 @@ def open_session(path: Path, trusted: bool = False) -> SavedModelParitySession:
     """Open a SavedModel; raise ``IntegrityError`` if it is damaged, unsafe or lacks the
     signature."""
     if not trusted:
-        saved_model.check(path)
+        saved_model_guard.check(path)
     return SavedModelParitySession(path)

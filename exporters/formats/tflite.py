@@ -13,11 +13,11 @@ from typing import Any
 from ai_edge_litert.interpreter import Interpreter
 
 from modelport.exporters.formats import ExportTarget
+from modelport.exporters.loaded_model import Source
 from modelport.exporters.output_capture import muted
-from modelport.exporters.source import Source
 from modelport.gateway.cli.errors import first_line
 from modelport.gateway.errors import IntegrityError, Unsupported
-from modelport.gateway.repository import tflite_guard
+from modelport.gateway.repository.artifact_checks import tflite_guard
 from modelport.gateway.types import Array
 
 SIGNATURE = "serving_default"

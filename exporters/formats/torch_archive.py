@@ -1,6 +1,6 @@
 """Rewriting torch's zip archives: the signature is added, source paths are removed.
 
-``modelport.gateway.repository.torch_archive`` reads them.
+``modelport.gateway.repository.artifact_checks.torch_archive`` reads them.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import IO
 
 from modelport.gateway.repository import config
-from modelport.gateway.repository.torch_archive import EXTRA, SIGNATURE
+from modelport.gateway.repository.artifact_checks.torch_archive import EXTRA, SIGNATURE
 from modelport.gateway.types import ModelSignature
 
 #: torch's alignment: records begin at multiples of this, after an extra field of this name.

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from modelport.exporters.sources.torch_eager import as_tensors
 from modelport.gateway.errors import Unsupported
-from modelport.gateway.repository.torch_archive import Archive, arguments
+from modelport.gateway.repository.artifact_checks.torch_archive import Archive, arguments
 from modelport.gateway.types import Array, ModelSignature
 
 

@@ -12,14 +12,14 @@ from torch import Tensor
 from modelport.exporters.formats import ExportTarget, tracing
 from modelport.exporters.formats.torch_archive import seal
 from modelport.exporters.formats.torch_binding import Named, TorchParitySession, signature_of
+from modelport.exporters.loaded_model import Source
 from modelport.exporters.output_capture import quiet
-from modelport.exporters.source import Source
 from modelport.exporters.sources.torch_eager import inference_mode
 from modelport.gateway.cli.errors import converter_refused
 from modelport.gateway.errors import IntegrityError, ModelportError
-from modelport.gateway.repository import torchscript_guard, trial
-from modelport.gateway.repository.load_guard import no_code
-from modelport.gateway.repository.torch_archive import Archive
+from modelport.gateway.repository.artifact_checks import torchscript_guard, trial_load
+from modelport.gateway.repository.artifact_checks.load_guard import no_code
+from modelport.gateway.repository.artifact_checks.torch_archive import Archive
 
 #: Source lines of operators for stack traces, with the exporting machine's paths.
 DEBUG_RECORDS = (".debug_pkl",)
@@ -69,7 +69,7 @@ def open_session(path: Path, trusted: bool = False) -> TorchParitySession:
     """
     if not trusted:
         torchscript_guard.check_archive(Archive(path))
-        trial.run(f"{__name__}:try_session", path)
+        trial_load.run(f"{__name__}:try_session", path)
     return _open_session(path, trusted)
 
 

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from modelport.exporters.inspection import AxisInfo, Inspection, TensorInfo, describe, tally
-from modelport.gateway.repository.torch_archive import Archive
+from modelport.gateway.repository.artifact_checks.torch_archive import Archive
 
 #: ``torch._export.serde.schema.ScalarType``, mapped to the protocol's names if it has them.
 DATATYPES = {

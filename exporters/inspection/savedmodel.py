@@ -18,8 +18,8 @@ from modelport.exporters.inspection import (
 )
 from modelport.exporters.tensorflow_runtime import tf
 from modelport.gateway.errors import IntegrityError
-from modelport.gateway.repository import files
-from modelport.gateway.repository.saved_model import MAX_BYTES
+from modelport.gateway.repository import untrusted_files
+from modelport.gateway.repository.artifact_checks.saved_model_guard import MAX_BYTES
 
 SIGNATURE = "serving_default"
 VARIABLES = "variables/variables"
@@ -44,7 +44,7 @@ def inspect(path: Path) -> Inspection:
     from tensorflow.core.protobuf.saved_model_pb2 import SavedModel
 
     stored = SavedModel()
-    stored.ParseFromString(files.read(path / SAVED_MODEL, MAX_BYTES))
+    stored.ParseFromString(untrusted_files.read(path / SAVED_MODEL, MAX_BYTES))
     if not stored.meta_graphs:
         raise _damaged(path, f"{SAVED_MODEL} holds no graph")
     meta = next((m for m in stored.meta_graphs if "serve" in m.meta_info_def.tags), None)
@@ -62,7 +62,7 @@ def inspect(path: Path) -> Inspection:
         format="savedmodel",
         inputs=() if signature is None else tuple(map(_tensor, signature.inputs.items())),
         outputs=() if signature is None else tuple(map(_tensor, signature.outputs.items())),
-        size_bytes=sum((path / name).lstat().st_size for name in files.below(path)),
+        size_bytes=sum((path / name).lstat().st_size for name in untrusted_files.below(path)),
         opset=meta.graph_def.versions.producer or None,
         format_version=f"schema {stored.saved_model_schema_version}",
         producer=f"tensorflow {meta.meta_info_def.tensorflow_version or 'unknown'}",

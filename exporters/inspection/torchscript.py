@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from modelport.exporters.inspection import AxisInfo, Inspection, TensorInfo, describe, tally, word
-from modelport.gateway.repository.torch_archive import Archive
+from modelport.gateway.repository.artifact_checks.torch_archive import Archive
 
 CODE = "code/"
 PICKLES = ("data.pkl", "constants.pkl")

@@ -11,7 +11,8 @@ from modelport.exporters.inspection import DAMAGE, Inspection, TensorInfo, torch
 from modelport.exporters.tensor_flags import parse_tensors
 from modelport.gateway.cli.errors import UsageError
 from modelport.gateway.errors import IntegrityError, Unsupported
-from modelport.gateway.repository import config, pt2_program, torch_archive, torchscript_guard
+from modelport.gateway.repository import config
+from modelport.gateway.repository.artifact_checks import pt2_guard, torch_archive, torchscript_guard
 from modelport.gateway.repository.config import Platform
 from modelport.gateway.types import Axis, Datatype, ModelSignature, TensorSpec
 
@@ -63,7 +64,7 @@ def platform_of(path: Path, eager: bool) -> Platform:
     except Unsupported as error:
         raise Unsupported(f"'{path.name}' is a checkpoint, which is not opened; {how}") from error
     if kind is torch_archive.Kind.EXPORTED:
-        pt2_program.check(archive)
+        pt2_guard.check(archive)
     elif kind is torch_archive.Kind.TORCHSCRIPT:
         torchscript_guard.check_archive(archive)
     return rows[kind.value]

@@ -19,8 +19,8 @@ from pathlib import Path, PurePosixPath
 from typing import IO, Any
 
 from modelport.gateway.errors import IntegrityError
-from modelport.gateway.repository import zip_guard
-from modelport.gateway.repository.torch_archive import DAMAGE
+from modelport.gateway.repository.artifact_checks import zip_guard
+from modelport.gateway.repository.artifact_checks.torch_archive import DAMAGE
 
 MAX_MEMBERS = 10_000
 MAX_DEPTH = 16

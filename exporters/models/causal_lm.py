@@ -9,8 +9,8 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from modelport.exporters.model_spec import Decision, ModelSpec, Shape
 from modelport.exporters.random_inputs import draw
-from modelport.exporters.spec import Decision, ModelSpec, Shape
 from modelport.gateway.cli.errors import UsageError
 from modelport.gateway.types import Array, Axis, Datatype, ModelSignature, TensorSpec
 

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from modelport.exporters.spec import Decision, ModelSpec, Shape, count_blocks
+from modelport.exporters.model_spec import Decision, ModelSpec, Shape, count_blocks
 from modelport.gateway.cli.errors import UsageError
 from modelport.gateway.types import Axis, Datatype, ModelSignature, TensorSpec
 

@@ -7,7 +7,13 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from modelport.exporters.spec import Decision, ModelSpec, Shape, classifies_images, count_blocks
+from modelport.exporters.model_spec import (
+    Decision,
+    ModelSpec,
+    Shape,
+    classifies_images,
+    count_blocks,
+)
 from modelport.gateway.cli.errors import UsageError
 
 STAGES = 4

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from modelport.exporters.spec import ModelSpec, Shape, count_blocks
+from modelport.exporters.model_spec import ModelSpec, Shape, count_blocks
 from modelport.gateway.cli.errors import UsageError
 from modelport.gateway.types import Axis, Datatype, ModelSignature, TensorSpec
 

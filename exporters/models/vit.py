@@ -9,7 +9,13 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from modelport.exporters.spec import Decision, ModelSpec, Shape, classifies_images, count_blocks
+from modelport.exporters.model_spec import (
+    Decision,
+    ModelSpec,
+    Shape,
+    classifies_images,
+    count_blocks,
+)
 from modelport.gateway.cli.errors import UsageError
 
 LAYER_NORM_EPS = 1e-6  # timm's; PyTorch's default is 1e-5, Hugging Face's configurations have 1e-12

@@ -13,7 +13,7 @@ from modelport.exporters.packaging import SERVERS, PackageTarget
 from modelport.exporters.packaging.selection import SelectedModel, select
 from modelport.gateway.cli.errors import UsageError
 from modelport.gateway.errors import AlreadyExists, Unsupported
-from modelport.gateway.repository import files
+from modelport.gateway.repository import untrusted_files
 
 STAGING_PREFIX = ".modelport-"
 
@@ -120,4 +120,4 @@ def size_of(path: Path) -> int:
     """Size in bytes of a file, or of all files below a folder."""
     if path.is_file():
         return path.stat().st_size
-    return sum((path / name).stat().st_size for name in files.below(path))
+    return sum((path / name).stat().st_size for name in untrusted_files.below(path))

@@ -25,9 +25,9 @@ from modelport.exporters.output_capture import quiet
 from modelport.exporters.packaging.selection import SelectedModel
 from modelport.gateway.errors import IntegrityError, Unsupported
 from modelport.gateway.repository import config as configuration
-from modelport.gateway.repository import torchscript_guard
-from modelport.gateway.repository.load_guard import no_code
-from modelport.gateway.repository.torch_archive import Archive
+from modelport.gateway.repository.artifact_checks import torchscript_guard
+from modelport.gateway.repository.artifact_checks.load_guard import no_code
+from modelport.gateway.repository.artifact_checks.torch_archive import Archive
 from modelport.gateway.types import Datatype
 
 #: pytorch_backend's ``ModelConfigDataTypeToTorchType``.

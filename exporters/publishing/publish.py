@@ -23,7 +23,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from modelport.exporters import certificate
+from modelport.exporters.proof import certificate
 from modelport.exporters.publishing.contract import PublishedVersion, check_contract, next_version
 from modelport.gateway.errors import ModelportError
 from modelport.gateway.repository import config, manifest, signing

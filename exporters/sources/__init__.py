@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from modelport.exporters.source import Source
+from modelport.exporters.loaded_model import Source
 from modelport.gateway.cli.errors import UsageError, missing_extra
 
 DEFAULT_MAX_BATCH_SIZE = 8

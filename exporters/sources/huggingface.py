@@ -10,10 +10,10 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from modelport.exporters import checkpoint, spec
+from modelport.exporters import checkpoint, model_spec
 from modelport.exporters.checkpoint import Checkpoint
+from modelport.exporters.loaded_model import Source
 from modelport.exporters.models.vit import VisionTransformer
-from modelport.exporters.source import Source
 from modelport.exporters.sources import SourceRequest, huggingface_causal_lm, huggingface_vit
 from modelport.exporters.sources.huggingface_folder import (
     CONFIG,
@@ -67,7 +67,9 @@ def _load_vit(folder: Folder, request: SourceRequest) -> Source:
                 f"'{folder.path / CONFIG}' and the weights disagree on {key}: {declared[key]} and "
                 f"{value}; copy the folder again"
             )
-    module, found, kwargs = spec.build("vit", read.shapes, {**declared, **request.model_kwargs})
+    module, found, kwargs = model_spec.build(
+        "vit", read.shapes, {**declared, **request.model_kwargs}
+    )
     assert found is not None
     checkpoint.load_into(module, read)
     parameters = dict(found.parameters)

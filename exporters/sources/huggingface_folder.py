@@ -11,7 +11,7 @@ from typing import Any
 from torch import Tensor
 
 from modelport.exporters import checkpoint
-from modelport.exporters.source import Origin, digest_of
+from modelport.exporters.loaded_model import Origin, digest_of
 from modelport.gateway.cli.errors import UsageError
 from modelport.gateway.errors import IntegrityError, Unsupported
 

@@ -11,8 +11,8 @@ from dataclasses import replace
 
 import numpy as np
 
+from modelport.exporters.loaded_model import Reference
 from modelport.exporters.random_inputs import DEFAULT_LONGEST, Fill, draw, model_dims
-from modelport.exporters.source import Reference
 from modelport.gateway.errors import Unsupported
 from modelport.gateway.types import NUMPY_DTYPES, Array, Axis, ModelSignature, TensorSpec
 

@@ -22,7 +22,7 @@ import h5py
 
 from modelport.gateway.cli.errors import UsageError
 from modelport.gateway.errors import IntegrityError, ModelportError
-from modelport.gateway.repository import zip_guard
+from modelport.gateway.repository.artifact_checks import zip_guard
 
 CONFIG = "config.json"
 WEIGHTS = "model.weights.h5"

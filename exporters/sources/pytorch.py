@@ -10,9 +10,11 @@ import numpy as np
 import torch
 from torch import nn
 
-from modelport.exporters import checkpoint, spec
+from modelport.exporters import checkpoint
+from modelport.exporters import model_spec as spec
+from modelport.exporters.loaded_model import Framework, Origin, Source
+from modelport.exporters.model_spec import BFLOAT16_STEP, ModelSpec
 from modelport.exporters.random_inputs import draw, name_axes, sizes_of
-from modelport.exporters.source import Framework, Origin, Source
 from modelport.exporters.sources import SourceRequest, signature_inference
 from modelport.exporters.sources.torch_eager import (
     TorchEager,
@@ -21,7 +23,6 @@ from modelport.exporters.sources.torch_eager import (
     inference_mode,
     widen_weights,
 )
-from modelport.exporters.spec import BFLOAT16_STEP, ModelSpec
 from modelport.gateway.cli.errors import UsageError
 from modelport.gateway.types import ModelSignature
 

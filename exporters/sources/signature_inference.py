@@ -23,10 +23,10 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from modelport.exporters.model_spec import ModelSpec
 from modelport.exporters.random_inputs import draw, sizes_of
 from modelport.exporters.sources import SourceRequest
 from modelport.exporters.sources.torch_eager import as_tensors, datatype_of, inference_mode
-from modelport.exporters.spec import ModelSpec
 from modelport.exporters.tensor_flags import DEFAULT_LONGEST, parse_tensors
 from modelport.gateway.cli.errors import UsageError, first_line
 from modelport.gateway.types import Axis, Datatype, ModelSignature, TensorSpec

@@ -9,14 +9,15 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from modelport.exporters.loaded_model import Framework, Origin, Source, digest_of
+from modelport.exporters.model_spec import BFLOAT16_STEP, DEFAULT_RTOL, ModelSpec
 from modelport.exporters.output_capture import quiet
-from modelport.exporters.source import Framework, Origin, Source, digest_of
 from modelport.exporters.sources import SourceRequest, input_bounds, keras_guard
-from modelport.exporters.spec import BFLOAT16_STEP, DEFAULT_RTOL, ModelSpec
 from modelport.exporters.tensorflow_runtime import keras, tf
 from modelport.gateway.cli.errors import UsageError
 from modelport.gateway.errors import IntegrityError, Unsupported
-from modelport.gateway.repository import files, saved_model
+from modelport.gateway.repository import untrusted_files
+from modelport.gateway.repository.artifact_checks import saved_model_guard
 from modelport.gateway.repository.manifest import sha256_of
 from modelport.gateway.types import NUMPY_DTYPES, Array, Datatype, ModelSignature, TensorSpec
 
@@ -218,7 +219,7 @@ def _check_saved_model(folder: Path) -> None:
         UsageError: it has no signature ``serving_default``, or not exactly one graph.
         IntegrityError: it is damaged, or accesses something outside the model.
     """
-    graphs = saved_model.read(folder).meta_graphs
+    graphs = saved_model_guard.read(folder).meta_graphs
     if len(graphs) != 1:
         raise UsageError(
             f"'{folder.name}' holds {len(graphs)} graphs, one is needed; save it again for serving"
@@ -229,7 +230,7 @@ def _check_saved_model(folder: Path) -> None:
             f"'{folder.name}' has no signature '{SIGNATURE}', only "
             f"{', '.join(there) or 'none at all'}; save it with signatures={{'{SIGNATURE}': ...}}"
         )
-    saved_model.check(folder)
+    saved_model_guard.check(folder)
 
 
 def _load_saved_model(path: Path) -> _Loaded:
@@ -287,6 +288,6 @@ def _digest(path: Path) -> str:
     try:
         if path.is_file():
             return sha256_of(path)
-        return digest_of(path, (path / name for name in files.below(path)))
+        return digest_of(path, (path / name for name in untrusted_files.below(path)))
     except OSError as error:
         raise IntegrityError(f"'{path}' cannot be read: {error.strerror}") from error

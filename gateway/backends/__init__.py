@@ -11,8 +11,8 @@ import structlog
 
 from modelport.gateway.backends.base import BackendLoader
 from modelport.gateway.errors import Unsupported
-from modelport.gateway.extensions.backends import BACKENDS
-from modelport.gateway.repository.routes import ModelRoute
+from modelport.gateway.extensions.backend_descriptors import BACKENDS
+from modelport.gateway.repository.routes_file import ModelRoute
 
 log = structlog.get_logger("modelport.backends")
 

@@ -14,9 +14,9 @@ from typing import TYPE_CHECKING, NamedTuple, Protocol
 from modelport.gateway.types import Deadline, InferRequest, InferResponse
 
 if TYPE_CHECKING:
-    from modelport.gateway.backends.host import Host
+    from modelport.gateway.backends.backend_host import Host
     from modelport.gateway.repository.config import ModelConfig
-    from modelport.gateway.repository.routes import ModelRoute
+    from modelport.gateway.repository.routes_file import ModelRoute
 
 
 class Artifact(NamedTuple):

@@ -15,9 +15,9 @@ from collections.abc import AsyncGenerator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from modelport.gateway.backends.backend_host import Host
 from modelport.gateway.backends.base import ELSEWHERE, Artifact
 from modelport.gateway.backends.ensemble_check import check
-from modelport.gateway.backends.host import Host
 from modelport.gateway.errors import Internal, NotFound, Unavailable
 from modelport.gateway.repository import config as configuration
 from modelport.gateway.repository.config import ModelConfig

@@ -26,8 +26,8 @@ from modelport.gateway import backends, extensions
 from modelport.gateway.backends.managed.servers import SERVERS
 from modelport.gateway.cli.errors import OneLineCommand
 from modelport.gateway.errors import ModelportError
-from modelport.gateway.extensions.backends import BACKENDS, Library
-from modelport.gateway.repository.routes import ModelRoute, Program, Routes
+from modelport.gateway.extensions.backend_descriptors import BACKENDS, Library
+from modelport.gateway.repository.routes_file import ModelRoute, Program, Routes
 
 #: A program or a library that takes longer to respond is reported as broken.
 ASK_SECONDS = 20.0
@@ -87,7 +87,7 @@ def doctor(file: Path | None, as_json: bool) -> None:
 
     The exit status is 0 if the default backend, ONNX Runtime, works.
     """
-    from modelport.gateway.repository import routes
+    from modelport.gateway.repository import routes_file as routes
 
     findings = asyncio.run(examine(routes.load(file) if file is not None else Routes()))
     if as_json:

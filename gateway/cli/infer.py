@@ -16,7 +16,7 @@ from modelport.client_operations import as_datatype
 from modelport.gateway.cli.errors import suggestion
 from modelport.gateway.errors import InvalidArgument, NotFound, Unavailable
 from modelport.gateway.inference import images
-from modelport.gateway.repository import zip_guard
+from modelport.gateway.repository.artifact_checks import zip_guard
 from modelport.gateway.types import Array, Datatype, TensorSpec
 
 DEFAULT_URLS = {"http": "127.0.0.1:8000", "grpc": "127.0.0.1:8001"}

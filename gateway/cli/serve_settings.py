@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from modelport.gateway.repository import standalone
+from modelport.gateway.repository import standalone_model
 from modelport.gateway.repository.storage.location import Location
 from modelport.gateway.settings import (
     AspiredVersionPolicy,
@@ -97,7 +97,7 @@ def _check_repository(repository: Path | Location) -> None:
             f"--model-repository '{repository}' is not a folder; 'modelport demo' or "
             "'modelport export' makes one"
         )
-    if standalone.is_model(repository):
+    if standalone_model.is_model(repository):
         raise click.UsageError(
             f"--model-repository '{repository}' is a model; pass its parent "
             f"'{repository.parent}', or serve it alone: modelport serve {repository}"
@@ -111,9 +111,11 @@ def _separate(
     for path in paths:
         if isinstance(path, Path) and not path.exists():
             raise click.UsageError(f"'{path}' does not exist")
-    models = tuple(path for path in paths if isinstance(path, Path) and standalone.is_model(path))
+    models = tuple(
+        path for path in paths if isinstance(path, Path) and standalone_model.is_model(path)
+    )
     for model in models:
-        standalone.scan(model)  # raises if the model cannot be served
+        standalone_model.scan(model)  # raises if the model cannot be served
     return tuple(path for path in paths if path not in models), models
 
 
@@ -149,7 +151,7 @@ def settings_from(
     repositories, options["models"] = _separate(options.pop("paths"))
     options["model_repositories"] += repositories
     _check_listeners(options)
-    from modelport.gateway.repository import routes
+    from modelport.gateway.repository import routes_file as routes
 
     found = routes.load(routes_file) if routes_file is not None else routes.Routes()
     if not (options["model_repositories"] or options["models"] or found.models):

@@ -19,7 +19,7 @@ from modelport.gateway.models.model import ServedVersion
 from modelport.gateway.runtime import offload
 from modelport.gateway.runtime.timer_wheel import TimeLimit
 from modelport.gateway.types import Deadline, InferRequest, InferResponse, Tensor
-from modelport.gateway.wire import hops
+from modelport.gateway.wire import via_header
 
 log = structlog.get_logger("modelport.inference")
 
@@ -50,7 +50,7 @@ class InferenceService:
         if not step and self._manager.closing.is_set():
             raise Unavailable("the server is shutting down")
         version = self._manager.acquire(request.model_name, request.model_version)
-        request.via = hops.CURRENT.get()
+        request.via = via_header.CURRENT.get()
         with _Counted(version, request, started, self._verbose):
             return await self._run(version, request, deadline, started)
 
@@ -93,7 +93,7 @@ class InferenceService:
         if not step and self._manager.closing.is_set():
             raise Unavailable("the server is shutting down")
         version = self._manager.acquire(request.model_name, request.model_version)
-        request.via = hops.CURRENT.get()
+        request.via = via_header.CURRENT.get()
         with _Counted(version, request, started, self._verbose):
             async with aclosing(self._responses(version, request, deadline, started)) as responses:
                 async for response in responses:

@@ -12,8 +12,8 @@ import structlog
 
 from modelport.gateway.backends import Versions
 from modelport.gateway.errors import InvalidArgument, ModelportError, Unavailable
-from modelport.gateway.repository import scan, standalone
-from modelport.gateway.repository.routes import ModelRoute
+from modelport.gateway.repository import scan, standalone_model
+from modelport.gateway.repository.routes_file import ModelRoute
 from modelport.gateway.repository.scan import (
     MAX_CONFIG_BYTES,
     MAX_VERSION,
@@ -143,7 +143,7 @@ class Discovery:
             scan.scan_folder(each) if isinstance(each, Path) else each.found or {}
             for each in self._repositories
         ]
-        alone = [standalone.scan(path) for path in self._standalone]
+        alone = [standalone_model.scan(path) for path in self._standalone]
         found = scan.together([*repositories, *({entry.name: entry} for entry in alone)])
         for name, route in self._routes.items():
             if name not in found:

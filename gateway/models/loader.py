@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING
 import structlog
 
 from modelport.gateway.backends import base
+from modelport.gateway.backends.backend_host import Host
 from modelport.gateway.backends.base import Artifact
-from modelport.gateway.backends.host import Host
 from modelport.gateway.errors import InvalidArgument, Unsupported
 from modelport.gateway.inference.cache import ResponseCache
 from modelport.gateway.inference.pipeline import SharedState

@@ -13,7 +13,7 @@ import structlog
 
 from modelport.gateway import backends
 from modelport.gateway.backends import base
-from modelport.gateway.backends.host import Host
+from modelport.gateway.backends.backend_host import Host
 from modelport.gateway.errors import InvalidArgument, NotFound, Unavailable, closest
 from modelport.gateway.models import snapshot as snapshots
 from modelport.gateway.models.discovery import Discovery
@@ -24,7 +24,7 @@ from modelport.gateway.models.registry import ModelRegistry
 from modelport.gateway.models.snapshot import Snapshot
 from modelport.gateway.repository import config as configuration
 from modelport.gateway.repository import scan
-from modelport.gateway.repository.routes import ModelRoute
+from modelport.gateway.repository.routes_file import ModelRoute
 from modelport.gateway.repository.scan import ModelEntry
 from modelport.gateway.settings import ModelControlMode, Settings, usable_cores
 from modelport.gateway.telemetry import Statistics

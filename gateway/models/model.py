@@ -12,14 +12,14 @@ from typing import NamedTuple
 from modelport.gateway.backends.base import Backend
 from modelport.gateway.backends.capabilities import LabelledBackend
 from modelport.gateway.errors import InvalidArgument
-from modelport.gateway.extensions.backends import platforms
+from modelport.gateway.extensions.backend_descriptors import platforms
 from modelport.gateway.inference import pipeline
 from modelport.gateway.inference.signatures import NamedSignatures
 from modelport.gateway.inference.validation import Validator
 from modelport.gateway.models.version_policy import VersionPolicy, VersionSnapshot, wanted
 from modelport.gateway.repository import config as configuration
 from modelport.gateway.repository.config import ModelConfig
-from modelport.gateway.repository.routes import ModelRoute
+from modelport.gateway.repository.routes_file import ModelRoute
 from modelport.gateway.repository.scan import VERSION_NAME, ModelEntry
 from modelport.gateway.settings import AspiredVersionPolicy
 from modelport.gateway.telemetry import Statistics

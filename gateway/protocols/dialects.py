@@ -13,16 +13,16 @@ from modelport.gateway.inference.service import InferenceService
 from modelport.gateway.models.control import Control
 from modelport.gateway.models.manager import ModelManager
 from modelport.gateway.protocols.asgi import App
+from modelport.gateway.protocols.cross_site_protection import Origins
 from modelport.gateway.protocols.grpc_method import Methods
 from modelport.gateway.protocols.http import HttpApplication, HttpDialect
-from modelport.gateway.protocols.http_request import read as read_body
-from modelport.gateway.protocols.oip.generate import GenerateHttp
 from modelport.gateway.protocols.oip.grpc import OipGrpc
 from modelport.gateway.protocols.oip.http import OipHttp
+from modelport.gateway.protocols.oip.http_generate import GenerateHttp
+from modelport.gateway.protocols.oip.http_shared_memory import SharedMemoryHttp
 from modelport.gateway.protocols.oip.shared_memory import SharedMemory
-from modelport.gateway.protocols.oip.shared_memory_api import SharedMemoryHttp
-from modelport.gateway.protocols.origins import Origins
 from modelport.gateway.protocols.prediction.predictor import Predictor
+from modelport.gateway.protocols.request_body import read as read_body
 from modelport.gateway.protocols.sagemaker import SageMakerHttp
 from modelport.gateway.protocols.tfserving.grpc import TfServingGrpc
 from modelport.gateway.protocols.tfserving.http import TfServingHttp
@@ -31,7 +31,7 @@ from modelport.gateway.protocols.torchserve.http import TorchServeHttp
 from modelport.gateway.protocols.torchserve.management import Management
 from modelport.gateway.protocols.vertex import VertexApplication
 from modelport.gateway.settings import ModelControlMode, Settings
-from modelport.gateway.telemetry.tfserving import TfServingRequests
+from modelport.gateway.telemetry.tfserving_counters import TfServingRequests
 
 
 class DialectHost:

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 from modelport.gateway.errors import ModelportError
 from modelport.gateway.types import Deadline
 from modelport.gateway.wire.protobuf import joined
-from modelport.gateway.wire.raw import Buffer
+from modelport.gateway.wire.raw_tensors import Buffer
 
 
 class Serialized:

@@ -17,8 +17,8 @@ from starlette.exceptions import HTTPException
 from modelport import __version__
 from modelport.gateway.errors import Internal, ModelportError
 from modelport.gateway.protocols.asgi import Receive, Scope, Send
+from modelport.gateway.protocols.cross_site_protection import Origins
 from modelport.gateway.protocols.http_response import RETRY
-from modelport.gateway.protocols.origins import Origins
 
 _RETRY = {name.decode(): value.decode() for name, value in RETRY}
 _UNSAFE = re.compile(rb"[/\\\x00-\x1f\x7f]")

@@ -9,7 +9,7 @@ import structlog
 from fastapi import Response
 
 from modelport.gateway.protocols.asgi import Send
-from modelport.gateway.wire.raw import Buffer
+from modelport.gateway.wire.raw_tensors import Buffer
 
 Headers = list[tuple[bytes, bytes]]
 

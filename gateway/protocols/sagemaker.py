@@ -16,7 +16,7 @@ from modelport.gateway.errors import InvalidArgument
 from modelport.gateway.models.manager import ModelManager
 from modelport.gateway.protocols.asgi import Receive, Scope, Send
 from modelport.gateway.protocols.http import Delegate
-from modelport.gateway.protocols.oip.infer_http import OipErrors
+from modelport.gateway.protocols.oip.http_infer import OipErrors
 from modelport.gateway.protocols.prediction.http import (
     PlatformDialect,
     PredictionHandler,

@@ -25,9 +25,9 @@ from google.protobuf.descriptor import FieldDescriptor
 
 from modelport.gateway.errors import InvalidArgument
 from modelport.gateway.extensions import ExtensionError
-from modelport.gateway.extensions.backends import BACKENDS
-from modelport.gateway.extensions.backends import PLATFORMS as PLATFORMS
-from modelport.gateway.extensions.backends import Platform as Platform
+from modelport.gateway.extensions.backend_descriptors import BACKENDS
+from modelport.gateway.extensions.backend_descriptors import PLATFORMS as PLATFORMS
+from modelport.gateway.extensions.backend_descriptors import Platform as Platform
 from modelport.gateway.repository import padding
 from modelport.gateway.types import Axis, Datatype, ModelSignature, TensorSpec
 from modelport.gateway.wire.triton_messages import model_config_pb2 as pb

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from modelport.gateway.errors import IntegrityError
-from modelport.gateway.repository import files
+from modelport.gateway.repository import untrusted_files
 
 FILENAME = "manifest.json"
 #: The file with the exporters' evidence (``signing``).
@@ -30,13 +30,13 @@ MALFORMED = (ValueError, LookupError, TypeError, AttributeError, ArithmeticError
 
 def sha256_of(path: Path) -> str:
     """Raises ``OSError`` unless it is a readable regular file."""
-    with files.open_file(path) as file:
+    with untrusted_files.open_file(path) as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def files_of(version: Path) -> Iterator[str]:
     """Every file below ``version`` except the manifest, as ``files.below`` names it."""
-    return (name for name in files.below(version) if name != FILENAME)
+    return (name for name in untrusted_files.below(version) if name != FILENAME)
 
 
 def write(version: Path) -> Path:
@@ -84,7 +84,7 @@ def verify(version: Path) -> bool:
     """
     path = version / FILENAME
     try:
-        expected = parse(files.read(path, MAX_MANIFEST_BYTES))
+        expected = parse(untrusted_files.read(path, MAX_MANIFEST_BYTES))
     except FileNotFoundError:
         return False
     except OSError as error:

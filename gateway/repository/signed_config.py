@@ -16,7 +16,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from modelport.gateway.errors import IntegrityError
-from modelport.gateway.extensions.backends import platforms
+from modelport.gateway.extensions.backend_descriptors import platforms
 from modelport.gateway.repository import config as configuration
 from modelport.gateway.repository.config import ModelConfig
 from modelport.gateway.repository.signing import CERTIFICATE, VersionCertificate

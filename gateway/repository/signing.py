@@ -29,7 +29,8 @@ from types import ModuleType
 from typing import Any
 
 from modelport.gateway.errors import IntegrityError, Internal, InvalidArgument
-from modelport.gateway.repository import files, manifest
+from modelport.gateway.repository import manifest
+from modelport.gateway.repository import untrusted_files as files
 
 CERTIFICATE = manifest.CERTIFICATE
 SIGNATURE = "certificate.json.sig"

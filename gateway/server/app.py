@@ -12,7 +12,7 @@ from typing import NamedTuple
 import structlog
 import uvloop
 
-from modelport.gateway.backends.host import Host
+from modelport.gateway.backends.backend_host import Host
 from modelport.gateway.errors import Unavailable
 from modelport.gateway.inference.service import InferenceService
 from modelport.gateway.inference.shared_memory import SharedMemoryRegions
@@ -23,17 +23,17 @@ from modelport.gateway.protocols.asgi import App
 from modelport.gateway.protocols.dialects import Dialects
 from modelport.gateway.protocols.grpc_method import Methods
 from modelport.gateway.protocols.oip.shared_memory import SharedMemory
-from modelport.gateway.repository.routes import Program
+from modelport.gateway.repository.routes_file import Program
 from modelport.gateway.runtime import request_memory, signals
 from modelport.gateway.runtime.malloc import keep_freed_memory
 from modelport.gateway.runtime.watchdog import LoopHeartbeat, Watchdog
-from modelport.gateway.server.admin import metrics
+from modelport.gateway.server.admin import metrics_port as metrics
 from modelport.gateway.server.http1.listener import HttpListener
 from modelport.gateway.server.listeners import Listeners
 from modelport.gateway.settings import ModelControlMode, Settings, request_memory_bytes
 from modelport.gateway.telemetry import configure_logging
 from modelport.gateway.telemetry.metrics import registry
-from modelport.gateway.telemetry.tfserving import TfServingRequests
+from modelport.gateway.telemetry.tfserving_counters import TfServingRequests
 from modelport.gateway.types import Deadline
 
 log = structlog.get_logger("modelport.server")

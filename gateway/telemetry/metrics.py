@@ -21,7 +21,7 @@ from prometheus_client.core import (
 from prometheus_client.registry import Collector
 
 from modelport.gateway.telemetry.statistics import FIRST_RESPONSE_BUCKETS_MS, Statistics
-from modelport.gateway.telemetry.tfserving import REQUEST_BUCKETS_US, TfServingRequests
+from modelport.gateway.telemetry.tfserving_counters import REQUEST_BUCKETS_US, TfServingRequests
 
 #: The states of the repository index.
 STATES = ("READY", "LOADING", "UNLOADING", "UNAVAILABLE")

@@ -27,7 +27,7 @@ from modelport.gateway.errors import (
     TimedOut,
     Unsupported,
 )
-from modelport.gateway.repository.routes import ModelRoute
+from modelport.gateway.repository.routes_file import ModelRoute
 from modelport.gateway.types import Deadline
 from modelport.gateway.upstream.background import is_cancelled
 from modelport.gateway.upstream.http2 import (
@@ -40,13 +40,13 @@ from modelport.gateway.upstream.http2 import (
 )
 from modelport.gateway.upstream.messages import public
 from modelport.gateway.upstream.outlier_detection import EndpointFailed, FailureKind, ServerError
-from modelport.gateway.wire import hops
+from modelport.gateway.wire import via_header
 from modelport.gateway.wire.http2.frames import ProtocolError, literal
 from modelport.gateway.wire.protobuf import joined
-from modelport.gateway.wire.raw import Buffer
+from modelport.gateway.wire.raw_tensors import Buffer
 
 T = TypeVar("T")
-_VIA = hops.HEADER.encode()
+_VIA = via_header.HEADER.encode()
 
 MAX_MESSAGE_BYTES = 2**31 - 1
 #: Every gRPC server allows a ping this rarely; one more often may cost the connection.
@@ -233,7 +233,7 @@ async def unary(
     """
     parts = (message,) if isinstance(message, bytes) else message
     prefix = _PREFIX.pack(0, sum(map(len, parts)))
-    block = call.block + literal(_VIA, hops.onward("2").encode("latin-1"))
+    block = call.block + literal(_VIA, via_header.onward("2").encode("latin-1"))
     remaining = limit.remaining()
     if remaining is not None:
         if not remaining:

@@ -15,13 +15,13 @@ import grpc
 from google.protobuf.message import DecodeError
 
 from modelport.gateway.errors import ModelportError, TimedOut
-from modelport.gateway.repository.routes import ModelRoute
+from modelport.gateway.repository.routes_file import ModelRoute
 from modelport.gateway.types import Deadline
 from modelport.gateway.upstream.grpc import KEEPALIVE_SECONDS, MAX_MESSAGE_BYTES, meant
 from modelport.gateway.upstream.http2 import PONG_SECONDS
 from modelport.gateway.upstream.outlier_detection import EndpointFailed, FailureKind
-from modelport.gateway.wire import hops
-from modelport.gateway.wire.raw import Buffer
+from modelport.gateway.wire import via_header
+from modelport.gateway.wire.raw_tensors import Buffer
 
 T = TypeVar("T")
 
@@ -113,7 +113,7 @@ class StreamChannel:
         call = open_call(method)(
             _once(content),
             timeout=deadline.remaining(),
-            metadata=((hops.HEADER, hops.onward("2")),),
+            metadata=((via_header.HEADER, via_header.onward("2")),),
         )
         try:
             async for part in call:

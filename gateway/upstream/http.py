@@ -15,12 +15,12 @@ from aiohttp.connector import AddrInfoType
 from yarl import URL
 
 from modelport.gateway.errors import ModelportError, TimedOut
-from modelport.gateway.repository.routes import ModelRoute
+from modelport.gateway.repository.routes_file import ModelRoute
 from modelport.gateway.types import Deadline
 from modelport.gateway.upstream import grpc
 from modelport.gateway.upstream.http2 import PONG_SECONDS
 from modelport.gateway.upstream.outlier_detection import EndpointFailed, FailureKind
-from modelport.gateway.wire import hops
+from modelport.gateway.wire import via_header
 
 #: A larger body is sent in parts, so that the event loop is not blocked.
 WHOLE_BYTES = 1 << 20
@@ -192,7 +192,7 @@ class HttpSession:
         """The exchange as a context manager; the server gets the rest of ``limit`` as a header."""
         url = URL(f"{self._scheme}://{address}{path}", encoded=True)
         data = io.BytesIO(body) if body is not None and len(body) > WHOLE_BYTES else body
-        headers = {**(headers or {}), hops.HEADER: hops.onward("1.1")}
+        headers = {**(headers or {}), via_header.HEADER: via_header.onward("1.1")}
         remaining = limit.remaining()
         if remaining is not None:
             if not remaining:  # aiohttp treats 0 as no limit

@@ -11,13 +11,13 @@ import socket
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from modelport.gateway.wire.body import Body
+from modelport.gateway.wire.grpc_body import Body
 from modelport.gateway.wire.http2 import frames
 from modelport.gateway.wire.http2.connection import Http2Connection
 from modelport.gateway.wire.http2.frames import MAX_WINDOW_BYTES, ErrorCode, ProtocolError
 from modelport.gateway.wire.http2.header_blocks import FieldSection
 from modelport.gateway.wire.http2.stream import Http2Stream
-from modelport.gateway.wire.raw import Buffer
+from modelport.gateway.wire.raw_tensors import Buffer
 
 Headers = dict[str, str]
 

@@ -14,7 +14,7 @@ from enum import Enum
 from itertools import islice
 
 from modelport.gateway.errors import Internal, ModelportError
-from modelport.gateway.repository.routes import OutlierDetection
+from modelport.gateway.repository.routes_file import OutlierDetection
 from modelport.gateway.runtime.timer_wheel import TimeLimit
 
 #: Consecutive failures that eject, for failures reported by the network.

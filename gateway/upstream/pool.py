@@ -17,7 +17,7 @@ from typing import Any, TypeVar
 import structlog
 
 from modelport.gateway.errors import Internal, ModelportError, QueueFull, TimedOut, Unavailable
-from modelport.gateway.repository.routes import OutlierDetection
+from modelport.gateway.repository.routes_file import OutlierDetection
 from modelport.gateway.runtime.timer_wheel import TimeLimit
 from modelport.gateway.types import Deadline
 from modelport.gateway.upstream.background import BackgroundTasks, is_cancelled

@@ -15,7 +15,7 @@ from google.protobuf.message import DecodeError
 
 from modelport.gateway.runtime import offload
 from modelport.gateway.wire.protobuf import read_varint, varint
-from modelport.gateway.wire.raw import Buffer
+from modelport.gateway.wire.raw_tensors import Buffer
 
 PIECE_BYTES = 64 * 1024
 _VARINT, _EIGHT, _DELIMITED, _FOUR = 0, 1, 2, 5

@@ -11,7 +11,7 @@ from __future__ import annotations
 import zlib
 
 from modelport.gateway.runtime import offload, request_memory
-from modelport.gateway.wire.raw import Buffer
+from modelport.gateway.wire.raw_tensors import Buffer
 
 FREE_BYTES = 8 * 1024 * 1024
 RATIO = 100

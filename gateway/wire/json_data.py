@@ -13,7 +13,7 @@ import numpy as np
 from modelport.gateway.errors import InvalidArgument
 from modelport.gateway.runtime import offload
 from modelport.gateway.types import NUMPY_DTYPES, Array, Datatype, Tensor
-from modelport.gateway.wire import raw
+from modelport.gateway.wire import raw_tensors
 from modelport.gateway.wire.long_array import LongArray
 
 BINARY_ONLY = (Datatype.FP16, Datatype.BF16)
@@ -71,7 +71,7 @@ def decode(name: str, datatype: Datatype, shape: tuple[int, ...], data: Any) -> 
         raise _mismatch(name, datatype, shape, len(data), types - allowed)
     if datatype is Datatype.BYTES:
         try:
-            return raw.object_array([text.encode() for text in data], shape)
+            return raw_tensors.object_array([text.encode() for text in data], shape)
         except UnicodeEncodeError:
             raise InvalidArgument(f"a string of input '{name}' is not valid Unicode") from None
     try:
@@ -127,9 +127,9 @@ def encode(tensor: Tensor) -> Array:
         return data
     texts = np.empty(data.shape, dtype=object)
     try:
-        for start in range(0, len(data), raw.PIECE):
-            items = data[start : start + raw.PIECE]
-            texts[start : start + raw.PIECE] = [item.decode() for item in items]
+        for start in range(0, len(data), raw_tensors.PIECE):
+            items = data[start : start + raw_tensors.PIECE]
+            texts[start : start + raw_tensors.PIECE] = [item.decode() for item in items]
             offload.checkpoint()
     except UnicodeDecodeError as error:
         raise InvalidArgument(

@@ -21,7 +21,7 @@ from modelport.gateway.errors import InvalidArgument
 from modelport.gateway.types import Array
 from modelport.gateway.wire import incremental_json
 from modelport.gateway.wire.long_array import LongArray
-from modelport.gateway.wire.raw import Buffer
+from modelport.gateway.wire.raw_tensors import Buffer
 
 MAX_DEPTH = 100
 #: Valid requests have a dozen keys; more are refused before the objects are built.

@@ -14,7 +14,7 @@ import numpy as np
 from modelport.gateway.runtime import offload
 from modelport.gateway.types import Array
 from modelport.gateway.wire import json_text
-from modelport.gateway.wire.raw import Buffer
+from modelport.gateway.wire.raw_tensors import Buffer
 
 #: Values in a piece.
 PIECE = 16_384

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Collection, Sequence
 from typing import Any
 
-from modelport.gateway.wire.raw import COPIED_BYTES, Buffer
+from modelport.gateway.wire.raw_tensors import COPIED_BYTES, Buffer
 
 _LENGTH_DELIMITED = 2
 #: Messages with more blobs are parsed as a whole.

@@ -12,9 +12,9 @@ from google.protobuf.message import DecodeError
 from modelport.gateway.errors import InvalidArgument
 from modelport.gateway.runtime import offload
 from modelport.gateway.types import NUMPY_DTYPES, Array, Datatype
-from modelport.gateway.wire import incremental_protobuf, raw
+from modelport.gateway.wire import incremental_protobuf, raw_tensors
 from modelport.gateway.wire.protobuf import tag
-from modelport.gateway.wire.raw import Buffer
+from modelport.gateway.wire.raw_tensors import Buffer
 from modelport.gateway.wire.triton_messages import service_pb2 as pb
 
 #: The field of each datatype; FP16 and BF16 are carried by ``raw_input_contents`` only.
@@ -55,7 +55,7 @@ def decode(name: str, datatype: Datatype, shape: tuple[int, ...], contents: Any)
             f"{math.prod(shape)} in {FIELDS[datatype]}, got {len(values)}"
         )
     if datatype is Datatype.BYTES:
-        return raw.object_array(list(values), shape)
+        return raw_tensors.object_array(list(values), shape)
     dtype = NUMPY_DTYPES[datatype]
     try:
         if len(values) <= _PIECE:
@@ -102,4 +102,4 @@ def _elements(name: str, shape: tuple[int, ...], content: Buffer) -> Array:
             f"unexpected number of elements for input '{name}': shape {list(shape)} needs "
             f"{count} in bytes_contents, got {given}"
         )
-    return raw.object_array(items, shape)
+    return raw_tensors.object_array(items, shape)

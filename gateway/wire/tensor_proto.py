@@ -18,10 +18,10 @@ import numpy as np
 from modelport.gateway.errors import InvalidArgument
 from modelport.gateway.runtime import offload
 from modelport.gateway.types import NUMPY_DTYPES, Array, Datatype, Tensor
-from modelport.gateway.wire import inflation, raw
+from modelport.gateway.wire import inflation, raw_tensors
 from modelport.gateway.wire.proto import tensorflow_pb2 as pb
 from modelport.gateway.wire.protobuf import nested, tag, varint
-from modelport.gateway.wire.raw import Buffer
+from modelport.gateway.wire.raw_tensors import Buffer
 
 DATATYPES = {
     pb.DT_BOOL: Datatype.BOOL,
@@ -85,9 +85,9 @@ def decode(name: str, message: pb.TensorProto) -> Tensor:
     content = message.tensor_content
     if datatype is Datatype.BYTES:
         items = _strings(name, shape, content) if content else message.string_val
-        data = raw.object_array(_repeated(name, shape, items, message), shape)
+        data = raw_tensors.object_array(_repeated(name, shape, items, message), shape)
     elif content:
-        data = raw.decode(name, datatype, shape, content)
+        data = raw_tensors.decode(name, datatype, shape, content)
     else:
         data = _from_values(name, datatype, shape, message)
     return Tensor(name, datatype, data)
@@ -101,7 +101,7 @@ def _word(dtype: int) -> str:
 def _shape(name: str, shape: pb.TensorShapeProto) -> tuple[int, ...]:
     if shape.unknown_rank:
         raise InvalidArgument(f"input '{name}' has a shape of unknown rank; send its dimensions")
-    return raw.parse_shape(name, [dim.size for dim in shape.dim])
+    return raw_tensors.parse_shape(name, [dim.size for dim in shape.dim])
 
 
 def _from_values(
@@ -210,7 +210,7 @@ def encode(tensor: Tensor, into: pb.TensorProto | None = None) -> pb.TensorProto
     if tensor.datatype is Datatype.BYTES:
         message.string_val.extend(tensor.data.reshape(-1).tolist())
     else:
-        message.tensor_content = bytes(raw.encode(tensor))
+        message.tensor_content = bytes(raw_tensors.encode(tensor))
     return message
 
 
@@ -223,7 +223,7 @@ def entry(field: int, tensor: Tensor) -> list[Buffer]:
     if tensor.datatype is Datatype.BYTES:
         head = encode(tensor).SerializeToString()
     else:
-        head, content = _head(tensor.datatype, tensor.data.shape), raw.encode(tensor)
+        head, content = _head(tensor.datatype, tensor.data.shape), raw_tensors.encode(tensor)
         head += _CONTENT + varint(len(content))
     name = tensor.name.encode()
     head = b"".join((_KEY, varint(len(name)), name, _VALUE, varint(len(head) + len(content)), head))
@@ -252,7 +252,7 @@ def values(tensor: Tensor) -> list[Buffer]:
     packed = _PACKED.get(tensor.datatype)
     if packed is None:
         return [head, *_pieces(tensor)]
-    content = raw.encode(tensor)
+    content = raw_tensors.encode(tensor)
     return [head, packed + varint(len(content)), content]
 
 
@@ -264,9 +264,9 @@ def _pieces(tensor: Tensor) -> Iterator[bytes]:
         data = np.ascontiguousarray(tensor.data, NUMPY_DTYPES[tensor.datatype]).reshape(-1)
         data = data.view(_BITS.get(tensor.datatype, data.dtype))
         field, _ = _VALUES[tensor.datatype]
-    for start in range(0, len(data), raw.PIECE):
+    for start in range(0, len(data), raw_tensors.PIECE):
         message = pb.TensorProto()
-        getattr(message, field).extend(data[start : start + raw.PIECE].tolist())
+        getattr(message, field).extend(data[start : start + raw_tensors.PIECE].tolist())
         yield message.SerializeToString()
         offload.checkpoint()
 

@@ -18,7 +18,7 @@ from pathlib import Path
 from modelport.loadtests import script
 from modelport.loadtests.benchmarks import cpu_sampling
 from modelport.loadtests.benchmarks.cpu_sampling import LOOP, THREADS, Profile
-from modelport.loadtests.peers import models, raw, running_servers
+from modelport.loadtests.peers import models, running_servers, runtime_limit
 from modelport.loadtests.peers.clients import PeerLoad
 from modelport.loadtests.peers.model import PeerModel
 from modelport.loadtests.peers.models import Files
@@ -26,7 +26,7 @@ from modelport.loadtests.peers.servers import ALL
 from modelport.loadtests.peers.tables import figure, markdown
 from modelport.loadtests.processes import ServerFailed, pinned, start
 
-COMPUTING = [name for name, model in models.ALL.items() if model.baseline == raw.NAME]
+COMPUTING = [name for name, model in models.ALL.items() if model.baseline == runtime_limit.NAME]
 SERVERS = [name for name in ALL if name.startswith("modelport-")]
 #: By then the loop has created its session, and computes.
 RAW_START_SECONDS = 3.0
@@ -71,9 +71,9 @@ def gateway(model: PeerModel, files: Files, options: argparse.Namespace, folder:
 def by_hand(files: Files, options: argparse.Namespace, batch: int, folder: Path) -> Profile:
     """Profile the loop without a server; a request is a row."""
     core, model, request = options.server_core, files.onnx, files.request
-    rate = raw.run(model, request, batch, options.seconds, None, core).requests_per_second
+    rate = runtime_limit.run(model, request, batch, options.seconds, None, core).requests_per_second
     seconds = RAW_START_SECONDS + options.seconds + cpu_sampling.ATTACH_SECONDS
-    command = raw.command([str(model), str(request), str(batch), str(seconds), "0"])
+    command = runtime_limit.command([str(model), str(request), str(batch), str(seconds), "0"])
     process = start(command, stdout=subprocess.DEVNULL, preexec_fn=lambda: pinned(core))
 
     def goes_on(seconds: float) -> int:

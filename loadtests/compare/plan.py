@@ -6,8 +6,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from modelport.gateway.cli.errors import UsageError
-from modelport.gateway.extensions.backends import BACKENDS as DESCRIPTORS
-from modelport.gateway.extensions.backends import platforms
+from modelport.gateway.extensions.backend_descriptors import BACKENDS as DESCRIPTORS
+from modelport.gateway.extensions.backend_descriptors import platforms
 from modelport.loadtests.target import LoadTestProtocol
 
 

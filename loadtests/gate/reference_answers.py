@@ -16,7 +16,7 @@ from modelport.loadtests.payloads import BadPayload, Payloads, Tensors
 from modelport.loadtests.serving.answer_check import shown
 from modelport.loadtests.target import LoadTestTarget
 from modelport.loadtests.users.answer_checker import Checker
-from modelport.loadtests.users.dialects import dialect
+from modelport.loadtests.users.protocol_table import dialect
 from modelport.loadtests.users.signature import RequestSignature
 
 #: Different requests: with one error in a hundred, about five of them are wrong.

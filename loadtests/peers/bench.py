@@ -23,7 +23,13 @@ from pathlib import Path
 from typing import Any, TextIO
 
 from modelport.loadtests import environments, script
-from modelport.loadtests.peers import models, raw, readme, results, running_servers
+from modelport.loadtests.peers import (
+    document_block,
+    models,
+    results,
+    running_servers,
+    runtime_limit,
+)
 from modelport.loadtests.peers.clients import PeerLoad
 from modelport.loadtests.peers.model import PeerModel
 from modelport.loadtests.peers.models import Files
@@ -77,7 +83,7 @@ def parse(arguments: list[str] | None) -> argparse.Namespace:
         description=__doc__,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    names = [raw.NAME, *ALL]
+    names = [runtime_limit.NAME, *ALL]
     parser.add_argument(
         "--servers", nargs="+", choices=names, default=names, metavar="NAME", help=", ".join(names)
     )
@@ -139,7 +145,7 @@ def parse(arguments: list[str] | None) -> argparse.Namespace:
 def cases(model: PeerModel, server: PeerServer, options: argparse.Namespace) -> list[PeerCase]:
     """The cases of a server with a model."""
     loads = options.in_flight or model.in_flight
-    if (server.batching or server.apart) and model.baseline != raw.NAME:
+    if (server.batching or server.apart) and model.baseline != runtime_limit.NAME:
         return []  # this model computes too little to gain
     if server.batching:
         loads = [max(loads)]  # batches form when many requests wait
@@ -161,7 +167,7 @@ def cases(model: PeerModel, server: PeerServer, options: argparse.Namespace) -> 
 
 def planned(model: PeerModel, name: str, options: argparse.Namespace) -> list[PeerCase]:
     """The cases of one row."""
-    if name == raw.NAME:
+    if name == runtime_limit.NAME:
         return [PeerCase(LOOP, batch) for batch in model.batch_sizes]
     return cases(model, ALL[name], options)
 
@@ -194,8 +200,10 @@ def measure_model(
         for name in options.servers:
             if not planned(model, name, options):
                 continue
-            row = rows[name] = PeerRow(raw.ABOUT if name == raw.NAME else ALL[name].about)
-            if name == raw.NAME:
+            row = rows[name] = PeerRow(
+                runtime_limit.ABOUT if name == runtime_limit.NAME else ALL[name].about
+            )
+            if name == runtime_limit.NAME:
                 continue
             progress.say(f"{model.name}: starting {name}")
             wanted = dict.fromkeys(case.protocol for case in planned(model, name, options))
@@ -209,7 +217,7 @@ def measure_model(
                 entrants.pop(name, None)
                 progress.trouble(f"{name} with {model.name}: {error}")
         for number in range(model.rounds):
-            names = [name for name in rows if name == raw.NAME or name in entrants]
+            names = [name for name in rows if name == runtime_limit.NAME or name in entrants]
             plan = schedule(model, names, options)
             for case, name in plan if number % 2 == 0 else reversed(plan):
                 row = rows[name]
@@ -259,7 +267,7 @@ def run(
 ) -> PeerSample:
     if case.protocol == LOOP:
         core, answers = options.server_core, model.answers
-        return raw.run(files.onnx, files.request, case.load, model.seconds, answers, core)
+        return runtime_limit.run(files.onnx, files.request, case.load, model.seconds, answers, core)
     entrant = entrants[name]
     with entrant.awake():
         load = PeerLoad(case.load, model.seconds, model.answers, options.client_core)
@@ -321,15 +329,15 @@ def alone() -> Iterator[None]:
 def main(arguments: list[str] | None = None) -> int:
     options = parse(arguments)
     if options.page:
-        marked_block.check(options.page, readme.BLOCK)
+        marked_block.check(options.page, document_block.BLOCK)
     if options.report:
         measured, path = loaded(options.report), options.report
     else:
         with alone():
             measured, path = measure(options)
     if options.page:
-        print(readme.write(measured, options.page, options.plots))
+        print(document_block.write(measured, options.page, options.plots))
     else:
-        print(readme.report(measured, {}))
+        print(document_block.report(measured, {}))
     print(f"\n{path}")
     return 1 if measured.failed else 0

@@ -20,7 +20,7 @@ import numpy as np
 
 from modelport.loadtests import environments
 from modelport.loadtests.benchmarks import tiny_model
-from modelport.loadtests.peers import raw
+from modelport.loadtests.peers import runtime_limit
 from modelport.loadtests.peers.model import PeerInput, PeerModel
 from modelport.loadtests.peers.servers import modelport
 from modelport.loadtests.peers.servers.base import INSIDE
@@ -150,7 +150,7 @@ def _make(model: PeerModel, home: Path) -> None:
     config.write_text(text if "instance_group" in text else text + ONE_INSTANCE)
     tensors: Mapping[str, Any] = model.tensors
     np.savez(home / "request.npz", **tensors)
-    raw.answer(repository / model.name / "1" / "model.onnx", home / "request.npz", home)
+    runtime_limit.answer(repository / model.name / "1" / "model.onnx", home / "request.npz", home)
 
 
 def _batching(model: PeerModel, home: Path) -> None:

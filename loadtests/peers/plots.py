@@ -11,7 +11,7 @@ import matplotlib
 matplotlib.use("svg")
 import matplotlib.pyplot as plt
 
-from modelport.loadtests.peers import models, raw, results, tables
+from modelport.loadtests.peers import models, results, runtime_limit, tables
 from modelport.loadtests.peers.results import PeerCase, PeerRow, Results, median, ratio
 
 BLUE, ORANGE, GREEN, GREY = "#0072B2", "#E69F00", "#009E73", "#666666"
@@ -79,7 +79,7 @@ def throughput(measured: Results) -> Any:
     """Bars from the median, whiskers from the lowest to the highest round."""
     rows = measured.models.get(TINY, {})
     cases = [PeerCase("json", 16), PeerCase("grpc", 16)]
-    names = _answering({n: row for n, row in rows.items() if n != raw.NAME}, cases)
+    names = _answering({n: row for n, row in rows.items() if n != runtime_limit.NAME}, cases)
     if not names:
         return None
     figure, axes = plt.subplots(figsize=(7, 0.42 * len(names) + 0.9))
@@ -113,7 +113,7 @@ def latency(measured: Results) -> Any:
     """A dot for p50, a ring for p99, a line between them."""
     rows = measured.models.get(TINY, {})
     cases = [PeerCase("json", 1), PeerCase("grpc", 1)]
-    names = _answering({n: row for n, row in rows.items() if n != raw.NAME}, cases)
+    names = _answering({n: row for n, row in rows.items() if n != runtime_limit.NAME}, cases)
     if not names:
         return None
     figure, axes = plt.subplots(figsize=(7, 0.36 * len(names) + 0.9))
@@ -141,14 +141,18 @@ def latency(measured: Results) -> Any:
 
 def share(measured: Results) -> Any:
     """For each model that computes, every server's share of the loop's rate at batch 1."""
-    shown = {n: rows for n, rows in measured.models.items() if models.ALL[n].baseline == raw.NAME}
-    order = [name for name in _order(shown) if name not in (raw.NAME, *tables.BATCHING)]
+    shown = {
+        n: rows
+        for n, rows in measured.models.items()
+        if models.ALL[n].baseline == runtime_limit.NAME
+    }
+    order = [name for name in _order(shown) if name not in (runtime_limit.NAME, *tables.BATCHING)]
     if not order:
         return None
     size = (2.4 * len(shown) + 1.6, 0.3 * len(order) + 1.1)
     figure, panels = plt.subplots(1, len(shown), figsize=size, sharey=True, squeeze=False)
     for axes, (model, rows) in zip(panels[0], shown.items(), strict=True):
-        loop = rows.get(raw.NAME, PeerRow("")).rates(PeerCase(results.LOOP, 1))
+        loop = rows.get(runtime_limit.NAME, PeerRow("")).rates(PeerCase(results.LOOP, 1))
         for protocol, marker in (("json", "o"), ("binary", "D"), ("grpc", "s")):
             points = []
             for number, name in enumerate(order):
@@ -195,7 +199,7 @@ def batching(measured: Results) -> Any:
     shown = {
         name: loops
         for name, rows in measured.models.items()
-        if len(loops := results.by_hand(rows, raw.NAME)) > 1
+        if len(loops := results.by_hand(rows, runtime_limit.NAME)) > 1
     }
     if not shown:
         return None

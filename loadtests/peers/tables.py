@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from modelport.loadtests.peers import raw, results
+from modelport.loadtests.peers import results, runtime_limit
 from modelport.loadtests.peers.model import PeerModel
 from modelport.loadtests.peers.results import PeerCase, PeerRow, Results, median, ratio
 
@@ -54,10 +54,14 @@ def servers(rows: Mapping[str, PeerRow], model: PeerModel) -> str:
     one = PeerCase(results.LOOP, 1)
     lines = []
     for name, row in rows.items():
-        if name == raw.NAME:
+        if name == runtime_limit.NAME:
             continue
         told = [
-            cell(row, case, rows[model.baseline].rates(one if model.baseline == raw.NAME else case))
+            cell(
+                row,
+                case,
+                rows[model.baseline].rates(one if model.baseline == runtime_limit.NAME else case),
+            )
             if model.baseline in rows
             else cell(row, case, [])
             for case in cases
@@ -77,7 +81,7 @@ def short(reason: str) -> str:
 
 def batches(rows: Mapping[str, PeerRow], model: PeerModel) -> str | None:
     """Rows per second by batch size without a server, and of the batcher with 16 in flight."""
-    loops = results.by_hand(rows, raw.NAME)
+    loops = results.by_hand(rows, runtime_limit.NAME)
     best = results.best_batch(loops)
     if best is None or len(loops) < 2:
         return None

@@ -12,7 +12,7 @@ from modelport.loadtests.target import LoadTestTarget
 # Import the dialects now, so that their import delays no server's first answer.
 from modelport.loadtests.users import oip_http, tfserving, torchserve  # noqa: F401
 from modelport.loadtests.users.answer_checker import Checker
-from modelport.loadtests.users.dialects import dialect
+from modelport.loadtests.users.protocol_table import dialect
 
 TIMEOUT_SECONDS = 30.0
 

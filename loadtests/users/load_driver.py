@@ -20,7 +20,7 @@ from modelport.loadtests.target import LoadTestTarget
 from modelport.loadtests.users import signature
 from modelport.loadtests.users.answer_checker import Checker
 from modelport.loadtests.users.client import DialectClient, Unanswered
-from modelport.loadtests.users.dialects import Dialect, dialect
+from modelport.loadtests.users.protocol_table import Dialect, dialect
 from modelport.loadtests.users.sockets import Sockets
 
 FLUSH_SECONDS = 0.25

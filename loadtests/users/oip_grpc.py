@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from modelport.loadtests.users import oip
-from modelport.loadtests.users.dialects import Dialect
 from modelport.loadtests.users.grpc_client import GrpcClient
+from modelport.loadtests.users.protocol_table import Dialect
 
 
 class ModelInfer(GrpcClient):

@@ -16,10 +16,10 @@ from modelport.loadtests.payloads import DTYPES, Array, BadPayload, Payloads, Te
 from modelport.loadtests.target import LoadTestTarget
 from modelport.loadtests.users import oip
 from modelport.loadtests.users.answer_checker import ONLY
-from modelport.loadtests.users.dialects import Dialect
 from modelport.loadtests.users.grpc_client import GrpcClient
 from modelport.loadtests.users.http import HttpClient, request, segment
 from modelport.loadtests.users.proto.messages_pb2 import PredictRequest, PredictResponse
+from modelport.loadtests.users.protocol_table import Dialect
 
 #: TensorFlow's number of each datatype (tensorflow/core/framework/types.proto).
 NUMBERS: Mapping[str, int] = {

@@ -7,10 +7,10 @@ import json
 from modelport.loadtests.payloads import Payloads, Tensors
 from modelport.loadtests.target import LoadTestTarget
 from modelport.loadtests.users import oip
-from modelport.loadtests.users.dialects import Dialect
 from modelport.loadtests.users.grpc_client import GrpcClient
 from modelport.loadtests.users.http import BINARY_SIZE, HttpClient, request, segment
 from modelport.loadtests.users.proto.messages_pb2 import PredictionResponse, PredictionsRequest
+from modelport.loadtests.users.protocol_table import Dialect
 
 #: The field of a gRPC request with the body.
 BODY = "body"

@@ -19,7 +19,7 @@ from modelport.loadtests.samples import Outcome
 from modelport.loadtests.target import LoadTestTarget
 from modelport.loadtests.users import oip
 from modelport.loadtests.users.client import Unanswered
-from modelport.loadtests.users.dialects import Dialect
+from modelport.loadtests.users.protocol_table import Dialect
 
 #: Every user has its own connection, as in every other protocol.
 OPTIONS = (("grpc.use_local_subchannel_pool", 1), ("grpc.enable_retries", 0))

@@ -21,12 +21,12 @@ import modelport
 from modelport import extension_check
 from modelport.cli import modelport as command
 from modelport.exporters import formats
+from modelport.exporters.model_spec import find_factory
 from modelport.exporters.models import REGISTRY, registered
 from modelport.exporters.packaging import SERVERS
-from modelport.exporters.spec import find_factory
 from modelport.gateway import backends, extensions
 from modelport.gateway.errors import Unsupported
-from modelport.gateway.extensions.backends import BACKENDS
+from modelport.gateway.extensions.backend_descriptors import BACKENDS
 from modelport.gateway.protocols.dialects import DIALECTS
 from tests.docs import pages
 

@@ -36,7 +36,7 @@ from modelport.gateway.models.manager import ModelManager
 from modelport.gateway.protocols.dialects import Dialects
 from modelport.gateway.protocols.oip.shared_memory import SharedMemory
 from modelport.gateway.settings import Settings
-from modelport.gateway.telemetry.tfserving import TfServingRequests
+from modelport.gateway.telemetry.tfserving_counters import TfServingRequests
 from modelport.gateway.wire import inflation
 from tests import models
 from tests.server import Gateway, serving

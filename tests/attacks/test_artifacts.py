@@ -29,8 +29,9 @@ import torch
 from click.testing import CliRunner
 
 from modelport.cli import modelport
-from modelport.exporters import checkpoint, evaluation, verify
+from modelport.exporters import checkpoint
 from modelport.exporters.formats import FORMATS
+from modelport.exporters.proof import evaluation, verify
 from modelport.exporters.sources import keras_guard
 from modelport.gateway import backends
 from modelport.gateway.cli.errors import UsageError
@@ -38,13 +39,10 @@ from modelport.gateway.errors import ModelportError
 from modelport.gateway.models.loader import VersionLoader
 from modelport.gateway.models.model import ModelRecord, read_config
 from modelport.gateway.repository import config as configuration
-from modelport.gateway.repository import (
-    manifest,
-    pt2_program,
-    saved_model,
-    scan,
-    signed_config,
-    signing,
+from modelport.gateway.repository import manifest, scan, signed_config, signing
+from modelport.gateway.repository.artifact_checks import (
+    pt2_guard,
+    saved_model_guard,
     torchscript_guard,
     zip_guard,
 )
@@ -248,7 +246,7 @@ def test_without_the_check_a_program_runs_its_code(
     """The known-bad variant."""
     content, _ = hostile_torch.programs(mark)["evaluates a size"]
     repository.put("model.pt2", content, hostile_torch.EXPORTED)
-    monkeypatch.setattr(pt2_program, "check", lambda archive, native=False: None)
+    monkeypatch.setattr(pt2_guard, "check", lambda archive, native=False: None)
     with contextlib.suppress(ModelportError):
         repository.serve()
     assert mark.exists()
@@ -260,7 +258,7 @@ def test_without_the_check_pickles_are_refused_while_they_are_read(
     """The second line; and without it as well the pickle runs."""
     content, _ = hostile_torch.programs(mark)["unpickles an opaque constant"]
     repository.put("model.pt2", content, hostile_torch.EXPORTED)
-    monkeypatch.setattr(pt2_program, "check", lambda archive, native=False: None)
+    monkeypatch.setattr(pt2_guard, "check", lambda archive, native=False: None)
     refused(repository.serve, "wants to unpickle")
     assert not mark.exists()
 
@@ -318,7 +316,7 @@ def test_without_the_check_a_saved_model_writes_its_file(
     fill, _ = hostile_graphs.graphs(mark)["writes a file while it loads"]
     hostile_graphs.saved_model(repository.version / "model.savedmodel", fill)
     (repository.version.parent / "config.pbtxt").write_text(hostile_graphs.TENSORFLOW)
-    monkeypatch.setattr(saved_model, "check", lambda folder: None)
+    monkeypatch.setattr(saved_model_guard, "check", lambda folder: None)
     with contextlib.suppress(ModelportError):
         repository.serve()
     assert mark.exists()
@@ -327,9 +325,9 @@ def test_without_the_check_a_saved_model_writes_its_file(
 @pytest.mark.parametrize("kind", ["variables", "nodes in a row"])
 def test_checking_a_saved_model_takes_time_linear_in_its_nodes(kind: str, tmp_path: Path) -> None:
     """Ten thousand of either took minutes where each was looked for among all of them."""
-    (tmp_path / saved_model.FILENAME).write_bytes(hostile_graphs.large(kind, 10_000))
+    (tmp_path / saved_model_guard.FILENAME).write_bytes(hostile_graphs.large(kind, 10_000))
     before = time.process_time()
-    saved_model.check(tmp_path)
+    saved_model_guard.check(tmp_path)
     assert time.process_time() - before < 10
 
 

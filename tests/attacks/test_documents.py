@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from modelport.exporters import verify
+from modelport.exporters.proof import verify
 from modelport.gateway.errors import ModelportError
 from modelport.gateway.repository import manifest, signing
 from modelport.loadtests import payloads

@@ -14,7 +14,8 @@ from click.testing import CliRunner
 
 from modelport.cli import modelport
 from modelport.gateway.errors import IntegrityError
-from modelport.gateway.repository import files, manifest, saved_model, standalone
+from modelport.gateway.repository import manifest, standalone_model, untrusted_files
+from modelport.gateway.repository.artifact_checks import saved_model_guard
 from tests.attacks import hostile_graphs
 from tests.attacks.test_artifacts import LINE, Repository, _multiply
 
@@ -103,19 +104,19 @@ def test_an_honest_version_is_verified(repository: Repository) -> None:
 def test_files_without_number_are_not_listed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(files, "MAX_FILES", 10)
+    monkeypatch.setattr(untrusted_files, "MAX_FILES", 10)
     for number in range(11):
         (tmp_path / str(number)).touch()
     with pytest.raises(IntegrityError, match="more than 10 files"):
-        list(files.below(tmp_path))
+        list(untrusted_files.below(tmp_path))
 
 
 def test_a_saved_model_of_a_gigabyte_of_nothing_costs_no_memory(tmp_path: Path) -> None:
     folder = hostile_graphs.saved_model(tmp_path / "model.savedmodel", lambda meta: "")
-    os.truncate(folder / saved_model.FILENAME, 1 << 30)
+    os.truncate(folder / saved_model_guard.FILENAME, 1 << 30)
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     with pytest.raises(IntegrityError, match="larger than"):
-        saved_model.check(folder)
+        saved_model_guard.check(folder)
     result = CliRunner().invoke(modelport, ["inspect", str(folder)])
     assert result.exit_code == 5, result.output
     assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 200 << 10
@@ -126,7 +127,7 @@ def test_a_saved_model_with_folders_without_end_is_not_served_alone(tmp_path: Pa
     nested(folder, 2000)
     try:
         with pytest.raises(IntegrityError, match="levels deep"):
-            standalone.scan(folder)
+            standalone_model.scan(folder)
         command = [sys.executable, "-m", "modelport", "serve", str(folder)]
         served = subprocess.run(command, capture_output=True, text=True, timeout=60)
         assert served.returncode not in (0, 1), served

@@ -32,7 +32,7 @@ from modelport.gateway.errors import InvalidArgument, ModelportError
 from modelport.gateway.protocols.oip import grpc_request
 from modelport.gateway.protocols.oip import json as oip_json
 from modelport.gateway.types import NUMPY_DTYPES, Datatype, InferResponse, Tensor, TensorSpec
-from modelport.gateway.wire import json_text, raw, tensor_contents
+from modelport.gateway.wire import json_text, raw_tensors, tensor_contents
 from modelport.gateway.wire.long_array import LongArray
 from tests.conformance import wire
 from tests.conformance.wire import HEADER_LENGTH, Connection, json_body, json_input
@@ -291,7 +291,7 @@ def _mutate_message(chance: random.Random, message: Any) -> None:
 def _check(tensor: Any) -> None:
     """An invalid tensor cannot exist past the decoder."""
     assert tensor.data.dtype == NUMPY_DTYPES[tensor.datatype]
-    assert tensor.data.ndim <= raw.MAX_RANK
+    assert tensor.data.ndim <= raw_tensors.MAX_RANK
     if tensor.datatype is Datatype.BYTES:
         assert all(type(item) is bytes for item in tensor.data.reshape(-1))
     else:
@@ -321,13 +321,13 @@ def test_the_raw_decoder_takes_a_tensor_only_if_its_size_is_exact() -> None:
         def run(
             datatype: Datatype = datatype, shape: Any = tuple(shape), data: bytes = data
         ) -> None:
-            parsed = raw.parse_shape("x", shape)
+            parsed = raw_tensors.parse_shape("x", shape)
             view = memoryview(b"\0" + data)[1:] if len(data) % 2 else data
-            array = raw.decode("x", datatype, parsed, view)
+            array = raw_tensors.decode("x", datatype, parsed, view)
             tensor = Tensor("x", datatype, array)
             _check(tensor)
             assert array.shape == parsed
-            assert bytes(raw.encode(tensor)) == data
+            assert bytes(raw_tensors.encode(tensor)) == data
 
         finds.run(number, repr((datatype, shape, data)).encode(), run)
     finds.assert_none()

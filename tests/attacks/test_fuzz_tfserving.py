@@ -24,7 +24,7 @@ from modelport.gateway.protocols.tfserving import examples as tfserving_examples
 from modelport.gateway.protocols.tfserving import examples_json as tfserving_examples_json
 from modelport.gateway.protocols.tfserving import json as tfserving_json
 from modelport.gateway.protocols.tfserving.json_value import quoted
-from modelport.gateway.protocols.tfserving.servable import ServableVersion
+from modelport.gateway.protocols.tfserving.servable_signatures import ServableVersion
 from modelport.gateway.repository import config as configuration
 from modelport.gateway.types import Datatype
 from modelport.gateway.wire import tensor_proto

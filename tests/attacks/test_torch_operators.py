@@ -4,8 +4,12 @@ from __future__ import annotations
 
 import torch
 
-from modelport.gateway.repository.aten_operators import ALLOWED, REFUSED, REFUSED_GROUPS
-from modelport.gateway.repository.torch_operators import is_pure
+from modelport.gateway.repository.artifact_checks.aten_operators import (
+    ALLOWED,
+    REFUSED,
+    REFUSED_GROUPS,
+)
+from modelport.gateway.repository.artifact_checks.torch_operators import is_pure
 
 
 def public() -> set[str]:

@@ -17,8 +17,8 @@ from modelport.gateway import backends
 from modelport.gateway.backends.base import Artifact
 from modelport.gateway.errors import IntegrityError, ModelportError, Unsupported
 from modelport.gateway.repository import config as configuration
-from modelport.gateway.repository import trial
-from modelport.gateway.repository.torch_archive import EXTRA, SIGNATURE
+from modelport.gateway.repository.artifact_checks import trial_load
+from modelport.gateway.repository.artifact_checks.torch_archive import EXTRA, SIGNATURE
 from tests.attacks import hostile_torch
 
 LOAD = "import sys, torch; f = torch.jit.load(sys.argv[1])\nwhile True: f(torch.ones(4))"
@@ -124,27 +124,27 @@ def test_content_that_passed_is_not_tried_again_until_something_changes(
     file: Path, trials: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     tried: list[Path] = []
-    monkeypatch.setattr(trial, "_run", lambda path, request: tried.append(path))
+    monkeypatch.setattr(trial_load, "_run", lambda path, request: tried.append(path))
     for _ in range(2):
-        trial.run(_named(passes), file, threads=1)
+        trial_load.run(_named(passes), file, threads=1)
     assert len(tried) == 1
-    trial.run(_named(passes), file, threads=2)
+    trial_load.run(_named(passes), file, threads=2)
     assert len(tried) == 2
     file.write_bytes(b"other weights")
-    trial.run(_named(passes), file, threads=2)
+    trial_load.run(_named(passes), file, threads=2)
     assert len(tried) == 3
     trials.chmod(0o777)
-    trial.run(_named(passes), file, threads=2)
+    trial_load.run(_named(passes), file, threads=2)
     assert len(tried) == 4, "anybody could have written that it passed"
 
 
 def test_verdicts_are_kept_of_the_newest_files(
     file: Path, trials: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(trial, "_run", lambda path, request: None)
-    monkeypatch.setattr(trial, "MAX_VERDICTS", 3)
+    monkeypatch.setattr(trial_load, "_run", lambda path, request: None)
+    monkeypatch.setattr(trial_load, "MAX_VERDICTS", 3)
     for number in range(9):
-        trial.run(_named(passes), file, number=number)
+        trial_load.run(_named(passes), file, number=number)
     assert len(list(trials.iterdir())) == 4
 
 
@@ -153,7 +153,7 @@ def test_the_error_of_a_trial_is_raised_and_a_file_that_failed_is_tried_again(
 ) -> None:
     for _ in range(2):
         with pytest.raises(Unsupported, match=r"'model\.pt' is native code"):
-            trial.run(_named(refuses), file, of="native code")
+            trial_load.run(_named(refuses), file, of="native code")
 
 
 def test_the_reason_names_how_the_process_ended(file: Path, trials: Path) -> None:
@@ -163,7 +163,7 @@ def test_the_reason_names_how_the_process_ended(file: Path, trials: Path) -> Non
         (fails, "unexpected ZeroDivisionError"),
     ):
         with pytest.raises(ModelportError) as caught:
-            trial.run(_named(function), file)
+            trial_load.run(_named(function), file)
         assert "'model.pt' does not load" in str(caught.value)
         assert reason in str(caught.value)
 
@@ -171,19 +171,19 @@ def test_the_reason_names_how_the_process_ended(file: Path, trials: Path) -> Non
 def test_time_and_memory_of_a_trial_are_limited(
     file: Path, trials: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(trial, "CPU_SECONDS", 1)
+    monkeypatch.setattr(trial_load, "CPU_SECONDS", 1)
     with pytest.raises(IntegrityError, match="SIGXCPU"):
-        trial.run(_named(computes), file)
-    monkeypatch.setattr(trial, "CPU_SECONDS", 60)
-    monkeypatch.setattr(trial, "MEMORY_SHARE", (256 << 20) / trial._memory_bytes())
+        trial_load.run(_named(computes), file)
+    monkeypatch.setattr(trial_load, "CPU_SECONDS", 60)
+    monkeypatch.setattr(trial_load, "MEMORY_SHARE", (256 << 20) / trial_load._memory_bytes())
     with pytest.raises(ModelportError, match="MemoryError"):
-        trial.run(_named(hoards), file)
+        trial_load.run(_named(hoards), file)
 
 
 def test_a_trial_ends_with_the_process_that_waits_for_it(file: Path, trials: Path) -> None:
     pipe = file.parent / "pipe"
     os.mkfifo(pipe)
-    code = f"import pathlib, sys; from {trial.__name__} import run\n"
+    code = f"import pathlib, sys; from {trial_load.__name__} import run\n"
     code += f"run('{_named(waits)}', pathlib.Path(sys.argv[1]), told=sys.argv[2])"
     parent = subprocess.Popen([sys.executable, "-c", code, file, pipe])
     descriptor = os.pidfd_open(int(pipe.read_text()))

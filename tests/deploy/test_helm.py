@@ -15,7 +15,7 @@ import click
 import pytest
 import yaml
 
-from modelport.gateway.repository import routes
+from modelport.gateway.repository import routes_file
 from tests import models
 from tests.deploy import DEPLOY, thorough, tools
 from tests.deploy.manifests import Manifest, documents, served_with, wrong
@@ -115,7 +115,7 @@ def test_an_argument_that_the_gateway_does_not_have_is_found() -> None:
 def test_the_routes_are_what_the_gateway_reads(tmp_path: Path) -> None:
     file = tmp_path / "routes.yaml"
     file.write_text(only("ConfigMap", render(FULL))["data"]["routes.yaml"])
-    found = routes.load(file).models
+    found = routes_file.load(file).models
     assert found["churn"].endpoints == ("tfserving.models.svc:8500",)
     assert found["vit"].management == "torchserve.models.svc:8081"
 

@@ -118,3 +118,19 @@ def test_the_site_builds_strictly(tmp_path: Path) -> None:
     for page in ("cli", "http", "configuration", "errors"):
         assert f"reference/{page}.html" in pages_built
     assert "modelport-serve" in (tmp_path / "reference" / "cli.html").read_text()
+
+
+def test_every_file_and_folder_of_the_architecture_exists() -> None:
+    text = (ROOT / "docs/architecture.md").read_text(encoding="utf-8")
+    tree = re.search(r"```text\n(modelport/.+?)```", text, re.DOTALL)
+    assert tree
+    top, count = ROOT, 0
+    for line in tree[1].splitlines():
+        words = re.findall(r"\w+(?:\.py|/)", line)
+        if not line.startswith(" "):
+            top = ROOT / words[0]
+        for word in words:
+            places = (ROOT / word, top / word, top / words[0] / word)
+            assert any(place.exists() for place in places), f"{word} of {line!r} does not exist"
+            count += 1
+    assert count > 60

@@ -16,7 +16,7 @@ import safetensors.torch
 import torch
 from torch import nn
 
-from modelport.exporters import checkpoint, spec
+from modelport.exporters import checkpoint, model_spec
 from modelport.exporters.sources import SourceRequest, pytorch
 from modelport.gateway.cli.errors import UsageError, exit_code
 from modelport.gateway.errors import IntegrityError
@@ -192,11 +192,11 @@ def test_a_missing_file_and_an_unknown_extension_are_usage_errors(tmp_path: Path
 
 def test_hyperparameters_are_inferred_from_shapes(fraud: nn.Module, vit: nn.Module) -> None:
     shapes = {key: tuple(value.shape) for key, value in fraud.state_dict().items()}
-    built, _, kwargs = spec.build("fraud", shapes, {"nhead": 2})
+    built, _, kwargs = model_spec.build("fraud", shapes, {"nhead": 2})
     assert (kwargs["vocab_size"], kwargs["num_layers"], kwargs["max_positions"]) == (32, 2, 12)
     built.load_state_dict(fraud.state_dict())
     shapes = {key: tuple(value.shape) for key, value in vit.state_dict().items()}
-    built, _, kwargs = spec.build("vit", shapes, {"num_heads": 2})
+    built, _, kwargs = model_spec.build("vit", shapes, {"num_heads": 2})
     assert (kwargs["image_size"], kwargs["patch_size"], kwargs["depth"]) == (8, 4, 2)
     built.load_state_dict(vit.state_dict())
 
@@ -206,7 +206,7 @@ def test_the_published_vit_sizes_need_no_head_count() -> None:
 
     tiny = VisionTransformer(8, 4, 3, 2, dim=192, depth=1, num_heads=3, mlp_dim=8)
     shapes = {key: tuple(value.shape) for key, value in tiny.state_dict().items()}
-    assert spec.build("vit", shapes, {})[2]["num_heads"] == 3
+    assert model_spec.build("vit", shapes, {})[2]["num_heads"] == 3
 
 
 @pytest.mark.parametrize(("model", "remedy"), [("fraud", '"nhead": N'), ("vit", '"num_heads": N')])
@@ -216,7 +216,7 @@ def test_a_head_count_that_cannot_be_inferred_is_asked_for(
     module: nn.Module = request.getfixturevalue(model)
     shapes = {key: tuple(value.shape) for key, value in module.state_dict().items()}
     with pytest.raises(UsageError) as caught:
-        spec.build(model, shapes, {})
+        model_spec.build(model, shapes, {})
     assert remedy in str(caught.value)
 
 

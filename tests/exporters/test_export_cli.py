@@ -19,8 +19,8 @@ from click.testing import Result
 from torch import nn
 
 import modelport.exporters.formats.onnx as formats_onnx
-from modelport.exporters import formats, pipeline
-from modelport.exporters.source import Source
+from modelport.exporters import export_pipeline, formats
+from modelport.exporters.loaded_model import Source
 from modelport.exporters.sources import SourceRequest
 from modelport.gateway.cli.errors import converter_refused
 from modelport.gateway.repository import config, manifest
@@ -214,13 +214,13 @@ def test_a_saved_model_that_was_written_before_is_the_file_and_not_a_folder_for_
     tmp_path: Path,
 ) -> None:
     output = tmp_path / "net.savedmodel"
-    request = pipeline.ExportRequest(SourceRequest(tmp_path), ("savedmodel",), output=output)
+    request = export_pipeline.ExportRequest(SourceRequest(tmp_path), ("savedmodel",), output=output)
     row = formats.find_format("savedmodel")
-    assert pipeline._destination(request, row, several=False) == (tmp_path, output.name)
+    assert export_pipeline._destination(request, row, several=False) == (tmp_path, output.name)
     output.mkdir()
-    assert pipeline._destination(request, row, several=False) == (output, "model.savedmodel")
+    assert export_pipeline._destination(request, row, several=False) == (output, "model.savedmodel")
     (output / "saved_model.pb").touch()
-    assert pipeline._destination(request, row, several=False) == (tmp_path, output.name)
+    assert export_pipeline._destination(request, row, several=False) == (tmp_path, output.name)
 
 
 def test_a_users_module_that_exits_when_imported_is_a_usage_error(
@@ -276,7 +276,7 @@ def test_a_repository_that_is_a_file_is_a_usage_error(
 USER_MODEL = """
 import torch
 from torch import nn
-from modelport.exporters.spec import ModelSpec
+from modelport.exporters.model_spec import ModelSpec
 from modelport.gateway.types import Axis, Datatype, ModelSignature, TensorSpec
 
 

@@ -19,9 +19,9 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
 from modelport.exporters.cli.export import export
+from modelport.exporters.loaded_model import Source
 from modelport.exporters.models.vit import VisionTransformer
 from modelport.exporters.output_capture import quiet
-from modelport.exporters.source import Source
 from modelport.exporters.sources import SourceRequest, huggingface, load
 from modelport.gateway.cli.errors import UsageError, exit_code
 from modelport.gateway.errors import IntegrityError, ModelportError, Unsupported

@@ -17,12 +17,12 @@ from click.testing import CliRunner
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
-from modelport.exporters import parity
 from modelport.exporters.cli.export import export
 from modelport.exporters.formats import ExportTarget, find_format
+from modelport.exporters.loaded_model import Framework, Source
 from modelport.exporters.output_capture import quiet
+from modelport.exporters.proof import parity
 from modelport.exporters.random_inputs import corners, draw, name_axes
-from modelport.exporters.source import Framework, Source
 from modelport.exporters.sources import SourceRequest, load
 from modelport.gateway.cli.errors import ParityError, UsageError, exit_code
 from modelport.gateway.errors import IntegrityError, ModelportError, Unsupported

@@ -13,14 +13,15 @@ import torch
 from click.testing import CliRunner
 from torch import Tensor, nn
 
-from modelport.exporters import checkpoint, parity, spec
+from modelport.exporters import checkpoint, model_spec
 from modelport.exporters.cli.export import export
 from modelport.exporters.formats import ExportTarget, find_format
+from modelport.exporters.loaded_model import Framework, Source
 from modelport.exporters.models import REGISTRY
 from modelport.exporters.models.resnet import ResNet50
 from modelport.exporters.models.unet import SameConvTranspose2d, UNet
 from modelport.exporters.output_capture import quiet
-from modelport.exporters.source import Framework, Source
+from modelport.exporters.proof import parity
 from modelport.exporters.sources.pytorch import source
 from modelport.gateway.cli.errors import UsageError
 from modelport.gateway.types import Array
@@ -70,7 +71,7 @@ def resnet() -> nn.Module:
 
 def as_source(module: nn.Module) -> Source:
     declared = module.modelport_spec
-    assert isinstance(declared, spec.ModelSpec)
+    assert isinstance(declared, model_spec.ModelSpec)
     return source(module, declared, declared.signature(module, 8))
 
 
@@ -270,7 +271,7 @@ def test_hyper_parameters_follow_from_the_checkpoint(
     path = tmp_path / "model.pt"
     torch.save(module.state_dict(), path)
     read = checkpoint.read(path)
-    built, declared, kwargs = spec.build(name, read.shapes, sizes)
+    built, declared, kwargs = model_spec.build(name, read.shapes, sizes)
     assert declared is not None
     assert declared.name == name
     expected = UNET_KWARGS | {"kernel_size": 3} if name == "unet" else RESNET_KWARGS
@@ -287,7 +288,7 @@ def test_hyper_parameters_follow_from_the_checkpoint(
 )
 def test_another_models_checkpoint_is_refused(name: str, message: str) -> None:
     with pytest.raises(UsageError, match=message):
-        spec.build(name, {"embedding.weight": (3, 4), "conv1.weight": (3,)}, {})
+        model_spec.build(name, {"embedding.weight": (3, 4), "conv1.weight": (3,)}, {})
 
 
 @pytest.mark.parametrize(
@@ -304,12 +305,12 @@ def test_hyper_parameters_that_make_no_model_are_refused(
     name: str, kwargs: dict[str, Any], message: str
 ) -> None:
     with pytest.raises(UsageError, match=message):
-        spec.build(name, {}, kwargs)
+        model_spec.build(name, {}, kwargs)
 
 
 def test_every_registered_name_leads_to_a_declared_model() -> None:
     for name in REGISTRY:
-        declared = spec.find_factory(name).modelport_spec  # type: ignore[attr-defined]
+        declared = model_spec.find_factory(name).modelport_spec  # type: ignore[attr-defined]
         assert declared.name == name
 
 

@@ -12,11 +12,11 @@ import torch
 from torch import nn
 
 import modelport.exporters.formats.onnx as formats_onnx
-from modelport.exporters import parity
 from modelport.exporters.formats import ExportTarget, ParitySession, find_format, onnx_session
-from modelport.exporters.source import Source
+from modelport.exporters.loaded_model import Source
+from modelport.exporters.model_spec import ModelSpec
+from modelport.exporters.proof import parity
 from modelport.exporters.sources.pytorch import source
-from modelport.exporters.spec import ModelSpec
 from modelport.gateway.cli.errors import ParityError, exit_code
 from modelport.gateway.errors import Unsupported
 from modelport.gateway.types import Axis, Datatype, ModelSignature, TensorSpec

@@ -16,11 +16,11 @@ import tritonclient.http
 from torch import nn
 
 from modelport.exporters.formats import FORMATS
+from modelport.exporters.loaded_model import Source
+from modelport.exporters.model_spec import ModelSpec
 from modelport.exporters.models.fraud import FraudTransformer
 from modelport.exporters.output_capture import quiet
-from modelport.exporters.source import Source
 from modelport.exporters.sources import pytorch
-from modelport.exporters.spec import ModelSpec
 from modelport.gateway.backends.remote import torchserve_model
 from modelport.gateway.repository import config, manifest
 from modelport.gateway.types import Array, Datatype, ModelSignature, TensorSpec

@@ -11,9 +11,9 @@ import torch
 from torch import nn
 
 from modelport.exporters.formats import FORMATS
-from modelport.exporters.source import Source
+from modelport.exporters.loaded_model import Source
+from modelport.exporters.model_spec import ModelSpec
 from modelport.exporters.sources import pytorch
-from modelport.exporters.spec import ModelSpec
 from modelport.exporters.warmup import triton
 from modelport.gateway.backends.base import Artifact
 from modelport.gateway.backends.embedded import onnxruntime

@@ -15,10 +15,10 @@ import pytest
 import torch
 from torch import nn
 
-from modelport.exporters import parity
+from modelport.exporters.model_spec import Decision, ModelSpec
+from modelport.exporters.proof import parity
 from modelport.exporters.sources.pytorch import source
 from modelport.exporters.sources.torch_eager import inference_mode
-from modelport.exporters.spec import Decision, ModelSpec
 from modelport.gateway.cli.errors import ParityError, UsageError
 from modelport.gateway.errors import Unsupported
 from modelport.gateway.types import Array, Axis, Datatype, ModelSignature, TensorSpec

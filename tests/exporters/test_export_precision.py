@@ -14,13 +14,13 @@ import torch
 from click.testing import Result
 from torch import nn
 
-from modelport.exporters import evaluation
-from modelport.exporters.evaluation import HeldOut
 from modelport.exporters.formats import onnx_quantization
-from modelport.exporters.parity import Bounds
-from modelport.exporters.source import Framework, Source
+from modelport.exporters.loaded_model import Framework, Source
+from modelport.exporters.model_spec import Decision, ModelSpec
+from modelport.exporters.proof import evaluation
+from modelport.exporters.proof.evaluation import HeldOut
+from modelport.exporters.proof.parity import Bounds
 from modelport.exporters.sources.torch_eager import inference_mode
-from modelport.exporters.spec import Decision, ModelSpec
 from modelport.gateway.cli.errors import ParityError
 from modelport.gateway.types import Datatype, ModelSignature, TensorSpec
 

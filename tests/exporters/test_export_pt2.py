@@ -17,11 +17,11 @@ from torch._inductor import config as inductor
 
 from modelport.exporters.formats import ExportTarget, aoti, pt2
 from modelport.exporters.formats.torch_binding import TorchParitySession
+from modelport.exporters.loaded_model import Source
 from modelport.exporters.output_capture import quiet
-from modelport.exporters.source import Source
 from modelport.gateway.cli.errors import exit_code
 from modelport.gateway.errors import IntegrityError, Unsupported
-from modelport.gateway.repository.torch_archive import Archive
+from modelport.gateway.repository.artifact_checks.torch_archive import Archive
 from modelport.gateway.types import Axis, Datatype, ModelSignature, TensorSpec
 from tests.torch_subjects import RECURRENT, Evil, Pair, Recurrent, fp32, rewritten, subject, worst
 

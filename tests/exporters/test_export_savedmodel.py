@@ -18,10 +18,10 @@ from modelport.exporters.formats import FORMATS, ExportTarget, check_route, save
 from modelport.exporters.formats.proto import prediction_log_pb2
 from modelport.exporters.keras_ports import find_twin
 from modelport.exporters.keras_ports.weights import port
+from modelport.exporters.loaded_model import Framework, Source
 from modelport.exporters.models.fraud import FraudTransformer
 from modelport.exporters.models.vit import VisionTransformer
 from modelport.exporters.random_inputs import draw
-from modelport.exporters.source import Framework, Source
 from modelport.exporters.sources.pytorch import source
 from modelport.exporters.tensorflow_runtime import tf
 from modelport.exporters.warmup import tensorflow_serving

@@ -11,12 +11,12 @@ import torch
 from torch import nn
 
 from modelport.exporters.formats import FORMATS, ExportTarget, check_route, tflite
+from modelport.exporters.loaded_model import Framework, Source
+from modelport.exporters.model_spec import ModelSpec
 from modelport.exporters.models.fraud import FraudTransformer
 from modelport.exporters.models.vit import VisionTransformer
 from modelport.exporters.random_inputs import draw
-from modelport.exporters.source import Framework, Source
 from modelport.exporters.sources.pytorch import source
-from modelport.exporters.spec import ModelSpec
 from modelport.exporters.tensorflow_runtime import tf
 from modelport.gateway.cli.errors import exit_code
 from modelport.gateway.errors import IntegrityError, Unsupported

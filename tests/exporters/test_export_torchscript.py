@@ -18,11 +18,11 @@ from torch import nn
 from modelport.exporters.formats import ExportTarget, torchscript, tracing
 from modelport.exporters.formats.torch_archive import seal
 from modelport.exporters.formats.torch_binding import TorchParitySession
+from modelport.exporters.loaded_model import Source
 from modelport.exporters.output_capture import quiet
-from modelport.exporters.source import Source
 from modelport.gateway.cli.errors import exit_code
 from modelport.gateway.errors import IntegrityError, Unsupported
-from modelport.gateway.repository.torch_archive import Archive
+from modelport.gateway.repository.artifact_checks.torch_archive import Archive
 from modelport.gateway.types import Axis, Datatype, ModelSignature, TensorSpec
 from tests.torch_subjects import RECURRENT, Evil, Pair, Recurrent, fp32, rewritten, subject, worst
 
@@ -234,7 +234,7 @@ from pathlib import Path
 import torch
 from modelport.exporters.formats import ExportTarget, pt2, torchscript
 from modelport.exporters.sources.pytorch import source
-from modelport.exporters.spec import ModelSpec
+from modelport.exporters.model_spec import ModelSpec
 from modelport.gateway.types import Datatype, ModelSignature, TensorSpec
 
 signal.signal(signal.SIGXFSZ, signal.SIG_IGN)

@@ -19,13 +19,13 @@ import torch
 from onnxruntime.quantization import quantize_dynamic
 from torch import Tensor, nn
 
-from modelport.exporters import parity
 from modelport.exporters.formats import ExportTarget, find_format, onnx_quantization
 from modelport.exporters.formats import onnx as onnx_format
 from modelport.exporters.keras_ports import find_twin
+from modelport.exporters.loaded_model import Source
 from modelport.exporters.models.fraud import FraudTransformer
 from modelport.exporters.output_capture import quiet
-from modelport.exporters.source import Source
+from modelport.exporters.proof import parity
 from modelport.exporters.sources.pytorch import source
 from modelport.exporters.sources.torch_eager import inference_mode
 from modelport.exporters.tensorflow_runtime import keras, tf

@@ -10,7 +10,7 @@ import torch
 from rich.console import Console
 from sklearn.metrics import roc_auc_score
 
-from modelport.exporters import checkpoint, spec
+from modelport.exporters import checkpoint, model_spec
 from modelport.exporters.demo_models import digits, train, transactions
 
 
@@ -103,7 +103,7 @@ def test_training_learns_and_its_checkpoint_says_everything_an_export_needs(
     trained = train.train_vit(tmp_path / "vit.pt", epochs=6, console=quiet)
     assert trained.value > 0.6, "chance is 0.1"
     read = checkpoint.read(trained.path)
-    module, _, _ = spec.build("vit", read.shapes, read.model_kwargs)
+    module, _, _ = model_spec.build("vit", read.shapes, read.model_kwargs)
     checkpoint.load_into(module, read)
     content = torch.load(trained.path, weights_only=True)
     assert content["metrics"] == {"held-out accuracy": trained.value}

@@ -1,8 +1,8 @@
 """Two endpoints of which one breaks, for every kind of route and every fault: ``make chaos``.
 
-The kinds are those of ``gateway.repository.routes``: a new backend or protocol is in the matrix
-by itself. The upstream is a gateway, which speaks every dialect that a route does. A backend is
-loaded here, as a gateway loads it, with two endpoints; clients ask it in a closed loop before a
+The kinds are those of ``gateway.repository.routes_file``: a new backend or protocol is in the
+matrix by itself. The upstream is a gateway, which speaks every dialect that a route does. A backend
+is loaded here, as a gateway loads it, with two endpoints; clients ask it in a closed loop before a
 fault, during it and after it. Exits with 1 where a cell misses what must hold.
 """
 
@@ -23,11 +23,11 @@ from rich.console import Console
 from rich.table import Table
 
 from modelport.gateway import backends
+from modelport.gateway.backends.backend_host import Host
 from modelport.gateway.backends.base import Artifact
-from modelport.gateway.backends.host import Host
 from modelport.gateway.errors import ModelportError
 from modelport.gateway.repository import config as configuration
-from modelport.gateway.repository.routes import (
+from modelport.gateway.repository.routes_file import (
     BACKENDS,
     ModelRoute,
     OutlierDetection,

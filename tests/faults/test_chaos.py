@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from modelport.gateway.repository.routes import OutlierDetection, UpstreamProtocol
+from modelport.gateway.repository.routes_file import OutlierDetection, UpstreamProtocol
 from modelport.gateway.upstream import pool
 from tests.faults.chaos import FAULTS, KINDS, Cell, Plan, run, upstream
 from tests.faults.chaos_proxy import Fault

@@ -17,7 +17,7 @@ from tritonclient.grpc import service_pb2 as oip
 from modelport.gateway.backends import fake
 from modelport.gateway.errors import ModelportError, TimedOut
 from modelport.gateway.models.control import LocalControl
-from modelport.gateway.protocols.http_request import TIMEOUT_HEADER
+from modelport.gateway.protocols.request_body import TIMEOUT_HEADER
 from modelport.gateway.server.app import GatewayServer
 from modelport.gateway.server.listeners import Listeners
 from modelport.gateway.settings import Settings, VertexAi

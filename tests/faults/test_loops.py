@@ -12,7 +12,7 @@ import grpc
 import httpx
 import pytest
 
-from modelport.gateway.wire import hops
+from modelport.gateway.wire import via_header
 from modelport.loadtests.processes import free_ports
 from tests import models
 from tests.conformance import wire
@@ -73,12 +73,12 @@ def test_a_request_that_comes_back_is_refused_and_says_why(protocol: str, tmp_pa
 
 
 def test_a_request_through_other_gateways_passes_and_one_through_too_many_does_not() -> None:
-    others = ", ".join(f"1.1 modelport-{number:016x}" for number in range(hops.MAX_HOPS - 1))
-    assert not hops.loops(b"1.1 squid, 2 nginx")
-    assert not hops.loops(others.encode())
-    assert hops.loops(f"{others}, 2 modelport-{'f' * 16}".encode())
-    assert hops.loops(f"1.1 squid, 2 {hops.OWN}".encode())
-    assert hops.loops(b"x" * 5000)
+    others = ", ".join(f"1.1 modelport-{number:016x}" for number in range(via_header.MAX_HOPS - 1))
+    assert not via_header.loops(b"1.1 squid, 2 nginx")
+    assert not via_header.loops(others.encode())
+    assert via_header.loops(f"{others}, 2 modelport-{'f' * 16}".encode())
+    assert via_header.loops(f"1.1 squid, 2 {via_header.OWN}".encode())
+    assert via_header.loops(b"x" * 5000)
 
 
 @pytest.mark.parametrize("via", ["1.1 squid", "1.1 modelport-0123456789abcdef, 2 other"])

@@ -15,7 +15,7 @@ from modelport.gateway.protocols.asgi import App, Receive, Scope, Send
 from modelport.gateway.runtime.request_memory import PROCESS
 from modelport.gateway.server import listening_socket
 from modelport.gateway.server.http1 import head as http_head
-from modelport.gateway.server.http1 import protocol, request_cycle, unread
+from modelport.gateway.server.http1 import protocol, request_cycle, unread_timer
 from modelport.gateway.server.http1.listener import HttpListener
 from modelport.gateway.types import Deadline
 
@@ -415,16 +415,16 @@ async def test_a_large_answer_arrives_whole_at_a_slow_reader() -> None:
 async def test_a_reply_that_its_client_never_reads_is_given_up(
     parts: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(unread, "UNREAD_SECONDS", 0.1)
+    monkeypatch.setattr(unread_timer, "UNREAD_SECONDS", 0.1)
     aborted = asyncio.Event()
-    check = unread.UnreadTimer._check
+    check = unread_timer.UnreadTimer._check
 
-    def watched(timer: unread.UnreadTimer, transport: asyncio.Transport) -> None:
+    def watched(timer: unread_timer.UnreadTimer, transport: asyncio.Transport) -> None:
         check(timer, transport)
         if transport.is_closing():
             aborted.set()
 
-    monkeypatch.setattr(unread.UnreadTimer, "_check", watched)
+    monkeypatch.setattr(unread_timer.UnreadTimer, "_check", watched)
     size = 64 << 20
 
     async def app(scope: Scope, receive: Receive, send: Send) -> None:
@@ -455,7 +455,7 @@ async def test_a_reader_that_reads_at_all_is_waited_for() -> None:
             self.aborted = True
 
     transport: Any = Draining()
-    timer = unread.UnreadTimer(asyncio.get_running_loop())
+    timer = unread_timer.UnreadTimer(asyncio.get_running_loop())
     timer.start(transport)
     timer._check(transport)
     timer.stop()

@@ -23,7 +23,7 @@ from modelport.gateway.server.http2.asgi import AsgiConnection
 from modelport.gateway.server.http2.connection import STREAM_WINDOW_BYTES
 from modelport.gateway.server.listening_socket import ConnectionLimit
 from modelport.gateway.types import Deadline
-from modelport.gateway.wire import hops
+from modelport.gateway.wire import via_header
 from modelport.gateway.wire.http2.frames import (
     DATA,
     END_HEADERS,
@@ -443,7 +443,7 @@ async def test_health_is_answered_when_connections_are_exhausted(
 
 async def test_a_request_that_came_through_this_gateway_is_refused() -> None:
     async with speaking(echo) as peer:
-        peer.send(request(1, via=hops.onward("2")))
+        peer.send(request(1, via=via_header.onward("2")))
         assert (await response(peer, 1))[0][":status"] == "508"
 
 

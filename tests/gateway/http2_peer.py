@@ -13,7 +13,7 @@ from pathlib import Path
 
 import hpack
 
-from modelport.gateway.repository.routes import ModelRoute
+from modelport.gateway.repository.routes_file import ModelRoute
 from modelport.gateway.types import Deadline
 from modelport.gateway.upstream import grpc as upstream
 from modelport.gateway.wire.http2.frames import (

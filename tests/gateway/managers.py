@@ -12,7 +12,7 @@ from modelport.gateway.backends import Versions
 from modelport.gateway.backends.base import ELSEWHERE, Artifact, BackendLoader
 from modelport.gateway.errors import Unavailable
 from modelport.gateway.models.manager import ModelManager
-from modelport.gateway.repository.routes import ModelRoute, Routes
+from modelport.gateway.repository.routes_file import ModelRoute, Routes
 from modelport.gateway.settings import ModelControlMode, Settings
 from modelport.gateway.types import Deadline, InferRequest, InferResponse
 

@@ -12,10 +12,10 @@ import numpy as np
 import torch
 
 from modelport.exporters.formats import FORMATS, ExportTarget
+from modelport.exporters.loaded_model import Source
 from modelport.exporters.models.fraud import FraudTransformer
 from modelport.exporters.models.vit import VisionTransformer
 from modelport.exporters.random_inputs import draw
-from modelport.exporters.source import Source
 from modelport.exporters.sources import pytorch
 from modelport.gateway.backends import find
 from modelport.gateway.backends.base import Artifact, Backend

@@ -16,12 +16,12 @@ import httpx
 import numpy as np
 import pytest
 
-from modelport.exporters.source import Source
+from modelport.exporters.loaded_model import Source
 from modelport.gateway.backends import find
 from modelport.gateway.backends.embedded import warmup
 from modelport.gateway.backends.embedded.runtime import SessionPool, artifact_file, public_reason
 from modelport.gateway.errors import InvalidArgument, ModelportError, Unsupported
-from modelport.gateway.extensions.backends import BACKENDS
+from modelport.gateway.extensions.backend_descriptors import BACKENDS
 from modelport.gateway.repository import config
 from modelport.gateway.repository.autocomplete import ArtifactTensor
 from modelport.gateway.types import NUMPY_DTYPES, Array, Datatype

@@ -9,9 +9,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from modelport.gateway.backends.backend_host import Host
 from modelport.gateway.backends.base import Artifact
 from modelport.gateway.backends.ensemble import EnsembleBackend, load
-from modelport.gateway.backends.host import Host
 from modelport.gateway.errors import (
     InvalidArgument,
     ModelportError,
@@ -20,7 +20,7 @@ from modelport.gateway.errors import (
     Unavailable,
 )
 from modelport.gateway.repository import config
-from modelport.gateway.repository.routes import Program
+from modelport.gateway.repository.routes_file import Program
 from modelport.gateway.types import (
     NO_DEADLINE,
     Datatype,

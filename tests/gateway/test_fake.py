@@ -14,7 +14,7 @@ from modelport.gateway.backends.base import Artifact
 from modelport.gateway.errors import InvalidArgument
 from modelport.gateway.repository import config
 from modelport.gateway.types import NO_DEADLINE, Datatype, InferRequest, Tensor
-from modelport.gateway.wire import json_text, raw
+from modelport.gateway.wire import json_text, raw_tensors
 from tests import models
 
 
@@ -61,7 +61,7 @@ async def test_an_output_that_no_input_fits_is_of_zeros_or_of_empty_strings() ->
     request = InferRequest("m", [Tensor("x", Datatype.FP32, np.ones(2, np.float32))])
     y, z = (await backend(request, NO_DEADLINE)).outputs
     assert (y.data.tolist(), z.data.tolist()) == ([b"", b""], [0, 0])
-    assert bytes(raw.encode(y)) == bytes(8)
+    assert bytes(raw_tensors.encode(y)) == bytes(8)
 
 
 async def test_a_decoupled_stream_without_a_delay_lets_others_run_after_every_response() -> None:

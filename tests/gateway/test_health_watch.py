@@ -14,7 +14,7 @@ from modelport.gateway.inference.service import InferenceService
 from modelport.gateway.inference.shared_memory import SharedMemoryRegions
 from modelport.gateway.models.control import LocalControl
 from modelport.gateway.models.manager import ModelManager
-from modelport.gateway.protocols.oip import health_grpc
+from modelport.gateway.protocols.oip import grpc_health
 from modelport.gateway.protocols.oip.grpc import OipGrpc
 from modelport.gateway.protocols.oip.shared_memory import SharedMemory
 from modelport.gateway.settings import Settings
@@ -27,7 +27,7 @@ async def test_a_shutdown_during_the_sending_of_a_status_is_reported(tmp_path: P
     control = LocalControl(manager)
     shared = SharedMemory(SharedMemoryRegions(allowed=False), control, 0)
     methods = OipGrpc(InferenceService(manager), manager, control, shared).methods()[
-        health_grpc.SERVICE
+        grpc_health.SERVICE
     ]
     watch = methods["Watch"].handler(health_pb2.HealthCheckRequest(), NO_DEADLINE)
     assert (await anext(watch)).status == health_pb2.HealthCheckResponse.SERVING
@@ -57,10 +57,10 @@ NOT_SERVING = health_pb2.HealthCheckResponse.NOT_SERVING
 async def test_however_many_watch_readiness_is_looked_at_once(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(health_grpc, "WATCH_SECONDS", 0.01)
+    monkeypatch.setattr(grpc_health, "WATCH_SECONDS", 0.01)
     control, draining = Counting(), asyncio.Event()
-    health = health_grpc.HealthGrpc(control, draining, ())  # type: ignore[arg-type]
-    handler = health.methods()[health_grpc.SERVICE]["Watch"].handler
+    health = grpc_health.HealthGrpc(control, draining, ())  # type: ignore[arg-type]
+    handler = health.methods()[grpc_health.SERVICE]["Watch"].handler
     told: list[list[int]] = [[] for _ in range(WATCHERS)]
 
     async def watch(statuses: list[int]) -> None:
@@ -88,9 +88,9 @@ async def test_however_many_watch_readiness_is_looked_at_once(
 
 
 async def test_readiness_is_not_polled_without_watchers(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(health_grpc, "WATCH_SECONDS", 0.0)
+    monkeypatch.setattr(grpc_health, "WATCH_SECONDS", 0.0)
     control = Counting()
-    readiness = health_grpc.Readiness(control, asyncio.Event())  # type: ignore[arg-type]
+    readiness = grpc_health.Readiness(control, asyncio.Event())  # type: ignore[arg-type]
     before = asyncio.all_tasks()
     for _ in range(2):
         changes = readiness.changes()

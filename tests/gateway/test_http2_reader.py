@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 import pytest
 
-from modelport.gateway.wire.body import Body
+from modelport.gateway.wire.grpc_body import Body
 from modelport.gateway.wire.http2 import frames as http2
 from modelport.gateway.wire.http2.frame_reader import FrameReader
 from modelport.gateway.wire.http2.frames import (

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from modelport.gateway.errors import InvalidArgument, MemoryExhausted
-from modelport.gateway.protocols import http_request
+from modelport.gateway.protocols import request_body
 from modelport.gateway.runtime.request_memory import CURRENT, RequestMemory
 from modelport.gateway.wire import inflation
 
@@ -29,7 +29,7 @@ async def read(body: bytes, parts: int = 1, bound: int | None = None, **headers:
         return messages.pop(0)
 
     found = {name.replace("_", "-").encode(): value.encode() for name, value in headers.items()}
-    return await http_request.read(receive, found, LIMIT, bound=bound)
+    return await request_body.read(receive, found, LIMIT, bound=bound)
 
 
 @pytest.mark.parametrize("coding", ["gzip", "deflate"])

@@ -11,15 +11,15 @@ import numpy as np
 import pytest
 
 from modelport.gateway import backends
+from modelport.gateway.backends.backend_host import Host
 from modelport.gateway.backends.base import Artifact, Backend, BackendLoader
-from modelport.gateway.backends.host import Host
 from modelport.gateway.errors import Unavailable
 from modelport.gateway.inference.service import InferenceService
 from modelport.gateway.models import manager, reconciler
 from modelport.gateway.models.manager import ModelManager
 from modelport.gateway.models.model import VersionSettings, VersionState
 from modelport.gateway.repository import manifest
-from modelport.gateway.repository.routes import Program
+from modelport.gateway.repository.routes_file import Program
 from modelport.gateway.settings import ModelControlMode, Settings
 from modelport.gateway.types import Datatype, Deadline, InferRequest, InferResponse, Tensor
 from tests.gateway.managers import WAIT_SECONDS, until

@@ -14,7 +14,7 @@ from modelport.gateway.models.manager import ModelManager
 from modelport.gateway.models.model import VersionSettings, VersionState
 from modelport.gateway.models.version_policy import VersionPolicy
 from modelport.gateway.repository import manifest
-from modelport.gateway.repository.routes import ModelRoute
+from modelport.gateway.repository.routes_file import ModelRoute
 from modelport.gateway.repository.scan import ModelEntry
 from modelport.gateway.settings import AspiredVersionPolicy, ModelControlMode, usable_cores
 from tests.gateway.managers import World, served, until

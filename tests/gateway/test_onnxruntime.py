@@ -20,10 +20,10 @@ from modelport.gateway.backends.embedded import warmup
 from modelport.gateway.backends.embedded.onnxruntime import load
 from modelport.gateway.backends.embedded.runtime import EmbeddedBackend
 from modelport.gateway.errors import InvalidArgument, ModelportError, Unsupported
-from modelport.gateway.extensions.backends import BACKENDS, BackendDescriptor
+from modelport.gateway.extensions.backend_descriptors import BACKENDS, BackendDescriptor
 from modelport.gateway.inference.service import InferenceService
 from modelport.gateway.models.manager import ModelManager
-from modelport.gateway.protocols.oip import documents
+from modelport.gateway.protocols.oip import metadata
 from modelport.gateway.repository import config as configuration
 from modelport.gateway.settings import Settings
 from modelport.gateway.types import (
@@ -537,7 +537,7 @@ async def test_an_output_of_unknown_rank_is_served_with_the_rank_it_has(
     manager = ModelManager(Settings((tmp_path,)))
     await manager.start()
     assert [row["state"] for row in manager.index()] == ["READY"], manager.index()
-    (declared,) = documents.model_metadata(manager, "m", 0)["outputs"]
+    (declared,) = metadata.model_metadata(manager, "m", 0)["outputs"]
     assert declared == {"name": "y", "datatype": "FP32", "shape": dims or [-1, -1]}
     request = InferRequest("m", [fp32([1, 1])])
     response = await InferenceService(manager).infer(request, NO_DEADLINE)

@@ -8,7 +8,7 @@ from pathlib import Path
 import httpx
 import pytest
 
-from modelport.gateway.protocols.origins import Origins
+from modelport.gateway.protocols.cross_site_protection import Origins
 from tests import models
 from tests.server import Gateway, serving
 

@@ -19,8 +19,8 @@ import numpy as np
 import pytest
 from tritonclient.grpc import model_config_pb2
 
+from modelport.gateway.backends.backend_host import Host
 from modelport.gateway.backends.base import Artifact
-from modelport.gateway.backends.host import Host
 from modelport.gateway.backends.remote import tfserving, torchserve
 from modelport.gateway.errors import (
     Internal,
@@ -32,7 +32,7 @@ from modelport.gateway.errors import (
     Unavailable,
 )
 from modelport.gateway.repository import config as configuration
-from modelport.gateway.repository.routes import ModelRoute, Program, UpstreamProtocol
+from modelport.gateway.repository.routes_file import ModelRoute, Program, UpstreamProtocol
 from modelport.gateway.types import Datatype, Deadline, InferRequest, InferResponse, Tensor
 from modelport.gateway.upstream import ServerError
 from modelport.gateway.wire import tensor_proto

@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 from modelport.gateway.errors import InvalidArgument
-from modelport.gateway.repository import routes
-from modelport.gateway.repository.routes import (
+from modelport.gateway.repository import routes_file
+from modelport.gateway.repository.routes_file import (
     ModelRoute,
     OutlierDetection,
     Program,
@@ -56,7 +56,7 @@ def written(folder: Path, name: str, text: str) -> Path:
 
 @pytest.mark.parametrize(("name", "text"), [("r.toml", TOML), ("r.yaml", YAML), ("r.yml", YAML)])
 def test_toml_and_yaml_say_the_same(tmp_path: Path, name: str, text: str) -> None:
-    assert routes.load(written(tmp_path, name, text)) == Routes(
+    assert routes_file.load(written(tmp_path, name, text)) == Routes(
         {
             "fraud": ModelRoute(
                 "triton",
@@ -75,7 +75,7 @@ def test_toml_and_yaml_say_the_same(tmp_path: Path, name: str, text: str) -> Non
 
 def test_outlier_detection_is_set_in_envoys_words(tmp_path: Path) -> None:
     text = OUTLIERS + "consecutive_5xx = 3\nlatency_factor = 0\nmax_ejection_time_seconds = 30\n"
-    found = routes.load(written(tmp_path, "r.toml", text)).models["m"].outlier_detection
+    found = routes_file.load(written(tmp_path, "r.toml", text)).models["m"].outlier_detection
     assert found == OutlierDetection(
         consecutive_5xx=3, latency_factor=0.0, max_ejection_time_seconds=30.0
     )
@@ -83,7 +83,7 @@ def test_outlier_detection_is_set_in_envoys_words(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("name", ["empty.toml", "empty.yaml"])
 def test_an_empty_file_routes_nothing(tmp_path: Path, name: str) -> None:
-    assert routes.load(written(tmp_path, name, "")) == Routes()
+    assert routes_file.load(written(tmp_path, name, "")) == Routes()
 
 
 OUTLIERS = '[models.m]\nbackend = "triton"\nendpoints = ["h:1"]\n[models.m.outlier_detection]\n'
@@ -139,7 +139,7 @@ def test_every_error_is_one_line_that_names_table_and_key(
     tmp_path: Path, text: str, said: str
 ) -> None:
     with pytest.raises(InvalidArgument) as caught:
-        routes.load(written(tmp_path, "r.toml", text))
+        routes_file.load(written(tmp_path, "r.toml", text))
     assert said in str(caught.value)
     assert str(tmp_path / "r.toml") in str(caught.value)
     assert "\n" not in str(caught.value) or said == "does not parse"
@@ -158,18 +158,18 @@ def test_every_error_is_one_line_that_names_table_and_key(
 )
 def test_yaml_is_read_safely_and_as_strictly(tmp_path: Path, text: str, said: str) -> None:
     with pytest.raises(InvalidArgument) as caught:
-        routes.load(written(tmp_path, "r.yaml", text))
+        routes_file.load(written(tmp_path, "r.yaml", text))
     assert said in str(caught.value)
 
 
 def test_a_file_that_is_missing_not_text_or_of_another_kind_is_said(tmp_path: Path) -> None:
     with pytest.raises(InvalidArgument, match="does not exist"):
-        routes.load(tmp_path / "r.toml")
+        routes_file.load(tmp_path / "r.toml")
     with pytest.raises(InvalidArgument, match=r"must end in \.toml, \.yaml or \.yml"):
-        routes.load(written(tmp_path, "r.json", "{}"))
+        routes_file.load(written(tmp_path, "r.json", "{}"))
     (tmp_path / "b.toml").write_bytes(b"\xff")
     with pytest.raises(InvalidArgument, match="does not parse"):
-        routes.load(tmp_path / "b.toml")
+        routes_file.load(tmp_path / "b.toml")
     (tmp_path / "folder.toml").mkdir()
     with pytest.raises(InvalidArgument, match="cannot be read"):
-        routes.load(tmp_path / "folder.toml")
+        routes_file.load(tmp_path / "folder.toml")

@@ -11,7 +11,7 @@ import pytest
 from modelport.gateway.cli.serve import settings_of
 from modelport.gateway.errors import InvalidArgument
 from modelport.gateway.models.manager import ModelManager
-from modelport.gateway.repository import standalone
+from modelport.gateway.repository import standalone_model
 from tests import models
 
 
@@ -24,17 +24,17 @@ def repository(tmp_path: Path) -> Path:
 
 def test_a_file_is_version_1_of_a_model_of_its_name(tmp_path: Path) -> None:
     models.multiply(tmp_path / "my net.onnx")
-    entry = standalone.scan(tmp_path / "my net.onnx")
+    entry = standalone_model.scan(tmp_path / "my net.onnx")
     assert (entry.name, list(entry.versions)) == ("my_net", [1])
 
 
 def test_a_file_in_a_version_is_that_version(repository: Path) -> None:
-    entry = standalone.scan(repository / "iris/2/model.onnx")
+    entry = standalone_model.scan(repository / "iris/2/model.onnx")
     assert (entry.name, list(entry.versions)) == ("iris", [2])
 
 
 def test_a_models_folder_is_all_of_its_versions(repository: Path) -> None:
-    entry = standalone.scan(repository / "iris")
+    entry = standalone_model.scan(repository / "iris")
     assert (entry.name, sorted(entry.versions)) == ("iris", [1, 2, 10])
 
 
@@ -48,11 +48,12 @@ def test_a_model_is_distinguished_from_a_repository(tmp_path: Path, repository: 
     saved = tmp_path / "saved"
     saved.mkdir()
     (saved / "saved_model.pb").touch()
-    assert [p.name for p in (repository / "iris", configured, saved) if standalone.is_model(p)] == [
+    folders = (repository / "iris", configured, saved)
+    assert [p.name for p in folders if standalone_model.is_model(p)] == [
         "iris", "configured", "saved",
     ]  # fmt: skip
-    assert not standalone.is_model(repository)
-    assert not standalone.is_model(numbered)
+    assert not standalone_model.is_model(repository)
+    assert not standalone_model.is_model(numbered)
 
 
 @pytest.mark.parametrize(

@@ -26,13 +26,13 @@ from modelport.gateway.protocols.tfserving import examples as tfserving_examples
 from modelport.gateway.protocols.tfserving import json as tfserving_json
 from modelport.gateway.protocols.tfserving import results
 from modelport.gateway.protocols.tfserving.http import STATUS
-from modelport.gateway.protocols.tfserving.servable import (
+from modelport.gateway.protocols.tfserving.servable_lookup import Servables
+from modelport.gateway.protocols.tfserving.servable_signatures import (
     Selected,
     ServableSignature,
     ServableVersion,
     code,
 )
-from modelport.gateway.protocols.tfserving.servables import Servables
 from modelport.gateway.repository import config as configuration
 from modelport.gateway.types import NUMPY_DTYPES, Datatype, InferResponse, Tensor
 from modelport.gateway.wire import json_writer

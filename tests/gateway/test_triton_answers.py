@@ -11,7 +11,7 @@ import pytest
 from modelport.gateway.backends.remote import triton
 from modelport.gateway.errors import Internal
 from modelport.gateway.repository import config
-from modelport.gateway.repository.routes import UpstreamProtocol
+from modelport.gateway.repository.routes_file import UpstreamProtocol
 from modelport.gateway.wire.triton_messages import service_pb2 as pb
 from tests import models
 from tests.gateway.test_remote_answers import Fake, grpc_server, http_server, loaded, refused

@@ -10,7 +10,7 @@ from collections.abc import Callable
 import pytest
 
 from modelport.gateway.errors import Internal, InvalidArgument, QueueFull, TimedOut, Unavailable
-from modelport.gateway.repository.routes import OutlierDetection
+from modelport.gateway.repository.routes_file import OutlierDetection
 from modelport.gateway.runtime.timer_wheel import TimeLimit
 from modelport.gateway.types import NO_DEADLINE, Deadline
 from modelport.gateway.upstream import (

@@ -9,9 +9,9 @@ import pytest
 from tritonclient.grpc import service_pb2 as pb
 
 from modelport.gateway.wire import protobuf
-from modelport.gateway.wire.body import PREFIX_BYTES, Body
+from modelport.gateway.wire.grpc_body import PREFIX_BYTES, Body
 from modelport.gateway.wire.protobuf import joined, tag, varint
-from modelport.gateway.wire.raw import COPIED_BYTES, Buffer
+from modelport.gateway.wire.raw_tensors import COPIED_BYTES, Buffer
 
 ID, RAW = tag(pb.ModelInferRequest, "id"), tag(pb.ModelInferRequest, "raw_input_contents")
 HEAD = frozenset(tag(pb.ModelInferRequest, field) for field in ("model_name", "inputs"))

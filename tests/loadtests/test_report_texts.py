@@ -17,12 +17,12 @@ from modelport.loadtests.environments import Missing
 from modelport.loadtests.report import (
     comparison_tables,
     console,
+    document_block,
     junit,
     loads,
     markdown,
     marked_block,
     number_format,
-    readme,
     text_escaping,
 )
 from modelport.loadtests.report.checks import Check, CheckStatus, worst
@@ -202,7 +202,7 @@ def test_a_readme_gets_tables_plots_and_hardware_between_its_markers(tmp_path: P
     arguments = [str(tmp_path / "fraud.json"), str(tmp_path / "vit.json")]
     folder = tmp_path / "docs" / "benchmarks"
     arguments += ["--readme", str(file), "--plots", str(folder)]
-    assert readme.main(arguments) == 0
+    assert document_block.main(arguments) == 0
     text = file.read_text()
     assert text.startswith(f"before\n{begin}\n")
     assert text.endswith(f"{end}\nafter\n")
@@ -219,10 +219,10 @@ def test_a_readme_without_markers_is_left_alone(tmp_path: Path) -> None:
     file = tmp_path / "README.md"
     file.write_text("<!-- compare: end --> <!-- compare: begin -->")
     with pytest.raises(marked_block.NoMarkers, match="lacks the markers '<!-- compare: begin -->'"):
-        readme.main([str(tmp_path / "c.json"), "--readme", str(file)])
+        document_block.main([str(tmp_path / "c.json"), "--readme", str(file)])
     assert file.read_text() == "<!-- compare: end --> <!-- compare: begin -->"
     with pytest.raises(Missing, match=r"nothing\.json cannot be read"):
-        readme.main([str(tmp_path / "nothing.json"), "--readme", str(file)])
+        document_block.main([str(tmp_path / "nothing.json"), "--readme", str(file)])
 
 
 def test_a_file_is_written_whole_or_not_at_all(tmp_path: Path) -> None:

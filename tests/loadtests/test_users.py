@@ -22,12 +22,12 @@ from modelport.loadtests.samples import LoadProfile, Outcome
 from modelport.loadtests.target import LoadTestProtocol, LoadTestTarget
 from modelport.loadtests.users import http2, oip, signature, tfserving, torchserve
 from modelport.loadtests.users.client import Unanswered
-from modelport.loadtests.users.dialects import dialect
 from modelport.loadtests.users.grpc_client import GrpcClient
 from modelport.loadtests.users.http import HttpClient
 from modelport.loadtests.users.load_driver import Impossible, LoadDriver
 from modelport.loadtests.users.proto.__main__ import HERE, ROOT
 from modelport.loadtests.users.proto.__main__ import main as generate
+from modelport.loadtests.users.protocol_table import dialect
 from modelport.loadtests.users.sockets import Sockets
 from tests.loadtests.oip_server import serving
 

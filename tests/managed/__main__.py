@@ -22,7 +22,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from modelport.exporters.source import Source
+from modelport.exporters.loaded_model import Source
 from modelport.gateway.backends.managed.servers import SERVERS
 from modelport.loadtests import environments
 from modelport.loadtests.serving import pytriton

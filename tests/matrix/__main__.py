@@ -22,7 +22,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
-from modelport.exporters.source import Source
+from modelport.exporters.loaded_model import Source
 from modelport.gateway.types import Array
 from tests import verb
 from tests.matrix import backends

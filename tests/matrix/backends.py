@@ -12,8 +12,8 @@ from pathlib import Path
 
 from modelport.exporters import sources
 from modelport.exporters.demo_models import train
+from modelport.exporters.loaded_model import Source
 from modelport.exporters.packaging.package import package
-from modelport.exporters.source import Source
 from modelport.exporters.sources import SourceRequest
 from tests import triton_package
 from tests.server import Gateway, serving

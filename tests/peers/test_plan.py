@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from modelport.loadtests.peers import bench, models, process_pausing, raw, tables
+from modelport.loadtests.peers import bench, models, process_pausing, runtime_limit, tables
 from modelport.loadtests.peers.bench import BenchProgress
 from modelport.loadtests.peers.results import PeerCase
 from modelport.loadtests.peers.servers import ALL
@@ -50,7 +50,7 @@ def test_batching_is_measured_where_a_model_computes() -> None:
 
 def test_a_batch_gathers_while_another_of_the_preferred_size_runs() -> None:
     for model in models.ALL.values():
-        if model.baseline == raw.NAME:
+        if model.baseline == runtime_limit.NAME:
             assert model.preferred_batch_size in model.batch_sizes
             assert 2 * model.preferred_batch_size <= max(model.in_flight)
 

@@ -7,11 +7,19 @@ from xml.etree import ElementTree
 
 import pytest
 
-from modelport.loadtests.peers import bench, models, plots, raw, readme, results, tables
+from modelport.loadtests.peers import (
+    bench,
+    document_block,
+    models,
+    plots,
+    results,
+    runtime_limit,
+    tables,
+)
 from modelport.loadtests.peers.results import PeerCase, PeerRow, PeerSample, Results
 from modelport.loadtests.report import marked_block
 
-BEGIN, END = marked_block.markers(readme.BLOCK)
+BEGIN, END = marked_block.markers(document_block.BLOCK)
 X2, FRAUD = (models.ALL[name] for name in ("x2", "fraud128"))
 
 
@@ -48,7 +56,7 @@ def measured() -> Results:
         "ray": PeerRow("broken", "it ended\nno | luck"),
     }
     found.models["fraud128"] = {
-        raw.NAME: row(loop_1=[500, 400], loop_8=[900, 700], loop_32=[800, 800]),
+        runtime_limit.NAME: row(loop_1=[500, 400], loop_8=[900, 700], loop_32=[800, 800]),
         "modelport": row(json_16=[495, 396], grpc_16=[490, 400]),
         "modelport-batching": row(json_16=[810, 720], grpc_16=[855, 665]),
         "modelport-batching-apart": row(grpc_16=[900, 700]),
@@ -69,7 +77,7 @@ def test_ratios_are_of_each_round() -> None:
 
 
 def test_the_best_batch_is_that_of_the_best_median(measured: Results) -> None:
-    loops = results.by_hand(measured.models["fraud128"], raw.NAME)
+    loops = results.by_hand(measured.models["fraud128"], runtime_limit.NAME)
     assert list(loops) == [1, 8, 32]
     assert results.best_batch({1: [1, 9, 1], 8: [2, 2, 2]}) == 8
 
@@ -116,7 +124,7 @@ def test_the_baseline_of_models_that_compute_is_the_loop(measured: Results) -> N
     text = tables.servers(measured.models["fraud128"], FRAUD)
     line = next(line for line in text.splitlines() if line.startswith("| modelport"))
     assert "**0.99x**" in line
-    assert f"| {raw.NAME}" not in text
+    assert f"| {runtime_limit.NAME}" not in text
 
 
 def test_every_plot_is_a_picture_with_its_names_in_it(measured: Results, tmp_path: Path) -> None:
@@ -146,7 +154,7 @@ def test_the_report_replaces_what_stands_between_the_markers(
     file = tmp_path / "README.md"
     file.write_text(f"before\n{BEGIN}\nold\n{END}\nafter\n")
     for _ in range(2):  # again: nothing grows
-        readme.write(measured, file, tmp_path / "docs" / "benchmarks")
+        document_block.write(measured, file, tmp_path / "docs" / "benchmarks")
         text = file.read_text()
         assert text.startswith(f"before\n{BEGIN}\nA Processor, 2 cores")
         assert text.endswith(f"{END}\nafter\n")
@@ -160,7 +168,7 @@ def test_a_readme_without_markers_is_refused_and_left_alone(
     file = tmp_path / "README.md"
     file.write_text(f"{END} {BEGIN}")
     with pytest.raises(marked_block.NoMarkers, match="benchmark: begin"):
-        readme.write(measured, file, tmp_path)
+        document_block.write(measured, file, tmp_path)
     assert file.read_text() == f"{END} {BEGIN}"
 
 

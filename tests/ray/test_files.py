@@ -17,7 +17,7 @@ import yaml
 
 from modelport.gateway.cli.serve import settings_of
 from modelport.gateway.protocols.oip.grpc import OipGrpc
-from modelport.gateway.repository import routes
+from modelport.gateway.repository import routes_file
 
 ROOT = Path(__file__).parents[2]
 SOURCE = ROOT / "deploy" / "ray"
@@ -101,12 +101,12 @@ def test_every_rpc_of_the_application_is_in_the_gateways_table_and_in_the_router
 def test_the_gateway_in_front_has_a_route_for_every_model_and_an_endpoint_for_every_router(
     serve: dict[str, Any],
 ) -> None:
-    found = routes.load(SOURCE / "routes.toml").models
+    found = routes_file.load(SOURCE / "routes.toml").models
     (application,) = serve["applications"]
     assert set(found) == set(application["args"]["models"])
     router = application["deployments"][0]
     for route in found.values():
-        assert (route.backend, route.protocol) == ("triton", routes.UpstreamProtocol.GRPC)
+        assert (route.backend, route.protocol) == ("triton", routes_file.UpstreamProtocol.GRPC)
         assert len(route.endpoints) == router["num_replicas"]
         ports = {int(endpoint.rpartition(":")[2]) for endpoint in route.endpoints}
         assert ports == {serve["grpc_options"]["port"]}

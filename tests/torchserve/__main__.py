@@ -21,8 +21,8 @@ import tritonclient.http
 from rich.console import Console
 from rich.table import Table
 
+from modelport.exporters.loaded_model import Source
 from modelport.exporters.packaging.package import package
-from modelport.exporters.source import Source
 from modelport.loadtests.processes import HOST
 from tests import verb
 from tests.torchserve.clients import Ask, as_tensors, callers, document, post, read

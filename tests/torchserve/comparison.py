@@ -7,8 +7,8 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
+from modelport.exporters.loaded_model import Source
 from modelport.exporters.random_inputs import draw
-from modelport.exporters.source import Source
 from modelport.gateway.types import Array, TensorSpec
 
 

@@ -14,7 +14,7 @@ from typing import Any
 import grpc
 import numpy as np
 
-from modelport.exporters.source import Source
+from modelport.exporters.loaded_model import Source
 from modelport.loadtests.processes import HOST
 from tests.server import serving
 from tests.torchserve.clients import Ask, callers

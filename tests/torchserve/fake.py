@@ -14,8 +14,8 @@ from typing import Any
 
 import torch
 
+from modelport.exporters.loaded_model import Source
 from modelport.exporters.output_capture import quiet
-from modelport.exporters.source import Source
 from tests.torchserve.clients import read
 
 

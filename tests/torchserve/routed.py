@@ -26,8 +26,8 @@ from rich.console import Console
 from rich.table import Table
 from tritonclient.utils import InferenceServerException
 
+from modelport.exporters.loaded_model import Source
 from modelport.exporters.packaging.package import package
-from modelport.exporters.source import Source
 from modelport.gateway.protocols.torchserve.grpc import INFERENCE_SERVICE
 from modelport.gateway.types import Array
 from modelport.gateway.wire.proto import torchserve_inference_pb2 as inference

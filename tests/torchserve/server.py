@@ -15,9 +15,9 @@ from pathlib import Path
 import torch
 
 from modelport.exporters.formats import FORMATS, ExportTarget
+from modelport.exporters.loaded_model import Source
 from modelport.exporters.models.fraud import FraudTransformer
 from modelport.exporters.models.vit import VisionTransformer
-from modelport.exporters.source import Source
 from modelport.exporters.sources import pytorch
 from modelport.exporters.warmup import triton
 from modelport.gateway.repository import config, manifest

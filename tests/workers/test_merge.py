@@ -8,8 +8,8 @@ import pytest
 from prometheus_client import CollectorRegistry
 
 from modelport.gateway.errors import Code
-from modelport.gateway.server.admin import metrics
-from modelport.gateway.server.workers import merge
+from modelport.gateway.server.admin import metrics_port
+from modelport.gateway.server.workers import merged_answers
 from modelport.gateway.server.workers.aggregated_metrics import AggregatedMetrics
 from modelport.gateway.telemetry import Statistics
 from modelport.gateway.telemetry.metrics import (
@@ -17,7 +17,7 @@ from modelport.gateway.telemetry.metrics import (
     TorchServeCollector,
     TritonCollector,
 )
-from modelport.gateway.telemetry.tfserving import TfServingRequests
+from modelport.gateway.telemetry.tfserving_counters import TfServingRequests
 from modelport.gateway.types import Timing
 
 
@@ -43,7 +43,7 @@ def report(statistics: Statistics, tfserving: int = 0) -> dict[str, Any]:
     for collector in (TritonCollector(source(statistics)), TorchServeCollector(source(statistics))):
         registry.register(collector)
     registry.register(TfServingCollector(requests))
-    families = merge.families_json(registry.collect())
+    families = merged_answers.families_json(registry.collect())
     return {"documents": [statistics.document("m", 1)], "families": families}
 
 
@@ -52,10 +52,10 @@ def source(statistics: Statistics) -> Any:
 
 
 def text(families: list[Any]) -> str:
-    collector, registry = merge.MergedFamiliesCollector(), CollectorRegistry()
+    collector, registry = merged_answers.MergedFamiliesCollector(), CollectorRegistry()
     collector.families = families
     registry.register(collector)
-    return metrics.text(registry)[1].decode()
+    return metrics_port.text(registry)[1].decode()
 
 
 # -- the index ------------------------------------------------------------------------------------
@@ -76,19 +76,21 @@ def test_a_version_is_ready_where_it_is_ready_in_every_worker(
     states: list[tuple[str, str]], expected: tuple[str, str]
 ) -> None:
     for order in (states, states[::-1]):
-        (merged,) = merge.index([[row(*state)] for state in order])
+        (merged,) = merged_answers.index([[row(*state)] for state in order])
         assert (merged["state"], merged["reason"]) == expected
 
 
 def test_a_version_that_one_worker_does_not_know_of_yet_is_loading() -> None:
-    first, second = merge.index([[row("READY"), row("READY", version="2")], [row("READY")]])
+    first, second = merged_answers.index(
+        [[row("READY"), row("READY", version="2")], [row("READY")]]
+    )
     assert (first["state"], second["state"], second["version"]) == ("READY", "LOADING", "2")
 
 
 def test_a_model_without_versions_is_listed_once() -> None:
     problem = {"name": "m", "version": "", "state": "UNAVAILABLE", "reason": "no version"}
-    assert merge.index([[problem], [problem]]) == [problem]
-    assert merge.index([[{"name": "m"}], [{"name": "m"}]]) == [{"name": "m"}]
+    assert merged_answers.index([[problem], [problem]]) == [problem]
+    assert merged_answers.index([[{"name": "m"}], [{"name": "m"}]]) == [{"name": "m"}]
 
 
 # -- counts ---------------------------------------------------------------------------------------
@@ -96,7 +98,7 @@ def test_a_model_without_versions_is_listed_once() -> None:
 
 def test_documents_add_up_to_what_one_worker_would_have_counted() -> None:
     apart = [[counted(3).document("m", 1)], [counted(4).document("m", 1)]]
-    (merged,) = merge.documents(apart)
+    (merged,) = merged_answers.documents(apart)
     together = counted(7)
     together.failed(Code.INTERNAL, 500)
     expected = together.document("m", 1)
@@ -106,7 +108,7 @@ def test_documents_add_up_to_what_one_worker_would_have_counted() -> None:
 
 def test_rows_of_executed_batches_are_matched_by_their_size() -> None:
     one, other = counted(1, batch=8).document("m", 1), counted(2, batch=16).document("m", 1)
-    (merged,) = merge.documents([[one], [other], [counted(1, batch=16).document("m", 1)]])
+    (merged,) = merged_answers.documents([[one], [other], [counted(1, batch=16).document("m", 1)]])
     sizes = [
         (entry["batch_size"], entry["compute_infer"]["count"]) for entry in merged["batch_stats"]
     ]
@@ -116,7 +118,7 @@ def test_rows_of_executed_batches_are_matched_by_their_size() -> None:
 def test_the_sum_of_every_metric_family_equals_that_of_one_worker() -> None:
     together = counted(7)
     together.failed(Code.INTERNAL, 500)
-    merged = merge.families(
+    merged = merged_answers.families(
         [report(counted(3), tfserving=2)["families"], report(counted(4), tfserving=1)["families"]]
     )
     expected = text(report(together, tfserving=3)["families"])
@@ -145,7 +147,7 @@ def test_no_count_goes_back_when_a_worker_is_lost_and_another_takes_its_place() 
 
 def test_the_living_alone_would_count_less() -> None:
     """The known-bad variant: without what the lost worker had report the sum goes back."""
-    assert merge.documents([[counted(3).document("m", 1)]])[0]["inference_count"] == 6
+    assert merged_answers.documents([[counted(3).document("m", 1)]])[0]["inference_count"] == 6
 
 
 def test_what_no_worker_has_any_more_is_forgotten_and_what_belongs_to_no_model_is_not() -> None:

@@ -18,7 +18,7 @@ from modelport.gateway.backends.base import Artifact
 from modelport.gateway.backends.embedded import onnxruntime_options, placement, runtime
 from modelport.gateway.backends.embedded.runtime import Compute, EmbeddedBackend
 from modelport.gateway.errors import Internal, InvalidArgument, Unsupported
-from modelport.gateway.repository import onnx_guard
+from modelport.gateway.repository.artifact_checks import onnx_guard
 from modelport.gateway.repository.autocomplete import ArtifactTensor
 from modelport.gateway.types import Array, Datatype
 

@@ -28,12 +28,11 @@ from modelport.gateway.backends.embedded import placement, runtime
 from modelport.gateway.backends.embedded.runtime import EmbeddedBackend
 from modelport.gateway.backends.embedded.warmup import Contradiction
 from modelport.gateway.errors import InvalidArgument, ModelportError, Unsupported
-from modelport.gateway.repository import autocomplete, pt2_program, torchscript_guard, trial
+from modelport.gateway.repository import autocomplete
 from modelport.gateway.repository import config as configuration
-from modelport.gateway.repository.autocomplete import ArtifactTensor
-from modelport.gateway.repository.config import ModelConfig
-from modelport.gateway.repository.load_guard import no_code
-from modelport.gateway.repository.torch_archive import (
+from modelport.gateway.repository.artifact_checks import pt2_guard, torchscript_guard, trial_load
+from modelport.gateway.repository.artifact_checks.load_guard import no_code
+from modelport.gateway.repository.artifact_checks.torch_archive import (
     COMPILED_MODEL,
     Archive,
     Kind,
@@ -41,6 +40,8 @@ from modelport.gateway.repository.torch_archive import (
     check_machine,
     native_code_refused,
 )
+from modelport.gateway.repository.autocomplete import ArtifactTensor
+from modelport.gateway.repository.config import ModelConfig
 from modelport.gateway.types import NUMPY_DTYPES, Array, Datatype, ModelSignature
 
 log = structlog.get_logger("modelport.backends")
@@ -93,7 +94,7 @@ def load(artifact: Artifact) -> EmbeddedBackend:
     kind = archive.kind()
     _check(archive, kind, artifact.native)
     if kind is Kind.TORCHSCRIPT and not artifact.native:
-        trial.run(
+        trial_load.run(
             f"{__name__}:try_load", path, model=artifact.model_name, version=artifact.version,
             config=configuration.to_text(artifact.config), threads=artifact.threads,
         )  # fmt: skip
@@ -133,7 +134,7 @@ def _load(artifact: Artifact, archive: Archive, kind: Kind) -> EmbeddedBackend:
 def _check(archive: Archive, kind: Kind, native: bool) -> None:
     """Refuse unsafe archives; TorchScript operators are checked after torch has parsed them."""
     if kind is Kind.EXPORTED:
-        pt2_program.check(archive, native)
+        pt2_guard.check(archive, native)
     elif not native:
         if kind is Kind.COMPILED:
             raise native_code_refused(archive.path.name)

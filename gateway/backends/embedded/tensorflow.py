@@ -28,7 +28,8 @@ from modelport.gateway.backends.embedded.native_output import (
 )
 from modelport.gateway.backends.embedded.runtime import EmbeddedBackend
 from modelport.gateway.errors import Internal, InvalidArgument, ModelportError, Unsupported
-from modelport.gateway.repository import autocomplete, saved_model
+from modelport.gateway.repository import autocomplete
+from modelport.gateway.repository.artifact_checks import saved_model_guard
 from modelport.gateway.repository.autocomplete import ArtifactTensor
 from modelport.gateway.repository.config import ModelConfig
 from modelport.gateway.types import NUMPY_DTYPES, Array, Datatype, ModelSignature, TensorSpec
@@ -88,7 +89,7 @@ def load(artifact: Artifact) -> EmbeddedBackend:
     gpu = placement.gpu_of(artifact, _why_no_gpu)
     config = placement.as_placed(artifact.config, gpu)
     if not artifact.native:
-        saved_model.check(folder)
+        saved_model_guard.check(folder)
     options = _session_options(artifact, gpu)
     graph = tf.Graph()
     session = v1.Session(graph=graph, config=options)

@@ -19,7 +19,7 @@ from modelport.gateway.backends.embedded.native_output import filtered_stderr
 from modelport.gateway.backends.embedded.runtime import Compute, EmbeddedBackend, SessionPool
 from modelport.gateway.errors import InvalidArgument, ModelportError, Unsupported
 from modelport.gateway.repository import config as configuration
-from modelport.gateway.repository import tflite_guard
+from modelport.gateway.repository.artifact_checks import tflite_guard
 from modelport.gateway.repository.autocomplete import ArtifactTensor
 from modelport.gateway.types import NUMPY_DTYPES, Array, Datatype, ModelSignature, TensorSpec
 

@@ -24,7 +24,7 @@ from modelport.gateway.backends.capabilities import StreamingBackend
 from modelport.gateway.backends.managed.servers import LOOPBACK, SERVERS, StartContext
 from modelport.gateway.backends.managed.supervisor import ServerLaunch, ServerSupervisor
 from modelport.gateway.errors import Internal, InvalidArgument, ModelportError, Unavailable
-from modelport.gateway.repository.routes import UpstreamProtocol
+from modelport.gateway.repository.routes_file import UpstreamProtocol
 from modelport.gateway.types import Deadline, InferRequest, InferResponse
 
 #: The entry points that package a version for another server.

@@ -21,7 +21,7 @@ import structlog
 from modelport.gateway.backends.managed.supervisor import ServerLaunch
 from modelport.gateway.errors import Unsupported
 from modelport.gateway.repository.config import ModelConfig, instance_count
-from modelport.gateway.repository.routes import Program
+from modelport.gateway.repository.routes_file import Program
 
 log = structlog.get_logger("modelport.managed")
 

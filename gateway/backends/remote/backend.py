@@ -12,7 +12,7 @@ from collections.abc import AsyncGenerator, Callable, Iterator, Mapping
 from contextlib import aclosing
 
 from modelport.gateway.backends.base import ELSEWHERE, Artifact
-from modelport.gateway.backends.remote.negotiation import (
+from modelport.gateway.backends.remote.signature_negotiation import (
     Metadata,
     RemoteClient,
     RemoteResponse,
@@ -29,7 +29,7 @@ from modelport.gateway.errors import (
     Unsupported,
 )
 from modelport.gateway.repository.config import ModelConfig
-from modelport.gateway.repository.routes import ModelRoute
+from modelport.gateway.repository.routes_file import ModelRoute
 from modelport.gateway.repository.scan import VERSION_NAME
 from modelport.gateway.types import Deadline, InferRequest, InferResponse, ModelSignature
 from modelport.gateway.upstream import (
@@ -41,7 +41,7 @@ from modelport.gateway.upstream import (
     FailureKind,
     on_loop,
 )
-from modelport.gateway.wire import hops
+from modelport.gateway.wire import via_header
 
 #: The version of a model whose server has no versions, or words instead of numbers.
 UNVERSIONED = 1
@@ -208,7 +208,7 @@ class RemoteBackend:
 
     async def __call__(self, request: InferRequest, deadline: Deadline) -> InferResponse:
         started = time.perf_counter_ns()
-        hops.CURRENT.set(request.via)  # the task of a batch may belong to another request
+        via_header.CURRENT.set(request.via)  # the task of a batch may belong to another request
 
         async def attempt(endpoint: Endpoint, limit: Deadline) -> InferResponse:
             answer = await self._server.infer(endpoint.address, request, limit)
@@ -229,7 +229,7 @@ class RemoteBackend:
         """
         server = self._server
         assert isinstance(server, StreamingClient)  # checked at load
-        hops.CURRENT.set(request.via)
+        via_header.CURRENT.set(request.via)
         answers: AsyncGenerator[RemoteResponse, None]
 
         async def first(endpoint: Endpoint, _: Deadline) -> tuple[Endpoint, RemoteResponse | None]:

@@ -12,13 +12,13 @@ from modelport.gateway.backends import parameters
 from modelport.gateway.backends.base import Artifact
 from modelport.gateway.backends.remote import backend
 from modelport.gateway.backends.remote.backend import RemoteBackend
-from modelport.gateway.backends.remote.negotiation import RemoteClient
+from modelport.gateway.backends.remote.signature_negotiation import RemoteClient
 from modelport.gateway.backends.remote.tfserving_grpc import TfServingGrpcClient
 from modelport.gateway.backends.remote.tfserving_http import TfServingHttpClient
 from modelport.gateway.backends.remote.tfserving_model import DEFAULT_SIGNATURE, ServableTarget
 from modelport.gateway.errors import InvalidArgument
 from modelport.gateway.repository import autocomplete
-from modelport.gateway.repository.routes import ModelRoute, UpstreamProtocol
+from modelport.gateway.repository.routes_file import ModelRoute, UpstreamProtocol
 from modelport.gateway.repository.scan import VERSION_NAME
 
 

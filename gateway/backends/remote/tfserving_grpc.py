@@ -8,7 +8,10 @@ from typing import Any
 
 from google.protobuf.message import DecodeError
 
-from modelport.gateway.backends.remote.negotiation import NegotiatedSignature, RemoteResponse
+from modelport.gateway.backends.remote.signature_negotiation import (
+    NegotiatedSignature,
+    RemoteResponse,
+)
 from modelport.gateway.backends.remote.tfserving_model import (
     METADATA_FIELD,
     ServableTarget,
@@ -19,14 +22,14 @@ from modelport.gateway.backends.remote.tfserving_model import (
     wanted,
 )
 from modelport.gateway.errors import InvalidArgument
-from modelport.gateway.repository.routes import ModelRoute
+from modelport.gateway.repository.routes_file import ModelRoute
 from modelport.gateway.types import Array, Deadline, InferRequest, Tensor
 from modelport.gateway.upstream import EndpointFailed, FailureKind, grpc
 from modelport.gateway.upstream.grpc import MAX_MESSAGE_BYTES, UnaryMethod
 from modelport.gateway.wire import tensor_proto
 from modelport.gateway.wire.proto import serving_pb2 as pb
 from modelport.gateway.wire.protobuf import tag
-from modelport.gateway.wire.raw import Buffer
+from modelport.gateway.wire.raw_tensors import Buffer
 
 _PREDICTION = "/tensorflow.serving.PredictionService/"
 _METHODS = {

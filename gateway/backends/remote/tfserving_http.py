@@ -18,7 +18,10 @@ from urllib.parse import quote
 import numpy as np
 from google.protobuf import json_format
 
-from modelport.gateway.backends.remote.negotiation import NegotiatedSignature, RemoteResponse
+from modelport.gateway.backends.remote.signature_negotiation import (
+    NegotiatedSignature,
+    RemoteResponse,
+)
 from modelport.gateway.backends.remote.tfserving_model import (
     ServableTarget,
     TfServingClient,
@@ -27,11 +30,11 @@ from modelport.gateway.backends.remote.tfserving_model import (
     wanted,
 )
 from modelport.gateway.errors import InvalidArgument, Unsupported
-from modelport.gateway.repository.routes import ModelRoute
+from modelport.gateway.repository.routes_file import ModelRoute
 from modelport.gateway.types import Array, Datatype, Deadline, InferRequest, Tensor, TensorSpec
 from modelport.gateway.upstream import EndpointFailed, FailureKind, http
 from modelport.gateway.upstream.http import HttpReply
-from modelport.gateway.wire import json_data, json_text, raw
+from modelport.gateway.wire import json_data, json_text, raw_tensors
 from modelport.gateway.wire.long_array import LongArray
 from modelport.gateway.wire.proto import serving_pb2 as pb
 
@@ -171,7 +174,7 @@ def _decoded(name: str, datatype: Datatype, value: Any, shape: tuple[int, ...]) 
             return json_data.decode(name, datatype, shape, value)
         flat = _flat(value, shape)
         if datatype is Datatype.BYTES:
-            return raw.object_array([_bytes(item) for item in flat], shape)
+            return raw_tensors.object_array([_bytes(item) for item in flat], shape)
         return json_data.decode(name, datatype, shape, flat)
     except (InvalidArgument, ValueError) as error:
         raise damaged(name) from error

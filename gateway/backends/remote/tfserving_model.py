@@ -10,7 +10,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from modelport.gateway.backends.remote.negotiation import (
+from modelport.gateway.backends.remote.signature_negotiation import (
     Metadata,
     NegotiatedSignature,
     RemoteResponse,

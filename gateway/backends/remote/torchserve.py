@@ -15,11 +15,11 @@ from __future__ import annotations
 from modelport.gateway.backends.base import Artifact
 from modelport.gateway.backends.remote import backend
 from modelport.gateway.backends.remote.backend import RemoteBackend
-from modelport.gateway.backends.remote.negotiation import RemoteClient
+from modelport.gateway.backends.remote.signature_negotiation import RemoteClient
 from modelport.gateway.backends.remote.torchserve_grpc import TorchServeGrpcClient
 from modelport.gateway.backends.remote.torchserve_http import TorchServeHttpClient
 from modelport.gateway.repository.config import ModelConfig
-from modelport.gateway.repository.routes import ModelRoute, UpstreamProtocol
+from modelport.gateway.repository.routes_file import ModelRoute, UpstreamProtocol
 
 
 def load(artifact: Artifact) -> RemoteBackend:

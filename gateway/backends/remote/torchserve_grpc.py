@@ -12,12 +12,15 @@ from contextlib import aclosing
 from typing import Any
 
 from modelport.gateway.backends.remote import torchserve_model
-from modelport.gateway.backends.remote.negotiation import NegotiatedSignature, RemoteResponse
+from modelport.gateway.backends.remote.signature_negotiation import (
+    NegotiatedSignature,
+    RemoteResponse,
+)
 from modelport.gateway.backends.remote.torchserve_http import TorchServeHttpClient
 from modelport.gateway.backends.remote.triton_http import HEADER_LENGTH
 from modelport.gateway.errors import InvalidArgument, ModelportError
 from modelport.gateway.repository.config import ModelConfig
-from modelport.gateway.repository.routes import ModelRoute
+from modelport.gateway.repository.routes_file import ModelRoute
 from modelport.gateway.types import Deadline, InferRequest
 from modelport.gateway.upstream import EndpointFailed, FailureKind, ServerError, grpc, public
 from modelport.gateway.upstream.grpc import MAX_MESSAGE_BYTES, UnaryMethod

@@ -8,7 +8,7 @@ from typing import Any
 from urllib.parse import quote
 
 from modelport.gateway.backends.remote import torchserve_model, triton_http
-from modelport.gateway.backends.remote.negotiation import (
+from modelport.gateway.backends.remote.signature_negotiation import (
     Metadata,
     NegotiatedSignature,
     RemoteResponse,
@@ -16,12 +16,12 @@ from modelport.gateway.backends.remote.negotiation import (
 from modelport.gateway.backends.remote.triton_http import HEADER_LENGTH
 from modelport.gateway.errors import InvalidArgument, ModelportError, Unsupported
 from modelport.gateway.repository.config import ModelConfig
-from modelport.gateway.repository.routes import ModelRoute
+from modelport.gateway.repository.routes_file import ModelRoute
 from modelport.gateway.types import Datatype, Deadline, InferRequest, Tensor
 from modelport.gateway.upstream import EndpointFailed, FailureKind, http
 from modelport.gateway.upstream.http import HttpReply
-from modelport.gateway.wire import json_text, raw
-from modelport.gateway.wire.raw import Buffer
+from modelport.gateway.wire import json_text, raw_tensors
+from modelport.gateway.wire.raw_tensors import Buffer
 
 _OCTETS = "application/octet-stream"
 _NOT_IN_TORCH = (Datatype.BYTES,)
@@ -156,7 +156,7 @@ class TorchServeHttpClient(triton_http.TritonHttpClient):
 
     def answer(self, reply: HttpReply, request: InferRequest) -> RemoteResponse:
         if self._raw:
-            data = raw.object_array([reply.body], (1,))
+            data = raw_tensors.object_array([reply.body], (1,))
             return RemoteResponse([Tensor(torchserve_model.RAW_OUTPUT, Datatype.BYTES, data)])
         return self._decode(reply, request)
 

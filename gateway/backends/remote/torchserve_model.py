@@ -10,7 +10,7 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from modelport.gateway.backends.remote.negotiation import Metadata
+from modelport.gateway.backends.remote.signature_negotiation import Metadata
 from modelport.gateway.errors import Internal, InvalidArgument, ModelportError
 from modelport.gateway.repository import config as configuration
 from modelport.gateway.repository.autocomplete import ArtifactTensor

@@ -8,10 +8,10 @@ from __future__ import annotations
 from modelport.gateway.backends.base import Artifact
 from modelport.gateway.backends.remote import backend
 from modelport.gateway.backends.remote.backend import RemoteBackend
-from modelport.gateway.backends.remote.negotiation import RemoteClient
+from modelport.gateway.backends.remote.signature_negotiation import RemoteClient
 from modelport.gateway.backends.remote.triton_grpc import TritonGrpcClient
 from modelport.gateway.backends.remote.triton_http import TritonHttpClient
-from modelport.gateway.repository.routes import ModelRoute, UpstreamProtocol
+from modelport.gateway.repository.routes_file import ModelRoute, UpstreamProtocol
 
 
 def load(artifact: Artifact) -> RemoteBackend:

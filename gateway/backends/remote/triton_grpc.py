@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 from google.protobuf.message import DecodeError
 
-from modelport.gateway.backends.remote.negotiation import (
+from modelport.gateway.backends.remote.signature_negotiation import (
     Metadata,
     NegotiatedSignature,
     RemoteResponse,
@@ -25,12 +25,12 @@ from modelport.gateway.backends.remote.negotiation import (
 from modelport.gateway.backends.remote.triton_model import parameters, tensor_metadata
 from modelport.gateway.errors import Internal, InvalidArgument, ModelportError
 from modelport.gateway.repository.config import ModelConfig
-from modelport.gateway.repository.routes import ModelRoute
+from modelport.gateway.repository.routes_file import ModelRoute
 from modelport.gateway.types import NUMPY_DTYPES, Array, Datatype, Deadline, InferRequest, Parameter
 from modelport.gateway.upstream import EndpointFailed, FailureKind, grpc, public
 from modelport.gateway.upstream.grpc import MAX_MESSAGE_BYTES, UnaryMethod
-from modelport.gateway.wire import protobuf, raw, tensor_contents
-from modelport.gateway.wire.raw import Buffer
+from modelport.gateway.wire import protobuf, raw_tensors, tensor_contents
+from modelport.gateway.wire.raw_tensors import Buffer
 from modelport.gateway.wire.triton_messages import service_pb2 as pb
 
 _SERVICE = "/inference.GRPCInferenceService/"
@@ -159,7 +159,7 @@ class TritonGrpcClient:
         blobs: list[Buffer] = []
         for tensor in self._agreement.to_wire(request):
             parts.append(_input(tensor.name, tensor.datatype, tensor.data.shape))
-            blob = raw.encode(tensor)
+            blob = raw_tensors.encode(tensor)
             blobs += (_RAW, protobuf.varint(len(blob)), blob)
         if request.outputs:
             parts += map(self._outputs.__getitem__, request.outputs)
@@ -193,7 +193,7 @@ class TritonGrpcClient:
             for item in pb.ModelInferResponse.FromString(head).outputs:
                 known = self._agreement.expect(item.name, item.datatype, item.shape, batch)
                 name, datatype, shape = known
-                raw.parse_shape(name, shape)
+                raw_tensors.parse_shape(name, shape)
                 if item.HasField("contents") or datatype in (Datatype.BYTES, Datatype.BOOL):
                     return None
                 size = math.prod(shape) * NUMPY_DTYPES[datatype].itemsize
@@ -214,9 +214,9 @@ class TritonGrpcClient:
         for index, item in enumerate(message.outputs):
             name, datatype, shape = agreement.expect(item.name, item.datatype, item.shape, batch)
             try:
-                raw.parse_shape(name, shape)
+                raw_tensors.parse_shape(name, shape)
                 if blobs:
-                    arrays[name] = raw.decode(name, datatype, shape, blobs[index])
+                    arrays[name] = raw_tensors.decode(name, datatype, shape, blobs[index])
                 else:
                     arrays[name] = tensor_contents.decode(name, datatype, shape, item.contents)
             except InvalidArgument as error:

@@ -8,7 +8,7 @@ from urllib.parse import quote
 import numpy as np
 from google.protobuf import json_format
 
-from modelport.gateway.backends.remote.negotiation import (
+from modelport.gateway.backends.remote.signature_negotiation import (
     Metadata,
     NegotiatedSignature,
     RemoteResponse,
@@ -17,12 +17,12 @@ from modelport.gateway.backends.remote.triton_model import parameters, tensor_me
 from modelport.gateway.errors import InvalidArgument, ModelportError, Unsupported
 from modelport.gateway.repository.autocomplete import ArtifactTensor
 from modelport.gateway.repository.config import ModelConfig
-from modelport.gateway.repository.routes import ModelRoute
+from modelport.gateway.repository.routes_file import ModelRoute
 from modelport.gateway.types import Array, Deadline, InferRequest, Tensor
 from modelport.gateway.upstream import EndpointFailed, FailureKind, http
 from modelport.gateway.upstream.http import HttpReply
-from modelport.gateway.wire import json_data, json_text, raw
-from modelport.gateway.wire.raw import Buffer
+from modelport.gateway.wire import json_data, json_text, raw_tensors
+from modelport.gateway.wire.raw_tensors import Buffer
 from modelport.gateway.wire.triton_messages import model_config_pb2 as pb
 
 BINARY_EXTENSION = "binary_tensor_data"
@@ -104,7 +104,7 @@ class TritonHttpClient:
                 "datatype": tensor.datatype.value,
             }
             if self._binary:
-                blob = raw.encode(tensor)
+                blob = raw_tensors.encode(tensor)
                 entry["parameters"] = {"binary_data_size": len(blob)}
                 blobs.append(blob)
             else:
@@ -139,10 +139,10 @@ class TritonHttpClient:
             )
             size = _parameters(item).get("binary_data_size")
             try:
-                raw.parse_shape(name, sizes)
+                raw_tensors.parse_shape(name, sizes)
                 if type(size) is int and 0 <= size <= len(view) - offset:
                     blob = view[offset : offset + size]
-                    arrays[name] = raw.decode(name, datatype, sizes, blob)
+                    arrays[name] = raw_tensors.decode(name, datatype, sizes, blob)
                     offset += size
                 else:
                     arrays[name] = json_data.decode(name, datatype, sizes, item.get("data"))

@@ -8,7 +8,7 @@ from typing import Any
 from modelport.gateway.repository.autocomplete import ArtifactTensor
 from modelport.gateway.types import Datatype, InferRequest, Parameter
 from modelport.gateway.upstream import EndpointFailed, FailureKind
-from modelport.gateway.wire import raw
+from modelport.gateway.wire import raw_tensors
 
 #: Parameters that the protocols carry in other fields.
 _UNSENT = frozenset(
@@ -43,7 +43,7 @@ def tensor_metadata(name: object, datatype: object, shape: Sequence[Any]) -> Art
     sizes = tuple(shape)
     if (
         not isinstance(name, str)
-        or len(sizes) > raw.MAX_RANK
+        or len(sizes) > raw_tensors.MAX_RANK
         or not all(type(size) is int and size >= -1 for size in sizes)
         or datatype not in _DATATYPES
     ):

@@ -16,7 +16,7 @@ from modelport.gateway.models.model import ServedVersion
 from modelport.gateway.protocols.oip import parameters as oip_parameters
 from modelport.gateway.types import InferRequest, InferResponse, Parameter, Tensor, TensorSpec
 from modelport.gateway.wire import incremental_json, json_data, json_text, json_writer
-from modelport.gateway.wire.raw import Buffer
+from modelport.gateway.wire.raw_tensors import Buffer
 
 _ID, _PARAMETERS = "id", "parameters"
 

@@ -14,8 +14,9 @@ from modelport.gateway.inference.service import InferenceService
 from modelport.gateway.models.control import Control
 from modelport.gateway.models.manager import ModelManager
 from modelport.gateway.protocols.grpc_method import Method, Rows
-from modelport.gateway.protocols.oip import documents
+from modelport.gateway.protocols.oip import metadata
 from modelport.gateway.protocols.oip import parameters as oip_parameters
+from modelport.gateway.protocols.oip.grpc_health import HealthGrpc
 from modelport.gateway.protocols.oip.grpc_request import (
     LargeMessage,
     LargeRequest,
@@ -25,17 +26,16 @@ from modelport.gateway.protocols.oip.grpc_request import (
     named_model,
 )
 from modelport.gateway.protocols.oip.grpc_response import RawResponse, encode
+from modelport.gateway.protocols.oip.grpc_shared_memory import SharedMemoryGrpc
 from modelport.gateway.protocols.oip.grpc_stream import StreamInfer
-from modelport.gateway.protocols.oip.health_grpc import HealthGrpc
 from modelport.gateway.protocols.oip.shared_memory import (
     NO_SHARED_MEMORY,
     SharedMemory,
     SharedTensors,
 )
-from modelport.gateway.protocols.oip.shared_memory_api_grpc import SharedMemoryGrpc
 from modelport.gateway.runtime import offload
 from modelport.gateway.types import Datatype, Deadline, InferRequest, InferResponse
-from modelport.gateway.wire import raw
+from modelport.gateway.wire import raw_tensors
 from modelport.gateway.wire.triton_messages import service_pb2 as pb
 
 SERVICE = "inference.GRPCInferenceService"
@@ -113,7 +113,7 @@ class OipGrpc:
     async def _raw_infer(self, message: Any, deadline: Deadline) -> RawResponse:
         response, shared = await self._answer(message, deadline)
         for tensor in response.outputs:
-            if tensor.datatype is Datatype.BYTES and tensor.data.size > raw.PIECE:
+            if tensor.datatype is Datatype.BYTES and tensor.data.size > raw_tensors.PIECE:
                 return await offload.run(partial(RawResponse, response, shared), deadline)
         return RawResponse(response, shared)
 
@@ -158,7 +158,7 @@ class OipGrpc:
 
     async def _model_ready(self, message: Any, _: Deadline) -> Any:
         try:
-            version = documents.parse_version(message.version)
+            version = metadata.parse_version(message.version)
             await self._control.require_ready(message.name, version)
         except ModelportError as error:
             if error.code is Code.INVALID_ARGUMENT:
@@ -167,20 +167,20 @@ class OipGrpc:
         return pb.ModelReadyResponse(ready=True)
 
     async def _server_metadata(self, _: Any, __: Deadline) -> Any:
-        return pb.ServerMetadataResponse(**documents.server_metadata(self._shared.allowed))
+        return pb.ServerMetadataResponse(**metadata.server_metadata(self._shared.allowed))
 
     async def _model_metadata(self, message: Any, _: Deadline) -> Any:
-        version = documents.parse_version(message.version)
-        document = documents.model_metadata(self._manager, message.name, version)
+        version = metadata.parse_version(message.version)
+        document = metadata.model_metadata(self._manager, message.name, version)
         return _message(document, pb.ModelMetadataResponse())
 
     async def _model_config(self, message: Any, _: Deadline) -> Any:
-        served = self._manager.get(message.name, documents.parse_version(message.version))
+        served = self._manager.get(message.name, metadata.parse_version(message.version))
         return pb.ModelConfigResponse(config=served.config)
 
     async def _model_statistics(self, message: Any, _: Deadline) -> Any:
-        version = documents.parse_version(message.version)
-        document = await documents.model_statistics(
+        version = metadata.parse_version(message.version)
+        document = await metadata.model_statistics(
             self._manager, self._control, message.name, version
         )
         return _message(document, pb.ModelStatisticsResponse())
@@ -196,13 +196,13 @@ class OipGrpc:
         _refuse_repository(message)
         parameters = _chosen(message.parameters)
         await self._control.load(
-            message.model_name, documents.load_override(message.model_name, parameters)
+            message.model_name, metadata.load_override(message.model_name, parameters)
         )
         return pb.RepositoryModelLoadResponse()
 
     async def _repository_unload(self, message: Any, _: Deadline) -> Any:
         _refuse_repository(message)
-        await documents.unload(self._control, message.model_name, _chosen(message.parameters))
+        await metadata.unload(self._control, message.model_name, _chosen(message.parameters))
         return pb.RepositoryModelUnloadResponse()
 
 

@@ -14,13 +14,13 @@ import numpy as np
 from google.protobuf.message import DecodeError
 
 from modelport.gateway.errors import InvalidArgument, ModelportError
-from modelport.gateway.protocols.oip import documents
+from modelport.gateway.protocols.oip import metadata
 from modelport.gateway.protocols.oip import parameters as oip_parameters
 from modelport.gateway.protocols.oip.grpc_stream import EMPTY_FINAL_RESPONSE
 from modelport.gateway.protocols.oip.shared_memory import NO_SHARED_MEMORY, REGION, SharedTensors
 from modelport.gateway.runtime import offload
 from modelport.gateway.types import NUMPY_DTYPES, Array, Datatype, InferRequest, Parameter, Tensor
-from modelport.gateway.wire import incremental_protobuf, protobuf, raw, tensor_contents
+from modelport.gateway.wire import incremental_protobuf, protobuf, raw_tensors, tensor_contents
 from modelport.gateway.wire.protobuf import tag
 from modelport.gateway.wire.triton_messages import service_pb2 as pb
 
@@ -165,7 +165,7 @@ def model_of(content: bytes | memoryview) -> tuple[str, int]:
                 length, start = protobuf.read_varint(content, offset + 1)
                 offset = start + length
                 found[field] = str(content[start:offset], "utf-8")
-        return found[_NAME], documents.parse_version(found[_VERSION])
+        return found[_NAME], metadata.parse_version(found[_VERSION])
     except (IndexError, UnicodeDecodeError, ModelportError):
         return "", 0
 
@@ -191,8 +191,8 @@ def _head(content: bytes) -> _Head | None:
         message = pb.ModelInferRequest.FromString(content)
         inputs = []
         for item in message.inputs:
-            datatype = raw.parse_datatype(item.name, item.datatype)
-            shape = raw.parse_shape(item.name, item.shape)
+            datatype = raw_tensors.parse_datatype(item.name, item.datatype)
+            shape = raw_tensors.parse_shape(item.name, item.shape)
             data_elsewhere = item.HasField("contents") or REGION in item.parameters
             if data_elsewhere or datatype in (Datatype.BYTES, Datatype.BOOL):
                 return None
@@ -201,7 +201,7 @@ def _head(content: bytes) -> _Head | None:
             inputs.append((item.name, datatype, dtype, shape, size))
         request = InferRequest("", [])
         _outputs(message.outputs, request, NO_SHARED_MEMORY)
-        number = documents.parse_version(message.model_version)
+        number = metadata.parse_version(message.model_version)
     except (DecodeError, ModelportError):
         return None
     outputs, classification = request.outputs, dict(request.classification)
@@ -221,14 +221,14 @@ def decode(message: Any, shared: SharedTensors = NO_SHARED_MEMORY) -> InferReque
     tensors, index = [], 0
     for place, item in enumerate(message.inputs):
         name = item.name
-        datatype = raw.parse_datatype(name, item.datatype)
-        shape = raw.parse_shape(name, item.shape)
+        datatype = raw_tensors.parse_datatype(name, item.datatype)
+        shape = raw_tensors.parse_shape(name, item.shape)
         if item.parameters and REGION in item.parameters:
             data = _shared_input(item, datatype, shape, shared, message.model_name)
         elif blobs:
             if item.HasField("contents"):
                 raise _contents_too(name, message.model_name)
-            data = raw.decode(name, datatype, shape, blobs[index], message.model_name)
+            data = raw_tensors.decode(name, datatype, shape, blobs[index], message.model_name)
             index += 1
         else:
             long = message.contents.get(place) if type(message) is LargeMessage else None
@@ -242,7 +242,7 @@ def decode(message: Any, shared: SharedTensors = NO_SHARED_MEMORY) -> InferReque
     request = InferRequest(
         message.model_name,
         tensors,
-        model_version=documents.parse_version(message.model_version),
+        model_version=metadata.parse_version(message.model_version),
         id=message.id,
     )
     if message.parameters:

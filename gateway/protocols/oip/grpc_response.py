@@ -12,9 +12,9 @@ from typing import Any
 
 from modelport.gateway.protocols.oip.shared_memory import NO_SHARED_MEMORY, SharedTensors
 from modelport.gateway.types import Datatype, InferResponse, Parameter
-from modelport.gateway.wire import raw
+from modelport.gateway.wire import raw_tensors
 from modelport.gateway.wire.protobuf import joined, tag, varint
-from modelport.gateway.wire.raw import Buffer
+from modelport.gateway.wire.raw_tensors import Buffer
 from modelport.gateway.wire.triton_messages import service_pb2 as pb
 
 #: Number of cached parts of responses, each of some hundred bytes.
@@ -45,7 +45,7 @@ class RawResponse:
             parts.append(_output(tensor.name, tensor.datatype, tensor.data.shape))
             # Clients index the contents by output: one in shared memory has empty contents.
             is_shared = shared.places and shared.write(tensor)
-            content = b"" if is_shared else raw.encode(tensor)
+            content = b"" if is_shared else raw_tensors.encode(tensor)
             contents += (_RAW, varint(len(content)), content)
         parts += contents
         self._parts = joined(parts)

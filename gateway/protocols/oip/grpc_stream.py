@@ -20,7 +20,7 @@ from typing import Any
 from modelport.gateway.errors import ModelportError, TimedOut, Unavailable
 from modelport.gateway.models.manager import ModelManager
 from modelport.gateway.protocols.grpc_method import RefusedMessage
-from modelport.gateway.protocols.oip import documents
+from modelport.gateway.protocols.oip import metadata
 from modelport.gateway.types import Deadline
 from modelport.gateway.wire.triton_messages import service_pb2 as pb
 
@@ -75,7 +75,7 @@ class StreamInfer:
 
     def is_decoupled(self, message: Any) -> bool:
         try:
-            number = documents.parse_version(message.model_version)
+            number = metadata.parse_version(message.model_version)
             return self.manager.get(message.model_name, number).decoupled
         except ModelportError:  # reported by ``infer``
             return False

@@ -10,12 +10,12 @@ from fastapi import Depends, FastAPI, Path, Request, Response
 from starlette.exceptions import HTTPException
 
 from modelport.gateway.errors import InvalidArgument, ModelportError
-from modelport.gateway.protocols import explainer, http_request
+from modelport.gateway.protocols import explainer, request_body
 from modelport.gateway.protocols.http import Delegate
 from modelport.gateway.protocols.http_response import document
-from modelport.gateway.protocols.oip import documents
+from modelport.gateway.protocols.oip import metadata
 from modelport.gateway.protocols.oip import schema as oip_schema
-from modelport.gateway.protocols.oip.infer_http import OipInfer, is_number
+from modelport.gateway.protocols.oip.http_infer import OipInfer, is_number
 from modelport.gateway.wire import json_text
 
 log = structlog.get_logger("modelport.http")
@@ -51,12 +51,12 @@ class OipHttp(OipInfer):
         @app.get("/v2", tags=["metadata"], response_model=oip_schema.OipServerMetadata)
         async def server_metadata() -> Response:
             """Name, version and supported protocol extensions."""
-            return document(documents.server_metadata(self._shared.allowed))
+            return document(metadata.server_metadata(self._shared.allowed))
 
         @app.get("/v2/models/stats", tags=["statistics"])
         async def all_statistics() -> Response:
             """Statistics of every model version that has been served."""
-            return document(await documents.model_statistics(manager, control, "", 0))
+            return document(await metadata.model_statistics(manager, control, "", 0))
 
         model = "/v2/models/{model}"
         self._add_model_routes(app, model, "", _select)
@@ -82,7 +82,7 @@ class OipHttp(OipInfer):
         )
         async def model_metadata(selected: Selected = Depends(select)) -> Response:
             """Versions that are READY, inputs and outputs."""
-            return document(documents.model_metadata(manager, *selected))
+            return document(metadata.model_metadata(manager, *selected))
 
         @app.get(
             f"{path}/ready",
@@ -103,7 +103,7 @@ class OipHttp(OipInfer):
         )
         async def model_config(selected: Selected = Depends(select)) -> Response:
             """The model configuration, completed."""
-            return document(documents.model_config(manager, *selected))
+            return document(metadata.model_config(manager, *selected))
 
         @app.get(
             f"{path}/stats",
@@ -113,7 +113,7 @@ class OipHttp(OipInfer):
         )
         async def model_statistics(selected: Selected = Depends(select)) -> Response:
             """Counts and cumulative nanoseconds (statistics extension)."""
-            return document(await documents.model_statistics(manager, control, *selected))
+            return document(await metadata.model_statistics(manager, control, *selected))
 
         self._add_inference_routes(app, path, suffix, select, failures)
 
@@ -174,7 +174,7 @@ class OipHttp(OipInfer):
         async def repository_load(model: Model, request: Request) -> Response:
             """Load or reload a model (`--model-control-mode explicit`)."""
             parameters = (await self._json(request)).get("parameters") or {}
-            await control.load(model, documents.load_override(model, parameters))
+            await control.load(model, metadata.load_override(model, parameters))
             return Response(media_type="application/json")
 
         @app.post(
@@ -185,11 +185,11 @@ class OipHttp(OipInfer):
         async def repository_unload(model: Model, request: Request) -> Response:
             """Unload a model once its requests in flight are done."""
             parameters = (await self._json(request)).get("parameters") or {}
-            await documents.unload(control, model, parameters)
+            await metadata.unload(control, model, parameters)
             return Response(media_type="application/json")
 
     async def _json(self, request: Request) -> dict[str, Any]:
-        body = await http_request.read(request.receive, {}, http_request.CONTROL_BYTES)
+        body = await request_body.read(request.receive, {}, request_body.CONTROL_BYTES)
         value = json_text.loads(body) if body.strip() else {}
         if type(value) is not dict:
             raise InvalidArgument("the request must be a JSON object")
@@ -203,4 +203,4 @@ def _select(model: Model) -> Selected:
 def _select_version(model: Model, version: Version) -> Selected:
     if not is_number(version):
         raise HTTPException(404, "Not Found")
-    return model, documents.parse_version(version)
+    return model, metadata.parse_version(version)

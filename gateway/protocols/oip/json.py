@@ -21,9 +21,9 @@ from modelport.gateway.types import (
     Tensor,
     TensorSpec,
 )
-from modelport.gateway.wire import json_data, json_text, json_writer, raw
+from modelport.gateway.wire import json_data, json_text, json_writer, raw_tensors
 from modelport.gateway.wire.json_writer import PIECE
-from modelport.gateway.wire.raw import Buffer
+from modelport.gateway.wire.raw_tensors import Buffer
 
 #: Number of cached parts of responses, each of some hundred bytes.
 HEADS = 4096
@@ -96,9 +96,9 @@ def decode_raw(
 ) -> tuple[InferRequest, ResponseFormat]:
     """Decode a body that is the raw data of a single input; its response is binary too."""
     if spec.datatype is Datatype.BYTES:  # one element, without a length field
-        data = raw.object_array([bytes(body)], shape)
+        data = raw_tensors.object_array([bytes(body)], shape)
     else:
-        data = raw.decode(spec.name, spec.datatype, shape, body, model_name)
+        data = raw_tensors.decode(spec.name, spec.datatype, shape, body, model_name)
     tensor = Tensor(spec.name, spec.datatype, data)
     return InferRequest(model_name, [tensor], model_version=model_version), ResponseFormat(
         binary=True
@@ -125,11 +125,11 @@ def _input(
     name = item.get("name")
     if type(name) is not str:
         raise InvalidArgument("Unable to parse 'name' of an input: it must be a string")
-    datatype = raw.parse_datatype(name, item.get("datatype"))
+    datatype = raw_tensors.parse_datatype(name, item.get("datatype"))
     shape = item.get("shape")
     if type(shape) is not list:
         raise InvalidArgument(f"Unable to parse 'shape' of input '{name}': it must be an array")
-    shape = raw.parse_shape(name, shape)
+    shape = raw_tensors.parse_shape(name, shape)
     data = item.get("data")
     size = None
     if "parameters" in item:
@@ -156,7 +156,9 @@ def _input(
             f"unexpected size for input '{name}', expecting {size} bytes, got {len(body) - offset}"
         )
     part = memoryview(body)[offset : offset + size]
-    return Tensor(name, datatype, raw.decode(name, datatype, shape, part, model)), offset + size
+    return Tensor(
+        name, datatype, raw_tensors.decode(name, datatype, shape, part, model)
+    ), offset + size
 
 
 def read_outputs(
@@ -197,7 +199,7 @@ def encode(response: InferResponse, form: ResponseFormat) -> tuple[Buffer, list[
         if form.shared is not None and form.shared.write(tensor):
             outputs.append(head + b"}")
         elif form.by_output.get(tensor.name, form.binary):
-            blob = raw.encode(tensor)
+            blob = raw_tensors.encode(tensor)
             blobs.append(blob)
             outputs.append(b'%b,"parameters":{"binary_data_size":%d}}' % (head, len(blob)))
         elif tensor.data.size <= PIECE:

@@ -18,7 +18,7 @@ from modelport.gateway.protocols.oip import json as oip_json
 from modelport.gateway.protocols.oip.json import ResponseFormat
 from modelport.gateway.protocols.oip.shared_memory import NO_SHARED_MEMORY
 from modelport.gateway.types import Datatype, InferRequest, Parameter, Tensor
-from modelport.gateway.wire import json_data, json_text, raw
+from modelport.gateway.wire import json_data, json_text, raw_tensors
 
 #: Number of cached templates, and the maximum size of each part.
 TEMPLATES = 1024
@@ -117,7 +117,9 @@ def _binary_request(
     view, offset, tensors = memoryview(body), header_length, []
     for name, datatype, shape, size in head.inputs:
         part = view[offset : offset + size]
-        tensors.append(Tensor(name, datatype, raw.decode(name, datatype, shape, part, model_name)))
+        tensors.append(
+            Tensor(name, datatype, raw_tensors.decode(name, datatype, shape, part, model_name))
+        )
         offset += size
     return head.request(model_name, model_version, tensors)
 
@@ -174,8 +176,8 @@ def _head(document: dict[str, Any], sized: list[tuple[dict[str, Any], int]]) -> 
             name, shape = item["name"], item["shape"]
             if type(name) is not str or type(shape) is not list:
                 return None
-            datatype = raw.parse_datatype(name, item["datatype"])
-            inputs.append((name, datatype, raw.parse_shape(name, shape), size))
+            datatype = raw_tensors.parse_datatype(name, item["datatype"])
+            inputs.append((name, datatype, raw_tensors.parse_shape(name, shape), size))
         if "outputs" in document:
             oip_json.read_outputs(document["outputs"], request, form, NO_SHARED_MEMORY)
     except ModelportError:

@@ -22,7 +22,7 @@ from modelport.gateway.errors import (
 from modelport.gateway.inference.shared_memory import Region, Row, SharedMemoryRegions
 from modelport.gateway.models.control import Control
 from modelport.gateway.types import NUMPY_DTYPES, Array, Datatype, Parameter, Tensor
-from modelport.gateway.wire import raw
+from modelport.gateway.wire import raw_tensors
 
 log = structlog.get_logger("modelport.shared_memory")
 
@@ -66,14 +66,14 @@ class SharedTensors:
         if datatype is not Datatype.BYTES:
             expected = math.prod(shape) * NUMPY_DTYPES[datatype].itemsize
             if byte_size != expected:  # before anything is allocated
-                raise raw.size_mismatch(name, expected, byte_size, model)
+                raise raw_tensors.size_mismatch(name, expected, byte_size, model)
         if byte_size > self._left_bytes:
             raise InvalidArgument(
                 f"inputs in shared memory are too large for the limit of {self._max_bytes} bytes "
                 "a request (--http-max-input-size)"
             )
         self._left_bytes -= byte_size
-        return raw.decode(name, datatype, shape, region.read(offset, byte_size), model)
+        return raw_tensors.decode(name, datatype, shape, region.read(offset, byte_size), model)
 
     def expect(self, name: str, parameters: Mapping[str, Parameter]) -> None:
         """Note the place for the output ``name``.
@@ -103,7 +103,7 @@ class SharedTensors:
         if place is None:
             return False
         region, offset, byte_size = place
-        data = memoryview(raw.encode(tensor))
+        data = memoryview(raw_tensors.encode(tensor))
         if len(data) > byte_size:
             raise InvalidArgument(
                 f"shared memory size specified with the request for output '{tensor.name}' "

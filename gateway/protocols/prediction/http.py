@@ -16,10 +16,10 @@ import orjson
 import structlog
 
 from modelport.gateway.errors import Internal, InvalidArgument, ModelportError, Unavailable
-from modelport.gateway.protocols import http_request
+from modelport.gateway.protocols import request_body
 from modelport.gateway.protocols.asgi import Receive, Scope, Send
 from modelport.gateway.protocols.http_response import JSON, RETRY, Headers, reply
-from modelport.gateway.protocols.oip.infer_http import STATUS
+from modelport.gateway.protocols.oip.http_infer import STATUS
 from modelport.gateway.protocols.prediction import form_body
 from modelport.gateway.protocols.prediction.predictor import (
     Predict,
@@ -85,10 +85,10 @@ class PredictionHandler:
         """Serve a request; ``find`` returns the model's name and version, or raises."""
         headers = dict(scope["headers"])
         try:
-            deadline = http_request.deadline(headers)
+            deadline = request_body.deadline(headers)
             name, version = find(headers)
             bound = self.bound(name, version)
-            body = await http_request.read(receive, headers, self.max_input_bytes, deadline, bound)
+            body = await request_body.read(receive, headers, self.max_input_bytes, deadline, bound)
             call = self._call(name, version, body, headers)
             if self.streaming is not None and self.streaming.applies(name, version):
                 await self._stream(self.streaming.stream(call, deadline), headers, send)
@@ -96,7 +96,7 @@ class PredictionHandler:
             answer = await self.predict(call, deadline)
         except ModelportError as error:
             await self._fail(send, error, headers)
-        except http_request.ClientDisconnected:
+        except request_body.ClientDisconnected:
             pass
         except asyncio.CancelledError:  # the server cancels requests at the end of the exit timeout
             await self._fail(send, Unavailable("the server is shutting down"), headers)
@@ -172,7 +172,7 @@ class PlatformDialect:
                 f"expect MIME type for binary data starts with '{prefix.decode()}', got: "
                 f"{header[:200].decode('latin-1')}"
             )
-        return http_request.header_length(header[len(prefix) :], size)
+        return request_body.header_length(header[len(prefix) :], size)
 
     def headers(self, reply: PredictionReply, request: RequestHeaders) -> Headers:
         if reply.header_length is None:

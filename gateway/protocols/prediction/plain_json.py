@@ -33,9 +33,9 @@ from modelport.gateway.types import (
     Tensor,
     TensorSpec,
 )
-from modelport.gateway.wire import json_data, json_writer, raw
+from modelport.gateway.wire import json_data, json_writer, raw_tensors
 from modelport.gateway.wire.long_array import LongArray
-from modelport.gateway.wire.raw import Buffer
+from modelport.gateway.wire.raw_tensors import Buffer
 
 BASE64_KEY = "b64"
 
@@ -158,7 +158,7 @@ def _array(spec: TensorSpec, value: Any, decoders: Mapping[str, Decoder], most: 
     if spec.datatype is Datatype.BYTES:
         if any(map(_is_base64, flat)):
             items = [_bytes(spec.name, x) if _is_base64(x) else _text(spec.name, x) for x in flat]
-            return raw.object_array(items, shape)
+            return raw_tensors.object_array(items, shape)
     elif spec.datatype is Datatype.FP16:  # not supported by ``json_data``
         with np.errstate(over="ignore"):
             wide = json_data.decode(spec.name, Datatype.FP32, shape, flat)
@@ -167,7 +167,7 @@ def _array(spec: TensorSpec, value: Any, decoders: Mapping[str, Decoder], most: 
 
 
 def _long(spec: TensorSpec, value: LongArray) -> Array:
-    shape = raw.parse_shape(spec.name, value.shape)
+    shape = raw_tensors.parse_shape(spec.name, value.shape)
     datatype = Datatype.FP32 if spec.datatype is Datatype.FP16 else spec.datatype
     data = json_data.decode(spec.name, datatype, shape, value)
     with np.errstate(over="ignore"):
@@ -184,7 +184,7 @@ def _flatten(name: str, value: Any) -> tuple[tuple[int, ...], list[Any]]:
             raise InvalidArgument(f"the lists of input '{name}' have different lengths")
         shape.append(sizes.pop())
         level = list(itertools.chain.from_iterable(level))
-    return raw.parse_shape(name, shape), level
+    return raw_tensors.parse_shape(name, shape), level
 
 
 def _is_base64(item: Any) -> bool:
@@ -238,6 +238,6 @@ def _values(tensor: Tensor) -> Array:
             texts[index] = item.decode()
         except UnicodeDecodeError:
             texts[index] = {BASE64_KEY: base64.b64encode(item).decode()}
-        if not index % raw.PIECE:
+        if not index % raw_tensors.PIECE:
             offload.checkpoint()
     return texts.reshape(data.shape)

@@ -31,9 +31,9 @@ from modelport.gateway.models.model import ServedVersion
 from modelport.gateway.protocols import image_decoding, response_encoding
 from modelport.gateway.protocols.oip import json as oip_json
 from modelport.gateway.protocols.oip import parameters as oip_parameters
-from modelport.gateway.protocols.per_version import VersionCache
 from modelport.gateway.protocols.prediction import plain_json
 from modelport.gateway.protocols.prediction.top_classes import TopClasses, top_classes
+from modelport.gateway.protocols.version_cache import VersionCache
 from modelport.gateway.runtime import offload
 from modelport.gateway.types import (
     Datatype,
@@ -44,8 +44,8 @@ from modelport.gateway.types import (
     Tensor,
     TensorSpec,
 )
-from modelport.gateway.wire import json_text, json_writer, raw
-from modelport.gateway.wire.raw import Buffer
+from modelport.gateway.wire import json_text, json_writer, raw_tensors
+from modelport.gateway.wire.raw_tensors import Buffer
 
 JSON, BINARY = b"application/json", b"application/octet-stream"
 _SPACE = b" \t\r\n"
@@ -178,7 +178,7 @@ class _BodyDecoder:
             return self._single(call, self._image, data)
         if self._text is not None and not _is_document(call):
             shape = (1,) * len(self._text.dims)
-            return self._single(call, self._text, raw.object_array([call.body], shape))
+            return self._single(call, self._text, raw_tensors.object_array([call.body], shape))
         if call.body.startswith(_IMAGES):
             names = ", ".join(f"'{spec.name}'" for spec in self._signature.inputs)
             raise InvalidArgument(

@@ -14,14 +14,14 @@ import numpy as np
 
 from modelport.gateway.errors import InvalidArgument, Unsupported
 from modelport.gateway.protocols.tfserving.results import Classes
-from modelport.gateway.protocols.tfserving.servable import (
+from modelport.gateway.protocols.tfserving.servable_signatures import (
     ServableSignature,
     SignatureTensor,
     type_name,
 )
 from modelport.gateway.runtime import offload
 from modelport.gateway.types import NUMPY_DTYPES, Array, Datatype, Tensor
-from modelport.gateway.wire import inflation, raw
+from modelport.gateway.wire import inflation, raw_tensors
 from modelport.gateway.wire.proto import serving_pb2 as pb
 from modelport.gateway.wire.proto import tensorflow_pb2
 
@@ -54,7 +54,7 @@ def decode(message: pb.Input, servable: ServableSignature) -> list[Tensor]:
     inputs = servable.inputs.values()
     if [(e.name, e.datatype, e.shape) for e in inputs] == [(_EXAMPLES, Datatype.BYTES, (-1,))]:
         texts = _texts(context, examples, most_bytes)
-        return [Tensor(_EXAMPLES, Datatype.BYTES, raw.object_array(texts, (len(texts),)))]
+        return [Tensor(_EXAMPLES, Datatype.BYTES, raw_tensors.object_array(texts, (len(texts),)))]
     features = _Features(context, examples)
     return [
         Tensor(e.name, e.datatype, _column(e, features, most_bytes))
@@ -148,7 +148,7 @@ def _numbers(spec: SignatureTensor, row: Any) -> Array:
     """Convert the values of one example's feature."""
     dtype = NUMPY_DTYPES[spec.datatype]
     if spec.datatype is Datatype.BYTES:
-        return raw.object_array(list(row), (len(row),))
+        return raw_tensors.object_array(list(row), (len(row),))
     try:
         with np.errstate(over="ignore"):  # values beyond FP16 become infinity
             return np.fromiter(row, dtype, len(row))

@@ -26,7 +26,7 @@ from modelport.gateway.protocols.response_encoding import PROTOBUF_BYTES
 from modelport.gateway.protocols.tfserving import MODEL_SERVICE, PREDICTION_SERVICE, results
 from modelport.gateway.protocols.tfserving.inference import Inference, TfServingCall
 from modelport.gateway.protocols.tfserving.results import Classes
-from modelport.gateway.protocols.tfserving.servable import (
+from modelport.gateway.protocols.tfserving.servable_signatures import (
     MAX_NAME,
     SIGNATURE,
     STATUSES,
@@ -39,12 +39,12 @@ from modelport.gateway.protocols.tfserving.servable import (
     UnknownSignature,
     code,
 )
-from modelport.gateway.telemetry.tfserving import TfServingRequests
+from modelport.gateway.telemetry.tfserving_counters import TfServingRequests
 from modelport.gateway.types import Array, Datatype, Deadline, Tensor
 from modelport.gateway.wire import incremental_protobuf, tensor_proto
 from modelport.gateway.wire.proto import serving_pb2 as pb
 from modelport.gateway.wire.protobuf import nested, tag
-from modelport.gateway.wire.raw import Buffer
+from modelport.gateway.wire.raw_tensors import Buffer
 
 _SIGNATURE_DEF = "signature_def"
 _CLASSIFY, _REGRESS = "tensorflow/serving/classify", "tensorflow/serving/regress"

@@ -26,7 +26,7 @@ from modelport.gateway.errors import InvalidArgument, ModelportError
 from modelport.gateway.inference.service import InferenceService
 from modelport.gateway.models.control import Control
 from modelport.gateway.models.manager import ModelManager
-from modelport.gateway.protocols import http_request, image_decoding, response_encoding
+from modelport.gateway.protocols import image_decoding, request_body, response_encoding
 from modelport.gateway.protocols.asgi import Receive, Scope, Send
 from modelport.gateway.protocols.http import Delegate
 from modelport.gateway.protocols.http_response import JSON, document, refuse, reply
@@ -35,12 +35,12 @@ from modelport.gateway.protocols.tfserving import json as tfserving_json
 from modelport.gateway.protocols.tfserving import results
 from modelport.gateway.protocols.tfserving import schema as tfserving_schema
 from modelport.gateway.protocols.tfserving.inference import Inference, TfServingCall
-from modelport.gateway.protocols.tfserving.servable import Selected, code
+from modelport.gateway.protocols.tfserving.servable_signatures import Selected, code
 from modelport.gateway.runtime import offload
-from modelport.gateway.telemetry.tfserving import TfServingRequests
+from modelport.gateway.telemetry.tfserving_counters import TfServingRequests
 from modelport.gateway.types import Deadline
 from modelport.gateway.wire.proto import serving_pb2 as pb
-from modelport.gateway.wire.raw import Buffer
+from modelport.gateway.wire.raw_tensors import Buffer
 
 log = structlog.get_logger("modelport.http")
 
@@ -107,7 +107,7 @@ class TfServingHttp:
         except ModelportError as error:
             status = code(error)
             await refuse(send, STATUS[code(error)], str(error))
-        except http_request.ClientDisconnected:
+        except request_body.ClientDisconnected:
             status = "CANCELLED"
         except asyncio.CancelledError:  # the server cancels requests at the end of the exit timeout
             status = "UNAVAILABLE"
@@ -117,10 +117,10 @@ class TfServingHttp:
             log.exception("request failed")
             await refuse(send, 500, "internal error")
         else:
-            coding = http_request.chosen_coding(headers.get(b"accept-encoding"), len(body))
+            coding = request_body.chosen_coding(headers.get(b"accept-encoding"), len(body))
             reply_headers = JSON
             if coding:
-                body = await http_request.compress(body, coding)
+                body = await request_body.compress(body, coding)
                 reply_headers = [*JSON, (b"content-encoding", coding)]
             await reply(send, 200, body, reply_headers)
         self._inference.record(name, method, "REST", status, started)
@@ -130,9 +130,9 @@ class TfServingHttp:
     async def _run(
         self, method: str, selected: Selected, headers: dict[bytes, bytes], receive: Receive
     ) -> Buffer:
-        deadline = http_request.deadline(headers)
+        deadline = request_body.deadline(headers)
         bound = self._inference.servables.version(selected).max_bytes
-        body = await http_request.read(receive, headers, self._max_input_bytes, deadline, bound)
+        body = await request_body.read(receive, headers, self._max_input_bytes, deadline, bound)
         trace = headers.get(b"x-request-id", b"")[:128].decode("latin-1")
         call = TfServingCall(selected, deadline, trace)
         if method == "predict":

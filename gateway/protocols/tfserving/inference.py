@@ -16,16 +16,16 @@ from modelport.gateway.protocols.image_decoding import decode_for
 from modelport.gateway.protocols.response_encoding import PROTOBUF_BYTES
 from modelport.gateway.protocols.tfserving import examples as tfserving_examples
 from modelport.gateway.protocols.tfserving.results import Classes
-from modelport.gateway.protocols.tfserving.servable import (
+from modelport.gateway.protocols.tfserving.servable_lookup import Servables
+from modelport.gateway.protocols.tfserving.servable_signatures import (
     Decoded,
     Selected,
     ServableSignature,
     ServableVersion,
     UnknownSignature,
 )
-from modelport.gateway.protocols.tfserving.servables import Servables
 from modelport.gateway.runtime import offload
-from modelport.gateway.telemetry.tfserving import TfServingRequests
+from modelport.gateway.telemetry.tfserving_counters import TfServingRequests
 from modelport.gateway.types import Array, Deadline, Tensor
 from modelport.gateway.wire.proto import serving_pb2 as pb
 

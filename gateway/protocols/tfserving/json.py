@@ -26,7 +26,7 @@ from modelport.gateway.protocols.tfserving.json_value import (
     wrong_keys,
     wrong_row,
 )
-from modelport.gateway.protocols.tfserving.servable import (
+from modelport.gateway.protocols.tfserving.servable_signatures import (
     Decoded,
     ServableSignature,
     ServableVersion,
@@ -35,9 +35,9 @@ from modelport.gateway.protocols.tfserving.servable import (
 )
 from modelport.gateway.runtime import offload
 from modelport.gateway.types import NUMPY_DTYPES, Array, Datatype, Tensor
-from modelport.gateway.wire import json_text, json_writer, raw
+from modelport.gateway.wire import json_text, json_writer, raw_tensors
 from modelport.gateway.wire.long_array import LongArray
-from modelport.gateway.wire.raw import Buffer
+from modelport.gateway.wire.raw_tensors import Buffer
 
 #: Limit of keys; rows of named inputs and base64 objects have one for every value.
 MAX_KEYS = 500_000
@@ -182,7 +182,7 @@ def _array(spec: SignatureTensor, value: Any) -> Array | None:
         return None
     datatype = spec.datatype
     if datatype is Datatype.BYTES:
-        return raw.object_array([_string(item) for item in items], tuple(shape))
+        return raw_tensors.object_array([_string(item) for item in items], tuple(shape))
     try:
         with np.errstate(over="ignore"):  # values beyond FP32 become infinity, as in C
             return np.array(items, NUMPY_DTYPES[datatype]).reshape(shape)
@@ -200,9 +200,9 @@ def _long(spec: SignatureTensor, value: LongArray) -> Array | None:
 
 
 def _check_rank(spec: SignatureTensor, shape: Sequence[int]) -> None:
-    if len(shape) > raw.MAX_RANK:
+    if len(shape) > raw_tensors.MAX_RANK:
         raise InvalidArgument(
-            f"input '{spec.name}' has {len(shape)} dimensions, at most {raw.MAX_RANK}"
+            f"input '{spec.name}' has {len(shape)} dimensions, at most {raw_tensors.MAX_RANK}"
         )
 
 
@@ -281,9 +281,9 @@ def _values(tensor: Tensor) -> Array:
     flat, written = tensor.data.reshape(-1), np.empty(tensor.data.size, dtype=object)
     as_base64 = tensor.name.endswith(_BYTES_SUFFIX)
     try:
-        for start in range(0, len(flat), raw.PIECE):
-            items = flat[start : start + raw.PIECE]
-            written[start : start + raw.PIECE] = [
+        for start in range(0, len(flat), raw_tensors.PIECE):
+            items = flat[start : start + raw_tensors.PIECE]
+            written[start : start + raw_tensors.PIECE] = [
                 {B64: base64.b64encode(item).decode()} if as_base64 else item.decode()
                 for item in items
             ]

@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 
 from modelport.gateway.errors import InvalidArgument
-from modelport.gateway.protocols.tfserving.servable import SignatureTensor, type_name
+from modelport.gateway.protocols.tfserving.servable_signatures import SignatureTensor, type_name
 from modelport.gateway.types import NUMPY_DTYPES, Datatype
 from modelport.gateway.wire.long_array import LongArray
 

@@ -16,7 +16,7 @@ from modelport.gateway.types import Array
 from modelport.gateway.wire import json_text, json_writer
 from modelport.gateway.wire.proto import serving_pb2 as pb
 from modelport.gateway.wire.protobuf import nested, tag
-from modelport.gateway.wire.raw import Buffer
+from modelport.gateway.wire.raw_tensors import Buffer
 
 #: Classes or values in a piece.
 PIECE = 2048

@@ -26,7 +26,7 @@ from modelport.gateway.wire import incremental_protobuf
 from modelport.gateway.wire.proto import torchserve_inference_pb2 as inference
 from modelport.gateway.wire.proto import torchserve_management_pb2 as management
 from modelport.gateway.wire.protobuf import nested, tag
-from modelport.gateway.wire.raw import Buffer
+from modelport.gateway.wire.raw_tensors import Buffer
 
 _PREDICTION_STATUSES: Mapping[type[ModelportError], str] = {
     errors.ModelNotFound: "INTERNAL",

@@ -16,7 +16,7 @@ from fastapi import FastAPI, Path, Request, Response
 from modelport.gateway.errors import InvalidArgument, ModelportError
 from modelport.gateway.models.control import Control
 from modelport.gateway.models.manager import ModelManager
-from modelport.gateway.protocols import explainer, http_request
+from modelport.gateway.protocols import explainer, request_body
 from modelport.gateway.protocols.asgi import Receive, Scope, Send
 from modelport.gateway.protocols.http import Delegate
 from modelport.gateway.protocols.http_response import Headers
@@ -51,7 +51,7 @@ class TorchServeDialect:
 
     def header_length(self, headers: RequestHeaders, size: int) -> int | None:
         stated = headers.get(HEADER_LENGTH)
-        return None if stated is None else http_request.header_length(stated, size)
+        return None if stated is None else request_body.header_length(stated, size)
 
     def headers(self, reply: PredictionReply, request: RequestHeaders) -> Headers:
         found = [(b"content-type", reply.content_type), _request_id(request), *_NO_CACHE]
@@ -244,7 +244,7 @@ class TorchServeHttp:
 
     async def _registration(self, request: Request) -> Registration:
         """Read a registration from the query or a JSON body."""
-        body = await http_request.read(request.receive, {}, http_request.CONTROL_BYTES)
+        body = await request_body.read(request.receive, {}, request_body.CONTROL_BYTES)
         given: Any = request.query_params
         if request.headers.get("content-type", "").startswith("application/json"):
             given = json_text.loads(body)

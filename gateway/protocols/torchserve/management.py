@@ -15,7 +15,7 @@ from modelport.gateway.errors import InvalidArgument, NotFound, Unavailable
 from modelport.gateway.models.control import Control
 from modelport.gateway.models.manager import ModelManager
 from modelport.gateway.models.model import ServedVersion
-from modelport.gateway.protocols.oip import documents
+from modelport.gateway.protocols.oip import metadata as documents
 from modelport.gateway.protocols.torchserve.errors import (
     ApiDisabled,
     Conflict,

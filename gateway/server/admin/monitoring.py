@@ -7,7 +7,7 @@ from pathlib import Path
 from google.protobuf import text_format
 
 from modelport.gateway.errors import InvalidArgument
-from modelport.gateway.server.admin.metrics import TFSERVING_PATH
+from modelport.gateway.server.admin.metrics_port import TFSERVING_PATH
 from modelport.gateway.wire.proto import serving_pb2
 
 

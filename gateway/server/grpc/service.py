@@ -24,8 +24,8 @@ from modelport.gateway.server.grpc.framing import (
 )
 from modelport.gateway.server.grpc.status import StatusCode, is_late, parse, status
 from modelport.gateway.types import Deadline
-from modelport.gateway.wire import hops, inflation
-from modelport.gateway.wire.raw import Buffer
+from modelport.gateway.wire import inflation, via_header
+from modelport.gateway.wire.raw_tensors import Buffer
 
 log = structlog.get_logger("modelport.front")
 
@@ -58,7 +58,7 @@ BUSY = Ending(StatusCode.UNAVAILABLE, QueueFull().message)
 CROWDED = Ending(StatusCode.UNAVAILABLE, "too many connections")
 LATE = Ending(StatusCode.DEADLINE_EXCEEDED, "Deadline Exceeded")
 CLOSING = Ending(StatusCode.UNAVAILABLE, "the server is shutting down")
-LOOP = Ending(StatusCode.FAILED_PRECONDITION, hops.MESSAGE)
+LOOP = Ending(StatusCode.FAILED_PRECONDITION, via_header.MESSAGE)
 NO_ENCODING = Ending(
     StatusCode.UNIMPLEMENTED,
     "the message encoding is not supported; use gzip, deflate or none",
@@ -141,7 +141,7 @@ class Service:
         if not framing.known(encoding):
             return CallTarget(refusal=NO_ENCODING)
         via = headers.get(b"via", b"")
-        if via and hops.loops(via):
+        if via and via_header.loops(via):
             return CallTarget(refusal=LOOP)
         return CallTarget(method, encoding, seconds, via=via.decode("latin-1"))
 

@@ -27,8 +27,8 @@ from modelport.gateway.server.grpc.status import StatusCode
 from modelport.gateway.server.http2.connection import STREAM_WINDOW_BYTES, ServerStream
 from modelport.gateway.server.listener import ServerState
 from modelport.gateway.types import NO_DEADLINE, Deadline
-from modelport.gateway.wire import hops
-from modelport.gateway.wire.body import Body
+from modelport.gateway.wire import via_header
+from modelport.gateway.wire.grpc_body import Body
 from modelport.gateway.wire.http2.frames import (
     DATA,
     END_HEADERS,
@@ -41,7 +41,7 @@ from modelport.gateway.wire.http2.frames import (
 )
 from modelport.gateway.wire.http2.stream import Multiplexer
 from modelport.gateway.wire.http2.writer import COPIED_BYTES
-from modelport.gateway.wire.raw import Buffer
+from modelport.gateway.wire.raw_tensors import Buffer
 
 #: A request that comes whole and small is not counted as held memory.
 UNCOUNTED_BYTES = 4096
@@ -237,7 +237,7 @@ class GrpcStream(ServerStream):
         if self.lease is not None or target.encoding != framing.IDENTITY:
             CURRENT.set(self._counted())
         if target.via:
-            hops.CURRENT.set(target.via)
+            via_header.CURRENT.set(target.via)
 
     def body(self) -> bytes | memoryview:
         body = self.unread()

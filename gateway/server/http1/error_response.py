@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from modelport.gateway.errors import MemoryExhausted, QueueFull
 from modelport.gateway.server.http1.head import HeadTooLarge
-from modelport.gateway.wire import hops
+from modelport.gateway.wire import via_header
 
 #: Status code with its phrase, and the message.
 ErrorResponse = tuple[str, str]
@@ -13,7 +13,7 @@ INVALID: ErrorResponse = ("400 Bad Request", "Invalid HTTP request received.")
 SLOW: ErrorResponse = ("408 Request Timeout", "Request Timeout")
 LONG: ErrorResponse = ("431 Request Header Fields Too Large", "Request Header Fields Too Large")
 CROWDED: ErrorResponse = ("503 Service Unavailable", "too many connections")
-LOOP: ErrorResponse = ("508 Loop Detected", hops.MESSAGE)
+LOOP: ErrorResponse = ("508 Loop Detected", via_header.MESSAGE)
 SCARCE: ErrorResponse = ("503 Service Unavailable", MemoryExhausted().message)
 OVERLOADED: ErrorResponse = ("503 Service Unavailable", QueueFull().message)
 

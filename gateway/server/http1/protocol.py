@@ -24,10 +24,10 @@ from modelport.gateway.server.http1.head import MAX_HEAD_BYTES, MAX_HEADERS, Hea
 from modelport.gateway.server.http1.read_buffer import HIGH_WATER_BYTES, SLICE_BYTES, ReadBuffer
 from modelport.gateway.server.http1.request_cycle import CONTINUE, RequestResponseCycle
 from modelport.gateway.server.http1.server_state import HttpServerState
-from modelport.gateway.server.http1.unread import UnreadTimer
+from modelport.gateway.server.http1.unread_timer import UnreadTimer
 from modelport.gateway.server.http2.asgi import AsgiConnection, alpn_protocol
 from modelport.gateway.server.listening_socket import Room, is_reset
-from modelport.gateway.wire import hops
+from modelport.gateway.wire import via_header
 from modelport.gateway.wire.http2.frames import PREFACE
 
 HEAD_SECONDS = 10.0
@@ -234,7 +234,7 @@ class HttpConnection(asyncio.Protocol):
             return
         if self._crowded and url not in self._state.health:
             raise error_response.TooManyConnections
-        if self._via and hops.loops(self._via):
+        if self._via and via_header.loops(self._via):
             raise error_response.RequestLoop
         state = self._state
         unqueued = state.overloaded and self._active is None and parser.should_keep_alive()

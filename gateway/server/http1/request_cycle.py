@@ -11,7 +11,7 @@ import structlog
 
 from modelport.gateway.protocols.asgi import App, Message, Scope
 from modelport.gateway.runtime.request_memory import CURRENT, ConnectionMemory, Lease
-from modelport.gateway.wire import hops
+from modelport.gateway.wire import via_header
 
 log = structlog.get_logger("modelport.http")
 
@@ -131,7 +131,7 @@ class RequestResponseCycle:
         if self.lease is not None:
             CURRENT.set(self.lease)
         if self.via:
-            hops.CURRENT.set(self.via.decode("latin-1"))
+            via_header.CURRENT.set(self.via.decode("latin-1"))
         try:
             if self._cancelled:
                 raise asyncio.CancelledError

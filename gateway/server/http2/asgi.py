@@ -19,7 +19,7 @@ from modelport.gateway.server.http2.connection import (
     ServerConnection,
     ServerStream,
 )
-from modelport.gateway.wire import hops
+from modelport.gateway.wire import via_header
 from modelport.gateway.wire.http2 import frames
 from modelport.gateway.wire.http2.frames import ErrorCode, literal
 from modelport.gateway.wire.http2.header_blocks import (
@@ -238,7 +238,7 @@ class AsgiConnection(ServerConnection[AsgiHead, AsgiStream]):
         if self.crowded and path not in self.state.health:
             stream.refuse(error_response.CROWDED)
             self.leave()
-        elif head.via and hops.loops(head.via):
+        elif head.via and via_header.loops(head.via):
             stream.refuse(error_response.LOOP)
         elif self.state.overloaded and self.state.refuses_unread(method.encode("latin-1"), path):
             stream.refuse(error_response.OVERLOADED)

@@ -9,8 +9,8 @@ from prometheus_client import ProcessCollector
 from prometheus_client.core import Metric
 from prometheus_client.registry import Collector
 
-from modelport.gateway.server.workers import merge
-from modelport.gateway.server.workers.merge import Family
+from modelport.gateway.server.workers import merged_answers
+from modelport.gateway.server.workers.merged_answers import Family
 
 Documents = list[dict[str, Any]]
 _SUMMED = ("process_virtual_memory_bytes", "process_resident_memory_bytes", "process_open_fds")
@@ -33,9 +33,9 @@ class AggregatedMetrics:
     def lost(self, worker: int) -> None:
         """Keep the counts of a worker that has ended: its successor counts from 0."""
         documents = self._documents.pop(worker, [])
-        families = merge.lasting(self._families.pop(worker, []))
-        self._gone_documents = merge.documents([self._gone_documents, documents])
-        self._gone_families = merge.families([self._gone_families, families])
+        families = merged_answers.lasting(self._families.pop(worker, []))
+        self._gone_documents = merged_answers.documents([self._gone_documents, documents])
+        self._gone_families = merged_answers.families([self._gone_families, families])
 
     def forget(self) -> None:
         """Drop the kept counts of versions that no worker has; every worker must have reported."""
@@ -54,11 +54,11 @@ class AggregatedMetrics:
             ]  # fmt: skip
 
     def documents(self) -> Documents:
-        return merge.documents([self._gone_documents, *self._documents.values()])
+        return merged_answers.documents([self._gone_documents, *self._documents.values()])
 
     def families(self) -> list[Family]:
         """Merge all families, in the order of the running workers."""
-        return merge.families([*self._families.values(), self._gone_families])
+        return merged_answers.families([*self._families.values(), self._gone_families])
 
 
 def _of(labels: Mapping[str, str]) -> tuple[str, str] | None:

@@ -13,7 +13,7 @@ import structlog
 
 from modelport.gateway.errors import ModelportError, Unavailable
 from modelport.gateway.runtime.watchdog import LoopHeartbeat
-from modelport.gateway.server.workers import merge
+from modelport.gateway.server.workers import merged_answers
 from modelport.gateway.server.workers.aggregated_metrics import AggregatedMetrics
 from modelport.gateway.server.workers.channel import ChannelClosed, MessageChannel
 
@@ -42,7 +42,7 @@ class ConnectedWorker:
         self.channel = channel
         self.joined = False
         #: Its last repository index, reported while it does not answer.
-        self.index: list[merge.Row] = []
+        self.index: list[merged_answers.Row] = []
         #: The last heartbeat and its arrival. Silence before it has joined is allowed.
         self._heartbeat = LoopHeartbeat(0.0, False)
         self._heartbeat_at = time.monotonic()
@@ -157,15 +157,15 @@ class Coordinator:
             if isinstance(answer, ModelportError):
                 raise answer
 
-    async def _index(self, _: dict[str, Any]) -> list[merge.Row]:
+    async def _index(self, _: dict[str, Any]) -> list[merged_answers.Row]:
         rows = []
         for worker, answer in await self._ask("index"):
             if isinstance(answer, _Failure):
                 reason = f"worker {worker.number} does not answer"
-                rows.append(merge.silent(worker.index, reason))
+                rows.append(merged_answers.silent(worker.index, reason))
             else:
                 rows.append(answer)
-        return merge.index(rows)
+        return merged_answers.index(rows)
 
     async def _statistics(self, arguments: dict[str, Any]) -> list[dict[str, Any]]:
         await self.look()

@@ -15,12 +15,12 @@ from prometheus_client import CollectorRegistry
 
 from modelport.gateway.errors import ModelportError, Unavailable
 from modelport.gateway.runtime import signals
-from modelport.gateway.server.admin import metrics
+from modelport.gateway.server.admin import metrics_port
 from modelport.gateway.server.http1.listener import HttpListener
 from modelport.gateway.server.workers.aggregated_metrics import ProcessesCollector
 from modelport.gateway.server.workers.channel import MessageChannel
 from modelport.gateway.server.workers.coordinator import ConnectedWorker, Coordinator
-from modelport.gateway.server.workers.merge import MergedFamiliesCollector
+from modelport.gateway.server.workers.merged_answers import MergedFamiliesCollector
 from modelport.gateway.server.workers.ports import ReservedPort
 from modelport.gateway.server.workers.process import Assignment, WorkerProcess
 from modelport.gateway.settings import ModelControlMode, Settings
@@ -103,11 +103,11 @@ class WorkerSupervisor:
             loop.add_signal_handler(number, self._stop_or_end)
         settings = self._settings
         self._metrics = HttpListener(
-            metrics.application(self._scrape),
+            metrics_port.application(self._scrape),
             settings.metrics_address,
             settings.metrics_port,
             "--metrics-port",
-            most=metrics.CONNECTIONS,
+            most=metrics_port.CONNECTIONS,
         )
         await self._metrics.start()
         for worker in self._workers.values():
@@ -130,10 +130,10 @@ class WorkerSupervisor:
 
     # -- metrics ----------------------------------------------------------------------------------
 
-    async def _scrape(self) -> metrics.Text:
+    async def _scrape(self) -> metrics_port.Text:
         await self._coordinator.look()
         self._merged.families = self._coordinator.counts.families()
-        return metrics.text(self._registry)
+        return metrics_port.text(self._registry)
 
     @property
     def _registry(self) -> CollectorRegistry:

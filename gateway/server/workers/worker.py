@@ -25,7 +25,7 @@ from modelport.gateway.models.control import Operation
 from modelport.gateway.runtime.watchdog import LoopHeartbeat
 from modelport.gateway.server.app import GatewayServer
 from modelport.gateway.server.listeners import Listeners
-from modelport.gateway.server.workers import merge
+from modelport.gateway.server.workers import merged_answers
 from modelport.gateway.server.workers.channel import MessageChannel
 from modelport.gateway.server.workers.coordinator_control import MODELS, CoordinatedControl
 from modelport.gateway.server.workers.process import NUMBER_BYTES, VARIABLE, Assignment
@@ -166,7 +166,7 @@ def _handlers(
         draining.set()
 
     async def telemetry(_: dict[str, Any]) -> dict[str, Any]:
-        families = merge.families_json(server.registry.collect())
+        families = merged_answers.families_json(server.registry.collect())
         documents, rows = await local.statistics(), await local.index()
         return {"documents": documents, "families": families, "index": rows}
 

@@ -11,7 +11,7 @@ from modelport.gateway.wire.http2.flow_control import FlowController
 from modelport.gateway.wire.http2.frames import DATA, END_STREAM, FRAME, frame
 from modelport.gateway.wire.http2.settings import PeerSettings
 from modelport.gateway.wire.http2.writer import COPIED_BYTES, FrameWriter
-from modelport.gateway.wire.raw import Buffer
+from modelport.gateway.wire.raw_tensors import Buffer
 
 #: The most bytes of one stream in one write.
 GATHERED_BYTES = 1024 * 1024

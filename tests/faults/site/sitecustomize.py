@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 
-from modelport.gateway.extensions.backends import BACKENDS, BackendDescriptor
+from modelport.gateway.extensions.backend_descriptors import BACKENDS, BackendDescriptor
 from modelport.gateway.types import InferRequest
 from modelport.gateway.upstream import pool
 

@@ -1,0 +1,369 @@
+"""The export pipeline: load, convert, prove, certify, sign, publish.
+
+``modelport export`` is a thin command over ``export``; programs call it with an ``ExportRequest``.
+"""
+
+from __future__ import annotations
+
+import gc
+import json
+import string
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+from modelport.exporters import formats, image_metadata, inspection, sample_requests, sources
+from modelport.exporters.formats import ExportTarget, Format, ParitySession
+from modelport.exporters.loaded_model import Source
+from modelport.exporters.proof import certificate, evaluation
+from modelport.exporters.proof.parity import ParityReport
+from modelport.exporters.proof.proof import Checks, Progress, Proof, convert, prove
+from modelport.exporters.publishing import contract, publish
+from modelport.exporters.sources import SourceRequest
+from modelport.exporters.warmup import triton
+from modelport.gateway.cli.errors import UsageError, first_line
+from modelport.gateway.errors import AlreadyExists, ModelportError, Unsupported
+from modelport.gateway.extensions.backend_descriptors import platforms
+from modelport.gateway.repository import config, signed_config, signing
+from modelport.gateway.repository.config import ModelConfig
+from modelport.gateway.repository.manifest import files_of
+from modelport.gateway.repository.storage.location import Location
+from modelport.gateway.types import Array
+
+DTYPES = ("fp32", "fp16", "bf16")
+QUANTIZATIONS = ("int8",)
+DEFAULT_REPOSITORY = Path("model_repository")
+LABELS_FILE = "labels.txt"
+
+#: Default ``--name-template`` for one format and for several.
+ONE_NAME, SEVERAL_NAMES = "{name}", "{name}-{format}"
+
+
+@dataclass(frozen=True, slots=True)
+class ExportRequest:
+    """The options of one export.
+
+    Attributes:
+        formats: names of ``formats.FORMATS``, or ``all``.
+        name: None uses the spec's.
+        name_template: a template of ``{name}``, ``{format}`` and ``{precision}``; None uses
+            ``{name}`` for one format and ``{name}-{format}`` for several.
+        version: None uses the next free number.
+        data: held-out inputs, see ``evaluation``.
+        image, labels: see ``image_metadata.describe``.
+        sign_key: a private key to sign the certificates with.
+        output: a file or folder to write to instead of publishing into ``repository``.
+    """
+
+    source: SourceRequest
+    formats: tuple[str, ...] = ("onnx",)
+    target: ExportTarget = field(default_factory=ExportTarget)
+    checks: Checks = field(default_factory=Checks)
+    name: str | None = None
+    name_template: str | None = None
+    repository: Path | Location = DEFAULT_REPOSITORY
+    version: int | None = None
+    data: Path | None = None
+    image: Mapping[str, str] = field(default_factory=dict)
+    labels: Path | None = None
+    sign_key: Path | None = None
+    output: Path | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class ExportResult:
+    """One exported artifact. ``version`` is None if ``output`` was given."""
+
+    name: str
+    format: str
+    precision: str
+    version: int | None
+    path: Path | Location
+    size_bytes: int
+    proof: Proof
+    seconds: float
+
+
+@dataclass(slots=True)
+class _Artifact:
+    """An artifact in the making: its name, and the folder it is written to."""
+
+    row: Format
+    target: ExportTarget
+    config: ModelConfig
+    folder: Path | Location
+    filename: str
+    staged: Path = Path()
+    proof: Proof | None = None
+    seconds: float = 0.0
+
+
+def export(
+    request: ExportRequest, progress: Progress = lambda stage, done, total: None
+) -> list[ExportResult]:
+    """Export, prove and publish; nothing is published unless every format is proven.
+
+    Raises:
+        UsageError, AlreadyExists: the request is wrong or does not fit the checkpoint.
+        ParityError: an artifact does not compute what the checkpoint computes.
+        Unsupported: there is no way to this format, datatype or opset.
+        IntegrityError: the checkpoint is damaged or wants to run code.
+    """
+    rows = _rows(request)
+    key = None if request.sign_key is None else signing.load_private_key(request.sign_key)
+    progress("loading", 0, 0)
+    source = image_metadata.describe(sources.load(request.source), request.image, request.labels)
+    for row in rows:
+        formats.check_route(source, row, request.target)
+    checks = request.checks
+    if request.data is not None:
+        checks = replace(checks, data=evaluation.read(request.data, source))
+    artifacts = [_artifact(request, source, row, len(rows) > 1) for row in rows]
+    if len({artifact.config.name for artifact in artifacts}) < len(artifacts):
+        raise UsageError(
+            f"--name-template '{request.name_template}' gives two formats one name; "
+            "put {format} into it"
+        )
+    with ExitStack() as stack:
+        for artifact in artifacts:
+            with _writing_to(artifact.folder):
+                if request.output is None:  # fail before the work rather than after it
+                    _check_free(request, source, artifact)
+                artifact.staged = stack.enter_context(publish.staging(artifact.folder))
+        for artifact in artifacts:
+            _make(request, source, checks, artifact, progress)
+            if key is not None:
+                signing.sign(artifact.staged, key)
+        progress("publishing", 0, 0)
+        return [_deliver(request, artifact) for artifact in artifacts]
+
+
+def _check_free(request: ExportRequest, source: Source, artifact: _Artifact) -> None:
+    """Raise unless the version may be published; the message lists the differences."""
+    name = artifact.config.name
+    try:
+        publish.free_version(artifact.folder, artifact.config, request.version)
+    except AlreadyExists as error:
+        assert request.version is not None
+        there = publish.certificate_of(artifact.folder, name, request.version)
+        here = certificate.provenance(name, request.source, source, artifact.row, artifact.target)
+        parts = {part: there[part] for part in here if part in there}
+        if not parts:
+            raise
+        parts["artifact"] = {key: parts["artifact"].get(key) for key in here["artifact"]}
+        found = contract.differences(parts, here)
+        raise AlreadyExists(
+            f"{error}; "
+            + (
+                f"they differ: {found}"
+                if found
+                else "it has the same checkpoint, options and versions"
+            )
+        ) from error
+
+
+def _rows(request: ExportRequest) -> list[Format]:
+    """The requested formats without duplicates, checked before anything is loaded."""
+    target = request.target
+    for flag, value, known in (
+        ("--dtype", target.dtype, DTYPES),
+        ("--quantize", target.quantize, QUANTIZATIONS),
+    ):
+        if value is not None and value not in known:
+            raise Unsupported(f"{flag} '{value}' is not supported; use {' or '.join(known)}")
+    if target.quantize and target.dtype != "fp32":
+        raise UsageError("--quantize and --dtype exclude each other; choose one")
+    if request.name is not None:
+        contract.check_name(request.name)
+    names = [n for name in request.formats for n in (formats.ALL if name == "all" else (name,))]
+    rows = [formats.find_format(name) for name in dict.fromkeys(names)]
+    if target.opset is not None and all(row.name != "onnx" for row in rows):
+        raise UsageError(f"--opset is ONNX's; --format {' '.join(request.formats)} has none")
+    return rows
+
+
+def _artifact(request: ExportRequest, source: Source, row: Format, several: bool) -> _Artifact:
+    template = request.name_template
+    if template is None:
+        template = SEVERAL_NAMES if several else ONE_NAME
+    default_opset = row.routes[source.framework].default_opset
+    opset = default_opset and (request.target.opset or default_opset)
+    name = _fill(template, request.name or source.spec.name, row, request.target)
+    contract.check_name(name)
+    wanted = config.build(name, row.platform, source.signature)
+    for key, value in source.spec.parameters.items():
+        wanted.parameters[key].string_value = value
+    if source.labels and source.spec.decision:
+        chosen = (o for o in wanted.output if o.name == source.spec.decision.output)
+        for output in chosen:
+            output.label_filename = LABELS_FILE
+    folder, filename = _destination(request, row, several)
+    return _Artifact(row, replace(request.target, opset=opset), wanted, folder, filename)
+
+
+def _fill(template: str, name: str, row: Format, target: ExportTarget) -> str:
+    fields = {"name": name, "format": row.name, "precision": target.precision}
+    try:
+        for _, field, width, conversion in string.Formatter().parse(template):
+            if field is not None and (field not in fields or width or conversion):
+                raise ValueError(f"'{field}'")
+        return template.format(**fields)
+    except (ValueError, IndexError, KeyError) as error:
+        raise UsageError(
+            f"--name-template '{template}' is wrong ({error}); it may hold "
+            "{name}, {format} and {precision}"
+        ) from error
+
+
+def _destination(request: ExportRequest, row: Format, several: bool) -> tuple[Path | Location, str]:
+    """The folder to write into, and the artifact's file name in it."""
+    default = row.platform.default_filename
+    if request.output is None:
+        return request.repository, default
+    output, suffix = request.output, Path(default).suffix
+    folder = output.is_dir() and not (output / sources.SAVED_MODEL).is_file()
+    if folder or output.suffix not in {Path(p.default_filename).suffix for p in platforms()}:
+        return (output / row.name if several else output), default
+    if several or output.suffix != suffix:
+        raise UsageError(
+            f"--output '{output}' is no file of "
+            + ("several formats; give a folder" if several else f"{row.name}; end it in {suffix}")
+        )
+    return output.parent, output.name
+
+
+def _make(
+    request: ExportRequest, source: Source, checks: Checks, artifact: _Artifact, progress: Progress
+) -> None:
+    """Write the artifact, prove it, and write its certificate beside it."""
+    started = time.perf_counter()
+    row, target, path = artifact.row, artifact.target, artifact.staged / artifact.filename
+    requests = triton.requests(source.signature, source.spec.sample, checks.seed)
+
+    def told(stage: str, done: int, total: int) -> None:
+        progress(f"{row.name}: {stage}", done, total)
+
+    told("converting", 0, 0)
+    with _writing_to(artifact.folder):
+        usage = convert(source, row, target, path, checks)
+        gc.collect()  # a converter's graphs hold a copy of the weights
+        if target.quantize:
+            _check_quantized(path, row, target.quantize)
+        session = _opened(row, path)
+        report, found = prove(source, session, target.precision, checks, told)
+        if row.name == "savedmodel":
+            from modelport.exporters.warmup import tensorflow_serving
+
+            tensorflow_serving.write(path, artifact.config.name, requests)
+        artifact.proof = Proof(report, found, usage)
+        told("recording the checkpoint's answers", 0, 0)
+        samples = _record(request, source, artifact.staged, report)
+        content = certificate.certify(
+            model=artifact.config.name,
+            request=request.source,
+            source=source,
+            row=row,
+            target=target,
+            proof=artifact.proof,
+            artifact=artifact.staged,
+            samples=samples,
+            configuration=signed_config.document(artifact.config),
+        )
+        text = json.dumps(content, indent=2) + "\n"
+        (artifact.staged / certificate.FILENAME).write_text(text)
+        if request.output is None:
+            _furnish(source, artifact, requests)
+    gc.collect()
+    artifact.seconds = time.perf_counter() - started
+
+
+def _record(
+    request: ExportRequest, source: Source, version: Path, report: ParityReport
+) -> dict[str, Any] | None:
+    """Record the checkpoint's answers, which a release gate compares a version with; None if no
+    version is published."""
+    if request.output is not None:
+        return None
+    allowed = sample_requests.tolerance(
+        report.atol, report.rtol, report.bounds is not None, report.max_abs_error
+    )
+    return sample_requests.record_version(
+        version,
+        source.signature,
+        source.spec.sample,
+        source.reference,
+        allowed,
+        count=report.samples,
+        seed=report.seed,
+    )
+
+
+def _opened(row: Format, path: Path) -> ParitySession:
+    """Open the artifact in the runtime that will serve it; that runtime may lack an operator."""
+    try:
+        return row.open_session(path, trusted=True)
+    except (ModelportError, OSError):
+        raise
+    except Exception as error:
+        raise Unsupported(
+            f"the runtime of {row.name} cannot run this model ({first_line(error)}); use another "
+            "--format or --dtype"
+        ) from error
+
+
+def _check_quantized(path: Path, row: Format, precision: str) -> None:
+    """Refuse an artifact in which the converter quantised nothing: converters skip small
+    tensors."""
+    if not inspection.inspect(path).quantized_share:
+        raise Unsupported(
+            f"{row.name} leaves every tensor of this model as it is, they are too small for "
+            f"{precision}; export it without --quantize"
+        )
+
+
+def _furnish(source: Source, artifact: _Artifact, requests: Sequence[Mapping[str, Array]]) -> None:
+    """Write the files beside a new model's ``config.pbtxt``: labels and warm-up samples."""
+    model = artifact.staged.parent
+    if source.labels:
+        (model / LABELS_FILE).write_text("\n".join(source.labels) + "\n")
+    triton.add(artifact.config, model, requests)
+
+
+def _deliver(request: ExportRequest, artifact: _Artifact) -> ExportResult:
+    names = [name for name in files_of(artifact.staged) if name != sample_requests.FILENAME]
+    size = sum((artifact.staged / name).stat().st_size for name in names)
+    with _writing_to(artifact.folder):
+        if request.output is None:
+            done = publish.publish(
+                artifact.staged, artifact.folder, artifact.config, request.version
+            )
+            version, path = done.version, done.path
+        else:
+            assert isinstance(artifact.folder, Path)
+            publish.deliver(artifact.staged, artifact.folder)
+            version, path = None, artifact.folder / artifact.filename
+    assert artifact.proof is not None
+    return ExportResult(
+        name=artifact.config.name,
+        format=artifact.row.name,
+        precision=artifact.target.precision,
+        version=version,
+        path=path,
+        size_bytes=size,
+        proof=artifact.proof,
+        seconds=artifact.seconds,
+    )
+
+
+@contextmanager
+def _writing_to(folder: Path | Location) -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        raise UsageError(
+            f"cannot write to '{folder}': {error.strerror or error}; free space there, or choose "
+            "another --repository or --output"
+        ) from error

@@ -1,0 +1,249 @@
+"""Conversion between Keras and PyTorch checkpoints, for models that have a Keras twin.
+
+A conversion, by modelport or another tool, is accepted only if every tensor is in its place, with
+its shape and its values, and if both models give the same outputs for random inputs. Values count
+more than outputs: swapping two of twelve layers may move a score by less than any bound on it.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import tempfile
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import h5py
+import safetensors.torch
+import torch
+
+from modelport.exporters import checkpoint, model_spec
+from modelport.exporters.keras_conversion import output_comparison, report, weight_comparison
+from modelport.exporters.keras_conversion.keras_weights import MODEL_KWARGS_KEY, STATED
+from modelport.exporters.keras_conversion.model_files import Pair, Side, framework_of, open_side
+from modelport.exporters.keras_conversion.report import ConversionReport
+from modelport.exporters.keras_ports import Twin, find_twin
+from modelport.exporters.keras_ports.weights import extract, port
+from modelport.exporters.loaded_model import Framework
+from modelport.exporters.model_spec import ModelSpec
+from modelport.exporters.output_capture import quiet
+from modelport.gateway.cli.errors import ParityError, UsageError
+from modelport.gateway.errors import AlreadyExists, Unsupported
+
+DEFAULT_SAMPLES = 1000
+
+#: Called with the stage's name, the amount done and the total; 0 of 0 means unknown.
+Progress = Callable[[str, int, int], None]
+
+
+@dataclass(frozen=True, slots=True)
+class ConvertRequest:
+    """The options of one conversion; file names determine the frameworks.
+
+    Attributes:
+        model: a registered name.
+        model_kwargs: hyper-parameters; they override those in the files.
+        check: compare the two files, write no model.
+    """
+
+    source: Path
+    target: Path
+    model: str
+    model_kwargs: Mapping[str, Any] = field(default_factory=dict)
+    samples: int = DEFAULT_SAMPLES
+    seed: int = 0
+    check: bool = False
+
+
+def convert(
+    request: ConvertRequest, progress: Progress = lambda stage, done, total: None
+) -> ConversionReport:
+    """Write ``request.target``, proven equal to ``request.source``, or check an existing one.
+
+    The report is written beside the target, even if the target is refused.
+
+    Raises:
+        UsageError: a file is invalid, or does not fit the model.
+        AlreadyExists: the target exists.
+        ParityError: the two are not the same model; the message names the layer.
+        Unsupported: the model has no twin.
+        IntegrityError: a file is damaged or wants to run code.
+    """
+    _check_paths(request)
+    declared, twin = _find_twin(request.model)
+    progress("reading", 0, 0)
+    source = open_side(request.source, request.model)
+    target = open_side(request.target, request.model) if request.check else None
+    pair = _build(request, declared, twin, source, target)
+    source.load(pair)
+    try:
+        if target is None:
+            return _write_proven(request, pair, source, progress)
+        result = _prove(request, pair, source, target, progress)
+        _conclude(result, request)
+    except OSError as error:
+        raise UsageError(
+            f"cannot write to '{request.target.parent}': {error.strerror or error}; choose another "
+            "place"
+        ) from error
+    return result
+
+
+def _write_proven(
+    request: ConvertRequest, pair: Pair, source: Side, progress: Progress
+) -> ConversionReport:
+    """Write the target, read it again, and prove what was read."""
+    place = request.target.parent
+    with tempfile.TemporaryDirectory(prefix=".modelport-", dir=place) as folder:
+        written = Path(folder, request.target.name)
+        progress("writing", 0, 0)
+        _write(pair, written)
+        result = _prove(request, pair, source, open_side(written, request.model), progress)
+        if not result.reason:
+            _publish(written, request.target)
+        _conclude(result, request)
+    return result
+
+
+def _check_paths(request: ConvertRequest) -> None:
+    frameworks = [framework_of(path) for path in (request.source, request.target)]
+    if frameworks[0] is frameworks[1]:
+        raise UsageError(
+            f"SOURCE and TARGET are both {frameworks[0]} files; give one of each framework"
+        )
+    if not request.source.is_file():
+        raise UsageError(f"SOURCE '{request.source}' is not a file; give a trained model")
+    if request.check and not request.target.is_file():
+        raise UsageError(f"TARGET '{request.target}' is not a file; leave --check to write it")
+    if not request.check and os.path.lexists(request.target):
+        raise AlreadyExists(
+            f"TARGET '{request.target}' exists and is never overwritten; choose another name, or "
+            "add --check to compare the two"
+        )
+    if not request.target.parent.is_dir():
+        raise UsageError(f"'{request.target.parent}' is not a folder; make it, or choose another")
+
+
+def _find_twin(model: str) -> tuple[ModelSpec, Twin]:
+    declared = getattr(model_spec.find_factory(model), model_spec.ATTRIBUTE, None)
+    if not isinstance(declared, ModelSpec) or declared.twin is None:
+        raise Unsupported(
+            f"--model '{model}' has no Keras twin, so its weights have no place in Keras; use a "
+            "model that has one, such as fraud or vit"
+        )
+    return declared, find_twin(declared.twin)
+
+
+def _build(
+    request: ConvertRequest,
+    declared: ModelSpec,
+    twin: Twin,
+    source: Side,
+    target: Side | None,
+) -> Pair:
+    """Build both models; some hyper-parameters leave no trace in a shape and only the target has
+    them."""
+    invisible = STATED.get(request.model, {})
+    hints = target.model_kwargs if target is not None else {}
+    known = {
+        **{name: value for name, value in hints.items() if name in invisible},
+        **source.model_kwargs,
+        **request.model_kwargs,
+    }
+    module, _, kwargs = model_spec.build(request.model, source.torch_shapes(twin), known)
+    with quiet():
+        model = twin.build(kwargs, "float32")
+    return Pair(declared, module.eval(), model, twin.links(kwargs), twin.probes(kwargs), kwargs)
+
+
+def _write(pair: Pair, path: Path) -> None:
+    kwargs = dict(pair.model_kwargs)
+    with quiet():
+        if framework_of(path) is Framework.TENSORFLOW:
+            port(pair.module.state_dict(), pair.twin, pair.links)
+            if path.suffix == ".keras":
+                pair.twin.save(path)
+                return
+            pair.twin.save_weights(path)
+            with h5py.File(path, "a") as file:
+                file.attrs[MODEL_KWARGS_KEY] = json.dumps(kwargs)
+            return
+    arrays = extract(pair.twin, pair.links)
+    state = {key: torch.from_numpy(value) for key, value in arrays.items()}
+    if path.suffix in checkpoint.SAFETENSORS:
+        metadata = {"format": "pt", checkpoint.MODEL_KWARGS_KEY: json.dumps(kwargs)}
+        safetensors.torch.save_file(state, path, metadata)
+    else:
+        state_key = checkpoint.STATE_DICT_KEYS[0]
+        torch.save({state_key: state, checkpoint.MODEL_KWARGS_KEY: kwargs}, path)
+
+
+def _prove(
+    request: ConvertRequest, pair: Pair, source: Side, target: Side, progress: Progress
+) -> ConversionReport:
+    progress("comparing", 0, 0)
+    tensors = weight_comparison.compare(pair.links, source.parts(pair), target.parts(pair))
+    result = ConversionReport(
+        model=request.model,
+        model_kwargs=pair.model_kwargs,
+        source=source.end,
+        target=target.end,
+        samples=request.samples,
+        seed=request.seed,
+        tensors=tensors,
+        reason=target.misfit(pair),
+    )
+    unlike = bool(result.reason) or any(row.max_abs_error is None for row in tensors)
+    result.reason = result.reason or weight_comparison.account(tensors)
+    if unlike:  # one of them cannot be loaded
+        return result
+    target.load(pair)
+    result.outputs = output_comparison.compare_outputs(
+        pair.module,
+        pair.twin,
+        pair.spec,
+        samples=request.samples,
+        seed=request.seed,
+        progress=lambda done: progress("proving", done, request.samples),
+    )
+    result.probes = output_comparison.compare_activations(
+        pair.module, pair.twin, pair.spec, pair.probes, seed=request.seed
+    )
+    for row in result.outputs:
+        error = (
+            f"output '{row.name}' differs by {row.mean_abs_error:.3g} on average over "
+            f"{request.samples} inputs"
+        )
+        if not row.mean_abs_error <= output_comparison.BOUND:
+            place = result.first_divergence
+            where = f"; activations part at layer '{place}'" if place else ""
+            result.reason = result.reason or f"{error}, bound {output_comparison.BOUND}{where}"
+        elif row.mean_abs_error > output_comparison.EXPECTED:
+            result.warnings.append(f"{error}; {output_comparison.EXPECTED} is expected")
+    return result
+
+
+def _conclude(result: ConversionReport, request: ConvertRequest) -> None:
+    """Store the report; raise ``ParityError`` if it refuses the conversion."""
+    path = report.path_of(request.target)
+    report.write(result, path)
+    if result.reason:
+        outcome = "convert it again" if request.check else "nothing was written"
+        raise ParityError(
+            f"'{request.target.name}' is not the model in '{request.source.name}': "
+            f"{result.reason}; {outcome}; the report is '{path}'"
+        )
+
+
+def _publish(written: Path, target: Path) -> None:
+    """Link the file to its target: unlike a rename, a link never replaces a newer file."""
+    with written.open("rb") as file:
+        os.fsync(file.fileno())
+    try:
+        os.link(written, target)
+    except FileExistsError as error:
+        raise AlreadyExists(
+            f"TARGET '{target}' was created meanwhile; it was not changed"
+        ) from error

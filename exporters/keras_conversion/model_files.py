@@ -1,0 +1,171 @@
+"""The source and target files of a conversion, and their loading into freshly built models."""
+
+from __future__ import annotations
+
+import math
+from abc import ABC, abstractmethod
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from torch import nn
+
+from modelport.exporters import checkpoint
+from modelport.exporters.checkpoint import Checkpoint
+from modelport.exporters.keras_conversion import keras_weights, weight_comparison
+from modelport.exporters.keras_conversion.keras_weights import KerasWeights
+from modelport.exporters.keras_conversion.report import End
+from modelport.exporters.keras_ports import Link, Twin
+from modelport.exporters.loaded_model import Framework
+from modelport.exporters.model_spec import ModelSpec
+from modelport.exporters.sources import keras_guard
+from modelport.gateway.cli.errors import UsageError
+from modelport.gateway.errors import IntegrityError
+from modelport.gateway.types import Array
+
+KERAS_SUFFIX = ".keras"
+TORCH_SUFFIXES = checkpoint.PICKLED | checkpoint.SAFETENSORS
+
+
+@dataclass(frozen=True, slots=True)
+class Pair:
+    """The same architecture in both frameworks, built from our own code."""
+
+    spec: ModelSpec
+    module: nn.Module
+    twin: Any
+    links: Sequence[Link]
+    probes: Sequence[tuple[str, str]]
+    model_kwargs: Mapping[str, Any]
+
+
+class Side(ABC):
+    """A file that was read but not yet loaded into a model."""
+
+    end: End
+    model_kwargs: Mapping[str, Any]
+
+    @abstractmethod
+    def torch_shapes(self, twin: Twin) -> Mapping[str, tuple[int, ...]]:
+        """Shapes of the state dict, for inferring hyper-parameters."""
+
+    @abstractmethod
+    def parts(self, pair: Pair) -> dict[str, Array]:
+        """Values by Keras path, in PyTorch's layout."""
+
+    @abstractmethod
+    def load(self, pair: Pair) -> None:
+        """Load the values, all of them and no others, into the model of this framework.
+
+        Raises:
+            UsageError: the values do not fit.
+            IntegrityError: a value is NaN.
+        """
+
+    def misfit(self, pair: Pair) -> str:
+        """A statement of the file that contradicts the models; empty if there is none."""
+        for name, value in self.model_kwargs.items():
+            known = pair.model_kwargs.get(name, value)
+            if not _equal(value, known):
+                return f"hyper-parameter '{name}' is {value!r}, not {known!r}"
+        return ""
+
+
+def _equal(a: Any, b: Any) -> bool:
+    if isinstance(a, float) and isinstance(b, float):
+        return math.isclose(a, b, rel_tol=1e-9)
+    return bool(a == b)
+
+
+class TorchSide(Side):
+    """A PyTorch checkpoint."""
+
+    def __init__(self, read: Checkpoint) -> None:
+        self._read = read
+        self.end = End(read.filename, Framework.PYTORCH, read.sha256)
+        self.model_kwargs = read.model_kwargs
+
+    def torch_shapes(self, twin: Twin) -> Mapping[str, tuple[int, ...]]:
+        return self._read.shapes
+
+    def parts(self, pair: Pair) -> dict[str, Array]:
+        state = {key: value.float().numpy() for key, value in self._read.state.items()}
+        return weight_comparison.torch_parts(state, pair.links)
+
+    def load(self, pair: Pair) -> None:
+        checkpoint.load_into(pair.module, self._read)
+
+
+class KerasSide(Side):
+    """A Keras file."""
+
+    def __init__(self, read: KerasWeights) -> None:
+        self._read = read
+        self.end = End(read.filename, Framework.TENSORFLOW, read.sha256)
+        self.model_kwargs = read.model_kwargs
+
+    def torch_shapes(self, twin: Twin) -> Mapping[str, tuple[int, ...]]:
+        return keras_weights.torch_shapes(self._read, twin)
+
+    def parts(self, pair: Pair) -> dict[str, Array]:
+        return weight_comparison.keras_parts(
+            keras_weights.by_path(self._read, pair.twin), pair.links
+        )
+
+    def misfit(self, pair: Pair) -> str:
+        difference = keras_weights.difference(self._read, pair.twin)
+        return super().misfit(pair) or difference or ""
+
+    def load(self, pair: Pair) -> None:
+        where = f"'{self.end.file}' does not fit the model"
+        values = keras_weights.by_path(self._read, pair.twin)
+        expected = {variable.path: tuple(variable.shape) for variable in pair.twin.variables}
+        problems = [f"'{path}' is missing" for path in expected if path not in values]
+        problems += [f"'{path}' has no place" for path in values if path not in expected]
+        problems += [
+            f"'{path}' is {list(values[path].shape)}, the model wants {list(shape)}"
+            for path, shape in expected.items()
+            if path in values and values[path].shape != shape
+        ]
+        if problems:
+            more = f" and {len(problems) - 1} more" if len(problems) > 1 else ""
+            raise UsageError(f"{where}: {problems[0]}{more}; check --model and --model-kwargs")
+        difference = keras_weights.difference(self._read, pair.twin)
+        if difference:
+            raise UsageError(f"{where}: {difference}; give a model of the twin's architecture")
+        for path, value in values.items():
+            if np.isnan(value).any():
+                raise IntegrityError(
+                    f"'{self.end.file}': '{path}' contains NaN; use an earlier one"
+                )
+        keras_weights.fill(pair.twin, values)
+
+
+def framework_of(path: Path) -> Framework:
+    """The framework of a file, by its name.
+
+    Raises:
+        UsageError: files of this kind are not converted.
+    """
+    if path.name.endswith((KERAS_SUFFIX, keras_guard.WEIGHTS_SUFFIX)):
+        return Framework.TENSORFLOW
+    if path.suffix in TORCH_SUFFIXES:
+        return Framework.PYTORCH
+    if path.suffix.lower() in keras_guard.LEGACY_SUFFIXES:
+        raise keras_guard.hdf5_refusal(path)
+    remedy = ""
+    if ".ckpt" in path.name or path.suffix == ".index":
+        remedy = "; restore a TensorFlow checkpoint in Keras and call save_weights('m.weights.h5')"
+    known = (*sorted(TORCH_SUFFIXES), KERAS_SUFFIX, keras_guard.WEIGHTS_SUFFIX)
+    raise UsageError(
+        f"'{path.name}' has no extension that is converted: use {', '.join(known)}{remedy}"
+    )
+
+
+def open_side(path: Path, model: str) -> Side:
+    """Read the file at ``path``; errors as in the two readers."""
+    if framework_of(path) is Framework.TENSORFLOW:
+        return KerasSide(keras_weights.read(path, model))
+    return TorchSide(checkpoint.read(path))

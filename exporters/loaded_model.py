@@ -1,0 +1,64 @@
+"""The loaded model that artifacts are made from and compared with, in any framework."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
+from enum import StrEnum
+from pathlib import Path
+from typing import Any
+
+from modelport.exporters.model_spec import ModelSpec
+from modelport.gateway.repository.manifest import sha256_of
+from modelport.gateway.types import Array, ModelSignature
+
+#: Maps inputs by name, batch dimension first, to outputs by name.
+Reference = Callable[[Mapping[str, Array]], dict[str, Array]]
+
+
+class Framework(StrEnum):
+    """The framework that a model was trained in; it determines the available formats."""
+
+    PYTORCH = "pytorch"
+    TENSORFLOW = "tensorflow"
+
+
+@dataclass(frozen=True, slots=True)
+class Origin:
+    """A file or folder that was read: its name without the path, and the digest of its content."""
+
+    name: str
+    sha256: str
+
+
+def digest_of(folder: Path, files: Iterable[Path]) -> str:
+    """One SHA-256 over the names, relative to ``folder``, and the contents of ``files``."""
+    digest = hashlib.sha256()
+    for file in sorted(files):
+        digest.update(f"{sha256_of(file)}  {file.relative_to(folder).as_posix()}\n".encode())
+    return digest.hexdigest()
+
+
+@dataclass(frozen=True, slots=True)
+class Source:
+    """A model with its trained weights.
+
+    Attributes:
+        model: an ``nn.Module`` in ``eval`` mode, or a callable ``tf.Module`` or ``keras.Model``.
+        reference: the model in eager mode; what an artifact must compute.
+        parameter_count: trained values, buffers excluded.
+        origins: the files it was read from: the checkpoint, then adapters.
+        model_kwargs: the hyper-parameters passed to the factory.
+        labels: class names of the decision's output, if the checkpoint has them.
+    """
+
+    framework: Framework
+    model: Any
+    spec: ModelSpec
+    signature: ModelSignature
+    reference: Reference
+    parameter_count: int
+    origins: tuple[Origin, ...]
+    model_kwargs: Mapping[str, Any] = field(default_factory=dict)
+    labels: tuple[str, ...] = ()

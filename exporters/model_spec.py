@@ -1,0 +1,177 @@
+"""A model's declaration for export and proof, and the lookup of models by name.
+
+A model is named by a registered name or as ``package.module:factory``. The factory is any callable
+that returns an ``nn.Module``, usually the class; an attribute ``modelport_spec`` on the factory, or
+on the module it returns, holds the ``ModelSpec``:
+
+    class Scorer(nn.Module):
+        modelport_spec = ModelSpec(name="scorer", signature=my_signature)
+
+Declarative, after ``optimum``'s export configurations. Importing this imports no torch.
+"""
+
+from __future__ import annotations
+
+import importlib
+import inspect
+import os
+import sys
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from modelport.exporters import models
+from modelport.gateway.cli.errors import UsageError, suggestion
+from modelport.gateway.types import Array, Datatype, ModelSignature, TensorSpec
+
+if TYPE_CHECKING:
+    from torch import nn
+
+ATTRIBUTE = "modelport_spec"
+
+DEFAULT_RTOL = 1e-4
+
+#: Relative distance between neighbouring bfloat16 numbers; runtimes may round to either.
+BFLOAT16_STEP = 2.0**-7
+
+Shape = tuple[int, ...]
+Factory = Callable[..., "nn.Module"]
+Sampler = Callable[[ModelSignature, int, Mapping[str, int], np.random.Generator], dict[str, Array]]
+
+
+@dataclass(frozen=True, slots=True)
+class Decision:
+    """The decision a caller takes from ``output``: ``>= threshold``, or argmax of the last axis.
+
+    ``minimum_agreement`` holds in fp32, over the decisions that are not within tolerance of a tie.
+    """
+
+    output: str
+    threshold: float | None = None
+    minimum_agreement: float = 1.0
+
+
+@dataclass(frozen=True, slots=True)
+class ModelSpec:
+    """The export and proof settings of one model.
+
+    Attributes:
+        name: the model's name in the repository, unless ``--name`` gives another.
+        signature: maps the module and the largest batch size to the model's signature. Inputs are
+            in the order of ``forward``'s arguments, outputs in the order of its results.
+        infer_kwargs: derives hyper-parameters from the state dict's shapes and the known ones.
+        sample: generates inputs for a batch size and axis sizes; None: from the signature's ranges.
+        atol, rtol: an output is right if ``|error| <= atol + rtol * |reference|``.
+        parameters: further entries for ``config.pbtxt``.
+        twin: ``module:attribute`` of the ``exporters.keras_ports.Twin`` that computes the same in
+            Keras; without one, TensorFlow's formats are not available.
+    """
+
+    name: str
+    signature: Callable[[Any, int], ModelSignature]
+    infer_kwargs: Callable[[Mapping[str, Shape], Mapping[str, Any]], dict[str, Any]] | None = None
+    sample: Sampler | None = None
+    atol: float = 1e-5
+    rtol: float = DEFAULT_RTOL
+    decision: Decision | None = None
+    parameters: Mapping[str, str] = field(default_factory=dict)
+    twin: str | None = None
+
+
+def classifies_images(module: Any, max_batch_size: int) -> ModelSignature:
+    """A signature from ``image`` ``[C, H, W]`` to ``logits`` ``[classes]``, with the module's
+    sizes."""
+    size = module.image_size
+    return ModelSignature(
+        inputs=(TensorSpec("image", Datatype.FP32, (module.in_channels, size, size)),),
+        outputs=(TensorSpec("logits", Datatype.FP32, (module.num_classes,)),),
+        max_batch_size=max_batch_size,
+    )
+
+
+def count_blocks(shapes: Mapping[str, Shape], prefix: str) -> int:
+    """Count the numbered blocks ``<prefix>N.`` of a state dict.
+
+    Raises:
+        KeyError: there are none.
+    """
+    numbers = {int(k.removeprefix(prefix).split(".")[0]) for k in shapes if k.startswith(prefix)}
+    if not numbers:
+        raise KeyError(prefix)
+    return max(numbers) + 1
+
+
+def find_factory(model: str) -> Factory:
+    """Import the callable that ``--model`` names; the working directory is importable.
+
+    Raises:
+        UsageError: there is no such name, module or attribute, or importing it fails.
+    """
+    path = model if ":" in model else models.find(model) or model
+    module_name, separator, attribute = path.partition(":")
+    if not (separator and module_name and attribute):
+        known = models.registered()
+        raise UsageError(
+            f"--model '{model}' is not registered; use {', '.join(known)}, or name your own as "
+            f"package.module:factory; {suggestion(model, known)}".removesuffix("; ")
+        )
+    if path == model and os.getcwd() not in sys.path:
+        sys.path.insert(0, os.getcwd())
+    try:
+        found: Any = importlib.import_module(module_name)
+    except (Exception, SystemExit) as error:
+        raise UsageError(
+            f"--model '{model}': importing '{module_name}' failed: {type(error).__name__}: {error}"
+        ) from error
+    for part in attribute.split("."):
+        found = getattr(found, part, None)
+    if not callable(found):
+        raise UsageError(f"--model '{model}': '{module_name}' has no callable '{attribute}'")
+    factory: Factory = found
+    return factory
+
+
+def build(
+    model: str, shapes: Mapping[str, Shape], known: Mapping[str, Any]
+) -> tuple[nn.Module, ModelSpec | None, dict[str, Any]]:
+    """Build the untrained module that ``model`` names; return it, its spec and hyper-parameters.
+
+    The spec is None if nothing declares one.
+
+    Args:
+        model: a registered name or ``package.module:factory``.
+        shapes: shapes of the state dict to load; they determine missing hyper-parameters.
+        known: hyper-parameters from the command line and the checkpoint.
+
+    Raises:
+        UsageError: the factory refuses, or what it declares is no ``ModelSpec``.
+    """
+    factory = find_factory(model)
+    declared = getattr(factory, ATTRIBUTE, None)
+    kwargs = dict(known)
+    if isinstance(declared, ModelSpec) and declared.infer_kwargs and not _accepts(factory, kwargs):
+        kwargs = {**declared.infer_kwargs(shapes, known), **known}
+    try:
+        module = factory(**kwargs)
+    except Exception as error:
+        raise UsageError(
+            f"--model '{model}' cannot be built with {kwargs or 'no arguments'}: {error}; "
+            "correct --model-kwargs"
+        ) from error
+    spec = declared or getattr(module, ATTRIBUTE, None)
+    if spec is not None and not isinstance(spec, ModelSpec):
+        raise UsageError(
+            f"--model '{model}': '{ATTRIBUTE}' is a {type(spec).__name__}; set it to an "
+            "modelport.exporters.model_spec.ModelSpec"
+        )
+    return module, spec, kwargs
+
+
+def _accepts(factory: Factory, kwargs: Mapping[str, Any]) -> bool:
+    try:
+        inspect.signature(factory).bind(**kwargs)
+    except (TypeError, ValueError):
+        return False
+    return True

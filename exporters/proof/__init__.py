@@ -1,0 +1,1 @@
+"""Proof that an artifact computes what its checkpoint does, and the certificate of it."""

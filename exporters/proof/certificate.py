@@ -1,0 +1,158 @@
+"""``certificate.json``: the record of an artifact's proof and of the inputs it was proven on.
+
+It names no path, host or user, so that it can be shipped with the model.
+"""
+
+from __future__ import annotations
+
+import importlib.metadata
+import os
+import platform
+from dataclasses import asdict
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from modelport import __version__
+from modelport.gateway.repository import signed_config, signing
+from modelport.gateway.repository.manifest import files_of, sha256_of
+
+if TYPE_CHECKING:
+    from modelport.exporters.formats import ExportTarget, Format
+    from modelport.exporters.loaded_model import Origin, Source
+    from modelport.exporters.proof.parity import ParityReport
+    from modelport.exporters.proof.proof import Proof
+    from modelport.exporters.sources import SourceRequest
+
+FILENAME = signing.CERTIFICATE
+FORMAT = "modelport-certificate/1"
+
+
+def certify(
+    *,
+    model: str,
+    request: SourceRequest,
+    source: Source,
+    row: Format,
+    target: ExportTarget,
+    proof: Proof,
+    artifact: Path,
+    configuration: dict[str, Any],
+    samples: dict[str, Any] | None = None,
+) -> dict[str, Any]:
+    """Build the certificate's content.
+
+    Args:
+        artifact: the folder whose files the certificate lists.
+        configuration: the model's configuration, from ``signed_config.document``.
+        samples: the recorded answers of the checkpoint, from ``sample_requests.record_version``.
+    """
+    known = provenance(model, request, source, row, target)
+    files = [name for name in files_of(artifact) if name not in signing.UNLISTED]
+    return {
+        "format": FORMAT,
+        "created": datetime.now(UTC).isoformat(timespec="seconds"),
+        "model": known["model"],
+        signed_config.KEY: configuration,
+        "checkpoint": known["checkpoint"],
+        "adapters": known["adapters"],
+        "artifact": {
+            **known["artifact"],
+            "size_bytes": sum((artifact / name).stat().st_size for name in files),
+            "files": {name: {"sha256": sha256_of(artifact / name)} for name in files},
+        },
+        "parity": _parity(proof.report),
+        "evaluation": None if proof.evaluation is None else asdict(proof.evaluation),
+        "samples": samples,
+        "resources": {
+            "export_seconds": round(proof.usage.seconds, 3),
+            "peak_memory_bytes": proof.usage.peak_memory_bytes,
+        },
+        "versions": known["versions"],
+        "hardware": {
+            "cpu": _cpu_model(),
+            "machine": platform.machine(),
+            "cores": len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else 1,
+        },
+    }
+
+
+def provenance(
+    model: str, request: SourceRequest, source: Source, row: Format, target: ExportTarget
+) -> dict[str, Any]:
+    """The part of a certificate that is known before the export: sources and library versions."""
+    checkpoint, *adapters = source.origins
+    libraries = row.routes[source.framework].libraries
+    return {
+        "model": {
+            "name": model,
+            "factory": request.model,
+            "model_kwargs": dict(source.model_kwargs),
+            "max_batch_size": request.max_batch_size,
+            "inputs": list(request.inputs),
+            "output_names": list(request.output_names),
+            "parameters": source.parameter_count,
+        },
+        "checkpoint": _origin(checkpoint),
+        "adapters": [_origin(adapter) for adapter in adapters],
+        "artifact": {
+            "format": row.name,
+            "opset": target.opset,
+            "dtype": target.dtype,
+            "quantize": target.quantize,
+        },
+        "versions": {
+            "modelport": __version__,
+            "python": platform.python_version(),
+            **{name: importlib.metadata.version(name) for name in ("numpy", *libraries)},
+        },
+    }
+
+
+def _origin(origin: Origin) -> dict[str, str]:
+    return {"file": origin.name, "sha256": origin.sha256}
+
+
+def _parity(report: ParityReport) -> dict[str, Any]:
+    decision = report.decision
+    return {
+        "passed": True,
+        "seed": report.seed,
+        "samples": report.samples,
+        "edge_samples": report.edge_samples,
+        "edge_cases": "axes shortest and longest; values at their minimum and maximum",
+        "batch_sizes": sorted(report.batch_sizes),
+        "axis_sizes": {name: sorted(sizes) for name, sizes in report.axis_sizes.items()},
+        "tolerance": {"atol": report.atol, "rtol": report.rtol},
+        "bounds": None if report.bounds is None else asdict(report.bounds),
+        "outputs": {
+            name: {
+                "max_abs_error": output.max_abs_error,
+                "mean_abs_error": output.mean_abs_error,
+                "relative_error": output.relative_error,
+                "values": output.values,
+            }
+            for name, output in report.outputs.items()
+        },
+        "decision": decision
+        and {
+            "output": decision.output,
+            "kind": "argmax" if decision.threshold is None else f">= {decision.threshold:g}",
+            "agreement": report.agreement,
+            "decisions": report.decisions,
+            "undecided": report.undecided,
+        },
+    }
+
+
+def _cpu_model() -> str:
+    """The processor's marketing name.
+
+    Linux has it in ``/proc/cpuinfo``; other systems report it through ``platform``.
+    """
+    try:
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+    except OSError:
+        lines = []
+    names = (line.partition(":")[2].strip() for line in lines if line.startswith("model name"))
+    return next(names, "") or platform.processor() or "unknown"

@@ -1,0 +1,236 @@
+"""Accuracy of an artifact on held-out data, compared with the checkpoint's.
+
+The data is one ``.npz`` file with every input by name, ``[N, ...]`` in the shapes of the wire, and
+with ``labels`` ``[N]`` if the true answers are known.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import numpy as np
+
+from modelport.exporters.formats import ParitySession
+from modelport.exporters.loaded_model import Source
+from modelport.exporters.model_spec import Decision
+from modelport.exporters.proof import parity
+from modelport.exporters.proof.parity import Bounds, Progress
+from modelport.exporters.random_inputs import model_dims
+from modelport.gateway.cli.errors import ParityError, UsageError, first_line
+from modelport.gateway.errors import ModelportError
+from modelport.gateway.repository.artifact_checks import zip_guard
+from modelport.gateway.repository.manifest import sha256_of
+from modelport.gateway.types import NUMPY_DTYPES, Array, TensorSpec
+
+LABELS = "labels"
+#: Rows per batch, unless the model's largest batch is smaller.
+BATCH = 8
+#: Default for the loss of accuracy or AUC that is accepted.
+DEFAULT_MAX_DROP = 0.01
+
+
+@dataclass(frozen=True, slots=True)
+class HeldOut:
+    """Held-out inputs by name in the model's shapes, ``[N, ...]``, and the labels if there are
+    any."""
+
+    name: str
+    sha256: str
+    inputs: Mapping[str, Array]
+    labels: Array | None
+
+    def __len__(self) -> int:
+        return len(next(iter(self.inputs.values())))
+
+
+@dataclass(frozen=True, slots=True)
+class Evaluation:
+    """Results of the checkpoint and the artifact on the same rows of ``file``.
+
+    ``metric`` is ``accuracy`` for an argmax and ``AUC`` for a threshold; None without labels.
+    """
+
+    file: str
+    sha256: str
+    rows: int
+    agreement: float | None
+    relative_error: float
+    max_drop: float
+    metric: str | None = None
+    reference: float | None = None
+    artifact: float | None = None
+
+
+def read(path: Path, source: Source) -> HeldOut:
+    """Read the held-out data at ``path`` and check it against the signature.
+
+    Raises:
+        UsageError: it cannot be read, or an input is missing or has the wrong shape or datatype.
+    """
+    try:
+        if zip_guard.is_zip(path):
+            zip_guard.check(path)
+        with np.load(path, allow_pickle=False) as file:
+            arrays = {name: file[name] for name in file.files}
+    except Exception as error:  # a damaged file can raise almost anything
+        raise UsageError(
+            f"--data '{path}' is not a readable .npz file: {error}; write one with numpy.savez"
+        ) from error
+    if not source.signature.max_batch_size:
+        raise UsageError(f"--data needs a model that batches; '{source.spec.name}' does not")
+    inputs = {}
+    for spec in source.signature.inputs:
+        if spec.name not in arrays:
+            raise UsageError(
+                f"--data '{path}' has no input '{spec.name}'; it has {', '.join(arrays) or 'none'}"
+            )
+        inputs[spec.name] = _fit(spec, arrays[spec.name], path)
+    lengths = {name: len(array) for name, array in inputs.items()}
+    labels = arrays.get(LABELS)
+    if labels is not None:
+        _check_labels(labels, source.spec.decision, path)
+        lengths[LABELS] = len(labels)
+    if len(set(lengths.values())) != 1 or not all(lengths.values()):
+        raise UsageError(f"--data '{path}': the numbers of rows differ or are 0: {lengths}")
+    return HeldOut(path.name, sha256_of(path), inputs, labels)
+
+
+def _check_labels(labels: Array, decision: Decision | None, path: Path) -> None:
+    where = f"--data '{path}': '{LABELS}'"
+    if not labels.ndim or labels.dtype.kind not in "biuf" or not np.isfinite(labels).all():
+        raise UsageError(
+            f"{where} must be finite numbers, one for each row; it is {labels.dtype} "
+            f"{list(labels.shape)}"
+        )
+    if decision and decision.threshold is not None and len(np.unique(labels)) != 2:
+        raise UsageError(f"{where} must hold two classes, as the model decides between two")
+
+
+def _fit(spec: TensorSpec, array: Array, path: Path) -> Array:
+    where = f"--data '{path}': '{spec.name}'"
+    if array.dtype != NUMPY_DTYPES[spec.datatype]:
+        raise UsageError(f"{where} is {array.dtype}, the signature says {spec.datatype}")
+    dims = [d if isinstance(d, int) else -1 for d in model_dims(spec)]
+    if spec.reshape is not None and array.shape[1:] == spec.wire_dims:
+        array = array.reshape(len(array), *dims)
+    fits = array.ndim == len(dims) + 1 and all(
+        d in (-1, n) for d, n in zip(dims, array.shape[1:], strict=True)
+    )
+    if not fits:
+        raise UsageError(f"{where} is {list(array.shape)}, the signature says [N, *{dims}]")
+    return array
+
+
+def evaluate(
+    source: Source,
+    session: ParitySession,
+    data: HeldOut,
+    bounds: Bounds | None,
+    max_drop: float,
+    progress: Progress = lambda done, total: None,
+) -> Evaluation:
+    """Run the checkpoint and the artifact on ``data`` and compare them.
+
+    Args:
+        bounds: limits for decisions or values; None for fp32, whose proof is elsewhere.
+        max_drop: accepted loss of the metric, in the metric's own unit.
+
+    Raises:
+        ParityError: a bound is broken.
+        UsageError: the checkpoint itself fails on a row.
+    """
+    decision = source.spec.decision
+    name = decision.output if decision else source.signature.outputs[0].name
+    expected, actual = [], []
+    step = min(BATCH, source.signature.max_batch_size)
+    for start in range(0, len(data), step):
+        batch = {key: array[start : start + step] for key, array in data.inputs.items()}
+        where = f"fails on rows {start} and up of --data '{data.name}'"
+        with _telling(UsageError, f"the checkpoint {where}", "leave out what it does not take"):
+            expected.append(_finite(source.reference(batch)[name]))
+        with _telling(ParityError, f"the artifact {where}", "keep a higher precision"):
+            actual.append(_finite(session(batch)[name]))
+        progress(min(start + step, len(data)), len(data))
+    found = _compare(decision, np.concatenate(expected), np.concatenate(actual), data, max_drop)
+    _judge(found, bounds)
+    return found
+
+
+@contextlib.contextmanager
+def _telling(kind: type[ModelportError], where: str, remedy: str) -> Iterator[None]:
+    try:
+        yield
+    except Exception as error:
+        reason = first_line(error)
+        raise kind(f"{where}: {reason}; {remedy}") from error
+
+
+def _finite(values: Array) -> Array:
+    """Refuse NaN and infinity, which would pass every bound."""
+    if values.dtype.kind == "f" and not np.isfinite(values).all():
+        raise ValueError("the values are not finite")
+    return values
+
+
+def _compare(
+    decision: Decision | None, expected: Array, actual: Array, data: HeldOut, max_drop: float
+) -> Evaluation:
+    error = actual.astype(np.float64) - expected.astype(np.float64)
+    relative = _norm(error) / max(_norm(expected), 1e-300)
+    found = Evaluation(data.name, data.sha256, len(expected), None, relative, max_drop)
+    if decision is None:
+        return found
+    decided = parity.decide(decision, expected)
+    same = decided == parity.decide(decision, actual)
+    found = replace(found, agreement=float(same.mean()))
+    if data.labels is None:
+        return found
+    if data.labels.size != decided.size:
+        raise UsageError(
+            f"--data '{data.name}': '{LABELS}' is {list(data.labels.shape)}, the model's decisions "
+            f"are {list(decided.shape)}; give one label for each"
+        )
+    labels = data.labels.reshape(decided.shape)  # [N, 1] would compare every row with every other
+    before, after = (_metric(decision, values, labels) for values in (expected, actual))
+    metric = "accuracy" if decision.threshold is None else "AUC"
+    return replace(found, metric=metric, reference=before, artifact=after)
+
+
+def _norm(values: Array) -> float:
+    return float(np.linalg.norm(values.astype(np.float64).ravel()))
+
+
+def _metric(decision: Decision, values: Array, labels: Array) -> float:
+    if decision.threshold is None:
+        return float((parity.decide(decision, values) == labels).mean())
+    from sklearn.metrics import roc_auc_score
+
+    return float(roc_auc_score(labels.ravel(), values.ravel()))
+
+
+def _judge(found: Evaluation, bounds: Bounds | None) -> None:
+    where = f"on {found.rows} rows of '{found.file}'"
+    if found.metric and found.reference is not None and found.artifact is not None:
+        drop = found.reference - found.artifact
+        if drop > found.max_drop:
+            raise ParityError(
+                f"{found.metric} falls from {found.reference:.4f} to {found.artifact:.4f} {where}, "
+                f"more than {found.max_drop:g}; raise --max-drop, or keep a "
+                "higher precision"
+            )
+    if bounds is None:
+        return
+    if found.agreement is not None and found.agreement < bounds.agreement:
+        raise ParityError(
+            f"decisions agree on {found.agreement:.2%} {where}, below {bounds.agreement:.2%}; "
+            "lower --min-agreement, or keep a higher precision"
+        )
+    if found.agreement is None and found.relative_error > bounds.relative_error:
+        raise ParityError(
+            f"values differ by {found.relative_error:.2%} (ratio of L2 norms) {where}, bound "
+            f"{bounds.relative_error:.2%}; raise --max-relative-error, or "
+            "keep a higher precision"
+        )

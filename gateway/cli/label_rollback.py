@@ -1,0 +1,108 @@
+"""``modelport label`` and ``modelport rollback``: choose the served version of a repository."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import click
+
+from modelport.gateway.cli.errors import suggestion
+from modelport.gateway.errors import InvalidArgument, NotFound
+from modelport.gateway.repository.scan import MODEL_NAME
+from modelport.gateway.repository.version_choice import VersionChoice
+
+_repository = click.option(
+    "--model-repository",
+    "--repository",
+    "repository",
+    type=click.Path(path_type=Path, file_okay=False),
+    default=Path("model_repository"),
+    show_default=True,
+    help="The folder of models.",
+)
+_FOLLOWS = (
+    "A gateway with --model-control-mode poll applies this by itself; with explicit, run: "
+    "modelport load {}"
+)
+
+
+@click.command()
+@click.argument("model")
+@click.argument("label", required=False, default="")
+@click.argument("version", required=False, type=click.IntRange(min=1))
+@_repository
+@click.option("--remove", is_flag=True, help="Remove the label.")
+def label(model: str, label: str, version: int | None, repository: Path, remove: bool) -> None:
+    """Assign LABEL to VERSION of MODEL; without them, list the labels and versions.
+
+    Requests use labels in TensorFlow Serving's API. A label moves once its version is served.
+    """
+    choice = _choice(repository, model)
+    if not label:
+        _list(choice)
+        return
+    if (version is None) != remove:
+        raise click.UsageError("give a LABEL and its VERSION, or a LABEL and --remove")
+    choice.label(label, version)
+    click.echo(f"{model}: {label} " + ("is removed" if remove else f"is version {version}"))
+    if version is not None and version not in choice.allowed():
+        click.echo(
+            f"Version {version} is not served yet: the version_policy of {model} serves "
+            f"{', '.join(map(str, choice.allowed()))}."
+        )
+    click.echo(_FOLLOWS.format(model))
+
+
+@click.command()
+@click.argument("model")
+@_repository
+@click.option("--model-version", type=click.IntRange(min=1), help="[default: the previous one]")
+@click.option("--label", "name", default="", help="Move only this label, not the served version.")
+@click.option("--latest", is_flag=True, help="Undo a rollback: serve the newest version again.")
+def rollback(
+    model: str, repository: Path, model_version: int | None, name: str, latest: bool
+) -> None:
+    """Go back to the version of MODEL before the served one, or before the one of --label.
+
+    The configuration then allows only that version: versions published later are not served until
+    'modelport rollback MODEL --latest'.
+    """
+    choice = _choice(repository, model)
+    if latest:
+        if name or model_version:
+            raise click.UsageError("--latest takes neither --label nor --model-version")
+        choice.serve_latest()
+        click.echo(f"{model}: version {choice.versions[-1]}, the newest, is served")
+    elif name:
+        if name not in choice.labels:
+            raise NotFound(
+                f"model '{model}' has no label '{name}'" + suggestion(name, choice.labels, "; ")
+            )
+        named = choice.labels[name]
+        choice.label(name, model_version or choice.before(int(named)))
+        click.echo(f"{model}: {name} is version {choice.labels[name]}, was {named}")
+    else:
+        before = choice.allowed()[-1]
+        version = model_version or choice.before(before)
+        choice.serve_only(version)
+        click.echo(f"{model}: version {version} is served, was {before}")
+    click.echo(_FOLLOWS.format(model))
+
+
+def _choice(repository: Path, model: str) -> VersionChoice:
+    if not repository.is_dir():
+        raise NotFound(f"--model-repository '{repository}' is not a folder")
+    if not MODEL_NAME.match(model):
+        raise InvalidArgument(f"'{model}' is not a valid model name")
+    if not (repository / model).is_dir():
+        known = [path.name for path in repository.iterdir() if path.is_dir()]
+        raise NotFound(f"'{repository}' holds no model '{model}'" + suggestion(model, known, "; "))
+    return VersionChoice(repository / model)
+
+
+def _list(choice: VersionChoice) -> None:
+    labels, allowed = choice.labels, choice.allowed()
+    for version in choice.versions:
+        names = [name for name, named in labels.items() if named == str(version)]
+        served = " (served)" if version in allowed else ""
+        click.echo(f"{choice.name} version {version}{served}: {', '.join(names) or 'no label'}")

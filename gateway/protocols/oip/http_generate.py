@@ -1,0 +1,190 @@
+"""The generate extension over HTTP: ``/generate`` and ``/generate_stream``.
+
+A stream consists of server-sent events, one for each response. An error before the first response
+sets the status; a later one is the last event, ``{"error": ...}``.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import re
+from collections.abc import AsyncGenerator, Awaitable, Callable
+from contextlib import aclosing
+from functools import partial
+from typing import Annotated
+
+import orjson
+import structlog
+from fastapi import FastAPI, Path, Response
+from starlette.exceptions import HTTPException
+
+from modelport.gateway.errors import Code, Internal, ModelportError
+from modelport.gateway.inference.service import InferenceService
+from modelport.gateway.models.manager import ModelManager
+from modelport.gateway.protocols import request_body, response_encoding
+from modelport.gateway.protocols.asgi import Receive, Scope, Send
+from modelport.gateway.protocols.http import Delegate
+from modelport.gateway.protocols.http_response import JSON, Headers, refuse, reply
+from modelport.gateway.protocols.oip import generate_json, metadata
+from modelport.gateway.protocols.oip import parameters as oip_parameters
+from modelport.gateway.protocols.oip import schema as oip_schema
+from modelport.gateway.protocols.oip.http_infer import STATUS, OipErrors
+from modelport.gateway.runtime import offload
+from modelport.gateway.types import Deadline, InferResponse
+from modelport.gateway.wire.raw_tensors import Buffer
+
+log = structlog.get_logger("modelport.http")
+
+_PATH = re.compile(r"/v2/models/([^/]+)(?:/versions/([0-9]+))?/generate(_stream)?", re.ASCII)
+_EVENTS: Headers = [
+    (b"content-type", b"text/event-stream; charset=utf-8"),
+    (b"cache-control", b"no-cache"),
+]
+Model = Annotated[str, Path(description="Model name")]
+Version = Annotated[str, Path(description="Model version, a positive integer")]
+
+
+class GenerateHttp(OipErrors):
+    """The routes of ``/v2/models/MODEL/generate`` and ``generate_stream``."""
+
+    segments = frozenset({"v2"})
+
+    def __init__(
+        self, service: InferenceService, manager: ModelManager, max_input_bytes: int
+    ) -> None:
+        self._service = service
+        self._manager = manager
+        self._max_input_bytes = max_input_bytes
+
+    def serve(self, scope: Scope, receive: Receive, send: Send) -> Awaitable[None] | None:
+        found = _PATH.fullmatch(scope["path"]) if scope["method"] == "POST" else None
+        if found is None:
+            return None
+        answer = self._events if found[3] else self._once
+        return self._serve(answer, found[1], found[2] or "", scope, receive, send)
+
+    async def _serve(
+        self,
+        answer: Callable[[AsyncGenerator[InferResponse, None], Send, Deadline], Awaitable[None]],
+        name: str,
+        version: str,
+        scope: Scope,
+        receive: Receive,
+        send: Send,
+    ) -> None:
+        """Run the model and pass its responses to ``answer``; send errors that occur before."""
+        try:
+            headers = dict(scope["headers"])
+            deadline = request_body.deadline(headers)
+            number = metadata.parse_version(version)
+            served = self._manager.get(name, number)
+            bound = served.validator.max_bytes
+            body = await request_body.read(receive, headers, self._max_input_bytes, deadline, bound)
+            work = partial(generate_json.decode, body, served, number)
+            large = len(body) > offload.INLINE_BYTES
+            request = await offload.run(work, deadline) if large else work()
+            request.trace = headers.get(b"x-request-id", b"")[:128].decode("latin-1")
+            deadline = oip_parameters.deadline(request, deadline)
+            async with aclosing(self._service.stream(request, deadline)) as responses:
+                await answer(responses, send, deadline)
+        except ModelportError as error:
+            await refuse(send, STATUS[error.code], str(error))
+        except request_body.ClientDisconnected:
+            pass
+        except asyncio.CancelledError:  # the server cancels requests at the end of the exit timeout
+            await refuse(send, 503, "the server is shutting down")
+        except Exception:
+            log.exception("request failed")
+            await refuse(send, 500, "internal error")
+
+    async def _once(
+        self, responses: AsyncGenerator[InferResponse, None], send: Send, deadline: Deadline
+    ) -> None:
+        first, more = await anext(responses, None), None
+        if first is not None:
+            body = await _encoded(generate_json.encode, first, deadline)
+            more = await anext(responses, None)
+        if first is None or more is not None:
+            raise Internal(
+                "generate expects model to produce exactly 1 response, use generate stream for "
+                "model that generates various number of responses"
+            )
+        await reply(send, 200, body, JSON)
+
+    async def _events(
+        self, responses: AsyncGenerator[InferResponse, None], send: Send, deadline: Deadline
+    ) -> None:
+        status = 200
+        event: Buffer = b""
+        try:
+            first = await anext(responses, None)
+            if first is not None:
+                event = await _encoded(generate_json.event, first, deadline)
+        except ModelportError as error:
+            if error.code is not Code.INTERNAL:
+                raise  # the inference did not begin
+            status, event = STATUS[error.code], _failure(str(error))
+        start = {"type": "http.response.start", "status": status, "headers": _EVENTS}
+        try:
+            await send(start)
+            while event:
+                await send({"type": "http.response.body", "body": event, "more_body": True})
+                response = await anext(responses, None)
+                event = b""
+                if response is not None:
+                    event = await _encoded(generate_json.event, response, deadline)
+        except ModelportError as error:
+            event = _failure(str(error))
+        except asyncio.CancelledError:
+            event = _failure("the server is shutting down")
+        except Exception:
+            log.exception("stream failed")
+            event = _failure("internal error")
+        await send({"type": "http.response.body", "body": event})
+
+    # -- documentation --------------------------------------------------------------------------
+
+    def add_routes(self, app: FastAPI) -> None:
+        """Document the routes, which ``serve`` answers."""
+        for path, versioned in (("", False), ("/versions/{version}", True)):
+            for ending, answer, text in (
+                ("generate", self._once, "One response, as JSON: outputs by name."),
+                ("generate_stream", self._events, "Any number of responses, as events (SSE)."),
+            ):
+                app.post(
+                    f"/v2/models/{{model}}{path}/{ending}",
+                    tags=["inference"],
+                    name=f"{ending}{' of a version' if versioned else ''}",
+                    description=f"{text} The request is an object of inputs by name.",
+                    openapi_extra=oip_schema.ANY_BODY,
+                )(_versioned(self._serve, answer) if versioned else _plain(self._serve, answer))
+
+
+def _plain(
+    handler: Callable[..., Awaitable[None]], answer: Callable[..., Awaitable[None]]
+) -> Callable[..., Awaitable[Response]]:
+    async def route(model: Model) -> Response:
+        return Delegate(handler, answer, model, "")
+
+    return route
+
+
+def _versioned(
+    handler: Callable[..., Awaitable[None]], answer: Callable[..., Awaitable[None]]
+) -> Callable[..., Awaitable[Response]]:
+    async def route(model: Model, version: Version) -> Response:
+        if not (version.isascii() and version.isdigit()):
+            raise HTTPException(404, "Not Found")
+        return Delegate(handler, answer, model, version)
+
+    return route
+
+
+async def _encoded(
+    encode: Callable[[InferResponse], Buffer], response: InferResponse, deadline: Deadline
+) -> Buffer:
+    return await response_encoding.encode(partial(encode, response), response.outputs, deadline)
+
+
+def _failure(message: str) -> bytes:
+    return b"data: %b\n\n" % orjson.dumps({"error": message})

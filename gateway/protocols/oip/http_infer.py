@@ -1,0 +1,207 @@
+"""OIP over HTTP: inference and the server's probes, as plain ASGI.
+
+``OipHttp`` documents these routes.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable
+from functools import lru_cache, partial
+
+import structlog
+from fastapi import Response
+
+from modelport.gateway.errors import Code, Decoupled, ModelportError, QueueFull
+from modelport.gateway.inference.service import InferenceService
+from modelport.gateway.models.control import Control
+from modelport.gateway.models.manager import ModelManager
+from modelport.gateway.protocols import request_body, response_encoding
+from modelport.gateway.protocols.asgi import Receive, Scope, Send
+from modelport.gateway.protocols.http_response import JSON, document, refuse, reply
+from modelport.gateway.protocols.oip import json as oip_json
+from modelport.gateway.protocols.oip import metadata, request_template
+from modelport.gateway.protocols.oip import parameters as oip_parameters
+from modelport.gateway.protocols.oip.shared_memory import SharedMemory
+from modelport.gateway.runtime import offload
+from modelport.gateway.types import InferRequest
+from modelport.gateway.wire import json_writer
+
+log = structlog.get_logger("modelport.http")
+
+STATUS = {
+    Code.INVALID_ARGUMENT: 400,
+    Code.ALREADY_EXISTS: 400,
+    Code.CANCELLED: 400,
+    Code.NOT_FOUND: 404,
+    Code.INTERNAL: 500,
+    Code.UNSUPPORTED: 501,
+    Code.UNAVAILABLE: 503,
+}
+_DECOUPLED = "HTTP end point doesn't support models with decoupled transaction policy"
+_PREFIX, _SUFFIX, _VERSIONS = "/v2/models/", "/infer", "/versions/"
+#: Number of cached paths, and their maximum length.
+TARGETS, KEPT_TARGET = 1024, 512
+_RAW_PREFIX, _RAW_SUFFIX, _RAW_VERSIONS = (text.encode() for text in (_PREFIX, _SUFFIX, _VERSIONS))
+_HEADER_LENGTH = b"inference-header-content-length"
+#: Longer version numbers are left to ``parse_version``.
+_DIGITS = 18
+_LIVE, _READY = "/v2/health/live", "/v2/health/ready"
+#: Bodies of the Open Inference Protocol; Triton sends none.
+_PROBES = {
+    (_LIVE, True): b'{"live":true}',
+    (_READY, True): b'{"ready":true}',
+    (_READY, False): b'{"ready":false}',
+}
+
+
+class OipErrors:
+    """Error responses of the Open Inference Protocol, which other dialects share."""
+
+    def refusal(self, status: int, message: str) -> Response:
+        return document({"error": message}, status)
+
+    def failure(self, error: ModelportError) -> Response:
+        return document({"error": str(error)}, STATUS[error.code])
+
+
+class OipInfer(OipErrors):
+    """Inference and probes of ``/v2``."""
+
+    def __init__(
+        self,
+        service: InferenceService,
+        manager: ModelManager,
+        control: Control,
+        max_input_bytes: int,
+        shared: SharedMemory,
+    ) -> None:
+        self._shared = shared
+        self._service = service
+        self._manager = manager
+        self._control = control
+        self._max_input_bytes = max_input_bytes
+
+    def serve(self, scope: Scope, receive: Receive, send: Send) -> Awaitable[None] | None:
+        path: str = scope["path"]
+        if path in (_LIVE, _READY) and scope["method"] == "GET":
+            return self._probe(path, send)
+        if scope["method"] == "POST" and path.endswith(_SUFFIX):
+            target = (_target if len(path) <= KEPT_TARGET else _parsed)(path)
+            if target is not None:
+                return self._infer(*target, scope, receive, send)
+        return None
+
+    def refuses(self, raw_path: bytes) -> bool:
+        """Ask ``InferenceService.refuses`` for a plain path of ``infer``."""
+        if not raw_path.startswith(_RAW_PREFIX) or not raw_path.endswith(_RAW_SUFFIX):
+            return False
+        name, _, version = raw_path[len(_RAW_PREFIX) : -len(_RAW_SUFFIX)].partition(_RAW_VERSIONS)
+        number = int(version) if version.isdigit() and len(version) < _DIGITS else 0
+        if version and not number:
+            return False
+        return self._service.refuses(name.decode("ascii", "replace"), number)
+
+    async def _probe(self, path: str, send: Send) -> None:
+        good = path == _LIVE or await self._control.ready()
+        await reply(send, 200 if good else 400, _PROBES[path, good], JSON)
+
+    # -- infer ----------------------------------------------------------------------------------
+
+    async def _infer(
+        self, name: str, version: str, scope: Scope, receive: Receive, send: Send
+    ) -> None:
+        try:
+            number = metadata.parse_version(version)
+            served = self._manager.get(name, number)
+            if served.refuses():
+                served.statistics.failed(Code.UNAVAILABLE, 0)
+                raise QueueFull
+            headers = dict(scope["headers"])
+            deadline = request_body.deadline(headers)
+            bound = served.validator.max_bytes
+            body = await request_body.read(receive, headers, self._max_input_bytes, deadline, bound)
+            if len(body) <= offload.INLINE_BYTES:
+                request, form = self._decode(body, headers, name, number)
+            else:
+                plain = self._glance(body, headers, name, number)
+                if plain is None:
+                    decode = partial(self._decode, body, headers, name, number)
+                    plain = await offload.run(decode, deadline)
+                request, form = plain
+            trace = headers.get(b"x-request-id")
+            if trace:
+                request.trace = trace[:128].decode("latin-1")
+            deadline = oip_parameters.deadline(request, deadline)
+            response = await self._service.infer(request, deadline)
+            if oip_json.is_large(response, form):
+                work = partial(oip_json.encode, response, form)
+                json, blobs = await response_encoding.encode(work, response.outputs, deadline)
+            else:
+                json, blobs = oip_json.encode(response, form)
+        except Decoupled:
+            await refuse(send, 501, _DECOUPLED)
+        except ModelportError as error:
+            await refuse(send, STATUS[error.code], str(error))
+        except request_body.ClientDisconnected:
+            pass
+        except asyncio.CancelledError:  # the server cancels requests at the end of the exit timeout
+            await refuse(send, 503, "the server is shutting down")
+        except Exception:
+            log.exception("request failed")
+            await refuse(send, 500, "internal error")
+        else:
+            reply_headers = JSON
+            if blobs and any(map(len, blobs)):
+                reply_headers = [
+                    (b"content-type", b"application/octet-stream"),
+                    (b"inference-header-content-length", b"%d" % len(json)),
+                ]
+                json = json_writer.join((json, *blobs))
+            accepted = headers.get(b"accept-encoding")
+            coding = request_body.chosen_coding(accepted, len(json)) if accepted else None
+            if coding:
+                json = await request_body.compress(json, coding)
+                reply_headers = [*reply_headers, (b"content-encoding", coding)]
+            await reply(send, 200, json, reply_headers)
+
+    def _glance(
+        self, body: bytes, headers: dict[bytes, bytes], name: str, version: int
+    ) -> tuple[InferRequest, oip_json.ResponseFormat] | None:
+        stated = headers.get(_HEADER_LENGTH)
+        if stated is None:
+            return None
+        length = request_body.header_length(stated, len(body))
+        return request_template.glance(body, length, name, version) if length else None
+
+    def _decode(
+        self, body: bytes, headers: dict[bytes, bytes], name: str, version: int
+    ) -> tuple[InferRequest, oip_json.ResponseFormat]:
+        header_length = len(body)
+        stated = headers.get(_HEADER_LENGTH)
+        if stated is not None:
+            header_length = request_body.header_length(stated, len(body))
+            if not header_length:
+                validator = self._manager.get(name, version).validator
+                spec, shape = validator.raw_input(len(body))
+                return oip_json.decode_raw(body, spec, shape, name, version)
+        plain = request_template.decode(body, header_length, name, version)
+        if plain is not None:
+            return plain
+        return oip_json.decode(body, header_length, name, version, self._shared.transfer())
+
+
+def _parsed(path: str) -> tuple[str, str] | None:
+    """Parse the model and the version of a path of ``infer``, or return None."""
+    if not path.startswith(_PREFIX):
+        return None
+    name, versions, version = path[len(_PREFIX) : -len(_SUFFIX)].partition(_VERSIONS)
+    good = name and "/" not in name and (not versions or is_number(version))
+    return (name, version) if good else None
+
+
+_target = lru_cache(TARGETS)(_parsed)
+
+
+def is_number(text: str) -> bool:
+    return text.isascii() and text.isdigit()
