@@ -19,6 +19,7 @@ from modelport.gateway.inference.pipeline import SharedState
 from modelport.gateway.models.model import ServedVersion
 from modelport.gateway.repository import manifest
 from modelport.gateway.repository.config import ENSEMBLE, ModelConfig
+from modelport.gateway.repository.file_states import VersionFiles
 from modelport.gateway.repository.scan import ModelEntry, VersionEntry
 from modelport.gateway.settings import Settings
 from modelport.gateway.telemetry import Statistics
@@ -65,6 +66,9 @@ class VersionLoader:
                 "an ensemble has no signature, and --require-signature is set; call the signed "
                 "models of its steps, or serve it from a gateway without --require-signature"
             )
+        route = self._settings.routes.models.get(name)
+        here = route is None or route.managed
+        before = VersionFiles(entry, version) if here and not keys and not entry.remote else None
         if entry.remote or (config.platform == ENSEMBLE and not version.fingerprint):
             keys = ()  # nothing to verify
         elif not manifest.verify(version.path):
@@ -75,17 +79,17 @@ class VersionLoader:
                 )
             if not keys:
                 log.warning("no manifest.json: served unverified", model=name, version=number)
-        route = self._settings.routes.models.get(name)
         kind = config.backend
         if route is not None:
             kind = "managed" if route.managed else route.backend
         load = self._find_backend(kind)
-        here = route is None or route.managed
         with _verified(version.path, config, keys, here) as (path, config):
             native = bool(keys) or self._settings.allow_native_code
             artifact = Artifact(name, number, path, config, self._threads, route, self.host, native)
             backend = load(artifact)
             try:
+                if before is not None:
+                    before.check()
                 return ServedVersion(entry, number, backend, statistics, self.shared)
             except BaseException:
                 backend.unload()
