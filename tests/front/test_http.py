@@ -11,7 +11,9 @@ from typing import Any
 
 import pytest
 
+from modelport.gateway.errors import MemoryExhausted
 from modelport.gateway.protocols.asgi import App, Receive, Scope, Send
+from modelport.gateway.runtime import request_memory
 from modelport.gateway.runtime.request_memory import PROCESS
 from modelport.gateway.server import listening_socket
 from modelport.gateway.server.http1 import head as http_head
@@ -483,15 +485,55 @@ async def test_an_application_that_fails_is_distinguishable_from_an_answer(when:
         assert (head.startswith(OK), body) == (True, b"half")
 
 
-async def test_a_header_with_a_line_break_splits_no_answer() -> None:
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        (b"x", b"1\r\nset-cookie: 2"),
+        (b"x", b"1\nset-cookie: 2"),
+        (b"x", b"1\rset-cookie: 2"),
+        (b"x", b"1\n\rset-cookie: 2"),
+        (b"x: 1\r\nset-cookie", b"2"),
+        (b"x", b"1\r\n\r\nset-cookie: 2"),
+    ],
+)
+async def test_a_header_with_a_line_break_splits_no_answer(name: bytes, value: bytes) -> None:
     async def app(scope: Scope, receive: Receive, send: Send) -> None:
-        await reply(send, b"", (b"x", b"1\r\nset-cookie: 2"))
+        await reply(send, b"", (name, value))
 
     async with listening(app) as port, connected(port) as client:
         await client.send(post(b""))
-        head, _ = await client.reply()
+        head, body = await client.reply()
     assert head.startswith(b"HTTP/1.1 500 ")
-    assert b"set-cookie" not in head
+    assert b"set-cookie" not in head + body
+
+
+@pytest.mark.parametrize("header", [b"Content-Encoding: gzip", b"CONTENT-ENCODING: Deflate"])
+async def test_what_a_small_compressed_body_becomes_counts_in_the_budget(
+    monkeypatch: pytest.MonkeyPatch, header: bytes
+) -> None:
+    """Plain bodies of this size are too small to count."""
+    monkeypatch.setattr(PROCESS, "limit_bytes", 2_000_000)
+    held: list[int] = []
+
+    async def app(scope: Scope, receive: Receive, send: Send) -> None:
+        await body_of(receive)
+        before = PROCESS.used_bytes
+        try:
+            request_memory.reserve(500_000)
+            request_memory.reserve(1_000_000)
+        except MemoryExhausted:
+            await reply(send, b"", status=503)
+        else:
+            await reply(send, b"")
+        held.append(PROCESS.used_bytes - before)
+
+    async with listening(app) as port, connected(port) as client:
+        for headers, status in (((header,), b"503"), ((), b"200"), ((header,), b"503")):
+            await client.send(post(b"small", *headers))
+            head, _ = await client.reply()
+            assert head.startswith(b"HTTP/1.1 " + status), "a connection may hold half"
+    assert held == [500_000, 0, 500_000]
+    assert PROCESS.used_bytes == 0
 
 
 # -- clients that go ------------------------------------------------------------------------------

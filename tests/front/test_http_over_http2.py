@@ -12,6 +12,7 @@ import httpx
 import pytest
 
 from modelport.gateway.protocols.asgi import App, Receive, Scope, Send
+from modelport.gateway.runtime import request_memory
 from modelport.gateway.runtime.request_memory import PROCESS
 from modelport.gateway.server import listening_socket
 from modelport.gateway.server.http1.listener import HttpListener
@@ -364,6 +365,38 @@ async def test_a_request_that_is_refused_holds_no_memory_whatever_follows(
         peer.send(*[frame(DATA, 0, 1, bytes(10_000))] * 4, frame(PING, 0, 0, bytes(8)))
         await peer.until(PING)
         assert PROCESS.used_bytes == 0
+
+
+async def test_what_a_small_compressed_body_becomes_counts_in_the_budget(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(PROCESS, "limit_bytes", 2_000_000)
+    held: list[int] = []
+
+    async def app(scope: Scope, receive: Receive, send: Send) -> None:
+        await body_of(receive)
+        request_memory.reserve(500_000)
+        held.append(PROCESS.used_bytes)
+        await reply(send, b"")
+
+    async with speaking(app) as peer:
+        for stream, fields in ((1, {"content_encoding": "gzip"}), (3, {})):
+            peer.send(request(stream, b"small", **fields))
+            await response(peer, stream)
+    assert held == [500_000, 0]
+    assert PROCESS.used_bytes == 0
+
+
+@pytest.mark.parametrize("value", [b"1\r\nset-cookie: 2", b"1\n2", b"1\r2", b"1\x002"])
+async def test_a_header_with_a_line_break_is_not_sent_for_a_proxy_to_split(value: bytes) -> None:
+    async def app(scope: Scope, receive: Receive, send: Send) -> None:
+        await reply(send, b"", (b"x", value))
+
+    async with speaking(app) as peer:
+        peer.send(request(1))
+        fields, _ = await response(peer, 1)
+    assert fields[":status"] == "500"
+    assert "x" not in fields
 
 
 async def test_a_body_of_padding_alone_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
