@@ -108,15 +108,17 @@ def _separate(
     paths: Sequence[Path | Location],
 ) -> tuple[tuple[Path | Location, ...], tuple[Path, ...]]:
     """Separate ``paths`` into repositories and single models."""
+    repositories: list[Path | Location] = []
+    models: list[Path] = []
     for path in paths:
         if isinstance(path, Path) and not path.exists():
             raise click.UsageError(f"'{path}' does not exist")
-    models = tuple(
-        path for path in paths if isinstance(path, Path) and standalone_model.is_model(path)
-    )
-    for model in models:
-        standalone_model.scan(model)  # raises if the model cannot be served
-    return tuple(path for path in paths if path not in models), models
+        if isinstance(path, Path) and standalone_model.is_model(path):
+            standalone_model.check(path)
+            models.append(path)
+        else:
+            repositories.append(path)
+    return tuple(repositories), tuple(models)
 
 
 def _check_listeners(options: Mapping[str, Any]) -> None:

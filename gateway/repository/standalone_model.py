@@ -49,19 +49,30 @@ def _is_model_folder(path: Path) -> bool:
     )
 
 
-def scan(path: Path) -> ModelEntry:
-    """Scan the model in ``path``.
+def check(path: Path) -> Platform | None:
+    """Check by its name whether the model in ``path`` can be served.
+
+    Returns:
+        The artifact's platform; None for a model's folder.
 
     Raises:
         InvalidArgument: it cannot be served; the message has the remedy.
         OSError: it cannot be read.
     """
     path = path.resolve(strict=True)
-    if path.is_dir() and not (path / SAVED_MODEL).is_file():
-        if not MODEL_NAME.match(path.name):
-            raise InvalidArgument(f"'{path.name}' is not a valid model name; rename the folder")
+    if not path.is_dir() or (path / SAVED_MODEL).is_file():
+        return _platform(path)
+    if not MODEL_NAME.match(path.name):
+        raise InvalidArgument(f"'{path.name}' is not a valid model name; rename the folder")
+    return None
+
+
+def scan(path: Path) -> ModelEntry:
+    """Scan the model in ``path``; raises as ``check``."""
+    path = path.resolve(strict=True)
+    platform = check(path)
+    if platform is None:
         return scan_model(path.parent, path)
-    platform = _platform(path)
     version, model = path.parent, path.parent.parent
     if VERSION_NAME.match(version.name) and MODEL_NAME.match(model.name):
         entry = scan_model(model.parent, model)

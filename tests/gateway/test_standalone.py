@@ -68,6 +68,15 @@ def test_what_cannot_be_served_is_refused_with_the_remedy(
         settings_of([str(tmp_path / name)])
 
 
+def test_the_settings_leave_the_scan_of_a_models_files_to_the_start(
+    repository: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(standalone_model, "scan_model", None)
+    monkeypatch.setattr(standalone_model, "fingerprint", None)
+    file, folder = repository / "iris/2/model.onnx", repository / "iris"
+    assert settings_of([str(file), str(folder)]).models == (file, folder)
+
+
 def test_a_model_given_as_a_repository_is_refused_with_the_remedy(repository: Path) -> None:
     with pytest.raises(click.UsageError, match="is a model; pass its parent"):
         settings_of(["--model-repository", str(repository / "iris")])
