@@ -67,5 +67,6 @@ pytest.MonkeyPatch().setattr(trial_load, "run", lambda *_, **__: None)
 def trials(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
     """Trial loads take place, as outside of tests; the result is the folder of what passed."""
     monkeypatch.setattr(trial_load, "run", _run)
+    monkeypatch.setattr(trial_load, "_failures", {})
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     return tmp_path / "cache" / "modelport" / "trials"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import select
 import signal
@@ -15,7 +16,13 @@ import pytest
 from modelport.exporters.formats import FORMATS
 from modelport.gateway import backends
 from modelport.gateway.backends.base import Artifact
-from modelport.gateway.errors import IntegrityError, ModelportError, Unsupported
+from modelport.gateway.errors import (
+    IntegrityError,
+    Internal,
+    ModelportError,
+    Unavailable,
+    Unsupported,
+)
 from modelport.gateway.repository import config as configuration
 from modelport.gateway.repository.artifact_checks import trial_load
 from modelport.gateway.repository.artifact_checks.torch_archive import EXTRA, SIGNATURE
@@ -56,6 +63,18 @@ def exits(file: Path) -> None:
 def computes(file: Path) -> None:
     while True:
         pass
+
+
+def killed(file: Path) -> None:
+    signal.raise_signal(signal.SIGKILL)
+
+
+def lacks_room(file: Path) -> None:
+    raise OSError(errno.ENOSPC, "no space left on device")
+
+
+def waits_for_a_server(file: Path) -> None:
+    raise Unavailable("the server is not up")
 
 
 def hoards(file: Path) -> None:
@@ -148,12 +167,65 @@ def test_verdicts_are_kept_of_the_newest_files(
     assert len(list(trials.iterdir())) == 4
 
 
-def test_the_error_of_a_trial_is_raised_and_a_file_that_failed_is_tried_again(
-    file: Path, trials: Path
+@pytest.mark.parametrize(
+    ("function", "kind", "reason"),
+    [
+        (refuses, Unsupported, "is native code"),
+        (crashes, IntegrityError, "SIGSEGV"),
+        (computes, IntegrityError, "SIGXCPU"),
+        (fails, Internal, "unexpected ZeroDivisionError"),
+    ],
+)
+def test_content_that_failed_is_not_tried_again_until_it_changes(
+    function: Any,
+    kind: type[Exception],
+    reason: str,
+    file: Path,
+    trials: Path,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    tried: list[Path] = []
+    run = trial_load._run
+    monkeypatch.setattr(trial_load, "_run", lambda *given: (tried.append(given[0]), run(*given)))
+    if function is computes:
+        monkeypatch.setattr(trial_load, "CPU_SECONDS", 1)
+    more = {"of": "native code"} if function is refuses else {}
+    errors = set()
     for _ in range(2):
-        with pytest.raises(Unsupported, match=r"'model\.pt' is native code"):
-            trial_load.run(_named(refuses), file, of="native code")
+        with pytest.raises(kind, match=reason) as caught:
+            trial_load.run(_named(function), file, **more)
+        errors.add(str(caught.value))
+    assert (len(tried), len(errors)) == (1, 1)
+    file.write_bytes(b"other weights")
+    monkeypatch.setattr(trial_load, "_run", lambda path, _: tried.append(path))
+    trial_load.run(_named(function), file, **more)
+    assert len(tried) == 2
+
+
+@pytest.mark.parametrize("function", [killed, lacks_room, waits_for_a_server])
+def test_a_trial_that_failed_for_want_of_something_is_repeated(
+    function: Any, file: Path, trials: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with pytest.raises(ModelportError):
+        trial_load.run(_named(function), file)
+    tried: list[Path] = []
+    monkeypatch.setattr(trial_load, "_run", lambda path, _: tried.append(path))
+    trial_load.run(_named(function), file)
+    assert tried == [file]
+
+
+def test_failures_are_kept_of_the_newest_files(
+    file: Path, trials: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refused(path: Path, request: dict[str, Any]) -> None:
+        raise Unsupported(str(request["arguments"]["number"]))
+
+    monkeypatch.setattr(trial_load, "_run", refused)
+    monkeypatch.setattr(trial_load, "MAX_FAILURES", 3)
+    for number in range(9):
+        with pytest.raises(Unsupported):
+            trial_load.run(_named(passes), file, number=number)
+    assert [reason for _, reason in trial_load._failures.values()] == ["6", "7", "8"]
 
 
 def test_the_reason_names_how_the_process_ended(file: Path, trials: Path) -> None:

@@ -4,7 +4,8 @@ Compilers in native code recurse: a hostile or damaged file can end the process 
 compiles or first runs it, and no check of the file foresees that. The trial's process has less
 stack than a thread of this one, limits of memory and of CPU time, and is the first that the system
 ends when memory runs out. Content that passed is remembered in ``<cache>/trials``, for every
-process of this user.
+process of this user; content that failed, in this process, so that a retry of its load costs
+nothing until the file changes.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ from typing import Any
 
 import modelport
 from modelport.gateway import errors
-from modelport.gateway.errors import IntegrityError, Internal, ModelportError
+from modelport.gateway.errors import IntegrityError, Internal, ModelportError, Unavailable
 from modelport.gateway.repository import manifest
 
 CPU_SECONDS = 600
@@ -42,9 +43,14 @@ UNLIMITED_STACK = 2 << 20
 #: The system ends this process before any other.
 OOM_SCORE = "1000"
 MAX_VERDICTS = 1000
+MAX_FAILURES = 1000
 MAX_REPORT_BYTES = 64 * 1024
 
 _PASSED = b"passed"
+#: The classes and reasons of failures, oldest first. Each is the content's own fault.
+_failures: dict[str, tuple[type[ModelportError], str]] = {}
+#: Signals that do not come from the file.
+_FROM_OUTSIDE = frozenset({-signal.SIGKILL, -signal.SIGTERM, -signal.SIGINT, -signal.SIGHUP})
 #: Not ``-m``, which would look for the package in the current folder first.
 _MAIN = f"""
 import sys
@@ -63,7 +69,7 @@ def run(function: str, file: Path, **arguments: Any) -> None:
 
     Raises:
         IntegrityError: the process did not come to an end by itself.
-        ModelportError: whatever the function raised.
+        ModelportError: the error of the function, or of an earlier call for the same content.
     """
     request = {
         "function": function,
@@ -71,13 +77,37 @@ def run(function: str, file: Path, **arguments: Any) -> None:
         "cpu_seconds": CPU_SECONDS,
         "memory_bytes": int(MEMORY_SHARE * _memory_bytes()),
     }
-    key = [request, file.name, manifest.sha256_of(file), modelport.__version__, _version("torch")]
-    with _verdict(hashlib.sha256(json.dumps(key, sort_keys=True).encode()).hexdigest()) as verdict:
+    facts = [request, file.name, manifest.sha256_of(file), modelport.__version__, _version("torch")]
+    key = hashlib.sha256(json.dumps(facts, sort_keys=True).encode()).hexdigest()
+    with _verdict(key) as verdict:
         if verdict is not None and os.read(verdict, len(_PASSED)) == _PASSED:
             return
-        _run(file, request | {"file": str(file)})
+        if key in _failures:
+            kind, reason = _failures[key]
+            raise kind(reason)
+        try:
+            _run(file, request | {"file": str(file)})
+        except _NotTheContent as error:
+            raise error.error from error
+        except ModelportError as error:
+            _remember(key, error)
+            raise
         if verdict is not None:
             os.write(verdict, _PASSED)
+
+
+class _NotTheContent(Exception):
+    """The trial failed with ``error`` for a reason that may be gone next time."""
+
+    def __init__(self, error: ModelportError) -> None:
+        super().__init__(str(error))
+        self.error = error
+
+
+def _remember(key: str, error: ModelportError) -> None:
+    _failures[key] = type(error), str(error)
+    for oldest in list(_failures)[:-MAX_FAILURES]:
+        _failures.pop(oldest, None)
 
 
 def _version(package: str) -> str:
@@ -139,15 +169,17 @@ def _run(file: Path, request: dict[str, Any]) -> None:
                 status = process.wait()
         said = report.read(MAX_REPORT_BYTES)
     if status or not said:
-        raise IntegrityError(
+        ended = IntegrityError(
             f"'{file.name}' does not load: the process that tried it ended with {_ending(status)}: "
             "refused; it is damaged, too deep for its compiler, or hostile: export the model "
             "again, or sign the version"
         )
+        # The system kills for want of memory, and this process after ``WALL_SECONDS``.
+        raise _NotTheContent(ended) if status in _FROM_OUTSIDE else ended
     found = json.loads(said)
     if found["error"]:
-        kind = getattr(errors, found["error"], Internal)
-        raise kind(found["reason"])
+        error: ModelportError = getattr(errors, found["error"], Internal)(found["reason"])
+        raise error if found["lasting"] else _NotTheContent(error)
 
 
 def _ending(status: int) -> str:
@@ -181,20 +213,25 @@ def main() -> None:
     thread.join()
 
 
-def _call(request: dict[str, Any]) -> dict[str, str]:
+def _call(request: dict[str, Any]) -> dict[str, Any]:
     module, _, name = request["function"].partition(":")
     file = Path(request["file"])
     try:
         getattr(importlib.import_module(module), name)(file, **request["arguments"])
     except ModelportError as error:
         kinds = (kind.__name__ for kind in type(error).__mro__)
-        return {"error": next(k for k in kinds if hasattr(errors, k)), "reason": str(error)}
+        return {
+            "error": next(k for k in kinds if hasattr(errors, k)),
+            "reason": str(error),
+            "lasting": not isinstance(error, Unavailable | Internal),
+        }
     except Exception as error:
         return {
             "error": Internal.__name__,
             "reason": f"'{file.name}' does not load: unexpected {type(error).__name__}",
+            "lasting": not isinstance(error, OSError),
         }
-    return {"error": "", "reason": ""}
+    return {"error": ""}
 
 
 def _limit(request: dict[str, Any]) -> None:
