@@ -146,7 +146,7 @@ def build(
         known: hyper-parameters from the command line and the checkpoint.
 
     Raises:
-        UsageError: the factory refuses, or what it declares is no ``ModelSpec``.
+        UsageError: the factory refuses, returns no module, or declares no ``ModelSpec``.
     """
     factory = find_factory(model)
     declared = getattr(factory, ATTRIBUTE, None)
@@ -160,6 +160,10 @@ def build(
             f"--model '{model}' cannot be built with {kwargs or 'no arguments'}: {error}; "
             "correct --model-kwargs"
         ) from error
+    if not callable(getattr(module, "state_dict", None)):
+        raise UsageError(
+            f"--model '{model}' returns a {type(module).__name__}; return a torch.nn.Module"
+        )
     spec = declared or getattr(module, ATTRIBUTE, None)
     if spec is not None and not isinstance(spec, ModelSpec):
         raise UsageError(

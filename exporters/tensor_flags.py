@@ -11,6 +11,8 @@ from modelport.gateway.types import Axis, Datatype, TensorSpec
 
 #: Longest size of a dynamic axis without declared bounds.
 DEFAULT_LONGEST = 128
+#: Runtimes index a dimension by 32 bits.
+MAX_SIZE = 2**31 - 1
 
 _INPUT = re.compile(
     r"(?P<name>[^:\[\]=]+):(?P<datatype>\w+)\[(?P<dims>[^\]]*)\]"
@@ -101,6 +103,8 @@ def _tensor(value: _Value, axes: _Axes) -> TensorSpec:
         if match is None:
             raise ValueError("it has another form")
         name, datatype = match["name"].strip(), _datatype(match["datatype"])
+        if not name.isprintable():
+            raise ValueError(f"the name {name!r} is not printable")
         texts = [dim.strip() for dim in match["dims"].split(",") if dim.strip()]
         dims = tuple(_dim(dim, axes, value) for dim in texts)
         low, high = _bound(match["low"]), _bound(match["high"])
@@ -128,15 +132,21 @@ def _datatype(text: str) -> Datatype:
 
 def _dim(text: str, axes: _Axes, value: _Value) -> int | str:
     if text.isdecimal() and int(text) > 0:
-        return int(text)
+        return _size(text)
     match = _AXIS.fullmatch(text)
     if match is None:
         raise ValueError(f"'{text}' is neither a size nor the name of an axis")
-    bounds = None if match["low"] is None else (int(match["low"]), int(match["high"]))
+    bounds = None if match["low"] is None else (_size(match["low"]), _size(match["high"]))
     if bounds is not None and not 0 < bounds[0] <= bounds[1]:
         raise ValueError(f"the bounds of axis '{match['name']}' are empty")
     axes.add(match["name"], bounds, value)
     return match["name"]
+
+
+def _size(text: str) -> int:
+    if int(text) > MAX_SIZE:
+        raise ValueError(f"'{text}' is larger than {MAX_SIZE}")
+    return int(text)
 
 
 def _bound(text: str | None) -> float | str | None:

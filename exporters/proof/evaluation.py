@@ -71,13 +71,15 @@ def read(path: Path, source: Source) -> HeldOut:
         UsageError: it cannot be read, or an input is missing or has the wrong shape or datatype.
     """
     try:
-        if zip_guard.is_zip(path):
-            zip_guard.check(path)
+        if not zip_guard.is_zip(path):
+            raise ValueError("it is not a zip archive")
+        zip_guard.check(path)
         with np.load(path, allow_pickle=False) as file:
             arrays = {name: file[name] for name in file.files}
     except Exception as error:  # a damaged file can raise almost anything
+        reason = (error.strerror if isinstance(error, OSError) else None) or error
         raise UsageError(
-            f"--data '{path}' is not a readable .npz file: {error}; write one with numpy.savez"
+            f"--data '{path}' is not a readable .npz file: {reason}; write one with numpy.savez"
         ) from error
     if not source.signature.max_batch_size:
         raise UsageError(f"--data needs a model that batches; '{source.spec.name}' does not")
