@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from modelport.gateway.errors import IntegrityError
-from modelport.gateway.repository import files
+from modelport.gateway.repository import untrusted_files
 from modelport.gateway.repository.scan import ModelEntry, VersionEntry
 
 
@@ -73,8 +73,8 @@ class VersionFiles:
 
 
 def _below(folder: Path, seen: set[tuple[int, int]]) -> Iterator[str]:
-    """Every file below ``folder``, also behind links to folders, each of which is entered once."""
-    for name in files.below(folder):
+    """Every file below ``folder``, also behind links to folders; a folder is entered once."""
+    for name in untrusted_files.below(folder):
         yield name
         linked = folder / name
         if os.path.islink(linked) and linked.is_dir():

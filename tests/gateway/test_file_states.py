@@ -15,7 +15,7 @@ from modelport.gateway.errors import IntegrityError
 from modelport.gateway.models.loader import VersionLoader
 from modelport.gateway.models.model import ServedVersion, VersionState
 from modelport.gateway.repository import config as configuration
-from modelport.gateway.repository import manifest, scan, signed_config, signing, standalone
+from modelport.gateway.repository import manifest, scan, signed_config, signing, standalone_model
 from modelport.gateway.repository.file_states import VersionFiles
 from modelport.gateway.repository.signing import PrivateKey
 from modelport.gateway.settings import Settings
@@ -164,7 +164,7 @@ def test_a_signed_version_is_loaded_from_its_verified_copy(
 
 def test_neighbours_of_a_single_file_may_change(tmp_path: Path) -> None:
     path = models.multiply(tmp_path / "net.onnx")
-    entry = standalone.scan(path)
+    entry = standalone_model.scan(path)
     before = VersionFiles(entry, entry.versions[1])
     (tmp_path / "notes.txt").write_text("unrelated")
     before.check()

@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import IO, NamedTuple
 
 from modelport.gateway.errors import IntegrityError
-from modelport.gateway.repository import files
+from modelport.gateway.repository import untrusted_files
 
 MAX_RECORDS = 1_000_000
 MAX_DIRECTORY_BYTES = 256 << 20
@@ -83,7 +83,7 @@ def check(path: Path, one_root: bool = False) -> None:
 
 def is_zip(path: Path) -> bool:
     """Whether the file begins like a zip that ``check`` accepts, even if it is damaged."""
-    with files.open_file(path) as file:
+    with untrusted_files.open_file(path) as file:
         return file.read(4) in (b"PK\x03\x04", b"PK\x05\x06")
 
 
