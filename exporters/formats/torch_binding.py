@@ -78,7 +78,6 @@ def signature_of(path: Path) -> ModelSignature:
     signature = Archive(path).signature()
     if signature is None:
         raise Unsupported(
-            f"'{path.name}' does not say what its inputs and outputs are called; export the model "
-            "with modelport"
+            f"'{path.name}' does not name its inputs and outputs; export the model with modelport"
         )
     return signature

@@ -43,10 +43,10 @@ OTHER_PACKAGE = "the event loop itself"
 #: Layers by Python file; the innermost matching frame of a stack counts. The outermost are the
 #: program that runs the loop.
 PACKAGES = (
-    (re.compile(r"\bgateway/(\w*cli|server)\.py"), OTHER_PACKAGE),
+    (re.compile(r"\bgateway/(cli/|server/app\.py)"), OTHER_PACKAGE),
     (re.compile(r"\bgateway/(server|wire)/"), "HTTP and gRPC on the socket (server, wire)"),
     (re.compile(r"\bgateway/protocols/"), "decode and encode (protocols)"),
-    (re.compile(r"\bgateway/batching/"), "batching"),
+    (re.compile(r"\bgateway/inference/batching/"), "batching"),
     (re.compile(r"\bgateway/backends/embedded/"), "embedded backend"),
     (re.compile(r"\bgateway/(upstream|backends)/"), "upstream, remote backends"),
     (re.compile(r"\bgateway/"), "data plane: routing, checks, admission, statistics"),

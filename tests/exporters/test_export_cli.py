@@ -7,6 +7,7 @@ import json
 import re
 import resource
 import subprocess
+import sys
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -254,8 +255,9 @@ def test_an_interrupt_is_one_line_even_where_a_library_makes_another_error_of_it
 
 
 def test_a_full_disk_is_one_line_and_leaves_nothing_behind(
-    invoke: Invoke, fraud_checkpoint: Path, tmp_path: Path
+    invoke: Invoke, fraud_checkpoint: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(sys, "dont_write_bytecode", True)  # it would be cut short
     before = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (4096, before[1]))
     try:

@@ -242,6 +242,7 @@ tensor = lambda name: TensorSpec(name, Datatype.FP32, (256,))
 declared = ModelSignature((tensor("x"),), (tensor("y"),), 8)
 spec = ModelSpec("m", lambda module, batch: declared)
 model = source(torch.nn.Linear(256, 256), spec, declared)
+sys.dont_write_bytecode = True  # it would be cut short
 resource.setrlimit(resource.RLIMIT_FSIZE, (100_000, 100_000))
 for row in (torchscript, pt2):
     try:

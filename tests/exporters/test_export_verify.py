@@ -384,4 +384,4 @@ def test_a_path_that_is_not_a_version_gets_a_one_line_error(place: Path) -> None
 
 def test_options_of_the_proof_make_no_sense_without_it(version: Path) -> None:
     line = line_of(run(version, "--integrity", "--checkpoint", "fraud.pt"), 2)
-    assert line == "--integrity proves nothing again; leave --checkpoint"
+    assert line == "--integrity repeats no proof; omit --checkpoint"

@@ -56,6 +56,7 @@ def limited(file_bytes: int, model: Path, tmp_path: Path, *arguments: object) ->
         text=True,
         cwd=ROOT,
         timeout=120,
+        env={**os.environ, "PYTHONDONTWRITEBYTECODE": "1"},  # it would be cut short
         preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (file_bytes, file_bytes)),
     )
     return found.returncode, " ".join(found.stdout.split()) + found.stderr

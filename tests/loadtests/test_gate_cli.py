@@ -167,6 +167,7 @@ def test_a_report_on_a_full_disk_leaves_the_verdict(copy: Path, tmp_path: Path) 
         text=True,
         cwd=ROOT,
         timeout=LIMIT_SECONDS,
+        env={**os.environ, "PYTHONDONTWRITEBYTECODE": "1"},  # it would be cut short
         preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (512, 512)),
     )
     assert found.returncode == 1

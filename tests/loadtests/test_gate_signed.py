@@ -92,4 +92,4 @@ def test_a_signature_of_another_version_fails_unmeasured(signed: Signed, tmp_pat
     for name in ("model.onnx", "certificate.json"):
         shutil.copy(other / "1" / name, signed.model / "2" / name)
     manifest.write(signed.model / "2")
-    assert "is not what" in refused(signed, signed.right)
+    assert "certificate.json does not match certificate.json.sig" in refused(signed, signed.right)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import resource
 import signal
 import subprocess
@@ -100,6 +101,7 @@ def test_a_full_disk_ends_the_run_and_is_named() -> None:
             text=True,
             timeout=60,
             check=False,
+            env={**os.environ, "PYTHONDONTWRITEBYTECODE": "1"},  # it would be cut short
             preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_FSIZE, small),
         )
     assert done.returncode == 1, done.stderr
