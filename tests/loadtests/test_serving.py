@@ -152,10 +152,10 @@ def test_a_killed_measurer_leaves_nothing_of_a_server_that_started_others(tmp_pa
     program = f"""
 import sys
 from pathlib import Path
-from modelport.loadtests.serving.server import Launch, served
+from modelport.loadtests.serving.server import MeasuredServerLaunch, served
 class Launcher:
     def launch(self, work):
-        return Launch((sys.executable, "-c", {launcher!r}), {{}}, ready=lambda: True)
+        return MeasuredServerLaunch((sys.executable, "-c", {launcher!r}), {{}}, ready=lambda: True)
 with served(Launcher(), Path({str(tmp_path / "run")!r})) as server:
     print(server.process.pid, flush=True)
     input()
