@@ -245,6 +245,9 @@ def programs(mark: Path) -> dict[str, tuple[bytes, str]]:
 
         return changed(edit)
 
+    def many(join: str, count: int) -> str:
+        return join.join(f"s{number}" for number in range(count))
+
     def resize(text: str) -> bytes:
         size = {"as_expr": {"expr_str": text, "hint": {"as_int": 4}}}
 
@@ -284,7 +287,29 @@ def programs(mark: Path) -> dict[str, tuple[bytes, str]]:
         ),
         "evaluates a size": (resize(call), "is no size"),
         "evaluates a size by sympy's names": (resize("sympify('x')"), "is no size"),
-        "evaluates a size for ever": (resize("9**9**9"), "is no size"),
+        "evaluates a size for ever": (resize("9**9**9"), "too complex"),
+        "expands a power of a sum": (resize(f"({many('+', 20)})**64"), "too complex"),
+        "expands a product of sums": (
+            resize("*".join(f"(a{n}+b{n})" for n in range(7))),
+            "too complex",
+        ),
+        "expands a product of sums in a function": (
+            resize("Mul(" + ",".join(f"Add(a{n},b{n})" for n in range(7)) + ")"),
+            "too complex",
+        ),
+        "expands a power by a symbol": (resize("(s0+s1)**s2"), "too complex"),
+        "compares many symbols": (resize(f"Max({many(',', 65)})"), "too complex"),
+        "nests comparisons": (resize("Max(s0,Min(s1," * 33 + "s2" + "))" * 33), "too complex"),
+        "nests signs": (resize("-" * 3000 + "s0"), "is "),
+        "is a long size": (resize(many("+", 1000)), "is no size"),
+        "nests roots": (resize("sqrt(2+" * 80 + "2" + ")" * 80), "is no size"),
+        "writes a number with millions of digits": (
+            resize("ceiling(Float('1e99999999'))"),
+            "is no size",
+        ),
+        "wants millions of digits": (resize("Float('1', precision=99999999)"), "is no size"),
+        "wants millions of decimals": (resize("Float('1', 99999999)"), "is no size"),
+        "is a long number": (resize(f"Integer('{'9' * 4000}')"), "is no size"),
         "evaluates the name of a range": (
             changed(lambda d: d.update(range_constraints={call: {"min_val": 0, "max_val": 1}})),
             "is no size",

@@ -9,7 +9,9 @@ from __future__ import annotations
 
 import ast
 import json
+import math
 import re
+from collections.abc import Iterator
 from typing import Any
 
 from modelport.gateway.errors import IntegrityError
@@ -36,7 +38,10 @@ _TREES = frozenset({None, "builtins.tuple", "builtins.list", "builtins.dict"}) |
 #: Values that torch quotes as strings, or notes for people.
 _TEXTS = frozenset({"as_string", "as_strings", "torch_version", "stack_trace"})
 
-MAX_EXPRESSION = 10_000
+#: Sympy expands and compares expressions, at a cost that grows with the product of their sums.
+MAX_EXPRESSION = 4000
+MAX_LEAVES = 64
+MAX_TERMS = 100
 MAX_NUMBER = 2**64
 MAX_POWER = 64
 
@@ -49,11 +54,15 @@ _FUNCTIONS = frozenset(
         IsNonOverlappingAndDenseIndicator Le LessThan Lt Max Min Mod ModularIndexing Mul Ne Not Or
         Piecewise Pow PowByNatural PythonMod RShift Rational RoundDecimal RoundToInt
         StrictGreaterThan StrictLessThan Symbol ToFloat TruncToFloat TruncToInt Unequality Where
-        ceiling floor max min sqrt
+        ceiling floor max min
         """
     )
 )
-_QUOTING = frozenset({"Symbol", "Float", "Integer"})
+_ATOMS = frozenset({"Symbol", "Float", "Integer"})
+_SUMS = frozenset({"Add", "And", "Or", "Piecewise", "ExprCondPair"})
+#: As sympy writes numbers that are not whole, in double precision.
+_FLOAT = re.compile(r"-?\d{1,20}(\.\d{0,40})?(e[+-]?\d{1,2})?", re.ASCII)
+_FLOAT_BITS = 53
 _POWERS = frozenset({"Pow", "PowByNatural", "FloatPow"})
 _METHODS = frozenset({"size", "stride", "storage_offset", "dim", "numel", "item"})
 _PLAIN = (
@@ -200,8 +209,12 @@ class _Program:
             if not self._is_plain(node, quoted):
                 raise self._refused(text[:100], "is no size")
             power *= _exponent(node)
-        if power > MAX_POWER:
-            raise self._refused(text[:100], "is no size")
+        try:
+            if _leaves(tree) > MAX_LEAVES or power > MAX_POWER:
+                raise ValueError("it costs too much")
+            _terms(tree)
+        except (ValueError, RecursionError) as error:
+            raise self._refused(text[:100], "is too complex for a size") from error
 
     def _is_plain(self, node: ast.AST, quoted: set[ast.AST]) -> bool:
         """Whether a node is a plain expression; ``quoted``: strings used as names or numbers."""
@@ -216,13 +229,15 @@ class _Program:
                 quoted.add(place)
                 return True
             case ast.Call(func=ast.Name(id=name), args=arguments):
-                if name in _QUOTING:
+                if name == "Float":
+                    return _is_float(node, quoted)
+                if name == "Symbol":
                     quoted.update(arguments)
                 return name in _FUNCTIONS
             case ast.Call(func=ast.Attribute(), keywords=[]):
                 return True  # the attribute itself is checked below
             case ast.Attribute(value=ast.Name(id="math"), attr=name):
-                return name in ("ceil", "floor", "trunc", "sqrt", "inf")
+                return name in ("ceil", "floor", "trunc", "inf")
             case ast.Attribute(attr=name):
                 return name in _METHODS
         return isinstance(node, _PLAIN)
@@ -234,8 +249,66 @@ class _Program:
         )
 
 
+def _is_float(call: ast.Call, quoted: set[ast.AST]) -> bool:
+    """Whether a call is a number of double precision; its text is added to ``quoted``."""
+    match call:
+        case ast.Call(args=[ast.Constant(value=str(text)) as number]):
+            quoted.add(number)
+        case _:
+            return False
+    bits = [keyword.value for keyword in call.keywords if keyword.arg == "precision"]
+    return (
+        _FLOAT.fullmatch(text) is not None
+        and len(bits) == len(call.keywords)
+        and all(isinstance(each, ast.Constant) and each.value == _FLOAT_BITS for each in bits)
+    )
+
+
+def _leaves(tree: ast.AST) -> int:
+    """The number of symbols and numbers in an expression."""
+    count, inner = 0, set[ast.AST]()
+    for node in ast.walk(tree):
+        match node:
+            case ast.Call(func=ast.Name(id=name) as function, args=args, keywords=keywords):
+                inner.add(function)
+                values = [*args, *(keyword.value for keyword in keywords)]
+                if name in _ATOMS and all(isinstance(value, ast.Constant) for value in values):
+                    inner.update(values)
+                    count += 1
+            case ast.Name() | ast.Constant() if node not in inner:
+                count += 1
+    return count
+
+
+def _terms(node: ast.AST) -> int:
+    """The most terms of an expression, once its products and powers of sums are expanded.
+
+    Raises:
+        ValueError: there may be more than ``MAX_TERMS``.
+    """
+    match node:
+        case (
+            ast.BinOp(op=ast.Pow(), left=base)
+            | ast.Call(func=ast.Name(id="Pow" | "PowByNatural" | "FloatPow"), args=[base, _])
+        ):
+            terms = int(_terms(base) ** _exponent(node))
+        case ast.Call(func=ast.Name(id=name), args=parts) if name in _SUMS:
+            terms = sum(map(_terms, parts))
+        case ast.BinOp(op=ast.Add() | ast.Sub()) | ast.BoolOp() | ast.Compare() | ast.Tuple():
+            terms = sum(map(_terms, _operands(node)))
+        case _:
+            terms = math.prod(map(_terms, _operands(node)))
+    if terms > MAX_TERMS:
+        raise ValueError("it has too many terms")
+    return terms
+
+
+def _operands(node: ast.AST) -> Iterator[ast.AST]:
+    return (child for child in ast.iter_child_nodes(node) if isinstance(child, ast.expr))
+
+
 def _exponent(node: ast.AST) -> int:
-    """The factor by which a power lengthens a number; symbols are not evaluated."""
+    """The factor by which a power lengthens a number; an exponent must be a number."""
     match node:
         case ast.BinOp(op=ast.Pow(), right=exponent):
             pass
@@ -250,6 +323,4 @@ def _exponent(node: ast.AST) -> int:
             return max(1, abs(value))
         case ast.UnaryOp(operand=ast.Call(args=[ast.Constant(value=int(value))])):
             return max(1, abs(value))
-        case ast.Name() | ast.Call(func=ast.Name(id="Symbol")):
-            return 1
     return MAX_POWER + 1
