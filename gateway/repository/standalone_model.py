@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
-from modelport.gateway.errors import InvalidArgument
+from modelport.gateway.errors import IntegrityError, InvalidArgument
 from modelport.gateway.extensions.backend_descriptors import Platform, platforms
 from modelport.gateway.repository import config as configuration
 from modelport.gateway.repository import untrusted_files
@@ -111,6 +111,9 @@ def _lone(path: Path, platform: Platform) -> ModelEntry:
     weights = path.with_name(f"{path.name}.data")  # ONNX stores large weights beside the graph
     found = [path, weights] if weights.exists() else [path]
     if path.is_dir():
-        found = [path / name for name in untrusted_files.below(path)]
+        try:
+            found = [path / name for name in untrusted_files.below(path)]
+        except IntegrityError as error:
+            raise IntegrityError(f"'{path}' cannot be served: {error}") from error
     version = VersionEntry(1, path.parent, fingerprint(path.parent, found))
     return ModelEntry(name, path.parent, configuration.to_text(config), {1: version})

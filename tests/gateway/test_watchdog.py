@@ -77,7 +77,7 @@ async def test_a_blocked_loop_is_logged_once_with_its_cause_and_its_end() -> Non
     blocked = [entry for entry in logs if entry["event"] == "the event loop is blocked"]
     assert len(blocked) == 1
     assert any("wait_for" in frame for frame in blocked[0]["blocked_in"])
-    assert any("test_what_blocks_the_loop" in frame for frame in blocked[0]["blocked_in"])
+    assert any("test_a_blocked_loop" in frame for frame in blocked[0]["blocked_in"])
 
 
 async def test_a_loop_that_turns_is_worth_no_word() -> None:
