@@ -141,7 +141,7 @@ scaling: $(READY) ## Measure what a second worker brings
 
 workers: $(READY) ## Run the conformance and shutdown suites with two workers
 	MODELPORT_WORKERS=2 $(BIN)/python -m pytest tests/conformance tests/faults/test_shutdown.py
-	MODELPORT_SLOW_TESTS=1 $(BIN)/python -m pytest tests/workers
+	MODELPORT_SLOW_TESTS=1 $(BIN)/python -m pytest tests/gateway/server/workers
 
 table: $(READY) ## Export every model to every format and write its page of the documentation
 	$(BIN)/python -m modelport.exporters.demo_models.table
@@ -177,8 +177,8 @@ managed: $(READY) ## Kill -9 managed TorchServe and Triton, the real ones, under
 storage: $(READY) ## Kill publishers to S3, race and cut off gateways; Azure's and Google's emulators (needs Node)
 	$(INSTALL) --no-build-isolation --editable ".[azure,gcs]" gcp-storage-emulator
 	MODELPORT_SLOW_TESTS=1 $(BIN)/python -m pytest --timeout=900 -s \
-		tests/gateway/test_storage_kills.py tests/gateway/test_storage_emulators.py \
-		tests/gateway/test_storage_gateways.py tests/gateway/test_storage_served.py
+		tests/gateway/repository/storage/test_killed_publishers.py tests/gateway/repository/storage/test_emulators.py \
+		tests/gateway/repository/storage/test_served_during_attacks.py tests/gateway/repository/storage/test_served.py
 
 triton-package: $(READY) ## Prove Triton packages and warm-up samples in a real Triton
 	$(BIN)/python -m tests.triton_package

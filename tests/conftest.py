@@ -22,14 +22,14 @@ sys.dont_write_bytecode = False
 LONG = [
     Path(__file__).parent / f"{name}.py"
     for name in (
-        "workers/test_processes",
+        "gateway/server/workers/test_processes",
         "docs/test_blocks",
         "faults/test_shutdown",
         "exporters/test_export_cli",
         "faults/test_managed",
         "exporters/test_export_formats",
         "faults/test_upstream",
-        "gateway/test_embedded",
+        "gateway/backends/embedded/test_runtimes",
         "attacks/test_cost",
         "exporters/test_export_tflite",
         "attacks/test_trial",
@@ -44,7 +44,7 @@ LONG = [
         "faults/test_versions",
         "loadtests/test_gate_retrained",
         "loadtests/test_run",
-        "gateway/test_manager_formats",
+        "gateway/models/test_formats",
         "faults/test_overload",
         "attacks/test_fuzz",
     )

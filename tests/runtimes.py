@@ -43,7 +43,7 @@ def main() -> int:
 
 
 def _compiled(work: Path) -> Any:
-    from tests.gateway import runtimes
+    from tests.gateway.backends.embedded import runtimes
 
     for name in runtimes.MODELS:
         model = runtimes.source(name)
@@ -106,7 +106,7 @@ def _grown(work: Path, name: str, leaking: bool) -> float:
 def grown_here(work: Path, name: str, leaking: bool) -> float:
     """Bytes that stay after ``LOADS`` loads, compared with after ``SETTLED``."""
     from modelport.gateway.repository import config
-    from tests.gateway import runtimes
+    from tests.gateway.backends.embedded import runtimes
 
     platform = next(p for p in config.PLATFORMS if p.format == name)
     text = (

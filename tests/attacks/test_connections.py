@@ -46,7 +46,7 @@ from modelport.gateway.wire.http2.frames import (
     frame,
     settings,
 )
-from tests.front.grpc_peer import MAX_MESSAGE, REQUEST, Probe, Wire, block, head, prefixed
+from tests.gateway.server.grpc_peer import MAX_MESSAGE, REQUEST, Probe, Wire, block, head, prefixed
 
 #: Allowed to a frame, to one that may open a call, to a byte, and besides.
 FRAME_SECONDS, CALL_SECONDS, BYTE_SECONDS, FREE_SECONDS = 50e-6, 500e-6, 0.3e-6, 0.02

@@ -32,7 +32,7 @@ from modelport.gateway.types import (
     InferResponse,
     Tensor,
 )
-from tests.gateway.batchers import make
+from tests.gateway.inference.batching.batchers import make
 
 CASES = int(os.environ.get("MODELPORT_BATCHING_CASES", "10000"))
 IN_FLIGHT = 48

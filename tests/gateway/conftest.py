@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from modelport.gateway.inference.shared_memory import FOLDER
-from tests.gateway.storage import ENVIRONMENT, Moto
+from tests.gateway.repository.storage.moto_server import ENVIRONMENT, Moto
 
 #: Makes a shared memory object of a size that begins with a content; returns its key.
 NewObject = Callable[..., str]

@@ -11,7 +11,7 @@ import pytest
 from click.testing import CliRunner
 
 from modelport.loadtests.gate import cli
-from tests.gateway.storage import ENVIRONMENT, Moto
+from tests.gateway.repository.storage.moto_server import ENVIRONMENT, Moto
 from tests.loadtests.gating.models import published
 
 pytestmark = pytest.mark.skipif(

@@ -27,7 +27,7 @@ from rich.table import Table
 
 from modelport.loadtests.processes import HOST, free_ports
 from tests import verb
-from tests.gateway.storage import Moto
+from tests.gateway.repository.storage.moto_server import Moto
 from tests.ray import checks, cluster
 from tests.ray.cluster import SOURCE, Cluster, Node, proxies, running
 from tests.ray.traffic import Client, Entry, Ledger, load, over_grpc, over_http

@@ -26,7 +26,7 @@ import psutil
 
 from modelport.loadtests import environments
 from modelport.loadtests.processes import HOST, free_ports
-from tests.gateway import storage
+from tests.gateway.repository.storage import moto_server
 
 ROOT = environments.ROOT
 SOURCE = ROOT / "deploy" / "ray"
@@ -54,7 +54,7 @@ def environment() -> dict[str, str]:
     """For every process of the cluster: this source, and nothing that phones home."""
     return {
         **os.environ,
-        **storage.ENVIRONMENT,
+        **moto_server.ENVIRONMENT,
         **HEALTH,
         "PYTHONPATH": os.pathsep.join([str(SOURCE), str(ROOT)]),
         "RAY_USAGE_STATS_ENABLED": "0",

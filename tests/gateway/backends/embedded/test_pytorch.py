@@ -1,0 +1,331 @@
+"""Embedded PyTorch: every datatype, the names of Triton's rules, and archives that are refused."""
+
+from __future__ import annotations
+
+import gc
+import io
+import pickle
+import warnings
+import zipfile
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+from torch._subclasses.fake_tensor import FakeTensorMode
+
+from modelport.gateway.backends.embedded import pytorch, warmup
+from modelport.gateway.errors import (
+    IntegrityError,
+    Internal,
+    InvalidArgument,
+    ModelportError,
+    Unsupported,
+)
+from modelport.gateway.types import NUMPY_DTYPES, Datatype, Tensor
+from tests import models
+from tests.gateway.backends.embedded.runtimes import fp32, load, run
+
+pytestmark = pytest.mark.filterwarnings("ignore:`torch.jit:DeprecationWarning")
+
+
+def text(inputs: list[str], outputs: list[str], extra: str = "", batch: int = 4) -> str:
+    described = models.config("m", inputs, outputs, batch, "pytorch", extra)
+    return described if "platform" in extra else described + ' platform: "pytorch_libtorch"'
+
+
+XY = text(["x FP32 4"], ["y FP32 4"])
+PT2 = text(["x FP32 4"], ["y FP32 4"], 'platform: "torch_export"')
+
+
+def traced(version: Path, module: nn.Module, *example: Any) -> Path:
+    version.mkdir(exist_ok=True)
+    torch.jit.trace(module, example, strict=False).save(version / "model.pt")
+    return version
+
+
+class Function(nn.Module):
+    def __init__(self, function: Any) -> None:
+        super().__init__()
+        self.function = function
+
+    def forward(self, x: torch.Tensor) -> Any:
+        return self.function(x)
+
+
+class Subtract(nn.Module):
+    def forward(self, a: torch.Tensor, b: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        return a - b, b - a
+
+
+def refused(version: Path, described: str) -> ModelportError:
+    with pytest.raises(ModelportError) as caught:
+        load(version, described)
+    assert str(version) not in str(caught.value)
+    return caught.value
+
+
+# -- tensors --------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("datatype", [d for d in Datatype if d is not Datatype.BYTES])
+def test_every_datatype_comes_back_bit_by_bit(datatype: Datatype, tmp_path: Path) -> None:
+    example = torch.zeros(2, 4).to(pytorch._DTYPES[datatype])
+    version = traced(tmp_path / "1", Function(torch.clone), example)
+    backend = load(version, text([f"x {datatype} 4"], [f"y {datatype} 4"]))
+    size = NUMPY_DTYPES[datatype].itemsize * 4
+    bits = bytes([0, 1] * (size // 2)) if datatype is Datatype.BOOL else bytes(range(1, size + 1))
+    data = np.frombuffer(b"\0" + bits, NUMPY_DTYPES[datatype], 4, 1).reshape(1, 4)  # unaligned
+    (y,) = run(backend, Tensor("x", datatype, data)).outputs
+    assert (y.name, y.datatype, y.data.dtype) == ("y", datatype, NUMPY_DTYPES[datatype])
+    assert y.data.tobytes() == bits
+
+
+def test_bytes_are_refused_by_name(tmp_path: Path) -> None:
+    version = traced(tmp_path / "1", Function(torch.clone), torch.zeros(2, 4))
+    error = refused(version, text(["x BYTES 4"], ["y FP32 4"]))
+    assert isinstance(error, Unsupported)
+    assert "'x' is BYTES" in str(error)
+
+
+def test_a_model_that_writes_to_its_input_does_not_write_to_the_request(tmp_path: Path) -> None:
+    version = traced(tmp_path / "1", Function(lambda x: x.add_(1)), torch.zeros(2, 4))
+    backend = load(version, XY)
+    data = np.zeros((1, 4), np.float32)
+    assert run(backend, fp32(data)).outputs[0].data.tolist() == [[1.0] * 4]
+    assert run(backend, fp32(data)).outputs[0].data.tolist() == [[1.0] * 4]
+    assert not data.any()
+
+
+@pytest.mark.parametrize("mode", ["true", "false"])
+def test_no_run_tracks_gradients(mode: str, tmp_path: Path) -> None:
+    version = traced(tmp_path / "1", nn.Linear(4, 4), torch.zeros(2, 4))
+    extra = "".join(
+        f' parameters {{ key: "{key}" value {{ string_value: "{mode}" }} }}'
+        for key in ("INFERENCE_MODE", "DISABLE_OPTIMIZED_EXECUTION")
+    )
+    described = text(["input FP32 4"], ["y FP32 4"], extra + " instance_group { count: 2 }")
+    (y,) = run(load(version, described), fp32([[1, 2, 3, 4]], "input")).outputs
+    assert y.data.shape == (1, 4)
+
+
+# -- names ----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("inputs", "outputs"),
+    [
+        (("a", "b"), ("first", "second")),
+        (("b", "a"), ("first", "second")),  # by the arguments' names, whatever their order
+        (("INPUT__0", "INPUT__1"), ("OUTPUT__0", "OUTPUT__1")),
+        (("INPUT__1", "INPUT__0"), ("OUTPUT__1", "OUTPUT__0")),
+        (("left", "right"), ("first", "second")),  # in order
+    ],
+)
+def test_names_follow_tritons_rules(
+    inputs: tuple[str, str], outputs: tuple[str, str], tmp_path: Path
+) -> None:
+    version = traced(tmp_path / "1", Subtract(), torch.zeros(2, 4), torch.zeros(2, 4))
+    described = text([f"{i} FP32 4" for i in inputs], [f"{o} FP32 4" for o in outputs])
+    first, second = (inputs[1], inputs[0]) if inputs[0] in ("b", "INPUT__1") else inputs
+    response = run(load(version, described), fp32([[5] * 4], first), fp32([[3] * 4], second))
+    assert [t.name for t in response.outputs] == list(outputs)
+    by_name = {tensor.name: tensor.data[0, 0] for tensor in response.outputs}
+    expected = sorted(outputs) if outputs[0].startswith("OUTPUT") else outputs
+    assert [by_name[name] for name in expected] == [2.0, -2.0]
+
+
+def test_a_dict_is_taken_apart_by_its_keys(tmp_path: Path) -> None:
+    module = Function(lambda x: {"less": x - 1, "more": x + 1})
+    version = traced(tmp_path / "1", module, torch.zeros(2, 4))
+    backend = load(version, text(["x FP32 4"], ["more FP32 4", "less FP32 4"]))
+    response = run(backend, fp32([[1] * 4]))
+    assert [(t.name, t.data[0, 0]) for t in response.outputs] == [("more", 2.0), ("less", 0.0)]
+    only = run(backend, fp32([[1] * 4]), outputs=("less",))
+    assert [t.name for t in only.outputs] == ["less"]
+
+
+@pytest.mark.parametrize(
+    ("described", "reason"),
+    [
+        ('platform: "pytorch_libtorch"', "declare every 'input' and 'output' in config.pbtxt"),
+        (text(["x FP32 4", "z FP32 4"], ["y FP32 4"]), "declares 2 inputs, but forward() takes x"),
+        (text(["x FP32 4"], ["y FP64 4"]), "output 'y' is declared FP64, but the model gives FP32"),
+        (text(["x FP32 4"], ["y FP32 5"]), "as FP32 with shape [-1, 5], but the model gives"),
+        (text(["x FP32 4"], ["y FP32 4", "z FP32 4"]), "gives 1 tensors, the configuration decl"),
+    ],
+)
+def test_a_configuration_that_contradicts_the_module_is_refused(
+    described: str, reason: str, tmp_path: Path
+) -> None:
+    version = traced(tmp_path / "1", Function(torch.relu), torch.zeros(2, 4))
+    error = refused(version, described)
+    assert isinstance(error, InvalidArgument)
+    assert reason in str(error)
+
+
+# -- kinds of archives ----------------------------------------------------------------------------
+
+
+def exported(version: Path, module: nn.Module) -> Path:
+    version.mkdir()
+    batch = torch.export.Dim("batch")
+    program = torch.export.export(module, (torch.zeros(2, 4),), dynamic_shapes=({0: batch},))
+    program.example_inputs = None
+    torch.export.save(program, version / "model.pt2")
+    return version
+
+
+@pytest.mark.parametrize("platform", ["torch_export", "torch_aoti"])
+def test_what_a_pt2_archive_is_is_read_from_it(platform: str, tmp_path: Path) -> None:
+    version = exported(tmp_path / "1", nn.ReLU())
+    backend = load(version, text(["x FP32 4"], ["y FP32 4"], f'platform: "{platform}"'))
+    assert backend.config.platform == "torch_export"
+    assert run(backend, fp32([[-1, 0, 1, 2]])).outputs[0].data.tolist() == [[0, 0, 1, 2]]
+    backend.unload()
+
+
+class Trap:
+    """An object whose code runs when it is unpickled."""
+
+    def __reduce__(self) -> tuple[Any, tuple[str]]:
+        return (pytest.fail, ("a pickle was loaded",))
+
+
+def test_pickled_objects_in_a_pt2_archive_are_refused(tmp_path: Path) -> None:
+    version = exported(tmp_path / "1", nn.Linear(4, 4))
+    with zipfile.ZipFile(version / "model.pt2", "a") as file:
+        root = file.namelist()[0].split("/")[0]
+        file.writestr(f"{root}/data/sample_inputs/more.pt", pickle.dumps(Trap()))
+    error = refused(version, PT2)
+    assert isinstance(error, IntegrityError)
+    assert "which run code when" in str(error)
+
+
+@pytest.mark.parametrize("legacy", [False, True])
+def test_a_checkpoint_is_no_model(legacy: bool, tmp_path: Path) -> None:
+    content = io.BytesIO()
+    torch.save({"trap": Trap()}, content, _use_new_zipfile_serialization=not legacy)
+    (tmp_path / "model.pt").write_bytes(content.getvalue())
+    reason = str(refused(tmp_path, XY))
+    assert ("damaged" if legacy else "neither TorchScript nor a pt2 archive") in reason
+
+
+def test_a_folder_in_the_files_place_is_named(tmp_path: Path) -> None:
+    (tmp_path / "model.pt").mkdir()
+    assert "'model.pt' of version 1 is not a file" in str(refused(tmp_path, XY))
+
+
+def test_what_the_module_raises_is_an_internal_error_without_paths(tmp_path: Path) -> None:
+    version = traced(tmp_path / "1", nn.Linear(4, 4), torch.zeros(2, 4))
+    backend = load(version, text(["input FP32 4"], ["y FP32 4"]))
+    with pytest.raises(Internal, match="inference failed") as caught:
+        run(backend, fp32([[1, 2, 3]], "input"))
+    assert "/" not in str(caught.value)
+    assert run(backend, fp32([[1, 2, 3, 4]], "input")).outputs[0].data.shape == (1, 4)
+
+
+# -- threads --------------------------------------------------------------------------------------
+
+
+def test_the_first_model_that_asks_sets_the_threads_of_the_process(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(pytorch, "_counts", {})
+    version = traced(tmp_path / "1", Function(torch.relu), torch.zeros(2, 4))
+
+    def asking(count: int) -> str:
+        key = "INTRA_OP_THREAD_COUNT"
+        return f'parameters {{ key: "{key}" value {{ string_value: "{count}" }} }} '
+
+    for asked, is_set in ((2, 2), (1, 2)):
+        load(version, text(["x FP32 4"], ["y FP32 4"], asking(asked))).unload()
+        assert torch.get_num_threads() == is_set
+    assert "another model has set this one" in "".join(capfd.readouterr())
+    error = refused(version, text(["x FP32 4"], ["y FP32 4"], asking(-1)))
+    assert "'INTRA_OP_THREAD_COUNT' must be a whole number of at least 0" in str(error)
+
+
+def test_opening_an_exported_program_leaves_nothing_in_torchs_own_caches(tmp_path: Path) -> None:
+    sizes = ({0: torch.export.Dim("batch", min=1, max=4)},)
+    program = torch.export.export(nn.Linear(4, 4), (torch.zeros(2, 4),), dynamic_shapes=sizes)
+    program._example_inputs = None  # which are pickled
+    (tmp_path / "1").mkdir()
+    path = tmp_path / "1" / "model.pt2"
+    torch.export.save(program, path)
+    FakeTensorMode.cache_clear()
+
+    def noted() -> int:
+        gc.collect()
+        return sum(type(each).__name__ == "_DispatchCacheKey" for each in gc.get_objects())
+
+    before = noted()
+    torch.export.load(path)
+    assert noted() > before, "it is what grew with every reload"
+    before = noted() - len(FakeTensorMode.cache)
+    load(path.parent, text(["input FP32 4"], ["y FP32 4"], 'platform: "torch_export"')).unload()
+    assert noted() <= before
+
+
+# -- models that do not keep to what they say ---------------------------------------------------
+
+
+class Counting(nn.Module):
+    """Adds one as often as the first value says."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        left = float(x.reshape(-1)[0])
+        while left > 0.0:
+            x = x + 1
+            left -= 1.0
+        return x
+
+
+class Failing(nn.Module):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        if bool(x.sum() > 0):
+            raise RuntimeError("no value above 0 in /opt/somewhere/else")
+        return x
+
+
+class Shrinking(nn.Module):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        if bool(x.sum() < 0):
+            return torch.cat([x, x])
+        return x[:, :2] if bool(x.sum() > 0) else x
+
+
+def scripted(folder: Path, module: nn.Module) -> Path:
+    folder.mkdir(parents=True)
+    with warnings.catch_warnings(action="ignore"):
+        torch.jit.script(module).save(folder / "model.pt")  # type: ignore[no-untyped-call]
+    return folder
+
+
+@pytest.mark.parametrize(("module", "inline"), [(Counting(), False), (nn.Identity(), True)])
+def test_a_loop_that_a_value_decides_over_never_runs_on_the_event_loop(
+    module: nn.Module, inline: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(warmup, "INLINE_SECONDS", 1.0)  # however busy the machine is
+    backend = load(scripted(tmp_path / "1", module), XY)
+    assert (backend._infer._inline_elements > 0) is inline
+
+
+def test_a_failure_says_what_the_model_says(tmp_path: Path) -> None:
+    backend = load(scripted(tmp_path / "1", Failing()), XY)
+    with pytest.raises(Internal) as caught:
+        run(backend, fp32([[1] * 4]))
+    assert str(caught.value) == "inference failed: no value above 0 in else"
+
+
+def test_an_answer_of_another_shape_than_declared_is_no_answer(tmp_path: Path) -> None:
+    backend = load(scripted(tmp_path / "1", Shrinking()), XY)
+    assert run(backend, fp32([[0] * 4])).outputs[0].data.shape == (1, 4)
+    for value, given in ((1, [1, 2]), (-1, [2, 4])):
+        with pytest.raises(Internal) as caught:
+            run(backend, fp32([[value] * 4]))
+        assert str(caught.value) == (
+            f"output 'y' must have shape [1, 4], but the model gives {given}"
+        )
