@@ -1,0 +1,148 @@
+"""Counts of a rollout, per stage. Every process counts by itself; counts add up.
+
+Latency and errors are counted as *attributions*: of the events that hit either side, those that hit
+the candidate. A burst hits both sides in proportion to their shares, so that it cancels.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, TypeVar
+
+K = TypeVar("K")
+V = TypeVar("V", int, "Attribution")
+
+
+@dataclass(slots=True)
+class Attribution:
+    """Events of both sides, and those of the candidate."""
+
+    candidate: int = 0
+    total: int = 0
+
+    def __add__(self, other: Attribution) -> Attribution:
+        return Attribution(self.candidate + other.candidate, self.total + other.total)
+
+
+@dataclass(slots=True)
+class SideCounts:
+    """Requests that one side answered, without copies for a comparison."""
+
+    requests: int = 0
+    errors: int = 0
+    #: Requests slower than the absolute limits of the plan, by limit ("p50_ms", "p99_ms").
+    over_limit: dict[str, int] = field(default_factory=dict)
+    #: Requests by latency; the key is ``round(8 * log2(microseconds))``. For people only.
+    latency: dict[int, int] = field(default_factory=dict)
+    #: Scores of the answers by twentieths of their range, for a retrained candidate. For people.
+    scores: dict[int, int] = field(default_factory=dict)
+
+    def __add__(self, other: SideCounts) -> SideCounts:
+        return SideCounts(
+            self.requests + other.requests,
+            self.errors + other.errors,
+            _sum(self.over_limit, other.over_limit),
+            _sum(self.latency, other.latency),
+            _sum(self.scores, other.scores),
+        )
+
+
+@dataclass(slots=True)
+class StageCounts:
+    """Everything that is counted in one stage."""
+
+    baseline: SideCounts = field(default_factory=SideCounts)
+    candidate: SideCounts = field(default_factory=SideCounts)
+    #: Pairs of answers that were compared, and those that disagree.
+    compared: int = 0
+    disagreed: int = 0
+    #: Of the pairs: candidates with a missing, misshapen or non-finite output where the baseline
+    #: has none such; each disagrees, too.
+    invalid: int = 0
+    #: Of the pairs: the candidate failed where the baseline answered. Not among ``compared``.
+    failed: int = 0
+    #: Copies that were not sent, because the gateway was busy.
+    dropped: int = 0
+    #: Slow requests by criterion: "p50", "p99", "first_byte_p50", "first_byte_p99".
+    slow: dict[str, Attribution] = field(default_factory=dict)
+    #: Wrong decisions by later labels: "accuracy", "precision", "recall".
+    wrong: dict[str, Attribution] = field(default_factory=dict)
+
+    @property
+    def errors(self) -> Attribution:
+        """Failed requests of both sides."""
+        return Attribution(self.candidate.errors, self.candidate.errors + self.baseline.errors)
+
+    def __add__(self, other: StageCounts) -> StageCounts:
+        return StageCounts(
+            self.baseline + other.baseline,
+            self.candidate + other.candidate,
+            self.compared + other.compared,
+            self.disagreed + other.disagreed,
+            self.invalid + other.invalid,
+            self.failed + other.failed,
+            self.dropped + other.dropped,
+            _sum(self.slow, other.slow),
+            _sum(self.wrong, other.wrong),
+        )
+
+    def to_json(self) -> dict[str, Any]:
+        """The counts as JSON values."""
+        return {
+            "baseline": _side_json(self.baseline),
+            "candidate": _side_json(self.candidate),
+            "compared": self.compared,
+            "disagreed": self.disagreed,
+            "invalid": self.invalid,
+            "failed": self.failed,
+            "dropped": self.dropped,
+            "slow": {key: [each.candidate, each.total] for key, each in self.slow.items()},
+            "wrong": {key: [each.candidate, each.total] for key, each in self.wrong.items()},
+        }
+
+    @classmethod
+    def from_json(cls, document: Mapping[str, Any]) -> StageCounts:
+        """The counts of ``to_json``'s document."""
+        return cls(
+            _side(document["baseline"]),
+            _side(document["candidate"]),
+            compared=int(document["compared"]),
+            disagreed=int(document["disagreed"]),
+            invalid=int(document["invalid"]),
+            failed=int(document["failed"]),
+            dropped=int(document["dropped"]),
+            slow=_attributions(document["slow"]),
+            wrong=_attributions(document["wrong"]),
+        )
+
+
+def _attributions(document: Mapping[str, Any]) -> dict[str, Attribution]:
+    return {key: Attribution(*pair) for key, pair in document.items()}
+
+
+def _sum(one: Mapping[K, V], other: Mapping[K, V]) -> dict[K, V]:
+    return {
+        **one,
+        **{key: one[key] + value if key in one else value for key, value in other.items()},
+    }
+
+
+def _side_json(side: SideCounts) -> dict[str, Any]:
+    return {
+        "requests": side.requests,
+        "errors": side.errors,
+        "over_limit": side.over_limit,
+        "latency": {str(key): value for key, value in side.latency.items()},
+        "scores": {str(key): value for key, value in side.scores.items()},
+    }
+
+
+def _side(document: Mapping[str, Any]) -> SideCounts:
+    return SideCounts(
+        int(document["requests"]),
+        int(document["errors"]),
+        dict(document["over_limit"]),
+        {int(key): value for key, value in document["latency"].items()},
+        {int(key): value for key, value in document["scores"].items()},
+    )
