@@ -86,7 +86,7 @@ perf-analyzer: $(READY) ## Drive the gateway with Triton's unmodified perf_analy
 bench: $(READY) ## Measure beside every peer, and write its page of the documentation; 25 minutes
 	$(BIN)/python -m modelport.loadtests.peers --page docs/benchmarks/servers.md
 
-bench-startup: $(READY) ## How long until READY, against loading by hand; and every batch size's first request
+bench-startup: $(READY) ## How long until READY, against loading by hand and Triton; and every batch size's first request
 	$(BIN)/python -m modelport.loadtests.benchmarks.startup
 
 compare: $(READY) ## Compare every format and backend on the demo's fraud model; under 10 minutes, needs Java 17

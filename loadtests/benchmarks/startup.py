@@ -1,9 +1,10 @@
 """Start-up time of the gateway: `python -m modelport.loadtests.benchmarks.startup`.
 
 Two comparisons: from `exec` to READY with three ONNX models, against a plain script that imports
-the runtime and creates the same sessions; and the first request of every batch size, against later
-ones. Rounds are interleaved, and only ratios within one run are meaningful. At the end, each
-program starts once more with `-X importtime`, and a table shows the time by package.
+the runtime and creates the same sessions, and against a real Triton, whose Python backend runs the
+same files; and the first request of every batch size, against later ones. Rounds are interleaved,
+and only ratios within one run are meaningful. At the end, each program starts once more with
+`-X importtime`, and a table shows the time by package.
 """
 
 from __future__ import annotations
@@ -28,6 +29,7 @@ from modelport.loadtests import environments, script
 from modelport.loadtests.benchmarks import tiny_model
 from modelport.loadtests.peers.servers.modelport import executable
 from modelport.loadtests.processes import HOST, READY_SECONDS, ServerFailed, free_ports
+from modelport.loadtests.serving import pytriton
 
 MODELS = ("first", "second", "third")
 MAX_BATCH_SIZE = 8
@@ -88,21 +90,38 @@ def by_hand_seconds(home: Path, more: Mapping[str, str] = NOTHING_MORE) -> float
 
 @contextlib.contextmanager
 def gateway(home: Path, more: Mapping[str, str] = NOTHING_MORE) -> Iterator[tuple[float, int]]:
-    """Yield the seconds from `exec` until `/v2/health/ready` is 200, and the HTTP port."""
+    """Yield the seconds from `exec` until the gateway is READY, and its HTTP port."""
     http_port, grpc_port, metrics_port = free_ports(3)
     flags = ["--model-repository", str(home)]
     for name, port in (("http", http_port), ("grpc", grpc_port), ("metrics", metrics_port)):
         flags += [f"--{name}-port", str(port)]
-    command, told = [*executable(), "serve", *flags], {**environment(), **more}
-    started = time.perf_counter()
+    with started([*executable(), "serve", *flags], {**environment(), **more}, http_port) as seconds:
+        yield seconds, http_port
+
+
+def triton_seconds(home: Path) -> float:
+    """Seconds from `exec` until a real Triton is READY with the same models."""
+    work, ports = environments.folder("startup_triton"), free_ports(3)
+    models = pytriton.onnx_models(home, MODELS, work)
+    command, more = pytriton.serve(models, work, *ports)
+    with started(command, {**environment(), **more}, ports[0]) as seconds:
+        return seconds
+
+
+@contextlib.contextmanager
+def started(command: list[str], environ: Mapping[str, str], port: int) -> Iterator[float]:
+    """Yield the seconds from `exec` until `/v2/health/ready` is 200."""
+    began = time.perf_counter()
     with log().open("wb") as out:
-        process = subprocess.Popen(command, stderr=out, env=told, cwd=environments.ROOT)
+        process = subprocess.Popen(
+            command, stdout=out, stderr=out, env=dict(environ), cwd=environments.ROOT
+        )
     try:
-        while not ready(http_port):
-            if process.poll() is not None or time.perf_counter() - started > READY_SECONDS:
-                raise ServerFailed(f"the gateway did not start:\n{log().read_text()[-2000:]}")
+        while not ready(port):
+            if process.poll() is not None or time.perf_counter() - began > READY_SECONDS:
+                raise ServerFailed(f"{command[0]} did not start:\n{log().read_text()[-2000:]}")
             time.sleep(POLL_SECONDS)
-        yield time.perf_counter() - started, http_port
+        yield time.perf_counter() - began
     finally:
         process.terminate()
         process.wait()
@@ -187,16 +206,18 @@ def main(arguments: list[str] | None = None) -> int:
     by_hand_seconds(home)  # writes the bytecode, and loads the files into memory
     with gateway(home):
         pass
-    pairs, ratios = [], dict[int, list[float]]()
+    triton_seconds(home)
+    times, ratios = [], dict[int, list[float]]()
     for _ in range(options.rounds):
-        by_hand = by_hand_seconds(home)
+        by_hand, triton = by_hand_seconds(home), triton_seconds(home)
         with gateway(home) as (seconds, port):
-            pairs.append((by_hand, seconds))
+            times.append((by_hand, triton, seconds))
             for batch, (first, warm) in first_and_warm(port, options.requests).items():
                 ratios.setdefault(batch, []).append(first / warm)
-    hand, ours = (statistics.median(column) for column in zip(*pairs, strict=True))
-    told = spread([seconds / by_hand for by_hand, seconds in pairs])
-    print(f"by hand {hand:.3f} s, modelport READY {ours:.3f} s: {told}")
+    hand, peer, ours = (statistics.median(column) for column in zip(*times, strict=True))
+    print(f"by hand {hand:.3f} s, Triton READY {peer:.3f} s, modelport READY {ours:.3f} s")
+    print(f"modelport / by hand: {spread([seconds / by_hand for by_hand, _, seconds in times])}")
+    print(f"modelport / Triton: {spread([seconds / triton for _, triton, seconds in times])}")
     for batch, values in sorted(ratios.items()):
         print(f"batch {batch}: first request {spread(values)} the warm median")
     tell_imports(home)

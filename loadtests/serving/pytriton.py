@@ -10,6 +10,7 @@ import re
 import shutil
 import subprocess
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 
 from modelport.loadtests import environments
@@ -27,22 +28,23 @@ def command(
     repository: Path, model: str, work: Path, http: int, grpc: int, metrics: int
 ) -> tuple[list[str], dict[str, str]]:
     """The command and the environment of a Triton that serves ``model`` of ``repository``."""
-    return serve(onnx_models(repository, model, work), work, http, grpc, metrics)
+    return serve(onnx_models(repository, [model], work), work, http, grpc, metrics)
 
 
-def onnx_models(repository: Path, model: str, work: Path) -> Path:
-    """A copy of the model under ``work``, its ONNX file run by Triton's Python backend."""
+def onnx_models(repository: Path, models: Sequence[str], work: Path) -> Path:
+    """A copy of ``models`` under ``work``, their ONNX files run by Triton's Python backend."""
     home = work / "models"
     shutil.rmtree(home, ignore_errors=True)
-    shutil.copytree(repository / model, home / model, copy_function=link)
-    for onnx in (home / model).glob("*/model.onnx"):
-        shutil.copy(MODEL_PROGRAM, onnx.with_name("model.py"))
-    file = home / model / "config.pbtxt"
-    config = re.sub(
-        r"^(platform|default_model_filename|backend):.*\n", "", file.read_text(), flags=re.M
-    )
-    file.unlink()  # it is a hard link: writing to it would change the original
-    file.write_text(config + 'backend: "python"\n')
+    for model in models:
+        shutil.copytree(repository / model, home / model, copy_function=link)
+        for onnx in (home / model).glob("*/model.onnx"):
+            shutil.copy(MODEL_PROGRAM, onnx.with_name("model.py"))
+        file = home / model / "config.pbtxt"
+        config = re.sub(
+            r"^(platform|default_model_filename|backend):.*\n", "", file.read_text(), flags=re.M
+        )
+        file.unlink()  # it is a hard link: writing to it would change the original
+        file.write_text(config + 'backend: "python"\n')
     return home
 
 

@@ -91,7 +91,7 @@ def managed(folder: Path, work: Path) -> Gateway:
         return Gateway(folder, managed="triton", command=(found,))
     _check_onnx(folder)
     work.mkdir(parents=True)
-    models = pytriton.onnx_models(folder.parent, folder.name, work)
+    models = pytriton.onnx_models(folder.parent, [folder.name], work)
     for manifest in (models / folder.name).glob("*/manifest.json"):
         manifest.unlink()  # the manifest does not list the model's Python program
     arguments, environment = pytriton.serve(models, work, 0, 0, 0)

@@ -81,7 +81,7 @@ def test_triton_serves_the_same_files_and_changes_none(tmp_path: Path) -> None:
     config.write_text('name: "x2"\nplatform: "onnxruntime_onnx"\nmax_batch_size: 8\n')
     before = config.read_text()
     work = tmp_path / "work"
-    home = pytriton.onnx_models(tmp_path / "repository", "x2", work) / "x2"
+    home = pytriton.onnx_models(tmp_path / "repository", ["x2"], work) / "x2"
     assert (
         home / "config.pbtxt"
     ).read_text() == 'name: "x2"\nmax_batch_size: 8\nbackend: "python"\n'
