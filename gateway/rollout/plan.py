@@ -63,7 +63,7 @@ class RolloutStage(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class RolloutLimits:
-    """RolloutLimits of the candidate; None means no such criterion. They come from ``slo.toml``.
+    """Limits of the candidate; None means no such criterion. They come from ``slo.toml``.
 
     A regression of 0.05 allows 5 % more than the baseline.
     """
@@ -124,6 +124,12 @@ class RolloutPlan:
     #: Most disagreeing requests to keep for a person.
     keep_inputs: int = 10
     comparison: ComparisonKind = ComparisonKind.VALUES
+    #: The output whose decisions are compared; empty: the largest class of every output.
+    decision_output: str = ""
+    #: The two sides of this value are the decisions; None: the largest class.
+    decision_threshold: float | None = None
+    #: The version for requests without a version. They are diverted only if it is the baseline's.
+    default_version: int = 0
     limits: RolloutLimits = field(default_factory=RolloutLimits)
     #: URLs that are called before each stage and after each decision.
     webhooks: tuple[str, ...] = ()
