@@ -15,14 +15,14 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from modelport.exporters import formats, image_metadata, inspection, sample_requests, sources
+from modelport.exporters import formats, image_metadata, inspection, sample_requests
 from modelport.exporters.formats import ExportTarget, Format, ParitySession
 from modelport.exporters.loaded_model import Source
 from modelport.exporters.proof import certificate, evaluation
 from modelport.exporters.proof.parity import ParityReport
 from modelport.exporters.proof.proof import Checks, Progress, Proof, convert, prove
 from modelport.exporters.publishing import contract, publish
-from modelport.exporters.sources import SourceRequest
+from modelport.exporters.sources import SourceRequest, reader_selection
 from modelport.exporters.warmup import triton
 from modelport.gateway.cli.errors import UsageError, first_line
 from modelport.gateway.errors import AlreadyExists, ModelportError, Unsupported
@@ -115,7 +115,8 @@ def export(
     rows = _rows(request)
     key = None if request.sign_key is None else signing.load_private_key(request.sign_key)
     progress("loading", 0, 0)
-    source = image_metadata.describe(sources.load(request.source), request.image, request.labels)
+    source = reader_selection.load(request.source)
+    source = image_metadata.describe(source, request.image, request.labels)
     for row in rows:
         formats.check_route(source, row, request.target)
     checks = request.checks
@@ -224,7 +225,7 @@ def _destination(request: ExportRequest, row: Format, several: bool) -> tuple[Pa
     if request.output is None:
         return request.repository, default
     output, suffix = request.output, Path(default).suffix
-    folder = output.is_dir() and not (output / sources.SAVED_MODEL).is_file()
+    folder = output.is_dir() and not (output / reader_selection.SAVED_MODEL).is_file()
     if folder or output.suffix not in {Path(p.default_filename).suffix for p in platforms()}:
         return (output / row.name if several else output), default
     if several or output.suffix != suffix:

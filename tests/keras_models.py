@@ -8,7 +8,8 @@ from typing import Any
 
 from modelport.exporters.loaded_model import Source
 from modelport.exporters.output_capture import quiet
-from modelport.exporters.sources import SourceRequest, load
+from modelport.exporters.sources import SourceRequest
+from modelport.exporters.sources.reader_selection import load
 from modelport.exporters.tensorflow_runtime import keras, tf
 
 layers, ops = keras.layers, keras.ops

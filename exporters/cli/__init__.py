@@ -1,1 +1,4 @@
-"""Command-line verbs of the exporters, one module each."""
+"""The exporters' commands, one module each.
+
+To add one, write it here, and add it to the table in ``modelport/cli.py``.
+"""

@@ -172,10 +172,9 @@ def _is_published(path: Path) -> bool:
 def _checkpoint(
     path: Path, model: str | None, kwargs: dict[str, Any], max_batch_size: int
 ) -> _Subject:
-    from modelport.exporters import sources
-    from modelport.exporters.sources import SourceRequest
+    from modelport.exporters.sources import SourceRequest, reader_selection
 
-    source = sources.load(
+    source = reader_selection.load(
         SourceRequest(path, model, model_kwargs=kwargs, max_batch_size=max_batch_size)
     )
     spec = source.spec

@@ -3,6 +3,9 @@
 One module per format opens artifacts, ``open_session(path, trusted)``. One module per format and
 source framework writes them, ``export(source, path, target)``. The rows name modules by string, so
 that choosing ONNX imports no TensorFlow.
+
+To add one, write these modules and add a row; in a package of its own, register the row as entry
+point ``modelport.formats``. The backend that serves the format declares it as ``Platform``.
 """
 
 from __future__ import annotations

@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from modelport.exporters import formats, sources
+from modelport.exporters import formats
 from modelport.exporters.formats import ExportTarget, Format, ParitySession
 from modelport.exporters.loaded_model import Origin, Source
 from modelport.exporters.models import registered
@@ -21,7 +21,7 @@ from modelport.exporters.proof import evaluation, proof
 from modelport.exporters.proof.evaluation import Evaluation
 from modelport.exporters.proof.parity import BOUNDS, ParityReport
 from modelport.exporters.proof.proof import Checks, Progress
-from modelport.exporters.sources import SourceRequest
+from modelport.exporters.sources import SourceRequest, reader_selection
 from modelport.gateway.cli.errors import ParityError, UsageError, first_line
 from modelport.gateway.errors import IntegrityError, ModelportError
 from modelport.gateway.repository import manifest, signing
@@ -295,7 +295,7 @@ def _load(claim: Claim, given: VerificationInputs) -> Source:
     path = given.checkpoint or _find_checkpoint(checkpoint)
     if path.is_file() and sha256_of(path) != checkpoint.sha256:
         raise _another("checkpoint", path, checkpoint)
-    source = sources.load(replace(claim.source, checkpoint=path, lora=given.lora))
+    source = reader_selection.load(replace(claim.source, checkpoint=path, lora=given.lora))
     if source.origins[0].sha256 != checkpoint.sha256:
         raise _another("checkpoint", path, checkpoint)
     if [origin.sha256 for origin in source.origins[1:]] != [a.sha256 for a in adapters]:

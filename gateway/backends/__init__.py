@@ -1,4 +1,8 @@
-"""Backends: each turns a model version into an ``Infer``. Found by the backend's name."""
+"""Backends: each turns a model version into an ``Infer``. Found by the backend's name.
+
+To add one, write a module with ``load``, a ``base.BackendLoader``, and its descriptor: built in, in
+``extensions.backend_descriptors``; in a package of its own, as entry point ``modelport.backends``.
+"""
 
 from __future__ import annotations
 

@@ -1,9 +1,9 @@
 """The endpoint pool of a route: send requests, retry on another endpoint, probe ejected ones.
 
-A request that fails because of its endpoint is retried once on another, within its deadline and a
-*retry budget*. An endpoint that has requests in flight and does not respond for a while is probed;
-if the probe fails too, it is ejected and those requests are sent elsewhere. The policy is in
-``outlier_detection``.
+A request that fails because of its endpoint is retried once on another, within its deadline and the
+``retry_budget``. An endpoint that has requests in flight and does not respond for a while is
+probed; if the probe fails too, it is ejected and those requests are sent elsewhere. The policy is
+in ``outlier_detection``.
 """
 
 from __future__ import annotations
@@ -35,16 +35,12 @@ from modelport.gateway.upstream.outlier_detection import (
     may_eject,
     slow_seconds,
 )
+from modelport.gateway.upstream.retry_budget import RetryBudget
 
 log = structlog.get_logger("modelport.upstream")
 
 T = TypeVar("T")
 
-#: The retry budget. When a server dies, every request in flight may need a retry, so there is a
-#: reserve; each request refills it by a tenth of a retry. Over a thousand requests that is at most
-#: 1.2 attempts each.
-RESERVED_RETRIES = 100.0
-EARNED_PER_REQUEST = 0.1
 #: The interval between checks of endpoints with requests in flight.
 WATCH_SECONDS = 0.25
 #: An endpoint with requests in flight is probed after this time without a response.
@@ -80,7 +76,7 @@ class EndpointPool:
         self._timeout_seconds = timeout_seconds
         self._connect_seconds = connect_timeout_seconds
         self._turn = 0
-        self._retries = RESERVED_RETRIES
+        self._retries = RetryBudget()
         self._background = BackgroundTasks(model_name)
         self._watching: asyncio.TimerHandle | None = None
         self._decayed_at = time.monotonic()
@@ -122,7 +118,7 @@ class EndpointPool:
             ModelportError: the server's error for the request.
         """
         limit = deadline.earliest(self._timeout_seconds)
-        self._retries = min(RESERVED_RETRIES, self._retries + EARNED_PER_REQUEST)
+        self._retries.earn()
         self._turn += 1
         endpoint = choose(self.endpoints, self._turn, None)
         if endpoint is None:
@@ -132,10 +128,9 @@ class EndpointPool:
         except EndpointFailed as error:
             failed = error
         second = self._second(endpoint, failed.failure) if failed.failure in retried else None
-        if second is None or self._retries < 1.0 or limit.expired:
+        if second is None or limit.expired or not self._retries.spend():
             self._count_error(endpoint, failed)
             raise self._public(failed) from failed
-        self._retries -= 1.0
         try:
             answer = await self._try(second, attempt, limit, deadline)
         except EndpointFailed as error:

@@ -22,7 +22,8 @@ from modelport.exporters.cli.export import export
 from modelport.exporters.loaded_model import Source
 from modelport.exporters.models.vit import VisionTransformer
 from modelport.exporters.output_capture import quiet
-from modelport.exporters.sources import SourceRequest, huggingface, load
+from modelport.exporters.sources import SourceRequest, huggingface
+from modelport.exporters.sources.reader_selection import load
 from modelport.gateway.cli.errors import UsageError, exit_code
 from modelport.gateway.errors import IntegrityError, ModelportError, Unsupported
 
@@ -315,7 +316,8 @@ def test_transformers_is_not_needed_for_a_vision_transformer(
 ) -> None:
     program = (
         "import sys; sys.modules['transformers'] = None\n"
-        "from pathlib import Path; from modelport.exporters.sources import SourceRequest, load\n"
+        "from pathlib import Path; from modelport.exporters.sources import SourceRequest\n"
+        "from modelport.exporters.sources.reader_selection import load\n"
         f"print(load(SourceRequest(Path({str(folder)!r}))).spec.name)"
     )
     done = python("-c", program)

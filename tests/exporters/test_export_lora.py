@@ -23,7 +23,8 @@ from modelport.exporters.loaded_model import Framework, Source
 from modelport.exporters.output_capture import quiet
 from modelport.exporters.proof import parity
 from modelport.exporters.random_inputs import corners, draw, name_axes
-from modelport.exporters.sources import SourceRequest, load
+from modelport.exporters.sources import SourceRequest
+from modelport.exporters.sources.reader_selection import load
 from modelport.gateway.cli.errors import ParityError, UsageError, exit_code
 from modelport.gateway.errors import IntegrityError, ModelportError, Unsupported
 from modelport.gateway.types import Array

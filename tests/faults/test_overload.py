@@ -18,7 +18,7 @@ from tritonclient.grpc import service_pb2 as pb
 from tritonclient.grpc import service_pb2_grpc
 
 from modelport.gateway.protocols.asgi import Receive, Scope, Send
-from modelport.gateway.server.http1 import protocol as http_protocol
+from modelport.gateway.server import time_limits
 from modelport.gateway.server.http1.listener import HttpListener
 from modelport.gateway.types import Deadline
 from tests.faults import probes
@@ -279,7 +279,7 @@ async def upload(port: int, length: int, *pieces: bytes, pause: float = 0) -> by
 async def test_a_stalled_upload_is_refused(
     pieces: tuple[bytes, ...], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(http_protocol, "BODY_IDLE_SECONDS", 0.2)
+    monkeypatch.setattr(time_limits, "BODY_IDLE_SECONDS", 0.2)
     async with listening() as port:
         head, _, body = (await upload(port, 4, *pieces)).partition(b"\r\n\r\n")
         assert head.startswith(b"HTTP/1.1 408 ")
@@ -288,7 +288,7 @@ async def test_a_stalled_upload_is_refused(
 
 async def test_an_upload_that_is_slow_but_goes_on_is_taken(monkeypatch: pytest.MonkeyPatch) -> None:
     """Each piece comes within the limit, all of them together take longer."""
-    monkeypatch.setattr(http_protocol, "BODY_IDLE_SECONDS", 0.5)
+    monkeypatch.setattr(time_limits, "BODY_IDLE_SECONDS", 0.5)
     async with listening() as port:
         reply = await upload(port, 8, *[b"x"] * 8, pause=0.1)
     assert reply.startswith(b"HTTP/1.1 200 ")

@@ -10,11 +10,10 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from modelport.exporters import sources
 from modelport.exporters.demo_models import train
 from modelport.exporters.loaded_model import Source
 from modelport.exporters.packaging.package import package
-from modelport.exporters.sources import SourceRequest
+from modelport.exporters.sources import SourceRequest, reader_selection
 from tests import triton_package
 from tests.server import Gateway, serving
 from tests.torchserve import server as torchserve_server
@@ -44,7 +43,7 @@ def checkpoints(folder: Path) -> dict[str, Source]:
     for name in MODELS:
         if not (folder / f"{name}.pt").exists():
             trainers[name](folder / f"{name}.pt")
-        found[name] = sources.load(SourceRequest(folder / f"{name}.pt", name))
+        found[name] = reader_selection.load(SourceRequest(folder / f"{name}.pt", name))
     return found
 
 

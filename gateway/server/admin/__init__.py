@@ -1,0 +1,1 @@
+"""The metrics port, for operators."""

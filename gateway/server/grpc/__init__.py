@@ -1,0 +1,1 @@
+"""The server of gRPC over HTTP/2."""

@@ -19,6 +19,7 @@ import httptools
 
 from modelport.gateway.runtime.request_memory import PROCESS
 from modelport.gateway.runtime.timer_wheel import MovableTimer
+from modelport.gateway.server import time_limits
 from modelport.gateway.server.http1 import error_response, head
 from modelport.gateway.server.http1.head import MAX_HEAD_BYTES, MAX_HEADERS, HeadTooLarge
 from modelport.gateway.server.http1.read_buffer import HIGH_WATER_BYTES, SLICE_BYTES, ReadBuffer
@@ -30,16 +31,6 @@ from modelport.gateway.server.listening_socket import Room, is_reset
 from modelport.gateway.wire import via_header
 from modelport.gateway.wire.http2.frames import PREFACE
 
-HEAD_SECONDS = 10.0
-#: The same on a connection that was accepted for health checks only.
-CROWDED_SECONDS = 1.0
-#: Longest pause within a body.
-BODY_IDLE_SECONDS = 30.0
-#: nginx's default: a client that reuses a connection while it is being closed sees an error.
-KEEP_ALIVE_SECONDS = 75.0
-LINGER_SECONDS = 1.0
-#: Interval of the checks whether a client that has half-closed is still there.
-PROBE_SECONDS = 0.1
 #: The parser's position: between requests, in a head, in a body.
 _BETWEEN, _HEAD, _BODY = range(3)
 _NOTED = frozenset({b"via", b"content-encoding", b"expect"})
@@ -97,7 +88,8 @@ class HttpConnection(asyncio.Protocol):
         self._crowded = room is Room.HEALTH
         self._state.connections.add(self)
         self._scope = head.connection_scope(transport)
-        self._timer.after(CROWDED_SECONDS if self._crowded else HEAD_SECONDS)
+        head_seconds = time_limits.CROWDED_SECONDS if self._crowded else time_limits.HEAD_SECONDS
+        self._timer.after(head_seconds)
         if alpn_protocol(transport) == "h2":
             self._become_http2(b"")
 
@@ -137,7 +129,7 @@ class HttpConnection(asyncio.Protocol):
         if self._closing or cycle is None or not cycle.complete:
             return False  # closes the transport
         self._half_closed = True
-        self.loop.call_later(PROBE_SECONDS, self._probe)
+        self.loop.call_later(time_limits.PROBE_SECONDS, self._probe)
         return True
 
     def connection_lost(self, exc: Exception | None) -> None:
@@ -173,7 +165,7 @@ class HttpConnection(asyncio.Protocol):
         if self._read_buffer.held and not self._queue:
             self._read_buffer.resume()
             if self._place == _BODY:
-                self._timer.after(BODY_IDLE_SECONDS)
+                self._timer.after(time_limits.BODY_IDLE_SECONDS)
 
     def _hold(self) -> None:
         self._timer.stop()  # the application is slow, not the client
@@ -266,7 +258,7 @@ class HttpConnection(asyncio.Protocol):
         if self._overloaded:
             self._overloaded, self._place = False, _BETWEEN
             self.transport.write(error_response.TRY_AGAIN)
-            self._timer.after(KEEP_ALIVE_SECONDS)
+            self._timer.after(time_limits.KEEP_ALIVE_SECONDS)
             return
         assert self._receiving is not None
         cycle, self._receiving = self._receiving, None
@@ -277,7 +269,7 @@ class HttpConnection(asyncio.Protocol):
             if cycle.task is None:
                 self._state.start(cycle, self.loop)
         elif self._active is None:  # answered before its body was complete
-            self._timer.after(KEEP_ALIVE_SECONDS)
+            self._timer.after(time_limits.KEEP_ALIVE_SECONDS)
 
     def leaving(self) -> bool:
         return self._state.leaving
@@ -297,7 +289,7 @@ class HttpConnection(asyncio.Protocol):
         elif self._half_closed:
             self._close()
         elif self._place == _BETWEEN:
-            self._timer.after(KEEP_ALIVE_SECONDS)
+            self._timer.after(time_limits.KEEP_ALIVE_SECONDS)
         if self._read_buffer.held:
             self.resume_reading()
 
@@ -329,12 +321,12 @@ class HttpConnection(asyncio.Protocol):
         elif cycle.buffered > HIGH_WATER_BYTES and not cycle.done:
             self._hold()
         elif not self._read_buffer.held:
-            self._timer.after(BODY_IDLE_SECONDS)
+            self._timer.after(time_limits.BODY_IDLE_SECONDS)
 
     def _bound_head(self, was_in_head: bool) -> None:
         """Limit a head that is incomplete."""
         if not was_in_head:
-            self._timer.after(HEAD_SECONDS)
+            self._timer.after(time_limits.HEAD_SECONDS)
         if self._begun:  # its start is only known if it is the segment's
             self._head_bytes = self._segment_bytes if self._begun == 1 and not was_in_head else 0
         else:
@@ -362,7 +354,7 @@ class HttpConnection(asyncio.Protocol):
         elif cycle.scope["http_version"] == "1.1":
             self._probed = True
             self.transport.write(CONTINUE)
-        self.loop.call_later(PROBE_SECONDS, self._probe)
+        self.loop.call_later(time_limits.PROBE_SECONDS, self._probe)
 
     def _reject(self, error: error_response.ErrorResponse) -> None:
         """Parse nothing more, and send ``error`` after the responses that are due."""
@@ -402,4 +394,4 @@ class HttpConnection(asyncio.Protocol):
                 self.transport.write_eof()
             self._read_buffer.drop()
             self._read_buffer.resume()
-            self.loop.call_later(LINGER_SECONDS, self._unread.close, self.transport)
+            self.loop.call_later(time_limits.LINGER_SECONDS, self._unread.close, self.transport)

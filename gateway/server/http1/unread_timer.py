@@ -5,9 +5,7 @@ from __future__ import annotations
 import asyncio
 
 from modelport.gateway.runtime.timer_wheel import Timer
-
-#: The longest wait for a client to read: as over HTTP/2.
-UNREAD_SECONDS = 75.0
+from modelport.gateway.server import time_limits
 
 
 class UnreadTimer:
@@ -27,7 +25,7 @@ class UnreadTimer:
         """Watch ``transport``, to which more was written than its socket takes."""
         self.stop()
         self._unsent = transport.get_write_buffer_size()
-        self._timer = Timer(self._loop, UNREAD_SECONDS, lambda: self._check(transport))
+        self._timer = Timer(self._loop, time_limits.UNREAD_SECONDS, lambda: self._check(transport))
 
     def stop(self) -> None:
         if self._timer is not None:

@@ -8,6 +8,7 @@ from collections.abc import Callable
 from typing import Protocol, TypeVar
 
 from modelport.gateway.runtime.request_memory import PROCESS
+from modelport.gateway.server import time_limits
 from modelport.gateway.server.listener import ServerState
 from modelport.gateway.server.listening_socket import Room
 from modelport.gateway.wire.http2 import abuse_limits, frames
@@ -16,16 +17,6 @@ from modelport.gateway.wire.http2.frames import PREFACE, ErrorCode, ProtocolErro
 from modelport.gateway.wire.http2.header_blocks import FieldSection
 from modelport.gateway.wire.http2.stream import Http2Stream
 
-#: How often the limits in time are checked.
-CHECK_SECONDS = 1.0
-#: A body may take long, but not stand still for longer than this.
-BODY_IDLE_SECONDS = 30.0
-#: The longest wait of a response for its client to make room: as over HTTP/1.1.
-UNREAD_SECONDS = 75.0
-#: The longest time without a request: as over HTTP/1.1.
-IDLE_SECONDS = 75.0
-#: The longest time that a client may leave what is sent to it unacknowledged.
-DEAD_PEER_SECONDS = 60
 #: The initial receive window of a stream.
 STREAM_WINDOW_BYTES = 1024 * 1024
 _GREETING = frames.settings(
@@ -118,7 +109,7 @@ class ServerConnection(Http2Connection[HeadT, ServerStreamT]):
                 return
             self.crowded = room is Room.HEALTH
         self.state.connections.add(self)
-        self._timer = self.loop.call_later(CHECK_SECONDS, self._tick)
+        self._timer = self.loop.call_later(time_limits.CHECK_SECONDS, self._tick)
 
     def connection_lost(self, exc: Exception | None) -> None:
         self.state.connections.discard(self)
@@ -166,7 +157,7 @@ class ServerConnection(Http2Connection[HeadT, ServerStreamT]):
     # -- limits in time, and ends -----------------------------------------------------------------
 
     def _tick(self) -> None:
-        self._timer = self.loop.call_later(CHECK_SECONDS, self._tick)
+        self._timer = self.loop.call_later(time_limits.CHECK_SECONDS, self._tick)
         self.check(self.loop.time())
 
     def check(self, now: float) -> None:
@@ -175,16 +166,17 @@ class ServerConnection(Http2Connection[HeadT, ServerStreamT]):
             return
         if self.streams or self.last_stream != self._seen:
             self._idle_since, self._seen = now, self.last_stream
-        elif now - self._idle_since > IDLE_SECONDS:
+        elif now - self._idle_since > time_limits.KEEP_ALIVE_SECONDS:
             self.leave()
         unsent, self._unsent = self._unsent, self.transport.get_write_buffer_size()
         moves = self.writing_paused and self._unsent != unsent
         for stream in list(self.streams.values()):
             if moves:
                 stream.sent_at = now  # the client reads, however slowly
-            if now - stream.touched_at > BODY_IDLE_SECONDS and stream.waits_for_client():
+            idle = now - stream.touched_at > time_limits.BODY_IDLE_SECONDS
+            if idle and stream.waits_for_client():
                 stream.stall()
-            elif stream.to_send and now - stream.sent_at > UNREAD_SECONDS:
+            elif stream.to_send and now - stream.sent_at > time_limits.UNREAD_SECONDS:
                 self.reset_stream(stream, ErrorCode.CANCEL)
 
     def warn(self) -> None:
@@ -202,6 +194,6 @@ def notice_dead_peers(connection: socket.socket) -> None:
     connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
     if hasattr(socket, "TCP_USER_TIMEOUT"):
         for option in (socket.TCP_KEEPIDLE, socket.TCP_KEEPINTVL):
-            connection.setsockopt(socket.IPPROTO_TCP, option, DEAD_PEER_SECONDS // 2)
-        milliseconds = DEAD_PEER_SECONDS * 1000
+            connection.setsockopt(socket.IPPROTO_TCP, option, time_limits.DEAD_PEER_SECONDS // 2)
+        milliseconds = time_limits.DEAD_PEER_SECONDS * 1000
         connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, milliseconds)

@@ -10,11 +10,11 @@ import os
 
 from modelport.gateway.extensions.backend_descriptors import BACKENDS, BackendDescriptor
 from modelport.gateway.types import InferRequest
-from modelport.gateway.upstream import pool
+from modelport.gateway.upstream import retry_budget
 
 BACKENDS.builtin["ledger"] = BackendDescriptor("ledger", "tests.faults.ledger", "Ledger")
 if "MODELPORT_NO_RETRIES" in os.environ:
-    pool.RESERVED_RETRIES = pool.EARNED_PER_REQUEST = 0.0
+    retry_budget.RESERVED_RETRIES = retry_budget.EARNED_PER_REQUEST = 0.0
 if "MODELPORT_LEAK_BYTES" in os.environ:
     from modelport.gateway.inference.validation import Validator
 

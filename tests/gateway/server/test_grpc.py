@@ -10,7 +10,7 @@ import grpc
 import pytest
 from google.protobuf.wrappers_pb2 import BytesValue, Int64Value
 
-from modelport.gateway.server import listening_socket
+from modelport.gateway.server import listening_socket, time_limits
 from modelport.gateway.server.grpc import stream
 from modelport.gateway.server.grpc.connection import GrpcConnection
 from modelport.gateway.server.grpc.service import Service
@@ -578,7 +578,7 @@ async def test_a_connection_that_stalls_midway_is_closed(
     case: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(core, "HEAD_SECONDS", 0.2)
-    monkeypatch.setattr(server_connection, "CHECK_SECONDS", 0.05)
+    monkeypatch.setattr(time_limits, "CHECK_SECONDS", 0.05)
     sent, told = SILENT[case]
     async with listening() as server, connected(server.port, sent) as peer:
         if told:
@@ -590,7 +590,7 @@ async def test_a_connection_that_is_idle_between_calls_stays_open(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(core, "HEAD_SECONDS", 0.1)
-    monkeypatch.setattr(server_connection, "CHECK_SECONDS", 0.02)
+    monkeypatch.setattr(time_limits, "CHECK_SECONDS", 0.02)
     async with listening() as server, connected(server.port) as peer:
         await peer.serves()
         await asyncio.sleep(0.4)  # the pace of the client, which is what is tested
@@ -600,8 +600,8 @@ async def test_a_connection_that_is_idle_between_calls_stays_open(
 async def test_a_connection_without_a_call_is_ended_and_one_with_a_call_is_not(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(server_connection, "IDLE_SECONDS", 0.2)
-    monkeypatch.setattr(server_connection, "CHECK_SECONDS", 0.02)
+    monkeypatch.setattr(time_limits, "KEEP_ALIVE_SECONDS", 0.2)
+    monkeypatch.setattr(time_limits, "CHECK_SECONDS", 0.02)
     probe = Probe()
     async with (
         listening(probe) as server,
@@ -618,8 +618,8 @@ async def test_a_connection_without_a_call_is_ended_and_one_with_a_call_is_not(
 
 @pytest.mark.parametrize("method", ["Echo", "Talk"])
 async def test_a_stalled_body_is_given_up(method: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(server_connection, "BODY_IDLE_SECONDS", 0.1)
-    monkeypatch.setattr(server_connection, "CHECK_SECONDS", 0.02)
+    monkeypatch.setattr(time_limits, "BODY_IDLE_SECONDS", 0.1)
+    monkeypatch.setattr(time_limits, "CHECK_SECONDS", 0.02)
     async with listening() as server, connected(server.port) as peer:
         peer.send(head(1, path=f"/probe.Probe/{method}"), frame(DATA, 0, 1, ASKED[:7]))
         _, fields = await peer.answer(1)
@@ -628,8 +628,8 @@ async def test_a_stalled_body_is_given_up(method: str, monkeypatch: pytest.Monke
 
 
 async def test_a_stream_between_messages_may_be_silent(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(server_connection, "BODY_IDLE_SECONDS", 0.1)
-    monkeypatch.setattr(server_connection, "CHECK_SECONDS", 0.02)
+    monkeypatch.setattr(time_limits, "BODY_IDLE_SECONDS", 0.1)
+    monkeypatch.setattr(time_limits, "CHECK_SECONDS", 0.02)
     async with listening() as server, connected(server.port) as peer:
         peer.send(head(1, path="/probe.Probe/Talk"), frame(DATA, 0, 1, ASKED))
         assert (await peer.until(DATA))[3] == ASKED

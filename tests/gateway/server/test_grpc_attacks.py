@@ -18,9 +18,9 @@ import structlog
 from google.protobuf.wrappers_pb2 import BytesValue, Int64Value
 
 from modelport.gateway.runtime.request_memory import PROCESS
+from modelport.gateway.server import time_limits
 from modelport.gateway.server.grpc.connection import GrpcConnection, GrpcListener
 from modelport.gateway.server.grpc.service import Service
-from modelport.gateway.server.http2 import connection as server_connection
 from modelport.gateway.server.listener import ServerState
 from modelport.gateway.server.listening_socket import ConnectionLimit
 from modelport.gateway.wire.http2 import abuse_limits, header_blocks
@@ -134,8 +134,8 @@ UNREAD = {"Echo": BytesValue(value=bytes(100)), "Count": Int64Value(value=2)}
 async def test_a_reply_that_its_client_never_reads_is_given_up(
     method: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(server_connection, "UNREAD_SECONDS", 0.1)
-    monkeypatch.setattr(server_connection, "CHECK_SECONDS", 0.02)
+    monkeypatch.setattr(time_limits, "UNREAD_SECONDS", 0.1)
+    monkeypatch.setattr(time_limits, "CHECK_SECONDS", 0.02)
     greeting = PREFACE + settings((INITIAL_WINDOW_SIZE, 10))
     async with listening() as server, connected(server.port, greeting) as peer:
         content = prefixed(UNREAD[method].SerializeToString())
@@ -149,8 +149,8 @@ async def test_a_reply_that_its_client_never_reads_is_given_up(
 async def test_a_reply_that_its_client_reads_slowly_is_sent_whole(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(server_connection, "UNREAD_SECONDS", 0.3)
-    monkeypatch.setattr(server_connection, "CHECK_SECONDS", 0.02)
+    monkeypatch.setattr(time_limits, "UNREAD_SECONDS", 0.3)
+    monkeypatch.setattr(time_limits, "CHECK_SECONDS", 0.02)
     greeting = PREFACE + settings((INITIAL_WINDOW_SIZE, 0))
     async with listening() as server, connected(server.port, greeting) as peer:
         peer.send(head(1), frame(DATA, END_STREAM, 1, ASKED))

@@ -13,9 +13,9 @@ from typing import Any
 import grpc
 import pytest
 
+from modelport.gateway.server import time_limits
 from modelport.gateway.server.grpc.connection import GrpcConnection
 from modelport.gateway.server.grpc.service import Service
-from modelport.gateway.server.http2 import connection as server_connection
 from modelport.gateway.server.listener import ServerState
 from modelport.gateway.server.listening_socket import ConnectionLimit
 from modelport.gateway.wire.http2 import abuse_limits
@@ -111,7 +111,7 @@ async def test_a_limit_that_messages_do_not_pay_for_ends_a_real_client(
 async def test_a_real_client_that_is_slow_reaches_no_limit_of_time(client: str) -> None:
     """A frame in nine seconds: half an hour for all."""
     content = recording.PREFACE + b"".join(list(frames(recorded(client)))[:200])
-    slow = min(core.HEAD_SECONDS, server_connection.BODY_IDLE_SECONDS) - 1
+    slow = min(core.HEAD_SECONDS, time_limits.BODY_IDLE_SECONDS) - 1
     _, code = await replay(content, slow)
     assert code is None
 

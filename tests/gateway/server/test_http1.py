@@ -15,7 +15,7 @@ from modelport.gateway.errors import MemoryExhausted
 from modelport.gateway.protocols.asgi import App, Receive, Scope, Send
 from modelport.gateway.runtime import request_memory
 from modelport.gateway.runtime.request_memory import PROCESS
-from modelport.gateway.server import listening_socket
+from modelport.gateway.server import listening_socket, time_limits
 from modelport.gateway.server.http1 import head as http_head
 from modelport.gateway.server.http1 import protocol, request_cycle, unread_timer
 from modelport.gateway.server.http1.listener import HttpListener
@@ -417,7 +417,7 @@ async def test_a_large_answer_arrives_whole_at_a_slow_reader() -> None:
 async def test_a_reply_that_its_client_never_reads_is_given_up(
     parts: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(unread_timer, "UNREAD_SECONDS", 0.1)
+    monkeypatch.setattr(time_limits, "UNREAD_SECONDS", 0.1)
     aborted = asyncio.Event()
     check = unread_timer.UnreadTimer._check
 
@@ -574,7 +574,7 @@ async def test_the_check_sees_a_request_that_outlives_its_client(
 async def test_a_client_that_only_ends_its_side_gets_its_answers(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(protocol, "PROBE_SECONDS", 0.01)
+    monkeypatch.setattr(time_limits, "PROBE_SECONDS", 0.01)
 
     async def slow(scope: Scope, receive: Receive, send: Send) -> None:
         body = await body_of(receive)
@@ -675,7 +675,7 @@ async def test_without_its_bound_it_is_taken_on_and_on(
 ) -> None:
     """The known-bad variant."""
     monkeypatch.setattr(protocol, "MAX_HEAD_BYTES", 10**9)
-    monkeypatch.setattr(protocol, "BODY_IDLE_SECONDS", 0.3)
+    monkeypatch.setattr(time_limits, "BODY_IDLE_SECONDS", 0.3)
     async with listening(echo) as port, connected(port) as client:
         await client.send(CHUNKED_HEAD + b"1\r\na\r\n" + ENDLESS[what])
         assert (await client.reply())[0].startswith(b"HTTP/1.1 408 ")
@@ -767,8 +767,8 @@ async def test_a_request_on_one_connection_too_many_gets_an_error(
 
 
 async def test_a_connection_that_does_nothing_is_closed(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(protocol, "KEEP_ALIVE_SECONDS", 0.2)
-    monkeypatch.setattr(protocol, "HEAD_SECONDS", 0.4)
+    monkeypatch.setattr(time_limits, "KEEP_ALIVE_SECONDS", 0.2)
+    monkeypatch.setattr(time_limits, "HEAD_SECONDS", 0.4)
     async with listening(echo) as port, connected(port) as client, connected(port) as silent:
         for _ in range(3):
             await client.send(post(b"1"))
@@ -778,7 +778,7 @@ async def test_a_connection_that_does_nothing_is_closed(monkeypatch: pytest.Monk
 
 
 async def test_a_head_that_comes_too_slowly_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(protocol, "HEAD_SECONDS", 0.2)
+    monkeypatch.setattr(time_limits, "HEAD_SECONDS", 0.2)
     async with listening(echo) as port, connected(port) as client:
         await client.send(post(b"1"))
         assert (await client.reply())[0].startswith(OK)

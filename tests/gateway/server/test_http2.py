@@ -14,12 +14,11 @@ import pytest
 from modelport.gateway.protocols.asgi import App, Receive, Scope, Send
 from modelport.gateway.runtime import request_memory
 from modelport.gateway.runtime.request_memory import PROCESS
-from modelport.gateway.server import listening_socket
+from modelport.gateway.server import listening_socket, time_limits
 from modelport.gateway.server.http1.listener import HttpListener
 from modelport.gateway.server.http1.protocol import HttpConnection
 from modelport.gateway.server.http1.read_buffer import SLICE_BYTES
 from modelport.gateway.server.http1.server_state import HttpServerState
-from modelport.gateway.server.http2 import connection as server_connection
 from modelport.gateway.server.http2.asgi import AsgiConnection
 from modelport.gateway.server.http2.connection import STREAM_WINDOW_BYTES
 from modelport.gateway.server.listening_socket import ConnectionLimit
@@ -400,8 +399,8 @@ async def test_a_header_with_a_line_break_is_not_sent_for_a_proxy_to_split(value
 
 
 async def test_a_body_of_padding_alone_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(server_connection, "BODY_IDLE_SECONDS", 0.1)
-    monkeypatch.setattr(server_connection, "CHECK_SECONDS", 0.02)
+    monkeypatch.setattr(time_limits, "BODY_IDLE_SECONDS", 0.1)
+    monkeypatch.setattr(time_limits, "CHECK_SECONDS", 0.02)
     async with speaking(echo) as peer:
         peer.send(head(1), frame(DATA, 0, 1, b"x"))
         ended = asyncio.ensure_future(peer.until(HEADERS))
@@ -412,8 +411,8 @@ async def test_a_body_of_padding_alone_is_given_up(monkeypatch: pytest.MonkeyPat
 
 
 async def test_a_stalled_body_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(server_connection, "BODY_IDLE_SECONDS", 0.1)
-    monkeypatch.setattr(server_connection, "CHECK_SECONDS", 0.02)
+    monkeypatch.setattr(time_limits, "BODY_IDLE_SECONDS", 0.1)
+    monkeypatch.setattr(time_limits, "CHECK_SECONDS", 0.02)
     async with speaking(echo) as peer:
         peer.send(head(1), frame(DATA, 0, 1, b"x"))
         fields, body = await response(peer, 1)
@@ -426,8 +425,8 @@ async def test_a_stalled_body_is_given_up(monkeypatch: pytest.MonkeyPatch) -> No
 async def test_a_response_that_its_client_never_reads_is_given_up(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(server_connection, "UNREAD_SECONDS", 0.1)
-    monkeypatch.setattr(server_connection, "CHECK_SECONDS", 0.02)
+    monkeypatch.setattr(time_limits, "UNREAD_SECONDS", 0.1)
+    monkeypatch.setattr(time_limits, "CHECK_SECONDS", 0.02)
     async with speaking(echo, PREFACE + settings((INITIAL_WINDOW_SIZE, 5))) as peer:
         peer.send(request(1))
         assert await peer.code(RST_STREAM) == ErrorCode.CANCEL
@@ -540,8 +539,8 @@ async def test_a_request_that_outlasts_the_end_is_answered_503() -> None:
 
 
 async def test_a_connection_without_a_request_is_ended(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(server_connection, "IDLE_SECONDS", 0.2)
-    monkeypatch.setattr(server_connection, "CHECK_SECONDS", 0.02)
+    monkeypatch.setattr(time_limits, "KEEP_ALIVE_SECONDS", 0.2)
+    monkeypatch.setattr(time_limits, "CHECK_SECONDS", 0.02)
     async with speaking(echo) as peer:
         peer.send(request(1))
         await response(peer, 1)
