@@ -15,15 +15,15 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from modelport.exporters import formats, image_metadata, inspection, sample_requests
+from modelport.exporters import formats, inspection
 from modelport.exporters.formats import ExportTarget, Format, ParitySession
 from modelport.exporters.loaded_model import Source
 from modelport.exporters.proof import certificate, evaluation
 from modelport.exporters.proof.parity import ParityReport
 from modelport.exporters.proof.proof import Checks, Progress, Proof, convert, prove
 from modelport.exporters.publishing import contract, publish
-from modelport.exporters.sources import SourceRequest, reader_selection
-from modelport.exporters.warmup import triton
+from modelport.exporters.requests import sample_requests, triton_warmup
+from modelport.exporters.sources import SourceRequest, image_metadata, reader_selection
 from modelport.gateway.cli.errors import UsageError, first_line
 from modelport.gateway.errors import AlreadyExists, ModelportError, Unsupported
 from modelport.gateway.extensions.backend_descriptors import platforms
@@ -242,7 +242,7 @@ def _make(
     """Write the artifact, prove it, and write its certificate beside it."""
     started = time.perf_counter()
     row, target, path = artifact.row, artifact.target, artifact.staged / artifact.filename
-    requests = triton.requests(source.signature, source.spec.sample, checks.seed)
+    requests = triton_warmup.requests(source.signature, source.spec.sample, checks.seed)
 
     def told(stage: str, done: int, total: int) -> None:
         progress(f"{row.name}: {stage}", done, total)
@@ -256,9 +256,9 @@ def _make(
         session = _opened(row, path)
         report, found = prove(source, session, target.precision, checks, told)
         if row.name == "savedmodel":
-            from modelport.exporters.warmup import tensorflow_serving
+            from modelport.exporters.requests import tensorflow_serving_warmup
 
-            tensorflow_serving.write(path, artifact.config.name, requests)
+            tensorflow_serving_warmup.write(path, artifact.config.name, requests)
         artifact.proof = Proof(report, found, usage)
         told("recording the checkpoint's answers", 0, 0)
         samples = _record(request, source, artifact.staged, report)
@@ -330,7 +330,7 @@ def _furnish(source: Source, artifact: _Artifact, requests: Sequence[Mapping[str
     model = artifact.staged.parent
     if source.labels:
         (model / LABELS_FILE).write_text("\n".join(source.labels) + "\n")
-    triton.add(artifact.config, model, requests)
+    triton_warmup.add(artifact.config, model, requests)
 
 
 def _deliver(request: ExportRequest, artifact: _Artifact) -> ExportResult:

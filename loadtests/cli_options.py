@@ -14,7 +14,7 @@ from typing import Any
 import click
 
 from modelport.gateway.cli.errors import UsageError
-from modelport.loadtests import processes
+from modelport.loadtests.system import processes
 
 UNITS = {"": 1.0, "ms": 1e-3, "s": 1.0, "m": 60.0, "h": 3600.0}
 TIME = re.compile(r"(\d+(?:\.\d+)?|\.\d+)\s*(ms|s|m|h)?")

@@ -26,9 +26,9 @@ import gevent  # noqa: E402
 from locust import events  # noqa: E402
 from locust.env import Environment  # noqa: E402
 
-from modelport.loadtests import locust_arguments as plans  # noqa: E402
-from modelport.loadtests.sample_recording import EXIT_UNWRITTEN  # noqa: E402
-from modelport.loadtests.target import LoadTestTarget  # noqa: E402
+from modelport.loadtests.load import locust_arguments as plans  # noqa: E402
+from modelport.loadtests.load.sample_recording import EXIT_UNWRITTEN  # noqa: E402
+from modelport.loadtests.load.target import LoadTestTarget  # noqa: E402
 from modelport.loadtests.users.load_driver import Impossible, LoadDriver, TargetLoad  # noqa: E402
 from modelport.loadtests.users.locust_users import (  # noqa: E402, F401  # Locust finds them by their names here
     USERS,

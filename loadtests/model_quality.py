@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from modelport.loadtests.payloads import Array, Tensors
+from modelport.loadtests.load.payloads import Array, Tensors
 from modelport.loadtests.users.answer_checker import ONLY
 from modelport.loadtests.users.signature import RequestSignature
 

@@ -15,7 +15,7 @@ from click.testing import CliRunner, Result
 from torch import nn
 
 from modelport.cli import modelport
-from modelport.exporters.output_capture import quiet
+from modelport.exporters.runtime.output_capture import quiet
 
 MANIFEST = "MAR-INF/MANIFEST.json"
 Files = Mapping[str, bytes | str]

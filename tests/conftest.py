@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from modelport.exporters import progress
+from modelport.exporters.runtime import progress
 from modelport.gateway.repository.artifact_checks import trial_load
 
 os.environ.pop("GITHUB_ACTIONS", None)  # errors would be annotated as well

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from modelport.exporters.tensorflow_runtime import tf
+from modelport.exporters.runtime.tensorflow_runtime import tf
 
 v1 = tf.compat.v1
 _METHOD = "tensorflow/serving/"

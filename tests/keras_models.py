@@ -7,10 +7,10 @@ from pathlib import Path
 from typing import Any
 
 from modelport.exporters.loaded_model import Source
-from modelport.exporters.output_capture import quiet
+from modelport.exporters.runtime.output_capture import quiet
+from modelport.exporters.runtime.tensorflow_runtime import keras, tf
 from modelport.exporters.sources import SourceRequest
 from modelport.exporters.sources.reader_selection import load
-from modelport.exporters.tensorflow_runtime import keras, tf
 
 layers, ops = keras.layers, keras.ops
 

@@ -65,7 +65,7 @@ def _publish_large(work: Path) -> None:
 def publish_large(work: Path) -> None:
     import torch
 
-    from modelport.exporters.tensorflow_runtime import tf
+    from modelport.exporters.runtime.tensorflow_runtime import tf
 
     def at(name: str, filename: str) -> Path:
         (work / name / "1").mkdir(parents=True)

@@ -17,8 +17,9 @@ import numpy as np
 import pytest
 import torch
 
-from modelport.exporters import checkpoint, model_spec
+from modelport.exporters import model_spec
 from modelport.exporters.demo_models import digits, train
+from modelport.exporters.sources import checkpoint
 from modelport.gateway.repository import manifest
 from tests.conformance.clients import CALLERS, Ask
 from tests.server import Gateway, serving

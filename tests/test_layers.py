@@ -185,7 +185,7 @@ def test_the_load_tests_know_nothing_of_the_gateways_inside() -> None:
                 (
                     "modelport.gateway.cli.errors",
                     "modelport.gateway.extensions",
-                    "modelport.exporters.progress",
+                    "modelport.exporters.runtime.progress",
                 )
             )
         ]

@@ -31,7 +31,7 @@ FP16_TOLERANCE = 5e-3
 def main() -> int:
     """Export, run there, compare; one line each."""
     from modelport.exporters.formats import ExportTarget, tflite
-    from modelport.loadtests import environments
+    from modelport.loadtests.system import environments
 
     python = str(environments.venv("tflite-runtime", *REQUIREMENTS) / "python")
     print(f"{'model':<12} {'precision':<10} {'cases':>5} {'max error':>10} {'tolerance':>10}")
@@ -79,7 +79,7 @@ def _sources() -> Iterator[tuple[str, Source]]:
 
 def _write_cases(source: Source, folder: Path) -> dict[str, dict[str, Any]]:
     """Inputs as ``.npz`` files; what eager PyTorch makes of each, by the file's name."""
-    from modelport.exporters.random_inputs import draw, sizes_of
+    from modelport.exporters.requests.random_inputs import draw, sizes_of
 
     rng, expected = np.random.default_rng(0), {}
     lengths = [

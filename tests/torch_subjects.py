@@ -15,7 +15,7 @@ from torch import nn
 from modelport.exporters.formats import ParitySession
 from modelport.exporters.loaded_model import Source
 from modelport.exporters.model_spec import ModelSpec
-from modelport.exporters.random_inputs import draw, name_axes, sizes_of
+from modelport.exporters.requests.random_inputs import draw, name_axes, sizes_of
 from modelport.exporters.sources.pytorch import source
 from modelport.gateway.types import Array, Axis, Datatype, ModelSignature, TensorSpec
 

@@ -24,9 +24,9 @@ import tritonclient.http
 from modelport.exporters.loaded_model import Source
 from modelport.exporters.packaging.package import package
 from modelport.gateway.repository import config
-from modelport.loadtests import environments
-from modelport.loadtests.processes import HOST, free_ports, running
 from modelport.loadtests.serving import pytriton
+from modelport.loadtests.system import environments
+from modelport.loadtests.system.processes import HOST, free_ports, running
 from tests import verb
 from tests.torchserve.clients import as_tensors
 from tests.torchserve.comparison import compare, inputs_of, wire

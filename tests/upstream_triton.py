@@ -20,7 +20,7 @@ from typing import Any
 import httpx
 import numpy as np
 
-from modelport.loadtests.processes import HOST
+from modelport.loadtests.system.processes import HOST
 from tests import models, verb
 from tests.conformance import wire
 from tests.conformance.clients import (

@@ -7,7 +7,7 @@ import sys
 from collections.abc import Callable
 from typing import NoReturn
 
-from modelport.loadtests import environments
+from modelport.loadtests.system import environments
 
 
 def run(main: Callable[[], int]) -> NoReturn:

@@ -12,7 +12,7 @@ import click
 
 from modelport.exporters import api
 from modelport.exporters.cli.export import parse_kwargs
-from modelport.exporters.progress import progress_bar
+from modelport.exporters.runtime.progress import progress_bar
 from modelport.gateway.cli.errors import OneLineCommand
 
 if TYPE_CHECKING:

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import click
 import numpy as np
 
-from modelport.exporters.local_gateway import serving
+from modelport.exporters.runtime.local_gateway import serving
 from modelport.gateway.cli.errors import OneLineCommand, missing_extra
 from modelport.gateway.errors import Internal, Unavailable
 from modelport.gateway.types import Array

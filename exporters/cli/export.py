@@ -15,7 +15,7 @@ import click
 
 from modelport.exporters import api
 from modelport.exporters.models import REGISTRY
-from modelport.exporters.progress import progress_bar
+from modelport.exporters.runtime.progress import progress_bar
 from modelport.gateway.cli.errors import OneLineCommand, UsageError
 from modelport.gateway.repository.storage.location import Repository
 

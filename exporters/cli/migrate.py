@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from modelport.exporters.cli.inspect import printable
-from modelport.exporters.progress import progress_bar
 from modelport.exporters.publishing import contract
+from modelport.exporters.runtime.progress import progress_bar
 from modelport.gateway.cli.errors import OneLineCommand, ParityError, UsageError, missing_extra
 
 if TYPE_CHECKING:

@@ -10,7 +10,7 @@ from pathlib import Path
 import click
 
 from modelport.exporters.packaging import SERVERS
-from modelport.exporters.progress import progress_bar
+from modelport.exporters.runtime.progress import progress_bar
 from modelport.gateway.cli.errors import OneLineCommand, UsageError, missing_extra
 
 

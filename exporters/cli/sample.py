@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from modelport.exporters.cli.export import parse_kwargs
-from modelport.exporters.progress import progress_bar
+from modelport.exporters.runtime.progress import progress_bar
 from modelport.gateway.cli.errors import OneLineCommand, UsageError, missing_extra
 
 if TYPE_CHECKING:
@@ -84,7 +84,7 @@ def sample(
     with progress_bar(options["quiet"]) as progress:
         progress("loading", 0, 0)
         try:
-            from modelport.exporters import sample_requests
+            from modelport.exporters.requests import sample_requests
 
             if published:
                 if model is not None or kwargs:
@@ -131,8 +131,8 @@ def _add(
     Raises:
         UsageError: the version has answers already, or its signature would become invalid.
     """
-    from modelport.exporters import sample_requests
     from modelport.exporters.proof import verify
+    from modelport.exporters.requests import sample_requests
     from modelport.gateway.repository import signing
 
     version = verify.find_version(path)

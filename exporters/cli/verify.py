@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from modelport.exporters import api
-from modelport.exporters.progress import progress_bar
+from modelport.exporters.runtime.progress import progress_bar
 from modelport.gateway.cli.errors import OneLineCommand
 from modelport.gateway.repository.storage.location import Location, Repository
 

@@ -23,7 +23,7 @@ from modelport.exporters.formats.pt2 import program
 from modelport.exporters.formats.torch_archive import seal
 from modelport.exporters.formats.torch_binding import TorchParitySession, by_position, signature_of
 from modelport.exporters.loaded_model import Source
-from modelport.exporters.output_capture import quiet
+from modelport.exporters.runtime.output_capture import quiet
 from modelport.gateway.cli.errors import converter_refused
 from modelport.gateway.errors import IntegrityError, ModelportError, Unsupported
 from modelport.gateway.repository.artifact_checks.torch_archive import (

@@ -9,7 +9,7 @@ from onnx_ir.passes.common import ClearMetadataAndDocStringPass
 
 from modelport.exporters.formats import ExportTarget, onnx_quantization, tracing
 from modelport.exporters.loaded_model import Source
-from modelport.exporters.output_capture import quiet
+from modelport.exporters.runtime.output_capture import quiet
 from modelport.exporters.sources.torch_eager import inference_mode
 from modelport.gateway.cli.errors import converter_refused
 from modelport.gateway.errors import Unsupported

@@ -16,9 +16,9 @@ from modelport.exporters.formats import ExportTarget
 from modelport.exporters.keras_ports import find_twin
 from modelport.exporters.keras_ports.weights import port
 from modelport.exporters.loaded_model import Framework, Source
-from modelport.exporters.output_capture import quiet
-from modelport.exporters.random_inputs import model_dims
-from modelport.exporters.tensorflow_runtime import tf
+from modelport.exporters.requests.random_inputs import model_dims
+from modelport.exporters.runtime.output_capture import quiet
+from modelport.exporters.runtime.tensorflow_runtime import tf
 from modelport.gateway.cli.errors import first_line
 from modelport.gateway.errors import IntegrityError, Unsupported
 from modelport.gateway.repository.artifact_checks import saved_model_guard

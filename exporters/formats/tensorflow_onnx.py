@@ -11,9 +11,9 @@ import onnx
 
 from modelport.exporters.formats import ExportTarget
 from modelport.exporters.loaded_model import Source
-from modelport.exporters.output_capture import quiet
-from modelport.exporters.random_inputs import model_dims
-from modelport.exporters.tensorflow_runtime import tf
+from modelport.exporters.requests.random_inputs import model_dims
+from modelport.exporters.runtime.output_capture import quiet
+from modelport.exporters.runtime.tensorflow_runtime import tf
 from modelport.gateway.errors import Unsupported
 from modelport.gateway.types import NUMPY_DTYPES, Array, ModelSignature, TensorSpec
 

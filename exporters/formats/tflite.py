@@ -14,7 +14,7 @@ from ai_edge_litert.interpreter import Interpreter
 
 from modelport.exporters.formats import ExportTarget
 from modelport.exporters.loaded_model import Source
-from modelport.exporters.output_capture import muted
+from modelport.exporters.runtime.output_capture import muted
 from modelport.gateway.cli.errors import first_line
 from modelport.gateway.errors import IntegrityError, Unsupported
 from modelport.gateway.repository.artifact_checks import tflite_guard
@@ -46,8 +46,8 @@ def export(source: Source, path: Path, target: ExportTarget) -> None:
 
 
 def _convert(savedmodel: Path, precision: str) -> bytes:
-    from modelport.exporters.output_capture import quiet
-    from modelport.exporters.tensorflow_runtime import tf
+    from modelport.exporters.runtime.output_capture import quiet
+    from modelport.exporters.runtime.tensorflow_runtime import tf
 
     converter = tf.lite.TFLiteConverter.from_saved_model(str(savedmodel), [SIGNATURE])
     converter.target_spec.supported_ops = [tf.lite.OpsSet.TFLITE_BUILTINS]

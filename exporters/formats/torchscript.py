@@ -13,7 +13,7 @@ from modelport.exporters.formats import ExportTarget, tracing
 from modelport.exporters.formats.torch_archive import seal
 from modelport.exporters.formats.torch_binding import Named, TorchParitySession, signature_of
 from modelport.exporters.loaded_model import Source
-from modelport.exporters.output_capture import quiet
+from modelport.exporters.runtime.output_capture import quiet
 from modelport.exporters.sources.torch_eager import inference_mode
 from modelport.gateway.cli.errors import converter_refused
 from modelport.gateway.errors import IntegrityError, ModelportError

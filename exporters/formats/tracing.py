@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from modelport.exporters.random_inputs import draw, model_dims, name_axes, sizes_of
+from modelport.exporters.requests.random_inputs import draw, model_dims, name_axes, sizes_of
 from modelport.exporters.sources.torch_eager import Widened
 from modelport.gateway.types import NUMPY_DTYPES, Axis, ModelSignature
 

@@ -19,7 +19,7 @@ from typing import Any
 
 from google.protobuf.message import DecodeError
 
-from modelport.exporters.random_inputs import model_dims
+from modelport.exporters.requests.random_inputs import model_dims
 from modelport.gateway.cli.errors import UsageError, missing_extra
 from modelport.gateway.errors import IntegrityError, InvalidArgument
 from modelport.gateway.extensions.backend_descriptors import platforms

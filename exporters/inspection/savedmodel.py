@@ -16,7 +16,7 @@ from modelport.exporters.inspection import (
     tally,
     word,
 )
-from modelport.exporters.tensorflow_runtime import tf
+from modelport.exporters.runtime.tensorflow_runtime import tf
 from modelport.gateway.errors import IntegrityError
 from modelport.gateway.repository import untrusted_files
 from modelport.gateway.repository.artifact_checks.saved_model_guard import MAX_BYTES

@@ -19,7 +19,7 @@ import h5py
 import safetensors.torch
 import torch
 
-from modelport.exporters import checkpoint, model_spec
+from modelport.exporters import model_spec
 from modelport.exporters.keras_conversion import output_comparison, report, weight_comparison
 from modelport.exporters.keras_conversion.keras_weights import MODEL_KWARGS_KEY, STATED
 from modelport.exporters.keras_conversion.model_files import Pair, Side, framework_of, open_side
@@ -28,7 +28,8 @@ from modelport.exporters.keras_ports import Twin, find_twin
 from modelport.exporters.keras_ports.weights import extract, port
 from modelport.exporters.loaded_model import Framework
 from modelport.exporters.model_spec import ModelSpec
-from modelport.exporters.output_capture import quiet
+from modelport.exporters.runtime.output_capture import quiet
+from modelport.exporters.sources import checkpoint
 from modelport.gateway.cli.errors import ParityError, UsageError
 from modelport.gateway.errors import AlreadyExists, Unsupported
 

@@ -12,15 +12,14 @@ from typing import Any
 import numpy as np
 from torch import nn
 
-from modelport.exporters import checkpoint
-from modelport.exporters.checkpoint import Checkpoint
 from modelport.exporters.keras_conversion import keras_weights, weight_comparison
 from modelport.exporters.keras_conversion.keras_weights import KerasWeights
 from modelport.exporters.keras_conversion.report import End
 from modelport.exporters.keras_ports import Link, Twin
 from modelport.exporters.loaded_model import Framework
 from modelport.exporters.model_spec import ModelSpec
-from modelport.exporters.sources import keras_guard
+from modelport.exporters.sources import checkpoint, keras_guard
+from modelport.exporters.sources.checkpoint import Checkpoint
 from modelport.gateway.cli.errors import UsageError
 from modelport.gateway.errors import IntegrityError
 from modelport.gateway.types import Array

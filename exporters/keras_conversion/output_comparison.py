@@ -11,10 +11,10 @@ import numpy as np
 from torch import nn
 
 from modelport.exporters.model_spec import ModelSpec
-from modelport.exporters.output_capture import quiet
-from modelport.exporters.random_inputs import draw, name_axes, sizes_of
+from modelport.exporters.requests.random_inputs import draw, name_axes, sizes_of
+from modelport.exporters.runtime.output_capture import quiet
+from modelport.exporters.runtime.tensorflow_runtime import keras, tf
 from modelport.exporters.sources.torch_eager import TorchEager
-from modelport.exporters.tensorflow_runtime import keras, tf
 from modelport.gateway.types import Array, ModelSignature
 
 BATCH = 16

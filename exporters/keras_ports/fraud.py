@@ -8,7 +8,7 @@ from typing import Any
 from modelport.exporters.keras_ports import Link, Twin, layers
 from modelport.exporters.keras_ports.weights import dense, joint_projections, layer_norm, same
 from modelport.exporters.models.fraud import LAYER_NORM_EPS
-from modelport.exporters.tensorflow_runtime import keras
+from modelport.exporters.runtime.tensorflow_runtime import keras
 
 ops = keras.ops
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from typing import Any
 
-from modelport.exporters.tensorflow_runtime import keras, tf
+from modelport.exporters.runtime.tensorflow_runtime import keras, tf
 
 ops = keras.ops
 

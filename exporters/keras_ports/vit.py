@@ -14,7 +14,7 @@ from modelport.exporters.keras_ports.weights import (
     same,
 )
 from modelport.exporters.models.vit import LAYER_NORM_EPS
-from modelport.exporters.tensorflow_runtime import keras
+from modelport.exporters.runtime.tensorflow_runtime import keras
 
 ops = keras.ops
 

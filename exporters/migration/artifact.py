@@ -8,7 +8,7 @@ from pathlib import Path
 
 from modelport.exporters import inspection
 from modelport.exporters.inspection import DAMAGE, Inspection, TensorInfo, torchscript
-from modelport.exporters.tensor_flags import parse_tensors
+from modelport.exporters.sources.tensor_flags import parse_tensors
 from modelport.gateway.cli.errors import UsageError
 from modelport.gateway.errors import IntegrityError, Unsupported
 from modelport.gateway.repository import config

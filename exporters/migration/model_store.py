@@ -6,12 +6,12 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from modelport.exporters.local_gateway import serving
 from modelport.exporters.migration import replay
 from modelport.exporters.migration.archive import is_archive
 from modelport.exporters.migration.migrate import MigrationRequest, MigrationRun, migrate
 from modelport.exporters.migration.replay import ReplayServer
 from modelport.exporters.migration.report import MigrationReport, MigrationState
+from modelport.exporters.runtime.local_gateway import serving
 from modelport.gateway.cli.errors import ParityError, UsageError, exit_code
 from modelport.gateway.errors import ModelportError, Unavailable
 

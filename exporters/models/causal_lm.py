@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from modelport.exporters.model_spec import Decision, ModelSpec, Shape
-from modelport.exporters.random_inputs import draw
+from modelport.exporters.requests.random_inputs import draw
 from modelport.gateway.cli.errors import UsageError
 from modelport.gateway.types import Array, Axis, Datatype, ModelSignature, TensorSpec
 

@@ -21,8 +21,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from modelport.exporters.output_capture import quiet
 from modelport.exporters.packaging.selection import SelectedModel
+from modelport.exporters.runtime.output_capture import quiet
 from modelport.gateway.errors import IntegrityError, Unsupported
 from modelport.gateway.repository import config as configuration
 from modelport.gateway.repository.artifact_checks import torchscript_guard

@@ -18,7 +18,7 @@ from modelport.exporters.loaded_model import Source
 from modelport.exporters.model_spec import Decision
 from modelport.exporters.proof import parity
 from modelport.exporters.proof.parity import Bounds, Progress
-from modelport.exporters.random_inputs import model_dims
+from modelport.exporters.requests.random_inputs import model_dims
 from modelport.gateway.cli.errors import ParityError, UsageError, first_line
 from modelport.gateway.errors import ModelportError
 from modelport.gateway.repository.artifact_checks import zip_guard

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from modelport.exporters.model_spec import ModelSpec
-from modelport.exporters.random_inputs import corners, draw, name_axes, sizes_of
+from modelport.exporters.requests.random_inputs import corners, draw, name_axes, sizes_of
 from modelport.gateway.types import Array, ModelSignature
 
 #: Batch sizes that are always tried, besides the largest.

@@ -11,7 +11,7 @@ from modelport.exporters.loaded_model import Source
 from modelport.exporters.proof import evaluation, parity
 from modelport.exporters.proof.evaluation import Evaluation, HeldOut
 from modelport.exporters.proof.parity import BOUNDS, Bounds, ParityReport
-from modelport.exporters.resource_usage import Usage, measured
+from modelport.exporters.proof.resource_usage import Usage, measured
 from modelport.gateway.errors import Unsupported
 
 #: Called with the stage's name, the amount done and the total; 0 of 0 means unknown.

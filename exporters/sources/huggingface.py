@@ -10,11 +10,16 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from modelport.exporters import checkpoint, model_spec
-from modelport.exporters.checkpoint import Checkpoint
+from modelport.exporters import model_spec
 from modelport.exporters.loaded_model import Source
 from modelport.exporters.models.vit import VisionTransformer
-from modelport.exporters.sources import SourceRequest, huggingface_causal_lm, huggingface_vit
+from modelport.exporters.sources import (
+    SourceRequest,
+    checkpoint,
+    huggingface_causal_lm,
+    huggingface_vit,
+)
+from modelport.exporters.sources.checkpoint import Checkpoint
 from modelport.exporters.sources.huggingface_folder import (
     CONFIG,
     PREPROCESSOR,

@@ -15,11 +15,10 @@ import safetensors
 import torch
 from torch import Tensor
 
-from modelport.exporters import checkpoint, safetensors_header
 from modelport.exporters.loaded_model import Source
 from modelport.exporters.models.causal_lm import DEFAULT_MAX_POSITIONS, CausalLanguageModel
-from modelport.exporters.output_capture import quiet
-from modelport.exporters.sources import SourceRequest
+from modelport.exporters.runtime.output_capture import quiet
+from modelport.exporters.sources import SourceRequest, checkpoint, safetensors_header
 from modelport.exporters.sources.huggingface_folder import Folder, open_adapters
 from modelport.exporters.sources.pytorch import source
 from modelport.gateway.cli.errors import ParityError, UsageError, missing_extra

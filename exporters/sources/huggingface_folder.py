@@ -10,8 +10,8 @@ from typing import Any
 
 from torch import Tensor
 
-from modelport.exporters import checkpoint
 from modelport.exporters.loaded_model import Origin, digest_of
+from modelport.exporters.sources import checkpoint
 from modelport.gateway.cli.errors import UsageError
 from modelport.gateway.errors import IntegrityError, Unsupported
 

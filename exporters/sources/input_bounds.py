@@ -12,7 +12,7 @@ from dataclasses import replace
 import numpy as np
 
 from modelport.exporters.loaded_model import Reference
-from modelport.exporters.random_inputs import DEFAULT_LONGEST, Fill, draw, model_dims
+from modelport.exporters.requests.random_inputs import DEFAULT_LONGEST, Fill, draw, model_dims
 from modelport.gateway.errors import Unsupported
 from modelport.gateway.types import NUMPY_DTYPES, Array, Axis, ModelSignature, TensorSpec
 

@@ -10,12 +10,11 @@ import numpy as np
 import torch
 from torch import nn
 
-from modelport.exporters import checkpoint
 from modelport.exporters import model_spec as spec
 from modelport.exporters.loaded_model import Framework, Origin, Source
 from modelport.exporters.model_spec import BFLOAT16_STEP, ModelSpec
-from modelport.exporters.random_inputs import draw, name_axes, sizes_of
-from modelport.exporters.sources import SourceRequest, signature_inference
+from modelport.exporters.requests.random_inputs import draw, name_axes, sizes_of
+from modelport.exporters.sources import SourceRequest, checkpoint, signature_inference
 from modelport.exporters.sources.torch_eager import (
     TorchEager,
     Widened,

@@ -2,7 +2,7 @@
 
 Inputs come from the first of these:
 
-1. ``--input NAME:DATATYPE[DIMS]``, see ``modelport.exporters.tensor_flags``;
+1. ``--input NAME:DATATYPE[DIMS]``, see ``modelport.exporters.sources.tensor_flags``;
 2. example inputs on the module: ``example_inputs``, ``example_input_array`` (Lightning) or
    ``dummy_inputs`` (Hugging Face); their first dimension is the batch;
 3. the first layer with weights, if ``forward`` takes one tensor.
@@ -24,10 +24,10 @@ import torch
 from torch import Tensor, nn
 
 from modelport.exporters.model_spec import ModelSpec
-from modelport.exporters.random_inputs import draw, sizes_of
+from modelport.exporters.requests.random_inputs import draw, sizes_of
 from modelport.exporters.sources import SourceRequest
+from modelport.exporters.sources.tensor_flags import DEFAULT_LONGEST, parse_tensors
 from modelport.exporters.sources.torch_eager import as_tensors, datatype_of, inference_mode
-from modelport.exporters.tensor_flags import DEFAULT_LONGEST, parse_tensors
 from modelport.gateway.cli.errors import UsageError, first_line
 from modelport.gateway.types import Axis, Datatype, ModelSignature, TensorSpec
 

@@ -11,9 +11,9 @@ from typing import Any
 
 from modelport.exporters.loaded_model import Framework, Origin, Source, digest_of
 from modelport.exporters.model_spec import BFLOAT16_STEP, DEFAULT_RTOL, ModelSpec
-from modelport.exporters.output_capture import quiet
+from modelport.exporters.runtime.output_capture import quiet
+from modelport.exporters.runtime.tensorflow_runtime import keras, tf
 from modelport.exporters.sources import SourceRequest, input_bounds, keras_guard
-from modelport.exporters.tensorflow_runtime import keras, tf
 from modelport.gateway.cli.errors import UsageError
 from modelport.gateway.errors import IntegrityError, Unsupported
 from modelport.gateway.repository import untrusted_files

@@ -34,7 +34,8 @@ from modelport.gateway.repository import untrusted_files as files
 
 CERTIFICATE = manifest.CERTIFICATE
 SIGNATURE = "certificate.json.sig"
-#: Requests and the checkpoint's responses, read by no server; see ``exporters.sample_requests``.
+#: Requests and the checkpoint's responses, read by no server: see
+#: ``exporters.requests.sample_requests``.
 SAMPLES = "samples.json"
 FORMAT = "modelport-signature/1"
 #: The prefix of the signed bytes, so that signatures for other purposes do not fit.

@@ -27,22 +27,23 @@ from pathlib import Path
 from rich.console import Console
 from rich.table import Table
 
-from modelport.loadtests import payloads, script
 from modelport.loadtests.benchmarks import slow_model, tiny_model
 from modelport.loadtests.benchmarks.perf_analyzer import Analyzer
-from modelport.loadtests.payloads import Payloads
+from modelport.loadtests.load import payloads
+from modelport.loadtests.load.payloads import Payloads
+from modelport.loadtests.load.run import measure
+from modelport.loadtests.load.samples import LoadProfile
+from modelport.loadtests.load.summary import summarise
+from modelport.loadtests.load.target import LoadTestProtocol, LoadTestTarget
 from modelport.loadtests.peers import clients, http_formats, models
 from modelport.loadtests.peers.model import PeerInput, PeerModel
 from modelport.loadtests.peers.models import Files
 from modelport.loadtests.peers.results import PeerSample
 from modelport.loadtests.peers.servers import modelport
 from modelport.loadtests.peers.servers.base import PeerLaunch
-from modelport.loadtests.processes import HOST, ServerFailed, free_ports, pinned, running
-from modelport.loadtests.run import measure
-from modelport.loadtests.samples import LoadProfile
 from modelport.loadtests.statistics import Interval, ratio
-from modelport.loadtests.summary import summarise
-from modelport.loadtests.target import LoadTestProtocol, LoadTestTarget
+from modelport.loadtests.system import script
+from modelport.loadtests.system.processes import HOST, ServerFailed, free_ports, pinned, running
 
 LIMITS = {"p50_ms": 0.05, "p99_ms": 0.10}
 DIFFERS = "DIFFERS"

@@ -17,8 +17,8 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from modelport.loadtests import environments
-from modelport.loadtests.processes import ServerFailed, start
+from modelport.loadtests.system import environments
+from modelport.loadtests.system.processes import ServerFailed, start
 
 PY_SPY = "py-spy==0.4.3"
 #: Not multiples of the kernel's ticks, or periodic work would be seen always, or never.

@@ -29,12 +29,12 @@ from pathlib import Path
 
 from tritonclient.grpc import service_pb2 as oip
 
-from modelport.loadtests import environments, script
 from modelport.loadtests.benchmarks import copy_model
 from modelport.loadtests.benchmarks.open_loop import CALL_SECONDS, OpenLoopClient
 from modelport.loadtests.peers.servers.modelport import executable
-from modelport.loadtests.processes import HOST, free_ports, running
 from modelport.loadtests.serving import pytriton
+from modelport.loadtests.system import environments, script
+from modelport.loadtests.system.processes import HOST, free_ports, running
 
 SIZES = {"4 floats": 4, "1 MB": 262_144}
 #: Largest added latency by size, in milliseconds: p50, p99.

@@ -24,12 +24,12 @@ from pathlib import Path
 import grpc
 from tritonclient.grpc import service_pb2 as oip
 
-from modelport.loadtests import environments, script
 from modelport.loadtests.benchmarks import tiny_model
 from modelport.loadtests.benchmarks.open_loop import OPTIONS
 from modelport.loadtests.peers.clients import GRPC_PATH
 from modelport.loadtests.peers.servers.modelport import executable
-from modelport.loadtests.processes import HOST, free_ports, running
+from modelport.loadtests.system import environments, script
+from modelport.loadtests.system.processes import HOST, free_ports, running
 
 #: Largest growth from the end of the warm-up to the end.
 GROWTH_SHARE, GROWTH_BYTES = 0.01, 20 * 2**20

@@ -27,7 +27,6 @@ from pathlib import Path
 
 from tritonclient.grpc import service_pb2 as oip
 
-from modelport.loadtests import environments, script
 from modelport.loadtests.benchmarks import slow_model
 from modelport.loadtests.benchmarks.open_loop import (
     OpenLoopClient,
@@ -37,7 +36,8 @@ from modelport.loadtests.benchmarks.open_loop import (
 )
 from modelport.loadtests.peers.clients import GRPC_PATH
 from modelport.loadtests.peers.servers.modelport import executable
-from modelport.loadtests.processes import HOST, free_ports, running
+from modelport.loadtests.system import environments, script
+from modelport.loadtests.system.processes import HOST, free_ports, running
 
 OVERLOAD, LOAD = 10.0, 0.8
 #: Limits that must hold.

@@ -20,12 +20,12 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from modelport.loadtests import environments
-from modelport.loadtests import script as program
 from modelport.loadtests.benchmarks import tiny_model
 from modelport.loadtests.peers.servers import modelport
 from modelport.loadtests.peers.servers.base import PeerLaunch
-from modelport.loadtests.processes import HOST, free_ports, running, wait_ready
+from modelport.loadtests.system import environments
+from modelport.loadtests.system import script as program
+from modelport.loadtests.system.processes import HOST, free_ports, running, wait_ready
 
 VERSION = "2.51.0"  # the last version whose binary runs on glibc 2.36
 RUN_SECONDS = 120

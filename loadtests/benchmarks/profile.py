@@ -15,7 +15,6 @@ import tempfile
 from collections.abc import Mapping
 from pathlib import Path
 
-from modelport.loadtests import script
 from modelport.loadtests.benchmarks import cpu_sampling
 from modelport.loadtests.benchmarks.cpu_sampling import LOOP, THREADS, Profile
 from modelport.loadtests.peers import models, running_servers, runtime_limit
@@ -24,7 +23,8 @@ from modelport.loadtests.peers.model import PeerModel
 from modelport.loadtests.peers.models import Files
 from modelport.loadtests.peers.servers import ALL
 from modelport.loadtests.peers.tables import figure, markdown
-from modelport.loadtests.processes import ServerFailed, pinned, start
+from modelport.loadtests.system import script
+from modelport.loadtests.system.processes import ServerFailed, pinned, start
 
 COMPUTING = [name for name, model in models.ALL.items() if model.baseline == runtime_limit.NAME]
 SERVERS = [name for name in ALL if name.startswith("modelport-")]

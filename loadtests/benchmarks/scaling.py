@@ -22,11 +22,11 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from modelport.loadtests import script
 from modelport.loadtests.peers import clients, http_formats, models
 from modelport.loadtests.peers.clients import PeerClient, PeerLoad
 from modelport.loadtests.peers.servers.modelport import executable
-from modelport.loadtests.processes import HOST, free_ports, running
+from modelport.loadtests.system import script
+from modelport.loadtests.system.processes import HOST, free_ports, running
 
 TICKS_PER_SECOND = os.sysconf("SC_CLK_TCK")
 GOAL = 1.7  # for two workers, and proportionally for more

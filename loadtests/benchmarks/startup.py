@@ -25,11 +25,11 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from types import MappingProxyType
 
-from modelport.loadtests import environments, script
 from modelport.loadtests.benchmarks import tiny_model
 from modelport.loadtests.peers.servers.modelport import executable
-from modelport.loadtests.processes import HOST, READY_SECONDS, ServerFailed, free_ports
 from modelport.loadtests.serving import pytriton
+from modelport.loadtests.system import environments, script
+from modelport.loadtests.system.processes import HOST, READY_SECONDS, ServerFailed, free_ports
 
 MODELS = ("first", "second", "third")
 MAX_BATCH_SIZE = 8

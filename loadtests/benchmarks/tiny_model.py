@@ -11,7 +11,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-from modelport.loadtests import environments
+from modelport.loadtests.system import environments
 
 NAME = "x2"
 VALUES = (1.0, 2.0, 3.0, 4.0)

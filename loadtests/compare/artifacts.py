@@ -14,8 +14,14 @@ from typing import Any
 from modelport.gateway.cli.errors import UsageError
 from modelport.loadtests.compare.plan import Variant
 from modelport.loadtests.compare.result import Absent
-from modelport.loadtests.modelport_command import INTEGRITY, INTERRUPTED, USAGE, Failed, modelport
 from modelport.loadtests.serving.gateway import newest_version
+from modelport.loadtests.system.modelport_command import (
+    INTEGRITY,
+    INTERRUPTED,
+    USAGE,
+    Failed,
+    modelport,
+)
 
 #: A new version of one of these libraries requires new artifacts.
 LIBRARIES = ("modelport", "torch", "onnx", "onnxruntime", "tensorflow", "keras", "ai-edge-litert")

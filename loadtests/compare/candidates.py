@@ -8,21 +8,22 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from modelport.gateway.cli.errors import UsageError
-from modelport.loadtests import model_quality, payloads
+from modelport.loadtests import model_quality
 from modelport.loadtests.compare.artifacts import ComparedArtifact
 from modelport.loadtests.compare.measured_candidate import MeasuredCandidate
 from modelport.loadtests.compare.plan import Entry
 from modelport.loadtests.compare.result import Absent
-from modelport.loadtests.environments import Missing
+from modelport.loadtests.load import payloads
+from modelport.loadtests.load.payloads import BadPayload, Payloads
 from modelport.loadtests.model_quality import Deciding
-from modelport.loadtests.modelport_command import Failed, modelport
-from modelport.loadtests.payloads import BadPayload, Payloads
 from modelport.loadtests.serving import tfserving, torchserve, triton
 from modelport.loadtests.serving.gateway import Gateway, only_version
 from modelport.loadtests.serving.server import ServedBackend
 from modelport.loadtests.serving.tfserving import TensorFlowServing
 from modelport.loadtests.serving.torchserve import TorchServe
 from modelport.loadtests.serving.triton import Triton
+from modelport.loadtests.system.environments import Missing
+from modelport.loadtests.system.modelport_command import Failed, modelport
 from modelport.loadtests.users.signature import SignatureUnknown, read_file
 
 Tell = Callable[[str], None]

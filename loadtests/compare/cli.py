@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from modelport.exporters.progress import Heartbeat, heartbeat
+from modelport.exporters.runtime.progress import Heartbeat, heartbeat
 from modelport.gateway.cli.errors import (
     EXIT_FAILURE,
     Failure,
@@ -21,14 +21,14 @@ from modelport.gateway.cli.errors import (
     UsageError,
     require_extra,
 )
-from modelport.loadtests import environments, temporary_folders
 from modelport.loadtests.cli_options import (
     DurationParam,
     PositiveParam,
     check_writable,
     interruptible,
 )
-from modelport.loadtests.target import LoadTestProtocol
+from modelport.loadtests.load.target import LoadTestProtocol
+from modelport.loadtests.system import environments, temporary_folders
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -241,8 +241,8 @@ def _lineup(
     names: Sequence[str], options: dict[str, Any], work: Path, tell: Callable[[str], None]
 ) -> SelectedCandidates:
     from modelport.loadtests.compare import models_to_compare as subjects
-    from modelport.loadtests.environments import Missing
-    from modelport.loadtests.modelport_command import Failed
+    from modelport.loadtests.system.environments import Missing
+    from modelport.loadtests.system.modelport_command import Failed
 
     wanted = _wanted(options)
     try:

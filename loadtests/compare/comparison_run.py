@@ -14,9 +14,9 @@ from modelport.loadtests.compare.measured_candidate import MeasuredCandidate
 from modelport.loadtests.compare.result import Absent, Comparison
 from modelport.loadtests.compare.rounds import CandidateRound, Measure, RoundSettings
 from modelport.loadtests.compare.verdict_matrix import matrix
-from modelport.loadtests.hardware import hardware
-from modelport.loadtests.run import measure as measure_with_locust
+from modelport.loadtests.load.run import measure as measure_with_locust
 from modelport.loadtests.serving import torchserve
+from modelport.loadtests.system.hardware import hardware
 
 
 @dataclass(frozen=True)

@@ -13,7 +13,7 @@ from modelport.loadtests.compare.artifacts import ComparedArtifact, ComparedChec
 from modelport.loadtests.compare.measured_candidate import MeasuredCandidate
 from modelport.loadtests.compare.plan import EMBEDDED, Entry
 from modelport.loadtests.compare.result import Absent
-from modelport.loadtests.modelport_command import modelport
+from modelport.loadtests.system.modelport_command import modelport
 
 #: Files with weights only; their model has to be named.
 WEIGHTS = frozenset({".pt", ".pth", ".safetensors"})

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from modelport.gateway.cli.errors import UsageError
 from modelport.gateway.extensions.backend_descriptors import BACKENDS as DESCRIPTORS
 from modelport.gateway.extensions.backend_descriptors import platforms
-from modelport.loadtests.target import LoadTestProtocol
+from modelport.loadtests.load.target import LoadTestProtocol
 
 
 @dataclass(frozen=True)

@@ -15,13 +15,13 @@ from typing import Protocol as Structural
 from modelport.loadtests.compare.measured_candidate import MeasuredCandidate, check, evaluate
 from modelport.loadtests.compare.plan import protocol_for
 from modelport.loadtests.compare.result import Measured
-from modelport.loadtests.environments import Missing
-from modelport.loadtests.processes import ServerFailed
-from modelport.loadtests.run import NotMeasured, Unwritten
-from modelport.loadtests.samples import LoadProfile, LoadRun
+from modelport.loadtests.load.run import NotMeasured, Unwritten
+from modelport.loadtests.load.samples import LoadProfile, LoadRun
+from modelport.loadtests.load.summary import Summary, curve, histogram, latencies, summarise
+from modelport.loadtests.load.target import LoadTestProtocol, LoadTestTarget
 from modelport.loadtests.serving.server import Served, served
-from modelport.loadtests.summary import Summary, curve, histogram, latencies, summarise
-from modelport.loadtests.target import LoadTestProtocol, LoadTestTarget
+from modelport.loadtests.system.environments import Missing
+from modelport.loadtests.system.processes import ServerFailed
 
 #: Largest share of failed requests in a closed loop, or at a rate that counts.
 MAX_ERROR_SHARE = 0.001
@@ -36,7 +36,7 @@ FIRST_RESPONSE_SECONDS = 60.0
 
 
 class Measure(Structural):
-    """The signature of ``modelport.loadtests.run.measure``."""
+    """The signature of ``modelport.loadtests.load.run.measure``."""
 
     def __call__(
         self,

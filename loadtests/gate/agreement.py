@@ -13,8 +13,8 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from modelport.loadtests import model_quality
+from modelport.loadtests.load.payloads import Array, Tensors
 from modelport.loadtests.model_quality import Deciding
-from modelport.loadtests.payloads import Array, Tensors
 
 #: Most labels in the report; those with the most rows come first.
 MOST_LABELS = 20

@@ -6,10 +6,10 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from modelport.gateway.cli.errors import UsageError
-from modelport.loadtests import target
-from modelport.loadtests.environments import Missing
+from modelport.loadtests.load import target
+from modelport.loadtests.load.target import LoadTestProtocol, LoadTestTarget
 from modelport.loadtests.serving.gateway import newest_version
-from modelport.loadtests.target import LoadTestProtocol, LoadTestTarget
+from modelport.loadtests.system.environments import Missing
 from modelport.loadtests.users import signature
 from modelport.loadtests.users.signature import RequestSignature, SignatureUnknown
 

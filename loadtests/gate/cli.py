@@ -25,7 +25,7 @@ from modelport.loadtests.cli_options import (
     check_writable,
     interruptible,
 )
-from modelport.loadtests.target import LoadTestProtocol
+from modelport.loadtests.load.target import LoadTestProtocol
 
 if TYPE_CHECKING:
     from modelport.loadtests.gate.decision import GateDecision

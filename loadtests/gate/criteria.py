@@ -9,7 +9,7 @@ import numpy as np
 
 from modelport.loadtests import statistics
 from modelport.loadtests.gate.slo import Slo
-from modelport.loadtests.samples import LoadRun, Outcome
+from modelport.loadtests.load.samples import LoadRun, Outcome
 from modelport.loadtests.statistics import Floats, Interval, Tails
 
 #: Name of the criterion about wrong answers.

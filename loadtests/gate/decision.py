@@ -25,10 +25,10 @@ from modelport.loadtests.gate.alpha_spending import level
 from modelport.loadtests.gate.criteria import Criterion, PairedRound, SideMeasurements
 from modelport.loadtests.gate.criteria import criteria as criteria_of
 from modelport.loadtests.gate.slo import Slo
+from modelport.loadtests.load.samples import LoadRun
 from modelport.loadtests.report.checks import Check, CheckStatus
 from modelport.loadtests.report.number_format import change as as_change
 from modelport.loadtests.report.number_format import duration, with_unit
-from modelport.loadtests.samples import LoadRun
 from modelport.loadtests.statistics import Interval, Tails, TooFewSamples
 
 #: Times of the looks, as fractions of the longest duration. The first two catch gross failures.

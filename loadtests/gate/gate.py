@@ -22,10 +22,10 @@ from modelport.loadtests.gate.object_storage import NotAsPublished
 from modelport.loadtests.gate.paired_rounds import Cores, OutOfTime, PairedMeasurement, SideFailed
 from modelport.loadtests.gate.preflight import Preflight
 from modelport.loadtests.gate.slo import Slo
-from modelport.loadtests.hardware import hardware
+from modelport.loadtests.load.samples import LoadRun
+from modelport.loadtests.load.target import LoadTestProtocol
 from modelport.loadtests.report.checks import CheckStatus, worst
-from modelport.loadtests.samples import LoadRun
-from modelport.loadtests.target import LoadTestProtocol
+from modelport.loadtests.system.hardware import hardware
 
 #: Messages reported per side.
 MOST_ERRORS = 3

@@ -8,13 +8,13 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from modelport.gateway.cli.errors import UsageError
-from modelport.loadtests import payloads
 from modelport.loadtests.gate.baseline_and_candidate import Published
 from modelport.loadtests.gate.decision import Question
 from modelport.loadtests.gate.slo import CertificateSettings
-from modelport.loadtests.modelport_command import INTEGRITY, INTERRUPTED, Failed, modelport
-from modelport.loadtests.payloads import BadPayload, Payloads
+from modelport.loadtests.load import payloads
+from modelport.loadtests.load.payloads import BadPayload, Payloads
 from modelport.loadtests.report.checks import CheckStatus
+from modelport.loadtests.system.modelport_command import INTEGRITY, INTERRUPTED, Failed, modelport
 
 CERTIFICATE = "certificate.json"
 SAMPLES = "samples.json"

@@ -8,8 +8,8 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from modelport.loadtests.gate.decision import GateDecision
-from modelport.loadtests.samples import LoadRun
-from modelport.loadtests.summary import summarise
+from modelport.loadtests.load.samples import LoadRun
+from modelport.loadtests.load.summary import summarise
 
 FORMAT = "modelport-gate/1"
 

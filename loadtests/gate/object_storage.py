@@ -11,14 +11,14 @@ from pathlib import Path
 from modelport.gateway.cli.errors import UsageError
 from modelport.loadtests.gate.baseline_and_candidate import Published, Side, Stored
 from modelport.loadtests.gate.paired_rounds import SideFailed
-from modelport.loadtests.modelport_command import (
+from modelport.loadtests.serving.gateway import newest_version
+from modelport.loadtests.system.modelport_command import (
     INTEGRITY,
     INTERRUPTED,
     TIMED_OUT,
     Failed,
     modelport,
 )
-from modelport.loadtests.serving.gateway import newest_version
 
 
 class NotAsPublished(Exception):

@@ -23,20 +23,20 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from modelport.loadtests import payloads
-from modelport.loadtests import run as running
-from modelport.loadtests.environments import Missing
 from modelport.loadtests.gate import reference_answers
 from modelport.loadtests.gate.baseline_and_candidate import Published, Side
 from modelport.loadtests.gate.criteria import WRONG, PairedRound, SideMeasurements, half_of
 from modelport.loadtests.gate.decision import BROKEN
 from modelport.loadtests.gate.slo import Slo
-from modelport.loadtests.processes import ServerFailed
-from modelport.loadtests.run import NotMeasured
-from modelport.loadtests.samples import LoadProfile, LoadRun
+from modelport.loadtests.load import payloads
+from modelport.loadtests.load import run as running
+from modelport.loadtests.load.run import NotMeasured
+from modelport.loadtests.load.samples import LoadProfile, LoadRun
+from modelport.loadtests.load.target import LoadTestProtocol, LoadTestTarget
 from modelport.loadtests.serving.gateway import Gateway
 from modelport.loadtests.serving.server import AnswersWrongly, Served, served
-from modelport.loadtests.target import LoadTestProtocol, LoadTestTarget
+from modelport.loadtests.system.environments import Missing
+from modelport.loadtests.system.processes import ServerFailed
 
 #: A baseline with more failures than this is no reference.
 MOST_BASELINE_ERRORS = 0.1

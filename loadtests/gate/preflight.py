@@ -17,15 +17,16 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from modelport.gateway.cli.errors import UsageError
-from modelport.loadtests import model_quality, payloads, statistics
-from modelport.loadtests.answer_collection import CollectedAnswer, given
+from modelport.loadtests import model_quality, statistics
 from modelport.loadtests.gate import agreement, baseline_and_candidate, integrity, reference_answers
 from modelport.loadtests.gate.agreement import AnswerAgreement
 from modelport.loadtests.gate.baseline_and_candidate import Published
 from modelport.loadtests.gate.criteria import WRONG
 from modelport.loadtests.gate.decision import SHARES_PART, Question
 from modelport.loadtests.gate.paired_rounds import LiveSide, PairedMeasurement, SideFailed
-from modelport.loadtests.payloads import Payloads
+from modelport.loadtests.load import payloads
+from modelport.loadtests.load.answer_collection import CollectedAnswer, given
+from modelport.loadtests.load.payloads import Payloads
 from modelport.loadtests.report.checks import CheckStatus
 from modelport.loadtests.users.client import Unanswered
 from modelport.loadtests.users.signature import RequestSignature, SignatureUnknown

@@ -9,12 +9,12 @@ from pathlib import Path
 from typing import Any
 
 from modelport.gateway.cli.errors import UsageError
-from modelport.loadtests import payloads, random_requests
-from modelport.loadtests.answer_collection import CollectedAnswer
 from modelport.loadtests.gate.slo import Answers
-from modelport.loadtests.payloads import BadPayload, Payloads, Tensors
+from modelport.loadtests.load import payloads, random_requests
+from modelport.loadtests.load.answer_collection import CollectedAnswer
+from modelport.loadtests.load.payloads import BadPayload, Payloads, Tensors
+from modelport.loadtests.load.target import LoadTestTarget
 from modelport.loadtests.serving.answer_check import shown
-from modelport.loadtests.target import LoadTestTarget
 from modelport.loadtests.users.answer_checker import Checker
 from modelport.loadtests.users.protocol_table import dialect
 from modelport.loadtests.users.signature import RequestSignature

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from modelport.gateway.cli.errors import UsageError, first_line
-from modelport.loadtests.target import LoadTestProtocol
+from modelport.loadtests.load.target import LoadTestProtocol
 
 #: Most connections (one per user) of a load generator, and a rate beyond what it can send.
 MOST_USERS, MOST_RATE = 10_000, 1e6

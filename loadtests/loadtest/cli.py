@@ -17,19 +17,25 @@ from modelport.gateway.cli.errors import (
     annotate,
     require_extra,
 )
-from modelport.loadtests import load_shapes, locust_arguments, payloads
 from modelport.loadtests.cli_options import (
     DurationParam,
     PositiveParam,
     check_writable,
     interruptible,
 )
+from modelport.loadtests.load import load_shapes, locust_arguments, payloads
+from modelport.loadtests.load.run import INTERRUPTED, NotMeasured, measure_mix
+from modelport.loadtests.load.samples import LoadProfile, LoadRun
+from modelport.loadtests.load.target import (
+    SCHEMES,
+    LoadTestProtocol,
+    LoadTestTarget,
+    address,
+    parse,
+)
 from modelport.loadtests.loadtest import objectives
 from modelport.loadtests.loadtest.objectives import Objective
 from modelport.loadtests.loadtest.progress_display import live
-from modelport.loadtests.run import INTERRUPTED, NotMeasured, measure_mix
-from modelport.loadtests.samples import LoadProfile, LoadRun
-from modelport.loadtests.target import SCHEMES, LoadTestProtocol, LoadTestTarget, address, parse
 from modelport.loadtests.users import signature
 
 EXIT_MISSED, EXIT_INTERRUPTED = 1, 130
@@ -252,9 +258,9 @@ def _check_readable(data: Path | None, config: Path | None) -> None:
 
 def _finish(run: LoadRun, options: dict[str, Any]) -> None:
     """Print tables, write files, set the exit status."""
+    from modelport.loadtests.load.summary import summarise
     from modelport.loadtests.loadtest import output_files
     from modelport.loadtests.report import console as tables
-    from modelport.loadtests.summary import summarise
 
     summary = summarise(run)
     checks = objectives.judge(run, summary, list(options["slos"]))

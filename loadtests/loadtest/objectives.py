@@ -5,10 +5,10 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 
+from modelport.loadtests.load.samples import LoadRun
+from modelport.loadtests.load.summary import Percentiles, Summary
 from modelport.loadtests.report.checks import Check, CheckStatus
 from modelport.loadtests.report.number_format import with_unit
-from modelport.loadtests.samples import LoadRun
-from modelport.loadtests.summary import Percentiles, Summary
 
 #: Fields by name; the names apply to latency and, after ``ttfb-``, to the time to first byte.
 QUANTILES = {

@@ -10,11 +10,11 @@ from typing import Any
 
 import numpy as np
 
-from modelport.loadtests.hardware import hardware
+from modelport.loadtests.load.samples import LoadRun
+from modelport.loadtests.load.summary import Summary, curve, first_bytes, histogram, latencies
 from modelport.loadtests.report import html, junit, marked_block
 from modelport.loadtests.report.checks import Check, worst
-from modelport.loadtests.samples import LoadRun
-from modelport.loadtests.summary import Summary, curve, first_bytes, histogram, latencies
+from modelport.loadtests.system.hardware import hardware
 
 FORMAT = "modelport-loadtest/1"
 

@@ -14,9 +14,9 @@ from rich.progress import BarColumn, SpinnerColumn, TextColumn
 from rich.progress import Progress as Bars
 from rich.table import Table
 
-from modelport.loadtests.run import RunProgress
-from modelport.loadtests.samples import LoadProfile, Outcome, Samples
-from modelport.loadtests.target import LoadTestTarget
+from modelport.loadtests.load.run import RunProgress
+from modelport.loadtests.load.samples import LoadProfile, Outcome, Samples
+from modelport.loadtests.load.target import LoadTestTarget
 
 #: Only the last seconds' figures are shown, so that changes are visible at once.
 WINDOW_SECONDS = 3.0

@@ -22,7 +22,6 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, TextIO
 
-from modelport.loadtests import environments, script
 from modelport.loadtests.peers import (
     document_block,
     models,
@@ -37,8 +36,9 @@ from modelport.loadtests.peers.results import LOOP, PeerCase, PeerRow, PeerSampl
 from modelport.loadtests.peers.running_servers import TROUBLE, RunningServer
 from modelport.loadtests.peers.servers import ALL
 from modelport.loadtests.peers.servers.base import PeerServer
-from modelport.loadtests.processes import ServerFailed
 from modelport.loadtests.report import marked_block
+from modelport.loadtests.system import environments, script
+from modelport.loadtests.system.processes import ServerFailed
 
 PLOTS = Path("docs/benchmarks")
 #: Duration of a start, and of the checks before every run, for the estimate.

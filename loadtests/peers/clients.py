@@ -19,14 +19,14 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from modelport.loadtests import environments
 from modelport.loadtests.benchmarks.perf_analyzer import Analyzer
 from modelport.loadtests.peers import http_formats
 from modelport.loadtests.peers.http_formats import HttpExchange
 from modelport.loadtests.peers.models import Files
 from modelport.loadtests.peers.results import PeerSample
 from modelport.loadtests.peers.servers.base import INSIDE
-from modelport.loadtests.processes import HOST, ServerFailed, pinned
+from modelport.loadtests.system import environments
+from modelport.loadtests.system.processes import HOST, ServerFailed, pinned
 
 GRPC_PATH = "/inference.GRPCInferenceService/ModelInfer"
 SLACK_SECONDS = 120

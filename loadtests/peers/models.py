@@ -18,12 +18,12 @@ from typing import Any
 
 import numpy as np
 
-from modelport.loadtests import environments
 from modelport.loadtests.benchmarks import tiny_model
 from modelport.loadtests.peers import runtime_limit
 from modelport.loadtests.peers.model import PeerInput, PeerModel
 from modelport.loadtests.peers.servers import modelport
 from modelport.loadtests.peers.servers.base import INSIDE
+from modelport.loadtests.system import environments
 
 #: One thread for every server, as each has one core.
 ONE_THREAD = """

@@ -11,12 +11,12 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from modelport.loadtests import environments
 from modelport.loadtests.peers import clients, process_pausing
 from modelport.loadtests.peers.clients import PeerClient
 from modelport.loadtests.peers.models import Files
 from modelport.loadtests.peers.servers.base import PeerLaunch, PeerServer
-from modelport.loadtests.processes import HOST, ServerFailed, free_ports, running
+from modelport.loadtests.system import environments
+from modelport.loadtests.system.processes import HOST, ServerFailed, free_ports, running
 
 #: Failures of a server that do not end the benchmark.
 TROUBLE = (environments.Missing, ServerFailed, clients.WrongAnswer)

@@ -6,12 +6,12 @@ import json
 import subprocess
 from pathlib import Path
 
-from modelport.loadtests import environments
-from modelport.loadtests.environments import ONNXRUNTIME
 from modelport.loadtests.peers.model import LOOP_NAME
 from modelport.loadtests.peers.results import PeerSample
 from modelport.loadtests.peers.servers.base import INSIDE
-from modelport.loadtests.processes import ServerFailed, pinned
+from modelport.loadtests.system import environments
+from modelport.loadtests.system.environments import ONNXRUNTIME
+from modelport.loadtests.system.processes import ServerFailed, pinned
 
 NAME = LOOP_NAME
 ABOUT = f"{ONNXRUNTIME} in a loop, no server"

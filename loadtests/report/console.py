@@ -12,6 +12,8 @@ from rich.text import Text
 
 from modelport.loadtests.compare.result import Comparison
 from modelport.loadtests.gate.decision import GateDecision
+from modelport.loadtests.load.samples import LoadRun
+from modelport.loadtests.load.summary import summarise
 from modelport.loadtests.report import (
     comparison_tables,
     gate_tables,
@@ -23,8 +25,6 @@ from modelport.loadtests.report import (
 )
 from modelport.loadtests.report.checks import Check, CheckStatus, worst
 from modelport.loadtests.report.comparison_tables import Table
-from modelport.loadtests.samples import LoadRun
-from modelport.loadtests.summary import summarise
 
 #: Width of a pipe, so wide that no cell is folded and messages stay in one piece.
 PIPE_WIDTH = 100_000

@@ -11,10 +11,8 @@ import os
 from collections.abc import Sequence
 from pathlib import Path
 
-from modelport.loadtests import script
 from modelport.loadtests.compare import json_document
 from modelport.loadtests.compare.result import Comparison
-from modelport.loadtests.environments import Missing
 from modelport.loadtests.report import (
     comparison_plots,
     comparison_tables,
@@ -24,6 +22,8 @@ from modelport.loadtests.report import (
     svg,
     text_escaping,
 )
+from modelport.loadtests.system import script
+from modelport.loadtests.system.environments import Missing
 
 BLOCK, PLOTS = "compare", Path("docs/benchmarks")
 PAGE = PLOTS / "formats.md"

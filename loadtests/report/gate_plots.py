@@ -8,13 +8,13 @@ from typing import Any
 
 from matplotlib.axes import Axes
 
-from modelport.loadtests import summary
 from modelport.loadtests.gate.decision import GateDecision, Question
+from modelport.loadtests.load import summary
+from modelport.loadtests.load.samples import LoadRun
 from modelport.loadtests.report import axes as scales
 from modelport.loadtests.report import colours, number_format, svg, text_escaping
 from modelport.loadtests.report.checks import CheckStatus
 from modelport.loadtests.report.svg import Plot
-from modelport.loadtests.samples import LoadRun
 
 BASELINE, CANDIDATE = 1, 2
 TONES = {CheckStatus.PASS: "good", CheckStatus.FAIL: "bad", CheckStatus.INCONCLUSIVE: "open"}

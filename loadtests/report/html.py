@@ -10,6 +10,8 @@ import jinja2
 
 from modelport.loadtests.compare.result import Comparison
 from modelport.loadtests.gate.decision import GateDecision
+from modelport.loadtests.load.samples import LoadRun
+from modelport.loadtests.load.summary import summarise
 from modelport.loadtests.report import (
     colours,
     comparison_plots,
@@ -25,8 +27,6 @@ from modelport.loadtests.report import (
     text_escaping,
 )
 from modelport.loadtests.report.checks import Check, worst
-from modelport.loadtests.samples import LoadRun
-from modelport.loadtests.summary import summarise
 
 #: The page may load nothing; styles are inline, and scripts do not run.
 POLICY = "default-src 'none'; style-src 'unsafe-inline'; base-uri 'none'; form-action 'none'"

@@ -7,6 +7,8 @@ from collections.abc import Mapping, Sequence
 
 from modelport.loadtests.compare.result import Comparison
 from modelport.loadtests.gate.decision import GateDecision
+from modelport.loadtests.load.samples import LoadRun
+from modelport.loadtests.load.summary import summarise
 from modelport.loadtests.report import (
     comparison_tables,
     gate_tables,
@@ -18,8 +20,6 @@ from modelport.loadtests.report import (
 )
 from modelport.loadtests.report.checks import Check, CheckStatus, worst
 from modelport.loadtests.report.comparison_tables import Table
-from modelport.loadtests.samples import LoadRun
-from modelport.loadtests.summary import summarise
 
 #: Signs that are readable without images.
 SIGNS = {

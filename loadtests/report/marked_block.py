@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
-from modelport.loadtests.environments import Missing
+from modelport.loadtests.system.environments import Missing
 
 
 class NoMarkers(Missing):

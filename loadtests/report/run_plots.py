@@ -9,11 +9,11 @@ import numpy as np
 import numpy.typing as npt
 from matplotlib.axes import Axes
 
-from modelport.loadtests import summary
+from modelport.loadtests.load import summary
+from modelport.loadtests.load.samples import LoadRun, Outcome
 from modelport.loadtests.report import axes as scales
 from modelport.loadtests.report import colours, number_format, svg
 from modelport.loadtests.report.svg import Plot
-from modelport.loadtests.samples import LoadRun, Outcome
 
 HEIGHT = 280.0
 #: Most requests drawn as individual dots.

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
+from modelport.loadtests.load.samples import LoadRun
+from modelport.loadtests.load.summary import Percentiles, Summary
 from modelport.loadtests.report import number_format
 from modelport.loadtests.report.comparison_tables import Table, TableRow
-from modelport.loadtests.samples import LoadRun
-from modelport.loadtests.summary import Percentiles, Summary
 
 
 def percentiles(summary: Summary) -> Table:

@@ -6,8 +6,8 @@ from types import TracebackType
 
 import numpy as np
 
-from modelport.loadtests.payloads import BadPayload, Payloads, Tensors
-from modelport.loadtests.target import LoadTestTarget
+from modelport.loadtests.load.payloads import BadPayload, Payloads, Tensors
+from modelport.loadtests.load.target import LoadTestTarget
 
 # Import the dialects now, so that their import delays no server's first answer.
 from modelport.loadtests.users import oip_http, tfserving, torchserve  # noqa: F401

@@ -10,10 +10,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from modelport.loadtests.environments import Missing
-from modelport.loadtests.processes import HOST, free_ports
+from modelport.loadtests.load.target import LoadTestProtocol, LoadTestTarget
 from modelport.loadtests.serving.server import MeasuredServerLaunch, get
-from modelport.loadtests.target import LoadTestProtocol, LoadTestTarget
+from modelport.loadtests.system.environments import Missing
+from modelport.loadtests.system.processes import HOST, free_ports
 
 HTTP = (
     LoadTestProtocol.OIP_HTTP,

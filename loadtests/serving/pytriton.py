@@ -13,9 +13,9 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from modelport.loadtests import environments
-from modelport.loadtests.environments import ONNXRUNTIME
-from modelport.loadtests.processes import HOST
+from modelport.loadtests.system import environments
+from modelport.loadtests.system.environments import ONNXRUNTIME
+from modelport.loadtests.system.processes import HOST
 
 VERSION = "0.7.0"  # Triton 2.51
 REQUIREMENTS = (f"nvidia-pytriton=={VERSION}", ONNXRUNTIME, "numpy<2")

@@ -15,12 +15,12 @@ from pathlib import Path
 from typing import Any
 from typing import Protocol as Structural
 
-from modelport.loadtests import processes
-from modelport.loadtests.payloads import Payloads
-from modelport.loadtests.processes import ServerFailed, tail
+from modelport.loadtests.load.payloads import Payloads
+from modelport.loadtests.load.target import LoadTestProtocol, LoadTestTarget
 from modelport.loadtests.serving import process_tree
 from modelport.loadtests.serving.answer_check import AnswerCheck
-from modelport.loadtests.target import LoadTestProtocol, LoadTestTarget
+from modelport.loadtests.system import processes
+from modelport.loadtests.system.processes import ServerFailed, tail
 from modelport.loadtests.users.client import Unanswered
 
 READY_SECONDS = 120.0
@@ -58,7 +58,7 @@ class ServedBackend(Structural):
         """Prepare a start on free ports, with files under the empty folder ``work``.
 
         Raises:
-            modelport.loadtests.environments.Missing: this machine lacks the server.
+            modelport.loadtests.system.environments.Missing: this machine lacks the server.
         """
         ...
 
@@ -153,7 +153,7 @@ def served(
 
     Raises:
         ServerFailed: it ended, or was not ready in time; with the log's tail.
-        modelport.loadtests.environments.Missing: this machine lacks the server.
+        modelport.loadtests.system.environments.Missing: this machine lacks the server.
     """
     work.mkdir(parents=True, exist_ok=True)
     launch = backend.launch(work)

@@ -9,10 +9,10 @@ import shutil
 from dataclasses import dataclass
 from pathlib import Path
 
-from modelport.loadtests.environments import Missing
-from modelport.loadtests.processes import HOST, free_ports
+from modelport.loadtests.load.target import LoadTestProtocol, LoadTestTarget
 from modelport.loadtests.serving.server import MeasuredServerLaunch, get_json
-from modelport.loadtests.target import LoadTestProtocol, LoadTestTarget
+from modelport.loadtests.system.environments import Missing
+from modelport.loadtests.system.processes import HOST, free_ports
 
 PROGRAM = "tensorflow_model_server"
 

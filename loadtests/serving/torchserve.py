@@ -8,11 +8,11 @@ import shutil
 from dataclasses import dataclass
 from pathlib import Path
 
-from modelport.loadtests import environments
-from modelport.loadtests.environments import Missing
-from modelport.loadtests.processes import HOST, free_ports
+from modelport.loadtests.load.target import LoadTestProtocol, LoadTestTarget
 from modelport.loadtests.serving.server import MeasuredServerLaunch, get_json
-from modelport.loadtests.target import LoadTestProtocol, LoadTestTarget
+from modelport.loadtests.system import environments
+from modelport.loadtests.system.environments import Missing
+from modelport.loadtests.system.processes import HOST, free_ports
 
 VERSION = "0.12.0"
 REQUIREMENTS = ("torch==2.13.0", f"torchserve=={VERSION}", "pyyaml", "numpy")

@@ -10,13 +10,13 @@ import shutil
 from dataclasses import dataclass
 from pathlib import Path
 
-from modelport.loadtests import environments
-from modelport.loadtests.environments import Missing
-from modelport.loadtests.processes import HOST, free_ports
+from modelport.loadtests.load.target import LoadTestProtocol, LoadTestTarget
 from modelport.loadtests.serving import pytriton
 from modelport.loadtests.serving.gateway import Gateway
 from modelport.loadtests.serving.server import MeasuredServerLaunch, get
-from modelport.loadtests.target import LoadTestProtocol, LoadTestTarget
+from modelport.loadtests.system import environments
+from modelport.loadtests.system.environments import Missing
+from modelport.loadtests.system.processes import HOST, free_ports
 
 OIP = (LoadTestProtocol.OIP_HTTP, LoadTestProtocol.OIP_HTTP_BINARY, LoadTestProtocol.TRITON_HTTP)
 GRPC = (LoadTestProtocol.OIP_GRPC, LoadTestProtocol.TRITON_GRPC)

@@ -11,7 +11,7 @@ from collections.abc import Callable
 import numpy as np
 import numpy.typing as npt
 
-from modelport.loadtests.payloads import Array, Payloads, Tensors
+from modelport.loadtests.load.payloads import Array, Payloads, Tensors
 
 #: Most different right answers remembered per request.
 MOST_KNOWN = 64

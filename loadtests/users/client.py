@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import Any, Protocol
 
-from modelport.loadtests.samples import Outcome
+from modelport.loadtests.load.samples import Outcome
 
 
 class Unanswered(Exception):

@@ -7,8 +7,8 @@ from urllib.parse import unquote
 
 import grpc
 
-from modelport.loadtests.samples import Outcome
-from modelport.loadtests.target import LoadTestTarget
+from modelport.loadtests.load.samples import Outcome
+from modelport.loadtests.load.target import LoadTestTarget
 from modelport.loadtests.users.client import Unanswered
 from modelport.loadtests.users.http import IDLE_SECONDS, reason
 from modelport.loadtests.users.http2 import MESSAGE, GrpcUnaryConnection

@@ -14,8 +14,8 @@ from urllib.parse import quote
 from gevent.select import select
 from geventhttpclient.response import HTTPResponse
 
-from modelport.loadtests.samples import Outcome
-from modelport.loadtests.target import LoadTestTarget
+from modelport.loadtests.load.samples import Outcome
+from modelport.loadtests.load.target import LoadTestTarget
 from modelport.loadtests.users import sockets
 from modelport.loadtests.users.client import Unanswered
 

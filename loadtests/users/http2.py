@@ -16,7 +16,7 @@ from gevent.select import select
 from hpack import Decoder, Encoder
 from hpack.exceptions import HPACKError
 
-from modelport.loadtests.target import LoadTestTarget
+from modelport.loadtests.load.target import LoadTestTarget
 from modelport.loadtests.users import sockets
 
 PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"

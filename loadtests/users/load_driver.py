@@ -11,12 +11,12 @@ from typing import Any
 import gevent
 from gevent.event import Event
 
-from modelport.loadtests import load_shapes, random_requests, sample_recording
-from modelport.loadtests import payloads as files
-from modelport.loadtests.locust_arguments import Plan
-from modelport.loadtests.payloads import Payloads
-from modelport.loadtests.samples import LoadProfile, Outcome
-from modelport.loadtests.target import LoadTestTarget
+from modelport.loadtests.load import load_shapes, random_requests, sample_recording
+from modelport.loadtests.load import payloads as files
+from modelport.loadtests.load.locust_arguments import Plan
+from modelport.loadtests.load.payloads import Payloads
+from modelport.loadtests.load.samples import LoadProfile, Outcome
+from modelport.loadtests.load.target import LoadTestTarget
 from modelport.loadtests.users import signature
 from modelport.loadtests.users.answer_checker import Checker
 from modelport.loadtests.users.client import DialectClient, Unanswered

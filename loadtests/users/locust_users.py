@@ -9,7 +9,7 @@ from typing import ClassVar
 from locust import User, task
 from locust.exception import StopUser
 
-from modelport.loadtests.target import LoadTestProtocol
+from modelport.loadtests.load.target import LoadTestProtocol
 from modelport.loadtests.users.client import DialectClient, Unanswered
 from modelport.loadtests.users.load_driver import LoadDriver, TargetLoad
 

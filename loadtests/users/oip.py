@@ -9,8 +9,8 @@ import numpy as np
 from tritonclient.grpc import service_pb2
 from tritonclient.utils import deserialize_bytes_tensor, serialize_byte_tensor
 
-from modelport.loadtests.payloads import DTYPES, Array, BadPayload, Payloads, Tensors
-from modelport.loadtests.target import LoadTestTarget
+from modelport.loadtests.load.payloads import DTYPES, Array, BadPayload, Payloads, Tensors
+from modelport.loadtests.load.target import LoadTestTarget
 
 
 def plain(array: Array) -> list[Any]:

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from modelport.loadtests.payloads import Payloads
-from modelport.loadtests.target import LoadTestTarget
+from modelport.loadtests.load.payloads import Payloads
+from modelport.loadtests.load.target import LoadTestTarget
 from modelport.loadtests.users import oip
 from modelport.loadtests.users.http import BINARY_SIZE, HttpClient, request, segment
 from modelport.loadtests.users.protocol_table import Dialect

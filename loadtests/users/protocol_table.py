@@ -7,8 +7,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from modelport.loadtests.payloads import Payloads
-from modelport.loadtests.target import LoadTestProtocol, LoadTestTarget
+from modelport.loadtests.load.payloads import Payloads
+from modelport.loadtests.load.target import LoadTestProtocol, LoadTestTarget
 from modelport.loadtests.users.answer_checker import Read
 from modelport.loadtests.users.client import DialectClient
 

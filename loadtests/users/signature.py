@@ -15,7 +15,7 @@ import grpc
 from google.protobuf import json_format, text_format
 from tritonclient.grpc import model_config_pb2, service_pb2
 
-from modelport.loadtests.target import LoadTestTarget
+from modelport.loadtests.load.target import LoadTestTarget
 
 METADATA_SECONDS = 10.0
 MODEL_CONFIG = "/inference.GRPCInferenceService/ModelConfig"

@@ -12,8 +12,8 @@ from typing import Any
 
 import numpy as np
 
-from modelport.loadtests.payloads import DTYPES, Array, BadPayload, Payloads, Tensors
-from modelport.loadtests.target import LoadTestTarget
+from modelport.loadtests.load.payloads import DTYPES, Array, BadPayload, Payloads, Tensors
+from modelport.loadtests.load.target import LoadTestTarget
 from modelport.loadtests.users import oip
 from modelport.loadtests.users.answer_checker import ONLY
 from modelport.loadtests.users.grpc_client import GrpcClient

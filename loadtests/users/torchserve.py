@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import json
 
-from modelport.loadtests.payloads import Payloads, Tensors
-from modelport.loadtests.target import LoadTestTarget
+from modelport.loadtests.load.payloads import Payloads, Tensors
+from modelport.loadtests.load.target import LoadTestTarget
 from modelport.loadtests.users import oip
 from modelport.loadtests.users.grpc_client import GrpcClient
 from modelport.loadtests.users.http import BINARY_SIZE, HttpClient, request, segment

@@ -14,9 +14,9 @@ import tritonclient.grpc
 import tritonclient.http
 from tritonclient.utils import InferenceServerException
 
-from modelport.loadtests.payloads import Payloads
-from modelport.loadtests.samples import Outcome
-from modelport.loadtests.target import LoadTestTarget
+from modelport.loadtests.load.payloads import Payloads
+from modelport.loadtests.load.samples import Outcome
+from modelport.loadtests.load.target import LoadTestTarget
 from modelport.loadtests.users import oip
 from modelport.loadtests.users.client import Unanswered
 from modelport.loadtests.users.protocol_table import Dialect

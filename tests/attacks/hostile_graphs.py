@@ -11,7 +11,7 @@ import onnx
 from ai_edge_litert import schema_py_generated as schema
 from onnx import TensorProto, helper
 
-from modelport.exporters.tensorflow_runtime import tf
+from modelport.exporters.runtime.tensorflow_runtime import tf
 
 TENSORFLOW = 'backend: "tensorflow" platform: "tensorflow_savedmodel"\n'
 LITE = 'backend: "tflite"\n'

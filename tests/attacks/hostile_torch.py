@@ -18,7 +18,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from modelport.exporters.output_capture import quiet
+from modelport.exporters.runtime.output_capture import quiet
 
 CONFIG = """max_batch_size: 0
 input { name: "x" data_type: TYPE_FP32 dims: 4 }

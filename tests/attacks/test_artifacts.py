@@ -30,10 +30,9 @@ import torch
 from click.testing import CliRunner
 
 from modelport.cli import modelport
-from modelport.exporters import checkpoint
 from modelport.exporters.formats import FORMATS
 from modelport.exporters.proof import evaluation, verify
-from modelport.exporters.sources import keras_guard
+from modelport.exporters.sources import checkpoint, keras_guard
 from modelport.gateway import backends
 from modelport.gateway.cli.errors import UsageError
 from modelport.gateway.errors import ModelportError

@@ -18,9 +18,9 @@ import pytest
 from modelport.exporters.proof import verify
 from modelport.gateway.errors import ModelportError
 from modelport.gateway.repository import manifest, signing
-from modelport.loadtests import payloads
 from modelport.loadtests.gate import slo
-from modelport.loadtests.payloads import BadPayload, Payloads
+from modelport.loadtests.load import payloads
+from modelport.loadtests.load.payloads import BadPayload, Payloads
 
 #: As JSON writes them, or does not: Python reads NaN, and numbers of any length.
 VALUES = (

@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from modelport.exporters.tensorflow_runtime import tf
+from modelport.exporters.runtime.tensorflow_runtime import tf
 from modelport.gateway.wire.proto import serving_pb2 as pb
 from tests import half_plus_two
 from tests.conformance.test_tfserving_grpc import (

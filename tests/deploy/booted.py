@@ -15,7 +15,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from modelport.loadtests import environments
+from modelport.loadtests.system import environments
 from tests.deploy import DEPLOY, tools
 
 BOOT = Path(__file__).with_name("boot.sh")

@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from modelport.loadtests import environments
+from modelport.loadtests.system import environments
 from tests.deploy import DEPLOY, tools
 
 ROOT = DEPLOY.parent

@@ -12,7 +12,7 @@ import tritonclient.http
 import yaml
 
 from modelport.gateway.repository import routes_file
-from modelport.loadtests.processes import free_ports
+from modelport.loadtests.system.processes import free_ports
 from tests import models
 from tests.deploy import DEPLOY, thorough, tools
 from tests.deploy.manifests import served_with

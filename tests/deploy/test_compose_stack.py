@@ -21,9 +21,9 @@ import numpy as np
 import pytest
 import tritonclient.http
 
-from modelport.loadtests import environments
-from modelport.loadtests.processes import HOST, free_ports, running
 from modelport.loadtests.serving import pytriton
+from modelport.loadtests.system import environments
+from modelport.loadtests.system.processes import HOST, free_ports, running
 from tests.deploy import DEPLOY, thorough, tools
 from tests.deploy.test_compose import FOLDER, GATEWAY, ROUTES, SERVICES, mounts
 from tests.server import serving

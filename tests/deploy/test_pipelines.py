@@ -19,7 +19,7 @@ import s3fs
 import torch
 
 from modelport.cli import modelport
-from modelport.loadtests.processes import HOST, free_ports, running
+from modelport.loadtests.system.processes import HOST, free_ports, running
 from tests.deploy import DEPLOY, thorough, tools
 from tests.deploy.pipelines import Ran, github, gitlab
 

@@ -20,7 +20,7 @@ import pytest
 import tritonclient.http
 import yaml
 
-from modelport.loadtests.processes import HOST, free_ports, running
+from modelport.loadtests.system.processes import HOST, free_ports, running
 from tests import models
 from tests.deploy import DEPLOY, thorough, tools
 from tests.server import Gateway, serving

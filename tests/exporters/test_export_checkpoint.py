@@ -16,8 +16,8 @@ import safetensors.torch
 import torch
 from torch import nn
 
-from modelport.exporters import checkpoint, model_spec
-from modelport.exporters.sources import SourceRequest, pytorch
+from modelport.exporters import model_spec
+from modelport.exporters.sources import SourceRequest, checkpoint, pytorch
 from modelport.gateway.cli.errors import UsageError, exit_code
 from modelport.gateway.errors import IntegrityError
 

@@ -18,8 +18,8 @@ from modelport.exporters.keras_ports import Twin, find_twin
 from modelport.exporters.keras_ports.weights import dense
 from modelport.exporters.model_spec import ModelSpec
 from modelport.exporters.models.vit import VisionTransformer
-from modelport.exporters.output_capture import quiet
-from modelport.exporters.tensorflow_runtime import keras
+from modelport.exporters.runtime.output_capture import quiet
+from modelport.exporters.runtime.tensorflow_runtime import keras
 from modelport.gateway.types import Datatype, ModelSignature, TensorSpec
 from tests.conversion import (
     FRAUD_KWARGS,

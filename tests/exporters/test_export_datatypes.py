@@ -14,11 +14,11 @@ from click.testing import CliRunner, Result
 from torch import Tensor, nn
 
 from modelport.exporters.cli.export import export as export_command
-from modelport.exporters.output_capture import quiet
-from modelport.exporters.random_inputs import DRAWABLE
+from modelport.exporters.requests.random_inputs import DRAWABLE
+from modelport.exporters.runtime.output_capture import quiet
+from modelport.exporters.runtime.tensorflow_runtime import keras
 from modelport.exporters.sources import SourceRequest, pytorch
 from modelport.exporters.sources.torch_eager import DATATYPES
-from modelport.exporters.tensorflow_runtime import keras
 from modelport.gateway.repository import config
 from modelport.gateway.types import Datatype, ModelSignature
 

@@ -21,7 +21,7 @@ from torch import Tensor, nn
 from modelport.exporters.cli.export import export
 from modelport.exporters.loaded_model import Source
 from modelport.exporters.models.vit import VisionTransformer
-from modelport.exporters.output_capture import quiet
+from modelport.exporters.runtime.output_capture import quiet
 from modelport.exporters.sources import SourceRequest, huggingface
 from modelport.exporters.sources.reader_selection import load
 from modelport.gateway.cli.errors import UsageError, exit_code

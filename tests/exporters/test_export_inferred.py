@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 
 from modelport.exporters.sources import SourceRequest, signature_inference
-from modelport.exporters.tensor_flags import DEFAULT_LONGEST, parse_tensor, parse_tensors
+from modelport.exporters.sources.tensor_flags import DEFAULT_LONGEST, parse_tensor, parse_tensors
 from modelport.gateway.cli.errors import UsageError
 from modelport.gateway.repository import config
 from modelport.gateway.types import Axis, Datatype, ModelSignature, TensorSpec

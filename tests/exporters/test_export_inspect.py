@@ -18,7 +18,7 @@ from onnx import TensorProto, helper, numpy_helper
 from torch import nn
 
 from modelport.exporters.formats import FORMATS, ExportTarget
-from modelport.exporters.output_capture import quiet
+from modelport.exporters.runtime.output_capture import quiet
 from modelport.gateway.types import ModelSignature
 from tests.inspected import refused, run, show, survives_damage
 from tests.torch_subjects import Evil, Pair, fp32, rewritten, subject

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from modelport.exporters.output_capture import quiet
+from modelport.exporters.runtime.output_capture import quiet
 from modelport.gateway.repository import config
 from modelport.gateway.types import Axis, Datatype, ModelSignature, TensorSpec
 from tests.inspected import refused, run, show, survives_damage
@@ -19,7 +19,7 @@ from tests.inspected import refused, run, show, survives_damage
 @pytest.fixture(scope="module")
 def saved(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder with a SavedModel, and with that as TFLite, in fp32 and int8."""
-    from modelport.exporters.tensorflow_runtime import tf
+    from modelport.exporters.runtime.tensorflow_runtime import tf
 
     folder = tmp_path_factory.mktemp("saved")
     with quiet():

@@ -13,8 +13,8 @@ import pytest
 from modelport.exporters.formats import FORMATS, ExportTarget, tensorflow_onnx
 from modelport.exporters.keras_ports import find_twin
 from modelport.exporters.loaded_model import Source
-from modelport.exporters.random_inputs import draw
-from modelport.exporters.tensorflow_runtime import keras, tf
+from modelport.exporters.requests.random_inputs import draw
+from modelport.exporters.runtime.tensorflow_runtime import keras, tf
 from modelport.gateway.cli.errors import UsageError
 from modelport.gateway.errors import IntegrityError, Unsupported
 from modelport.gateway.types import Axis, Datatype

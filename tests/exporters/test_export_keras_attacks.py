@@ -14,8 +14,8 @@ import h5py
 import numpy as np
 import pytest
 
-from modelport.exporters.output_capture import quiet
-from modelport.exporters.tensorflow_runtime import keras, tf
+from modelport.exporters.runtime.output_capture import quiet
+from modelport.exporters.runtime.tensorflow_runtime import keras, tf
 from modelport.gateway.cli.errors import UsageError, exit_code
 from modelport.gateway.errors import IntegrityError, ModelportError
 from tests.keras_models import functional, layers, read, saved, saved_graph, scorer

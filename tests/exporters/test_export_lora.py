@@ -20,9 +20,9 @@ from torch import Tensor, nn
 from modelport.exporters.cli.export import export
 from modelport.exporters.formats import ExportTarget, find_format
 from modelport.exporters.loaded_model import Framework, Source
-from modelport.exporters.output_capture import quiet
 from modelport.exporters.proof import parity
-from modelport.exporters.random_inputs import corners, draw, name_axes
+from modelport.exporters.requests.random_inputs import corners, draw, name_axes
+from modelport.exporters.runtime.output_capture import quiet
 from modelport.exporters.sources import SourceRequest
 from modelport.exporters.sources.reader_selection import load
 from modelport.gateway.cli.errors import ParityError, UsageError, exit_code

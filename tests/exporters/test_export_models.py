@@ -13,15 +13,16 @@ import torch
 from click.testing import CliRunner
 from torch import Tensor, nn
 
-from modelport.exporters import checkpoint, model_spec
+from modelport.exporters import model_spec
 from modelport.exporters.cli.export import export
 from modelport.exporters.formats import ExportTarget, find_format
 from modelport.exporters.loaded_model import Framework, Source
 from modelport.exporters.models import REGISTRY
 from modelport.exporters.models.resnet import ResNet50
 from modelport.exporters.models.unet import SameConvTranspose2d, UNet
-from modelport.exporters.output_capture import quiet
 from modelport.exporters.proof import parity
+from modelport.exporters.runtime.output_capture import quiet
+from modelport.exporters.sources import checkpoint
 from modelport.exporters.sources.pytorch import source
 from modelport.gateway.cli.errors import UsageError
 from modelport.gateway.types import Array
@@ -86,7 +87,7 @@ def filters(weight: Tensor) -> Array:
 
 def in_tensorflow(state: Mapping[str, Tensor], image: Tensor, levels: int) -> Array:
     """The U-Net as TensorFlow's own operators compute it from the same weights, channels first."""
-    from modelport.exporters.tensorflow_runtime import tf
+    from modelport.exporters.runtime.tensorflow_runtime import tf
 
     def convolved(hidden: Any, name: str) -> Any:
         hidden = tf.nn.conv2d(hidden, filters(state[f"{name}.weight"]), 1, "SAME")
@@ -116,7 +117,7 @@ def in_tensorflow(state: Mapping[str, Tensor], image: Tensor, levels: int) -> Ar
 
 @pytest.mark.parametrize("kernel", [2, 3, 4, 5])
 def test_transposed_convolution_crops_as_tensorflow_does(kernel: int) -> None:
-    from modelport.exporters.tensorflow_runtime import tf
+    from modelport.exporters.runtime.tensorflow_runtime import tf
 
     torch.manual_seed(0)
     layer = SameConvTranspose2d(3, 2, kernel)
@@ -139,7 +140,7 @@ def test_transposed_convolution_crops_as_tensorflow_does(kernel: int) -> None:
 
 
 def test_pooling_pads_at_the_end_as_tensorflow_does() -> None:
-    from modelport.exporters.tensorflow_runtime import tf
+    from modelport.exporters.runtime.tensorflow_runtime import tf
 
     pool: Any = unet().pool
     for height in range(1, 8):

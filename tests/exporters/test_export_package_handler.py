@@ -19,7 +19,7 @@ from modelport.exporters.formats import FORMATS
 from modelport.exporters.loaded_model import Source
 from modelport.exporters.model_spec import ModelSpec
 from modelport.exporters.models.fraud import FraudTransformer
-from modelport.exporters.output_capture import quiet
+from modelport.exporters.runtime.output_capture import quiet
 from modelport.exporters.sources import pytorch
 from modelport.gateway.backends.remote import torchserve_model
 from modelport.gateway.repository import config, manifest

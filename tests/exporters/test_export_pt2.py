@@ -18,7 +18,7 @@ from torch._inductor import config as inductor
 from modelport.exporters.formats import ExportTarget, aoti, pt2
 from modelport.exporters.formats.torch_binding import TorchParitySession
 from modelport.exporters.loaded_model import Source
-from modelport.exporters.output_capture import quiet
+from modelport.exporters.runtime.output_capture import quiet
 from modelport.gateway.cli.errors import exit_code
 from modelport.gateway.errors import IntegrityError, Unsupported
 from modelport.gateway.repository.artifact_checks.torch_archive import Archive

@@ -13,13 +13,13 @@ import torch
 from click.testing import CliRunner, Result
 from torch import nn
 
-from modelport.exporters import sample_requests
 from modelport.exporters.cli.keygen import keygen
 from modelport.exporters.cli.sample import sample
+from modelport.exporters.requests import sample_requests
 from modelport.gateway.errors import IntegrityError
 from modelport.gateway.repository import manifest, signing
 from modelport.gateway.types import Datatype, ModelSignature, TensorSpec
-from modelport.loadtests import payloads
+from modelport.loadtests.load import payloads
 
 Invoke = Callable[..., Result]
 WIDE = ModelSignature(

@@ -10,11 +10,11 @@ import numpy as np
 import pytest
 from click.testing import CliRunner
 
-from modelport.exporters import sample_requests
 from modelport.exporters.cli.sample import sample
+from modelport.exporters.requests import sample_requests
 from modelport.gateway.cli.errors import UsageError
 from modelport.gateway.types import Axis, Datatype, ModelSignature, TensorSpec
-from modelport.loadtests import payloads
+from modelport.loadtests.load import payloads
 from modelport.loadtests.users.answer_checker import Checker
 
 SIGNATURE = ModelSignature(

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from modelport.exporters.random_inputs import Fill, corners, draw, name_axes, sizes_of
+from modelport.exporters.requests.random_inputs import Fill, corners, draw, name_axes, sizes_of
 from modelport.gateway.errors import Unsupported
 from modelport.gateway.types import NUMPY_DTYPES, Axis, Datatype, ModelSignature, TensorSpec
 

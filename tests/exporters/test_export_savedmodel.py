@@ -21,10 +21,10 @@ from modelport.exporters.keras_ports.weights import port
 from modelport.exporters.loaded_model import Framework, Source
 from modelport.exporters.models.fraud import FraudTransformer
 from modelport.exporters.models.vit import VisionTransformer
-from modelport.exporters.random_inputs import draw
+from modelport.exporters.requests import tensorflow_serving_warmup
+from modelport.exporters.requests.random_inputs import draw
+from modelport.exporters.runtime.tensorflow_runtime import tf
 from modelport.exporters.sources.pytorch import source
-from modelport.exporters.tensorflow_runtime import tf
-from modelport.exporters.warmup import tensorflow_serving
 from modelport.gateway.cli.errors import exit_code
 from modelport.gateway.errors import IntegrityError, Unsupported
 from modelport.gateway.types import Datatype, ModelSignature, TensorSpec
@@ -297,7 +297,7 @@ def test_warm_up_requests_are_read_back_and_run(
     shutil.copytree(fraud_path, path)
     rng = np.random.default_rng(0)
     requests = [draw(fraud_source.signature, batch, {"sequence": 16}, rng) for batch in (1, 8)]
-    tensorflow_serving.write(path, "scorer", requests)
+    tensorflow_serving_warmup.write(path, "scorer", requests)
 
     session, outputs = savedmodel.open_session(path), []
     file = path / "assets.extra" / "tf_serving_warmup_requests"

@@ -15,9 +15,9 @@ from modelport.exporters.loaded_model import Framework, Source
 from modelport.exporters.model_spec import ModelSpec
 from modelport.exporters.models.fraud import FraudTransformer
 from modelport.exporters.models.vit import VisionTransformer
-from modelport.exporters.random_inputs import draw
+from modelport.exporters.requests.random_inputs import draw
+from modelport.exporters.runtime.tensorflow_runtime import tf
 from modelport.exporters.sources.pytorch import source
-from modelport.exporters.tensorflow_runtime import tf
 from modelport.gateway.cli.errors import exit_code
 from modelport.gateway.errors import IntegrityError, Unsupported
 from modelport.gateway.types import Datatype, ModelSignature, TensorSpec

@@ -19,7 +19,7 @@ from modelport.exporters.formats import ExportTarget, torchscript, tracing
 from modelport.exporters.formats.torch_archive import seal
 from modelport.exporters.formats.torch_binding import TorchParitySession
 from modelport.exporters.loaded_model import Source
-from modelport.exporters.output_capture import quiet
+from modelport.exporters.runtime.output_capture import quiet
 from modelport.gateway.cli.errors import exit_code
 from modelport.gateway.errors import IntegrityError, Unsupported
 from modelport.gateway.repository.artifact_checks.torch_archive import Archive

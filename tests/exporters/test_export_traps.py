@@ -24,11 +24,11 @@ from modelport.exporters.formats import onnx as onnx_format
 from modelport.exporters.keras_ports import find_twin
 from modelport.exporters.loaded_model import Source
 from modelport.exporters.models.fraud import FraudTransformer
-from modelport.exporters.output_capture import quiet
 from modelport.exporters.proof import parity
+from modelport.exporters.runtime.output_capture import quiet
+from modelport.exporters.runtime.tensorflow_runtime import keras, tf
 from modelport.exporters.sources.pytorch import source
 from modelport.exporters.sources.torch_eager import inference_mode
-from modelport.exporters.tensorflow_runtime import keras, tf
 from modelport.gateway.cli.errors import ParityError
 from modelport.gateway.errors import InvalidArgument
 from modelport.gateway.inference.validation import Validator

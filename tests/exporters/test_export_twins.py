@@ -17,9 +17,9 @@ from modelport.exporters.keras_ports.weights import extract, port
 from modelport.exporters.loaded_model import Source
 from modelport.exporters.models.fraud import FraudTransformer
 from modelport.exporters.models.vit import VisionTransformer
-from modelport.exporters.random_inputs import draw
+from modelport.exporters.requests.random_inputs import draw
+from modelport.exporters.runtime.tensorflow_runtime import keras, tf
 from modelport.exporters.sources.pytorch import source
-from modelport.exporters.tensorflow_runtime import keras, tf
 from modelport.gateway.cli.errors import UsageError
 
 FRAUD_KWARGS: dict[str, Any] = {

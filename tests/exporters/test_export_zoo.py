@@ -10,8 +10,9 @@ import torch
 from rich.console import Console
 from sklearn.metrics import roc_auc_score
 
-from modelport.exporters import checkpoint, model_spec
+from modelport.exporters import model_spec
 from modelport.exporters.demo_models import digits, train, transactions
+from modelport.exporters.sources import checkpoint
 
 
 def test_the_same_seed_gives_the_same_transactions_and_another_others() -> None:

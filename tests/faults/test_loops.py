@@ -13,7 +13,7 @@ import httpx
 import pytest
 
 from modelport.gateway.wire import via_header
-from modelport.loadtests.processes import free_ports
+from modelport.loadtests.system.processes import free_ports
 from tests import models
 from tests.conformance import wire
 from tests.server import Gateway, serving

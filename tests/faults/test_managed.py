@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from modelport.loadtests.processes import free_ports
+from modelport.loadtests.system.processes import free_ports
 from tests.managed import ROOT, STANDIN, Place, ask, infer, load, reason, until, wrong
 from tests.managed.standin import FLOOD_BYTES
 from tests.server import serving

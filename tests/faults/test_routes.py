@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from modelport.loadtests.processes import free_ports
+from modelport.loadtests.system.processes import free_ports
 from tests.faults import probes
 from tests.faults.probes import Repository, eventually
 from tests.server import Gateway, serving

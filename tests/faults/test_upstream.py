@@ -15,7 +15,7 @@ from typing import Any
 import httpx
 import pytest
 
-from modelport.loadtests.processes import free_ports
+from modelport.loadtests.system.processes import free_ports
 from tests.faults.probes import Repository, answer, ask, eventually, index, ready
 from tests.faults.traffic import failures, flowing
 from tests.server import Gateway

@@ -27,15 +27,15 @@ import numpy as np
 from rich.console import Console
 from rich.table import Table
 
-from modelport.loadtests import payloads
 from modelport.loadtests.compare import models_to_compare
 from modelport.loadtests.compare.measured_candidate import MeasuredCandidate
 from modelport.loadtests.compare.models_to_compare import ComparisonRequest
-from modelport.loadtests.environments import Missing
+from modelport.loadtests.load import payloads
+from modelport.loadtests.load.target import LoadTestProtocol, LoadTestTarget
 from modelport.loadtests.serving.gateway import MODELPORT
 from modelport.loadtests.serving.server import served
 from modelport.loadtests.serving.tfserving import PROGRAM
-from modelport.loadtests.target import LoadTestProtocol, LoadTestTarget
+from modelport.loadtests.system.environments import Missing
 from tests import verb
 from tests.managed import STANDIN
 

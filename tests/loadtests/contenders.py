@@ -9,16 +9,16 @@ from typing import Any
 
 import numpy as np
 
-from modelport.loadtests import payloads
 from modelport.loadtests.benchmarks import tiny_model
 from modelport.loadtests.compare.artifacts import Certified, ComparedArtifact
 from modelport.loadtests.compare.measured_candidate import MeasuredCandidate
 from modelport.loadtests.compare.plan import Entry, Variant
 from modelport.loadtests.compare.result import Candidate, Measured
-from modelport.loadtests.payloads import Payloads
+from modelport.loadtests.load import payloads
+from modelport.loadtests.load.payloads import Payloads
+from modelport.loadtests.load.summary import Percentiles
 from modelport.loadtests.serving.gateway import Gateway
 from modelport.loadtests.serving.server import ServedBackend
-from modelport.loadtests.summary import Percentiles
 
 USERS, SLO_P99_MS = 16, 20.0
 

@@ -19,9 +19,9 @@ import sys
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from modelport.loadtests.processes import HOST, free_ports
+from modelport.loadtests.load.target import LoadTestProtocol, LoadTestTarget
 from modelport.loadtests.serving.server import MeasuredServerLaunch, ServedBackend
-from modelport.loadtests.target import LoadTestProtocol, LoadTestTarget
+from modelport.loadtests.system.processes import HOST, free_ports
 
 CHUNK_BYTES = 1 << 20
 _DIGIT = re.compile(rb'("data":\[[^0-9]*)([0-9])')

@@ -25,10 +25,10 @@ from playwright.sync_api import Browser, ConsoleMessage, Page, Route, sync_playw
 from rich.console import Console
 from rich.table import Table
 
-from modelport.loadtests import environments
 from modelport.loadtests.compare import json_document
 from modelport.loadtests.compare.result import Candidate, Comparison
 from modelport.loadtests.report import html, text_escaping
+from modelport.loadtests.system import environments
 from tests import verb
 from tests.loadtests import report_subject
 

@@ -10,9 +10,9 @@ import numpy as np
 from modelport.loadtests.compare.result import Absent, Candidate, Comparison, Measured, Percentiles
 from modelport.loadtests.compare.verdict_matrix import matrix
 from modelport.loadtests.gate.decision import GateDecision, Question
+from modelport.loadtests.load.samples import SAMPLE, LoadProfile, LoadRun, Outcome
+from modelport.loadtests.load.target import LoadTestProtocol, LoadTestTarget
 from modelport.loadtests.report.checks import Check, CheckStatus
-from modelport.loadtests.samples import SAMPLE, LoadProfile, LoadRun, Outcome
-from modelport.loadtests.target import LoadTestProtocol, LoadTestTarget
 
 #: Markup, quotes, mathematics of matplotlib's kind, control characters, 200 letters, pictures.
 HOSTILE = (

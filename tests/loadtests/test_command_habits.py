@@ -12,14 +12,14 @@ import click
 import pytest
 from click.testing import CliRunner
 
-from modelport.exporters import output_capture, progress
-from modelport.exporters.progress import Heartbeat
+from modelport.exporters.runtime import output_capture, progress
+from modelport.exporters.runtime.progress import Heartbeat
 from modelport.gateway.cli import errors
 from modelport.gateway.cli.errors import Failure, OneLineCommand, UsageError
-from modelport.loadtests import environments
 from modelport.loadtests.compare import cli as compare_cli
 from modelport.loadtests.report import console
 from modelport.loadtests.report.checks import Check, CheckStatus
+from modelport.loadtests.system import environments
 
 ROOT = Path(__file__).parents[2]
 #: Run every verb as if the packages of every extra were missing; print exit codes and errors.

@@ -18,7 +18,7 @@ from modelport.loadtests.compare.plan import Entry, Variant
 from modelport.loadtests.compare.result import Absent, Comparison
 from modelport.loadtests.compare.rounds import highest_rate
 from modelport.loadtests.compare.verdict_matrix import matrix
-from modelport.loadtests.target import LoadTestProtocol, LoadTestTarget
+from modelport.loadtests.load.target import LoadTestProtocol, LoadTestTarget
 from tests.loadtests import oip_server
 from tests.loadtests.contenders import SLO_P99_MS, candidate, contender
 

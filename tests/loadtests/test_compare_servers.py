@@ -22,10 +22,10 @@ from modelport.loadtests.compare.comparison_run import ComparisonRun, Comparison
 from modelport.loadtests.compare.measured_candidate import MeasuredCandidate
 from modelport.loadtests.compare.result import Comparison
 from modelport.loadtests.compare.rounds import RoundSettings
-from modelport.loadtests.run import Unwritten
-from modelport.loadtests.samples import SAMPLE, LoadProfile, LoadRun
+from modelport.loadtests.load.run import Unwritten
+from modelport.loadtests.load.samples import SAMPLE, LoadProfile, LoadRun
+from modelport.loadtests.load.target import LoadTestTarget
 from modelport.loadtests.serving.gateway import Gateway
-from modelport.loadtests.target import LoadTestTarget
 from tests.loadtests.contenders import contender, published
 from tests.loadtests.proxy import Behind
 

@@ -18,9 +18,9 @@ import pytest
 from click.testing import CliRunner, Result
 
 from modelport.gateway.repository import manifest
-from modelport.loadtests.environments import ROOT
 from modelport.loadtests.gate import cli
 from modelport.loadtests.serving.gateway import MODELPORT
+from modelport.loadtests.system.environments import ROOT
 from tests.loadtests.gating.models import published
 from tests.loadtests.gating.real import proxies
 

@@ -23,10 +23,10 @@ import pytest
 from click.testing import CliRunner
 
 from modelport.gateway.repository import manifest
-from modelport.loadtests.environments import ROOT
 from modelport.loadtests.gate import baseline_and_candidate, cli
+from modelport.loadtests.load.target import LoadTestProtocol
 from modelport.loadtests.serving.gateway import MODELPORT
-from modelport.loadtests.target import LoadTestProtocol
+from modelport.loadtests.system.environments import ROOT
 from tests.loadtests.gating.models import published
 from tests.loadtests.gating.real import proxies
 

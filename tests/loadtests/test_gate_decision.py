@@ -15,9 +15,9 @@ from modelport.loadtests.gate.criteria import PairedRound, SideMeasurements, hal
 from modelport.loadtests.gate.decision import GateDecision, Question, decide
 from modelport.loadtests.gate.interim_analysis import Looks
 from modelport.loadtests.gate.slo import Slo, parse
+from modelport.loadtests.load.samples import SAMPLE, LoadProfile, LoadRun, Outcome
+from modelport.loadtests.load.target import LoadTestProtocol, LoadTestTarget
 from modelport.loadtests.report.checks import CheckStatus
-from modelport.loadtests.samples import SAMPLE, LoadProfile, LoadRun, Outcome
-from modelport.loadtests.target import LoadTestProtocol, LoadTestTarget
 from tests.loadtests.gating import simulation
 from tests.loadtests.gating.simulation import (
     IDENTICAL,

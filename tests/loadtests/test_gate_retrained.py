@@ -25,10 +25,10 @@ from modelport.loadtests.gate.decision import Question
 from modelport.loadtests.gate.paired_rounds import Cores, LiveSide, PairedMeasurement, SideFailed
 from modelport.loadtests.gate.preflight import Preflight, PreflightResult
 from modelport.loadtests.gate.slo import Slo, parse
+from modelport.loadtests.load.target import LoadTestProtocol, LoadTestTarget
 from modelport.loadtests.model_quality import Deciding
 from modelport.loadtests.serving.gateway import Gateway
 from modelport.loadtests.serving.server import MeasuredServerLaunch
-from modelport.loadtests.target import LoadTestProtocol, LoadTestTarget
 from tests.loadtests import oip_server
 from tests.loadtests.gating.models import published, version
 

@@ -11,7 +11,7 @@ import pytest
 
 from modelport.gateway.cli.errors import UsageError
 from modelport.loadtests.gate import slo
-from modelport.loadtests.target import LoadTestProtocol
+from modelport.loadtests.load.target import LoadTestProtocol
 
 EXAMPLE = Path(__file__).parents[2] / "docs" / "slo.toml"
 

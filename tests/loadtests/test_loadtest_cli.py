@@ -16,8 +16,8 @@ from xml.etree import ElementTree
 import numpy as np
 import pytest
 
+from modelport.loadtests.load.samples import SAMPLE
 from modelport.loadtests.loadtest import objectives
-from modelport.loadtests.samples import SAMPLE
 from tests.loadtests.oip_server import double, serving
 
 COMMAND = [sys.executable, "-m", "modelport", "loadtest"]

@@ -10,11 +10,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from modelport.loadtests import payloads, random_requests
-from modelport.loadtests.payloads import BadPayload, Payloads
-from modelport.loadtests.samples import SAMPLE, LoadProfile, LoadRun, Outcome
-from modelport.loadtests.summary import summarise, summary_of
-from modelport.loadtests.target import LoadTestProtocol, LoadTestTarget, address, parse
+from modelport.loadtests.load import payloads, random_requests
+from modelport.loadtests.load.payloads import BadPayload, Payloads
+from modelport.loadtests.load.samples import SAMPLE, LoadProfile, LoadRun, Outcome
+from modelport.loadtests.load.summary import summarise, summary_of
+from modelport.loadtests.load.target import LoadTestProtocol, LoadTestTarget, address, parse
 from modelport.loadtests.users import signature
 from modelport.loadtests.users.answer_checker import Checker
 

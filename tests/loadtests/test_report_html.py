@@ -16,9 +16,9 @@ import numpy as np
 import pytest
 
 from modelport.loadtests.compare.result import Candidate, Comparison, ConcernVerdict
+from modelport.loadtests.load.samples import SAMPLE
 from modelport.loadtests.report import colours, comparison_plots, html, text_escaping
 from modelport.loadtests.report import svg as canvas
-from modelport.loadtests.samples import SAMPLE
 from tests.loadtests import report_subject
 from tests.loadtests.report_subject import HOSTILE
 

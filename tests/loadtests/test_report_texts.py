@@ -13,7 +13,6 @@ from markdown_it import MarkdownIt
 from rich.console import Console
 
 from modelport.loadtests.compare import json_document
-from modelport.loadtests.environments import Missing
 from modelport.loadtests.report import (
     comparison_tables,
     console,
@@ -26,6 +25,7 @@ from modelport.loadtests.report import (
     text_escaping,
 )
 from modelport.loadtests.report.checks import Check, CheckStatus, worst
+from modelport.loadtests.system.environments import Missing
 from tests.loadtests import report_subject
 from tests.loadtests.report_subject import HOSTILE
 

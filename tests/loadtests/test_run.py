@@ -14,12 +14,12 @@ import numpy as np
 import psutil
 import pytest
 
-from modelport.loadtests import payloads, run
-from modelport.loadtests.payloads import Payloads
-from modelport.loadtests.run import NotMeasured, measure, measure_mix
-from modelport.loadtests.samples import LoadProfile, Outcome
-from modelport.loadtests.summary import latencies, summarise
-from modelport.loadtests.target import LoadTestProtocol, LoadTestTarget
+from modelport.loadtests.load import payloads, run
+from modelport.loadtests.load.payloads import Payloads
+from modelport.loadtests.load.run import NotMeasured, measure, measure_mix
+from modelport.loadtests.load.samples import LoadProfile, Outcome
+from modelport.loadtests.load.summary import latencies, summarise
+from modelport.loadtests.load.target import LoadTestProtocol, LoadTestTarget
 from tests.loadtests.oip_server import Answer, double, serving
 from tests.models import repository
 from tests.server import Gateway
@@ -118,7 +118,8 @@ def test_a_killed_run_leaves_no_locust() -> None:
     """SIGKILL to who measures: nothing can be tidied up, and Locust ends all the same."""
     with serving() as server:
         program = (
-            "from modelport.loadtests.run import *; from modelport.loadtests.target import *\n"
+            "from modelport.loadtests.load.run import *\n"
+            "from modelport.loadtests.load.target import *\n"
             f"measure(LoadTestTarget(LoadTestProtocol.OIP_HTTP, {server.address!r}, 'double'),"
             " LoadProfile(duration_seconds=60))"
         )

@@ -15,15 +15,15 @@ import numpy as np
 import psutil
 import pytest
 
-from modelport.loadtests import processes
-from modelport.loadtests.environments import Missing
-from modelport.loadtests.payloads import BadPayload, Payloads
-from modelport.loadtests.processes import ServerFailed
+from modelport.loadtests.load.payloads import BadPayload, Payloads
+from modelport.loadtests.load.target import LoadTestProtocol, LoadTestTarget
 from modelport.loadtests.serving import process_tree, tfserving
 from modelport.loadtests.serving.answer_check import AnswerCheck
 from modelport.loadtests.serving.gateway import Gateway, newest_version, only_version
 from modelport.loadtests.serving.server import AnswersWrongly, MeasuredServerLaunch, Served, served
-from modelport.loadtests.target import LoadTestProtocol, LoadTestTarget
+from modelport.loadtests.system import processes
+from modelport.loadtests.system.environments import Missing
+from modelport.loadtests.system.processes import ServerFailed
 from modelport.loadtests.users.client import Unanswered
 from tests.loadtests.contenders import doubled, published
 

@@ -7,8 +7,8 @@ import math
 import numpy as np
 import pytest
 
-from modelport.loadtests import load_shapes
-from modelport.loadtests.samples import LoadProfile
+from modelport.loadtests.load import load_shapes
+from modelport.loadtests.load.samples import LoadProfile
 
 
 def test_a_constant_rate_is_evenly_spaced_through_warm_up_and_duration() -> None:

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from modelport.loadtests import temporary_folders
+from modelport.loadtests.system import temporary_folders
 
 PREFIX = "modelport-test-"
 HOLD = f"""

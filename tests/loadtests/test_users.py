@@ -16,10 +16,10 @@ from tritonclient.grpc import service_pb2
 
 from modelport.gateway.wire import tensor_proto
 from modelport.gateway.wire.proto import serving_pb2, torchserve_inference_pb2
-from modelport.loadtests.locust_arguments import Plan
-from modelport.loadtests.payloads import BadPayload, Payloads
-from modelport.loadtests.samples import LoadProfile, Outcome
-from modelport.loadtests.target import LoadTestProtocol, LoadTestTarget
+from modelport.loadtests.load.locust_arguments import Plan
+from modelport.loadtests.load.payloads import BadPayload, Payloads
+from modelport.loadtests.load.samples import LoadProfile, Outcome
+from modelport.loadtests.load.target import LoadTestProtocol, LoadTestTarget
 from modelport.loadtests.users import http2, oip, signature, tfserving, torchserve
 from modelport.loadtests.users.client import Unanswered
 from modelport.loadtests.users.grpc_client import GrpcClient

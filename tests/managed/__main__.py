@@ -24,8 +24,8 @@ from typing import Any
 
 from modelport.exporters.loaded_model import Source
 from modelport.gateway.backends.managed.servers import SERVERS
-from modelport.loadtests import environments
 from modelport.loadtests.serving import pytriton
+from modelport.loadtests.system import environments
 from tests import managed, verb
 from tests.managed import DEADLINE_SECONDS, STANDIN, Place, infer, load, processes, until, wrong
 from tests.server import Gateway

@@ -13,7 +13,7 @@ import tempfile
 from collections.abc import Mapping
 from pathlib import Path
 
-from modelport.loadtests import environments
+from modelport.loadtests.system import environments
 from tests import verb
 from tests.peer_suites import (
     kserve,

@@ -8,7 +8,7 @@ import subprocess
 from pathlib import Path
 from typing import NamedTuple
 
-from modelport.loadtests.environments import Missing
+from modelport.loadtests.system.environments import Missing
 
 
 class Source(NamedTuple):

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from modelport.loadtests.environments import Missing
+from modelport.loadtests.system.environments import Missing
 from tests.peer_suites import report, sources
 from tests.peer_suites.sources import Source
 from tests.peer_suites.suite import Bench, Outcome, Suite, Verdict, declared_tests

@@ -14,7 +14,7 @@ from tritonclient.grpc import service_pb2 as pb
 from modelport.loadtests.peers import clients, http_formats, models
 from modelport.loadtests.peers.models import Files
 from modelport.loadtests.peers.results import PeerSample
-from modelport.loadtests.processes import ServerFailed
+from modelport.loadtests.system.processes import ServerFailed
 
 X2, FRAUD, VIT = (models.ALL[name] for name in ("x2", "fraud128", "vit_b16"))
 

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from modelport.loadtests import script
+from modelport.loadtests.system import script
 
 ROOT = Path(__file__).parents[2]
 #: Serves until it is told to end, and says so.

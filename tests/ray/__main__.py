@@ -25,7 +25,7 @@ import yaml
 from rich.console import Console
 from rich.table import Table
 
-from modelport.loadtests.processes import HOST, free_ports
+from modelport.loadtests.system.processes import HOST, free_ports
 from tests import verb
 from tests.gateway.repository.storage.moto_server import Moto
 from tests.ray import checks, cluster

@@ -24,8 +24,8 @@ from typing import Any
 
 import psutil
 
-from modelport.loadtests import environments
-from modelport.loadtests.processes import HOST, free_ports
+from modelport.loadtests.system import environments
+from modelport.loadtests.system.processes import HOST, free_ports
 from tests.gateway.repository.storage import moto_server
 
 ROOT = environments.ROOT

@@ -19,7 +19,7 @@ import numpy as np
 import onnx
 from onnx import TensorProto, helper, numpy_helper
 
-from modelport.loadtests import environments
+from modelport.loadtests.system import environments
 from tests import models
 from tests.conformance.repository import IDENTITY, LABELS, add
 from tests.server import serving

@@ -23,7 +23,7 @@ from rich.table import Table
 
 from modelport.exporters.loaded_model import Source
 from modelport.exporters.packaging.package import package
-from modelport.loadtests.processes import HOST
+from modelport.loadtests.system.processes import HOST
 from tests import verb
 from tests.torchserve.clients import Ask, as_tensors, callers, document, post, read
 from tests.torchserve.comparison import Check, compare, inputs_of, wire

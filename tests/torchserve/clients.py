@@ -13,7 +13,7 @@ import grpc
 import tritonclient.http
 
 from modelport.gateway.types import NUMPY_DTYPES, Array
-from modelport.loadtests.processes import HOST
+from modelport.loadtests.system.processes import HOST
 from tests.torchserve.server import Ports
 
 #: A status with outputs by name, or with the error's text.

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from modelport.exporters.loaded_model import Source
-from modelport.exporters.random_inputs import draw
+from modelport.exporters.requests.random_inputs import draw
 from modelport.gateway.types import Array, TensorSpec
 
 

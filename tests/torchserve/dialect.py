@@ -15,7 +15,7 @@ import grpc
 import numpy as np
 
 from modelport.exporters.loaded_model import Source
-from modelport.loadtests.processes import HOST
+from modelport.loadtests.system.processes import HOST
 from tests.server import serving
 from tests.torchserve.clients import Ask, callers
 from tests.torchserve.comparison import Check, inputs_of, wire

@@ -15,7 +15,7 @@ from typing import Any
 import torch
 
 from modelport.exporters.loaded_model import Source
-from modelport.exporters.output_capture import quiet
+from modelport.exporters.runtime.output_capture import quiet
 from tests.torchserve.clients import read
 
 

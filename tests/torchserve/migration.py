@@ -22,8 +22,8 @@ from PIL import Image
 from torch import Tensor, nn
 
 from modelport.exporters.packaging.package import package
-from modelport.loadtests import environments
-from modelport.loadtests.processes import HOST
+from modelport.loadtests.system import environments
+from modelport.loadtests.system.processes import HOST
 from tests import verb
 from tests.archives import mar, torchscript
 from tests.torchserve.clients import document

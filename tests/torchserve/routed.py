@@ -31,7 +31,7 @@ from modelport.exporters.packaging.package import package
 from modelport.gateway.protocols.torchserve.grpc import INFERENCE_SERVICE
 from modelport.gateway.types import Array
 from modelport.gateway.wire.proto import torchserve_inference_pb2 as inference
-from modelport.loadtests.processes import HOST
+from modelport.loadtests.system.processes import HOST
 from tests import verb
 from tests.server import Gateway
 from tests.torchserve.__main__ import BATCHES, LENGTHS, Check

@@ -18,11 +18,11 @@ from modelport.exporters.formats import FORMATS, ExportTarget
 from modelport.exporters.loaded_model import Source
 from modelport.exporters.models.fraud import FraudTransformer
 from modelport.exporters.models.vit import VisionTransformer
+from modelport.exporters.requests import triton_warmup
 from modelport.exporters.sources import pytorch
-from modelport.exporters.warmup import triton
 from modelport.gateway.repository import config, manifest
-from modelport.loadtests import environments
-from modelport.loadtests.processes import HOST, free_ports, running, tail
+from modelport.loadtests.system import environments
+from modelport.loadtests.system.processes import HOST, free_ports, running, tail
 
 VERSION = "0.12.0"
 REQUIREMENTS = ("torch==2.13.0", f"torchserve=={VERSION}", "pyyaml", "numpy")
@@ -69,8 +69,8 @@ def publish(
     folder.mkdir(parents=True)
     row.export(source, folder / row.platform.default_filename, ExportTarget())
     wanted = config.build(name, row.platform, source.signature)
-    requests = triton.requests(source.signature, source.spec.sample, seed=0)
-    triton.add(wanted, folder.parent, requests)
+    requests = triton_warmup.requests(source.signature, source.spec.sample, seed=0)
+    triton_warmup.add(wanted, folder.parent, requests)
     (folder.parent / config.FILENAME).write_text(config.to_text(wanted))
     manifest.write(folder)
     return folder

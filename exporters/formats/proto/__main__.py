@@ -15,7 +15,7 @@ from tensorflow.core.framework import (
     types_pb2,
 )
 
-import modelport.exporters.tensorflow_runtime  # noqa: F401  # before TensorFlow: it keeps it quiet
+import modelport.exporters.runtime.tensorflow_runtime  # noqa: F401  # before TensorFlow: it keeps it quiet
 
 PROTO = "modelport/exporters/formats/proto/prediction_log.proto"
 

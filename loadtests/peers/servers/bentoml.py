@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from modelport.loadtests import environments
-from modelport.loadtests.environments import ONNXRUNTIME
 from modelport.loadtests.peers.http_formats import npy, plain_json
 from modelport.loadtests.peers.servers.base import INSIDE, Command, PeerLaunch, PeerServer
-from modelport.loadtests.processes import HOST
+from modelport.loadtests.system import environments
+from modelport.loadtests.system.environments import ONNXRUNTIME
+from modelport.loadtests.system.processes import HOST
 
 VERSION = "1.4.39"
 

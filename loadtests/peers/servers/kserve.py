@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from modelport.loadtests import environments
-from modelport.loadtests.environments import ONNXRUNTIME
 from modelport.loadtests.peers.servers.base import INSIDE, Command, PeerLaunch, PeerServer
+from modelport.loadtests.system import environments
+from modelport.loadtests.system.environments import ONNXRUNTIME
 
 VERSION = "0.21.0"
 

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import json
 
-from modelport.loadtests import environments
-from modelport.loadtests.environments import ONNXRUNTIME
 from modelport.loadtests.peers.http_formats import oip_json
 from modelport.loadtests.peers.servers.base import INSIDE, Command, PeerLaunch, PeerServer
+from modelport.loadtests.system import environments
+from modelport.loadtests.system.environments import ONNXRUNTIME
 
 VERSION = "1.7.1"
 REQUIREMENTS = (f"mlserver=={VERSION}", ONNXRUNTIME)

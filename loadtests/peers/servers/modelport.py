@@ -6,9 +6,9 @@ import sys
 from dataclasses import replace
 from pathlib import Path
 
-from modelport.loadtests import environments
 from modelport.loadtests.peers.servers.base import Command, PeerLaunch, PeerServer
-from modelport.loadtests.processes import HOST
+from modelport.loadtests.system import environments
+from modelport.loadtests.system.processes import HOST
 
 
 def executable() -> list[str]:

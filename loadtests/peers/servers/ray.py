@@ -5,10 +5,10 @@ from __future__ import annotations
 import tempfile
 from pathlib import Path
 
-from modelport.loadtests import environments
-from modelport.loadtests.environments import ONNXRUNTIME
 from modelport.loadtests.peers.http_formats import npy, plain_json
 from modelport.loadtests.peers.servers.base import INSIDE, Command, PeerLaunch, PeerServer
+from modelport.loadtests.system import environments
+from modelport.loadtests.system.environments import ONNXRUNTIME
 
 VERSION = "2.60.0"
 

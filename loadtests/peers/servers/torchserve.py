@@ -7,11 +7,11 @@ import os
 import shutil
 import zipfile
 
-from modelport.loadtests import environments
-from modelport.loadtests.environments import ONNXRUNTIME
 from modelport.loadtests.peers.http_formats import npy, plain_json
 from modelport.loadtests.peers.servers.base import INSIDE, Command, PeerLaunch, PeerServer
-from modelport.loadtests.processes import HOST
+from modelport.loadtests.system import environments
+from modelport.loadtests.system.environments import ONNXRUNTIME
+from modelport.loadtests.system.processes import HOST
 
 VERSION = "0.12.0"
 # torch is pinned, so that no other requirement selects a build.

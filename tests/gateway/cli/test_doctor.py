@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from modelport.gateway.cli import doctor
-from modelport.loadtests.processes import free_ports
+from modelport.loadtests.system.processes import free_ports
 from tests import models
 from tests.server import serving
 

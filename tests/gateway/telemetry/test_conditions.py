@@ -7,7 +7,7 @@ from pathlib import Path
 
 from prometheus_client.parser import text_string_to_metric_families
 
-from modelport.loadtests.processes import free_ports
+from modelport.loadtests.system.processes import free_ports
 from tests import models
 from tests.server import Gateway, serving
 from tests.upstream import fronting, table

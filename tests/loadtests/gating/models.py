@@ -7,7 +7,7 @@ from pathlib import Path
 
 import numpy as np
 
-from modelport.exporters import sample_requests
+from modelport.exporters.requests import sample_requests
 from modelport.gateway.repository import config, manifest
 from tests import models
 

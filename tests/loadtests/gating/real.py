@@ -23,17 +23,17 @@ from onnx import numpy_helper
 from rich.progress import Progress
 
 from modelport.gateway.repository import manifest
-from modelport.loadtests.environments import ROOT
 from modelport.loadtests.gate import baseline_and_candidate, gate
 from modelport.loadtests.gate.criteria import PairedRound
 from modelport.loadtests.gate.decision import GateDecision
 from modelport.loadtests.gate.slo import Slo, parse
-from modelport.loadtests.modelport_command import modelport
-from modelport.loadtests.processes import HOST, free_ports, running
+from modelport.loadtests.load.target import LoadTestProtocol
 from modelport.loadtests.report.number_format import change
 from modelport.loadtests.serving.gateway import Gateway, newest_version
 from modelport.loadtests.serving.server import served
-from modelport.loadtests.target import LoadTestProtocol
+from modelport.loadtests.system.environments import ROOT
+from modelport.loadtests.system.modelport_command import modelport
+from modelport.loadtests.system.processes import HOST, free_ports, running
 from tests.loadtests.gating import simulation
 
 CASES = {

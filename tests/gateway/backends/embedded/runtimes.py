@@ -15,7 +15,7 @@ from modelport.exporters.formats import FORMATS, ExportTarget
 from modelport.exporters.loaded_model import Source
 from modelport.exporters.models.fraud import FraudTransformer
 from modelport.exporters.models.vit import VisionTransformer
-from modelport.exporters.random_inputs import draw
+from modelport.exporters.requests.random_inputs import draw
 from modelport.exporters.sources import pytorch
 from modelport.gateway.backends import find
 from modelport.gateway.backends.base import Artifact, Backend

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from modelport.exporters.tensorflow_runtime import tf
+from modelport.exporters.runtime.tensorflow_runtime import tf
 from modelport.gateway.errors import Internal, InvalidArgument, ModelportError
 from modelport.gateway.types import NUMPY_DTYPES, Datatype, Tensor
 from tests.gateway.backends.embedded.runtimes import fp32, load, run

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from modelport.exporters.tensorflow_runtime import tf
+from modelport.exporters.runtime.tensorflow_runtime import tf
 from modelport.gateway.backends import find
 from modelport.gateway.errors import InvalidArgument, ModelportError
 from modelport.gateway.types import NO_DEADLINE, Datatype, InferRequest, Tensor

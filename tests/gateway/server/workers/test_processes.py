@@ -17,7 +17,7 @@ from pathlib import Path
 import httpx
 import pytest
 
-from modelport.loadtests.processes import free_ports
+from modelport.loadtests.system.processes import free_ports
 from tests.faults import probes
 from tests.faults.ledger import parameter, recorded
 from tests.faults.probes import EXPLICIT, POLL, Repository, eventually

@@ -10,8 +10,8 @@ import sys
 from collections.abc import Callable
 from typing import NoReturn
 
-from modelport.loadtests.environments import Missing
-from modelport.loadtests.processes import ServerFailed
+from modelport.loadtests.system.environments import Missing
+from modelport.loadtests.system.processes import ServerFailed
 
 
 def count(text: str) -> int:

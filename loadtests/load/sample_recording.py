@@ -18,7 +18,7 @@ from time import perf_counter
 
 import numpy as np
 
-from modelport.loadtests.samples import SAMPLE, Samples
+from modelport.loadtests.load.samples import SAMPLE, Samples
 
 STATE = "state.json"
 #: Start of every message about a lack of room for the samples.

@@ -17,7 +17,7 @@ from pathlib import Path
 import numpy as np
 
 from modelport.exporters.model_spec import Sampler
-from modelport.exporters.random_inputs import draw, name_axes, sizes_of
+from modelport.exporters.requests.random_inputs import draw, name_axes, sizes_of
 from modelport.gateway.repository import config as configuration
 from modelport.gateway.repository.config import ModelConfig
 from modelport.gateway.types import NUMPY_DTYPES, Array, ModelSignature, TensorSpec

@@ -8,9 +8,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from modelport.loadtests import load_shapes
-from modelport.loadtests.samples import LoadProfile
-from modelport.loadtests.target import LoadTestProtocol, LoadTestTarget, address, parse
+from modelport.loadtests.load import load_shapes
+from modelport.loadtests.load.samples import LoadProfile
+from modelport.loadtests.load.target import LoadTestProtocol, LoadTestTarget, address, parse
 
 #: Duration if no end is set: longer than anyone watches the web page.
 ENDLESS_SECONDS = 3600.0

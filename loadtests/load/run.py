@@ -14,13 +14,14 @@ from pathlib import Path
 
 import numpy as np
 
-from modelport.loadtests import locust_arguments as plans
-from modelport.loadtests import sample_recording, temporary_folders
-from modelport.loadtests.locust_arguments import Plan
-from modelport.loadtests.processes import die_with_parent, pinned, start
-from modelport.loadtests.sample_recording import RecorderState
-from modelport.loadtests.samples import LoadProfile, LoadRun, Samples
-from modelport.loadtests.target import LoadTestTarget
+from modelport.loadtests.load import locust_arguments as plans
+from modelport.loadtests.load import sample_recording
+from modelport.loadtests.load.locust_arguments import Plan
+from modelport.loadtests.load.sample_recording import RecorderState
+from modelport.loadtests.load.samples import LoadProfile, LoadRun, Samples
+from modelport.loadtests.load.target import LoadTestTarget
+from modelport.loadtests.system import temporary_folders
+from modelport.loadtests.system.processes import die_with_parent, pinned, start
 
 LOCUSTFILE = Path(__file__).with_name("locustfile.py")
 #: Polling interval for new samples.
@@ -65,8 +66,8 @@ def measure(
     """Put ``load`` on ``target`` and return the run.
 
     Args:
-        payloads: a file of requests (see ``loadtests.payloads``); without one they are random, from
-            the server's metadata, and the server's own first answers are the expected ones.
+        payloads: a file of requests (see ``payloads``); without one they are random, from the
+            server's metadata, and the server's own first answers are the expected ones.
         config: the model's ``config.pbtxt``, for servers without metadata.
         core: pin the load generator to this core.
         processes: number of generator processes, which share the load.

@@ -11,7 +11,7 @@ from pathlib import Path
 
 from modelport.exporters.formats.proto import prediction_log_pb2 as pb
 from modelport.exporters.formats.savedmodel import SIGNATURE
-from modelport.exporters.tensorflow_runtime import tf
+from modelport.exporters.runtime.tensorflow_runtime import tf
 from modelport.gateway.types import Array
 
 REQUESTS_FILE = Path("assets.extra", "tf_serving_warmup_requests")

@@ -9,7 +9,7 @@ import numpy as np
 import numpy.typing as npt
 from hdrh.histogram import HdrHistogram
 
-from modelport.loadtests.samples import LoadProfile, LoadRun, Outcome, Samples
+from modelport.loadtests.load.samples import LoadProfile, LoadRun, Outcome, Samples
 
 #: Range in microseconds: one, and an hour, which is longer than any time-out.
 LOWEST, HIGHEST = 1, 3_600_000_000

@@ -5,8 +5,8 @@ from __future__ import annotations
 import subprocess
 from collections.abc import Sequence
 
-from modelport.loadtests.processes import die_with_parent, start
 from modelport.loadtests.serving.gateway import MODELPORT
+from modelport.loadtests.system.processes import die_with_parent, start
 
 _PREFIX = "modelport: error: "
 #: Exit codes of ``modelport``: invalid argument, damaged checkpoint, interrupted.

@@ -21,7 +21,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from modelport.loadtests.samples import LoadProfile
+from modelport.loadtests.load.samples import LoadProfile
 
 SHAPES = ("constant", "ramp", "spike", "soak")
 #: Initial level of a ramp and of a spike, as shares of the top.

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import os
 
-from modelport.exporters.output_capture import muted
+from modelport.exporters.runtime.output_capture import muted
 
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
 os.environ["KERAS_BACKEND"] = "tensorflow"

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 
 import numpy as np
 
-from modelport.loadtests.payloads import DTYPES, Array, BadPayload, Payloads
+from modelport.loadtests.load.payloads import DTYPES, Array, BadPayload, Payloads
 from modelport.loadtests.users.signature import InputTensor, RequestSignature, model_shapes
 
 #: Number of requests in one run, sent in turn.

@@ -6,9 +6,9 @@ import math
 import time
 from dataclasses import dataclass
 
-from modelport.loadtests.payloads import Payloads, Tensors
-from modelport.loadtests.samples import Outcome
-from modelport.loadtests.target import LoadTestTarget
+from modelport.loadtests.load.payloads import Payloads, Tensors
+from modelport.loadtests.load.samples import Outcome
+from modelport.loadtests.load.target import LoadTestTarget
 from modelport.loadtests.users.client import Unanswered
 from modelport.loadtests.users.protocol_table import dialect
 

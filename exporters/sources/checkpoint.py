@@ -19,8 +19,8 @@ import safetensors.torch
 import torch
 from torch import Tensor, nn
 
-from modelport.exporters import safetensors_header
-from modelport.exporters.output_capture import quiet
+from modelport.exporters.runtime.output_capture import quiet
+from modelport.exporters.sources import safetensors_header
 from modelport.gateway.cli.errors import UsageError, first_line
 from modelport.gateway.errors import IntegrityError
 from modelport.gateway.repository.artifact_checks import zip_guard

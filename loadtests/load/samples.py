@@ -13,7 +13,7 @@ from enum import IntEnum
 import numpy as np
 import numpy.typing as npt
 
-from modelport.loadtests.target import LoadTestTarget
+from modelport.loadtests.load.target import LoadTestTarget
 
 
 class Outcome(IntEnum):

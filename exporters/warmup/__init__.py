@@ -1,1 +1,0 @@
-"""Warm-up requests in the layouts that Triton and TensorFlow Serving read."""

@@ -1,0 +1,1 @@
+"""One load on one target: payloads, shapes, users in processes, raw samples and their summary."""

@@ -1,0 +1,1 @@
+"""The machine of a load test: processes, folders, environments, hardware."""
