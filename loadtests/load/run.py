@@ -23,7 +23,7 @@ from modelport.loadtests.load.target import LoadTestTarget
 from modelport.loadtests.system import temporary_folders
 from modelport.loadtests.system.processes import die_with_parent, pinned, start
 
-LOCUSTFILE = Path(__file__).with_name("locustfile.py")
+LOCUSTFILE = Path(__file__).parents[1] / "locustfile.py"
 #: Polling interval for new samples.
 POLL_SECONDS = 0.1
 #: Time that Locust may take besides its load, to start and to end.

@@ -13,7 +13,7 @@ import sys
 import tarfile
 from pathlib import Path
 
-ROOT = Path(__file__).resolve().parent.parent
+ROOT = Path(__file__).resolve().parents[2]
 #: The same runtime in every compared server.
 ONNXRUNTIME = "onnxruntime==1.31.1"
 
