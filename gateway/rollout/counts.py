@@ -6,12 +6,18 @@ the candidate. A burst hits both sides in proportion to their shares, so that it
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
+from modelport.gateway.errors import InvalidArgument
+
 K = TypeVar("K")
 V = TypeVar("V", int, "Attribution")
+#: Counts stay exact in JSON up to here.
+MAX_COUNT = 2**53
+#: Most keys of a table of counts in a document.
+MAX_KEYS = 4096
 
 
 @dataclass(slots=True)
@@ -103,22 +109,48 @@ class StageCounts:
 
     @classmethod
     def from_json(cls, document: Mapping[str, Any]) -> StageCounts:
-        """The counts of ``to_json``'s document."""
+        """The counts of ``to_json``'s document.
+
+        Raises:
+            InvalidArgument: it is not one.
+        """
+        try:
+            return cls._from_json(document)
+        except (AttributeError, KeyError, TypeError, ValueError) as error:
+            raise InvalidArgument(f"counts of a rollout are malformed: {error}") from error
+
+    @classmethod
+    def _from_json(cls, document: Mapping[str, Any]) -> StageCounts:
         return cls(
             _side(document["baseline"]),
             _side(document["candidate"]),
-            compared=int(document["compared"]),
-            disagreed=int(document["disagreed"]),
-            invalid=int(document["invalid"]),
-            failed=int(document["failed"]),
-            dropped=int(document["dropped"]),
+            compared=_count(document["compared"]),
+            disagreed=_count(document["disagreed"]),
+            invalid=_count(document["invalid"]),
+            failed=_count(document["failed"]),
+            dropped=_count(document["dropped"]),
             slow=_attributions(document["slow"]),
             wrong=_attributions(document["wrong"]),
         )
 
 
+def _count(value: Any) -> int:
+    if type(value) is not int or not 0 <= value <= MAX_COUNT:
+        raise ValueError("a count is not a number of at least 0")
+    return value
+
+
+def _keyed(document: Mapping[str, Any]) -> Iterable[tuple[str, Any]]:
+    if len(document) > MAX_KEYS:
+        raise ValueError("a table of counts is too large")
+    return document.items()
+
+
 def _attributions(document: Mapping[str, Any]) -> dict[str, Attribution]:
-    return {key: Attribution(*pair) for key, pair in document.items()}
+    found = {key: Attribution(*map(_count, pair)) for key, pair in _keyed(document)}
+    if any(each.candidate > each.total for each in found.values()):
+        raise ValueError("more events of the candidate than of both sides")
+    return found
 
 
 def _sum(one: Mapping[K, V], other: Mapping[K, V]) -> dict[K, V]:
@@ -140,9 +172,9 @@ def _side_json(side: SideCounts) -> dict[str, Any]:
 
 def _side(document: Mapping[str, Any]) -> SideCounts:
     return SideCounts(
-        int(document["requests"]),
-        int(document["errors"]),
-        dict(document["over_limit"]),
-        {int(key): value for key, value in document["latency"].items()},
-        {int(key): value for key, value in document["scores"].items()},
+        _count(document["requests"]),
+        _count(document["errors"]),
+        {key: _count(value) for key, value in _keyed(document["over_limit"])},
+        {int(key): _count(value) for key, value in _keyed(document["latency"])},
+        {int(key): _count(value) for key, value in _keyed(document["scores"])},
     )

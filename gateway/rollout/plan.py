@@ -7,13 +7,28 @@ between processes and into the state as JSON (``to_json``, ``from_json``).
 from __future__ import annotations
 
 import dataclasses
+import itertools
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import Any, NamedTuple
+from typing import Any, ClassVar, NamedTuple
+
+import orjson
+
+from modelport.gateway.errors import InvalidArgument
+from modelport.gateway.repository.scan import MAX_VERSION, MODEL_NAME
+from modelport.gateway.repository.version_choice import LABEL_NAME
+from modelport.gateway.rollout import checked_json
 
 #: Most stages of a rollout.
 MAX_STEPS = 100
+MAX_KEEP_INPUTS = 1000
+MAX_WEBHOOKS = 10
+MAX_TEXT = 1000
+#: Unknown fields and non-finite numbers are errors; read by ``checked_json``.
+STRICT = {"extra": "forbid", "allow_inf_nan": False}
+ROLLOUT_ID = re.compile(r"[0-9a-f]{32}\Z")
 #: Header, and gRPC metadata, with the key of a sticky assignment.
 ROUTE_KEY = "x-modelport-route-key"
 
@@ -68,6 +83,8 @@ class RolloutLimits:
     A regression of 0.05 allows 5 % more than the baseline.
     """
 
+    __pydantic_config__: ClassVar = STRICT
+
     #: 1 - the probability that a candidate within every limit is rolled back.
     confidence: float = 0.95
     #: Share of compared answers that may disagree.
@@ -88,13 +105,30 @@ class RolloutLimits:
     atol: float = 0.0
     rtol: float = 0.0
 
+    def __post_init__(self) -> None:
+        for each in dataclasses.fields(self):
+            value = getattr(self, each.name)
+            if value is not None and value < 0:
+                raise InvalidArgument(f"{each.name} must not be negative")
+        if not 0 < self.confidence < 1:
+            raise InvalidArgument("confidence must be between 0 and 1")
+        for name in ("max_disagreement", "max_error_share"):
+            if not 0 <= (getattr(self, name) or 0) < 1:
+                raise InvalidArgument(f"{name} is a share; it must be less than 1")
+
 
 @dataclass(frozen=True, slots=True)
 class RolloutPlan:
     """A rollout of ``candidate`` in place of ``baseline``, for requests to ``model``.
 
-    ``to_json`` and ``from_json`` keep every field.
+    ``to_json`` and ``from_json`` keep every field. Nothing but a plan that can be carried out can
+    be constructed.
+
+    Raises:
+        InvalidArgument: a field is out of its range, or contradicts another.
     """
+
+    __pydantic_config__: ClassVar = STRICT
 
     #: Identifies the rollout: 32 hexadecimal digits.
     id: str
@@ -134,6 +168,52 @@ class RolloutPlan:
     #: URLs that are called before each stage and after each decision.
     webhooks: tuple[str, ...] = ()
 
+    def __post_init__(self) -> None:
+        self._check_sides()
+        if not 0 <= self.shadow <= 1:
+            raise InvalidArgument(f"shadow is {self.shadow:.10g}; it must be between 0 and 100 %")
+        if not 1 <= len(self.steps) <= MAX_STEPS:
+            raise InvalidArgument(f"a rollout has 1 to {MAX_STEPS} steps, not {len(self.steps)}")
+        for before, step in itertools.pairwise((0.0, *self.steps)):
+            if not before < step <= 1:
+                raise InvalidArgument(
+                    f"steps must grow, and end at 100 % at most; {step:.6%} comes after "
+                    f"{before:.6%}"
+                )
+        if self.min_requests < 1:
+            raise InvalidArgument("min_requests must be at least 1")
+        if not 0 <= self.min_seconds <= self.max_seconds or not self.max_seconds:
+            raise InvalidArgument("min_seconds must not be negative, nor more than max_seconds")
+        if (self.assignment is AssignmentKind.PARAMETER) != bool(self.parameter):
+            raise InvalidArgument("an assignment by a parameter, and no other, has its name")
+        if not 0 <= self.keep_inputs <= MAX_KEEP_INPUTS:
+            raise InvalidArgument(f"keep_inputs must be between 0 and {MAX_KEEP_INPUTS}")
+        if len(self.webhooks) > MAX_WEBHOOKS:
+            raise InvalidArgument(f"a rollout has at most {MAX_WEBHOOKS} webhooks")
+        for text in (self.parameter, *self.webhooks):
+            if len(text) > MAX_TEXT or not text.isprintable():
+                raise InvalidArgument("a parameter's name or a URL is too long or unprintable")
+        for url in self.webhooks:
+            if not url.startswith(("http://", "https://")):
+                raise InvalidArgument(f"the webhook '{url}' is not an http:// or https:// URL")
+
+    def _check_sides(self) -> None:
+        if not ROLLOUT_ID.match(self.id):
+            raise InvalidArgument("the id of a rollout has 32 hexadecimal digits")
+        for name in (self.model, self.baseline.model, self.candidate.model):
+            if not MODEL_NAME.match(name):
+                raise InvalidArgument(f"'{name}' is not a valid model name")
+        for side in (self.baseline, self.candidate):
+            if not 1 <= side.version <= MAX_VERSION:
+                raise InvalidArgument(f"{side.version} is not a valid version")
+        if self.baseline == self.candidate:
+            raise InvalidArgument(
+                f"version {self.candidate.version} of model '{self.candidate.model}' is the "
+                "baseline already; the candidate must be another"
+            )
+        if self.label and not LABEL_NAME.match(self.label):
+            raise InvalidArgument(f"'{self.label}' is not a valid label")
+
     @property
     def stages(self) -> tuple[RolloutStage, ...]:
         """The shadow stage, if any, and the canary stages."""
@@ -142,23 +222,14 @@ class RolloutPlan:
 
     def to_json(self) -> dict[str, Any]:
         """The plan as JSON values."""
-        return dataclasses.asdict(self) | {
-            "baseline": self.baseline._asdict(),
-            "candidate": self.candidate._asdict(),
-        }
+        document: dict[str, Any] = orjson.loads(checked_json.write(self))
+        return document
 
     @classmethod
     def from_json(cls, document: Mapping[str, Any]) -> RolloutPlan:
-        """The plan of ``to_json``'s document."""
-        return cls(
-            **{
-                **document,
-                "baseline": RolloutSide(**document["baseline"]),
-                "candidate": RolloutSide(**document["candidate"]),
-                "steps": tuple(document["steps"]),
-                "webhooks": tuple(document["webhooks"]),
-                "assignment": AssignmentKind(document["assignment"]),
-                "comparison": ComparisonKind(document["comparison"]),
-                "limits": RolloutLimits(**document["limits"]),
-            }
-        )
+        """The plan of ``to_json``'s document.
+
+        Raises:
+            InvalidArgument: a field is missing, unknown, or of another type or range.
+        """
+        return checked_json.read(cls, checked_json.write(document))
