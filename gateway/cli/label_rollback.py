@@ -97,7 +97,7 @@ def _choice(repository: Path, model: str) -> VersionChoice:
     if not (repository / model).is_dir():
         known = [path.name for path in repository.iterdir() if path.is_dir()]
         raise NotFound(f"'{repository}' holds no model '{model}'" + suggestion(model, known, "; "))
-    return VersionChoice(repository / model)
+    return VersionChoice.of_folder(repository / model)
 
 
 def _list(choice: VersionChoice) -> None:

@@ -17,6 +17,7 @@ from modelport.gateway.backends.backend_host import Host
 from modelport.gateway.errors import InvalidArgument, NotFound, Unavailable, closest
 from modelport.gateway.models import snapshot as snapshots
 from modelport.gateway.models.discovery import Discovery
+from modelport.gateway.models.held_versions import HeldVersions
 from modelport.gateway.models.loader import VersionLoader
 from modelport.gateway.models.model import UNLOADED, ModelRecord, VersionSettings, VersionState
 from modelport.gateway.models.reconciler import Reconciler
@@ -49,10 +50,11 @@ class ModelManager(ModelRegistry):
         self._loader = VersionLoader(settings, find_backend, cores)
         self._discovery = Discovery(settings, find_versions)
         self._reconciler = Reconciler(settings, self._loader, self._discovery, cores, self._models)
+        #: The versions of rollouts.
+        self.held = HeldVersions(settings, self._models, self._reconciler, self._scan)
         # One scan at a time: a slow, older scan would undo what a later one found.
         self._scanning = asyncio.Lock()
-        # One reload request at a time.
-        self._reloading = asyncio.Lock()
+        self._reloading = asyncio.Lock()  # one reload request at a time
         self._looks: Mapping[str, ModelEntry] = {}
         self._missing: set[str] = set()
         self.started = False
@@ -103,7 +105,6 @@ class ModelManager(ModelRegistry):
         """Load the models that the control mode asks for, or those of the snapshot ``others``.
 
         A model that fails does not affect other models.
-
         """
         settings = self._settings
         self._loader.host = self._make_host(self) if self._make_host is not None else None
@@ -124,6 +125,7 @@ class ModelManager(ModelRegistry):
                 hint = {"did_you_mean": close} if close else {}
                 log.error("--load-model names no model of the repository", model=name, **hint)
             names = [name for name in settings.load_models if name in self._models]
+        names += [name for name in self.held.names() if name in self._models and name not in names]
         for name in names:
             self._models[name].asked = True
         models = self._with_steps(names)
@@ -179,24 +181,26 @@ class ModelManager(ModelRegistry):
         if name not in self._models:
             self._reconciler.statistics.pop(name, None)
 
-    async def _scan(self) -> list[str]:
-        """Update the entry of every model and return the names of removed models."""
+    async def _scan(self, only: str = "") -> list[str]:
+        """Update the entry of every model, or of one; return the names of removed models."""
         async with self._scanning:
             found = await self._discovery.scan()
             polling = self._settings.model_control_mode is ModelControlMode.POLL
             for name, entry in found.items():
+                if only not in ("", name):
+                    continue
                 model = self._models.get(name)
                 accepted: ModelEntry | None = entry
-                if polling and self.started:
+                if polling and self.started and not only:
                     known = model.entry if model is not None else None
                     accepted = scan.settled(entry, self._looks.get(name), known)
                 if accepted is None:
                     continue
                 if model is None:
-                    self._models[name] = ModelRecord(accepted)
+                    self._models[name] = ModelRecord(accepted, hold=self.held.of(name))
                 else:
                     model.look(accepted)
-            self._looks = found
+            self._looks = self._looks if only else found
             return [name for name in self._models if name not in found]
 
     # -- control on request -----------------------------------------------------------------------
@@ -281,6 +285,7 @@ class ModelManager(ModelRegistry):
                 if name not in self._models or name in gone:
                     raise NotFound(f"failed to load '{name}', failed to poll from model repository")
                 await self._check_labels(self._models[name], asked)
+            self.held.free(self._models.keys() - wanted.keys())
             self._missing.clear()
             for name, asked in wanted.items():
                 self._models[name].ask(asked)
@@ -322,7 +327,7 @@ class ModelManager(ModelRegistry):
             Unavailable: the control mode does not allow it.
             NotFound: no such model.
         """
-        self.require_explicit()
+        self.require_explicit(name)
         await asyncio.shield(self._reconciler.in_background(self._unload(name, dependents)))
 
     async def _unload(self, name: str, dependents: bool = False) -> None:
@@ -336,6 +341,7 @@ class ModelManager(ModelRegistry):
         await self._stop(model)
         for step in model.step_names(self._route(name)) if dependents else ():
             needed = any(ensemble.served for ensemble in self._ensembles_of(step))
+            needed |= bool(self.held.of(step).versions)
             if step in self._models and not self._models[step].asked and not needed:
                 await self._unload(step, dependents)
 
@@ -355,7 +361,7 @@ class ModelManager(ModelRegistry):
             Unavailable: the control mode does not allow it, or the version is not READY.
             NotFound: no such model or version.
         """
-        self.require_explicit()
+        self.require_explicit(name)
         await asyncio.shield(self._reconciler.in_background(self._unload_version(name, number)))
 
     async def _unload_version(self, name: str, number: int) -> None:
@@ -373,7 +379,7 @@ class ModelManager(ModelRegistry):
             Unavailable: the control mode does not allow it, or the version is not READY.
             NotFound: no such model or version.
         """
-        self.require_explicit()
+        self.require_explicit(name)
         self.get(name, number)
         model = self._models[name]
         model.pinned = number
@@ -383,10 +389,11 @@ class ModelManager(ModelRegistry):
         """Unload everything; call when no new request can arrive."""
         await self._reconciler.stop()
 
-    def require_explicit(self) -> None:
-        """Raises ``Unavailable``: the control mode does not allow changes on request."""
+    def require_explicit(self, *names: str) -> None:
+        """Raises ``Unavailable``: no changes on request, or not of these models: a rollout runs."""
         if self._settings.model_control_mode is not ModelControlMode.EXPLICIT:
             raise Unavailable(
                 "explicit model load / unload is not allowed if polling is enabled; start the "
                 "server with --model-control-mode=explicit"
             )
+        self.held.free(names)

@@ -12,26 +12,28 @@ from typing import NamedTuple
 from modelport.gateway.backends.base import Backend
 from modelport.gateway.backends.capabilities import LabelledBackend
 from modelport.gateway.errors import InvalidArgument
-from modelport.gateway.extensions.backend_descriptors import platforms
 from modelport.gateway.inference import pipeline
 from modelport.gateway.inference.signatures import NamedSignatures
 from modelport.gateway.inference.validation import Validator
-from modelport.gateway.models.version_policy import VersionPolicy, VersionSnapshot, wanted
+from modelport.gateway.models.model_config import read_config, version_labels
+from modelport.gateway.models.version_policy import (
+    NO_HOLD,
+    VersionHold,
+    VersionPolicy,
+    VersionSnapshot,
+    wanted,
+)
 from modelport.gateway.repository import config as configuration
 from modelport.gateway.repository.config import ModelConfig
 from modelport.gateway.repository.routes_file import ModelRoute
-from modelport.gateway.repository.scan import VERSION_NAME, ModelEntry
-from modelport.gateway.settings import AspiredVersionPolicy
+from modelport.gateway.repository.scan import ModelEntry
 from modelport.gateway.telemetry import Statistics
 from modelport.gateway.types import ModelSignature
 
 #: The reason Triton gives for a version that was unloaded on purpose.
 UNLOADED = "unloaded"
-#: Config parameter ``version_label.stable = "3"``: requests may ask for ``stable`` instead of 3.
-_LABEL = "version_label."
 #: A timer may fire this much too early.
 TIMER_SECONDS = 0.01
-_ASPIRED = "aspired_version_policy"
 
 
 class VersionState(StrEnum):
@@ -160,7 +162,10 @@ class ModelRecord:
     withheld: set[int] = field(default_factory=set)
     #: Versions unloaded to make room for others; loaded again if those fail.
     displaced: set[int] = field(default_factory=set)
-    #: The version for requests without a version: ``pinned``, else the newest that is READY.
+    #: The versions of a rollout that is running.
+    hold: VersionHold = NO_HOLD
+    #: The version for requests without a version: the hold's, else ``pinned``, else the newest that
+    #: is READY.
     default: ServedVersion | None = None
     pinned: int = 0
     #: The version of each label; if its new version is not served yet, the previous one.
@@ -218,7 +223,7 @@ class ModelRecord:
         Raises:
             InvalidArgument: a label names another version, or the configuration is invalid.
         """
-        policy = asked.policy or VersionPolicy.of(read_config(self, route))
+        policy = asked.policy or VersionPolicy.of(read_config(self.entry, self.override, route))
         served = dict.fromkeys(self.served)
         coming = wanted(VersionSnapshot(policy, dict.fromkeys(available), served)) or served
         for number in (asked.labels or {}).values():
@@ -231,7 +236,7 @@ class ModelRecord:
     def step_names(self, route: ModelRoute | None) -> list[str]:
         """The models of an ensemble's steps; empty for any other model."""
         try:
-            scheduling = read_config(self, route).ensemble_scheduling
+            scheduling = read_config(self.entry, self.override, route).ensemble_scheduling
         except InvalidArgument:  # reported when the model loads
             return []
         return [step.model_name for step in scheduling.step]
@@ -283,7 +288,9 @@ class ModelRecord:
         if self.pinned not in self.served:
             self.pinned = 0
         number = self.pinned or max(self.served, default=0)
-        self.default = self.served[number] if number else None
+        if self.hold.default and not self._fails(self.hold.default):
+            number = self.hold.default
+        self.default = self.served.get(number)
         declared = self.wanted.labels
         if declared is None:
             declared = version_labels(self.config) if self.config is not None else {}
@@ -292,85 +299,10 @@ class ModelRecord:
             for label, number in declared.items()
         }
 
-
-def version_labels(config: ModelConfig) -> dict[str, int]:
-    """The labels that ``config`` declares.
-
-    Raises:
-        InvalidArgument: a label has no name, or its value is not a version.
-    """
-    labels = {}
-    for key, parameter in config.parameters.items():
-        if key.startswith(_LABEL):
-            text = parameter.string_value
-            if not VERSION_NAME.match(text) or key == _LABEL:
-                raise InvalidArgument(
-                    f"parameter '{key}' must name a label and its version, not '{text}'"
-                )
-            labels[key.removeprefix(_LABEL)] = int(text)
-    return labels
-
-
-def resource_preserving(config: ModelConfig, default: AspiredVersionPolicy) -> bool:
-    """Whether old versions are unloaded before new ones are loaded.
-
-    Raises:
-        InvalidArgument: the parameter is not a known policy.
-    """
-    if _ASPIRED in config.parameters:
-        text = config.parameters[_ASPIRED].string_value
-        try:
-            default = AspiredVersionPolicy(text)
-        except ValueError:
-            known = " or ".join(f"'{policy}'" for policy in AspiredVersionPolicy)
-            raise InvalidArgument(f"parameter '{_ASPIRED}' must be {known}, not '{text}'") from None
-    return default is AspiredVersionPolicy.RESOURCE_PRESERVING
-
-
-def read_config(model: ModelRecord, route: ModelRoute | None = None) -> ModelConfig:
-    """Read the configuration of ``model``, or its override, and fill in the defaults.
-
-    A model that only ``route`` names serves every version of its server, unless its configuration
-    says otherwise.
-
-    Raises:
-        InvalidArgument: it does not parse, or this gateway does not support it.
-    """
-    entry = model.entry
-    if entry.problem:
-        raise InvalidArgument(entry.problem)
-    if model.override is not None:
-        config = configuration.parse_json(model.override)
-    else:
-        config = configuration.parse(entry.config_text or "")
-    if not (config.platform or config.backend or config.default_model_filename):
-        if route is not None:
-            config.backend = route.backend
-        else:
-            _derive_backend(entry, config)
-    if entry.remote:
-        config.name = entry.name  # the route has the name on the other server
-        if not config.HasField("version_policy"):
-            config.version_policy.all.SetInParent()
-    config = configuration.complete(config, entry.name)
-    version_labels(config)
-    return config
-
-
-def _derive_backend(entry: ModelEntry, config: ModelConfig) -> None:
-    """Derive the backend from the name of the model file, as Triton does."""
-    files = {name for v in entry.versions.values() for name, *_ in v.fingerprint}
-    for known in platforms():
-        if any(f.split("/")[0] == known.default_filename for f in files):
-            config.backend, config.platform = known.backend, known.platform
-            config.default_model_filename = known.default_filename
-            return
-    if entry.versions:
-        expected = ", ".join(known.default_filename for known in platforms())
-        raise InvalidArgument(
-            f"must specify 'platform' or 'backend' for '{entry.name}': no version holds one of "
-            f"{expected}"
-        )
+    def _fails(self, number: int) -> bool:
+        """Whether the version is not served, and not about to be."""
+        gone = number in self.failed or number not in self.entry.versions
+        return gone and number not in self.served
 
 
 def _labels(entry: ModelEntry, config: ModelConfig) -> dict[str, tuple[str, ...]]:

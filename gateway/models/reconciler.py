@@ -25,6 +25,10 @@ from modelport.gateway.models.model import (
     ModelRecord,
     ServedVersion,
     VersionState,
+)
+from modelport.gateway.models.model_config import (
+    computation,
+    copy_version_choice,
     read_config,
     resource_preserving,
 )
@@ -89,7 +93,8 @@ class Reconciler:
                 entry = model.entry
                 route = self._settings.routes.models.get(model.entry.name)
                 try:
-                    model.config, model.problem = read_config(model, route), ""
+                    model.config = read_config(entry, model.override, route)
+                    model.problem = ""
                     making_room = resource_preserving(
                         model.config, self._settings.aspired_version_policy
                     )
@@ -134,10 +139,11 @@ class Reconciler:
         assert model.config is not None
         entry = model.entry
         again = model.requests if entry.remote else 0
+        computed = computation(entry, model.override)
         content: dict[int, Hashable] = {
-            number: (entry.config_text, model.override, version.fingerprint, version.problem, again)
+            number: (computed, version.fingerprint, version.problem, again)
             for number, version in entry.versions.items()
-            if number not in model.withheld
+            if number not in model.withheld or number in model.hold.versions
         }
         model.states = {  # drop the states of removed versions and repaired configurations
             number: state
@@ -151,6 +157,8 @@ class Reconciler:
             counters.keys() - model.states.keys()
         ):  # a request in flight has its own reference
             del counters[number]
+        for served in model.served.values():  # without a reload
+            copy_version_choice(model.config, served.config)
         model.select()  # labels may have changed
         for number in model.serving.keys() & content.keys():
             if model.serving[number] == content[number]:  # repaired, or unchanged
@@ -190,8 +198,9 @@ class Reconciler:
     ) -> VersionSnapshot:
         failed = {v: failure.content for v, failure in model.failed.items() if not failure.due}
         return VersionSnapshot(
-            model.policy, content, model.serving, failed, making_room, model.displaced
-        )
+            model.policy, content, model.serving, failed, making_room, model.displaced,
+            model.hold.versions,
+        )  # fmt: skip
 
     # -- one version ------------------------------------------------------------------------------
 

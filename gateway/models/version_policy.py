@@ -35,10 +35,26 @@ class VersionPolicy(NamedTuple):
         return cls(latest=max(1, policy.latest.num_versions))
 
 
+class VersionHold(NamedTuple):
+    """Versions that a rollout keeps served, whatever the policy says; the first ones load first.
+
+    Attributes:
+        default: the version for requests without a version; 0: as without a hold.
+        kept: the rollout has ended; the versions may be unloaded on request.
+    """
+
+    versions: tuple[int, ...] = ()
+    default: int = 0
+    kept: bool = False
+
+
+NO_HOLD = VersionHold()
+
+
 class VersionSnapshot(NamedTuple):
     """The versions of a model; the mappings give an identifier of each version's content.
 
-    ``displaced`` versions were unloaded to make room for others.
+    ``displaced`` versions were unloaded to make room for others, ``held`` ones are in a rollout.
     """
 
     policy: VersionPolicy
@@ -47,6 +63,7 @@ class VersionSnapshot(NamedTuple):
     failed: Mapping[int, Hashable] = MappingProxyType({})
     resource_preserving: bool = False
     displaced: Collection[int] = ()
+    held: Collection[int] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,6 +81,12 @@ class UnloadVersion:
 
 
 def wanted(snapshot: VersionSnapshot) -> Collection[int]:
+    """The held versions, and those that the policy asks for, without those known to fail."""
+    held = [v for v in snapshot.held if v in snapshot.available]
+    return [*held, *(v for v in _chosen(snapshot) if v not in held)]
+
+
+def _chosen(snapshot: VersionSnapshot) -> list[int]:
     """The versions that the policy asks for, newest first, without those known to fail."""
     newest_first = sorted(snapshot.available, reverse=True)
     if snapshot.policy.specific is not None:

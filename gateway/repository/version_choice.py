@@ -1,4 +1,4 @@
-"""Change the served version of a model in its ``config.pbtxt``, and nothing else.
+"""Change the served versions of a model in its ``config.pbtxt``, and nothing else.
 
 Text and comments of the file are kept: a setting is replaced in its place, or appended. The result
 is parsed before it is written, and may differ only in that setting. The file is replaced
@@ -10,7 +10,7 @@ from __future__ import annotations
 import os
 import re
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -18,31 +18,42 @@ from modelport.gateway.errors import InvalidArgument, NotFound
 from modelport.gateway.repository import config as configuration
 from modelport.gateway.repository.scan import ModelEntry, scan_model
 
+#: Config parameter ``version_label.stable = "3"``: requests may ask for ``stable`` instead of 3.
 LABEL = "version_label."
 LABEL_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]{0,63}\Z")
 _VERSION_POLICY = re.compile(r"\bversion_policy\s*:?\s*\{")
+_LABELS = re.compile(rf"\bparameters\s*:?\s*\{{\s*key\s*:\s*[\"']{re.escape(LABEL)}")
 
 
 class VersionChoice:
-    """The labels and the version policy of the model in the folder ``path``.
+    """The labels and the version policy of a model; ``write`` replaces its ``config.pbtxt``.
 
     Raises:
-        NotFound: there is no such folder, or it has no versions.
+        NotFound: it has no versions.
         InvalidArgument: its configuration does not parse.
     """
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, entry: ModelEntry, write: Callable[[str], None]) -> None:
+        self.name = entry.name
+        if entry.problem:
+            raise InvalidArgument(f"'{self.name}': {entry.problem}")
+        if not entry.versions:
+            raise NotFound(f"model '{self.name}' has no versions; they are folders named 1, 2, ...")
+        self._entry, self._write = entry, write
+        self._text = entry.config_text or ""
+        self._config = configuration.parse(self._text)
+
+    @classmethod
+    def of_folder(cls, path: Path) -> VersionChoice:
+        """The choice of the model in the folder ``path``.
+
+        Raises:
+            NotFound, InvalidArgument: as for the class, or there is no such folder.
+        """
         if not path.is_dir():
             raise NotFound(f"'{path}' is not a model's folder")
-        self._entry: ModelEntry = scan_model(path.parent.resolve(), path.resolve())
-        if self._entry.problem:
-            raise InvalidArgument(f"'{path.name}': {self._entry.problem}")
-        if not self._entry.versions:
-            raise NotFound(f"model '{path.name}' has no versions; they are folders named 1, 2, ...")
-        self.name = path.name
-        self._file = path / configuration.FILENAME
-        self._text = self._entry.config_text or ""
-        self._config = configuration.parse(self._text)
+        entry = scan_model(path.parent.resolve(), path.resolve())
+        return cls(entry, lambda text: _write(path / configuration.FILENAME, text))
 
     @property
     def versions(self) -> list[int]:
@@ -119,12 +130,29 @@ class VersionChoice:
             NotFound: there is no such version.
         """
         self._require(version)
+        self._serve([version])
 
+    def _serve(self, versions: Sequence[int]) -> None:
         def change(config: Any) -> None:
-            config.version_policy.specific.versions[:] = [version]
+            config.version_policy.specific.versions[:] = versions
 
-        setting = f"version_policy {{ specific {{ versions: [ {version} ] }} }}\n"
+        listed = ", ".join(map(str, versions))
+        setting = f"version_policy {{ specific {{ versions: [ {listed} ] }} }}\n"
         self._replace(_VERSION_POLICY, setting, change)
+
+    def prefer(self, version: int, other: int) -> None:
+        """Make ``version`` the newest that the policy serves, in the place of ``other``.
+
+        The policy changes only if that is not so already.
+
+        Raises:
+            NotFound: there is no such version.
+        """
+        self._require(version)
+        allowed = self.allowed()
+        if allowed[-1] != version:
+            kept = {each for each in allowed if each < version and each != other}
+            self._serve(sorted(kept | {version}))
 
     def serve_latest(self) -> None:
         """Serve the newest version again."""
@@ -158,8 +186,16 @@ class VersionChoice:
                 f"the {configuration.FILENAME} of model '{self.name}' cannot be changed "
                 f"automatically; edit it by hand to have: {setting.strip() or 'no such setting'}"
             )
-        _write(self._file, text)
+        self._write(text)
         self._text, self._config = text, wanted
+
+
+def without_choices(text: str) -> str:
+    """The configuration ``text`` without its labels and version policy, and without spaces."""
+    for pattern in (_VERSION_POLICY, _LABELS):
+        while (match := pattern.search(text)) is not None:
+            text = text[: match.start()] + text[_end_of_block(text, match.start()) :]
+    return "".join(text.split())
 
 
 def _end_of_block(text: str, start: int) -> int:

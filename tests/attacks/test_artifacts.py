@@ -37,7 +37,7 @@ from modelport.gateway import backends
 from modelport.gateway.cli.errors import UsageError
 from modelport.gateway.errors import ModelportError
 from modelport.gateway.models.loader import VersionLoader
-from modelport.gateway.models.model import ModelRecord, read_config
+from modelport.gateway.models.model_config import read_config
 from modelport.gateway.repository import config as configuration
 from modelport.gateway.repository import manifest, scan, signed_config, signing
 from modelport.gateway.repository.artifact_checks import (
@@ -77,7 +77,7 @@ class Repository:
     def serve(self, **settings: Any) -> Any:
         entry = scan.scan([self.root])["m"]
         loader = VersionLoader(Settings((self.root,), **settings), backends.find, 1)
-        config = read_config(ModelRecord(entry))
+        config = read_config(entry)
         return loader.load(entry, entry.versions[1], config, Statistics()).backend
 
     def certify(self, form: str, **more: Any) -> None:

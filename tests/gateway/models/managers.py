@@ -98,6 +98,21 @@ class World:
 
         return versions
 
+    def settings(
+        self,
+        mode: ModelControlMode = ModelControlMode.EXPLICIT,
+        routes: dict[str, ModelRoute] | None = None,
+        load: str = "*",
+        **settings: Any,
+    ) -> Settings:
+        return Settings(
+            (self.root,),
+            mode,
+            load_models=(load,) if load and mode is ModelControlMode.EXPLICIT else (),
+            routes=Routes(models=routes or {}),
+            **settings,
+        )
+
     async def serve(
         self,
         mode: ModelControlMode = ModelControlMode.EXPLICIT,
@@ -107,13 +122,7 @@ class World:
     ) -> ModelManager:
         """A started manager that serves ``load``."""
         manager = ModelManager(
-            Settings(
-                (self.root,),
-                mode,
-                load_models=(load,) if load and mode is ModelControlMode.EXPLICIT else (),
-                routes=Routes(models=routes or {}),
-                **settings,
-            ),
+            self.settings(mode, routes, load, **settings),
             self.find,
             find_versions=self.find_versions,
         )

@@ -1,0 +1,153 @@
+"""Versions that rollouts keep served, whatever the version policy says."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Iterable, Mapping
+
+from modelport.gateway.errors import InvalidArgument, NotFound, Unavailable
+from modelport.gateway.models.model import ModelRecord
+from modelport.gateway.models.model_config import read_config, version_labels
+from modelport.gateway.models.reconciler import Reconciler
+from modelport.gateway.models.version_policy import (
+    NO_HOLD,
+    VersionHold,
+    VersionPolicy,
+    VersionSnapshot,
+    wanted,
+)
+from modelport.gateway.settings import Settings
+
+
+class HeldVersions:
+    """The holds by model. Without a hold, a model follows its policy again."""
+
+    def __init__(
+        self,
+        settings: Settings,
+        models: Mapping[str, ModelRecord],
+        reconciler: Reconciler,
+        scan: Callable[[str], Awaitable[object]],
+    ) -> None:
+        self._settings = settings
+        self._models = models
+        self._reconciler = reconciler
+        self._scan = scan
+        #: Models may be held before they are found.
+        self._holds: dict[str, VersionHold] = {}
+
+    def of(self, name: str) -> VersionHold:
+        return self._holds.get(name, NO_HOLD)
+
+    def names(self) -> list[str]:
+        return list(self._holds)
+
+    def expect(self, name: str, hold: VersionHold) -> None:
+        """Hold versions of a model from its next reconciliation on; before the models load."""
+        self._holds[name] = hold
+        if name in self._models:
+            self._models[name].hold = hold
+
+    async def hold(self, name: str, hold: VersionHold) -> None:
+        """Find and load the versions of ``hold``, and keep them served until ``release``.
+
+        Raises:
+            NotFound: there is no such model or version.
+            InvalidArgument: a version does not load.
+            Unavailable: a dependency of a version is missing.
+        """
+        await self._reconciler.in_background(self._hold(name, hold))
+
+    async def _hold(self, name: str, hold: VersionHold) -> None:
+        await self._scan(name)
+        model = self._models.get(name)
+        if model is None:
+            raise NotFound(f"Request for unknown model: '{name}' is not found")
+        before = self.of(name)
+        self.expect(name, hold)
+        for number in hold.versions:  # an earlier failure is no reason not to try again
+            model.failed.pop(number, None)
+        await self._reconciler.reconcile(model)
+        await model.settled.wait()
+        missing = [number for number in hold.versions if number not in model.served]
+        if missing:
+            self.expect(name, before)
+            reason = _reason(model, missing[0])
+            self._reconciler.reconcile_soon(model)
+            raise reason
+
+    async def release(self, name: str, version: int, other: int, label: str, default: bool) -> None:
+        """End a rollout: ``version`` is served in the place of ``other``; drop the hold.
+
+        The configuration in the repository says so already. What requests have set in memory
+        (a default version, a version policy, labels) is changed accordingly.
+
+        Args:
+            label: the label that names ``version`` now; empty: none has moved.
+            default: whether requests without a version get ``version``.
+        """
+        await self._reconciler.in_background(self._release(name, version, other, label, default))
+
+    async def _release(
+        self, name: str, version: int, other: int, label: str, default: bool
+    ) -> None:
+        await self._scan(name)
+        self._holds.pop(name, None)
+        model = self._models.get(name)
+        if model is None:
+            return
+        if version:
+            self._choose(model, version, other, label, default)
+        model.hold = NO_HOLD
+        await self._reconciler.reconcile(model)
+        if model.pinned == max(model.served, default=0):  # newer versions may replace it
+            model.pinned = 0
+
+    def _choose(
+        self, model: ModelRecord, version: int, other: int, label: str, default: bool
+    ) -> None:
+        """Change the settings of earlier requests so that ``version`` is chosen."""
+        try:
+            route = self._settings.routes.models.get(model.entry.name)
+            config = read_config(model.entry, model.override, route)
+        except InvalidArgument:  # reported when the model is reconciled
+            return
+        labels = model.wanted.labels
+        declared = version_labels(config) if labels is None else dict(labels)
+        if label and declared.get(label) != version:
+            model.wanted = model.wanted._replace(labels={**declared, label: version})
+        if not default:
+            return
+        model.pinned = version
+        policy = model.wanted.policy or VersionPolicy.of(config)
+        chosen = wanted(VersionSnapshot(policy, dict.fromkeys(model.entry.versions)))
+        if chosen and max(chosen) != version:
+            kept = frozenset(v for v in chosen if v < version and v != other)
+            model.wanted = model.wanted._replace(policy=VersionPolicy(specific=kept | {version}))
+
+    def free(self, names: Iterable[str]) -> None:
+        """Drop the holds on these models.
+
+        Raises:
+            Unavailable: one of the models is part of a rollout that is running.
+        """
+        for name in names:
+            hold = self.of(name)
+            if hold.kept:
+                self.expect(name, NO_HOLD)
+            elif hold.versions:
+                raise Unavailable(
+                    f"model '{name}' is part of a rollout that is running; end that first: "
+                    "modelport rollout rollback"
+                )
+
+
+def _reason(model: ModelRecord, number: int) -> Exception:
+    """The error for a version that is not served."""
+    name = model.entry.name
+    if number not in model.entry.versions:
+        known = ", ".join(map(str, sorted(model.entry.versions))) or "none"
+        return NotFound(f"model '{name}' has no version {number}; it has {known}")
+    failure = model.failed.get(number)
+    reason = failure.reason if failure is not None else model.problem or "it is not loaded"
+    kind = Unavailable if failure is not None and failure.transient else InvalidArgument
+    return kind(f"version {number} of model '{name}' cannot be served: {reason}")

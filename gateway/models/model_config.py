@@ -1,0 +1,124 @@
+"""The configuration of a model as the model manager reads it."""
+
+from __future__ import annotations
+
+from collections.abc import Hashable
+
+from modelport.gateway.errors import InvalidArgument
+from modelport.gateway.extensions.backend_descriptors import platforms
+from modelport.gateway.repository import config as configuration
+from modelport.gateway.repository.config import ModelConfig
+from modelport.gateway.repository.routes_file import ModelRoute
+from modelport.gateway.repository.scan import VERSION_NAME, ModelEntry
+from modelport.gateway.repository.version_choice import LABEL, without_choices
+from modelport.gateway.settings import AspiredVersionPolicy
+
+_ASPIRED = "aspired_version_policy"
+
+
+def version_labels(config: ModelConfig) -> dict[str, int]:
+    """The labels that ``config`` declares.
+
+    Raises:
+        InvalidArgument: a label has no name, or its value is not a version.
+    """
+    labels = {}
+    for key, parameter in config.parameters.items():
+        if key.startswith(LABEL):
+            text = parameter.string_value
+            if not VERSION_NAME.match(text) or key == LABEL:
+                raise InvalidArgument(
+                    f"parameter '{key}' must name a label and its version, not '{text}'"
+                )
+            labels[key.removeprefix(LABEL)] = int(text)
+    return labels
+
+
+def _parsed(entry: ModelEntry, override: str | None) -> ModelConfig:
+    if override is not None:
+        return configuration.parse_json(override)
+    return configuration.parse(entry.config_text or "")
+
+
+def computation(entry: ModelEntry, override: str | None) -> Hashable:
+    """An identifier of the configuration that changes if its versions must be loaded again.
+
+    Settings that choose versions are left out. Any other change of the text counts, comments too.
+    """
+    text = entry.config_text if override is None else override
+    rest = _parsed(entry, override)
+    rest.ClearField("version_policy")
+    for key in [key for key in rest.parameters if key.startswith(LABEL)]:
+        del rest.parameters[key]
+    content: bytes = rest.SerializeToString(deterministic=True)
+    return content, without_choices(text or "")
+
+
+def copy_version_choice(source: ModelConfig, target: ModelConfig) -> None:
+    """Copy the settings that choose versions."""
+    target.version_policy.CopyFrom(source.version_policy)
+    for key in [key for key in target.parameters if key.startswith(LABEL)]:
+        del target.parameters[key]
+    for key, parameter in source.parameters.items():
+        if key.startswith(LABEL):
+            target.parameters[key].CopyFrom(parameter)
+
+
+def resource_preserving(config: ModelConfig, default: AspiredVersionPolicy) -> bool:
+    """Whether old versions are unloaded before new ones are loaded.
+
+    Raises:
+        InvalidArgument: the parameter is not a known policy.
+    """
+    if _ASPIRED in config.parameters:
+        text = config.parameters[_ASPIRED].string_value
+        try:
+            default = AspiredVersionPolicy(text)
+        except ValueError:
+            known = " or ".join(f"'{policy}'" for policy in AspiredVersionPolicy)
+            raise InvalidArgument(f"parameter '{_ASPIRED}' must be {known}, not '{text}'") from None
+    return default is AspiredVersionPolicy.RESOURCE_PRESERVING
+
+
+def read_config(
+    entry: ModelEntry, override: str | None = None, route: ModelRoute | None = None
+) -> ModelConfig:
+    """Read the configuration of a model, or its ``override`` in JSON, and fill in the defaults.
+
+    A model that only ``route`` names serves every version of its server, unless its configuration
+    says otherwise.
+
+    Raises:
+        InvalidArgument: it does not parse, or this gateway does not support it.
+    """
+    if entry.problem:
+        raise InvalidArgument(entry.problem)
+    config = _parsed(entry, override)
+    if not (config.platform or config.backend or config.default_model_filename):
+        if route is not None:
+            config.backend = route.backend
+        else:
+            _derive_backend(entry, config)
+    if entry.remote:
+        config.name = entry.name  # the route has the name on the other server
+        if not config.HasField("version_policy"):
+            config.version_policy.all.SetInParent()
+    config = configuration.complete(config, entry.name)
+    version_labels(config)
+    return config
+
+
+def _derive_backend(entry: ModelEntry, config: ModelConfig) -> None:
+    """Derive the backend from the name of the model file, as Triton does."""
+    files = {name for v in entry.versions.values() for name, *_ in v.fingerprint}
+    for known in platforms():
+        if any(f.split("/")[0] == known.default_filename for f in files):
+            config.backend, config.platform = known.backend, known.platform
+            config.default_model_filename = known.default_filename
+            return
+    if entry.versions:
+        expected = ", ".join(known.default_filename for known in platforms())
+        raise InvalidArgument(
+            f"must specify 'platform' or 'backend' for '{entry.name}': no version holds one of "
+            f"{expected}"
+        )
