@@ -74,11 +74,10 @@ class StageCounts:
     slow: dict[str, Attribution] = field(default_factory=dict)
     #: Wrong decisions by later labels: "accuracy", "precision", "recall".
     wrong: dict[str, Attribution] = field(default_factory=dict)
-
-    @property
-    def errors(self) -> Attribution:
-        """Failed requests of both sides."""
-        return Attribution(self.candidate.errors, self.candidate.errors + self.baseline.errors)
+    #: Failed requests. Sticky assignment counts one per key, as it does in ``slow`` and ``wrong``.
+    errors: Attribution = field(default_factory=Attribution)
+    #: Processes whose first count was in this stage. Each may have counted events of the same key.
+    sources: int = 0
 
     def __add__(self, other: StageCounts) -> StageCounts:
         return StageCounts(
@@ -91,6 +90,8 @@ class StageCounts:
             self.dropped + other.dropped,
             _sum(self.slow, other.slow),
             _sum(self.wrong, other.wrong),
+            self.errors + other.errors,
+            self.sources + other.sources,
         )
 
     def to_json(self) -> dict[str, Any]:
@@ -105,6 +106,8 @@ class StageCounts:
             "dropped": self.dropped,
             "slow": {key: [each.candidate, each.total] for key, each in self.slow.items()},
             "wrong": {key: [each.candidate, each.total] for key, each in self.wrong.items()},
+            "errors": [self.errors.candidate, self.errors.total],
+            "sources": self.sources,
         }
 
     @classmethod
@@ -131,6 +134,8 @@ class StageCounts:
             dropped=_count(document["dropped"]),
             slow=_attributions(document["slow"]),
             wrong=_attributions(document["wrong"]),
+            errors=Attribution(*document["errors"]),
+            sources=int(document["sources"]),
         )
 
 

@@ -89,6 +89,8 @@ class RolloutLimits:
     confidence: float = 0.95
     #: Share of compared answers that may disagree.
     max_disagreement: float | None = 0.001
+    #: Share of compared answers with a missing, misshapen or non-finite output.
+    max_invalid: float | None = 0.001
     #: The candidate's errors, as a multiple of the baseline's.
     max_error_ratio: float | None = 1.5
     #: Share of the candidate's requests that may fail.

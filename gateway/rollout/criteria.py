@@ -1,0 +1,274 @@
+"""Criteria of a rollout: a limit of the plan, the trials that test it, and the evidence.
+
+Two kinds of trials are counted over all stages, and one e-value goes on through them:
+
+- **Shares**: each of the candidate's answers breaks the limit or does not, and ``p0`` is the share
+  that the limit allows. Pairs of answers are compared this way, and absolute limits tested.
+- **Attributions**: each event that hits either side is the candidate's or is not. If the candidate
+  gets a share s of the requests and may have r times the baseline's rate of events, ``p0`` is
+  ``s r / (s r + 1 - s)``. A bad minute hits both sides alike, and cancels. At a share of 1 no event
+  tells anything.
+
+The error probability of the plan is divided among the criteria (Bonferroni) by ``_WEIGHTS``. It is
+not divided among the stages, because the e-value goes on from stage to stage.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Any, NamedTuple
+
+from modelport.gateway.rollout.counts import Attribution, StageCounts
+from modelport.gateway.rollout.plan import (
+    AssignmentKind,
+    RolloutLimits,
+    RolloutPlan,
+    RolloutStage,
+    StageKind,
+)
+from modelport.gateway.rollout.sequential_tests import (
+    ConfidenceSequence,
+    TrialCounts,
+    confidence_sequence,
+    log_e_value,
+)
+
+#: An e-value of 10 is strong evidence: no later stage begins before it is refuted.
+SUSPICIOUS_E_VALUE = 10.0
+#: Parts of the error probability; 1 if not named. Disagreements and the tail need most data.
+_WEIGHTS = {
+    "disagreement": 4.0,
+    "p99": 4.0,
+    "first_byte_p99": 4.0,
+    "accuracy": 1 / 3,
+    "precision": 1 / 3,
+    "recall": 1 / 3,
+}
+#: Criteria with a limit for a quantile: the share of requests beyond it.
+_BEYOND = {"p50": 0.5, "p99": 0.01, "first_byte_p50": 0.5, "first_byte_p99": 0.01}
+
+
+#: A stage that says nothing about a criterion.
+_NOTHING = TrialCounts(1.0, 0, 0)
+
+
+class CriterionStatus(StrEnum):
+    """The verdict about one criterion."""
+
+    #: The limit is kept: the opposite hypothesis is refuted.
+    KEPT = "kept"
+    #: Neither is refuted.
+    OPEN = "open"
+    #: There is strong evidence against the candidate, short of a proof.
+    SUSPECT = "suspect"
+    #: The limit is broken.
+    BROKEN = "broken"
+
+
+@dataclass(frozen=True, slots=True)
+class CriterionEvidence:
+    """One criterion with everything that was observed about it.
+
+    A ``relative`` criterion estimates the candidate's rate of events as a multiple of the
+    baseline's; any other a share of requests.
+    """
+
+    name: str
+    relative: bool
+    limit: float
+    status: CriterionStatus
+    #: Events that count against the candidate, among ``trials``.
+    events: int
+    trials: int
+    #: None without a trial; the bounds hold at every moment at once.
+    estimate: float | None
+    lower: float | None
+    #: None also where no finite bound is known.
+    upper: float | None
+    #: Part of the error probability: the limit is broken at an e-value of ``1 / alpha``.
+    alpha: float
+    log_e_value: float
+    #: The same of the evidence that the limit is kept.
+    log_e_value_kept: float
+
+    def to_json(self) -> dict[str, Any]:
+        """The evidence as JSON values."""
+        return {name: getattr(self, name) for name in self.__slots__}
+
+
+class _Stage(NamedTuple):
+    plan: RolloutStage
+    counts: StageCounts
+
+
+class _Criterion(NamedTuple):
+    name: str
+    relative: bool
+    limit: float
+    trials: Callable[[_Stage], TrialCounts]
+
+
+def criteria_of(plan: RolloutPlan, counts: Sequence[StageCounts]) -> tuple[CriterionEvidence, ...]:
+    """The evidence about each criterion of the plan, from the counts of the stages so far."""
+    stages = [_Stage(*pair) for pair in zip(plan.stages, counts, strict=False)]
+    criteria = list(_criteria(plan.limits))
+    weights = [_WEIGHTS.get(each.name, 1.0) for each in criteria]
+    error = 1 - plan.limits.confidence
+    # Sticky assignment: every process may have counted the same keys. A geometric mean of e-values
+    # is at most their arithmetic mean, which is an e-value.
+    sticky = plan.assignment is not AssignmentKind.REQUEST
+    sources = max(1, sum(stage.counts.sources for stage in stages)) if sticky else 1
+    return tuple(
+        _evidence(
+            criterion,
+            [criterion.trials(stage) for stage in stages],
+            alpha=error * weight / sum(weights),
+            parts=sources if criterion.relative else 1,
+            proof=error,
+            stages=len(plan.stages),
+        )
+        for criterion, weight in zip(criteria, weights, strict=True)
+    )
+
+
+def _criteria(limits: RolloutLimits) -> Iterator[_Criterion]:
+    """The criteria that are switched on."""
+    if (limit := limits.max_disagreement) is not None:
+        yield _Criterion("disagreement", False, limit, _disagreements(limit))
+    if (limit := limits.max_invalid) is not None:
+        yield _Criterion("invalid", False, limit, _invalid(limit))
+    if (limit := limits.max_error_ratio) is not None:
+        yield _Criterion("errors", True, limit, _errors(limit))
+    if (limit := limits.max_error_share) is not None:
+        yield _Criterion("error_share", False, limit, _error_share(limit))
+    for name in _BEYOND:
+        if getattr(limits, f"max_{name}_regression") is not None:
+            yield _Criterion(name, True, 1.0, _slow(name))
+    for name, beyond in (("p50_ms", 0.5), ("p99_ms", 0.01)):
+        if getattr(limits, name) is not None:
+            yield _Criterion(name, False, beyond, _over_limit(name, beyond))
+    if (limit := limits.max_quality_ratio) is not None:
+        for name in ("accuracy", "precision", "recall"):
+            yield _Criterion(name, True, limit, _wrong(name, limit))
+
+
+def _disagreements(limit: float) -> Callable[[_Stage], TrialCounts]:
+    return lambda stage: TrialCounts(limit, stage.counts.disagreed, stage.counts.compared)
+
+
+def _invalid(limit: float) -> Callable[[_Stage], TrialCounts]:
+    return lambda stage: TrialCounts(limit, stage.counts.invalid, stage.counts.compared)
+
+
+def _errors(ratio: float) -> Callable[[_Stage], TrialCounts]:
+    def trials(stage: _Stage) -> TrialCounts:
+        if stage.plan.kind is StageKind.CANARY:
+            return _attributed(stage.counts.errors, stage.plan.share, ratio)
+        # Any of the baseline's requests may fail, but only a share of them is copied, so that the
+        # odds of a failure of the candidate are share * ratio to 1.
+        odds = stage.plan.share * ratio
+        failed = stage.counts.failed
+        return TrialCounts(odds / (1 + odds), failed, failed + stage.counts.baseline.errors)
+
+    return trials
+
+
+def _error_share(limit: float) -> Callable[[_Stage], TrialCounts]:
+    def trials(stage: _Stage) -> TrialCounts:
+        if stage.plan.kind is StageKind.CANARY:
+            candidate = stage.counts.candidate
+            return TrialCounts(limit, candidate.errors, candidate.requests)
+        failed = stage.counts.failed
+        return TrialCounts(limit, failed, failed + stage.counts.compared)
+
+    return trials
+
+
+def _slow(name: str) -> Callable[[_Stage], TrialCounts]:
+    def trials(stage: _Stage) -> TrialCounts:
+        if stage.plan.kind is not StageKind.CANARY:
+            return _NOTHING
+        return _attributed(stage.counts.slow.get(name, Attribution()), stage.plan.share, 1.0)
+
+    return trials
+
+
+def _over_limit(name: str, beyond: float) -> Callable[[_Stage], TrialCounts]:
+    def trials(stage: _Stage) -> TrialCounts:
+        candidate = stage.counts.candidate
+        return TrialCounts(beyond, candidate.over_limit.get(name, 0), candidate.requests)
+
+    return trials
+
+
+def _wrong(name: str, ratio: float) -> Callable[[_Stage], TrialCounts]:
+    def trials(stage: _Stage) -> TrialCounts:
+        wrong = stage.counts.wrong.get(name, Attribution())
+        # The label of a pair judges both answers, so half of the wrong ones may be the candidate's.
+        # Pairs in which both are wrong count once for each, which makes the test conservative.
+        share = stage.plan.share if stage.plan.kind is StageKind.CANARY else 0.5
+        return _attributed(wrong, share, ratio)
+
+    return trials
+
+
+def _attributed(events: Attribution, share: float, ratio: float) -> TrialCounts:
+    if share >= 1:
+        return _NOTHING
+    odds = share * ratio / (1 - share)
+    return TrialCounts(odds / (1 + odds), events.candidate, events.total)
+
+
+def _evidence(
+    criterion: _Criterion,
+    trials: Sequence[TrialCounts],
+    *,
+    alpha: float,
+    parts: int,
+    proof: float,
+    stages: int,
+) -> CriterionEvidence:
+    tested = [TrialCounts(each.p0, each.successes / parts, each.trials / parts) for each in trials]
+    harm, kept = log_e_value(tested, stages=stages), log_e_value(tested, opposite=True)
+    # As a multiple of the limit if relative, otherwise the odds of the share.
+    base = tested if criterion.relative else [each._replace(p0=0.5) for each in tested]
+    interval = confidence_sequence(base, alpha)
+    if interval is not None:
+        scale = criterion.limit
+        interval = ConfidenceSequence(
+            *(value * scale if criterion.relative else _share_of(value) for value in interval)
+        )
+    return CriterionEvidence(
+        criterion.name,
+        criterion.relative,
+        criterion.limit,
+        _status(harm, kept, alpha, proof),
+        events=int(sum(each.successes for each in trials)),
+        trials=int(sum(each.trials for each in trials)),
+        estimate=_finite(interval and interval.estimate),
+        lower=_finite(interval and interval.lower),
+        upper=_finite(interval and interval.upper),
+        alpha=alpha,
+        log_e_value=harm,
+        log_e_value_kept=kept,
+    )
+
+
+def _status(harm: float, kept: float, alpha: float, proof: float) -> CriterionStatus:
+    if harm >= -math.log(alpha):
+        return CriterionStatus.BROKEN
+    if harm >= math.log(SUSPICIOUS_E_VALUE):
+        return CriterionStatus.SUSPECT
+    # All criteria must be kept to pass, so that nothing is divided here (Berger 1982).
+    return CriterionStatus.KEPT if kept >= -math.log(proof) else CriterionStatus.OPEN
+
+
+def _share_of(odds: float) -> float:
+    return odds / (1 + odds) if math.isfinite(odds) else 1.0
+
+
+def _finite(value: float | None) -> float | None:
+    return value if value is not None and math.isfinite(value) else None
