@@ -154,6 +154,8 @@ class InferRequest:
         signature: A signature of the SavedModel, with the model's own shapes; empty for the one of
             the configuration.
         via: The ``Via`` header: gateways that the request passed through.
+        label: The version label by which the client chose ``model_version``; empty if it chose
+            none, and the version is the default one. None if it named the version by number.
     """
 
     model_name: str
@@ -167,6 +169,7 @@ class InferRequest:
     timing: Timing = field(default_factory=Timing)
     signature: str = ""
     via: str = ""
+    label: str | None = None
 
 
 @dataclass(slots=True)

@@ -8,7 +8,7 @@ import uuid
 from collections.abc import AsyncGenerator, Awaitable
 from contextlib import aclosing
 from functools import partial
-from typing import TypeVar
+from typing import Protocol, TypeVar
 
 import structlog
 
@@ -26,6 +26,17 @@ log = structlog.get_logger("modelport.inference")
 T = TypeVar("T")
 
 
+class Split(Protocol):
+    """A split of a model's traffic between two versions, while a rollout runs."""
+
+    def diverts(self, request: InferRequest) -> bool:
+        """Whether the split chooses the version for ``request``."""
+
+    async def infer(
+        self, request: InferRequest, deadline: Deadline, step: bool
+    ) -> InferResponse: ...
+
+
 class InferenceService:
     """Runs inference requests; every protocol calls its one ``infer``."""
 
@@ -36,6 +47,8 @@ class InferenceService:
         #: The upper limit of every request's deadline.
         self._max_seconds = max_seconds
         self._verbose = verbose
+        #: Traffic splits by model; empty while no rollout runs. Only ``Rollouts`` changes it.
+        self.splits: dict[str, Split] = {}
 
     async def infer(
         self, request: InferRequest, deadline: Deadline, step: bool = False
@@ -49,6 +62,10 @@ class InferenceService:
         started = time.perf_counter_ns()
         if not step and self._manager.closing.is_set():
             raise Unavailable("the server is shutting down")
+        if self.splits:
+            split = self.splits.get(request.model_name)
+            if split is not None and split.diverts(request):
+                return await split.infer(request, deadline.earliest(self._max_seconds), step)
         version = self._manager.acquire(request.model_name, request.model_version)
         request.via = via_header.CURRENT.get()
         with _Counted(version, request, started, self._verbose):

@@ -6,6 +6,7 @@ the candidate. A burst hits both sides in proportion to their shares, so that it
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
@@ -18,6 +19,11 @@ V = TypeVar("V", int, "Attribution")
 MAX_COUNT = 2**53
 #: Most keys of a table of counts in a document.
 MAX_KEYS = 4096
+
+
+def latency_bucket(nanoseconds: int) -> int:
+    """The key of a latency in ``SideCounts.latency``: eighths of a doubling of a microsecond."""
+    return round(8 * math.log2(max(nanoseconds, 1000) / 1000))
 
 
 @dataclass(slots=True)
@@ -33,13 +39,17 @@ class Attribution:
 
 @dataclass(slots=True)
 class SideCounts:
-    """Requests that one side answered, without copies for a comparison."""
+    """Requests that were assigned to one side, without copies for a comparison.
+
+    Neither requests that both sides find invalid nor those whose client has gone are counted.
+    """
 
     requests: int = 0
+    #: Of the requests: those that failed, also if the baseline answered in the candidate's place.
     errors: int = 0
     #: Requests slower than the absolute limits of the plan, by limit ("p50_ms", "p99_ms").
     over_limit: dict[str, int] = field(default_factory=dict)
-    #: Requests by latency; the key is ``round(8 * log2(microseconds))``. For people only.
+    #: Requests by latency; the key is their ``latency_bucket``. For people only.
     latency: dict[int, int] = field(default_factory=dict)
     #: Scores of the answers by twentieths of their range, for a retrained candidate. For people.
     scores: dict[int, int] = field(default_factory=dict)

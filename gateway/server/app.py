@@ -24,6 +24,7 @@ from modelport.gateway.protocols.dialects import Dialects
 from modelport.gateway.protocols.grpc_method import Methods
 from modelport.gateway.protocols.oip.shared_memory import SharedMemory
 from modelport.gateway.repository.routes_file import Program
+from modelport.gateway.rollout.rollouts import Rollouts
 from modelport.gateway.runtime import request_memory, signals
 from modelport.gateway.runtime.malloc import keep_freed_memory
 from modelport.gateway.runtime.watchdog import LoopHeartbeat, Watchdog
@@ -78,6 +79,7 @@ class GatewayServer:
         self._service = service = InferenceService(
             self.manager, settings.log_verbose > 0, settings.max_request_timeout_seconds
         )
+        self.rollouts = Rollouts(service)
         regions = SharedMemoryRegions(settings.allow_client_shm)
         shared = SharedMemory(regions, self.control, settings.http_max_input_bytes)
         requests = TfServingRequests()

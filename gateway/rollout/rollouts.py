@@ -1,0 +1,59 @@
+"""The rollouts of one process: their traffic splits, counts and examples.
+
+The controller of the gateway decides; every process applies the routing that it receives.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from modelport.gateway.inference.service import InferenceService
+from modelport.gateway.rollout.plan import RolloutPlan, StageKind
+from modelport.gateway.rollout.traffic_split import TrafficSplit
+
+
+class Rollouts:
+    """The traffic splits of this process. Only the event loop uses it."""
+
+    def __init__(self, service: InferenceService) -> None:
+        self._service = service
+        self._splits: dict[str, TrafficSplit] = {}
+        self._revisions: dict[str, int] = {}
+
+    def apply(self, document: Mapping[str, Any]) -> None:
+        """Route the traffic of a model as ``document`` says, for every request from now on.
+
+        The document has the ``model``, the ``plan``, the ``stage``'s index, its ``kind`` and
+        ``share``, and a ``revision``; one that is older than the last is ignored. A share of 0
+        sends everything to the baseline.
+        """
+        plan = RolloutPlan.from_json(document["plan"])
+        model, revision = str(document["model"]), int(document["revision"])
+        split = self._splits.get(model)
+        if split is None or split.plan.id != plan.id:
+            split = TrafficSplit(plan, self._service.infer_step)
+        elif revision < self._revisions[model]:
+            return
+        kind, share = StageKind(document["kind"]), float(document["share"])
+        split.route(int(document["stage"]), kind, share)
+        self._splits[model], self._revisions[model] = split, revision
+        self._service.splits[model] = split
+
+    def remove(self, model: str) -> None:
+        """Forget the rollout of ``model``; its requests go to the default version again.
+
+        Requests in flight finish where they are.
+        """
+        self._service.splits.pop(model, None)
+        self._splits.pop(model, None)
+        self._revisions.pop(model, None)
+
+    def counts(self) -> dict[str, dict[str, Any]]:
+        """The counts of each rollout since it began in this process, by id and stage."""
+        return {
+            split.plan.id: {
+                "stages": {str(index): counts.to_json() for index, counts in split.counts.items()}
+            }
+            for split in self._splits.values()
+        }
