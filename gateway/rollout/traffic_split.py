@@ -137,14 +137,14 @@ class TrafficSplit:
     async def _at_baseline(
         self, stage: StageTraffic, request: InferRequest, deadline: Deadline, step: bool
     ) -> InferResponse:
-        counts, started = stage.counts.baseline, time.perf_counter_ns()
+        started = time.perf_counter_ns()
         try:
             response = await self._of(self.plan.baseline, request, deadline, step)
         except ModelportError as error:
             if error.code not in _CLIENT_ERRORS:
-                _failed(counts)
+                _failed(stage.counts, is_candidate=False)
             raise
-        self._answered(counts, time.perf_counter_ns() - started)
+        self._answered(stage.counts.baseline, time.perf_counter_ns() - started)
         return response
 
     async def _fall_back(
@@ -160,15 +160,15 @@ class TrafficSplit:
         The error is the candidate's, unless the baseline too finds the request invalid.
         """
         if deadline.expired:
-            _failed(stage.counts.candidate)
+            _failed(stage.counts, is_candidate=True)
             raise error
         try:
             response = await self._of(self.plan.baseline, request, deadline, step)
         except ModelportError as again:
             if error.code not in _CLIENT_ERRORS or again.code not in _CLIENT_ERRORS:
-                _failed(stage.counts.candidate)
+                _failed(stage.counts, is_candidate=True)
             raise
-        _failed(stage.counts.candidate)
+        _failed(stage.counts, is_candidate=True)
         return response
 
     async def _of(
@@ -205,6 +205,9 @@ def addressed(request: InferRequest, side: RolloutSide) -> InferRequest:
     )
 
 
-def _failed(counts: SideCounts) -> None:
-    counts.requests += 1
-    counts.errors += 1
+def _failed(counts: StageCounts, *, is_candidate: bool) -> None:
+    side = counts.candidate if is_candidate else counts.baseline
+    side.requests += 1
+    side.errors += 1
+    counts.errors.total += 1
+    counts.errors.candidate += is_candidate
