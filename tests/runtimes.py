@@ -47,7 +47,8 @@ def _compiled(work: Path) -> Any:
 
     for name in runtimes.MODELS:
         model = runtimes.source(name)
-        backend = runtimes.load(runtimes.publish(work, f"{name}_aoti", model, "aoti"))
+        version = runtimes.publish(work, f"{name}_aoti", model, "aoti")
+        backend = runtimes.load(version, native=True)
         errors = [runtimes.error_of(backend, model, case) for case in runtimes.cases(model)]
         backend.unload()
         yield name, max(errors), model.spec.atol

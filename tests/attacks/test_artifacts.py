@@ -46,6 +46,7 @@ from modelport.gateway.repository.artifact_checks import (
     torchscript_guard,
     zip_guard,
 )
+from modelport.gateway.repository.artifact_checks.load_guard import no_code
 from modelport.gateway.settings import Settings
 from modelport.gateway.telemetry import Statistics
 from tests import archives, models
@@ -270,6 +271,15 @@ def test_without_the_check_pickles_are_refused_while_they_are_read(
     with contextlib.suppress(ModelportError):
         repository.serve()
     assert mark.exists()
+
+
+def test_a_load_may_be_the_first_to_ask_for_the_folder_of_temporary_files(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Python finds that folder by a file that it makes and removes."""
+    monkeypatch.setattr(tempfile, "tempdir", None)
+    with no_code("model.pt2"):
+        tempfile.gettempdir()
 
 
 def test_without_the_check_torchscript_writes_its_file(

@@ -33,7 +33,7 @@ MODULES = (triton_examples, triton_qa, tensorflow_serving, torchserve, kserve, o
 SUITES: dict[str, Suite] = {
     suite.name: suite for suite in (*(module.SUITE for module in MODULES), triton_qa.INFER)
 }
-MARKS = {Verdict.PASS: ".", Verdict.FAIL: "F", Verdict.NOT_APPLICABLE: "s", Verdict.NOT_RUN: "?"}
+MARKS = dict(zip(Verdict, ".F-s?", strict=True))
 
 
 def run_suite(
@@ -46,7 +46,9 @@ def run_suite(
         for outcome in suite.run(bench):
             found.append(outcome)
             failed = outcome.verdict is Verdict.FAIL
-            known = failed and reason_of(outcome.test, suite.expected_failures)
+            known = failed and reason_of(
+                outcome.test, {**suite.expected_failures, **suite.not_supported}
+            )
             line = f"  {'x' if known else MARKS[outcome.verdict]} {outcome.test}"
             print(line, flush=True)
             if failed and not known:
@@ -85,7 +87,7 @@ def main() -> int:
         outcomes = results[suite.name]
         told = ", ".join(f"{count} {word}" for word, count in report.counts(outcomes).items())
         print(f"{suite.name}: {told}")
-        problems += report.unexpected(suite, outcomes)
+        problems += report.unexpected(suite, outcomes, options.only)
     if options.output:
         report.write(options.output, SUITES, results, options.only)
     for problem in problems:

@@ -16,9 +16,9 @@ HEAD = """\
 
 `make peer-suites` runs the test suites of the servers and clients that speak the gateway's
 protocols, nearly unmodified, against a running gateway, and writes this page. `peer-suites.json`
-has the same results with the output of each failing test. A test is not applicable if it is about
-a peer's own name, GPUs, backends that load native code, or flags that only that server has; each
-one has its reason.
+has the same results with the output of each failing test. A test is not supported if it is about a
+feature that the gateway lacks, and not applicable if it is about a peer's own name, GPUs, backends
+that load native or Python code, or flags that only that server has; each one has its reason.
 
 """
 
@@ -30,13 +30,20 @@ def judged(suite: Suite, outcomes: Iterable[Outcome]) -> list[Outcome]:
     """Every test once, by its id; failures that are known have their reason first."""
     found: dict[str, Outcome] = {}
     for outcome in outcomes:
-        known = reason_of(outcome.test, suite.expected_failures)
-        if outcome.verdict is Verdict.FAIL and known:
-            outcome = outcome._replace(detail=f"{known}\n\n{outcome.detail}")
+        if outcome.verdict is Verdict.FAIL:
+            outcome = _failed(suite, outcome)
         earlier = found.get(outcome.test)
         if earlier is None or earlier.verdict is not Verdict.FAIL:
             found[outcome.test] = outcome
     return sorted(found.values())
+
+
+def _failed(suite: Suite, outcome: Outcome) -> Outcome:
+    lacking = reason_of(outcome.test, suite.not_supported)
+    if lacking:
+        return outcome._replace(verdict=Verdict.NOT_SUPPORTED, detail=lacking)
+    known = reason_of(outcome.test, suite.expected_failures)
+    return outcome._replace(detail=f"{known}\n\n{outcome.detail}") if known else outcome
 
 
 def with_missing(suite: Suite, bench: Bench, outcomes: list[Outcome]) -> list[Outcome]:
@@ -45,22 +52,33 @@ def with_missing(suite: Suite, bench: Bench, outcomes: list[Outcome]) -> list[Ou
     missing = []
     for test in suite.declared(bench) if suite.declared else ():
         if test not in seen:
-            reason = reason_of(test, suite.not_applicable)
-            verdict = Verdict.NOT_APPLICABLE if reason else Verdict.NOT_RUN
-            missing.append(Outcome(test, verdict, reason))
+            verdict, detail = Verdict.NOT_RUN, ""
+            if reason := reason_of(test, suite.not_applicable):
+                verdict, detail = Verdict.NOT_APPLICABLE, reason
+            elif reason := reason_of(test, suite.not_supported):
+                verdict, detail = Verdict.NOT_SUPPORTED, reason
+            missing.append(Outcome(test, verdict, detail))
     return sorted([*outcomes, *missing])
 
 
-def unexpected(suite: Suite, outcomes: Iterable[Outcome]) -> list[str]:
-    """One line for each failure that is not listed, and for each listed test that passes."""
+def unexpected(suite: Suite, outcomes: Iterable[Outcome], only: str = "") -> list[str]:
+    """One line for each failure that is not listed, for each listed test that passes, and for each
+    test that neither ran nor has a reason.
+
+    Args:
+        only: part of the paths of the files that ran; empty: all did.
+    """
     lines = []
     for outcome in outcomes:
         known = reason_of(outcome.test, suite.expected_failures)
         if outcome.verdict is Verdict.FAIL and not known:
             last = outcome.detail.splitlines()[-1:] or [""]
             lines.append(f"{outcome.test}: {last[0]}")
-        if outcome.verdict is Verdict.PASS and outcome.test in suite.expected_failures:
+        listed = outcome.test in suite.expected_failures or outcome.test in suite.not_supported
+        if outcome.verdict is Verdict.PASS and listed:
             lines.append(f"{outcome.test} passes: take it out of the expected failures")
+        if outcome.verdict is Verdict.NOT_RUN and only in _file(outcome):
+            lines.append(f"{outcome.test} did not run: give it a gateway, or a reason")
     return lines
 
 

@@ -8,6 +8,7 @@ import json
 import os
 import shutil
 import subprocess
+import tempfile
 from collections.abc import Callable, Iterator, Mapping
 from enum import StrEnum
 from pathlib import Path
@@ -26,6 +27,7 @@ DETAIL_CHARACTERS = 2000
 class Verdict(StrEnum):
     PASS = "pass"
     FAIL = "fail"
+    NOT_SUPPORTED = "not supported"
     NOT_APPLICABLE = "not applicable"
     NOT_RUN = "not run"
 
@@ -45,9 +47,11 @@ class Suite(NamedTuple):
         sources: where its tests are, and then whatever else they need.
         requirements: packages of the environment that its tests run in.
         not_applicable: reasons, by a test's id or the beginning of it.
+        not_supported: what the gateway lacks, likewise; such a test may run, and then fails.
         expected_failures: reasons of tests that fail and are known to; likewise. A failure that is
             not listed, and a listed one that passes, make the run fail.
-        declared: every test that the suite has, where its files tell; what did not run is listed.
+        declared: every test that the suite has, where its files tell. One that did not run and has
+            no reason makes the run fail, too.
     """
 
     name: str
@@ -56,6 +60,7 @@ class Suite(NamedTuple):
     requirements: tuple[str, ...]
     run: Callable[[Bench], Iterator[Outcome]]
     not_applicable: Mapping[str, str] = {}
+    not_supported: Mapping[str, str] = {}
     expected_failures: Mapping[str, str] = {}
     declared: Callable[[Bench], Iterator[str]] | None = None
 
@@ -144,24 +149,27 @@ class Bench:
         ]
         asked = {"PEER_SUITES_PIPE": str(write), "PEER_SUITES_SKIP": json.dumps(skip)}
         paths = os.pathsep.join((str(INSIDE), (environment or {}).get("PYTHONPATH", "")))
-        process = subprocess.Popen(
-            command,
-            cwd=file.parent,
-            env={**os.environ, **asked, **(environment or {}), "PYTHONPATH": paths},
-            pass_fds=[write],
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-        )
-        os.close(write)
-        count = 0
-        with os.fdopen(read) as lines:
-            for line in lines:
-                told = json.loads(line)
-                count += 1
-                name = prefix + told["test"].removeprefix(file.name) + suffix
-                yield Outcome(name, _VERDICTS[told["outcome"]], _end(told["text"]))
-        said, _ = process.communicate(timeout=FILE_SECONDS)
+        # Its output goes to a file: nobody reads a pipe before the last result is there.
+        with tempfile.TemporaryFile("w+", errors="replace") as output:
+            process = subprocess.Popen(
+                command,
+                cwd=file.parent,
+                env={**os.environ, **asked, **(environment or {}), "PYTHONPATH": paths},
+                pass_fds=[write],
+                stdout=output,
+                stderr=subprocess.STDOUT,
+            )
+            os.close(write)
+            count = 0
+            with os.fdopen(read) as lines:
+                for line in lines:
+                    told = json.loads(line)
+                    count += 1
+                    name = prefix + told["test"].removeprefix(file.name) + suffix
+                    yield Outcome(name, _VERDICTS[told["outcome"]], _end(told["text"]))
+            process.wait(FILE_SECONDS)
+            output.seek(0)
+            said = output.read()
         if not count and process.returncode != _NONE_SELECTED:
             yield Outcome(prefix + suffix, Verdict.FAIL, _end(said))
 

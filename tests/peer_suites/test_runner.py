@@ -69,6 +69,23 @@ def test_a_file_that_cannot_be_imported_is_a_failure(bench: Bench) -> None:
     assert "no_such_module" in outcome.detail
 
 
+def test_a_test_of_what_the_gateway_lacks_may_run_and_fail(outcomes: list[Outcome]) -> None:
+    bad, good = "folder/some_test.py::Some::test_bad", "folder/some_test.py::Some::test_good"
+    lacking = suite(not_supported={bad: "no such feature", good: "no such feature"})
+    judged = report.judged(lacking, outcomes)
+    assert Outcome(bad, Verdict.NOT_SUPPORTED, "no such feature") in judged
+    assert report.unexpected(lacking, judged) == [
+        f"{good} passes: take it out of the expected failures"
+    ]
+
+
+def test_a_file_may_say_more_than_a_pipe_holds(bench: Bench) -> None:
+    text = "def test_loud():\n    raise AssertionError('loud' * 100_000)\n"
+    (bench.source(SOURCE) / "loud_test.py").write_text(text)
+    (outcome,) = bench.pytest(bench.source(SOURCE) / "loud_test.py", "folder/loud_test.py")
+    assert outcome.verdict is Verdict.FAIL
+
+
 def test_a_failure_is_unexpected_unless_it_is_listed_and_a_listed_pass_is_too(
     outcomes: list[Outcome],
 ) -> None:
@@ -91,10 +108,21 @@ def test_a_test_that_did_not_run_is_in_the_table(
 
     known = suite(declared=declared)
     listed = report.with_missing(known, bench, report.judged(known, outcomes))
-    assert report.counts(listed) == {"pass": 1, "fail": 1, "not applicable": 1, "not run": 1}
+    assert report.counts(listed) == {
+        **{"pass": 1, "fail": 1, "not supported": 0, "not applicable": 1, "not run": 1}
+    }
+    forgotten = "folder/some_test.py::Some::test_forgotten"
+    assert f"{forgotten} did not run: give it a gateway, or a reason" in report.unexpected(
+        known, listed
+    )
+    lacking = suite(declared=declared, not_supported={forgotten: "no such feature"})
+    explained = report.with_missing(lacking, bench, report.judged(lacking, outcomes))
+    assert report.counts(explained) == {
+        **{"pass": 1, "fail": 1, "not supported": 1, "not applicable": 1, "not run": 0}
+    }
     report.write(tmp_path, {"some": known}, {"some": listed})
     table = (tmp_path / "peer-suites.md").read_text()
-    assert "| [Some tests](#some) | 1 | 1 | 1 | 1 |" in table
+    assert "| [Some tests](#some) | 1 | 1 | 0 | 1 | 1 |" in table
     assert "::test_bad` | fail | AssertionError: 1 != 2 : one is not two |" in table
     assert "::test_gpu` | not applicable | Skipped: GPU |" in table
 
@@ -111,8 +139,8 @@ def test_a_run_of_one_file_keeps_what_the_table_has_of_the_others(tmp_path: Path
     assert f"`{ran}` | pass" in table
     assert f"`{other}` | fail | it broke" in table
     assert "[http]" not in table
-    assert "| [Some tests](#some) | 1 | 1 | 0 | 0 |" in table
-    assert "| [Some tests](#some) | 1 | 0 | 0 | 1 |" in write(
+    assert "| [Some tests](#some) | 1 | 1 | 0 | 0 | 0 |" in table
+    assert "| [Some tests](#some) | 1 | 0 | 0 | 0 | 1 |" in write(
         "", Outcome(ran, Verdict.PASS), Outcome(other, Verdict.NOT_RUN)
     )
 

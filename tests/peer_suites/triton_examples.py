@@ -35,7 +35,7 @@ NOT_APPLICABLE = {
     "memory_growth_test.py": "watches the client's own memory for hours",
 }
 _NO_SEQUENCES = "sequence batching is not implemented"
-EXPECTED_FAILURES = dict.fromkeys(
+NOT_SUPPORTED = dict.fromkeys(
     (
         "simple_http_sequence_sync_infer_client.py",
         "simple_grpc_sequence_sync_infer_client.py",
@@ -144,5 +144,5 @@ SUITE = Suite(
     requirements=REQUIREMENTS,
     run=run,
     not_applicable=NOT_APPLICABLE,
-    expected_failures=EXPECTED_FAILURES,
+    not_supported=NOT_SUPPORTED,
 )

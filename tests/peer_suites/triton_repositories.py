@@ -111,12 +111,22 @@ def reshape(bench: Bench, root: Path) -> None:
         triton_models.renamed(root, folder.name, new, platform)
 
 
+def _as_plans(root: Path, datatype: str) -> None:
+    """Models and ensembles of TensorRT's name, which are those of ONNX."""
+    for folder in sorted(root.glob(f"*onnx_*{datatype}")):
+        new = folder.name.replace("onnx_", "plan_")
+        names = (('"onnx_', '"plan_'), ("_onnx_", "_plan_"))
+        triton_models.renamed(root, folder.name, new, *names)
+
+
 def variable(bench: Bench, root: Path) -> None:
     onnx = triton_models.generated(bench, "gen_qa_models", "--onnx", "--variable")
     ensembles = triton_models.generated(bench, "gen_qa_models", "--ensemble", "--variable")
     triton_models.copy(onnx, root, "onnx_*")
     _torch(bench, root, "gen_qa_models", "--variable")
     triton_models.copy(ensembles, root, "*_onnx_*", "*_libtorch_*", "nop_*")
+    _as_plans(root, "float32")
+    _as_plans(root, "int32")
     _kinds(root)
 
 
@@ -212,21 +222,21 @@ def repeating(bench: Bench, root: Path) -> None:
     )
 
 
-_FLOATS = "onnx_float32_float32_float32"
+FLOATS = "onnx_float32_float32_float32"
 
 
-def _floats(bench: Bench, root: Path) -> None:
-    triton_models.copy(triton_models.generated(bench, "gen_qa_models", "--onnx"), root, _FLOATS)
+def floats(bench: Bench, root: Path) -> None:
+    triton_models.copy(triton_models.generated(bench, "gen_qa_models", "--onnx"), root, FLOATS)
 
 
-def _simple_ensemble(bench: Bench, root: Path) -> None:
-    _floats(bench, root)
+def simple_ensemble(bench: Bench, root: Path) -> None:
+    floats(bench, root)
     ensembles = triton_models.generated(bench, "gen_qa_models", "--ensemble")
-    triton_models.copy(ensembles, root, f"simple_{_FLOATS}")
+    triton_models.copy(ensembles, root, f"simple_{FLOATS}")
 
 
-def _beside(bench: Bench, root: Path, link: str) -> Path:
-    """Give the tests of ``qa/`` ``root`` where they change it; the folder of the test."""
+def beside(bench: Bench, root: Path, link: str) -> Path:
+    """Link ``root`` where the tests of ``qa/`` change it; the folder of the test."""
     path = bench.work / SERVER.name / "qa" / link
     path.parent.mkdir(parents=True, exist_ok=True)
     path.unlink(missing_ok=True)
@@ -235,8 +245,8 @@ def _beside(bench: Bench, root: Path, link: str) -> Path:
 
 
 def cached(bench: Bench, root: Path) -> None:
-    _simple_ensemble(bench, root)
-    _beside(bench, root, "L0_response_cache/models/ensemble_models")
+    simple_ensemble(bench, root)
+    beside(bench, root, "L0_response_cache/models/ensemble_models")
 
 
 def slow_queue(bench: Bench, root: Path) -> None:
@@ -253,57 +263,24 @@ def slow_queue(bench: Bench, root: Path) -> None:
 
 
 def batching(bench: Bench, root: Path) -> None:
-    _floats(bench, root)
+    floats(bench, root)
     _batch(root)
 
 
 def batching_shapes(bench: Bench, root: Path) -> None:
     variable = triton_models.generated(bench, "gen_qa_models", "--onnx", "--variable")
-    triton_models.copy(variable, root, _FLOATS)
+    triton_models.copy(variable, root, FLOATS)
     _batch(root)
 
 
 def _batch(root: Path) -> None:
     triton_models.edit(
-        *(root, _FLOATS),
+        *(root, FLOATS),
         *(("^max_batch_size:.*", "max_batch_size: 8"),),
         ("^version_policy:.*", "version_policy: { specific { versions: [1] }}"),
         append="dynamic_batching { preferred_batch_size: [ 2, 6 ] "
         "max_queue_delay_microseconds: 10000000 }",
     )
-
-
-def version_named(name: str) -> Build:
-    """The last version in a folder that is no version's."""
-
-    def build(bench: Bench, root: Path) -> None:
-        libtorch = triton_models.generated(bench, "gen_qa_models", "--libtorch")
-        model = _FLOATS.replace("onnx", "libtorch")
-        triton_models.copy(libtorch, root, model)
-        (root / model / "3").rename(root / model / name)
-
-    return build
-
-
-def changing(bench: Bench, root: Path) -> None:
-    _floats(bench, root)
-    folder = _beside(bench, root, "L0_lifecycle/models")
-    model = _FLOATS.replace("onnx", "libtorch")
-    shutil.rmtree(folder / model, ignore_errors=True)
-    triton_models.copy(triton_models.generated(bench, "gen_qa_models", "--libtorch"), folder, model)
-
-
-def changing_versions(bench: Bench, root: Path) -> None:
-    libtorch = triton_models.generated(bench, "gen_qa_models", "--libtorch")
-    triton_models.copy(libtorch, root, "libtorch_int32_int32_int32")
-    _beside(bench, root, "L0_lifecycle/models")
-
-
-def controlled(bench: Bench, root: Path) -> None:
-    _simple_ensemble(bench, root)
-    for name in (_FLOATS, f"simple_{_FLOATS}"):
-        triton_models.edit(root, name, ("^max_batch_size:.*", "max_batch_size: 1"))
-    _beside(bench, root, "L0_lifecycle/models")
 
 
 def generating(bench: Bench, root: Path) -> None:

@@ -247,6 +247,7 @@ def _open_torchscript(source: _Source) -> Opened:
 
 def _open_exported(source: _Source) -> Opened:
     import torch._inductor.cpp_builder  # imported before ``no_code`` forbids it
+    import torch.export._trace
     import torch.export.pt2_archive._package
 
     with no_code(source.file.name):

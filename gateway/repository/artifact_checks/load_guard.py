@@ -11,6 +11,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import sys
+import tempfile
 import threading
 from collections.abc import Iterator
 from typing import Any
@@ -49,6 +50,7 @@ def no_code(name: str) -> Iterator[None]:
         IntegrityError: an operation was refused, even if the library continued without it.
     """
     _add_hook()
+    tempfile.gettempdir()  # its first call makes a file and removes it
     _thread.refused = refused = list[str]()
     try:
         yield

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import time
 from pathlib import Path
 
 import numpy as np
@@ -18,9 +19,9 @@ from modelport.gateway.wire import json_text, raw_tensors
 from tests import models
 
 
-def loaded(value: str) -> fake.FakeBackend:
-    delay = 'parameters { key: "execute_delay_ms" value { string_value: "%s" } }'
-    text = models.config("m", ["x FP32 1"], ["y FP32 1"], 0, "fake", delay % value)
+def loaded(value: str, key: str = "execute_delay_ms") -> fake.FakeBackend:
+    delay = f'parameters {{ key: "{key}" value {{ string_value: "{value}" }} }}'
+    text = models.config("m", ["x FP32 1"], ["y FP32 1"], 0, "fake", delay)
     completed = config.complete(config.parse(text), "m")
     return fake.load(Artifact("m", 1, Path(), completed, 1))
 
@@ -45,6 +46,17 @@ async def test_tritons_delay_in_milliseconds_is_waited_for(
 def test_an_invalid_delay_is_refused(value: str) -> None:
     with pytest.raises(InvalidArgument, match="parameter 'execute_delay_ms' must be a whole"):
         loaded(value)
+
+
+def test_a_load_takes_as_long_as_it_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    slept: list[float] = []
+    monkeypatch.setattr(time, "sleep", slept.append)
+    loaded("3", "creation_delay_sec")
+    assert slept == [3]
+    for value in ("-1", "601"):
+        with pytest.raises(InvalidArgument, match="parameter 'creation_delay_sec'"):
+            loaded(value, "creation_delay_sec")
+    assert slept == [3]
 
 
 @pytest.mark.parametrize("kind", "bhilqBHILQpP?fd")

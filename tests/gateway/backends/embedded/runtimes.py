@@ -89,8 +89,8 @@ def artifact(version: Path, text: str = "", threads: int = 1) -> Artifact:
     return Artifact("m", 1, version, config.complete(parsed, parsed.name or "m"), threads)
 
 
-def load(version: Path, text: str = "", threads: int = 1) -> Backend:
-    wanted = artifact(version, text, threads)
+def load(version: Path, text: str = "", threads: int = 1, native: bool = False) -> Backend:
+    wanted = artifact(version, text, threads)._replace(native=native)
     return find(wanted.config.backend)(wanted)
 
 

@@ -1,0 +1,163 @@
+"""Model repositories of Triton's tests of queues, cancellation, ensembles and metrics.
+
+Most of their models are slow echoes, which ``fake`` is too.
+"""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import onnx
+from onnx import TensorProto, helper, numpy_helper
+
+from tests.peer_suites import triton_models
+from tests.peer_suites.suite import Bench
+from tests.peer_suites.triton_models import SERVER
+from tests.peer_suites.triton_repositories import Build
+
+_CUSTOM = "custom_zero_1_float32"
+
+
+def _echo(root: Path, name: str, datatype: str, batch: int, delay_ms: int, more: str = "") -> None:
+    (root / name / "1").mkdir(parents=True)
+    (root / name / "config.pbtxt").write_text(
+        f'backend: "fake" max_batch_size: {batch}\n'
+        f'input {{ name: "INPUT0" data_type: TYPE_{datatype} dims: -1 }}\n'
+        f'output {{ name: "OUTPUT0" data_type: TYPE_{datatype} dims: -1 }}\n'
+        "instance_group { count: 1 kind: KIND_CPU }\n"
+        f'parameters {{ key: "execute_delay_ms" value {{ string_value: "{delay_ms}" }} }}\n{more}\n'
+    )
+
+
+def special_floats(bench: Bench, root: Path) -> None:
+    """``nan_inf_output`` is Python code; here it is a constant."""
+    name = "nan_inf_output"
+    triton_models.copy(bench.source(SERVER) / "qa" / "L0_nan_inf" / "models", root, name)
+    triton_models.edit(root, name, ('backend: "fake"', 'backend: "onnxruntime"'))
+    values = np.array([np.nan, np.inf, -np.inf, 1, 2, 3], np.float32)
+    graph = helper.make_graph(
+        [helper.make_node("Identity", ["values"], ["OUTPUT0"])],
+        name,
+        [helper.make_tensor_value_info("INPUT0", TensorProto.FLOAT, [None])],
+        [helper.make_tensor_value_info("OUTPUT0", TensorProto.FLOAT, [6])],
+        [numpy_helper.from_array(values, "values")],
+    )
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 18)], ir_version=10)
+    onnx.save(model, root / name / "1" / "model.onnx")
+
+
+def queue(batching: str, delayed: bool = False) -> Build:
+    """An echo that batches, and an ensemble of it."""
+
+    def build(bench: Bench, root: Path) -> None:
+        qa = bench.source(SERVER) / "qa"
+        triton_models.copy(qa / "L0_model_queue", root, "ensemble_zero_1_float32")
+        if delayed:
+            _echo(root, _CUSTOM, "FP32", 32, 5000)
+        else:
+            made = triton_models.generated(bench, "gen_qa_identity_models", "--onnx")
+            name = "onnx_zero_1_float32"
+            triton_models.copy(made, root, name)
+            size = (r"^max_batch_size:.*", "max_batch_size: 32")
+            group = "\ninstance_group [ { kind: KIND_CPU count: 1 } ]\n"
+            triton_models.renamed(root, name, _CUSTOM, size, append=group)
+            shutil.rmtree(root / name)
+        triton_models.edit(root, _CUSTOM, append=f"dynamic_batching {{ {batching} }}\n")
+
+    return build
+
+
+def slow_integers(bench: Bench, root: Path) -> None:
+    _echo(root, "custom_identity_int32", "INT32", 1024, 10_000)
+
+
+def slow_floats(bench: Bench, root: Path) -> None:
+    _echo(root, _CUSTOM, "FP32", 1, 1000)
+
+
+def slow_batches(bench: Bench, root: Path) -> None:
+    batching = "dynamic_batching { max_queue_delay_microseconds: 600000 }"
+    _echo(root, "dynamic_batch", "FP32", 2, 6000, batching)
+    (root / "ensemble_model" / "1").mkdir(parents=True)
+    step = (
+        'step {{ model_name: "dynamic_batch" model_version: -1\n'
+        ' input_map {{ key: "INPUT0" value: "{}" }}\n'
+        ' output_map {{ key: "OUTPUT0" value: "{}" }} }}\n'
+    )
+    (root / "ensemble_model" / "config.pbtxt").write_text(
+        'platform: "ensemble" max_batch_size: 1\n'
+        'input { name: "INPUT0" data_type: TYPE_FP32 dims: -1 }\n'
+        'output { name: "OUTPUT0" data_type: TYPE_FP32 dims: -1 }\n'
+        "ensemble_scheduling {\n"
+        + step.format("INPUT0", "between")
+        + step.format("between", "OUTPUT0")
+        + "}\n"
+    )
+
+
+def ensembles(bench: Bench, root: Path) -> None:
+    """``simple`` has two versions, of one file."""
+    source = bench.source(SERVER)
+    models = source / "qa" / "L0_simple_ensemble" / "models"
+    triton_models.copy(models, root, "simple", "ensemble_add_sub_int32_int32_int32")
+    file = source / triton_models.EXAMPLES / "simple" / "1" / "model.onnx"
+    for version in ("1", "2"):
+        (root / "simple" / version).mkdir(exist_ok=True)
+        shutil.copy(file, root / "simple" / version)
+
+
+def slow_simple(bench: Bench, root: Path) -> None:
+    """``simple`` takes ten seconds, as the Python code that it is in this test does."""
+    name = "execute_delayed_model"
+    triton_models.copy(bench.source(SERVER) / "qa" / "python_models", root, name)
+    (root / name).rename(root / "simple")
+    delay = 'parameters { key: "execute_delay_ms" value { string_value: "10000" } }\n'
+    triton_models.edit(root, "simple", append=delay)
+
+
+def _pairs(bench: Bench, root: Path, wanted: Callable[[str], bool]) -> None:
+    for platform in ("onnx", "libtorch"):
+        made = triton_models.generated(bench, "gen_qa_models", f"--{platform}")
+        triton_models.copy(made, root, *(m.name for m in made.iterdir() if wanted(m.name)))
+
+
+def status(bench: Bench, root: Path) -> None:
+    """``plan`` models are those of ONNX under another name."""
+    _pairs(bench, root, lambda name: name.count("_") == 3)
+    triton_models.renamed(root, "onnx_float32_float32_float32", "plan_float32_float32_float32")
+
+
+def status_changed(bench: Bench, root: Path) -> None:
+    """The same after the versions that ``test.sh`` removes have gone."""
+    _pairs(bench, root, lambda name: name.count("_") == 3)
+    for platform in ("onnx", "libtorch"):
+        for version in ("2", "3"):
+            shutil.rmtree(root / f"{platform}_int32_int32_int32" / version)
+    name = "plan_float16_float32_float32"
+    triton_models.renamed(root, name.replace("plan", "onnx"), name)
+    shutil.copytree(root / name / "1", root / name / "7")
+
+
+def counted(bench: Bench, root: Path) -> None:
+    models = bench.source(SERVER) / "qa" / "L0_metrics" / "unit_test_models"
+    triton_models.copy(models, root, "*")
+
+
+def pending(bench: Bench, root: Path) -> None:
+    """Echoes of two seconds with and without a batcher, and an ensemble of them."""
+    metrics = bench.source(SERVER) / "qa" / "L0_metrics"
+    triton_models.copy(metrics, root, "ensemble_delay", "identity_delay")
+    (root / "ensemble_delay").rename(root / "ensemble")
+    batching = "dynamic_batching {{ max_queue_delay_microseconds: 100000 {} }}\n"
+    for new, more in (
+        ("default", ""),
+        ("dynamic", batching.format("")),
+        ("max_queue_size", batching.format("default_queue_policy { max_queue_size: 4 }")),
+        ("default_composing", ""),
+        ("dynamic_composing", batching.format("")),
+    ):
+        triton_models.renamed(root, "identity_delay", new, append=more)
+    shutil.rmtree(root / "identity_delay")

@@ -1,0 +1,285 @@
+"""Gateways that Triton's tests (``qa/``) run against: models, flags and variables of each."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import NamedTuple
+
+from tests.peer_suites import triton_lifecycle as lifecycle
+from tests.peer_suites import triton_repositories as models
+from tests.peer_suites import triton_schedules as schedules
+from tests.peer_suites.triton_repositories import Build
+
+
+class Stage(NamedTuple):
+    """A gateway, and the tests that run against it.
+
+    Attributes:
+        file: below ``qa/``.
+        models: fills the gateway's repository.
+        flags: of the gateway; ``{folder}`` is that of the test.
+        select: pytest's ``-k``.
+        label: tells apart the runs of one file.
+        alone: every test of this class has a gateway of its own, as in ``test.sh``.
+        environment: of the tests; ``settings`` is the gateway's.
+    """
+
+    file: str
+    models: Build
+    flags: tuple[str, ...] = ()
+    select: str = ""
+    label: str = ""
+    environment: Mapping[str, str] = {}
+    settings: Mapping[str, str] = {}
+    alone: str = ""
+
+
+_SHARED = ("--allow-client-shm", "true")
+_EXPLICIT = ("--model-control-mode", "explicit")
+_INFER = {"BACKENDS": "onnx", "ENSEMBLES": "1", "BATCH": "1", "NOBATCH": "1"}
+_SIZES = "L0_http/http_input_size_limit_test.py"
+_VALIDATION = "L0_input_validation/input_validation_test.py"
+_SHM, _NOT = "L0_shared_memory/shared_memory_test.py", "not disabled_by_default"
+_VERTEX = {"AIP_HEALTH_ROUTE": "/health", "AIP_PREDICT_ROUTE": "/predict"}
+_CLASSES = "L0_parameters/class_count_test.py"
+_PARAMETERS = "L0_parameters/parameters_test.py"
+_CACHE = "L0_response_cache/ensemble_cache_test.py"
+_BATCHER, _ONNX = "L0_batcher/batcher_test.py", {"BACKENDS": "onnx"}
+_LIFE = "L0_lifecycle/lifecycle_test.py"
+_POLL = ("--model-control-mode", "poll", "--repository-poll-secs", "1")
+_STRICT = ("--strict-readiness", "true")
+_TWO = ("--model-repository", "{folder}/models_0")
+_RELOADED = (*_EXPLICIT, "--load-model", "identity_zero_1_int32")
+_BY_GRPC = {"TRITONSERVER_USE_GRPC": "1"}
+_TYPE_HTTP, _TYPE_GRPC = {"CLIENT_TYPE": "http"}, {"CLIENT_TYPE": "grpc"}
+_STATUS = "L0_server_status/server_status_test.py"
+_QUEUE = "L0_model_queue/model_queue_test.py"
+_FOURS, _WAITING = "preferred_batch_size: [ 4, 8 ]", "max_queue_delay_microseconds: 10000000"
+_POLICY = "allow_timeout_override: true default_timeout_microseconds: 11000000"
+_PRIORITIES = f"""preferred_batch_size: [ 4, 8, 32 ] priority_levels: 2 default_priority_level: 2
+default_queue_policy {{ timeout_action: DELAY {_POLICY} }}
+priority_queue_policy {{ key: 2 value {{ timeout_action: REJECT {_POLICY} }} }}"""
+
+
+def _load(*prefixes: str) -> tuple[str, ...]:
+    """Flags that load these models of floats at start."""
+    names = (f"{prefix}_float32_float32_float32" for prefix in prefixes)
+    return tuple(flag for name in names for flag in ("--load-model", name))
+
+
+def _cache_of(size: int) -> tuple[str, str]:
+    return "--cache-config", f"local,size={size}"
+
+
+STAGES = (
+    Stage("L0_http/http_test.py", models.http, (*_EXPLICIT, "--load-model", "*")),
+    Stage("L0_http/python_http_aio_test.py", models.examples, _SHARED),
+    Stage("L0_http/http_client_plugin_test.py", models.examples),
+    Stage(_SIZES, models.sizes, select="not large_input"),
+    Stage(_SIZES, models.sizes, ("--http-max-input-size", str(2**27)), select="large_input"),
+    Stage("L0_grpc/python_unit_test.py", models.grpc, select="GrpcTest"),
+    Stage("L0_grpc/python_grpc_aio_test.py", models.grpc_examples, _SHARED),
+    Stage("L0_infer/infer_test.py", models.infer, environment=_INFER),
+    Stage(
+        *("L0_infer/infer_test.py", models.infer, _SHARED),
+        label="system shared memory",
+        environment={**_INFER, "TEST_SYSTEM_SHARED_MEMORY": "1"},
+    ),
+    Stage("L0_infer_reshape/infer_reshape_test.py", models.reshape),
+    Stage("L0_infer_variable/infer_variable_test.py", models.variable),
+    Stage("L0_infer_zero/infer_zero_test.py", models.zero),
+    Stage(_VALIDATION, models.own("L0_input_validation/models"), select="InputValTest"),
+    Stage(_VALIDATION, models.shapes, _SHARED, select="InputShapeTest"),
+    Stage(_VALIDATION, models.nothing, _EXPLICIT, select="ModelNameValidationTest"),
+    Stage(_CLASSES, models.class_counts, label="http", environment={"CLIENT_TYPE": "http"}),
+    Stage(_CLASSES, models.class_counts, label="grpc", environment={"CLIENT_TYPE": "grpc"}),
+    Stage(
+        *(_PARAMETERS, models.parameters),
+        select="test_params",
+    ),
+    Stage("L0_string_io/string_client_test.py", models.strings),
+    Stage("L0_scalar_io/scalar_test.py", models.scalars),
+    Stage(
+        *("L0_optional_input/optional_input_test.py", models.own("L0_optional_input/models")),
+        alone="::OptionalInputTest::",
+    ),
+    Stage("L0_output_name/output_name_test.py", models.output_names),
+    Stage("L0_client_nobatch/client_test.py", models.status),
+    Stage(
+        _SHM, models.simple, _SHARED, _NOT, "http", {"CLIENT_TYPE": "http"}, alone="::SharedMemory"
+    ),
+    Stage(
+        _SHM, models.simple, _SHARED, _NOT, "grpc", {"CLIENT_TYPE": "grpc"}, alone="::SharedMemory"
+    ),
+    Stage(_SHM, models.simple, (), "disabled_by_default", "http", {"CLIENT_TYPE": "http"}),
+    Stage(_SHM, models.simple, (), "disabled_by_default", "grpc", {"CLIENT_TYPE": "grpc"}),
+    Stage("L0_client_timeout/client_infer_timeout_test.py", models.own("L0_client_timeout/models")),
+    Stage("L0_decoupled/decoupled_test.py", models.repeating, select="no_streaming"),
+    Stage(_CACHE, models.cached, (*_EXPLICIT, *_cache_of(10840)), "not insertion", alone="::"),
+    Stage(_CACHE, models.cached, (*_EXPLICIT, *_cache_of(200)), "insertion_failure"),
+    Stage("L0_batcher/queue_timeout_test.py", models.slow_queue),
+    *(
+        Stage(_BATCHER, build, environment=_ONNX, alone=f"::BatcherTest::test_{tests}")
+        for build, tests in (
+            (models.batching, "static_"),
+            (models.batching, "multi_same_"),
+            (models.batching, "multi_different_"),
+            (models.batching, "multi_batch_sum_"),
+            (models.batching, "multi_batch_gt_"),
+            (models.batching_shapes, "multi_batch_different_shape"),
+            (models.batching_shapes, "multi_batch_preferred_"),
+        )
+    ),
+    Stage(
+        *(_BATCHER, models.batching, (), "not different_shape"),
+        environment=_ONNX,
+        alone="::BatcherTest::test_multi_batch_not_",
+    ),
+    Stage(
+        *(_BATCHER, models.batching_shapes, ()),
+        environment=_ONNX,
+        alone="::BatcherTest::test_multi_batch_not_preferred_different",
+    ),
+    *(
+        Stage(_LIFE, build, flags, f"{test} and not {test}_")
+        for test, build, flags in (
+            ("test_parse_error_modelfail", lifecycle.two_of_them_broken, (*_TWO, *_STRICT)),
+            ("test_parse_error_modelfail_nostrict", lifecycle.two_of_them_broken, _TWO),
+            ("test_init_error_modelfail", lifecycle.wrong_outputs, (*_TWO, *_STRICT)),
+            ("test_parse_error_model_no_version", lifecycle.without_versions, _STRICT),
+            ("test_parse_ignore_zero_prefixed_version", lifecycle.version_named("003"), ()),
+            ("test_parse_ignore_non_intergral_version", lifecycle.version_named("abc"), ()),
+            ("test_dynamic_model_load_unload", lifecycle.changing, _POLL),
+            ("test_dynamic_model_load_unload_disabled", lifecycle.changing, ()),
+            ("test_dynamic_version_load_unload", lifecycle.changing_versions, _POLL),
+            ("test_dynamic_version_load_unload_disabled", lifecycle.changing_versions, ()),
+            ("test_dynamic_model_modify", lifecycle.modified, _POLL),
+            ("test_dynamic_file_delete", lifecycle.deleted, _POLL),
+            ("test_multiple_model_repository_polling", lifecycle.two_repositories, (*_TWO, *_POLL)),
+            (
+                "test_multiple_model_repository_control",
+                *(lifecycle.two_repositories, (*_TWO, *_EXPLICIT)),
+            ),
+            (
+                "test_multiple_model_repository_control_startup_models",
+                *(
+                    lifecycle.loaded_at_start,
+                    (*_TWO, *_EXPLICIT, *_load("libtorch", "plan", "simple_onnx")),
+                ),
+            ),
+            (
+                "test_model_repository_index",
+                *(
+                    lifecycle.indexed,
+                    (*_TWO, *_EXPLICIT, *_load("onnx", "plan", "simple_libtorch")),
+                ),
+            ),
+            ("test_model_control", lifecycle.controlled, _EXPLICIT),
+            ("test_model_control_fail", lifecycle.files_gone, _EXPLICIT),
+            ("test_model_control_ensemble", lifecycle.controlled, _EXPLICIT),
+            ("test_model_availability_on_reload", lifecycle.reloaded, _RELOADED),
+            ("test_model_availability_on_reload_2", lifecycle.reloaded_by_policy, _RELOADED),
+            ("test_model_availability_on_reload_3", lifecycle.reloaded_by_policy, _RELOADED),
+            ("test_config_override", lifecycle.overridden, _EXPLICIT),
+            ("test_file_override", lifecycle.files_overridden, (*_EXPLICIT, *_load("onnx"))),
+            ("test_file_override_security", lifecycle.files_overridden, _EXPLICIT),
+            ("test_shutdown_dynamic", lifecycle.slow, ()),
+            ("test_shutdown_ensemble", lifecycle.slow, ()),
+            ("test_concurrent_model_load_speedup", lifecycle.slow_to_load, _EXPLICIT),
+            ("test_concurrent_model_load_unload", lifecycle.loading, _EXPLICIT),
+            ("test_concurrent_same_model_load_unload_stress", lifecycle.stressed, _EXPLICIT),
+            (
+                "test_model_config_overwite",
+                *(lifecycle.overwritten, (*_EXPLICIT, "--load-model", "identity_fp32")),
+            ),
+        )
+    ),
+    *(
+        Stage(_LIFE, build, _RELOADED, f"{test} and not {test}_", "grpc", _BY_GRPC)
+        for test, build in (
+            ("test_model_availability_on_reload", lifecycle.reloaded),
+            ("test_model_availability_on_reload_2", lifecycle.reloaded_by_policy),
+            ("test_model_availability_on_reload_3", lifecycle.reloaded_by_policy),
+        )
+    ),
+    Stage(
+        *(_LIFE, lifecycle.another_platform, (*_EXPLICIT, *_load("simple"))),
+        select="different_platform",
+    ),
+    Stage("L0_nan_inf/nan_inf_test.py", schedules.special_floats),
+    Stage("L0_initializer_as_input/test.py", models.own("L0_initializer_as_input/models")),
+    *(
+        Stage(_QUEUE, schedules.queue(batching, delayed), select=test)
+        for test, batching, delayed in (
+            ("max_queue_size", f"{_FOURS} default_queue_policy {{ max_queue_size: 8 }}", True),
+            (
+                "policy_delay",
+                f"{_FOURS} {_WAITING} default_queue_policy {{ timeout_action: DELAY "
+                "default_timeout_microseconds: 100000 }",
+                False,
+            ),
+            (
+                "policy_reject",
+                f"{_FOURS} {_WAITING} default_queue_policy {{ "
+                "default_timeout_microseconds: 100000 }",
+                False,
+            ),
+            (
+                "timeout_override",
+                f"{_FOURS} {_WAITING} default_queue_policy {{ "
+                "allow_timeout_override: true default_timeout_microseconds: 1000000 }",
+                False,
+            ),
+            (
+                "test_priority_levels",
+                f"{_FOURS} {_WAITING} priority_levels: 2 default_priority_level: 2",
+                False,
+            ),
+            (
+                "max_priority_levels",
+                f"{_FOURS} {_WAITING} priority_levels: {2**64 - 1} default_priority_level: {2**32}",
+                False,
+            ),
+            ("priority_with_policy", f"{_PRIORITIES} {_WAITING}", False),
+        )
+    ),
+    Stage("L0_request_cancellation/grpc_cancellation_test.py", schedules.slow_integers),
+    Stage("L0_request_cancellation/scheduler_test.py", schedules.slow_batches),
+    Stage(
+        *("L0_grpc_state_cleanup/cleanup_test.py", schedules.slow_floats),
+        alone="::CleanUpTest::test_s",
+    ),
+    Stage(_STATUS, schedules.status, _POLL, "ServerMetadataTest"),
+    Stage(_STATUS, schedules.status_changed, _POLL, "ModelMetadataTest"),
+    Stage(
+        *("L0_simple_ensemble/ensemble_test.py", schedules.ensembles),
+        alone="::EnsembleTest::",
+    ),
+    Stage(
+        *("L0_metrics/metrics_config_test.py", schedules.counted),
+        select="inf_counters_exist or histograms_missing or _missing and not inf_counters or off",
+    ),
+    Stage(
+        *("L0_metrics/metrics_config_test.py", schedules.counted, _cache_of(1048576)),
+        select="cache_counters_exist",
+    ),
+    Stage(
+        *("L0_metrics/metrics_queue_size_test.py", schedules.pending),
+        select="not sequence",
+    ),
+    Stage(_SHM, schedules.slow_simple, _SHARED, "Unregister and http", "", _TYPE_HTTP, alone="::"),
+    Stage(_SHM, schedules.slow_simple, _SHARED, "Unregister and grpc", "", _TYPE_GRPC, alone="::"),
+    Stage("L0_http/http_request_many_chunks.py", models.simple),
+    Stage("L0_http/generate_endpoint_test.py", models.generating),
+    Stage(
+        *("L0_sagemaker/sagemaker_test.py", models.add_and_subtract("sm_model")),
+        ("--http-port", "8080", "--allow-sagemaker", "true"),
+        settings={"SAGEMAKER_TRITON_DEFAULT_MODEL_NAME": "sm_model"},
+    ),
+    Stage(
+        *("L0_vertex_ai/vertex_ai_test.py", models.add_and_subtract("addsub", "subadd")),
+        ("--http-port", "8080", "--allow-vertex-ai", "true", "--vertex-ai-default-model", "addsub"),
+        environment=_VERTEX,
+        settings=_VERTEX,
+    ),
+)

@@ -1,0 +1,193 @@
+"""Tests of Triton's ``qa/`` that do not apply, are not supported, or are known to fail, and why.
+
+Keys are the ids of tests, or the beginnings of such ids; the longest one counts.
+"""
+
+from __future__ import annotations
+
+_SIZE = "L0_http/http_input_size_limit_test.py::InferSizeLimitTest"
+_HTTP = "L0_http/http_test.py::HttpTest"
+_HTTP_AIO = "L0_http/python_http_aio_test.py::TestHttpAioClient"
+_GRPC_AIO = "L0_grpc/python_grpc_aio_test.py::TestGrpcAioClient"
+_GENERATE = "L0_http/generate_endpoint_test.py::GenerateEndpointTest"
+_VALIDATION = "L0_input_validation/input_validation_test.py"
+_SHM = "L0_shared_memory/shared_memory_test.py"
+_PARAMETERS = "L0_parameters/parameters_test.py::InferenceParametersTest"
+_CACHE = "L0_response_cache/ensemble_cache_test.py"
+_BATCHER = "L0_batcher/batcher_test.py::BatcherTest"
+_REPEAT = "L0_decoupled/decoupled_test.py"
+_LIFE = "L0_lifecycle/lifecycle_test.py::LifeCycleTest"
+_CLEANUP = "L0_grpc_state_cleanup/cleanup_test.py::CleanUpTest"
+_CANCEL = "L0_request_cancellation/grpc_cancellation_test.py::GrpcCancellationTest"
+_SCHEDULERS = "L0_request_cancellation/scheduler_test.py::TestScheduler"
+_METRICS = "L0_metrics/metrics_config_test.py::MetricsConfigTest"
+_ENSEMBLE = "L0_simple_ensemble/ensemble_test.py::EnsembleTest"
+
+
+def _each(reason: str, prefix: str, *names: str) -> dict[str, str]:
+    return dict.fromkeys((prefix + name for name in names), reason)
+
+
+_NAME = "wants the server's name to be 'triton'"
+_DELAYED = "sets a delay in the server by an environment variable of Triton's own"
+_TENSORRT = "TensorRT"
+_GPU = "GPU"
+_CODE = "its model is code of one of Triton's backends"
+_PYTHON = "its model is Python code"
+_LOG = "reads the words of Triton's own log"
+
+NOT_APPLICABLE = {
+    f"{_SIZE}::test_no_leak": "reads the memory of Triton's own process",
+    f"{_HTTP}::test_loading_large_invalid_model": "sends 2.8 GB, which the header refuses",
+    f"{_HTTP_AIO}::test_get_server_metadata": _NAME,
+    f"{_GRPC_AIO}::test_get_server_metadata": _NAME,
+    f"{_GRPC_AIO}::test_register_cuda_shared_memory": f"{_GPU}: CUDA shared memory",
+    f"{_VALIDATION}::InputShapeTest::test_wrong_input_shape_tensor_size": _TENSORRT,
+    f"{_SHM}::SharedMemoryTest::test_python_client_leak": "watches the client's own memory",
+    "L0_client_timeout/client_non_infer_timeout_test.py": _DELAYED,
+    "L0_http/http_basic_auth_test.py": "asks nginx for a password",
+    "L0_grpc/grpc_basic_auth_test.py": "asks nginx for a password",
+    "common/": "helpers of other tests",
+    "python_models/": "code of models for Triton's Python backend",
+    **_each(
+        "Triton's backends, agents and in-process API",
+        *("L0_", "async_work_queue", "backend_bls", "backend_config", "backend_python"),
+        *("backend_identity", "backend_fastertransformer", "backend_onnxruntime", "mlflow"),
+        *("backend_output_detail", "backend_tutorial", "custom_ops", "query", "rate_limiter"),
+        *("passive_instance", "python_api", "pytorch_python_runtime", "register", "openai"),
+        *("triton_repo_agent", "repoagent_checksum", "additional_dependency_dirs", "orca"),
+        *("buffer_attributes", "batch_custom"),
+    ),
+    **_each(
+        _GPU,
+        *("L0_", "cuda_graph", "cuda_shared_memory", "dlpack_multi_gpu", "compute", "libtorch"),
+        *("device_memory_tracker", "parallel_copy", "pinned_memory", "torch_aoti"),
+        "metrics/pinned_memory_metrics_test.py",
+    ),
+    "L0_trt": _TENSORRT,
+    **_each("measures, and tests nothing", "L0_", "perf", "long"),
+    **_each("other languages", "L0_", "java", "simple_go", "simple_nodejs"),
+    "L2_build_presets": "Triton's own build",
+    "L0_memory": "looks for leaks of Triton's process by valgrind",
+    "L0_storage_swiftstack": "wants a store of NVIDIA's own",
+    "L0_http_fuzz": "asserts nothing but a log; tests/attacks/test_fuzz.py fuzzes the same routes",
+    "L0_logging/log_format_test.py": _LOG,
+    "L0_server_status/server_status_test.py::ServerMetadataTest::test_basic": _NAME,
+    "L0_server_status/server_status_test.py::ServerMetadataTest::test_unknown_model": _NAME,
+    **_each(_CODE, f"{_REPEAT}::DecoupledTest::test_", "one_", "response", "wrong"),
+    f"{_REPEAT}::NonDecoupledTest": _CODE,
+    "L0_response_statistics": _CODE,
+    **_each(_CODE, f"{_CLEANUP}::test_", "decoupled", "non_decoupled"),
+    **_each(
+        _DELAYED,
+        *(f"{_BATCHER}::test_", "multi_batch_delayed", "multi_batch_use", "preferred_batch_only"),
+        *("max_queue_delay_only", "multi_batch_preserve_ordering"),
+    ),
+    **_each(
+        _DELAYED,
+        *(f"{_CANCEL}::test_grpc_async_infer_", "cancellation", "response_complete"),
+    ),
+    **_each(
+        "asks the Python code of mock_llm for repetitions, delays, errors or other shapes",
+        *(f"{_GENERATE}::test_", "0_dimension", "generate_stream", "parameters", "streaming"),
+    ),
+    "L0_sagemaker/sagemaker_generate_stream_test.py": "asks the Python code of mock_llm to repeat",
+    f"{_PARAMETERS}::test_params": "its model answers with its parameters, by Python code",
+    "L0_simple_ensemble/ensemble_backpressure_test.py": _PYTHON,
+    f"{_ENSEMBLE}::test_ensemble_partial_add_sub": _PYTHON,
+    "L0_model_update/instance_update_test.py": "its Python model counts its own instances in a log",
+    "L0_large_payload/large_payload_test.py": "1.9 GB are past --http-max-input-size; it is read "
+    "into memory whole, three times",
+    "L0_large_payload/large_payload_test.py::LargePayLoadTest::test_plan": _TENSORRT,
+    "L0_output_validation": "its models are not kept",
+    f"{_LIFE}::test_parse_error_noexit": _NAME,
+    f"{_LIFE}::test_model_reload_fail": f"{_GPU}: a kind of instance that fails to load",
+    f"{_LIFE}::test_load_gpu_limit": _GPU,
+    **_each(_PYTHON, f"{_LIFE}::test_", "concurrent_model_instance", "load_new_model_version"),
+    f"{_LIFE}::test_concurrent_model_load": "its second model is Python code",
+    f"{_LIFE}::test_shutdown_with_live_connection": _LOG,
+    **_each(_PYTHON, f"{_LIFE}::test_shutdown_while_", "background_unloading", "loading"),
+}
+
+_SEQUENCES = "sequence batching"
+_TRACE = "trace settings"
+_LOG_SETTINGS = "log settings"
+_RESTRICTED = "restricted groups of the API (--grpc-restricted-protocol, --http-restricted-api)"
+_FORWARDED = "request headers forwarded to models"
+_RAGGED = "ragged batches (allow_ragged_batch, batch_input)"
+_CHOSEN = "a choice of metrics (--metrics-config)"
+NOT_SUPPORTED = {
+    **_each(
+        _SEQUENCES,
+        *("L0_", "sequence_batcher", "sequence_corrid_batcher", "sequence_stress"),
+        *("dyna_sequence_batcher", "dyna_implicit_state", "implicit_state"),
+        *("iterative_sequence", "request_cancellation/implicit_state_test.py"),
+        "metrics/metrics_queue_size_test.py::MetricsPendingRequestCountTest::test_sequence",
+    ),
+    **_each(_SEQUENCES, f"{_SCHEDULERS}::test_", "direct_seq", "oldest_seq", "sequence"),
+    f"{_LIFE}::test_shutdown_sequence": _SEQUENCES,
+    f"{_ENSEMBLE}::test_ensemble_sequence_flags": _SEQUENCES,
+    "L0_trace": _TRACE,
+    **_each(_TRACE, f"{_HTTP_AIO}::test_", "get_trace_settings", "update_trace_settings"),
+    **_each(_TRACE, f"{_GRPC_AIO}::test_", "get_trace_settings", "update_trace_settings"),
+    "L0_logging/logging_endpoint_test.py": _LOG_SETTINGS,
+    **_each(_LOG_SETTINGS, f"{_GRPC_AIO}::test_", "get_log_settings", "update_log_settings"),
+    "L0_grpc/python_unit_test.py::RestrictedProtocolTest": _RESTRICTED,
+    "L0_http/http_restricted_api_test.py": _RESTRICTED,
+    **_each(_RESTRICTED, f"{_CLEANUP}::test_", "simple_infer_error", "streaming_error"),
+    "L0_grpc/grpc_client_plugin_test.py": _FORWARDED,
+    **_each(_FORWARDED, f"{_PARAMETERS}::test_", "headers", "grpc_header"),
+    "L0_batch_input": _RAGGED,
+    f"{_BATCHER}::test_multi_batch_different_shape_allow": _RAGGED,
+    "L0_model_namespacing": "two models of one name (--model-namespacing)",
+    f"{_METRICS}::test_model_namespacing_label_with_namespace_on": "--model-namespacing",
+    "L0_metrics/histogram_metrics_test.py": _CHOSEN,
+    **_each(
+        _CHOSEN,
+        *(f"{_METRICS}::test_", "inf_counters_missing", "inf_histograms_exist", "inf_summaries_e"),
+        *("cache_summaries_exist", "summaries_custom_quantiles"),
+    ),
+    f"{_METRICS}::test_pinned_memory_metrics_exist": f"{_GPU}: pinned memory",
+    "L0_metrics/cpu_metrics_test.py": "metrics of the machine's processors (nv_cpu_utilization)",
+    "L0_sagemaker/sagemaker_multi_model_test.py": "SageMaker's multi-model endpoints",
+    "L0_sagemaker/sagemaker_generate_test.py": "SAGEMAKER_TRITON_INFERENCE_TYPE",
+    **_each("--model-config-name", f"{_LIFE}::test_", "add_custom_config", "delete_custom_config"),
+    f"{_LIFE}::test_parse_error_no_model_config": "--disable-auto-complete-config: a model without "
+    "a configuration is served by the one that its file has",
+}
+
+_UNKNOWN = "no record is kept of what has gone from the disk: it is 'not found'"
+_UNCACHED = "an ensemble is not cached: its answers would outlive the models of its steps"
+_MIX = "a request of other inputs or shapes ends no batch that waits: it waits for its own kind"
+_STRINGS = "TorchScript has no strings"
+EXPECTED_FAILURES = {
+    f"{_LIFE}::test_dynamic_model_load_unload": _UNKNOWN,
+    f"{_LIFE}::test_dynamic_version_load_unload": _UNKNOWN,
+    f"{_BATCHER}::test_multi_batch_different_shape": _MIX,
+    f"{_BATCHER}::test_multi_batch_preferred_different_shape": _MIX,
+    f"{_CACHE}::EnsembleCacheTest::test_ensemble_top_level": _UNCACHED,
+    f"{_CACHE}::EnsembleCacheTest::test_ensemble_all_models": _UNCACHED,
+    f"{_CACHE}::EnsembleCacheTest::test_ensemble_cache_insertion": _UNCACHED,
+    f"{_SIZE}::test_large_input_js": "128 MiB of JSON take longer than a test may",
+    "L0_optional_input/optional_input_test.py::OptionalInputTest::test_": _MIX,
+    "L0_infer_variable/infer_variable_test.py::InferVariableTest::test_raw_ooo": _STRINGS,
+    "L0_infer_reshape/infer_reshape_test.py::InferReshapeTest::test_oo": _STRINGS,
+    **_each(
+        "asks models of TensorRT, too, which have other shapes",
+        *("L0_infer_reshape/infer_reshape_test.py::InferReshapeTest::", "test_ff2", "test_ff4"),
+    ),
+    f"{_SHM}::SharedMemoryTest::test_register_reserved_names": "names that only Triton's Python "
+    "backend reserves",
+    f"{_SHM}::SharedMemoryTest::test_large_shm": "its model is one of TensorRT or OpenVINO",
+    f"{_HTTP}::test_negative_dimensions": "wants 500 for what the client does wrong; it is 400",
+    f"{_HTTP}::test_repository_index_deeply_nested_json": "the nesting is refused before 'ready' "
+    "is looked at",
+    f"{_HTTP}::test_content_encoding_chunked_manually": "has both Content-Length and "
+    "Transfer-Encoding, as smuggled requests have",
+    f"{_SIZE}::test_json_dtype_size": "sends /generate a header that it does not have",
+    f"{_SIZE}::test_default_limit_compressed": "a body of 1000 times its size is refused",
+    f"{_SIZE}::test_large_input_compressed": "a body of 1000 times its size is refused",
+    f"{_VALIDATION}::InputShapeTest::test_input_string": "names the other one of two wrong inputs",
+    f"{_GRPC_AIO}::test_register_system_shared_memory": "wants INTERNAL for a region that is not "
+    "there; it is INVALID_ARGUMENT",
+}
