@@ -164,7 +164,7 @@ class Dialects:
                 self.grpc.setdefault(name, methods)  # no extension replaces what is built in
         origins = Origins(settings.http_address, settings.allowed_hosts)
         [oip] = [dialect for dialect in http if isinstance(dialect, OipHttp)]
-        self.http: App = HttpApplication(oip, http, origins)
+        self.http: App = HttpApplication(oip, http, origins, service.splits)
         if settings.vertex_ai is not None:
             self.http = VertexApplication(
                 self.http,
@@ -173,6 +173,7 @@ class Dialects:
                 control,
                 settings.vertex_ai,
                 host.max_input_bytes,
+                service.splits,
             )
 
 

@@ -7,7 +7,7 @@ the page is ``GET /docs``.
 from __future__ import annotations
 
 import re
-from collections.abc import Awaitable, Sequence
+from collections.abc import Awaitable, Collection, Sequence
 from typing import Any, Protocol
 from urllib.parse import unquote_to_bytes
 
@@ -16,6 +16,7 @@ from starlette.exceptions import HTTPException
 
 from modelport import __version__
 from modelport.gateway.errors import Internal, ModelportError
+from modelport.gateway.protocols import rollout_headers
 from modelport.gateway.protocols.asgi import Receive, Scope, Send
 from modelport.gateway.protocols.cross_site_protection import Origins
 from modelport.gateway.protocols.http_response import RETRY
@@ -54,13 +55,18 @@ class HttpApplication:
     """Dispatches requests to ``dialects``, and to ``first``, one of them, before the others.
 
     A path without a route gets the error of the first dialect of its first segment, or of
-    ``first``.
+    ``first``. ``splits`` are the models with a rollout.
     """
 
     def __init__(
-        self, first: OverloadAware, dialects: Sequence[HttpDialect], origins: Origins
+        self,
+        first: OverloadAware,
+        dialects: Sequence[HttpDialect],
+        origins: Origins,
+        splits: Collection[str] = (),
     ) -> None:
         self._first, self._origins = first, origins
+        self._splits = splits
         self.refuses = first.refuses
         self._dialects: dict[str, list[HttpDialect]] = {}
         for dialect in dialects:
@@ -69,6 +75,8 @@ class HttpApplication:
         self._framework = self._build(dialects)
 
     def __call__(self, scope: Scope, receive: Receive, send: Send) -> Awaitable[None]:
+        if self._splits and scope["type"] == "http":
+            send = rollout_headers.exchange(scope, send)
         # ``find`` is ten times as fast as ``in``.
         if scope["type"] == "http" and scope["raw_path"].find(b"%") < 0:
             answer = self._first.serve(scope, receive, send)

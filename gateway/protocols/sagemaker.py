@@ -21,6 +21,7 @@ from modelport.gateway.protocols.prediction.http import (
     PlatformDialect,
     PredictionHandler,
     RequestHeaders,
+    SelectedModel,
 )
 from modelport.gateway.protocols.prediction.predictor import Predictor
 
@@ -55,12 +56,14 @@ class SageMakerHttp(OipErrors):
         if path.startswith(_MODELS) and path.endswith(_INVOKE):
             name = path[len(_MODELS) : -len(_INVOKE)]
             if name and "/" not in name:
-                return self._predict(lambda _: (name, 0), scope, receive, send)
+                return self._predict(lambda _: SelectedModel(name), scope, receive, send)
         return None
 
-    def _find(self, headers: RequestHeaders) -> tuple[str, int]:
+    def _find(self, headers: RequestHeaders) -> SelectedModel:
         target = headers.get(_TARGET_MODEL, b"").decode("latin-1").removesuffix(_ARCHIVE)
-        return target or only_model(self._manager, self._default_model, DEFAULT_MODEL_VARIABLE), 0
+        return SelectedModel(
+            target or only_model(self._manager, self._default_model, DEFAULT_MODEL_VARIABLE)
+        )
 
     def add_routes(self, app: FastAPI) -> None:
         @app.post(_INVOCATIONS, tags=["sagemaker"])
@@ -71,7 +74,7 @@ class SageMakerHttp(OipErrors):
         @app.post("/models/{model}/invoke", tags=["sagemaker"])
         async def invoke(model: Annotated[str, Path(description="Model name")]) -> Response:
             """Predict with a model of a multi-model endpoint."""
-            return Delegate(self._predict, lambda _: (model, 0))
+            return Delegate(self._predict, lambda _: SelectedModel(model))
 
 
 def only_model(manager: ModelManager, default: str, remedy: str) -> str:

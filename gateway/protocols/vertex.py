@@ -8,16 +8,19 @@ Only the inference and read-only routes of ``_REDIRECTS`` are allowed.
 from __future__ import annotations
 
 import re
+from collections.abc import Collection
 from urllib.parse import unquote
 
 from modelport.gateway.models.control import Control
 from modelport.gateway.models.manager import ModelManager
+from modelport.gateway.protocols import rollout_headers
 from modelport.gateway.protocols.asgi import App, Receive, Scope, Send
 from modelport.gateway.protocols.http_response import JSON, reply
 from modelport.gateway.protocols.prediction.http import (
     PlatformDialect,
     PredictionHandler,
     RequestHeaders,
+    SelectedModel,
 )
 from modelport.gateway.protocols.prediction.predictor import Predictor
 from modelport.gateway.protocols.sagemaker import only_model
@@ -37,7 +40,7 @@ _REDIRECTS = (
 
 
 class VertexApplication:
-    """Adds the two routes to ``app``."""
+    """Adds the two routes to ``app``; ``splits`` are the models with a rollout."""
 
     def __init__(
         self,
@@ -47,8 +50,10 @@ class VertexApplication:
         control: Control,
         settings: VertexAi,
         max_input_bytes: int,
+        splits: Collection[str] = (),
     ) -> None:
         self._app = app
+        self._splits = splits
         self._manager = manager
         self._control = control
         self._settings = settings
@@ -73,6 +78,8 @@ class VertexApplication:
             return
         wanted = [value for name, value in scope["headers"] if name == _REDIRECT]
         if not wanted:
+            if self._splits:
+                send = rollout_headers.exchange(scope, send)
             await self._predict(self._find, scope, receive, send)
             return
         target = wanted[0].decode("latin-1")
@@ -91,5 +98,6 @@ class VertexApplication:
                 return
         await reply(send, 403, b'{"error":"the redirect is not allowed"}', JSON)
 
-    def _find(self, _: RequestHeaders) -> tuple[str, int]:
-        return only_model(self._manager, self._settings.default_model, DEFAULT_MODEL_FLAG), 0
+    def _find(self, _: RequestHeaders) -> SelectedModel:
+        default = self._settings.default_model
+        return SelectedModel(only_model(self._manager, default, DEFAULT_MODEL_FLAG))

@@ -25,3 +25,10 @@ class RequestRouting:
 
 
 CURRENT: ContextVar[RequestRouting | None] = ContextVar("routing", default=None)
+
+
+def begin(key: bytes) -> RequestRouting:
+    """Make the routing of the request that the current task serves."""
+    routing = RequestRouting(key)
+    CURRENT.set(routing)
+    return routing

@@ -43,7 +43,7 @@ log = structlog.get_logger("modelport.server")
 LAME_DUCK_SECONDS = 1.0
 #: Part of the exit timeout that is kept for cancelling requests and closing connections.
 CLOSING_SECONDS = 0.1
-MakeListeners = Callable[[App, Methods, Settings, Collection[object]], Listeners]
+MakeListeners = Callable[[App, Methods, Settings, Collection[object], Collection[str]], Listeners]
 MakeControl = Callable[[ModelManager], Control]
 
 
@@ -96,7 +96,9 @@ class GatewayServer:
             app = metrics.mount(app, settings.prometheus_path, self._scrape)
         self._metrics = self._metrics_listener() if self._alone else None
         try:
-            self._listeners = make_listeners(app, dialects.grpc, settings, self.manager.overloaded)
+            self._listeners = make_listeners(
+                app, dialects.grpc, settings, self.manager.overloaded, service.splits
+            )
         except Unavailable:  # a program that goes on keeps no port
             if self._metrics is not None:
                 self._metrics.close()

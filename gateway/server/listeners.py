@@ -21,7 +21,8 @@ HEALTH = (b"/v2/health/live", b"/v2/health/ready", b"/ping")
 class Listeners:
     """Serves an ASGI application and a table of gRPC methods.
 
-    ``overloaded`` is not empty while a model is overloaded. ``reuse_port`` lets other processes
+    ``overloaded`` is not empty while a model is overloaded, ``splits`` while a rollout runs.
+    ``reuse_port`` lets other processes
     serve on the same ports.
 
     Raises:
@@ -34,6 +35,7 @@ class Listeners:
         methods: Methods,
         settings: Settings,
         overloaded: Collection[object],
+        splits: Collection[str] = (),
         reuse_port: bool = False,
     ) -> None:
         route = settings.vertex_ai.health_route if settings.vertex_ai else ""
@@ -41,7 +43,7 @@ class Listeners:
             app, settings.http_address, settings.http_port, "--http-port", reuse_port,
             [*HEALTH, *([route.encode()] if route else [])], overloaded=overloaded,
         )  # fmt: skip
-        service = Service(methods, settings.http_max_input_bytes, overloaded)
+        service = Service(methods, settings.http_max_input_bytes, overloaded, splits)
         try:
             self._grpc = GrpcListener(
                 service, settings.grpc_address, settings.grpc_port, "--grpc-port", reuse_port

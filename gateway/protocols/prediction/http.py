@@ -10,7 +10,7 @@ import asyncio
 from collections.abc import AsyncGenerator, Callable
 from contextlib import aclosing
 from dataclasses import dataclass, replace
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 import orjson
 import structlog
@@ -56,6 +56,14 @@ class PredictionDialect(Protocol):
         """Make status, body and headers of an error response."""
 
 
+class SelectedModel(NamedTuple):
+    """The requested model; ``label`` is the one that chose the version, if any did."""
+
+    name: str
+    version: int = 0
+    label: str | None = None
+
+
 @dataclass(frozen=True, slots=True)
 class StreamingPredictor:
     """Streaming of the models (name and version) to which it ``applies``."""
@@ -77,19 +85,19 @@ class PredictionHandler:
 
     async def __call__(
         self,
-        find: Callable[[RequestHeaders], tuple[str, int]],
+        find: Callable[[RequestHeaders], SelectedModel],
         scope: Scope,
         receive: Receive,
         send: Send,
     ) -> None:
-        """Serve a request; ``find`` returns the model's name and version, or raises."""
+        """Serve a request; ``find`` returns the requested model, or raises."""
         headers = dict(scope["headers"])
         try:
             deadline = request_body.deadline(headers)
-            name, version = find(headers)
+            name, version, _ = selected = find(headers)
             bound = self.bound(name, version)
             body = await request_body.read(receive, headers, self.max_input_bytes, deadline, bound)
-            call = self._call(name, version, body, headers)
+            call = self._call(selected, body, headers)
             if self.streaming is not None and self.streaming.applies(name, version):
                 await self._stream(self.streaming.stream(call, deadline), headers, send)
                 return
@@ -107,7 +115,7 @@ class PredictionHandler:
             await reply(send, 200, answer.body, self.dialect.headers(answer, headers))
 
     def _call(
-        self, name: str, version: int, body: bytes, headers: RequestHeaders
+        self, selected: SelectedModel, body: bytes, headers: RequestHeaders
     ) -> PredictionCall:
         header = headers.get(b"content-type", b"")
         content_type = form_body.media_type(header)
@@ -118,7 +126,8 @@ class PredictionHandler:
             body, content_type = field.content, field.content_type
         else:
             length = self.dialect.header_length(headers, len(body))
-        return PredictionCall(name, version, body, content_type, length, trace)
+        name, version, label = selected
+        return PredictionCall(name, version, body, content_type, length, trace, label)
 
     async def _stream(
         self, replies: AsyncGenerator[PredictionReply, None], headers: RequestHeaders, send: Send

@@ -65,7 +65,7 @@ class PredictionCall:
     """A prediction request.
 
     ``header_length`` is the size of the JSON part if the client states it. ``version`` 0 is the
-    default version.
+    default version; ``label`` is the one that chose the version, if any did.
     """
 
     model: str
@@ -74,6 +74,7 @@ class PredictionCall:
     content_type: bytes = b""
     header_length: int | None = None
     trace: str = ""
+    label: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -138,7 +139,7 @@ class Predictor:
         _, (request, encode) = await image_decoding.decode_for(
             find, lambda forms: forms.slow(call), decode, deadline
         )
-        request.trace = call.trace
+        request.trace, request.label = call.trace, call.label
         return request, encode, oip_parameters.deadline(request, deadline)
 
 

@@ -65,6 +65,8 @@ class Inference:
     ) -> tuple[Decoded, list[Tensor]]:
         """Decode and run a request; return the decoded request and the outputs.
 
+        The signature of the returned request is that of the version that answered.
+
         Args:
             images: Whether the request may hold images, which are decoded in a thread.
             size: Size of the request in bytes; a large one is decoded in a thread.
@@ -81,8 +83,12 @@ class Inference:
         )
         servable = decoded.servable
         request = servable.request(decoded.inputs, decoded.wanted, call.trace)
+        request.label = call.selected.request_label
         response = await self._service.infer(request, call.deadline)
-        return decoded, servable.outputs_of(request, response)
+        outputs = servable.outputs_of(request, response)
+        if request.label is not None:
+            servable = servable.answered_by(response.model_version)
+        return decoded._replace(servable=servable), outputs
 
     async def classify(
         self,

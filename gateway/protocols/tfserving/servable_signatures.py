@@ -6,6 +6,7 @@ from the wire's shapes, which the inference service uses.
 
 from __future__ import annotations
 
+import copy
 import functools
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
@@ -208,6 +209,14 @@ class ServableSignature:
             request.signature = self.signature_name
         return request
 
+    def answered_by(self, number: int) -> ServableSignature:
+        """This signature of version ``number``, which a rollout chose in place of this version."""
+        if number == self.number:
+            return self
+        servable = copy.copy(self)
+        servable.number = number
+        return servable
+
     def outputs_of(self, request: InferRequest, response: InferResponse) -> list[Tensor]:
         """Convert the outputs to the model's shapes."""
         if not request.signature:
@@ -248,6 +257,11 @@ class Selected(NamedTuple):
     version: int | None = None
     label: str | None = None
     signature: str = ""
+
+    @property
+    def request_label(self) -> str | None:
+        """The ``label`` of an ``InferRequest``."""
+        return self.label or ("" if self.version is None else None)
 
 
 def _describe(info: tensorflow_pb2.TensorInfo, spec: SignatureTensor, name: str) -> None:

@@ -136,6 +136,11 @@ def version_number(manager: ModelManager, name: str, text: str) -> int:
         raise VersionNotFound(name, text) from None
 
 
+def label_of(text: str) -> str | None:
+    """The label that ``text`` is, or None if it is a version number or empty."""
+    return text if text and _VERSION.fullmatch(text) is None else None
+
+
 def known_version(manager: ModelManager, name: str, text: str) -> int:
     """Parse the version of a request for inference.
 

@@ -127,9 +127,11 @@ class TorchServeGrpc:
         if not message.model_name:
             raise InvalidArgument("Parameter model_name is required.")
         version = errors.known_version(self._manager, message.model_name, message.model_version)
+        label = errors.label_of(message.model_version)
         for name in FIELDS:
             if name in message.input:
-                return PredictionCall(message.model_name, version, message.input[name])
+                body = message.input[name]
+                return PredictionCall(message.model_name, version, body, label=label)
         raise InvalidArgument("the map 'input' has no entry 'data' or 'body'")
 
     async def _stream(self, message: Any, deadline: Deadline) -> AsyncGenerator[Any, None]:

@@ -26,6 +26,7 @@ from modelport.gateway.protocols.prediction.http import (
     TRACE,
     PredictionHandler,
     RequestHeaders,
+    SelectedModel,
     StreamingPredictor,
 )
 from modelport.gateway.protocols.prediction.predictor import PredictionReply, Predictor
@@ -103,18 +104,21 @@ class TorchServeHttp:
         find = self._find if prefix == _PREDICTIONS else self._find_explainer
         return self._predict(find(name, version), scope, receive, send)
 
-    def _find_explainer(
-        self, name: str, version: str
-    ) -> Callable[[RequestHeaders], tuple[str, int]]:
-        def find(_: RequestHeaders) -> tuple[str, int]:
+    def _find_explainer(self, name: str, version: str) -> Callable[[RequestHeaders], SelectedModel]:
+        def find(_: RequestHeaders) -> SelectedModel:
             number = errors.known_version(self._manager, name, version)
-            return explainer.name_of(self._manager, name, number), 0
+            return SelectedModel(explainer.name_of(self._manager, name, number))
 
         return find
 
-    def _find(self, name: str, version: str) -> Callable[[RequestHeaders], tuple[str, int]]:
+    def _find(self, name: str, version: str) -> Callable[[RequestHeaders], SelectedModel]:
         """Check the model before the body, as TorchServe does."""
-        return lambda _: (name, errors.known_version(self._manager, name, version))
+
+        def find(_: RequestHeaders) -> SelectedModel:
+            number = errors.known_version(self._manager, name, version)
+            return SelectedModel(name, number, errors.label_of(version))
+
+        return find
 
     def refusal(self, status: int, message: str) -> Response:
         return _answer(errors.refusal(status, message), {}, status)

@@ -13,6 +13,9 @@ from google.protobuf.message import DecodeError
 
 from modelport.gateway.errors import InvalidArgument, ModelportError, QueueFull
 from modelport.gateway.protocols.grpc_method import Method, Methods, RefusedMessage
+from modelport.gateway.rollout import request_routing
+from modelport.gateway.rollout.plan import ROUTE_KEY
+from modelport.gateway.rollout.request_routing import RequestRouting
 from modelport.gateway.runtime import offload
 from modelport.gateway.server.grpc import framing
 from modelport.gateway.server.grpc.framing import (
@@ -30,6 +33,9 @@ from modelport.gateway.wire.raw_tensors import Buffer
 log = structlog.get_logger("modelport.front")
 
 Headers = tuple[tuple[bytes, bytes], ...]
+
+
+_ROUTE_KEY = ROUTE_KEY.encode()
 
 
 class ClientGone(Exception):
@@ -74,6 +80,7 @@ class CallTarget(NamedTuple):
     timeout_seconds: float | None = None
     refusal: Ending = NO_METHOD
     via: str = ""
+    route_key: bytes = b""
 
 
 class GrpcCall(Protocol):
@@ -93,8 +100,8 @@ class GrpcCall(Protocol):
         So the end of the request, and of the client, is seen at once.
         """
 
-    def only(self, content: Sequence[Buffer]) -> None:
-        """The one reply, in parts, and the end: OK."""
+    def only(self, content: Sequence[Buffer], ending: Ending = OK) -> None:
+        """The one reply, in parts, and the end."""
 
     async def message(self, content: bytes) -> None:
         """One of several replies; returns when there is room for another.
@@ -113,12 +120,18 @@ class Service:
     """``max_message``: the largest message of a request, in bytes, also after decompression.
 
     ``overloaded`` is not empty while a model is overloaded; then unread requests may be refused.
+    ``splits`` is not empty while a rollout runs; then trailers name the version that answered.
     """
 
     def __init__(
-        self, methods: Methods, max_message: int, overloaded: Collection[object] = ()
+        self,
+        methods: Methods,
+        max_message: int,
+        overloaded: Collection[object] = (),
+        splits: Collection[str] = (),
     ) -> None:
         self.overloaded = overloaded
+        self._splits = splits
         self.max_message = min(max_message, MAX_MESSAGE_BYTES)
         self._methods: dict[bytes, Method] = {}
         for service, rows in methods.items():
@@ -143,7 +156,13 @@ class Service:
         via = headers.get(b"via", b"")
         if via and via_header.loops(via):
             return CallTarget(refusal=LOOP)
-        return CallTarget(method, encoding, seconds, via=via.decode("latin-1"))
+        return CallTarget(
+            method,
+            encoding,
+            seconds,
+            via=via.decode("latin-1"),
+            route_key=headers.get(_ROUTE_KEY, b""),
+        )
 
     def refuses(self, target: CallTarget, body: bytes | memoryview) -> bool:
         """Whether a call with this body is refused for an overload whatever it holds: ``BUSY``."""
@@ -159,9 +178,11 @@ class Service:
         if method is None:
             call.end(target.refusal)
             return
+        routing = request_routing.begin(target.route_key) if self._splits else None
         try:
             if method.reply_streams:
                 await self._stream(method, target.encoding, call)
+                call.end(OK if routing is None or method.request_streams else _ok(routing))
             else:
                 content = self._content(target.encoding, call.body())
                 if len(content) > offload.INLINE_BYTES or type(content) is Compressed:
@@ -173,12 +194,12 @@ class Service:
                 else:
                     message = await _read(method, content, call.deadline)
                 reply = await method.handler(message, call.deadline)
-                call.only(method.parts(reply))
+                call.only(method.parts(reply), OK if routing is None else _ok(routing))
         except ModelportError as error:
             if is_late(error, call.deadline.remaining()):
                 call.end(LATE)  # as the client's own clock says, whichever of the two is first
             else:
-                call.end(Ending(status(method, error), str(error)))
+                call.end(Ending(status(method, error), str(error), _trailers(routing)))
         except (ClientGone, asyncio.CancelledError):
             call.end(call.cut_off())
         except MessageTooLarge as error:
@@ -209,7 +230,6 @@ class Service:
         async with contextlib.aclosing(method.handler(argument, call.deadline)) as replies:
             async for each in replies:
                 await call.message(each.SerializeToString())
-        call.end(OK)
 
     async def _messages(
         self, method: Method, contents: AsyncIterator[bytes], deadline: Deadline
@@ -249,6 +269,18 @@ class Service:
             if most is not None and most < self.max_message:
                 raise _larger_than_valid(most) from error
             raise
+
+
+def _trailers(routing: RequestRouting | None) -> Headers:
+    """Trailing metadata with the version that answered, if a rollout assigned the request."""
+    if routing is None or not routing.answered:
+        return ()
+    return ((request_routing.HEADER, routing.answered.encode()),)
+
+
+def _ok(routing: RequestRouting) -> Ending:
+    trailers = _trailers(routing)
+    return OK._replace(headers=trailers) if trailers else OK
 
 
 async def _read(method: Method, content: Buffer, deadline: Deadline) -> Any:

@@ -269,7 +269,7 @@ class GrpcStream(ServerStream):
             self._grant()
         return content
 
-    def only(self, content: Sequence[Buffer]) -> None:
+    def only(self, content: Sequence[Buffer], ending: Ending = OK) -> None:
         if self.reset_code is not None or self.local_closed:
             return
         connection, number = self.connection, self.number
@@ -277,9 +277,9 @@ class GrpcStream(ServerStream):
         body = size + framing.PREFIX_BYTES
         room = min(connection.send_window, self.send_window)
         whole = body <= room and body <= connection.peer.max_frame
-        if not whole or connection.writing_paused:
+        if not whole or connection.writing_paused or ending is not OK:
             self._push(content, size)
-            self.end(OK)
+            self.end(ending)
             return
         self.local_closed = True
         connection.send_window -= body

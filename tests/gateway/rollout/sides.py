@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import uuid
 from collections.abc import Awaitable, Callable
 from dataclasses import replace
 from pathlib import Path
@@ -88,7 +89,8 @@ class Sides:
         self.plan = PLAN
 
     def apply(self, share: float, kind: str = "canary", stage: int = 0, **plan: Any) -> None:
-        self.plan = replace(self.plan, **plan)
+        if (changed := replace(self.plan, **plan)) != self.plan:
+            self.plan = replace(changed, id=uuid.uuid4().hex)
         document = {
             "model": "m", "plan": self.plan.to_json(), "stage": stage, "kind": kind,
             "share": share, "revision": 1,
