@@ -156,6 +156,7 @@ class InferRequest:
         via: The ``Via`` header: gateways that the request passed through.
         label: The version label by which the client chose ``model_version``; empty if it chose
             none, and the version is the default one. None if it named the version by number.
+        unclassified: The outputs before their ``classification``; the service sets it.
     """
 
     model_name: str
@@ -170,6 +171,7 @@ class InferRequest:
     signature: str = ""
     via: str = ""
     label: str | None = None
+    unclassified: list[Tensor] | None = None
 
 
 @dataclass(slots=True)

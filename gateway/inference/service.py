@@ -16,6 +16,7 @@ from modelport.gateway.errors import Code, Internal, ModelportError, TimedOut, U
 from modelport.gateway.inference.classification import LARGE, classify
 from modelport.gateway.models.manager import ModelManager
 from modelport.gateway.models.model import ServedVersion
+from modelport.gateway.rollout import request_routing
 from modelport.gateway.runtime import offload
 from modelport.gateway.runtime.timer_wheel import TimeLimit
 from modelport.gateway.types import Deadline, InferRequest, InferResponse, Tensor
@@ -60,7 +61,11 @@ class InferenceService:
                 ``Internal``.
         """
         started = time.perf_counter_ns()
-        if not step and self._manager.closing.is_set():
+        if step:
+            routing = request_routing.CURRENT.get()
+            if routing is not None and routing.is_copy:
+                return await self.infer_copy(request, deadline)
+        elif self._manager.closing.is_set():
             raise Unavailable("the server is shutting down")
         if self.splits:
             split = self.splits.get(request.model_name)
@@ -70,6 +75,34 @@ class InferenceService:
         request.via = via_header.CURRENT.get()
         with _Counted(version, request, started, self._verbose):
             return await self._run(version, request, deadline, started)
+
+    async def infer_copy(self, request: InferRequest, deadline: Deadline) -> InferResponse:
+        """Answer a copy of a request, which is in no batch, cache, queue or statistics.
+
+        Raises:
+            ModelportError: as ``infer``.
+        """
+        version = self._manager.acquire(request.model_name, request.model_version)
+        try:
+            validator = version.validator
+            if request.signature:
+                validator = version.signatures.validator(request.signature)
+            validator.check(request)
+            response = await within(version.backend(request, deadline), deadline)
+            validator.restore(response)
+            return response
+        finally:
+            version.release()
+
+    def pending(self, name: str, number: int) -> int:
+        """The number of requests in progress at a version."""
+        version = self._manager.find(name, number)
+        return 0 if version is None else version.statistics.pending
+
+    @property
+    def overloaded(self) -> bool:
+        """Whether a model of this process is overloaded, or the process ends."""
+        return bool(self._manager.overloaded) or self._manager.closing.is_set()
 
     def refuses(self, name: str, number: int) -> bool:
         """Whether an overload refuses the next request for this model or version.
@@ -170,6 +203,7 @@ class InferenceService:
         answered = time.perf_counter_ns()
         validator.restore(response)
         if request.classification:
+            request.unclassified = response.outputs
             response.outputs = await _classified(version, request, response, deadline)
         response.id = request.id
         done = time.perf_counter_ns()

@@ -124,6 +124,17 @@ class RequestEvents:
                 if self._random.random() >= each.quantile:
                     self._attribute(counts.slow, each.name, is_candidate, key)
 
+    def abandoned(
+        self, counts: StageCounts, *, is_candidate: bool, seconds: float, key: str | None = None
+    ) -> None:
+        """Count a request whose client left after ``seconds``: slow, if that was too long already.
+
+        It is no request otherwise, because nobody knows how long it would have taken.
+        """
+        for durations in (self._latency, self._first_byte):
+            for name in durations.slow(seconds, is_candidate=is_candidate):
+                self._attribute(counts.slow, name, is_candidate, key)
+
     def wrong(
         self, counts: StageCounts, criterion: str, *, is_candidate: bool, key: str | None = None
     ) -> None:

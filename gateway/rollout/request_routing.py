@@ -17,11 +17,12 @@ class RequestRouting:
     """The route key that a request came with, and the version that answers it.
 
     ``answered`` is a version of the requested model, or ``NAME/VERSION`` of another model. It is
-    empty for a request that no rollout assigns.
+    empty for a request that no rollout assigns. ``is_copy``: no client waits for the answer.
     """
 
     key: bytes = b""
     answered: str = ""
+    is_copy: bool = False
 
 
 CURRENT: ContextVar[RequestRouting | None] = ContextVar("routing", default=None)

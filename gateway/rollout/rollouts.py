@@ -32,7 +32,9 @@ class Rollouts:
         model, revision = str(document["model"]), int(document["revision"])
         split = self._splits.get(model)
         if split is None or split.plan.id != plan.id:
-            split = TrafficSplit(plan, self._service.infer_step)
+            if split is not None:
+                split.close()
+            split = TrafficSplit(plan, self._service)
         elif revision < self._revisions[model]:
             return
         kind, share = StageKind(document["kind"]), float(document["share"])
@@ -46,8 +48,15 @@ class Rollouts:
         Requests in flight finish where they are.
         """
         self._service.splits.pop(model, None)
-        self._splits.pop(model, None)
+        split = self._splits.pop(model, None)
+        if split is not None:
+            split.close()
         self._revisions.pop(model, None)
+
+    def examples(self, model: str) -> list[dict[str, Any]]:
+        """The first requests of the rollout of ``model`` whose answers disagreed."""
+        split = self._splits.get(model)
+        return [] if split is None else list(split.examples)
 
     def counts(self) -> dict[str, dict[str, Any]]:
         """The counts of each rollout since it began in this process, by id and stage."""

@@ -9,17 +9,25 @@ two requests.
 from __future__ import annotations
 
 import asyncio
+import random
 import time
-from dataclasses import replace
-from typing import NamedTuple
+from dataclasses import dataclass, field
+from typing import Any
 
-from modelport.gateway.errors import Code, ModelportError, Unavailable
+from modelport.gateway.errors import Code, ModelportError, TimedOut, Unavailable
+from modelport.gateway.inference.service import InferenceService
+from modelport.gateway.rollout import examples
+from modelport.gateway.rollout.answer_comparison import AnswerComparison, count_scores
 from modelport.gateway.rollout.assignment import RequestAssignment
-from modelport.gateway.rollout.counts import SideCounts, StageCounts, latency_bucket
+from modelport.gateway.rollout.counts import StageCounts
 from modelport.gateway.rollout.plan import RolloutPlan, RolloutSide, StageKind
+from modelport.gateway.rollout.request_events import RequestEvents
 from modelport.gateway.rollout.request_routing import CURRENT
+from modelport.gateway.rollout.shadow import CopyOutcome, ShadowCopy, ShadowQueue
+from modelport.gateway.rollout.sides import StageTraffic, addressed
 from modelport.gateway.runtime.timer_wheel import TimeLimit
-from modelport.gateway.types import Deadline, Infer, InferRequest, InferResponse, Tensor, Timing
+from modelport.gateway.types import Deadline, InferRequest, InferResponse, Tensor
+from modelport.gateway.wire import via_header
 
 #: Parameter of requests whose answer depends on earlier ones.
 _SEQUENCE = "sequence_id"
@@ -31,47 +39,68 @@ STOP_SECONDS = 5.0
 STOP_SHARE = 0.5
 #: As long as never, for a limit that only ``route`` ends.
 _NEVER_SECONDS = 1e9
+#: Outputs with more elements are compared in a thread.
+_INLINE_ELEMENTS = 65_536
 
 
-class StageTraffic(NamedTuple):
-    """The routing of one stage, and its counts."""
+@dataclass(slots=True)
+class _DivertedRequest:
+    """A request that the split assigns to a side."""
 
-    number: int
-    kind: StageKind
-    share: float
-    counts: StageCounts
+    request: InferRequest
+    deadline: Deadline
+    step: bool
+    stage: StageTraffic
+    is_candidate: bool
+    key: str | None
+    #: Whether the other side gets a copy.
+    copied: bool = False
+    started: float = field(default_factory=time.perf_counter)
+    #: The request as the side that answered got it.
+    asked: InferRequest | None = None
 
     @property
-    def canary_share(self) -> float:
-        """The share of requests that the candidate answers."""
-        return self.share if self.kind is StageKind.CANARY else 0.0
+    def seconds(self) -> float:
+        return time.perf_counter() - self.started
 
 
 class TrafficSplit:
-    """An ``Infer`` before both sides of a rollout.
+    """An ``Infer`` before both sides of a rollout."""
 
-    Args:
-        ask: answers a request for a version, which it counts as usual.
-    """
-
-    def __init__(self, plan: RolloutPlan, ask: Infer) -> None:
+    def __init__(self, plan: RolloutPlan, service: InferenceService) -> None:
         self.plan = plan
-        self._ask = ask
+        #: The counts of each stage in this process.
+        self.counts: dict[int, StageCounts] = {}
+        #: The first requests whose answers disagreed (``examples``).
+        self.examples: list[dict[str, Any]] = []
+        self.comparison = AnswerComparison(plan)
+        self.events = RequestEvents(plan.limits)
+        self._service = service
         self._assignment = RequestAssignment(plan)
         #: Whether requests without a version belong to the rollout.
         self._default = plan.default_version in (0, plan.baseline.version)
-        self.counts: dict[int, StageCounts] = {}
         self._stage = StageTraffic(0, StageKind.SHADOW, 0.0, StageCounts())
         #: Limits of the requests in flight at the candidate, with their deadlines.
         self._on_candidate: dict[TimeLimit, Deadline] = {}
+        sides = (plan.baseline, plan.candidate)
+        self._copies = ShadowQueue(
+            service.infer_copy,
+            self,
+            busy=lambda: any(service.pending(*side) for side in sides),
+            overloaded=lambda: service.overloaded,
+        )
 
     def route(self, number: int, kind: StageKind, share: float) -> None:
         """Route requests from now on as stage ``number`` does; a share of 0 stops the candidate.
 
-        Requests in flight at a candidate that is stopped have ``STOP_SECONDS`` to finish there.
+        Requests in flight at a candidate that is stopped have ``STOP_SECONDS`` to finish there;
+        copies are dropped.
         """
+        before = self._stage
         counts = self.counts.setdefault(number, StageCounts())
         self._stage = StageTraffic(number, kind, share, counts)
+        if not share or kind is not before.kind:
+            self._copies.stop()
         if not self._stage.canary_share:
             loop = asyncio.get_running_loop()
             for limit, deadline in self._on_candidate.items():
@@ -84,6 +113,12 @@ class TrafficSplit:
     def _end(self, limit: TimeLimit) -> None:
         if limit in self._on_candidate:
             limit.end()
+
+    def close(self) -> None:
+        """Drop all copies; requests in flight finish where they are."""
+        self._copies.stop()
+
+    # -- requests of clients --------------------------------------------------------------------
 
     def diverts(self, request: InferRequest) -> bool:
         """Whether ``request`` belongs to the rollout."""
@@ -104,110 +139,144 @@ class TrafficSplit:
         Raises:
             ModelportError: the baseline failed, or the deadline has passed.
         """
-        stage, key = self._stage, self._assignment.key(request)
-        share = stage.canary_share
-        if share and self._assignment.candidate_serves(key, share):
-            try:
-                response = await self._at_candidate(stage, request, deadline, step)
-            except ModelportError as error:
-                response = await self._fall_back(stage, request, deadline, step, error)
+        diverted = self._assign(request, deadline, step)
+        counts, is_candidate = diverted.stage.counts, diverted.is_candidate
+        try:
+            if is_candidate:
+                response = await self._at_candidate(diverted)
+            else:
+                response = await self._of(self.plan.baseline, diverted)
+        except asyncio.CancelledError:
+            self.events.abandoned(
+                counts, is_candidate=is_candidate, seconds=diverted.seconds, key=diverted.key
+            )
+            raise
+        except ModelportError as error:
+            if not is_candidate:
+                if error.code not in _CLIENT_ERRORS:
+                    self._failed(diverted, error)
+                raise
+            response = await self._fall_back(diverted, error)
         else:
-            response = await self._at_baseline(stage, request, deadline, step)
+            self._answered(diverted, response)
+        self._copies.advance()
         response.model_name = request.model_name
         return response
 
-    async def _at_candidate(
-        self, stage: StageTraffic, request: InferRequest, deadline: Deadline, step: bool
-    ) -> InferResponse:
-        counts, limit = stage.counts.candidate, TimeLimit(_NEVER_SECONDS)
-        self._on_candidate[limit] = deadline
-        started = time.perf_counter_ns()
+    def _assign(self, request: InferRequest, deadline: Deadline, step: bool) -> _DivertedRequest:
+        stage, key = self._stage, self._assignment.key(request)
+        share, shadow = stage.canary_share, stage.shadow_share
+        is_candidate = share > 0 and self._assignment.candidate_serves(key, share)
+        copied = self.plan.pair if is_candidate else shadow > 0 and random.random() < shadow
+        name = key.decode("latin-1") if key else None
+        return _DivertedRequest(request, deadline, step, stage, is_candidate, name, copied)
+
+    async def _at_candidate(self, diverted: _DivertedRequest) -> InferResponse:
+        limit = TimeLimit(_NEVER_SECONDS)
+        self._on_candidate[limit] = diverted.deadline
         try:
             with limit:
-                response = await self._of(self.plan.candidate, request, deadline, step)
+                return await self._of(self.plan.candidate, diverted)
         except TimeoutError:
             if not limit.expired:
                 raise
             raise Unavailable("the candidate did not answer before its rollback") from None
         finally:
             del self._on_candidate[limit]
-        self._answered(counts, time.perf_counter_ns() - started)
-        return response
 
-    async def _at_baseline(
-        self, stage: StageTraffic, request: InferRequest, deadline: Deadline, step: bool
-    ) -> InferResponse:
-        started = time.perf_counter_ns()
-        try:
-            response = await self._of(self.plan.baseline, request, deadline, step)
-        except ModelportError as error:
-            if error.code not in _CLIENT_ERRORS:
-                _failed(stage.counts, is_candidate=False)
-            raise
-        self._answered(stage.counts.baseline, time.perf_counter_ns() - started)
-        return response
-
-    async def _fall_back(
-        self,
-        stage: StageTraffic,
-        request: InferRequest,
-        deadline: Deadline,
-        step: bool,
-        error: ModelportError,
-    ) -> InferResponse:
+    async def _fall_back(self, diverted: _DivertedRequest, error: ModelportError) -> InferResponse:
         """Answer by the baseline after the candidate's ``error``.
 
         The error is the candidate's, unless the baseline too finds the request invalid.
         """
-        if deadline.expired:
-            _failed(stage.counts, is_candidate=True)
+        if diverted.deadline.expired:
+            self._failed(diverted, error)
             raise error
         try:
-            response = await self._of(self.plan.baseline, request, deadline, step)
+            response = await self._of(self.plan.baseline, diverted)
         except ModelportError as again:
             if error.code not in _CLIENT_ERRORS or again.code not in _CLIENT_ERRORS:
-                _failed(stage.counts, is_candidate=True)
+                self._failed(diverted, error)
             raise
-        _failed(stage.counts, is_candidate=True)
+        self._failed(diverted, error)
         return response
 
-    async def _of(
-        self, side: RolloutSide, request: InferRequest, deadline: Deadline, step: bool
-    ) -> InferResponse:
-        """The answer of ``side``; ``request`` itself stays as it is."""
+    async def _of(self, side: RolloutSide, diverted: _DivertedRequest) -> InferResponse:
+        """The answer of ``side``."""
+        request = diverted.request
         routing = CURRENT.get()
-        if routing is not None and not step:
+        if routing is not None and not diverted.step:
             own = side.model == request.model_name
             routing.answered = str(side.version) if own else f"{side.model}/{side.version}"
-        response = await self._ask(addressed(request, side), deadline)
+        diverted.asked = asked = addressed(request, side)
+        response = await self._service.infer_step(asked, diverted.deadline)
         response.model_version = side.version
         return response
 
-    def _answered(self, counts: SideCounts, nanoseconds: int) -> None:
-        counts.requests += 1
-        bucket = latency_bucket(nanoseconds)
-        counts.latency[bucket] = counts.latency.get(bucket, 0) + 1
-        milliseconds, limits = nanoseconds / 1e6, self.plan.limits
-        for name, most in (("p50_ms", limits.p50_ms), ("p99_ms", limits.p99_ms)):
-            if most is not None and milliseconds > most:
-                counts.over_limit[name] = counts.over_limit.get(name, 0) + 1
+    def _failed(self, diverted: _DivertedRequest, error: ModelportError) -> None:
+        counts, is_candidate, key = diverted.stage.counts, diverted.is_candidate, diverted.key
+        if isinstance(error, TimedOut) and diverted.deadline.expired:
+            self.events.timed_out(
+                counts, is_candidate=is_candidate, seconds=diverted.seconds, key=key
+            )
+        else:
+            self.events.failed(counts, is_candidate=is_candidate, key=key)
 
+    def _answered(self, diverted: _DivertedRequest, response: InferResponse) -> None:
+        """Count the answer of the side that the request was assigned to, and copy the request."""
+        seconds, stage, request = diverted.seconds, diverted.stage, diverted.request
+        self.events.answered(
+            stage.counts,
+            is_candidate=diverted.is_candidate,
+            seconds=seconds,
+            first_byte_seconds=seconds,
+            key=diverted.key,
+        )
+        assert diverted.asked is not None
+        outputs = diverted.asked.unclassified or response.outputs
+        side = stage.counts.candidate if diverted.is_candidate else stage.counts.baseline
+        count_scores(side.scores, self.comparison.scores(outputs))
+        if diverted.copied and self._stage.number == stage.number and self._stage.share:
+            request.via = via_header.CURRENT.get()
+            other = self.plan.baseline if diverted.is_candidate else self.plan.candidate
+            # Dialects reshape the outputs of a response.
+            answer = [Tensor(each.name, each.datatype, each.data) for each in outputs]
+            if not self._copies.offer(ShadowCopy(request, answer, seconds, other, stage)):
+                stage.counts.dropped += 1
 
-def addressed(request: InferRequest, side: RolloutSide) -> InferRequest:
-    """A copy of ``request`` for ``side``, because validation reshapes a request's tensors."""
-    return replace(
-        request,
-        model_name=side.model,
-        model_version=side.version,
-        label=None,
-        inputs=[Tensor(each.name, each.datatype, each.data) for each in request.inputs],
-        timing=Timing(),
-    )
+    # -- copies ---------------------------------------------------------------------------------
 
+    async def compared(self, copy: ShadowCopy, response: InferResponse) -> None:
+        """Compare the answer to a copy with the one that the client got."""
+        outputs = [copy.answer, response.outputs]
+        of_candidate = copy.side == self.plan.candidate
+        baseline, candidate = outputs if of_candidate else reversed(outputs)
+        size = sum(each.data.size for each in (*baseline, *candidate))
+        if size > _INLINE_ELEMENTS:
+            result = await asyncio.to_thread(self.comparison.compare, baseline, candidate)
+        else:
+            result = self.comparison.compare(baseline, candidate)
+        counts = copy.stage.counts
+        counts.compared += 1
+        counts.invalid += result.invalid
+        # One row of a batch, drawn at random, stands for all of them.
+        counts.disagreed += random.random() < result.disagreement
+        if of_candidate:
+            count_scores(counts.candidate.scores, self.comparison.scores(candidate))
+        if result.disagreement:
+            self._keep(copy, baseline, candidate)
 
-def _failed(counts: StageCounts, *, is_candidate: bool) -> None:
-    side = counts.candidate if is_candidate else counts.baseline
-    side.requests += 1
-    side.errors += 1
-    counts.errors.total += 1
-    counts.errors.candidate += is_candidate
+    def ended(self, copy: ShadowCopy, outcome: CopyOutcome) -> None:
+        """Count a copy without an answer."""
+        counts = copy.stage.counts
+        if outcome is CopyOutcome.DROPPED:
+            counts.dropped += 1
+        elif copy.side == self.plan.candidate:
+            counts.failed += 1
+            self._keep(copy, copy.answer, None)
+
+    def _keep(self, copy: ShadowCopy, baseline: Any, candidate: Any) -> None:
+        if len(self.examples) < self.plan.keep_inputs:
+            self.examples.append(
+                examples.example(copy.request, copy.stage.number, baseline, candidate)
+            )

@@ -1,0 +1,149 @@
+"""Comparison of the answers of both sides to the same request.
+
+Values are compared within a tolerance if both sides compute the same checkpoint, decisions if the
+candidate was trained again: the side of a threshold, or the largest class along the last axis, as
+in the proof of an export. Datatypes without a tolerance (text, integers, booleans) must be equal.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import numpy as np
+
+from modelport.gateway.rollout.plan import ComparisonKind, RolloutPlan
+from modelport.gateway.types import Array, Datatype, Tensor
+
+_FLOATS = (Datatype.FP16, Datatype.FP32, Datatype.FP64, Datatype.BF16)
+#: Twentieths of the range of scores, and the most scores of an answer that are counted.
+SCORE_BINS = 20
+MAX_SCORES = 256
+
+
+class ComparedAnswers(NamedTuple):
+    """The result of a comparison.
+
+    Attributes:
+        disagreement: share of the values' or decisions' rows that disagree; 1 for invalid answers.
+        invalid: the candidate lacks an output that the baseline has, or has it with another
+            datatype or shape, or with a non-finite value where the baseline's is finite.
+    """
+
+    disagreement: float
+    invalid: bool = False
+
+
+AGREEMENT = ComparedAnswers(0.0)
+_INVALID = ComparedAnswers(1.0, invalid=True)
+
+
+class AnswerComparison:
+    """The comparison that a plan asks for."""
+
+    def __init__(self, plan: RolloutPlan) -> None:
+        self._decides = plan.comparison is ComparisonKind.DECISIONS
+        self._output, self._threshold = plan.decision_output, plan.decision_threshold
+        self._atol, self._rtol = plan.limits.atol, plan.limits.rtol
+
+    def compare(self, baseline: Sequence[Tensor], candidate: Sequence[Tensor]) -> ComparedAnswers:
+        """Compare the outputs of both sides."""
+        theirs = {tensor.name: tensor for tensor in candidate}
+        if len(theirs) != len(baseline) or any(each.name not in theirs for each in baseline):
+            return _INVALID
+        worst = 0.0
+        for tensor in baseline:
+            other = theirs[tensor.name]
+            if tensor.datatype is not other.datatype or tensor.data.shape != other.data.shape:
+                return _INVALID
+            expected, actual = numbers(tensor), numbers(other)
+            if tensor.datatype in _FLOATS and np.any(np.isfinite(expected) & ~np.isfinite(actual)):
+                return _INVALID
+            worst = max(worst, self._disagreement(tensor, expected, actual))
+        return ComparedAnswers(worst)
+
+    def _disagreement(self, tensor: Tensor, expected: Array, actual: Array) -> float:
+        if self._decides and (tensor.datatype in _FLOATS or tensor.name == self._output):
+            decisions = self.decisions(tensor.name, expected), self.decisions(tensor.name, actual)
+            if decisions[0] is None or decisions[1] is None:
+                return 0.0  # the output leads to no decision
+            return _share(decisions[0] != decisions[1])
+        if tensor.datatype not in _FLOATS:
+            return float(not np.array_equal(expected, actual))
+        with np.errstate(invalid="ignore"):  # infinity - infinity
+            within = np.abs(expected - actual) <= self._atol + self._rtol * np.abs(expected)
+        same = (expected == actual) | (np.isnan(expected) & np.isnan(actual))
+        return float(not np.all(within & np.isfinite(expected) | same))
+
+    def decisions(self, name: str, values: Array) -> Array | None:
+        """The decisions that the values of output ``name`` lead to, or None.
+
+        They are the sides of the threshold, or the largest classes of the last axis.
+        """
+        if self._output and name != self._output:
+            return None
+        if self._threshold is not None:
+            return np.asarray(values >= self._threshold)
+        if not values.ndim or values.shape[-1] < 2 or not values.size:
+            return None
+        return np.asarray(values.argmax(axis=-1))
+
+    def decided(self, outputs: Sequence[Tensor]) -> Array | None:
+        """The decisions of an answer: those of the first output that leads to any."""
+        for tensor in outputs:
+            if tensor.datatype in _FLOATS or tensor.name == self._output:
+                found = self.decisions(tensor.name, numbers(tensor))
+                if found is not None:
+                    return found.reshape(-1)
+        return None
+
+    def scores(self, outputs: Sequence[Tensor]) -> Array | None:
+        """The scores behind the decisions of an answer, as bins of [0, 1]; None without decisions.
+
+        A score is the value before the threshold, or the share of the largest class. Values that
+        are not probabilities become some, by the logistic function or the softmax.
+        """
+        if not self._decides:
+            return None
+        for tensor in outputs:
+            values = numbers(tensor) if tensor.datatype in _FLOATS else None
+            if values is None or not values.size or self.decisions(tensor.name, values) is None:
+                continue
+            values = values.astype(np.float64)
+            with np.errstate(all="ignore"):
+                if self._threshold is None:
+                    rows = values.reshape(-1, values.shape[-1])[:MAX_SCORES]
+                    scores = _probabilities(rows).max(axis=-1)
+                else:
+                    scores = values.reshape(-1)[:MAX_SCORES]
+                    if not 0 < self._threshold < 1:
+                        scores = 1 / (1 + np.exp(-scores))
+                bins = np.clip(scores * SCORE_BINS, 0, SCORE_BINS - 1)
+            return np.asarray(bins[np.isfinite(bins)].astype(int))
+        return None
+
+
+def numbers(tensor: Tensor) -> Array:
+    """The values of ``tensor``; FP16 and BF16 as FP32."""
+    if tensor.datatype is Datatype.BF16:
+        return (tensor.data.astype(np.uint32) << 16).view(np.float32)
+    if tensor.datatype is Datatype.FP16:
+        return tensor.data.astype(np.float32)
+    return tensor.data
+
+
+def count_scores(into: dict[int, int], bins: Array | None) -> None:
+    """Add the bins of ``AnswerComparison.scores``."""
+    for each in () if bins is None else bins.tolist():
+        into[each] = into.get(each, 0) + 1
+
+
+def _share(mask: Array) -> float:
+    return float(mask.mean()) if mask.size else 0.0
+
+
+def _probabilities(rows: Array) -> Array:
+    if rows.min() >= 0 and np.allclose(rows.sum(axis=-1), 1, atol=1e-3):
+        return rows
+    powers = np.exp(rows - rows.max(axis=-1, keepdims=True))
+    return np.asarray(powers / powers.sum(axis=-1, keepdims=True))

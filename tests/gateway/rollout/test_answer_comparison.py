@@ -1,0 +1,148 @@
+"""Agreement and disagreement of two answers, by values and by decisions."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+
+from modelport.gateway.rollout.answer_comparison import AGREEMENT, AnswerComparison, ComparedAnswers
+from modelport.gateway.rollout.plan import ComparisonKind, RolloutLimits
+from modelport.gateway.types import NUMPY_DTYPES, Datatype, Tensor
+from tests.gateway.rollout.sides import PLAN
+
+INVALID = ComparedAnswers(1.0, invalid=True)
+DISAGREEMENT = ComparedAnswers(1.0)
+NAN, INF = float("nan"), float("inf")
+
+
+def tensor(values: Any, datatype: Datatype = Datatype.FP32, name: str = "y") -> Tensor:
+    return Tensor(name, datatype, np.array(values, NUMPY_DTYPES[datatype]))
+
+
+def by_values(atol: float = 0.0, rtol: float = 0.0) -> AnswerComparison:
+    return AnswerComparison(replace(PLAN, limits=RolloutLimits(atol=atol, rtol=rtol)))
+
+
+def by_decisions(threshold: float | None = None, output: str = "") -> AnswerComparison:
+    return AnswerComparison(
+        replace(
+            PLAN,
+            comparison=ComparisonKind.DECISIONS,
+            decision_threshold=threshold,
+            decision_output=output,
+        )
+    )
+
+
+@pytest.mark.parametrize(
+    ("expected", "actual", "result"),
+    [
+        ([1.0, 2.0], [1.0, 2.0], AGREEMENT),
+        ([100.0], [100.9], AGREEMENT),
+        ([100.0], [101.2], DISAGREEMENT),
+        ([0.0], [0.09], AGREEMENT),
+        ([0.0], [0.11], DISAGREEMENT),
+        ([NAN, 1.0], [NAN, 1.0], AGREEMENT),
+        ([INF, -INF], [INF, -INF], AGREEMENT),
+        ([INF], [-INF], DISAGREEMENT),
+        ([NAN], [1.0], DISAGREEMENT),
+        ([INF], [1.0], DISAGREEMENT),
+        ([1.0], [NAN], INVALID),
+        ([1.0], [INF], INVALID),
+        ([[1.0]], [1.0], INVALID),
+        ([1.0, 2.0], [1.0], INVALID),
+        ([], [], AGREEMENT),
+    ],
+)
+@pytest.mark.parametrize("datatype", [Datatype.FP32, Datatype.FP64, Datatype.FP16])
+def test_values_agree_within_the_tolerance(
+    expected: Any, actual: Any, result: ComparedAnswers, datatype: Datatype
+) -> None:
+    comparison = by_values(atol=0.1, rtol=0.01)
+    assert comparison.compare([tensor(expected, datatype)], [tensor(actual, datatype)]) == result
+
+
+def test_bfloat16_is_compared_as_numbers_and_not_as_bits() -> None:
+    one, near, far = (tensor([bits], Datatype.BF16) for bits in (0x3F80, 0x3F81, 0x4000))
+    assert by_values(atol=0.01).compare([one], [near]) == AGREEMENT
+    assert by_values(atol=0.01).compare([one], [far]) == DISAGREEMENT
+    assert by_values().compare([one], [tensor([0x7FC0], Datatype.BF16)]) == INVALID
+
+
+@pytest.mark.parametrize("kind", [by_values(rtol=0.5), by_decisions()])
+@pytest.mark.parametrize(
+    ("datatype", "expected", "actual"),
+    [
+        (Datatype.INT64, [1000], [1001]),
+        (Datatype.UINT8, [0], [255]),
+        (Datatype.BOOL, [True], [False]),
+        (Datatype.BYTES, [b"cat"], [b"dog"]),
+    ],
+)
+def test_what_has_no_tolerance_must_be_equal(
+    kind: AnswerComparison, datatype: Datatype, expected: Any, actual: Any
+) -> None:
+    same, other = tensor(expected, datatype), tensor(actual, datatype)
+    assert kind.compare([same], [tensor(expected, datatype)]) == AGREEMENT
+    assert kind.compare([same], [other]) == DISAGREEMENT
+
+
+@pytest.mark.parametrize("kind", [by_values(1e9), by_decisions()])
+def test_names_datatypes_and_missing_outputs_are_invalid(kind: AnswerComparison) -> None:
+    y, z = tensor([[1.0, 2.0]]), tensor([[1.0, 2.0]], name="z")
+    assert kind.compare([y, z], [z, y]) == AGREEMENT  # in any order
+    for wrong in ([], [z], [y, z], [tensor([[1.0, 2.0]], Datatype.FP64)]):
+        assert kind.compare([y], wrong) == INVALID
+    assert kind.compare([y, z], [y]) == INVALID
+
+
+def test_decisions_agree_although_values_differ() -> None:
+    largest = by_decisions()
+    assert largest.compare([tensor([[1.0, 5.0]])], [tensor([[-3.0, 0.0]])]) == AGREEMENT
+    assert largest.compare([tensor([[1.0, 5.0]])], [tensor([[5.0, 1.0]])]) == DISAGREEMENT
+    above = by_decisions(threshold=0.5)
+    assert above.compare([tensor([[0.51]])], [tensor([[0.99]])]) == AGREEMENT
+    assert above.compare([tensor([[0.51]])], [tensor([[0.49]])]) == DISAGREEMENT
+    assert above.compare([tensor([[0.5]])], [tensor([[0.5]])]) == AGREEMENT
+
+
+def test_a_batch_disagrees_by_the_share_of_its_rows() -> None:
+    expected = tensor([[0.9], [0.9], [0.1], [0.1]])
+    actual = tensor([[0.9], [0.1], [0.1], [0.1]])
+    assert by_decisions(threshold=0.5).compare([expected], [actual]) == ComparedAnswers(0.25)
+
+
+def test_non_finite_values_are_invalid_even_if_the_decision_is_the_same() -> None:
+    assert by_decisions().compare([tensor([[1.0, 5.0]])], [tensor([[1.0, INF]])]) == INVALID
+
+
+def test_only_the_named_output_decides() -> None:
+    comparison = by_decisions(output="y")
+    y, other = tensor([[1.0, 5.0]]), tensor([[1.0, 5.0]], name="embedding")
+    flipped = tensor([[5.0, 1.0]], name="embedding")
+    assert comparison.compare([y, other], [y, flipped]) == AGREEMENT
+    assert comparison.compare([y, other], [tensor([[5.0, 1.0]]), other]) == DISAGREEMENT
+
+
+@pytest.mark.parametrize(
+    ("comparison", "values", "bins"),
+    [
+        (by_decisions(threshold=0.5), [[0.0], [0.26], [1.0]], [0, 5, 19]),
+        (by_decisions(threshold=0.0), [[0.0], [100.0]], [10, 19]),
+        (by_decisions(), [[0.08, 0.92], [0.5, 0.5]], [18, 10]),
+        (by_decisions(), [[-100.0, 100.0], [7.0, 7.0]], [19, 10]),
+        (by_decisions(threshold=0.5), [[NAN], [0.5]], [10]),
+    ],
+)
+def test_scores_are_twentieths(comparison: AnswerComparison, values: Any, bins: list[int]) -> None:
+    found = comparison.scores([tensor(values)])
+    assert found is not None
+    assert found.tolist() == bins
+
+
+def test_the_same_checkpoint_has_no_scores() -> None:
+    assert by_values().scores([tensor([[0.5]])]) is None
+    assert by_decisions().scores([tensor([b"text"], Datatype.BYTES)]) is None
