@@ -20,8 +20,8 @@ from modelport.gateway.protocols.oip.http_infer import OipErrors
 from modelport.gateway.protocols.prediction.http import (
     PlatformDialect,
     PredictionHandler,
+    PredictionTarget,
     RequestHeaders,
-    SelectedModel,
 )
 from modelport.gateway.protocols.prediction.predictor import Predictor
 
@@ -56,12 +56,12 @@ class SageMakerHttp(OipErrors):
         if path.startswith(_MODELS) and path.endswith(_INVOKE):
             name = path[len(_MODELS) : -len(_INVOKE)]
             if name and "/" not in name:
-                return self._predict(lambda _: SelectedModel(name), scope, receive, send)
+                return self._predict(lambda _: PredictionTarget(name), scope, receive, send)
         return None
 
-    def _find(self, headers: RequestHeaders) -> SelectedModel:
+    def _find(self, headers: RequestHeaders) -> PredictionTarget:
         target = headers.get(_TARGET_MODEL, b"").decode("latin-1").removesuffix(_ARCHIVE)
-        return SelectedModel(
+        return PredictionTarget(
             target or only_model(self._manager, self._default_model, DEFAULT_MODEL_VARIABLE)
         )
 
@@ -74,7 +74,7 @@ class SageMakerHttp(OipErrors):
         @app.post("/models/{model}/invoke", tags=["sagemaker"])
         async def invoke(model: Annotated[str, Path(description="Model name")]) -> Response:
             """Predict with a model of a multi-model endpoint."""
-            return Delegate(self._predict, lambda _: SelectedModel(model))
+            return Delegate(self._predict, lambda _: PredictionTarget(model))
 
 
 def only_model(manager: ModelManager, default: str, remedy: str) -> str:

@@ -19,8 +19,8 @@ from modelport.gateway.protocols.http_response import JSON, reply
 from modelport.gateway.protocols.prediction.http import (
     PlatformDialect,
     PredictionHandler,
+    PredictionTarget,
     RequestHeaders,
-    SelectedModel,
 )
 from modelport.gateway.protocols.prediction.predictor import Predictor
 from modelport.gateway.protocols.sagemaker import only_model
@@ -98,6 +98,6 @@ class VertexApplication:
                 return
         await reply(send, 403, b'{"error":"the redirect is not allowed"}', JSON)
 
-    def _find(self, _: RequestHeaders) -> SelectedModel:
+    def _find(self, _: RequestHeaders) -> PredictionTarget:
         default = self._settings.default_model
-        return SelectedModel(only_model(self._manager, default, DEFAULT_MODEL_FLAG))
+        return PredictionTarget(only_model(self._manager, default, DEFAULT_MODEL_FLAG))

@@ -56,7 +56,7 @@ class PredictionDialect(Protocol):
         """Make status, body and headers of an error response."""
 
 
-class SelectedModel(NamedTuple):
+class PredictionTarget(NamedTuple):
     """The requested model; ``label`` is the one that chose the version, if any did."""
 
     name: str
@@ -85,7 +85,7 @@ class PredictionHandler:
 
     async def __call__(
         self,
-        find: Callable[[RequestHeaders], SelectedModel],
+        find: Callable[[RequestHeaders], PredictionTarget],
         scope: Scope,
         receive: Receive,
         send: Send,
@@ -115,7 +115,7 @@ class PredictionHandler:
             await reply(send, 200, answer.body, self.dialect.headers(answer, headers))
 
     def _call(
-        self, selected: SelectedModel, body: bytes, headers: RequestHeaders
+        self, selected: PredictionTarget, body: bytes, headers: RequestHeaders
     ) -> PredictionCall:
         header = headers.get(b"content-type", b"")
         content_type = form_body.media_type(header)

@@ -25,8 +25,8 @@ from modelport.gateway.protocols.prediction.http import (
     MAX_TRACE,
     TRACE,
     PredictionHandler,
+    PredictionTarget,
     RequestHeaders,
-    SelectedModel,
     StreamingPredictor,
 )
 from modelport.gateway.protocols.prediction.predictor import PredictionReply, Predictor
@@ -104,19 +104,21 @@ class TorchServeHttp:
         find = self._find if prefix == _PREDICTIONS else self._find_explainer
         return self._predict(find(name, version), scope, receive, send)
 
-    def _find_explainer(self, name: str, version: str) -> Callable[[RequestHeaders], SelectedModel]:
-        def find(_: RequestHeaders) -> SelectedModel:
+    def _find_explainer(
+        self, name: str, version: str
+    ) -> Callable[[RequestHeaders], PredictionTarget]:
+        def find(_: RequestHeaders) -> PredictionTarget:
             number = errors.known_version(self._manager, name, version)
-            return SelectedModel(explainer.name_of(self._manager, name, number))
+            return PredictionTarget(explainer.name_of(self._manager, name, number))
 
         return find
 
-    def _find(self, name: str, version: str) -> Callable[[RequestHeaders], SelectedModel]:
+    def _find(self, name: str, version: str) -> Callable[[RequestHeaders], PredictionTarget]:
         """Check the model before the body, as TorchServe does."""
 
-        def find(_: RequestHeaders) -> SelectedModel:
+        def find(_: RequestHeaders) -> PredictionTarget:
             number = errors.known_version(self._manager, name, version)
-            return SelectedModel(name, number, errors.label_of(version))
+            return PredictionTarget(name, number, errors.label_of(version))
 
         return find
 
