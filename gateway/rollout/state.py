@@ -107,6 +107,14 @@ class RolloutState:
         return not (self.phase.ended and self.settled)
 
     @property
+    def undoable(self) -> bool:
+        """Whether the candidate was promoted, but not in the repository's configuration.
+
+        Then the rollout goes on splitting the traffic, until a person rolls it back.
+        """
+        return self.phase is RolloutPhase.PROMOTED and self.settled and bool(self.unsettled_reason)
+
+    @property
     def stages(self) -> list[dict[str, Any]]:
         """The stages that began, with their times."""
         found: list[dict[str, Any]] = []
@@ -164,22 +172,25 @@ class RolloutRouting(NamedTuple):
 
     def same(self, other: RolloutRouting | None) -> bool:
         """Whether ``other`` sends the same requests to the same candidate."""
-        return other is not None and self[:4] == other[:4]
+        for_good = math.isinf(self.until)
+        return other is not None and self[:4] == other[:4] and for_good == math.isinf(other.until)
 
 
-def routing_of(state: RolloutState, stopped: bool, until: float) -> RolloutRouting | None:
+def routing_of(
+    state: RolloutState, *, stopped: bool, doubtful: bool, until: float
+) -> RolloutRouting | None:
     """The routing in ``state``; None: the rollout is over, and nothing is split any more.
 
     Args:
-        stopped: whether this gateway may send nothing to a candidate that is not promoted.
-        until: the end of the routing, without newer word of the state.
+        stopped: whether this gateway has decided on a rollback, which is not recorded yet.
+        doubtful: whether there may be a newer state. A promotion cannot be taken back by itself.
+        until: the time from which the state is doubtful.
     """
     plan, stage = state.plan, state.plan.stages[state.stage]
-    if state.phase is RolloutPhase.PROMOTED:
-        if state.settled and not state.unsettled_reason:
-            return None
-        return RolloutRouting(plan, state.stage, StageKind.CANARY, 1.0, state.revision)
-    if state.settled:
+    if state.settled and not state.undoable:
         return None
-    share = 0.0 if stopped or state.phase.ended else stage.share
+    if state.phase is RolloutPhase.PROMOTED:
+        share = 0.0 if stopped else 1.0
+        return RolloutRouting(plan, state.stage, StageKind.CANARY, share, state.revision)
+    share = 0.0 if stopped or doubtful or state.phase.ended else stage.share
     return RolloutRouting(plan, state.stage, stage.kind, share, state.revision, until)

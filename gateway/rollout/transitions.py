@@ -53,7 +53,7 @@ def started(
     """
     revision = 1
     if before is not None:
-        if before.phase is RolloutPhase.PROMOTED and before.settled and before.unsettled_reason:
+        if before.undoable:
             side = before.plan.candidate
             raise AlreadyExists(
                 f"'{plan.model}' is served by version {side.version} of '{side.model}', which its "
@@ -81,9 +81,9 @@ def described(state: RolloutState) -> str:
     )
 
 
-def led(state: RolloutState, leader: str, seconds: float) -> RolloutState:
-    """``state`` with a ``leader``, which by that shows that it lives."""
-    return replace(state, revision=state.revision + 1, leader=leader, seconds=seconds)
+def led(state: RolloutState, leader: str) -> RolloutState:
+    """``state`` with a ``leader``, which by that shows that it lives; empty: it has none."""
+    return replace(state, revision=state.revision + 1, leader=leader)
 
 
 def advanced(state: RolloutState, leader: str, change: Change) -> RolloutState:
@@ -112,7 +112,7 @@ def settled(state: RolloutState, leader: str, unsettled_reason: str) -> RolloutS
         revision=state.revision + 1,
         leader=leader,
         settled=True,
-        unsettled_reason=_short(unsettled_reason),
+        unsettled_reason=short(unsettled_reason),
     )
 
 
@@ -125,8 +125,7 @@ def commanded(
         InvalidArgument: the command has no place in this phase.
     """
     phase = state.phase
-    undoes = phase is RolloutPhase.PROMOTED and state.settled and bool(state.unsettled_reason)
-    if phase.ended and not (command is RolloutCommand.ROLLBACK and undoes):
+    if phase.ended and not (command is RolloutCommand.ROLLBACK and state.undoable):
         raise InvalidArgument(f"the rollout of '{state.plan.model}' is {phase}; it has ended")
     if command is RolloutCommand.ROLLBACK:
         return rolled_back(state, leader, change)
@@ -171,10 +170,10 @@ def _next(state: RolloutState, leader: str, kind: RolloutEventKind, change: Chan
 
 
 def _event(kind: RolloutEventKind, stage: int, change: Change) -> RolloutEvent:
-    return RolloutEvent(change.time, kind, stage, _short(change.reason), _short(change.by))
+    return RolloutEvent(change.time, kind, stage, short(change.reason), short(change.by))
 
 
-def _short(text: str) -> str:
+def short(text: str) -> str:
     """``text`` as one printable line of at most ``MAX_REASON`` characters."""
     line = "".join(each if each.isprintable() else " " for each in text)
     return line if len(line) <= MAX_REASON else line[: MAX_REASON - 3] + "..."

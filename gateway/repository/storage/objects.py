@@ -141,6 +141,10 @@ class ObjectStore:
             return self.exists(key, content)
         return True
 
+    def write(self, key: str, content: bytes) -> None:
+        """Write an object, or overwrite it."""
+        self._call("pipe_file", self._path(key), content)
+
     def exists(self, key: str, content: bytes) -> bool:
         """Whether the object exists with this content."""
         try:

@@ -1,0 +1,364 @@
+"""The controller of rollouts: one in each gateway; together they keep to one state.
+
+One of the gateways leads a rollout: it decides on everybody's counts, and writes a new revision of
+the state from time to time. A gateway that has not seen a new revision for ``lease_seconds`` takes
+over. Clocks need not agree: each gateway measures by its own, from when it saw the revision.
+
+A gateway that could not look at the state for a while sends everything to the baseline, before
+another may take over; so no two gateways are in different stages for longer than the lease.
+
+Any gateway takes commands: it writes the next revision itself, and leads from then on.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import time
+import uuid
+from collections.abc import Awaitable, Callable, Sequence
+from typing import Any
+
+import structlog
+
+from modelport.gateway.errors import (
+    InvalidArgument,
+    ModelportError,
+    Unavailable,
+)
+from modelport.gateway.rollout import transitions
+from modelport.gateway.rollout.counts import StageCounts
+from modelport.gateway.rollout.counts_exchange import CountsExchange
+from modelport.gateway.rollout.decision import RolloutDecision, RolloutVerdict, decide
+from modelport.gateway.rollout.plan import RolloutPlan
+from modelport.gateway.rollout.processes import RolloutProcesses
+from modelport.gateway.rollout.replicated_rollout import PendingRollback, ReplicatedRollout
+from modelport.gateway.rollout.replicated_states import ReplicatedStates
+from modelport.gateway.rollout.state import RolloutPhase, RolloutState
+from modelport.gateway.rollout.state_store import RolloutStore
+from modelport.gateway.rollout.transitions import Change, RolloutCommand
+
+log = structlog.get_logger("modelport.rollout")
+
+LEASE_SECONDS = 10.0
+#: Time between two looks at the processes, and at the store while a rollout runs.
+WATCH_SECONDS, FOLLOW_SECONDS = 0.2, 0.75
+#: Parts of the lease: the time between two heartbeats of a leader, and between two looks at the
+#: store while nothing runs.
+HEARTBEAT, IDLE = 0.2, 0.4
+#: Attempts to write a command against other gateways' revisions.
+ATTEMPTS = 10
+
+Decide = Callable[[RolloutPlan, int, Sequence[StageCounts], float], RolloutDecision]
+
+
+class RolloutController:
+    """The rollouts of one gateway. Only the event loop uses it.
+
+    Args:
+        decide: the pure function that decides.
+        monotonic: this machine's clock; ``clock``: seconds since 1970, for people.
+    """
+
+    def __init__(
+        self,
+        store: RolloutStore,
+        processes: RolloutProcesses,
+        decide: Decide = decide,
+        *,
+        lease_seconds: float = LEASE_SECONDS,
+        monotonic: Callable[[], float] = time.monotonic,
+        clock: Callable[[], float] = time.time,
+    ) -> None:
+        #: Identifies this life of this gateway.
+        self.replica = uuid.uuid4().hex
+        self._store = store
+        self._processes = processes
+        self._decide = decide
+        self._lease = lease_seconds
+        self._now = monotonic
+        self._clock = clock
+        self._counts = CountsExchange(processes, store, self.replica)
+        self._states = ReplicatedStates(store, processes, lease_seconds, monotonic)
+        self._settling: dict[str, asyncio.Task[None]] = {}
+        self._tasks: list[asyncio.Task[None]] = []
+
+    # -- life -------------------------------------------------------------------------------------
+
+    async def begin(self) -> None:
+        """Look at the states once, before any model loads, so that both sides are held."""
+        try:
+            await self.follow()
+        except ModelportError as error:
+            log.warning("the state of rollouts is unknown", reason=str(error))
+
+    async def run(self) -> None:
+        """Follow and lead rollouts until ``stop``."""
+        steps = (self.watch, lambda: WATCH_SECONDS), (self.follow, self._follow_seconds)
+        self._tasks = [asyncio.create_task(self._repeat(*each)) for each in steps]
+        try:
+            await asyncio.wait(self._tasks)
+        finally:
+            self._cancel()
+
+    async def stop(self) -> None:
+        """Stop, and let another gateway lead at once. The routing stays."""
+        self._cancel()
+        with contextlib.suppress(ModelportError):
+            await self._counts.collect()
+            for rollout in self._states:
+                if rollout.state.needs_leader:
+                    await self._counts.exchange(rollout)
+                    for _ in range(ATTEMPTS):  # a write may have been cancelled a moment ago
+                        if not self._leads(rollout):
+                            break
+                        await self._states.write(transitions.led(rollout.current, ""))
+
+    def _cancel(self) -> None:
+        for task in (*self._tasks, *self._settling.values()):
+            task.cancel()
+
+    async def _repeat(
+        self, step: Callable[[], Awaitable[None]], pause: Callable[[], float]
+    ) -> None:
+        said = ""
+        while True:
+            try:
+                await step()
+                said = ""
+            except ModelportError as error:
+                if said != str(error):
+                    log.warning("rollouts cannot be followed", reason=str(error))
+                said = str(error)
+            except Exception:
+                log.exception("rollouts cannot be followed")
+            await asyncio.sleep(pause())
+
+    def _follow_seconds(self) -> float:
+        busy = any(each.state.needs_leader for each in self._states)
+        return FOLLOW_SECONDS if busy else IDLE * self._lease
+
+    # -- what people ask --------------------------------------------------------------------------
+
+    async def start(self, plan: RolloutPlan, reason: str = "", by: str = "") -> RolloutState:
+        """Start a rollout; two starters of one model, at any gateways, do not both succeed.
+
+        Raises:
+            AlreadyExists: a rollout of the model runs.
+            InvalidArgument: the candidate cannot serve.
+            Unavailable: the repository does not answer.
+        """
+        problem = await self._processes.candidate_problem(plan)
+        if problem:
+            raise InvalidArgument(f"the candidate cannot serve: {problem}")
+        change = Change(self._clock(), reason, by)
+        for _ in range(ATTEMPTS):
+            await self._states.refresh(plan.model)
+            rollout = self._states.get(plan.model)
+            if rollout is not None and rollout.state.plan.id == plan.id:
+                break
+            before = rollout.state if rollout is not None else None
+            await self._states.write(transitions.started(plan, before, self.replica, change))
+        else:
+            raise Unavailable("the state of the rollout changes too often; try again")
+        with contextlib.suppress(ModelportError):
+            await self._store.forget_counts(plan.model, plan.id)
+        await rollout.apply()
+        return rollout.state
+
+    async def command(
+        self, model: str, command: RolloutCommand, reason: str = "", by: str = ""
+    ) -> RolloutState:
+        """Carry out a person's command; return the state after it.
+
+        Raises:
+            NotFound: the model has no rollout.
+            InvalidArgument: the command has no place in its phase.
+            Unavailable: the repository does not answer; a rollback is applied to this gateway, and
+                recorded as soon as possible.
+        """
+        change = Change(self._clock(), transitions.short(reason), transitions.short(by))
+        await self._stop_at_once(model, command, change)
+        for _ in range(ATTEMPTS):
+            await self._states.refresh(model)
+            rollout = self._states.require(model)
+            if any((e.time, e.reason, e.by) == change for e in rollout.state.events):
+                break
+            new = transitions.commanded(rollout.current, command, self.replica, change)
+            await self._stop_at_once(model, command, change)
+            await self._states.write(self._with_evidence(rollout, new))
+        else:
+            raise Unavailable("the state of the rollout changes too often; try again")
+        await rollout.apply()
+        return rollout.state
+
+    async def _stop_at_once(self, model: str, command: RolloutCommand, change: Change) -> None:
+        """Apply a rollback before the store is asked anything."""
+        rollout = self._states.get(model)
+        if command is RolloutCommand.ROLLBACK and rollout is not None:
+            rollout.stop(PendingRollback(change))
+            await rollout.apply()
+
+    def models(self) -> list[str]:
+        """The models that have or had a rollout."""
+        return sorted(each.state.plan.model for each in self._states)
+
+    def status(self, model: str) -> dict[str, Any]:
+        """The state of the model's latest rollout, and what is known at this moment.
+
+        Raises:
+            NotFound: it has none.
+            InvalidArgument: its state cannot be read.
+        """
+        rollout = self._states.require(model)
+        state = rollout.state
+        document = state.to_json() | {
+            "seconds": rollout.current.seconds,
+            "leads": self._leads(rollout),
+            "share": rollout.routed.share if rollout.routed is not None else 0.0,
+            "problem": rollout.problem or ("the state is out of date" * rollout.doubtful),
+        }
+        if not state.phase.ended:
+            decision = self._decision(rollout)
+            document["decision"] = decision.to_json()
+            document["evidence"] = document["decision"]["criteria"]
+            document["counts"] = [each.to_json() for each in self._counts.of(rollout)]
+        return document
+
+    async def history(self, model: str) -> list[dict[str, Any]]:
+        """The rollouts of ``model`` that have ended, latest first, with evidence and verdict."""
+        return [state.to_json() for state in await self._store.history(model)]
+
+    # -- processes --------------------------------------------------------------------------------
+
+    async def watch(self) -> None:
+        """Collect counts, stop at once what must be stopped, and route by what is known.
+
+        It never waits for the store.
+        """
+        await self._counts.collect()
+        for rollout in self._states:
+            if not rollout.state.phase.ended:
+                await self._judge(rollout)
+            await rollout.apply()
+
+    async def _judge(self, rollout: ReplicatedRollout) -> None:
+        plan = rollout.state.plan
+        problem = await self._processes.candidate_problem(plan)
+        if plan.id != rollout.state.plan.id:
+            return
+        if problem:
+            change = Change(self._clock(), f"the candidate cannot serve any more: {problem}")
+            rollout.stop(PendingRollback(change))
+        elif self._leads(rollout) and not rollout.doubtful:
+            decision = self._decision(rollout)
+            if decision.verdict is RolloutVerdict.ROLLBACK:
+                criteria = tuple(each.to_json() for each in decision.criteria)
+                rollout.stop(PendingRollback(Change(self._clock(), decision.reason), criteria))
+
+    def _decision(self, rollout: ReplicatedRollout) -> RolloutDecision:
+        state = rollout.current
+        return self._decide(state.plan, state.stage, self._counts.of(rollout), state.seconds)
+
+    # -- the store --------------------------------------------------------------------------------
+
+    async def follow(self) -> None:
+        """Look at the states, exchange counts, and lead where this gateway is the leader.
+
+        Raises:
+            ModelportError: the store does not answer, or refuses.
+        """
+        await self._states.look()
+        await self._counts.collect()
+        failed: ModelportError | None = None
+        for rollout in self._states:
+            try:
+                await self._lead(rollout)
+            except ModelportError as error:
+                failed = error
+        if failed is not None:
+            raise failed
+
+    # -- leading ----------------------------------------------------------------------------------
+
+    def _leads(self, rollout: ReplicatedRollout) -> bool:
+        return rollout.state.needs_leader and rollout.state.leader == self.replica
+
+    async def _lead(self, rollout: ReplicatedRollout) -> None:
+        """Route by the latest state, and write the next one if that is this gateway's part."""
+        await rollout.apply()
+        if rollout.rollback is not None:
+            await self._record_rollback(rollout, rollout.rollback)
+        if rollout.routed is not None and rollout.routed.share:
+            self._processes.renew(rollout.state.plan.model, rollout.until)
+        if not rollout.state.needs_leader:
+            self._counts.forget(rollout.state.plan.id)
+            return
+        await self._counts.exchange(rollout)
+        state, silent = rollout.current, self._now() - rollout.seen
+        if state.leader != self.replica:
+            if not state.leader or silent >= self._lease:
+                await self._states.write(transitions.led(state, self.replica))
+            return
+        new = self._decided(rollout, state) if state.phase is RolloutPhase.RUNNING else None
+        if new is not None:
+            await self._states.write(new)
+            await rollout.apply()
+        elif silent >= HEARTBEAT * self._lease:
+            await self._states.write(transitions.led(state, self.replica))
+        if rollout.state.phase.ended and self._leads(rollout):
+            self._settle_in_background(rollout)
+
+    def _decided(self, rollout: ReplicatedRollout, state: RolloutState) -> RolloutState | None:
+        """The state after an automatic decision; None: nothing changes."""
+        decision = self._decision(rollout)
+        change = Change(self._clock(), decision.reason)
+        if decision.verdict is RolloutVerdict.PAUSE:
+            return transitions.paused(state, self.replica, change)
+        if decision.verdict in (RolloutVerdict.ADVANCE, RolloutVerdict.PROMOTE):
+            return self._with_evidence(rollout, transitions.advanced(state, self.replica, change))
+        return None
+
+    async def _record_rollback(self, rollout: ReplicatedRollout, rollback: PendingRollback) -> None:
+        """Record a rollback, which is applied."""
+        new = transitions.rolled_back(rollout.current, self.replica, rollback.change)
+        await self._states.write(self._with_evidence(rollout, new, rollback.criteria))
+        await rollout.apply()
+
+    def _with_evidence(
+        self,
+        rollout: ReplicatedRollout,
+        new: RolloutState,
+        criteria: tuple[dict[str, Any], ...] = (),
+    ) -> RolloutState:
+        if not new.phase.ended or rollout.state.phase.ended:
+            return new
+        if not criteria:
+            criteria = tuple(each.to_json() for each in self._decision(rollout).criteria)
+        return transitions.with_evidence(new, criteria, self._counts.of(rollout))
+
+    def _settle_in_background(self, rollout: ReplicatedRollout) -> None:
+        """Settle the outcome; meanwhile this gateway goes on with its other rollouts."""
+        model = rollout.state.plan.model
+        if model not in self._settling or self._settling[model].done():
+            self._settling[model] = asyncio.create_task(self._settle(rollout))
+
+    async def _settle(self, rollout: ReplicatedRollout) -> None:
+        ended = rollout.state
+        try:
+            reason = await self._processes.settle(ended)
+            state = rollout.state
+            if (state.plan.id, state.phase, state.settled) != (ended.plan.id, ended.phase, False):
+                return
+            new = transitions.settled(state, self.replica, reason)
+            await self._store.archive(new)
+            if await self._states.write(new):
+                await self._store.forget_counts(state.plan.model, keep="")
+            await rollout.apply()
+        except ModelportError as error:
+            log.warning(
+                "the outcome of a rollout is not settled yet",
+                model=ended.plan.model, reason=str(error),
+            )  # fmt: skip
+        except Exception:
+            log.exception("the outcome of a rollout is not settled yet", model=ended.plan.model)

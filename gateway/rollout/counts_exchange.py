@@ -1,0 +1,62 @@
+"""The counts of a rollout in all gateways, by which its leader decides."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from modelport.gateway.rollout.counts import StageCounts
+from modelport.gateway.rollout.processes import ProcessCounts, RolloutProcesses
+from modelport.gateway.rollout.replicated_rollout import ReplicatedRollout
+from modelport.gateway.rollout.state_store import RolloutStore, merged
+
+
+class CountsExchange:
+    """The counts of this gateway's processes, those of the others, and their sum.
+
+    Each life of a gateway has a file of its own, so that its counts outlive it.
+    """
+
+    def __init__(self, processes: RolloutProcesses, store: RolloutStore, replica: str) -> None:
+        self._processes = processes
+        self._store = store
+        self._replica = replica
+        #: The last counts of every process, those that ended included.
+        self._collected: dict[str, ProcessCounts] = {}
+        #: The counts in this gateway's files, by rollout id.
+        self._written: dict[str, dict[str, Any]] = {}
+
+    async def collect(self) -> None:
+        """Ask the processes."""
+        self._collected |= await self._processes.collect()
+
+    async def exchange(self, rollout: ReplicatedRollout) -> None:
+        """Write this gateway's counts if they changed, and read the others'."""
+        model, rollout_id = rollout.state.plan.model, rollout.state.plan.id
+        own = self._own(rollout_id)
+        document = {str(stage): each.to_json() for stage, each in own.items()}
+        if document != self._written.get(rollout_id, {}):
+            await self._store.write_counts(model, rollout_id, self._replica, document)
+            self._written[rollout_id] = document
+        others = await self._store.read_counts(model, rollout_id, self._replica)
+        if rollout.state.plan.id == rollout_id:
+            rollout.others = others
+
+    def of(self, rollout: ReplicatedRollout) -> list[StageCounts]:
+        """The sum over all gateways, of each stage of the plan."""
+        plan = rollout.state.plan
+        total = merged((rollout.others, self._own(plan.id)))
+        return [total.get(stage, StageCounts()) for stage in range(len(plan.stages))]
+
+    def forget(self, rollout_id: str) -> None:
+        """Forget the counts of a rollout that has ended."""
+        self._written.pop(rollout_id, None)
+        for process, counts in tuple(self._collected.items()):
+            if rollout_id in counts:
+                kept = {key: each for key, each in counts.items() if key != rollout_id}
+                self._collected[process] = kept
+                if not kept:
+                    del self._collected[process]
+
+    def _own(self, rollout_id: str) -> dict[int, StageCounts]:
+        found = self._collected.values()
+        return merged(counts[rollout_id] for counts in found if rollout_id in counts)

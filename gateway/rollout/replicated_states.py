@@ -1,0 +1,135 @@
+"""The states of all rollouts in a repository, as one gateway knows them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+
+import structlog
+
+from modelport.gateway.errors import InvalidArgument, NotFound, Unavailable
+from modelport.gateway.rollout.processes import RolloutProcesses
+from modelport.gateway.rollout.replicated_rollout import ReplicatedRollout
+from modelport.gateway.rollout.state import RolloutState
+from modelport.gateway.rollout.state_store import RolloutStore
+
+log = structlog.get_logger("modelport.rollout")
+
+#: Part of the lease without word of a state, after which the state is doubtful. The rest of the
+#: lease is for stopping the processes.
+DOUBT = 0.7
+
+
+class ReplicatedStates:
+    """The rollouts of this gateway, by model, and their states in the store."""
+
+    def __init__(
+        self,
+        store: RolloutStore,
+        processes: RolloutProcesses,
+        lease_seconds: float,
+        now: Callable[[], float],
+    ) -> None:
+        self._store = store
+        self._processes = processes
+        self._lease = lease_seconds
+        self._now = now
+        self._rollouts: dict[str, ReplicatedRollout] = {}
+        #: The reasons why states cannot be read, by model.
+        self._problems: dict[str, str] = {}
+
+    def __iter__(self) -> Iterator[ReplicatedRollout]:
+        return iter(tuple(self._rollouts.values()))
+
+    def get(self, model: str) -> ReplicatedRollout | None:
+        """The latest rollout of ``model``, if any is known."""
+        return self._rollouts.get(model)
+
+    def require(self, model: str) -> ReplicatedRollout:
+        """The latest rollout of ``model``.
+
+        Raises:
+            NotFound: it has had none.
+            InvalidArgument: its state cannot be read.
+        """
+        if model not in self._rollouts:
+            if model in self._problems:
+                raise InvalidArgument(self._problems[model])
+            raise NotFound(f"model '{model}' has had no rollout")
+        return self._rollouts[model]
+
+    async def look(self) -> None:
+        """Learn the latest state of every model.
+
+        Raises:
+            ModelportError: the store does not answer, or refuses.
+        """
+        began = self._now()
+        latest = await self._store.look()
+        for model, revision in latest.items():
+            await self._see(model, revision, began)
+        await self._forget_gone(latest)
+
+    async def refresh(self, model: str) -> None:
+        """Look at the state of ``model``.
+
+        Raises:
+            InvalidArgument: it is malformed.
+        """
+        began = self._now()
+        latest = await self._store.look()
+        if model in latest:
+            await self._see(model, latest[model], began)
+        if model in self._problems:
+            raise InvalidArgument(self._problems[model])
+
+    async def write(self, new: RolloutState) -> bool:
+        """Write the next revision; whether it is the state now."""
+        began = self._now()
+        try:
+            if await self._store.write(new):
+                self._adopt(new, began)
+                return True
+        except Unavailable:  # the answer may be lost, and only the answer
+            pass
+        await self.refresh(new.plan.model)
+        rollout = self._rollouts.get(new.plan.model)
+        return rollout is not None and rollout.state == new
+
+    async def _see(self, model: str, revision: int, began: float) -> None:
+        rollout = self._rollouts.get(model)
+        known = rollout.state.revision if rollout is not None else 0
+        if revision < known:  # a network file system shows an old listing
+            return
+        state = rollout.state if rollout is not None else None
+        try:
+            if state is None or revision > known:
+                state = await self._store.read(model, revision)
+        except NotFound:
+            return  # there are newer ones
+        except InvalidArgument as error:
+            if self._problems.get(model) != str(error):
+                log.error("the state of a rollout cannot be read", reason=str(error))
+            self._problems[model] = str(error)
+            if rollout is not None:
+                rollout.problem = str(error)
+            return
+        self._adopt(state, began)
+
+    def _adopt(self, state: RolloutState, confirmed: float) -> None:
+        model = state.plan.model
+        self._problems.pop(model, None)
+        if model not in self._rollouts:
+            self._rollouts[model] = ReplicatedRollout(
+                state, self._processes, DOUBT * self._lease, self._now
+            )
+        self._rollouts[model].adopt(state, confirmed)
+
+    async def _forget_gone(self, latest: Mapping[str, int]) -> None:
+        for model in self._problems.keys() - latest.keys():
+            del self._problems[model]
+        for model in self._rollouts.keys() - latest.keys():
+            rollout = self._rollouts[model]
+            if self._now() - rollout.confirmed > self._lease:
+                log.warning("the state of a rollout is gone from the repository", model=model)
+                del self._rollouts[model]
+                await rollout.forget()

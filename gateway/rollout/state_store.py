@@ -1,0 +1,208 @@
+"""The states of rollouts in a repository, which several gateways may share.
+
+    .rollouts/state/<model>/<revision>.json              the highest revision is the state
+    .rollouts/counts/<model>/<rollout id>.<replica>.json  written by one life of one gateway
+    .rollouts/history/<model>/<start>-<rollout id>.json   the last revision of an ended rollout
+
+A revision is created exclusively and never changed: of two gateways that write the next one, one
+loses. Old revisions are deleted. A gateway that was stopped for long may create such a number
+again; so nothing is written as long as a higher revision exists, which is looked up *afterwards*.
+
+Anyone who can write to the repository may have written these files: they are read with limits.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+import orjson
+import structlog
+
+from modelport.gateway.errors import InvalidArgument, NotFound
+from modelport.gateway.repository.scan import MODEL_NAME
+from modelport.gateway.rollout import checked_json
+from modelport.gateway.rollout.counts import StageCounts
+from modelport.gateway.rollout.plan import MAX_STEPS
+from modelport.gateway.rollout.state import MAX_STATE_BYTES, RolloutState, read_state
+from modelport.gateway.rollout.state_files import RolloutFiles
+
+log = structlog.get_logger("modelport.rollout")
+
+MAX_COUNTS_BYTES = 4 * 1024 * 1024
+#: Most files of counts of a rollout that are read; more mean that a gateway is in a crash loop.
+MAX_COUNTS_FILES = 10_000
+#: Old revisions are deleted from the second number on, up to the first.
+KEPT_REVISIONS, MOST_REVISIONS = 8, 24
+MAX_HISTORY = 100
+_REVISION = re.compile(r"([0-9]{10})\.json\Z")
+_COUNTS = re.compile(r"([0-9a-f]{32})\.([0-9a-f]{32})\.json\Z")
+_HISTORY = re.compile(r"[0-9]{10}-[0-9a-f]{32}\.json\Z")
+
+#: The counts of each stage, by its index.
+StagesCounts = Mapping[int, StageCounts]
+
+
+class RolloutStore:
+    """The states, counts and history of the rollouts in one repository."""
+
+    def __init__(self, files: RolloutFiles) -> None:
+        self._files = files
+        #: Counts files that were read: by key, what the listing said, and their content.
+        self._counts: dict[str, tuple[str, StagesCounts]] = {}
+
+    # -- states -----------------------------------------------------------------------------------
+
+    async def look(self) -> dict[str, int]:
+        """The revision of each model's state."""
+        found: dict[str, int] = {}
+        for key in await self._files.listing("state"):
+            model, _, name = key.partition("/")
+            match = _REVISION.match(name)
+            if match and MODEL_NAME.match(model):
+                found[model] = max(found.get(model, 0), int(match[1]))
+        return found
+
+    async def read(self, model: str, revision: int) -> RolloutState:
+        """The state.
+
+        Raises:
+            NotFound: it has been deleted, because there are newer ones.
+            InvalidArgument: it is malformed, or that of a newer release.
+        """
+        key = _state_key(model, revision)
+        try:
+            content = await self._files.read(key, MAX_STATE_BYTES + 1)
+            if len(content) > MAX_STATE_BYTES:
+                raise InvalidArgument(f"it is larger than {MAX_STATE_BYTES} bytes")
+            return read_state(content, model, revision)
+        except InvalidArgument as error:
+            raise InvalidArgument(
+                f"'.rollouts/{key}' is not the state of a rollout, or of a newer release: {error}; "
+                f"remove '.rollouts/state/{model}' to forget the rollout"
+            ) from error
+
+    async def write(self, state: RolloutState) -> bool:
+        """Write a new revision; whether it is the state now, and no other gateway's.
+
+        Raises:
+            Unavailable: the answer was lost; it may be the state, now or later.
+        """
+        model, content = state.plan.model, checked_json.write(state)
+        if len(content) > MAX_STATE_BYTES:
+            raise InvalidArgument(f"the state of the rollout exceeds {MAX_STATE_BYTES} bytes")
+        if not await self._files.create(_state_key(model, state.revision), content):
+            return False
+        names = await self._files.listing(f"state/{model}")
+        revisions = sorted(int(match[1]) for name in names if (match := _REVISION.match(name)))
+        if revisions and revisions[-1] > state.revision:
+            return False
+        if len(revisions) > MOST_REVISIONS:
+            old = revisions[:-KEPT_REVISIONS]
+            await self._files.delete([_state_key(model, revision) for revision in old])
+        return True
+
+    # -- counts -----------------------------------------------------------------------------------
+
+    async def write_counts(
+        self, model: str, rollout: str, replica: str, stages: Mapping[str, Any]
+    ) -> None:
+        """Write the counts of one life of a gateway: ``StageCounts`` as JSON values, by index."""
+        await self._files.replace(
+            f"counts/{model}/{rollout}.{replica}.json", orjson.dumps({"stages": stages})
+        )
+
+    async def read_counts(self, model: str, rollout: str, replica: str) -> dict[int, StageCounts]:
+        """The counts of all gateways and of their earlier lives, but for ``replica``."""
+        found: dict[str, tuple[str, StagesCounts]] = {}
+        for name, tag in (await self._files.listing(f"counts/{model}")).items():
+            match = _COUNTS.match(name)
+            if match and match[1] == rollout and match[2] != replica:
+                key = f"counts/{model}/{name}"
+                known = self._counts.get(key)
+                if known is None or known[0] != tag:
+                    known = tag, await self._read_counts(key)
+                found[key] = known
+                if len(found) == MAX_COUNTS_FILES:
+                    log.warning("too many counts of a rollout, some are ignored", model=model)
+                    break
+        beside = f"counts/{model}/"
+        others = {key: each for key, each in self._counts.items() if not key.startswith(beside)}
+        self._counts = others | found
+        return merged(counts for _, counts in found.values())
+
+    async def _read_counts(self, key: str) -> StagesCounts:
+        try:
+            content = await self._files.read(key, MAX_COUNTS_BYTES + 1)
+            if len(content) > MAX_COUNTS_BYTES:
+                raise InvalidArgument(f"it is larger than {MAX_COUNTS_BYTES} bytes")
+            return _stages(content)
+        except NotFound:
+            return {}
+        except InvalidArgument as error:
+            log.warning("counts of a rollout are ignored", file=key, reason=str(error))
+            return {}
+
+    async def forget_counts(self, model: str, keep: str) -> None:
+        """Delete the counts of all rollouts of ``model`` but ``keep``."""
+        names = await self._files.listing(f"counts/{model}")
+        old = [name for name in names if (found := _COUNTS.match(name)) and found[1] != keep]
+        await self._files.delete([f"counts/{model}/{name}" for name in old])
+
+    # -- history ----------------------------------------------------------------------------------
+
+    async def archive(self, state: RolloutState) -> None:
+        """Add an ended rollout to the history; again, it is replaced."""
+        model, began = state.plan.model, state.events[0].time if state.events else 0.0
+        name = f"{int(min(max(began, 0), 9_999_999_999)):010d}-{state.plan.id}.json"
+        await self._files.replace(f"history/{model}/{name}", checked_json.write(state))
+        names = await self._history(model)
+        await self._files.delete([f"history/{model}/{each}" for each in names[:-MAX_HISTORY]])
+
+    async def history(self, model: str) -> list[RolloutState]:
+        """The rollouts of ``model`` that have ended, latest first."""
+        found = []
+        for name in reversed((await self._history(model))[-MAX_HISTORY:]):
+            try:
+                content = await self._files.read(f"history/{model}/{name}", MAX_STATE_BYTES + 1)
+                state = checked_json.read(RolloutState, content[: MAX_STATE_BYTES + 1])
+                if state.plan.model != model:
+                    raise InvalidArgument(f"it belongs to '{state.plan.model}'")
+                found.append(state)
+            except NotFound:
+                continue
+            except InvalidArgument as error:
+                log.warning("a file of the history is ignored", file=name, reason=str(error))
+        return found
+
+    async def _history(self, model: str) -> list[str]:
+        if not MODEL_NAME.match(model):
+            return []
+        names = await self._files.listing(f"history/{model}")
+        return sorted(name for name in names if _HISTORY.match(name))
+
+
+def merged(counts: Iterable[StagesCounts]) -> dict[int, StageCounts]:
+    """The sum of ``counts``, by stage."""
+    total: dict[int, StageCounts] = {}
+    for each in counts:
+        for stage, found in each.items():
+            total[stage] = total[stage] + found if stage in total else found
+    return total
+
+
+def _stages(content: bytes) -> dict[int, StageCounts]:
+    try:
+        document: Any = orjson.loads(content)
+        stages = document["stages"].items()
+        found = {int(stage): StageCounts.from_json(each) for stage, each in stages}
+    except (orjson.JSONDecodeError, AttributeError, KeyError, TypeError, ValueError) as error:
+        raise InvalidArgument("the counts are malformed") from error
+    if not all(0 <= stage <= MAX_STEPS for stage in found):
+        raise InvalidArgument("the counts are of stages that no plan has")
+    return found
+
+
+def _state_key(model: str, revision: int) -> str:
+    return f"state/{model}/{revision:010d}.json"

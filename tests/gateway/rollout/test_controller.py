@@ -1,0 +1,235 @@
+"""Tests of the controller of rollouts, in virtual time."""
+
+from __future__ import annotations
+
+import asyncio
+import functools
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+import pytest
+
+from modelport.gateway.errors import AlreadyExists, InvalidArgument, NotFound, Unavailable
+from modelport.gateway.rollout.state import RolloutPhase
+from modelport.gateway.rollout.transitions import RolloutCommand
+from tests.gateway.rollout.plans import plan
+from tests.gateway.rollout.simulation import Gateway, Storage, now, phases, run, until
+
+QUICK = {"steps": (0.1, 1.0), "min_requests": 10, "min_seconds": 5.0}
+
+
+def virtual(test: Callable[..., Awaitable[None]]) -> Callable[..., None]:
+    """Run a test in virtual time."""
+
+    @functools.wraps(test)
+    def wrapped(**fixtures: Any) -> None:
+        run(test(**fixtures))
+
+    return wrapped
+
+
+@virtual
+async def test_a_rollout_without_harm_is_promoted_stage_by_stage_and_kept_in_the_history() -> None:
+    storage = Storage()
+    gateway = Gateway(storage, 1)
+    began = await gateway.controller.start(plan(**QUICK), by="ana")
+    assert began.phase is RolloutPhase.RUNNING
+    assert gateway.processes.routed["fraud"].share == 0.1
+    await until(lambda: storage.state().settled, gateways=[gateway])
+    shares = [routing.share for _, routing in gateway.processes.applied]
+    assert shares == [0.1, 1.0, 1.0]
+    assert [state.phase for state in gateway.processes.settled] == [RolloutPhase.PROMOTED]
+    await until(lambda: bool(gateway.processes.removed))
+    assert gateway.processes.routed == {}
+    (ended,) = await gateway.controller.history("fraud")
+    assert ended["phase"] == "promoted"
+    assert ended["events"][0]["by"] == "ana"
+    assert [stage["share"] for stage in ended["stages"]] == [0.1, 1.0]
+    assert all(stage["ended"] - stage["began"] >= 5 for stage in ended["stages"])
+    assert ended["counts"][0]["candidate"]["requests"] >= 10
+    assert not [key for key in storage.files if key.startswith("counts/")]
+    gateway.kill()
+
+
+@virtual
+async def test_a_bad_candidate_gets_nothing_more_before_the_state_says_so() -> None:
+    storage = Storage()
+    gateway = Gateway(storage, 1)
+    await gateway.controller.start(plan(**QUICK))
+    gateway.processes.serve(10, errors=0.5)
+    await until(lambda: phases(storage)[-1] is RolloutPhase.ROLLED_BACK)
+    (stopped,) = [at for at, routing in gateway.processes.applied if not routing.share]
+    (recorded,) = [at for at, state in storage.states if state.phase.ended and not state.settled]
+    assert stopped < recorded
+    await until(lambda: storage.state().settled)
+    assert storage.state().events[-1].reason == "too many errors"
+    gateway.kill()
+
+
+@virtual
+async def test_a_candidate_that_is_gone_is_rolled_back_with_the_reason() -> None:
+    storage = Storage()
+    gateway = Gateway(storage, 1)
+    await gateway.controller.start(plan(**QUICK))
+    gateway.processes.problem = "version 3 has been removed"
+    await until(lambda: storage.state().settled)
+    assert "version 3 has been removed" in storage.state().events[-1].reason
+    gateway.kill()
+
+
+@virtual
+async def test_after_a_kill_the_stage_goes_on_with_its_counts() -> None:
+    storage = Storage()
+    gateway = Gateway(storage, 1)
+    await gateway.controller.start(plan(steps=(0.1, 0.5, 1.0), min_requests=500, min_seconds=5.0))
+    await until(lambda: storage.state().stage == 1, gateways=[gateway])
+    await until(lambda: storage.state().seconds > 3, gateways=[gateway])
+    before = gateway.controller.status("fraud")
+    gateway.kill()
+    gateway.live()
+    await until(lambda: "fraud" in gateway.processes.routed)
+    assert gateway.processes.routed["fraud"].share == 0.5
+    await until(lambda: storage.state().leader == gateway.controller.replica)
+    after = gateway.controller.status("fraud")
+    assert after["stage"] == 1
+    assert after["seconds"] >= 3
+    for stage in (0, 1):
+        lost = before["counts"][stage]["candidate"]["requests"]
+        lost -= after["counts"][stage]["candidate"]["requests"]
+        assert 0 <= lost <= 0.5 * 200 * 1.0  # of the last second
+    gateway.kill()
+
+
+@virtual
+async def test_of_two_starters_one_wins_and_the_other_is_told() -> None:
+    storage = Storage()
+    gateways = [Gateway(storage, seed) for seed in range(5)]
+    results = await asyncio.gather(
+        *(each.controller.start(plan(**QUICK)) for each in gateways), return_exceptions=True
+    )
+    refused = [each for each in results if isinstance(each, AlreadyExists)]
+    assert len(refused) == 4, results
+    assert "a rollout of 'fraud' is running already (version 3, stage 1 of 2" in str(refused[0])
+    for gateway in gateways:
+        gateway.kill()
+
+
+@virtual
+async def test_any_gateway_takes_commands() -> None:
+    storage = Storage()
+    one, two = Gateway(storage, 1), Gateway(storage, 2)
+    await one.controller.start(plan(**QUICK))
+    await two.controller.command("fraud", RolloutCommand.PAUSE, "lunch", "ana")
+    assert storage.state().phase is RolloutPhase.PAUSED
+    assert storage.state().leader == two.controller.replica
+    await asyncio.sleep(100)
+    assert one.controller.status("fraud")["phase"] == "paused"
+    with pytest.raises(InvalidArgument, match="is paused, not running"):
+        await one.controller.command("fraud", RolloutCommand.PAUSE)
+    await one.controller.command("fraud", RolloutCommand.RESUME)
+    assert (await one.controller.command("fraud", RolloutCommand.PROMOTE)).stage == 1
+    await two.controller.command("fraud", RolloutCommand.ROLLBACK, "a bad feeling", "bob")
+    assert two.processes.diverted == {}
+    event = storage.state().events[-1]
+    assert (event.reason, event.by) == ("a bad feeling", "bob")
+    with pytest.raises(InvalidArgument, match="is rolled back; it has ended"):
+        await two.controller.command("fraud", RolloutCommand.PROMOTE)
+    with pytest.raises(NotFound, match="has had no rollout"):
+        await two.controller.command("other", RolloutCommand.PAUSE)
+    await until(lambda: not one.processes.routed)
+    one.kill()
+    two.kill()
+
+
+@virtual
+async def test_a_rollback_stops_the_traffic_though_the_store_is_unreachable() -> None:
+    storage = Storage()
+    gateway = Gateway(storage, 1)
+    await gateway.controller.start(plan(**QUICK))
+    gateway.network.partitioned = True
+    with pytest.raises(Unavailable):
+        await gateway.controller.command("fraud", RolloutCommand.ROLLBACK)
+    assert gateway.processes.diverted == {}
+    gateway.network.partitioned = False
+    await until(lambda: storage.state().phase is RolloutPhase.ROLLED_BACK)
+    assert [routing.share for _, routing in gateway.processes.applied] == [0.1, 0.0]
+    gateway.kill()
+
+
+@virtual
+async def test_an_undecided_stage_is_paused_and_its_time_begins_again_when_resumed() -> None:
+    storage = Storage()
+    gateway = Gateway(storage, 1)
+    await gateway.controller.start(plan(**QUICK, max_seconds=20.0))
+    await until(lambda: storage.state().phase is RolloutPhase.PAUSED)
+    assert storage.state().events[-1].reason == "more requests are missing"
+    assert storage.state().seconds >= 20
+    resumed = await gateway.controller.command("fraud", RolloutCommand.RESUME)
+    assert resumed.seconds == 0
+    gateway.kill()
+
+
+@virtual
+async def test_another_gateway_takes_over_from_a_dead_leader() -> None:
+    storage = Storage()
+    one, two = Gateway(storage, 1), Gateway(storage, 2)
+    await one.controller.start(plan(**QUICK))
+    await until(lambda: bool(two.processes.diverted), gateways=[one, two])
+    one.kill()
+    died = now()
+    await until(lambda: storage.state().leader == two.controller.replica)
+    assert 8 < now() - died < 13
+    await until(lambda: storage.state().settled, gateways=[two])
+    two.kill()
+
+
+@virtual
+async def test_a_leader_that_stops_leaves_the_lead_at_once() -> None:
+    storage = Storage()
+    one, two = Gateway(storage, 1), Gateway(storage, 2)
+    await one.controller.start(plan(**QUICK))
+    await until(lambda: bool(two.processes.diverted), gateways=[one, two])
+    await one.controller.stop()
+    stopped = now()
+    await until(lambda: storage.state().leader == two.controller.replica)
+    assert now() - stopped < 2
+    two.kill()
+
+
+@virtual
+async def test_a_gateway_without_the_store_diverts_nothing_until_it_is_back() -> None:
+    storage = Storage()
+    gateway = Gateway(storage, 1)
+    await gateway.controller.start(plan(**QUICK))
+    gateway.network.partitioned = True
+    left = now()
+    await until(lambda: not gateway.processes.diverted)
+    assert now() - left < 10
+    assert gateway.controller.status("fraud")["problem"] == "the state is out of date"
+    gateway.network.partitioned = False
+    await until(lambda: bool(gateway.processes.diverted))
+    gateway.kill()
+
+
+@virtual
+async def test_a_promotion_that_the_configuration_cannot_hold_goes_on_until_it_is_undone() -> None:
+    storage = Storage()
+    gateway = Gateway(storage, 1)
+    gateway.processes.unsettled_reason = "the repository is read-only"
+    await gateway.controller.start(plan(**QUICK))
+    await gateway.controller.command("fraud", RolloutCommand.PROMOTE)
+    await gateway.controller.command("fraud", RolloutCommand.PROMOTE)
+    await until(lambda: storage.state().settled)
+    gateway.network.partitioned = True
+    await asyncio.sleep(100)
+    assert gateway.processes.routed["fraud"].share == 1.0
+    gateway.network.partitioned = False
+    with pytest.raises(AlreadyExists, match="the repository is read-only"):
+        await gateway.controller.start(plan(**QUICK))
+    gateway.processes.unsettled_reason = ""
+    await gateway.controller.command("fraud", RolloutCommand.ROLLBACK)
+    assert gateway.processes.routed["fraud"].share == 0.0
+    await until(lambda: storage.state().settled and not gateway.processes.routed)
+    (ended,) = await gateway.controller.history("fraud")
+    assert ended["phase"] == "rolled back"
+    gateway.kill()
