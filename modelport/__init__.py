@@ -20,9 +20,9 @@ if TYPE_CHECKING:
     from modelport import testing as testing
     from modelport.client import AsyncClient as AsyncClient
     from modelport.client import Client as Client
-    from modelport.client_operations import ModelDescription as ModelDescription
-    from modelport.client_operations import ModelStatus as ModelStatus
-    from modelport.client_operations import TensorDescription as TensorDescription
+    from modelport.client_models import ModelDescription as ModelDescription
+    from modelport.client_models import ModelStatus as ModelStatus
+    from modelport.client_models import TensorDescription as TensorDescription
     from modelport.exporters.api import ExportResult as ExportResult
     from modelport.exporters.api import Verification as Verification
     from modelport.exporters.api import convert as convert
@@ -45,7 +45,7 @@ __version__ = "0.1.0"
 _MODULES = {
     **dict.fromkeys(("AsyncClient", "Client"), "modelport.client"),
     **dict.fromkeys(
-        ("ModelDescription", "ModelStatus", "TensorDescription"), "modelport.client_operations"
+        ("ModelDescription", "ModelStatus", "TensorDescription"), "modelport.client_models"
     ),
     **dict.fromkeys(
         ("ExportResult", "Verification", "convert", "export", "verify"), "modelport.exporters.api"

@@ -1,28 +1,182 @@
 """Clients of the Open Inference Protocol, over HTTP and gRPC, with NumPy arrays in and out.
 
-They are thin: ``tritonclient`` speaks the protocol. Any server of the protocol will do, such as
-Triton or KServe.
+Any server of the protocol will do, such as Triton or KServe.
 """
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+import asyncio
+import threading
+import weakref
+from collections.abc import Coroutine, Mapping, Sequence
 from types import TracebackType
 from typing import Any, Self, TypeVar
+from urllib.parse import urlsplit
 
+import aiohttp
 from numpy.typing import ArrayLike
 
-from modelport.client_operations import (
-    ClientOperations,
-    ModelDescription,
-    ModelStatus,
-    Operation,
+from modelport.client_models import ModelDescription, ModelStatus, described, encoded, plain
+from modelport.client_protocol import (
+    ClientRequest,
+    GrpcTransport,
+    HttpTransport,
     Parameter,
+    valid_answer,
 )
-from modelport.gateway.errors import ModelportError
+from modelport.gateway.errors import InvalidArgument, ModelportError, TimedOut, Unavailable
 from modelport.gateway.types import Array
+from modelport.gateway.upstream.outlier_detection import EndpointFailed
 
 T = TypeVar("T")
+#: URL scheme → the transport, and whether the connection is encrypted.
+_TRANSPORTS: Mapping[str, tuple[type[HttpTransport | GrpcTransport], bool]] = {
+    "http": (HttpTransport, False),
+    "https": (HttpTransport, True),
+    "grpc": (GrpcTransport, False),
+    "grpcs": (GrpcTransport, True),
+}
+
+
+class AsyncClient:
+    """``Client`` for asyncio: the same methods, to be awaited.
+
+        async with modelport.AsyncClient("grpc://127.0.0.1:8001") as client:
+            outputs = await client.infer("fraud", {"transactions": array})
+
+    It belongs to the event loop on which the first method is awaited. Any number of requests may be
+    under way.
+    """
+
+    def __init__(
+        self,
+        url: str = "http://127.0.0.1:8000",
+        *,
+        headers: Mapping[str, str] | None = None,
+        timeout_seconds: float = 60.0,
+    ) -> None:
+        """Connect when the first request is made; arguments and errors are those of ``Client``."""
+        scheme, separator, rest = url.partition("://")
+        if not separator:
+            scheme, rest = "http", url
+        if scheme not in _TRANSPORTS:
+            raise InvalidArgument(
+                f"'{scheme}://' is no protocol; use {', '.join(f'{s}://' for s in _TRANSPORTS)}"
+            )
+        try:
+            target = urlsplit(f"//{rest}")
+            complete = bool(target.hostname) and (target.port or scheme in ("http", "https"))
+        except ValueError:
+            complete = False
+        if not complete:
+            raise InvalidArgument(f"'{url}' is not {scheme}://HOST:PORT")
+        if not timeout_seconds > 0:
+            raise InvalidArgument(f"timeout_seconds must be more than 0, not {timeout_seconds}")
+        self._url, self._scheme, self._target = url, scheme, rest.rstrip("/")
+        self._headers = dict(headers or {})
+        self._seconds = timeout_seconds
+        #: Made on the event loop.
+        self._connected: HttpTransport | GrpcTransport | None = None
+        #: Models that were asked for, by name and version.
+        self._known: dict[tuple[str, str], ModelDescription] = {}
+
+    async def live(self) -> bool:
+        """Whether the server runs."""
+        return await self._answer(self._transport.live())
+
+    async def ready(self, model: str = "", version: str | int = "") -> bool:
+        """Whether the server can answer requests, or whether this model can."""
+        return await self._answer(self._transport.ready(model, str(version)))
+
+    async def models(self) -> list[ModelStatus]:
+        """List the versions of all models in the server's repositories, with their states."""
+        rows = await self._answer(self._transport.index())
+        fields = ModelStatus._fields
+        with valid_answer():
+            return [ModelStatus(*(str(row.get(field, "")) for field in fields)) for row in rows]
+
+    async def metadata(self, model: str, version: str | int = "") -> ModelDescription:
+        """Return the model's versions, inputs and outputs; see ``Client.metadata``."""
+        document = await self._answer(self._transport.metadata(model, str(version)))
+        with valid_answer():
+            return described(document)
+
+    async def config(self, model: str, version: str | int = "") -> dict[str, Any]:
+        """Return the model's configuration; see ``Client.config``."""
+        return await self._answer(self._transport.config(model, str(version)))
+
+    async def load(self, model: str, *, config: str = "") -> None:
+        """Load or reload the model; see ``Client.load``."""
+        await self._answer(self._transport.load(model, config))
+
+    async def unload(self, model: str, *, dependents: bool = False) -> None:
+        """Unload the model; see ``Client.unload``."""
+        await self._answer(self._transport.unload(model, dependents))
+
+    async def infer(
+        self,
+        model: str,
+        inputs: Mapping[str, ArrayLike],
+        *,
+        version: str | int = "",
+        outputs: Sequence[str] = (),
+        class_count: int = 0,
+        parameters: Mapping[str, Parameter] | None = None,
+        request_id: str = "",
+    ) -> dict[str, Array]:
+        """Send one request, and return the outputs by name; see ``Client.infer``."""
+        key = (model, str(version))
+        if key not in self._known:
+            self._known[key] = await self.metadata(*key)
+        known = self._known[key]
+        tensors = [encoded(known, name, value) for name, value in inputs.items()]
+        if class_count and not outputs:
+            outputs = [tensor.name for tensor in known.outputs]
+        request = ClientRequest(*key, tensors, outputs, class_count, parameters, request_id)
+        try:
+            found = await self._answer(self._transport.infer(request))
+        except ModelportError:
+            self._known.pop(key, None)  # the model may have been replaced by another one
+            raise
+        return {name: plain(*answer) for name, answer in found.items()}
+
+    async def close(self) -> None:
+        """Close the connections."""
+        if self._connected is not None:
+            await self._connected.close()
+            self._connected = None
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        await self.close()
+
+    @property
+    def _transport(self) -> HttpTransport | GrpcTransport:
+        if self._connected is None:
+            kind, encrypted = _TRANSPORTS[self._scheme]
+            self._connected = kind(self._target, encrypted, self._headers, self._seconds)
+        return self._connected
+
+    async def _answer(self, answer: Coroutine[Any, Any, T]) -> T:
+        """Await ``answer``, and translate the errors of connections."""
+        try:
+            async with asyncio.timeout(self._seconds):
+                return await answer
+        except TimeoutError as error:
+            said = f"{self._url} did not answer within {self._seconds:g} s"
+            raise TimedOut(said) from error
+        except (aiohttp.ClientError, EndpointFailed, OSError) as error:
+            raise Unavailable(
+                f"no server answers at {self._url} ({str(error) or type(error).__name__}); start "
+                "one with 'modelport serve', or give the URL of another"
+            ) from error
 
 
 class Client:
@@ -31,9 +185,8 @@ class Client:
         with modelport.Client("http://127.0.0.1:8000") as client:
             outputs = client.infer("fraud", {"transactions": array})
 
-    Connections are kept. Over HTTP a client belongs to the thread that made it; over gRPC threads
-    may share one. Every method raises ``Unavailable`` if no server answers, and ``TimedOut`` if it
-    takes too long.
+    Connections are kept, and threads may share a client. Every method raises ``Unavailable`` if no
+    server answers, and ``TimedOut`` if it takes too long.
     """
 
     def __init__(
@@ -54,23 +207,20 @@ class Client:
         Raises:
             InvalidArgument: the URL is not one of these.
         """
-        self._operations = operations = ClientOperations(url, headers, timeout_seconds, "")
-        options: dict[str, Any] = {"ssl": operations.encrypted}
-        if not operations.is_grpc:
-            options |= dict.fromkeys(("connection_timeout", "network_timeout"), timeout_seconds)
-        self._client = operations.module.InferenceServerClient(operations.target, **options)
+        self._client = AsyncClient(url, headers=headers, timeout_seconds=timeout_seconds)
+        self._loop = _LoopThread(self._client)
 
     def live(self) -> bool:
         """Whether the server runs."""
-        return self._run(self._operations.live())
+        return self._loop.run(self._client.live())
 
     def ready(self, model: str = "", version: str | int = "") -> bool:
         """Whether the server can answer requests, or whether this model can."""
-        return self._run(self._operations.ready(model, str(version)))
+        return self._loop.run(self._client.ready(model, version))
 
     def models(self) -> list[ModelStatus]:
         """List the versions of all models in the server's repositories, with their states."""
-        return self._run(self._operations.models())
+        return self._loop.run(self._client.models())
 
     def metadata(self, model: str, version: str | int = "") -> ModelDescription:
         """Return the model's versions, inputs and outputs.
@@ -78,7 +228,7 @@ class Client:
         Raises:
             NotFound: the server has no such model or version.
         """
-        return self._run(self._operations.metadata(model, str(version)))
+        return self._loop.run(self._client.metadata(model, version))
 
     def config(self, model: str, version: str | int = "") -> dict[str, Any]:
         """Return the model's configuration, the content of ``config.pbtxt`` as JSON.
@@ -86,7 +236,28 @@ class Client:
         Raises:
             NotFound: the server has no such model or version.
         """
-        return self._run(self._operations.config(model, str(version)))
+        return self._loop.run(self._client.config(model, version))
+
+    def load(self, model: str, *, config: str = "") -> None:
+        """Load or reload the model, on a server that lets its clients control the models.
+
+        Args:
+            model: its name in the server's repository.
+            config: JSON that replaces the repository's configuration; empty: that one.
+
+        Raises:
+            InvalidArgument: the model does not load; the message tells why.
+        """
+        self._loop.run(self._client.load(model, config=config))
+
+    def unload(self, model: str, *, dependents: bool = False) -> None:
+        """Unload the model after its requests in flight.
+
+        Args:
+            model: its name on the server.
+            dependents: unload the models of an ensemble's steps, too.
+        """
+        self._loop.run(self._client.unload(model, dependents=dependents))
 
     def infer(
         self,
@@ -119,16 +290,19 @@ class Client:
             InvalidArgument: an input does not fit the model.
             NotFound: the server has no such model or version.
         """
-        version = str(version)
-        return self._run(
-            self._operations.infer(
-                *(model, inputs, version, outputs, class_count, parameters, request_id)
-            )
+        request = self._client.infer(
+            *(model, inputs),
+            version=version,
+            outputs=outputs,
+            class_count=class_count,
+            parameters=parameters,
+            request_id=request_id,
         )
+        return self._loop.run(request)
 
     def close(self) -> None:
         """Close the connections."""
-        self._client.close()
+        self._loop.close()
 
     def __enter__(self) -> Self:
         return self
@@ -141,120 +315,55 @@ class Client:
     ) -> None:
         self.close()
 
-    def _run(self, operation: Operation[T]) -> T:
-        try:
-            call = next(operation)
-            while True:
-                try:
-                    answer = getattr(self._client, call.method)(*call.arguments, **call.options)
-                except Exception as error:
-                    call = operation.throw(_caused(self._operations.error(error), error))
-                else:
-                    call = operation.send(answer)
-        except StopIteration as done:
-            result: T = done.value
-            return result
 
+class _LoopThread:
+    """An event loop on a thread of its own, so that callers need none and may have one."""
 
-class AsyncClient:
-    """``Client`` for asyncio: the same methods, to be awaited.
-
-        async with modelport.AsyncClient("grpc://127.0.0.1:8001") as client:
-            outputs = await client.infer("fraud", {"transactions": array})
-
-    It belongs to the event loop on which the first method is awaited. Any number of requests may be
-    under way.
-    """
-
-    def __init__(
-        self,
-        url: str = "http://127.0.0.1:8000",
-        *,
-        headers: Mapping[str, str] | None = None,
-        timeout_seconds: float = 60.0,
-    ) -> None:
-        """Connect when the first request is made; arguments and errors are those of ``Client``."""
-        self._operations = ClientOperations(url, headers, timeout_seconds, ".aio")
-        self._client: Any = None
-
-    async def live(self) -> bool:
-        """Whether the server runs."""
-        return await self._run(self._operations.live())
-
-    async def ready(self, model: str = "", version: str | int = "") -> bool:
-        """Whether the server can answer requests, or whether this model can."""
-        return await self._run(self._operations.ready(model, str(version)))
-
-    async def models(self) -> list[ModelStatus]:
-        """List the versions of all models in the server's repositories, with their states."""
-        return await self._run(self._operations.models())
-
-    async def metadata(self, model: str, version: str | int = "") -> ModelDescription:
-        """Return the model's versions, inputs and outputs; see ``Client.metadata``."""
-        return await self._run(self._operations.metadata(model, str(version)))
-
-    async def config(self, model: str, version: str | int = "") -> dict[str, Any]:
-        """Return the model's configuration; see ``Client.config``."""
-        return await self._run(self._operations.config(model, str(version)))
-
-    async def infer(
-        self,
-        model: str,
-        inputs: Mapping[str, ArrayLike],
-        *,
-        version: str | int = "",
-        outputs: Sequence[str] = (),
-        class_count: int = 0,
-        parameters: Mapping[str, Parameter] | None = None,
-        request_id: str = "",
-    ) -> dict[str, Array]:
-        """Send one request, and return the outputs by name; see ``Client.infer``."""
-        version = str(version)
-        return await self._run(
-            self._operations.infer(
-                *(model, inputs, version, outputs, class_count, parameters, request_id)
-            )
+    def __init__(self, client: AsyncClient) -> None:
+        self._loop = loop = asyncio.new_event_loop()
+        #: Starts with the first call.
+        self._thread = threading.Thread(
+            target=_run_loop, args=(loop,), name="modelport-client", daemon=True
         )
+        #: Runs once: for a client that is forgotten, and at the end of the process, too.
+        self._finish = weakref.finalize(self, _finish, loop, self._thread, client)
+        self._starting = threading.Lock()
 
-    async def close(self) -> None:
-        """Close the connections."""
-        if self._client is not None:
-            await self._client.close()
-
-    async def __aenter__(self) -> Self:
-        return self
-
-    async def __aexit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
-        await self.close()
-
-    async def _run(self, operation: Operation[T]) -> T:
-        if self._client is None:
-            operations = self._operations
-            options: dict[str, Any] = {"ssl": operations.encrypted}
-            if not operations.is_grpc:
-                options["conn_timeout"] = operations.timeout_seconds
-            self._client = operations.module.InferenceServerClient(operations.target, **options)
+    def run(self, work: Coroutine[Any, Any, T]) -> T:
+        """Run ``work``, and return its result."""
+        with self._starting:
+            if not self._finish.alive:
+                work.close()
+                raise InvalidArgument("the client is closed")
+            if not self._thread.is_alive():
+                self._thread.start()
+        future = asyncio.run_coroutine_threadsafe(work, self._loop)
         try:
-            call = next(operation)
-            while True:
-                method: Callable[..., Awaitable[Any]] = getattr(self._client, call.method)
-                try:
-                    answer = await method(*call.arguments, **call.options)
-                except Exception as error:
-                    call = operation.throw(_caused(self._operations.error(error), error))
-                else:
-                    call = operation.send(answer)
-        except StopIteration as done:
-            result: T = done.value
-            return result
+            return future.result()
+        except BaseException:
+            future.cancel()
+            raise
+
+    def close(self) -> None:
+        """Close the client and end the thread."""
+        self._finish()
 
 
-def _caused(error: ModelportError, cause: Exception) -> ModelportError:
-    """``error`` as if raised from ``cause``."""
-    error.__cause__ = None if cause is error else cause
-    return error
+def _run_loop(loop: asyncio.AbstractEventLoop) -> None:
+    loop.run_forever()
+    loop.close()
+
+
+def _finish(loop: asyncio.AbstractEventLoop, thread: threading.Thread, client: AsyncClient) -> None:
+    if not thread.is_alive():
+        loop.close()
+        return
+    asyncio.run_coroutine_threadsafe(_end(client), loop)
+    if thread is not threading.current_thread():  # where the garbage collector may run
+        thread.join()
+
+
+async def _end(client: AsyncClient) -> None:
+    await client.close()
+    loop = asyncio.get_running_loop()
+    loop.call_soon(loop.stop)  # after the callbacks of connections that were closed

@@ -22,7 +22,7 @@ from modelport.gateway.errors import Internal, NotFound, Unavailable
 from modelport.gateway.repository import config as configuration
 from modelport.gateway.repository.config import ModelConfig
 from modelport.gateway.types import Array, Deadline, InferRequest, InferResponse, Tensor, TensorSpec
-from modelport.gateway.wire.triton_messages import model_config_pb2 as pb
+from modelport.gateway.wire.proto import model_config_pb2 as pb
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,7 +8,7 @@ from typing import Any
 
 from modelport.gateway.errors import InvalidArgument, NotFound, Unavailable
 from modelport.gateway.repository.config import ModelConfig
-from modelport.gateway.wire.triton_messages import model_config_pb2 as pb
+from modelport.gateway.wire.proto import model_config_pb2 as pb
 
 ConfigOf = Callable[[str, int], ModelConfig]
 

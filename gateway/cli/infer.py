@@ -5,16 +5,16 @@ from __future__ import annotations
 import json
 import sys
 from collections.abc import Callable, Mapping
-from contextlib import closing
 from pathlib import Path
 from typing import Any
 
 import click
 import numpy as np
 
-from modelport.client_operations import as_datatype
+from modelport.client import Client
+from modelport.client_models import ModelDescription, TensorDescription, as_datatype
 from modelport.gateway.cli.errors import suggestion
-from modelport.gateway.errors import InvalidArgument, NotFound, Unavailable
+from modelport.gateway.errors import InvalidArgument, NotFound
 from modelport.gateway.inference import images
 from modelport.gateway.repository.artifact_checks import zip_guard
 from modelport.gateway.types import Array, Datatype, TensorSpec
@@ -29,79 +29,31 @@ protocol_option = click.option(
 )
 
 
-class TritonClient:
-    """``tritonclient`` over either protocol, with modelport's errors and dictionaries as
-    results."""
+def connect(protocol: str, url: str | None) -> Client:
+    """A client of the gateway at ``url``, HOST:PORT, over ``protocol``.
 
-    def __init__(self, protocol: str, url: str | None) -> None:
-        if protocol == "http":
-            import tritonclient.http as module
-        else:
-            import tritonclient.grpc as module
-        self.module = module
-        self.protocol = protocol
-        self.url = (url or DEFAULT_URLS[protocol]).removeprefix("http://").rstrip("/")
-        timeouts = {"network_timeout": TIMEOUT_SECONDS} if protocol == "http" else {}
-        try:
-            self._client = module.InferenceServerClient(self.url, **timeouts)
-        except Exception as error:
-            raise InvalidArgument(f"'{self.url}' is not HOST:PORT: {error}") from error
+    Raises:
+        InvalidArgument: the URL is not HOST:PORT.
+    """
+    target = (url or DEFAULT_URLS[protocol]).removeprefix("http://")
+    try:
+        return Client(f"{protocol}://{target}", timeout_seconds=TIMEOUT_SECONDS)
+    except InvalidArgument as error:
+        raise InvalidArgument(f"'{target}' is not HOST:PORT") from error
 
-    def close(self) -> None:
-        self._client.close()
 
-    def call(self, method: str, *arguments: Any, **options: Any) -> Any:
-        """Call ``method`` of the client.
+def _describe(client: Client, model: str, version: str) -> ModelDescription:
+    try:
+        return client.metadata(model, version)
+    except NotFound as error:
+        known = {status.name for status in client.models()}
+        raise NotFound(f"{error}{suggestion(model, known, '; ')}") from error
 
-        Raises:
-            Unavailable: no gateway responds at the address.
-            InvalidArgument, NotFound: the gateway's error, with its message.
-        """
-        if self.protocol == "grpc" and method.startswith("get_"):
-            options["as_json"] = True
-        try:
-            return getattr(self._client, method)(*arguments, **options)
-        except self.module.InferenceServerException as error:
-            status = str(error.status() or "")
-            if "UNAVAILABLE" in status and "connect" in str(error.message()):
-                raise self._unreachable() from error
-            kind: type[Exception] = InvalidArgument
-            if "404" in status or "NOT_FOUND" in status:
-                kind = NotFound
-            elif "503" in status or "UNAVAILABLE" in status:
-                kind = Unavailable
-            raise kind(str(error.message())) from error
-        except OSError as error:
-            raise self._unreachable() from error
 
-    def _unreachable(self) -> Unavailable:
-        return Unavailable(
-            f"no gateway responds over {self.protocol} at {self.url}; start one with 'modelport "
-            "serve', or set --url"
-        )
-
-    def index(self) -> list[dict[str, str]]:
-        answer = self.call("get_model_repository_index")
-        rows: list[dict[str, str]] = (
-            answer if isinstance(answer, list) else answer.get("models", [])
-        )
-        return rows
-
-    def metadata(self, model: str, version: str = "") -> dict[str, Any]:
-        try:
-            document: dict[str, Any] = self.call("get_model_metadata", model, version)
-        except NotFound as error:
-            known = {row["name"] for row in self.index()}
-            raise NotFound(f"{error}{suggestion(model, known, '; ')}") from error
-        for tensor in document["inputs"] + document["outputs"]:
-            tensor["shape"] = [int(size) for size in tensor["shape"]]
-        return document
-
-    def parameters(self, model: str, version: str = "") -> dict[str, str]:
-        """The ``parameters`` of the model's configuration."""
-        document = self.call("get_model_config", model, version)
-        found = document.get("config", document).get("parameters", {})
-        return {key: value.get("string_value", "") for key, value in found.items()}
+def _parameters(client: Client, model: str, version: str) -> dict[str, str]:
+    """The ``parameters`` of the model's configuration."""
+    found = client.config(model, version).get("parameters", {})
+    return {key: value.get("string_value", "") for key, value in found.items()}
 
 
 @click.command()
@@ -110,13 +62,16 @@ class TritonClient:
 @click.option("--json", "as_json", is_flag=True, help="Print JSON instead of a table.")
 def models(url: str | None, protocol: str, as_json: bool) -> None:
     """List the models of a running gateway: versions, states, reasons, signatures."""
-    with closing(TritonClient(protocol, url)) as client:
+    with connect(protocol, url) as client:
         rows = []
-        for entry in client.index():
-            row: dict[str, Any] = {"version": "", "state": "", "reason": "", **entry}
-            if row["state"] == "READY":
-                row |= client.metadata(row["name"], row["version"])
-            rows.append({key: row[key] for key in row if key != "versions"})
+        for status in client.models():
+            row: dict[str, Any] = status._asdict()
+            if status.state == "READY":
+                described = client.metadata(status.name, status.version)
+                row["platform"] = described.platform
+                for side in ("inputs", "outputs"):
+                    row[side] = [tensor._asdict() for tensor in getattr(described, side)]
+            rows.append(row)
     if as_json:
         click.echo(json.dumps(rows, indent=2))
         return
@@ -135,7 +90,7 @@ def models(url: str | None, protocol: str, as_json: bool) -> None:
 
 
 def _signature(tensors: list[dict[str, Any]]) -> str:
-    return "\n".join(f"{t['name']} {t['datatype']} {t['shape']}" for t in tensors)
+    return "\n".join(f"{t['name']} {t['datatype']} {list(t['shape'])}" for t in tensors)
 
 
 @click.command()
@@ -164,22 +119,13 @@ def infer(
     FILE is JSON (an OIP request, or an object from input name to nested list; - reads standard
     input), .npy (the model's only input), .npz (arrays by input name), or an image.
     """
-    with closing(TritonClient(protocol, url)) as client:
-        metadata = client.metadata(model, model_version)
-        specs = {tensor["name"]: tensor for tensor in metadata["inputs"]}
-        arrays = _read(file, specs, lambda: client.parameters(model, model_version))
-        inputs = []
-        for name, array in arrays.items():
-            tensor = client.module.InferInput(name, list(array.shape), specs[name]["datatype"])
-            try:
-                tensor.set_data_from_numpy(array)
-            except client.module.InferenceServerException as error:
-                raise InvalidArgument(f"input '{name}': {error.message()}") from error
-            inputs.append(tensor)
-        names = outputs or tuple(tensor["name"] for tensor in metadata["outputs"])
-        wanted = [client.module.InferRequestedOutput(n, class_count=class_count) for n in names]
-        result = client.call("infer", model, inputs, model_version=model_version, outputs=wanted)
-        answers = {name: result.as_numpy(name) for name in names}
+    with connect(protocol, url) as client:
+        described = _describe(client, model, model_version)
+        specs = {tensor.name: tensor for tensor in described.inputs}
+        arrays = _read(file, specs, lambda: _parameters(client, model, model_version))
+        names = outputs or tuple(tensor.name for tensor in described.outputs)
+        options: dict[str, Any] = {"version": model_version, "class_count": class_count}
+        answers = client.infer(model, arrays, outputs=names, **options)
     if as_json:
         click.echo(json.dumps({name: _plain(array) for name, array in answers.items()}))
         return
@@ -201,7 +147,7 @@ def _shown(array: Array) -> Array:
 
 
 def _read(
-    file: Path, specs: Mapping[str, dict[str, Any]], parameters: Callable[[], dict[str, str]]
+    file: Path, specs: Mapping[str, TensorDescription], parameters: Callable[[], dict[str, str]]
 ) -> dict[str, Array]:
     """Read the inputs in ``file``, by name, with the datatype and rank that the model declares.
 
@@ -235,7 +181,7 @@ def _read(
     return {name: _typed(name, value, specs[name], file) for name, value in found.items()}
 
 
-def _only(specs: Mapping[str, dict[str, Any]], file: Path) -> str:
+def _only(specs: Mapping[str, TensorDescription], file: Path) -> str:
     if len(specs) != 1:
         raise InvalidArgument(
             f"'{file}' holds one tensor, but the model has the inputs {', '.join(specs)}; use a "
@@ -244,7 +190,9 @@ def _only(specs: Mapping[str, dict[str, Any]], file: Path) -> str:
     return next(iter(specs))
 
 
-def _from_json(document: Any, specs: Mapping[str, dict[str, Any]], file: Path) -> Mapping[str, Any]:
+def _from_json(
+    document: Any, specs: Mapping[str, TensorDescription], file: Path
+) -> Mapping[str, Any]:
     if isinstance(document, list):
         return {_only(specs, file): document}
     if not isinstance(document, dict):
@@ -264,8 +212,8 @@ def _from_json(document: Any, specs: Mapping[str, dict[str, Any]], file: Path) -
     return document
 
 
-def _typed(name: str, value: Any, spec: dict[str, Any], file: Path) -> Array:
-    datatype, shape = Datatype(spec["datatype"]), spec["shape"]
+def _typed(name: str, value: Any, spec: TensorDescription, file: Path) -> Array:
+    datatype, shape = spec.datatype, spec.shape
     try:
         array = as_datatype(value, datatype)
     except (TypeError, ValueError, OverflowError) as error:
@@ -275,15 +223,15 @@ def _typed(name: str, value: Any, spec: dict[str, Any], file: Path) -> Array:
     return np.ascontiguousarray(array)
 
 
-def _image(file: Path, spec: dict[str, Any], parameters: Mapping[str, str]) -> Array:
+def _image(file: Path, spec: TensorDescription, parameters: Mapping[str, str]) -> Array:
     """Read ``file`` as the model's image input, without the batch dimension."""
-    # tritonclient rounds to BF16 itself.
-    datatype = "FP32" if spec["datatype"] == Datatype.BF16 else spec["datatype"]
-    wanted = TensorSpec(spec["name"], Datatype(datatype), tuple(spec["shape"][-3:]))
+    # The client rounds to BF16 itself.
+    datatype = Datatype.FP32 if spec.datatype is Datatype.BF16 else spec.datatype
+    wanted = TensorSpec(spec.name, datatype, spec.shape[-3:])
     decode = images.from_parameters(parameters, wanted, formats=None)
     if decode is None:
         raise InvalidArgument(
-            f"'{file}' is an image, but input '{spec['name']}' is {datatype} {spec['shape']}: not "
+            f"'{file}' is an image, but input '{spec.name}' is {datatype} {list(spec.shape)}: not "
             "three dimensions with 1 or 3 channels"
         )
     return decode(file.read_bytes())[np.newaxis]

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import json
-from contextlib import closing
 from pathlib import Path
 
 import click
 
-from modelport.gateway.cli.infer import TritonClient, protocol_option, url_option
+from modelport.client import Client
+from modelport.gateway.cli.infer import connect, protocol_option, url_option
 from modelport.gateway.errors import InvalidArgument, ModelportError
 from modelport.gateway.repository import config as configuration
 
@@ -28,9 +28,9 @@ def load(model: str, url: str | None, protocol: str, model_config: Path | None) 
 
     The gateway must run with --model-control-mode explicit.
     """
-    config = None if model_config is None else _read_config(model_config)
-    with closing(TritonClient(protocol, url)) as client:
-        client.call("load_model", model, **({"config": config} if config else {}))
+    config = "" if model_config is None else _read_config(model_config)
+    with connect(protocol, url) as client:
+        client.load(model, config=config)
         _show(client, model)
 
 
@@ -46,8 +46,8 @@ def unload(model: str, url: str | None, protocol: str, unload_dependents: bool) 
 
     The gateway must run with --model-control-mode explicit.
     """
-    with closing(TritonClient(protocol, url)) as client:
-        client.call("unload_model", model, unload_dependents=unload_dependents)
+    with connect(protocol, url) as client:
+        client.unload(model, dependents=unload_dependents)
         _show(client, model)
 
 
@@ -64,8 +64,8 @@ def _read_config(file: Path) -> str:
     return json.dumps(configuration.to_json(config))
 
 
-def _show(client: TritonClient, model: str) -> None:
-    for row in client.index():
-        if row["name"] == model and row.get("version"):
-            reason = f": {row['reason']}" if row.get("reason") else ""
-            click.echo(f"{model} version {row['version']} is {row['state']}{reason}")
+def _show(client: Client, model: str) -> None:
+    for status in client.models():
+        if status.name == model and status.version:
+            reason = f": {status.reason}" if status.reason else ""
+            click.echo(f"{model} version {status.version} is {status.state}{reason}")

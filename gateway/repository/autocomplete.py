@@ -12,7 +12,7 @@ from modelport.gateway.errors import InvalidArgument
 from modelport.gateway.repository import config as configuration
 from modelport.gateway.repository.config import ModelConfig
 from modelport.gateway.types import Datatype, TensorSpec
-from modelport.gateway.wire.triton_messages import model_config_pb2 as pb
+from modelport.gateway.wire.proto import model_config_pb2 as pb
 
 #: Triton's ``default-max-batch-size`` for models whose first dimensions are all dynamic.
 DEFAULT_MAX_BATCH_SIZE = 4

@@ -30,7 +30,7 @@ from modelport.gateway.extensions.backend_descriptors import PLATFORMS as PLATFO
 from modelport.gateway.extensions.backend_descriptors import Platform as Platform
 from modelport.gateway.repository import padding
 from modelport.gateway.types import Axis, Datatype, ModelSignature, TensorSpec
-from modelport.gateway.wire.triton_messages import model_config_pb2 as pb
+from modelport.gateway.wire.proto import model_config_pb2 as pb
 
 ModelConfig = Any  # pb.ModelConfig; tritonclient ships no type information
 

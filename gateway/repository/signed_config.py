@@ -20,7 +20,7 @@ from modelport.gateway.extensions.backend_descriptors import platforms
 from modelport.gateway.repository import config as configuration
 from modelport.gateway.repository.config import ModelConfig
 from modelport.gateway.repository.signing import CERTIFICATE, VersionCertificate
-from modelport.gateway.wire.triton_messages import model_config_pb2 as pb
+from modelport.gateway.wire.proto import model_config_pb2 as pb
 
 KEY = "configuration"
 

@@ -12,7 +12,7 @@ import os
 import socket
 import ssl
 import struct
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TypeVar
 from urllib.parse import unquote
@@ -86,7 +86,7 @@ class GrpcChannel:
         self._keepalive: asyncio.TimerHandle | None = None
         self.watching: asyncio.TimerHandle | None = None
 
-    def method(self, path: str) -> UnaryMethod:
+    def method(self, path: str, metadata: Mapping[str, str] | None = None) -> UnaryMethod:
         """Make the method at ``path``, ``/package.Service/Method``, for ``unary``."""
         fields = {
             ":method": "POST",
@@ -96,6 +96,7 @@ class GrpcChannel:
             "te": "trailers",
             "content-type": "application/grpc",
             "user-agent": "modelport",
+            **(metadata or {}),
         }
         return UnaryMethod(
             self, b"".join(literal(name.encode(), v.encode()) for name, v in fields.items())
@@ -231,9 +232,26 @@ async def unary(
         EndpointFailed: the server is down, not ready, or its answer is damaged.
         ModelportError: what the server says of the request.
     """
+    via = literal(_VIA, via_header.onward("2").encode("latin-1"))
+    content = message_of(await exchange(call, message, limit, via))
+    try:
+        return reply(content)
+    except DecodeError as error:
+        raise EndpointFailed(FailureKind.DAMAGED, "it is no message of the protocol") from error
+
+
+async def exchange(
+    call: UnaryMethod, message: bytes | Sequence[Buffer], limit: Deadline, fields: bytes = b""
+) -> GrpcReply:
+    """The reply to ``message``, whatever its status; ``fields`` are further header fields.
+
+    Raises:
+        EndpointFailed: the server is down, or its reply is incomplete or too large.
+        TimedOut: ``limit`` had passed before.
+    """
     parts = (message,) if isinstance(message, bytes) else message
     prefix = _PREFIX.pack(0, sum(map(len, parts)))
-    block = call.block + literal(_VIA, via_header.onward("2").encode("latin-1"))
+    block = call.block + fields
     remaining = limit.remaining()
     if remaining is not None:
         if not remaining:
@@ -245,29 +263,32 @@ async def unary(
         channel.watch()
     try:
         body = joined((prefix, *parts))
-        got = await connection.call(block, body, channel.max_reply_bytes + _PREFIX.size)
+        return await connection.call(block, body, channel.max_reply_bytes + _PREFIX.size)
     except ReplyTooLarge as error:
         said = "it is larger than the route's max_reply_bytes"
         raise EndpointFailed(FailureKind.DAMAGED, said) from error
     except StreamReset as error:
         raise EndpointFailed(FailureKind.DROPPED) from error
-    try:
-        return reply(_content(got))
-    except DecodeError as error:
-        raise EndpointFailed(FailureKind.DAMAGED, "it is no message of the protocol") from error
 
 
-def _content(got: GrpcReply) -> memoryview:
-    """The message of a reply whose status is OK."""
+def message_of(
+    got: GrpcReply, failure: Callable[[str, str], Exception] | None = None
+) -> memoryview:
+    """The message of a reply whose status is OK.
+
+    Raises:
+        EndpointFailed: the reply is damaged.
+        Exception: the result of ``failure`` (default: ``meant``) for another status and its text.
+    """
     headers, trailers = got.headers or {}, got.trailers or {}
     code = headers.get(":status")
     if code != "200" or not headers.get("content-type", "").startswith("application/grpc"):
         if code in ("429", "502", "503", "504"):
-            raise meant("UNAVAILABLE", f"HTTP status {code}")
+            raise (failure or meant)("UNAVAILABLE", f"HTTP status {code}")
         raise EndpointFailed(FailureKind.DAMAGED, "it does not speak gRPC")
     status = _STATUSES.get(trailers.get("grpc-status", ""), "UNKNOWN")
     if status != "OK":
-        raise meant(status, unquote(trailers.get("grpc-message", "")))
+        raise (failure or meant)(status, unquote(trailers.get("grpc-message", "")))
     body = got.body.view()
     if len(body) < _PREFIX.size:
         raise EndpointFailed(FailureKind.DAMAGED, "it is cut off")

@@ -13,9 +13,9 @@ from modelport.gateway.errors import InvalidArgument
 from modelport.gateway.runtime import offload
 from modelport.gateway.types import NUMPY_DTYPES, Array, Datatype
 from modelport.gateway.wire import incremental_protobuf, raw_tensors
+from modelport.gateway.wire.proto import grpc_service_pb2 as pb
 from modelport.gateway.wire.protobuf import tag
 from modelport.gateway.wire.raw_tensors import Buffer
-from modelport.gateway.wire.triton_messages import service_pb2 as pb
 
 #: The field of each datatype; FP16 and BF16 are carried by ``raw_input_contents`` only.
 FIELDS = {

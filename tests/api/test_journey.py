@@ -119,7 +119,7 @@ def test_an_asynchronous_client_has_many_requests_under_way(
 ) -> None:
     inputs = [np.full((1, 4), i, np.float32) for i in range(20)]
 
-    async def main() -> list[dict[str, modelport.client_operations.Array]]:
+    async def main() -> list[dict[str, Any]]:
         async with modelport.AsyncClient(url) as client:
             assert await client.ready("linear")
             assert (await client.metadata("linear")).name == "linear"

@@ -11,12 +11,12 @@ from typing import Any
 
 import pytest
 from google.protobuf.message import DecodeError
-from tritonclient.grpc import service_pb2 as pb
 
 from modelport.gateway.errors import ModelportError
 from modelport.gateway.protocols.oip import grpc_request, request_template
 from modelport.gateway.protocols.oip import json as oip_json
 from modelport.gateway.types import InferRequest
+from modelport.gateway.wire.proto import grpc_service_pb2 as pb
 from tests.attacks.test_fuzz import GRPC_SEEDS, HTTP_SEEDS, http_case, mutate_bytes
 from tests.conformance import wire
 from tests.conformance.wire import json_body, json_input
@@ -164,7 +164,7 @@ def test_a_known_grpc_head_changes_nothing_of_a_request() -> None:
 
 
 def test_a_grpc_message_with_other_order_or_lengths_is_not_mistaken_for_the_template() -> None:
-    message = wire.good_message()
+    message = pb.ModelInferRequest.FromString(wire.good_message().SerializeToString())
     head, raws = pb.ModelInferRequest(), pb.ModelInferRequest()
     head.CopyFrom(message)
     head.ClearField("raw_input_contents")

@@ -33,7 +33,7 @@ from PIL import Image
 from modelport.cli import modelport
 from modelport.exporters.models.fraud import FraudTransformer
 from modelport.exporters.models.vit import VisionTransformer
-from modelport.gateway.wire.triton_messages import model_config_pb2
+from modelport.gateway.wire.proto import model_config_pb2
 from tests import keras_models, models
 from tests.docs import pages
 from tests.docs.pages import ROOT, Block

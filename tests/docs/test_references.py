@@ -14,7 +14,7 @@ import pytest
 
 from docs import generate
 from modelport.cli import modelport
-from modelport.gateway.wire.triton_messages import model_config_pb2
+from modelport.gateway.wire.proto import model_config_pb2
 from tests.docs import pages
 from tests.docs.pages import ROOT
 

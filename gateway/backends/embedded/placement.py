@@ -10,7 +10,7 @@ from modelport.gateway.backends import parameters
 from modelport.gateway.backends.base import Artifact
 from modelport.gateway.errors import InvalidArgument, Unsupported
 from modelport.gateway.repository import config as configuration
-from modelport.gateway.wire.triton_messages import model_config_pb2 as pb
+from modelport.gateway.wire.proto import model_config_pb2 as pb
 
 log = structlog.get_logger("modelport.backends")
 

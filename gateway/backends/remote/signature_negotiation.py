@@ -27,7 +27,7 @@ from modelport.gateway.types import (
     Tensor,
 )
 from modelport.gateway.upstream import EndpointFailed, FailureKind
-from modelport.gateway.wire.triton_messages import model_config_pb2 as pb
+from modelport.gateway.wire.proto import model_config_pb2 as pb
 
 #: Configuration parameters that describe the inputs, not how a server runs the model.
 SIGNATURE_PARAMETERS = ("axis.", "axes.", "range.", "padding.", "image.")

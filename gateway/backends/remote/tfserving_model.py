@@ -28,9 +28,8 @@ from modelport.gateway.types import (
 )
 from modelport.gateway.upstream import EndpointFailed, FailureKind
 from modelport.gateway.wire import tensor_proto
+from modelport.gateway.wire.proto import model_config_pb2, tensorflow_pb2
 from modelport.gateway.wire.proto import serving_pb2 as pb
-from modelport.gateway.wire.proto import tensorflow_pb2
-from modelport.gateway.wire.triton_messages import model_config_pb2
 
 DEFAULT_SIGNATURE = "serving_default"
 METADATA_FIELD = "signature_def"

@@ -17,7 +17,7 @@ from modelport.gateway.repository.autocomplete import ArtifactTensor
 from modelport.gateway.repository.config import ModelConfig, Platform
 from modelport.gateway.types import Axis, Datatype, ModelSignature, TensorSpec
 from modelport.gateway.upstream import EndpointFailed, FailureKind
-from modelport.gateway.wire.triton_messages import model_config_pb2 as pb
+from modelport.gateway.wire.proto import model_config_pb2 as pb
 
 RAW_INPUT, RAW_OUTPUT = "data", "output"
 #: TorchServe's archiver writes version 1 as 1.0.

@@ -30,8 +30,8 @@ from modelport.gateway.types import NUMPY_DTYPES, Array, Datatype, Deadline, Inf
 from modelport.gateway.upstream import EndpointFailed, FailureKind, grpc, public
 from modelport.gateway.upstream.grpc import MAX_MESSAGE_BYTES, UnaryMethod
 from modelport.gateway.wire import protobuf, raw_tensors, tensor_contents
+from modelport.gateway.wire.proto import grpc_service_pb2 as pb
 from modelport.gateway.wire.raw_tensors import Buffer
-from modelport.gateway.wire.triton_messages import service_pb2 as pb
 
 _SERVICE = "/inference.GRPCInferenceService/"
 _STREAM = f"{_SERVICE}ModelStreamInfer"

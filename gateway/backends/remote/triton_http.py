@@ -22,8 +22,8 @@ from modelport.gateway.types import Array, Deadline, InferRequest, Tensor
 from modelport.gateway.upstream import EndpointFailed, FailureKind, http
 from modelport.gateway.upstream.http import HttpReply
 from modelport.gateway.wire import json_data, json_text, raw_tensors
+from modelport.gateway.wire.proto import model_config_pb2 as pb
 from modelport.gateway.wire.raw_tensors import Buffer
-from modelport.gateway.wire.triton_messages import model_config_pb2 as pb
 
 BINARY_EXTENSION = "binary_tensor_data"
 HEADER_LENGTH = "Inference-Header-Content-Length"

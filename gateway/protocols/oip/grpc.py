@@ -36,7 +36,7 @@ from modelport.gateway.protocols.oip.shared_memory import (
 from modelport.gateway.runtime import offload
 from modelport.gateway.types import Datatype, Deadline, InferRequest, InferResponse
 from modelport.gateway.wire import raw_tensors
-from modelport.gateway.wire.triton_messages import service_pb2 as pb
+from modelport.gateway.wire.proto import grpc_service_pb2 as pb
 
 SERVICE = "inference.GRPCInferenceService"
 

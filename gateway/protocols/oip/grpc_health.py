@@ -7,12 +7,11 @@ from collections.abc import AsyncGenerator, Collection
 from contextlib import aclosing
 from typing import Any
 
-from grpc_health.v1 import health_pb2
-
 from modelport.gateway.errors import ModelportError, NotFound
 from modelport.gateway.models.control import Control
 from modelport.gateway.protocols.grpc_method import Method, Rows
 from modelport.gateway.types import Deadline
+from modelport.gateway.wire.proto import health_pb2
 
 SERVICE = "grpc.health.v1.Health"
 #: Interval at which readiness is polled for watchers.

@@ -21,8 +21,8 @@ from modelport.gateway.protocols.oip.shared_memory import NO_SHARED_MEMORY, REGI
 from modelport.gateway.runtime import offload
 from modelport.gateway.types import NUMPY_DTYPES, Array, Datatype, InferRequest, Parameter, Tensor
 from modelport.gateway.wire import incremental_protobuf, protobuf, raw_tensors, tensor_contents
+from modelport.gateway.wire.proto import grpc_service_pb2 as pb
 from modelport.gateway.wire.protobuf import tag
-from modelport.gateway.wire.triton_messages import service_pb2 as pb
 
 #: Number of cached heads, and their maximum size.
 HEADS = 1024

@@ -13,9 +13,9 @@ from typing import Any
 from modelport.gateway.protocols.oip.shared_memory import NO_SHARED_MEMORY, SharedTensors
 from modelport.gateway.types import Datatype, InferResponse, Parameter
 from modelport.gateway.wire import raw_tensors
+from modelport.gateway.wire.proto import grpc_service_pb2 as pb
 from modelport.gateway.wire.protobuf import joined, tag, varint
 from modelport.gateway.wire.raw_tensors import Buffer
-from modelport.gateway.wire.triton_messages import service_pb2 as pb
 
 #: Number of cached parts of responses, each of some hundred bytes.
 KEPT = 4096

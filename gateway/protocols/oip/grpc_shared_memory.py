@@ -7,7 +7,7 @@ from typing import Any
 from modelport.gateway.protocols.grpc_method import Method
 from modelport.gateway.protocols.oip.shared_memory import SharedMemory, cuda_status, refuse_cuda
 from modelport.gateway.types import Deadline
-from modelport.gateway.wire.triton_messages import service_pb2 as pb
+from modelport.gateway.wire.proto import grpc_service_pb2 as pb
 
 
 class SharedMemoryGrpc:

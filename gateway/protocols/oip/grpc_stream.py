@@ -22,7 +22,7 @@ from modelport.gateway.models.manager import ModelManager
 from modelport.gateway.protocols.grpc_method import RefusedMessage
 from modelport.gateway.protocols.oip import metadata
 from modelport.gateway.types import Deadline
-from modelport.gateway.wire.triton_messages import service_pb2 as pb
+from modelport.gateway.wire.proto import grpc_service_pb2 as pb
 
 #: Limit of the requests in progress on one stream.
 STREAM_WINDOW = 64

@@ -7,11 +7,11 @@ import json
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from tritonclient.grpc import model_config_pb2 as pb
 
 from modelport.gateway.errors import InvalidArgument
 from modelport.gateway.repository import config
 from modelport.gateway.types import Axis, Datatype, ModelSignature, TensorSpec
+from modelport.gateway.wire.proto import model_config_pb2 as pb
 
 X2 = """
 name: "x2"

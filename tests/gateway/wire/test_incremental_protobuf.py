@@ -18,8 +18,8 @@ from modelport.gateway.protocols.oip.grpc_request import (
     named_model,
 )
 from modelport.gateway.wire import incremental_protobuf
+from modelport.gateway.wire.proto import grpc_service_pb2 as pb
 from modelport.gateway.wire.proto import serving_pb2, torchserve_inference_pb2
-from modelport.gateway.wire.triton_messages import service_pb2 as pb
 
 
 def infer(chance: random.Random) -> Any:

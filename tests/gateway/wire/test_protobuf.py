@@ -6,10 +6,10 @@ import random
 import tracemalloc
 
 import pytest
-from tritonclient.grpc import service_pb2 as pb
 
 from modelport.gateway.wire import protobuf
 from modelport.gateway.wire.grpc_body import PREFIX_BYTES, Body
+from modelport.gateway.wire.proto import grpc_service_pb2 as pb
 from modelport.gateway.wire.protobuf import joined, tag, varint
 from modelport.gateway.wire.raw_tensors import COPIED_BYTES, Buffer
 

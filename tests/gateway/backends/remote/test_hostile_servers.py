@@ -17,7 +17,6 @@ import aiohttp.web
 import grpc
 import numpy as np
 import pytest
-from tritonclient.grpc import model_config_pb2
 
 from modelport.gateway.backends.backend_host import Host
 from modelport.gateway.backends.base import Artifact
@@ -36,6 +35,7 @@ from modelport.gateway.repository.routes_file import ModelRoute, Program, Upstre
 from modelport.gateway.types import Datatype, Deadline, InferRequest, InferResponse, Tensor
 from modelport.gateway.upstream import ServerError
 from modelport.gateway.wire import tensor_proto
+from modelport.gateway.wire.proto import model_config_pb2
 from modelport.gateway.wire.proto import serving_pb2 as pb
 from modelport.gateway.wire.proto import tensorflow_pb2 as tf
 from modelport.gateway.wire.proto import torchserve_inference_pb2 as ts

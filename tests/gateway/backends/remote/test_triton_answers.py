@@ -12,7 +12,7 @@ from modelport.gateway.backends.remote import triton
 from modelport.gateway.errors import Internal
 from modelport.gateway.repository import config
 from modelport.gateway.repository.routes_file import UpstreamProtocol
-from modelport.gateway.wire.triton_messages import service_pb2 as pb
+from modelport.gateway.wire.proto import grpc_service_pb2 as pb
 from tests import models
 from tests.gateway.backends.remote.test_hostile_servers import (
     Fake,

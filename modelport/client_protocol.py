@@ -1,0 +1,316 @@
+"""The Open Inference Protocol as a client speaks it, over HTTP and over gRPC.
+
+``HttpTransport`` and ``GrpcTransport`` have the same methods: ``modelport.AsyncClient`` uses one of
+them. Tensors travel as raw bytes, other answers are the protocol's JSON as dictionaries. Every
+method raises ``ModelportError`` with the server's message, and ``EndpointFailed``, ``OSError`` or
+``aiohttp.ClientError`` if there is no complete answer.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Any, NamedTuple
+from urllib.parse import quote
+
+import aiohttp
+from google.protobuf import json_format
+from google.protobuf.message import DecodeError, Message
+from yarl import URL
+
+from modelport.gateway.errors import (
+    Cancelled,
+    Internal,
+    InvalidArgument,
+    ModelportError,
+    NotFound,
+    TimedOut,
+    Unavailable,
+    Unsupported,
+)
+from modelport.gateway.repository.routes_file import ModelRoute
+from modelport.gateway.types import Array, Datatype, Deadline, Tensor
+from modelport.gateway.upstream import grpc
+from modelport.gateway.wire import json_data, json_text, raw_tensors, tensor_contents
+from modelport.gateway.wire.proto import grpc_service_pb2 as pb
+from modelport.gateway.wire.raw_tensors import Buffer
+
+Parameter = bool | int | str
+HEADER_LENGTH = "Inference-Header-Content-Length"
+_SERVICE = "/inference.GRPCInferenceService/"
+#: A server may describe any number of models, each with a few keys.
+_MAX_KEYS = 1 << 31
+#: The error for an HTTP status or a gRPC status code; any other one is ``Internal``.
+_ERRORS: Mapping[int | str, type[ModelportError]] = {
+    400: InvalidArgument,
+    "INVALID_ARGUMENT": InvalidArgument,
+    404: NotFound,
+    "NOT_FOUND": NotFound,
+    501: Unsupported,
+    "UNIMPLEMENTED": Unsupported,
+    503: Unavailable,
+    "UNAVAILABLE": Unavailable,
+    504: TimedOut,
+    "DEADLINE_EXCEEDED": TimedOut,
+    "CANCELLED": Cancelled,
+}
+
+
+class ClientRequest(NamedTuple):
+    """An inference request; an empty ``version`` is the default one, no ``outputs`` are all."""
+
+    model: str
+    version: str
+    inputs: Sequence[Tensor]
+    outputs: Sequence[str] = ()
+    class_count: int = 0
+    parameters: Mapping[str, Parameter] | None = None
+    id: str = ""
+
+
+def error_of(status: int | str, message: str) -> ModelportError:
+    """The error for an HTTP status or the name of a gRPC status, with the server's message."""
+    kind = _ERRORS.get(status, Internal)
+    return TimedOut(message) if "timeout expired" in message.lower() else kind(message)
+
+
+@contextmanager
+def valid_answer() -> Iterator[None]:
+    """Raise ``Internal`` if the answer that the block reads violates the protocol."""
+    try:
+        yield
+    except (
+        *(InvalidArgument, DecodeError, KeyError, IndexError),
+        *(TypeError, ValueError, AttributeError),
+    ) as error:
+        raise Internal(f"the server's answer violates the protocol: {error}") from error
+
+
+class HttpTransport:
+    """The protocol over HTTP, with the binary tensor data extension."""
+
+    def __init__(
+        self, target: str, encrypted: bool, headers: Mapping[str, str], seconds: float
+    ) -> None:
+        self._url = f"{'https' if encrypted else 'http'}://{target}/v2"
+        self._session = aiohttp.ClientSession(
+            headers={"Accept-Encoding": "identity", **headers},
+            timeout=aiohttp.ClientTimeout(total=seconds),
+            cookie_jar=aiohttp.DummyCookieJar(),
+        )
+
+    async def _ask(
+        self, method: str, path: str, body: bytes | None = None, headers: Any = None
+    ) -> tuple[int, Mapping[str, str], bytes]:
+        url = URL(self._url + path, encoded=True)
+        request = self._session.request(method, url, data=body, headers=headers)
+        async with request as response:
+            return response.status, response.headers, await response.read()
+
+    async def _document(self, method: str, path: str, document: Any = None) -> Any:
+        body = None if document is None else json_text.dumps(document)
+        status, _, answer = await self._ask(
+            method, path, body, {"Content-Type": "application/json"}
+        )
+        return _parsed(status, answer) if answer or status != 200 else None
+
+    async def live(self) -> bool:
+        return (await self._ask("GET", "/health/live"))[0] == 200
+
+    async def ready(self, model: str, version: str) -> bool:
+        path = f"{_path(model, version)}/ready" if model else "/health/ready"
+        return (await self._ask("GET", path))[0] == 200
+
+    async def index(self) -> list[dict[str, Any]]:
+        rows: list[dict[str, Any]] = await self._document("POST", "/repository/index", {})
+        return rows
+
+    async def metadata(self, model: str, version: str) -> dict[str, Any]:
+        document: dict[str, Any] = await self._document("GET", _path(model, version))
+        return document
+
+    async def config(self, model: str, version: str) -> dict[str, Any]:
+        document: dict[str, Any] = await self._document("GET", f"{_path(model, version)}/config")
+        return document
+
+    async def load(self, model: str, config: str) -> None:
+        document = {"parameters": {"config": config}} if config else {}
+        await self._document("POST", f"/repository{_path(model)}/load", document)
+
+    async def unload(self, model: str, dependents: bool) -> None:
+        document = {"parameters": {"unload_dependents": dependents}}
+        await self._document("POST", f"/repository{_path(model)}/unload", document)
+
+    async def infer(self, request: ClientRequest) -> dict[str, tuple[Datatype, Array]]:
+        head, blobs = _json_request(request)
+        headers = {"Content-Type": "application/octet-stream", HEADER_LENGTH: str(len(head))}
+        path = f"{_path(request.model, request.version)}/infer"
+        status, fields, answer = await self._ask("POST", path, b"".join((head, *blobs)), headers)
+        with valid_answer():
+            length = int(fields.get(HEADER_LENGTH, len(answer)))
+        document = _parsed(status, answer[:length])
+        with valid_answer():
+            return _json_outputs(document["outputs"], memoryview(answer)[length:])
+
+    async def close(self) -> None:
+        await self._session.close()
+
+
+def _path(model: str, version: str = "") -> str:
+    path = f"/models/{quote(model, safe='')}"
+    return f"{path}/versions/{quote(version, safe='')}" if version else path
+
+
+def _parsed(status: int, answer: bytes) -> Any:
+    """The JSON of an answer; for a status other than 200 its error is raised."""
+    if status == 200:
+        with valid_answer():
+            return json_text.loads(answer, _MAX_KEYS)
+    try:
+        message = str(json_text.loads(answer, _MAX_KEYS)["error"])
+    except (InvalidArgument, KeyError, TypeError):
+        message = answer.decode("utf-8", "replace").strip()
+    raise error_of(status, message or f"HTTP status {status}")
+
+
+def _json_request(request: ClientRequest) -> tuple[bytes, list[Buffer]]:
+    blobs = [raw_tensors.encode(tensor) for tensor in request.inputs]
+    document: dict[str, Any] = {"id": request.id} if request.id else {}
+    parameters: dict[str, Any] = dict(request.parameters or {})
+    document["inputs"] = [
+        {
+            "name": tensor.name,
+            "shape": tensor.data.shape,
+            "datatype": tensor.datatype.value,
+            "parameters": {"binary_data_size": len(blob)},
+        }
+        for tensor, blob in zip(request.inputs, blobs, strict=True)
+    ]
+    if request.outputs:
+        form: dict[str, Any] = {"binary_data": True}
+        if request.class_count:
+            form["classification"] = request.class_count
+        document["outputs"] = [{"name": name, "parameters": form} for name in request.outputs]
+    else:
+        parameters["binary_data_output"] = True
+    if parameters:
+        document["parameters"] = parameters
+    return json_text.dumps(document), blobs
+
+
+def _json_outputs(items: Any, blobs: memoryview) -> dict[str, tuple[Datatype, Array]]:
+    found: dict[str, tuple[Datatype, Array]] = {}
+    for item in items:
+        name, datatype, shape = _announced(item["name"], item["datatype"], item["shape"])
+        size = item.get("parameters", {}).get("binary_data_size")
+        if size is None:
+            array = json_data.decode(name, datatype, shape, item["data"])
+        else:
+            array = raw_tensors.decode(name, datatype, shape, blobs[:size])
+            blobs = blobs[size:]
+        found[name] = datatype, array
+    return found
+
+
+def _announced(name: str, datatype: str, shape: Any) -> tuple[str, Datatype, tuple[int, ...]]:
+    return name, Datatype(datatype), raw_tensors.parse_shape(name, list(shape))
+
+
+class GrpcTransport:
+    """The protocol over gRPC."""
+
+    def __init__(
+        self, target: str, encrypted: bool, headers: Mapping[str, str], seconds: float
+    ) -> None:
+        route = ModelRoute(
+            *("triton", (target,)),
+            tls=encrypted,
+            connect_timeout_seconds=seconds,
+            max_reply_bytes=grpc.MAX_MESSAGE_BYTES,
+        )
+        self._channel = grpc.GrpcChannel(target, route)
+        self._metadata = {name.lower(): value for name, value in headers.items()}
+        self._seconds = seconds
+
+    async def _ask(self, method: str, request: Message) -> Any:
+        call = self._channel.method(_SERVICE + method, self._metadata)
+        limit = Deadline.after(self._seconds)
+        got = await grpc.exchange(call, request.SerializeToString(), limit)
+        content = grpc.message_of(got, error_of)
+        with valid_answer():
+            return getattr(pb, f"{method}Response").FromString(content)
+
+    async def live(self) -> bool:
+        return bool((await self._ask("ServerLive", pb.ServerLiveRequest())).live)
+
+    async def ready(self, model: str, version: str) -> bool:
+        if not model:
+            return bool((await self._ask("ServerReady", pb.ServerReadyRequest())).ready)
+        request = pb.ModelReadyRequest(name=model, version=version)
+        return bool((await self._ask("ModelReady", request)).ready)
+
+    async def index(self) -> list[dict[str, Any]]:
+        reply = await self._ask("RepositoryIndex", pb.RepositoryIndexRequest())
+        return [_document(row) for row in reply.models]
+
+    async def metadata(self, model: str, version: str) -> dict[str, Any]:
+        request = pb.ModelMetadataRequest(name=model, version=version)
+        return _document(await self._ask("ModelMetadata", request))
+
+    async def config(self, model: str, version: str) -> dict[str, Any]:
+        request = pb.ModelConfigRequest(name=model, version=version)
+        return _document((await self._ask("ModelConfig", request)).config)
+
+    async def load(self, model: str, config: str) -> None:
+        request = pb.RepositoryModelLoadRequest(model_name=model)
+        if config:
+            request.parameters["config"].string_param = config
+        await self._ask("RepositoryModelLoad", request)
+
+    async def unload(self, model: str, dependents: bool) -> None:
+        request = pb.RepositoryModelUnloadRequest(model_name=model)
+        request.parameters["unload_dependents"].bool_param = dependents
+        await self._ask("RepositoryModelUnload", request)
+
+    async def infer(self, request: ClientRequest) -> dict[str, tuple[Datatype, Array]]:
+        reply = await self._ask("ModelInfer", _message(request))
+        with valid_answer():
+            return _message_outputs(reply)
+
+    async def close(self) -> None:
+        await self._channel.close()
+
+
+def _message_outputs(reply: Any) -> dict[str, tuple[Datatype, Array]]:
+    found: dict[str, tuple[Datatype, Array]] = {}
+    for index, item in enumerate(reply.outputs):
+        name, datatype, shape = _announced(item.name, item.datatype, item.shape)
+        if reply.raw_output_contents:
+            array = raw_tensors.decode(name, datatype, shape, reply.raw_output_contents[index])
+        else:
+            array = tensor_contents.decode(name, datatype, shape, item.contents)
+        found[name] = datatype, array
+    return found
+
+
+def _document(message: Message) -> dict[str, Any]:
+    document: dict[str, Any] = json_format.MessageToDict(message, preserving_proto_field_name=True)
+    return document
+
+
+def _message(request: ClientRequest) -> Any:
+    message = pb.ModelInferRequest(
+        model_name=request.model, model_version=request.version, id=request.id
+    )
+    for key, value in (request.parameters or {}).items():
+        kinds = {bool: "bool_param", int: "int64_param", str: "string_param"}
+        setattr(message.parameters[key], kinds[type(value)], value)
+    for tensor in request.inputs:
+        shape, datatype = tensor.data.shape, tensor.datatype.value
+        message.inputs.add(name=tensor.name, datatype=datatype, shape=shape)
+        message.raw_input_contents.append(bytes(raw_tensors.encode(tensor)))
+    for name in request.outputs:
+        output = message.outputs.add(name=name)
+        if request.class_count:
+            output.parameters["classification"].int64_param = request.class_count
+    return message
