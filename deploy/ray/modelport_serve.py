@@ -30,7 +30,6 @@ from pydantic import BaseModel, ConfigDict, Field
 from ray import serve
 from ray.exceptions import RayActorError
 from ray.serve.exceptions import BackPressureError
-from tritonclient.grpc import service_pb2 as pb
 
 from modelport.gateway.cli.serve import settings_of
 from modelport.gateway.errors import ModelportError
@@ -47,6 +46,7 @@ from modelport.gateway.server.listeners import Listeners
 from modelport.gateway.settings import Settings
 from modelport.gateway.telemetry import configure_logging
 from modelport.gateway.types import NO_DEADLINE, Deadline
+from modelport.gateway.wire.proto import grpc_service_pb2 as pb
 from modelport.gateway.wire.raw_tensors import Buffer
 
 log = structlog.get_logger("modelport.ray")

@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Mapping
-from contextlib import ExitStack, closing
+from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
+from urllib.request import urlopen
 
 import click
 import numpy as np
 
+import modelport
 from modelport.exporters.runtime.local_gateway import serving
 from modelport.gateway.cli.errors import OneLineCommand, missing_extra
 from modelport.gateway.errors import Internal, Unavailable
@@ -149,31 +151,32 @@ def _published(name: str) -> dict[str, str]:
 
 def _clients(stack: ExitStack, ports: Mapping[str, int]) -> Infer:
     """Return a function that sends inputs to a model over a named protocol."""
-    import tritonclient.grpc
-    import tritonclient.http
-
-    http = tritonclient.http.InferenceServerClient(f"127.0.0.1:{ports['http_port']}")
-    grpc = tritonclient.grpc.InferenceServerClient(f"127.0.0.1:{ports['grpc_port']}")
-    stack.enter_context(closing(http))
-    stack.enter_context(closing(grpc))
-    for row in http.get_model_repository_index():
-        if row["name"] in ("fraud", "vit") and row.get("state") == "UNAVAILABLE":
-            raise Unavailable(f"'{row['name']}' is not served: {row.get('reason')}")
+    url = f"http://127.0.0.1:{ports['http_port']}"
+    http = stack.enter_context(modelport.Client(url))
+    grpc = stack.enter_context(modelport.Client(f"grpc://127.0.0.1:{ports['grpc_port']}"))
+    for status in http.models():
+        if status.name in ("fraud", "vit") and status.state == "UNAVAILABLE":
+            raise Unavailable(f"'{status.name}' is not served: {status.reason}")
     datatypes = {"int64": "INT64", "float32": "FP32"}
 
     def infer(model: str, inputs: Mapping[str, Array], protocol: str) -> Array:
-        module: Any = tritonclient.grpc if protocol == "gRPC" else tritonclient.http
-        form = {} if protocol == "gRPC" else {"binary_data": protocol == "HTTP binary"}
-        tensors = []
-        for name, data in inputs.items():
-            tensor = module.InferInput(name, list(data.shape), datatypes[data.dtype.name])
-            tensor.set_data_from_numpy(data, **form)
-            tensors.append(tensor)
         output = "probability" if model == "fraud" else "logits"
-        wanted = [module.InferRequestedOutput(output, **form)]
-        client = grpc if protocol == "gRPC" else http
-        answer: Array = client.infer(model, tensors, outputs=wanted).as_numpy(output)
-        return answer
+        if protocol != "HTTP JSON":
+            client = grpc if protocol == "gRPC" else http
+            return client.infer(model, inputs, outputs=[output])[output]
+        tensors = [
+            {
+                "name": name,
+                "shape": data.shape,
+                "datatype": datatypes[data.dtype.name],
+                "data": data.ravel().tolist(),
+            }
+            for name, data in inputs.items()
+        ]
+        document = {"inputs": tensors, "outputs": [{"name": output}]}
+        with urlopen(f"{url}/v2/models/{model}/infer", json.dumps(document).encode()) as response:
+            answer = json.load(response)["outputs"][0]
+        return np.array(answer["data"], np.float32).reshape(answer["shape"])
 
     return infer
 
@@ -254,13 +257,11 @@ modelport infer vit {PICTURE} --class-count 1
 curl -s http://127.0.0.1:8000/v2/models/fraud/infer -d '{body}'
 
 python - <<'END'
-import numpy as np, tritonclient.grpc as triton
+import modelport
 from modelport.exporters.demo_models import digits
 image, label = digits.load()[1].images[:1], digits.load()[1].labels[0]
-x = triton.InferInput("image", image.shape, "FP32")
-x.set_data_from_numpy(image)
-logits = triton.InferenceServerClient("127.0.0.1:8001").infer("vit", [x]).as_numpy("logits")
-print("predicted", logits.argmax(), "truth", label)
+with modelport.Client("grpc://127.0.0.1:8001") as client:
+    print("predicted", client.infer("vit", {{"image": image}})["logits"].argmax(), "truth", label)
 END
 """
     console.print(text, markup=False, highlight=False, soft_wrap=True)
