@@ -43,6 +43,7 @@ EXPORTERS_MAY_IMPORT = (
     "modelport.gateway.inference.images",
     "modelport.gateway.repository",
     "modelport.gateway.cli.errors",
+    "modelport.gateway.cli.tables",
 )
 #: Clients of other servers, and what they may know of the web besides the rest of the core.
 CLIENTS = (

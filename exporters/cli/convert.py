@@ -14,6 +14,7 @@ from modelport.exporters import api
 from modelport.exporters.cli.export import parse_kwargs
 from modelport.exporters.runtime.progress import progress_bar
 from modelport.gateway.cli.errors import OneLineCommand
+from modelport.gateway.cli.tables import print_table
 
 if TYPE_CHECKING:
     from modelport.exporters.keras_conversion.report import ConversionReport
@@ -73,23 +74,15 @@ def convert(
 
 
 def _print(result: ConversionReport, target: Path) -> None:
-    from rich.console import Console
-    from rich.table import Table
-
     from modelport.exporters.keras_conversion.report import path_of
 
-    table = Table(box=None, header_style="bold", pad_edge=False)
-    table.add_column("tensor", no_wrap=True)
-    for heading in ("shape", "L2 source", "L2 target", "max difference"):
-        table.add_column(heading, justify="right", no_wrap=True)
+    head = ("tensor", "shape", "L2 source", "L2 target", "max difference")
+    rows = []
     for row in result.tensors[:ROWS_SHOWN]:
         norms = [f"{norm or 0:.6g}" for norm in row.norms]
         shape = "x".join(map(str, row.source_shape or ()))
-        table.add_row(row.tensor, shape, *norms, f"{row.max_abs_error or 0:.3g}")
-    console = Console(highlight=False)
-    if not console.is_terminal:
-        console.width = 200
-    console.print(table, soft_wrap=True)
+        rows.append((str(row.tensor), shape, *norms, f"{row.max_abs_error or 0:.3g}"))
+    print_table(head, rows, numbers=head[1:])
     more = len(result.tensors) - ROWS_SHOWN
     if more > 0:
         click.echo(f"... and {more} more, all the same")

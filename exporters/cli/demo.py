@@ -59,13 +59,12 @@ def demo(retrain: bool, seed: int) -> None:
     digits. Writes checkpoints/ (with digit.png, one of the digits, to send to the model) and
     model_repository/ in the current folder; safe to repeat.
     """
-    from rich.console import Console
-
-    console = Console()
     try:
         tasks = [_fraud(seed), _digits()]
+        from rich.console import Console
     except ImportError as error:
         raise missing_extra(error) from error
+    console = Console()
     console.rule("1. Train")
     for task in tasks:
         _train(task, retrain, seed, console)

@@ -13,10 +13,9 @@ import click
 
 from modelport.exporters.runtime.progress import progress_bar
 from modelport.gateway.cli.errors import OneLineCommand
+from modelport.gateway.cli.tables import print_table, printable
 
 if TYPE_CHECKING:
-    from rich.table import Table
-
     from modelport.exporters.inspection import Inspection, TensorInfo
 
 
@@ -51,19 +50,13 @@ def inspect(artifact: Path, as_json: bool) -> None:
 
 
 def _print(found: Inspection) -> None:
-    from rich.console import Console
-
-    console = Console(markup=False, highlight=False, soft_wrap=True)
     for label, value in _summary(found).items():
-        console.print(f"{label:<12} {printable(value)}")
-    console.print(_tensor_table(found))
+        click.echo(f"{label:<12} {printable(value)}")
+    tensors = [("input", t) for t in found.inputs] + [("output", t) for t in found.outputs]
+    print_table(("", "name", "datatype", "shape"), [(kind, *_cells(t)) for kind, t in tensors])
     if found.operators is not None:
-        console.print(_operator_table(found))
-
-
-def printable(text: object) -> str:
-    """``text`` without control characters, as names in an artifact are untrusted."""
-    return "".join(c if c.isprintable() else repr(c)[1:-1] for c in str(text))
+        counts = [(name, f"{count:,}") for name, count in found.operators.items()]
+        print_table(("operator", "count"), counts)
 
 
 def _summary(found: Inspection) -> dict[str, str]:
@@ -123,30 +116,6 @@ def _certificate(content: Any) -> dict[str, str]:
     return {label: str(value) for label, value in rows.items() if value}
 
 
-def _tensor_table(found: Inspection) -> Table:
-    table = _table("", "name", "datatype", "shape")
-    for kind, tensors in (("input", found.inputs), ("output", found.outputs)):
-        for tensor in tensors:
-            table.add_row(kind, *_cells(tensor))
-    return table
-
-
 def _cells(tensor: TensorInfo) -> tuple[str, str, str]:
     shape = "?" if tensor.shape is None else f"[{', '.join(map(str, tensor.shape))}]"
-    return printable(tensor.name), printable(tensor.datatype or "?"), printable(shape)
-
-
-def _operator_table(found: Inspection) -> Table:
-    table = _table("operator", "count")
-    for name, count in (found.operators or {}).items():
-        table.add_row(printable(name), f"{count:,}")
-    return table
-
-
-def _table(*columns: str) -> Table:
-    from rich.table import Table
-
-    table = Table(box=None, padding=(0, 2, 0, 0))
-    for column in columns:
-        table.add_column(column, overflow="fold")
-    return table
+    return tensor.name, tensor.datatype or "?", shape

@@ -6,20 +6,18 @@ This module imports no runtime, which keeps ``--help`` fast.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
-from modelport.exporters.cli.inspect import printable
 from modelport.exporters.publishing import contract
 from modelport.exporters.runtime.progress import progress_bar
 from modelport.gateway.cli.errors import OneLineCommand, ParityError, UsageError, missing_extra
+from modelport.gateway.cli.tables import print_table, printable
 
 if TYPE_CHECKING:
-    from rich.table import Table
-
     from modelport.exporters.migration.report import MigrationReport
 
 
@@ -203,35 +201,20 @@ def _migrate(
 
 
 def _print(reports: Sequence[MigrationReport]) -> None:
-    from rich.console import Console
-
     from modelport.exporters.migration.report import compared, defined, summary
 
-    console = Console(markup=False, highlight=False, soft_wrap=False)
     for report in reports:
         if report.version is not None:
             title = f"{report.archive}: {report.model}, version {report.version}"
-            console.print(printable(title))
+            click.echo(printable(title))
             items = [(item.what, item.state.value, item.detail) for item in report.items]
-            console.print(_table(("what", "state", "detail"), items))
+            print_table(("what", "state", "detail"), items)
         if report.code:
             code = [(c.file, c.sha256[:12], ", ".join(c.imports), defined(c)) for c in report.code]
-            console.print(_table(("code, not run", "SHA-256", "imports", "defines"), code))
+            print_table(("code, not run", "SHA-256", "imports", "defines"), code)
         if report.comparisons:
-            console.print(
-                _table(("request", "old, new", "max difference", "verdict"), compared(report))
-            )
+            head = ("request", "old, new", "max difference", "verdict")
+            print_table(head, compared(report))
     if len(reports) > 1 or not reports[0].error:
         rows = [summary(report) for report in reports]
-        console.print(_table(("archive", "model", "version", "format", "outcome"), rows))
-
-
-def _table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> Table:
-    from rich.table import Table
-
-    table = Table(box=None, padding=(0, 2, 0, 0))
-    for title in head:
-        table.add_column(title, overflow="fold")
-    for row in rows:
-        table.add_row(*map(printable, row))
-    return table
+        print_table(("archive", "model", "version", "format", "outcome"), rows)

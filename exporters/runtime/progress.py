@@ -4,20 +4,19 @@ from __future__ import annotations
 
 import contextlib
 import os
+import shutil
 import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
 from types import TracebackType
-from typing import TYPE_CHECKING
 
 import click
 
-if TYPE_CHECKING:
-    from rich.console import Console
-
 #: Interval between lines in a log; many CI systems end a job that is silent for minutes.
 LINE_SECONDS = 10.0
+#: Interval between updates on a terminal, the width of the bar, and what empties the line.
+FRAME_SECONDS, BAR_WIDTH, CLEAR = 0.1, 20, "\r\x1b[K"
 #: Called with the stage's name, the amount done and the total; 0 of 0 means unknown.
 Show = Callable[[str, int, int], None]
 
@@ -55,24 +54,31 @@ class Heartbeat:
 
 
 @contextlib.contextmanager
-def log() -> Iterator[Callable[[str], None]]:
+def _stderr() -> Iterator[Callable[[str], None]]:
     """Yield a function that writes to standard error even while converters are muted."""
     stream = sys.stderr
     try:
         descriptor = os.dup(stream.fileno())
     # a stream without a file descriptor, or no stream
     except (OSError, ValueError, AttributeError):
-        yield lambda text: click.echo(f"modelport: {text}", file=stream)
+        yield lambda text: click.echo(text, file=stream, nl=False)
         return
 
     def write(text: str) -> None:
         with contextlib.suppress(OSError):
-            os.write(descriptor, f"modelport: {text}\n".encode(errors="replace"))
+            os.write(descriptor, text.encode(errors="replace"))
 
     try:
         yield write
     finally:
         os.close(descriptor)
+
+
+@contextlib.contextmanager
+def log() -> Iterator[Callable[[str], None]]:
+    """Yield a function that writes a line to standard error even while converters are muted."""
+    with _stderr() as write:
+        yield lambda text: write(f"modelport: {text}\n")
 
 
 @contextlib.contextmanager
@@ -85,13 +91,10 @@ def heartbeat() -> Iterator[Heartbeat]:
 @contextlib.contextmanager
 def progress_bar(quiet: bool = False) -> Iterator[Show]:
     """Yield a callback that shows the stages of a command on standard error."""
-    from rich.console import Console
-
-    console = Console(stderr=True)
     if quiet:
         yield lambda stage, done, total: None
-    elif console.is_terminal:
-        with _bar(console) as show:
+    elif sys.stderr is not None and sys.stderr.isatty() and os.environ.get("TERM") != "dumb":
+        with _status_line() as show:
             yield show
     else:
         with heartbeat() as beating:
@@ -103,20 +106,23 @@ def _line(stage: str, done: int, total: int) -> str:
 
 
 @contextlib.contextmanager
-def _bar(console: Console) -> Iterator[Show]:
-    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
-
-    columns = (
-        TextColumn("{task.description}"),
-        BarColumn(),
-        MofNCompleteColumn(),
-        TimeElapsedColumn(),
-    )
-    with Progress(*columns, console=console, transient=True) as bar:
-        task = bar.add_task("", total=None)
+def _status_line() -> Iterator[Show]:
+    """Yield a callback that shows the stage in one line of a terminal, which is cleared in the
+    end."""
+    began, latest = time.monotonic(), ("", 0.0)
+    with _stderr() as write:
 
         def show(stage: str, done: int, total: int) -> None:
-            bar.tasks[task].total = total or None  # update() would read None as "unchanged"
-            bar.update(task, description=stage, completed=done)
+            nonlocal latest
+            now = time.monotonic()
+            if stage == latest[0] and now - latest[1] < FRAME_SECONDS:
+                return
+            latest = (stage, now)
+            bar = "━" * (BAR_WIDTH * done // total) if total else ""
+            text = f"{bar:<{BAR_WIDTH}} {now - began:3.0f} s  {_line(stage, done, total)}"
+            write(f"{CLEAR}{text[: shutil.get_terminal_size().columns - 1]}")
 
-        yield show
+        try:
+            yield show
+        finally:
+            write(CLEAR)

@@ -25,6 +25,7 @@ import click
 from modelport.gateway import backends, extensions
 from modelport.gateway.backends.managed.servers import SERVERS
 from modelport.gateway.cli.errors import OneLineCommand
+from modelport.gateway.cli.tables import print_table
 from modelport.gateway.errors import ModelportError
 from modelport.gateway.extensions.backend_descriptors import BACKENDS, Library
 from modelport.gateway.repository.routes_file import ModelRoute, Program, Routes
@@ -64,6 +65,15 @@ print(json.dumps(said))
 VERSION_FLAGS = {"torchserve": "--version", "tfserving": "--version", "triton": "--help"}
 #: It comes with the base installation, and is tried, not only looked for.
 DEFAULT_BACKEND = "onnxruntime"
+#: Extra → the distribution that it is for, besides the backends'.
+EXTRAS = {
+    "images": "pillow",
+    "grpc": "grpcio",
+    "load": "locust",
+    "s3": "s3fs",
+    "gcs": "gcsfs",
+    "azure": "adlfs",
+}
 TOOLS = {"java": "-version", "perf_analyzer": "--version"}
 
 
@@ -104,6 +114,7 @@ async def examine(routes: Routes) -> list[Finding]:
     looks: list[Awaitable[list[Finding]]] = [
         _onnxruntime(gpu),
         _libraries(gpu),
+        _extras(),
         *(_extension(entry) for entry in _extensions()),
         *(_program(name, routes.servers.get(name, Program())) for name in SERVERS),
         *(_tool(name, flag) for name, flag in TOOLS.items()),
@@ -151,13 +162,20 @@ async def _libraries(gpu: bool) -> list[Finding]:
     return found
 
 
-def _library(backend: str, library: Library) -> Finding:
-    name = f"{backend} ({library.distribution})"
+async def _extras() -> list[Finding]:
+    return [
+        _library(extra, Library(distribution, f"pip install 'modelport[{extra}]'"), "extra")
+        for extra, distribution in EXTRAS.items()
+    ]
+
+
+def _library(name: str, library: Library, kind: str = "embedded") -> Finding:
+    name = f"{name} ({library.distribution})"
     try:
         version = importlib.metadata.version(library.distribution)
     except importlib.metadata.PackageNotFoundError:
-        return Finding("embedded", name, "missing", "", library.install)
-    return Finding("embedded", name, "ok", version, "installed")
+        return Finding(kind, name, "missing", "", library.install)
+    return Finding(kind, name, "ok", version, "installed")
 
 
 # -- extensions -----------------------------------------------------------------------------------
@@ -288,19 +306,6 @@ def _version(text: str) -> str:
 
 
 def _show(findings: list[Finding]) -> None:
-    from rich.console import Console
-    from rich.table import Table
-    from rich.text import Text
-
+    rows = [(f.kind, f.name, f.state, f.version, f.detail) for f in findings]
     colours = {"ok": "green", "missing": "yellow", "broken": "red", "down": "red"}
-    table = Table(box=None, pad_edge=False)
-    for title in ("kind", "name", "state", "version", "detail"):
-        table.add_column(title, overflow="fold")
-    for finding in findings:
-        state = Text(finding.state, colours[finding.state])
-        table.add_row(
-            *(Text(text) for text in (finding.kind, finding.name)),
-            state,
-            *(Text(text) for text in (finding.version, finding.detail)),
-        )
-    Console().print(table)
+    print_table(("kind", "name", "state", "version", "detail"), rows, colours=colours)

@@ -73,8 +73,13 @@ _EXTRAS = {
     "ai_edge_litert": "litert",
     "transformers": "huggingface",
     "peft": "huggingface",
+    "PIL": "images",
+    "grpc": "grpc",
     **dict.fromkeys(
-        ("locust", "gevent", "geventhttpclient", "hdrh", "psutil", "scipy", "jinja2", "matplotlib"),
+        (
+            *("locust", "gevent", "geventhttpclient", "hdrh", "psutil", "scipy", "jinja2"),
+            *("matplotlib", "rich", "tritonclient"),
+        ),
         "load",
     ),
 }

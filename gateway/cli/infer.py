@@ -14,6 +14,7 @@ import numpy as np
 from modelport.client import Client
 from modelport.client_models import ModelDescription, TensorDescription, as_datatype
 from modelport.gateway.cli.errors import suggestion
+from modelport.gateway.cli.tables import print_table
 from modelport.gateway.errors import InvalidArgument, NotFound
 from modelport.gateway.inference import images
 from modelport.gateway.repository.artifact_checks import zip_guard
@@ -75,18 +76,19 @@ def models(url: str | None, protocol: str, as_json: bool) -> None:
     if as_json:
         click.echo(json.dumps(rows, indent=2))
         return
-    from rich.console import Console
-    from rich.table import Table
-
-    table = Table("model", "version", "state", "inputs", "outputs", "reason")
-    for row in rows:
-        style = "" if row["state"] in ("READY", "") else "red"
-        signature = [_signature(row.get(side, [])) for side in ("inputs", "outputs")]
-        table.add_row(
-            row["name"], row["version"], row["state"], *signature,
-            row["reason"], style=style,
-        )  # fmt: skip
-    Console().print(table if rows else "The gateway's repository holds no model.")
+    if not rows:
+        click.echo("The gateway's repository holds no model.")
+        return
+    head = ("model", "version", "state", "inputs", "outputs", "reason")
+    table = [
+        (
+            *(row["name"], row["version"], row["state"]),
+            *(_signature(row.get(side, [])) for side in ("inputs", "outputs")),
+            row["reason"],
+        )
+        for row in rows
+    ]
+    print_table(head, table, colours={row["state"]: "red" for row in rows} | {"READY": "green"})
 
 
 def _signature(tensors: list[dict[str, Any]]) -> str:

@@ -30,6 +30,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from modelport.gateway.cli.errors import missing_extra, require_extra
 from modelport.gateway.errors import InvalidArgument
 from modelport.gateway.inference import image_cost
 from modelport.gateway.repository.config import ModelConfig
@@ -54,6 +55,16 @@ _INTERPOLATIONS = ("nearest", "bilinear", "bicubic", "lanczos", "box", "hamming"
 #: Height and width.
 Size = tuple[int, int]
 Decoder = Callable[[bytes], Array]
+
+
+def check_installed(config: ModelConfig) -> None:
+    """Check that images can be decoded, for a model that declares their preprocessing.
+
+    Raises:
+        Unsupported: Pillow is not installed.
+    """
+    if any(key.startswith("image.") for key in config.parameters):
+        require_extra("images")
 
 
 def decoder(config: ModelConfig, spec: TensorSpec) -> Decoder | None:
@@ -222,8 +233,14 @@ def _pillow() -> Any:
     """``PIL.Image`` with our size limit.
 
     Pillow warns below twice the limit and raises above it; ``_Prepare`` raises below as well.
+
+    Raises:
+        Unsupported: Pillow is not installed.
     """
-    from PIL import Image
+    try:
+        from PIL import Image
+    except ImportError as error:
+        raise missing_extra(error) from error
 
     Image.MAX_IMAGE_PIXELS = MAX_PIXELS
     warnings.filterwarnings("ignore", category=Image.DecompressionBombWarning)

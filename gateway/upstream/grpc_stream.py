@@ -1,4 +1,6 @@
-"""Streams of a gRPC server's replies. They are rare and long, so the library's own client serves.
+"""Streams of a gRPC server's replies. They are rare and long, so the client is ``grpcio``'s.
+
+It is not in the base installation, and imported with the first route that has streams.
 
 Replies are read as the caller asks for them: with a slow caller the connection's window fills, and
 the server waits.
@@ -9,11 +11,11 @@ from __future__ import annotations
 import asyncio
 import re
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Sequence
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
-import grpc
 from google.protobuf.message import DecodeError
 
+from modelport.gateway.cli.errors import missing_extra
 from modelport.gateway.errors import ModelportError, TimedOut
 from modelport.gateway.repository.routes_file import ModelRoute
 from modelport.gateway.types import Deadline
@@ -22,6 +24,9 @@ from modelport.gateway.upstream.http2 import PONG_SECONDS
 from modelport.gateway.upstream.outlier_detection import EndpointFailed, FailureKind
 from modelport.gateway.wire import via_header
 from modelport.gateway.wire.raw_tensors import Buffer
+
+if TYPE_CHECKING:
+    import grpc
 
 T = TypeVar("T")
 
@@ -58,6 +63,17 @@ class StreamChannel:
     """One endpoint of ``route``. It connects when it is first used, on the event loop."""
 
     def __init__(self, address: str, route: ModelRoute) -> None:
+        """Prepare the connection.
+
+        Raises:
+            Unsupported: ``grpcio`` is not installed.
+        """
+        try:
+            import grpc
+        except ImportError as error:
+            raise missing_extra(error) from error
+        self._aio = grpc.aio
+        self._credentials = grpc.ssl_channel_credentials() if route.tls else None
         options = [
             ("grpc.max_send_message_length", MAX_MESSAGE_BYTES),
             ("grpc.max_receive_message_length", route.max_reply_bytes),
@@ -73,16 +89,14 @@ class StreamChannel:
             ("grpc.enable_retries", 0),
         ]
         self._address, self._options = address, options
-        self._tls = route.tls
         self._grace_seconds = route.timeout_seconds
         self._closing: set[asyncio.Task[None]] = set()
         self._channel = self._open()
 
     def _open(self) -> grpc.aio.Channel:
-        if self._tls:
-            credentials = grpc.ssl_channel_credentials()
-            return grpc.aio.secure_channel(self._address, credentials, self._options)
-        return grpc.aio.insecure_channel(self._address, self._options)
+        if self._credentials is not None:
+            return self._aio.secure_channel(self._address, self._credentials, self._options)
+        return self._aio.insecure_channel(self._address, self._options)
 
     def reset(self) -> None:
         """Use the connection no more that there is now. Calls in flight go on."""
@@ -118,7 +132,7 @@ class StreamChannel:
         try:
             async for part in call:
                 yield reply(part)
-        except grpc.aio.AioRpcError as error:
+        except self._aio.AioRpcError as error:
             raise _crossed(error) from error
         except DecodeError as error:
             raise EndpointFailed(FailureKind.DAMAGED, "it is no message of the protocol") from error

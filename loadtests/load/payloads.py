@@ -26,12 +26,13 @@ import zipfile
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
 
-from modelport.loadtests.users.signature import RequestSignature, model_shapes
+if TYPE_CHECKING:
+    from modelport.loadtests.users.signature import RequestSignature
 
 Array = npt.NDArray[Any]
 Tensors = Mapping[str, Array]
@@ -202,7 +203,7 @@ def _read_perf_analyzer(
         inputs = {spec.name: spec.datatype for spec in signature.inputs}
         outputs = {name: output.datatype for name, output in signature.outputs.items()}
         size = batch_size if signature.max_batch_size else 0
-        reshape = model_shapes(signature)
+        reshape = signature.model_shapes
         dims = {
             spec.name: [-1 if isinstance(dim, str) else dim for dim in spec.dims]
             for spec in signature.inputs
@@ -302,7 +303,7 @@ def _read_oip(documents: Sequence[Any], signature: RequestSignature | None) -> P
             expected.append(_oip_tensors(answers))
     if expected and len(expected) != len(requests):
         raise BadPayload("some requests have outputs with data, and some have none")
-    shapes = model_shapes(signature) if signature else {}
+    shapes = signature.model_shapes if signature else {}
     return Payloads(_some(tuple(requests)), datatypes, tuple(expected) or None, shapes)
 
 
@@ -351,7 +352,7 @@ def _read_npz(path: Path, signature: RequestSignature | None, batch_size: int) -
         _some(cut(wanted)),
         known,
         cut(outputs) if outputs else None,
-        model_shapes(signature),
+        signature.model_shapes,
         batch_size=batch_size if signature.max_batch_size else 0,
         labels=tuple(one[LABELS] for one in cut(labels)) if labels else None,
     )

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 import numpy as np
 
 from modelport.loadtests.load.payloads import DTYPES, Array, BadPayload, Payloads
-from modelport.loadtests.users.signature import InputTensor, RequestSignature, model_shapes
+from modelport.loadtests.users.signature import InputTensor, RequestSignature
 
 #: Number of requests in one run, sent in turn.
 DEFAULT_COUNT = 32
@@ -45,7 +45,7 @@ def draw(
     return Payloads(
         tuple(requests),
         {spec.name: spec.datatype for spec in signature.inputs},
-        reshape=model_shapes(signature),
+        reshape=signature.model_shapes,
         batch_size=batch_size if limit else 0,
     )
 

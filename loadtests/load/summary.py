@@ -4,12 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import numpy as np
 import numpy.typing as npt
-from hdrh.histogram import HdrHistogram
 
 from modelport.loadtests.load.samples import LoadProfile, LoadRun, Outcome, Samples
+
+if TYPE_CHECKING:
+    from hdrh.histogram import HdrHistogram
 
 #: Range in microseconds: one, and an hour, which is longer than any time-out.
 LOWEST, HIGHEST = 1, 3_600_000_000
@@ -64,9 +67,15 @@ class Summary:
         return self.bad / self.requests if self.requests else 1.0
 
 
+def _empty() -> HdrHistogram:
+    from hdrh.histogram import HdrHistogram  # lazy: the extra `load` brings it
+
+    return HdrHistogram(LOWEST, HIGHEST, SIGNIFICANT_FIGURES)
+
+
 def histogram(seconds: npt.NDArray[np.float64]) -> HdrHistogram:
     """An HDR histogram in microseconds; ``HdrHistogram.add`` merges those of several runs."""
-    made = HdrHistogram(LOWEST, HIGHEST, SIGNIFICANT_FIGURES)
+    made = _empty()
     micros = np.clip(np.rint(seconds * 1e6), LOWEST, HIGHEST).astype(np.int64)
     values, counts = np.unique(micros, return_counts=True)
     for value, count in zip(values.tolist(), counts.tolist(), strict=True):
@@ -76,7 +85,7 @@ def histogram(seconds: npt.NDArray[np.float64]) -> HdrHistogram:
 
 def merged(histograms: Iterable[HdrHistogram]) -> HdrHistogram:
     """One histogram of the answers of all runs."""
-    whole = HdrHistogram(LOWEST, HIGHEST, SIGNIFICANT_FIGURES)
+    whole = _empty()
     for one in histograms:
         whole.add(one)
     return whole

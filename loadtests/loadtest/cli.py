@@ -5,10 +5,9 @@ from __future__ import annotations
 import shlex
 import sys
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
-from rich.console import Console
 
 from modelport.gateway.cli.errors import (
     Failure,
@@ -35,8 +34,9 @@ from modelport.loadtests.load.target import (
 )
 from modelport.loadtests.loadtest import objectives
 from modelport.loadtests.loadtest.objectives import Objective
-from modelport.loadtests.loadtest.progress_display import live
-from modelport.loadtests.users import signature
+
+if TYPE_CHECKING:
+    from rich.console import Console
 
 EXIT_MISSED, EXIT_INTERRUPTED = 1, 130
 #: Output files: --json, ...
@@ -155,6 +155,8 @@ def loadtest(target_url: str, **options: Any) -> None:
     an objective is missed; 2 usage; 4 the extra 'load' is not installed; 130 interrupted.
     """
     require_extra("load")
+    from rich.console import Console
+
     target = _target(target_url, options)
     load = _load(options)
     check_writable(options[f"{kind}_file"] for kind in FILES)
@@ -225,6 +227,8 @@ def _measure(
     target: LoadTestTarget, load: LoadProfile, options: dict[str, Any], console: Console
 ) -> LoadRun:
     """Measure; the run may be incomplete."""
+    from modelport.loadtests.loadtest.progress_display import live
+
     data = () if options["data"] is None else (options["data"],)
     _check_readable(options["data"], options["config"])
     try:
@@ -245,6 +249,8 @@ def _measure(
 
 def _check_readable(data: Path | None, config: Path | None) -> None:
     """Check the files before the load; content that needs the signature is checked later."""
+    from modelport.loadtests.users import signature
+
     try:
         told = None if config is None else signature.read_file(config)
     except signature.SignatureUnknown as error:

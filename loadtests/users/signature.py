@@ -70,6 +70,11 @@ class RequestSignature:
     #: Shortest and longest size by axis; None: unbounded.
     axes: Mapping[str, tuple[int, int | None]] = field(default_factory=dict)
 
+    @property
+    def model_shapes(self) -> dict[str, tuple[int, ...]]:
+        """The model's own shape behind the batch, of inputs whose shape differs from the wire's."""
+        return {spec.name: spec.reshape for spec in self.inputs if spec.reshape is not None}
+
 
 def read_file(path: Path) -> RequestSignature:
     """Read the signature in a ``config.pbtxt``.
@@ -239,8 +244,3 @@ def _of_tensorflow(document: Any) -> RequestSignature:
         for name, spec in definition["outputs"].items()
     }
     return RequestSignature(inputs, outputs, 1, axes)
-
-
-def model_shapes(signature: RequestSignature) -> dict[str, tuple[int, ...]]:
-    """The model's own shape behind the batch, of inputs whose shape differs from the wire's."""
-    return {spec.name: spec.reshape for spec in signature.inputs if spec.reshape is not None}

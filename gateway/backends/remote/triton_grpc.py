@@ -29,6 +29,7 @@ from modelport.gateway.repository.routes_file import ModelRoute
 from modelport.gateway.types import NUMPY_DTYPES, Array, Datatype, Deadline, InferRequest, Parameter
 from modelport.gateway.upstream import EndpointFailed, FailureKind, grpc, public
 from modelport.gateway.upstream.grpc import MAX_MESSAGE_BYTES, UnaryMethod
+from modelport.gateway.upstream.grpc_stream import StreamChannel
 from modelport.gateway.wire import protobuf, raw_tensors, tensor_contents
 from modelport.gateway.wire.proto import grpc_service_pb2 as pb
 from modelport.gateway.wire.raw_tensors import Buffer
@@ -61,7 +62,7 @@ class TritonGrpcClient:
     def __init__(self, route: ModelRoute, model: str) -> None:
         self._model = model
         self._route = route
-        self._streams: dict[str, Any] = {}  # StreamChannel
+        self._streams: dict[str, StreamChannel] = {}
         self._channels = {address: grpc.GrpcChannel(address, route) for address in route.endpoints}
         self._calls: dict[tuple[str, str], UnaryMethod] = {
             (address, method): channel.method(_SERVICE + method)
@@ -109,8 +110,6 @@ class TritonGrpcClient:
             self._outputs[name] = output.SerializeToString()
         self._all = b"".join(self._outputs.values())
         if agreement.decoupled:
-            from modelport.gateway.upstream.grpc_stream import StreamChannel
-
             self._streams = {a: StreamChannel(a, self._route) for a in self._route.endpoints}
 
     async def infer(self, address: str, request: InferRequest, limit: Deadline) -> RemoteResponse:
