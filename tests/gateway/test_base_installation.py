@@ -10,8 +10,6 @@ import tomllib
 from importlib import metadata
 from pathlib import Path
 
-import pytest
-
 from tests import models
 
 ROOT = Path(__file__).parents[2]
@@ -105,52 +103,70 @@ print(json.dumps(missing))
     assert json.loads(done.stdout).keys() == GATED.keys(), done.stdout
 
 
-@pytest.mark.parametrize(
-    ("extra", "statement"),
-    [
-        ("images", "from modelport.gateway.inference import images; images._pillow()"),
+#: What needs an extra, by extra.
+NEEDS = [
+    ("images", "from modelport.gateway.inference import images; images._pillow()"),
+    (
+        "grpc",
+        "from modelport.gateway.repository.routes_file import ModelRoute\n"
+        "from modelport.gateway.upstream.grpc_stream import StreamChannel\n"
+        "StreamChannel('127.0.0.1:1', ModelRoute('triton'))",
+    ),
+    *(
+        (extra, f"from modelport.gateway import backends; backends.find({name!r})")
+        for name, extra in (
+            ("pytorch", "torch"),
+            ("tensorflow", "tensorflow"),
+            ("tflite", "litert"),
+        )
+    ),
+    *(
         (
-            "grpc",
-            "from modelport.gateway.repository.routes_file import ModelRoute\n"
-            "from modelport.gateway.upstream.grpc_stream import StreamChannel\n"
-            "StreamChannel('127.0.0.1:1', ModelRoute('triton'))",
-        ),
-        *(
-            (extra, f"from modelport.gateway import backends; backends.find({name!r})")
-            for name, extra in (
-                *(("pytorch", "torch"), ("tensorflow", "tensorflow"), ("tflite", "litert")),
-            )
-        ),
-        *(
-            (
-                extra,
-                "from modelport.gateway.repository.storage import location, objects\n"
-                f"objects._connect(location.parse({url!r}))",
-            )
-            for extra, url in (
-                *(("s3", "s3://one/b"), ("gcs", "gs://one/b"), ("azure", "az://one/b")),
-            )
-        ),
-        *(
-            (extra, f"from modelport.cli import main; sys.argv = {command.split()}; main()")
-            for extra, command in (
-                ("load", "modelport loadtest localhost:1 --model x"),
-                ("load", "modelport gate a b --slo p99=1s"),
-                ("load", "modelport compare net.pt"),
-                ("torch", "modelport demo"),
-                ("torch", "modelport export net.pt --format onnx --model net"),
-                ("torch", "modelport sample net.pt --model net --output requests.json"),
-            )
-        ),
-    ],
-)
-def test_what_needs_an_extra_says_which_one_in_one_line(
-    tmp_path: Path, extra: str, statement: str
-) -> None:
+            extra,
+            "from modelport.gateway.repository.storage import location, objects\n"
+            f"objects._connect(location.parse({url!r}))",
+        )
+        for extra, url in (("s3", "s3://one/b"), ("gcs", "gs://one/b"), ("azure", "az://one/b"))
+    ),
+    *(
+        (extra, f"from modelport.cli import main; sys.argv = {command.split()}; main()")
+        for extra, command in (
+            ("load", "modelport loadtest localhost:1 --model x"),
+            ("load", "modelport gate a b --slo p99=1s"),
+            ("load", "modelport compare net.pt"),
+            ("torch", "modelport demo"),
+            ("torch", "modelport export net.pt --format onnx --model net"),
+            ("torch", "modelport sample net.pt --model net --output requests.json"),
+        )
+    ),
+]
+
+
+def test_what_needs_an_extra_says_which_one_in_one_line(tmp_path: Path) -> None:
     (tmp_path / "net.pt").touch()
-    done = run(f"import os; os.chdir({str(tmp_path)!r})\n{statement}")
-    last = done.stderr.strip().splitlines()[-1]
-    assert f"pip install 'modelport[{extra}]'" in last, done.stderr
+    done = run(
+        """
+import contextlib, io, json, os
+os.chdir(sys.argv[1])
+told = []
+for _, statement in json.loads(sys.argv[2]):
+    with contextlib.redirect_stderr(io.StringIO()) as printed:
+        try:
+            exec(statement)
+        except SystemExit as error:
+            told.append(printed.getvalue())
+        except Exception as error:
+            told.append(str(error))
+print(json.dumps(told))
+""",
+        str(tmp_path),
+        json.dumps(NEEDS),
+    )
+    assert done.returncode == 0, done.stderr
+    told = json.loads(done.stdout.splitlines()[-1])  # after log lines
+    for (extra, statement), text in zip(NEEDS, told, strict=True):
+        [line] = text.strip().splitlines()
+        assert f"pip install 'modelport[{extra}]'" in line, (statement, text)
 
 
 def test_a_model_with_images_is_served_without_pillow_and_its_images_are_refused(
