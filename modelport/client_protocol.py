@@ -115,33 +115,41 @@ class HttpTransport:
         return _parsed(status, answer) if answer or status != 200 else None
 
     async def live(self) -> bool:
+        """Ask whether the server is live."""
         return (await self._ask("GET", "/health/live"))[0] == 200
 
     async def ready(self, model: str, version: str) -> bool:
+        """Ask whether the model is ready; without a model, whether the server is."""
         path = f"{_path(model, version)}/ready" if model else "/health/ready"
         return (await self._ask("GET", path))[0] == 200
 
     async def index(self) -> list[dict[str, Any]]:
+        """List the models of the repository with their states."""
         rows: list[dict[str, Any]] = await self._document("POST", "/repository/index", {})
         return rows
 
     async def metadata(self, model: str, version: str) -> dict[str, Any]:
+        """Get the versions, inputs and outputs of a model."""
         document: dict[str, Any] = await self._document("GET", _path(model, version))
         return document
 
     async def config(self, model: str, version: str) -> dict[str, Any]:
+        """Get the configuration of a model."""
         document: dict[str, Any] = await self._document("GET", f"{_path(model, version)}/config")
         return document
 
     async def load(self, model: str, config: str) -> None:
+        """Load a model; ``config``, JSON, replaces its configuration unless it is empty."""
         document = {"parameters": {"config": config}} if config else {}
         await self._document("POST", f"/repository{_path(model)}/load", document)
 
     async def unload(self, model: str, dependents: bool) -> None:
+        """Unload a model, and with ``dependents`` the models of an ensemble's steps."""
         document = {"parameters": {"unload_dependents": dependents}}
         await self._document("POST", f"/repository{_path(model)}/unload", document)
 
     async def infer(self, request: ClientRequest) -> dict[str, tuple[Datatype, Array]]:
+        """Send an inference request, and return the outputs by name."""
         head, blobs = _json_request(request)
         headers = {"Content-Type": "application/octet-stream", HEADER_LENGTH: str(len(head))}
         path = f"{_path(request.model, request.version)}/infer"
@@ -153,6 +161,7 @@ class HttpTransport:
             return _json_outputs(document["outputs"], memoryview(answer)[length:])
 
     async def close(self) -> None:
+        """Close the connections."""
         await self._session.close()
 
 
@@ -241,43 +250,52 @@ class GrpcTransport:
             return getattr(pb, f"{method}Response").FromString(content)
 
     async def live(self) -> bool:
+        """Ask whether the server is live."""
         return bool((await self._ask("ServerLive", pb.ServerLiveRequest())).live)
 
     async def ready(self, model: str, version: str) -> bool:
+        """Ask whether the model is ready; without a model, whether the server is."""
         if not model:
             return bool((await self._ask("ServerReady", pb.ServerReadyRequest())).ready)
         request = pb.ModelReadyRequest(name=model, version=version)
         return bool((await self._ask("ModelReady", request)).ready)
 
     async def index(self) -> list[dict[str, Any]]:
+        """List the models of the repository with their states."""
         reply = await self._ask("RepositoryIndex", pb.RepositoryIndexRequest())
         return [_document(row) for row in reply.models]
 
     async def metadata(self, model: str, version: str) -> dict[str, Any]:
+        """Get the versions, inputs and outputs of a model."""
         request = pb.ModelMetadataRequest(name=model, version=version)
         return _document(await self._ask("ModelMetadata", request))
 
     async def config(self, model: str, version: str) -> dict[str, Any]:
+        """Get the configuration of a model."""
         request = pb.ModelConfigRequest(name=model, version=version)
         return _document((await self._ask("ModelConfig", request)).config)
 
     async def load(self, model: str, config: str) -> None:
+        """Load a model; ``config``, JSON, replaces its configuration unless it is empty."""
         request = pb.RepositoryModelLoadRequest(model_name=model)
         if config:
             request.parameters["config"].string_param = config
         await self._ask("RepositoryModelLoad", request)
 
     async def unload(self, model: str, dependents: bool) -> None:
+        """Unload a model, and with ``dependents`` the models of an ensemble's steps."""
         request = pb.RepositoryModelUnloadRequest(model_name=model)
         request.parameters["unload_dependents"].bool_param = dependents
         await self._ask("RepositoryModelUnload", request)
 
     async def infer(self, request: ClientRequest) -> dict[str, tuple[Datatype, Array]]:
+        """Send an inference request, and return the outputs by name."""
         reply = await self._ask("ModelInfer", _message(request))
         with valid_answer():
             return _message_outputs(reply)
 
     async def close(self) -> None:
+        """Close the connections."""
         await self._channel.close()
 
 

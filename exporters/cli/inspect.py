@@ -55,7 +55,7 @@ def _print(found: Inspection) -> None:
     tensors = [("input", t) for t in found.inputs] + [("output", t) for t in found.outputs]
     print_table(("", "name", "datatype", "shape"), [(kind, *_cells(t)) for kind, t in tensors])
     if found.operators is not None:
-        counts = [(name, f"{count:,}") for name, count in found.operators.items()]
+        counts = [(printable(name), f"{count:,}") for name, count in found.operators.items()]
         print_table(("operator", "count"), counts)
 
 
@@ -118,4 +118,4 @@ def _certificate(content: Any) -> dict[str, str]:
 
 def _cells(tensor: TensorInfo) -> tuple[str, str, str]:
     shape = "?" if tensor.shape is None else f"[{', '.join(map(str, tensor.shape))}]"
-    return tensor.name, tensor.datatype or "?", shape
+    return printable(tensor.name), tensor.datatype or "?", shape
