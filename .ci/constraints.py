@@ -19,8 +19,9 @@ ROOT = Path(__file__).resolve().parents[1]
 CONSTRAINTS = ROOT / "constraints.txt"
 #: What builds and installs the project itself.
 TOOLS = ("pip", "setuptools")
-#: Extras without wheels for a Python.
-UNAVAILABLE = {"3.14": {"tensorflow"}}
+#: Extras without wheels for a Python. ``all`` leaves TensorFlow out by a marker, but pip evaluates
+#: markers for the Python that runs it; the other extras are all of ``all``.
+UNAVAILABLE = {"3.14": {"tensorflow", "all"}}
 
 HEADER = """\
 # Exact versions for every extra: pip install --constraint constraints.txt ".[torch]"
