@@ -76,6 +76,7 @@ def test_every_error_that_troubleshooting_explains_is_one() -> None:
 def source_files() -> Iterator[Path]:
     for package in generate.PACKAGES:
         yield from generate.sources(package)
+    yield from (ROOT / "modelport").glob("*.py")
 
 
 def test_every_field_of_the_configuration_page_is_tritons() -> None:
