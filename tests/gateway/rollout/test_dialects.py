@@ -15,9 +15,9 @@ from modelport.gateway.rollout.plan import ROUTE_KEY, AssignmentKind
 from modelport.gateway.rollout.request_routing import HEADER
 from modelport.gateway.types import Datatype, Tensor
 from modelport.gateway.wire import tensor_proto
+from modelport.gateway.wire.proto import grpc_service_pb2 as oip_pb2
 from modelport.gateway.wire.proto import serving_pb2
 from modelport.gateway.wire.proto import torchserve_inference_pb2 as torchserve_pb2
-from modelport.gateway.wire.triton_messages import service_pb2 as oip_pb2
 from tests.gateway.rollout.gateway import RolloutGateway, repository, serving
 
 X = [[1.0, 2.0, 3.0, 4.0]]
