@@ -246,6 +246,7 @@ class Client:
             config: JSON that replaces the repository's configuration; empty: that one.
 
         Raises:
+            NotFound: the server's repository has no such model.
             InvalidArgument: the model does not load; the message tells why.
         """
         self._loop.run(self._client.load(model, config=config))
